@@ -12,7 +12,7 @@ EDITABLE := --config-settings editable_mode=compat --editable
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help gains sized hazards alarms exactness demo test test-all fuzz lint types conformance conformance-coreai conformance-mac equivalence bench bench-decode bench-large placement latency citations residency \
+.PHONY: help gains sized hazards alarms exactness demo test test-all fuzz lint types conformance conformance-coreai round-trips-coreai conformance-mac equivalence bench bench-decode bench-large placement latency citations residency \
 	matrix matrix-real caches notebooks gallery docs dist clean
 
 help:  ## show this list
@@ -49,6 +49,9 @@ conformance: $(READY)  ## coremltools' own tests on the interpreter, with the nu
 conformance-coreai: $(READY)  ## the same tests and random programs on Apple's Core AI runtime: docs/core-ai-agreement.md
 	rm -rf build/conformance-coreai
 	$(BIN)/python tests/conformance/core_ai_judge.py --page docs/core-ai-agreement.md $(OPTIONS)
+
+round-trips-coreai: $(READY)  ## published, example and random-weight models to Core AI and back. OPTIONS="bert --architectures 9"
+	$(BIN)/python tests/conformance/core_ai_whole_models.py $(OPTIONS)
 
 conformance-mac: $(READY)  ## on a Mac: Core ML beside the interpreter, the largest difference for each op
 	$(BIN)/python tests/conformance/coreml_difference.py $(OPTIONS)

@@ -16,26 +16,20 @@ from typing import Any, Literal, TypeAlias
 RENDERERS = tuple(
     f"anesurgery.show.{name}"
     for name in (
+        "reports",
         "surgeries",
-        "plans",
-        "builds",
         "terminal",
         "page",
-        "chunk_table",
-        "weight_costs",
-        "size_table",
-        "folder_table",
+        "chains",
         "compressions",
-        "compression_page",
         "certificates",
         "certificate_page",
-        "modules",
     )
 )
 """The modules that register renderers."""
 
-Form: TypeAlias = Literal["text", "details", "html", "json", "page", "plot"]
-"""A terminal's text, a notebook cell, plain data, a file of its own, a picture."""
+Form: TypeAlias = Literal["rich", "text", "details", "html", "json", "page", "plot"]
+"""What rich prints, the same as text, in full, a notebook cell, plain data, a file of its own, a picture."""
 
 _DRAWN: dict[tuple[str, Form], Callable[..., Any]] = {}
 
@@ -111,6 +105,9 @@ class Drawn:
 
     def __str__(self) -> str:
         return str(drawn(self, "text"))
+
+    def __rich__(self) -> Any:
+        return drawn(self, "rich")
 
     def _repr_html_(self) -> str:
         return str(drawn(self, "html"))

@@ -1,7 +1,11 @@
 """The numbers of fp16 (binary16 of IEEE 754), and where sums of products end on the engine."""
 
+import math
+
 LARGEST = 65504.0
 """The largest number: (2 - 2^-10) * 2^15. Beyond it a value is infinite."""
+LARGEST_EXPONENT = math.log(LARGEST)
+"""From here on, 11.09, an exponential is infinite."""
 NORMAL = 2.0**-14
 """The least normal number, 6.1e-5: below it digits are lost, and units may give 0."""
 LEAST = 2.0**-24

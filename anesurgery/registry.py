@@ -50,6 +50,12 @@ def converter_of(model: Any) -> Callable[..., Any] | None:
     return importlib.import_module("anesurgery.frontend.modules").convert_module
 
 
+def pipeline_with(name: str) -> Any:
+    """The default pipeline of coremltools with a pass at its end, for `ct.convert(pass_pipeline=...)`."""
+    host = importlib.import_module("anesurgery.rewriting.host")
+    return host.pass_pipeline([make_pass(name)])
+
+
 def reader_of(path: Path) -> Callable[[Path], Any] | None:
     """What reads a model of another format into an ML Program; None where the path is not of one."""
     module = FORMATS.get(path.suffix.lower())

@@ -114,9 +114,9 @@ class Surgery(Report):
         """The inspections before and after on the target; None where no target was named."""
         if self.target is None:
             return None
-        aim = Target.parse(self.target)
-        before, after = self.original.advised_as_given(aim), self.subject.advised(aim)
-        return Inspection.of_parts(before, aim), Inspection.of_parts(after, aim)
+        chip = Target.parse(self.target)
+        before, after = self.original.advised_as_given(chip), self.subject.advised(chip)
+        return Inspection.of_parts(before, chip), Inspection.of_parts(after, chip)
 
     @property
     def summary(self) -> str:
@@ -249,12 +249,12 @@ def apply(
             compares whole models in the arithmetic as stored (fp16); "both", as
             `compare(prove=True)` does too; or None.
         require: the grade that every edit must reach: "checked", "exhaustive", "proved" or "bits".
-        compressed: "keep" refuses edits that compute with the values of compressed weights, "decode" stores
-            plain numbers, "reencode" encodes them in the form they had; the notes state the error.
+        compressed: if edits compute with compressed weights: "keep" (refuse), "decode" or "reencode" them.
+            Decoded weights are plain numbers, others have the form they had; the notes state the error.
         inputs: arrays by input name, for comparing whole models and for choosing repairs; random by default. A
             list serves passes that calibrate, and its first element is compared.
-        gate: the least PSNR in dB of the outputs on `inputs`, against fp32. If they end below it, the first
-            line of the report says so.
+        gate: the least PSNR in dB of the final outputs on `inputs`, against fp32. If they end below it, the
+            first line of the report says so.
         quiet: no progress bar (it vanishes by itself when the output is not a terminal).
         seed: of all random numbers.
 
@@ -596,8 +596,8 @@ def _wished(passes: Any, target: str | None) -> tuple[Recipe | None, Wish]:
     if recipe is None:
         steps = tuple(in_order(tuple(steps_of(passes))))
         return None, Wish(", ".join(step.name for step in steps), steps, frozenset(s.name for s in steps))
-    aimed = recipe.aimed_at(target)
-    return recipe, Wish(recipe.name, aimed.steps, recipe.chosen, recipe.repairs, recipe.exact)
+    suited = recipe.for_target(target)
+    return recipe, Wish(recipe.name, suited.steps, recipe.chosen, recipe.repairs, recipe.exact)
 
 
 def _named(passes: Any) -> frozenset[str]:
@@ -676,16 +676,16 @@ class Recipe:
         chosen = self.chosen | {step.name for step in steps if step not in self.steps} | asked
         return dataclasses.replace(self, steps=tuple(steps), chosen=chosen, repairs=tuple(repairs))
 
-    def aimed_at(self, target: str | None) -> Recipe:
+    def for_target(self, target: str | None) -> Recipe:
         """The recipe for a target: steps with their default options take those that suit it, or go.
 
         Args:
             target: chip and OS; what suits every chip by default.
         """
-        aim = Target.parse(target)
+        chip = Target.parse(target)
         fixed = [step.name in self.chosen or str(step) != step.name for step in self.steps]
         pairs = zip(self.steps, fixed, strict=True)
-        steps = [s for step, stays in pairs for s in ((step,) if stays else step.variants(aim))]
+        steps = [s for step, stays in pairs for s in ((step,) if stays else step.variants(chip))]
         return dataclasses.replace(self, steps=tuple(steps))
 
     def _with_option(self, steps: list[Pass], key: str, value: Any) -> list[Pass]:
@@ -727,7 +727,7 @@ class Recipe:
         Its `report` lists the edits, the refusals, and what callers must change.
         `report.save_artifacts(package)` writes arrays that left the model beside its package.
         """
-        return pass_pipeline(self.with_options(**options).aimed_at(target).steps, base)
+        return pass_pipeline(self.with_options(**options).for_target(target).steps, base)
 
     def __str__(self) -> str:
         lines = [f"{self.name}:", *(f"  {i}. {s}" for i, s in enumerate(self.steps, 1))]

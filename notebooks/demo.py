@@ -38,7 +38,7 @@ def main() -> None:
     BUILD.mkdir(parents=True, exist_ok=True)
     before = ane.example("gpt2", BUILD / "gpt2.mlpackage", overwrite=True)
     console = PlainConsole(width=WIDTH, record=True)
-    console.print(terminal.short_group(ane.inspect(before, target=TARGET), repair), "", crop=False)
+    console.print(terminal.short_report(ane.inspect(before, target=TARGET), repair), "", crop=False)
     surgery = ane.apply(before, "gpt2_ane", target=TARGET, prove="both")
     after = surgery.save(BUILD / "gpt2_ane.mlpackage", overwrite=True)
     console.print(surgeries.short_surgery(surgery, repair), crop=False)

@@ -73,7 +73,7 @@ class ApplyRemedies(Searching):
     keep_interface: bool = False
     """Leave out passes that change an input or output on purpose."""
 
-    def aim(self, session: Session) -> an.Target:
+    def judged_on(self, session: Session) -> an.Target:
         """Its own target, else that of the surgery."""
         return an.Target.parse(self.target or session.target, self.compute_units)
 

@@ -21,7 +21,10 @@ After::
 The mask is read by what it does and not by how it is written (`select`, additive, multiply and add, boolean,
 built at run time from ranges and comparisons, tensor or operand of fused attention): whatever stands between
 the scores and the softmax is evaluated. A condition on an input (padding) is split off, made a term of its own
-small shape, and combined with the causal part once for all layers; other terms are added as they were.
+small shape, and combined with the causal part once for all layers; other terms are added as they were. If such
+a term follows an op that replaces scores (`select`), the scores are multiplied by 0 or 1 first, so that none
+shows through a large term.
+
 `as_input=True` makes the mask an input of the model. The tensor has the element type of the scores: fp16 in an
 fp16 program; scores that are made fp32 only for the softmax are masked before that.
 
@@ -29,8 +32,8 @@ Rows that keep something give what they gave, since exp(fill) is 0. Rows that ke
 finite weights: those of the scores without a mask.
 
 Refuses when an element is neither kept as it is nor masked (a bias), when a position sees one ahead of it,
-when a row keeps nothing at conversion, when the number of positions is symbolic, or when what depends on an
-input is not a conjunction.
+when a row keeps nothing at conversion, when the number of positions is symbolic, when what depends on an
+input is not a conjunction, or when it replaces scores before another term is added.
 
 Why it helps: `band_part`, run-time ranges and int32 comparisons never run on the ANE (measured: M4, macOS 27),
 an fp32 mask sends the scores to the CPU (reported: M1 Max, macOS 13), and its softmax does not handle -inf
@@ -87,12 +90,16 @@ class CausalMaskTensor(Rewrite):
         parts = masks.take_apart(chain)
         if isinstance(parts, Refusal):
             return Refusal(parts.reason, m.root)
-        if parts.keep.all() or self.is_normal(chain, parts):
+        clears = bool(parts.free) and not masks.is_sum(chain)
+        if parts.keep.all() or self.is_normal(chain, parts, clears):
             return an.NO_MATCH
+        if clears and parts.conditions:
+            (condition, _), term = parts.conditions[0], parts.free[0]
+            return Refusal(f"%{term.name} is added after %{condition.name} has replaced scores", m.root)
         if (refusal := masks.against_causal(parts.keep)) is not None:
             return Refusal(refusal.reason, m.root)
         limits = an.intervals.score_limits(m.root, chain.scores, an.intervals.masked_up_to(self.fill))
-        return m.bind(scores=chain.scores, chain=chain, parts=parts, limits=limits)
+        return m.bind(scores=chain.scores, chain=chain, parts=parts, clears=clears, limits=limits)
 
     def is_constant(self, chain: attention.Chain) -> bool:
         """Is the mask a constant as this pass makes it? Found without evaluating anything."""
@@ -108,13 +115,15 @@ class CausalMaskTensor(Rewrite):
         filled = bool((keep | (bits == fill)).all())
         return filled and masks.against_causal(keep) is None and masks.without_copies(keep) is keep
 
-    def is_normal(self, chain: attention.Chain, parts: masks.Parts) -> bool:
-        """Is the mask what `total` makes already?"""
-        adds = ["add"] * (1 + len(parts.biases)) if chain.ops else []
-        total: Var | None = chain.masks[0]
+    def is_normal(self, chain: attention.Chain, parts: masks.Parts, clears: bool) -> bool:
+        """Is the mask what `rewrite` makes already?"""
+        made = ["mul"] * clears + ["add"] * (1 + len(parts.biases)) if chain.ops else []
         dtype = an.np_dtype(chain.scores)
-        if [op.op_type for op in chain.ops] != adds or an.np_dtype(chain.masks[0]) != dtype:
+        if [op.op_type for op in chain.ops] != made or an.np_dtype(chain.masks[0]) != dtype:
             return False
+        if clears and not np.array_equal(an.constant(chain.masks[0]), parts.keep):
+            return False
+        total: Var | None = chain.masks[clears]
         for op_type, n in (("add", len(parts.free)), ("minimum", len(parts.conditions))):
             for _ in range(n):
                 op = an.producer(total, op_type)
@@ -150,7 +159,12 @@ class CausalMaskTensor(Rewrite):
         if root.op_type != "softmax":
             fused = mb.scaled_dot_product_attention(**attention.fused_operands(root), attn_mask=total)
             return float_types.for_readers(mb, root.outputs[0], fused)
-        x = mb.add(x=m.scores, y=total)
+        x = m.scores
+        if m.clears:
+            dtype = an.np_dtype(x)
+            key = ("kept_scores", _digest(parts.keep), parts.keep.shape, dtype.name)
+            x = mb.mul(x=x, y=mb.shared(key, lambda: parts.keep.astype(dtype), "kept_scores"))
+        x = mb.add(x=x, y=total)
         for bias in parts.biases:
             x = mb.add(x=x, y=float_types.as_dtype(mb, bias, an.np_dtype(m.scores)))
         for op in m.chain.tail:
@@ -160,7 +174,7 @@ class CausalMaskTensor(Rewrite):
     def total(self, mb: Builder, m: Match) -> Var:
         """The causal mask, and what stands for the conditions, and further terms: once for all layers."""
         dtype, parts = an.np_dtype(m.scores), m.parts
-        digest = hashlib.blake2b(np.packbits(parts.keep).tobytes(), digest_size=4).hexdigest()
+        digest = _digest(parts.keep)
         key = ("causal_mask", digest, parts.keep.shape, dtype.name, self.fill, self.as_input)
         if self.as_input:
             entry = self.input_mask(mb, m, digest)
@@ -203,6 +217,11 @@ class CausalMaskTensor(Rewrite):
         words = f"give {name} ({shape}, {held}): 0 where a position may look, {self.fill:g} elsewhere"
         change = an.InterfaceChange(words, (name,), inputs=lambda values: {**values, name: array})
         return mb.add_input(keep.shape, an.types.numpy_type_to_builtin_type(held.type), change)
+
+
+def _digest(keep: an.Array) -> str:
+    """A short name of what a mask keeps."""
+    return hashlib.blake2b(np.packbits(keep).tobytes(), digest_size=4).hexdigest()
 
 
 @an.example((1, 1, 3, 2), (1, 1, 3, 2))

@@ -17,35 +17,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Var, mb
+from anesurgery.numeric import products
+from anesurgery.rewriting.repairs import Repair
 
 
 @dataclass(frozen=True)
-class ClipProduct(Rewrite):
+class ClipProduct(Repair):
     """`quantize(a * dequantize(b))` becomes `quantize(clip(a * dequantize(b)))`."""
 
     name = "clip_product"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """A product that is quantized."""
-        return op.quantize(input=op.mul(x=var("x"), y=var("y"), as_="product"))
-
-    def check(self, m: Match) -> Match | Refusal:
-        """One of whose factors was quantized, by one scale."""
-        if not any(an.producer(v, "dequantize") for v in (m.x, m.y)):
-            return an.NO_MATCH
-        scale, point = an.number(m.root.scale), m.root.inputs.get("zero_point")
-        zero = 0.0 if point is None else an.number(point)
-        if scale is None or zero is None:
-            return Refusal("the product is quantized by a scale for each channel", m.root)
-        codes = np.iinfo(an.np_dtype(m.root.outputs[0]))
-        return m.bind(ends=tuple((code - zero) * scale for code in (codes.min, codes.max)))
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Clip the product, and make its codes."""
-        inputs = an.op_inputs(m.root, "input")
-        product = mb.mul(x=m.x, y=m.y)
-        return mb.quantize(input=mb.clip(x=product, alpha=m.ends[0], beta=m.ends[1]), **inputs)
+    hazard = products.QUANTIZED
+    tolerates_nonfinite = True
 
 
 @an.example((2, 8), (2, 8), dtype="fp16", opset="iOS17")

@@ -23,8 +23,9 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Var, mb
-from anesurgery.regions.root_norms import RootNorm
-from anesurgery.rewriting.scaled_squares import NormForm
+from anesurgery.numeric import squares
+from anesurgery.numeric.forms import Form
+from anesurgery.rewriting.norm_forms import NormForm
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,13 @@ class GroupNorm(NormForm):
     """`(x - mean(x)) / sqrt(variance(x) + epsilon)` of numbers whose squares fp16 holds."""
 
     name = "group_norm"
-    centred = True
+    hazard = squares.GROUP_NORM
     tolerance = an.Tolerance(1e-4)
     """Where the mean is much larger than what is left, its rounding is that much of the old form's result."""
 
-    def layer_norm(self, mb: Builder, norm: RootNorm) -> Var:
+    def layer_norm(self, mb: Builder, norm: Form) -> Var:
         """Over the same axes."""
-        return mb.layer_norm(x=norm.x, axes=list(norm.axes), epsilon=an.np_dtype(norm.x).type(norm.epsilon))
+        return mb.layer_norm(x=norm.source, axes=list(norm.axes), epsilon=np.float16(norm.epsilon))
 
 
 @an.example((1, 2, 8), dtype="fp16", opset="iOS17")

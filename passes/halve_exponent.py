@@ -41,9 +41,6 @@ from anesurgery.authoring import Builder, Match, Operation, Refusal, Rewrite, Va
 from anesurgery.semantics import bounds
 from anesurgery.semantics.intervals import interval
 
-OVERFLOWS = math.log(an.fp16.LARGEST)
-"""Where an exponential leaves fp16: 11.09."""
-
 
 @dataclass(frozen=True)
 class HalveExponent(Rewrite):
@@ -68,7 +65,7 @@ class HalveExponent(Rewrite):
         halved = an.producer(exponential.x, "mul")
         if halved is not None and an.number(halved.y) == 0.5:  # the form that it leaves behind
             return an.NO_MATCH
-        if (high := interval(exponential.x)[1]) <= OVERFLOWS:
+        if (high := interval(exponential.x)[1]) <= an.fp16.LARGEST_EXPONENT:
             return Refusal(f"%{exponential.x.name} is at most {high:g}: nothing overflows", m.root)
         return m.bind(ops=parts.ops, exponent=exponential.x, factor=parts.factor, base=parts.base)
 

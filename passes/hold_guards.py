@@ -20,14 +20,13 @@ Grade: checked: that a factor goes through a root or a logarithm is no identity 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Operation, Refusal, Rewrite, Var, mb
-from anesurgery.regions.root_norms import Quiet
+from anesurgery.numeric import units
 from anesurgery.regions.small_builds import again
 from anesurgery.semantics.intervals import interval
 
@@ -36,6 +35,7 @@ UNSEEN = 2.0**12
 LOUD = 2.0**-4
 """From here on the unit is 1 at the earliest: 6e-8 over the least unit is no subnormal number then."""
 POWERS = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "inverse"}
+DEGREES = {op_type: degree for degree, op_type in POWERS.items()}
 READERS = frozenset({"log", "real_div", "pow", *POWERS.values()})
 """Ops that need a guard."""
 
@@ -80,9 +80,8 @@ class HoldGuards(Rewrite):
         loud = max(LOUD, 2.0 ** math.ceil(math.log2(guarded.least * UNSEEN)))
         size = value if m.positive or guarded.clips else mb.abs(x=value)
         size = mb.clip(x=size, alpha=an.fp16.NORMAL, beta=an.fp16.LARGEST)
-        unit = Quiet(loud, an.fp16.LARGEST).unit(mb, size)
-        floor = an.fp16.NORMAL / loud
-        share = mb.mul(x=mb.real_div(x=floor, y=unit), y=guarded.least / floor)
+        unit = units.Quiet(loud, an.fp16.LARGEST).unit(mb, size)
+        share = units.Units({}, (unit,), an.fp16.NORMAL / loud).power(mb, (1.0,), guarded.least)
         joined = mb.maximum if guarded.clips else mb.add
         return _ended(mb, guarded, joined(x=mb.real_div(x=value, y=unit), y=share), unit)
 
@@ -120,17 +119,14 @@ def _guarded(op: Operation) -> _Guarded | None:
     if tile is not None and _is_broadcast(tile):
         read, top = tile.x, op.x
     guard = an.producer(read, "add", "maximum", "clip")
+    found = an.reading.guard_of(guard)
     if guard is None:
         bare = an.producer(read, "reduce_sum", "reduce_mean", "reduce_sum_square")
         lost = op.op_type == "rsqrt" and bare is not None
         return _Guarded(read, an.fp16.LEAST, ends, clips=True, lost=True) if lost else None
-    if guard.op_type == "clip":
-        value, least, most = guard.x, an.number(guard.alpha), an.number(guard.beta)
-    else:
-        value, least = an.reading.beside_number(guard) or (guard.x, None)
-        most = math.inf
-    if least is None or most is None or not least > an.fp16.LEAST / 2 or value.shape != read.shape:
+    if found is None or not found[1] > an.fp16.LEAST / 2:
         return None
+    value, least, most = found
     ops = (guard,) if tile is None else (tile, guard)
     return _Guarded(value, least, ends, top, guard.op_type != "add", most, False, ops)
 
@@ -156,14 +152,13 @@ def _of_norm(m: Match) -> Match | Refusal:
 
 def _ended(mb: Builder, guarded: _Guarded, inner: Var, unit: Var) -> Var:
     """The op on what is left of a number, and on the unit."""
-    ends: dict[str, Callable[[], Var]] = {
-        "log": lambda: mb.add(x=mb.log(x=inner, epsilon=0.0), y=mb.log(x=unit, epsilon=0.0)),
-        "sqrt": lambda: mb.mul(x=mb.sqrt(x=inner), y=mb.sqrt(x=unit)),
-        "rsqrt": lambda: mb.mul(x=mb.rsqrt(x=inner, epsilon=0.0), y=mb.rsqrt(x=unit, epsilon=0.0)),
-        "inverse": lambda: mb.real_div(x=mb.inverse(x=unit, epsilon=0.0), y=inner),
-        "real_div": lambda: mb.real_div(x=mb.real_div(x=guarded.top, y=unit), y=inner),
-    }
-    return ends[guarded.ends]()
+    if guarded.ends == "real_div":
+        return units.times_power(mb, mb.real_div(x=guarded.top, y=inner), unit, -1)
+    epsilon = {"epsilon": 0.0} if guarded.ends in an.ops.SINGULAR else {}
+    result = getattr(mb, guarded.ends)(x=inner, **epsilon)
+    if guarded.ends == "log":
+        return units.plus_logarithm(mb, result, unit, 1)
+    return units.times_power(mb, result, unit, DEGREES[guarded.ends])
 
 
 @an.example((2, 8), dtype="fp16")

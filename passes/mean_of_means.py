@@ -26,44 +26,22 @@ Grade: proved.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
-from anesurgery.mil import any_symbolic
-
-MANY = 1 << 18
-"""Values, as the rule of `inspect` has it: the means of norms are of fewer."""
+from anesurgery.authoring import Var, mb
+from anesurgery.numeric import means
+from anesurgery.rewriting.repairs import Repair
 
 
 @dataclass(frozen=True)
-class MeanOfMeans(Rewrite):
+class MeanOfMeans(Repair):
     """`mean(x, [a, b])` becomes `mean(mean(x, [b]), [a])`."""
 
     name = "mean_of_means"
-    kinds = frozenset({"reduce_mean"})
+    hazard = means.LONG_MEAN
     static = True
     tolerance = an.REASSOCIATED
-    tolerates_nonfinite = False
-
-    def check(self, m: Match) -> Match | Refusal:
-        """Of many values along several axes that are longer than 1."""
-        axes = sorted(an.reading.axes_of(m.root))
-        sizes = {axis: m.x.shape[axis] for axis in axes}
-        if not an.intervals.is_half(m.x) or any_symbolic(sizes.values()):
-            return an.NO_MATCH
-        if (count := math.prod(sizes.values())) < MANY:
-            return an.NO_MATCH
-        long = [axis for axis, size in sizes.items() if size > 1]
-        if len(long) < 2:
-            return Refusal(f"the {count} values lie along one axis", m.root)
-        return m.bind(axes=axes, first=long[-1])
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The last axis first, then the others."""
-        rows = mb.reduce_mean(x=m.x, axes=[m.first], keep_dims=True)
-        return mb.reduce_mean(x=rows, axes=m.axes, keep_dims=an.flag(m.root, "keep_dims"))
 
 
 @an.example((1, 512, 512), dtype="fp16")

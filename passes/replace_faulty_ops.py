@@ -25,10 +25,11 @@ After::
 | `hard-swish-rank-2`, `hard-swish-mobile-net` | a hard swish of a product of rank 2 | the same at rank 4 |
 | `argmax-narrow` | `reduce_argmax` of fp16 | of the scores cast to fp32 |
 | `conv-uneven-kernel` | a strided `conv` with an uneven kernel | the kernel padded with zeros to odd sides |
-| `conv-transpose-shape` | `conv_transpose` with `output_shape` | the padding written out |
+| `conv-transpose-shape` | `conv_transpose` whose `output_shape` cuts unevenly | the padding written out |
 | `resample-pixels` | `resample` at pixels | the points between -1 and 1 |
 | `depthwise-concat` | a depthwise `conv` of a wide `concat` | the parts convolved, and their concat |
 | `batch-norm-volume` | `batch_norm` of rank 5 | a product and a sum |
+| `int8-zero-point` | weights of int8 with zero point 0 | uint8 with zero point 128, the same numbers |
 
 A softplus or a sum whose values are known to stay below the range that is wrong is left as it is.
 
@@ -52,8 +53,8 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 from anesurgery.facts import window_pads
-from anesurgery.interpret.arithmetic.engine_faults import FAULTS
-from anesurgery.interpret.ops.conv import cuts
+from anesurgery.interpret.arithmetic.engine_faults import FAULTS, decoder_of
+from anesurgery.interpret.ops.conv import transposed_cuts
 from anesurgery.placement.rules.faulty_ops import reached
 from anesurgery.regions import formulas
 
@@ -91,21 +92,10 @@ def _even_kernel(mb: Builder, op: an.Operation) -> Var:
     return mb.conv(**rest, weight=weight, pad_type="custom", pad=ends.ravel().tolist())
 
 
-def _transposed_cuts(op: an.Operation) -> list[tuple[int, int]]:
-    """What a transposed convolution cuts from both ends of its full result, on each axis."""
-    n = op.x.rank - 2
-    strides, dilations = (an.ints(op, name) or [1] * n for name in ("strides", "dilations"))
-    sizes, kernel = op.x.shape[2:], op.weight.shape[2:]
-    full = [(i - 1) * s + (k - 1) * d + 1 for i, s, k, d in zip(sizes, strides, kernel, dilations, strict=True)]
-    kind, pad = str(an.constant(op.inputs.get("pad_type")) or "valid"), an.ints(op, "pad") or None
-    same = [i * s for i, s in zip(sizes, strides, strict=True)]
-    return cuts(kind, pad, full, [int(d) for d in op.outputs[0].shape[2:]], same)
-
-
 def _no_written_padding(op: an.Operation) -> str:
     if an.static_shape(op.x) is None or an.static_shape(op.outputs[0]) is None:
         return f"%{op.x.name} has a symbolic shape"
-    ends = _transposed_cuts(op)
+    ends = transposed_cuts(op)
     if any(n < 0 for pair in ends for n in pair):
         return f"the output is larger than the full result: it would be cut by {ends}"
     return ""
@@ -113,7 +103,7 @@ def _no_written_padding(op: an.Operation) -> str:
 
 def _written_padding(mb: Builder, op: an.Operation) -> Var:
     rest = an.op_inputs(op, "pad", "pad_type", "output_shape")
-    pad = [n for pair in _transposed_cuts(op) for n in pair]
+    pad = [n for pair in transposed_cuts(op) for n in pair]
     return mb.conv_transpose(**rest, pad_type="custom", pad=pad)
 
 
@@ -186,6 +176,22 @@ def _scaled_volume(mb: Builder, op: an.Operation) -> Var:
     kind, shape = an.np_dtype(op.x), (1, -1, *[1] * (op.x.rank - 2))
     scaled = mb.mul(x=op.x, y=scale.reshape(shape).astype(kind))
     return mb.add(x=scaled, y=shift.reshape(shape).astype(kind))
+
+
+def _unsigned_weights(mb: Builder, op: an.Operation) -> Var:
+    """The product with a weight whose data and zero point are 128 higher."""
+    decoder = decoder_of(op, "constexpr_affine_dequantize")
+    assert decoder is not None
+    data, zero = (np.asarray(an.constant(decoder.inputs[name])) for name in ("quantized_data", "zero_point"))
+    moved = {
+        "quantized_data": (data.astype(np.int16) + 128).astype(np.uint8),
+        "zero_point": np.full_like(zero, 128, np.uint8),
+    }
+    rest, old = an.op_inputs(decoder, *moved), decoder.outputs[0]
+    new = mb.shared_value(("unsigned", old), [old], lambda mb: mb.constexpr_affine_dequantize(**rest, **moved))
+    inputs = {n: new if v is old else v for n, v in an.op_inputs(op).items()}
+    made: Var = getattr(mb, op.op_type)(**inputs)
+    return made
 
 
 def _swish_ops(op: an.Operation) -> tuple[an.Operation, list[an.Operation], an.Operation] | None:
@@ -266,6 +272,7 @@ FORMS: dict[str, _Form] = {
     "conv-transpose-shape": _Form(_written_padding, _no_written_padding),
     "resample-pixels": _Form(_normalized_points, _no_normalized_points),
     "depthwise-concat": _Form(_parts, _no_parts),
+    "int8-zero-point": _Form(_unsigned_weights),
     "batch-norm-volume": _Form(_scaled_volume, _no_scaled_volume),
 }
 """Name of a row of the table of faults -> the form that was right."""

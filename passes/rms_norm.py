@@ -24,8 +24,9 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Var, mb
-from anesurgery.regions.root_norms import RootNorm
-from anesurgery.rewriting.scaled_squares import NormForm
+from anesurgery.numeric import squares
+from anesurgery.numeric.forms import Form
+from anesurgery.rewriting.norm_forms import NormForm
 
 
 @dataclass(frozen=True)
@@ -33,19 +34,19 @@ class RmsNorm(NormForm):
     """`x / sqrt(mean(x * x) + epsilon)` of numbers whose squares fp16 holds."""
 
     name = "rms_norm"
-    centred = False
+    hazard = squares.RMS_NORM
     tolerance = an.REASSOCIATED
 
     def check(self, m: Match) -> Match | Refusal:
         """The layer norm of [x, -x] is over one axis."""
         match = super().check(m)
-        if isinstance(match, Match) and self.form == "layer_norm" and len(match.norm.axes) != 1:
-            return Refusal(f"the mean is over the axes {match.norm.axes}, not over one", m.root)
+        if isinstance(match, Match) and self.form == "layer_norm" and len(match.site.axes) != 1:
+            return Refusal(f"the mean is over the axes {match.site.axes}, not over one", m.root)
         return match
 
-    def layer_norm(self, mb: Builder, norm: RootNorm) -> Var:
+    def layer_norm(self, mb: Builder, norm: Form) -> Var:
         """The first half of that of [x, -x], whose mean is 0."""
-        x, axis = norm.x, norm.axes[0]
+        x, axis = norm.source, norm.axes[0]
         kind = an.np_dtype(x).type
         both = mb.concat(values=[x, mb.mul(x=x, y=kind(-1))], axis=axis)
         normed = mb.layer_norm(x=both, axes=[axis], epsilon=kind(norm.epsilon))

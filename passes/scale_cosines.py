@@ -20,46 +20,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, Refusal, Var, mb
-from anesurgery.facts import cosines
-from anesurgery.regions.root_norms import Quiet, guard_of
-from anesurgery.rewriting.scaled_squares import ScaledSquares
+from anesurgery.authoring import Var, mb
+from anesurgery.numeric import squares
+from anesurgery.rewriting.repairs import Repair
 
 
 @dataclass(frozen=True)
-class ScaleCosines(ScaledSquares):
+class ScaleCosines(Repair):
     """`sum(a * b) / (|a| * |b|)` becomes the same of `a / u` and `b / v`."""
 
     name = "scale_cosines"
-    kinds = frozenset({"real_div"})
-
-    def check(self, m: Match) -> Match | Refusal:
-        """By the lengths of both rows, and of numbers whose squares may overflow."""
-        cosine = cosines.cosine(m.root)
-        if cosine is None or not self.applies(m.x, cosine.rows):
-            return an.NO_MATCH
-        most = cosine.reaches(an.intervals.magnitude)
-        if most**2 <= an.fp16.LARGEST:  # the squares of both lengths are multiplied
-            return Refusal(
-                f"the products add up to at most {most:g}, and their square does not overflow", m.root
-            )
-        return m.bind(ops=cosine.ops, cosine=cosine)
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The rows have magnitudes of which fp16 holds the sums of the squares."""
-        axes, keep, floor = list(m.cosine.axes), m.cosine.keep_dims, self.floor(m.cosine.least)
-        quiet, rows, units = Quiet.of(m.cosine.count), [], []
-        for row in m.cosine.rows:
-            unit = quiet.unit(mb, mb.maximum(x=self.largest(mb, [row], axes), y=floor))
-            rows.append(mb.real_div(x=row, y=unit))
-            units.append(unit if keep else mb.squeeze(x=unit, axes=axes))
-        product = mb.reduce_sum(x=mb.mul(x=rows[0], y=rows[1]), axes=axes, keep_dims=keep)
-        squares = [mb.reduce_sum(x=mb.square(x=row), axes=axes, keep_dims=keep) for row in rows]
-        lengths = mb.mul(x=mb.sqrt(x=squares[0]), y=mb.sqrt(x=squares[1]))
-        if m.cosine.least:
-            least = guard_of(mb, m.cosine.least, floor / quiet.least, *units)
-            lengths = mb.maximum(x=lengths, y=least)
-        return mb.real_div(x=product, y=lengths)
+    hazard = squares.COSINE
+    static = True
+    tolerance = an.REASSOCIATED
+    magnitude = an.fp16.LARGEST
 
 
 @an.example((2, 8), (2, 8), dtype="fp16")

@@ -80,7 +80,6 @@ class ScaleRanges(Pass):
         plan.apply()
         plan.drop_copies()
         an.GraphEdits(self, session, function).remove()
-        self.verify(original, program, samples)
         after = ranges(program, samples, chip=self.chip)
         session.refusals += [(self.name, r) for r in plan.refusals]
         left = self.observed(session, function, after).beyond()
@@ -88,6 +87,7 @@ class ScaleRanges(Pass):
             session.refuse(self.name, why, regions[0].seed)
             program.functions[name] = original.functions[name]
             return
+        self.verify(original, program, samples)
         sets = "1 set" if before.samples == 1 else f"{before.samples} sets"
         session.notes.append(
             f"{self.name}: values beyond their limits on {sets} of inputs: {beyond} before, {left} after"

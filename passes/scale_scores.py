@@ -33,64 +33,24 @@ Grade: proved.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
-from anesurgery.facts import attention
-
-SMALL = 0.05
-"""A factor below this is shared by both sides, lest one becomes subnormal; that of a head of 400 is 0.05."""
+from anesurgery.authoring import Var, mb
+from anesurgery.numeric import products
+from anesurgery.rewriting.repairs import Repair
 
 
 @dataclass(frozen=True)
-class ScaleScores(Rewrite):
+class ScaleScores(Repair):
     """`(q @ k) * s` becomes `(q * s) @ k`."""
 
     name = "scale_scores"
-    kinds = frozenset({"mul", "real_div"})
+    hazard = products.SCORES
     static = True
     tolerance = an.Tolerance(1e-3)
-    tolerates_nonfinite = False
-
-    def check(self, m: Match) -> Match | Refusal:
-        """Scores of attention, or other products of two values, in fp16 that a factor makes smaller."""
-        scaled = an.reading.scaled(m.root)
-        product = an.producer(scaled[0], "matmul") if scaled is not None else None
-        if scaled is None or product is None or an.np_dtype(product.x) != np.float16:
-            return an.NO_MATCH
-        if an.is_stored(product.x) or an.is_stored(product.y):
-            return an.NO_MATCH
-        if not 0 < abs(scaled[1]) < 1:
-            return Refusal(
-                f"the scores are multiplied by {scaled[1]:g}, and do not become smaller", m.root, idle=True
-            )
-        most = an.intervals.largest_score(product, an.fp16.CEILING)
-        if most < an.fp16.CEILING:
-            return Refusal(f"the scores are at most {most:g}, below {an.fp16.CEILING:g}", m.root, idle=True)
-        both = attention.attention_of(product) is None and abs(scaled[1]) < SMALL
-        return m.bind(ops=(m.root, product), product=product, scale=scaled[1], both=both)
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Multiply smaller numbers instead."""
-        turned = {name: an.flag(m.product, name) for name in ("transpose_x", "transpose_y")}
-        x, y = (
-            v if factor == 1 else mb.mul(x=v, y=factor)
-            for v, factor in zip((m.product.x, m.product.y), _factors(m), strict=True)
-        )
-        return mb.matmul(x=x, y=y, **{name: v for name, v in turned.items() if v})
-
-
-def _factors(m: Match) -> tuple[float, float]:
-    """What each side is multiplied with: the one that has fewer numbers, or both, one by a power of two."""
-    if m.both:
-        half = 2.0 ** round(math.log2(abs(m.scale)) / 2)
-        return half, m.scale / half
-    fewer = math.prod(m.product.x.shape) <= math.prod(m.product.y.shape)
-    return (m.scale, 1.0) if fewer else (1.0, m.scale)
 
 
 @an.example((1, 4, 16), (1, 32, 16), dtype="fp16")

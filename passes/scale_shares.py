@@ -36,50 +36,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
-
-KEYS = 2048
-"""Half of what was measured to go wrong: fewer may be wrong somewhat less."""
-FACTOR = 64.0
-"""With which a product was 0.06 % off on the engine, and 3.95 % without."""
-
-MOST = 1023.0
-"""The largest of the values: a mean of such numbers, times the factor, is below 65504, rounding included."""
+from anesurgery.authoring import Match, Refusal, Var, mb
+from anesurgery.numeric import products
+from anesurgery.rewriting.repairs import Repair
 
 
 @dataclass(frozen=True)
-class ScaleShares(Rewrite):
+class ScaleShares(Repair):
     """`softmax(s) @ v` becomes `((softmax(s) * 64) @ v) / 64`."""
 
     name = "scale_shares"
+    hazard = products.SHARES
     static = True
     tolerance = an.REASSOCIATED
-    tolerates_nonfinite = False
 
-    def pattern(self, op: Ops) -> OpPattern:
-        """A product whose first side is a softmax."""
-        return op.matmul(x=op.softmax(x=var("scores"), as_="shares"), y=var("v"))
+    MOST = 1023.0
+    """The largest of the values: a mean of such numbers times the factor is below 65504, even when rounded."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """Over many keys, in fp16."""
-        scores = m.scores
-        if not an.intervals.is_half(scores) or an.is_stored(m.v):
-            return an.NO_MATCH
-        turned = an.flag(m.root, "transpose_x")
-        if turned or an.number(m.shares.axis) not in (-1, scores.rank - 1):
-            return Refusal("the softmax is not over the axis that is summed", m.root)
-        if scores.shape[-1] < KEYS:
-            return Refusal(f"{scores.shape[-1]} keys, below {KEYS}", m.root)
-        return m.bind(limits={m.v: MOST})
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Larger weights, and a smaller result."""
-        turned = {"transpose_y": True} if an.flag(m.root, "transpose_y") else {}
-        product = mb.matmul(x=mb.mul(x=m.shares.outputs[0], y=FACTOR), y=m.v, **turned)
-        return mb.mul(x=product, y=1 / FACTOR)
+        """The values are small enough."""
+        match = super().check(m)
+        return match.bind(limits={m.y: self.MOST}) if isinstance(match, Match) else match
 
 
-@an.example((1, 1, KEYS), (1, KEYS, 4), dtype="fp16")
+@an.example((1, 1, products.KEYS), (1, products.KEYS, 4), dtype="fp16")
 def example(p: Var, v: Var) -> Var:
     """One query over 2048 keys."""
     return mb.matmul(x=mb.softmax(x=p, axis=-1, name="shares"), y=v, name="y")

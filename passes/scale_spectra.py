@@ -21,49 +21,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, Refusal, Var, mb
-from anesurgery.facts import log_mel
-from anesurgery.regions.root_norms import Quiet, guard_of
-from anesurgery.regions.small_builds import again
-from anesurgery.rewriting.scaled_squares import ScaledSquares
+from anesurgery.authoring import Var, mb
+from anesurgery.numeric import squares
+from anesurgery.rewriting.repairs import Repair
 
 
 @dataclass(frozen=True)
-class ScaleSpectra(ScaledSquares):
+class ScaleSpectra(Repair):
     """`log(W @ (a * a + b * b))` becomes `log(W @ ((a / u)^2 + (b / u)^2)) + 2 log(u)`."""
 
     name = "scale_spectra"
-    kinds = frozenset({"log"})
-
-    def check(self, m: Match) -> Match | Refusal:
-        """Accept the logarithm of mixed powers that may overflow."""
-        spectrum = log_mel.spectrum(m.root)
-        if spectrum is None or not self.applies(m.x, spectrum.squares.values):
-            return an.NO_MATCH
-        if spectrum.reaches(an.intervals.magnitude) <= an.fp16.LARGEST:
-            most = spectrum.squares.reaches(an.intervals.magnitude)
-            return Refusal(f"the powers are at most {most:g}, and no band overflows", m.root)
-        return m.bind(ops=spectrum.ops, spectrum=spectrum)
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """A frame is divided by its unit, so that no band overflows."""
-        spectrum = m.spectrum
-        quiet, floor = _quiet(spectrum.squares.count * max(1.0, spectrum.weights)), self.floor(spectrum.guard)
-        largest = self.largest(mb, spectrum.squares.values, [spectrum.axis])
-        unit = quiet.unit(mb, mb.maximum(x=largest, y=floor))
-        power = self.summed_squares(mb, spectrum.squares.values, unit)
-        bands = again(mb, spectrum.mix, **{spectrum.operand: power})
-        if spectrum.guard:
-            share = guard_of(mb, spectrum.guard, floor / quiet.least, unit)
-            bands = mb.maximum(x=bands, y=share) if spectrum.clips else mb.add(x=bands, y=share)
-        twice = mb.mul(x=mb.log(x=unit, epsilon=0.0), y=2.0)
-        return mb.add(x=mb.log(x=bands, epsilon=0.0), y=twice)
-
-
-def _quiet(count: float) -> Quiet:
-    """A frame whose largest number is 1 or more, of which no band overflows: quieter bins vanish below it."""
-    quiet = Quiet.of(count)
-    return Quiet(min(1.0, quiet.most), quiet.most)
+    hazard = squares.SPECTRUM
+    static = True
+    tolerance = an.REASSOCIATED
+    magnitude = an.fp16.LARGEST
 
 
 @an.example((1, 8, 4), dtype="fp16")

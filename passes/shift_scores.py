@@ -37,36 +37,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Var, mb
+from anesurgery.numeric import products
+from anesurgery.rewriting.repairs import Repair
 
 
 @dataclass(frozen=True)
-class ShiftScores(Rewrite):
+class ShiftScores(Repair):
     """`softmax(c x)` becomes `softmax(c (x - max(x)))`, where c is so large that `c x` may overflow."""
 
     name = "shift_scores"
-    kinds = frozenset({"softmax"})
+    hazard = products.LARGE_SCORES
     tolerance = an.Tolerance(1e-3)
-    tolerates_nonfinite = False
-
-    def check(self, m: Match) -> Match | Refusal:
-        """A softmax of what a constant makes too large."""
-        scores = m.x.op
-        scaled = None if scores is None else an.reading.scaled(scores)
-        if scaled is None or abs(scaled[1]) <= 1 or not an.intervals.is_half(m.x):
-            return an.NO_MATCH
-        if not an.intervals.overflows_scaled(m.root):
-            words = f"%{m.x.name} is {scaled[1]:g} times %{scaled[0].name}, and does not overflow"
-            return Refusal(words, m.root, idle=True)
-        if scaled[0].shape != m.x.shape:
-            return Refusal(f"%{scaled[0].name} has another shape than the scores", m.root)
-        return m.bind(ops=(m.root, scores), values=scaled[0], factor=scaled[1])
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The largest of `c x` is that of x, or the smallest where c is negative."""
-        axis = an.reading.axis_of(m.root)
-        end = (mb.reduce_max if m.factor > 0 else mb.reduce_min)(x=m.values, axes=[axis], keep_dims=True)
-        return mb.softmax(x=mb.mul(x=mb.sub(x=m.values, y=end), y=m.factor), axis=axis)
 
 
 @an.example((2, 8), dtype="fp16")

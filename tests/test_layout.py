@@ -47,6 +47,7 @@ ROOMS = tuple(
         rewriting
         placement
         checking
+        numeric
         regions
         facts
         semantics

@@ -18,7 +18,7 @@ import torch
 
 from anesurgery import fp16
 from anesurgery.checking.grades import psnr
-from anesurgery.errors import InterpretError
+from anesurgery.errors import InterpretError, Refusal
 from anesurgery.facts.dependence import times_run
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs, call_of
 from anesurgery.interpret import Listener, Predictor, run
@@ -28,7 +28,7 @@ from anesurgery.interpret.arithmetic.precision import Arithmetic, is_mixed, mean
 from anesurgery.interpret.sampling import sample_function
 from anesurgery.interpret.table import Implementation
 from anesurgery.mil import Array, Function, Operation, Program, Var, static_shape, types, walk_ops
-from anesurgery.regions.root_norms import cannot_overflow, root_norm
+from anesurgery.numeric.squares import GROUP_NORM, RMS_NORM
 from anesurgery.semantics.reading import in_decibels
 from anesurgery.semantics.rows import work_of
 
@@ -108,7 +108,13 @@ def nearness(wanted: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
     return min((_near(np.asarray(wanted[n]), np.asarray(outputs[n])) for n in floats), default=math.inf)
 
 
+NOTHING_ALIKE = 0.0
+"""PSNR in dB of an error as large as the numbers: of an output that has another length."""
+
+
 def _near(wanted: Array, value: Array) -> float:
+    if wanted.shape != value.shape:  # as many rows as the values say, such as the keypoints of an image
+        return NOTHING_ALIKE
     defined = np.isfinite(wanted)
     a, b = wanted[defined].astype(np.float64), value[defined].astype(np.float64)
     if not a.size:
@@ -286,14 +292,17 @@ def large_squares(program: Program, seed: int = 0, inputs: Sequence[Values] = ()
     return {name: value for name, value in largest.items() if not value < fp16.LARGEST / MARGIN}
 
 
+NORMS = ((RMS_NORM, "rms_norm"), (GROUP_NORM, "group_norm"))
+"""Norms that are written out, each with the pass that writes it otherwise."""
+
+
 def repairs_of_squares(function: Function) -> dict[Var, str]:
     """The squares in root norms that nothing bounds, each with the pass that writes the norm otherwise."""
     repairs = {}
     for op in walk_ops(function):
-        norm = root_norm(op) if op.op_type in ("mul", "real_div") else None
-        if norm is not None and cannot_overflow(norm) is None:
-            mean = next(o for o in norm.ops if o.op_type == "reduce_mean")
-            repairs[mean.x] = "group_norm" if norm.centred else "rms_norm"
+        for hazard, name in NORMS:
+            if not isinstance(norm := hazard.found(op), Refusal):
+                repairs[next(o for o in norm.ops if o.op_type == "reduce_mean").x] = name
     return repairs
 
 

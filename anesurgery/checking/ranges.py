@@ -198,7 +198,7 @@ def ranges(
     member: str | int | None = None,
     shard: Shard | str | tuple[int, int] | None = None,
     jobs: int = 1,
-    scheduler: Any = None,
+    scheduler: str | Any = None,
 ) -> Ranges:
     """Run a calibration set, and report the range of every op and each overflow.
 

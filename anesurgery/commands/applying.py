@@ -1,137 +1,109 @@
-"""The command `apply`, which is `fix` too: repair a model, and write the result beside it.
+"""The commands `apply` (`fix` too) and `plan`, and how the command line names steps, options and ranges.
 
-Exit codes: 0 all is well; 1 outputs on --inputs are below --gate in the end.
+`apply` repairs a model, and writes the result beside it. Exit codes: 0 all is well; 1 outputs on --inputs are
+below --gate in the end.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Group
 
 from anesurgery import registry
 from anesurgery.commands.next_steps import FULL, beside, command
-from anesurgery.commands.options import (
-    Full,
-    Gate,
-    Inputs,
-    Json,
-    Member,
-    Model,
-    OldOut,
-    Out,
-    Quiet,
-    any_place,
-    complete_steps,
-    model_first,
-    show,
-)
-from anesurgery.commands.planning import chosen_steps, default_recipe, is_plan, read_plan, value_range
-from anesurgery.commands.waiting import load_engine, waiting
+from anesurgery.commands.options import SUFFIXES, Full, Inputs, Model, Overwrite, complete_steps, model_first
+from anesurgery.commands.subcommand import Call, MaybePlace, Outcome, subcommand
+from anesurgery.commands.waiting import waiting
 from anesurgery.errors import SurgeryError, UnknownName
 
 PROOFS = ("sites", "model", "both", "none")
+NAMED = "A recipe, passes with commas, or a plan. Default: the passes that inspect names."
+Steps = Annotated[str | None, typer.Argument(help=NAMED, autocompletion=complete_steps)]
+Recipe = Annotated[
+    str | None,
+    typer.Argument(help="A recipe. Default: the passes that inspect names.", autocompletion=complete_steps),
+]
+Assume = Annotated[
+    list[str] | None, typer.Option(help="Range of an integer input, as input_ids=0:50256; repeat for more.")
+]
+Prove = Annotated[str, typer.Option(help="Check each edit (sites), the whole model (model), both, or none.")]
+SET = "Set an option: multiple=32, embedding_matmul.mode=input. STEP=false leaves a step out."
+Set = Annotated[list[str] | None, typer.Option("--set", help=SET)]
+FORMAT = "coreml, coreai, or both, compared; by default what OUT ends in."
+Format = Annotated[str | None, typer.Option(help=FORMAT)]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Write nothing.")]
 
 
+@subcommand("surgery:apply")
 def apply(
+    call: Call,
     source: Model,
-    steps: Annotated[
-        str | None,
-        typer.Argument(
-            help="A recipe, passes with commas, or a plan. Default: the passes that inspect names.",
-            show_default=False,
-            autocompletion=complete_steps,
-        ),
-    ] = None,
-    positional_out: OldOut = None,
-    out: Out = None,
-    target: Annotated[
-        str | None, typer.Option(help='Device or chip, and OS: "iPhone 13", "M1/macOS 14".')
-    ] = None,
+    steps: Steps = None,
+    out: MaybePlace = None,
     inputs: Inputs = None,
-    member: Member = None,
-    assume: Annotated[
-        list[str] | None, typer.Option(help="Range of an integer input, as input_ids=0:50256; repeat for more.")
-    ] = None,
-    prove: Annotated[
-        str, typer.Option(help="Check each edit (sites), the whole model (model), both, or none.")
-    ] = "sites",
-    require: Annotated[
-        str | None, typer.Option(help="The least grade of each edit: checked, exhaustive, proved or bits.")
-    ] = None,
-    compressed: Annotated[
-        str, typer.Option(help="If a pass computes with compressed weights: keep (refuse), decode or reencode.")
-    ] = "keep",
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="Set an option: multiple=32, embedding_matmul.mode=input. STEP=false leaves a step out.",
-        ),
-    ] = None,
-    format: Annotated[
-        str | None, typer.Option(help="coreml, coreai, or both, compared; by default what OUT ends in.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace OUT if it exists.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
-    gate: Gate = 40.0,
+    assume: Assume = None,
+    prove: Prove = "sites",
+    option: Set = None,
+    format: Format = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
     full: Full = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+) -> Outcome:
     """Apply a recipe, passes or a plan to a model and write the result, MODEL_ane by default.
 
     Exit code 1 if the final outputs on --inputs are below --gate.
     """
     if steps is not None and not is_plan(steps):
-        source, steps = model_first(source, steps, quiet or as_json)
-    named = any_place(out, positional_out)
+        source, steps = model_first(source, steps, call.silent)
     if prove not in PROOFS:
         raise UnknownName("proof", prove, PROOFS)
-    load_engine(quiet)
-    chosen = _chosen(source, steps, option)
-    place = None if dry_run else _place(source, chosen, named, overwrite, format)
-    from anesurgery.files import arrays
-    from anesurgery.show.surgeries import short_surgery, surgery_group
-    from anesurgery.surgery import apply as operate
-
-    surgery = operate(
-        source,
-        chosen,
-        target=target,
-        member=member,
-        assume=dict(map(value_range, assume or [])),
-        prove=None if prove == "none" else prove,
-        require=require,
-        compressed=compressed,
-        inputs=arrays.read_all(inputs),
-        gate=gate,
-        quiet=quiet or as_json,
-    )
+    chosen, target = _chosen(source, steps, option), call["target"]
+    place = None if dry_run else _place(source, chosen, out, overwrite, format)
+    proof, ranges = None if prove == "none" else prove, dict(map(value_range, assume or []))
+    surgery = call(source, chosen, inputs=inputs, prove=proof, assume=ranges)
     written = (surgery.subject.suffix, *registry.WRITERS)
     stays = place is not None and place.suffix not in written and not surgery.changes
-    if stays or (named is None and not surgery.changes):
+    if stays or (out is None and not surgery.changes):
         place = None
-    wrote, both = _write(surgery, place, format, overwrite, quiet or as_json)
+    wrote, both = _write(surgery, place, format, overwrite, call.silent)
+    return Outcome(
+        {**surgery.to_json(), **both},
+        _shown(surgery, both, source, target, full),
+        wrote,
+        then=_next(surgery, source, place, target),
+        more="" if full else FULL,
+        code=int(surgery.below(call["gate"])),
+        error=f"the model stays {source}; nothing was written to {out}" if stays and out is not None else "",
+    )
+
+
+def _shown(surgery: Any, both: dict[str, Any], source: str, target: str | None, full: bool) -> Any:
+    """The report, whole or short, and how well two formats agree."""
+    from dataclasses import replace
+
+    from anesurgery.show.surgeries import short_surgery, surgery_report
+
     repair = lambda name: command("fix", source, name, target=target)  # noqa: E731
-    shown = surgery_group(surgery, details=True) if full else short_surgery(surgery, repair)
-    if both:
-        shown = Group(shown, both["formats"]["statement"])
-    then, more = _next(surgery, source, place, target), "" if full else FULL
-    show({**surgery.to_json(), **both}, shown, as_json, quiet, wrote, then=then, more=more)
-    if stays and named is not None:
-        raise SurgeryError(f"the model stays {source}; nothing was written to {named}")
-    if surgery.below(gate):
-        raise typer.Exit(1)
+    report = surgery_report(surgery, details=True) if full else short_surgery(surgery, repair)
+    return replace(report, parts=[*report.parts, *([both["formats"]["statement"]] if both else [])])
 
 
 def _chosen(source: str, steps: str | None, option: list[str] | None) -> Any:
     """The steps that are named, or the recipe for whatever the model is."""
     if steps is not None and is_plan(steps):
         return read_plan(steps, option)
-    return chosen_steps(steps or default_recipe(source), option or [])
+    return chosen_steps(steps or _fitting(source), option or [])
+
+
+def _fitting(source: str) -> str:
+    """The recipe for whatever the model is."""
+    from anesurgery.placement.models import of_layers
+
+    return "neuralnetwork_ane" if of_layers(source) else "auto"
 
 
 def _place(source: str, chosen: Any, named: Path | None, overwrite: bool, format: str | None) -> Path:
@@ -183,3 +155,86 @@ def _next(surgery: Any, source: str, place: Path | None, target: str | None) -> 
     if surgery.contract:
         return command("see", source, place, target=target)
     return command("compare", source, place)
+
+
+@subcommand("surgery:plan", waits="planning", leave=("compressed",))
+def plan(call: Call, source: Model, steps: Recipe = None, inputs: Inputs = None, option: Set = None) -> Outcome:
+    """Show what a recipe would do, and why, without editing. `apply MODEL PLAN.json` does it."""
+    if steps is not None:
+        source, steps = model_first(source, steps, call.silent)
+    steps = steps or _fitting(source)
+    planned = call(source, chosen_steps(steps, option or []), inputs=inputs)
+    words = ("fix", source, steps) if planned.steps else ("see", source)
+    return Outcome(planned, then=command(*words, target=call["target"]))
+
+
+def is_plan(steps: str) -> bool:
+    """Does the command line name a file with a plan?"""
+    return steps.endswith(".json")
+
+
+def read_plan(path: str, options: list[str] | None) -> Any:
+    """The plan in a file.
+
+    Raises:
+        SurgeryError: options are given too; those of its steps stand in it.
+        LoadError: it cannot be read.
+    """
+    from anesurgery.rewriting.edit_plan import Plan
+
+    if options:
+        raise SurgeryError(f"--set is for a recipe; the options of the steps of {path} stand in it")
+    return Plan.read(Path(path))
+
+
+def chosen_steps(names: str, options: list[str]) -> Any:
+    """A recipe, or a list of passes, with the options of the command line."""
+    values = dict(_option(text) for text in options)
+    listed = [n.strip() for n in names.split(",") if n.strip()]
+    if not listed:
+        raise SurgeryError("no recipe or pass is named; `anesurgery list` shows them")
+    if len(listed) == 1 and listed[0] in registry.recipe_names():
+        from anesurgery.surgery import find_recipe
+
+        return find_recipe(listed[0]).with_options(**_nested(values))
+    known = [*registry.recipe_names(), *registry.pass_names()]
+    for name in listed:
+        if name.endswith(SUFFIXES):
+            raise SurgeryError(f"{name!r} is no pass or recipe; to write the result there, say --out {name}")
+        if name not in known:
+            raise UnknownName("pass or recipe", name, known, "anesurgery list")
+    from anesurgery.surgery import Recipe, steps_of
+
+    ours = Recipe("the command line", tuple(steps_of(listed)))
+    return list(ours.with_options(**_nested(values)).steps)
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise SurgeryError(f"--set {text!r}: write it as option=value")
+    value = {"True": "true", "False": "false", "None": "null"}.get(value, value)
+    try:
+        return name.strip(), json.loads(value)
+    except ValueError:
+        return name.strip(), value
+
+
+def value_range(text: str) -> tuple[str, tuple[int, int]]:
+    """What is assumed of an input: "input_ids=0:50256"."""
+    parts = re.fullmatch(r"(.+)=(-?\d+):(-?\d+)", text.strip())
+    if parts is None:
+        raise SurgeryError(f"--assume {text!r}: write it as input_ids=0:50256")
+    return parts[1], (int(parts[2]), int(parts[3]))
+
+
+def _nested(values: dict[str, Any]) -> dict[str, Any]:
+    """`step.option` keys as dictionaries of options by step."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        step, dot, name = key.partition(".")
+        if dot:
+            nested.setdefault(step, {})[name] = value
+        else:
+            nested[key] = value
+    return nested

@@ -10,167 +10,88 @@ import typer
 
 from anesurgery.commands.next_steps import command, first_of, picture
 from anesurgery.commands.options import (
-    Aim,
-    Function,
+    Html,
     Inputs,
-    Jobs,
-    Json,
-    Member,
     Model,
-    Quiet,
-    Scheduler,
-    Seed,
-    check_page,
+    Overwrite,
+    check_pages,
     is_folder,
     refuse_for_folders,
-    show,
 )
-from anesurgery.commands.waiting import load_engine, progress, waiting
-from anesurgery.registry import INTERPRETER
+from anesurgery.commands.subcommand import Call, Outcome, subcommand
+from anesurgery.commands.waiting import waiting
+from anesurgery.display import finite
+from anesurgery.errors import SurgeryError
 
-Share = Annotated[
-    str | None,
-    typer.Option(help="Do only a share of the work, as 3/8. --merge joins them.", show_default=False),
-]
 Parts = Annotated[
-    list[Path] | None,
-    typer.Option("--merge", help="A file that --save wrote. Repeat for each share.", show_default=False),
+    list[Path] | None, typer.Option("--merge", help="A file that --save wrote. Repeat for each share.")
 ]
-Save = Annotated[
-    Path | None, typer.Option(help="A JSON file to write the result to, for --merge.", show_default=False)
-]
+Save = Annotated[Path | None, typer.Option(help="A JSON file to write the result to, for --merge.")]
 Measured = Annotated[
-    str | None,
-    typer.Argument(help="An .mlpackage, .mlmodel or .mlmodelc; none with --merge.", show_default=False),
+    str | None, typer.Argument(help="An .mlpackage, .mlmodel or .mlmodelc; none with --merge.")
 ]
+EXAMPLES = "palettize-4, linear-8, linear-4-block-32, prune-50, ...; repeat."
+Modes = Annotated[list[str] | None, typer.Option("--mode", help=EXAMPLES)]
+Bits = Annotated[float | None, typer.Option(help="Propose modes with this many bits on average.")]
+MaxSize = Annotated[str | None, typer.Option(help="Propose modes for this size of all weights, as 20MB.")]
+MaxKl = Annotated[
+    float | None, typer.Option(help="Propose the smallest modes with at most this KL divergence.")
+]
+MinPsnr = Annotated[float | None, typer.Option(help="Propose the smallest modes with at least this PSNR.")]
+Package = Annotated[Path | None, typer.Option("--out", "-o", help="The compressed .mlpackage to write.")]
+Feedback = Annotated[list[str] | None, typer.Option(help="OUTPUT=INPUT to feed back. Default: found by name.")]
+Worst = Annotated[Path | None, typer.Option(help="An .npz file to write the worst inputs to.")]
 
 
+@subcommand("checking.ranges:ranges", waits="running the model in three arithmetics")
 def ranges(
-    model: Measured = None,
-    inputs: Inputs = None,
-    chip: Annotated[str | None, typer.Option(help='The chip whose arithmetic counts, as "M1".')] = None,
-    shard: Share = None,
-    merge: Parts = None,
-    save: Save = None,
-    function: Function = None,
-    member: Member = None,
-    jobs: Jobs = 1,
-    scheduler: Scheduler = None,
-    seed: Seed = 0,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+    call: Call, model: Measured = None, inputs: Inputs = None, merge: Parts = None, save: Save = None
+) -> Outcome:
     """Show the range of every op. Exit code 1 if a value overflows fp16 or the Neural Engine."""
-    load_engine(quiet)
     if model is not None and is_folder(model):
-        asked = {"--inputs": inputs, "--shard": shard, "--merge": merge, "--save": save}
-        asked |= {"--function": function, "--member": member}
-        _ranges_folder(model, asked, chip, seed, (jobs, scheduler), as_json, quiet)
-        return
+        asked = {"--inputs": inputs, "--shard": call["shard"], "--merge": merge, "--save": save}
+        refuse_for_folders(asked | {f"--{name}": call[name] for name in ("function", "member")})
+        folder = call.of("placement.folders:ranges_folder", "models")(model)
+        sound = [getattr(one, "ok", False) for one in folder.models.values()]
+        then = first_of(folder, "ranges", model, lambda one: not getattr(one, "ok", False))
+        return Outcome(folder, then=then, code=int(not all(sound)))
     from anesurgery.checking.ranges import Ranges
-    from anesurgery.checking.ranges import ranges as certify
-    from anesurgery.files import arrays
-    from anesurgery.show import surgeries
 
-    if (parts := _parts(model, merge, Ranges)) is not None:
-        observed = parts[0].merge(*parts[1:])
-    else:
-        with waiting("running the model in three arithmetics", quiet):
-            options: dict[str, Any] = {"function": function, "member": member, "shard": shard, "seed": seed}
-            options |= {"jobs": jobs, "scheduler": scheduler}
-            observed = certify(model, arrays.read_all(inputs), chip=chip, **options)
+    parts = _parts(model, merge, Ranges)
+    observed = call(model, inputs) if parts is None else parts[0].merge(*parts[1:])
     _save(observed, save)
-    fix = command("certify", model) if observed.ok else command("fix", model, "safe_numbers")
-    then = fix if model else ""
-    wrote = [save] if save is not None else []
-    group = surgeries.ranges_group(observed)
-    show(observed.to_json(), group, as_json, quiet, wrote, then=then)
-    if not observed.ok:
-        raise typer.Exit(1)
+    then = command("certify", model) if observed.ok else command("fix", model, "safe_numbers")
+    return Outcome(observed, wrote=[save], then=then if model else "", code=int(not observed.ok))
 
 
-def _ranges_folder(
-    model: str,
-    asked: dict[str, Any],
-    chip: str | None,
-    seed: int,
-    where: tuple[int, Any],
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    """The ranges of each model in a folder; exit code 1 where one is not sound, or was refused."""
-    from anesurgery.placement.folders import ranges_folder
-    from anesurgery.show.folder_table import folder_group
-
-    refuse_for_folders(asked)
-    with progress("models", quiet or as_json) as bar:
-        folder = ranges_folder(model, chip=chip, seed=seed, jobs=where[0], scheduler=where[1], progress=bar)
-    then = first_of(folder, "ranges", model, lambda one: not getattr(one, "ok", False))
-    show(folder.to_json(), folder_group(folder), as_json, quiet, then=then)
-    if not all(getattr(one, "ok", False) for one in folder.models.values()):
-        raise typer.Exit(1)
-
-
+@subcommand("placement.certifying:certify", waits="running the model in each arithmetic")
 def certify(
+    call: Call,
     model: Model,
     inputs: Inputs = None,
-    target: Aim = None,
-    gate: Annotated[float, typer.Option(help="The least PSNR of each output, in dB.")] = 40.0,
-    search: Annotated[int, typer.Option(min=0, help="Number of further inputs to try, to find bad ones.")] = 0,
-    steps: Annotated[
-        int, typer.Option(min=1, help="Number of calls in a row, with outputs fed back to inputs.")
-    ] = 1,
-    feedback: Annotated[
-        list[str] | None, typer.Option(help="OUTPUT=INPUT to feed back. Default: found by name.")
-    ] = None,
-    worst: Annotated[
-        Path | None, typer.Option(help="An .npz file to write the worst inputs to.", show_default=False)
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Write a page with the ops coloured by error.", show_default=False)
-    ] = None,
-    overwrite: Annotated[bool, typer.Option(help="Let --html and --worst replace files.")] = False,
-    engine: Annotated[
-        str, typer.Option(help="coreai: Apple's Core AI runtime must give the same outputs too.")
-    ] = INTERPRETER,
-    function: Function = None,
-    seed: Seed = 0,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+    feedback: Feedback = None,
+    worst: Worst = None,
+    html: Html = None,
+    overwrite: Overwrite = False,
+) -> Outcome:
     """Check op by op whether a model keeps its numbers in fp16 and on the engine. If not, exit code 1."""
-    load_engine(quiet)
-    from anesurgery.files import arrays
-    from anesurgery.placement.certifying import certify as certified
-    from anesurgery.show.certificates import certificate_group
-
-    check_page(html, overwrite)
-    check_page(worst, overwrite)
-    with waiting("running the model in each arithmetic", quiet):
-        samples = arrays.read_all(inputs)
-        certificate = certified(
-            model,
-            samples,
-            target=target,
-            function=function,
-            gate=gate,
-            search=search,
-            steps=steps,
-            feedback=_pairs(feedback),
-            engine=engine,
-            seed=seed,
-        )
+    check_pages(overwrite, html, worst)
+    certificate = call(model, inputs, feedback=_pairs(feedback))
     if html is not None:
         certificate.save_html(html)
     if worst is not None:
+        from anesurgery.files import arrays
+
         arrays.write(worst.expanduser(), certificate.worst_inputs, overwrite)
-    wrote = [path for path in (html, worst) if path is not None]
-    then, more = command("fix", model, "safe_numbers", target=target), ""
-    if certificate.ok:
-        then, more = picture(model, target), f"On a Mac, time it: {command('measure', model)}"
-    show(certificate.to_json(), certificate_group(certificate), as_json, quiet, wrote, then=then, more=more)
-    if not certificate.ok:
-        raise typer.Exit(1)
+    return certified(certificate, model, call["target"], html, worst)
+
+
+def certified(certificate: Any, model: str, target: str | None, *wrote: Path | None) -> Outcome:
+    """How `certify` ends: with a repair; or with a picture, and what times the model on a Mac."""
+    fix = command("fix", model, "safe_numbers", target=target)
+    then = picture(model, target) if certificate.ok else fix
+    more = f"On a Mac, time it: {command('measure', model)}" if certificate.ok else ""
+    return Outcome(certificate, wrote=wrote, then=then, more=more, code=int(not certificate.ok))
 
 
 def _pairs(feedback: list[str] | None) -> dict[str, str] | None:
@@ -179,98 +100,54 @@ def _pairs(feedback: list[str] | None) -> dict[str, str] | None:
     Raises:
         SurgeryError: there is no "=" in one.
     """
-    from anesurgery.errors import SurgeryError
-
     if any("=" not in one for one in feedback or ()):
         raise SurgeryError(f"--feedback {' '.join(feedback or ())}: write it as OUTPUT=INPUT")
     return dict(one.split("=", 1) for one in feedback) if feedback else None
 
 
+@subcommand("compressing.sensitivity:sensitivity", waits="weights", leave=("precision",))
 def sensitivity(
+    call: Call,
     model: Measured = None,
     inputs: Inputs = None,
-    mode: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="palettize-4, linear-8, linear-4-block-32, prune-50, ...; repeat.", show_default=False
-        ),
-    ] = None,
-    bits: Annotated[
-        float | None, typer.Option(help="Propose modes with this many bits on average.", show_default=False)
-    ] = None,
-    max_size: Annotated[
-        str | None,
-        typer.Option(help="Propose modes for this size of all weights, as 20MB.", show_default=False),
-    ] = None,
-    max_kl: Annotated[
-        float | None,
-        typer.Option(help="Propose the smallest modes with at most this KL divergence.", show_default=False),
-    ] = None,
-    min_psnr: Annotated[
-        float | None,
-        typer.Option(help="Propose the smallest modes with at least this PSNR.", show_default=False),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The compressed .mlpackage to write.", show_default=False)
-    ] = None,
-    smallest: Annotated[
-        int, typer.Option(min=0, help="Leave weights with up to this many elements alone.")
-    ] = 2048,
-    shard: Share = None,
+    modes: Modes = None,
+    bits: Bits = None,
+    max_size: MaxSize = None,
+    max_kl: MaxKl = None,
+    min_psnr: MinPsnr = None,
+    out: Package = None,
     merge: Parts = None,
     save: Save = None,
-    jobs: Jobs = 1,
-    scheduler: Scheduler = None,
-    function: Function = None,
-    seed: Seed = 0,
-    overwrite: Annotated[bool, typer.Option(help="Replace the --out package if it exists.")] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+    overwrite: Overwrite = False,
+) -> Outcome:
     """Measure what compressing each weight costs at the outputs, and propose bits for each weight."""
-    load_engine(quiet)
     from anesurgery.compressing.sensitivity import MODES, Sensitivity
-    from anesurgery.compressing.sensitivity import sensitivity as measure
-    from anesurgery.files import arrays
-    from anesurgery.show import weight_costs
 
-    goals = {"bits": bits, "max_bytes": max_size, "max_kl": max_kl, "min_psnr": min_psnr}
-    goals = {name: goal for name, goal in goals.items() if goal is not None}
-    check_out(out, goals, model, overwrite)
-    if (parts := _parts(None if merge and out else model, merge, Sensitivity)) is not None:
-        costs = parts[0].merge(*parts[1:])
-    else:
-        options: dict[str, Any] = {
-            "function": function,
-            "shard": shard,
-            "jobs": jobs,
-            "scheduler": scheduler,
-            "seed": seed,
-            "smallest": smallest,
-        }
-        with progress("weights", quiet or as_json) as bar:
-            costs = measure(model, arrays.read_all(inputs), tuple(mode or MODES), progress=bar, **options)
+    every = {"bits": bits, "max_bytes": max_size, "max_kl": max_kl, "min_psnr": min_psnr}
+    goals = {name: goal for name, goal in every.items() if goal is not None}
+    _check_out(out, goals, model, overwrite)
+    parts = _parts(None if merge and out else model, merge, Sensitivity)
+    costs = call(model, inputs, tuple(modes or MODES)) if parts is None else parts[0].merge(*parts[1:])
     _save(costs, save)
     proposal = costs.propose(**goals) if goals else None
     if out is not None and proposal is not None:
-        with waiting("compressing with coremltools", quiet):
-            write(proposal.apply(model), out, overwrite, model)
-    shown = [weight_costs.sensitivity_group(costs)]
-    shown += [] if proposal is None else [weight_costs.proposal_group(proposal)]
-    from rich.console import Group
+        from anesurgery.files.writing import write_atomically
 
-    wrote = [path for path in (save, out) if path is not None]
+        with waiting("compressing with coremltools", call.silent):
+            made = proposal.apply(model)
+            write_atomically(out.expanduser().absolute(), lambda place: made.save(str(place)), overwrite)
     then = command("see", out) if out is not None else command("compress", model, "--bits", 4) if model else ""
-    show(weight_costs.result_json(costs, proposal), Group(*shown), as_json, quiet, wrote, then=then)
+    shown = [one for one in (costs, proposal) if one is not None]
+    plain = costs.to_json() | ({} if proposal is None else {"proposal": proposal.to_json()})
+    return Outcome(plain, shown, [save, out], then=then)
 
 
-def check_out(out: Path | None, goals: dict[str, Any], model: str | None, overwrite: bool) -> None:
+def _check_out(out: Path | None, goals: dict[str, Any], model: str | None, overwrite: bool) -> None:
     """See that a compressed model may be written, before anything is measured.
 
     Raises:
         SurgeryError: it may not, or there is nothing to write.
     """
-    from anesurgery.errors import SurgeryError
     from anesurgery.files.writing import check_target
 
     if out is None:
@@ -280,17 +157,8 @@ def check_out(out: Path | None, goals: dict[str, Any], model: str | None, overwr
     check_target(Path(model).expanduser(), out.expanduser().absolute(), overwrite)
 
 
-def write(model: Any, out: Path, overwrite: bool, source: str | None) -> None:
-    """Write what coremltools made, atomically."""
-    from anesurgery.files.writing import write_atomically
-
-    write_atomically(out.expanduser().absolute(), lambda place: model.save(str(place)), overwrite)
-
-
 def _parts(model: str | None, merge: list[Path] | None, kind: Any) -> list[Any] | None:
     """The shares to merge; None where a model is to be measured."""
-    from anesurgery.errors import SurgeryError
-
     if (model is None) == (not merge):
         raise SurgeryError("give a model to measure, or the results of its shares by --merge")
     return [kind.from_json(_json(path)) for path in merge] if merge else None
@@ -298,7 +166,6 @@ def _parts(model: str | None, merge: list[Path] | None, kind: Any) -> list[Any] 
 
 def _save(result: Any, path: Path | None) -> None:
     """Write a result, so that it can be merged; infinities are words."""
-    from anesurgery.display import finite
     from anesurgery.files.arrays import write_text
 
     if path is not None:
@@ -306,7 +173,6 @@ def _save(result: Any, path: Path | None) -> None:
 
 
 def _json(path: Path) -> Any:
-    from anesurgery.errors import SurgeryError
     from anesurgery.files.source import read_text
 
     try:

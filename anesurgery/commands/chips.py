@@ -6,33 +6,30 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.console import Group
-from rich.table import Table
 
 from anesurgery.byte_counts import byte_words
 from anesurgery.commands.next_steps import command
-from anesurgery.commands.options import Full, Json, Quiet, show
-from anesurgery.commands.waiting import load_engine
+from anesurgery.commands.options import Full
+from anesurgery.commands.subcommand import Outcome, subcommand
+from anesurgery.show.report import Table
 
 LEGEND = """axis: the longest last axis. kernel: the largest convolution.
 weights: of one program. loaded: of all programs. on chip: room for one value.
 """
 
 
+@subcommand()
 def chips(
     target: Annotated[str | None, typer.Option(help='Only these, as in inspect: "M1-M3".')] = None,
     full: Full = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+) -> Outcome:
     """List the chips, the devices that have them, and the known limits and faults of each."""
-    load_engine(quiet)
     from anesurgery.placement.rules.faulty_ops import faults_on
     from anesurgery.placement.target import CHIPS, SOURCES, Target, products_of
 
-    aim = Target.parse(target)
-    chosen = [CHIPS[name] for name in aim.chips]
-    faults = [_fault(fault) for fault in faults_on(aim)]
+    named = Target.parse(target)
+    chosen = [CHIPS[name] for name in named.chips]
+    faults = [_fault(fault) for fault in faults_on(named)]
     plain = {
         "chips": [asdict(chip) | {"devices": products_of(chip.name)} for chip in chosen],
         "sources": SOURCES,
@@ -42,13 +39,8 @@ def chips(
     wrong = [f"{f['name']}: {f['what']} ({f['seen']}; {f['source']})" for f in faults]
     ends = [f"\n{LEGEND}\n--full adds the sources, and the ops that were reported wrong."]
     more = ["", *sources, "\nOps that were reported wrong:", *wrong] if full else ends
-    show(
-        plain,
-        Group(_devices(chosen), "", _limits(chosen), *more),
-        as_json,
-        quiet,
-        then=command("example", "gpt2"),
-    )
+    shown = [_devices(chosen), "", _limits(chosen), *more]
+    return Outcome(plain, shown, then=command("example", "gpt2"))
 
 
 def _fault(fault: Any) -> dict[str, Any]:
@@ -68,41 +60,32 @@ def _fault(fault: Any) -> dict[str, Any]:
 
 def _limits(chosen: list[Any]) -> Table:
     """A row for each chip; "?" where nothing is known."""
+    head = ("chip", "engine", "cores", "GB/s", "axis", "kernel", "weights", "loaded", "on chip")
     rows = [
-        {
-            "chip": chip.name,
-            "engine": f"H{chip.family}",
-            "cores": chip.cores,
-            "GB/s": chip.bandwidth,
-            "axis": chip.axis,
-            "kernel": f"{chip.kernel_h}x{chip.kernel_w}",
-            "weights": byte_words(chip.program),
-            "loaded": None if chip.address_space is None else byte_words(chip.address_space),
-            "on chip": byte_words(chip.working_set),
-        }
+        (
+            chip.name,
+            f"H{chip.family}",
+            chip.cores,
+            chip.bandwidth,
+            chip.axis,
+            f"{chip.kernel_h}x{chip.kernel_w}",
+            byte_words(chip.program),
+            None if chip.address_space is None else byte_words(chip.address_space),
+            byte_words(chip.working_set),
+        )
         for chip in chosen
     ]
-    return _table(rows)
+    known = [["?" if cell is None else cell for cell in row] for row in rows]
+    return Table(head, known, ruled=False, edge=False)
 
 
 def _devices(chosen: list[Any]) -> Table:
     """The devices of each chip, and the oldest OS that runs on it."""
     from anesurgery.placement.target import products_of
 
-    macs = "Macs and iPads that name it"
+    macs = {"macOS": ["Macs and iPads that name it"]}
     rows = [
-        {
-            "chip": chip.name,
-            "from": f"{chip.platform} {chip.first_os}",
-            "devices": ", ".join([*products_of(chip.name), *([macs] if chip.platform == "macOS" else [])]),
-        }
-        for chip in chosen
+        (c.name, f"{c.platform} {c.first_os}", ", ".join([*products_of(c.name), *macs.get(c.platform, [])]))
+        for c in chosen
     ]
-    return _table(rows)
-
-
-def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(*rows[0], box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*("?" if value is None else str(value) for value in row.values()))
-    return table
+    return Table(("chip", "from", "devices"), rows, ruled=False, edge=False)

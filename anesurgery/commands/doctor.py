@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 
-import typer
 from packaging.requirements import Requirement
-from rich.table import Table
 
 from anesurgery.commands.next_steps import command
-from anesurgery.commands.options import Json, Quiet, show
+from anesurgery.commands.subcommand import Outcome, subcommand
 from anesurgery.errors import SurgeryError
+from anesurgery.show.report import Table
 
 PROJECT = "anesurgery"
 OPTIONAL = {"transformers": "the demo, and models of Hugging Face", "pillow": "models that take or give images"}
@@ -40,17 +39,15 @@ class Row:
         return {True: "ok", False: "FAILED", None: "optional"}[self.fits]
 
 
-def doctor(as_json: Json = False, quiet: Quiet = False) -> None:
+@subcommand(engine=False)
+def doctor() -> Outcome:
     """Check the installed versions. Exit code 1 if something is missing."""
     rows = list(examine())
-    table = Table("what", "found", "wanted", "", box=None)
-    for row in rows:
-        table.add_row(row.name, row.found, row.wanted, row.verdict)
+    cells = [(row.name, row.found, row.wanted, row.verdict) for row in rows]
+    table = Table(("what", "found", "wanted", ""), cells, ruled=False)
     sound = all(row.fits is not False for row in rows)
     then = command("example", "gpt2") if sound else "pip install --upgrade anesurgery"
-    show([vars(row) for row in rows], table, as_json, quiet, then=then)
-    if not sound:
-        raise typer.Exit(1)
+    return Outcome([vars(row) for row in rows], table, then=then, code=int(not sound))
 
 
 def examine() -> Iterator[Row]:

@@ -22,8 +22,8 @@ def command(*words: object, target: str | None = None) -> str:
         words: name, arguments and options.
         target: as the user wrote it; blanks are left out, so that it needs no quotes.
     """
-    aim = [] if target is None else ["--target", target.replace(" ", "")]
-    return shlex.join(["anesurgery", *map(str, words), *aim])
+    option = [] if target is None else ["--target", target.replace(" ", "")]
+    return shlex.join(["anesurgery", *map(str, words), *option])
 
 
 def beside(model: str, suffix: str = "", stem: str = "ane") -> Path:

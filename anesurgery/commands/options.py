@@ -1,19 +1,15 @@
-"""What the commands of the command line share: arguments, exit codes, and how a result is shown."""
+"""What the commands of the command line share: arguments, options, exit codes, and checks of them."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from anesurgery import registry
-from anesurgery.commands.next_steps import ended
-from anesurgery.display import finite
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files.absence import missing
 
@@ -24,13 +20,33 @@ DEFECT = 70
 
 SUFFIXES = (".mlpackage", ".mlmodel", ".mlmodelc", *registry.FORMATS)
 
+SHARED = {
+    "target": 'Device or chip, and OS: "iPhone 13", "M1/macOS 14", "M4+", "any".',
+    "function": "Name of the function. Default: the default one.",
+    "member": "Name or number of one model of a pipeline. Default: all.",
+    "seed": "Seed of the sampled inputs.",
+    "jobs": "Number of processes.",
+    "scheduler": "Address of a Dask scheduler; its workers do the work.",
+    "shard": "Do only a share of the work, as 3/8. --merge joins them.",
+    "overwrite": "Replace what is there.",
+}
+"""Parameter of a public call -> what every command says of its option, in place of the docstring."""
+LEAST = {
+    **dict.fromkeys(("context", "contexts", "shorter"), 2),
+    **dict.fromkeys(("jobs", "longest", "prefill", "runs", "steps", "width"), 1),
+    **dict.fromkeys(("after", "before", "search", "seed", "smallest"), 0),
+}
+"""Parameter of a public call -> the least number that its option takes."""
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Where to write; OUT as the last argument is the same.")
 ]
-OldOut = Annotated[Path | None, typer.Argument(metavar="[OUT]", help="The same as --out.", show_default=False)]
+OldOut = Annotated[Path | None, typer.Argument(metavar="[OUT]", help="The same as --out.")]
 Full = Annotated[bool, typer.Option("--full", "--details", help="Print the whole report.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+Html = Annotated[Path | None, typer.Option(help="Write a page.")]
 
 
 def existing(model: str | None) -> str | None:
@@ -47,19 +63,17 @@ def existing(model: str | None) -> str | None:
 
 
 Model = Annotated[
-    str,
-    typer.Argument(
-        help="An .mlpackage, .mlmodel, .mlmodelc or .aimodel.", show_default=False, callback=existing
-    ),
+    str, typer.Argument(help="An .mlpackage, .mlmodel, .mlmodelc or .aimodel.", callback=existing)
 ]
 Inputs = Annotated[
     list[Path] | None,
     typer.Option(help="An .npz file of arrays by input name, or a folder of them; repeat for more."),
 ]
 Gate = Annotated[float, typer.Option(help="The least PSNR of the final outputs on --inputs, in dB.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the sampled inputs.")]
-Function = Annotated[str | None, typer.Option(help="Name of the function. Default: the default one.")]
-Member = Annotated[str | None, typer.Option(help="Name or number of one model of a pipeline. Default: all.")]
+Aim = Annotated[str | None, typer.Option(help=SHARED["target"])]
+Function = Annotated[str | None, typer.Option(help=SHARED["function"])]
+Member = Annotated[str | None, typer.Option(help=SHARED["member"])]
+Seed = Annotated[int, typer.Option(min=0, help=SHARED["seed"])]
 
 
 def is_folder(model: str) -> bool:
@@ -110,80 +124,14 @@ def _is_model(word: str) -> bool:
     return word.endswith(SUFFIXES) or os.path.exists(word)
 
 
-def one_place(out: Path | None, positional: Path | None, example: object) -> Path:
-    """Where to write, by `--out` or as the last argument.
-
-    Args:
-        out: by `--out`.
-        positional: as the last argument.
-        example: a name that would do.
+def check_pages(overwrite: bool, *paths: Path | None) -> None:
+    """See that pages may be written, before any work is done.
 
     Raises:
-        SurgeryError: both are given, and differ; or neither is.
+        LoadError: the folder of one does not exist, or it exists and may not be replaced.
     """
-    if (place := any_place(out, positional)) is None:
-        raise SurgeryError(f"where to write is missing; name it at the end, or with --out, as {example}")
-    return place
-
-
-def any_place(out: Path | None, positional: Path | None) -> Path | None:
-    """Where to write, by `--out` or as the last argument; None without either.
-
-    Raises:
-        SurgeryError: both are given, and differ.
-    """
-    if out is not None and positional is not None and out != positional:
-        raise SurgeryError(f"two places to write are named, {positional} and --out {out}; keep one")
-    return positional if out is None else out
-
-
-Jobs = Annotated[int, typer.Option(min=1, help="Number of processes.")]
-Scheduler = Annotated[
-    str | None, typer.Option(help="Address of a Dask scheduler; its workers do the work.", show_default=False)
-]
-Aim = Annotated[
-    str | None, typer.Option(help='Device or chip, and OS: "iPhone 13", "M1/macOS 14", "M4+", "any".')
-]
-
-
-def check_page(path: Path | None, overwrite: bool) -> None:
-    """See that a page may be written, before any work is done.
-
-    Raises:
-        LoadError: its folder does not exist, or it exists and may not be replaced.
-    """
-    if path is not None and not path.expanduser().parent.is_dir():
-        raise LoadError(f"the folder {path.parent} does not exist; make it first")
-    if path is not None and path.expanduser().exists() and not overwrite:
-        raise LoadError(f"{path} exists; choose another name, or use --overwrite")
-
-
-def show(
-    plain: Any,
-    shown: Any,
-    as_json: bool,
-    quiet: bool,
-    wrote: Iterable[object] = (),
-    *,
-    then: str,
-    more: str = "",
-) -> None:
-    """Print plain data as JSON, or something for a rich console with what comes after it, or nothing.
-
-    Args:
-        plain: for JSON.
-        shown: for a console.
-        as_json: is JSON asked for?
-        quiet: is nothing printed?
-        wrote: files and folders that were written.
-        then: the command to run next, "" where no command follows.
-        more: what else there is to ask for.
-    """
-    if as_json:
-        print(json.dumps(finite(plain), indent=2, allow_nan=False))
-    elif not quiet:
-        from anesurgery.show.console import PlainConsole
-
-        PlainConsole().print(shown, crop=False)
-        if last := ended(wrote, then, more):
-            print(last)
+    for path in filter(None, paths):
+        if not path.expanduser().parent.is_dir():
+            raise LoadError(f"the folder {path.parent} does not exist; make it first")
+        if path.expanduser().exists() and not overwrite:
+            raise LoadError(f"{path} exists; choose another name, or use --overwrite")

@@ -17,10 +17,8 @@ from anesurgery.errors import SurgeryError
 
 
 def review(
-    models: Annotated[
-        list[Path], typer.Argument(help="Models, as paths in the repository.", show_default=False)
-    ],
-    base: Annotated[str, typer.Option(help="The commit to compare with.", show_default=False)],
+    models: Annotated[list[Path], typer.Argument(help="Models, as paths in the repository.")],
+    base: Annotated[str, typer.Option(help="The commit to compare with.")],
     target: Aim = None,
     script: Annotated[
         str | None, typer.Option(help="A shell command that makes the models. It runs in both trees.")

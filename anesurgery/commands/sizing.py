@@ -10,60 +10,55 @@ from typing import Annotated
 import typer
 
 from anesurgery.commands.next_steps import command
-from anesurgery.commands.options import Json, Model, Quiet, show
+from anesurgery.commands.options import Model, Overwrite
 from anesurgery.commands.splitting_models import read_shape
-from anesurgery.commands.waiting import load_engine, waiting
+from anesurgery.commands.subcommand import Call, Outcome, subcommand
+from anesurgery.commands.waiting import waiting
 from anesurgery.errors import SurgeryError
 
+Lengths = Annotated[Path, typer.Argument(help="A text file: a length on each line, or a length and how often.")]
+Count = Annotated[int, typer.Option("--count", "-k", help="The most sizes to choose.")]
+Flexible = Annotated[str | None, typer.Option(help="A model with dynamic shapes. Its expected time decides.")]
+Open = Annotated[
+    str | None, typer.Option(metavar="INPUT=1xN,...", help="The shapes of its inputs at the length N.")
+]
+Chip = Annotated[str | None, typer.Option(help="The chip and OS for the expected time.")]
+Plot = Annotated[
+    Path | None, typer.Option(help="Write a plot: .png, .svg or .pdf. An existing file is replaced.")
+]
+Folder = Annotated[str, typer.Option("--out", "-o", help="The folder to write.")]
+Shapes = Annotated[
+    list[str], typer.Option(metavar="INPUT=1x64,...", help="The shapes of the inputs at a size; repeat.")
+]
 
+
+@subcommand("splitting.size_choice:choose_sizes")
 def choose_sizes(
-    lengths: Annotated[
-        Path,
-        typer.Argument(
-            help="A text file: a length on each line, or a length and how often.", show_default=False
-        ),
-    ],
-    count: Annotated[int, typer.Option("--count", "-k", help="The most sizes to choose.")] = 4,
-    multiple: Annotated[int, typer.Option(help="Each size is a multiple of this.")] = 1,
-    model: Annotated[
-        str | None,
-        typer.Option(help="A model with dynamic shapes. Its expected time decides.", show_default=False),
-    ] = None,
-    size: Annotated[
-        str | None, typer.Option(metavar="INPUT=1xN,...", help="The shapes of its inputs at the length N.")
-    ] = None,
-    target: Annotated[str | None, typer.Option(help="The chip and OS for the expected time.")] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write a plot: .png, .svg or .pdf. An existing file is replaced.", show_default=False
-        ),
-    ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+    call: Call,
+    lengths: Lengths,
+    count: Count = 4,
+    model: Flexible = None,
+    size: Open = None,
+    target: Chip = None,
+    plot: Plot = None,
+) -> Outcome:
     """Choose the sizes with the least padding, or the least time, for a sample of lengths."""
     if len({model is None, size is None, target is None}) > 1:
         raise SurgeryError("--model, --size and --target go together, as --size ids=1xN --target 'M4/macOS 15'")
-    load_engine(quiet)
     from anesurgery.files.plot_files import check_plot
-    from anesurgery.shipping.size_times import size_times
-    from anesurgery.show.size_table import choice_group
-    from anesurgery.splitting.size_choice import choose_sizes as choose
 
     if plot is not None:
         check_plot(plot)
-    time = None
-    if model is not None and size is not None and target is not None:
+    time, then = None, ""
+    if model is not None and size is not None:
         shapes = dict(map(_open_shape, size.split(",")))
-        with waiting("estimating times", quiet):
-            time = size_times(model, shapes, lengths, target, multiple=multiple)
-    choice = choose(lengths, count, time=time, multiple=multiple)
+        time = call.of("shipping.size_times:size_times", "estimating times")(model, shapes, lengths, target)
+    choice = call(lengths, count, time=time)
     if plot is not None:
         choice.save_plot(plot)
-    then = "" if model is None or size is None else _made(model, size, choice.best.sizes)
-    wrote = [] if plot is None else [plot]
-    show(choice.to_json(), choice_group(choice), as_json, quiet, wrote, then=then)
+    if model is not None and size is not None:
+        then = _made(model, size, choice.best.sizes)
+    return Outcome(choice, wrote=[plot], then=then)
 
 
 def _made(model: str, size: str, lengths: Sequence[int]) -> str:
@@ -87,31 +82,14 @@ def _open_shape(text: str) -> tuple[str, tuple[int | None, ...]]:
     return name, tuple(None if n == "N" else int(n) for n in axes)
 
 
-def sizes(
-    model: Model,
-    out: Annotated[str, typer.Option("--out", "-o", help="The folder to write.", show_default=False)],
-    size: Annotated[
-        list[str],
-        typer.Option(
-            metavar="INPUT=1x64,...", help="The shapes of the inputs at a size; repeat.", show_default=False
-        ),
-    ],
-    mask: Annotated[
-        str | None, typer.Option(help="Add a mask as an input with this name.", show_default=False)
-    ] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace a folder of sizes.")] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@subcommand("shipping.several_sizes:sizes")
+def sizes(call: Call, model: Model, out: Folder, size: Shapes, overwrite: Overwrite = False) -> Outcome:
     """Make a model at several fixed sizes, with its weights stored once."""
     each = [dict(map(read_shape, text.split(","))) for text in size]
     if any(shapes.keys() != each[0].keys() for shapes in each):
         raise SurgeryError("each --size needs the same inputs, as --size ids=1x64,mask=1x64")
-    load_engine(quiet)
-    from anesurgery.shipping.several_sizes import sizes as make
-
-    with waiting("making the sizes", quiet):
-        sized = make(model, {name: [shapes[name] for shapes in each] for name in each[0]}, mask=mask)
+    with waiting("making the sizes", call.silent):
+        sized = call(model, {name: [shapes[name] for shapes in each] for name in each[0]})
         path = sized.save(out, overwrite=overwrite)
     rows = [row.to_json() for row in sized.rows]
-    show({"path": str(path), "sizes": rows}, str(sized), as_json, quiet, [out], then=command("see", out))
+    return Outcome({"path": str(path), "sizes": rows}, str(sized), [out], then=command("see", out))

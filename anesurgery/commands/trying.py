@@ -1,4 +1,4 @@
-"""`anesurgery example`: a small model to try the other commands on."""
+"""The commands `example` and `draw`: a small model to try the others on, and a picture of a model."""
 
 from __future__ import annotations
 
@@ -9,32 +9,35 @@ import typer
 
 from anesurgery.byte_counts import byte_words
 from anesurgery.commands.next_steps import command
-from anesurgery.commands.options import Json, Quiet, show
-from anesurgery.commands.waiting import load_engine, waiting
+from anesurgery.commands.options import Model, Overwrite
+from anesurgery.commands.subcommand import Call, Outcome, subcommand
+
+Name = Annotated[str, typer.Argument(help="gpt2, llama, bert, vit, whisper, unet, network or tiny.")]
+Picture = Annotated[Path, typer.Option("--out", "-o", help="An .svg picture, or an .html page to zoom.")]
 
 
-def example(
-    name: Annotated[
-        str, typer.Argument(help="gpt2, llama, bert, vit, whisper, unet, network or tiny.", show_default=False)
-    ] = "gpt2",
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The package to write. Default: NAME.mlpackage.")
-    ] = None,
-    ios: Annotated[int, typer.Option(help="The first version of iOS that runs it: 16, 17 or 18.")] = 16,
-    overwrite: Annotated[bool, typer.Option(help="Replace what is there.")] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@subcommand("examples.example_models:example", waits="converting")
+def example(call: Call, name: Name = "gpt2") -> Outcome:
     """Write a small model to try this on: a real architecture with random weights."""
-    load_engine(quiet or as_json)
     from anesurgery.examples.example_models import EXAMPLES
-    from anesurgery.examples.example_models import example as make
 
-    with waiting("converting", quiet or as_json):
-        path = make(name, out, ios=ios, overwrite=overwrite)
-    files = [path, *path.rglob("*")]
-    chosen, size = EXAMPLES[name], sum(file.stat().st_size for file in files if file.is_file())
-    shown = Path(f"{name}{chosen.suffix}") if out is None else out
+    path = call(name)
+    chosen = EXAMPLES[name]
+    size = sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
+    out = call["out"] or Path(f"{name}{chosen.suffix}")
     plain = {"path": str(path), "recipe": chosen.recipe, "bytes": size}
     words = f"{chosen.words[:1].upper()}{chosen.words[1:]}, random weights, {byte_words(size)}"
-    show(plain, words, as_json, quiet, [shown], then=command("see", shown, target=chosen.target))
+    return Outcome(plain, words, [out], then=command("see", out, target=chosen.target))
+
+
+@subcommand("show.pictures:draw", waits="drawing")
+def draw(call: Call, model: Model, out: Picture, overwrite: Overwrite = False) -> Outcome:
+    """Draw ops as a picture or a page. --target colours them by unit."""
+    from anesurgery.files.writing import check_place
+    from anesurgery.show.pictures import check_picture
+
+    check_picture(out)
+    check_place(out.expanduser().absolute(), overwrite, Path(model).expanduser())
+    drawing = call(model)
+    path, then = drawing.save(out), command("see", model, target=call["target"])
+    return Outcome({"path": str(path), "ops": list(drawing.ops)}, f"{len(drawing.ops)} ops", [path], then=then)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from anesurgery import registry
 
-BASES = ("Pass", "Rewrite", "LayerPass", "LayerRewrite")
+BASES = ("Pass", "Rewrite", "Repair", "LayerPass", "LayerRewrite")
 """Classes of passes without options of their own."""
 
 Options = dict[str, dict[str, Any]]
@@ -43,14 +44,19 @@ def _body(path: Path) -> list[ast.stmt]:
     return ast.parse(path.read_text(encoding="utf-8")).body
 
 
+@cache
 def _assigned(path: Path, name: str) -> ast.expr | None:
-    """What a file assigns to a name at its top level."""
-    for node in _body(path):
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        value = getattr(node, "value", None)
-        if isinstance(value, ast.expr) and any(getattr(t, "id", "") == name for t in targets):
-            return value
-    return None
+    """What a file assigns to a name at its top level; only that statement is parsed."""
+    text = rf"^{name}(?:: .+?)? = (.*(?:\n[ )\]}}].*)*)"
+    found = re.search(text, path.read_text(encoding="utf-8"), re.MULTILINE)
+    return None if found is None else ast.parse(found[1], mode="eval").body
+
+
+@cache
+def _imports(path: Path) -> list[ast.ImportFrom]:
+    """The lines of a file by which it imports names."""
+    lines = re.findall(r"^from .+? import (?:\([^)]*\)|.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return [node for node in ast.parse("\n".join(lines)).body if isinstance(node, ast.ImportFrom)]
 
 
 def _steps_of(path: Path, name: str) -> list[ast.Call]:
@@ -71,8 +77,8 @@ def _spread(path: Path, step: ast.expr) -> list[ast.expr]:
     name = getattr(step.value, "id", "")
     beside = [
         path.with_name(f"{(node.module or '').rpartition('.')[2]}.py")
-        for node in _body(path)
-        if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names)
+        for node in _imports(path)
+        if any(alias.name == name for alias in node.names)
     ]
     several = next((m for f in (path, *beside) if f.is_file() and (m := _assigned(f, name)) is not None), None)
     return list(getattr(several, "elts", [step]))
@@ -86,7 +92,7 @@ def _step(call: ast.Call) -> tuple[str, dict[str, Any]]:
         raise _Unread
     path = registry.file_of(name)
     return name, _defaults(path, registry.camel(name)) | {
-        str(k.arg): _value(path, k.value) for k in call.keywords
+        str(k.arg): value_of(path, k.value) for k in call.keywords
     }
 
 
@@ -97,7 +103,7 @@ def _defaults(path: Path, cls: str) -> dict[str, Any]:
         raise _Unread
     noted = [n for n in node.body if isinstance(n, ast.AnnAssign) and n.value is not None]
     fields = [n for n in noted if "ClassVar" not in ast.unparse(n.annotation)]
-    return {getattr(n.target, "id", ""): _value(path, _default(n.value)) for n in fields if n.value}
+    return {getattr(n.target, "id", ""): value_of(path, _default(n.value)) for n in fields if n.value}
 
 
 def _default(node: ast.expr) -> ast.expr:
@@ -107,7 +113,7 @@ def _default(node: ast.expr) -> ast.expr:
     return node
 
 
-def _value(path: Path, node: ast.expr) -> Any:
+def value_of(path: Path, node: ast.expr) -> Any:
     """The value of an expression of literals and constants."""
     node = _Words(path).visit(copy.deepcopy(node))
     names = {n.id: _constant(path, n.id) for n in ast.walk(node) if isinstance(n, ast.Name)}
@@ -119,9 +125,9 @@ def _value(path: Path, node: ast.expr) -> Any:
 def _constant(path: Path, name: str) -> Any:
     """The value of a constant of a file, or of one that it imports."""
     if (assigned := _assigned(path, name)) is not None:
-        return _value(path, assigned)
-    for node in _body(path):
-        if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names):
+        return value_of(path, assigned)
+    for node in _imports(path):
+        if any(alias.name == name for alias in node.names):
             parts = (node.module or "").split(".")
             source = registry.ROOT.joinpath(*parts[1:]).with_suffix(".py")
             if parts[0] == "anesurgery" and source.is_file():
@@ -145,7 +151,7 @@ class _Words(ast.NodeTransformer):
 
 def _module(path: Path, name: str) -> Path:
     """The file of a module that a file imports from this package."""
-    for node in (n for n in _body(path) if isinstance(n, ast.ImportFrom)):
+    for node in _imports(path):
         for alias in (a for a in node.names if (a.asname or a.name) == name):
             package, *folders = (node.module or "").split(".")
             file = registry.ROOT.joinpath(*folders, f"{alias.name}.py")

@@ -44,7 +44,7 @@ from anesurgery.files.package import Loaded
 from anesurgery.interpret.core import Executable, Step
 from anesurgery.interpret.ops.quantization import dequantize, quantize
 from anesurgery.mil import Array, Function, Operation, Program, Var, constant, is_output, producer, static_shape
-from anesurgery.regions.root_norms import root_norm
+from anesurgery.numeric.squares import root_norm
 
 # -- gain and shift of a norm take up what the weights in front of it have lost --------------------------
 #
@@ -847,7 +847,7 @@ def _error(
     if form is not None:
         dtype = np.asarray(held.var.val).dtype
         grid = grid_of(form, scaled, moments(coded), rows.channels, rows.channel, weight.ndim, dtype)
-        scaled = np.stack([grid.nearest(part, group) for group, part in enumerate(scaled)])
+        scaled = np.stack([grid.nearest(part, group) for group, part in enumerate(scaled)]).astype(np.float64)
     expected = inputs @ torch.from_numpy(plain.copy()).transpose(1, 2)
     off = coded @ torch.from_numpy(scaled.copy()).transpose(1, 2) - expected
     whole = float((expected**2).sum())

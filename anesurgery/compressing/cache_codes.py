@@ -136,7 +136,7 @@ def compress_cache(
         model: path of a package, MLModel or MIL program, whose cache comes and goes by inputs and outputs
             (`add_cache(cache="io")`, or `cache_as_io`).
         texts: some dozens of lists of tokens, none longer than the context. Every fourth is held out.
-        scales: one for each "head", or for each "channel" of a head, which costs two products. Default:
+        scales: one scale for each "head", or for each "channel" of a head, which costs two products. Default:
             channels if they halve the KL on other texts.
         target: chip and OS, such as "M5/macOS 26". Every chip by default.
 

@@ -235,7 +235,7 @@ def compress(
     smallest: int = SMALLEST,
     work: str | os.PathLike[str] | None = None,
     jobs: int = 1,
-    scheduler: Any = None,
+    scheduler: str | Any = None,
     against: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Compression:
@@ -247,18 +247,19 @@ def compress(
 
     Args:
         model: path of a package, also of a pipeline, or of a folder of chunks; MLModel, MIL program, or chain.
-        bits: bits of each number. For speed, a weight gets more bits if no fast form has so few.
-        forms: the form of all weights in place of `bits`, such as "sparse-50-palette4" (docs/compression.md has
+        bits: bits of each number: 1, 2, 3, 4, 6 or 8. For speed, a weight gets more bits if no fast form has
+            so few.
+        forms: a form of all weights in place of `bits`, such as "sparse-50-palette4" (docs/compression.md has
             the names). Of several, each weight gets the best one, and all take no more bytes than in the first,
             or, with `mixed=True`, `bits` on average.
-        mixed: give each weight its own bits, `bits` on average. Every form of every weight is measured at the
-            outputs, which takes several times as long. By default the bits are estimated for size, and equal
-            for speed. False: equal.
+        mixed: give each weight its own bits, measured at the outputs, `bits` on average. Every form of every
+            weight is tried, which takes several times as long. By default the bits are estimated for size,
+            and equal for speed. False: equal.
         max_bytes: the most bytes of all weights, a number or "300 MB". Each weight gets the form that loses
             least within this size, or stays.
-        activations: inputs of linear and conv in 8 bits too (W8A8, with bits=8). Ranges hold 99.99 % of the
-            numbers ("percentile"), keep most of their distribution ("kl"), or hold the largest ("max"). An op
-            whose products suffer keeps its inputs; the report says why.
+        activations: inputs of linear and conv in 8 bits too, with 8 `bits`: "percentile", "kl" or "max". Their
+            ranges hold 99.99 % of the numbers, keep most of their distribution, or hold the largest (W8A8).
+            An op whose products suffer keeps its inputs; the report says why.
         balance: move scales of channels from inputs into weights, if the weights then round better (AWQ,
             SmoothQuant). Default: with `activations`.
         inputs: samples, a list of dictionaries of arrays by input name: some dozens of real ones.
@@ -266,8 +267,8 @@ def compress(
         for_: "speed" skips forms that were measured slower than fp16; "size" takes palettes.
         function: the function that takes the samples. Weights that other functions share are compressed there
             too.
-        smallest: weights of no more elements stay as they are.
-        work: a folder for finished weights. A run that was stopped goes on from there, and ends with the same
+        smallest: weights with at most this many elements stay as they are.
+        work: a folder for finished weights, from which a run that was stopped goes on. It ends with the same
             bytes. Files of other models and settings stay.
         jobs: number of processes. They share the forms to try, and weights with the same inputs, such as those
             of queries, keys and values.

@@ -149,7 +149,7 @@ def sensitivity(
     smallest: int = SMALLEST,
     shard: Shard | str | None = None,
     jobs: int = 1,
-    scheduler: Any = None,
+    scheduler: str | Any = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Sensitivity:

@@ -63,8 +63,8 @@ def to_coreml(
     Args:
         model: path of an `.aimodel`.
         path: where to write it; ends in .mlpackage.
-        ios: the first release of iOS that must run it: 15, 16, 17 or 18. The oldest that has all its ops when
-            absent.
+        ios: the first release of iOS that must run it: 15, 16, 17 or 18. Default: the oldest that has all its
+            ops.
         longest: the largest size of each dynamic axis; Core ML needs a bound.
         overwrite: may what is there be replaced?
 

@@ -33,6 +33,7 @@ FORMS = (
         "4,096 ones give 2,048; and what rounds differently at each op cannot be told from what is wrong",
         LINUX,
     ),
+    Form("images", ("ship",), "the runtime on Linux takes tensors alone: images are `CVPixelBuffer`s", LINUX),
     Form(
         "argmax of fp32",
         ("ship",),
@@ -44,6 +45,13 @@ FORMS = (
         MODES,
         "when a program is made, (conv(x) - m) * s of constants m and s is rewritten as conv(x) * s + m * s: "
         "the sign of m is lost, on every device; the sum with -m is right",
+        LINUX,
+    ),
+    Form(
+        "constants apart",
+        MODES,
+        "when a program is made, (x + a) + b of constants becomes x + (a + b), (x * a) * b becomes x * (a * b) "
+        "and a scale becomes a part of the weight: in fp16 a * b overflows where the values do not",
         LINUX,
     ),
     Form(

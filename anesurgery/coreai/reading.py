@@ -19,7 +19,10 @@ import numpy as np
 
 from anesurgery.coreai import lifts
 from anesurgery.coreai.asset import Asset
-from anesurgery.coreai.lifts.composites import composite_of, several
+from anesurgery.coreai.dtypes import bits_of, name_of, numpy_of
+from anesurgery.coreai.images import PREFIX
+from anesurgery.coreai.lifts.composites import as_list, composite_of
+from anesurgery.coreai.lifts.images import image_size
 from anesurgery.coreai.lifts.table import (
     TABLE,
     TOKEN,
@@ -33,6 +36,7 @@ from anesurgery.coreai.lifts.table import (
     sizes_of,
 )
 from anesurgery.coreai.running import ask
+from anesurgery.coreai.table import OWN
 from anesurgery.errors import LoadError
 from anesurgery.files.interface import new_spec
 from anesurgery.files.package import Loaded
@@ -63,23 +67,15 @@ lifts.load_families()
 
 OPSET = ct.target.iOS18
 """The first opset with states, attention and weights in blocks."""
-CLEANUP = (
-    "fuse_transpose_matmul",
-    "dead_code_elimination",
-    "const_elimination",
-    "fuse_conv_bias",
-    "dead_code_elimination",
-)
-"""Passes of coremltools that join what Core AI writes as several ops: its products have no bias."""
-NAME = "coreai.name"
+CLEANUP = ("fuse_transpose_matmul", "dead_code_elimination", "const_elimination", "dead_code_elimination")
+"""Passes of coremltools that join what Core AI writes as as_list ops: its products have no bias."""
+NAME, TOKEN_TYPE = "coreai.name", "token"
 LARGE = 64
 """Numbers from which on a constant of floats is one value of the program, however often it is read."""
 NO_END = -1
 """What coremltools takes for an axis without a largest size."""
 USUAL = 64
 """The size of an open axis where none is given: a choice."""
-NUMPY = {"f16": "<f2", "f32": "<f4", "f64": "<f8", "bf16": "<u2"}
-"""Element type of Core AI -> how its numbers stand in the file; the names of integers say it."""
 
 
 @exclusive()
@@ -94,7 +90,7 @@ def read(path: Path) -> Loaded:
 
 @dataclass(frozen=True)
 class Walked:
-    """What the child process says of a model; programs for several systems are made of it."""
+    """What the child process says of a model; programs for as_list systems are made of it."""
 
     asset: Asset
     graphs: Sequence[Plain]
@@ -130,23 +126,30 @@ class Walked:
             for name in CLEANUP:
                 PASS_REGISTRY[f"common::{name}"](program)
         for function in program.functions.values():
-            _open(function, self.longest)
+            _describe(function, self.longest, reader.images)
         spec = _described(program, self.asset.metadata)
         return Loaded(program, spec, source=self.asset.path.resolve(), notes=tuple(reader.notes))
 
 
-def _open(function: Function, longest: int) -> None:
-    """State the sizes of axes that are left open, as a description of the function will say them."""
+def _describe(function: Function, longest: int, images: Mapping[str, str]) -> None:
+    """State what the types of a program do not say: sizes of axes that are left open, and images."""
     tensors = {n: v for n, v in function.inputs.items() if not types.is_state(v.sym_type)}
-    if not any(any_symbolic(v.shape) for v in tensors.values()):
+    if not images and not any(any_symbolic(v.shape) for v in tensors.values()):
         return
     size = ct.RangeDim(1, longest, default=USUAL if longest == NO_END else min(USUAL, longest))
+
+    def stated(name: str, var: Var, **shape: Any) -> Any:
+        if name in images:
+            colors = getattr(ct.colorlayout, images[name])
+            return ct.ImageType(name=name, color_layout=colors, channel_first=True, **shape)
+        return ct.TensorType(name=name, dtype=np_dtype(var).type, **shape)
+
     function.input_types = [
-        ct.TensorType(
-            n, ct.Shape([size if is_symbolic(d) else int(d) for d in v.shape]), dtype=np_dtype(v).type
-        )
+        stated(n, v, shape=ct.Shape([size if is_symbolic(d) else int(d) for d in v.shape]))
         for n, v in tensors.items()
     ]
+    if any(var.name in images for var in function.outputs):
+        function.output_types = [stated(var.name, var) for var in function.outputs]
 
 
 SAID = {"author": "author", "license": "license", "description": "shortDescription"}
@@ -167,6 +170,7 @@ def _described(program: Program, metadata: Mapping[str, Any]) -> Any:
     held.versionString = custom.pop(VERSION, "")
     for feature in features:
         feature.shortDescription = custom.pop(f"{FEATURE}{feature.name}", "")
+        custom.pop(f"{PREFIX}{feature.name}", None)
     held.userDefined.update(custom)
     return spec
 
@@ -180,6 +184,13 @@ class Reader:
     arrays: Mapping[str, Array]
     opset: Any
     notes: dict[str, None] = field(default_factory=dict)
+    images: dict[str, str] = field(init=False)
+    """Inputs and outputs that are images -> their colour spaces."""
+
+    def __post_init__(self) -> None:
+        """Read the colour spaces that `to_coreai` noted."""
+        held = dict(self.asset.metadata.get(CUSTOM) or {})
+        self.images = {k.removeprefix(PREFIX): v for k, v in held.items() if k.startswith(PREFIX)}
 
     def function(self, graph: Plain) -> Function:
         """A function of the program.
@@ -220,6 +231,9 @@ class Reader:
                 yield from self._ops(callee, seen)
 
     def _placeholder(self, name: str, kind: Plain) -> Any:
+        if (size := image_size(kind)) is not None:
+            self.images.setdefault(name, "RGB")
+            return mb.placeholder(shape=[1, 3, *size], dtype=types.fp32, name=name)
         if "dtype" not in kind:
             raise LoadError(f"{self.asset.path}: the input {name} is a {kind['type']}, which Core ML has not")
         dtype = mil_type(kind["dtype"])
@@ -236,17 +250,23 @@ class Reader:
         return mb.placeholder(shape=shape, dtype=element, name=name)
 
     def _given(self, var: Var, kind: Plain) -> Value:
-        return cast(var, mil_type(kind["dtype"])) if not kind.get("state") else var
+        return cast(var, mil_type(kind["dtype"])) if "dtype" in kind and not kind.get("state") else var
 
     def _outputs(self, graph: Plain, results: Sequence[Value]) -> dict[Var, str]:
         """The outputs, each made by an op of its own, by their names."""
         names, outputs = identifiers(_result_names(graph)), dict[Var, str]()
-        for name, value in zip(names, (v for v in results if v is not TOKEN), strict=True):
+        numbers = graph["ops"][-1]["operands"]
+        kinds = {r["number"]: r for op in graph["ops"] for r in op["results"]}
+        given = [(v, kinds.get(n, {})) for v, n in zip(results, numbers, strict=True) if v is not TOKEN]
+        for name, (value, kind) in zip(names, given, strict=True):
             if (var := as_var(value)).dtype is types.bool:
                 self.notes[f"output {name} holds truth values in the file, and int32 here"] = None
                 var = mb.cast(x=var, dtype="int32")
-            own = producer(var) is not None and producer(var, "const", "read_state") is None
+            made = producer(var)
+            own = var.name == name if made is None else made.op_type not in ("const", "read_state")
             outputs[var if own and var not in outputs else mb.identity(x=var)] = name
+            if image_size(kind) is not None:
+                self.images.setdefault(name, "RGB")
         return outputs
 
     def _note_names(self, old: Sequence[str], new: Sequence[str]) -> None:
@@ -256,17 +276,16 @@ class Reader:
 
     def constant(self, held: Plain) -> Array:
         """The numbers of a constant, in the type of the file; each of few bits in a byte of its own."""
-        kind, shape = held["dtype"], tuple(held["shape"])
+        name, shape = name_of(held["dtype"]), tuple(held["shape"])
         if "constant" in held:
-            array = self.arrays[held["constant"]]
-            dtype = np.dtype(NUMPY.get(kind.replace("bf16", "f32")) or _integers(kind))
-            return np.broadcast_to(array.astype(dtype), shape)
-        count, bits = math.prod(shape), int(kind.lstrip("usifb"))
+            dtype = numpy_of(name.replace("bf16", "fp32"))
+            return np.broadcast_to(self.arrays[held["constant"]].astype(dtype), shape)
+        count, bits, stored = math.prod(shape), bits_of(name), self.asset.bytecode.array
         if bits < 8:
-            packed = self.asset.bytecode.array(held["resource"], np.dtype(np.uint8), -(-count * bits // 8))
-            return unpack(packed, bits, kind[0] == "s", shape)
-        array = self.asset.bytecode.array(held["resource"], np.dtype(NUMPY.get(kind) or _integers(kind)), count)
-        return (_short_float(array) if kind == "bf16" else array).reshape(shape)
+            packed = stored(held["resource"], np.dtype(np.uint8), -(-count * bits // 8))
+            return unpack(packed, bits, name.startswith("int"), shape)
+        array = stored(held["resource"], numpy_of(name), count).reshape(shape)
+        return (array.astype(np.uint32) << 16).view(np.float32) if name == "bf16" else array
 
 
 def _result_names(graph: Plain) -> list[str]:
@@ -278,20 +297,8 @@ def _result_names(graph: Plain) -> list[str]:
 
 def _is_token(graph: Plain, i: int) -> bool:
     made = graph["ops"][-1]["operands"][i]
-    tokens = {r["number"] for op in graph["ops"] for r in op["results"] if "dtype" not in r}
-    return made in tokens or any(a["number"] == made and "dtype" not in a for a in graph["arguments"])
-
-
-def _integers(kind: str) -> str:
-    """Numpy's name of a type of integers or truth values; few bits stand in a byte."""
-    if kind == "i1":
-        return "?"
-    return f"{'<u' if kind[0] == 'u' else '<i'}{max(1, int(kind[2:]) // 8)}"
-
-
-def _short_float(array: Array) -> Array:
-    """bfloat16, the upper half of float32, as float32."""
-    return (array.astype(np.uint32) << 16).view(np.float32)
+    kinds = [*graph["arguments"], *(r for op in graph["ops"] for r in op["results"])]
+    return any(kind["number"] == made and TOKEN_TYPE in kind.get("type", "") for kind in kinds)
 
 
 def kind_of(op: Plain) -> str:
@@ -312,6 +319,7 @@ class Scope:
         self.types: dict[int, Plain] = {}
         self.labels: dict[Var, str] = {} if labels is None else labels
         self.shared: dict[Any, Var] = {}
+        self.stated: set[Var] = set()
         self.depth = 0
 
     def take(self, kind: Plain, value: Value) -> None:
@@ -345,6 +353,10 @@ class Scope:
             self._lift(op)
         raise LoadError(f"{self.reader.asset.path}: a block of {self.name} has no end; export the model again")
 
+    def colors(self, image: Var) -> str:
+        """The channels of an image in their order."""
+        return self.reader.images.get(image.name, "RGB")
+
     def nested(self, block: Plain, values: Sequence[Value] = ()) -> list[Value]:
         """Lift a block inside of an op, where the builder stands."""
         self.depth += 1
@@ -361,7 +373,9 @@ class Scope:
         if declared is not None and (make := composite_of(declared["name"])) is not None:
             named = dict(zip(declared["input_names"], operands, strict=True))
             with suppress(Unliftable, ValueError):  # the latter where the opset has no such op
-                return several(make(named, declared["op_attrs"]))
+                made = as_list(make(named, declared["op_attrs"]))
+                self.stated |= set(map(as_var, made)) if declared["name"].startswith(OWN) else set()
+                return made
         inner = Scope(self.reader, graph, self.labels)
         inner.depth = self.depth + 1
         return inner.block(graph, list(site.operands))
@@ -389,10 +403,10 @@ class Scope:
             self.take(kind, value)
             return
         now, stated = sizes_of(value), kind["shape"]
-        apart = len(now) != len(stated) or any(
+        differs = len(now) != len(stated) or any(
             b is not None and not is_symbolic(a) and a != b for a, b in zip(now, stated, strict=True)
         )
-        if apart:
+        if differs:
             raise Unliftable(f"it would give {tuple(now)}, and the file says {tuple(stated)}")
         if any(map(is_symbolic, now)) and None not in stated:
             value = mb.reshape(x=value, shape=np.array(stated, np.int32))

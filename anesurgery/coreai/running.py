@@ -141,7 +141,7 @@ def run(
     return outputs, {n.partition(":")[2]: v for n, v in results.items() if n.startswith("state:")}
 
 
-def taken(model: Loaded, values: Mapping[str, Any], function: str | None) -> dict[str, Array]:
+def cast_inputs(model: Loaded, values: Mapping[str, Any], function: str | None) -> dict[str, Array]:
     """Inputs as a model takes them: a program in fp32 would read digits that an fp16 input does not have."""
     inputs = function_of(model.program, function).inputs
     return {n: np.asarray(v).astype(np_dtype(inputs[n])) for n, v in bound(model, values, function).items()}
@@ -181,7 +181,9 @@ def run_model(
         loaded = load(model)
         with tempfile.TemporaryDirectory(prefix="anesurgery-coreai-") as folder:
             written = to_coreai(loaded, Path(folder) / f"model{SUFFIX}", mode="check").path
-            found, after = run(written, taken(loaded, values, function), function=function, states=held or None)
+            found, after = run(
+                written, cast_inputs(loaded, values, function), function=function, states=held or None
+            )
     for name, box in (state or {}).items():
         box.value = torch.from_numpy(after[name]).to(box.value.dtype)
     names = list(found if outputs is None else outputs)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from anesurgery.coreai.dtypes import bits_of
 from anesurgery.errors import LoadError
 from anesurgery.files.sub_byte import pack
 
@@ -110,10 +111,10 @@ def element(dtype: str) -> Any:
         return ir.F16Type.get() if dtype == "fp16" else ir.F32Type.get()
     if dtype == "bool":
         return ir.IntegerType.get_signless(1)
-    signed, digits = dtype.startswith("int"), dtype.removeprefix("u").removeprefix("int")
-    if not digits.isdigit():
+    if not dtype.startswith(("int", "uint")):
         raise KeyError(dtype)
-    return ir.IntegerType.get_signed(int(digits)) if signed else ir.IntegerType.get_unsigned(int(digits))
+    kinds = ir.IntegerType
+    return (kinds.get_signed if dtype.startswith("int") else kinds.get_unsigned)(bits_of(dtype))
 
 
 def tensor(shape: Sequence[int], dtype: Any) -> Any:
@@ -123,13 +124,18 @@ def tensor(shape: Sequence[int], dtype: Any) -> Any:
     return ir.RankedTensorType.get([length if length >= 0 else dynamic for length in shape], kind)
 
 
+def image(height: int, width: int) -> Any:
+    """The type of an image of bytes in the order blue, green, red, alpha, as cameras and video give it."""
+    return ir.Type.parse(f"!coreai.image<<k32BGRA> x {height} : i64 x {width} : i64>")
+
+
 def stored(values: Array, dtype: str) -> Any:
     """What a constant op holds. Large values are not copied: the array must stay as it is until it is saved.
 
     Apple's own `constant` does not pack elements of few bits, and reads wrong values or crashes, so that these
     are given as packed bytes, the lowest bits first.
     """
-    bits = int("".join(filter(str.isdigit, dtype)) or 8)
+    bits = bits_of(dtype)
     if bits >= 8 and (values.size <= RESOURCE or dtype == "bool"):
         return ops.create_constant_attr(np.array(values), element(dtype))
     return stored_bytes(pack(values, bits) if bits < 8 else values, values.shape, dtype)
@@ -329,6 +335,11 @@ def _given(kind: str, wanted: Mapping[str, Any], arrays: dict[str, Array]) -> di
     if unknown := values.keys() - wanted.keys():
         raise ValueError(f"unknown {kind} {sorted(unknown)[0]!r}; it takes {', '.join(wanted) or 'none'}")
     for name, array in values.items():
+        if not hasattr(wanted[name], "shape"):
+            words = (
+                "which the runtime takes on Apple's systems alone; give the ML Program: it is run with tensors"
+            )
+            raise ValueError(f"{kind} {name!r} is an image, {words}")
         shape = wanted[name].shape
         fits = len(shape) == array.ndim and all(
             d is None or d in (-1, n) for d, n in zip(shape, array.shape, strict=True)

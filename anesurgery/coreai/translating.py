@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,10 @@ from typing import Any
 from anesurgery import registry
 from anesurgery.byte_counts import byte_words
 from anesurgery.coreai import toolkit
+from anesurgery.coreai.images import COLORS, PREFIX, color_space, images_of
 from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.toolkit import require
-from anesurgery.coreai.writer import Constants, Writer, check_ops
+from anesurgery.coreai.writer import ConstantPool, FunctionWriter, check_ops
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, NotExpressible
 from anesurgery.files.interface import Signature
@@ -81,8 +82,8 @@ def to_coreai(
     Args:
         model: path, MLModel or MIL program.
         path: where to write it; ends in .aimodel.
-        mode: "ship", for Apple's devices, or "check", for Apple's runtime on Linux: fp16 products are computed
-            in fp32 there, which that runtime sums in fp16.
+        mode: "ship", for Apple's devices, or "check", for Apple's runtime on Linux. That runtime sums fp16
+            products in fp16, so "check" computes them in fp32.
         overwrite: may what is there be replaced?
 
     Returns:
@@ -95,25 +96,27 @@ def to_coreai(
         UnknownName: there is no such mode.
     """
     require()
-    forms, loaded = Mode(mode), _prepared(load_as_is(model))
+    how, loaded = Mode(mode), _prepared(load_as_is(model))
     target = Path(path).expanduser().absolute()
     check_target(loaded.source, target, overwrite, SUFFIX)
     if loaded.absent is not None:
         raise LoadError(loaded.absent)
     check_ops(loaded.program)
-    program, signatures = _written(loaded.program, forms)
+    spaces = images_of(loaded.description)
+    program, signatures = _written(loaded.program, how, spaces)
     loaded.check_source()
     write_atomically(target, lambda place: toolkit.save(program, place, _metadata(loaded)), overwrite)
     stored = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     return CoreAI(target, signatures, stored, tuple(_lost(loaded)))
 
 
-def _written(program: Program, forms: Mode) -> tuple[Any, dict[str, Signature]]:
+def _written(program: Program, mode: Mode, spaces: Mapping[str, str]) -> tuple[Any, dict[str, Signature]]:
     """The functions of a program in Core AI, and what each takes and gives."""
-    constants, functions = Constants(), program.functions
+    constants, functions = ConstantPool(), program.functions
     try:
         with toolkit.module() as module:
-            return module, {name: Writer(f, forms, constants).write(name) for name, f in functions.items()}
+            signatures = {n: FunctionWriter(f, mode, constants, spaces).write(n) for n, f in functions.items()}
+            return module, signatures
     except RuntimeError as error:  # of Apple's rewrites, which follow the last op
         raise NotExpressible(f"Apple's package refuses the program: {toolkit.refusal(error)}") from error
 
@@ -146,6 +149,7 @@ def _metadata(loaded: Loaded) -> Any:
     custom = dict(given.userDefined) | ({"version": given.versionString} if given.versionString else {})
     features = [*description.input, *description.output, *description.state]
     custom |= {f"feature.{f.name}": f.shortDescription for f in features if f.shortDescription}
+    custom |= {f"{PREFIX}{name}": space for name, space in images_of(description).items()}
     for key, value in (custom | _classes(loaded)).items():
         metadata.set_custom(key, value)
     return metadata
@@ -169,12 +173,10 @@ def _lost(loaded: Loaded) -> Iterator[str]:
         return
     for feature in (*description.input, *description.output):
         kind = feature.type.WhichOneof("Type")
-        if kind == "imageType":
-            image = feature.type.imageType
-            layout = type(image).DESCRIPTOR.fields_by_name["colorSpace"].enum_type
-            colors = layout.values_by_number[image.colorSpace].name
-            size = f"{image.width} x {image.height}, {colors}"
-            yield f"{feature.name} is an image ({size}): give its pixels as a tensor"
+        flexible = kind == "imageType" and feature.type.imageType.WhichOneof("SizeFlexibility")
+        if (space := color_space(feature)) and (space not in COLORS or flexible):
+            words = "of several sizes" if flexible else f"in {space}"
+            yield f"{feature.name} is an image {words}: give its pixels as a tensor"
         if kind == "multiArrayType" and (form := feature.type.multiArrayType.WhichOneof("ShapeFlexibility")):
             yield f"the {form} of {feature.name}: Core AI takes any length on its dynamic axes"
         if feature.type.isOptional:

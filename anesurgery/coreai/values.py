@@ -10,26 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.toolkit import constant, ir, ops, stored, tensor
+from anesurgery.coreai.dtypes import name_of, numpy_of
+from anesurgery.coreai.table import OWN
+from anesurgery.coreai.toolkit import composite, constant, ir, ops, stored, tensor
 from anesurgery.errors import NotExpressible
 from anesurgery.mil import Array
-
-DTYPES = {"f16": "fp16", "f32": "fp32", "i1": "bool"}
-"""How Core AI prints an element type -> the name in MIL; integers are `si32` and `ui8` there."""
-NUMPY = {"fp16": np.float16, "fp32": np.float32, "bool": np.bool_}
-"""dtype of MIL -> dtype of numpy, where the two have different names."""
-
-
-def as_numpy(dtype: str) -> Any:
-    """The numpy dtype that holds elements of a dtype of MIL; those of few bits take a byte each."""
-    if dtype in NUMPY:
-        return NUMPY[dtype]
-    bits = int("".join(filter(str.isdigit, dtype)))
-    return np.dtype(f"{'u' if dtype.startswith('u') else ''}int{max(bits, 8)}")
+from anesurgery.ops import names
 
 
 class Value:
-    """A tensor of the program; operators broadcast."""
+    """A tensor of the program; operators broadcast, and methods are called as torch's are."""
 
     known: Any = None
     """The numbers of a constant."""
@@ -55,8 +45,7 @@ class Value:
     @property
     def dtype(self) -> str:
         """The element type by its name in MIL."""
-        written = str(self.node.type.element_type)
-        return DTYPES.get(written) or written.replace("si", "int").replace("ui", "uint")
+        return name_of(str(self.node.type.element_type))
 
     @property
     def is_float(self) -> bool:
@@ -88,8 +77,13 @@ class Value:
         return number if isinstance(number, Value) else scalar(number, self.dtype)
 
     def with_(self, op: str, other: Any) -> Value:
-        """One of Core AI's ops of two operands, which broadcast."""
-        return Value(getattr(ops, f"broadcasting_{op}")(self.node, self.like(other).node))
+        """One of Core AI's ops of two operands, which broadcast; by "constants apart" (`modes.FORMS`)."""
+        builder = getattr(ops, f"broadcasting_{op}")
+        x, y = self.node, self.like(other).node
+        if not (self.is_float and _joins(op, x, y)):
+            return Value(builder(x, y))
+        (made,) = composite(OWN + JOINED[op][1], {"x": x, "y": y}, {}, lambda nodes: [builder(*nodes)])
+        return Value(made)
 
     def __add__(self, other: Any) -> Value:
         return self.with_("add", other)
@@ -116,9 +110,6 @@ class Value:
     def __neg__(self) -> Value:
         return self.with_("mul", -1)
 
-    def __abs__(self) -> Value:
-        return call("abs_", self)
-
     def __gt__(self, other: Any) -> Value:
         return self.with_("greater", other)
 
@@ -141,7 +132,7 @@ class Value:
         return self.with_("xor", other)
 
     def __invert__(self) -> Value:
-        return call("not_", self)
+        return call("not", self)
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -149,13 +140,32 @@ class Value:
         """Where both are the same number."""
         return self.with_("equal", other)
 
-    def at_least(self, other: Any) -> Value:
+    def maximum(self, other: Any) -> Value:
         """The larger of both."""
         return self.with_("maximum", other)
 
-    def at_most(self, other: Any) -> Value:
+    def minimum(self, other: Any) -> Value:
         """The smaller of both."""
         return self.with_("minimum", other)
+
+    def clamp(self, min: Any = None, max: Any = None) -> Value:
+        """Within limits."""
+        above = self if min is None else self.maximum(min)
+        return above if max is None else above.minimum(max)
+
+    def abs(self) -> Value:
+        """Without the sign."""
+        return call("abs", self)
+
+    def tanh(self) -> Value:
+        """The hyperbolic tangent."""
+        return call("tanh", self)
+
+    def remainder(self, other: Any) -> Value:
+        """With the sign of the divisor; Core AI's has that of the dividend."""
+        rest, by = self.with_("modulo", other), self.like(other)
+        other_side = (rest > 0) ^ (by > rest.like(0))
+        return where(rest.with_("not_equal", 0) & other_side, rest + by, rest)
 
     def cast(self, dtype: str) -> Value:
         """Another element type."""
@@ -172,8 +182,9 @@ class Value:
         known = [b if a < 0 else a for a, b in zip(self.shape, shape, strict=True)]
         return Value(ops.cast(self.node, tensor(known, self.dtype)))
 
-    def reshape(self, shape: Sequence[int] | Value) -> Value:
-        """Another shape; one length may be -1: what is left."""
+    def reshape(self, *lengths: Any) -> Value:
+        """Another shape, as lengths, a list or a value; one length may be -1: what is left."""
+        shape = lengths[0] if len(lengths) == 1 else list(lengths)
         if not isinstance(shape, Value) and list(shape) == self.shape and -1 not in shape:
             return self
         return Value(
@@ -198,6 +209,10 @@ class Value:
             return self
         return Value(ops.transpose(self.node, unsigned(perm).node))
 
+    def permute(self, *perm: int) -> Value:
+        """Axes in another order, as torch takes it."""
+        return self.transpose(perm)
+
     def swapped(self) -> Value:
         """The last two axes exchanged."""
         return self.transpose([*range(self.rank - 2), self.rank - 1, self.rank - 2])
@@ -205,7 +220,7 @@ class Value:
     def slice(self, begin: Any, end: Any, strides: Any = None) -> Value:
         """A part of each axis; begins and ends are lists or values, strides are positive."""
         steps = [1] * self.rank if strides is None else strides
-        return call("slice_", self, indices(begin), indices(end), indices(steps))
+        return call("slice", self, indices(begin), indices(end), indices(steps))
 
     def along(self, axis: int, begin: int, end: int, stride: int = 1) -> Value:
         """A part of one axis; a dynamic one may be read up to its end: -1."""
@@ -239,6 +254,52 @@ class Value:
         return call("get_shape", self).cast("int32")
 
 
+JOINED = {
+    "add": ("sum", "add"),
+    "sub": ("sum", "sub"),
+    "mul": ("product", "mul"),
+    "divide": ("product", "real_div"),
+}
+"""Core AI's op of two operands -> what Apple's package joins it with, and its name in MIL."""
+RESHAPES = names("shrink_dims expand_dims reshape")
+
+
+def _kind(node: Any) -> str:
+    """The op that made a value, as the file names it; "" for an argument of a block."""
+    name = getattr(node.owner, "name", "")
+    return str(name).removeprefix("coreai.").removeprefix("decomposable.").removeprefix("broadcasting_")
+
+
+def _is_constant(node: Any) -> bool:
+    """Is a value a constant, maybe in another shape?"""
+    kind = _kind(node)
+    return kind == "constant" or (kind in RESHAPES and _is_constant(node.owner.operands[0]))
+
+
+def _joins(op: str, *nodes: Any) -> bool:
+    """Would Apple's package compute an op of a constant together with the op before it?"""
+    given = [node for node in nodes if not _is_constant(node)]
+    if op not in JOINED or len(given) != 1:
+        return False
+    return _takes_in(given[0], JOINED[op][0])
+
+
+def _takes_in(node: Any, family: str) -> bool:
+    """Is a value made by an op that a sum with a constant, or a product, becomes a part of?"""
+    kind = _kind(node)
+    operands = list(node.owner.operands) if kind else []
+    if kind in RESHAPES:
+        return _takes_in(operands[0], family)
+    if kind.startswith("conv"):
+        return True
+    if kind == "batch_matmul":
+        return family == "sum"
+    others = [operand for operand in operands if not _is_constant(operand)]
+    if kind not in JOINED or len(others) == len(operands):
+        return False
+    return JOINED[kind][0] == family or any(_kind(n).startswith("conv") for n in others)
+
+
 LONGEST = 2**31 - 1
 """As the end of a slice: up to the end of an axis, however long it is."""
 
@@ -264,8 +325,9 @@ class Constant(Value):
         """The element type by its name in MIL."""
         return self._name
 
-    def reshape(self, shape: Sequence[int] | Value) -> Value:
+    def reshape(self, *lengths: Any) -> Value:
         """Another shape, of the same numbers."""
+        shape = lengths[0] if len(lengths) == 1 else list(lengths)
         reshaped = super().reshape(shape)
         reshaped.known = None if isinstance(shape, Value) else np.reshape(self.known, shape)
         return reshaped
@@ -273,12 +335,13 @@ class Constant(Value):
 
 def call(op: str, *values: Value) -> Value:
     """One of Core AI's ops that take values alone."""
-    return Value(getattr(ops, op)(*(value.node for value in values)))
+    builder = getattr(ops, f"{op}_", None) or getattr(ops, op)  # where Python has the name, Apple's has a dash
+    return Value(builder(*(value.node for value in values)))
 
 
 def array(numbers: Any, dtype: str) -> Value:
     """A constant."""
-    known = np.asarray(numbers, as_numpy(dtype))
+    known = np.asarray(numbers, numpy_of(dtype))
     made = Value(constant(stored(known, dtype)))
     made.known = known
     return made
@@ -287,7 +350,7 @@ def array(numbers: Any, dtype: str) -> Value:
 def scalar(number: Any, dtype: str) -> Value:
     """A constant without axes; fp16 holds a number beyond its range as infinity."""
     with np.errstate(over="ignore"):
-        return array(np.asarray(number).astype(as_numpy(dtype)), dtype)
+        return array(np.asarray(number).astype(numpy_of(dtype)), dtype)
 
 
 def indices(numbers: Any) -> Value:
@@ -320,12 +383,12 @@ def attribute(name: str, value: str) -> Any:
     return ir.Attribute.parse(f"#coreai.{name}<{value}>")
 
 
-def wide(*values: Value) -> list[Value]:
+def to_fp32(*values: Value) -> list[Value]:
     """Values in fp32 where they are fp16."""
     return [value.cast("fp32") if value.dtype == "fp16" else value for value in values]
 
 
-def whole(numbers: Any, what: str) -> list[int]:
+def known_ints(numbers: Any, what: str) -> list[int]:
     """Whole numbers that must be known.
 
     Raises:

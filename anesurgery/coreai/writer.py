@@ -1,4 +1,9 @@
-"""Write the functions of a MIL program in Core AI, op by op, by the table of lowerings."""
+"""Write the functions of a MIL program as graphs of a Core AI program.
+
+Each op is written by its row of `table.TABLE`, a function that takes the inputs of the op and returns tensors
+(`values.Value`). An op of `table.COMPOSED` is written as a private graph under its own name, with its formula
+inside, so that a reader of the file finds the op again.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai import toolkit
+from anesurgery.coreai import images, toolkit
+from anesurgery.coreai.dtypes import numpy_of
 from anesurgery.coreai.lowerings import load_lowerings
-from anesurgery.coreai.lowerings.compressed import Spread
+from anesurgery.coreai.lowerings.compressed import Dense
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import COMPOSED, MISSING, OWN, TABLE
-from anesurgery.coreai.values import Constant, Value, as_numpy
+from anesurgery.coreai.table import COMPOSED, MERGED_INTO, MISSING, OWN, TABLE
+from anesurgery.coreai.values import Constant, Value
 from anesurgery.errors import NotExpressible, SurgeryError
 from anesurgery.files.interface import Port, Signature
 from anesurgery.mil import (
@@ -24,6 +30,7 @@ from anesurgery.mil import (
     Operation,
     Program,
     Var,
+    consumers,
     dtype_name,
     is_constexpr,
     is_symbolic,
@@ -32,19 +39,19 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import names
 
-FOLDED = 1024
-"""Elements of a computed constant that are written as numbers at most; a larger one is computed again."""
-UNREAD = names("validate_indices output_indices_dtype sort")
-"""Inputs of MIL that no lowering needs: checks of the host, and types and orders that the result has anyway."""
-NEW = "_new"
-"""What follows the name of a state in the name of the result that becomes it."""
+MOST_FOLDED = 1024
+"""Elements of a computed constant that is written as numbers, at most. Larger ones are computed in the file."""
+UNUSED = names("validate_indices output_indices_dtype sort")
+"""Inputs of MIL ops that no lowering takes: checks of the host, and element types and orders of the result."""
+NEW_STATE = "_new"
+"""Suffix of the graph's result that becomes the new value of a state."""
 
 
 def check_ops(program: Program) -> None:
-    """Refuse a program with ops that no lowering is written for, all of them at once.
+    """Refuse a program with ops that have no lowering.
 
     Raises:
-        NotExpressible: names each, and why.
+        NotExpressible: lists all of them, how often each occurs, and why.
     """
     load_lowerings()
     unknown = Counter(op.op_type for op in walk_ops(program) if op.op_type not in {*TABLE, "const"})
@@ -55,70 +62,110 @@ def check_ops(program: Program) -> None:
         raise NotExpressible(f"it has ops that Core AI has not: {'; '.join(reasons)}")
 
 
-def lengths(var: Var) -> list[int]:
-    """The shape of a value, -1 where it is dynamic."""
-    state = types.is_state(var.sym_type)
-    shape = var.sym_type.wrapped_type().get_shape() if state else var.shape
+def shape_of(var: Var) -> list[int]:
+    """The shape of a tensor or state, with -1 for dynamic axes."""
+    is_state = types.is_state(var.sym_type)
+    shape = var.sym_type.wrapped_type().get_shape() if is_state else var.shape
     return [-1 if is_symbolic(length) else int(length) for length in shape]
 
 
-class Constants:
-    """The numbers of a program, each stored once, however many ops and functions read them."""
+class ConstantPool:
+    """The constants of a program. Each array is stored once, however many ops and functions read it."""
 
     def __init__(self) -> None:
         self._attributes: dict[Any, tuple[Array, Any]] = {}
 
     def attribute(self, numbers: Array, dtype: str) -> Any:
-        """What constant ops of an array hold; views of the same memory share it."""
-        place = numbers.__array_interface__["data"][0]
-        key = (place, numbers.nbytes, numbers.shape, numbers.strides, dtype)
+        """The attribute of constant ops for an array; views of the same memory share one."""
+        address = numbers.__array_interface__["data"][0]
+        key = (address, numbers.nbytes, numbers.shape, numbers.strides, dtype)
         if key not in self._attributes:
-            self._attributes[key] = (
-                numbers,
-                toolkit.stored(numbers.astype(as_numpy(dtype), copy=False), dtype),
-            )
+            converted = numbers.astype(numpy_of(dtype), copy=False)
+            self._attributes[key] = (numbers, toolkit.stored(converted, dtype))  # the array keeps its address
         return self._attributes[key][1]
 
 
-class Writer:
-    """One function, being written."""
+class FunctionWriter:
+    """Writes one function.
 
-    def __init__(self, function: Function, forms: Mode, constants: Constants) -> None:
-        self.function, self.forms, self.constants = function, forms, constants
+    Args:
+        function: of MIL.
+        mode: which forms of ops to use.
+        constants: shared by all functions of the program.
+        color_spaces: inputs and outputs that the Core ML model calls images -> their colour spaces.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        mode: Mode,
+        constants: ConstantPool,
+        color_spaces: Mapping[str, str] | None = None,
+    ) -> None:
+        self.function, self.mode, self.constants = function, mode, constants
+        interface = function.inputs | {var.name: var for var in function.outputs}
+        self.images = images.kept(color_spaces or {}, interface) if mode.has("images") else {}
         self.values: dict[Var, Any] = {}
-        """Value of MIL -> the tensor in the program; None of what is no tensor, a label."""
+        """MIL value -> its tensor in the graph. None for values that are no tensors, such as class labels."""
         self.states: dict[Var, Value] = {}
-        """State -> its value where the writer is."""
+        """State -> its latest value."""
         self.depth = 0
-        """How many blocks of control flow the writer is in."""
-        self._nodes: dict[Any, Any] = {}
-
-    def type_of(self, var: Var) -> Any:
-        """The type of a tensor or state."""
-        return toolkit.tensor(lengths(var), self.forms.dtype(dtype_name(var)))
+        """Number of conditions and loops around the current op."""
+        self._constant_ops: dict[Any, Any] = {}
 
     def write(self, name: str) -> Signature:
-        """Write the function into the open program; its inputs, states included, and its outputs."""
+        """Add the graph to the open program.
+
+        Returns:
+            Inputs (states included) and outputs, as the file has them.
+        """
         inputs = self.function.inputs
-        states = {n: f"{n}{NEW}" for n, var in inputs.items() if types.is_state(var.sym_type)}
+        new_states = {n: f"{n}{NEW_STATE}" for n, var in inputs.items() if types.is_state(var.sym_type)}
 
         def body(arguments: Sequence[Any]) -> Mapping[str, Any]:
             for (key, var), node in zip(inputs.items(), arguments, strict=True):
-                (self.states if key in states else self.values)[var] = Value(node)
+                (self.states if key in new_states else self.values)[var] = self._input(key, var, node)
             self.operations(self.function)
-            outputs = [var for var in self.function.outputs if self.values.get(var, var) is not None]
-            results = {var.name: self.value(var).node for var in outputs}
-            return results | {new: self.states[inputs[key]].node for key, new in states.items()}
+            results = {var.name: self._output(var) for var in self._outputs()}
+            return results | {new: self.states[inputs[key]].node for key, new in new_states.items()}
 
-        toolkit.graph(name, {key: self.type_of(var) for key, var in inputs.items()}, body, states)
-        given = [_port(key, var, self.forms, "state " * (key in states)) for key, var in inputs.items()]
-        made = [
-            _port(v.name, v, self.forms) for v in self.function.outputs if self.values.get(v, v) is not None
-        ]
-        return Signature(tuple(given), tuple(made))
+        toolkit.graph(name, {key: self._input_type(key, var) for key, var in inputs.items()}, body, new_states)
+        given = tuple(self._port(key, var, is_state=key in new_states) for key, var in inputs.items())
+        return Signature(given, tuple(self._port(var.name, var) for var in self._outputs()))
+
+    def dtype_of(self, var: Var) -> str:
+        """The element type of a value in the file."""
+        return self.mode.dtype(dtype_name(var))
+
+    def type_of(self, var: Var) -> Any:
+        """The type of a tensor or state in the file."""
+        return toolkit.tensor(shape_of(var), self.dtype_of(var))
+
+    # The interface of the function.
+
+    def _outputs(self) -> list[Var]:
+        return [var for var in self.function.outputs if self.values.get(var, var) is not None]
+
+    def _input_type(self, name: str, var: Var) -> Any:
+        return toolkit.image(*shape_of(var)[2:]) if name in self.images else self.type_of(var)
+
+    def _input(self, name: str, var: Var, node: Any) -> Value:
+        is_image = name in self.images
+        return images.from_image(node, self.images[name], self.dtype_of(var)) if is_image else Value(node)
+
+    def _output(self, var: Var) -> Any:
+        value = self.value(var)
+        return images.to_image(value, self.images[var.name]) if var.name in self.images else value.node
+
+    def _port(self, name: str, var: Var, *, is_state: bool = False) -> Port:
+        kind = "fp32" if types.is_dict(var.sym_type) else self.dtype_of(var)
+        kind = f"{self.images[name]} image" if name in self.images else f"state {kind}" if is_state else kind
+        return Port(name, kind, tuple(None if length < 0 else length for length in shape_of(var)))
+
+    # Ops.
 
     def block(self, block: Block, inputs: Sequence[Value]) -> list[Value]:
-        """The values of a nested block, written where the writer is."""
+        """Write the ops of a nested block at the insertion point; returns its outputs."""
         self.values |= dict(zip(block.inputs, inputs, strict=True))
         self.depth += 1
         self.operations(block)
@@ -129,95 +176,109 @@ class Writer:
         """Write the ops of a block.
 
         Raises:
-            NotExpressible: an op has a form that Core AI has not; names it.
+            NotExpressible: names the op that cannot be written, and why.
         """
         for op in block.operations:
-            if op.op_type == "const" or self._folded(op):
+            if op.op_type == "const" or _is_folded(op):
                 continue
             try:
-                self._write(op)
+                self._operation(op)
             except SurgeryError as error:
                 raise NotExpressible(f"op {op.name} ({op.op_type}): {error}") from error
             except Exception as error:
-                said = toolkit.refusal(error)
-                raise NotExpressible(
-                    f"op {op.name} ({op.op_type}): Apple's package refuses it: {said}"
-                ) from error
+                reason = f"Apple's package refuses it: {toolkit.refusal(error)}"
+                raise NotExpressible(f"op {op.name} ({op.op_type}): {reason}") from error
 
-    def _folded(self, op: Operation) -> bool:
-        """Are the results known numbers, few enough to be constants?"""
-        known = [var.val for var in op.outputs]
-        return not is_constexpr(op) and all(v is not None and np.size(v) <= FOLDED for v in known)
-
-    def _write(self, op: Operation) -> None:
+    def _operation(self, op: Operation) -> None:
         lowering = TABLE[op.op_type]
-        more = {"op": op, "forms": self.forms, "writer": self}
-        function = partial(lowering.function, **{name: more[name] for name in lowering.asks})
+        extras = {"op": op, "mode": self.mode, "writer": self}
+        function = partial(lowering.function, **{name: extras[name] for name in lowering.extras})
         arguments = self._arguments(op)
-        composed = op.op_type in COMPOSED
-        results = self._composed(op, function, arguments) if composed else function(**arguments)
-        results = list(results) if isinstance(results, (list, tuple)) else [results]
-        for var, value in zip(op.outputs, results, strict=True):
-            fitted = None if value is None else _fitted(value, var, self.forms.dtype(dtype_name(var)))
-            if fitted is not None and isinstance(var.val, (np.ndarray, np.generic)):
-                fitted.known = np.asarray(var.val)
-            self.values[var] = fitted
+        write = self._composite if _is_composed(op) else self._plain
+        for var, value in zip(op.outputs, write(op, function, arguments), strict=True):
+            if value is not None and isinstance(var.val, (np.ndarray, np.generic)):
+                value.known = np.asarray(var.val)
+            self.values[var] = value
 
-    def _composed(
+    def _plain(self, op: Operation, function: Callable[..., Any], arguments: Mapping[str, Any]) -> list[Any]:
+        """The results of a lowering, with the element types and shapes that MIL infers."""
+        made = function(**arguments)
+        results = made if isinstance(made, (list, tuple)) else [made]
+        return [self._fitted(value, var) for value, var in zip(results, op.outputs, strict=True)]
+
+    def _composite(
         self, op: Operation, function: Callable[..., Any], arguments: Mapping[str, Any]
-    ) -> list[Value]:
-        """The results of an op whose formula stands in a graph of its own, under the op's name."""
+    ) -> list[Any]:
+        """The results of a call of a private graph, which has the name and attributes of the op."""
         operands = {name: value for name, value in arguments.items() if isinstance(value, Value)}
-        described = {name: value for name, value in arguments.items() if name not in operands}
+        attributes = {name: value for name, value in arguments.items() if name not in operands}
 
         def body(nodes: Sequence[Any]) -> list[Any]:
             inner = dict(zip(operands, map(Value, nodes), strict=True))
             for name, value in inner.items():
                 value.known = operands[name].known
-            made = function(**inner, **described)
-            several = made if isinstance(made, (list, tuple)) else [made]
-            pairs = zip(several, op.outputs, strict=True)
-            return [_fitted(value, var, self.forms.dtype(dtype_name(var))).node for value, var in pairs]
+            return [value.node for value in self._plain(op, function, inner | attributes)]
 
         nodes = {name: value.node for name, value in operands.items()}
-        return [Value(node) for node in toolkit.composite(f"{OWN}{op.op_type}", nodes, described, body)]
+        return [Value(node) for node in toolkit.composite(f"{OWN}{op.op_type}", nodes, attributes, body)]
+
+    def _fitted(self, value: Value | None, var: Var) -> Value | None:
+        """A result with the element type and shape that MIL infers.
+
+        Raises:
+            SurgeryError: it has another rank or length, which is an error of the lowering.
+        """
+        is_tensor = types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)
+        if value is None or not is_tensor or isinstance(value, Dense):
+            return value
+        value, inferred = value.cast(self.dtype_of(var)), shape_of(var)
+        fits = len(value.shape) == len(inferred) and all(
+            a == b or min(a, b) < 0 for a, b in zip(value.shape, inferred, strict=True)
+        )
+        if not fits:
+            words = f"it was written with the shape {value.shape}, and MIL infers {inferred}"
+            raise SurgeryError(f"{words}; please report it")
+        return value.refined(inferred)
+
+    # What ops read.
 
     def _arguments(self, op: Operation) -> dict[str, Any]:
+        """Input name -> tensors, or plain Python for inputs that only configure the op."""
         arguments: dict[str, Any] = {}
-        for name, value in op.inputs.items():
-            if value is None or name.startswith("_") or name in UNREAD:
+        for name, given in op.inputs.items():
+            if given is None or name.startswith("_") or name in UNUSED:
                 continue
-            if isinstance(value, (list, tuple)):
-                arguments[name] = [self.value(v) for v in value]
-            elif types.is_state(value.sym_type):
-                arguments[name] = None
+            if isinstance(given, (list, tuple)):
+                arguments[name] = [self.value(var) for var in given]
+            elif types.is_state(given.sym_type):
+                arguments[name] = None  # read_state and coreml_update_state look it up in `states`
             else:
-                arguments[name] = self._argument(op, name, value)
+                arguments[name] = self._argument(op, name, given)
         return arguments
 
     def _argument(self, op: Operation, name: str, var: Var) -> Any:
-        """An operand; what only describes the op is plain Python."""
-        described = getattr(op.input_spec.input_types.get(name), "const", False)
         numbers = var.val
         if numbers is None:
             return self.value(var)
-        if is_constexpr(op) and not isinstance(numbers, str) and not name.endswith("axis"):
-            return self._constant(var, dtype_name(var))  # a weight is what its parts give in their own dtypes
-        if isinstance(numbers, str) or (described and not isinstance(numbers, (np.ndarray, np.generic))):
+        if isinstance(numbers, str):
             return numbers
-        few = np.ndim(numbers) == 0 or (np.ndim(numbers) == 1 and numbers.dtype.kind != "f")
-        if described and few:
-            return numbers.tolist()
-        return self.value(var)
+        if is_constexpr(op) and not name.endswith("axis"):
+            return self._constant(var, dtype_name(var))  # parts of a compressed weight keep their element types
+        if not getattr(op.input_spec.input_types.get(name), "const", False):
+            return self.value(var)
+        if not isinstance(numbers, (np.ndarray, np.generic)):
+            return numbers
+        is_short = numbers.ndim == 0 or (numbers.ndim == 1 and numbers.dtype.kind != "f")
+        return numbers.tolist() if is_short else self.value(var)
 
     def value(self, var: Var) -> Value:
-        """What an op reads."""
+        """The tensor of a MIL value."""
         if var not in self.values:
-            self.values[var] = self._constant(var, self.forms.dtype(dtype_name(var)))
+            self.values[var] = self._constant(var, self.dtype_of(var))
         return self.values[var]
 
     def _constant(self, var: Var, dtype: str) -> Constant:
-        """A constant in an element type, written once in each block: what stands inside of another is not seen.
+        """A constant. Its op is written once in each block that reads it, as blocks do not see into each other.
 
         Raises:
             NotExpressible: it is no tensor.
@@ -225,35 +286,26 @@ class Writer:
         if var.val is None or isinstance(var.val, str):
             raise NotExpressible(f"%{var.name} is no tensor")
         numbers = np.asarray(var.val)
-        if numbers.dtype == object:  # symbols of a program in memory; saved, each says "what is left"
-            flat = [-1 if is_symbolic(v) else int(v) for v in numbers.reshape(-1)]
-            numbers = np.array(flat, np.int32).reshape(numbers.shape)
+        if numbers.dtype == object:  # a shape with symbols, each of which stands for -1
+            lengths = [-1 if is_symbolic(v) else int(v) for v in numbers.reshape(-1)]
+            numbers = np.array(lengths, np.int32).reshape(numbers.shape)
 
-        def write() -> Any:
+        def node() -> Any:
             key = (toolkit.ir.InsertionPoint.current.block, var, dtype)
-            if key not in self._nodes:
-                self._nodes[key] = toolkit.constant(self.constants.attribute(numbers, dtype))
-            return self._nodes[key]
+            if key not in self._constant_ops:
+                self._constant_ops[key] = toolkit.constant(self.constants.attribute(numbers, dtype))
+            return self._constant_ops[key]
 
-        return Constant(numbers, dtype, write)
-
-
-def _port(name: str, var: Var, forms: Mode, word: str = "") -> Port:
-    kind = "fp32" if types.is_dict(var.sym_type) else forms.dtype(dtype_name(var))
-    return Port(name, f"{word}{kind}", tuple(None if n < 0 else n for n in lengths(var)))
+        return Constant(numbers, dtype, node)
 
 
-def _fitted(value: Value, var: Var, dtype: str) -> Value:
-    """A result in the element type and shape that MIL infers.
+def _is_folded(op: Operation) -> bool:
+    """Are the results known, and small enough to be constants?"""
+    known = [var.val for var in op.outputs]
+    return not is_constexpr(op) and all(v is not None and np.size(v) <= MOST_FOLDED for v in known)
 
-    Raises:
-        SurgeryError: they cannot be brought together, which is an error of the lowering.
-    """
-    if (not types.is_tensor(var.sym_type) and not types.is_scalar(var.sym_type)) or isinstance(value, Spread):
-        return value
-    value = value.cast(dtype)
-    wanted, shape = lengths(var), value.shape
-    clash = any(a != b for a, b in zip(shape, wanted, strict=False) if a >= 0 and b >= 0)
-    if clash or len(shape) != len(wanted):
-        raise SurgeryError(f"it was written with the shape {shape}, and MIL infers {wanted}; please report it")
-    return value.refined(wanted)
+
+def _is_composed(op: Operation) -> bool:
+    """Is an op written as a private graph of its own name?"""
+    merging = MERGED_INTO.get(op.op_type, frozenset())
+    return op.op_type in COMPOSED or any(c.op_type in merging for var in op.outputs for c in consumers(var))

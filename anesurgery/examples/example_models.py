@@ -118,9 +118,9 @@ def example(
     Args:
         name: "gpt2", "llama", "bert", "vit", "whisper" or "unet"; "network", an .mlmodel of layers; or "tiny",
             a GPT-2 that takes a second to make, and is too small to gain anything.
-        out: the package to write; NAME.mlpackage (or .mlmodel) in the current folder when absent.
+        out: the package to write. Default: NAME.mlpackage (or .mlmodel) in the current folder.
         ios: the first version of iOS that runs it, 16 to 18. Caches need the states of 18.
-        overwrite: replace what is there.
+        overwrite: may what is there be replaced?
 
     Returns:
         The path of the package.

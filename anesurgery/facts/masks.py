@@ -72,7 +72,7 @@ def take_apart(chain: Chain, *, shifted: bool = False) -> Parts | Refusal:
     free: dict[Var, torch.Tensor] = {}
     conditions: dict[Var, None] = {}
     for term, added in _terms(chain):
-        movable = runtime_inputs([term]) or (chain.ops and _is_sum(chain))
+        movable = runtime_inputs([term]) or (chain.ops and is_sum(chain))
         if added and movable and _is_bias(term):
             free[term] = torch.zeros([1])
             continue
@@ -268,7 +268,7 @@ def _kept_of(chain: Chain, bound: Bound, shifted: bool) -> Array | Refusal:
 
 def _offsets(chain: Chain, bound: Bound) -> tuple[Array, Array] | None:
     """What becomes of scores that are all 0, and of scores that are all 1."""
-    if _is_sum(chain):
+    if is_sum(chain):
         total = np.zeros(chain.size, np.float32)
         for term, _ in _terms(chain):
             value = None if term in bound and not is_boolean(term) else static_value(term, bound)
@@ -289,7 +289,7 @@ def _offsets(chain: Chain, bound: Bound) -> tuple[Array, Array] | None:
     return made[0], made[1]
 
 
-def _is_sum(chain: Chain) -> bool:
+def is_sum(chain: Chain) -> bool:
     """Are the masks only added (or the one operand of fused attention)?"""
     return all(op.op_type in ("add", "maximum") for op in chain.ops)
 

@@ -33,8 +33,9 @@ from anesurgery.mil import (
     producer,
 )
 from anesurgery.ops import MOVING, names
+from anesurgery.semantics import degrees
 from anesurgery.semantics.analysis_cache import cached
-from anesurgery.semantics.bounds import norms, of_constant, squared
+from anesurgery.semantics.bounds import norms, squared
 from anesurgery.semantics.intervals import Intervals, interval, magnitude
 from anesurgery.semantics.lost_digits import (
     MAKERS,
@@ -237,9 +238,7 @@ class _Search:
 
     def size(self, op: Operation) -> float:
         """The size of a result, by those of the operands."""
-        rule = SIZES.get(op.op_type)
-        operand = [0.0 if is_stored(v) else self.at(v).size for v in _read(op)]
-        return max(operand, default=0.0) if rule is None else rule(op, operand)
+        return _grown(op, lambda v: 0.0 if is_stored(v) else self.at(v).size)
 
 
 def _of_two(op: Operation) -> bool:
@@ -282,32 +281,35 @@ def _leaf(var: Var) -> float:
     return UNKNOWN if math.isinf(most) else min(UNKNOWN, math.log2(max(most, 1.0)) / BITS)
 
 
-def _power(op: Operation, sizes: list[float]) -> float:
-    exponent = number(op.y)
-    return sizes[0] * exponent if exponent is not None else sizes[0]
+def _grown(op: Operation, of: Callable[[Var], float]) -> float:
+    """The size of a result by those of the operands: by its degree, and by the terms of a sum."""
+    if op.op_type in FLAT:
+        return FLAT[op.op_type]
+    scale = None if op.op_type == "linear" else degrees.scaled(op, of)
+    size = max(map(of, _read(op)), default=0.0) if scale is None else scale.result
+    if op.op_type == "reduce_prod":
+        return summed(op) * size
+    if op.op_type in ("matmul", "cumsum", "reduce_sum", "reduce_sum_square"):
+        terms = _terms(op)
+        return size + (math.log2(max(terms, 1.0)) / BITS if math.isfinite(terms) else 0.0)
+    stored = [v for v in _read(op) if is_stored(v)]
+    typical = _typical(stored[0]) if stored and op.op_type in ("mul", "real_div") else 1.0
+    if op.op_type == "real_div":
+        return size - math.log2(max(typical, 1.0)) / BITS
+    return size + (max(math.log2(typical) / BITS, -UNKNOWN) if 0 < typical < 1 or typical >= BLOW_UP else 0.0)
 
 
-def _added(count: Callable[[Operation], float], op: Operation, sizes: list[float]) -> float:
-    """A sum is larger by the number of its terms."""
-    terms = count(op)
-    return sum(sizes) + math.log2(max(terms, 1.0)) / BITS if math.isfinite(terms) else sum(sizes)
+FLAT = {"exp": 0.0, "log": 0.1}
+"""Ops whose result has one size: of an exponential, where it does not overflow."""
 
 
 def _terms(op: Operation) -> float:
-    """The products that a matmul adds up, or the numbers that a running sum does."""
+    """The numbers, or products, that an op adds up; infinite where a length is dynamic."""
+    if op.op_type not in ("matmul", "cumsum"):
+        return summed(op)
     along = -2 if flag(op, "transpose_x") else -1
     length = op.x.shape[int(number(op.axis) or 0) if op.op_type == "cumsum" else along]
     return math.inf if is_symbolic(length) else float(length)
-
-
-def _smaller(op: Operation, sizes: list[float]) -> float:
-    """In a product a stored factor counts where it is smaller than 1, or as large as `BLOW_UP`."""
-    stored = [v for v in _read(op) if is_stored(v)]
-    most = max((max(map(abs, of_constant(v))) for v in stored), default=1.0)
-    typical = _typical(stored[0]) if stored else 1.0
-    counts = 0 < typical < 1 or typical >= BLOW_UP
-    shift = max(math.log2(typical) / BITS, -UNKNOWN) if counts and math.isfinite(most) else 0.0
-    return sum(sizes) + shift
 
 
 @cached
@@ -318,42 +320,13 @@ def _typical(var: Var) -> float:
     return float(np.median(np.abs(np.asarray(value, np.float64)))) if known else 1.0
 
 
-def _quotient(op: Operation, sizes: list[float]) -> float:
-    if is_stored(op.y):
-        return sizes[0] - math.log2(max(_typical(op.y), 1.0)) / BITS
-    return sizes[0] - sizes[1]
-
-
-SIZES: dict[str, Callable[[Operation, list[float]], float]] = {
-    "mul": _smaller,
-    "real_div": _quotient,
-    "square": lambda op, sizes: 2 * sizes[0],
-    "pow": _power,
-    "sqrt": lambda op, sizes: sizes[0] / 2,
-    "rsqrt": lambda op, sizes: -sizes[0] / 2,
-    "inverse": lambda op, sizes: -sizes[0],
-    "exp": lambda op, sizes: 0.0,
-    "log": lambda op, sizes: 0.1,
-    "reduce_sum": partial(_added, summed),
-    "reduce_sum_square": lambda op, sizes: 2 * _added(summed, op, sizes),
-    "reduce_l2_norm": lambda op, sizes: sizes[0],
-    "cumsum": partial(_added, _terms),
-    "matmul": partial(_added, _terms),
-    "linear": lambda op, sizes: max(sizes),
-    "reduce_prod": lambda op, sizes: summed(op) * sizes[0],
-}
-"""Op type -> the size of its result; of others, the largest of the operands."""
-
-
 def _leaves(op: Operation, size: float, reached: list[_Size]) -> str:
     """How a value leaves fp16 at an op, in words; "" where it does not."""
     out = op.outputs[0]
     wide = any(r.widest is not None for r in reached)
     if (grows := exponential(op)) is not None:
         most = max(interval(grows[0])[1] * grows[1], interval(grows[0])[0] * grows[1])
-        return (
-            f"%{out.name}, an exponential without a bound, overflows" if most > math.log(fp16.LARGEST) else ""
-        )
+        return f"%{out.name}, an exponential without a bound, overflows" if most > fp16.LARGEST_EXPONENT else ""
     if op.op_type == "reduce_prod" and summed(op) >= 4:
         return f"%{out.name} is a product of {summed(op):g} numbers" if interval(op.x)[0] < 0.5 else ""
     if op.op_type in ("real_div", "inverse") and not wide:

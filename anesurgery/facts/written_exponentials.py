@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from anesurgery.mil import Operation, Var, np_dtype, operands, producer
 from anesurgery.semantics.intervals import interval
-from anesurgery.semantics.reading import beside_number, flag, ints, number
+from anesurgery.semantics.reading import flag, guard_of, ints, number
 
 LOG_GUARD = 1e-7
 """The largest epsilon of a logarithm that 1 + exp(x), which is at least 1, hides in fp32 too."""
@@ -163,13 +163,8 @@ def log_guard(var: Var, epsilon: float) -> tuple[Var, float, bool, tuple[Operati
     op = producer(var, "add", "maximum", "clip")
     if op is None:
         return var, 0.0, False, ()
-    if op.op_type == "clip":
-        low, high = number(op.alpha) or 0.0, number(op.beta)
-        return (op.x, low, True, (op,)) if 0 < low < MOST_GUARD and (high or 0) >= 1 else None
-    guarded = beside_number(op)
-    if guarded is None or not 0 < guarded[1] < MOST_GUARD or guarded[0].shape != var.shape:
-        return None
-    return *guarded, op.op_type == "maximum", (op,)
+    value, least, most = guard_of(op) or (var, 0.0, 0.0)
+    return (value, least, op.op_type != "add", (op,)) if 0 < least < MOST_GUARD and most >= 1 else None
 
 
 def _tanh(op: Operation) -> WrittenExponential | None:

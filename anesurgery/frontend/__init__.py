@@ -148,8 +148,9 @@ def _saying_where(host: Convert) -> Convert:
         except Exception as error:
             if not hasattr(error, "converting") and _reads_complex(context, node):
                 error = NotImplementedError(COMPLEX.format(kind=node.kind))
-            if error.args and isinstance(error.args[0], str) and not hasattr(error, "converting"):
-                error.args = (f"{error.args[0]} (converting {node.kind}{_place(node)})", *error.args[1:])
+            said, *rest = error.args or (f"{type(error).__name__} without a reason",)
+            if isinstance(said, str) and not hasattr(error, "converting"):
+                error.args = (f"{said} (converting {node.kind}{_place(node)})", *rest)
             error.converting = node.kind  # type: ignore[attr-defined]
             raise error
 

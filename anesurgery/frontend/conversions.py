@@ -211,12 +211,33 @@ def within_ends(host: Convert) -> Convert:
 
 
 def running_log_sum(context: Any, node: Any) -> None:
-    """`torch.logcumsumexp(x, dim)` without the largest number, as exponentials above 11.09 overflow in fp16."""
+    """`torch.logcumsumexp(x, dim)`; of a known length by sums of pairs, none of which overflows or vanishes.
+
+    With only the largest number taken away, what is far below it is lost: by 104 in fp32, by 17 in fp16.
+    """
     x = inputs_of(context, node)[0]
     axis = int(known_value(argument(context, node, 1, "dim", 0))) % x.rank
-    most = mb.reduce_max(x=x, axes=[axis], keep_dims=True)
-    total = mb.cumsum(x=mb.exp(x=mb.sub(x=x, y=most)), axis=axis)
-    context.add(mb.add(x=mb.log(x=total), y=most, name=node.name))
+    length = x.shape[axis]
+    if is_symbolic(length):
+        most = mb.reduce_max(x=x, axes=[axis], keep_dims=True)
+        total = mb.cumsum(x=mb.exp(x=mb.sub(x=x, y=most)), axis=axis)
+        context.add(mb.add(x=mb.log(x=total), y=most, name=node.name))
+        return
+    reach = 1  # so many numbers, up to its own, are in each sum
+    while reach < length:
+        first, later = mb.split(x=x, split_sizes=[reach, length - reach], axis=axis)
+        earlier, _ = mb.split(x=x, split_sizes=[length - reach, reach], axis=axis)
+        x = mb.concat(values=[first, _log_of_sum(earlier, later)], axis=axis)
+        reach *= 2
+    context.add(mb.identity(x=x, name=node.name))
+
+
+def _log_of_sum(x: Var, y: Var) -> Var:
+    """log(exp(x) + exp(y))."""
+    most, least = mb.maximum(x=x, y=y), mb.minimum(x=x, y=y)
+    share: Var = mb.exp(x=mb.sub(x=least, y=most))
+    total: Var = mb.add(x=most, y=mb.log(x=mb.add(x=share, y=1.0)))
+    return total
 
 
 # Encoder layers and attention of torch.nn in inference, which torch runs as one operation each.
@@ -760,7 +781,7 @@ def matrix_transpose(context: Any, node: Any) -> None:
 
 
 def _promoting(host: Convert) -> Convert:
-    """A product whose operands coremltools has given two dtypes: `arange` of floats becomes integers there."""
+    """Operands of two dtypes for coremltools: `arange` of floats, or a whole number as a limit of floats."""
 
     def convert(context: Any, node: Any) -> None:
         arguments = inputs_of(context, node)
@@ -773,6 +794,24 @@ def _promoting(host: Convert) -> Convert:
         host(context, node)
 
     return convert
+
+
+def _at_integers(place: int) -> Callable[[Convert], Convert]:
+    """Places that are counted, as in `(x > edges).sum(-1)`: coremltools sums booleans as floats."""
+
+    def wrap(host: Convert) -> Convert:
+        def convert(context: Any, node: Any) -> None:
+            places = inputs_of(context, node)[place]
+            if isinstance(places, Var) and np_dtype(places).kind == "f":
+                inputs = list(node.inputs)
+                inputs[place] = f"{node.name}_places"
+                context.add(mb.cast(x=places, dtype="int32", name=inputs[place]))
+                node.inputs = inputs
+            host(context, node)
+
+        return convert
+
+    return wrap
 
 
 SMOOTH = resampled("_upsample_bilinear2d_aa")
@@ -869,8 +908,10 @@ def _summing(kind: str, position: int) -> Callable[[Convert], Convert]:
 
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "scaled_dot_product_attention": with_grouped_heads,
-    **dict.fromkeys(("matmul", "bmm", "mm", "outer"), _promoting),
+    **dict.fromkeys(("matmul", "bmm", "mm", "outer", "clamp_min", "clamp_max"), _promoting),
     "mul": computing("mul"),
+    **dict.fromkeys(("gather", "index_select"), _at_integers(2)),
+    "embedding": _at_integers(1),
     "masked_fill": _with_wide_masks,
     **dict.fromkeys(("pad", "constant_pad_nd"), lambda host: circular(_with_crops(host))),
     "remainder": remainder,

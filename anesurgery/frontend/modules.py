@@ -14,11 +14,14 @@ import numpy as np
 import torch
 from torch.utils import _pytree
 
-from anesurgery import frontend
+from anesurgery import frontend, registry
 from anesurgery.errors import LoadError, SurgeryError, warn
 from anesurgery.mil import Array, ct, exclusive, quiet_host
 
 Tensors = Mapping[str, torch.Tensor]
+
+AXES = "rerank"
+"""The pass that brings ops of more than five axes, which Core ML refuses, to five."""
 
 NO_INPUTS = (
     "a PyTorch module says nothing of its inputs: give inputs=, tensors or arrays as it takes them, in a list "
@@ -109,6 +112,7 @@ class _Call(torch.nn.Module):
 def _converted(traced: Any, more: Any, example: Tensors, outputs: Any, target: Any, module: Any = None) -> Any:
     """What coremltools makes of a trace or an exported program."""
     frontend.register()
+    pipeline = registry.pipeline_with(AXES)
     try:
         with torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
             if module is None:
@@ -118,12 +122,15 @@ def _converted(traced: Any, more: Any, example: Tensors, outputs: Any, target: A
                 **more,
                 **({} if outputs is None else {"outputs": outputs}),
                 minimum_deployment_target=_deployment(target),
+                pass_pipeline=pipeline,
                 skip_model_load=True,
             )
     except SurgeryError:
         raise
     except Exception as error:  # coremltools raises what it likes
-        raise LoadError(f"{_words(module or traced)} was not converted: {_said(error)}") from error
+        wide = [r.reason for name, r in pipeline.report.refusals if name == AXES and "rank" in str(error)]
+        said = f"{_said(error)} ({AXES}: {wide[0]})" if wide else _said(error)
+        raise LoadError(f"{_words(module or traced)} was not converted: {said}") from error
 
 
 def _deployment(target: Any) -> Any:

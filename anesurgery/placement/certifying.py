@@ -171,16 +171,16 @@ def certify(
         inputs: one set of inputs by name, or several; one sampled set when absent.
         target: chip and OS, as "M1/macOS 14", for the arithmetic and for the rules that name repairs.
         function: which function; `main` or the first by default.
-        gate: PSNR in dB that every output must reach, against exact arithmetic.
+        gate: the least PSNR of each output in dB, against exact arithmetic.
         search: how many further sets of inputs to try, within the range of each given input. Floats follow
             gradients of the largest values and of the error; integers change at random. There is no search if
             given inputs fail.
-        steps: how many calls in a row to try. Outputs feed inputs, states live on, and the sets of inputs are
-            used in turn.
+        steps: how many calls in a row to try, with outputs fed back to inputs. States live on, and the sets of
+            inputs are used in turn.
         feedback: output -> the input that it feeds, for `steps`; found by names, else by shapes, when absent.
         seed: of the sampled inputs and of the search.
-        engine: "coreai" lets Apple's Core AI runtime run the model too, as it is stored: it must give the same
-            outputs up to the gate.
+        engine: "coreai": Apple's Core AI runtime must give the same outputs too, up to the gate. It runs the
+            model as it is stored.
 
     Returns:
         The errors of each op and of the outputs, and a verdict. "fails": a given or drawn set of inputs misses

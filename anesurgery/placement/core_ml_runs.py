@@ -54,7 +54,7 @@ def measure(
         target: what is expected is said for its chips and OS.
         function: of a model that has several.
         settings: names of compute units to measure.
-        runs: predictions that count, for each setting.
+        runs: number of timed predictions for each setting.
         progress: called with what is being done.
 
     Raises:

@@ -78,7 +78,7 @@ def inspect_folder(
     *,
     compute_units: str | None = None,
     jobs: int = 1,
-    scheduler: Any = None,
+    scheduler: str | Any = None,
     progress: Progress | None = None,
 ) -> Folder:
     """Inspect every model in a folder: see `inspect`.
@@ -110,7 +110,7 @@ def ranges_folder(
     chip: str | None = None,
     seed: int = 0,
     jobs: int = 1,
-    scheduler: Any = None,
+    scheduler: str | Any = None,
     progress: Progress | None = None,
 ) -> Folder:
     """The ranges of every model in a folder on sampled inputs: see `ranges`.

@@ -80,7 +80,7 @@ def inspect(
     model: Any,
     target: Target | str | None = None,
     *,
-    compute_units: Any = None,
+    compute_units: str | Any = None,
     inputs: Any = None,
     function: str | None = None,
     measured: bool = False,
@@ -93,11 +93,11 @@ def inspect(
         model: path (of a folder of sizes too), MLModel, MIL program, or what `load` gives. Networks of the
             older format, pipelines and other models are inspected by their own rules.
         target: chips and OS, as "M1/macOS 14", "M4+", "any" (the default: every chip).
-        compute_units: a name or a coremltools `ComputeUnit`; CPU_AND_NE by default.
+        compute_units: CPU_AND_NE (the default), ALL, CPU_AND_GPU or CPU_ONLY; a name, or one of coremltools.
         inputs: arrays by name, or a list of such mappings. The model then runs, and each numeric finding gives
             the values that its op reaches.
         function: which function; `main` or the first by default.
-        measured: ask Core ML too; on a Mac only, elsewhere a note says so.
+        measured: ask Core ML too (macOS 14.4 or later). Elsewhere a note says that it was not asked.
 
     Returns:
         The `Inspection`: a row for each op in file order (units, findings, estimates in microseconds), notes,

@@ -6,6 +6,7 @@ import difflib
 from dataclasses import dataclass
 from typing import Any
 
+from anesurgery.display import Drawn
 from anesurgery.errors import UnknownName
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Operation, Program
@@ -53,7 +54,7 @@ class Consulted:
 
 
 @dataclass(frozen=True)
-class Why:
+class Why(Drawn):
     """One op: its row in the report, and all rules asked about it, those that found something first."""
 
     row: OpRow

@@ -13,9 +13,9 @@ from functools import partial
 
 from anesurgery.errors import Refusal
 from anesurgery.placement.target import Target, spans
-from anesurgery.rewriting.edit_plan import Plan, Planned, figures
+from anesurgery.rewriting.edit_plan import MAY, Plan, Planned, figures
 from anesurgery.rewriting.ml_program import Subject
-from anesurgery.rewriting.outputs import FLOP, WRONG, Near, Outputs, Repairs, exact, repairs_of
+from anesurgery.rewriting.outputs import FLOP, WRONG, Near, Outputs, Repairs, exact, hazards_of, repairs_of
 from anesurgery.rewriting.passes import Pass, in_order
 from anesurgery.rewriting.searching import Search, Searching
 from anesurgery.rewriting.session import Session
@@ -66,8 +66,8 @@ def choose(given: Subject, wish: Wish, session: Session, gate: float = WRONG) ->
     Raises:
         SurgeryError: a step fails.
     """
-    aim = next((s.aim(session) for s in wish.steps if isinstance(s, Searching)), None)
-    trials, start = Trials(session), Trial(given, aim or Target.parse(session.target), session)
+    sought = next((s.judged_on(session) for s in wish.steps if isinstance(s, Searching)), None)
+    trials, start = Trials(session), Trial(given, sought or Target.parse(session.target), session)
     outputs = Outputs.of(start, session, gate, seeds=1, most_flop=FLOP, flat=(0.0, 1.0))
     repairs = list(repairs_of(wish.repairs, start, trials, outputs))
     first = {step.name: step for one in repairs for step in one.steps}
@@ -102,7 +102,7 @@ class _Composed:
     def __post_init__(self) -> None:
         self.start, self.timed = self.search.start, self.search.timed
         self.costly = [step for step in self.wish.steps if step.costly]  # which are not tried
-        self.aims = [self.start.target] if self.timed else Target.newest()
+        self.targets = [self.start.target] if self.timed else Target.newest()
 
     def chosen(self) -> Chosen:
         """The plan; without steps where the whole gains nothing."""
@@ -129,8 +129,8 @@ class _Composed:
 
     def nothing(self) -> str:
         """That the whole gains nothing, and where it would lose."""
-        worse = next(filter(None, (self.end.held.worse_than_layers(aim) for aim in self.aims)), "")
-        where = self.aims[0].words if self.timed else _chips(self.aims)
+        worse = next(filter(None, (self.end.held.worse_than_layers(target) for target in self.targets)), "")
+        where = self.targets[0].words if self.timed else _chips(self.targets)
         return f"the neural network stays as it is: {worse}" if worse else f"nothing to gain on {where}"
 
     def gain(self) -> str | Callable[[], str]:
@@ -138,7 +138,7 @@ class _Composed:
         start, end, wanted = self.start, self.end, self.search.wanted
         if end is start and not self.costly:
             return ""
-        if start.held.was_layers and all(end.held.worse_than_layers(aim) for aim in self.aims):
+        if start.held.was_layers and all(end.held.worse_than_layers(target) for target in self.targets):
             return ""
         named = [step for step in end.steps if step.name in wanted or step.essential]
         if named or self.costly:
@@ -151,13 +151,15 @@ class _Composed:
             gain = end.score.worth(start.score)
         else:
             with start.known.within():
-                gain = next(filter(None, (worth_on(aim, start.held, end.held) for aim in self.aims)), "")
+                gain = next(
+                    filter(None, (worth_on(target, start.held, end.held) for target in self.targets)), ""
+                )
         if not gain and any(finding.kind == "numeric" for finding in start.findings):
             now, was = self.outputs.undefined(end), self.outputs.undefined(start)
             return "outputs that are NaN or infinite on inputs of 0 or 1 are finite" if now < was else ""
         if self.timed or not gain:
             return gain
-        return partial(_on_chips, self.aims, start.held.clone(), end.held.clone())  # as they are now
+        return partial(_on_chips, self.targets, start.held.clone(), end.held.clone())  # as they are now
 
     def stays(self, steps: Sequence[Pass]) -> bool:
         """Are all of these in the plan?"""
@@ -170,6 +172,8 @@ class _Composed:
         for trial in self.end.way:
             step, old = trial.steps[-1], trial.before
             why = kept.get(step) or search.wanted.get(step.name, "")
+            if why == ASKED and self.wish.exact and (rules := hazards_of(trial)):
+                why = MAY + rules
             if not why and self.timed and trial.scored is not None and old is not None:
                 why = trial.score.gain(old.score) or search.needed.get(step, "")
             yield Planned(step, why or f"a step of {self.wish.name}", step in kept or step in repairing)
@@ -198,24 +202,24 @@ class _Composed:
         yield from (str(one) for one in self.repairs if not one.steps or self.stays(one.steps))
 
 
-def worth_on(aim: Target, before: Subject, after: Subject) -> str:
+def worth_on(target: Target, before: Subject, after: Subject) -> str:
     """What a model gains on a target over the file as given, in words; "" for nothing."""
-    if after.worse_than_layers(aim):
+    if after.worse_than_layers(target):
         return ""
-    was, now = before.as_given(aim), after.score(aim)
+    was, now = before.as_given(target), after.score(target)
     return now.worth(was) if was is not None and now is not None else ""
 
 
-def _on_chips(aims: Sequence[Target], before: Subject, after: Subject) -> str:
+def _on_chips(targets: Sequence[Target], before: Subject, after: Subject) -> str:
     """On which chips a model gains something, and how much on one of them, in a sentence."""
-    said = {aim: worth_on(aim, before, after) for aim in aims}
-    gains, others = ([aim for aim in aims if bool(said[aim]) == gains] for gains in (True, False))
-    first = next((aim for aim in gains if said[aim].endswith("ms")), gains[0])
+    said = {target: worth_on(target, before, after) for target in targets}
+    gains, others = ([target for target in targets if bool(said[target]) == gains] for gains in (True, False))
+    first = next((target for target in gains if said[target].endswith("ms")), gains[0])
     rest = f"; nothing to gain on {_chips(others)}" if others else ""
     device = f"{first.device}, " * bool(first.device) + first.chips[0]
     return f"gains on {_chips(gains)} ({device}: {said[first]}){rest}"
 
 
-def _chips(aims: Sequence[Target]) -> str:
+def _chips(targets: Sequence[Target]) -> str:
     """The chips of the generations of some targets, in words."""
-    return spans([family for aim in aims for family in aim.families])
+    return spans([family for target in targets for family in target.families])

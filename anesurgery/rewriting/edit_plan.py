@@ -23,6 +23,8 @@ from anesurgery.rewriting.passes import Pass
 
 FORMAT = "anesurgery.steps/1"
 AGAIN = "`anesurgery plan --json` writes one"
+MAY = "repairs what may go wrong: "
+"""Before the names of the rules that a step answers, where no inputs show that they matter."""
 
 
 @dataclass(frozen=True)

@@ -245,7 +245,7 @@ def exact(start: Trial, end: Trial, trials: Trials, outputs: Outputs) -> Exact:
         if isinstance(gentle, Trial) and not outputs.loss(left.end, gentle):
             new, loss = gentle, ""
         if loss and not step.rounds:  # that has a gate of its own
-            repaired = "" if trials.session.samples else _repaired(new)
+            repaired = "" if trials.session.samples else hazards_of(new)
             if not repaired or min((outputs.near(new) or {"": 0.0}).values()) < RIGHT:
                 left.losses[step.name] = loss
                 continue
@@ -254,8 +254,8 @@ def exact(start: Trial, end: Trial, trials: Trials, outputs: Outputs) -> Exact:
     return left
 
 
-def _repaired(new: Trial) -> str:
-    """The rules by which numbers may go wrong in ops that a step takes away, or that name it as the remedy."""
+def hazards_of(new: Trial) -> str:
+    """The rules by which numbers may go wrong in ops that the last step takes away, or that name it."""
     assert new.before is not None
     findings = [finding for finding in new.before.findings if finding.kind == "numeric"]
     names = {words.split()[-1] for change in new.session.changes for words in change.before}

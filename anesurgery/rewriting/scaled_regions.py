@@ -9,7 +9,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
 
@@ -17,11 +16,13 @@ from anesurgery import fp16, mil
 from anesurgery.checking.ranges import OpRange
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array, Function, Operation, Var, constant, consumers, np_dtype, operands, producer
-from anesurgery.ops import JOINING, MOVING, WEIGHTED, names
+from anesurgery.numeric.squares import norm_of
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.session import Session
+from anesurgery.semantics import degrees
 from anesurgery.semantics.bounds import squared
-from anesurgery.semantics.reading import ints, number
+from anesurgery.semantics.degrees import SUMS_OF_PRODUCTS, TIED, Scaled, is_float
+from anesurgery.semantics.reading import ints
 
 WITHIN_NORMS = frozenset({"square", "pow", "mul", "reduce_mean", "reduce_sum", "add"})
 """Ops between a value and the mean of its squares."""
@@ -134,7 +135,7 @@ class ScaledRegions:
         handed_on = scaled(op, lambda v: exponents.get(v, 0)) if read else Scaled(0)
         if read and op.op_type in TAILS and self.overflows(op):
             handed_on = Scaled(exponents.get(op.x, 0))
-        result = 0 if handed_on is None else handed_on.result
+        result = 0 if handed_on is None else int(handed_on.result)
         wanted = {}
         for out in op.outputs:
             free = 0 if self.factor_of(op) and self.excess(out) <= 0 else result
@@ -148,7 +149,8 @@ class ScaledRegions:
             for op in [op for op in self.function.operations if squared(op) is not None]:
                 source = squared(op)
                 assert source is not None
-                readers = [r for r in consumers(source) if r is op or _normalises(r, source)]
+                norms = {r: norm_of(r) for r in consumers(source)}
+                readers = [r for r, norm in norms.items() if r is op or (norm and source in norm.rows)]
                 if len(readers) < 2 or not is_float(source):
                     continue
                 name = self.session.fresh_name(self.function, f"{source.name}_scaled")
@@ -194,8 +196,8 @@ class ScaledRegions:
             handed_on = Scaled(0)
         for out, goal in goals.items():
             self.exponents[out] = goal
-            if goal != handed_on.result:
-                self.bring(op, out, goal - handed_on.result)
+            if change := goal - int(handed_on.result):
+                self.bring(op, out, change)
 
     def overflows(self, op: Operation) -> bool:
         """Is the operand of an op too large to be scaled back, and its result no output?"""
@@ -313,7 +315,7 @@ class ScaledRegions:
 
         Biases and epsilons are rounded: of the others an op has one at most.
         """
-        return all(self.scale_constant(op, name, e) for name, e in handed_on.constants.items())
+        return all(self.scale_constant(op, name, int(e)) for name, e in handed_on.constants.items())
 
     def scale_constant(self, op: Operation, name: str, exponent: int) -> bool:
         """Scale a constant, if nothing is lost: a weight must come back, an epsilon must not vanish."""
@@ -350,112 +352,11 @@ def source_of(var: Var) -> Var:
     return var
 
 
-def _normalises(op: Operation, source: Var) -> bool:
-    """Does an op multiply a value with the inverse root of the mean of its squares, or divide by the root?"""
-    if op.op_type not in ("mul", "real_div"):
-        return False
-    other = op.y if op.x is source else op.x
-    for _ in range(5):
-        if other.op is None or other.op.op_type not in WITHIN_NORMS | {"rsqrt", "sqrt"}:
-            return False
-        if squared(other.op) is source:
-            return True
-        other = other.op.x
-    return False
-
-
-# How a power of two goes through ops: what an op gives when its operands are scaled by 2^e.
-#
-# Scaling by a power of two is exact in fp16, up to underflow. An op that knows it hands it on: sums of values
-# scaled alike, products, roots. A norm takes it away, if its epsilon is scaled too.
-
-
-TIED = (
-    (MOVING - names("gather gather_nd gather_along_axis"))
-    | JOINING
-    | names("add sub abs relu identity maximum minimum")
-)
-"""Ops whose float operands and results must all be scaled alike."""
-
-ALIKE = TIED | names("gather reduce_mean reduce_sum reduce_max reduce_min leaky_relu reduce_l2_norm cast")
-"""Ops that hand on the scale of their operand."""
-
-SUMS_OF_PRODUCTS = WEIGHTED | {"conv"}
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """What comes of scaled operands."""
-
-    result: int
-    """The exponent of the results."""
-    constants: Mapping[str, int] = field(default_factory=dict)
-    """Parameters with a constant that must be scaled too, and by what."""
-
-
-Exponents: TypeAlias = "Callable[[Var], int]"
-
-
-def is_float(var: Var) -> bool:
-    """Does a value hold floats?"""
-    return np_dtype(var).kind == "f"
-
-
-def scaled(op: Operation, of: Exponents) -> Scaled | None:
-    """What an op makes of operands that are scaled; None where it does not hand a scale on.
-
-    Args:
-        op: the op.
-        of: the exponent of a value; 0 of constants.
-    """
-    rule = RULES.get(op.op_type)
-    return None if rule is None or not all(map(is_float, op.outputs)) else rule(op, of)
-
-
-def _alike(op: Operation, of: Exponents) -> Scaled | None:
-    floats = [(name, v) for name, v in operands(op) if is_float(v) and name in ("x", "y", "values")]
-    found = {of(v) for _, v in floats if producer(v, "const") is None}
-    if len(found) != 1:
-        return None
-    (exponent,) = found
-    fixed = [name for name, v in floats if producer(v, "const") is not None]
-    return None if "values" in fixed else Scaled(exponent, dict.fromkeys(fixed, exponent))
-
-
-def _product(op: Operation, of: Exponents) -> Scaled | None:
-    """A sum of products; its bias is scaled as the result."""
-    if op.op_type == "matmul":
-        return Scaled(of(op.x) + of(op.y))
-    if producer(op.inputs.get("weight"), "const") is None:
-        return None
-    biased = op.inputs.get("bias") is not None
-    return Scaled(of(op.x), {"bias": of(op.x)} if biased else {})
-
-
-def _power(op: Operation, of: Exponents) -> Scaled | None:
-    if op.op_type == "square":
-        return Scaled(2 * of(op.x))
-    power = number(op.y)
-    return None if power is None or (power * of(op.x)) % 1 else Scaled(int(power * of(op.x)))
-
-
-def _root(op: Operation, of: Exponents) -> Scaled | None:
-    exponent = of(op.x)
-    if exponent % 2:
-        return None
-    return Scaled(-exponent // 2, {"epsilon": exponent}) if op.op_type == "rsqrt" else Scaled(exponent // 2)
-
-
-RULES: dict[str, Callable[[Operation, Exponents], Scaled | None]] = {
-    **dict.fromkeys(ALIKE, _alike),
-    **dict.fromkeys(SUMS_OF_PRODUCTS, _product),
-    **dict.fromkeys(("square", "pow"), _power),
-    **dict.fromkeys(("sqrt", "rsqrt"), _root),
-    "layer_norm": lambda op, of: Scaled(0, {"epsilon": 2 * of(op.x)}),
-    "mul": lambda op, of: Scaled(of(op.x) + of(op.y)),
-    "real_div": lambda op, of: Scaled(of(op.x) - of(op.y)),
-}
-"""Op type -> what a scale becomes."""
+def scaled(op: Operation, of: Callable[[Var], int]) -> Scaled | None:
+    """What an op makes of operands times powers of two, where it gives whole powers again."""
+    found = degrees.scaled(op, of)
+    powers = [] if found is None else [found.result, *found.constants.values()]
+    return found if all(power % 1 == 0 for power in powers) else None
 
 
 def tied_to(start: Var) -> set[Var]:

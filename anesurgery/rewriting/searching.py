@@ -35,7 +35,7 @@ class Searching(Pass, abstract=True):
     trials: int
     """Most sequences of passes that are tried."""
 
-    def aim(self, session: Session) -> Target:
+    def judged_on(self, session: Session) -> Target:
         """Where the model is to run."""
         raise NotImplementedError
 
@@ -146,7 +146,9 @@ class Search:
         if loss and not new.score.loss(old.score, OFF) and (gain := self.measured([step], old)):
             self.notes.append(f"{step.name}: {_overruled(gain, loss)}")
         elif loss and step.name in self.wanted:
-            words = f"{step.name} {self.wanted[step.name]}, and is kept although {loss}"
+            slower = new.score.loss(old.score, ["time"]) or new.score.loss(old.score, ["whole"])
+            losses = " and ".join(dict.fromkeys(filter(None, (loss, slower))))
+            words = f"{step.name} {self.wanted[step.name]}, and is kept although {losses}"
             self.warnings += [] if words in self.warnings else [words]
         elif loss:
             self.losses.setdefault(step.name, loss)

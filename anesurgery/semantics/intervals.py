@@ -32,7 +32,7 @@ from anesurgery.semantics.bounds import (
     outwards,
     row_length,
 )
-from anesurgery.semantics.reading import axes_of, axis_of, flag, ints, scaled
+from anesurgery.semantics.reading import axis_of, flag, ints, scaled
 from anesurgery.semantics.rows import SPECS, OpSpec, reach
 
 STEPS = 48
@@ -90,14 +90,14 @@ class Intervals:
         if op.op_type == "const":
             return of_constant(var)
         self.steps -= 1
-        low, high = self._result(op, var)
+        low, high = self.result(op, var)
         if kind in "iu":  # what is computed in floats is cut off towards zero
             low, high = (math.trunc(v) if math.isfinite(v) else v for v in (low, high))
         if kind in "iu" and op.op_type in WRAPPING and not _holds(var, low, high):
             return of_type
         return max(low, of_type[0]), min(high, of_type[1])
 
-    def _result(self, op: Operation, var: Var) -> Interval:
+    def result(self, op: Operation, var: Var) -> Interval:
         """In numbers without end, of operands as they are."""
         row = SPECS.get(op.op_type)
         if row is None:
@@ -315,24 +315,3 @@ ROUNDED = 1 + 1e-4
 """More than rounding does to a singular value in fp32."""
 ROUNDED_HALVES = 1.1
 """What rounding in fp16 does to lengths and scores: a sum of 128 terms in a row is off by 6 %."""
-
-
-UNKNOWN = 2048.0
-"""The assumed size of an unbounded value, as in `facts.overflow_regions`."""
-
-
-def overflows_scaled(softmax: Operation) -> bool:
-    """May the scores of a softmax overflow in fp16 because a constant makes them larger?
-
-    Not where the largest of each row was taken away before.
-    """
-    maker = softmax.x.op
-    factor = None if maker is None else scaled(maker)
-    if factor is None or abs(factor[1]) <= 1 or interval(softmax.x)[1] <= fp16.LARGEST:
-        return False
-    less = producer(factor[0], "sub")
-    end = None if less is None else producer(less.y, "reduce_max" if factor[1] > 0 else "reduce_min")
-    if less is not None and end is not None and end.x is less.x and axes_of(end) == [axis_of(softmax)]:
-        return False
-    most = magnitude(factor[0], products=1)
-    return abs(factor[1]) * (UNKNOWN if math.isinf(most) else most) > fp16.LARGEST

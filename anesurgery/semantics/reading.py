@@ -231,6 +231,20 @@ def beside_number(op: Operation) -> tuple[Any, float] | None:
     return None
 
 
+def guard_of(op: Operation | None) -> tuple[Any, float, float] | None:
+    """What an op keeps away from 0, the number that it adds or is at least, and the end that it cuts off.
+
+    None for other ops than `add`, `maximum` and `clip` of a value, in its shape, with a number from 0 on.
+    """
+    if op is None or op.op_type not in ("add", "maximum", "clip"):
+        return None
+    value, least = (op.x, number(op.alpha)) if op.op_type == "clip" else beside_number(op) or (op.x, None)
+    most = number(op.beta) if op.op_type == "clip" else math.inf
+    if least is None or most is None or least < 0 or value.shape != op.outputs[0].shape:
+        return None
+    return value, least, most
+
+
 def scaled_by_all(op: Operation) -> tuple[Any, float, tuple[Operation, ...]] | None:
     """A value, the number that one or several ops in a row multiply it with, and the ops, the last first."""
     found = scaled(op)

@@ -510,6 +510,15 @@ def _bent(op: Operation, ranges: Ranges) -> Interval:
     return _monotone(op, ranges) if slope is None or slope >= 0 else ANY
 
 
+def _bent_by_channel(op: Operation, ranges: Ranges) -> Interval:
+    """Below 0 each channel rises by a slope of its own."""
+    low, high = ranges.at(op.x)
+    if low >= 0:
+        return low, high
+    below = [end for slope in of_constant(op.alpha) for end in times(slope, (low, min(high, 0.0)))]
+    return min(below), max(*below, high)
+
+
 def _sqrt(op: Operation, ranges: Ranges) -> Interval:
     low, high = ranges.at(op.x)
     return math.sqrt(max(low, 0.0)), math.sqrt(max(high, 0.0))
@@ -729,7 +738,8 @@ ELEMENTWISE: dict[str, OpSpec] = {
         t: OpSpec(RANGES.get(t), aligned, whole=WHOLE.get(t), limits=LIMITS.get(t, ANY))
         for t in sorted(UNARY | BROADCASTING)
     },
-    **dict.fromkeys(("prelu", "softplus_parametric"), OpSpec(axes=_by_channel)),
+    "prelu": OpSpec(_bent_by_channel, _by_channel),
+    "softplus_parametric": OpSpec(axes=_by_channel),
 }
 
 

@@ -151,9 +151,9 @@ def build(
     contexts: Sequence[int] = (),
     shorter: Sequence[int] = (),
     width: int = 1,
-    head: str = HEADS[0],
+    head: str = "logits",
     samples: str | os.PathLike[str] | None = None,
-    format: str = CORE_ML,
+    format: str = "coreml",
     overwrite: bool = False,
     quiet: bool = False,
 ) -> Build:
@@ -162,24 +162,23 @@ def build(
     Args:
         folder: of a causal language model as transformers saves it: config, safetensors and tokenizer.
         out: the folder to make. One in which a build was stopped goes on.
-        context: the most tokens, of prompt and answer together; 2048 by default, or what the model was made
-            for.
+        context: the most tokens of prompt and answer together. Default: 2048, or what the model was made for.
         target: chip and OS, as "M4/macOS 15".
-        bits: 4 or 8, with one scale for each output channel; fp16 when absent.
-        limit: the most weights of a chunk, as "900 MB"; one package when absent.
+        bits: 4 or 8 bits for each weight, with one scale for each output channel. Default: fp16.
+        limit: the most weights of a chunk, as "900 MB". Default: one package.
         prefill: tokens of the prompt that are read at once.
         cache: where keys and values are kept: "state" or "io".
-        contexts: smaller contexts, which get functions of their own over the same weights and the same cache; a
+        contexts: smaller contexts that get functions of their own. They share the weights and the cache; a
             runner takes the smallest that fits.
-        shorter: shorter prefills, which get functions of their own, for short prompts and what is left of long
-            ones.
+        shorter: shorter prefills that get functions of their own. They serve short prompts and what is left of
+            long ones.
         width: tokens that a step reads; the last one is new. Use more than 1 for engines on which queries of
             few positions fail.
-        head: "logits" of all tokens, or "argmax": the likeliest token of each part of the vocabulary, with its
-            logit. Then nothing can be sampled.
-        samples: with `bits`: a text file like the model's own output. It corrects the rounding of weights
+        head: "logits" of all tokens, or "argmax": the likeliest token of each part of the vocabulary. With the
+            latter, which comes with its logit, nothing can be sampled.
+        samples: with `bits`: a text file like the model's own output, which corrects the rounding of weights
             (`compress`).
-        format: "coreml", "coreai" for an .aimodel (iOS and macOS 27), or "both"; `chat` reads either.
+        format: "coreml", "coreai" for an .aimodel (iOS and macOS 27), or "both", compared. `chat` reads either.
         overwrite: may a finished build be replaced?
         quiet: no progress bars.
 
@@ -239,8 +238,8 @@ def _options(
     _steps(context=context, prefill=prefill, cache=cache, **functions)  # says what it does not take
     if (largest := max(functions["contexts"], default=0)) >= context:
         raise SurgeryError(f"contexts: {largest} is no smaller context than that of {context} tokens")
-    aim = None if target is None else str(Target.parse(target))
-    return Options(context, aim, bits, limit, prefill, cache, **functions)
+    chip = None if target is None else str(Target.parse(target))
+    return Options(context, chip, bits, limit, prefill, cache, **functions)
 
 
 def _check_out(place: Path, overwrite: bool) -> None:

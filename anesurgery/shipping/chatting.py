@@ -42,8 +42,8 @@ def chat(
     Args:
         place: a folder that `anesurgery.build` made.
         prompt: a text, or messages as [{"role": "user", "content": "..."}].
-        steps: how many tokens at most; None: to the end of the context, or, with `drop`, to an end token.
-        template: use the checkpoint's chat template? None: if it has one.
+        steps: the most tokens to write. Default: to the end of the context, or, with `drop`, to an end token.
+        template: use the checkpoint's chat template? Default: if it has one.
         sampler: chooses a token from logits; by default with what the checkpoint samples with.
         stop: texts and tokens that end the answer, besides the end tokens of the checkpoint. Texts are left
             out.
@@ -51,7 +51,7 @@ def chat(
         precision: the arithmetic of the interpreter: "fp32", "fp16" or "ane".
         drop: how many of the oldest tokens to forget when the context is full; the rest is read again. None: an
             error.
-        format: of a folder that holds both, "coreml" or "coreai"; None: "coreml" where it is there.
+        format: of a folder that holds both: "coreml" or "coreai". Default: "coreml" where it is there.
 
     Returns:
         Pieces of text; together they are the answer.

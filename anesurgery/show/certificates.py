@@ -3,46 +3,46 @@
 from __future__ import annotations
 
 import math
-
-from rich import box
-from rich.console import Group
-from rich.table import Table
+from collections.abc import Mapping, Sequence
 
 from anesurgery.checking.grades import OutputComparison
 from anesurgery.display import short_name
 from anesurgery.placement.certifying import Certificate
 from anesurgery.placement.choices import Choice
-from anesurgery.show.console import plain, shows
+from anesurgery.show.console import shows
+from anesurgery.show.report import Report, Table, notes
 
 STYLES = {"holds": "bold green", "at risk": "bold yellow", "fails": "bold red"}
-CELL = 28
-"""Characters of a name at most."""
 ROWS = 12
 """Ops that are shown, about a screen with what is around; `rows` and `to_json` have them all."""
 
 
 @shows("Certificate")
-def certificate_group(certificate: Certificate) -> Group:
-    """A sentence and two tables, for a rich console."""
+def certificate_report(certificate: Certificate) -> Report:
+    """A sentence and two tables."""
     arithmetics = list(certificate.outputs)
-    outputs = Table("output", *(f"{a} dB" for a in arithmetics), box=box.SIMPLE_HEAD)
-    for several in zip(*certificate.outputs.values(), strict=True):
-        outputs.add_row(plain(several[0].name), *map(_nearness, several))
+    every = zip(*certificate.outputs.values(), strict=True)
+    outputs = [(several[0].name, *map(_nearness, several)) for several in every]
     both = f"dB ({', '.join(arithmetics)})"
-    ops = Table("where errors enter", "op type", f"own {both}", f"grown {both}", "repair", box=box.SIMPLE_HEAD)
-    for row in certificate.enters[:ROWS]:
-        numbers = [
-            ", ".join(decibels(side.get(a, math.nan)) for a in arithmetics) for side in (row.own, row.grown)
-        ]
-        ops.add_row(
-            plain(short_name(row.name, CELL)), plain(row.op_type), *numbers, plain(", ".join(row.repairs))
-        )
-    first = plain(
-        f"{certificate.verdict}: {certificate.why} ({tried(certificate)})", style=STYLES[certificate.verdict]
+    ops = [
+        (short_name(row.name), row.op_type, own, grown, ", ".join(row.repairs))
+        for row in certificate.enters[:ROWS]
+        for own, grown in [[_each(side, arithmetics) for side in (row.own, row.grown)]]
+    ]
+    return Report(
+        f"{certificate.verdict}: {certificate.why} ({tried(certificate)})",
+        [
+            *(line for choice in certificate.choices[:ROWS] for line in (choice.words, *_kept_by(choice))),
+            Table(("output", *(f"{a} dB" for a in arithmetics)), outputs),
+            Table(("where errors enter", "op type", f"own {both}", f"grown {both}", "repair"), ops),
+            *notes(certificate.notes),
+        ],
+        STYLES[certificate.verdict],
     )
-    said = [choice.words + _kept_by(choice) for choice in certificate.choices[:ROWS]]
-    notes = [plain(f"note: {note}", style="cyan") for note in certificate.notes]
-    return Group(first, *map(plain, said), outputs, ops, *notes)
+
+
+def _each(side: Mapping[str, float], arithmetics: Sequence[str]) -> str:
+    return ", ".join(decibels(side.get(a, math.nan)) for a in arithmetics)
 
 
 def _nearness(output: OutputComparison) -> str:
@@ -51,12 +51,11 @@ def _nearness(output: OutputComparison) -> str:
     return f"{count / (output.compared + count):.0%} not finite" if count else decibels(output.psnr)
 
 
-def _kept_by(choice: Choice) -> str:
+def _kept_by(choice: Choice) -> list[str]:
     """Which ops keep a choice, and what that costs."""
-    if not choice.exact_ops:
-        return ""
-    ops = ",".join(choice.exact_ops)
-    return f"\n  kept by {len(choice.exact_ops)} ops in fp32 ({choice.cost}): widen_to_fp32 ops={ops}"
+    if not (ops := choice.exact_ops):
+        return []
+    return [f"  kept by {len(ops)} ops in fp32 ({choice.cost}): widen_to_fp32 ops={','.join(ops)}"]
 
 
 def tried(certificate: Certificate) -> str:

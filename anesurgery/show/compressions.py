@@ -1,34 +1,48 @@
-"""Show what a compression did: the weights, their forms with the evidence, and what it cost."""
+"""Show what a compression did: the weights, their forms with the evidence, and what it cost.
+
+The page needs no network, and its names are escaped by jinja2. It holds a plot of size against loss where
+matplotlib is installed, with the modes of coremltools that were measured on the same samples as points.
+"""
 
 from __future__ import annotations
 
-from rich import box
-from rich.console import Group
-from rich.table import Table
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 from anesurgery.byte_counts import byte_words
-from anesurgery.compressing.compression import INSTEAD, CompressedWeight, Compression
-from anesurgery.display import short_name
-from anesurgery.show.console import plain, shows
+from anesurgery.compressing.compression import INSTEAD, Compression
+from anesurgery.compressing.costs import Cost
+from anesurgery.display import draws, short_name
+from anesurgery.errors import SurgeryError
+from anesurgery.show.console import shows
+from anesurgery.show.page import environment
+from anesurgery.show.plots import can_plot, picture
+from anesurgery.show.report import Report, Table, first
 from anesurgery.show.summary import counted
-from anesurgery.show.weight_costs import ROWS
 
+LEAST = 1e-9
+"""What is drawn for a loss of less, on an axis of logarithms."""
 NEWER = "iPhone16/iOS18"
 """A target that has int4."""
+ROWS = 40
+"""Rows that are shown; JSON has all."""
 
 
 @shows("Compression")
-def compression_group(compression: Compression) -> Group:
+def compression_report(compression: Compression) -> Report:
     """A row for each weight, then the whole."""
-    table = Table("weight", "read by", "form", "size", "error", "rounded", box=box.SIMPLE_HEAD)
-    for row in compression.compressed[:ROWS]:
-        before, after = map(byte_words, row.bytes)
-        numbers = f"{before} -> {after}", f"{row.error:.2g}", f"{row.rounded:.2g}"
-        table.add_row(plain(short_name(row.weight)), ", ".join(row.readers), row.form, *numbers)
-    count = len(compression.compressed)
-    more = [plain(f"... and {count - ROWS} more")] if count > ROWS else []
-    first, *lines = whole_lines(compression)
-    return Group(plain(first, style="bold"), table, *more, *map(plain, lines))
+    shown, more = first(compression.compressed, ROWS)
+    sizes = [" -> ".join(map(byte_words, row.bytes)) for row in shown]
+    errors = [(f"{row.error:.2g}", f"{row.rounded:.2g}") for row in shown]
+    rows = [
+        (short_name(row.weight), ", ".join(row.readers), row.form, size, *both)
+        for row, size, both in zip(shown, sizes, errors, strict=True)
+    ]
+    title, *lines = whole_lines(compression)
+    table = Table(("weight", "read by", "form", "size", "error", "rounded"), rows)
+    return Report(title, [table, *more, *lines])
 
 
 def whole_lines(compression: Compression) -> list[str]:
@@ -51,11 +65,8 @@ def whole_lines(compression: Compression) -> list[str]:
     lines.append(f"ops expected on the ANE: {compression.on_engine[0]:.1%} -> {compression.on_engine[1]:.1%}")
     if compression.time is not None:
         lines.append(str(compression.time))
-    reasons = {(row.form, row.why): row for row in compression.weights}
-    lines += [
-        _reason(row, sum(1 for r in compression.weights if (r.form, r.why) == key))
-        for key, row in reasons.items()
-    ]
+    reasons = Counter((row.form, row.why) for row in compression.weights)
+    lines += [_reason(form, why, count) for (form, why), count in reasons.items()]
     lines += [*_inputs(compression), *_balanced(compression), *_norms(compression)]
     return [*lines, *(f"note: {words}" for words in compression.notes)]
 
@@ -75,50 +86,102 @@ def _not_as_asked(compression: Compression) -> list[str]:
     return [f"Not {asked} bits: {count} became {forms}. {why}; --for size takes {asked} bits anyway."]
 
 
-def _inputs(compression: Compression) -> list[str]:
+def _inputs(compression: Compression) -> Iterator[str]:
     """What the ops read, where 8 bits were asked for."""
     asked = [row for row in compression.weights if row.inputs]
-    if not asked:
-        return []
     kept = [row for row in asked if row.scales]
     least = min((row.cosine for row in kept if row.cosine is not None), default=1.0)
-    lines = [f"inputs of 8 bits: of {len(kept)} weights, whose products keep a cosine of at least {least:.4f}"]
-    return (
-        lines
-        + [f"inputs unchanged: of {short_name(row.weight)}: {row.inputs}" for row in asked if not row.scales][
-            :ROWS
-        ]
-    )
+    if asked:
+        yield f"inputs of 8 bits: of {len(kept)} weights, whose products keep a cosine of at least {least:.4f}"
+    for row in [row for row in asked if not row.scales][:ROWS]:
+        yield f"inputs unchanged: of {short_name(row.weight)}: {row.inputs}"
 
 
-def _balanced(compression: Compression) -> list[str]:
+def _balanced(compression: Compression) -> Iterator[str]:
     """Where scales went from a value into the weights that read it."""
     taken = [row for row in compression.balanced if not row.why]
-    lines = [
-        f"channels balanced: of {short_name(row.value)}: error {row.error[0]:.2g} -> {row.error[1]:.2g}"
-        for row in taken[:ROWS]
+    if compression.balanced:
+        yield f"{len(taken)} of {len(compression.balanced)} values balanced"
+    for row in taken[:ROWS]:
+        yield f"channels balanced: of {short_name(row.value)}: error {row.error[0]:.2g} -> {row.error[1]:.2g}"
+
+
+def _norms(compression: Compression) -> Iterator[str]:
+    """How many norms were corrected, and what that did where it is judged."""
+    kept = [one for one in compression.norms if one.kept]
+    if tried := len(compression.norms):
+        yield f"{len(kept)} of {tried} norms corrected, by what samples lose that they were not fitted to"
+    for one in kept[:ROWS]:
+        before, after = one.loss or (0.0, 0.0)
+        yield f"norm corrected: {short_name(one.norm)}: loss at the outputs {before:.3g} -> {after:.3g}"
+    if worse := sum(one.loss is not None and not one.kept for one in compression.norms):
+        yield f"norms unchanged, since the outputs would not lose less: {worse}"
+
+
+def _reason(form: str, why: str, count: int) -> str:
+    """Why some weights have the form that they have."""
+    return f"{counted(count, 'weight')} {f'as {form}' if form else 'unchanged'}: {why}"
+
+
+@draws("Compression", "page")
+def compression_page(compression: Compression) -> str:
+    """A compression as an HTML document."""
+    first, *lines = whole_lines(compression)
+    plot = svg(compression) if compression.loss is not None and can_plot() else None
+    losses = [
+        (point.mode, byte_words(point.bytes), point.loss.words(compression.chooses))
+        for point in compression.points
     ]
-    return (
-        lines
-        if not compression.balanced
-        else [f"{len(taken)} of {len(compression.balanced)} values balanced", *lines]
+    template = environment().get_template("compression.html")
+    return template.render(
+        compression=compression, first=first, lines=lines, plot=plot, losses=losses, size=byte_words
     )
 
 
-def _norms(compression: Compression) -> list[str]:
-    """How many norms were corrected, and what that did where it is judged."""
-    if not (tried := compression.norms):
-        return []
-    kept = [one for one in tried if one.kept]
-    lines = [f"{len(kept)} of {len(tried)} norms corrected, by what samples lose that they were not fitted to"]
-    for one in kept[:ROWS]:
-        before, after = one.loss or (0.0, 0.0)
-        lines.append(f"norm corrected: {short_name(one.norm)}: loss at the outputs {before:.3g} -> {after:.3g}")
-    worse = sum(one.loss is not None and not one.kept for one in tried)
-    return [*lines, f"norms unchanged, since the outputs would not lose less: {worse}"] if worse else lines
+@draws("Compression", "plot")
+def compression_plot(compression: Compression, kind: str = "png") -> bytes:
+    """Size against loss as a picture.
+
+    Args:
+        compression: with points of coremltools, or without.
+        kind: "png", "svg" or "pdf".
+
+    Raises:
+        SurgeryError: no sample was held out, or matplotlib is not installed.
+    """
+    if compression.loss is None:
+        raise SurgeryError("no sample was held out, so there is no loss to draw; give some dozens of samples")
+    loss = compression.loss
+    return picture(lambda axes: _draw(axes, compression, loss), kind)
 
 
-def _reason(row: CompressedWeight, count: int) -> str:
-    """Why some weights have the form that they have."""
-    weights = "1 weight" if count == 1 else f"{count} weights"
-    return f"{weights} as {row.form}: {row.why}" if row.form else f"{weights} unchanged: {row.why}"
+def svg(compression: Compression) -> str:
+    """The plot as an element of a page."""
+    text = compression_plot(compression, "svg").decode()
+    return text[text.index("<svg") :]
+
+
+def _draw(axes: Any, compression: Compression, loss: Cost) -> None:
+    theirs = [
+        (point.bytes, _height(point.loss, compression.chooses), point.mode) for point in compression.points
+    ]
+    ours = [(compression.bytes[1], _height(loss, compression.chooses), f"compress, for {compression.purpose}")]
+    for rows, marker, label in ((theirs, "o", "coremltools, no data"), (ours, "*", "anesurgery")):
+        if rows:
+            axes.scatter(
+                [x / 1e6 for x, _, _ in rows], [y for _, y, _ in rows], marker=marker, s=70, label=label
+            )
+        for x, y, name in rows:
+            axes.annotate(name, (x / 1e6, y), xytext=(6, 4), textcoords="offset points", fontsize=8)
+    what = "KL, nats" if compression.chooses and loss.rows else "noise over the largest number, squared"
+    axes.set(
+        xlabel="MB of weights", ylabel=f"{what}, of {compression.samples[1]} samples held out", yscale="log"
+    )
+    axes.axvline(compression.bytes[0] / 1e6, linestyle=":", color="grey", label="as given")
+    axes.legend()
+
+
+def _height(loss: Cost, chooses: bool) -> float:
+    """What is drawn of a loss: the KL divergence of a choice, else the noise."""
+    value = loss.kl if chooses and loss.rows else 10 ** (-loss.psnr / 10)
+    return max(LEAST, value) if math.isfinite(value) else 1.0

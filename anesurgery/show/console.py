@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.padding import Padding
 from rich.segment import Segment
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from anesurgery.display import draws, printable
+from anesurgery.display import Form, draws, printable
+from anesurgery.show.report import Line, Listing, Report, Table
 
 WIDTH = 80
 """Columns of what is not a terminal."""
 
-Drawing: TypeAlias = Callable[..., RenderableType]
-"""Gives what rich prints of a result."""
+SHOWN = 30
+"""Entries of a list at most; the page has them all."""
+CELL, GAP = 28, "  "
+"""Characters of a column of a list at most, and what is between two."""
+
+K = TypeVar("K")
+Looks: TypeAlias = Mapping[K, tuple[str, str]]
+Reporter: TypeAlias = Callable[..., Report]
+"""Says in a report what a result is."""
 
 
 class PlainConsole(Console):
@@ -27,6 +39,11 @@ class PlainConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, force_jupyter=False, **options)
+
+    def print(self, *parts: Any, **options: Any) -> None:
+        """Print reports, and what rich prints."""
+        written = (group(part) if isinstance(part, (Report, Table, Listing, Line)) else part for part in parts)
+        super().print(*written, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """The segments to print; those with text of a model have nothing in them that a terminal obeys."""
@@ -39,26 +56,110 @@ def plain(words: object, style: str = "") -> Text:
     return Text(printable(words).replace("\n", "�"), style=style)
 
 
-def as_text(shown: Any) -> str:
-    """Something that rich shows, as plain text."""
+def group(*parts: Any) -> Group:
+    """Reports and their parts as rich prints them."""
+    return Group(*itertools.chain.from_iterable(map(_written, parts)))
+
+
+def _written(part: Any) -> Iterable[Any]:
+    if isinstance(part, Report):
+        yield plain(part.title, part.style) if isinstance(part.title, str) else part.title
+        yield from group(*part.parts).renderables
+    elif isinstance(part, Table):
+        ruled = box.SIMPLE_HEAD if part.ruled and part.head else None
+        edge = part.edge and bool(part.head)
+        table = RichTable(*part.head, box=ruled, show_header=bool(part.head), pad_edge=edge)
+        for row, style in itertools.zip_longest(part.rows, part.styles):
+            table.add_row(*map(_text, row), style=style)
+        yield from [table] * bool(table.row_count)
+    elif isinstance(part, Listing):
+        yield from _listed(part) if part.entries else ()
+    else:
+        yield _text(part)
+
+
+def _listed(listing: Listing) -> Iterable[Any]:
+    """A line of columns for each entry, and its sentences below it."""
+    rows = [[_text(cell) for cell in cells] for cells, _ in listing.entries[:SHOWN]]
+    head = [Text(name, "dim underline") for name in listing.head]
+    widths = [min(max(cell.cell_len for cell in column), CELL) for column in zip(head, *rows, strict=True)]
+    while sum(widths) + len(GAP) * (len(widths) - 1) > WIDTH:
+        widths[widths.index(max(widths))] -= 1
+    yield _columns(head, widths)
+    for row, (_, sentences) in zip(rows, listing.entries, strict=False):
+        yield _columns(row, widths)
+        yield from (Padding(_text(one), (0, 0, 0, 4), expand=False) for one in sentences)
+    if (left := len(listing.entries) - SHOWN) > 0:
+        yield Text(f"and {left:,} more; the page has all", "dim")
+
+
+def _columns(cells: list[Text], widths: list[int]) -> Text:
+    for cell, width in zip(cells, widths, strict=True):
+        cell.truncate(width, overflow="ellipsis", pad=True)
+    line = Text(GAP).join(cells)
+    line.rstrip()
+    return line
+
+
+def _text(part: Any) -> Any:
+    """Words as text; what rich shows stays."""
+    if isinstance(part, Line):
+        words = plain(part.words, part.style)
+        return Padding(words, (0, 0, 0, part.indent), expand=False) if part.indent else words
+    return part if hasattr(part, "__rich_console__") or hasattr(part, "__rich__") else plain(part)
+
+
+def bars(
+    rows: Sequence[tuple[str, Sequence[tuple[K, int]]]],
+    legend: Mapping[K, str],
+    looks: Mapping[K, tuple[str, str]],
+) -> Text:
+    """Bars below each other, and a legend.
+
+    Args:
+        rows: what stands before each bar, and its runs of cells.
+        legend: what a cell looks like -> what it means.
+        looks: the glyph and the colour of a cell.
+    """
+    shown = Text()
+    for label, cells in rows:
+        shown.append(label)
+        for kind, count in cells:
+            shown.append(looks[kind][0] * count, looks[kind][1])
+        shown.append("\n" if shown else "")
+    for kind, words in legend.items():
+        shown.append(*looks[kind]).append(f" {words}   ")
+    shown.rstrip()
+    return shown
+
+
+def as_text(*parts: Any) -> str:
+    """A report, or something that rich shows, as plain text."""
     file = io.StringIO()
-    PlainConsole(file=file, width=WIDTH, color_system=None).print(shown, crop=False)
+    PlainConsole(file=file, width=WIDTH, color_system=None).print(*parts, crop=False)
     return file.getvalue().rstrip()
 
 
-def as_html(shown: Any) -> str:
-    """Something that rich shows, for a notebook cell."""
+def as_html(*parts: Any) -> str:
+    """A report, or something that rich shows, for a notebook cell."""
     console = PlainConsole(file=io.StringIO(), width=WIDTH, record=True)
-    console.print(shown)
+    console.print(*parts)
     return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>")
 
 
-def shows(kind: str) -> Callable[[Drawing], Drawing]:
-    """Register a function that draws results of the class named `kind`: as text, and in a notebook cell."""
+def shows(kind: str, *forms: Form) -> Callable[[Reporter], Reporter]:
+    """Register a function that reports on results of the class named `kind`.
 
-    def register(drawing: Drawing) -> Drawing:
-        draws(kind, "text")(lambda result: as_text(drawing(result)))
-        draws(kind, "html")(lambda result: as_html(drawing(result)))
-        return drawing
+    Args:
+        kind: name of the class.
+        forms: "rich", "text", "html" for a notebook cell, or "details"; the first three by default.
+    """
+    writers: dict[Form, Callable[[Report], Any]] = {"rich": group, "html": as_html}
+
+    def register(reporter: Reporter) -> Reporter:
+        for form in forms or ("rich", "text", "html"):
+            write = writers.get(form, as_text)
+            draws(kind, form)(lambda result, write=write: write(reporter(result)))
+        return reporter
 
     return register

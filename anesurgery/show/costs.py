@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.console import Group
 from rich.text import Text
 
 from anesurgery.display import short_name
@@ -18,6 +17,7 @@ from anesurgery.placement.inspection import Inspection, OpRow, percent
 from anesurgery.placement.rules.shapes import RANGE
 from anesurgery.show import summary
 from anesurgery.show.console import WIDTH, as_text, plain
+from anesurgery.show.report import Line, Report
 
 MOST = 3
 """Things in a short report."""
@@ -199,18 +199,18 @@ def in_python(name: str) -> str:
 
 
 def on_a_screen(
-    lines: Sequence[Any], inspection: Inspection | None, repair: Repair, tried: Collection[str] = ()
-) -> Group:
-    """Lines of a report, and below them the things that matter most, as many as fit on a screen.
+    report: Report, inspection: Inspection | None, repair: Repair, tried: Collection[str] = ()
+) -> Report:
+    """A report, and below it the things that matter most, as many as fit on a screen.
 
     Args:
-        lines: what rich shows.
+        report: what comes first.
         inspection: of the model that is left; None where nobody looked at it.
         repair: the command that applies a pass, by its name.
         tried: passes that were tried, and are not named again.
     """
-    shown = Group(*(line for line in lines if line))
-    room = SCREEN - len(as_text(shown).splitlines()) - 1
+    report = replace(report, parts=[part for part in report.parts if part])
+    room = SCREEN - len(as_text(report).splitlines()) - 1
     every = [] if inspection is None else costs(inspection)
     left = [replace(one, remedies=tuple(name for name in one.remedies if name not in tried)) for one in every]
     most = [new for old, new in zip(every, left, strict=True) if new.remedies or not old.remedies]
@@ -218,4 +218,5 @@ def on_a_screen(
     for k, cost in enumerate(shortest := most[: max(0, min(MOST, room // 2))], 1):
         spare = room - len(below) - 2 * (len(shortest) - k + 1)
         below += cost.lines(k, repair, whole=spare > 0)
-    return Group(shown, *([Text("What matters most:", "bold"), *below] if below else []))
+    matters = [Line("What matters most:", "bold"), *below] if below else []
+    return replace(report, parts=[*report.parts, *matters])

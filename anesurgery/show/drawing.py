@@ -10,7 +10,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import networkx as nx
@@ -68,16 +68,16 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Box:
-    """A segment as drawn: its place, its size, and its texts with their places inside."""
+    """A segment as drawn: its size, its texts with their places inside, and its own place once it has one."""
 
     segment: Segment
-    x: float
-    y: float
     width: float
     height: float
     head: str
     lines: tuple[Line, ...]
     title: str
+    x: float = 0.0
+    y: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -100,18 +100,6 @@ class Drawing:
     arrows: tuple[str, ...]
     faint: tuple[str, ...]
     note: str
-
-
-@dataclass(frozen=True)
-class _Content:
-    """What a box will hold, before it has a place."""
-
-    segment: Segment
-    width: float
-    height: float
-    head: str
-    lines: tuple[Line, ...]
-    title: str
 
 
 def style_of(inspections: Sequence[Inspection], width: int = WIDTH) -> Style:
@@ -155,13 +143,13 @@ def _flow(segments: Sequence[Segment]) -> nx.DiGraph:
     return graph
 
 
-def _content(segment: Segment, rows: dict[str, OpRow], style: Style, width: int) -> _Content:
+def _content(segment: Segment, rows: dict[str, OpRow], style: Style, width: int) -> Box:
     unit, count = UNIT_WORDS[segment.unit], len(segment.ops)
     types = [rows[name].op_type if name in rows else name for name in segment.ops]
     title = _title(segment, types)
     if style is SMALL:
         head = f"{unit if segment.unit else '?'} {count:,}"
-        return _Content(segment, style.column, HEAD + 2, head, (), title)
+        return Box(segment, style.column, HEAD + 2, head, (), title)
     head = f"{unit} · {counted(count, 'op')}"
     if style is OPS:
         columns = max(1, min(math.ceil(count / style.lines), (width - 2 * PAD) // style.column))
@@ -180,7 +168,7 @@ def _content(segment: Segment, rows: dict[str, OpRow], style: Style, width: int)
         for k, (word, op) in enumerate(zip(words, numbers, strict=False))
     )
     tall = HEAD + LINE * min(each, max(len(lines), 1)) + PAD
-    return _Content(segment, columns * style.column + PAD, tall, head, lines, title)
+    return Box(segment, columns * style.column + PAD, tall, head, lines, title)
 
 
 def _title(segment: Segment, types: Sequence[str]) -> str:
@@ -212,8 +200,8 @@ class _Lanes:
     above: list[float]
 
 
-def _place(columns: list[list[_Content]], width: int) -> tuple[dict[int, Box], _Lanes, float]:
-    rows: list[list[list[_Content]]] = [[]]
+def _place(columns: list[list[Box]], width: int) -> tuple[dict[int, Box], _Lanes, float]:
+    rows: list[list[list[Box]]] = [[]]
     x = float(GAP_X)
     for column in columns:
         wide = max(c.width for c in column)
@@ -234,7 +222,7 @@ def _place(columns: list[list[_Content]], width: int) -> tuple[dict[int, Box], _
             for c in column:
                 at = c.segment.index
                 lanes.row[at], lanes.column[at] = k, number
-                boxes[at] = Box(c.segment, x, top, c.width, c.height, c.head, c.lines, c.title)
+                boxes[at] = replace(c, x=x, y=top)
                 top += c.height + GAP_Y
             x += max(c.width for c in column) + GAP_X
         y += tallest + GUTTER
@@ -242,7 +230,7 @@ def _place(columns: list[list[_Content]], width: int) -> tuple[dict[int, Box], _
     return boxes, lanes, y
 
 
-def _tall(column: Sequence[_Content]) -> float:
+def _tall(column: Sequence[Box]) -> float:
     return sum(c.height for c in column) + GAP_Y * (len(column) - 1)
 
 

@@ -13,6 +13,7 @@ from anesurgery.placement.durations import SHORTEST, Change, change, from_to
 from anesurgery.placement.inspection import Inspection, between
 from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
+from anesurgery.rewriting.edit_plan import MAY
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.outputs import HALVES, WRONG
 from anesurgery.rewriting.session import INTERFACE
@@ -35,7 +36,7 @@ def headline(surgery: Surgery) -> str:
         exactness = f"{_exactness(surgery)} in {surgery.proof.precision}"
     else:
         exactness = ROUNDED * _rounds(surgery) if mended else _exactness(surgery)
-    said = [loads, mended, _gain(surgery), exactness]
+    said = [loads, mended or _hazards(surgery), _gain(surgery), exactness]
     said += [FROM_LAYERS] * _was_network(surgery) + [_larger(surgery), surgery.wrong]
     return _joined(*said, *(one.words for one in surgery.contract))
 
@@ -190,6 +191,15 @@ def _mended(surgery: Surgery) -> str:
     return f"the outputs in {_arithmetic(worst)} are repaired: {change} against fp32, on these inputs"
 
 
+def _hazards(surgery: Surgery) -> str:
+    """What may go wrong in fp16 and was repaired, by rule; "" where no step is there for that."""
+    reasons = [one.why.removeprefix(MAY) for one in surgery.plan.steps if one.why.startswith(MAY)]
+    if not (rules := list(dict.fromkeys(", ".join(reasons).split(", ") * bool(reasons)))):
+        return ""
+    more = f" and {len(rules) - 2} more" if len(rules) > 2 else ""
+    return f"numbers that may go wrong in fp16 are repaired ({', '.join(rules[:2])}{more})"
+
+
 def _exactness(surgery: Surgery) -> str:
     """How near the outputs are: of whole models where they were run, else by the edits."""
     if surgery.proof is not None:
@@ -197,8 +207,9 @@ def _exactness(surgery: Surgery) -> str:
     if near := surgery.plan.outputs[1]:
         worst = min(near, key=lambda name: near[name])
         rounded = f"{ROUNDED}; " * _rounds(surgery)
-        words = in_decibels(near[worst], "within ")
-        return f"{rounded}the outputs in {_arithmetic(worst)} are {words} of fp32, on these inputs"
+        exact = math.isinf(near[worst]) and near[worst] > 0
+        words = "identical to" if exact else f"{in_decibels(near[worst], 'within ')} of"
+        return f"{rounded}the outputs in {_arithmetic(worst)} are {words} fp32, on these inputs"
     return "; ".join([ROUNDED] * _rounds(surgery) + [_by_edits(surgery)])
 
 

@@ -180,7 +180,7 @@ def view(inspection: Inspection, label: str, width: int | None = WIDTH, style: S
         bar(inspection),
         strip(rows) if width and len(rows) > STRIP_FROM else [],
         [(name, draw(part, width, style)) for name, part in summary.sections(inspection)] if width else [],
-        [TimePart(p, times.LOOKS[p.name][2], times.in_words(p.ms)) for p in times.parts(inspection)],
+        [TimePart(p, times.COLOURS[p.name], times.in_words(p.ms)) for p in times.parts(inspection)],
         times.dearest(inspection),
         times.segments(inspection),
     )

@@ -138,9 +138,10 @@ def draw(
 
     Args:
         model: path, MLModel, MIL program, or what `load` gives.
-        around: the name of an op or of a value that it makes, as `to_text` shows it; None: the whole function.
-        before: steps from it upstream.
-        after: steps from it downstream.
+        around: the name of an op or of a value that it makes, as `to_text` shows it. Default: the whole
+            function.
+        before: number of steps upstream of it.
+        after: number of steps downstream of it.
         function: which function; the default one when absent.
         target: chip and OS, as "M1/macOS 14": colours each op by the unit on which `inspect` expects it.
 

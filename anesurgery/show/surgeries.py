@@ -8,10 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import OutputComparison, summary
@@ -19,11 +15,13 @@ from anesurgery.checking.ranges import Ranges
 from anesurgery.display import draws, written
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array
+from anesurgery.rewriting import session
 from anesurgery.rewriting.refusals import by_cause, grouped_refusals, op_text
-from anesurgery.rewriting.session import Change, Report, counts
-from anesurgery.show.console import as_html, as_text, plain, shows
+from anesurgery.rewriting.session import Change, counts
+from anesurgery.show.console import shows
 from anesurgery.show.costs import Repair, cut, in_python, on_a_screen
 from anesurgery.show.headline import compared, headline
+from anesurgery.show.report import Line, Report, Table, notes
 from anesurgery.show.summary import counted
 from anesurgery.show.terminal import device_bar, two_bars
 from anesurgery.surgery import Surgery
@@ -53,17 +51,14 @@ def edits_line(changes: Sequence[Change], *, fine: bool = True) -> str:
 
 
 def _steps_table(surgery: Surgery, details: bool) -> Table:
-    table = Table("step", "edits", "how each edit was checked", box=box.SIMPLE_HEAD)
     edits = counts(surgery.changes)
     listed = {step.name: str(step) for step in surgery.steps}
-    for name in _rows(surgery):
-        own = [c for c in surgery.changes if c.pass_name == name]
-        table.add_row(
-            listed.get(name, f"  {name}"),
-            str(edits.get(name, 0)),
-            site_summary(own, fine=details) if own else "",
-        )
-    return table
+    own = {name: [c for c in surgery.changes if c.pass_name == name] for name in _rows(surgery)}
+    rows = [
+        (listed.get(name, f"  {name}"), str(edits.get(name, 0)), site_summary(c, fine=details) if c else "")
+        for name, c in own.items()
+    ]
+    return Table(("step", "edits", "how each edit was checked"), rows)
 
 
 def _rows(surgery: Surgery) -> list[str]:
@@ -107,64 +102,64 @@ def time_line(surgery: Surgery) -> str:
     return "; ".join([f"no time: {before.untimed or after.untimed or 'each function has its own'}", *known])
 
 
-def _surgery_parts(surgery: Surgery, details: bool) -> list[Any]:
-    table, idle = _steps_table(surgery, details), _idle(surgery)
-    parts: list[Any] = [plain(headline(surgery), style="bold"), *([table] if table.row_count else [])]
-    if surgery.changes:
-        parts.append(plain(edits_line(surgery.changes, fine=details)))
-    parts.append(plain(_ops_line(surgery)))
-    if line := time_line(surgery):
-        parts.append(plain(line))
-    if idle and details:
-        parts.append(plain(f"changed nothing: {', '.join(idle)}", style="dim"))
-    parts += _remarks(surgery)
-    if surgery.proof is not None:
-        parts += [plain(f"whole model, {surgery.proof.precision} arithmetic"), _comparison_table(surgery.proof)]
-    return parts
+@shows("Surgery", "details")
+def surgery_details(surgery: Surgery) -> Report:
+    """All that is said of a surgery."""
+    return surgery_report(surgery, details=True)
 
 
-def _remarks(report: Report) -> list[Text]:
+@shows("Surgery", "html")
+def surgery_report(surgery: Surgery, *, details: bool = False) -> Report:
+    """A surgery as a sentence, a table and lines; `details` adds what grades rest on."""
+    idle, proof = _idle(surgery) if details else [], surgery.proof
+    parts: list[Any] = [
+        *([edits_line(surgery.changes, fine=details)] if surgery.changes else []),
+        _ops_line(surgery),
+        *filter(None, [time_line(surgery)]),
+        *([Line(f"changed nothing: {', '.join(idle)}", "dim")] if idle else []),
+        *_remarks(surgery),
+    ]
+    parts += (
+        [f"whole model, {proof.precision} arithmetic", _comparison_table(proof)] if proof is not None else []
+    )
+    return Report(headline(surgery), [_steps_table(surgery, details), *parts])
+
+
+def _remarks(report: session.Report) -> list[Line]:
     """What the caller must change or know, and what was refused."""
-    lines = [plain(f"interface: {change.words}", style="cyan") for change in report.contract]
-    lines += [plain(f"note: {note}", style="cyan") for note in report.notes]
+    lines = [Line(f"interface: {change.words}", "cyan") for change in report.contract]
+    lines += notes(report.notes)
     for group in by_cause(report.refusals):
-        lines.append(plain(f"skipped: {group.line}", style="dim"))
-        lines += [plain(f"  {group.op}", style="dim")] if group.op else []
+        lines.append(Line(f"skipped: {group.line}", "dim"))
+        lines += [Line(f"  {group.op}", "dim")] if group.op else []
     return lines
 
 
 @shows("Report")
-def _report_group(report: Report) -> Group:
+def _edits_report(report: session.Report) -> Report:
     by_pass = counts(report.changes)
-    edits = [plain(f"{name}: {counted(n, 'edit')}") for name, n in by_pass.items()]
+    edits = [f"{name}: {counted(n, 'edit')}" for name, n in by_pass.items()]
     done = f"{counted(len(report.changes), 'change')} by {counted(len(by_pass), 'pass')}"
-    first = plain(done if by_pass else "nothing was changed", style="bold")
-    arrays = [plain(f"beside the package: {name}", style="cyan") for name in report.artifacts]
-    return Group(first, *edits, *_remarks(report), *arrays)
+    arrays = [Line(f"beside the package: {name}", "cyan") for name in report.artifacts]
+    return Report(done if by_pass else "nothing was changed", [*edits, *_remarks(report), *arrays])
 
 
 def _comparison_table(comparison: Comparison) -> Table:
     """A row for each output; divergence and best entries where one is a choice among classes or tokens."""
     chosen = any(o.logits for o in comparison.outputs)
-    columns = (
-        "output",
-        "shape",
-        "PSNR dB",
-        "max abs",
-        "max rel",
-        *(("KL", "top-1 in top-5") if chosen else ()),
-    )
-    table = Table(*columns, box=box.SIMPLE_HEAD)
-    for o in comparison.outputs:
-        table.add_row(
-            plain(o.name),
+    rows = [
+        (
+            o.name,
             "x".join(map(str, o.shape)),
             "identical" if o.psnr == math.inf else f"{o.psnr:.1f}",
             f"{o.max_abs:.3g}",
             f"{o.max_rel:.2g}",
-            *(() if not chosen else _choice(o)),
+            *(_choice(o) if chosen else ()),
         )
-    return table
+        for o in comparison.outputs
+    ]
+    columns = ("output", "shape", "PSNR dB", "max abs", "max rel")
+    return Table((*columns, *(("KL", "top-1 in top-5") if chosen else ())), rows)
 
 
 def _choice(output: OutputComparison) -> tuple[str, str]:
@@ -176,51 +171,29 @@ def _choice(output: OutputComparison) -> tuple[str, str]:
 
 
 @shows("Comparison")
-def comparison_group(comparison: Comparison) -> Group:
+def comparison_report(comparison: Comparison) -> Report:
     """A comparison as a sentence and a table."""
-    proof = [] if comparison.proof is None else [plain(line) for line in comparison.proof.lines]
-    return Group(plain(compared(comparison), style="bold"), _comparison_table(comparison), *proof)
+    proof = [] if comparison.proof is None else comparison.proof.lines
+    return Report(compared(comparison), [_comparison_table(comparison), *proof])
 
 
-def surgery_group(surgery: Surgery, *, details: bool = False) -> Group:
-    """A surgery as a sentence, a table and lines, for a rich console; `details` adds what grades rest on."""
-    return Group(*_surgery_parts(surgery, details))
-
-
-@draws("Surgery", "text")
-def surgery_text(surgery: Surgery) -> str:
-    """A surgery as plain text, on one screen."""
-    return as_text(short_surgery(surgery))
-
-
-@draws("Surgery", "html")
-def surgery_html(surgery: Surgery) -> str:
-    """A surgery in a notebook cell, which has room for all of it."""
-    return as_html(surgery_group(surgery))
-
-
-def short_surgery(surgery: Surgery, repair: Repair = in_python) -> Group:
+@shows("Surgery", "rich", "text")
+def short_surgery(surgery: Surgery, repair: Repair = in_python) -> Report:
     """A surgery on one screen: a sentence, both bars, the passes, and what still matters.
 
     Args:
         surgery: what is shown.
         repair: the command that applies a pass, by its name.
     """
-    lines, after = [plain(headline(surgery), style="bold")], None
+    lines, after = list[Any](), None
     if surgery.placed is not None:
         before, after = surgery.placed
         lines.append(two_bars(before, after) if surgery.changes else device_bar(after))
     if edits := counts(surgery.changes):
-        lines.append(plain(f"Edits: {', '.join(f'{name} {n}' for name, n in edits.items())}"))
+        lines.append(f"Edits: {', '.join(f'{name} {n}' for name, n in edits.items())}")
     if left := list(dict.fromkeys(name for name, _ in surgery.refusals)):
         lines.append(cut(f"Left out, with reasons in the full report: {', '.join(left)}", "dim"))
-    return on_a_screen(lines, after, repair, {name for name, _ in surgery.refusals})
-
-
-@draws("Surgery", "details")
-def surgery_details(surgery: Surgery) -> str:
-    """All that is said of a surgery, as plain text."""
-    return as_text(surgery_group(surgery, details=True))
+    return on_a_screen(Report(headline(surgery), lines), after, repair, {name for name, _ in surgery.refusals})
 
 
 def sampled_words(inputs: Mapping[str, Array], seed: int) -> str:
@@ -232,18 +205,14 @@ def sampled_words(inputs: Mapping[str, Array], seed: int) -> str:
     return f"inputs were drawn (seed {seed}; --inputs gives your own): {'; '.join(drawn)}"
 
 
-def arrays_group(arrays: Mapping[str, Array], source: str) -> Group:
-    """Arrays by name, and in front of them what they were computed of."""
-    return Group(*([plain(source)] if source else []), arrays_table(arrays))
-
-
-def arrays_table(arrays: Mapping[str, Array]) -> Table:
-    """Arrays by name: shape, dtype, range."""
-    table = Table("output", "shape", "dtype", "min", "max", "mean", box=box.SIMPLE_HEAD)
-    for name, row in arrays_json(arrays).items():
-        shape = "x".join(map(str, row["shape"])) or "scalar"
-        table.add_row(plain(name), shape, row["dtype"], *(str(row[k]) for k in ("min", "max", "mean")))
-    return table
+def arrays_report(arrays: Mapping[str, Array], source: str) -> Report | Table:
+    """Arrays by name: shape, dtype, range; and in front of them what they were computed of."""
+    rows = [
+        (name, "x".join(map(str, row["shape"])) or "scalar", *(row[k] for k in ("dtype", "min", "max", "mean")))
+        for name, row in arrays_json(arrays).items()
+    ]
+    table = Table(("output", "shape", "dtype", "min", "max", "mean"), rows)
+    return Report(source, [table], "") if source else table
 
 
 def arrays_json(arrays: Mapping[str, Array]) -> dict[str, Any]:
@@ -261,33 +230,29 @@ LARGEST = 10
 
 
 @shows("Ranges")
-def ranges_group(ranges: Ranges) -> Group:
+def ranges_report(ranges: Ranges) -> Report:
     """A range certificate: the ops with a hazard, and those with the largest numbers."""
-    table = Table("op", "value", "min", "max", "partial sum", "hazard", box=box.SIMPLE_HEAD)
-    large = sorted(ranges.rows, key=lambda r: -r.largest)[:LARGEST]
-    for row in ranges.rows:
-        if row.hazards or any(row is r for r in large):
-            table.add_row(
-                row.op_type,
-                plain(row.name),
-                f"{row.minimum:.4g}",
-                f"{row.maximum:.4g}",
-                "" if row.partial_sum is None else f"{row.partial_sum:.4g}",
-                "; ".join(map(str, row.hazards)),
-            )
-    first = [
-        plain(f"first in {arithmetic}: {row.op_type} {row.name}", style="red")
-        for arithmetic, row in ranges.first.items()
+    large = {id(row) for row in sorted(ranges.rows, key=lambda r: -r.largest)[:LARGEST]}
+    rows = [
+        (
+            row.op_type,
+            row.name,
+            f"{row.minimum:.4g}",
+            f"{row.maximum:.4g}",
+            "" if row.partial_sum is None else f"{row.partial_sum:.4g}",
+            "; ".join(map(str, row.hazards)),
+        )
+        for row in ranges.rows
+        if row.hazards or id(row) in large
     ]
-    over = (
-        f"{len(ranges.rows)} ops over {counted(ranges.samples, 'sample')}, {ranges.arithmetic} is an estimate"
-    )
-    words = plain(f"{ranges.verdict} ({over})", style="bold")
-    return Group(words, table, *first)
+    overflows = [Line(f"first in {a}: {row.op_type} {row.name}", "red") for a, row in ranges.first.items()]
+    samples = counted(ranges.samples, "sample")
+    title = f"{ranges.verdict} ({len(ranges.rows)} ops over {samples}, {ranges.arithmetic} is an estimate)"
+    return Report(title, [Table(("op", "value", "min", "max", "partial sum", "hazard"), rows), *overflows])
 
 
 @draws("Report", "json")
-def report_json(report: Report) -> dict[str, Any]:
+def report_json(report: session.Report) -> dict[str, Any]:
     """What passes did, as plain data."""
     return {
         "target": report.target,

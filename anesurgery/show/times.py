@@ -5,26 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from anesurgery.display import short_name
 from anesurgery.placement.durations import rounded
 from anesurgery.placement.inspection import Inspection
 from anesurgery.show import summary
-from anesurgery.show.console import WIDTH, plain
+from anesurgery.show.console import WIDTH, bars
+from anesurgery.show.report import Table
 from anesurgery.show.summary import UNIT_WORDS
 
 LOOKS = {
-    "products": ("█", "cyan", "#2f86c9"),
-    "memory": ("▓", "blue", "#5b6fb5"),
-    "weights": ("▒", "green", "#3f9a66"),
-    "waiting": ("░", "bright_black", "#8b949d"),
-    "CPU": ("▃", "yellow", "#cf7a1f"),
-    "switches": ("▚", "red", "#c4473c"),
-    "dispatch": ("·", "white", "#b9a44c"),
+    "products": ("█", "cyan"),
+    "memory": ("▓", "blue"),
+    "weights": ("▒", "green"),
+    "waiting": ("░", "bright_black"),
+    "CPU": ("▃", "yellow"),
+    "switches": ("▚", "red"),
+    "dispatch": ("·", "white"),
 }
-"""Source of cost -> what a cell of the bar looks like, its colour in a terminal and on a page."""
+"""Source of cost -> what a cell of the bar looks like, and its colour in a terminal."""
+COLOURS = dict(
+    zip(LOOKS, ("#2f86c9", "#5b6fb5", "#3f9a66", "#8b949d", "#cf7a1f", "#c4473c", "#b9a44c"), strict=True)
+)
+"""Its colour on a page."""
 WHAT = {
     "products": "sums of products, on the engine",
     "memory": "ops of the engine that only move numbers",
@@ -34,7 +38,7 @@ WHAT = {
     "switches": "changes of the unit",
     "dispatch": "what each prediction costs",
 }
-BAR, TITLE = WIDTH - 4, 28
+BAR = WIDTH - 4
 DEAREST = 10
 """Ops that are listed, the dearest first: as many as fit on a screen; JSON has all."""
 SEGMENTS = 6
@@ -99,27 +103,19 @@ def in_words(ms: float) -> str:
 
 def time_bar(inspection: Inspection, width: int = BAR) -> Text:
     """The sources of cost as a bar, and a legend."""
-    shares, bar = parts(inspection), Text()
-    for name, count in cells(shares, width):
-        glyph, style, _ = LOOKS[name]
-        bar.append(glyph * count, style)
-    bar.append("\n" if bar else "")
-    for one in shares:
-        glyph, style, _ = LOOKS[one.name]
-        bar.append(glyph, style)
-        bar.append(f" {one.name} {in_words(one.ms)} ({summary.percent(one.share)})   ")
-    bar.rstrip()
-    return bar
+    shares = parts(inspection)
+    legend = {one.name: f"{one.name} {in_words(one.ms)} ({summary.percent(one.share)})" for one in shares}
+    return bars([("", cells(shares, width))], legend, LOOKS)
 
 
-def time_group(inspection: Inspection) -> list[Any]:
-    """Where the time goes, for a terminal; nothing without a time."""
+def time_parts(inspection: Inspection) -> list[Any]:
+    """Where the time goes, for a report; nothing without a time."""
     if (time := inspection.time) is None:
         return []
     source = summary.counted(time.measurements, "published time") if time.measurements else time.source
-    title = Text("\nwhere the time goes", "bold").append(f"  {time}, from {source}", "not bold")
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for one in (*segments(inspection)[:SEGMENTS], *dearest(inspection)):
-        cut = short_name(one.name, TITLE)
-        table.add_row(plain(cut), plain(one.what), in_words(one.ms), summary.percent(one.share))
-    return [title, time_bar(inspection), table]
+    title = Text("where the time goes", "bold").append(f"  {time}, from {source}", "not bold")
+    rows = [
+        (short_name(one.name), one.what, in_words(one.ms), summary.percent(one.share))
+        for one in (*segments(inspection)[:SEGMENTS], *dearest(inspection))
+    ]
+    return [Text(), title, time_bar(inspection), Table((), rows)]

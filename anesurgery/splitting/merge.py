@@ -40,7 +40,7 @@ def merge(
     Args:
         models: name of a function -> path, MLModel or MIL program, whose default function is taken.
         path: ends in .mlpackage.
-        default: the function that runs where none is named; the first one by default.
+        default: the function that runs where none is named. Default: the first.
         overwrite: may an existing package be replaced?
 
     Returns:

@@ -459,7 +459,8 @@ def split(
     Args:
         model: path, MLModel or MIL program.
         parts: how many chunks, of even weight. Or:
-        max_bytes: the most bytes of weights in a chunk, as a number or as "950 MB"; the fewest chunks. Or:
+        max_bytes: the most bytes of weights in a chunk, as a number or as "950 MB". The chunks are as few as
+            can be. Or:
         at: "unsupported" cuts before and after ops that the ANE cannot run. A neural network is cut into
             networks.
         balance: make `parts` even by "bytes", or by "estimate" (Core ML's own, for the target).

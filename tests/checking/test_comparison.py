@@ -16,7 +16,7 @@ from anesurgery.errors import InterfaceError, ProofError
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.mil import Array, Program, Var, ct, mb, types
 from anesurgery.show.console import as_text
-from anesurgery.show.surgeries import comparison_group
+from anesurgery.show.surgeries import comparison_report
 from anesurgery.surgery import apply
 
 A = np.random.default_rng(0).standard_normal((4, 50)).astype(np.float32)
@@ -86,7 +86,7 @@ def test_nothing_finite_compared_is_a_failure(value: float) -> None:
     assert not found.ok
     assert found.verdict == "y: no finite value was compared"
     assert math.isnan(found.psnr)
-    assert "FAILED: y: no finite value was compared" in as_text(comparison_group(found))
+    assert "FAILED: y: no finite value was compared" in as_text(comparison_report(found))
     with pytest.raises(ProofError, match="no finite value was compared"):
         apply(undefined(value), "negate_subtract", prove="both", quiet=True)
 

@@ -270,7 +270,7 @@ CASES = {
     "fix m.mlpackage steps.json": "steps.json: no plan: 'steps' is missing; `anesurgery plan --json`",
     "fix m.mlpackage nothing.json": "nothing.json cannot be read: No such file or directory",
     "run m.mlpackage --out r.txt": "r.txt is no name for arrays; let it end in .npz",
-    "compress m.mlpackage": "where to write is missing; name it at the end, .* as m_small.mlpackage",
+    "compress m.mlpackage": "where to write is missing; name it after the model, or with --out",
     "fix m.mlpackage plan.json": "no plan: .*`anesurgery plan --json` writes one",
     "fix m.mlpackage bad.json": "bad.json is no plan, as it is no JSON: .*`anesurgery plan --json` writes one",
     "run m.mlpackage --out m.mlpackage": "is the input, which is never changed",

@@ -13,8 +13,8 @@ from fake_core_ml import install
 from typer.testing import CliRunner
 
 import anesurgery as ane
-from anesurgery.commands import options
 from anesurgery.commands.app import app
+from anesurgery.commands.subcommand import Outcome
 
 WIDTH = 80
 ANOTHER = ("serve", "chat", "review")
@@ -120,7 +120,7 @@ def test_a_step_that_cannot_run_is_noticed(line: str) -> None:
 
 
 def test_no_command_is_left_out() -> None:
-    """`show` takes what follows; a command without it does not pass the type checker."""
+    """An outcome names what follows; a command without it does not pass the type checker."""
     known = {words.split()[0] for words in COMMANDS} | {*ANOTHER, *ELSEWHERE, *MAC, "inspect", "apply"}
     assert set(typer.main.get_command(app).commands) == known  # type: ignore[attr-defined]
-    assert inspect.signature(options.show).parameters["then"].default is inspect.Parameter.empty
+    assert inspect.signature(Outcome).parameters["then"].default is inspect.Parameter.empty

@@ -16,7 +16,8 @@ from children import HUNG
 from anesurgery import __version__, registry
 from anesurgery.commands import app as cli
 from anesurgery.commands.doctor import Row, examine
-from anesurgery.commands.options import BAD_INPUT, show
+from anesurgery.commands.options import BAD_INPUT
+from anesurgery.commands.subcommand import Outcome
 from anesurgery.commands.written_options import written_options
 from anesurgery.surgery import find_recipe
 
@@ -155,7 +156,7 @@ def test_the_doctor_finds_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_json_holds_no_bare_infinity(capsys: Any) -> None:
-    show({"a": [float("inf"), 1.5], "b": {"c": float("nan")}}, None, True, False, then="")
+    Outcome({"a": [float("inf"), 1.5], "b": {"c": float("nan")}}, then="").print(True, False)
     assert json.loads(capsys.readouterr().out) == {"a": ["inf", 1.5], "b": {"c": "nan"}}
 
 

@@ -54,7 +54,7 @@ class Verdict:
 def keep(folder: Path, name: str, loaded: Any, values: Mapping[str, Any], function: str | None = None) -> None:
     """Note a case: the model for Apple's runtime, the inputs, and what the interpreter gives in fp32."""
     from anesurgery.coreai.exchange import ARRAYS, QUESTION, write_arrays
-    from anesurgery.coreai.running import taken
+    from anesurgery.coreai.running import cast_inputs
     from anesurgery.coreai.translating import to_coreai
     from anesurgery.errors import SurgeryError
     from anesurgery.interpret import Predictor
@@ -65,7 +65,7 @@ def keep(folder: Path, name: str, loaded: Any, values: Mapping[str, Any], functi
     case = {"name": name, "ops": sorted({op.op_type for op in walk_ops(loaded.program)} - {"const"}), "why": ""}
     try:
         predictor = Predictor(loaded, precision="fp32", function=function)
-        values = taken(loaded, values, function)
+        values = cast_inputs(loaded, values, function)
         made = predictor(dict(values), state=predictor.make_state() or None)
         write_arrays(
             place / WANTED, {n: np.asarray(v) for n, v in made.items() if not isinstance(v, (str, dict))}

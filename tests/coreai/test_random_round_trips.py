@@ -11,6 +11,7 @@ import pytest
 from core_ai_models import needs_core_ai
 from random_ops import RECIPES, Sample, dtypes_of, latest, sample
 
+from anesurgery.coreai import values
 from anesurgery.coreai.lowerings import elementwise, load_lowerings
 from anesurgery.coreai.table import TABLE, Lowering
 
@@ -50,3 +51,12 @@ def test_a_wrong_meaning_would_be_noticed(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(TABLE, "sign", Lowering(lambda x: -elementwise.sign(x), frozenset()))
     (some, *_) = groups(["sign"], 2)
     assert list(core_ai_trips.differing(some, tmp_path))
+
+
+def test_chains_of_ops_come_back(tmp_path: Path) -> None:
+    assert core_ai_trips.chains_that_differ(core_ai_trips.chains(200), tmp_path) == []
+
+
+def test_constants_that_are_joined_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(values, "_joins", lambda *_: False)
+    assert core_ai_trips.chains_that_differ(core_ai_trips.chains(200), tmp_path)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
@@ -16,6 +17,7 @@ from torch_modules import Formula
 import anesurgery as ane
 from anesurgery.coreai.rules import CARRIED, LOWER, OVER, RULES, carried
 from anesurgery.errors import LoadError
+from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement.rules import numeric
 
 pytestmark = needs_core_ai
@@ -63,6 +65,7 @@ ROWS: dict[str, tuple[nn.Module, list[torch.Tensor], nn.Module, list[torch.Tenso
         of(lambda x: x.float().argmax(1)),
         [half(1, 5, 4)],
     ),
+    "coreai-topk-time": (of(lambda x: x.topk(2).values), [half(1, 9)], of(torch.abs), [half(1, 9)]),
     "fault-topk-gather": (
         Head(),
         [half(1, 9), half(1, 9, 4)],
@@ -89,6 +92,39 @@ def test_a_row_speaks_of_its_form_alone(rule: str, tmp_path: Path) -> None:
     wrong, values, right, others = ROWS[rule]
     assert rule in rules_at(save_asset(tmp_path / "wrong.aimodel", wrong, values))
     assert rule not in rules_at(save_asset(tmp_path / "right.aimodel", right, others))
+
+
+def scaled(scales: int, palette: bool = False) -> Program:
+    """A convolution of 64 channels whose weight has so many scales for each output channel."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 64, 1, 8), dtype=types.fp16)], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Var:
+        data: Any = np.ones((32, 64, 1, 1), np.int8)
+        if palette:
+            indices: Any = data.astype(types.nptype_from_builtin(types.uint4))
+            data = mb.constexpr_lut_to_dense(indices=indices, lut=np.ones((1, 1, 1, 1, 16, 1), np.float16))
+        scale = np.linspace(0.5, 1, 32 * scales, dtype=np.float16).reshape(32, scales, 1, 1)
+        return mb.conv(x=x, weight=mb.constexpr_blockwise_shift_scale(data=data, scale=scale), name="y")
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("program", "target", "rule"),
+    [
+        (scaled(2), "iPhone 16 Pro Max/iOS 27", "fault-block-scales"),
+        (scaled(2), "M5/macOS 27", "fault-block-scales-elsewhere"),
+        (scaled(2, palette=True), "M5/macOS 27", "fault-palette-block-scales"),
+        (scaled(1), "iPhone 16 Pro Max/iOS 27", ""),
+        (scaled(1, palette=True), "M5/macOS 27", ""),
+    ],
+)
+def test_scales_of_blocks_are_wrong_on_the_engine(
+    program: Program, target: str, rule: str, tmp_path: Path
+) -> None:
+    ane.to_coreai(program, tmp_path / "m.aimodel")
+    found = {name for name in rules_at(tmp_path / "m.aimodel", target) if "block-scales" in name}
+    assert found == ({rule} if rule else set())
 
 
 def test_inspect_has_the_findings_and_apply_repairs_them(tmp_path: Path) -> None:

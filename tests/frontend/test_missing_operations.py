@@ -14,6 +14,8 @@ from anesurgery import frontend
 Torch = Callable[[torch.Tensor], torch.Tensor]
 
 X = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(1))
+HELD_X = X.clone()
+"""The same numbers, of which a trace does not say that they are the input."""
 AT = torch.tensor([0, 2, -1])
 LOW = float(X.min()) * 0.9
 """Not all of X is above it, but all of 0.75 X."""
@@ -42,6 +44,16 @@ CASES: dict[str, dict[str, Torch]] = {
         "repeats_of_booleans": lambda x: (x > 0).repeat_interleave(2, -1).float(),
         "repeats_by_a_list": lambda x: x.repeat_interleave(torch.tensor([1, 0, 2, 3]), dim=-2),
         "known_values_flipped": lambda x: x * torch.tril(x.new_ones(4, 6)).flip(dims=[0]).to(torch.float32),
+    },
+    "counted": {
+        "rows": lambda x: HELD_X[0].gather(1, (x[0, :, None] > HELD_X[1]).sum(-1).clamp(0, 5)),
+        "selected": lambda x: x.index_select(1, (x[0, 0, :3, None] > HELD_X[1, 0]).sum(-1).clamp(0, 3)),
+        "embedded": lambda x: F.embedding((x[..., None] > HELD_X[1, 0]).sum(-1).clamp(0, 3), HELD_X[2]),
+    },
+    "limits": {
+        "whole_least": lambda x: x.clamp_min(0),
+        "whole_most": lambda x: torch.clamp_max(x, 1),
+        "fraction_of_integers": lambda x: (9 * x).int().clamp_min(0.5).float(),
     },
     "triangular": {
         "lower": lambda x: solve(x[..., :4] + EYE, x[..., 4:], upper=False),
@@ -87,6 +99,7 @@ CASES: dict[str, dict[str, Torch]] = {
     },
     "decomposing": {
         "logcumsumexp": lambda x: (30 * x).logcumsumexp(1),
+        "logcumsumexp_far_below_the_largest": lambda x: (x + 150 * (x.cumsum(2) > 1)).logcumsumexp(2),
         "logsigmoid": F.logsigmoid,
         "logaddexp": lambda x: torch.logaddexp(x, 2 * x.flip(0)),
         "moved": lambda x: x.moveaxis(0, -1),

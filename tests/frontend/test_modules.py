@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from closeness import assert_close
 from torch import nn
 
 import anesurgery as ane
-from anesurgery import recipes
+from anesurgery import frontend, recipes
 from anesurgery.errors import LoadError, SurgeryError, SurgeryWarning
 from anesurgery.frontend.modules import convert_module
 
@@ -129,3 +130,48 @@ def test_where_no_inputs_are_taken_it_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(LoadError, match="is a checkpoint of transformers; `anesurgery build`"):
         ane.load(tmp_path)
+
+
+class Windows(nn.Module):
+    """Attention in windows of 4x4: the rows and columns of windows, and three parts, are seven axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The values of each window, weighted."""
+        windows = self.qkv(x).reshape(1, 2, 4, 2, 4, 3, 8).permute(5, 0, 1, 3, 2, 4, 6)
+        q, k, v = (part.reshape(4, 16, 8) for part in windows)
+        return torch.softmax(q @ k.mT, -1) @ v
+
+
+class Crossed(nn.Module):
+    """A product of six axes, of which each operand has every other one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The product."""
+        return x.reshape(2, 1, 3, 1, 4, 1) * x.reshape(1, 2, 1, 3, 1, 4).sin()
+
+
+def test_more_than_five_axes_are_converted() -> None:
+    x = torch.randn(1, 8, 8, 8, generator=torch.Generator().manual_seed(0))
+    module = Windows().eval()
+    model, given = convert_module(module, x)
+    assert given is not None
+    with torch.no_grad():
+        assert_close(next(iter(ane.run(model, given).values())), module(x).numpy(), rtol=5e-3)
+
+
+def test_axes_that_cannot_be_merged_are_named() -> None:
+    with pytest.raises(LoadError, match="rank <= 5.*rerank: mul of .* cannot be brought to rank 5"):
+        convert_module(Crossed(), torch.randn(24))
+
+
+def test_an_error_of_the_converter_without_words_names_the_operation() -> None:
+    def fails(context: Any, node: Any) -> None:
+        raise AssertionError
+
+    node = SimpleNamespace(kind="clamp_min", inputs=[], model_hierarchy="", meta=None)
+    with pytest.raises(AssertionError, match="without a reason .converting clamp_min"):
+        frontend._saying_where(fails)(None, node)

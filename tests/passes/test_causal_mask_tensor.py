@@ -113,6 +113,16 @@ SYMBOLIC: dict[str, Any] = {"mask": ((1, 1, Q, Q), types.fp32)}
             ),
             "is not a conjunction",
         ),
+        (
+            one(
+                lambda s, p, m: mb.add(
+                    x=mb.select(cond=mb.logical_and(x=KEEP, y=p), a=s, b=np.float32(-1e4)), y=m
+                ),
+                p=((1, 1, Q, Q), types.bool),
+                **SYMBOLIC,
+            ),
+            "%mask is added after %p has replaced scores",
+        ),
     ],
 )
 def test_refusals(program: Program, reason: str | None) -> None:

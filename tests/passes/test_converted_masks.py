@@ -197,6 +197,7 @@ RARE = [name for name in (*SPELLINGS, *FUSED, *PADDED, "view") if name not in CO
     "run time-trace-18-FLOAT16",
     "where-trace-15-FLOAT32",
     "window-trace-18-FLOAT16",
+    "add-export-17-FLOAT16",
     "boolean-trace-15-FLOAT32",
     "sum-trace-18-FLOAT16",
     "or-trace-15-FLOAT32",

@@ -31,6 +31,14 @@ def weight(*shape: int, half: bool = False) -> Any:
     return RNG.standard_normal(shape).astype(np.float16 if half else np.float32)
 
 
+def quantized(x: Var, zero: Any) -> Var:
+    data = RNG.integers(-128, 128, (8, 64)).astype(np.int8)
+    scale = np.full(np.shape(zero), 0.01, np.float16)
+    stored = mb.constexpr_affine_dequantize(quantized_data=data, zero_point=zero, scale=scale, axis=0, name="w")
+    made: Var = mb.linear(x=x, weight=stored, name="y")
+    return made
+
+
 def conv(x: Var, kernel: tuple[int, int], pad: Any = (1, 1, 1, 1), **more: Any) -> Var:
     stored = weight(4, 2, *kernel, half=x.dtype == types.fp16)
     return mb.conv(x=x, weight=stored, strides=[2, 2], pad_type="custom", pad=list(pad), name="y", **more)
@@ -148,6 +156,8 @@ CASES: dict[str, tuple[Program, str]] = {
         ),
         "hard-swish-rank-2",
     ),
+    "int8": (built(lambda x: quantized(x, np.array(0, np.int8)), (2, 64)), "int8-zero-point"),
+    "int8 by channel": (built(lambda x: quantized(x, np.zeros(8, np.int8)), (2, 64)), "int8-zero-point"),
     "depthwise": (joined(), "depthwise-concat"),
     "depthwise with bias": (joined(bias=weight(1600, half=True), pad_type="same"), "depthwise-concat"),
     "matmul": (
@@ -186,6 +196,19 @@ def test_values_that_stay_below_the_range_are_left(body: Callable[[Var], Var], s
     x = np.linspace(-size, size, 80, dtype=np.float16).reshape(2, 40)
     exact, engine = (ane.run(program, {"x": x}, precision=p) for p in ("fp16", "ane"))
     np.testing.assert_allclose(engine["y"], exact["y"], rtol=5e-2)
+
+
+def test_a_weight_that_two_products_read_stays_one() -> None:
+    def body(x: Var) -> Any:
+        y = quantized(x, np.array(0, np.int8))
+        return y, mb.linear(x=mb.relu(x=x), weight=y.op.weight, name="z")  # type: ignore[union-attr]
+
+    program = built(body, (2, 64))
+    after, session = apply_pass(ReplaceFaultyOps(only=("int8-zero-point",)), program)
+    assert len(session.changes) == 2
+    stored = [op for op in walk_ops(after) if op.op_type == "constexpr_affine_dequantize"]
+    assert [op.quantized_data.val.dtype for op in stored] == [np.uint8]
+    assert_same_numbers(program, after)
 
 
 def flipped(mb: Any, op: Any) -> Var:

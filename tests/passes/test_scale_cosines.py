@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from pass_cases import refuses, table
 
-from anesurgery.facts.cosines import cosine
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, mb, types
+from anesurgery.numeric.squares import cosine
 from anesurgery.passes.scale_cosines import ScaleCosines
 from anesurgery.testing import apply_pass
 

@@ -121,10 +121,10 @@ class _ByTheLargest(ScaleRoots):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Right, but each number is rounded once more."""
-        x, axes = m.squares.values[0], an.ints(m.squares.total, "axes")
-        largest = mb.maximum(x=self.largest(mb, [x], axes), y=2.0**-12)
-        squares = self.summed_squares(mb, [x], largest)
-        root = mb.sqrt(x=mb.reduce_sum(x=squares, axes=axes, keep_dims=True))
+        (x,), over = m.site.rows, {"axes": list(m.site.axes), "keep_dims": True}
+        largest = mb.maximum(x=mb.reduce_max(x=mb.abs(x=x), **over), y=2.0**-12)
+        squares = mb.square(x=mb.real_div(x=x, y=largest))
+        root = mb.sqrt(x=mb.reduce_sum(x=squares, **over))
         product: Var = mb.mul(x=largest, y=root)
         return product
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from pass_cases import refuses, table
 
-from anesurgery.facts.log_mel import spectrum
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, mb, types
+from anesurgery.numeric.squares import spectrum
 from anesurgery.passes.scale_spectra import ScaleSpectra
 from anesurgery.testing import apply_pass
 

@@ -49,7 +49,7 @@ def test_both_steps_and_blocks_of_queries() -> None:
 @pytest.mark.parametrize("target", ["M1/macOS 14", "M4/macOS 15"])
 def test_recipes_take_it_on_request(name: str, target: str) -> None:
     def layouts(**options: str) -> list[str]:
-        chosen = getattr(recipes, name).with_options(**options).aimed_at(target)
+        chosen = getattr(recipes, name).with_options(**options).for_target(target)
         return [step.layout for step in chosen.steps if isinstance(step, SequenceLayout)]
 
     assert layouts() == ["by_evidence" if name == "encoder_ane" else "as_given"]

@@ -12,7 +12,7 @@ import pytest
 import anesurgery as ane
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.placement.rules.numeric import far_end
+from anesurgery.numeric.behind_norms import far_end
 from anesurgery.semantics.intervals import magnitude
 
 HALF = np.float16
@@ -115,8 +115,6 @@ def test_what_stands_beside_is_not_multiplied() -> None:
         lambda x: mb.real_div(
             x=x, y=mb.sqrt(x=mb.reduce_mean(x=mb.square(x=norm(x)), axes=[1], keep_dims=True))
         ),
-        lambda x: mb.square(x=norm(x)),
-        lambda x: mb.clip(x=norm(x), alpha=HALF(900), beta=HALF(1000)),
     ],
 )
 def test_nothing_is_said_of_others(body: Callable[[Any], Any]) -> None:
@@ -139,6 +137,12 @@ def test_a_norm_behind_a_norm_speaks_where_weights_are_large(gain: float, speaks
     model = program(lambda x: norm(conv(mb.transpose(x=norm(x), perm=[0, 1, 2]), gain)))
     rules = [f.rule for f in ane.inspect(model, target="M1/macOS 14").all_findings if f.kind == "numeric"]
     assert rules.count("num-root") == speaks
+
+
+def test_powers_and_clips_of_norms_have_an_end_too() -> None:
+    end = far_end(result(program(norm)))
+    assert math.isclose(far_end(result(program(lambda x: mb.square(x=norm(x))))), end**2)
+    assert far_end(result(program(lambda x: mb.clip(x=norm(x), alpha=HALF(900), beta=HALF(1000))))) == 900
 
 
 def test_what_is_bounded_has_that_end() -> None:

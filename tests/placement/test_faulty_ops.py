@@ -60,7 +60,74 @@ def chosen(gathers: bool) -> Program:
     return program
 
 
+def fused(width: int, queries: int = 4, batch: int = 1, masked: bool = False) -> Program:
+    specs = [mb.TensorSpec((batch, 2, n, width), dtype=types.fp16) for n in (queries, 4)]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
+    def program(q: Var, k: Var) -> Var:
+        mask = {"attn_mask": np.ones((batch, 2, queries, 4), np.float16)} if masked else {}
+        return mb.scaled_dot_product_attention(query=q, key=k, value=k, **mask, name="y")
+
+    return program
+
+
+def windows(batch: int, biased: bool = True) -> Program:
+    @mb.program(
+        input_specs=[mb.TensorSpec((batch, 4, 49, 32), dtype=types.fp16)], opset_version=ct.target.iOS16
+    )
+    def program(x: Var) -> Var:
+        scores = mb.matmul(x=x, y=x, transpose_y=True)
+        bias = np.ones((1, 4, 49, 49), np.float16)
+        return mb.matmul(x=mb.softmax(x=mb.add(x=scores, y=bias) if biased else scores), y=x, name="y")
+
+    return program
+
+
+def stored(dtype: Any, zero: int) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((2, 64), dtype=types.fp16)], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        data, point = np.ones((8, 64), dtype), np.array(zero, dtype)
+        weight = mb.constexpr_affine_dequantize(
+            quantized_data=data, zero_point=point, scale=np.float16(0.1), axis=0, name="w"
+        )
+        return mb.linear(x=x, weight=weight, name="y")
+
+    return program
+
+
+def upsampled(**cuts: Any) -> Program:
+    """A result of 9 that becomes one of 7 or 8, as coremltools writes it from PyTorch."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, 4), dtype=types.fp16)], opset_version=ct.target.iOS15)
+    def program(x: Var) -> Var:
+        return mb.conv_transpose(x=x, weight=np.ones((2, 3, 3), np.float16), strides=[2], **cuts, name="y")
+
+    return program
+
+
 SAYS = [
+    (upsampled(pad_type="custom", pad=[1, 1], output_shape=[1, 3, 7]), "M1/macOS 14", "", ""),
+    (
+        upsampled(pad_type="custom", pad=[1, 0], output_shape=[1, 3, 8]),
+        "M1/macOS 14",
+        "fault-conv-transpose-shape",
+        "reported",
+    ),
+    (upsampled(output_shape=[1, 3, 7]), "A15/iOS 16", "fault-conv-transpose-shape-elsewhere", "guess"),
+    (fused(512), "M4/macOS 26", "fault-attention-wide-heads-elsewhere", "guess"),
+    (fused(256), "M4/macOS 26", "", ""),
+    (fused(512, queries=1), "M4/macOS 26", "", ""),
+    (fused(64, batch=10, masked=True), "M4/macOS 26, ALL", "fault-attention-batch-elsewhere", "guess"),
+    (fused(64, batch=10), "M4/macOS 26, ALL", "", ""),
+    (fused(64, batch=10, masked=True), "M4/macOS 26, CPU_AND_NE", "", ""),
+    (windows(10), "M4/macOS 26, ALL", "fault-attention-batch-elsewhere", "guess"),
+    (windows(10), "M4/macOS 26, CPU_AND_NE", "", ""),
+    (windows(9), "M4/macOS 26, ALL", "", ""),
+    (windows(10, biased=False), "M4/macOS 26, ALL", "", ""),
+    (stored(np.int8, 0), "M1/macOS 14", "fault-int8-zero-point-elsewhere", "guess"),
+    (stored(np.int8, 1), "M1/macOS 14", "", ""),
+    (stored(np.uint8, 0), "M1/macOS 14", "", ""),
+    (stored(np.int8, 0), "M1/macOS 14, CPU_ONLY", "", ""),
     (as_op(), "M3 Max/macOS 26", "fault-softplus-cliff", "reported"),
     (as_op(), "M1/macOS 26", "fault-softplus-cliff", "reported"),
     (as_op(), "any", "fault-softplus-cliff", "reported"),
@@ -88,7 +155,9 @@ SAYS = [
 def test_a_fault_is_a_claim_where_it_was_seen_and_a_warning_elsewhere(
     program: Program, target: str, rule: str, grade: str
 ) -> None:
-    found = [f for f in ane.inspect(program, target=target).all_findings if f.rule.startswith("fault-")]
+    target, _, units = target.partition(", ")
+    inspection = ane.inspect(program, target=target, compute_units=units or None)
+    found = [f for f in inspection.all_findings if f.rule.startswith("fault-")]
     assert [f.rule for f in found] == [rule] * bool(rule)
     assert [f.grade.value for f in found] == [grade] * bool(rule)
 

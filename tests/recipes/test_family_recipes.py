@@ -254,10 +254,10 @@ def test_the_running_sums_of_a_hybrid_decoder_become_products() -> None:
 
 def test_options_follow_the_target(converted: Callable[..., Any]) -> None:
     """Heads of 50257 words are cut for the M1 and left whole for the M4."""
-    most = {t: [s for s in recipes.decoder_ane.aimed_at(t).steps if s.name == "split_head"] for t in TARGETS}
+    most = {t: [s for s in recipes.decoder_ane.for_target(t).steps if s.name == "split_head"] for t in TARGETS}
     assert [str(step) for (step,) in most.values()] == ["split_head", "split_head(most=65536)", "split_head"]
     chosen = recipes.decoder_ane.with_options(split_head={"most": 16384})
-    (step,) = [s for s in chosen.aimed_at("M4/macOS 15").steps if s.name == "split_head"]
+    (step,) = [s for s in chosen.for_target("M4/macOS 15").steps if s.name == "split_head"]
     assert str(step) == "split_head"
 
 

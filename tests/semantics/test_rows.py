@@ -13,7 +13,7 @@ from anesurgery import ops
 from anesurgery.facts import token_axes, whole_numbers
 from anesurgery.mil import Var, mb, np_dtype
 from anesurgery.regions import views
-from anesurgery.rewriting import scaled_regions
+from anesurgery.semantics import degrees
 from anesurgery.semantics.rows import SPECS, places_of, slices_read
 
 FEW, MANY = 20, 200
@@ -24,7 +24,7 @@ TABLES = {
     "integers": whole_numbers.MOVES,
     "RULES of token_axes": token_axes.RULES,
     "FRAMES": views.FRAMES,
-    "RULES of exponents": scaled_regions.RULES,
+    "DEGREES": degrees.DEGREES,
     "UNROUNDED": ops.UNROUNDED,
     "ALONG": ops.ALONG,
     "traits": ops.POINTWISE | ops.MOVING | ops.JOINING | ops.REDUCTIONS | ops.PADDING,

@@ -30,7 +30,7 @@ def test_sizes_have_three_digits(count: int, words: str) -> None:
 
 
 def test_no_size_has_an_exponent() -> None:
-    assert not [n for n in range(1, 1 << 21, 997) if "e" in byte_words(n).replace("bytes", "")]
+    assert not [n for n in range(1, 1 << 21, 997) if "e" in byte_words(n).replace("byte", "")]
 
 
 @pytest.mark.parametrize(

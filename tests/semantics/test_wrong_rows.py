@@ -17,7 +17,7 @@ from anesurgery.errors import Refusal
 from anesurgery.facts import token_axes
 from anesurgery.ops import UNARY
 from anesurgery.regions import views
-from anesurgery.rewriting import scaled_regions
+from anesurgery.semantics import degrees
 from anesurgery.semantics.bounds import ANY
 from anesurgery.semantics.rows import ALWAYS, CONTRACTED, MIXED, OF_WHOLE, SPECS, OpSpec, same
 
@@ -208,15 +208,10 @@ def wrong_rows() -> Iterator[WrongRow]:
         )
     for op_type in views.FRAMES.keys() - UNARY:  # whose axes may all be merged
         yield WrongRow("frames", views.FRAMES, op_type, axis, _joined_by_mistake, row_checks.differs_as_a_view)
-    for op_type in scaled_regions.RULES:
+    for op_type in degrees.DEGREES:
         for what, change_of in ((sign, lambda e: -e), ("another exponent", lambda e: e + 1)):
             yield WrongRow(
-                "exponents",
-                scaled_regions.RULES,
-                op_type,
-                what,
-                _scaled_by(change_of),
-                row_checks.scales_otherwise,
+                "exponents", degrees.DEGREES, op_type, what, _scaled_by(change_of), row_checks.scales_otherwise
             )
 
 

@@ -16,7 +16,7 @@ import anesurgery as ane
 from anesurgery.commands import app as cli
 from anesurgery.errors import SurgeryError
 from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.show.compression_page import LEAST, _height, compression_page, compression_plot
+from anesurgery.show.compressions import LEAST, _height, compression_page, compression_plot
 
 RNG = np.random.default_rng(41)
 WIDTH = 48

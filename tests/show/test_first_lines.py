@@ -92,7 +92,7 @@ MOVED = "On M1/macOS 14: 50% -> 100% of the work runs on the Neural Engine"
 
 def test_two_inspections_begin_with_what_moved() -> None:
     better = two("ane")
-    lines = as_text(terminal.difference_group(PLACED, better)).splitlines()
+    lines = as_text(terminal.difference_report(PLACED, better)).splitlines()
     assert lines[0] == MOVED
     assert MOVED in words(drawn(PLACED, "page", better))
     assert (

@@ -18,6 +18,7 @@ from anesurgery.commands.next_steps import command, pasteable
 from anesurgery.commands.sizing import _made as made
 from anesurgery.placement.durations import Time
 from anesurgery.show.costs import MOST, SCREEN, costs, cut, on_a_screen
+from anesurgery.show.report import Report
 
 WIDTH, LINES = 80, 14
 TARGET = "iPhone 13"
@@ -161,14 +162,16 @@ def test_a_report_has_as_many_things_as_fit() -> None:
     assert len(re.findall(r"^\d\. ", shown, re.MULTILINE)) == MOST
     from anesurgery.show.console import as_text
 
-    crowded = as_text(on_a_screen(["a line"] * (SCREEN - 3), inspection(three()), str))
+    crowded = as_text(on_a_screen(Report("a line", ["a line"] * (SCREEN - 4)), inspection(three()), str))
     assert len(crowded.splitlines()) <= SCREEN
     assert "1. " in crowded
     assert "2. " not in crowded
 
 
 def test_what_was_tried_is_not_named_again() -> None:
-    shown = on_a_screen([], inspection(three()), lambda name: f"fix {name}", {"fold_long_axis", "compute_fp16"})
+    shown = on_a_screen(
+        Report("a line"), inspection(three()), lambda name: f"fix {name}", {"fold_long_axis", "compute_fp16"}
+    )
     from anesurgery.show.console import as_text
 
     text = as_text(shown)

@@ -19,6 +19,14 @@ finding = partial(report_models.finding, source="a table of ops; more of it")
 row = partial(report_models.row, flop=100, estimate=Estimate(1.0, 2.0))
 
 
+def details(found: Inspection) -> str:
+    return as_text(terminal.inspection_report(found))
+
+
+def text(found: Inspection) -> str:
+    return as_text(terminal.short_report(found))
+
+
 def inspection(rows: list[OpRow], **changes: Any) -> Inspection:
     runs = [(u, [r.name for r in g]) for u, g in itertools.groupby(rows, key=lambda r: r.preferred)]
     segments = tuple(
@@ -48,7 +56,7 @@ def large(count: int = 2000) -> Inspection:
 
 
 def test_a_report_says_what_matters_in_its_lines() -> None:
-    said = terminal.inspection_details(
+    said = details(
         twenty(
             memory=Memory(124_000_000, 5_000_000, 1_000_000, 10**9, 1),
             findings=(finding("io", kind="interface", message="output %y is fp32"),),
@@ -82,7 +90,7 @@ def test_reports_fit_80_columns() -> None:
         [row(i, long, "cpu", False, name=f"{long}{i}", findings=(finding(long),)) for i in (0, 1)]
     )
     for found in (large(), twenty(), named):
-        for said in (str(found), as_text(terminal.difference_group(found, large()))):
+        for said in (str(found), as_text(terminal.difference_report(found, large()))):
             assert max(map(len, said.splitlines())) <= 80
 
 
@@ -105,7 +113,7 @@ def test_more_runs_than_cells_show_the_most_frequent_unit() -> None:
 
 
 def test_two_thousand_ops_are_told_in_few_lines() -> None:
-    said = terminal.inspection_details(large())
+    said = details(large())
     assert len(said.splitlines()) < 15
     assert "slice    5    slice_7   no       CPU      none" in said
     assert "do: flip it before" in said
@@ -114,7 +122,7 @@ def test_two_thousand_ops_are_told_in_few_lines() -> None:
 
 def test_one_reason_is_said_once_for_all_op_types() -> None:
     rows = [row(k, f"type{k}", "cpu") for k in range(5)]
-    said = terminal.inspection_details(inspection(rows))
+    said = details(inspection(rows))
     assert said.count("no slower there, by estimate") == 1
     assert all(f"type{k}" in said for k in range(5))
 
@@ -133,14 +141,14 @@ def test_an_op_that_two_rules_block_is_in_both_groups() -> None:
 
 def test_compute_units_without_the_ane_are_the_reason() -> None:
     target = Target.parse("M1", "CPU_ONLY")
-    assert "the compute units exclude the Neural Engine" in terminal.inspection_details(
+    assert "the compute units exclude the Neural Engine" in details(
         inspection([row(0, "conv", "cpu")], target=target)
     )
 
 
 def test_markup_and_control_characters_in_names_are_shown_as_they_are() -> None:
     evil = row(0, "[red]cast", "cpu", False, name="x[/]\x1b[31m")
-    said = terminal.inspection_text(inspection([evil]))
+    said = text(inspection([evil]))
     assert "[red]cast" in said
     assert "x[/]�[31m" in said
     assert "\x1b" not in said
@@ -165,7 +173,7 @@ def test_markup_and_control_characters_in_names_are_shown_as_they_are() -> None:
 )
 def test_verdicts(rows: list[OpRow], words: str) -> None:
     assert summary.verdict(inspection(rows)) == words
-    assert words in " ".join(terminal.inspection_text(inspection(rows)).split())
+    assert words in " ".join(text(inspection(rows)).split())
 
 
 @pytest.mark.parametrize(
@@ -178,7 +186,7 @@ def test_a_rounded_share_is_never_called_all_or_nothing(share: float, words: str
 def test_a_pipeline_has_a_section_for_each_part() -> None:
     parts = {"embed": inspection([row(0, "gather", "cpu", False)]), "head": twenty()}
     whole = Inspection("pipeline", M1, (), findings=(finding("io", kind="interface"),), parts=parts)
-    said = terminal.inspection_details(whole)
+    said = as_text(terminal.inspection_report(whole))
     assert said.index("embed ──") < said.index("gather_0") < said.index("head ──")
     assert "█ Neural Engine 16   ▃ CPU 4   ░ not known 1" in said
     assert "16 to 17 of 21 ops" in said
@@ -190,10 +198,10 @@ def test_measured_units_stand_beside_the_predicted_ones_disagreements_first() ->
     rows = [row(k, "conv", "ane", measured="ane") for k in range(8)]
     rows += [row(8, "mul", "ane", measured="cpu"), row(9, "add", "cpu", measured="cpu")]
     assert "Core ML's plan: 9 of 10 ops as predicted" in str(inspection(rows, measured=True))
-    said = terminal.inspection_details(inspection(rows, measured=True))
+    said = details(inspection(rows, measured=True))
     assert "predicted beside measured: 9 of 10 ops as predicted (90.0%)" in said
     assert said.index("differs") < said.index("as predicted  conv")
-    assert "predicted beside measured" not in terminal.inspection_text(inspection(rows))
+    assert "predicted beside measured" not in text(inspection(rows))
 
 
 def test_a_difference_tells_numbers_and_findings() -> None:
@@ -201,20 +209,20 @@ def test_a_difference_tells_numbers_and_findings() -> None:
     after = inspection(
         [row(k, "conv", "ane", findings=(finding("new-rule", kind="speed"),) * (k == 3)) for k in range(18)]
     )
-    said = as_text(terminal.difference_group(before, after))
+    said = as_text(terminal.difference_report(before, after))
     numbers = {line.split("  ")[0].strip(): line.split()[-3:] for line in said.splitlines() if "  " in line}
     assert numbers["segments"] == ["4", "1", "better"]
     assert re.search(r"ops on the ANE +80.0% to 85.0% +100.0% +better", said)
     assert "- 1 gone: dtype-int32: casts to int32" in said
     assert "+ 1 new: new-rule: casts to int32" in said
-    same = as_text(terminal.difference_group(before, before))
+    same = as_text(terminal.difference_report(before, before))
     assert "the findings are the same" in same
     assert "better" not in same
     assert "worse" not in same
 
 
 def test_printing_and_repr() -> None:
-    assert str(twenty()) == terminal.inspection_text(twenty())
+    assert str(twenty()) == text(twenty())
     assert repr(twenty()) == (
         "<Inspection of 'model' on M1/macOS 14: status 1, 80 to 85% of 20 ops on the ANE, 3 switches>"
     )

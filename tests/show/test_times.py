@@ -10,7 +10,16 @@ from report_models import twenty
 from anesurgery.placement import Inspection
 from anesurgery.placement.durations import Time
 from anesurgery.show import summary, terminal, times
+from anesurgery.show.console import as_text
 from anesurgery.show.page import cell, page
+
+
+def details(found: Inspection) -> str:
+    return as_text(terminal.inspection_report(found))
+
+
+def text(found: Inspection) -> str:
+    return as_text(terminal.short_report(found))
 
 
 def timed(scale: float = 1.0) -> Inspection:
@@ -30,7 +39,7 @@ def timed(scale: float = 1.0) -> Inspection:
 
 
 def test_a_terminal_shows_a_bar_with_each_source_of_cost() -> None:
-    said = terminal.inspection_details(timed())
+    said = details(timed())
     assert "where the time goes  10 ms" in said
     assert "from 7 published times" in said
     lines = said.splitlines()
@@ -55,14 +64,14 @@ def test_the_dearest_ops_and_segments_come_first() -> None:
 def test_a_page_and_a_cell_show_the_same() -> None:
     for shown in (page(timed()), cell(timed())):
         assert "where the time goes" in shown
-        assert times.LOOKS["weights"][2] in shown
+        assert times.COLOURS["weights"] in shown
         assert "until weights are read" in shown
     assert timed().ops[-1].name in page(timed()).split("Where the time goes")[1]
 
 
 def test_without_a_time_nothing_is_said() -> None:
-    assert times.time_group(twenty()) == []
-    for shown in (terminal.inspection_text(twenty()), page(twenty()), cell(twenty())):
+    assert times.time_parts(twenty()) == []
+    for shown in (text(twenty()), page(twenty()), cell(twenty())):
         assert "here the time goes" not in shown
 
 

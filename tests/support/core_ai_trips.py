@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from random_ops import Sample, numbers, plain_numbers, promised
+from test_random_programs import RESPELLED, STEPS
 
 import anesurgery as ane
 from anesurgery.interpret import Predictor
 from anesurgery.loading import load
-from anesurgery.mil import Array, Program
+from anesurgery.mil import Array, Program, Var, ct, mb
 
 
 def drawn(one: Sample, seed: int) -> dict[str, Array]:
@@ -46,3 +49,35 @@ def differing(samples: Sequence[Sample], folder: Path) -> Iterator[str]:
             found, wanted = np.asarray(new[name]), np.asarray(value)
             if not np.array_equal(wanted, found, equal_nan=wanted.dtype.kind == "f"):
                 yield f"{one}: {name} {wanted.reshape(-1)[:4]} became {found.reshape(-1)[:4]}"
+
+
+def chain(steps: Sequence[Any]) -> Program:
+    """Steps one after another, each of which may read the second input."""
+
+    @mb.program(input_specs=[mb.TensorSpec((4, 4)), mb.TensorSpec((4, 4))], opset_version=ct.target.iOS18)
+    def program(x: Var, y: Var) -> Var:
+        return mb.identity(x=reduce(lambda value, step: step(value, y), steps, x), name="out")
+
+    return program
+
+
+def chains(count: int) -> Program:
+    """Functions of 2 to 7 random steps each."""
+    rng, program, steps = random.Random(1), Program(), [*STEPS.values(), *RESPELLED.values()]
+    for number in range(count):
+        made = chain(rng.choices(steps, k=rng.randint(2, 7)))
+        program.add_function(f"f{number}", made.functions["main"])
+    return program
+
+
+def chains_that_differ(program: Program, folder: Path) -> list[str]:
+    """Functions that give other bits when they come back."""
+    ane.to_coreai(program, folder / "chains.aimodel")
+    models = load(program), load(folder / "chains.aimodel")
+    apart = []
+    for number, name in enumerate(program.functions):
+        rng = np.random.default_rng(number)
+        values = {key: rng.uniform(0.5, 2, (4, 4)).astype(np.float32) for key in ("x", "y")}
+        before, after = (np.asarray(Predictor(model, function=name)(values)["out"]) for model in models)
+        apart += [] if np.array_equal(before, after, equal_nan=True) else [name]
+    return apart

@@ -35,8 +35,7 @@ from anesurgery.mil import operands as mil_operands
 from anesurgery.passes.integers_as_floats import _Floats
 from anesurgery.regions import padding, views
 from anesurgery.regions.small_builds import rebuild
-from anesurgery.rewriting import scaled_regions
-from anesurgery.semantics import rows
+from anesurgery.semantics import degrees, rows
 from anesurgery.semantics.bounds import EXACT as EXACT_ENDS
 from anesurgery.semantics.bounds import outwards
 from anesurgery.semantics.intervals import Intervals
@@ -395,7 +394,7 @@ def scales_otherwise(sample: Sample) -> str:
     powers = {v: int(rng.integers(-4, 5)) for v, o in sample.operands.items() if o.dtype.startswith("fp")}
     if rng.random() < 0.4:
         powers = dict.fromkeys(powers, 2 * int(rng.integers(-2, 3)))
-    found = scaled_regions.scaled(sample.op, lambda v: powers.get(v, 0))
+    found = degrees.scaled(sample.op, lambda v: powers.get(v, 0))
     if found is None:
         return ""
     values = plain_numbers(sample, rng)
@@ -404,7 +403,8 @@ def scales_otherwise(sample: Sample) -> str:
     for name, power in found.constants.items():
         if given.get(name) is not None:
             value = np.asarray(constant(given[name]))
-            given[name] = (value * 2.0**power).astype(value.dtype)
+            with np.errstate(over="ignore"):
+                given[name] = (value * 2.0**power).astype(value.dtype)
             if not np.array_equal(given[name] * 2.0**-power, value):
                 return ""  # it becomes subnormal
     with sample.function:

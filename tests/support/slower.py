@@ -16,7 +16,9 @@ from anesurgery.surgery import Recipe
 MEASURED = re.compile(r"^(kept )?sequence_layout: .*\(measured, (M1|M1 Max|iPhone 13)|documented by Apple")
 """What a public measurement on a named device may overrule."""
 
-SAID = re.compile(r"^(\w+) was asked for, and is kept although the (?:expected time|relative cost) would rise")
+SAID = re.compile(
+    r"^(\w+) was asked for, and is kept although .*\bthe (?:expected time|relative cost)\b.* rise"
+)
 """What is said of a step that costs time and is there for right numbers; the step's name."""
 
 

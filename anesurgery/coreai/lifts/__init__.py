@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-FAMILIES = ("elementwise", "tensors", "indexing", "products", "weights", "control", "composites")
+FAMILIES = ("elementwise", "tensors", "indexing", "products", "weights", "control", "composites", "images")
 """The files of the table."""
 
 

@@ -18,7 +18,7 @@ COMPOSITES: dict[str, Composite] = {}
 `Unliftable`, and the ops of the graph are lifted one by one."""
 
 
-def several(made: Any) -> list[Value]:
+def as_list(made: Any) -> list[Value]:
     """The results of a builder, which gives one alone."""
     return list(made) if isinstance(made, (list, tuple)) else [made]
 
@@ -45,7 +45,7 @@ def of_mil(op_type: str, named: Mapping[str, Value], attributes: Mapping[str, An
     # what the type of x does not hold is a default, which MIL keeps in fp32
     described = {k: numbers.get(k, v) for k, v in attributes.items() if numbers.get(k, v) == v}
     given = {k: v if isinstance(v, Var) else v[()] for k, v in named.items()}
-    return several(getattr(mb, op_type)(**given, **described))
+    return as_list(getattr(mb, op_type)(**given, **described))
 
 
 def _parameters(x: Value, **given: Value | None) -> dict[str, Array]:
@@ -64,7 +64,7 @@ def _ranks(x: Value, *ranks: int) -> None:
 
 @composite("scaled_dot_product_attention")
 def attention(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
-    """Attention without a causal rule, a window, or heads that several queries share."""
+    """Attention without a causal rule, a window, or heads that as_list queries share."""
     plain = {"is_causal": False, "window_size": 0, "enable_gqa": False}
     if any(attributes.get(k, v) != v for k, v in plain.items()) or "scale" in {*named, *attributes}:
         raise Unliftable("MIL has no causal rule, window, scale or shared heads")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from anesurgery.coreai.lifts.composites import several
+from anesurgery.coreai.lifts.composites import as_list
 from anesurgery.coreai.lifts.table import TOKEN, Site, Unliftable, Value, as_var, cast, lift
 from anesurgery.mil import mb
 
@@ -14,7 +14,7 @@ def if_(o: Site) -> Sequence[Value]:
     """One of two blocks."""
     yes, no = o.op["blocks"]
     branches = [lambda block=block: tuple(map(as_var, o.scope.nested(block))) for block in (yes, no)]
-    return several(mb.cond(pred=cast(o[0], "bool"), _true_fn=branches[0], _false_fn=branches[1]))
+    return as_list(mb.cond(pred=cast(o[0], "bool"), _true_fn=branches[0], _false_fn=branches[1]))
 
 
 @lift("while")
@@ -24,7 +24,7 @@ def while_(o: Site) -> Sequence[Value]:
     carried = [argument["number"] for argument in before["arguments"]]
     if before["ops"][-1]["operands"][1:] != carried:
         raise Unliftable("its condition hands other values to the body than the loop carries")
-    return several(
+    return as_list(
         mb.while_loop(
             _cond=lambda *values: as_var(o.scope.nested(before, values)[0]),
             _body=lambda *values: tuple(map(as_var, o.scope.nested(after, values))),

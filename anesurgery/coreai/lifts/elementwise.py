@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.coreai.dtypes import name_of
 from anesurgery.coreai.lifts.table import (
     TABLE,
     Site,
@@ -19,6 +20,7 @@ from anesurgery.coreai.lifts.table import (
     numbers_of,
     sizes_of,
 )
+from anesurgery.coreai.table import BINARY, GELU, UNARY
 from anesurgery.mil import Var, mb, producer
 from anesurgery.ops import names
 
@@ -28,18 +30,15 @@ def _made(op_type: str, *parameters: str, **fixed: Any) -> Any:
     return lambda o: getattr(mb, op_type)(**{n: o[i] for i, n in enumerate(parameters)}, **fixed)
 
 
-SAME = names("acos asin atan atanh cos cosh erf exp sin sinh sqrt tan tanh sigmoid silu round abs")
-"""Functions of one operand that have one name in both."""
-PAIRS = {"floor_divide": "floor_div"} | {k: k for k in names("sub maximum minimum pow greater")}
-"""Functions of two operands -> their op in MIL."""
 REDUCTIONS = {f"reduce_{k}": f"reduce_{k}" for k in names("sum mean max min")} | {
     "reduce_product": "reduce_prod"
 }
 """Reductions -> their op in MIL."""
 ONE = names("log rsqrt")
 """Functions that add an epsilon in MIL, and none in Core AI."""
-TABLE |= {kind: _made(kind, "x") for kind in SAME}
-TABLE |= {kind: _made(op_type, "x", "y") for kind, op_type in PAIRS.items()}
+TABLE |= {kind: _made(kind, "x") for kind in UNARY}
+TABLE |= {kind: _made(op_type, "x", "y") for op_type, kind in BINARY.items()}
+TABLE["sub"] = _made("sub", "x", "y")
 TABLE["not"] = _made("logical_not", "x")
 
 
@@ -81,8 +80,8 @@ def relu(o: Site) -> Value:
 @lift("gelu")
 def gelu(o: Site) -> Value:
     """Exact, or one of two approximations."""
-    mode = {"none": "EXACT", "tanh": "TANH_APPROXIMATION", "sigmoid": "SIGMOID_APPROXIMATION"}
-    return mb.gelu(x=o[0], mode=mode[o.attribute("approximate")])
+    mode = {approximation: mode for mode, approximation in GELU.items()}[o.attribute("approximate")]
+    return mb.gelu(x=o[0], mode=mode)
 
 
 @lift("asinh", "acosh")
@@ -108,13 +107,14 @@ def modulo(o: Site) -> Value:
 
 @lift("add")
 def add(o: Site) -> Value:
-    """A row that is added to a linear layer is its bias."""
+    """A row that is added to a convolution or a linear layer without a bias is its bias."""
     for x, y in ((o[0], o[1]), (o[1], o[0])):
-        op, row = producer(x, "linear") if isinstance(x, Var) else None, numbers_of(y)
-        if op is None or row is None or np.any(op.bias.val):
+        op, row = producer(x, "linear", "conv") if isinstance(x, Var) else None, numbers_of(y)
+        if op is None or row is None or (op.inputs.get("bias") is not None and np.any(op.bias.val)):
             continue
-        if row.shape[-1:] == (row.size,) == (sizes_of(x)[-1],):
-            return mb.linear(x=op.x, weight=op.weight, bias=row.reshape(-1))
+        axis = 1 - len(sizes_of(x)) if op.op_type == "conv" else -1
+        if row.shape[axis:][:1] == (row.size,) == (sizes_of(x)[axis],):
+            return getattr(mb, op.op_type)(**op.inputs | {"bias": row.reshape(-1)})
     return mb.add(x=o[0], y=o[1])
 
 
@@ -147,23 +147,23 @@ def _mean(total: Value, by: Value, power: float) -> Var | None:
     return op.x if np.isclose(float(number.reshape(-1)[0]) ** power, count, rtol=1e-3) else None
 
 
-NARROW = {"si8": "int8", "ui8": "uint8", "si16": "int16", "ui16": "uint16"}
+NARROW = names("int8 uint8 int16 uint16")
 """Integers of Core AI that MIL can cast to."""
 
 
 @lift("cast")
 def cast_(o: Site) -> Value:
     """Between the types of MIL, of which integers are int32; what leaves fewer bits leaves them here too."""
-    kind, given = o.result["dtype"], o.scope.types[o.op["operands"][0]]["dtype"]
-    if kind not in NARROW or given in (kind, "i1") or not isinstance(o[0], Var):
+    name, given = (name_of(t["dtype"]) for t in (o.result, o.scope.types[o.op["operands"][0]]))
+    if name not in NARROW or given in (name, "bool") or not isinstance(o[0], Var):
         return cast(o[0], o.dtype)
-    return mb.cast(x=mb.cast(x=o[0], dtype=NARROW[kind]), dtype="int32")
+    return mb.cast(x=mb.cast(x=o[0], dtype=name), dtype="int32")
 
 
 @lift("softmax")
 def softmax(o: Site) -> Value:
     """Along an axis."""
-    return mb.softmax(x=o[0], axis=o.whole(1))
+    return mb.softmax(x=o[0], axis=o.integer(1))
 
 
 def _reduced(op_type: str, o: Site) -> Value:

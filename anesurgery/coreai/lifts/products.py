@@ -31,10 +31,16 @@ def _transposed(value: Value) -> Var | None:
     return op.x if op is not None and is_stored(op.x) else None
 
 
-def _padding(x: Var, value: float) -> tuple[Var, list[int]]:
+def _padding(o: Site, given: Value, value: float) -> tuple[Var, list[int]]:
     """What stands before a constant padding of the spatial axes, and that padding; else no padding."""
+    x = as_var(given)
     op, spatial = producer(x, "pad"), len(sizes_of(x)) - 2
-    if op is None or op.mode.val != "constant" or float(np.asarray(op.constant_val.val)) != value:
+    if (
+        op is None
+        or x in o.scope.stated
+        or op.mode.val != "constant"
+        or float(np.asarray(op.constant_val.val)) != value
+    ):
         return x, [0] * 2 * spatial
     sides = [int(n) for n in op.pad.val]
     return (x, [0] * 2 * spatial) if len(sides) != 2 * (spatial + 2) or any(sides[:4]) else (op.x, sides[4:])
@@ -44,12 +50,25 @@ def _form(sides: list[int]) -> dict[str, Any]:
     return {"pad_type": "custom", "pad": sides} if any(sides) else {"pad_type": "valid"}
 
 
+def _flat(value: Value) -> Value | None:
+    """A value before it got a last axis of size 1; None where it has none."""
+    if isinstance(value, np.ndarray):
+        return value[..., 0] if value.shape[-1] == 1 else None
+    op = producer(value, "expand_dims", "reshape")
+    return op.x if op is not None and [*sizes_of(op.x), 1] == sizes_of(value) else None
+
+
 @lift("conv2d", "conv3d")
 def conv(o: Site) -> Value:
-    """A convolution, with the zeros that were padded before it."""
-    x, sides = _padding(as_var(o[0]), 0.0)
-    how = {"strides": o.ints(2), "dilations": o.ints(3), "groups": o.whole(4), **_form(sides)}
-    return mb.conv(x=x, weight=o[1], **how)
+    """A convolution, with the zeros that were padded before it; of one spatial axis if the other has size 1."""
+    narrow = [one for i in (0, 1) if len(o.shape) == 4 and (one := _flat(o[i])) is not None]
+    flat = len(narrow) == 2
+    given, weight = narrow if flat else (o[0], o[1])
+    x, sides = _padding(o, given, 0.0)
+    axes = len(sizes_of(x)) - 2
+    how = {"strides": o.ints(2)[:axes], "dilations": o.ints(3)[:axes], "groups": o.integer(4), **_form(sides)}
+    y = mb.conv(x=x, weight=weight, **how)
+    return mb.expand_dims(x=y, axes=[-1]) if flat else y
 
 
 @lift("conv_transpose2d", "conv_transpose3d")
@@ -62,7 +81,7 @@ def conv_transpose(o: Site) -> Value:
     sides = [n for n in sides for _ in range(2)] if len(sides) == spatial else sides
     more = [(high, extra) for high, extra in zip(sides[1::2], o.ints(5), strict=True)]
     cut = [end for low, (high, extra) in zip(sides[::2], more, strict=True) for end in (low, high - extra)]
-    how = {"strides": o.ints(2), "dilations": o.ints(4), "groups": o.whole(6)}
+    how = {"strides": o.ints(2), "dilations": o.ints(4), "groups": o.integer(6)}
     if all(n >= 0 for n in cut):
         return mb.conv_transpose(x=o[0], weight=o[1], pad_type="custom", pad=cut, **how)
     shape = np.array(o.shape, np.int32)
@@ -78,8 +97,7 @@ def _pool(o: Site, kernel: int, strides: int, dilation: int) -> dict[str, Any]:
 @lift("max_pool_2d", "max_pool_3d")
 def max_pool(o: Site) -> Value:
     """The largest of each window; padding by what is never the largest is the pool's own."""
-    x, lowest = as_var(o[0]), -np.inf
-    x, sides = _padding(x, lowest)
+    x, sides = _padding(o, o[0], -np.inf)
     ceil = {"ceil_mode": True} if o.flag(4) else {}
     return mb.max_pool(x=x, **_pool(o, 1, 2, 3), **_form(sides), **ceil)
 
@@ -87,7 +105,7 @@ def max_pool(o: Site) -> Value:
 @lift("sum_pool_2d", "sum_pool_3d")
 def sum_pool(o: Site) -> Value:
     """The sum of each window is its mean times its size."""
-    x, sides = _padding(as_var(o[0]), 0.0)
+    x, sides = _padding(o, o[0], 0.0)
     how = _pool(o, 1, 2, 3)
     mean = mb.avg_pool(x=x, **how, **_form(sides), exclude_padding_from_average=False)
     return mb.mul(x=mean, y=like(mean, float(np.prod(how["kernel_sizes"]))))

@@ -8,15 +8,14 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from anesurgery.mil import Array, Var, constant, dtype_name, fixed_shape, is_symbolic, mb, np_dtype, types
+from anesurgery.coreai.dtypes import name_of
+from anesurgery.mil import Array, Var, dtype_name, fixed_shape, is_symbolic, mb, np_dtype, types
 
 Value: TypeAlias = "Var | Array"
 """A value of the program, or a constant that has no op yet."""
 Plain: TypeAlias = Mapping[str, Any]
 """What the child process says of an op, a block or a type."""
 
-MIL_TYPES = {"f16": "fp16", "f32": "fp32", "f64": "fp32", "bf16": "fp32", "i1": "bool"}
-"""Element type of Core AI -> of MIL; every integer is int32, in which MIL computes."""
 INT32 = np.iinfo(np.int32)
 
 
@@ -25,19 +24,20 @@ class Unliftable(Exception):  # noqa: N818 - reads as a statement; becomes a Loa
 
 
 def mil_type(element: str) -> str:
-    """The element type in MIL.
+    """The element type in MIL; every integer is int32, in which MIL computes.
 
     Raises:
         Unliftable: MIL has none.
     """
-    if element in MIL_TYPES:
-        return MIL_TYPES[element]
-    if element.removeprefix("si").removeprefix("ui").isdigit():
-        return "int32"
+    name = name_of(element)
+    if name in ("fp16", "fp32", "bool"):
+        return name
+    if name.startswith(("int", "uint")) or name in ("fp64", "bf16"):
+        return "int32" if "int" in name else "fp32"
     raise Unliftable(f"MIL has no numbers of the type {element}")
 
 
-def whole(numbers: Array) -> Array:
+def as_int32(numbers: Array) -> Array:
     """A constant in the types of MIL: integers of other widths become int32, the ends of 64 bits its own."""
     if numbers.dtype.kind in "iu" and numbers.dtype != np.int32:
         return np.asarray(np.clip(numbers, INT32.min, INT32.max), np.int32)
@@ -53,9 +53,14 @@ class Scope(Protocol):
 
     types: dict[int, Plain]
     """Number of a value -> its type in the file."""
+    stated: set[Var]
+    """What composites of `to_coreai` gave: ops that the model had, and no parts of others."""
 
     def constant(self, held: Plain) -> Value:
         """A constant."""
+
+    def colors(self, image: Var) -> str:
+        """The channels of an image in their order, such as "RGB"."""
 
     def nested(self, block: Plain, values: Sequence[Value] = ()) -> list[Value]:
         """Lift a block inside of an op; what it ends with."""
@@ -75,7 +80,7 @@ class Site:
     def __getitem__(self, i: int) -> Value:
         """An operand as a builder takes it."""
         value = self.operands[i]
-        return whole(value) if isinstance(value, np.ndarray) else value
+        return as_int32(value) if isinstance(value, np.ndarray) else value
 
     def __len__(self) -> int:
         return len(self.operands)
@@ -96,7 +101,7 @@ class Site:
         """The integers of an operand that must be a constant."""
         return [int(n) for n in self.numbers(i).reshape(-1)]
 
-    def whole(self, i: int) -> int:
+    def integer(self, i: int) -> int:
         """The integer of an operand that must be a constant."""
         return self.ints(i)[0]
 
@@ -193,6 +198,6 @@ def like(value: Value, number: float) -> Array:
 
 
 def numbers_of(value: Value) -> Array | None:
-    """The numbers of a constant; else None."""
-    held = value if isinstance(value, np.ndarray) else constant(value)
+    """The numbers of a constant, or of a view of one; else None."""
+    held = value if isinstance(value, np.ndarray) else value.val
     return None if held is None or isinstance(held, str) else np.asarray(held)

@@ -20,15 +20,30 @@ from anesurgery.coreai.lifts.table import (
     static,
 )
 from anesurgery.interpret.ops.image import GRIDS
-from anesurgery.mil import Array, Var, is_symbolic, mb
+from anesurgery.mil import Array, Var, is_symbolic, mb, producer
 
 
 @lift("reshape")
 def reshape(o: Site) -> Value:
     """To a shape that is known, or computed."""
     if None not in o.shape:
-        return mb.reshape(x=o[0], shape=np.array(o.shape, np.int32))
+        return _undone(o) or _before_product(o) or mb.reshape(x=o[0], shape=np.array(o.shape, np.int32))
     return mb.reshape(x=o[0], shape=np.array(o.ints(1), np.int32) if o.known(1) else o[1])
+
+
+def _undone(o: Site) -> Value | None:
+    """What was reshaped before, if it has the shape of the result; of numbers None."""
+    op = producer(o[0], "expand_dims", "reshape", "squeeze") if isinstance(o[0], Var) else None
+    return op.x if op is not None and sizes_of(op.x) == list(o.shape) else None
+
+
+def _before_product(o: Site) -> Value | None:
+    """A linear layer whose rows are reshaped before it: Apple's package moves such a reshape behind it."""
+    op = producer(o[0], "linear") if isinstance(o[0], Var) else None
+    if op is None or len(o.shape) not in (2, 3) or o.shape[-1] != sizes_of(o[0])[-1]:
+        return None
+    rows = mb.reshape(x=op.x, shape=np.array([*o.shape[:-1], sizes_of(op.x)[-1]], np.int32))
+    return mb.linear(**op.inputs | {"x": rows})
 
 
 @lift("expand_dims")
@@ -40,7 +55,7 @@ def expand_dims(o: Site) -> Value:
 @lift("shrink_dims")
 def shrink_dims(o: Site) -> Value:
     """Axes of size 1 go."""
-    return mb.squeeze(x=o[0], axes=o.axes(1)) if o.ints(1) else o[0]
+    return (_undone(o) or mb.squeeze(x=o[0], axes=o.axes(1))) if o.ints(1) else o[0]
 
 
 @lift("transpose")
@@ -53,7 +68,7 @@ def transpose(o: Site) -> Value:
 def concat(o: Site) -> Value:
     """Tensors one after another along an axis."""
     parts = [o[i] for i in range(1, len(o))]
-    axis = o.whole(0) % len(o.shape)
+    axis = o.integer(0) % len(o.shape)
     return mb.concat(values=parts, axis=axis) if len(parts) > 1 else parts[0]
 
 
@@ -72,6 +87,8 @@ def split(o: Site) -> Sequence[Value]:
 @lift("tile")
 def tile(o: Site) -> Value:
     """Repeated along each axis."""
+    if not o.known(1):
+        return mb.tile(x=o[0], reps=o[1])
     return mb.tile(x=o[0], reps=o.ints(1)) if set(o.ints(1)) != {1} else o[0]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.coreai.dtypes import bits_of, name_of
 from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, is_fixed, lift, sizes_of
 from anesurgery.mil import is_stored, mb, types
 
@@ -18,13 +19,12 @@ def constant_(o: Site) -> Value:
 
 def _stored(o: Site, i: int) -> Value:
     """An operand as it is stored, maybe compressed again; its type tells coremltools its bits."""
-    value, kind = o.operands[i], o.scope.types[o.op["operands"][i]]["dtype"]
+    value, name = o.operands[i], name_of(o.scope.types[o.op["operands"][i]]["dtype"])
     if not isinstance(value, np.ndarray):
         if is_stored(value):
             return value
         raise Unliftable(f"operand {i} is computed; MIL decompresses constants alone")
-    if kind[0] in "us" and int(kind[2:]) < 8:
-        name = ("int" if kind[0] == "s" else "uint") + kind[2:]
+    if bits_of(name) < 8:
         return value.view(types.nptype_from_builtin(types.string_to_builtin(name)))
     return value
 
@@ -42,7 +42,7 @@ def blockwise_shift_scale(o: Site) -> Value:
 def lut_to_dense(o: Site) -> Value:
     """Indices into a table of numbers, or of vectors along an axis."""
     lut = _stored(o, 1)
-    axis = {"vector_axis": o.whole(2)} if sizes_of(lut)[-1] > 1 else {}
+    axis = {"vector_axis": o.integer(2)} if sizes_of(lut)[-1] > 1 else {}
     return mb.constexpr_lut_to_dense(indices=_stored(o, 0), lut=lut, **axis)
 
 

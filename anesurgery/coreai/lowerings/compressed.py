@@ -12,12 +12,12 @@ import numpy as np
 
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import constant, ops, stored_bytes
-from anesurgery.coreai.values import Value, array, call, whole
+from anesurgery.coreai.values import Value, array, call, known_ints
 from anesurgery.errors import NotExpressible
 
 
-class Spread(Value):
-    """What stands at the places of a mask, with zeros elsewhere."""
+class Dense(Value):
+    """A sparse weight that is dense already, with its zeros; MIL still reads it as a mask and data."""
 
 
 def _packed(data: Any, shape: Sequence[int], bits: int) -> Value:
@@ -61,7 +61,7 @@ def _table(lut: Value, rank: int) -> Value:
 def lut_to_dense(indices: Value, lut: Value, vector_axis: Any = None, shape: Any = None) -> Value:
     """The form of iOS 16 has one table, and its indices packed into bytes."""
     if shape is not None:
-        indices = _packed(indices, whole(shape, "shape"), int(lut.shape[0]).bit_length() - 1)
+        indices = _packed(indices, known_ints(shape, "shape"), int(lut.shape[0]).bit_length() - 1)
     axis = 0 if vector_axis is None else int(vector_axis) % indices.rank
     return call("lut_to_dense", indices, _table(lut, indices.rank), array(axis, "int16"))
 
@@ -69,10 +69,10 @@ def lut_to_dense(indices: Value, lut: Value, vector_axis: Any = None, shape: Any
 @lowers("constexpr_sparse_to_dense")
 def sparse_to_dense(nonzero_data: Value, mask: Value, shape: Any = None) -> Value:
     """The data where the mask is set, zero elsewhere."""
-    if isinstance(nonzero_data, Spread):
+    if isinstance(nonzero_data, Dense):
         return Value(nonzero_data.node)
     if shape is not None:
-        mask = _packed(mask, whole(shape, "shape"), 1)
+        mask = _packed(mask, known_ints(shape, "shape"), 1)
     return call("sparse_with_bitmask_to_dense", call("build_sparse_with_bitmask", nonzero_data, mask))
 
 
@@ -84,18 +84,18 @@ def lut_to_sparse(
     sparse = call("build_sparse_with_bitmask", indices_nonzero_data, indices_mask)
     axis = array(0 if vector_axis is None else int(vector_axis) % indices_mask.rank, "int16")
     found = call("lut_to_sparse_with_bitmask", sparse, _table(lut, indices_mask.rank), axis)
-    return indices_mask, Spread(ops.sparse_with_bitmask_to_dense(found.node))
+    return indices_mask, Dense(ops.sparse_with_bitmask_to_dense(found.node))
 
 
 @lowers("constexpr_sparse_blockwise_shift_scale")
 def sparse_shift_scale(
     data_mask: Value, nonzero_data: Value, scale: Value, offset: Value | None = None
 ) -> tuple[Value, Value]:
-    """Spread out, then scaled: zero stays zero where nothing is added."""
+    """Dense out, then scaled: zero stays zero where nothing is added."""
     if offset is not None and (offset.known is None or np.any(offset.known)):
         raise NotExpressible("a sparse weight with an offset, which would fill its zeros")
     dense = sparse_to_dense(nonzero_data, data_mask)
-    return data_mask, Spread(_per_block(dense, scale, None).node)
+    return data_mask, Dense(_per_block(dense, scale, None).node)
 
 
 @lowers("constexpr_cast")
@@ -115,10 +115,10 @@ def _column(numbers: Any, axis: Any, like: Value, dtype: str) -> Value:
 @lowers("quantize")
 def quantize(input: Value, scale: Any, output_dtype: str, zero_point: Any = None, axis: Any = None) -> Value:
     """round(x / scale) + zero_point, kept inside the dtype, in fp32: fp16 has no 2,049."""
-    level = call("round_", (x := input.cast("fp32")) / _column(scale, axis, x, "fp32"))
+    level = call("round", (x := input.cast("fp32")) / _column(scale, axis, x, "fp32"))
     level = level if zero_point is None else level + _column(zero_point, axis, x, "fp32")
     limits = np.iinfo(output_dtype)
-    return level.at_least(float(limits.min)).at_most(float(limits.max)).cast(output_dtype)
+    return level.maximum(float(limits.min)).minimum(float(limits.max)).cast(output_dtype)
 
 
 @lowers("dequantize")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from anesurgery.coreai.lowerings.indexing import taken
+from anesurgery.coreai.lowerings.indexing import take
 from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import ops
-from anesurgery.coreai.values import Value, array, call, whole
+from anesurgery.coreai.values import Value, array, call, known_ints
 from anesurgery.errors import NotExpressible
 from anesurgery.mil import Operation
 
@@ -80,12 +80,12 @@ def update_state(op: Operation, writer: Any, state: Any, value: Value) -> Value:
 
 @lowers("make_list")
 def make_list(
-    forms: Mode, init_length: Any = 1, elem_shape: Any = (), dtype: str = "fp32", dynamic_length: bool = True
+    mode: Mode, init_length: Any = 1, elem_shape: Any = (), dtype: str = "fp32", dynamic_length: bool = True
 ) -> Value:
     """As many zeros as it has elements at first."""
     parts = elem_shape if isinstance(elem_shape, (list, tuple)) else [elem_shape]
-    shape = [length for part in (init_length, *parts) for length in whole(part, "the shape of a list")]
-    return array(0, forms.dtype(dtype)).broadcast(shape)
+    shape = [length for part in (init_length, *parts) for length in known_ints(part, "the shape of a list")]
+    return array(0, mode.dtype(dtype)).broadcast(shape)
 
 
 @lowers("list_write")
@@ -103,13 +103,13 @@ def list_scatter(ls: Value, indices: Value, value: Value) -> Value:
 @lowers("list_read")
 def list_read(ls: Value, index: Value) -> Value:
     """One element."""
-    return taken(ls, index.cast("int32").squeeze(list(range(index.rank))), 0)
+    return take(ls, index.cast("int32").squeeze(list(range(index.rank))), 0)
 
 
 @lowers("list_gather")
 def list_gather(ls: Value, indices: Value) -> Value:
     """Some elements."""
-    return taken(ls, indices.cast("int32"), 0)
+    return take(ls, indices.cast("int32"), 0)
 
 
 @lowers("list_length")

@@ -48,7 +48,7 @@ def _sizes(x: Value, pad_type: str) -> list[int]:
 
 
 def _biased(y: Value, bias: Value | None) -> Value:
-    return y if bias is None else y + bias.reshape([1, -1, *[1] * (y.rank - 2)])
+    return y if bias is None else call("broadcasting_add", y, bias.reshape([1, -1, *[1] * (y.rank - 2)]))
 
 
 @lowers("conv")

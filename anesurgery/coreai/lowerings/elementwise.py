@@ -4,56 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from anesurgery.coreai.dtypes import numpy_of
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import lowers, written
+from anesurgery.coreai.table import BINARY, GELU, UNARY, lowers, register
 from anesurgery.coreai.toolkit import ops
-from anesurgery.coreai.values import Value, as_numpy, call, where
+from anesurgery.coreai.values import Value, call, where
+from anesurgery.interpret.ops.elementwise import PARAMETRIC
+from anesurgery.ops import names
 
-SAME = {
-    **{
-        name: name
-        for name in ["acos", "asin", "atan", "atanh", "cos", "cosh", "erf", "exp", "relu", "sigmoid", "silu"]
-    },
-    **{name: name for name in ["sin", "sinh", "sqrt", "tan", "tanh"]},
-    "abs": "abs_",
-    "logical_not": "not_",
-    "round": "round_",
-}
-"""Op type of x -> Core AI's builder of the same meaning."""
-
-BINARY: dict[str, str] = {
-    "add": "add",
-    "mul": "mul",
-    "real_div": "divide",
-    "floor_div": "floor_divide",
-    "pow": "pow",
-    "maximum": "maximum",
-    "minimum": "minimum",
-    "equal": "equal",
-    "not_equal": "not_equal",
-    "greater": "greater",
-    "logical_and": "and",
-    "logical_or": "or",
-    "logical_xor": "xor",
-}
-"""Op type of (x, y) -> Core AI's builder of the same meaning, without its prefix."""
+SHARED = names("identity clip threshold linear_activation scaled_tanh sigmoid_hard")
+"""Ops whose meaning the interpreter writes with operators and methods that tensors of both have."""
 
 
-def _same(builder: str) -> Callable[[Value], Value]:
-    return lambda x: call(builder, x)
+def _unary(op: str) -> Callable[[Value], Value]:
+    return lambda x: call(op, x)
 
 
-def _binary(builder: str) -> Callable[[Value, Value], Value]:
-    return lambda x, y: x.with_(builder, y)
+def _binary(op: str) -> Callable[[Value, Value], Value]:
+    return lambda x, y: x.with_(op, y)
 
 
-written({name: _same(builder) for name, builder in SAME.items()})
-written({name: _binary(builder) for name, builder in BINARY.items()})
+register({name: _unary(name) for name in (*UNARY, "relu")})
+register({name: _binary(op) for name, op in BINARY.items()})
+register({name: PARAMETRIC[name] for name in SHARED})
 
 
 def floor(x: Value) -> Value:
     """The next whole number below, by "floor by round" (`modes.FORMS`); halves may be rounded either way."""
-    near = call("round_", x)
+    near = call("round", x)
     return near - (near > x).cast(x.dtype)
 
 
@@ -77,14 +55,7 @@ def sign(x: Value) -> Value:
 
 def softplus(x: Value) -> Value:
     """log(1 + exp x), by "shifted exponentials" (`modes.FORMS`)."""
-    return call("relu", x) + call("log", call("exp", -abs(x)) + 1)
-
-
-def _modulo(x: Value, y: Value) -> Value:
-    """The remainder with the sign of the divisor; Core AI's has that of x."""
-    rest = x.with_("modulo", y)
-    other_side = (rest > 0) ^ (y > rest.like(0))
-    return where(rest.with_("not_equal", 0) & other_side, rest + y, rest)
+    return call("relu", x) + call("log", call("exp", -x.abs()) + 1)
 
 
 def _leaky(x: Value, alpha: float = 0.01) -> Value:
@@ -97,17 +68,17 @@ def _per_channel(x: Value, numbers: Value) -> Value:
 
 
 def _shifted(x: Value, epsilon: float) -> Value:
-    return x + epsilon if as_numpy(x.dtype)(epsilon) else x
+    return x + epsilon if numpy_of(x.dtype).type(epsilon) else x
 
 
-written(
+register(
     {
-        "identity": lambda x: x,
         "sub": lambda x, y: x - y,
         "less": lambda x, y: x < y,
         "less_equal": lambda x, y: x <= y,
         "greater_equal": lambda x, y: x >= y,
-        "mod": _modulo,
+        "mod": lambda x, y: x.remainder(y),
+        "logical_not": lambda x: ~x,
         "floor": floor,
         "ceil": lambda x: -floor(-x),
         "sign": sign,
@@ -116,30 +87,22 @@ written(
         "inverse": lambda x, epsilon=1e-4: 1.0 / _shifted(x, epsilon),
         "log": lambda x, epsilon=1e-45: call("log", _shifted(x, epsilon)),
         "rsqrt": lambda x, epsilon=1e-12: call("rsqrt", _shifted(x, epsilon)),
-        "clip": lambda x, alpha, beta: x.at_least(alpha).at_most(beta),
-        "threshold": lambda x, alpha: x.at_least(alpha),
         "select": lambda cond, a, b: where(cond.cast("bool"), a, b),
-        "relu6": lambda x: call("relu", x).at_most(6.0),
+        "relu6": lambda x: call("relu", x).minimum(6.0),
         "softplus": softplus,
-        "softsign": lambda x: x / (abs(x) + 1.0),
+        "softsign": lambda x: x / (x.abs() + 1.0),
         "elu": lambda x, alpha=1.0: where(x < 0, (call("exp", x) - 1.0) * alpha, x),
         "leaky_relu": _leaky,
-        "clamped_relu": lambda x, alpha, beta: _leaky(x, alpha).at_most(beta),
-        "linear_activation": lambda x, alpha, beta=0.0: x * alpha + beta,
+        "clamped_relu": lambda x, alpha, beta: _leaky(x, alpha).minimum(beta),
         "prelu": lambda x, alpha: where(x < 0, x * _per_channel(x, alpha), x),
-        "scaled_tanh": lambda x, alpha=1.0, beta=1.0: call("tanh", x * beta) * alpha,
-        "sigmoid_hard": lambda x, alpha=0.2, beta=0.5: (x * alpha + beta).at_least(0.0).at_most(1.0),
         "thresholded_relu": lambda x, alpha=1.0: where(x < alpha, 0.0, x),
     }
 )
 
-GELU = {"EXACT": "none", "TANH_APPROXIMATION": "tanh", "SIGMOID_APPROXIMATION": "sigmoid"}
-"""Mode of gelu -> its name in Core AI."""
-
 
 @lowers("gelu")
 def gelu(x: Value, mode: str = "EXACT") -> Value:
-    """One op in all three forms."""
+    """One op in all three mode."""
     return Value(ops.gelu(x.node, approximate=GELU[mode]))
 
 
@@ -150,8 +113,8 @@ def softplus_parametric(x: Value, alpha: Value, beta: Value) -> Value:
 
 
 @lowers("cast")
-def cast(x: Value, dtype: str, forms: Mode) -> Value:
+def cast(x: Value, dtype: str, mode: Mode) -> Value:
     """Floats become whole before they become integers: "whole before integer" (`modes.FORMS`)."""
     if x.is_float and "int" in dtype:
         x = truncated(x)
-    return x.with_("not_equal", 0) if dtype == "bool" else x.cast(forms.dtype(dtype))
+    return x.with_("not_equal", 0) if dtype == "bool" else x.cast(mode.dtype(dtype))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from itertools import product
 from operator import add
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from anesurgery.coreai.lowerings.elementwise import floor
-from anesurgery.coreai.lowerings.indexing import taken
+from anesurgery.coreai.lowerings.indexing import take
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import Value, array, attribute, call, indices, where
 from anesurgery.errors import NotExpressible
-from anesurgery.interpret.ops.image import BOXES, COORDINATES, GRIDS, NEAREST, UPSAMPLE
+from anesurgery.interpret.ops.image import BOXES, FOLDS, GRIDS, NEAREST, UPSAMPLE, pixels
 from anesurgery.mil import Operation, static_shape
 
 
@@ -61,7 +61,7 @@ def _nearest(x: Value, shape: Sequence[int], shift: float, axes: int = 2) -> Val
     for axis, (size, count) in enumerate(sizes, x.rank - axes):
         if size != count:
             places = np.floor((np.arange(count) + shift) * (size / count)).clip(0, size - 1)
-            x = taken(x, indices(places), axis)
+            x = take(x, indices(places), axis)
     return x
 
 
@@ -104,24 +104,6 @@ def resize(
     return _nearest(x, sizes, 0.5, axes)
 
 
-def _reflected(at: Value, low: float, high: float) -> Value:
-    """Places mirrored at two ends, as often as needed."""
-    turn = 2 * (high - low)
-    if not turn:
-        return at * 0.0 + low
-    away = abs(at - low).with_("modulo", turn)
-    return away.at_most(turn - away) + low
-
-
-FOLDS: dict[str, Callable[[Value, int], Value]] = {
-    "constant": lambda at, size: at.at_least(-1.0).at_most(float(size)),
-    "border": lambda at, size: at.at_least(0.0).at_most(size - 1.0),
-    "reflection": lambda at, size: _reflected(at, 0, size - 1),
-    "symmetric": lambda at, size: _reflected(at, -0.5, size - 0.5).at_least(0.0).at_most(size - 1.0),
-}
-"""Padding mode -> how a place outside of the pixels is brought back."""
-
-
 Tap = tuple[Value, Value]
 """A pixel along an axis, and how much of it a value holds."""
 
@@ -129,7 +111,7 @@ Tap = tuple[Value, Value]
 def _taps(at: Value, nearest: bool) -> list[Tap]:
     """The pixels along an axis that make a value, and how much of each."""
     if nearest:
-        return [(call("round_", at), at * 0.0 + 1.0)]
+        return [(call("round", at), at * 0.0 + 1.0)]
     low = floor(at)
     return [(low, low - at + 1.0), (low + 1.0, at - low)]
 
@@ -149,10 +131,8 @@ def resample(
     out, axes = coordinates.fixed()[1:3], []
     for i, size in ((1, h), (0, w)):
         at = coordinates.along(3, i, i + 1).reshape([b, 1, math.prod(out)]).cast("fp32")
-        if (unit := COORDINATES[coordinates_mode.lower()]) is not None:
-            at = at * unit[0] + unit[1]
-            at = at * (size - 1.0) if align_corners else at * float(size) - 0.5
-        at = FOLDS[padding_mode.lower()](where(at.equal(at), at, -1.0), size)
+        at = pixels(at, size, coordinates_mode.lower(), align_corners)  # type: ignore[arg-type, assignment]
+        at = FOLDS[padding_mode.lower()](where(at.equal(at), at, -1.0), size)  # type: ignore[arg-type, assignment]
         axes.append(_taps(at, sampling_mode.lower() == "nearest"))
     pad = float(padding_value) if padding_mode.lower() == "constant" else 0.0
     return _picked(x, axes[0], axes[1], pad).reshape([b, c, *out])
@@ -164,7 +144,7 @@ def _picked(x: Value, rows: Sequence[Tap], columns: Sequence[Tap], pad: float) -
     flat, parts = x.reshape([b, c, h * w]), []
     for (row, up), (column, left) in product(rows, columns):
         inside = (row >= 0.0) & (row < float(h)) & (column >= 0.0) & (column < float(w))
-        place = row.at_least(0.0).at_most(h - 1.0) * float(w) + column.at_least(0.0).at_most(w - 1.0)
+        place = row.maximum(0.0).minimum(h - 1.0) * float(w) + column.maximum(0.0).minimum(w - 1.0)
         index = place.cast("int32").broadcast([b, c, row.shape[2]])
         found = where(inside, Value(ops.gather_along_axis(flat.node, index.node, 2)), pad)
         parts.append(found * (up * left).cast(x.dtype))
@@ -190,8 +170,8 @@ def _between(start: Value, end: Value, count: int, mode: str, size: int) -> Valu
 
     In each mode a place is a line of the number of pixels, and two numbers of pixels show which.
     """
-    pixels = abs(end - start) + 1.0
-    pixels = pixels.at_least(2.0) if mode == "OFFSET_CORNERS" else pixels
+    pixels = (end - start).abs() + 1.0
+    pixels = pixels.maximum(2.0) if mode == "OFFSET_CORNERS" else pixels
 
     def places(n: float) -> Any:
         a, b, c = GRIDS[mode](n, count)
@@ -199,9 +179,9 @@ def _between(start: Value, end: Value, count: int, mode: str, size: int) -> Valu
 
     slope = places(3.0) - places(2.0)
     along = pixels * array(slope, "fp32") + array(places(2.0) - 2 * slope, "fp32")
-    along = along.at_least(0.0).at_most(abs(end - start))
-    low, high = start.at_most(end), start.at_least(end)
-    at = where(start > end, start - along, start + along).at_least(low).at_most(high)
+    along = along.maximum(0.0).minimum((end - start).abs())
+    low, high = start.minimum(end), start.maximum(end)
+    at = where(start > end, start - along, start + along).maximum(low).minimum(high)
     if mode == "UNALIGN_CORNERS":
         at = where(start > end, array(places(size).clip(0, size - 1), "fp32"), at)
     return at
@@ -229,7 +209,7 @@ def crop_resize(
     columns = [given.cast("fp32").along(1, i, i + 1) for i in order]
     if centered:
         columns = [columns[i] + columns[i + 2] * sign for sign in (-0.5, 0.5) for i in (0, 1)]
-    images = x if of is None and x.shape[0] == n else taken(x, indices(range(n)) if of is None else of, 0)
+    images = x if of is None and x.shape[0] == n else take(x, indices(range(n)) if of is None else of, 0)
     axes, outside = [], None
     for axis, (size, count) in enumerate(zip(x.fixed()[2:], counts, strict=True)):
         scale = float(spatial_scale) * (size - 1 if normalized_coordinates else 1)
@@ -237,7 +217,7 @@ def crop_resize(
         at = at.reshape([n, count, 1] if axis == 0 else [n, 1, count]).broadcast([n, *counts])
         beyond = (at < 0.0) | (at > size - 1.0)
         outside = beyond if outside is None else outside | beyond
-        axes.append(_taps(at.at_least(0.0).at_most(size - 1.0).reshape([n, 1, math.prod(counts)]), False))
+        axes.append(_taps(at.maximum(0.0).minimum(size - 1.0).reshape([n, 1, math.prod(counts)]), False))
     assert outside is not None
     crops = _picked(images, axes[0], axes[1], 0.0).reshape([n, x.shape[1], *counts])
     crops = where(outside.expand([1]), float(pad_value), crops)

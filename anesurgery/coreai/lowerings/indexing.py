@@ -18,7 +18,7 @@ def _index(indices: Value) -> Value:
     return indices.cast("int32")
 
 
-def taken(x: Value, index: Value, axis: int) -> Value:
+def take(x: Value, index: Value, axis: int) -> Value:
     """Slices of x along an axis; the axes of the index take its place."""
     rest, n = [a for a in range(x.rank) if a != axis], index.rank
     y = call("gather_nd", x.transpose([axis, *rest]), index.expand([n]))
@@ -37,7 +37,7 @@ def gather(x: Value, indices: Value, axis: int = 0, batch_dims: int = 0) -> Valu
     axis, batch = int(axis) % x.rank, int(batch_dims)
     index = _index(indices)
     if not batch:
-        return taken(x, index, axis)
+        return take(x, index, axis)
     moved = x.transpose([*range(batch), axis, *(a for a in range(batch, x.rank) if a != axis)])
     n = index.rank
     at = concat([*_counters(index.fixed(), batch), index.expand([n])], n)
@@ -87,13 +87,13 @@ COMBINED: dict[str, Callable[[Value, Value], Value]] = {
     "sub": lambda old, new: old - new,
     "mul": lambda old, new: old * new,
     "div": lambda old, new: old / new,
-    "max": lambda old, new: old.at_least(new),
-    "min": lambda old, new: old.at_most(new),
+    "max": lambda old, new: old.maximum(new),
+    "min": lambda old, new: old.minimum(new),
 }
 """Mode of a scatter -> what stands where an update was written."""
 
 
-def written_at(data: Value, at: Value, row: Value, axis: int = 0) -> Value:
+def replace_slice(data: Value, at: Value, row: Value, axis: int = 0) -> Value:
     """Data with one slice along an axis replaced, at a place that is computed."""
     begin, size = [0] * data.rank, row.shape
     start, end = ([as_indices([n]) for n in numbers] for numbers in (begin, size))
@@ -115,7 +115,7 @@ def scatter(data: Value, indices: Value, updates: Value, axis: int = 0, mode: st
             indices.cast("int32").reshape([1]),
             updates.reshape([1 if a == axis else n for a, n in enumerate(shape)]),
         )
-        return written_at(data, at, COMBINED[mode](taken(data, at, axis), new), axis)
+        return replace_slice(data, at, COMBINED[mode](take(data, at, axis), new), axis)
     spread = [count if a == axis else n for a, n in enumerate(shape)]
     index = _index(indices).reshape([-1 if a == axis else 1 for a in range(len(shape))])
     return scatter_along_axis(data, index.broadcast(spread), updates.reshape(spread), axis, mode)
@@ -124,7 +124,7 @@ def scatter(data: Value, indices: Value, updates: Value, axis: int = 0, mode: st
 @lowers("scatter_nd")
 def scatter_nd(data: Value, indices: Value, updates: Value, mode: str = "add") -> Value:
     """One axis after the other counted as one, along which is scattered."""
-    shape, depth = data.fixed(), indices.fixed()[-1]
+    shape, depth = data.fixed(), indices.length(-1)
     index = _index(indices)
     if mode == "update":
         return call("scatter_nd", data, index, updates)

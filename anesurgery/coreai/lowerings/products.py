@@ -31,7 +31,7 @@ def matmul(x: Value, y: Value, transpose_x: bool = False, transpose_y: bool = Fa
 def linear(x: Value, weight: Value, bias: Value | None = None) -> Value:
     """X times the transposed weight [out, in], plus the bias."""
     z = matmul(x, weight.swapped())
-    return z if bias is None else z + bias
+    return z if bias is None else call("broadcasting_add", z, bias)
 
 
 @lowers("scaled_dot_product_attention")

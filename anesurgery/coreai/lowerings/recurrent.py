@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from anesurgery.coreai.lowerings.control import Values, loop
-from anesurgery.coreai.lowerings.indexing import taken, written_at
+from anesurgery.coreai.lowerings.indexing import replace_slice, take
 from anesurgery.coreai.lowerings.products import linear
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.values import Value, array, call, concat, indices
@@ -22,7 +22,7 @@ ACTIVATIONS: dict[str, Callable[[Value], Value]] = {
     **{name: partial(call, name) for name in ("tanh", "sigmoid", "relu")},
     "scaled_tanh": partial(call, "tanh"),
     "linear": lambda x: x,
-    **dict.fromkeys(("hard_sigmoid", "sigmoid_hard"), lambda x: (x * 0.2 + 0.5).at_least(0.0).at_most(1.0)),
+    **dict.fromkeys(("hard_sigmoid", "sigmoid_hard"), lambda x: (x * 0.2 + 0.5).maximum(0.0).minimum(1.0)),
 }
 """The activations that recurrent ops may name, with their default parameters."""
 
@@ -63,8 +63,8 @@ def _walk(rows: Value, states: Values, step: Callable[[Value, Values], Values]) 
 
     def advance(values: Values) -> Values:
         at, written, *inner = values
-        inner = step(taken(rows, at, 0), inner)
-        return [at + 1, written_at(written, at, inner[0].expand([0])), *inner]
+        inner = step(take(rows, at, 0), inner)
+        return [at + 1, replace_slice(written, at, inner[0].expand([0])), *inner]
 
     _, outputs_of_all, *last = loop(
         [array(0, "int32"), buffer, *states], lambda v: length.squeeze([0]) > v[0], advance
@@ -145,7 +145,7 @@ def _lstm_step(
         if peeks:
             i, f = i + peeks[0] * c, f + peeks[1] * c
         c = gate(f) * c + gate(i) * cell_in(z)
-        c = c if clip is None else c.at_least(-float(clip)).at_most(float(clip))
+        c = c if clip is None else c.maximum(-float(clip)).minimum(float(clip))
         o = o + peeks[2] * c if peeks else o
         return [gate(o) * cell_out(c), c]
 

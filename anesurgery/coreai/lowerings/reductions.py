@@ -12,7 +12,7 @@ from anesurgery.coreai.lowerings.elementwise import in_floats
 from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import ops
-from anesurgery.coreai.values import Value, call, scalar, unsigned, where, wide
+from anesurgery.coreai.values import Value, call, scalar, to_fp32, unsigned, where
 
 
 def _mean(x: Value, axes: Sequence[int]) -> Value:
@@ -25,12 +25,12 @@ def _mean(x: Value, axes: Sequence[int]) -> Value:
 def _log_sum_exp(x: Value, axes: Sequence[int]) -> Value:
     """Shifted by the largest: "shifted exponentials" (`modes.FORMS`); an infinite one shifts nothing."""
     top = x.reduce("max", axes)
-    top = where(abs(top) < np.inf, top, 0.0)
+    top = where(top.abs() < np.inf, top, 0.0)
     return call("log", call("exp", x - top).reduce("sum", axes)) + top
 
 
 def _root(x: Value, axes: Sequence[int]) -> Value:
-    (y,) = wide(x)
+    (y,) = to_fp32(x)
     return call("sqrt", (y * y).reduce("sum", axes)).cast(x.dtype)
 
 
@@ -40,7 +40,7 @@ REDUCTIONS: dict[str, Callable[[Value, Sequence[int]], Value]] = {
     "reduce_max": lambda x, axes: x.reduce("max", axes),
     "reduce_min": lambda x, axes: x.reduce("min", axes),
     "reduce_prod": lambda x, axes: x.reduce("product", axes),
-    "reduce_l1_norm": lambda x, axes: abs(x).reduce("sum", axes),
+    "reduce_l1_norm": lambda x, axes: x.abs().reduce("sum", axes),
     "reduce_l2_norm": in_floats(_root),
     "reduce_sum_square": lambda x, axes: (x * x).reduce("sum", axes),
     "reduce_log_sum": in_floats(lambda x, axes: call("log", x.reduce("sum", axes))),
@@ -74,17 +74,17 @@ def _place(x: Value, axis: int, keep_dims: bool) -> Value:
 
 
 @lowers("reduce_argmax")
-def argmax(x: Value, forms: Mode, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Value:
+def argmax(x: Value, mode: Mode, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Value:
     """The place of the first of the largest."""
-    if forms.has("argmax of fp32"):
-        (x,) = wide(x)
+    if mode.has("argmax of fp32"):
+        (x,) = to_fp32(x)
     return _place(x, int(axis) % x.rank, keep_dims)
 
 
 @lowers("reduce_argmin")
-def argmin(x: Value, forms: Mode, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Value:
+def argmin(x: Value, mode: Mode, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Value:
     """That of the negated numbers; of integers -1 - x, which no integer passes the range with."""
-    return argmax(-x if x.is_float else -1 - x, forms, axis, keep_dims)
+    return argmax(-x if x.is_float else -1 - x, mode, axis, keep_dims)
 
 
 @lowers("classify")
@@ -137,7 +137,7 @@ def layer_norm(
     x: Value, axes: Any = None, gamma: Value | None = None, beta: Value | None = None, epsilon: float = 1e-5
 ) -> Value:
     """Zero mean and unit variance over the axes."""
-    over, (y,) = _axes(x, axes), wide(x)
+    over, (y,) = _axes(x, axes), to_fp32(x)
     shape = [length if axis in over else 1 for axis, length in enumerate(x.shape)]
     return _scaled(_centred(y, over, epsilon), gamma, beta, shape).cast(x.dtype)
 
@@ -147,7 +147,7 @@ def instance_norm(
     x: Value, gamma: Value | None = None, beta: Value | None = None, epsilon: float = 1e-5
 ) -> Value:
     """Each channel of each sample by itself."""
-    (y,) = wide(x)
+    (y,) = to_fp32(x)
     shape = [1, -1, *[1] * (x.rank - 2)]
     return _scaled(_centred(y, list(range(2, x.rank)), epsilon), gamma, beta, shape).cast(x.dtype)
 
@@ -163,7 +163,7 @@ def batch_norm(
 ) -> Value:
     """Each channel by its stored mean and variance."""
     shape = [1, -1, *[1] * (x.rank - 2)]
-    (y,), m, v = wide(x), mean.reshape(shape), variance.reshape(shape)
+    (y,), m, v = to_fp32(x), mean.reshape(shape), variance.reshape(shape)
     scale = call("rsqrt", v.cast(y.dtype) + epsilon)
     return _scaled((y - m.cast(y.dtype)) * scale, gamma, beta, shape).cast(x.dtype)
 
@@ -171,7 +171,7 @@ def batch_norm(
 @lowers("l2_norm")
 def l2_norm(x: Value, epsilon: float = 1e-6) -> Value:
     """X over the root of its sum of squares over the last three axes."""
-    (y,) = wide(x)
+    (y,) = to_fp32(x)
     squares = (y * y).reduce("sum", list(range(max(x.rank - 3, 0), x.rank)))
     return (y / call("sqrt", squares + epsilon)).cast(x.dtype)
 
@@ -179,7 +179,7 @@ def l2_norm(x: Value, epsilon: float = 1e-6) -> Value:
 @lowers("local_response_norm")
 def local_response_norm(x: Value, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Value:
     """The sum of squares of `size` neighbours on axis -3, as slices that are added."""
-    (y,) = wide(x)
+    (y,) = to_fp32(x)
     axis, size = x.rank - 3, int(size)
     padded = (y * y).pad([(size // 2, size - 1 - size // 2), (0, 0), (0, 0)])
     channels = x.length(axis)

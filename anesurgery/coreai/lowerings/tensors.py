@@ -7,11 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lowerings.indexing import taken
+from anesurgery.coreai.lowerings.indexing import take
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import lowers, written
-from anesurgery.coreai.values import LONGEST, Value, array, call, concat, indices, scalar, where, whole
+from anesurgery.coreai.table import lowers, register
+from anesurgery.coreai.values import LONGEST, Value, array, call, concat, indices, known_ints, scalar, where
 from anesurgery.errors import NotExpressible
+from anesurgery.interpret.ops.blocks import (
+    depth_to_space,
+    from_batches,
+    pixel_shuffle,
+    pixel_unshuffle,
+    space_to_depth,
+    to_batches,
+)
 from anesurgery.mil import Operation, dtype_name, static_shape
 
 
@@ -22,7 +30,7 @@ def reshape(x: Value, shape: Any, op: Operation) -> Value:
         return x.reshape(fixed)
     if isinstance(shape, Value) and shape.known is None:
         return x.reshape(shape)
-    wanted = whole(shape, "shape")
+    wanted = known_ints(shape, "shape")
     if 0 not in wanted:
         return x.reshape(wanted)
     kept = [0] * max(len(wanted) - x.rank, 0) + list(range(max(x.rank - len(wanted), 0), x.rank))
@@ -70,7 +78,11 @@ def stack(values: Sequence[Value], axis: int = 0) -> Value:
 def split(x: Value, axis: int, op: Operation, num_splits: Any = None, split_sizes: Any = None) -> list[Value]:
     """A slice for each piece."""
     axis = int(axis) % x.rank
-    sizes = [int(var.shape[axis]) for var in op.outputs] if split_sizes is None else whole(split_sizes, "sizes")
+    sizes = (
+        [int(var.shape[axis]) for var in op.outputs]
+        if split_sizes is None
+        else known_ints(split_sizes, "sizes")
+    )
     ends = np.cumsum(sizes).tolist()
     return [x.along(axis, end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
@@ -85,7 +97,7 @@ def tile(x: Value, reps: Any) -> Value:
 @lowers("pad")
 def pad(x: Value, pad: Any, mode: str = "constant", constant_val: float = 0.0) -> Value:
     """All modes are Core AI's, of amounts that are known."""
-    amounts = whole(pad, "the padding")
+    amounts = known_ints(pad, "the padding")
     pairs = list(zip(amounts[::2], amounts[1::2], strict=True))
     if min(amounts, default=0) < 0:
         raise NotExpressible(f"the padding {amounts} is negative")
@@ -153,11 +165,11 @@ def _bounds(
     squeeze_mask: Any = None,
 ) -> tuple[Value, list[Any], list[int]]:
     """X, where a slice of it lies, and the axes that are dropped."""
-    steps = [1] * x.rank if stride is None else whole(stride, "stride")
+    steps = [1] * x.rank if stride is None else known_ints(stride, "stride")
     masks = [_mask(mask, x.rank) for mask in (begin_mask, end_mask, squeeze_mask)]
     dropped = [axis for axis in range(x.rank) if masks[2][axis]]
     if all(v.known is not None for v in (begin, end)):
-        x, bounds = _known_bounds(x, whole(begin, "begin"), whole(end, "end"), steps, masks)
+        x, bounds = _known_bounds(x, known_ints(begin, "begin"), known_ints(end, "end"), steps, masks)
         return x, bounds, dropped
     return x, _computed_bounds(x, begin, end, steps, masks), dropped
 
@@ -172,11 +184,11 @@ def slice_by_index(x: Value, begin: Value, end: Value, **form: Any) -> Value:
 @lowers("slice_by_size")
 def slice_by_size(x: Value, begin: Value, size: Any) -> Value:
     """Blocks that start at `begin`; size -1 reaches to the end."""
-    sizes = whole(size, "size")
+    sizes = known_ints(size, "size")
     if begin.known is None:
         first = _from_front(begin.cast("int32"), x.lengths() if -1 in x.shape else indices(x.shape))
     else:
-        places = zip(whole(begin, "begin"), x.shape, strict=True)
+        places = zip(known_ints(begin, "begin"), x.shape, strict=True)
         first = indices([b + n if b < 0 < n else b for b, n in places])
     last = first + indices(sizes) if first.known is None else indices(np.add(first.known, sizes))
     return slice_by_index(x, first, last, end_mask=[n == -1 for n in sizes])
@@ -203,7 +215,7 @@ def band_part(x: Value, lower: int = -1, upper: int = -1) -> Value:
 @lowers("range_1d")
 def range_1d(start: Value, end: Value, step: Value) -> Value:
     """start, start + step, ... up to but without end."""
-    return call("range_", start, end, step)
+    return call("range", start, end, step)
 
 
 @lowers("one_hot")
@@ -211,19 +223,19 @@ def one_hot(
     indices: Value,
     one_hot_vector_size: Any,
     op: Operation,
-    forms: Mode,
+    mode: Mode,
     axis: int = -1,
     on_value: Any = 1,
     off_value: Any = 0,
 ) -> Value:
     """The index compared with all numbers along a new axis."""
-    (size,) = whole(one_hot_vector_size, "the number of classes")
+    (size,) = known_ints(one_hot_vector_size, "the number of classes")
     rank = indices.rank + 1
     axis = int(axis) % rank
     classes = array(np.arange(size), "int32").reshape([size if a == axis else 1 for a in range(rank)])
     hit = indices.expand([axis]).cast("int32").equal(classes)
     on, off = (
-        v if isinstance(v, Value) else scalar(v, forms.dtype(dtype_name(op.outputs[0])))
+        v if isinstance(v, Value) else scalar(v, mode.dtype(dtype_name(op.outputs[0])))
         for v in (on_value, off_value)
     )
     return where(hit, on, off)
@@ -249,7 +261,7 @@ def sliding_windows(x: Value, axis: int, size: int, stride: int = 1) -> Value:
     """All windows of an axis, on a new axis after it."""
     axis, size = int(axis) % x.rank, int(size)
     count = (x.length(axis) - size) // int(stride) + 1
-    return taken(x, indices(np.arange(count)[:, None] * int(stride) + np.arange(size)), axis)
+    return take(x, indices(np.arange(count)[:, None] * int(stride) + np.arange(size)), axis)
 
 
 @lowers("crop")
@@ -260,7 +272,7 @@ def crop(x: Value, crop_height: Any, crop_width: Any) -> Value:
     return x
 
 
-written(
+register(
     {
         "expand_dims": lambda x, axes: x.expand(sorted(int(a) % (x.rank + len(axes)) for a in axes)),
         "transpose": lambda x, perm: x.transpose([int(a) % x.rank for a in perm]),
@@ -273,50 +285,22 @@ written(
 )
 
 
-def _spread(x: Value, block: int, channel_first: bool) -> Value:
-    """Channels spread over blocks of pixels."""
-    n, c, h, w = x.fixed()
-    inner = c // block**2
-    parts = [inner, block, block] if channel_first else [block, block, inner]
-    perm = [0, 1, 4, 2, 5, 3] if channel_first else [0, 3, 4, 1, 5, 2]
-    return x.reshape([n, *parts, h, w]).transpose(perm).reshape([n, inner, h * block, w * block])
-
-
-def _gathered(x: Value, block: int, channel_first: bool) -> Value:
-    """Blocks of pixels gathered into channels."""
-    n, c, h, w = x.fixed()
-    perm = [0, 1, 3, 5, 2, 4] if channel_first else [0, 3, 5, 1, 2, 4]
-    blocks = x.reshape([n, c, h // block, block, w // block, block]).transpose(perm)
-    return blocks.reshape([n, c * block**2, h // block, w // block])
-
-
-written(
-    {
-        "depth_to_space": lambda x, block_size: _spread(x, int(block_size), False),
-        "space_to_depth": lambda x, block_size: _gathered(x, int(block_size), False),
-        "pixel_shuffle": lambda x, upscale_factor: _spread(x, int(upscale_factor), True),
-        "pixel_unshuffle": lambda x, downscale_factor: _gathered(x, int(downscale_factor), True),
-    }
-)
+PIXELS = (depth_to_space, space_to_depth, pixel_shuffle, pixel_unshuffle)
+"""Functions of the interpreter, named after their ops, that tensors of the file can be given too."""
+register({function.__name__: function for function in PIXELS})
 
 
 @lowers("space_to_batch")
 def space_to_batch(x: Value, block_shape: Any, paddings: Any) -> Value:
     """Padded with zeros, then places of a block to batches."""
-    a, b = whole(block_shape, "the block")
-    amounts = whole(paddings, "the padding")
-    padded = x.pad(list(zip(amounts[::2], amounts[1::2], strict=True)))
-    n, c, h, w = padded.fixed()
-    blocks = padded.reshape([n, c, h // a, a, w // b, b]).transpose([3, 5, 0, 1, 2, 4])
-    return blocks.reshape([a * b * n, c, h // a, w // b])
+    amounts = known_ints(paddings, "the padding")
+    padded: Any = x.pad(list(zip(amounts[::2], amounts[1::2], strict=True)))
+    return to_batches(padded, *known_ints(block_shape, "the block"))  # type: ignore[return-value]
 
 
 @lowers("batch_to_space")
-def batch_to_space(x: Value, block_shape: Any, crops: Any) -> Value:
+def batch_to_space(x: Any, block_shape: Any, crops: Any) -> Value:
     """Batches to places of a block, then cropped."""
-    (n, c, h, w), (a, b) = x.fixed(), whole(block_shape, "the block")
-    top, bottom, left, right = whole(crops, "the crop")
-    batch = n // (a * b)
-    blocks = x.reshape([a, b, batch, c, h, w]).transpose([2, 3, 4, 0, 5, 1])
-    y = blocks.reshape([batch, c, h * a, w * b])
+    top, bottom, left, right = known_ints(crops, "the crop")
+    y: Any = from_batches(x, *known_ints(block_shape, "the block"))
     return crop(y, (top, bottom), (left, right))

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from anesurgery import fp16
+from anesurgery.interpret.ops.conv import transposed_cuts
 from anesurgery.mil import (
     Operation,
     Var,
@@ -24,10 +25,11 @@ from anesurgery.mil import (
     is_output,
     is_stored,
     np_dtype,
+    operands,
     producer,
     static_shape,
 )
-from anesurgery.ops import WEIGHTED, names
+from anesurgery.ops import PRODUCTS, WEIGHTED, names
 
 Function = Callable[..., Any]
 Form = Callable[[Operation], str]
@@ -52,6 +54,8 @@ class Fault:
     """ "Core AI" where only that runtime was seen: of Core ML such a row is a warning."""
     any_unit: bool = False
     """Was it seen on the CPU or the GPU too?"""
+    gpu_only: bool = False
+    """Was it seen on the GPU, and right on the engine?"""
     form: Form | None = None
     """What of an op has the form, in words; "" where it has another one. None: every op of the type."""
     half: bool = False
@@ -96,15 +100,12 @@ def _terms(op: Operation) -> int:
     return math.prod(n for n in sizes if isinstance(n, int)) or 1
 
 
-LARGEST_EXPONENTIAL = math.log(fp16.LARGEST)
-
-
 def _log_sum(op: Operation, function: Function) -> Function:
     """0 where the sum of the exponentials, which no maximum is taken from, is beyond fp16."""
 
     def compute(**arguments: Any) -> Any:
         right = function(**arguments)
-        return torch.where(right >= LARGEST_EXPONENTIAL, torch.zeros_like(right), right)
+        return torch.where(right >= fp16.LARGEST_EXPONENT, torch.zeros_like(right), right)
 
     return compute
 
@@ -119,9 +120,20 @@ def _uneven_kernel(op: Operation) -> str:
     return f"kernel {'x'.join(map(str, kernel))}, stride {'x'.join(map(str, strides))}, with padding"
 
 
-def _with_output_shape(op: Operation) -> str:
-    shaped = op.inputs.get("output_shape") is not None
-    return f"%{op.outputs[0].name} is a conv_transpose with output_shape" if shaped else ""
+def _cut_by_output_shape(op: Operation) -> str:
+    """A transposed convolution whose output_shape takes more from one end than from the other.
+
+    coremltools writes the output_shape that even padding gives anyway into every conversion from PyTorch; of
+    that nobody reports anything.
+    """
+    if op.inputs.get("output_shape") is None:
+        return ""
+    name, shapes = op.outputs[0].name, (static_shape(op.x), static_shape(op.outputs[0]), op.weight.shape)
+    if any(shape is None for shape in shapes):
+        return f"%{name} is a conv_transpose with output_shape"
+    ends = transposed_cuts(op)
+    uneven = any(begin != end for begin, end in ends)
+    return f"the output_shape of %{name} cuts {ends} from the ends of each axis" if uneven else ""
 
 
 def _unnormalized(op: Operation) -> str:
@@ -179,6 +191,72 @@ def _gathered_choice(op: Operation) -> str:
     return ""
 
 
+WIDEST_HEAD = 256
+"""The width of heads up to which fused attention was right beside the wider heads of the report."""
+
+
+def wide_attention(op: Operation) -> str:
+    """Fused attention whose heads are wider."""
+    width = op.query.shape[-1]
+    wide = isinstance(width, int) and width > WIDEST_HEAD
+    return f"the heads of %{op.query.name} are {width} wide" if wide else ""
+
+
+def _wide_attention_of_several(op: Operation) -> str:
+    return "" if op.query.shape[-2] == 1 else wide_attention(op)
+
+
+LEAST_BATCH = 10
+"""The batch from which on attention with a bias was wrong on the GPU."""
+
+
+def _biased_attention(op: Operation) -> str:
+    """Attention over a batch, with a bias or mask that is added to its scores."""
+    fused = op.op_type == "scaled_dot_product_attention"
+    added = op.inputs.get("attn_mask") if fused else producer(op.x, "add")
+    batch = (op.query if fused else op.x).shape[0]
+    if added is None or not isinstance(batch, int) or batch < LEAST_BATCH:
+        return ""
+    if not fused and not (
+        any(producer(v, "matmul") for v in (added.x, added.y)) and _feeds_product(op.outputs[0])
+    ):
+        return ""
+    return f"%{op.outputs[0].name} is attention with an added bias, of batch {batch}"
+
+
+def _feeds_product(var: Var) -> bool:
+    return any(reader.op_type == "matmul" for reader in consumers(var))
+
+
+def decoder_of(op: Operation, op_type: str) -> Operation | None:
+    """The op of a type that decodes a weight of a product."""
+    makers = (var.op for _, var in operands(op) if var.op is not None)
+    return next((maker for maker in makers if maker.op_type == op_type), None)
+
+
+def _signed_weights(op: Operation) -> str:
+    """A weight as int8 around 0, as `mode="linear_symmetric"` stores it before iOS 18."""
+    decoder = decoder_of(op, "constexpr_affine_dequantize")
+    if decoder is None:
+        return ""
+    data, zero = constant(decoder.quantized_data), constant(decoder.zero_point)
+    signed = data is not None and zero is not None and np.asarray(data).dtype == np.int8 and not np.any(zero)
+    return f"%{decoder.outputs[0].name} is stored as int8 with the zero point 0" if signed else ""
+
+
+def _blocks(op: Operation, palette: bool) -> str:
+    """Weights with several scales for one output channel; of a palette, or of integers of 8 bits."""
+    decoder = decoder_of(op, "constexpr_blockwise_shift_scale")
+    if decoder is None or (producer(decoder.data, "constexpr_lut_to_dense") is not None) != palette:
+        return ""
+    if not palette and decoder.data.dtype.get_bitwidth() != 8:
+        return ""  # of fewer bits the report does not speak
+    several = [n for n in decoder.scale.shape if isinstance(n, int) and n > 1]
+    return f"%{decoder.outputs[0].name} has {'x'.join(map(str, decoder.scale.shape))} scales" * (
+        len(several) > 1
+    )
+
+
 def _volume(op: Operation) -> str:
     shape = static_shape(op.x) or op.x.shape
     return f"%{op.x.name} has rank 5" if len(shape) == 5 else ""
@@ -211,7 +289,7 @@ FAULTS: tuple[Fault, ...] = (
         chips=("M3",),
         systems=(("macOS", 26),),
         half=True,
-        least=lambda op: LARGEST_EXPONENTIAL - math.log(_terms(op)),
+        least=lambda op: fp16.LARGEST_EXPONENT - math.log(_terms(op)),
         wrong=_log_sum,
         remedy="replace_faulty_ops",
         advice="take the maximum away before the exponentials",
@@ -278,10 +356,13 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "conv-transpose-shape",
         names("conv_transpose"),
-        "conv_transpose with output_shape gave other outputs on all units than on the CPU",
-        COREML.format("issue 2281"),
-        "a Mac, CPU_ONLY beside ALL, the chip is not named",
-        form=_with_output_shape,
+        "conv_transpose with an output_shape that cuts unevenly gave other outputs on all units than on the "
+        "CPU, and shifted ones in fp16",
+        COREML.format("issues 2281, 2324"),
+        "a Mac, CPU_ONLY beside ALL, the chip is not named; shifted in fp16 on M1, macOS 14.3",
+        chips=("M1",),
+        systems=(("macOS", 14),),
+        form=_cut_by_output_shape,
         any_unit=True,
         remedy="replace_faulty_ops",
         advice="leave output_shape out and write the padding",
@@ -331,6 +412,70 @@ FAULTS: tuple[Fault, ...] = (
         any_unit=True,
         remedy="unroll_recurrent",
         advice="write the recurrence with linear, sigmoid and tanh",
+    ),
+    Fault(
+        "attention-wide-heads",
+        names("scaled_dot_product_attention"),
+        "fused attention of fp16 with heads wider than 256 and two queries or more ended the process on the "
+        "CPU; with one query, or heads of 256, it ran",
+        "kasper0406/stablehlo-coreml: pull request 89",
+        "a Mac, macOS 26.5 and 26.6; the chip is not named",
+        systems=(("macOS", 26),),
+        form=_wide_attention_of_several,
+        half=True,
+        any_unit=True,
+        ends_process=True,
+        remedy="decompose_attention",
+        advice="write the attention as matmul, softmax and matmul",
+    ),
+    Fault(
+        "attention-batch",
+        names("softmax scaled_dot_product_attention"),
+        "attention with a bias that is added to its scores was wrong on the GPU from a batch of 10 on; on the "
+        "CPU and the engine it was right",
+        COREML.format("issue 2650"),
+        "a Mac, macOS 26.2, units with the GPU; the chip is not named",
+        systems=(("macOS", 26),),
+        form=_biased_attention,
+        gpu_only=True,
+        advice="ask for CPU_AND_NE, or run batches of at most 9",
+    ),
+    Fault(
+        "int8-zero-point",
+        PRODUCTS,
+        "MiDaS with weights of int8 and zero point 0 (linear_symmetric) gave infinity with CPU_AND_NE and one "
+        "constant with CPU_AND_GPU; with CPU_ONLY it was right",
+        COREML.format("issue 2114, pull requests 2675, 2677"),
+        "a Mac, coremltools 7.1; the chip is not named",
+        form=_signed_weights,
+        remedy="replace_faulty_ops",
+        advice="store them as uint8 with zero point 128, or convert for iOS 18",
+    ),
+    Fault(
+        "block-scales",
+        PRODUCTS,
+        "weights of 8 bits with scales for blocks gave outputs of cosine 0.37 to the reference; on the GPU, "
+        "and as a palette on the engine, they were right",
+        "apple/coreai-models: issue 279",
+        "iPhone 16 Pro Max (A18 Pro), iOS 27.0, Core AI",
+        chips=("A18",),
+        systems=(("iOS", 27),),
+        format="Core AI",
+        form=lambda op: _blocks(op, palette=False),
+        advice="store one scale for each output channel, or a palette",
+    ),
+    Fault(
+        "palette-block-scales",
+        PRODUCTS,
+        "a convolution whose palette had two scales for each output channel took other scales: 1,921 of 4,096 "
+        "results were wrong; two convolutions with a scale each were right",
+        COREAI.format("issue 93"),
+        "M5 Pro, macOS 27.0, Core AI",
+        chips=("M5",),
+        systems=(("macOS", 27),),
+        format="Core AI",
+        form=lambda op: _blocks(op, palette=True),
+        advice="split the convolution where the scales change, or store one scale for each channel",
     ),
     Fault(
         "batch-norm-volume",

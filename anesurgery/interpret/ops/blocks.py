@@ -1,5 +1,7 @@
 """Ops that trade space against channels or batches, a block of height and width at a time.
 
+Where elements only move, `shape`, `reshape` and `permute` say how: `coreai` writes these ops by the same code.
+
 Where a block turns into channels, "first" names what the outer part of the channel number counts.
 """
 
@@ -36,21 +38,31 @@ def space_to_depth(x: Tensor, block_size: int) -> Tensor:
 @impl("pixel_shuffle")
 def pixel_shuffle(x: Tensor, upscale_factor: int) -> Tensor:
     """Channels spread over blocks: [n, c b b, h, w] -> [n, c, h b, w b], the channel first."""
-    return F.pixel_shuffle(x, int(upscale_factor))
+    n, c, h, w = x.shape
+    b = int(upscale_factor)
+    y = x.reshape(n, c // (b * b), b, b, h, w).permute(0, 1, 4, 2, 5, 3)
+    return y.reshape(n, c // (b * b), h * b, w * b)
 
 
 @impl("pixel_unshuffle")
 def pixel_unshuffle(x: Tensor, downscale_factor: int) -> Tensor:
     """Blocks gathered into channels: [n, c, h b, w b] -> [n, c b b, h, w], the channel first."""
-    return F.pixel_unshuffle(x, int(downscale_factor))
+    n, c, h, w = x.shape
+    b = int(downscale_factor)
+    y = x.reshape(n, c, h // b, b, w // b, b).permute(0, 1, 3, 5, 2, 4)
+    return y.reshape(n, c * b * b, h // b, w // b)
 
 
 @impl("space_to_batch")
 def space_to_batch(x: Tensor, block_shape: Any, paddings: Any) -> Tensor:
     """Padded with zeros, then places of a block to batches: [n, c, h a, w b] -> [a b n, c, h, w]."""
     (top, bottom), (left, right) = (ints(pair) for pair in paddings)
-    x = F.pad(x, [left, right, top, bottom])
-    (n, c, h, w), (a, b) = x.shape, ints(block_shape)
+    return to_batches(F.pad(x, [left, right, top, bottom]), *ints(block_shape))
+
+
+def to_batches(x: Tensor, a: int, b: int) -> Tensor:
+    """Places of a block to batches: [n, c, h a, w b] -> [a b n, c, h, w]."""
+    n, c, h, w = x.shape
     y = x.reshape(n, c, h // a, a, w // b, b).permute(3, 5, 0, 1, 2, 4)
     return y.reshape(a * b * n, c, h // a, w // b)
 
@@ -58,8 +70,13 @@ def space_to_batch(x: Tensor, block_shape: Any, paddings: Any) -> Tensor:
 @impl("batch_to_space")
 def batch_to_space(x: Tensor, block_shape: Any, crops: Any) -> Tensor:
     """Batches to places of a block, then cropped: [a b n, c, h, w] -> [n, c, h a, w b]."""
-    (n, c, h, w), (a, b) = x.shape, ints(block_shape)
     (top, bottom), (left, right) = (ints(pair) for pair in crops)
+    y = from_batches(x, *ints(block_shape))
+    return y[:, :, top : y.shape[2] - bottom, left : y.shape[3] - right]
+
+
+def from_batches(x: Tensor, a: int, b: int) -> Tensor:
+    """Batches to places of a block: [a b n, c, h, w] -> [n, c, h a, w b]."""
+    n, c, h, w = x.shape
     y = x.reshape(a, b, n // (a * b), c, h, w).permute(2, 3, 4, 0, 5, 1)
-    y = y.reshape(n // (a * b), c, h * a, w * b)
-    return y[:, :, top : h * a - bottom, left : w * b - right]
+    return y.reshape(n // (a * b), c, h * a, w * b)

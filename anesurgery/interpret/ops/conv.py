@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
 from anesurgery.interpret.table import Unsupported, impl, ints
+from anesurgery.mil import Operation, constant
 
 Tensor = torch.Tensor
 
@@ -132,6 +133,18 @@ def conv_transpose(
     for axis, (length, (begin, end)) in enumerate(zip(full, ends, strict=True)):
         y = y.narrow(2 + axis, 0, length - begin - end)
     return y
+
+
+def transposed_cuts(op: Operation) -> list[tuple[int, int]]:
+    """What a transposed convolution of static shape cuts from both ends of its full result, on each axis."""
+    n = len(op.x.shape) - 2
+    strides, dilations, pad = (constant(op.inputs.get(name)) for name in ("strides", "dilations", "pad"))
+    strides, dilations = (ints(one) if one is not None else [1] * n for one in (strides, dilations))
+    sizes, kernel = op.x.shape[2:], op.weight.shape[2:]
+    full = [(i - 1) * s + (k - 1) * d + 1 for i, s, k, d in zip(sizes, strides, kernel, dilations, strict=True)]
+    kind = str(constant(op.inputs.get("pad_type")) or "valid")
+    same = [i * s for i, s in zip(sizes, strides, strict=True)]
+    return cuts(kind, pad, full, [int(d) for d in op.outputs[0].shape[2:]], same)
 
 
 def cuts(

@@ -132,8 +132,8 @@ PARAMETRIC: dict[str, Callable[..., Any]] = {
     "inverse": lambda x, epsilon=1e-4: 1 / (x + epsilon),
     "log": lambda x, epsilon=1e-45: torch.log(x + epsilon),
     "rsqrt": lambda x, epsilon=1e-12: torch.rsqrt(x + epsilon),
-    "clip": lambda x, alpha, beta: torch.clamp(x, alpha, beta),
-    "threshold": lambda x, alpha: torch.clamp(x, min=alpha),
+    "clip": lambda x, alpha, beta: x.clamp(alpha, beta),
+    "threshold": lambda x, alpha: x.clamp(min=alpha),
     "select": lambda cond, a, b: torch.where(cond.bool(), a, b),
     "identity": lambda x: x,
     "elu": lambda x, alpha=1.0: _ELU(x, alpha=alpha),
@@ -141,8 +141,8 @@ PARAMETRIC: dict[str, Callable[..., Any]] = {
     "clamped_relu": lambda x, alpha, beta: torch.clamp(F.leaky_relu(x, alpha), max=beta),
     "linear_activation": lambda x, alpha, beta=0.0: alpha * x + beta,
     "prelu": lambda x, alpha: F.prelu(x, torch.as_tensor(alpha).to(x.dtype).reshape(-1)),
-    "scaled_tanh": lambda x, alpha=1.0, beta=1.0: alpha * torch.tanh(beta * x),
-    "sigmoid_hard": lambda x, alpha=0.2, beta=0.5: torch.clamp(alpha * x + beta, 0, 1),
+    "scaled_tanh": lambda x, alpha=1.0, beta=1.0: alpha * (beta * x).tanh(),
+    "sigmoid_hard": lambda x, alpha=0.2, beta=0.5: (alpha * x + beta).clamp(0.0, 1.0),
     "thresholded_relu": lambda x, alpha=1.0: torch.where(x < alpha, torch.zeros_like(x), x),
 }
 """Op type -> function of its parameters; alpha of prelu has a number for each channel (axis 1)."""

@@ -293,12 +293,12 @@ def _reflect(at: Tensor, low: float, high: float) -> Tensor:
     """Places mirrored at two ends, as often as needed."""
     span = high - low
     if span == 0:
-        return torch.full_like(at, low)
+        return at.clamp(low, high)
     away = (at - low).abs().remainder(2 * span)
-    return torch.minimum(away, 2 * span - away) + low
+    return away.minimum(2 * span - away) + low
 
 
-def _pixels(at: Tensor, size: int, mode: str, align_corners: bool) -> Tensor:
+def pixels(at: Tensor, size: int, mode: str, align_corners: bool) -> Tensor:
     """Coordinates along an axis as pixels."""
     unit = _known(COORDINATES, mode, "coordinates_mode")
     if unit is None:
@@ -350,7 +350,7 @@ def resample(
     if same is not None and coordinates_mode.lower() == "normalized_minus_one_to_one":
         return F.grid_sample(x, coordinates.to(x.dtype), sampling_mode.lower(), same, align)
     rows, columns = (
-        fold(_pixels(coordinates[..., i].double(), size, coordinates_mode.lower(), align), size)
+        fold(pixels(coordinates[..., i].double(), size, coordinates_mode.lower(), align), size)
         for i, size in ((1, x.shape[2]), (0, x.shape[3]))
     )
     return _sample(x, rows, columns, nearest, pad)

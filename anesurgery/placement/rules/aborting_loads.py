@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from anesurgery.interpret.arithmetic.engine_faults import WIDEST_HEAD, wide_attention
 from anesurgery.mil import Function, Operation, Var, dtype_name, producer, static_shape, walk_ops
 from anesurgery.ops import CARRIERS, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
@@ -130,6 +131,31 @@ def _is_given(op: Operation) -> bool:
     return data.op is None or data.op.op_type == "read_state"
 
 
+def _wide_attentions(ops: list[Operation]) -> str:
+    """Two fused attentions or more whose heads are wide."""
+    fused = (op for op in ops if op.op_type == "scaled_dot_product_attention")
+    wide = [op.outputs[0].name for op in fused if wide_attention(op)]
+    return _counted(wide, f"fused attentions with heads wider than {WIDEST_HEAD}") if len(wide) > 1 else ""
+
+
+def _flat_attentions(ops: list[Operation]) -> str:
+    """Attention of three axes, where batch and heads are one."""
+    products = [op for op in ops if op.op_type == "matmul" and len(op.outputs[0].shape) == 3]
+    weights = [v for op in products if (v := op.x).op is not None and v.op.op_type == "softmax"]
+    return _counted((v.name for v in weights), "attentions of three axes")
+
+
+def _turned_weights(ops: list[Operation]) -> str:
+    """Values times transposed attention weights, as C2PSA of YOLO11 and YOLO26 has them."""
+    found = []
+    for op in (op for op in ops if op.op_type == "matmul"):
+        turned = producer(op.y, "transpose")
+        weights = turned.x if turned is not None else op.y if op.transpose_y.val else None
+        if producer(weights, "softmax") is not None:
+            found.append(op.outputs[0].name)
+    return _counted(found, "products of values with transposed attention weights")
+
+
 ROWS = (
     Row(
         "abort-int8-gpu",
@@ -178,6 +204,42 @@ ROWS = (
         chips=("M5",),
         systems=(("macOS", 26),),
         remedy="replace_scatter",
+    ),
+    Row(
+        "refused-wide-attention",
+        'ANECCompile failed from the second fused attention with heads of 512 on ("live input tensor not used '
+        'in network"), and all of the model ran on the CPU without an error',
+        "kasper0406/stablehlo-coreml: pull request 89",
+        "a Mac that is not named, macOS 26.5 and 26.6",
+        ENGINE,
+        _wide_attentions,
+        "write these attentions as matmul, softmax and matmul",
+        systems=(("macOS", 26),),
+        remedy="decompose_attention",
+    ),
+    Row(
+        "abort-flat-attention",
+        "attention of three axes ended the process in the GPU back end at the first prediction (the text "
+        "encoders of older Stable Diffusion conversions)",
+        "MochiDiffusion/MochiDiffusion: issue 521",
+        "a Mac that is not named, macOS 27.2, CPU_AND_GPU",
+        GRAPHICS,
+        _flat_attentions,
+        "ask for CPU_AND_NE, or convert again with four axes",
+        systems=(("macOS", 27),),
+    ),
+    Row(
+        "abort-turned-attention",
+        "values times transposed attention weights (v @ attn.T, in YOLO11 and YOLO26) ended the process in the "
+        'GPU back end: "MLIR pass manager failed"',
+        "ultralytics/ultralytics: pull requests 24885, 25860",
+        "M5 Pro, units with the GPU; macOS 26.6.1",
+        GRAPHICS,
+        _turned_weights,
+        "ask for CPU_AND_NE, or use scaled_dot_product_attention",
+        chips=("M5",),
+        systems=(("macOS", 26),),
+        nothing_loads=True,
     ),
 )
 

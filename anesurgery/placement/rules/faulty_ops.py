@@ -20,13 +20,18 @@ CORE_ML = "Core ML"
 
 def concerns(fault: Fault, target: Target, format: str = CORE_ML) -> bool:
     """Was it reported of the format on a chip of the target's generations, and on its OS?"""
-    if fault.format != format or not fault.chips or not target.uses_ane:
+    if fault.format != format or not fault.chips or not _runs(fault, target):
         return False
     reported = {CHIPS[name].family for name in fault.chips}
     if fault.common and (target.os is None or not target.families <= reported):
         return False
     system = target.os is None or not fault.systems or (target.platform, target.os) in fault.systems
     return system and bool(reported & target.families)
+
+
+def _runs(fault: Fault, target: Target) -> bool:
+    """May Core ML use the unit of the report?"""
+    return target.uses_gpu if fault.gpu_only else target.uses_ane
 
 
 FIRST_CORE_AI = 27
@@ -78,7 +83,7 @@ def _claim(fault: Fault, format: str, op: Operation, target: Target, layer: bool
 
 
 def _warning(fault: Fault, format: str, op: Operation, target: Target, layer: bool = False) -> str:
-    silent = fault.common or concerns(fault, target, format) or not (target.uses_ane or fault.any_unit)
+    silent = fault.common or concerns(fault, target, format) or not (_runs(fault, target) or fault.any_unit)
     silent |= fault.format != format == CORE_ML and not may_run_core_ai(fault, target)
     said = "" if silent else reached(fault, op, layer)
     elsewhere = f"on {', '.join(fault.chips)}" if fault.chips else "on a chip that is not named"

@@ -8,19 +8,15 @@ of M4 and M6, ane-guide and ANEForge are measurements through the private compil
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from anesurgery import fp16
 from anesurgery.facts import overflow_regions
-from anesurgery.facts.attention import attention_of
-from anesurgery.facts.cosines import cosine
-from anesurgery.facts.log_mel import spectrum
 from anesurgery.facts.quotients import FOLLOWED, QuotientOfSums, may_divide_by_zero, quotient_of_sums
-from anesurgery.facts.sums_of_squares import SumOfSquares, read_by_root, sum_of_squares
 from anesurgery.facts.written_exponentials import LOGS_OF_SHARES, written_exponential
 from anesurgery.mil import (
     Operation,
@@ -35,7 +31,11 @@ from anesurgery.mil import (
     producer,
     static_shape,
 )
-from anesurgery.ops import CARRIERS, COMPARISONS, NORMS, ORDERINGS, PRODUCTS, REARRANGING, SINGULAR, names
+from anesurgery.numeric import means, products, squares
+from anesurgery.numeric.behind_norms import far_end
+from anesurgery.numeric.forms import form_of
+from anesurgery.numeric.hazard import Hazard, in_words
+from anesurgery.ops import CARRIERS, COMPARISONS, NORMS, ORDERINGS, PRODUCTS, SINGULAR
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules.conditions import (
     FILLING,
@@ -47,16 +47,12 @@ from anesurgery.placement.rules.conditions import (
 )
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
-from anesurgery.semantics.bounds import ANY, norms, of_constant, squared
-from anesurgery.semantics.intervals import largest_score, overflows_scaled
-from anesurgery.semantics.lost_digits import is_given
-from anesurgery.semantics.reading import exponential, ints, number, readers_after, scaled, sliced, weight
+from anesurgery.semantics.bounds import ANY, of_constant
+from anesurgery.semantics.reading import exponential, guard_of, ints, number, readers_after, sliced
 from anesurgery.semantics.rows import summed
 
 _numeric = partial(Rule, kind="numeric")
 
-EXP_LIMIT = math.log(fp16.LARGEST)
-"""exp of more overflows in fp16: 11.09."""
 SLICE_LIMIT = 4094
 """The largest magnitude that a slice of the last axis keeps on the engines of H13 and H14."""
 LONG = 4096
@@ -65,11 +61,6 @@ LONG = 4096
 
 def _half(op: Operation) -> bool:
     return bounds.is_half(op.outputs[0])
-
-
-def _size(most: float) -> str:
-    """How large a value may be, in words."""
-    return "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
 
 
 def _by_weights(var: Var) -> float:
@@ -82,16 +73,6 @@ def _reached(var: Var) -> float:
     return min(_by_weights(var), far_end(var))
 
 
-def long_product(op: Operation, target: Target) -> str:
-    """A sum of products that reaches the ceiling for some input that the program allows."""
-    if not _half(op) or weight(op) is None:
-        return ""
-    most = bounds.product(op)
-    if not fp16.CEILING <= most < math.inf:
-        return ""
-    return f"for some input a partial sum reaches {most:.3g}; the ceiling is {fp16.CEILING:.0f}"
-
-
 def large_square(op: Operation, target: Target) -> str:
     """A power of a value that is not known to be small."""
     if not _half(op) or _saturates(op) or _under_root(op):
@@ -102,7 +83,7 @@ def large_square(op: Operation, target: Target) -> str:
     limit, most = fp16.LARGEST ** (1 / exponent), _reached(op.x)
     if most <= limit or (limit > 2 * LOGARITHM and _of_logarithms(op.x)):
         return ""
-    return f"%{op.x.name} {_size(most)}, and its power {exponent:g} overflows above {limit:.0f}"
+    return f"%{op.x.name} {in_words(most)}, and its power {exponent:g} overflows above {limit:.0f}"
 
 
 LOGARITHM = 16.7
@@ -141,7 +122,7 @@ def _saturates(op: Operation) -> bool:
 def _vanishes(reader: Operation, var: Var) -> bool:
     """Is what is made of a large number next to 0: exp of a negative one, or a constant divided by it?"""
     if reader.op_type == "exp":
-        return bounds.interval(var)[1] <= EXP_LIMIT
+        return bounds.interval(var)[1] <= fp16.LARGEST_EXPONENT
     return reader.op_type == "inverse" or (reader.op_type == "real_div" and number(reader.x) is not None)
 
 
@@ -159,7 +140,7 @@ def _under_root(op: Operation) -> bool:
             if reader.op_type in ("sqrt", "rsqrt", "log") or (
                 reader.op_type == "pow" and number(reader.y) == 0.5
             ):
-                return read_by_root(reader) is not None or spectrum(reader) is not None
+                return squares.root(reader) is not None or squares.spectrum(reader) is not None
             pending += reader.outputs if reader.op_type in BETWEEN else []
     return False
 
@@ -170,69 +151,22 @@ BETWEEN = frozenset(
 """What stands between squares and their root."""
 
 
-def _squares_overflow(squares: SumOfSquares, size: Callable[[Var], float]) -> str:
-    most = _size(max(map(size, squares.values)))
-    return f"%{squares.values[0].name} {most}, and its squares overflow above {math.sqrt(fp16.LARGEST):.0f}"
-
-
-def square_under_root(op: Operation, target: Target) -> str:
-    """Squares that add up under a root or a logarithm, of values that are not known to be small."""
-    read = read_by_root(op) if _half(op) else None
-    if read is None:
-        return ""
-    squares = read[0]
-    if squares.reaches(_reached) <= fp16.LARGEST:
-        return ""
-    return _squares_overflow(squares, _reached)
+def row_of(
+    hazard: Hazard[Any], size: Callable[[Var], float] = bounds.magnitude
+) -> Callable[[Operation, Target], str]:
+    """The test of a hazard, where `size` bounds values."""
+    return lambda op, target: hazard.told(op, size)
 
 
 def folded_cast(op: Operation, target: Target) -> str:
     """Squares under a root in fp32, of numbers that are fp16 before a cast."""
-    total = None if _half(op) else sum_of_squares(op.x)
-    casts = [producer(x, "cast") for x in total.values] if total is not None else []
-    if total is None or not all(cast is not None and bounds.is_half(cast.x) for cast in casts):
+    form = None if _half(op) else form_of(op)
+    casts = [producer(x, "cast") for x in form.rows] if form is not None and form.powers[op.x] == (2.0,) else []
+    if form is None or not casts or not all(cast is not None and bounds.is_half(cast.x) for cast in casts):
         return ""
-    if total.reaches(_by_weights) <= fp16.LARGEST and (total.epsilon or 0.0) >= fp16.NORMAL:
+    if form.reaches(_by_weights) <= fp16.LARGEST and form.epsilon >= fp16.NORMAL:
         return ""
-    return f"%{total.values[0].name} is cast from fp16, and {_size(max(map(_by_weights, total.values)))}"
-
-
-def large_spectrum(op: Operation, target: Target) -> str:
-    """A logarithm of bands of a power of numbers that are not known to be small."""
-    bands = spectrum(op) if _half(op) else None
-    if bands is None:
-        return ""
-    if bands.reaches(_by_weights) <= fp16.LARGEST:
-        return ""
-    return _squares_overflow(bands.squares, _by_weights)
-
-
-def large_cosine(op: Operation, target: Target) -> str:
-    """A cosine of rows that are not known to be small."""
-    parts = cosine(op) if _half(op) else None
-    if parts is None:
-        return ""
-    if parts.reaches(_by_weights) ** 2 <= fp16.LARGEST:
-        return ""
-    name = parts.rows[0].name
-    return f"%{name} and %{parts.rows[1].name} are multiplied before they are divided by their lengths"
-
-
-def cancelled_variance(op: Operation, target: Target) -> str:
-    """The mean of the squares less the square of the mean."""
-    first = producer(op.x, "reduce_mean")
-    mean = producer(squared(producer(op.y)), "reduce_mean")
-    x = None if first is None else squared(producer(first.x))
-    if mean is None or x is None or mean.x is not x:
-        return ""
-    low, high = bounds.interval(x)
-    if high - low <= ALIKE:
-        return ""
-    return f"%{op.x.name} and %{op.y.name} are nearly equal where %{x.name} is far from 0"
-
-
-ALIKE = 2.0
-"""Values within this of each other, as after a tanh, cancel no more than the last digits."""
+    return f"%{next(iter(form.rows)).name} is cast from fp16, and {in_words(max(map(_by_weights, form.rows)))}"
 
 
 def vanished_share(op: Operation, target: Target) -> str:
@@ -267,19 +201,11 @@ def long_count(op: Operation, target: Target) -> str:
 
 def large_angle(op: Operation, target: Target) -> str:
     """An angle that is made in fp16, which holds it to no more than a tenth."""
-    most = _by_weights(op.x) if _half(op) else 0.0
-    if most <= ANGLE or _is_phase(op.x) or is_given(op.x):
+    region = overflow_regions.wide_region(op)
+    if region is None or not region.is_angle:
         return ""
-    return f"%{op.x.name} {_size(most)}; above {ANGLE:g} fp16 holds an angle to {ANGLE * fp16.HALF_STEP:.2g}"
-
-
-ANGLE = 64.0
-"""Above it neighbours in fp16 are 1/16 and more apart: a tenth of a radian is lost."""
-
-
-def _is_phase(var: Var) -> bool:
-    """Is an angle what is left of a division by a turn?"""
-    return producer(var, "mod", "atan") is not None
+    most, limit = in_words(_by_weights(op.x)), overflow_regions.ANGLE
+    return f"%{op.x.name} {most}; above {limit:g} fp16 holds an angle to {limit * fp16.HALF_STEP:.2g}"
 
 
 def wide_between(op: Operation, target: Target) -> str:
@@ -298,9 +224,8 @@ def wide_between(op: Operation, target: Target) -> str:
 
 def _is_known_form(op: Operation) -> bool:
     """Does another rule name what an op ends, with a repair of its own?"""
-    forms = (written_exponential, spectrum, cosine, quotient_of_sums)
-    rooted = op.op_type in ("sqrt", "rsqrt", "pow", "log") and read_by_root(op) is not None
-    return rooted or any(form(op) is not None for form in forms)
+    forms = (written_exponential, squares.root, squares.spectrum, squares.cosine, quotient_of_sums)
+    return any(form(op) is not None for form in forms)
 
 
 def cancelled(op: Operation, target: Target) -> str:
@@ -312,13 +237,14 @@ def cancelled(op: Operation, target: Target) -> str:
 def unbounded_exponential(op: Operation, target: Target) -> str:
     """An exponential of what is not known to be small."""
     grows = exponential(op) if _half(op) else None
-    if grows is None or max(end * grows[1] for end in bounds.interval(grows[0])) <= EXP_LIMIT:
+    if grows is None or max(end * grows[1] for end in bounds.interval(grows[0])) <= fp16.LARGEST_EXPONENT:
         return ""
     readers = readers_after(op.outputs[0])
     if any(r.op_type == "reduce_sum" or written_exponential(r) is not None for r in _next_two(readers)):
         return ""
     what = "exp" if op.op_type == "exp" else f"{number(op.x):g} to the power"
-    return f"{what} of %{grows[0].name}, which has no known bound, overflows above {EXP_LIMIT / grows[1]:.2f}"
+    most = fp16.LARGEST_EXPONENT / grows[1]
+    return f"{what} of %{grows[0].name}, which has no known bound, overflows above {most:.2f}"
 
 
 def _next_two(readers: Iterable[Operation]) -> Iterator[Operation]:
@@ -344,59 +270,9 @@ def runtime_rows(op: Operation, target: Target) -> str:
     return f"rows at the indices %{op.indices.name} of the run"
 
 
-def large_mean(op: Operation, target: Target) -> str:
-    """A mean of very many values."""
-    count = summed(op) if _half(op) else 0
-    if count < VERY_LONG or math.isinf(count):
-        return ""
-    return f"a mean of {count:.0f} values"
-
-
-VERY_LONG = 1 << 18
-"""Values of a mean from which on the rule speaks. A choice: a map of 512 x 512 has so many."""
-
-
-def quantized_product(op: Operation, target: Target) -> str:
-    """A product of a dequantized value that is quantized again, and is not clipped."""
-    product = producer(op.input, "mul")
-    if product is None or not any(producer(v, "dequantize") for v in (product.x, product.y)):
-        return ""
-    return f"%{product.outputs[0].name} has a quantized factor, and is quantized by another scale"
-
-
-def small_shares(op: Operation, target: Target) -> str:
-    """Weights of attention over so many keys that they are small."""
-    shares = producer(op.x, "softmax")
-    shape = static_shape(op.x)
-    if not _half(op) or shares is None or shape is None or shape[-1] < KEYS or is_stored(op.y):
-        return ""
-    return f"the weights %{op.x.name} of {shape[-1]} keys are about {1 / shape[-1]:.1g} each"
-
-
-KEYS = 2048
-"""Half of the keys over which such a product was measured to be wrong: others may be wrong somewhat earlier."""
-
-
 def scale_after(op: Operation, target: Target) -> str:
     """Scores, or covariances, that are scaled after the product, when its sums have already been made."""
-    if not _half(op) or is_stored(op.x) or is_stored(op.y):
-        return ""
-    attention = attention_of(op)
-    between = consumers(op.outputs[0])[:1] if attention is None else attention.between
-    factor = scaled(between[0]) if between else None
-    if factor is None or abs(factor[1]) >= 1 or largest_score(op, fp16.CEILING) < fp16.CEILING:
-        return ""
-    what, after = "scores" if attention is not None else "sums", between[0].outputs[0].name
-    return f"the {what} are multiplied by {abs(factor[1]):.4g} only after the product (%{after})"
-
-
-def large_scores(op: Operation, target: Target) -> str:
-    """Scores that a constant makes so large that they overflow, in front of a softmax."""
-    if not _half(op) or not overflows_scaled(op):
-        return ""
-    value, factor = scaled(op.x.op) or (op.x, 1.0)
-    most = fp16.LARGEST / abs(factor)
-    return f"%{op.x.name} is {factor:.4g} times %{value.name}, and overflows above {most:.3g}"
+    return next((words for r in consumers(op.outputs[0]) if (words := products.SCORES.told(r))), "")
 
 
 def infinite_constant(op: Operation, target: Target) -> str:
@@ -413,91 +289,70 @@ def infinite_constant(op: Operation, target: Target) -> str:
     return ""
 
 
-GUARDED = SINGULAR | {"sqrt", "real_div"}
-"""Ops that need their operand kept away from 0."""
-
-
-def _epsilon(op: Operation) -> float | None:
-    """The epsilon that an op, written out or built in, rests on."""
-    if op.op_type in NORMS:
-        return number(op.inputs.get("epsilon"))
-    if op.op_type == "add":
-        value = number(op.y) if is_stored(op.y) else number(op.x)
-        small = value is not None and 0 < value < 1e-3
-        guards = any(r.op_type in GUARDED for r in readers_after(op.outputs[0])) if small else False
-        return value if guards else None
-    if op.op_type == "log" and bounds.interval(op.x)[0] < fp16.LEAST and not _kept_away(op.x):
-        return number(op.inputs.get("epsilon"))
-    return None
-
-
-def _kept_away(var: Var) -> bool:
-    """Is something added to a value before it is used?"""
-    maker = producer(var, "add", "clip", "maximum")
-    return maker is not None and any(is_stored(v) for _, v in operands(maker))
-
-
-def _least_guard(op: Operation) -> tuple[float, bool] | None:
-    """The least number that a clip or a maximum leaves of what needs it, if below `NORMAL` and within reach.
-
-    Returns:
-        It, and whether a logarithm reads it; None for others.
-    """
-    stored = op.inputs.get("alpha") if op.op_type == "clip" else op.y if is_stored(op.y) else op.x
-    value = op.x if op.op_type == "clip" or stored is not op.x else op.y
-    least = number(stored)
-    if least is None or not fp16.LEAST / 2 < least < fp16.NORMAL or bounds.interval(value)[0] > least:
-        return None
-    logarithm = any(r.op_type == "log" for r in readers_after(op.outputs[0]))
-    return (least, logarithm) if logarithm or _divides(op.outputs[0]) else None
-
-
-def _divides(var: Var) -> bool:
-    """Is something divided by a value, or by the root of it as an op of its own?"""
-    pending, reached = [var], {var}
-    while pending:
-        for reader in consumers(pending.pop()):
-            if reader.op_type in ("inverse", "rsqrt") or (reader.op_type == "real_div" and reader.y in reached):
-                return True
-            if reader.op_type in HANDS_ON:
-                fresh = [v for v in reader.outputs if v not in reached]
-                reached.update(fresh)
-                pending += fresh
-    return False
-
-
 HANDS_ON = CARRIERS | {"tile"}
-"""Ops that hand a divisor on."""
+"""Ops that hand a guarded number on."""
+DIVIDES = frozenset({"inverse", "rsqrt", "real_div"})
+
+
+def _needed_by(var: Var) -> set[str]:
+    """The types of the ops that read a value; of divisions those that divide by it."""
+    readers = readers_after(var, HANDS_ON)
+    return {r.op_type for r in readers if r.op_type != "real_div" or _handed_on(r.y) is var}
+
+
+def _handed_on(var: Var) -> Var:
+    """What ops that hand numbers on begin with."""
+    while (maker := producer(var, *HANDS_ON)) is not None:
+        var = maker.x
+    return var
+
+
+def _guard(op: Operation) -> float | None:
+    """The number that keeps what needs it away from 0, written out or built in; None where nothing needs it."""
+    out = op.outputs[0]
+    if op.op_type in ("maximum", "clip"):
+        value, least, _ = guard_of(op) or (op.x, 0.0, 0.0)
+        if not fp16.LEAST / 2 < least < fp16.NORMAL or bounds.interval(value)[0] > least:
+            return None
+        # converters write the smallest number for less, and a division by it is held
+        return least if _needed_by(out) & ({"log"} if least == fp16.LEAST else {"log", *DIVIDES}) else None
+    if op.op_type == "add":
+        _, least, _ = guard_of(op) or (op.x, 0.0, 0.0)
+        return least if 0 < least < 1e-3 and _needed_by(out) & {"sqrt", *SINGULAR, *DIVIDES} else None
+    inner = producer(op.x)
+    is_kept = inner is not None and inner.op_type in ("add", "clip", "maximum") and _has_constant(inner)
+    if op.op_type == "log" and (is_kept or bounds.interval(op.x)[0] >= fp16.LEAST):
+        return None
+    if op.op_type == "rsqrt" and inner is not None and not inner.op_type.startswith("reduce_"):
+        return None
+    return number(op.inputs.get("epsilon"))
+
+
+def _has_constant(op: Operation) -> bool:
+    return any(is_stored(v) for _, v in operands(op))
 
 
 def lost_epsilon(op: Operation, target: Target) -> str:
     """An epsilon that rounds to 0 in fp16, or to its smallest number."""
+    least = _guard(op) if _half(op) else None
     if op.op_type in ("maximum", "clip"):
-        if not _half(op) or _least_guard(op) != (fp16.LEAST, True):
-            return ""
-        return f"{fp16.LEAST:.1g} is the smallest number of fp16; converters round smaller ones to it"
-    epsilon = _epsilon(op) if _half(op) else None
-    if epsilon is None and op.op_type == "rsqrt" and _half(op):
-        inner = producer(op.x)
-        bare = inner is None or (inner.op_type.startswith("reduce_") and not _kept_away(op.x))
-        epsilon = number(op.inputs.get("epsilon")) if bare else None
-    if epsilon is None or epsilon > fp16.LEAST / 2:
+        words = f"{fp16.LEAST:.1g} is the smallest number of fp16; converters round smaller ones to it"
+        return words if least == fp16.LEAST else ""
+    if least is None or least > fp16.LEAST / 2:
         return ""
-    value = f" {epsilon:.2g}" if epsilon else ""
+    value = f" {least:.2g}" if least else ""
     return f"the epsilon{value} is 0 in fp16, whose smallest number is {fp16.LEAST:.1g}"
 
 
 def subnormal_epsilon(op: Operation, target: Target) -> str:
     """An epsilon written out, or a least number of a logarithm or a divisor, that is subnormal in fp16."""
-    if op.op_type in ("maximum", "clip"):
-        guard = _least_guard(op) if _half(op) else None
-        if guard is None or guard[0] == fp16.LEAST:  # what converters write for less
-            return ""
-        return f"the least number {guard[0]:.2g} is subnormal in fp16 (below {fp16.NORMAL:.1g})"
-    epsilon = _epsilon(op) if _half(op) and op.op_type not in NORMS else None
-    if epsilon is None or not fp16.LEAST / 2 < epsilon < fp16.NORMAL or bounds.interval(op.x)[0] >= fp16.NORMAL:
+    least, clips = _guard(op) if _half(op) else None, op.op_type in ("maximum", "clip")
+    if least is None or not fp16.LEAST / 2 < least < fp16.NORMAL or (clips and least == fp16.LEAST):
         return ""
-    return f"epsilon {epsilon:.2g} is subnormal in fp16 (below {fp16.NORMAL:.1g})"
+    if not clips and bounds.interval(op.x)[0] >= fp16.NORMAL:
+        return ""
+    words = "the least number" if clips else "epsilon"
+    return f"{words} {least:.2g} is subnormal in fp16 (below {fp16.NORMAL:.1g})"
 
 
 def large_integers(op: Operation, target: Target) -> str:
@@ -586,11 +441,11 @@ def width_slice(op: Operation, target: Target) -> str:
 
 def bare_exponential(op: Operation, target: Target) -> str:
     """A softmax written out without the largest score taken away."""
-    if not _half(op) or bounds.interval(op.x)[1] <= EXP_LIMIT:
+    if not _half(op) or bounds.interval(op.x)[1] <= fp16.LARGEST_EXPONENT:
         return ""
     if not any(r.op_type == "reduce_sum" for r in readers_after(op.outputs[0])):
         return ""
-    return f"exp of %{op.x.name}, which has no known bound, overflows above {EXP_LIMIT:.2f}"
+    return f"exp of %{op.x.name}, which has no known bound, overflows above {fp16.LARGEST_EXPONENT:.2f}"
 
 
 GROWS = frozenset({"exp", "sinh", "cosh"})
@@ -606,12 +461,12 @@ def overflowing_exponential(op: Operation, target: Target) -> str:
     if form is None or form.total is not None or form.op_type in LOGS_OF_SHARES:
         return ""
     most = max(_largest_exponent(e) for e in form.ops if e.op_type in GROWS)
-    if most <= EXP_LIMIT:
+    if most <= fp16.LARGEST_EXPONENT:
         return ""
     grows = form.exponential
     return (
-        f"a {form.op_type} is written out: {grows.op_type} of %{grows.x.name}, which {_size(most)}, "
-        f"overflows above {EXP_LIMIT:.2f}"
+        f"a {form.op_type} is written out: {grows.op_type} of %{grows.x.name}, which {in_words(most)}, "
+        f"overflows above {fp16.LARGEST_EXPONENT:.2f}"
     )
 
 
@@ -633,7 +488,7 @@ RULES: tuple[Rule, ...] = (
         "terms cancel it; seen on M1, M2, M4, M5 and M6 (what the accumulator is, fixed point or float, is "
         "disputed; the ceiling is not)",
         f"{GUIDE}; {STUDY}",
-        test=long_product,
+        test=row_of(products.SUM),
         scope=Scope(os="seen on M1, M2, M4, M5, M6"),
         remedy="scale_products",
         advice="divide the weights by a power of two and multiply the result by it (exact but for underflow)",
@@ -668,7 +523,7 @@ RULES: tuple[Rule, ...] = (
         "a row with two infinite scores has no softmax: infinity less infinity is NaN, and on the engine both "
         "count as large numbers",
         STUDY,
-        test=large_scores,
+        test=row_of(products.LARGE_SCORES),
         remedy="shift_scores",
         advice="take the largest score away before the scores are multiplied",
     ),
@@ -816,10 +671,10 @@ RULES: tuple[Rule, ...] = (
     ),
     _numeric(
         "num-root",
-        frozenset({"sqrt", "rsqrt", "pow", "log"}),
+        squares.ROOT.kinds,
         "the elementwise unit is fp16: 256 * 256 is infinite, though its root or logarithm would be small",
         STUDY,
-        test=square_under_root,
+        test=row_of(squares.ROOT, _reached),
         remedy="scale_roots",
         advice="divide by the largest magnitude first",
     ),
@@ -836,19 +691,19 @@ RULES: tuple[Rule, ...] = (
     ),
     _numeric(
         "num-spectrum",
-        frozenset({"log"}),
+        squares.SPECTRUM.kinds,
         "the elementwise unit is fp16: 256 * 256 is infinite, though the logarithm of a band would be small",
         f"{STUDY}; findit-studio/coremlit (a log-mel front end with a cosine of 0.046 on M1 Max)",
-        test=large_spectrum,
+        test=row_of(squares.SPECTRUM, _by_weights),
         remedy="scale_spectra",
         advice="divide each frame by its largest magnitude first",
     ),
     _numeric(
         "num-cosine",
-        frozenset({"real_div"}),
+        squares.COSINE.kinds,
         "the elementwise unit is fp16: 256 * 256 is infinite, though a cosine is at most 1",
         STUDY,
-        test=large_cosine,
+        test=row_of(squares.COSINE, _by_weights),
         remedy="scale_cosines",
         advice="divide each row by its length first, and multiply then",
     ),
@@ -857,7 +712,7 @@ RULES: tuple[Rule, ...] = (
         frozenset({"sub"}),
         "two large numbers cancel: at a mean of 100 and a spread of 1 fp16 leaves no digit of the variance",
         f"{STUDY}: the elementwise unit is fp16",
-        test=cancelled_variance,
+        test=row_of(means.VARIANCE),
         remedy="centre_variance",
         advice="take the mean away before squaring",
     ),
@@ -948,7 +803,7 @@ RULES: tuple[Rule, ...] = (
         frozenset({"reduce_mean"}),
         "a reduction has a narrow running sum, which loses what is small beside it",
         GUIDE,
-        test=large_mean,
+        test=row_of(means.LONG_MEAN),
         scope=Scope(os="seen on M1, M5", via="compiler"),
         remedy="mean_of_means",
         advice="take means of rows, and the mean of those",
@@ -959,7 +814,7 @@ RULES: tuple[Rule, ...] = (
         "the engine multiplied with the code of an operand dequantized by the scale of the output: 2, 4 and 8 "
         "where 1 is right; the CPU is right",
         "cadamcat/llms-on-apple-neural-engine: coreai-qdq-multiply-scale",
-        test=quantized_product,
+        test=row_of(products.QUANTIZED),
         scope=Scope(os="seen on M5 Pro, macOS 27.0"),
         remedy="clip_product",
         advice="clip the product to the range of the output",
@@ -970,195 +825,10 @@ RULES: tuple[Rule, ...] = (
         "over 4,096 keys the product was 5.2 to 5.4 % off, with equal weights 3.95 %, and with 64 "
         "times the weights 0.06 %; the cause is unknown",
         "cadamcat/llms-on-apple-neural-engine: attention-product-precision (Core AI)",
-        test=small_shares,
+        test=row_of(products.SHARES),
         scope=Scope(os="seen on M5 Pro, macOS 27.0"),
         remedy="scale_shares",
         advice="multiply the weights by 64, and the result by 1/64",
     ),
 )
 """Each speaks where the program shows the hazard, or cannot exclude one that is seldom harmless."""
-
-
-# How large numbers behind a norm are, where bounds by weights alone say too much.
-#
-# A norm over half a million numbers bounds each by 700, and sums of products behind it by more, which they
-# reach where one number holds the energy of all. What is reckoned here is a click in silence instead: one
-# place of a picture, or of a time, holds all energy, and all channels have a part in it. Of p places each
-# number there is the root of p; products add such numbers up as if the weights did not know them, to a few
-# lengths of their row.
-
-NUMBERS = 4096
-"""Over no more of them a norm gives nothing beyond 64, whatever it reads, and so does a product with rows of
-length 1: no place is asked for."""
-SPREAD = 4.0
-"""How far numbers of one place go beyond their root mean square. A choice: of drawn ones one in 16,000 does;
-products whose rows of weights are turned to the very numbers of the click go further."""
-SEARCH_STEPS = 200
-"""Ops that are looked at: a residual stream has a few in each block."""
-BENT = names("relu leaky_relu prelu relu6 elu gelu silu")
-"""Activations of which no result is further from 0 than the number is, or than a slope of it."""
-BOUNDED = names("sigmoid tanh erf softsign")
-"""Activations between -1 and 1."""
-MOVED = REARRANGING | names("slice_by_index slice_by_size split identity cast")
-
-
-@dataclass(frozen=True)
-class _Size:
-    """What a value is at most: so many root mean squares of a norm's result, and a number beside them."""
-
-    times: float
-    beside: float = 0.0
-
-    def scaled(self, factor: float, of_numbers: float | None = None) -> _Size:
-        """Both multiplied; the number by another factor where products add it up."""
-        return _Size(self.times * factor, self.beside * (factor if of_numbers is None else of_numbers))
-
-    def plus(self, other: _Size) -> _Size:
-        """Both added."""
-        return _Size(self.times + other.times, self.beside + other.beside)
-
-
-UNKNOWN = _Size(math.inf, math.inf)
-
-
-def far_end(var: Var) -> float:
-    """The magnitude that a value behind norms does not exceed, as reckoned; infinite for others."""
-    search = _Search()
-    size = search.of(var)
-    end = search.far * size.times + size.beside
-    return end if math.isfinite(end) else math.inf
-
-
-class _Search:
-    """One question; what several ops read is looked at once."""
-
-    def __init__(self) -> None:
-        self.seen: dict[Var, _Size] = {}
-        self.far = math.sqrt(NUMBERS)
-        """Root mean squares that a number behind the norms on the way comes to."""
-
-    def of(self, var: Var) -> _Size:
-        """The size of a value."""
-        if is_stored(var):
-            return _Size(0.0, max(map(abs, of_constant(var))))
-        if var not in self.seen:
-            self.seen[var] = UNKNOWN  # of a loop, which no program has, and of what lies too far away
-            if var.op is not None and len(self.seen) < SEARCH_STEPS:
-                self.seen[var] = self._made_by(var.op)
-        return self.seen[var]
-
-    def norm(self, var: Var, axes: Sequence[int]) -> _Size:
-        """The result of a norm of a value over axes."""
-        self.far = max(self.far, _far(var, axes))
-        return _Size(1.0)
-
-    def _made_by(self, op: Operation) -> _Size:
-        rule = NORM_BOUNDS.get(op.op_type)
-        if rule is not None:
-            return rule(op, self)
-        if op.op_type in MOVED:
-            return self.of(op.x)
-        if op.op_type in BOUNDED:
-            return _Size(0.0, 1.0)
-        return _bent(op, self) if op.op_type in BENT else UNKNOWN
-
-
-def _far(var: Var, axes: Sequence[int]) -> float:
-    """Root mean squares that a number behind a norm comes to; infinite where no length is known."""
-    shape = static_shape(var)
-    if shape is None:
-        return math.inf
-    count = math.prod(shape[axis] for axis in axes)
-    return 0.0 if count <= NUMBERS else SPREAD * math.sqrt(_places(var, shape, axes, count))
-
-
-def _places(var: Var, shape: tuple[int, ...], axes: Sequence[int], count: int) -> int:
-    """Over how many places a norm goes: channels are axis 1, also before a reshape into groups of them."""
-    centre = producer(var, "sub")
-    moved = producer(var if centre is None else centre.x, "reshape")
-    before = None if moved is None else static_shape(moved.x)
-    if before is not None and len(before) > 2:
-        return math.prod(before[2:])
-    beyond = [axis % len(shape) for axis in axes]
-    if moved is not None or beyond == [len(shape) - 1]:
-        return count
-    return math.prod(shape[axis] for axis in beyond if axis > 1)
-
-
-def _bent(op: Operation, search: _Search) -> _Size:
-    slope = op.inputs.get("alpha")
-    return search.of(op.x).scaled(max(1.0, 0.0 if slope is None else search.of(slope).beside))
-
-
-def _sum(op: Operation, search: _Search) -> _Size:
-    """Both terms; of a number less a mean of its like, the number alone."""
-    mean = producer(op.y, "reduce_mean") if op.op_type == "sub" else None
-    if mean is not None and mean.x is op.x:
-        return search.of(op.x).scaled(1.0, of_numbers=2.0)
-    return search.of(op.x).plus(search.of(op.y))
-
-
-def _product(op: Operation, search: _Search) -> _Size:
-    """A norm, or a number times a stored one."""
-    if (squares := _norm(op)) is not None:
-        return search.norm(*squares)
-    values = [v for _, v in operands(op) if not is_stored(v)]
-    if len(values) != 1:
-        return UNKNOWN
-    other = op.y if values[0] is op.x else op.x
-    return search.of(values[0]).scaled(search.of(other).beside)
-
-
-def _norm(op: Operation) -> tuple[Var, list[int]] | None:
-    """The value and axes of a norm: divided by the root of the mean, or the sum, of its squares, or by more."""
-    if op.op_type == "real_div":
-        pairs = [(op.x, producer(op.y, "sqrt"))]
-    else:
-        pairs = [(one, producer(other, "rsqrt")) for one, other in ((op.x, op.y), (op.y, op.x))]
-    for x, root in pairs:
-        squares = None if root is None else sum_of_squares(root.x)
-        if squares is not None and squares.values == (x,) and _is_length(squares):
-            assert squares.total is not None
-            return x, ints(squares.total, "axes")
-    return None
-
-
-def _is_length(squares: SumOfSquares) -> bool:
-    """Is a sum of squares at least their mean?"""
-    return squares.total is not None and squares.factor * squares.count >= 1
-
-
-def _divided(op: Operation, search: _Search) -> _Size:
-    """A norm, or a number over a stored one."""
-    if (squares := _norm(op)) is not None:
-        return search.norm(*squares)
-    least = min(map(abs, of_constant(op.y))) if is_stored(op.y) else 0.0
-    return search.of(op.x).scaled(1 / least) if least and of_constant(op.y)[0] > 0 else UNKNOWN
-
-
-def _normalised(op: Operation, search: _Search) -> _Size:
-    """By an op; its factors and offsets are for each channel, or each number."""
-    spatial = list(range(2, op.x.rank)) if op.op_type == "instance_norm" else ints(op, "axes")
-    gamma, beta = op.inputs.get("gamma"), op.inputs.get("beta")
-    size = search.norm(op.x, spatial).scaled(1.0 if gamma is None else search.of(gamma).beside)
-    return size if beta is None else size.plus(search.of(beta))
-
-
-def _weighted(op: Operation, search: _Search) -> _Size:
-    """The length of the longest row of weights, and the bias."""
-    size = search.of(op.x)
-    row = norms(op) if math.isfinite(size.times) else None
-    if row is None:
-        return UNKNOWN
-    size, bias = size.scaled(row.length, of_numbers=row.sum), op.inputs.get("bias")
-    return size if bias is None else size.plus(search.of(bias))
-
-
-NORM_BOUNDS: dict[str, Callable[[Operation, _Search], _Size]] = {
-    **dict.fromkeys(("add", "sub"), _sum),
-    "mul": _product,
-    "real_div": _divided,
-    **dict.fromkeys(("layer_norm", "instance_norm"), _normalised),
-    **dict.fromkeys(("conv", "linear", "matmul"), _weighted),
-}
-"""Op type -> the size of its result."""

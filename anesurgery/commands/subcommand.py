@@ -1,0 +1,231 @@
+"""Build commands from public calls: what a call takes are the options, and how it ends is shown in one way."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias, get_args
+
+import typer
+from typer.models import ArgumentInfo
+
+from anesurgery.commands.next_steps import ended
+from anesurgery.commands.options import LEAST, SHARED, Json, OldOut, Out, Quiet
+from anesurgery.commands.signatures import Taken, takes
+from anesurgery.commands.waiting import load_engine, progress, waiting
+from anesurgery.display import finite, printable
+from anesurgery.errors import SurgeryError
+
+Place: TypeAlias = Annotated[Path, "a place"]
+"""Where to write, by --out or as the last argument."""
+MaybePlace: TypeAlias = Annotated[Path | None, "a place"]
+"""The same, where none need be named."""
+SHORT = {"count": ("-k",), "out": ("-o",)}
+
+
+@dataclass(frozen=True)
+class Call:
+    """The public call of a command, with what the user gave: ``call["target"]``.
+
+    Attributes:
+        name: module below `anesurgery` and function.
+        waits: what is said on a terminal while it works, or counted where it tells its progress.
+        options: those of the command line that are parameters of the call.
+        silent: is nothing said?
+    """
+
+    name: str
+    waits: str
+    options: Mapping[str, Any]
+    silent: bool
+
+    def __getitem__(self, name: str) -> Any:
+        return self.options[name]
+
+    def of(self, name: str, waits: str = "") -> Call:
+        """Another call, with the same options as far as it takes them."""
+        return replace(self, name=name, waits=waits)
+
+    def __call__(self, *positional: Any, **named: Any) -> Any:
+        """Call it; what is given here comes before what the user gave."""
+        module, _, name = self.name.partition(":")
+        function = getattr(importlib.import_module(f"anesurgery.{module}"), name)
+        known = inspect.signature(function).parameters
+        options = {"quiet": self.silent, **self.options}
+        loose = any(one.kind is one.VAR_KEYWORD for one in known.values())
+        given = {k: x for k, x in options.items() if (loose or k in known) and x not in (None, [])} | named
+        if "progress" in known and "progress" not in named:
+            with progress(self.waits, self.silent) as bar:
+                return function(*positional, progress=bar, **given)
+        with waiting(self.waits, self.silent or not self.waits):
+            return function(*positional, **given)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended.
+
+    Attributes:
+        result: plain data, or what has `to_json`: for JSON, and for the console.
+        shown: for the console, where that is something else; parts of
+            a report in a list, or in a tuple lines that are not folded.
+        wrote: files and folders; None for one that was not asked for.
+        then: the command to run next, "" where none follows.
+        more: what else there is to ask for.
+        code: the exit code.
+        error: what went wrong all the same, "" where nothing did.
+        after: what is left to do, which prints by itself.
+    """
+
+    result: Any
+    shown: Any = None
+    wrote: Sequence[object] = ()
+    then: str = field(kw_only=True)
+    more: str = ""
+    code: int = 0
+    error: str = ""
+    after: Callable[[], object] | None = None
+
+    def print(self, as_json: bool, quiet: bool) -> None:
+        """Print it, and end the process where its exit code is not 0.
+
+        Raises:
+            SurgeryError: the error that it holds.
+        """
+        if as_json:
+            plain = self.result.to_json() if hasattr(self.result, "to_json") else self.result
+            from json import dumps
+
+            print(dumps(finite(plain), indent=2, allow_nan=False))
+        elif not quiet:
+            self._show()
+            if last := ended((path for path in self.wrote if path is not None), self.then, self.more):
+                print(last)
+        if self.after is not None:
+            self.after()
+        if self.error:
+            raise SurgeryError(self.error)
+        if self.code:
+            raise typer.Exit(self.code)
+
+    def _show(self) -> None:
+        if isinstance(self.shown, tuple):
+            for line in self.shown:
+                print(printable(line))
+            return
+        from anesurgery.show.console import PlainConsole
+
+        own = self.result if hasattr(self.result, "__rich__") else str(self.result)
+        shown = own if self.shown is None else self.shown
+        for part in shown if isinstance(shown, list) else [shown]:
+            PlainConsole().print(part, crop=False)
+
+
+Body: TypeAlias = Callable[..., Outcome | None]
+
+
+def subcommand(
+    *calls: str,
+    waits: str = "",
+    engine: bool = True,
+    json: bool = True,
+    names: Mapping[str, str] | None = None,
+    leave: Collection[str] = (),
+) -> Callable[[Body], Callable[..., None]]:
+    """Make a function a command, with the options of public calls, `--json` and `--quiet`.
+
+    Its first parameter is the `Call`, where one is named; the others are arguments and options of its own.
+
+    Args:
+        calls: module below `anesurgery` and function, as "splitting.split:split"; `Call.of` gives later ones.
+        waits: see `Call`.
+        engine: does it need torch and coremltools?
+        json: has it an option `--json`? One that prints as it goes gives no outcome.
+        names: parameter of the call -> what its option is called.
+        leave: parameters of the call that are no options.
+    """
+
+    def built(body: Body) -> Callable[..., None]:
+        own = dict(inspect.signature(body, eval_str=True).parameters)
+        own.pop("call", None)
+        every = {name: one for call in reversed(calls) for name, one in takes(call).items()}
+        taken = [one for name, one in every.items() if name not in {*own, *leave, "quiet", "progress"}]
+
+        def run(**values: Any) -> None:
+            as_json, quiet = values.pop("as_json", False), values.pop("quiet")
+            options = {one.name: values.pop(one.name) for one in taken}
+            if "positional_out" in values:
+                values["out"] = _place(values.pop("positional_out"), values["out"], own["out"])
+            if engine:
+                load_engine(quiet)
+            if isinstance(values.get("inputs"), list):
+                from anesurgery.files.arrays import read_all
+
+                values["inputs"] = read_all(values["inputs"])
+            call = [Call(name, waits, options, as_json or quiet) for name in calls[:1]]
+            if (outcome := body(*call, **values)) is not None:
+                outcome.print(as_json, quiet)
+
+        ends = [_parameter("as_json", Json, False)] * json + [_parameter("quiet", Quiet, False)]
+        parameters = [*_parameters(own, taken, names or {}), *ends]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__doc__, run.__name__, run.__annotations__ = body.__doc__, body.__name__, {}
+        return run
+
+    return built
+
+
+def _parameters(
+    own: Mapping[str, inspect.Parameter], taken: list[Taken], names: Mapping[str, str]
+) -> list[inspect.Parameter]:
+    """Arguments, the options of the call, and those of the command."""
+    mine = [expanded for one in own.values() for expanded in _expanded(one)]
+    arguments = [one for one in mine if isinstance(get_args(one.annotation)[1], ArgumentInfo)]
+    flags = {one.name: f"--{names.get(one.name, one.name).strip('_').replace('_', '-')}" for one in taken}
+    said = {one.name: one.name.upper() if one in arguments else f"--{one.name}" for one in mine} | flags
+    theirs = [_option(one, flags[one.name], said) for one in taken]
+    return [*arguments, *theirs, *(one for one in mine if one not in arguments)]
+
+
+def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _expanded(one: inspect.Parameter) -> list[inspect.Parameter]:
+    """A parameter as typer takes it; a place to write to is an argument and an option."""
+    if one.annotation in (Place, MaybePlace):
+        return [_parameter("positional_out", OldOut, None), _parameter("out", Out, None)]
+    return [_parameter(one.name, one.annotation, one.default)]
+
+
+def _option(one: Taken, flag: str, said: Mapping[str, str]) -> inspect.Parameter:
+    """The option of a command for a parameter of its call; it is a flag where it is off by default.
+
+    Args:
+        one: the parameter.
+        flag: the name of the option.
+        said: parameter -> what it is called on the command line.
+    """
+    words = re.sub(r"`(\w+)`", lambda name: said.get(name[1], name[0]), SHARED.get(one.name, one.words))
+    words += " Repeat for more." if one.kind in (list[str], list[int]) else ""
+    both = one.kind is bool and one.default is not False
+    info = typer.Option(*() if both else (flag, *SHORT.get(one.name, ())), help=words, min=LEAST.get(one.name))
+    kind = one.kind if one.default is not None else one.kind | None
+    return _parameter(one.name, Annotated[kind, info], one.default)
+
+
+def _place(positional: Path | None, out: Path | None, wanted: inspect.Parameter) -> Path | None:
+    """Where to write, by `--out` or as the last argument.
+
+    Raises:
+        SurgeryError: both are given, and differ; or none is, where one is needed.
+    """
+    if out is not None and positional is not None and out != positional:
+        raise SurgeryError(f"two places to write are named, {positional} and --out {out}; keep one")
+    if out is None and positional is None and wanted.annotation == Place:
+        raise SurgeryError("where to write is missing; name it after the model, or with --out")
+    return positional if out is None else out

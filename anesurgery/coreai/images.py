@@ -1,0 +1,70 @@
+"""Images at the interface of a model: which of Core ML's become images of Core AI, and their pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from anesurgery.coreai.table import FROM_IMAGE, TO_IMAGE
+from anesurgery.coreai.toolkit import composite, image, ops
+from anesurgery.coreai.values import Value, array, call, concat, indices
+from anesurgery.mil import Var, static_shape
+
+COLORS = ("RGB", "BGR")
+"""Colour spaces of Core ML that Core AI has a format for; it has none for gray."""
+PREFIX = "image."
+"""How the name of an image begins in the metadata, where its colour space stands."""
+
+
+def color_space(feature: Any) -> str:
+    """The colour space of a feature of Core ML that is an image; else ""."""
+    if feature.type.WhichOneof("Type") != "imageType":
+        return ""
+    space = feature.type.imageType
+    return str(
+        type(space).DESCRIPTOR.fields_by_name["colorSpace"].enum_type.values_by_number[space.colorSpace].name
+    )
+
+
+def images_of(description: Any) -> dict[str, str]:
+    """Inputs and outputs that a description of Core ML calls images -> their colour spaces."""
+    if description is None:
+        return {}
+    parts = [description, *description.functions]
+    features = [feature for part in parts for feature in (*part.input, *part.output)]
+    return {feature.name: space for feature in features if (space := color_space(feature))}
+
+
+def kept(spaces: Mapping[str, str], values: Mapping[str, Var]) -> dict[str, str]:
+    """Those of the values that become images: they have three channels and a size that is fixed."""
+    shapes = {name: static_shape(var) for name, var in values.items() if spaces.get(name) in COLORS}
+    return {n: spaces[n] for n, shape in shapes.items() if shape is not None and (shape[0], shape[1]) == (1, 3)}
+
+
+def from_image(node: Any, colors: str, dtype: str) -> Value:
+    """The numbers [1, 3, height, width] of an image."""
+
+    def body(nodes: Any) -> list[Any]:
+        pixels = Value(nodes[0]).cast("fp32").along(2, 0, 3)
+        pixels = pixels if colors == "BGR" else call("reverse", pixels, indices([2]))
+        return [pixels.transpose([2, 0, 1]).expand([0]).cast(dtype).node]
+
+    (made,) = composite(FROM_IMAGE, {"x": ops.image_to_tensor(node)}, {"colors": colors}, body)
+    return Value(made)
+
+
+def to_image(x: Value, colors: str) -> Any:
+    """An image of the numbers [1, 3, height, width], rounded to bytes: a choice, as Core ML states none."""
+    height, width = x.shape[2:]
+
+    def body(nodes: Any) -> list[Any]:
+        levels = call("round", Value(nodes[0]).cast("fp32")).maximum(0.0).minimum(255.0)
+        pixels = levels.squeeze([0]).transpose([1, 2, 0])
+        pixels = pixels if colors == "BGR" else call("reverse", pixels, indices([2]))
+        opaque = array(np.full((height, width, 1), 255.0), "fp32")
+        return [concat([pixels, opaque], 2).cast("uint8").node]
+
+    (made,) = composite(TO_IMAGE, {"x": x.node}, {"colors": colors}, body)
+    return ops.tensor_to_image(image(height, width), made)

@@ -1,0 +1,1 @@
+"""What goes wrong in numbers: each hazard is found, bounded and repaired in one place."""

@@ -1,0 +1,48 @@
+"""A report is written in one way, whatever it is about."""
+
+from __future__ import annotations
+
+from anesurgery.show.console import as_html, as_text, bars
+from anesurgery.show.report import Line, Listing, Report, Table, first
+
+
+def test_a_title_lines_and_tables_below_each_other() -> None:
+    """The wrong version shows the head of a table without rows, or obeys the markup of a name."""
+    table = Table(("name", "n"), [("[red]a[/]", 1), (Line("b", "bold"), 2)], ruled=False)
+    shown = as_text(Report("A title", [Line("in", indent=2), table, Table(("none",), []), "last"]))
+    assert shown.split() == ["A", "title", "in", "name", "n", "[red]a[/]", "1", "b", "2", "last"]
+    assert "\n  in" in shown
+    assert "none" not in shown
+
+
+def test_a_report_below_another_keeps_its_title() -> None:
+    assert as_text(Report("wrong", [Report("A title", ["a line"])])).splitlines() == [
+        "wrong",
+        "A title",
+        "a line",
+    ]
+
+
+def test_a_list_has_sentences_below_its_rows_and_says_how_many_are_left() -> None:
+    shown = as_text(Listing(("op", "n"), [(("conv", "3"), ("why it is so",)), *[(("add", "1"), ())] * 40]))
+    lines = [line.strip() for line in shown.splitlines()]
+    assert lines[:3] == ["op    n", "conv  3", "why it is so"]
+    assert lines[-1] == "and 11 more; the page has all"
+
+
+def test_a_title_looks_as_it_is_said_to() -> None:
+    assert "bold" in as_html(Report("A title"))
+    assert "bold" not in as_html(Report("A title", style=""))
+
+
+def test_bars_have_a_legend() -> None:
+    looks = {"a": ("#", "red"), "b": (".", "blue")}
+    assert (
+        as_text(bars([("x ", [("a", 2), ("b", 3)])], {"a": "one", "b": "two"}, looks))
+        == "x ##...\n# one   . two"
+    )
+
+
+def test_the_first_of_many() -> None:
+    assert first([1, 2, 3], 2) == ([1, 2], ["... and 1 more"])
+    assert first([1, 2], 2) == ([1, 2], [])

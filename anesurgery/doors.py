@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from anesurgery.byte_counts import byte_words
 from anesurgery.errors import LoadError, OutOfMemory, SurgeryError
 from anesurgery.registry import converter_of
 
@@ -109,8 +110,8 @@ def _amount(words: str) -> str:
     if amount is None:
         return "a value found no place in it"
     number, unit = amount.groups()
-    size = f"{float(number) / 2**30:.2f} GiB" if unit == "bytes" else f"{number} {unit}"
-    return f"a value asked for {size} at once"
+    size = float(number) * (1 if unit == "bytes" else 1024 ** ("KMGTP".index(unit[0]) + 1))
+    return f"a value asked for {byte_words(size)} at once"
 
 
 def _without_memory(

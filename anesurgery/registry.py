@@ -188,7 +188,7 @@ def file_of(name: str) -> Path:
     """
     path = _pass_files().get(name) or _recipe_files().get(name)
     if path is None:
-        raise UnknownName("pass or recipe", name, [*pass_names(), *recipe_names()])
+        raise UnknownName("pass or recipe", name, [*pass_names(), *recipe_names()], "anesurgery list")
     return path
 
 
@@ -197,14 +197,19 @@ def pass_class(name: str) -> type[Any]:
 
     Raises:
         UnknownName: no such pass; near matches are listed.
+        SurgeryError: its file has no class of its name.
     """
     if name in _OWN:
         return _OWN[name]
     if name not in _pass_files():
-        raise UnknownName("pass", name, pass_names())
+        raise UnknownName("pass", name, pass_names(), "anesurgery list")
     layers = _layer_classes()
     module = f"layers.{layers[name][0].stem}" if name in layers else name
-    return getattr(importlib.import_module(f"anesurgery.passes.{module}"), camel(name))
+    made = getattr(importlib.import_module(f"anesurgery.passes.{module}"), camel(name), None)
+    if made is None:
+        raise SurgeryError(f"passes/{module.replace('.', '/')}.py has no class {camel(name)}; rename its class")
+    found: type[Any] = made
+    return found
 
 
 def camel(name: str) -> str:
@@ -241,7 +246,7 @@ def recipe_module(name: str) -> ModuleType:
         UnknownName: no such recipe; near matches are listed.
     """
     if name not in _recipe_files():
-        raise UnknownName("recipe", name, recipe_names())
+        raise UnknownName("recipe", name, recipe_names(), "anesurgery list")
     return importlib.import_module(f"anesurgery.recipes.{_recipe_files()[name].stem}")
 
 

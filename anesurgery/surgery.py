@@ -776,4 +776,6 @@ def steps_of(passes: Any) -> Iterable[Pass]:
             yield from steps_of(step)
     else:
         name = passes if isinstance(passes, str) else repr(passes)
-        raise UnknownName("pass or recipe", name, [*registry.pass_names(), *registry.recipe_names()])
+        raise UnknownName(
+            "pass or recipe", name, [*registry.pass_names(), *registry.recipe_names()], "anesurgery list"
+        )

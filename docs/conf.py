@@ -31,7 +31,8 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
 napoleon_use_rtype = False
 suppress_warnings = ["myst.xref_missing", "myst.header"]  # links to files outside of docs/ are read on GitHub
-exclude_patterns = ["space"]  # files of a Space
+exclude_patterns = ["space", "measurements"]  # files of a Space, and files that are read by a script
+html_show_copyright = False
 
 
 def _expand(app: Any, name: str, source: list[str]) -> None:

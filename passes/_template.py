@@ -21,6 +21,8 @@ After::
 Refuses when ... (every guard below, in words; the engine refuses where an inner value is read elsewhere).
 
 Why it helps: what was measured on which chip and OS, by whom; or "not measured".
+
+Grade: bit for bit.
 """
 
 from __future__ import annotations

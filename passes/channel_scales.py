@@ -42,12 +42,12 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
+from anesurgery.byte_counts import byte_words
 from anesurgery.interpret.ops import constexpr
 from anesurgery.placement.memory import dense
 from anesurgery.placement.rules import legality
 from anesurgery.regions import clusters, reencoding
 from anesurgery.regions.small_builds import again
-from anesurgery.semantics.reading import in_words
 
 VALUES = 256
 """Of a palette of 8 bits, the widest that there is."""
@@ -78,10 +78,8 @@ class ChannelScales(Rewrite):
         limit, chip = an.Target.parse(session.target).least("program")
         whole = max(map(dense, program.functions.values()))
         if self.form == "plain" and whole > limit:
-            words = (
-                f"decompressed, the weights take {in_words(whole)}; {chip} runs programs of {in_words(limit)}"
-            )
-            session.refuse(self.name, f'{words}: use form="int8" or "palette"')
+            words = f"decompressed, the weights take {byte_words(whole)}; {chip} runs {byte_words(limit)}"
+            session.refuse(self.name, f'{words} a program: use form="int8" or "palette"')
             return
         super().run(program, session)
 
@@ -98,8 +96,8 @@ class ChannelScales(Rewrite):
         if (encode := _regrouped(stored.op, axis)) is not None:
             return bound.bind(encode=encode, words=f"{name}: its scales are kept, one for each channel")
         if self.form == "plain":
-            held = in_words(reencoding.stored_bytes(stored))
-            words = f"{name}: {held} become {in_words(numbers.nbytes)}, exactly"
+            held = byte_words(reencoding.stored_bytes(stored))
+            words = f"{name}: {held} become {byte_words(numbers.nbytes)}, exactly"
             return bound.bind(encode=lambda mb: mb.const(val=numbers), words=words)
         if self.form == "palette" and stored.op.op_type == legality.AFFINE:
             return Refusal(f"{name} is of the form of iOS 16; palettes of this form need iOS 18 (macOS 15)", op)

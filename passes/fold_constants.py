@@ -62,6 +62,7 @@ from anesurgery.authoring import (
     Var,
     mb,
 )
+from anesurgery.byte_counts import byte_words
 from anesurgery.checking.grades import Grade, SiteCheck
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.errors import InterpretError
@@ -71,7 +72,6 @@ from anesurgery.regions import reencoding, weight_edits
 from anesurgery.rewriting import graph_edits
 from anesurgery.semantics.reading import size_of
 
-MIB = 1 << 20
 FEW = 1 << 10
 """Numbers at the head of a value that tell most values apart."""
 COMPUTED = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "real_div": np.divide}
@@ -89,7 +89,7 @@ class FoldConstants(Pass):
     name = "fold_constants"
     # masks and positions that depend on no input are constants for these
     precedes = ("gather_to_moves", "select_last_token", "causal_mask_tensor", "embedding_matmul")
-    most_growth: int = 16 * MIB
+    most_growth: int = 16 << 20
     """Bytes that a value may take beyond the constants it was made from."""
 
     def run(self, program: Program, session: Session) -> None:
@@ -177,7 +177,7 @@ class _Folding:
         if edit is None and not computing:
             return
         if grown > self.step.most_growth and len(weight.child_ops) > 1:
-            words = f"%{weight.name} is read elsewhere too, and would be stored twice ({grown / MIB:.1f} MiB)"
+            words = f"%{weight.name} is read elsewhere too, and would be stored twice ({byte_words(grown)})"
             self.session.refuse(self.step.name, words, op)
             return
         mb, name = self.edits.before(op), f"{op.outputs[0].name}_folded"
@@ -205,7 +205,7 @@ class _Folding:
             size_of(v) for o in ops if o.op_type == "const" for v in o.outputs
         )
         if growth > self.step.most_growth:
-            grown = f"{growth / MIB:.1f} MiB, the limit is {self.step.most_growth / MIB:g} MiB"
+            grown = f"{byte_words(growth)}, the limit is {byte_words(self.step.most_growth)}"
             return Refusal(f"as a constant %{used[0].name} would grow the weights by {grown}", op)
         try:
             running = [o for o in ops if o.op_type != "const"]

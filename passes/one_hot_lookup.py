@@ -26,8 +26,8 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.byte_counts import byte_words
 from anesurgery.checking.lengths import drawn_shape
-from anesurgery.semantics.reading import in_words
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class OneHotLookup(Rewrite):
                 return Refusal(f"axis {axis} has {rows} rows, above {self.most_rows}", op)
             if (work := rows * taken * rest) > self.most_work:
                 size = an.np_dtype(op.x).itemsize * rest
-                read = f"{in_words(size * rows)} instead of {in_words(size * taken)}"
+                read = f"{byte_words(size * rows)} instead of {byte_words(size * taken)}"
                 return Refusal(f"{work} multiplications, which read {read}; the limit is {self.most_work}", op)
         return m.bind(axes=axes)
 

@@ -23,10 +23,10 @@ Rows that a reshape flattens (the channels of an image, say) are cut before it, 
 
 Refuses when the summed length is symbolic, and when a palette's vectors would be cut.
 
-Why it helps: a product of more than 32768 terms does not fit into the memory for kernels (64 KiB) and was not
-placed on the ANE (measured through Core ML on M4, macOS 27); axes beyond 16384 keep an op off the engine of M1
-to M3 (reported). The same products are summed in another order: proved algebraically, and checked at each site
-in fp32. What it gains in time was not measured.
+Why it helps: a product of more than 32768 terms does not fit into the memory for kernels (65536 bytes) and was
+not placed on the ANE (measured through Core ML on M4, macOS 27); axes beyond 16384 keep an op off the engine of
+M1 to M3 (reported). The same products are summed in another order: proved algebraically, and checked at each
+site in fp32. What it gains in time was not measured.
 
 Grade: proved.
 """

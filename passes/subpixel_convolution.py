@@ -42,7 +42,7 @@ from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 from anesurgery.regions import axis_phases
 
 LARGEST = 1 << 24
-"""Most numbers of the new weight: 32 MiB of fp16, which are read each time."""
+"""Most numbers of the new weight: 34 MB of fp16, which are read each time."""
 SHUFFLED = frozenset({2, 3, 4, 8})
 """Strides of both axes for which pixel_shuffle is used."""
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fresh_environment import first_commands, missing
+from fresh_environment import first_commands, missing, pasted
 
 FIND = "import anesurgery; print(anesurgery.__file__ or 'a folder without code')"
 
@@ -43,3 +43,18 @@ def test_another_line_is_missed(right: str, wrong: str) -> None:
     printed = re.sub(r"\d+ dB", "N dB", shown)
     assert right in printed
     assert missing(printed.replace(right, wrong)) != []
+
+
+def test_every_block_of_the_readme_is_pasted_but_for_the_suite() -> None:
+    """The script that `make dist` runs in a new clone; the wrong version leaves out the installation."""
+    script = pasted()
+    for line in (
+        "pip install .",
+        "anesurgery see gpt2.mlpackage --target iPhone13",
+        "make demo",
+        "from anesurgery",
+    ):
+        assert line in script
+    assert "make test" not in script
+    assert "<" not in script.replace("<<'END'", "").replace("-> ", ""), "a place that the reader has to fill"
+    subprocess.run(["bash", "-n", "-c", script], check=True)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from prose import GUIDE, OTHERS, UNSAID, length, pages, read
+from prose import GUIDE, OTHERS, ROOT, UNSAID, length, pages, read
 from typer.main import get_command
 
 import anesurgery as ane
@@ -60,6 +60,19 @@ def test_tables_of_scripts_do_not_count() -> None:
     assert read("page", marked).words == 1
     assert read("latency", "one\n| two |\n").words == 1
     assert read("page", "one\n| two |\n").words == 2
+
+
+BINARY = re.compile(r"\b[KMGT]iB\b")
+"""Units beside which MB reads as a mistake."""
+
+
+def test_sizes_have_one_unit() -> None:
+    """In what a person reads: pages, and all of the code."""
+    folders = [ROOT / name for name in ("anesurgery", "passes", "recipes")]
+    files = {path for folder in folders for kind in ("*.py", "*.html") for path in folder.rglob(kind)}
+    texts = PAGES | {str(path): path.read_text(encoding="utf-8") for path in files}
+    assert {name: found for name, text in texts.items() if (found := BINARY.findall(text))} == {}
+    assert BINARY.findall("weights 118 MiB of 1 GiB") == ["MiB", "GiB"], "the wrong version"
 
 
 ENTRY = re.compile(r"^ *(?:\w+: |Args:|Returns:|Raises:|Attributes:|>>> .*)", re.MULTILINE)

@@ -68,6 +68,13 @@ def test_the_first_sentence_and_the_whole() -> None:
     assert "gpt2_ane" in registry.documentation("gpt2_ane")
 
 
+def test_a_copied_file_whose_class_was_not_renamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first thing that goes wrong with a copy of the template."""
+    monkeypatch.setattr(registry, "camel", lambda _: "Other")
+    with pytest.raises(SurgeryError, match=r"passes/pad_last_axis.py has no class Other; rename its class"):
+        registry.pass_class("pad_last_axis")
+
+
 def test_a_pass_with_options() -> None:
     step = registry.make_pass("explicit_broadcast", tile=True)
     assert step.options()["tile"] is True
@@ -79,7 +86,7 @@ def test_a_pass_with_options() -> None:
     ("ask", "words"),
     [
         (lambda: registry.make_pass("negate_substract"), "'negate_substract'; did you mean 'negate_subtract'"),
-        (lambda: registry.pass_class("zzz"), "unknown pass 'zzz'; known: "),
+        (lambda: registry.pass_class("zzz"), "unknown pass 'zzz'; `anesurgery list` lists them"),
         (lambda: find_recipe("gpt2-ane"), "unknown recipe 'gpt2-ane'; did you mean 'gpt2_ane'"),
         (lambda: registry.documentation("gtp2_ane"), "did you mean 'gpt2_ane'"),
         (lambda: registry.make_pass("explicit_broadcast", tiles=True), "'tiles'; did you mean 'tile'"),

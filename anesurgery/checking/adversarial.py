@@ -54,7 +54,7 @@ CALLED |= {"offset": "means far above the spread", "cancelling": "terms that can
 FEW = 3
 """Rounds of a site with many numbers: the first kinds, as each is a run of both sides."""
 MANY = 1 << 20
-"""Numbers in a round above which a site gets few rounds: 4 MiB of fp32, more than a core keeps in its cache."""
+"""Numbers in a round above which a site gets few rounds: 4 MB of fp32, more than a core keeps in its cache."""
 PERIOD = 262_139
 """Floats of a large value after which they come again: a prime, so that rows and columns differ."""
 SEVERAL, IN_SMALL = 1 << 14, ("rows",)
@@ -63,7 +63,7 @@ FEW_ROWS = 8
 """Rows at which two tables differ that are looked at: one would show it, and each is one more row to draw."""
 HUGE = 1 << 24
 """Numbers read, weights among them, above which a site gets one round, or two if it reads floats: a round reads
-64 MiB of fp32 then, and the time of a check is that of its rounds."""
+67 MB of fp32 then, and the time of a check is that of its rounds."""
 NUMBERS = 4096
 """How many numbers a small site is checked on at least, the rounds being repeated up to `REPEATS` times: so few
 cost hardly more than the ops themselves."""

@@ -453,9 +453,9 @@ Run = Callable[[torch.Tensor], Sequence[tuple[torch.Tensor, torch.Tensor]]]
 FEW = 8
 """Integers that are looked at again, those where both sides are furthest apart: one would show it."""
 TOGETHER = 1 << 20
-"""Elements of all values at a time: 4 MiB of fp32, about what a core keeps in its cache."""
+"""Elements of all values at a time: 4.2 MB of fp32, about what a core keeps in its cache."""
 MOST = 1 << 25
-"""The same for all integers: 128 MiB of fp32, a fraction of a second. A choice."""
+"""The same for all integers: 134 MB of fp32, a fraction of a second. A choice."""
 
 
 def apart_at(run: Run, var: Var, values: range, ops: Sequence[Operation]) -> list[int]:

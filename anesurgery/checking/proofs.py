@@ -129,7 +129,7 @@ READERS: Mapping[str, tuple[str, ...]] = {
 }
 """Op type -> the parameters that may be any numbers: the op computes with them and decides nothing by them."""
 MOST = 1 << 27
-"""Weights of one edit for which numbers are drawn: 1 GiB as the 64 bits of each that the proof computes with.
+"""Weights of one edit for which numbers are drawn: 1.1 GB as the 64 bits of each that the proof computes with.
 """
 AT_ONCE = 1 << 25
 """Weights of one edit for which they are drawn before a second edit is seen that is like it: a choice: the
@@ -218,7 +218,7 @@ SHAPED = names("slice_by_index slice_by_size slice_update")
 """Ops that hold the number of rows in a parameter; `lengths.evaluator` adapts reshapes."""
 
 ROOM = 1 << 18
-"""A value with more elements is cut: 1 MiB in fp32, a choice."""
+"""A value with more elements is cut: 1 MB in fp32, a choice."""
 
 Axes = dict[Var, int]
 """Value -> the axis of its rows."""
@@ -587,7 +587,7 @@ def words(bound: float) -> str:
 
 
 LARGEST_VALUE = 1 << 27
-"""Elements of a value or a constant of a whole model, at most: 1 GiB as the 64 bits of each that numbering
+"""Elements of a value or a constant of a whole model, at most: 1.1 GB as the 64 bits of each that numbering
 computes with."""
 
 _serials = itertools.count()

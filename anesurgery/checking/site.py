@@ -90,7 +90,7 @@ LARGEST_SITE = 400
 PLACED = frozenset({"slice_by_size", "slice_by_index", "slice_update"})
 """Ops that make places fit that lie outside; others make values as large as a number says."""
 LARGE_VALUE = 1 << 20
-"""Elements of a value of an edit above which memory is given back after its check: 4 MiB of fp32; to ask for it
+"""Elements of a value of an edit above which memory is given back after its check: 4 MB of fp32; to ask for it
 costs more than it gives where values are small."""
 TRIES = 4
 """How often such places are drawn to see that the old side takes them. A choice: a place that is out of range
@@ -556,7 +556,7 @@ def _of_form(form: str, shape: tuple[int, ...], rng: np.random.Generator) -> Arr
 WHOLE = 1024
 """Combinations of values up to which all are tried: ten booleans, or two integers of five bits. A choice."""
 MOST_SWEPT = 1 << 25
-"""Numbers read, over all rounds, up to which each value of a range is tried once: 128 MiB of fp32. A choice,
+"""Numbers read, over all rounds, up to which each value of a range is tried once: 134 MB of fp32. A choice,
 between certainty and the time of a check."""
 INTEGER_DRAWS = 16
 """How often the integers of a pass are drawn to see their range: one that every second draw has is missed at

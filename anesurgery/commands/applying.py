@@ -15,7 +15,7 @@ import typer
 
 from anesurgery import registry
 from anesurgery.commands.next_steps import FULL, beside, command
-from anesurgery.commands.options import Full, Inputs, Model, Overwrite, complete_steps, model_first
+from anesurgery.commands.options import SUFFIXES, Full, Inputs, Model, Overwrite, complete_steps, model_first
 from anesurgery.commands.subcommand import Call, MaybePlace, Outcome, subcommand
 from anesurgery.commands.waiting import waiting
 from anesurgery.errors import SurgeryError, UnknownName
@@ -23,7 +23,10 @@ from anesurgery.errors import SurgeryError, UnknownName
 PROOFS = ("sites", "model", "both", "none")
 NAMED = "A recipe, passes with commas, or a plan. Default: the passes that inspect names."
 Steps = Annotated[str | None, typer.Argument(help=NAMED, autocompletion=complete_steps)]
-Recipe = Annotated[str, typer.Argument(help="A recipe.", autocompletion=complete_steps)]
+Recipe = Annotated[
+    str | None,
+    typer.Argument(help="A recipe. Default: the passes that inspect names.", autocompletion=complete_steps),
+]
 Assume = Annotated[
     list[str] | None, typer.Option(help="Range of an integer input, as input_ids=0:50256; repeat for more.")
 ]
@@ -71,8 +74,8 @@ def apply(
         {**surgery.to_json(), **both},
         _shown(surgery, both, source, target, full),
         wrote,
-        _next(surgery, source, place, target),
-        "" if full else FULL,
+        then=_next(surgery, source, place, target),
+        more="" if full else FULL,
         code=int(surgery.below(call["gate"])),
         error=f"the model stays {source}; nothing was written to {out}" if stays and out is not None else "",
     )
@@ -93,11 +96,14 @@ def _chosen(source: str, steps: str | None, option: list[str] | None) -> Any:
     """The steps that are named, or the recipe for whatever the model is."""
     if steps is not None and is_plan(steps):
         return read_plan(steps, option)
-    if steps is None:
-        from anesurgery.placement.models import of_layers
+    return chosen_steps(steps or _fitting(source), option or [])
 
-        steps = "neuralnetwork_ane" if of_layers(source) else "auto"
-    return chosen_steps(steps, option or [])
+
+def _fitting(source: str) -> str:
+    """The recipe for whatever the model is."""
+    from anesurgery.placement.models import of_layers
+
+    return "neuralnetwork_ane" if of_layers(source) else "auto"
 
 
 def _place(source: str, chosen: Any, named: Path | None, overwrite: bool, format: str | None) -> Path:
@@ -152,12 +158,14 @@ def _next(surgery: Any, source: str, place: Path | None, target: str | None) -> 
 
 
 @subcommand("surgery:plan", waits="planning", leave=("compressed",))
-def plan(call: Call, source: Model, steps: Recipe, inputs: Inputs = None, option: Set = None) -> Outcome:
+def plan(call: Call, source: Model, steps: Recipe = None, inputs: Inputs = None, option: Set = None) -> Outcome:
     """Show what a recipe would do, and why, without editing. `apply MODEL PLAN.json` does it."""
-    source, steps = model_first(source, steps, call.silent)
+    if steps is not None:
+        source, steps = model_first(source, steps, call.silent)
+    steps = steps or _fitting(source)
     planned = call(source, chosen_steps(steps, option or []), inputs=inputs)
-    then = command("fix", source, steps, target=call["target"]) if planned.steps else ""
-    return Outcome(planned, then=then)
+    words = ("fix", source, steps) if planned.steps else ("see", source)
+    return Outcome(planned, then=command(*words, target=call["target"]))
 
 
 def is_plan(steps: str) -> bool:
@@ -189,9 +197,12 @@ def chosen_steps(names: str, options: list[str]) -> Any:
         from anesurgery.surgery import find_recipe
 
         return find_recipe(listed[0]).with_options(**_nested(values))
+    known = [*registry.recipe_names(), *registry.pass_names()]
     for name in listed:
-        if name not in [*registry.pass_names(), *registry.recipe_names()]:
-            raise UnknownName("pass or recipe", name, [*registry.recipe_names(), *registry.pass_names()])
+        if name.endswith(SUFFIXES):
+            raise SurgeryError(f"{name!r} is no pass or recipe; to write the result there, say --out {name}")
+        if name not in known:
+            raise UnknownName("pass or recipe", name, known, "anesurgery list")
     from anesurgery.surgery import Recipe, steps_of
 
     ours = Recipe("the command line", tuple(steps_of(listed)))

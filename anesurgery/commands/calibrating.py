@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anesurgery.commands.next_steps import command
+from anesurgery.commands.next_steps import command, first_of, picture
 from anesurgery.commands.options import (
     Html,
     Inputs,
@@ -52,7 +52,9 @@ def ranges(
         asked = {"--inputs": inputs, "--shard": call["shard"], "--merge": merge, "--save": save}
         refuse_for_folders(asked | {f"--{name}": call[name] for name in ("function", "member")})
         folder = call.of("placement.folders:ranges_folder", "models")(model)
-        return Outcome(folder, code=int(not all(getattr(one, "ok", False) for one in folder.models.values())))
+        sound = [getattr(one, "ok", False) for one in folder.models.values()]
+        then = first_of(folder, "ranges", model, lambda one: not getattr(one, "ok", False))
+        return Outcome(folder, then=then, code=int(not all(sound)))
     from anesurgery.checking.ranges import Ranges
 
     parts = _parts(model, merge, Ranges)
@@ -85,8 +87,9 @@ def certify(
 
 
 def certified(certificate: Any, model: str, target: str | None, *wrote: Path | None) -> Outcome:
-    """How `certify` ends: with a repair, or with what times the model on a Mac."""
-    then = "" if certificate.ok else command("fix", model, "safe_numbers", target=target)
+    """How `certify` ends: with a repair; or with a picture, and what times the model on a Mac."""
+    fix = command("fix", model, "safe_numbers", target=target)
+    then = picture(model, target) if certificate.ok else fix
     more = f"On a Mac, time it: {command('measure', model)}" if certificate.ok else ""
     return Outcome(certificate, wrote=wrote, then=then, more=more, code=int(not certificate.ok))
 
@@ -136,7 +139,7 @@ def sensitivity(
     then = command("see", out) if out is not None else command("compress", model, "--bits", 4) if model else ""
     shown = [one for one in (costs, proposal) if one is not None]
     plain = costs.to_json() | ({} if proposal is None else {"proposal": proposal.to_json()})
-    return Outcome(plain, shown, [save, out], then)
+    return Outcome(plain, shown, [save, out], then=then)
 
 
 def _check_out(out: Path | None, goals: dict[str, Any], model: str | None, overwrite: bool) -> None:

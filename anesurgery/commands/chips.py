@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from anesurgery.byte_counts import byte_words
 from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Full
 from anesurgery.commands.subcommand import Outcome, subcommand
@@ -59,8 +60,6 @@ def _fault(fault: Any) -> dict[str, Any]:
 
 def _limits(chosen: list[Any]) -> Table:
     """A row for each chip; "?" where nothing is known."""
-    from anesurgery.semantics.reading import in_words
-
     head = ("chip", "engine", "cores", "GB/s", "axis", "kernel", "weights", "loaded", "on chip")
     rows = [
         (
@@ -70,9 +69,9 @@ def _limits(chosen: list[Any]) -> Table:
             chip.bandwidth,
             chip.axis,
             f"{chip.kernel_h}x{chip.kernel_w}",
-            in_words(chip.program),
-            None if chip.address_space is None else in_words(chip.address_space),
-            in_words(chip.working_set),
+            byte_words(chip.program),
+            None if chip.address_space is None else byte_words(chip.address_space),
+            byte_words(chip.working_set),
         )
         for chip in chosen
     ]

@@ -16,20 +16,22 @@ Asset = Annotated[str, typer.Argument(metavar="AIMODEL", help="An .aimodel folde
 @subcommand("coreai.fallback:to_coreml", waits="reading the model")
 def to_coreml(call: Call, model: Asset, out: Place) -> Outcome:
     """Write the .mlpackage that devices without Core AI run (iOS 15 to 26)."""
-    return Outcome(call(model, out))
+    return Outcome(call(model, out), wrote=[out], then=command("see", out))
 
 
 @subcommand("coreai.translating:to_coreai", waits="translating")
 def to_coreai(call: Call, model: Model, out: Place) -> Outcome:
     """Write the .aimodel of a model: Core AI, Apple's format since iOS and macOS 27."""
-    return Outcome(call(model, out))
+    return Outcome(call(model, out), wrote=[out], then=command("lint", out))
 
 
 @subcommand("coreai.rules:lint", waits="reading the model")
 def lint(call: Call, model: Asset) -> Outcome:
     """List known faults of Core AI in a model, with the repair. Exit code 1 if there is one."""
     found = call(model)
-    return Outcome(found, code=int(not found.ok))
+    repairs = list(dict.fromkeys(finding.remedy for finding in found.findings if finding.remedy))
+    words = ("fix", model, ",".join(repairs)) if repairs else ("see", model)
+    return Outcome(found, then=command(*words, target=call["target"]), code=int(not found.ok))
 
 
 @subcommand("files.compiled_package:decompile", waits="decompiling")
@@ -57,4 +59,4 @@ def executorch(
     if out is None:
         return Outcome(record, lines, then=command("executorch", source, "--out", "models"))
     models = [str(path) for path in program.extract(out, overwrite=overwrite)]
-    return Outcome(record | {"models": models}, lines, models, command("see", *models[:1]))
+    return Outcome(record | {"models": models}, lines, models, then=command("see", *models[:1]))

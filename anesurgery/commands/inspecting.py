@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anesurgery.commands.next_steps import WHY, command
+from anesurgery.commands.next_steps import WHY, command, first_of
 from anesurgery.commands.options import Full, Gate, Html, Model, check_pages, is_folder, refuse_for_folders
 from anesurgery.commands.subcommand import Call, Outcome, subcommand
 from anesurgery.commands.waiting import waiting
@@ -71,7 +71,9 @@ def inspect(
     if is_folder(model):
         asked = {"AFTER": after, "--function": call["function"], "--inputs": inputs}
         refuse_for_folders({**asked, "--measured": call["measured"], **one, "--html": html, "--rates": rates})
-        return Outcome(call.of("placement.folders:inspect_folder", "models")(model))
+        folder = call.of("placement.folders:inspect_folder", "models")(model)
+        off = lambda found: getattr(found, "status", 1) != 0  # noqa: E731
+        return Outcome(folder, then=first_of(folder, "see", model, off, call["target"]))
     if call["jobs"] > 1 or call["scheduler"] is not None:
         raise SurgeryError("--jobs and --scheduler share out the models of a folder; name a folder")
     _check({"AFTER": after, **one})
@@ -151,14 +153,14 @@ def _why(call: Call, model: str, op: str) -> Outcome:
         raise SurgeryError("--why reads ML Programs; layers of a neural network show their rules in the report")
     with waiting("inspecting", call.silent):
         reasons = why(load(model), op, Target.parse(call["target"], call["compute_units"]), call["function"])
-    return Outcome(reasons)
+    return Outcome(reasons, then=command("see", model, target=call["target"]))
 
 
 def _segments(inspection: Any) -> Outcome:
     from anesurgery.show.anecompat import model_keys
 
     keys = model_keys(inspection)
-    return Outcome(keys, tuple(json.dumps(key, separators=(",", ":")) for key in keys))
+    return Outcome(keys, tuple(json.dumps(key, separators=(",", ":")) for key in keys), then="")
 
 
 def _status(inspection: Any) -> Outcome:
@@ -166,7 +168,7 @@ def _status(inspection: Any) -> Outcome:
     line = {"status": inspection.status, "words": words, "counts": inspection.counts}
     counts = ", ".join(f"{n} {unit}" for unit, n in inspection.counts.items()) or "no ops"
     shown = f"{inspection.status}: {words} ({counts}; {inspection.target})"
-    return Outcome(line, shown, code=inspection.status)
+    return Outcome(line, shown, then="", code=inspection.status)
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,7 @@ class _Ends:
         shown = terminal.inspection_report(first) if full else terminal.short_report(first, self.repair)
         helped = any(finding.remedy for finding in first.all_findings)
         then = str(first.fixing or command("fix" if helped else "certify", self.model, target=self.target))
-        return Outcome(first, shown, self.wrote, then, "" if full else WHY)
+        return Outcome(first, shown, self.wrote, then=then, more="" if full else WHY)
 
     def compared(self, first: Any, second: Any, full: bool) -> Outcome:
         """Two models, or one before and after a repair."""
@@ -209,5 +211,5 @@ class _Ends:
             report = terminal.short_difference(first, second, self.repair, *passes)
         shown = Report(self.wrong, [report]) if self.wrong else report
         then = command("certify", self.after, target=self.target)
-        ends = (self.wrote, then, "" if full else WHY, int(bool(self.wrong)))
-        return Outcome(plain, shown, *ends)
+        more, code = "" if full else WHY, int(bool(self.wrong))
+        return Outcome(plain, shown, self.wrote, then=then, more=more, code=code)

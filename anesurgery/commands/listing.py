@@ -40,7 +40,8 @@ def explain(name: Name) -> Outcome:
     text, options = registry.documentation(name), _options_of(name)
     lines = [f"  {step}.{key} = {value!r}" for step, opts in options.items() for key, value in opts.items()]
     shown = folded("\n".join([text.rstrip(), "", "Options:" if lines else "No options.", *lines]))
-    return Outcome({"name": name, "documentation": text, "options": options}, shown)
+    then, more = command("example", "gpt2"), f"On your model: {command('fix', 'MODEL', name)}"
+    return Outcome({"name": name, "documentation": text, "options": options}, shown, then=then, more=more)
 
 
 def _options_of(name: str) -> dict[str, dict[str, Any]]:

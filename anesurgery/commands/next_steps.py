@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from anesurgery.display import printable
 
@@ -25,15 +26,38 @@ def command(*words: object, target: str | None = None) -> str:
     return shlex.join(["anesurgery", *map(str, words), *option])
 
 
-def beside(model: str, suffix: str = "") -> Path:
+def beside(model: str, suffix: str = "", stem: str = "ane") -> Path:
     """Where a changed model goes by default: gpt2_ane.mlpackage in the current folder.
 
     Args:
         model: the path of the model.
         suffix: of the new one; that of the model by default.
+        stem: what is added to the name.
     """
     path = Path(model)
-    return Path(f"{path.stem}_ane{suffix or path.suffix}")
+    return Path(f"{path.stem}_{stem}{suffix or path.suffix}")
+
+
+def picture(model: str, target: str | None) -> str:
+    """The command that draws a model that needs nothing more."""
+    return command("draw", model, "--out", f"{Path(model).stem}.html", target=target)
+
+
+def first_of(
+    folder: Any, verb: str, path: str, wanting: Callable[[Any], bool], target: str | None = None
+) -> str:
+    """The command for the first model of a folder that wants one, or else for the first; "" for none.
+
+    Args:
+        folder: the result for each model.
+        verb: the command.
+        path: of the folder, as the user wrote it.
+        wanting: does this result want it?
+        target: as the user wrote it.
+    """
+    results = {name: one for name, one in folder.models.items() if not isinstance(one, str)}
+    chosen = next((name for name, one in results.items() if wanting(one)), next(iter(results), ""))
+    return command(verb, Path(path) / chosen, target=target) if chosen else ""
 
 
 def pasteable(line: str, width: int = 80) -> str:

@@ -55,6 +55,8 @@ def existing(model: str | None) -> str | None:
     Raises:
         LoadError: it is not; says what is beside it.
     """
+    if model is not None and not model.strip():
+        raise LoadError("the name of the model is empty; if a variable of the shell gave it, set that first")
     if model is not None and model.endswith(SUFFIXES) and not os.path.lexists(os.path.expanduser(model)):
         raise LoadError(missing(Path(model).expanduser()))
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,9 @@ from anesurgery.commands.subcommand import Call, Outcome, subcommand
 from anesurgery.commands.waiting import waiting
 from anesurgery.show.report import Table
 
-Record = Annotated[Path, typer.Option("--out", "-o", help="The JSON file to write.")]
+Record = Annotated[
+    Path | None, typer.Option("--out", "-o", help="The JSON file to write. Default: MODEL_measured.json.")
+]
 Mac = Annotated[str | None, typer.Option(help="Chip and OS of this Mac.")]
 Units = Annotated[list[str] | None, typer.Option(help="CPU_AND_NE, ALL, ...; repeat. All four by default.")]
 Plans = Annotated[list[Path], typer.Argument(help="Files that `measure` wrote.")]
@@ -27,7 +30,7 @@ Times = Annotated[Path, typer.Option("--out", "-o", help="The table of times to 
 def measure(
     call: Call,
     model: Model,
-    out: Record,
+    out: Record = None,
     target: Mac = None,
     compute_units: Units = None,
     overwrite: Overwrite = False,
@@ -36,7 +39,7 @@ def measure(
     from anesurgery.placement.core_ml_runs import SETTINGS
     from anesurgery.placement.target import Target
 
-    place = _place(out, overwrite, model)
+    place = _place(out or Path(f"{Path(model).stem}_measured.json"), overwrite, model)
     settings = [Target.parse(target, units).compute_units for units in compute_units or SETTINGS]
     with waiting("measuring with Core ML", call.silent):
         plain = call(model, Target.parse(target), settings=settings, progress=lambda words: None)
@@ -44,7 +47,7 @@ def measure(
     head = ("units", "first load", "later load", "prediction", "eight of ten lie in", "ops on ANE")
     failures = (f"not measured: {row['error']}" for row in plain["settings"] if row["error"])
     shown = [Table(head, map(_measured, plain["settings"]), ruled=False), *failures, plain["host"]]
-    return Outcome(plain, shown, [place], command("learn", place))
+    return Outcome(plain, shown, [place], then=command("learn", place))
 
 
 def _measured(row: dict[str, Any]) -> tuple[str, ...]:
@@ -66,11 +69,15 @@ def learn(plans: Plans, out: Rates = None, overwrite: Overwrite = False) -> Outc
     from anesurgery.placement.rates_from_plans import read_plan
 
     place = None if out is None else _place(out, overwrite, plans[0])
-    learned = fit({str(path): read_plan(path) for path in plans})
+    read = {str(path): read_plan(path) for path in plans}
+    learned = fit(read)
     if place is not None:
         _write(place, learned.corrections.to_json())
-    use = "" if place is None else f"to use it: anesurgery see MODEL --rates {place}"
-    return Outcome(learned, _report(learned), [place], more=use)
+    if place is None:
+        then = command("learn", *plans, "--out", "rates.json")
+    else:
+        then = command("see", read[str(plans[0])].get("model", "MODEL"), "--rates", place)
+    return Outcome(learned, _report(learned), [place], then=then)
 
 
 def _place(out: Path, overwrite: bool, source: Any) -> Path:
@@ -114,7 +121,8 @@ def calibrate(folder: Folder, out: Times, overwrite: Overwrite = False) -> Outco
     place = _place(out, overwrite, folder)
     calibrated = fit(folder)
     write_table(calibrated.table, place)
-    return Outcome(calibrated, _changed(calibrated), [place], more=f"to use it: export {VARIABLE}={place}")
+    then = f"export {VARIABLE}={shlex.quote(str(place))}"
+    return Outcome(calibrated, _changed(calibrated), [place], then=then)
 
 
 def _changed(calibrated: Any) -> list[Any]:

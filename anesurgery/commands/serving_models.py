@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
+from anesurgery.byte_counts import GB
 from anesurgery.commands.options import Quiet
 from anesurgery.commands.waiting import load_engine
 from anesurgery.errors import SurgeryError
-from anesurgery.serving.limits import GIB, Limits
+from anesurgery.serving.limits import Limits
 
 LOCAL, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 
@@ -25,8 +26,8 @@ def serve(
             metavar="HOST", help="Open to everybody who reaches this machine as HOST, without a token."
         ),
     ] = None,
-    upload: Annotated[float, typer.Option(min=0.001, help="The most GiB of one model, as it is sent.")] = 4,
-    memory: Annotated[float, typer.Option(min=0.1, help="GiB of memory for one job.")] = 8,
+    upload: Annotated[float, typer.Option(min=0.001, help="The most GB of one model, as it is sent.")] = 4,
+    memory: Annotated[float, typer.Option(min=0.1, help="GB of memory for one job.")] = 8,
     minutes: Annotated[float, typer.Option(min=0.01, help="Minutes for one job.")] = 30,
     keep: Annotated[float, typer.Option(min=0.1, help="Minutes until unused files are deleted.")] = 15,
     hours: Annotated[float, typer.Option(min=0.01, help="Hours until any model is deleted.")] = 6,
@@ -43,7 +44,7 @@ def serve(
 
     token = None if public else secrets.token_urlsafe(24)
     hosts = {name.lower() for host in (public, LOCAL, "localhost") if host for name in (host, f"{host}:{port}")}
-    sizes = {"upload": int(upload * GIB), "unpacked": int(2 * upload * GIB), "memory": int(memory * GIB)}
+    sizes = {"upload": int(upload * GB), "unpacked": int(2 * upload * GB), "memory": int(memory * GB)}
     limits = Limits(**sizes, seconds=60 * minutes, keep=60 * keep, stay=3600 * hours)
     page = site(limits, frozenset(hosts), token)
     if not quiet:

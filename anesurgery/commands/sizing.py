@@ -92,4 +92,4 @@ def sizes(call: Call, model: Model, out: Folder, size: Shapes, overwrite: Overwr
         sized = call(model, {name: [shapes[name] for shapes in each] for name in each[0]})
         path = sized.save(out, overwrite=overwrite)
     rows = [row.to_json() for row in sized.rows]
-    return Outcome({"path": str(path), "sizes": rows}, str(sized), [out], command("see", out))
+    return Outcome({"path": str(path), "sizes": rows}, str(sized), [out], then=command("see", out))

@@ -28,7 +28,7 @@ def split(call: Call, model: Model, out: Folder, shape: Shape = None, overwrite:
     chain = call(model, shapes=dict(map(read_shape, shape or ())))
     path = chain.save(out, overwrite=overwrite)
     plain, then = {"path": str(path), **drawn(chain, "json")}, command("see", out, target=call["target"])
-    return Outcome(plain, chain, [out], then)
+    return Outcome(plain, chain, [out], then=then)
 
 
 def read_shape(text: str) -> tuple[str, tuple[int, ...]]:
@@ -39,7 +39,7 @@ def read_shape(text: str) -> tuple[str, tuple[int, ...]]:
     """
     name, _, sizes = text.rpartition("=")
     if not name or not all(size.isdigit() and int(size) for size in sizes.split("x")):
-        raise SurgeryError(f"{text!r} is not BLOB=CxHxW, as features=64x32x32")
+        raise SurgeryError(f"{text!r} is no name with a shape; write it as input_ids=1x128")
     return name, tuple(map(int, sizes.split("x")))
 
 
@@ -52,11 +52,11 @@ def merge(call: Call, models: Models, out: Out) -> Outcome:
     if len({name for name, _, _ in pairs}) < len(pairs):
         raise SurgeryError("two models have the same name; each function needs its own")
     path = call({name: path for name, _, path in pairs}, out)
-    return Outcome({"path": str(path)}, "", [out], command("see", out))
+    return Outcome({"path": str(path)}, "", [out], then=command("see", out))
 
 
 @subcommand("splitting.merge:extract", waits="extracting")
 def extract(call: Call, model: Model, function: Name, out: Out) -> Outcome:
     """Write a package with one function of a model."""
     path = call(model, function, out)
-    return Outcome({"path": str(path)}, "", [out], command("see", out))
+    return Outcome({"path": str(path)}, "", [out], then=command("see", out))

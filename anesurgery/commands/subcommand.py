@@ -6,7 +6,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_args
 
@@ -74,7 +74,7 @@ class Outcome:
         shown: for the console, where that is something else. A list has parts of a report, a tuple has lines
             that are not folded.
         wrote: files and folders; None for one that was not asked for.
-        then: the command to run next.
+        then: the command to run next, "" where none follows.
         more: what else there is to ask for.
         code: the exit code.
         error: what went wrong all the same, "" where nothing did.
@@ -84,7 +84,7 @@ class Outcome:
     result: Any
     shown: Any = None
     wrote: Sequence[object] = ()
-    then: str = ""
+    then: str = field(kw_only=True)
     more: str = ""
     code: int = 0
     error: str = ""
@@ -227,5 +227,5 @@ def _place(positional: Path | None, out: Path | None, wanted: inspect.Parameter)
     if out is not None and positional is not None and out != positional:
         raise SurgeryError(f"two places to write are named, {positional} and --out {out}; keep one")
     if out is None and positional is None and wanted.annotation == Place:
-        raise SurgeryError("where to write is missing: name it with --out")
+        raise SurgeryError("where to write is missing; name it after the model, or with --out")
     return positional if out is None else out

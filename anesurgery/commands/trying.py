@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from anesurgery.byte_counts import byte_words
 from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Model, Overwrite
 from anesurgery.commands.subcommand import Call, Outcome, subcommand
@@ -19,15 +20,14 @@ Picture = Annotated[Path, typer.Option("--out", "-o", help="An .svg picture, or 
 def example(call: Call, name: Name = "gpt2") -> Outcome:
     """Write a small model to try this on: a real architecture with random weights."""
     from anesurgery.examples.example_models import EXAMPLES
-    from anesurgery.semantics.reading import in_words
 
     path = call(name)
     chosen = EXAMPLES[name]
     size = sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
     out = call["out"] or Path(f"{name}{chosen.suffix}")
     plain = {"path": str(path), "recipe": chosen.recipe, "bytes": size}
-    words = f"{chosen.words[:1].upper()}{chosen.words[1:]}, random weights, {in_words(size)}"
-    return Outcome(plain, words, [out], command("see", out, target=chosen.target))
+    words = f"{chosen.words[:1].upper()}{chosen.words[1:]}, random weights, {byte_words(size)}"
+    return Outcome(plain, words, [out], then=command("see", out, target=chosen.target))
 
 
 @subcommand("show.pictures:draw", waits="drawing")
@@ -40,4 +40,4 @@ def draw(call: Call, model: Model, out: Picture, overwrite: Overwrite = False) -
     check_place(out.expanduser().absolute(), overwrite, Path(model).expanduser())
     drawing = call(model)
     path, then = drawing.save(out), command("see", model, target=call["target"])
-    return Outcome({"path": str(path), "ops": list(drawing.ops)}, f"{len(drawing.ops)} ops", [path], then)
+    return Outcome({"path": str(path), "ops": list(drawing.ops)}, f"{len(drawing.ops)} ops", [path], then=then)

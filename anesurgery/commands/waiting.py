@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.filesize import decimal
-
+from anesurgery.byte_counts import byte_words
 from anesurgery.files.progress import Amount, Listener, listening
 
 
@@ -56,7 +55,7 @@ def far(amount: Amount | None) -> str:
         return ""
     done = min(amount.done, amount.total)
     if amount.unit == "B":
-        said = f", {decimal(done)} of {decimal(amount.total)}"
+        said = f", {byte_words(done)} of {byte_words(amount.total)}"
     else:
         said = f", {done} of {amount.total} {amount.unit}"
     return said if amount.left is None else f"{said}, {amount.left:.0f} s left"

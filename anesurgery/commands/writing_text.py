@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,7 +40,8 @@ def build(call: Call, folder: Checkpoint, out: Place, ask: Ask = None) -> Outcom
     built = call(folder, out, quiet=True)
     if ask is None:
         return Outcome(built, wrote=[out], then=command("chat", out, "hello"))
-    return Outcome(built, wrote=[out], after=lambda: _answer(call.of("shipping.chatting:chat"), out, ask, {}))
+    answer = partial(_answer, call.of("shipping.chatting:chat"), out, ask, {})
+    return Outcome(built, wrote=[out], then="", after=answer)
 
 
 @subcommand("shipping.chatting:chat", json=False)
@@ -86,7 +88,7 @@ def swift(
 ) -> Outcome:
     """Write a Swift package that runs a built model, a model of several sizes, or a plain one."""
     package = {"package": str(call(folder, to))}
-    return Outcome(package, "", [to], f"cd {shlex.quote(str(to))} && swift build")
+    return Outcome(package, "", [to], then=f"cd {shlex.quote(str(to))} && swift build")
 
 
 @subcommand("interpret.decoding:generate")

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.filesize import decimal
 
+from anesurgery.byte_counts import byte_words, read_size
 from anesurgery.compressing.modes import SMALLEST, Mode, apply_configs, config_of, read_mode, written
 from anesurgery.display import Drawn
 from anesurgery.errors import SurgeryError
-from anesurgery.files.sizes import read_size
 from anesurgery.mil import Array, ct, quiet_host
 
 PARTS = 1 << 14
@@ -236,7 +235,7 @@ class _Choice:
         """The least damage within a size."""
         if self.bytes > budget:
             raise SurgeryError(
-                f"the smallest forms measured take {decimal(self.bytes)}, more than {decimal(budget)}; "
+                f"the smallest forms measured take {byte_words(self.bytes)}, more than {byte_words(budget)}; "
                 "measure smaller modes, or raise the limit"
             )
         for number, mode in self._steps():

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.byte_counts import byte_words, read_size
 from anesurgery.compressing import activations as quantizing
 from anesurgery.compressing.activations import IOS17, METHODS, Quantized, check_method, pair_names
 from anesurgery.compressing.assignment import Option, Row, propose
@@ -52,7 +53,6 @@ from anesurgery.files.package import Loaded
 from anesurgery.files.plot_files import save_picture
 from anesurgery.files.protobuf import opset_version, version_of
 from anesurgery.files.sharing import workers
-from anesurgery.files.sizes import read_size
 from anesurgery.interpret.arithmetic.precision import KEPT
 from anesurgery.interpret.core import Executable
 from anesurgery.interpret.features import check_names
@@ -680,8 +680,8 @@ class _Part:
         kept = _bytes_of(self.loaded) - replaced + gained
         if kept >= self.plan.room:
             raise SurgeryError(
-                f"max_bytes leaves {self.plan.room} bytes to a program, but {kept} bytes of it cannot be "
-                "compressed; give more"
+                f"max_bytes leaves {byte_words(self.plan.room)} to a program, but {byte_words(kept)} of it "
+                "cannot be compressed; give more"
             )
         return self.plan.room - kept
 

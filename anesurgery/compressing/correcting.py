@@ -41,8 +41,8 @@ BIASED = ("linear", "conv", "conv_transpose")
 MOST_INPUTS = 4096
 """Rows of inputs that are looked at together, which take memory beside those that are there."""
 MOST_VALUES = 1 << 30
-"""Bytes of the values of all samples that are there at once, 1 GiB; more of them are set aside on the disk. A
-choice: a machine with 8 GiB has them beside a model."""
+"""Bytes of the values of all samples that are there at once, 1.1 GB; more of them are set aside on the disk. A
+choice: a machine with 8 GB has them beside a model."""
 
 Values = Mapping[str, Any]
 NOTHING: Array = np.empty(0)

@@ -24,9 +24,9 @@ PROGRAM, HASH, METADATA = "main.mlirb", "main.hash", "metadata.json"
 FORMAT = "2."
 """How the version of the folder begins; coreai-core 1.0.0b3 writes 2.0, and no other is published."""
 LARGEST = 1 << 38
-"""Bytes of a program at most, 256 GiB: no published model has a tenth of it, and each byte is hashed."""
+"""Bytes of a program at most, 275 GB: no published model has a tenth of it, and each byte is hashed."""
 PIECE = 1 << 22
-"""Bytes that are hashed at once. A choice: 4 MiB keep the processor busy and the memory small."""
+"""Bytes that are hashed at once. A choice: 4.2 MB keep the processor busy and the memory small."""
 
 
 @dataclass(frozen=True)

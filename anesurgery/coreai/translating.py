@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery import registry
+from anesurgery.byte_counts import byte_words
 from anesurgery.coreai import toolkit
 from anesurgery.coreai.images import COLORS, PREFIX, color_space, images_of
 from anesurgery.coreai.modes import Mode
@@ -61,7 +62,7 @@ class CoreAI:
         return {"path": str(self.path), "bytes": self.stored, "functions": functions, "lost": list(self.lost)}
 
     def __str__(self) -> str:
-        lines = [f"{self.path} ({self.stored / 1e6:.1f} MB)"]
+        lines = [f"{self.path} ({byte_words(self.stored)})"]
         for name, signature in self.functions.items():
             given, made = (", ".join(map(str, ports)) for ports in (signature.inputs, signature.outputs))
             lines.append(f"  {name}: {given} -> {made}")

@@ -30,6 +30,10 @@ def read(path: Path) -> dict[str, Array]:
             return dict(file)
     except Exception as error:  # zipfile, zlib, struct and numpy each have their own for a damaged file
         words = error.strerror if isinstance(error, OSError) and error.strerror else error
+        if os.path.isdir(path):
+            words = "it is a folder; name one of its files"
+        if "Object arrays" in str(error):
+            words = "it holds Python objects; save arrays of numbers"
         if os.path.isfile(path) and path.stat().st_size and not zipfile.is_zipfile(path):  # no path raises here
             words = "it is no archive of arrays, which np.savez writes"
         raise SurgeryError(f"{path} cannot be read as an .npz file: {words or 'it is empty'}") from error
@@ -50,12 +54,12 @@ def _files(place: Path) -> list[Path]:
         return [place]
     files = sorted(place.glob("*.npz"))
     if not files:
-        raise SurgeryError(f"the folder {place} holds no .npz file")
+        raise SurgeryError(f"the folder {place} holds no .npz file; write one with np.savez")
     return files
 
 
 LARGEST_ARRAY = 1 << 30
-"""Bytes of an array in an .npz file, 1 GiB, which may be packed into a thousandth: a small file cannot fill the
+"""Bytes of an array in an .npz file, 1 GB, which may be packed into a thousandth: a small file cannot fill the
 memory so."""
 
 
@@ -123,8 +127,10 @@ def write(path: Path, arrays: Mapping[str, Array], overwrite: bool = False, sour
         source: the model that they come from, which is never written to.
 
     Raises:
-        SurgeryError: it cannot be written, or exists.
+        SurgeryError: it cannot be written, exists, or does not end in .npz.
     """
+    if path.suffix != ".npz":
+        raise SurgeryError(f"{path} is no name for arrays; let it end in .npz")
     kept: dict[str, Any] = dict(arrays)
     _write(path, lambda file: np.savez(file, **kept), overwrite, source)
 

@@ -183,8 +183,7 @@ def locate(path: Path) -> tuple[Path, Path | None]:
         if is_compiled(path):
             return path / PROGRAM_TEXT, path / COMPILED_WEIGHTS
         if not (path / "Manifest.json").is_file():
-            words = "is a folder without a Manifest.json; give the .mlpackage folder itself"
-            raise LoadError(f"{path} {CHECKPOINT if is_checkpoint(path) else words}")
+            raise LoadError(f"{path} {_no_package(path)}")
         spec, weights = _manifest_places(path)
         if not spec.is_file():
             raise LoadError(f"{path} lacks its specification {spec.relative_to(path)}; copy the package again")
@@ -193,13 +192,29 @@ def locate(path: Path) -> tuple[Path, Path | None]:
     return spec, weights
 
 
+def _no_package(folder: Path) -> str:
+    """What a folder is that is no package, and what to do."""
+    if is_checkpoint(folder):
+        return CHECKPOINT
+    if (folder / "saved_model.pb").is_file():
+        return f"is {_TENSORFLOW}"
+    models = sorted(path.name for path in folder.glob("*.ml*"))
+    if models:
+        return f"is a folder of models; give one of them: {', '.join(models[:4])}"
+    return "is a folder without a Manifest.json; give the .mlpackage folder itself"
+
+
 def _in_archive(archive: Path) -> tuple[Path, Path | None]:
     """The specification file and the folder of weights of the model in an archive."""
     model = _unpacked(archive)
     if is_compiled(model):
         cure = "extract it with `anesurgery executorch`" if is_program(archive) else "unzip it"
         raise LoadError(f"{archive} holds a compiled model; {cure}, and give {model.name}")
-    return locate(model)
+    try:
+        return locate(model)
+    except LoadError as error:
+        inside = str(error).replace(f"{model.parent}{os.sep}", "")
+        raise LoadError(f"{archive}: {inside.replace('copy the package', 'make the archive')}") from error
 
 
 def _unpacked(archive: Path) -> Path:
@@ -230,7 +245,8 @@ def _manifest_places(package: Path) -> tuple[Path, Path | None]:
         folders = [item["path"] for item in items.values() if item.get("name") == "weights"]
         places = [PurePosixPath(place) for place in (spec, *folders[:1])]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise LoadError(f"{file} cannot be understood: {error!r}; copy the package again") from error
+        why = f"{error} is missing" if isinstance(error, KeyError) else repr(error)
+        raise LoadError(f"{file} cannot be understood: {why}; copy the package again") from error
     for place in places:
         if place.is_absolute() or ".." in place.parts or "\0" in str(place):
             raise LoadError(f"{file} names {str(place)!r}, which is outside the package; do not trust it")
@@ -239,11 +255,25 @@ def _manifest_places(package: Path) -> tuple[Path, Path | None]:
 
 
 _MODULE = "a PyTorch file: load the module, and give it to anesurgery.inspect or apply with inputs="
+_PICKLE = "a Python pickle: load what it holds as its author says, and give a PyTorch module to ane.inspect"
+_TENSORFLOW = "a TensorFlow model: convert it with coremltools.convert, and give the package"
+_COMPANION = "a part of a model: give the whole model"
 _KERAS = "a Keras file: convert what tf.keras.models.load_model gives with coremltools.convert"
 FOREIGN = {
     ".pt": _MODULE,
     ".pth": _MODULE,
     ".pt2": "a PyTorch file: load it with torch.export.load, and give the result to ane.inspect or ane.apply",
+    ".torchscript": _MODULE,
+    ".ckpt": _MODULE,
+    ".tar": _MODULE,
+    ".pkl": _PICKLE,
+    ".pickle": _PICKLE,
+    ".pb": _TENSORFLOW,
+    ".bin": _COMPANION,
+    ".data": _COMPANION,
+    ".json": _COMPANION,
+    ".npz": "a file of arrays: give it as --inputs, and name the model first",
+    ".engine": "made by TensorRT for one GPU: convert the model that it was made of",
     ".safetensors": "a file of weights alone: give the folder of its checkpoint to `anesurgery build`",
     ".gguf": "a GGUF file, made for llama.cpp: give the folder of the checkpoint to `anesurgery build`",
     ".tflite": "a LiteRT file, which coremltools does not read: convert the model that it was made of",

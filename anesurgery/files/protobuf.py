@@ -52,7 +52,7 @@ FetchWeight = Callable[[int, Any, tuple[int, ...]], Any]
 
 
 LARGEST_VALUE = 1 << 30
-"""Bytes of a value that is computed while a program is read, 1 GiB; a larger one stays an op, so that a small
+"""Bytes of a value that is computed while a program is read, 1.1 GB; a larger one stays an op, so that a small
 file cannot fill the memory."""
 
 

@@ -20,7 +20,7 @@ from anesurgery.errors import LoadError
 NAME, FORMAT, VERSION = "runner.json", "anesurgery runner", 3
 AGAIN = "build the folder again"
 PIECE = 1 << 20
-"""Bytes that are hashed at once, 1 MiB: a choice, so that memory stays small."""
+"""Bytes that are hashed at once, 1 MB: a choice, so that memory stays small."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def read_runner(folder: str | os.PathLike[str]) -> Runner:
     file = Path(folder).expanduser() / NAME
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise LoadError(f"{file.parent} holds no {NAME}; `anesurgery build` makes such a folder") from error
     except (OSError, ValueError, RecursionError) as error:
         raise LoadError(f"{file} cannot be read: {error}; {AGAIN}") from error

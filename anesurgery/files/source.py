@@ -15,7 +15,7 @@ from anesurgery.errors import LoadError
 
 ZIP = ".zip"
 LARGEST_UNPACKED = 1 << 35
-"""Bytes that are unpacked at most, 32 GiB; the largest packages of language models have about 8."""
+"""Bytes that are unpacked at most, 34 GB; the largest packages of language models have about 8."""
 MOST = 10_000
 """Files at most; a package has three, a chain of chunks a few hundred."""
 MANIFEST = "Manifest.json"
@@ -70,9 +70,7 @@ def _root(archive: Path, names: list[PurePosixPath]) -> PurePosixPath:
     roots = {r for r in roots | inside if not any(p in roots for p in r.parents)}
     if len(roots) != 1:
         listed = ", ".join(sorted(map(str, roots))[:4]) or "none"
-        raise LoadError(
-            f"{archive} holds {len(roots)} models ({listed}), and one can be read; unzip it and choose"
-        )
+        raise LoadError(f"{archive} holds {len(roots)} models ({listed}); unzip it, and give one of them")
     return roots.pop()
 
 
@@ -142,7 +140,7 @@ class SourceFile:
             weakref.finalize(self, os.close, self.handle)
             self._found = os.fstat(self.handle)
             if not stat.S_ISREG(self._found.st_mode):
-                raise LoadError(f"{path} is {_kind(self._found.st_mode)} and no file; copy the model again")
+                raise LoadError(f"{path} is {_kind(self._found.st_mode)} and no file; give a file")
             self._sampled = self._samples()
         except OSError as error:
             cure = "" if isinstance(error, FileNotFoundError) else "; is it yours to read?"

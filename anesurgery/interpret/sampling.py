@@ -122,7 +122,8 @@ class _Port:
 
 def _cast(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
     """An array in the dtype of an input: as Core ML does, whole floats are taken for integers."""
-    words = f"input {name!r} holds {array.dtype}, expected {dtype}"
+    held = "text" if array.dtype.kind in "US" else array.dtype
+    words = f"input {name!r} holds {held}, expected {dtype}"
     if array.dtype.kind not in "fiub":
         raise InterpretError(words)
     with np.errstate(invalid="ignore", over="ignore"):  # a large float becomes infinite in fp16

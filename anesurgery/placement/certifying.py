@@ -190,8 +190,10 @@ def certify(
 
     Raises:
         InterpretError: inputs that do not fit.
-        SurgeryError: an empty list of inputs; or no output feeds an input, though `steps` asks for it.
+        SurgeryError: an empty list of inputs; or no output feeds an input, though `steps` asks for it;
+            or `feedback` without `steps`.
     """
+    _check_feedback(feedback, steps)
     loaded = load(model)
     both = ("fp16", arithmetic_of(target))
     first = Predictor(loaded, function=function)
@@ -231,6 +233,16 @@ def certify(
         over,
         (*filter(None, [as_given.refused]), *reported(found)),
     )
+
+
+def _check_feedback(feedback: Mapping[str, str] | None, steps: int) -> None:
+    """See that outputs are not fed back to a model that is called once.
+
+    Raises:
+        SurgeryError: they are.
+    """
+    if feedback and steps == 1:
+        raise SurgeryError("feedback= is for several calls in a row; give steps=2 or more")
 
 
 def _judged(

@@ -148,4 +148,4 @@ def fixing(shapes: Flexible | None, model: str) -> str:
         return ""
     sizes = json.dumps({name: list(shape) for name, shape in shapes.default.items()})
     chosen = f" --set {shlex.quote(f'shapes={sizes}')}" if shapes.default else ""
-    return f"anesurgery apply {shlex.quote(model)} fix_shapes fixed.mlpackage{chosen}"
+    return f"anesurgery fix {shlex.quote(model)} fix_shapes fixed.mlpackage{chosen}"

@@ -64,6 +64,9 @@ def models_in(folder: Path) -> list[Path]:
     if not held:
         if is_checkpoint(folder):
             raise LoadError(f"{folder} {CHECKPOINT}")
+        package = next((p for p in folder.resolve().parents if p.suffix in SUFFIXES), None)
+        if package is not None:
+            raise LoadError(f"{folder} is a part of {package}; give that")
         raise LoadError(f"{folder} holds no model; models end in {', '.join(SUFFIXES)}")
     return held
 

@@ -13,6 +13,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from anesurgery.byte_counts import byte_words
 from anesurgery.mil import (
     Block,
     Function,
@@ -29,7 +30,7 @@ from anesurgery.mil import (
 from anesurgery.placement.evidence import Finding, Grade, Scope, general
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.target import CHIPS, SOURCES, Target
-from anesurgery.semantics.reading import elements, in_words, is_tensor, shape_in_words, size_of
+from anesurgery.semantics.reading import elements, is_tensor, shape_in_words, size_of
 
 FAILED_IMAGE = 3 * 5568 * 5568 * 2
 """Bytes of an fp16 image that did not compile."""
@@ -204,7 +205,7 @@ DENSE = _rule(
 )
 WORKING = _rule(
     "working-set",
-    "an operand beyond the on-chip memory is streamed in tiles; ane-guide measured 2.3 MB (M1) and 4.72 MB "
+    "an operand beyond the on-chip memory is streamed in tiles; ane-guide measured 2.3 MB (M1) and 4.95 MB "
     "(M5), maderix infers about 32 MB on M4 from its throughput",
     SOURCES["working_set"],
     scope=Scope(os="seen on M1, M5", via="compiler"),
@@ -223,19 +224,20 @@ def _of_weights(function: Function, memory: Memory, target: Target, chip: str) -
     limit, stored = memory.limit or 0, memory.weights
     if stored > limit:
         yield OVER.finding(
-            f"{in_words(stored)} of weights; {chip} runs programs of {in_words(limit)}: {memory.chunks} chunks"
+            f"{byte_words(stored)} of weights; {chip} runs programs of {byte_words(limit)}: "
+            f"{memory.chunks} chunks"
         )
     spaces = [(space, n) for n in target.chips if (space := CHIPS[n].address_space) is not None]
     for space, name in spaces:
         if stored > NEAR * space:
             yield ADDRESS.finding(
-                f"{in_words(stored)} of weights; {name} has {in_words(space)} for all programs"
+                f"{byte_words(stored)} of weights; {name} has {byte_words(space)} for all programs"
             )
     # What is decompressed cannot be more than 16 times what is stored (one bit for sixteen).
     if stored <= limit < 16 * stored and (whole := dense(function)) > limit:
         yield DENSE.finding(
-            f"{in_words(stored)} of weights are {in_words(whole)} decompressed; {chip} runs programs of "
-            f"{in_words(limit)}"
+            f"{byte_words(stored)} of weights are {byte_words(whole)} decompressed; {chip} runs programs of "
+            f"{byte_words(limit)}"
         )
 
 
@@ -246,8 +248,8 @@ def _of_values(values: dict[Var, int], largest: Var | None, target: Target) -> I
     over = [v for v, count in values.items() if count > room]
     if over:
         yield WORKING.finding(
-            f"larger than {in_words(room)} ({chip}): {len(over)} of {len(values)} values; the largest, "
-            f"%{largest.name} {shape_in_words(largest.shape)}, takes {in_words(values[largest])}"
+            f"larger than {byte_words(room)} ({chip}): {len(over)} of {len(values)} values; the largest, "
+            f"%{largest.name} {shape_in_words(largest.shape)}, takes {byte_words(values[largest])}"
         )
     if 2 * elements(largest) >= FAILED_IMAGE:
         words = f"%{largest.name} is {shape_in_words(largest.shape)}"

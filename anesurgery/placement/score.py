@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from anesurgery.byte_counts import MB, byte_words
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Function, Program
 from anesurgery.placement.durations import Time, from_to
@@ -21,7 +22,6 @@ from anesurgery.placement.inspection import Inspection, between
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.networks import CONSTANTS
 from anesurgery.placement.target import Target
-from anesurgery.semantics.reading import in_words
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,10 @@ class Bound:
     """Is it in bytes?"""
 
 
-MIB = 1 << 20
 BOUNDS = {
-    "weights": Bound("weights", 1.1, MIB, size=True),
+    "weights": Bound("weights", 1.1, MB, size=True),
     "flop": Bound("flop", 1.1, 10_000_000),
-    "moved": Bound("bytes moved", 1.25, MIB, size=True),
+    "moved": Bound("bytes moved", 1.25, MB, size=True),
     "ops": Bound("ops", 1.5, 16),
     "casts": Bound("casts", 1.5, 4),
     "transposes": Bound("transposes", 1.5, 8),
@@ -228,7 +227,7 @@ class Score:
     def __str__(self) -> str:
         ops, flop = (between(self.share[what], self.share_at_most[what]) for what in ("ops", "flop"))
         most = f" to {self.on_ops + self.perhaps_ops}" if self.perhaps_ops else ""
-        where = f"{self.on_ops}{most} of {self.ops} ops ({ops}) and {flop} of the flop on the ANE"
+        where = f"{self.on_ops}{most} of {self.ops} ops ({ops}) and {flop} of the work on the ANE"
         switches = f"{self.switches} {'switch' if self.switches == 1 else 'switches'}"
         return f"{where}, {switches}{'' if self.time is None else f', expected {self.time}'}"
 
@@ -269,11 +268,11 @@ def _less_on_ane(old: Score, new: Score) -> str:
     """A share that falls because less is left on the ANE, as where two layers became one, is no loss."""
     was, now = old.share["flop"], new.share["flop"]
     if old.flop and now < was and new.flop - new.on_flop > old.flop - old.on_flop:
-        return f"the share of flop on the ANE would fall {_percents(was, now)}"
+        return f"the share of the work on the ANE would fall {_percents(was, now)}"
     if old.on_flop or not old.flop:
         return ""
     was, now = (one.perhaps_flop / one.flop if one.flop else 1.0 for one in (old, new))
-    return f"the share of flop that may be on the ANE would fall {_percents(was, now)}" if now < was else ""
+    return f"the share of the work that may be on the ANE would fall {_percents(was, now)}" if now < was else ""
 
 
 def _falling(measure: str, words: str) -> Compare:
@@ -372,9 +371,9 @@ GAINS: dict[str, Compare] = {
 
 
 def _from(old: Score, new: Score, what: str) -> str:
-    """One measure of `BOUNDS` before and after: "weights 100 MiB -> 115 MiB"."""
+    """One measure of `BOUNDS` before and after: "weights 100 MB -> 115 MB"."""
     bound, pair = BOUNDS[what], (getattr(old, what), getattr(new, what))
-    return f"{bound.words} {' -> '.join(map(in_words, pair)) if bound.size else _counts(*pair)}"
+    return f"{bound.words} {' -> '.join(map(byte_words, pair)) if bound.size else _counts(*pair)}"
 
 
 def _parts(inspection: Inspection) -> list[Inspection]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from anesurgery.byte_counts import GB
 from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.placement.corrections import Corrections
 from anesurgery.semantics.analysis_cache import cached
@@ -131,8 +132,6 @@ def products_of(chip: str) -> list[str]:
     return sorted(named_so, key=lambda product: not product.startswith("iPhone"))
 
 
-GIB = 1 << 30
-"""Bytes."""
 COMPUTE_UNITS = ("CPU_AND_NE", "ALL", "CPU_ONLY", "CPU_AND_GPU")
 
 
@@ -169,8 +168,8 @@ def _row(names: str, family: int, platform: str, first_os: int, **limits: Any) -
     return [Chip(n, family, platform, first_os, **limits) for n in names.split()]
 
 
-IPHONE: dict[str, Any] = {"platform": "iOS", "program": GIB}
-MAC: dict[str, Any] = {"platform": "macOS", "program": 2 * GIB}
+IPHONE: dict[str, Any] = {"platform": "iOS", "program": GB}
+MAC: dict[str, Any] = {"platform": "macOS", "program": 2 * GB}
 H13: dict[str, Any] = {"axis": 16384, "kernel_w": 13, "kernel_h": 29}
 H14: dict[str, Any] = {"axis": 16384, "kernel_w": 16, "kernel_h": 32}
 H16: dict[str, Any] = {"axis": 65536, "kernel_w": 15, "kernel_h": 31}
@@ -184,9 +183,9 @@ CHIPS: dict[str, Chip] = {
         *_row("A16", 15, first_os=16, **H14, **IPHONE),
         *_row("A17", 16, first_os=17, **H16, **IPHONE),
         *_row("A18", 16, first_os=18, **H16, **IPHONE),
-        *_row("A19", 17, first_os=26, **H16, **{**IPHONE, "program": 1_450_000_000}),
-        *_row("M1", 13, first_os=12, **H13, **MAC, address_space=int(3.75 * GIB), bandwidth="51 to 61"),
-        *_row("M2", 14, first_os=12, **H14, **MAC, address_space=34 * GIB, bandwidth="60 to 62"),
+        *_row("A19", 17, first_os=26, **H16, **{**IPHONE, "program": int(1.45 * GB)}),
+        *_row("M1", 13, first_os=12, **H13, **MAC, address_space=int(3.75 * GB), bandwidth="51 to 61"),
+        *_row("M2", 14, first_os=12, **H14, **MAC, address_space=34 * GB, bandwidth="60 to 62"),
         *_row("M3", 15, first_os=14, **H14, **MAC, bandwidth="63; Max 120"),
         *_row("M4", 16, first_os=15, **H16, **MAC, bandwidth="64 to 67; Max 119, Pro 126"),
         *_row("M5", 17, first_os=26, **H16, **MAC, working_set=4_950_000, bandwidth="70; Pro 145"),
@@ -209,7 +208,7 @@ SOURCES = {
     "macOS: ANEForge, reports on M1 and M5",
     "address_space": "more-ane-transformers: M1 (3 to 3.75 GB, where programs failed); M2 (34 GB, as ioreg "
     "says, not tried)",
-    "working_set": "ane-guide: about 2 MB on M1, 4.72 MB on M5",
+    "working_set": "ane-guide: about 2.1 MB on M1, 4.95 MB on M5",
 }
 """Where the numbers of `CHIPS` come from."""
 
@@ -289,7 +288,7 @@ class Target:
         if len(words) > 2 or not all(words):
             raise SurgeryError(f'target {text!r}: write it as "M1/macOS 14", "M1" or "macOS 14"')
         chips, system = words[0], (words[1] if len(words) == 2 else "")
-        if not system and re.match(r"(i|mac|ipad)os\b", chips, re.IGNORECASE):
+        if not system and re.match(r"(i|mac|ipad)os(?![a-z])", chips, re.IGNORECASE):
             chips, system = "any", chips
         names, (platform, version) = _chips(chips), _os(system)
         fitting = tuple(n for n in names if _runs(CHIPS[n], platform, version))
@@ -411,21 +410,21 @@ def _runs(chip: Chip, platform: str | None, version: int | None) -> bool:
 
 
 def _chips(text: str) -> tuple[str, ...]:
-    plain = _MARKETED.sub("", text).strip()
+    plain = _MARKETED.sub("", text, count=1).strip()
     named: dict[str, tuple[str, ...]] = {**GROUPS, **{n: (n,) for n in CHIPS}}
     chips = {k.lower(): v for k, v in named.items()}.get(plain.lower())
-    return chips if chips is not None else _spread(plain, named)
+    return chips if chips is not None else _spread(plain, text, named)
 
 
-def _spread(text: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Ranges that `GROUPS` does not name: "M2+", "A14-A17"."""
-    match = re.fullmatch(r"([AM])(\d+)(?:\+|-\1?(\d+))", text, re.IGNORECASE)
+def _spread(plain: str, text: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Ranges that `GROUPS` does not name: "M2+", "A14-A17"; `text` is as it was written."""
+    match = re.fullmatch(r"([AM])(\d+)(?:\+|-\1?(\d+))", plain, re.IGNORECASE)
     chosen: tuple[str, ...] = ()
     if match:
         letter, low, high = match[1].upper(), int(match[2]), int(match[3] or 99)
         chosen = tuple(n for n in CHIPS if n[0] == letter and low <= int(n[1:]) <= high)
     if not chosen:
-        raise UnknownName("chip or device", text, [*names, *PRODUCTS, *IDENTIFIERS])
+        raise UnknownName("chip or device", text, [*names, *PRODUCTS, *IDENTIFIERS], "anesurgery chips")
     return chosen
 
 

@@ -273,7 +273,7 @@ def tile(op: Operation, layouts: Layouts) -> Step | None:
 
 
 TILED = 1 << 24
-"""Bytes up to which a constant is repeated so that a twin needs no other view: 16 MiB. A choice, as they are
+"""Bytes up to which a constant is repeated so that a twin needs no other view: 17 MB. A choice, as they are
 read each time."""
 
 

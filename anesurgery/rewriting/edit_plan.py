@@ -15,12 +15,14 @@ from anesurgery import registry
 from anesurgery.display import Drawn, drawn, draws, written
 from anesurgery.doors import check_fields
 from anesurgery.errors import LoadError, Refusal
+from anesurgery.files.source import read_text
 from anesurgery.placement.durations import Change, change
 from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.passes import Pass
 
 FORMAT = "anesurgery.steps/1"
+AGAIN = "`anesurgery plan --json` writes one"
 MAY = "repairs what may go wrong: "
 """Before the names of the rules that a step answers, where no inputs show that they matter."""
 
@@ -113,14 +115,14 @@ class Plan(Drawn):
             UnknownName: no such pass or option.
         """
         if not isinstance(data, Mapping) or data.get("format") != FORMAT:
-            raise LoadError(f'no plan: "format" is not "{FORMAT}"; `anesurgery plan --json` writes one')
+            raise LoadError(f'no plan: "format" is not "{FORMAT}"; {AGAIN}')
         try:
             made = cls._of_json(data)
             check_fields(made)
         except KeyError as error:
-            raise LoadError(f"no plan: {error} is missing") from error
+            raise LoadError(f"no plan: {error} is missing; {AGAIN}") from error
         except (AttributeError, TypeError, ValueError) as error:
-            raise LoadError(f"not a plan: a field has another type ({error})") from error
+            raise LoadError(f"not a plan: a field has another type ({error}); {AGAIN}") from error
         return made
 
     @classmethod
@@ -145,9 +147,13 @@ class Plan(Drawn):
         """
         place = Path(path).expanduser()
         try:
-            return cls.from_json(json.loads(place.read_text(encoding="utf-8")))
-        except (OSError, ValueError, RecursionError) as error:
-            raise LoadError(f"{place} cannot be read as a plan: {error}") from error
+            content = json.loads(read_text(place))
+        except (ValueError, RecursionError) as error:
+            raise LoadError(f"{place} is no plan, as it is no JSON: {error}; {AGAIN}") from error
+        try:
+            return cls.from_json(content)
+        except LoadError as error:
+            raise LoadError(f"{place}: {error}") from error
 
     def __repr__(self) -> str:
         return str(self)

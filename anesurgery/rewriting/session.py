@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from anesurgery.byte_counts import byte_words
 from anesurgery.checking.grades import SiteCheck, psnr
 from anesurgery.checking.lengths import NOTHING, Declared
 from anesurgery.display import Drawn, drawn
@@ -21,7 +22,6 @@ from anesurgery.files.interface import InterfaceChange
 from anesurgery.files.writing import check_place
 from anesurgery.mil import Array, Function, Operation, Var, remove_input, walk_ops
 from anesurgery.regions.reencoding import stored_bytes
-from anesurgery.semantics.reading import in_words
 
 Graph: TypeAlias = Any
 """What `Pass.run` edits in place: a MIL `Program`, or a `Network` of layers."""
@@ -80,7 +80,7 @@ def recoding_notes(recoded: Mapping[Var, Recoded], how: str) -> list[str]:
         return []
     many = f"{len(rows)} compressed weight{'s' if len(rows) > 1 else ''}"
     done = "stored as plain numbers" if how == DECODE else "decoded, and encoded again in the form each had"
-    size = f"{in_words(sum(r.before for r in rows))} become {in_words(sum(r.after for r in rows))}"
+    size = f"{byte_words(sum(r.before for r in rows))} become {byte_words(sum(r.after for r in rows))}"
     worst = rows[0]
     error = "without error" if worst.psnr == math.inf else f"at worst {worst.psnr:.1f} dB (%{worst.name})"
     return [f"{many} that passes compute with: {done}, {error}; {size}"]

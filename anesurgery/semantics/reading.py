@@ -276,18 +276,6 @@ def whole_power(var: Any) -> tuple[Any, int, tuple[Operation, ...]] | None:
     return None
 
 
-def in_words(count: float) -> str:
-    """Bytes for a reader, in three digits: "1.5 MiB", and "0.98 MiB" for what would be 1003 KiB."""
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= factor * LARGEST / 1024:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count:.0f} bytes"
-
-
-LARGEST = 999.5
-"""From here on three digits are not enough for a number, and the next unit is taken."""
-
-
 def in_decibels(value: float, before: str = "", digits: int = 1) -> str:
     """How near two results are, in words: "PSNR 41.2 dB", "identical" or "not finite".
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-GIB = 1 << 30
-"""Bytes."""
+from anesurgery.byte_counts import GB
 
 
 @dataclass(frozen=True)
@@ -23,9 +22,9 @@ class Limits:
         models: models that are held at once.
     """
 
-    upload: int = 4 * GIB
-    unpacked: int = 8 * GIB
-    memory: int = 8 * GIB
+    upload: int = 4 * GB
+    unpacked: int = 8 * GB
+    memory: int = 8 * GB
     seconds: float = 1800
     keep: float = 900
     stay: float = 6 * 3600

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from anesurgery.byte_counts import byte_words
 from anesurgery.doors import short_of_memory
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files import source
@@ -121,8 +122,8 @@ def answer(folder: Path, request: dict[str, Any], listener: Listener) -> dict[st
         return work(folder, Path(model.name), request, listener)
     except Exception as error:
         if short_of_memory(error):
-            limit = request["memory"] / (1 << 30)
-            return {"error": f"it takes more than {limit:.1f} GiB of memory, which is the limit here"}
+            limit = byte_words(request["memory"])
+            return {"error": f"it takes more than {limit} of memory, which is the limit here"}
         if isinstance(error, SurgeryError):
             return {"error": _without(str(error), folder)}
         if isinstance(error, (RuntimeError, OSError)):

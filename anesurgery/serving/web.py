@@ -28,6 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from anesurgery import registry, show
+from anesurgery.byte_counts import byte_words
 from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.files.source import MOST
 from anesurgery.files.writing import scratch_folder
@@ -484,7 +485,7 @@ async def index(request: Request) -> Response:
     recipes = [name for name in registry.recipe_names() if name != "auto"]
     phones = [product for product in PRODUCTS if product.startswith("iPhone")]
     targets = [*phones[::-1], *GROUPS, *(product for product in PRODUCTS if product not in phones)]
-    told = {"recipes": recipes, "targets": targets, "limits": limits}
+    told = {"recipes": recipes, "targets": targets, "limits": limits, "most": byte_words(limits.upload)}
     return HTMLResponse(_templates().get_template("front.html").render(told))
 
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery import __version__, registry
+from anesurgery.byte_counts import read_size
 from anesurgery.checking.grades import compare_arrays
 from anesurgery.compressing.compression import compress
 from anesurgery.compressing.modes import read_mode
@@ -32,7 +33,6 @@ from anesurgery.errors import LoadError, NotExpressible, PassError, SurgeryError
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded, save, to_mlmodel
 from anesurgery.files.runner_file import NAME, Runner, hashed, hashes
-from anesurgery.files.sizes import read_size
 from anesurgery.files.writing import check_place, scratch_folder, write_atomically
 from anesurgery.interpret.decoder_calls import INPUTS
 from anesurgery.interpret.decoding import Decoder

@@ -25,10 +25,10 @@ LEAST = 1 << 20
 """Bytes from which on an array is worth a file of its own: a choice, so that a model is not thousands of files.
 """
 SHARD = 1 << 28
-"""Bytes of a file of widened weights; one weight may be more. A choice: 256 MiB, so that a machine has room for
+"""Bytes of a file of widened weights; one weight may be more. A choice: 268 MB, so that a machine has room for
 one at a time."""
 PIECE = 1 << 20
-"""Elements that are looked at at once: 4 MiB of fp32."""
+"""Elements that are looked at at once: 4.2 MB of fp32."""
 BEYOND = 1e38
 """Magnitude from which on coremltools takes a number for an infinity."""
 

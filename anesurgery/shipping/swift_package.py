@@ -76,7 +76,7 @@ def _tokens(source: Path, seed: int) -> dict[str, Any]:
     Raises:
         LoadError: neither `build` nor `sizes` made the folder.
     """
-    if source.is_dir() and not is_built(source):
+    if not is_built(source):
         raise LoadError(
             f"{source} holds no runner.json and no sizes.json; `anesurgery build` and `anesurgery sizes` make "
             "such folders, and an .mlpackage of arrays is taken too"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from rich.filesize import decimal
-
+from anesurgery.byte_counts import byte_words
 from anesurgery.display import draws, short_name
 from anesurgery.files.sequence import Border, Chain, Placed, is_network
 from anesurgery.mil import walk_ops
@@ -34,13 +33,13 @@ def _ops(chunk: Any) -> int:
 def chain_report(chain: Chain) -> Report:
     """A row for each chunk; then a row for each value that passes from one to a later one."""
     rows = [
-        (str(number + 1), str(_ops(chunk)), decimal(chain.weights[number]) if chain.weights else "")
+        (str(number + 1), str(_ops(chunk)), byte_words(chain.weights[number]) if chain.weights else "")
         + (_where(chain.placed[number]) if chain.placed else ())
         for number, chunk in enumerate(chain.chunks)
     ]
     passing = [row for number, border in enumerate(chain.borders, 1) for row in _passing(number, border)]
     total = sum(border.bytes for border in chain.borders)
-    words = f"{len(chain.chunks)} chunks" + (f", {decimal(total)} between them" if chain.borders else "")
+    words = f"{len(chain.chunks)} chunks" + (f", {byte_words(total)} between them" if chain.borders else "")
     seen = ("on the ANE", "estimate", "elsewhere") if chain.placed else ()
     return Report(
         words + (f"; for {chain.target}" if chain.target else ""),
@@ -55,9 +54,9 @@ def chain_report(chain: Chain) -> Report:
 def _passing(number: int, border: Border) -> list[tuple[str, ...]]:
     """What passes behind a chunk, the largest values first."""
     values = sorted(zip(border.sizes, border.names, border.kinds, strict=True), key=lambda v: -v[0])
-    rows = [("", short_name(name), _short(kind), decimal(size)) for size, name, kind in values[:MOST_SHOWN]]
+    rows = [("", short_name(name), _short(kind), byte_words(size)) for size, name, kind in values[:MOST_SHOWN]]
     if rest := values[MOST_SHOWN:]:
-        rows.append(("", f"{len(rest)} more", "", decimal(sum(size for size, *_ in rest))))
+        rows.append(("", f"{len(rest)} more", "", byte_words(sum(size for size, *_ in rest))))
     return [(str(number), *row[1:]) if not place else row for place, row in enumerate(rows)]
 
 
@@ -69,7 +68,7 @@ def _short(kind: str) -> str:
 
 def _where(placed: Placed) -> tuple[str, str, str]:
     """Share on the ANE, estimate, and what is elsewhere."""
-    shares = f"{placed.ops:.0%} of ops" + ("" if placed.flop is None else f", {placed.flop:.0%} of flop")
+    shares = f"{placed.ops:.0%} of ops" + ("" if placed.flop is None else f", {placed.flop:.0%} of the work")
     estimate = "" if placed.estimate is None else f"{placed.estimate / 1000:.3g} ms"
     words, more = first(placed.elsewhere, MOST_SHOWN, "{} other types")
     return shares, estimate, ", ".join([*words, *more])
@@ -102,7 +101,7 @@ def choice_report(sized: SizeChoice) -> Report:
             f"{choice.expected:.4g}",
             "#" * round(BAR * choice.expected / largest),
             f"{choice.padding:.1%}",
-            *([] if choice.bytes is None else [decimal(choice.bytes)]),
+            *([] if choice.bytes is None else [byte_words(choice.bytes)]),
             ", ".join(map(str, choice.sizes)),
         )
         for choice in sized.choices

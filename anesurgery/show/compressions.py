@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from rich.filesize import decimal
-
+from anesurgery.byte_counts import byte_words
 from anesurgery.compressing.compression import INSTEAD, Compression
 from anesurgery.compressing.costs import Cost
 from anesurgery.display import draws, short_name
@@ -35,7 +34,7 @@ ROWS = 40
 def compression_report(compression: Compression) -> Report:
     """A row for each weight, then the whole."""
     shown, more = first(compression.compressed, ROWS)
-    sizes = [" -> ".join(map(decimal, row.bytes)) for row in shown]
+    sizes = [" -> ".join(map(byte_words, row.bytes)) for row in shown]
     errors = [(f"{row.error:.2g}", f"{row.rounded:.2g}") for row in shown]
     rows = [
         (short_name(row.weight), ", ".join(row.readers), row.form, size, *both)
@@ -52,7 +51,7 @@ def whole_lines(compression: Compression) -> list[str]:
     where = "any chip" if compression.target == "any" else compression.target
     lines = [
         *_not_as_asked(compression),
-        f"weights: {decimal(before)} -> {decimal(after)}; {len(compression.compressed)} compressed for "
+        f"weights: {byte_words(before)} -> {byte_words(after)}; {len(compression.compressed)} compressed for "
         f"{compression.purpose} on {where}, corrected by {counted(compression.samples[0], 'sample')}",
         "error: the squared error of the products, as a share; rounded: without correction",
     ]
@@ -60,7 +59,7 @@ def whole_lines(compression: Compression) -> list[str]:
         words = compression.loss.words(compression.chooses)
         lines.append(f"on {compression.samples[1]} samples held out: {words}")
         lines += [
-            f"coremltools' {one.mode}: {decimal(one.bytes)}, {one.loss.words(compression.chooses)}"
+            f"coremltools' {one.mode}: {byte_words(one.bytes)}, {one.loss.words(compression.chooses)}"
             for one in compression.points
         ]
     lines.append(f"ops expected on the ANE: {compression.on_engine[0]:.1%} -> {compression.on_engine[1]:.1%}")
@@ -118,12 +117,12 @@ def compression_page(compression: Compression) -> str:
     first, *lines = whole_lines(compression)
     plot = svg(compression) if compression.loss is not None and can_plot() else None
     losses = [
-        (point.mode, decimal(point.bytes), point.loss.words(compression.chooses))
+        (point.mode, byte_words(point.bytes), point.loss.words(compression.chooses))
         for point in compression.points
     ]
     template = environment().get_template("compression.html")
     return template.render(
-        compression=compression, first=first, lines=lines, plot=plot, losses=losses, size=decimal
+        compression=compression, first=first, lines=lines, plot=plot, losses=losses, size=byte_words
     )
 
 

@@ -14,6 +14,7 @@ from anesurgery.display import short_name
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.findings_in_words import FAILING_LOADS, is_claim, is_lost
 from anesurgery.placement.inspection import Inspection, OpRow, percent
+from anesurgery.placement.rules.shapes import RANGE
 from anesurgery.show import summary
 from anesurgery.show.console import WIDTH, as_text, plain
 from anesurgery.show.report import Line, Report
@@ -45,6 +46,7 @@ class Cost:
         remedies: the passes that help, the likeliest first.
         advice: what to do where no pass helps.
         wrong: may it fail to load, or give wrong numbers?
+        rule: of the finding.
     """
 
     what: str
@@ -54,6 +56,7 @@ class Cost:
     remedies: tuple[str, ...] = ()
     advice: str = ""
     wrong: bool = False
+    rule: str = ""
 
     @property
     def rank(self) -> tuple[int, float, int]:
@@ -75,6 +78,13 @@ class Cost:
             yield cut(f"   {self.advice}", "green")
 
 
+SIZES_FIRST = Cost(
+    "",
+    "the sizes of the inputs vary, and most passes need fixed ones",
+    "legality",
+    advice="fix them first, with the pass fix_shapes; or make several sizes: `anesurgery sizes`",
+)
+"""What comes before all else in a model of flexible size."""
 BOUNDARIES = ("; ", " (", ", ")
 """Where words may end that have no room, the best first: what follows is said by `--full`."""
 
@@ -95,9 +105,18 @@ def costs(inspection: Inspection) -> list[Cost]:
     for place, cost in _things(inspection, rows):
         known = found.get(place) if place else None
         found[place or (cost.why,)] = cost if known is None else _both(known, cost)
-    return sorted(
+    matter = sorted(
         (cost for cost in found.values() if not _too_short(inspection, cost)), key=lambda cost: cost.rank
     )
+    if not inspection.fixing:
+        return matter
+    return [SIZES_FIRST, *(_afterwards(cost) for cost in matter if cost.rule != RANGE.id)]
+
+
+def _afterwards(cost: Cost) -> Cost:
+    """A thing in a model whose sizes vary: passes come after the sizes are fixed."""
+    names = ", ".join(cost.remedies)
+    return replace(cost, remedies=(), advice=f"after that: {names}") if names else cost
 
 
 def _too_short(inspection: Inspection, cost: Cost) -> bool:
@@ -128,7 +147,9 @@ def _things(inspection: Inspection, rows: dict[str, OpRow]) -> Iterator[tuple[tu
 
 def _cost(inspection: Inspection, rows: Sequence[OpRow], why: str, finding: Finding | None) -> Cost:
     share, of_what = _share(inspection, rows)
-    said: dict[str, Any] = {} if finding is None else {"advice": finding.advice, "wrong": _is_wrong(finding)}
+    said: dict[str, Any] = {}
+    if finding is not None:
+        said = {"advice": finding.advice, "wrong": _is_wrong(finding), "rule": finding.rule}
     return Cost(
         _named(rows, share, of_what),
         _without_name(why, rows),

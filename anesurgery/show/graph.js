@@ -116,6 +116,13 @@
     start();
   });
   document.getElementById("fit").addEventListener("click", () => graph.fit(undefined, 20));
+  let width = innerWidth;  // a phone that is turned; its height changes with the bar of addresses too
+  addEventListener("resize", () => {
+    if (innerWidth === width) return;
+    width = innerWidth;
+    graph.resize();
+    start();
+  });
   draw();
   start();
   window.graph = graph;

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from anesurgery import registry
+from anesurgery.byte_counts import byte_words
 from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import Grade
 from anesurgery.placement.durations import SHORTEST, Change, change, from_to
@@ -16,7 +17,7 @@ from anesurgery.rewriting.edit_plan import MAY
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.outputs import HALVES, WRONG
 from anesurgery.rewriting.session import INTERFACE
-from anesurgery.semantics.reading import in_decibels, in_words
+from anesurgery.semantics.reading import in_decibels
 from anesurgery.show.summary import counted, sections
 from anesurgery.surgery import Surgery
 
@@ -31,7 +32,10 @@ def headline(surgery: Surgery) -> str:
         )
     loads = surgery.plan.gain if surgery.plan.gain.startswith("it loads") else ""
     mended = _mended(surgery)
-    exactness = _exactness(surgery) if not mended or surgery.proof is not None else ROUNDED * _rounds(surgery)
+    if mended and surgery.proof is not None:
+        exactness = f"{_exactness(surgery)} in {surgery.proof.precision}"
+    else:
+        exactness = ROUNDED * _rounds(surgery) if mended else _exactness(surgery)
     said = [loads, mended or _hazards(surgery), _gain(surgery), exactness]
     said += [FROM_LAYERS] * _was_network(surgery) + [_larger(surgery), surgery.wrong]
     return _joined(*said, *(one.words for one in surgery.contract))
@@ -77,7 +81,7 @@ def _larger(surgery: Surgery) -> str:
     before, after = surgery.scores
     if before is None or after is None or not before.weights or after.weights <= before.weights * LARGER:
         return ""
-    return f"weights {in_words(before.weights)} -> {in_words(after.weights)}"
+    return f"weights {byte_words(before.weights)} -> {byte_words(after.weights)}"
 
 
 FROM_LAYERS = "the neural network became an ML Program"
@@ -167,6 +171,14 @@ def _share(score: Score) -> dict[str, str]:
     return {what: between(score.share[key], score.share_at_most[key]) for what, key in counted.items()}
 
 
+def _arithmetic(name: str) -> str:
+    """An arithmetic of the interpreter for a reader: "fp16", "the arithmetic of the Neural Engine (M3)"."""
+    engine, _, chip = name.partition(":")
+    if engine != "ane":
+        return name
+    return "the arithmetic of the Neural Engine" + (f" ({chip})" if chip else "")
+
+
 def _mended(surgery: Surgery) -> str:
     """How near wrong outputs came, in the arithmetic that was furthest off; "" where none were."""
     before, after = surgery.plan.outputs
@@ -176,7 +188,7 @@ def _mended(surgery: Surgery) -> str:
     if before[worst] >= WRONG or after.get(worst, -math.inf) < before[worst] + HALVES:
         return ""
     change = f"{in_decibels(before[worst])} -> {in_decibels(after[worst])}"
-    return f"outputs on the inputs at hand are repaired: {change} of what the model means in fp32 ({worst})"
+    return f"the outputs in {_arithmetic(worst)} are repaired: {change} against fp32, on these inputs"
 
 
 def _hazards(surgery: Surgery) -> str:
@@ -197,7 +209,7 @@ def _exactness(surgery: Surgery) -> str:
         rounded = f"{ROUNDED}; " * _rounds(surgery)
         exact = math.isinf(near[worst]) and near[worst] > 0
         words = "identical to" if exact else f"{in_decibels(near[worst], 'within ')} of"
-        return f"{rounded}outputs on the inputs at hand are {words} what the model means in fp32 ({worst})"
+        return f"{rounded}the outputs in {_arithmetic(worst)} are {words} fp32, on these inputs"
     return "; ".join([ROUNDED] * _rounds(surgery) + [_by_edits(surgery)])
 
 

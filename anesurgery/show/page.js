@@ -30,13 +30,13 @@
     type: ["type", (r) => r[TYPE], (r) => ({ words: r[TYPE], name: "type" })],
     shape: ["shape", (r) => r[SHAPE], (r) => ({ words: r[SHAPE], name: "shape" })],
     dtype: ["dtype", (r) => r[DTYPE], (r) => ({ words: r[DTYPE], name: "type" })],
-    legal: ["legal", (r) => ["no", "unknown", "yes"].indexOf(legal(r)), (r) => ({ words: legal(r), name: "legal-" + legal(r) })],
-    preferred: ["preferred", (r) => r[UNIT], (r) => ({ child: unit(r[UNIT]) })],
+    legal: ["can run", (r) => ["no", "unknown", "yes"].indexOf(legal(r)), (r) => ({ words: legal(r), name: "legal-" + legal(r) })],
+    preferred: ["runs on", (r) => r[UNIT], (r) => ({ child: unit(r[UNIT]) })],
     measured: ["measured", (r) => r[MEASURED], (r) => ({ child: unit(r[MEASURED]) })],
     ane: ["ANE µs", (r) => r[ANE], (r) => number(r[ANE])],
     cpu: ["CPU µs", (r) => r[CPU], (r) => number(r[CPU])],
     gpu: ["GPU µs", (r) => r[GPU], (r) => number(r[GPU])],
-    flop: ["flop", (r) => r[FLOP], (r) => number(r[FLOP], short)],
+    flop: ["work", (r) => r[FLOP], (r) => number(r[FLOP], short)],
     findings: ["findings", (r) => r[FOUND].length, (r) => ({ child: r[FOUND].length ? more(r) : null })],
   };
   const DOWN_FIRST = new Set(["ane", "cpu", "gpu", "flop", "findings"]);

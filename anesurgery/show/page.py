@@ -16,9 +16,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from anesurgery.byte_counts import byte_words
 from anesurgery.display import draws, short_name
 from anesurgery.placement.inspection import Inspection, OpRow
-from anesurgery.semantics.reading import in_words
 from anesurgery.show import summary, times
 from anesurgery.show.drawing import WIDTH, Drawing, Style, draw, style_of
 from anesurgery.show.headline import compared_shares
@@ -202,23 +202,26 @@ def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
         top.append(("time", f"{time.ms:.3g} ms", f"{time.low:.3g} to {time.high:.3g}; estimated"))
     memory = inspection.memory
     if memory is not None:
-        limit = "limit unknown" if memory.limit is None else f"of {in_words(memory.limit)}"
+        limit = "limit unknown" if memory.limit is None else f"of {byte_words(memory.limit)}"
         chunks = f", {memory.chunks} chunks" if memory.chunks > 1 else ""
-        wide = f", {in_words(memory.expanded)} expanded" if memory.expanded else ""
-        top.append(("weights", in_words(memory.weights), limit + chunks + wide))
-        top.append(("activations", in_words(memory.activations), f"largest {in_words(memory.largest)}"))
+        wide = f", {byte_words(memory.expanded)} expanded" if memory.expanded else ""
+        top.append(("weights", byte_words(memory.weights), limit + chunks + wide))
+        top.append(("activations", byte_words(memory.activations), f"largest {byte_words(memory.largest)}"))
         if memory.states:
-            top.append(("states", in_words(memory.states), f"{in_words(memory.state_traffic)} a call"))
+            top.append(("states", byte_words(memory.states), f"{byte_words(memory.state_traffic)} a call"))
         if app := summary.app_words(memory):
-            top.append(("in an app", in_words(memory.needed), app))
+            top.append(("in an app", byte_words(memory.needed), app))
     return top
 
 
 def shares(inspection: Inspection) -> list[tuple[str, float, str]]:
     """Share of the ANE: name, share, in words."""
     residency = inspection.residency
-    kinds = ("ops", "flop") if summary.has_flop(inspection) else ("ops",)
-    return [(f"of {what} on the ANE", residency[what], summary.share_words(inspection, what)) for what in kinds]
+    kinds = {"ops": "ops"} | ({"flop": "the work"} if summary.has_flop(inspection) else {})
+    return [
+        (f"of {said} on the ANE", residency[what], summary.share_words(inspection, what))
+        for what, said in kinds.items()
+    ]
 
 
 def bar(inspection: Inspection) -> list[Run]:

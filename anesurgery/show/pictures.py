@@ -25,6 +25,7 @@ from anesurgery.files.arrays import write_text
 from anesurgery.loading import load_graph
 from anesurgery.mil import Block, Operation, function_of, reads, walk_ops
 from anesurgery.placement.inspector import inspect
+from anesurgery.placement.target import Target
 from anesurgery.show.graph_page import graph_page
 from anesurgery.show.summary import UNIT_WORDS
 from anesurgery.text import to_text, type_text
@@ -169,7 +170,8 @@ def draw(
         data["around"] = middle is not None and node == _key(middle)
         data["more"] = flow.degree(node) < readers[node]
     name = loaded.source.name if loaded.source is not None else "a program"
-    return Picture(flow, name if around is None else f"{name}, around {around}", target)
+    heading = name if around is None else f"{name}, around {around}"
+    return Picture(flow, heading, None if target is None else Target.parse(target).name)
 
 
 def _units(model: Any, target: str, function: str | None) -> dict[str, str]:

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.filesize import decimal
 from rich.text import Text
 
+from anesurgery.byte_counts import byte_words
 from anesurgery.checking.against_torch import AgainstTorch, ModuleRow
 from anesurgery.checking.ranges import Ranges
 from anesurgery.compressing.assignment import Proposal, Row
@@ -22,7 +22,7 @@ from anesurgery.placement.target import Target
 from anesurgery.placement.why import Consulted, Why
 from anesurgery.rewriting.edit_plan import Plan
 from anesurgery.rewriting.refusals import refusal_lines
-from anesurgery.semantics.reading import in_decibels, in_words
+from anesurgery.semantics.reading import in_decibels
 from anesurgery.show.certificates import decibels
 from anesurgery.show.console import plain, shows
 from anesurgery.show.report import Line, Report, Table, first, notes
@@ -68,7 +68,7 @@ def build_report(build: Any) -> Report:
         "the text may take the other one.",
         *(f"note: {words}" for words in build.notes),
     ]
-    return Report(f"{build.folder}: {in_words(build.bytes)}{parts}, a context of {context} tokens", lines)
+    return Report(f"{build.folder}: {byte_words(build.bytes)}{parts}, a context of {context} tokens", lines)
 
 
 @shows("Folder")
@@ -172,7 +172,7 @@ def sensitivity_report(costs: Sensitivity) -> Report:
     by_kl = any(o.kl for row in costs.rows for o in row.options.values())
     shown, more = first(costs.rows, WEIGHTS)
     rows = [
-        (short_name(row.weight), ", ".join(row.readers), decimal(row.bytes), *_losses(costs, row, by_kl))
+        (short_name(row.weight), ", ".join(row.readers), byte_words(row.bytes), *_losses(costs, row, by_kl))
         for row in shown
     ]
     what = "KL divergence in nats" if by_kl else "PSNR in dB"
@@ -192,7 +192,7 @@ def _losses(costs: Sensitivity, row: Row, by_kl: bool) -> Iterator[str]:
 def proposal_report(proposal: Proposal) -> Report:
     """How many weights get which mode, and what that is estimated to cost."""
     counts = sorted(Counter(proposal.modes.values()).items())
-    share = f"{decimal(proposal.bytes)} of {decimal(proposal.plain_bytes)}"
+    share = f"{byte_words(proposal.bytes)} of {byte_words(proposal.plain_bytes)}"
     cost = f"KL {proposal.kl:.3g} nats, {in_decibels(proposal.psnr, 'PSNR ')}"
     return Report(
         f"weights take {share}, {proposal.bits:.2f} bits a number",

@@ -10,11 +10,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from anesurgery.byte_counts import byte_words
 from anesurgery.placement.durations import change, from_to
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.expected import SAME
 from anesurgery.placement.inspection import SOFT, Inspection, Memory, OpRow
-from anesurgery.semantics.reading import in_words
 
 UNIT_WORDS: dict[str | None, str] = {"ane": "ANE", "gpu": "GPU", "cpu": "CPU", None: "unknown"}
 LEGAL_WORDS: dict[bool | None, str] = {False: "no", None: "unknown", True: "yes"}
@@ -186,20 +186,20 @@ def memory_words(inspection: Inspection) -> str:
     memory = inspection.memory
     if memory is None:
         return ""
-    limit = "" if memory.limit is None else f" of {in_words(memory.limit)}"
+    limit = "" if memory.limit is None else f" of {byte_words(memory.limit)}"
     chunks = "1 chunk" if memory.chunks == 1 else f"{memory.chunks} chunks"
-    moved = f" | states {in_words(memory.states)}, {in_words(memory.state_traffic)} a call"
-    wide = f" ({in_words(memory.expanded)} expanded)" if memory.expanded else ""
+    moved = f" | states {byte_words(memory.states)}, {byte_words(memory.state_traffic)} a call"
+    wide = f" ({byte_words(memory.expanded)} expanded)" if memory.expanded else ""
     app = f" | {app_words(memory)}" if memory.app is not None else ""
-    return f"weights {in_words(memory.weights)}{wide}{limit}, {chunks}{moved if memory.states else ''}{app}"
+    return f"weights {byte_words(memory.weights)}{wide}{limit}, {chunks}{moved if memory.states else ''}{app}"
 
 
 def app_words(memory: Memory) -> str:
     """What the model takes of the memory of an app, and what is left, in words; "" where that is not known."""
     if memory.app is None or memory.left is None:
         return ""
-    rest = f"{in_words(memory.left)} left" if memory.left >= 0 else f"{in_words(-memory.left)} too much"
-    return f"takes {in_words(memory.needed)} of about {in_words(memory.app)} for an app, {rest}"
+    rest = f"{byte_words(memory.left)} left" if memory.left >= 0 else f"{byte_words(-memory.left)} too much"
+    return f"takes {byte_words(memory.needed)} of about {byte_words(memory.app)} for an app, {rest}"
 
 
 def needs_attention(row: OpRow) -> bool:
@@ -350,13 +350,13 @@ NUMBERS: dict[str, tuple[Callable[[Inspection], tuple[float, str]], int]] = {
     "status": (_whole(lambda i: i.status), -1),
     "ops": (_whole(lambda i: len(all_rows(i))), 0),
     "ops on the ANE": (_share("ops"), 1),
-    "flop on the ANE": (lambda i: _share("flop")(i) if has_flop(i) else (0, "unknown"), 1),
+    "work on the ANE": (lambda i: _share("flop")(i) if has_flop(i) else (0, "unknown"), 1),
     "segments": (_whole(lambda i: sum(len(p.segments) for _, p in sections(i))), -1),
     "switches": (_whole(lambda i: i.switches), -1),
     "ops the ANE cannot run": (_whole(lambda i: sum(r.legal is False for r in all_rows(i))), -1),
     "ops of unknown legality": (_whole(lambda i: sum(r.legal is None for r in all_rows(i))), -1),
     "findings": (_whole(lambda i: len(i.all_findings)), -1),
-    "weights": (lambda i: (i.memory.weights, in_words(i.memory.weights)) if i.memory else (0, "unknown"), -1),
+    "weights": (lambda i: (i.memory.weights, byte_words(i.memory.weights)) if i.memory else (0, "unknown"), -1),
 }
 """Label -> how the number is found (also in words), and the direction in which it improves; 0 for none."""
 

@@ -54,7 +54,7 @@ def _cells(inspection: Inspection, width: int) -> list[tuple[str | None, int]]:
 def status_line(inspection: Inspection) -> Text:
     """Status and residency in a line; segments, switches, time and memory in the next."""
     counted = summary.has_flop(inspection)
-    flop = f"{summary.share_words(inspection, 'flop')} of flop" if counted else "flop not counted"
+    flop = f"{summary.share_words(inspection, 'flop')} of the work" if counted else "work not counted"
     memory = summary.memory_words(inspection)
     segments = sum(len(part.segments) for _, part in summary.sections(inspection))
     share = f" | on the ANE: {summary.share_words(inspection, 'ops')} of ops, {flop}"
@@ -112,7 +112,7 @@ def _attention(inspection: Inspection) -> list[Any]:
         others = len({m for g in alike for m in g.messages}) - 1
         below = _sentences(alike[0].why, others, alike[0].finding)
         entries += [*((cells, ()) for cells in rows[:-1]), (rows[-1], below)]
-    head = ("op type", "ops", "first op", "legal", "preferred", "remedy")
+    head = ("op type", "ops", "first op", "can run", "runs on", "repair")
     return _listed("ops that need attention", Listing(head, entries))
 
 
@@ -130,7 +130,7 @@ def _findings(inspection: Inspection) -> list[Any]:
         )
         for g in summary.other_findings(inspection)
     ]
-    head = ("finding", "rule", "ops", "first op", "remedy")
+    head = ("finding", "rule", "ops", "first op", "repair")
     return _listed("the model, its speed and its numbers", Listing(head, entries))
 
 

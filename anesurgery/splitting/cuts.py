@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from rich.filesize import decimal
-
+from anesurgery.byte_counts import byte_words
 from anesurgery.errors import SurgeryError
 from anesurgery.files.mil_types import type_text
 from anesurgery.splitting.graph import Graph
@@ -226,6 +225,6 @@ class Cuts:
         start, end = max(pairs, key=self.table.__getitem__)
         nodes: Sequence[str] = [n.makes[0] for n in self.graph.nodes[start:end] if n.makes]
         return (
-            f"the ops from %{nodes[0]} to %{nodes[-1]} need {decimal(self.table[start, end])} of weights, and "
-            f"cannot be cut between; the limit is {decimal(limit)}{self._held(start, end)}"
+            f"the ops from %{nodes[0]} to %{nodes[-1]} need {byte_words(self.table[start, end])} of weights, "
+            f"and cannot be cut between; the limit is {byte_words(limit)}{self._held(start, end)}"
         )

@@ -27,7 +27,7 @@ FEW = 4
 PASSED = ("fp16", "fp32", "int32")
 """Element types that an input and an output of a model may have."""
 MOST_AGAIN = 1 << 20
-"""Bytes of weights that each chunk may hold to compute a value that cannot be passed: 1 MiB, small beside a
+"""Bytes of weights that each chunk may hold to compute a value that cannot be passed: 1 MB, small beside a
 chunk."""
 CONE = 48
 """Ops that a chunk may compute again in place of a value that another chunk has: a choice: masks and rotary

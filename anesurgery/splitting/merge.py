@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery.doors import door
-from anesurgery.errors import SurgeryError
+from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.files.interface import describe, new_spec, warn_of_names
 from anesurgery.files.joining import default_function
 from anesurgery.files.package import Loaded, save
@@ -53,11 +53,14 @@ def merge(
     """
     names = list(models)
     first = names[0] if default is None and names else default
-    if len(names) < 2 or first not in names or not all(isinstance(n, str) and n.isidentifier() for n in names):
+    if len(names) < 2:
+        raise SurgeryError("merge takes two models or more, by names such as prefill and decode")
+    if strange := [name for name in names if not (isinstance(name, str) and name.isidentifier())]:
         raise SurgeryError(
-            f"cannot merge {names} with the default {first!r}; give two or more models by names such as "
-            "'prefill' and 'decode'"
+            f"{strange[0]!r} is no name of a function; take letters, digits and _, as in decode_8"
         )
+    if first not in names:
+        raise UnknownName("default function", str(first), names)
     loaded = {name: load(model) for name, model in models.items()}
     for part in loaded.values():
         warn_of_names(part.notes)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from anesurgery.byte_counts import read_size
 from anesurgery.errors import SurgeryError
 from anesurgery.files.protobuf import version_of
-from anesurgery.files.sizes import read_size
 from anesurgery.mil import Program
 from anesurgery.splitting.cuts import Cuts
 from anesurgery.splitting.graph import read_graphs

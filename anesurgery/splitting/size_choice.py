@@ -197,11 +197,10 @@ def read_lengths(lengths: Lengths) -> dict[int, float]:
         rows = lengths.items() if isinstance(lengths, Mapping) else ((n, 1) for n in lengths)
     weights = defaultdict[int, float](float)
     for length, weight in rows:
-        if not _is_length(length) or not _is_number(weight) or not 0 <= weight < math.inf:
-            raise SurgeryError(
-                f"choose_sizes: the length {length!r}, {weight!r} times; lengths are whole numbers from 1, and "
-                "what is counted is 0 or more"
-            )
+        if not _is_length(length):
+            raise SurgeryError(f"choose_sizes: the length {length!r} is no whole number from 1; leave it out")
+        if not _is_number(weight) or not 0 <= weight < math.inf:
+            raise SurgeryError(f"choose_sizes: the length {length} is counted {weight!r} times; give 0 or more")
         weights[int(length)] += float(weight)
     counted = {length: weight for length, weight in weights.items() if weight}
     if not counted:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
+from anesurgery.byte_counts import byte_words, read_size
 from anesurgery.checking.comparison import compare
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, UnknownName
@@ -19,7 +20,6 @@ from anesurgery.files.mil_types import type_text
 from anesurgery.files.package import Loaded
 from anesurgery.files.protobuf import proto
 from anesurgery.files.sequence import Border, Chain, Ends, Placed, is_network
-from anesurgery.files.sizes import read_size
 from anesurgery.interpret.decoder_calls import INPUTS
 from anesurgery.loading import load, load_as_is
 from anesurgery.mil import exclusive, function_of, types, walk_ops
@@ -32,7 +32,6 @@ from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.networks import CONSTANTS, inspect_network
 from anesurgery.placement.target import Target
-from anesurgery.semantics.reading import in_words
 from anesurgery.semantics.rows import work_of
 from anesurgery.splitting.carving import Stretch, carve_functions, stretches
 from anesurgery.splitting.cuts import Cuts
@@ -716,7 +715,7 @@ def _too_dear(chain: Chain) -> str:
     """What makes a run cost too much; empty where it does not."""
     size = sum(chain.weights)
     if size > MOST_BYTES:
-        return f"{in_words(size)} of weights"
+        return f"{byte_words(size)} of weights"
     programs = [c.program for c in chain.chunks if not is_network(c)]
     flop = sum(work_of(op).flop for p in programs for op in walk_ops(function_of(p, None)))
     return f"{flop / 1e9:.0f} billion operations" if flop > MOST_FLOP else ""

@@ -36,6 +36,8 @@ class Template(LayerRewrite):
     Refuses when ... (every guard below, in words; the driver refuses shapes that are not known).
 
     Why it helps: what was seen of such layers on which chip and OS, by whom; or "not measured".
+
+    Grade: bit for bit.
     """
 
     name = "template"  # the class is found by it

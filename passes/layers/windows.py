@@ -448,7 +448,7 @@ def _repeat(high: Margins, wide: Margins) -> list[Step]:
 
 
 WEIGHTS = 2**24
-"""The most weights of a layer with a group for each phase: 64 MiB in fp32, which are read each time."""
+"""The most weights of a layer with a group for each phase: 67 MB in fp32, which are read each time."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ STATED = re.compile(r"^Grade: (bit for bit|proved|exhaustive|checked|none)(?:: (
 def stated(name: str) -> tuple[str, str]:
     """The grade and the reason in the words of a pass."""
     found = STATED.findall(registry.documentation(name))
-    assert len(found) == 1, f"{name}: {found}"
+    assert len(found) == 1, f'{name}: its docstring needs one line such as "Grade: proved."'
     grade, reason = found[0]
     return grade, reason
 

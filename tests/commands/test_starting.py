@@ -156,7 +156,7 @@ def test_the_doctor_finds_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_json_holds_no_bare_infinity(capsys: Any) -> None:
-    Outcome({"a": [float("inf"), 1.5], "b": {"c": float("nan")}}).print(True, False)
+    Outcome({"a": [float("inf"), 1.5], "b": {"c": float("nan")}}, then="").print(True, False)
     assert json.loads(capsys.readouterr().out) == {"a": ["inf", 1.5], "b": {"c": "nan"}}
 
 

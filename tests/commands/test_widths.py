@@ -150,8 +150,8 @@ def test_a_long_wait_shows_what_and_for_how_long(monkeypatch: pytest.MonkeyPatch
     waiting._tick("saving", clock, listener)
     assert shown.getvalue().split("\r\033[K") == [
         "saving ...",
-        "saving ... 1 s, 500.0 kB of 2.0 MB, 3 s left",
-        "saving ... 2 s, 500.0 kB of 2.0 MB, 6 s left",
+        "saving ... 1 s, 500 kB of 2 MB, 3 s left",
+        "saving ... 2 s, 500 kB of 2 MB, 6 s left",
     ]
 
 

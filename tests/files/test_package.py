@@ -219,7 +219,7 @@ def test_an_mlmodel_comes_out(package: Path) -> None:
         ("nowhere.mlpackage", "does not exist"),
         ("nnv2_simple_layer.mlmodel", "is not a Core ML model, or is damaged"),
         ("README.md", "is not a Core ML model"),
-        (".", "is a folder without a Manifest.json"),
+        (".", "is a folder of models; give one of them: "),
     ],
 )
 def test_bad_files_are_explained(corpus: Path, name: str, words: str) -> None:

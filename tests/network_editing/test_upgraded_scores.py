@@ -193,7 +193,7 @@ def test_a_share_that_falls_since_less_is_left_on_the_ane_is_no_loss(corpus: Pat
     before, fewer = replace(before, flop=100, on_flop=80), replace(after, flop=50, on_flop=30)
     assert fewer.loss(before, OFF) == ""
     moved = replace(fewer, on_flop=25)
-    assert moved.loss(before, OFF) == "the share of flop on the ANE would fall 80.0% -> 50.0%"
+    assert moved.loss(before, OFF) == "the share of the work on the ANE would fall 80.0% -> 50.0%"
 
 
 def norm(x: str, y: str, variance: float) -> Any:

@@ -89,7 +89,7 @@ def test_the_wrong_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 test_cases, test_surroundings = table(
     OneHotLookup(),
     refuses("axis 1 has 513 rows, above 512", gathered, 1, (2,), (1, 513, 1)),
-    refuses("which read 250 KiB instead of 200 KiB; the limit is 16777216", gathered, 1, (400,), (1, 500, 128)),
+    refuses("which read 256 kB instead of 205 kB; the limit is 16777216", gathered, 1, (400,), (1, 500, 128)),
     refuses("symbolic shape", sized, 2, -1, 3),
     refuses(
         "it reads a table, which embedding_matmul does",

@@ -182,7 +182,7 @@ def test_it_is_undone_where_the_products_would_leave_the_engine(recipe: str) -> 
     surgery = ane.apply(program, recipe, target="M1/macOS 14", prove=None, quiet=True)
     assert "linear" in kinds(surgery.program)
     (said,) = [r.reason for name, r in surgery.refusals if name == "sequence_layout"]
-    assert re.search("the share of flop (on the ANE|that may be on the ANE) would fall", said)
+    assert re.search("the share of the work (on the ANE|that may be on the ANE) would fall", said)
 
 
 @pytest.mark.slow

@@ -129,7 +129,7 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
     # rule: where it speaks, what it says (in part), where it says nothing
     "perf-dma-notch": (
         lambda: program(linear(2048, 4096), (1, 4096)),
-        "2048x4096: 1048576 bytes per core, 0 from 1 MiB; 2 parts",
+        "2048x4096: 1048576 bytes per core, 0 from 1 * 2^20; 2 parts",
         lambda: program(linear(2016, 4096), (1, 4096)),
     ),
     "conv-kernel-slow": (
@@ -164,7 +164,7 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
     ),
     "perf-reshape": (
         lambda: program(lambda x: mb.relu(x=mb.transpose(x=x, perm=[0, 2, 1])), (1, 512, 512)),
-        "1x512x512 is moved, 512 KiB",
+        "1x512x512 is moved, 524 kB",
         lambda: program(lambda x: mb.relu(x=mb.transpose(x=x, perm=[0, 2, 1, 3])), (1, 64, 64, 64)),
     ),
     "sdpa-op": (
@@ -183,7 +183,7 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
     ),
     "attn-query-tile": (
         lambda: program(lambda q, k: attention(q, k), *[(1, 4, 1024, 64)] * 2),
-        "1x4x1024x1024 take 8 MiB",
+        "1x4x1024x1024 take 8.39 MB",
         lambda: program(lambda q, k: attention(q, k), *HEADS),
     ),
     "identity": (
@@ -355,7 +355,7 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
     ),
     "last-axis-memory": (
         lambda: program(lambda x: mb.reduce_mean(x=x, axes=[2, 3], keep_dims=True), (1, 32768, 2, 2)),
-        "1x32768x1x1 is stored as 32: 32 times the memory (2 MiB)",
+        "1x32768x1x1 is stored as 32: 32 times the memory (2.1 MB)",
         lambda: program(lambda x: mb.reduce_mean(x=x, axes=[2, 3], keep_dims=True), (1, 8192, 2, 2)),
     ),
 }

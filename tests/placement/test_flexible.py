@@ -56,7 +56,7 @@ def test_the_default_shape_is_judged_in_memory_and_from_a_path(
         assert found.counts == {"ane": 3}
         later = ane.inspect(source, "iPhone/iOS 26")  # no such iPhone was told of
         assert later.counts == {"unknown" if kind == "range" else "ane": 3}
-        assert ("fix them first: anesurgery apply " in found.summary) == (kind == "range")
+        assert ("fix them first: anesurgery fix " in found.summary) == (kind == "range")
         on_a_mac = ane.inspect(source, "M4/macOS 27")
         assert on_a_mac.counts == {"ane" if kind == "fixed" else "unknown": 3}  # reports of Macs conflict
         assert on_a_mac.residency_at_most["ops"] == 1
@@ -100,7 +100,7 @@ def test_the_command_that_fixes_the_sizes_does(converted: tuple[str, Any], tmp_p
     model.save(str(path := tmp_path / "a model.mlpackage"))
     command = ane.inspect(path, "iPhone/iOS 26").fixing
     arguments = shlex.split(command)[1:]
-    assert arguments[:3] == ["apply", str(path), "fix_shapes"]
+    assert arguments[:3] == ["fix", str(path), "fix_shapes"]
     arguments[3] = str(fixed := tmp_path / arguments[3])
     assert CliRunner().invoke(app, [*arguments, "--quiet"]).exit_code == 0
     after = ane.inspect(fixed, "iPhone/iOS 26")

@@ -13,6 +13,7 @@ import torch
 from decoders import cached
 
 import anesurgery as ane
+from anesurgery.byte_counts import byte_words
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement import memory
@@ -21,7 +22,6 @@ from anesurgery.placement.flexible import flexible
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.rules import sampled, shapes
 from anesurgery.placement.target import CHIPS, Target
-from anesurgery.semantics.reading import in_words
 
 ANY = Target.parse("any")
 RNG = np.random.default_rng(0)
@@ -66,7 +66,7 @@ def test_values_live_until_they_are_read_last() -> None:
         return mb.reduce_sum(x=mb.mul(x=mb.reduce_max(x=c, axes=[1], keep_dims=True), y=a), axes=[1])
 
     found, _ = memory.measure(main(built(body, fp16(1, 100))), ANY)
-    assert found == Memory(weights=found.weights, activations=1000, largest=600, limit=1 << 30, chunks=1)
+    assert found == Memory(weights=found.weights, activations=1000, largest=600, limit=10**9, chunks=1)
     assert found.weights < 20
 
 
@@ -77,7 +77,7 @@ def test_states_count_by_what_a_call_moves_of_them() -> None:
         assert found.states == 2 * 2 * 24 * 4 * 2
         assert found.state_traffic == found.states + 2 * 2 * tokens * 4 * 2  # all is read, some is written
     shown = " ".join(ane.inspect(program, function="decode").details.split())
-    assert f"states {in_words(found.states)}, {in_words(found.state_traffic)} a call" in shown
+    assert f"states {byte_words(found.states)}, {byte_words(found.state_traffic)} a call" in shown
 
 
 def test_a_loop_holds_what_it_reads() -> None:
@@ -128,8 +128,8 @@ def test_too_many_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     found, findings = memory.measure(main(program), Target.parse("M1"))
     assert found.chunks == 4
     said = words(findings)
-    assert said["size-program"] == "32.5 KiB of weights; M1 runs programs of 9.77 KiB: 4 chunks"
-    assert "M1 has 29.3 KiB for all programs" in said["size-address-space"]
+    assert said["size-program"] == "33.3 kB of weights; M1 runs programs of 10 kB: 4 chunks"
+    assert "M1 has 30 kB for all programs" in said["size-address-space"]
     assert memory.measure(main(program), Target.parse("M1", "CPU_ONLY"))[1] == ()
 
 
@@ -143,13 +143,13 @@ def test_compressed_weights_may_be_decompressed(monkeypatch: pytest.MonkeyPatch)
     small_limits(monkeypatch, program=20_000)
     found, findings = memory.measure(main(program), Target.parse("M4"))
     assert found.weights < 10_000
-    assert "are 32.5 KiB decompressed" in words(findings)["size-dense"]
+    assert "are 33.3 kB decompressed" in words(findings)["size-dense"]
 
 
 def test_large_values() -> None:
     program = built(lambda x: mb.relu(x=x), fp16(1, 3, 5568, 5568))
     said = words(memory.measure(main(program), Target.parse("M5"))[1])
-    assert "larger than 4.72 MiB (M5): 2 of 2 values" in said["working-set"]
+    assert "larger than 4.95 MB (M5): 2 of 2 values" in said["working-set"]
     assert "%x is 1x3x5568x5568" in said["size-big-image"] or "1x3x5568x5568" in said["size-big-image"]
     assert memory.measure(main(built(lambda x: mb.relu(x=x), fp16(1, 3, 224, 224))), ANY)[1] == ()
 

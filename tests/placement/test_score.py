@@ -16,7 +16,7 @@ from anesurgery.placement.target import Target
 HERE = frozenset({(0, "a"), (0, "b")})
 KEY = {("products", "conv"): 2.0}
 TIME = Time(2.0, 1.0, 4.0, 5, "one", {"products": 2.0}, KEY, dict.fromkeys(KEY, 0.15))
-NOW = Score(100, 90, 1000, 900, 4, 2000.0, 0, 7, HERE, frozenset(), weights=100 << 20)
+NOW = Score(100, 90, 1000, 900, 4, 2000.0, 0, 7, HERE, frozenset(), weights=100_000_000)
 
 
 def test_an_op_that_was_legal_must_stay_so() -> None:
@@ -46,9 +46,9 @@ def test_a_small_rise_is_a_rise() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"weights": 115 << 20}, "weights 100 MiB -> 115 MiB"),
+        ({"weights": 115_000_000}, "weights 100 MB -> 115 MB"),
         ({"flop": 20_000_000}, "flop 1,000 -> 20 M"),
-        ({"moved": 2 << 20}, "bytes moved 0 bytes -> 2 MiB"),
+        ({"moved": 2_000_000}, "bytes moved 0 bytes -> 2 MB"),
         ({"ops": 160}, "ops 100 -> 160"),
         ({"casts": 9}, "casts 0 -> 9"),
         ({"transposes": 9}, "transposes 0 -> 9"),
@@ -70,7 +70,7 @@ def test_growth_takes_a_clear_gain_in_time(changes: dict[str, Any], words: str) 
 
 
 def test_a_little_growth_is_none() -> None:
-    larger = replace(NOW, weights=109 << 20, flop=9_000_000, moved=1000, ops=116, casts=4, transposes=8)
+    larger = replace(NOW, weights=109_000_000, flop=9_000_000, moved=1000, ops=116, casts=4, transposes=8)
     assert not larger.loss(NOW)
 
 
@@ -96,7 +96,9 @@ def test_of_a_model_too_small_for_the_ane_what_is_legal_counts() -> None:
 def test_what_was_measured_was_measured_on_the_ane() -> None:
     """A gain that was measured there says nothing of products that leave it."""
     assert not replace(NOW, estimate=9e9).loss(NOW, OFF)
-    assert replace(NOW, on_flop=800).loss(NOW, OFF) == "the share of flop on the ANE would fall 90.0% -> 80.0%"
+    assert (
+        replace(NOW, on_flop=800).loss(NOW, OFF) == "the share of the work on the ANE would fall 90.0% -> 80.0%"
+    )
 
 
 def test_fewer_switches_are_a_gain_in_equal_time() -> None:
@@ -139,9 +141,9 @@ def test_two_durations_that_differ_read_differently(after: float, words: str) ->
 
 
 def test_it_is_said_in_a_line() -> None:
-    assert str(NOW) == "90 of 100 ops (90%) and 90% of the flop on the ANE, 4 switches"
+    assert str(NOW) == "90 of 100 ops (90%) and 90% of the work on the ANE, 4 switches"
     open_ = replace(NOW, perhaps_ops=2, perhaps_flop=100, time=TIME)
-    words = "90 to 92 of 100 ops (90 to 92%) and 90 to 100% of the flop on the ANE, 4 switches"
+    words = "90 to 92 of 100 ops (90 to 92%) and 90 to 100% of the work on the ANE, 4 switches"
     assert str(open_) == f"{words}, expected 2 ms (1 to 4)"
 
 

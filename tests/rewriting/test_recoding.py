@@ -91,7 +91,7 @@ def test_decoded_weights_are_plain_and_the_growth_is_stated(form: str) -> None:
     found = ane.apply(net(form), "fold_batch_norm", compressed="decode", quiet=True)
     assert not is_compressed(conv_weight(found.program))
     (note,) = [n for n in found.notes if "plain numbers" in n]
-    assert "become 1.69 KiB" in note
+    assert "become 1.73 kB" in note
     assert found.changes[0].proof is not None or found.proof is not None
 
 

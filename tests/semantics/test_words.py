@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from anesurgery.semantics.reading import in_decibels, in_words
+from anesurgery.byte_counts import byte_words
+from anesurgery.semantics.reading import in_decibels
 
 
 @pytest.mark.parametrize(
@@ -14,21 +15,22 @@ from anesurgery.semantics.reading import in_decibels, in_words
     [
         (0, "0 bytes"),
         (999, "999 bytes"),
-        (1000, "0.977 KiB"),
-        (1024, "1 KiB"),
-        (1003 * 1024, "0.979 MiB"),
-        (1023 * 1024, "0.999 MiB"),
-        (1 << 20, "1 MiB"),
-        (1023 << 20, "0.999 GiB"),
+        (1000, "1 kB"),
+        (1490, "1.49 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1 MB"),
+        (76_849_152, "76.8 MB"),
+        (1_450_000_000, "1.45 GB"),
+        (1 << 48, "281 TB"),
     ],
 )
 def test_sizes_have_three_digits(count: int, words: str) -> None:
-    """The wrong version: 1e+03 KiB."""
-    assert in_words(count) == words
+    """The wrong version: 1e+03 kB."""
+    assert byte_words(count) == words
 
 
 def test_no_size_has_an_exponent() -> None:
-    assert not [n for n in range(1, 1 << 21, 997) if "e" in in_words(n).replace("bytes", "")]
+    assert not [n for n in range(1, 1 << 21, 997) if "e" in byte_words(n).replace("byte", "")]
 
 
 @pytest.mark.parametrize(

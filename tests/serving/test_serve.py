@@ -59,7 +59,7 @@ def test_it_listens_on_this_machine_alone_and_asks_for_a_token(called: SimpleNam
     assert called.hosts == {"127.0.0.1", "127.0.0.1:9000", "localhost", "localhost:9000"}
     assert f"http://127.0.0.1:9000/?token={called.token}\n" in said
     assert len(called.token) >= 32
-    assert (called.limits.upload, called.limits.unpacked) == (1 << 29, 1 << 30)
+    assert (called.limits.upload, called.limits.unpacked) == (500_000_000, 10**9)
     assert called.limits.seconds == 120
 
 

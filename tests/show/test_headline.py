@@ -122,7 +122,9 @@ def test_a_repair_of_numbers_is_said_first() -> None:
 
     inputs = {"x": np.linspace(8, 13, 32, dtype=np.float16).reshape(1, 4, 8)}
     said = ane.apply(cliff, "auto", inputs=inputs, target="M3/macOS 26", prove=None, quiet=True).summary
-    assert re.match(r"Outputs on the inputs at hand are repaired: -?[\d.]+ dB -> [\d.]+ dB of what", said), said
+    assert re.match(
+        r"The outputs in .* Engine \(M3\) are repaired: -?[\d.]+ dB -> [\d.]+ dB against fp32", said
+    ), said
     proved = ane.apply(cliff, "auto", inputs=inputs, target="M3/macOS 26", prove="model", quiet=True).summary
     assert "are repaired" in proved
-    assert proved.endswith("identical outputs"), "what was asked to be proved is said too"
+    assert proved.endswith("identical outputs in fp16"), "of which arithmetic each half speaks"

@@ -100,7 +100,7 @@ def test_clicks_sort_and_unfold(browse: Browse) -> None:
     clicks = """
       const heads = () => [...document.querySelectorAll("#ops th button")];
       const head = (name) => heads().find((button) => button.textContent === name);
-      head("flop").click(); head("flop").click();
+      head("work").click(); head("work").click();
       document.querySelector("#ops .more").click();
     """
     document = browse(page(twenty()), script=clicks)

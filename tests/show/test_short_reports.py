@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,17 @@ def test_the_whole_report_is_behind_an_option(tmp_path: Path, monkeypatch: pytes
     assert "notes" in full
     assert "notes" not in short
     assert len(full) > LINES >= len(short)
+
+
+def test_sizes_that_vary_are_fixed_before_all_else() -> None:
+    """The wrong version: the first command of the report runs a pass that refuses such sizes."""
+    ranged = finding("dyn-range", message="input %x has the shape 1x4x?")
+    one = inspection([row(0, "add", "cpu", False, findings=(finding(remedy="rerank", op="add_0"),))])
+    one = replace(one, findings=(ranged,))
+    first, *others = costs(replace(one, fixing="anesurgery fix m fix_shapes fixed.mlpackage"))
+    assert "fix_shapes" in first.advice
+    assert [(cost.remedies, cost.advice) for cost in others] == [((), "after that: rerank")]
+    assert ("rerank",) in [cost.remedies for cost in costs(one)]
 
 
 @pytest.mark.parametrize(

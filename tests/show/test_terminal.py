@@ -58,7 +58,7 @@ def large(count: int = 2000) -> Inspection:
 def test_a_report_says_what_matters_in_its_lines() -> None:
     said = details(
         twenty(
-            memory=Memory(124_000_000, 5_000_000, 1_000_000, 1 << 30, 1),
+            memory=Memory(124_000_000, 5_000_000, 1_000_000, 10**9, 1),
             findings=(finding("io", kind="interface", message="output %y is fp32"),),
             notes=("estimates are no run times",),
         )
@@ -70,8 +70,8 @@ def test_a_report_says_what_matters_in_its_lines() -> None:
     )
     assert lines[2] == "model on M1/macOS 14"
     assert lines[4] == "█ Neural Engine 16   ▃ CPU 3   ░ not known 1"
-    assert lines[5] == "status 1 | on the ANE: 80.0% to 85.0% of ops, 80.0% to 85.0% of flop"
-    assert lines[6] == "4 segments, 3 switches | weights 118 MiB of 1 GiB, 1 chunk"
+    assert lines[5] == "status 1 | on the ANE: 80.0% to 85.0% of ops, 80.0% to 85.0% of the work"
+    assert lines[6] == "4 segments, 3 switches | weights 124 MB of 1 GB, 1 chunk"
     table = lines[lines.index("ops that need attention") :]
     assert table[1].split("  ")[0] == "op type"
     assert table[2].split() == ["cast", "1", "cast_0", "no", "CPU", "embedding_matmul"]
@@ -115,7 +115,7 @@ def test_more_runs_than_cells_show_the_most_frequent_unit() -> None:
 def test_two_thousand_ops_are_told_in_few_lines() -> None:
     said = details(large())
     assert len(said.splitlines()) < 15
-    assert "slice    5    slice_7   no     CPU        none" in said
+    assert "slice    5    slice_7   no       CPU      none" in said
     assert "do: flip it before" in said
     assert "99.8% of ops" in said
 

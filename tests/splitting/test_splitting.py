@@ -87,7 +87,7 @@ def test_as_few_chunks_as_the_limit_needs(package: Path, limit: float, count: in
 
 def test_a_limit_that_one_op_exceeds_is_an_error_that_names_it(package: Path) -> None:
     with pytest.raises(
-        SurgeryError, match="need 8.3 kB of weights, and cannot be cut between; the limit is 1.0 kB"
+        SurgeryError, match="need 8.32 kB of weights, and cannot be cut between; the limit is 1 kB"
     ):
         ane.split(package, max_bytes="1 KB")
 
@@ -338,7 +338,7 @@ def test_the_commands(package: Path, tmp_path: Path) -> None:
     assert [chunk["weights"] > 2 * LAYER for chunk in said["chunks"]] == [True] * 3
     assert said["borders"][0] == [{"name": "layer_1", "type": "tensor<fp16, [1, 8, 64]>", "bytes": 1024}]
     shown = call("split", package, "--parts", 2, "-o", tmp_path / "two").output
-    assert "2 chunks, 1.0 kB between them" in shown
+    assert "2 chunks, 1.02 kB between them" in shown
     assert "Chain(" not in shown
     assert call("merge", f"a={package}", f"b={package}", "-o", both).exit_code == 0
     assert call("extract", both, "b", "-o", one).exit_code == 0
@@ -349,8 +349,8 @@ def test_the_commands(package: Path, tmp_path: Path) -> None:
 
 def test_the_table_says_what_passes(package: Path) -> None:
     text = str(ane.split(package, 2))
-    assert re.search(r"1 +layer_2 +1x8x64xfp16 +1.0 kB", text)
-    assert "2 chunks, 1.0 kB between them" in text
+    assert re.search(r"1 +layer_2 +1x8x64xfp16 +1.02 kB", text)
+    assert "2 chunks, 1.02 kB between them" in text
 
 
 def uneven() -> Program:
@@ -580,7 +580,7 @@ def test_a_cut_says_what_a_run_beside_the_whole_shows(monkeypatch: pytest.Monkey
     monkeypatch.setattr(split, "MOST_FLOP", 1000)
     assert re.match(r"not compared with the whole: \d+ billion operations", ane.split(program, 2).compared)
     monkeypatch.setattr(split, "MOST_BYTES", 10)
-    assert re.match(r"not compared with the whole: 18 KiB of weights", ane.split(program, 2).compared)
+    assert re.match(r"not compared with the whole: 18.4 kB of weights", ane.split(program, 2).compared)
 
 
 def test_a_cut_that_differs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ of their members."""
 SMALL = 64
 """Constants of up to this many elements are known as bounds: limits are; weights are bounded by their ends."""
 KEPT = 1 << 22
-"""Members that are remembered, the last ones made: 32 MiB of names."""
+"""Members that are remembered, the last ones made: 34 MB of names."""
 NOBODY = (1 << 62) - 1
 """Stands where a set has no more members; no name is as large."""
 
@@ -240,7 +240,7 @@ def _bits(bounds: Tensor) -> Tensor:
 
 
 KEPT_INTEGERS = 1 << 20
-"""Extremes whose names are remembered, the last ones made: 16 MiB."""
+"""Extremes whose names are remembered, the last ones made: 17 MB."""
 
 
 class WholeExtremes:

@@ -26,7 +26,7 @@ from anesurgery.interpret.table import TABLE, Unsupported, ints
 from anesurgery.mil import Operation, constant, consumers, is_output, producer
 
 AT_ONCE = 1 << 22
-"""Products that are looked at together: 16 MiB of fp32."""
+"""Products that are looked at together: 17 MB of fp32."""
 
 RESULTS = frozenset({"conv_transpose", "einsum", "conv_quantized"})
 """Ops whose result is held against the ceiling, and not their partial sums."""

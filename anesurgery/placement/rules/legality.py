@@ -573,7 +573,7 @@ FORBIDDEN: tuple[Rule, ...] = (
     _row(
         "matmul-inner",
         "matmul linear",
-        "a row does not fit into the memory for kernels (64 KiB)",
+        "a row does not fit into the memory for kernels (65536 bytes)",
         when.long_inner(32768),
         advice="split the inner axis and add the parts",
         remedy="split_inner_axis",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from anesurgery.byte_counts import byte_words
 from anesurgery.interpret.attentions import recognise
 from anesurgery.mil import (
     Function,
@@ -35,7 +36,6 @@ from anesurgery.placement.target import CHIPS, Target
 from anesurgery.semantics.reading import (
     channels,
     elements,
-    in_words,
     is_tensor,
     shape_in_words,
     shape_of,
@@ -327,7 +327,7 @@ def _words(shape: tuple[int, ...], var: Var) -> str:
     more = f"{ratio:.3g} times the memory" if ratio >= 1.05 else "almost no extra memory"
     return (
         f"the last axis of {shape_in_words(shape)} is stored as {wide}: {more} "
-        f"({in_words(stored)}); the next multiple of {BOTH} is {math.ceil(shape[-1] / BOTH) * BOTH}"
+        f"({byte_words(stored)}); the next multiple of {BOTH} is {math.ceil(shape[-1] / BOTH) * BOTH}"
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial
 
+from anesurgery.byte_counts import byte_words
 from anesurgery.errors import Refusal
 from anesurgery.facts.attention import attention_of
 from anesurgery.facts.constant_indices import taken
@@ -44,7 +45,6 @@ from anesurgery.semantics.bounds import squared
 from anesurgery.semantics.reading import (
     channels,
     elements,
-    in_words,
     ints,
     number,
     reaches_output,
@@ -94,7 +94,8 @@ def long_scores(op: Operation, target: Target) -> str:
     size = size_of(op.outputs[0])
     if size <= room:
         return ""
-    return f"scores {shape_in_words(op.outputs[0].shape)} take {in_words(size)}; {chip} holds {in_words(room)}"
+    shape = shape_in_words(op.outputs[0].shape)
+    return f"scores {shape} take {byte_words(size)}; {chip} holds {byte_words(room)}"
 
 
 def wide_head(op: Operation, target: Target) -> str:
@@ -305,9 +306,9 @@ PATTERNS: tuple[Rule, ...] = (
 
 """A rule about time."""
 
-MIB = 1 << 20
+PERIOD = 1 << 20
 NOTCH = 16 << 10
-"""How near to a multiple of 1 MiB a payload must be; one that is just so far away was fast."""
+"""How near to a multiple of 2^20 bytes a payload must be; one that is just so far away was fast."""
 CORES = 16
 MOST_PARTS = 8
 EFFICIENT = frozenset({1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32})
@@ -329,12 +330,12 @@ def _payload(outputs: int, inputs: int, taps: int) -> int:
 
 
 def _in_notch(payload: int) -> bool:
-    near = round(payload / MIB) * MIB
+    near = round(payload / PERIOD) * PERIOD
     return near > 0 and abs(payload - near) < NOTCH
 
 
 def notch_payload(op: Operation) -> int:
-    """Bytes of plain fp16 weights that a core reads, if they lie at a multiple of 1 MiB; else 0."""
+    """Bytes of plain fp16 weights that a core reads, if they lie at a multiple of 2^20; else 0."""
     var, shape = weight(op), channels(op)
     groups = number(op.inputs.get("groups")) or 1
     if producer(var, "const") is None or var is None or shape is None or groups != 1:
@@ -344,7 +345,7 @@ def notch_payload(op: Operation) -> int:
 
 
 def dma_notch(op: Operation, target: Target) -> str:
-    """Plain fp16 weights whose payload per core lies at a multiple of 1 MiB."""
+    """Plain fp16 weights whose payload per core lies at a multiple of 2^20 bytes."""
     payload, shape = notch_payload(op), channels(op)
     if not payload or shape is None:
         return ""
@@ -354,9 +355,9 @@ def dma_notch(op: Operation, target: Target) -> str:
         None,
     )
     cure = f"{parts} parts along the inputs miss it" if parts else "no split into 8 parts misses it"
-    near = round(payload / MIB)
-    off = abs(payload - near * MIB)
-    return f"{outputs}x{inputs}: {payload} bytes per core, {off} from {near} MiB; {cure}"
+    near = round(payload / PERIOD)
+    off = abs(payload - near * PERIOD)
+    return f"{outputs}x{inputs}: {payload} bytes per core, {off} from {near} * 2^20; {cure}"
 
 
 def wide_kernel(op: Operation, target: Target) -> str:
@@ -459,7 +460,7 @@ def moved_last_axis(op: Operation, target: Target) -> str:
         return ""
     if all(r.op_type == "matmul" for r in consumers(op.outputs[0])):
         return ""
-    return f"the last axis of {shape_in_words(shape)} is moved, {in_words(size_of(op.x))}"
+    return f"the last axis of {shape_in_words(shape)} is moved, {byte_words(size_of(op.x))}"
 
 
 def named_twice(op: Operation, target: Target) -> str:
@@ -535,7 +536,7 @@ RULES: tuple[Rule, ...] = (
         "perf-dma-notch",
         PRODUCTS,
         "weights stream at 17 to 25 GB/s instead of 40 to 60 when the payload of a core, ceil(outputs / 16) * "
-        "inputs * taps * 2 bytes, is less than 16 KiB from a multiple of 1 MiB: 2048x4096 took 840 us, 430 in "
+        "inputs * taps * 2 bytes, is less than 16384 from a multiple of 2^20: 2048x4096 took 840 us, 430 in "
         "two parts, 2016x4096 took 426; 4096x14336 took 3522, then 1989",
         KAS,
         test=dma_notch,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import partial
 
+from anesurgery.byte_counts import byte_words
 from anesurgery.interpret.attentions import Attention, recognise
 from anesurgery.mil import (
     Function,
@@ -28,7 +29,7 @@ from anesurgery.placement.flexible import Flexible, dynamic_inputs
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.rules.conditions import CHANNELS, is_lookup
 from anesurgery.placement.target import CHIPS, SOURCES, Target
-from anesurgery.semantics.reading import elements, in_words, is_tensor, shape_in_words, shape_of
+from anesurgery.semantics.reading import elements, is_tensor, shape_in_words, shape_of
 
 _reported = partial(general, grade=Grade.REPORTED)
 
@@ -169,11 +170,14 @@ def _shapes(function: Function, shapes: Flexible | None, target: Target) -> Said
 def _size(memory: Memory, target: Target) -> Said:
     if memory.limit is None:
         return
-    chip, limit = target.least("program")[1], in_words(memory.limit)
+    chip, limit = target.least("program")[1], byte_words(memory.limit)
     if memory.weights > memory.limit:
-        yield TOO_LARGE, f"{in_words(memory.weights)} of weights in one program, above the {limit} of {chip}"
+        yield (
+            TOO_LARGE,
+            f"{byte_words(memory.weights)} of weights in one program, above the {limit} of {chip}",
+        )
     elif memory.weights > PACKED and memory.expanded > memory.limit:
-        words = f"{in_words(memory.weights)} of weights, {in_words(memory.expanded)} expanded"
+        words = f"{byte_words(memory.weights)} of weights, {byte_words(memory.expanded)} expanded"
         yield TOO_LARGE, f"{words}, in one program, above the {limit} of {chip}"
 
 
@@ -284,11 +288,11 @@ def slow_loads(function: Function, memory: Memory, target: Target) -> tuple[Find
 
 def _loaded_size(memory: Memory, target: Target) -> Said:
     if memory.weights >= MINUTES_FROM:
-        yield MINUTES, f"{in_words(memory.weights)} of weights in one program"
+        yield MINUTES, f"{byte_words(memory.weights)} of weights in one program"
     if memory.left is not None and memory.left < 0:
-        wide = f" are {in_words(memory.expanded)} expanded" if memory.expanded else ""
-        words = f"{in_words(memory.weights)} of weights{wide}; with activations and states"
-        yield PHONE, f"{words} {in_words(memory.needed)}, of {in_words(memory.app or 0)} for an app"
+        wide = f" are {byte_words(memory.expanded)} expanded" if memory.expanded else ""
+        words = f"{byte_words(memory.weights)} of weights{wide}; with activations and states"
+        yield PHONE, f"{words} {byte_words(memory.needed)}, of {byte_words(memory.app or 0)} for an app"
 
 
 def _attention(ops: list[Operation]) -> Said:

@@ -1,0 +1,126 @@
+"""Every command ends with a command that can be pasted, at 80 columns."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+from fake_core_ml import install
+from typer.testing import CliRunner
+
+import anesurgery as ane
+from anesurgery.commands.app import app
+from anesurgery.commands.subcommand import Outcome
+
+WIDTH = 80
+ANOTHER = ("serve", "chat", "review")
+"""A page, a talk, and Markdown for a pull request."""
+ELSEWHERE = {"build", "compress-cache", "choose-sizes", "sizes", "decompile", "executorch"}
+"""Commands whose inputs other tests make; mypy sees that each names what follows it."""
+MAC = {"measure", "learn", "calibrate"}
+COMMANDS = """
+list
+explain auto
+explain pad_last_axis
+example tiny --out other.mlpackage
+see m.mlpackage
+see m.mlpackage --why logits
+see folder
+fix m.mlpackage auto --target iPhone13 --overwrite
+plan m.mlpackage
+plan m.mlpackage auto --target iPhone13
+run m.mlpackage
+compare m.mlpackage b.mlpackage
+diff m.mlpackage b.mlpackage
+prove m.mlpackage
+prove m.mlpackage b.mlpackage
+ranges m.mlpackage
+ranges folder
+certify m.mlpackage
+sensitivity m.mlpackage --mode linear-8
+compress m.mlpackage small.mlpackage --bits 8 --target iPhone17
+split m.mlpackage --parts 2 --out parts
+merge a=m.mlpackage b=b.mlpackage --out both.mlpackage
+extract both.mlpackage a --out a.mlpackage
+draw m.mlpackage --out m.svg
+swift m.mlpackage --to runner
+generate m.mlpackage --ids 1,2 --steps 2
+to-coreai m.mlpackage m.aimodel
+lint m.aimodel
+to-coreml m.aimodel back.mlpackage
+chips
+doctor
+""".strip().splitlines()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two equal models, and a folder of one; commands add their own."""
+    place = tmp_path_factory.mktemp("steps")
+    (place / "folder").mkdir()
+    for name in ("m", "b", "folder/one"):
+        ane.example("tiny", place / f"{name}.mlpackage")
+    return place
+
+
+def last(output: str) -> str:
+    """The command that an output ends with, its lines joined as a shell joins them."""
+    (following,) = re.findall(r"^next: ((?:.*\\\n)*.*)", output, re.MULTILINE)
+    return re.sub(r"\\\n\s*", "", following)
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_ends_with_one_that_is_written_right(
+    words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    done = CliRunner().invoke(app, shlex.split(words))
+    assert done.exit_code in (0, 1), done.output
+    assert max(map(len, done.stdout.splitlines())) <= WIDTH or words.startswith("diff")
+    parsed(last(done.stdout))
+
+
+def test_on_a_mac_each_command_leads_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`measure` needs no option, as pages and reports name it."""
+    monkeypatch.chdir(tmp_path)
+    ane.save(ane.load(install(monkeypatch)), "m.mlpackage")
+    (tmp_path / "sent").mkdir()
+    for words in (
+        "measure m.mlpackage --target M4 --runs 2",
+        "learn m_measured.json",
+        "learn m_measured.json --out rates2.json",
+        "measure m.mlpackage --target M4 --runs 2 --out sent/m.json",
+        "calibrate sent --out times.json",
+    ):
+        done = CliRunner().invoke(app, shlex.split(words))
+        assert done.exit_code == 0, done.output
+        parsed(last(done.stdout))
+
+
+def parsed(line: str) -> None:
+    """See that a command may run: its options exist, nothing is missing, and what it reads is there."""
+    words = shlex.split(line)
+    if words[0] != "anesurgery":
+        assert words[:1] in (["cd"], ["export"])
+        return
+    group = typer.main.get_command(app)
+    command = group.commands[words[1]]  # type: ignore[attr-defined]
+    command.make_context(words[1], words[2:])
+
+
+@pytest.mark.parametrize("line", ["anesurgery tell m", "anesurgery run", "anesurgery see gone.mlpackage"])
+def test_a_step_that_cannot_run_is_noticed(line: str) -> None:
+    with pytest.raises(Exception, match="gone|tell|Missing parameter: model"):
+        parsed(line)
+
+
+def test_no_command_is_left_out() -> None:
+    """An outcome names what follows; a command without it does not pass the type checker."""
+    known = {words.split()[0] for words in COMMANDS} | {*ANOTHER, *ELSEWHERE, *MAC, "inspect", "apply"}
+    assert set(typer.main.get_command(app).commands) == known  # type: ignore[attr-defined]
+    assert inspect.signature(Outcome).parameters["then"].default is inspect.Parameter.empty

@@ -36,6 +36,7 @@ from anesurgery.interpret.arithmetic.field import Image
 from anesurgery.mil import Operation, Var
 
 Move = Callable[[torch.Tensor], torch.Tensor]
+"""Puts the elements of a value of the first program into the layout of one of the second."""
 
 LARGEST_SLICE = 64
 """Ops between known values, on either side, up to which the field is tried: a choice, as a try that fails has
@@ -66,7 +67,7 @@ def match(a: Value, b: Value, names: Bitwise, gate: float, *, exact: Move | None
         a: a value of the first program.
         b: of the second.
         names: the arithmetic of the names.
-        gate: PSNR in dB up to which numbers count as equal.
+        gate: PSNR in dB from which on numbers count as equal.
         exact: the one layout that counts; any by default.
     """
     if exact is None and a.serial == b.serial:
@@ -85,8 +86,9 @@ def match(a: Value, b: Value, names: Bitwise, gate: float, *, exact: Move | None
         if proof is not None:
             return _settle(a, b, move, Match(proof.grade, proof.bound))
     for move, ratio in near:
-        if not (count := compared(move(a.numbers), b.numbers)) and b.numbers.numel():
-            continue  # NaN beside NaN
+        count = compared(move(a.numbers), b.numbers)
+        if count == 0 and b.numbers.numel():
+            continue  # all are NaN on both sides, which shows nothing
         words = "equal" if math.isinf(ratio) else f"PSNR {ratio:.1f} dB"
         note = f"{words} on {count} numbers" + (f"; {reason}" if reason else "")
         return _settle(a, b, move, Match(Grade.NUMBERS, note=note))
@@ -98,6 +100,7 @@ def _over_points(a: Value, b: Value, moves: Sequence[Move], seed: int) -> tuple[
     reason = ""
     try:
         seed = seed_of(seed, [op for value in (a, b) for op in upstream(value)[0]])
+        # first with the known values upstream as variables, then with what both sides name alike as well
         for shared in (None, _shared(a, b)):
             for move in moves:
 
@@ -136,9 +139,10 @@ def layouts(old: Sequence[int], new: Sequence[int]) -> Iterator[Move]:
 
 
 def closeness(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The PSNR; infinite for equal numbers, minus infinite where anything is undefined on one side only.
+    """The PSNR; infinite for equal numbers.
 
-    NaN on both sides is no difference; `compared` says how many elements are left.
+    Minus infinite for other shapes, for integers that differ, and where an element is NaN or infinite on one
+    side only. NaN on both sides is no difference; `compared` says how many elements are left.
     """
     if a.shape != b.shape:
         return -math.inf
@@ -160,7 +164,7 @@ def compared(a: torch.Tensor, b: torch.Tensor) -> int:
 
 
 def _settle(a: Value, b: Value, move: Move, matched: Match) -> Match:
-    """Gives both values the same names from here on."""
+    """Give both values the same names, and `b` the numbers of `a`, so that differences do not add up."""
     if a.names is None:
         generator = torch.Generator().manual_seed(a.serial)
         a.names = field.random(field.PRIMES, a.numbers.shape, generator)

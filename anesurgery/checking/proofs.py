@@ -3,6 +3,11 @@
 A proof is a run of both sides in an arithmetic of its own (`interpret.arithmetic`): no numbers are drawn, each
 element that both sides read from outside stands for any value. docs/proofs.md says why that is sound and what
 it does not say.
+
+In this order: the site of an edit; stand-ins for large weights; fewer rows and planes, where all are treated
+alike; the proofs; and the values of whole models, which `lockstep` compares op by op. An `Image` holds for each
+element its residues modulo several primes (lanes). The degree is that of the polynomial which made it, and the
+name of an element is its image in the arithmetic of bits.
 """
 
 from __future__ import annotations
@@ -78,6 +83,8 @@ def site_of(
     outside = dict.fromkeys(v for op in new_ops for v in reads(op) if v not in inside)
     outside |= dict.fromkeys(new for _, new in replaced if new not in inside)
     boundary = [v for v in outside if v.op is None or v.op.op_type != "const"]
+    # Walk back from the old values to what both sides read. What the matched ops make is computed, though the
+    # new side may read it too; the walk then ends at what those ops read.
     matched_values = {v for op in matched for v in op.outputs}
     stop = set(boundary) - matched_values
     if stop != set(boundary):
@@ -413,7 +420,7 @@ def prove_for_any_weights(site: Site, seed: int, stand_ins: StandIns, *, finite:
 
 
 def _no_tensors(site: Site) -> NoProof | None:
-    """What both sides read, if some of it has no elements."""
+    """Why nothing is proved: a value that both sides read is no tensor and no number."""
     for var in site.drawn:
         if not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)):
             return NoProof(f"%{var.name} is not a tensor")
@@ -424,7 +431,7 @@ def prove_bits(site: Site, ways: Sequence[tuple[Bitwise, bool]], seed: int) -> P
     """The first proof bit for bit that an arithmetic gives; each comes with whether it knows ranges."""
     proof: Proof | NoProof = NoProof("")
     plain = [arithmetic for arithmetic, ranged in ways if not ranged]
-    if _apart(site, plain[-1], seed):  # then by the stricter ones too
+    if _apart(site, plain[-1], seed):  # what the most lenient tells apart, the stricter ones do too
         ways = ways[len(plain) :]
     for arithmetic, ranged in ways:
         proof = proof or _bit_for_bit(site, arithmetic, ranged)

@@ -772,7 +772,7 @@ class InHalves:
 
 
 def in_halves(site: Site, drawing: Drawing, seed: int, promise: Promise) -> InHalves:
-    """What only the new side does in fp16; nothing for sites without fp16, or with more numbers than `MOST`."""
+    """What only the new side does in fp16; nothing for sites without it, or of more than `FEW_NUMBERS`."""
     halves = [v for v in site.drawn if np_dtype(v) == np.float16]
     size = sum(math.prod(drawn_shape(v)) for v in site.drawn) + weights([*site.old_ops, *site.new_ops])
     shown, rng = InHalves(), np.random.default_rng(seed)

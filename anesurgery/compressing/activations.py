@@ -98,20 +98,22 @@ def measured(
     return found
 
 
-def _judged(rows: Rows, given: Sequence[Mapping[str, Any]], reach: Callable[[Array], float]) -> Quantized:
+def _judged(rows: Rows, given: Sequence[Mapping[str, Any]], range_of: Callable[[Array], float]) -> Quantized:
     """The scale of the inputs of one op, and the cosine of its products."""
     kind = dtype_name(rows.op.x)
     if kind not in ("fp16", "fp32"):
         return Quantized(0.0, 1.0, f"its inputs are {kind}")
-    sizes = np.concatenate([np.abs(values["x"].float().numpy()).ravel() for values in given])
-    if not np.isfinite(sizes).all() or not sizes.any():
-        return Quantized(0.0, 1.0, "its inputs are not finite" if sizes.any() else "its inputs are all 0")
-    scale = _stored(reach(sizes) / LEVELS, rows.op.x)
+    magnitudes = np.concatenate([np.abs(values["x"].float().numpy()).ravel() for values in given])
+    if not np.isfinite(magnitudes).all() or not magnitudes.any():
+        return Quantized(0.0, 1.0, "its inputs are not finite" if magnitudes.any() else "its inputs are all 0")
+    scale = _stored(range_of(magnitudes) / LEVELS, rows.op.x)
     cosine = _cosine(rows, given, float(scale))
     if cosine < LEAST_COSINE:
         why = f"its products with inputs of 8 bits have a cosine of {cosine:.4f}, below {LEAST_COSINE:g}"
         return Quantized(
-            0.0, cosine, f"{why}: the largest input is {sizes.max() / sizes.mean():.0f} times the mean"
+            0.0,
+            cosine,
+            f"{why}: the largest input is {magnitudes.max() / magnitudes.mean():.0f} times the mean",
         )
     return Quantized(float(scale), cosine)
 
@@ -175,7 +177,7 @@ def _pair(function: Function, op: Operation, scale: float) -> Var:
 
 
 def clip_products(program: Program) -> int:
-    """Clip each product of a dequantized value that is quantized next to the range of its codes.
+    """Clip products with a dequantized value that are quantized right after, to the range of their codes.
 
     The engine was seen to multiply such a value by the scale of the result instead of its own (M5 Pro, macOS
     27.0); a clip between the two keeps them apart. Not a code changes: quantize clips there too.

@@ -1,4 +1,7 @@
-"""A smaller model that stays the model: weights in forms that the target runs fast, corrected by samples."""
+"""A smaller model that stays the model: weights in forms that the target runs fast, corrected by samples.
+
+First the call and its options, then the plan of one call, then what each weight became, and the checks.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ from anesurgery.regions.reencoding import stored_bytes
 from anesurgery.rewriting.ml_program import MLProgram, ProgramSequence, read_subject
 from anesurgery.rewriting.newer_opsets import in_words, raised, why_not
 
-FIRST = 7
+IOS16 = 7
 """The specification version (iOS 16) in which weights can be compressed."""
 MIXED = (2, 3, 4, 6, 8)
 """Bits that weights are tried with where each gets its own."""
@@ -302,7 +305,7 @@ def compress(
         finished = Finished(_folder(work), those)
         plan = _Plan(bits, device, for_, smallest, name, how, activations, balance, finished, asked, room)
         newer, raised_ = _newer(given, plan)
-        while True:
+        while True:  # again without the weights whose form took an op off the engine
             edited = newer.clone()
             weights, scaled = _corrected(edited, samples.calibration, plan, left_out, progress)
             after = [one for part in edited.parts for one in placed(part, device)]
@@ -419,7 +422,7 @@ class _Plan:
     forms: tuple[str, ...]
     """Asked for by name, in place of those that follow from the bits."""
     room: int | None = None
-    """Bytes of all weights at most, in place of what they take in the first of the forms."""
+    """Most bytes of all weights; as many as with the first of the forms by default."""
 
     def choices(self, readers: Iterable[Any], version: int, rows: Rows) -> dict[str | None, Choice]:
         """The forms that a weight may have, by all ops that read it, in every function."""
@@ -555,7 +558,7 @@ class _Part:
         self.loaded, self.name = loaded, name
         function = loaded.program.functions[name]
         self.version = min(opset_version(f) for f in loaded.program.functions.values())
-        if self.version < FIRST:
+        if self.version < IOS16:
             raise Unsuited("weights can be compressed from iOS 16 on; convert the model for that or newer")
         if plan.activations and self.version < IOS17:
             raise SurgeryError("activations of 8 bits begin at iOS 17; convert the model for that or newer")

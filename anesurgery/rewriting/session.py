@@ -188,8 +188,9 @@ class Session(Report):
     spec: Any = None
     """The specification that describes the inputs of the graph that is edited."""
     declared: Declared = NOTHING
-    """The lengths that it declares for dynamic axes."""
+    """The lengths that `spec` declares for dynamic axes."""
     seed: int = 0
+    """Of the numbers that sites are compared on."""
     compressed: str = KEEP
     """How compressed weights are stored whose values a pass computes with."""
     recoded: dict[Var, Recoded] = field(default_factory=dict)
@@ -209,7 +210,9 @@ class Session(Report):
     reached: dict[tuple[str, ...], dict[str, float]] = field(default_factory=dict)
     """The largest magnitude of each float by name, for each program that was run to see it."""
     names: dict[Function, set[str]] = field(default_factory=dict)
+    """The names that a function has or had, of which new ones must differ."""
     dropped_inputs: list[tuple[Function, str]] = field(default_factory=list)
+    """Inputs that a pass removed on purpose."""
     shared: dict[tuple[Any, ...], Var] = field(default_factory=dict)
     """Constants and values that several edits use, by function and key."""
     shared_ops: dict[tuple[Any, ...], list[Operation]] = field(default_factory=dict)
@@ -226,7 +229,11 @@ class Session(Report):
         return [self.inputs] if isinstance(self.inputs, Mapping) else list(self.inputs or ())
 
     def again(self, *, prove_sites: bool | None = None) -> Session:
-        """A session for the same model and target that has collected nothing; it knows the same proofs."""
+        """A session for the same model and target that has collected nothing.
+
+        It shares the site proofs and the observed ranges. The graph that is edited (`whole`, `declared`) and
+        its names are set when passes run on one.
+        """
         return Session(
             target=self.target,
             prove_sites=self.prove_sites if prove_sites is None else prove_sites,

@@ -98,13 +98,15 @@ def _stored(made: SizedModel) -> tuple[int, int]:
     """Bytes of the weights, once, and of the program of one size, seen where they are written."""
     with TemporaryDirectory(prefix="anesurgery-") as scratch:
         folder = made.save(Path(scratch) / "sized")
+        # sizes link to one file of weights, which counts once
         weights = {file.stat().st_ino: file.stat().st_size for file in folder.rglob("*.bin")}
         programs = sum(file.stat().st_size for file in folder.rglob("*.mlmodel"))
     return sum(weights.values()), programs // len(made.models)
 
 
-def _probes(weights: Mapping[int, float], multiple: int) -> list[int]:
-    first, last = (-(-n // multiple) * multiple for n in (min(weights), max(weights)))
+def _probes(shares: Mapping[int, float], multiple: int) -> list[int]:
+    """Lengths between the shortest and the longest call, at which times are estimated."""
+    first, last = (-(-n // multiple) * multiple for n in (min(shares), max(shares)))
     spread = np.geomspace(first, last, PROBES).round().astype(int).tolist()
     return sorted({min(-(-n // multiple) * multiple, last) for n in spread})
 

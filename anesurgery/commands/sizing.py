@@ -32,7 +32,7 @@ Shapes = Annotated[
 ]
 
 
-@subcommand("splitting.size_choice:choose_sizes")
+@subcommand("splitting.size_choice:choose_sizes", engine=False)
 def choose_sizes(
     call: Call,
     lengths: Lengths,
@@ -82,14 +82,14 @@ def _open_shape(text: str) -> tuple[str, tuple[int | None, ...]]:
     return name, tuple(None if n == "N" else int(n) for n in axes)
 
 
-@subcommand("shipping.several_sizes:sizes")
+@subcommand("shipping.several_sizes:sizes", waits="making the sizes", engine=False)
 def sizes(call: Call, model: Model, out: Folder, size: Shapes, overwrite: Overwrite = False) -> Outcome:
     """Make a model at several fixed sizes, with its weights stored once."""
     each = [dict(map(read_shape, text.split(","))) for text in size]
     if any(shapes.keys() != each[0].keys() for shapes in each):
         raise SurgeryError("each --size needs the same inputs, as --size ids=1x64,mask=1x64")
-    with waiting("making the sizes", call.silent):
-        sized = call(model, {name: [shapes[name] for shapes in each] for name in each[0]})
+    sized = call(model, {name: [shapes[name] for shapes in each] for name in each[0]})
+    with waiting("saving", call.silent):
         path = sized.save(out, overwrite=overwrite)
     rows = [row.to_json() for row in sized.rows]
     return Outcome({"path": str(path), "sizes": rows}, str(sized), [out], then=command("see", out))

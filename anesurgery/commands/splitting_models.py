@@ -20,7 +20,7 @@ Models = Annotated[list[str], typer.Argument(metavar="NAME=MODEL...", help="Func
 Name = Annotated[str, typer.Argument(help="The function.")]
 
 
-@subcommand("splitting.split:split", waits="cutting", names={"max_bytes": "max_size"})
+@subcommand("splitting.split:split", waits="cutting", engine=False, names={"max_bytes": "max_size"})
 def split(call: Call, model: Model, out: Folder, shape: Shape = None, overwrite: Overwrite = False) -> Outcome:
     """Cut a model into chunks that run one after the other."""
     if [call["parts"], call["max_bytes"], call["at"]].count(None) != 2:
@@ -43,7 +43,7 @@ def read_shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(map(int, sizes.split("x")))
 
 
-@subcommand("splitting.merge:merge", waits="merging")
+@subcommand("splitting.merge:merge", waits="merging", engine=False)
 def merge(call: Call, models: Models, out: Out) -> Outcome:
     """Write one package with several models as functions that share equal weights."""
     pairs = [pair.partition("=") for pair in models]

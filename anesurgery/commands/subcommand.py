@@ -52,6 +52,7 @@ class Call:
 
     def __call__(self, *positional: Any, **named: Any) -> Any:
         """Call it; what is given here comes before what the user gave."""
+        load_engine(self.silent)
         module, _, name = self.name.partition(":")
         function = getattr(importlib.import_module(f"anesurgery.{module}"), name)
         known = inspect.signature(function).parameters
@@ -143,7 +144,7 @@ def subcommand(
     Args:
         calls: module below `anesurgery` and function, as "splitting.split:split"; `Call.of` gives later ones.
         waits: see `Call`.
-        engine: does it need torch and coremltools?
+        engine: are torch and coremltools loaded first? Else the `Call` loads them, behind checks of the usage.
         json: has it an option `--json`? One that prints as it goes gives no outcome.
         names: parameter of the call -> what its option is called.
         leave: parameters of the call that are no options.

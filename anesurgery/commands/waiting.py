@@ -90,7 +90,9 @@ def default_interrupt() -> Iterator[None]:
 
 
 def load_engine(quiet: bool = False) -> None:
-    """Import what inspects, runs and rewrites models; commands that need it call this first."""
+    """Import what inspects, runs and rewrites models; commands that need it call this first, and once."""
+    if "anesurgery.show.surgeries" in sys.modules:
+        return
     with default_interrupt(), waiting("loading coremltools and torch", quiet):
         import anesurgery.checking.comparison
         import anesurgery.checking.ranges

@@ -125,6 +125,17 @@ def test_a_model_that_is_not_there_is_missed_before_torch_is_imported() -> None:
     assert not {"torch", "coremltools", "numpy"} & {imported(line) for line in ended.stderr.splitlines()}
 
 
+@pytest.mark.parametrize(
+    "words", ["split . --out x", "merge m --out x", "sizes . --out x --size a=1x8 --size b=1x8"]
+)
+def test_wrong_usage_is_told_before_torch_is_imported(words: str) -> None:
+    """The wrong version loads the engine first, which takes seconds."""
+    command = [sys.executable, "-X", "importtime", *MAIN[1:], *words.split()]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == BAD_INPUT
+    assert not {"torch", "coremltools"} & {imported(line) for line in ended.stderr.splitlines()}
+
+
 def imported(line: str) -> str:
     """The module that a line of `-X importtime` is about; "" if it is about none."""
     return line.rpartition("|")[2].strip() if line.startswith("import time:") else ""

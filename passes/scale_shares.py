@@ -36,7 +36,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Match, Refusal, Var, mb
+from anesurgery.authoring import Match, OpPattern, Ops, Refusal, Var, mb
 from anesurgery.numeric import products
 from anesurgery.rewriting.repairs import Repair
 
@@ -52,6 +52,10 @@ class ScaleShares(Repair):
 
     MOST = 1023.0
     """The largest of the values: a mean of such numbers times the factor is below 65504, even when rounded."""
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """A product whose first side is a softmax."""
+        return op.matmul(x=op.softmax())
 
     def check(self, m: Match) -> Match | Refusal:
         """The values are small enough."""

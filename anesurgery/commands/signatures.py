@@ -20,7 +20,7 @@ HEAD = '^def {name}\\(.*?^    """.*?"""$'
 
 
 @dataclass(frozen=True)
-class Taken:
+class Parameter:
     """A parameter that can be an option of the command line.
 
     Attributes:
@@ -36,7 +36,7 @@ class Taken:
     words: str
 
 
-def takes(call: str) -> dict[str, Taken]:
+def parameters_of(call: str) -> dict[str, Parameter]:
     """The parameters of a call that have a default and can be written on a command line, by name.
 
     Args:
@@ -48,15 +48,15 @@ def takes(call: str) -> dict[str, Taken]:
     assert head is not None, call
     (function,) = ast.parse(head[0]).body
     assert isinstance(function, ast.FunctionDef)
-    given, words = function.args, entries(ast.get_docstring(function) or "")
-    optional = zip(given.args[len(given.args) - len(given.defaults) :], given.defaults, strict=True)
-    named = zip(given.kwonlyargs, given.kw_defaults, strict=True)
-    taken = [
-        Taken(one.arg, kind, default_of(path, value), words.get(one.arg, ""))
+    declared, words = function.args, entries(ast.get_docstring(function) or "")
+    optional = zip(declared.args[len(declared.args) - len(declared.defaults) :], declared.defaults, strict=True)
+    named = zip(declared.kwonlyargs, declared.kw_defaults, strict=True)
+    parameters = [
+        Parameter(one.arg, kind, default_of(path, value), words.get(one.arg, ""))
         for one, value in (*optional, *named)
         if value is not None and (kind := kind_of(ast.unparse(one.annotation or value))) is not None
     ]
-    return {one.name: one for one in taken}
+    return {one.name: one for one in parameters}
 
 
 def kind_of(annotation: str) -> Any:

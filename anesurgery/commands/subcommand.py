@@ -15,7 +15,7 @@ from typer.models import ArgumentInfo
 
 from anesurgery.commands.next_steps import ended
 from anesurgery.commands.options import LEAST, SHARED, Json, OldOut, Out, Quiet
-from anesurgery.commands.signatures import Taken, takes
+from anesurgery.commands.signatures import Parameter, parameters_of
 from anesurgery.commands.waiting import load_engine, progress, waiting
 from anesurgery.display import finite, printable
 from anesurgery.errors import SurgeryError
@@ -71,8 +71,8 @@ class Outcome:
 
     Attributes:
         result: plain data, or what has `to_json`: for JSON, and for the console.
-        shown: for the console, where that is something else; parts of
-            a report in a list, or in a tuple lines that are not folded.
+        shown: for the console, where that is something else. A list has parts of a report, a tuple has lines
+            that are not folded.
         wrote: files and folders; None for one that was not asked for.
         then: the command to run next, "" where none follows.
         more: what else there is to ask for.
@@ -152,12 +152,12 @@ def subcommand(
     def built(body: Body) -> Callable[..., None]:
         own = dict(inspect.signature(body, eval_str=True).parameters)
         own.pop("call", None)
-        every = {name: one for call in reversed(calls) for name, one in takes(call).items()}
-        taken = [one for name, one in every.items() if name not in {*own, *leave, "quiet", "progress"}]
+        every = {name: one for call in reversed(calls) for name, one in parameters_of(call).items()}
+        derived = [one for name, one in every.items() if name not in {*own, *leave, "quiet", "progress"}]
 
         def run(**values: Any) -> None:
             as_json, quiet = values.pop("as_json", False), values.pop("quiet")
-            options = {one.name: values.pop(one.name) for one in taken}
+            options = {one.name: values.pop(one.name) for one in derived}
             if "positional_out" in values:
                 values["out"] = _place(values.pop("positional_out"), values["out"], own["out"])
             if engine:
@@ -170,8 +170,8 @@ def subcommand(
             if (outcome := body(*call, **values)) is not None:
                 outcome.print(as_json, quiet)
 
-        ends = [_parameter("as_json", Json, False)] * json + [_parameter("quiet", Quiet, False)]
-        parameters = [*_parameters(own, taken, names or {}), *ends]
+        ends = [_keyword("as_json", Json, False)] * json + [_keyword("quiet", Quiet, False)]
+        parameters = [*_parameters(own, derived, names or {}), *ends]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__doc__, run.__name__, run.__annotations__ = body.__doc__, body.__name__, {}
         return run
@@ -180,29 +180,29 @@ def subcommand(
 
 
 def _parameters(
-    own: Mapping[str, inspect.Parameter], taken: list[Taken], names: Mapping[str, str]
+    own: Mapping[str, inspect.Parameter], derived: list[Parameter], names: Mapping[str, str]
 ) -> list[inspect.Parameter]:
     """Arguments, the options of the call, and those of the command."""
-    mine = [expanded for one in own.values() for expanded in _expanded(one)]
-    arguments = [one for one in mine if isinstance(get_args(one.annotation)[1], ArgumentInfo)]
-    flags = {one.name: f"--{names.get(one.name, one.name).strip('_').replace('_', '-')}" for one in taken}
-    said = {one.name: one.name.upper() if one in arguments else f"--{one.name}" for one in mine} | flags
-    theirs = [_option(one, flags[one.name], said) for one in taken]
-    return [*arguments, *theirs, *(one for one in mine if one not in arguments)]
+    of_body = [expanded for one in own.values() for expanded in _expanded(one)]
+    arguments = [one for one in of_body if isinstance(get_args(one.annotation)[1], ArgumentInfo)]
+    flags = {one.name: f"--{names.get(one.name, one.name).strip('_').replace('_', '-')}" for one in derived}
+    said = {one.name: one.name.upper() if one in arguments else f"--{one.name}" for one in of_body} | flags
+    of_call = [_option(one, flags[one.name], said) for one in derived]
+    return [*arguments, *of_call, *(one for one in of_body if one not in arguments)]
 
 
-def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+def _keyword(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _expanded(one: inspect.Parameter) -> list[inspect.Parameter]:
     """A parameter as typer takes it; a place to write to is an argument and an option."""
     if one.annotation in (Place, MaybePlace):
-        return [_parameter("positional_out", OldOut, None), _parameter("out", Out, None)]
-    return [_parameter(one.name, one.annotation, one.default)]
+        return [_keyword("positional_out", OldOut, None), _keyword("out", Out, None)]
+    return [_keyword(one.name, one.annotation, one.default)]
 
 
-def _option(one: Taken, flag: str, said: Mapping[str, str]) -> inspect.Parameter:
+def _option(one: Parameter, flag: str, said: Mapping[str, str]) -> inspect.Parameter:
     """The option of a command for a parameter of its call; it is a flag where it is off by default.
 
     Args:
@@ -215,7 +215,7 @@ def _option(one: Taken, flag: str, said: Mapping[str, str]) -> inspect.Parameter
     both = one.kind is bool and one.default is not False
     info = typer.Option(*() if both else (flag, *SHORT.get(one.name, ())), help=words, min=LEAST.get(one.name))
     kind = one.kind if one.default is not None else one.kind | None
-    return _parameter(one.name, Annotated[kind, info], one.default)
+    return _keyword(one.name, Annotated[kind, info], one.default)
 
 
 def _place(positional: Path | None, out: Path | None, wanted: inspect.Parameter) -> Path | None:

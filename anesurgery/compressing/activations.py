@@ -40,38 +40,14 @@ SHARE = 99.99
 tools for quantization make it."""
 LEAST_COSINE = 0.995
 """Between the products with quantized inputs and those without: below, a tenth of a product is noise."""
-BINS, STEP = 2048, 16
-"""Of the histogram for the least KL divergence, and between the ranges that are tried: a range is found to less
-than a hundredth of the largest size."""
 
 
 def _largest(sizes: Array) -> float:
     return float(sizes.max(initial=0.0))
 
 
-def _least_kl(sizes: Array) -> float:
-    """The range whose 127 levels say most about how the sizes are spread; zeros have a level anyway."""
-    sizes = sizes[sizes > 0]
-    counts, edges = np.histogram(sizes, BINS, (0.0, _largest(sizes)))
-    wide = counts.astype(np.float64)
-    tried = []
-    for end in range(LEVELS + 1, BINS + 1, STEP):
-        seen = wide[:end].copy()
-        seen[-1] += wide[end:].sum()
-        starts = np.arange(LEVELS) * end // LEVELS
-        held = wide[:end] > 0
-        means = np.add.reduceat(wide[:end], starts) / np.maximum(np.add.reduceat(held, starts, dtype=int), 1)
-        spread = np.where(held, np.repeat(means, np.diff([*starts, end])), 0.0)
-        tiny = float(np.finfo(np.float32).tiny)
-        p, q = seen / seen.sum(), np.maximum(spread / max(spread.sum(), tiny), tiny)
-        apart = float((p[p > 0] * np.log(p[p > 0] / q[p > 0])).sum())
-        tried.append((apart, float(edges[end])))
-    return min(tried)[1]
-
-
 METHODS: dict[str, Callable[[Array], float]] = {
     "percentile": lambda sizes: float(np.percentile(sizes, SHARE)),
-    "kl": _least_kl,
     "max": _largest,
 }
 """How the range of an input follows from the sizes of its numbers."""

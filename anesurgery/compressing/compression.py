@@ -16,7 +16,7 @@ from anesurgery.byte_counts import byte_words, read_size
 from anesurgery.compressing import activations as quantizing
 from anesurgery.compressing.activations import IOS17, METHODS, Quantized, check_method, pair_names
 from anesurgery.compressing.assignment import Option, Row, propose
-from anesurgery.compressing.balancing import Balanced, CorrectedNorm, Norms, balance_channels, norms_of
+from anesurgery.compressing.balancing import Balanced, balance_channels
 from anesurgery.compressing.correcting import (
     Candidate,
     Corrected,
@@ -146,8 +146,6 @@ class Compression(Smaller, Drawn):
     """What the reader must know: doubts, and chips of which nothing is known."""
     balanced: tuple[Balanced, ...] = ()
     """The values whose channels were scaled with the weights that read them, and why others were not."""
-    norms: tuple[CorrectedNorm, ...] = ()
-    """The norms whose gain and shift were fitted, kept or not."""
     points: tuple[Point, ...] = ()
     """The modes of coremltools that were asked for, on the same samples."""
     asked: int = 0
@@ -201,7 +199,6 @@ class Compression(Smaller, Drawn):
             "time": None if self.time is None else self.time.to_json(),
             "on_engine": list(self.on_engine),
             "balanced": [one.to_json() for one in self.balanced],
-            "norms": [one.to_json() for one in self.norms],
             "points": [
                 {"mode": one.mode, "bytes": one.bytes, "loss": _loss_json(one.loss, self.chooses)}
                 for one in self.points
@@ -257,8 +254,8 @@ def compress(
             and equal for speed. False: equal.
         max_bytes: the most bytes of all weights, a number or "300 MB". Each weight gets the form that loses
             least within this size, or stays.
-        activations: inputs of linear and conv in 8 bits too, with 8 `bits`: "percentile", "kl" or "max". Their
-            ranges hold 99.99 % of the numbers, keep most of their distribution, or hold the largest (W8A8).
+        activations: inputs of linear and conv in 8 bits too, with 8 `bits`: "percentile" or "max". Their
+            ranges hold 99.99 % of the numbers, or the largest (W8A8).
             An op whose products suffer keeps its inputs; the report says why.
         balance: move scales of channels from inputs into weights, if the weights then round better (AWQ,
             SmoothQuant). Default: with `activations`.
@@ -307,7 +304,7 @@ def compress(
         newer, raised_ = _newer(given, plan)
         while True:
             edited = newer.clone()
-            weights, scaled, norms = _corrected(edited, samples.calibration, plan, left_out, progress)
+            weights, scaled = _corrected(edited, samples.calibration, plan, left_out, progress)
             after = [one for part in edited.parts for one in placed(part, device)]
             if not (lost := _lost(before, after, weights)):
                 break
@@ -319,7 +316,7 @@ def compress(
     found = _result(given, edited, weights, samples, plan, (before, after), doubts)
     theirs, reasons = points(given, against, smallest, partial(_measured, given, samples, name))
     notes = (*found.notes, *reasons)
-    return replace(found, balanced=tuple(scaled), norms=tuple(norms), points=tuple(theirs), notes=notes)
+    return replace(found, balanced=tuple(scaled), points=tuple(theirs), notes=notes)
 
 
 def _short(weights: Sequence[CompressedWeight]) -> Iterable[str]:
@@ -507,15 +504,14 @@ def _corrected(
     plan: _Plan,
     left_out: LeftOut,
     progress: Progress | None,
-) -> tuple[list[CompressedWeight], list[Balanced], list[CorrectedNorm]]:
+) -> tuple[list[CompressedWeight], list[Balanced]]:
     """Compress the weights of all programs, one program after the other.
 
     Returns:
-        A row for each weight, for each value whose channels may be balanced, and for each norm that was fitted.
+        A row for each weight, and for each value whose channels may be balanced.
     """
     found: list[CompressedWeight] = []
     scaled: list[Balanced] = []
-    norms: list[CorrectedNorm] = []
     known = [dict(values) for values in samples]
     plain = [dict(values) for values in samples]
     parts = edited.parts
@@ -539,13 +535,12 @@ def _corrected(
         part = _Part(loaded, name, replace(plan, room=room), left_out)
         outputs, weights = part.run(taken, plain_taken, progress, further)
         found += weights
-        norms += part.normed
         if further:
             known, plain = (
                 [values | made for values, made in zip(each, of_part, strict=True)]
                 for each, of_part in zip((known, plain), outputs, strict=True)
             )
-    return found, scaled, norms
+    return found, scaled
 
 
 def _rooms(sizes: Sequence[int], room: int | None) -> list[int | None]:
@@ -576,7 +571,6 @@ class _Part:
             if (reason := left_out.get((one.var.name, WEIGHT))) is not None:
                 self.possible[one.var] = {None: Choice(None, reason)}
         self.choices = {var: next(iter(each.values())) for var, each in self.possible.items()}
-        self.normed: list[CorrectedNorm] = []
 
     def wanted(self, version: int) -> dict[str, str]:
         """The other forms that weights would have in another opset, and what they have now, "" where none."""
@@ -611,8 +605,6 @@ class _Part:
         work.biased, work.correct, work.plain = self._biased, self.plan.finished.hand_in, plain
         work.ahead, work.arrays, work.outputs = self.plan.finished.workers.count, False, wanted
         work.folder = self.plan.finished.folder
-        norms = Norms({}) if wanted else norms_of(self.loaded.program, self.name, _alone(chosen))
-        work.norms = dict.fromkeys(norms.norms, norms.step)
         before = {one.var: stored_bytes(one.var) for one in self.found}
         outputs = work.run()
         made = {one.candidate.var: one for one in work.made}
@@ -621,8 +613,6 @@ class _Part:
         for made_one in work.made:
             shift(made_one, self.readers[made_one.candidate.var])
         store([self.loaded.program], work.made)
-        norms.store()
-        self.normed = norms.fitted
         return (outputs, work.plain_outputs), [
             *rows,
             *(CompressedWeight(n, (), "", why, (0, 0)) for n, why in self.stay.items()),
@@ -686,8 +676,6 @@ class _Part:
         biased = {r.op: r for one in weights for r in one.readers if takes_bias(r.op)}
         held = {key_of(op.bias): stored_bytes(op.bias) for op in biased if op.inputs.get("bias") is not None}
         gained = sum(r.outputs.size * np.dtype(np_dtype(op.x)).itemsize for op, r in biased.items())
-        norms = norms_of(self.loaded.program, self.name, ()).norms.values()
-        gained += sum(stored_bytes(var) for norm in norms for var in norm.held)  # equal ones are stored once
         replaced = sum(stored_bytes(one.var) for one in weights) + sum(held.values())
         kept = _bytes_of(self.loaded) - replaced + gained
         if kept >= self.plan.room:
@@ -730,11 +718,6 @@ def _readers(program: Program, found: Sequence[Candidate]) -> dict[Var, list[Any
                 if held is not None and op not in made[held]:
                     made[held].append(op)
     return made
-
-
-def _alone(chosen: Iterable[Candidate]) -> set[Any]:
-    """The ops that alone read a weight, which takes up what they lack."""
-    return {one.readers[0].op for one in chosen if len(one.readers) == 1}
 
 
 def _with_inputs(row: CompressedWeight, judged: Sequence[Quantized] | None) -> CompressedWeight:

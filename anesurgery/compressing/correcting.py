@@ -21,16 +21,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.fitted import Fitting
 from anesurgery.compressing.rounding import best, lost, nearest
 from anesurgery.compressing.second_order import Shares, moments, unit_of
 from anesurgery.compressing.weight_rows import Rows, rows_of
 from anesurgery.errors import NotFinite
-from anesurgery.facts.logits import logits_of
 from anesurgery.files.package import Loaded
 from anesurgery.files.set_aside import set_aside
-from anesurgery.interpret import sampling, state
+from anesurgery.interpret import sampling
 from anesurgery.interpret.arithmetic.precision import forget
 from anesurgery.interpret.core import Env, Executable, Plan, Step
 from anesurgery.interpret.listener import Listener
@@ -50,11 +48,6 @@ Values = Mapping[str, Any]
 NOTHING: Array = np.empty(0)
 Choose = Callable[["Candidate"], "str | None"]
 """The form that a weight gets, such as "int4"; None where it stays as it is."""
-Losses = Callable[[Sequence[int], Step], tuple[float, float]]
-"""(numbers of samples, another form of the step that is about to be taken) -> the loss at the outputs as it is,
-and with that."""
-Norm = Callable[[Step, Sequence[Values], Sequence[Values], Losses], Step]
-"""A norm, what it reads and what it reads in the plain model, for each sample -> the step to take."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +162,6 @@ class Correction:
     """Are the numbers wanted that each weight decodes to? All of them take as much memory as the model."""
     folder: Path | None = None
     """Where what memory need not hold is set aside; that of the system for temporary files by default."""
-    norms: Mapping[Operation, Norm] = field(default_factory=dict)
-    """Ops that are corrected in front of weights which are not compressed yet."""
     made: list[Corrected] = field(default_factory=list)
     plain_outputs: list[dict[str, Array]] = field(default_factory=list)
     """What the plain function makes of `plain`."""
@@ -198,9 +189,7 @@ class Correction:
 
         ready = partial(_ready, held, shifts)
 
-        def compress(step: Step, read: Sequence[Values], wanted: Sequence[Values], onward: Onward) -> Step:
-            if step.op in self.norms:
-                return self.norms[step.op](step, read, wanted, partial(onward.losses, ready))
+        def compress(step: Step, read: Sequence[Values], wanted: Sequence[Values]) -> Step:
             begin(step, read, wanted)
             for one in first.get(step.op, ()):
                 if (done := begun[one.var]) is not None:
@@ -215,7 +204,7 @@ class Correction:
 
         both = executable, Executable(self.loaded.program, function=self.name, fuse=False)
         samples = self.samples, self.samples if self.plain is None else self.plain
-        ops = {r.op for one in self.chosen for r in one.readers} | self.norms.keys()
+        ops = {r.op for one in self.chosen for r in one.readers}
         ahead = Ahead(begin, self.ahead - 1)
         outputs, self.plain_outputs = side_by_side(
             both, samples, compress, ops, ahead, self.outputs, self.folder
@@ -479,56 +468,8 @@ def _values_of(step: Step) -> Iterator[Var]:
         yield from read if isinstance(read, tuple) else (read,)
 
 
-@dataclass(frozen=True)
-class Onward:
-    """The compressed model and the plain one before a step, from which a sample may go on by itself."""
-
-    executables: tuple[Executable, Executable]
-    envs: tuple[Sequence[Env], Sequence[Env]]
-    """What is there, for each sample."""
-    step: Step
-
-    def losses(self, ready: Callable[[Step], Step], numbers: Sequence[int], other: Step) -> tuple[float, float]:
-        """The loss at the outputs if all weights behind the step stay as they are: KL where they choose.
-
-        Args:
-            ready: gives the steps behind with the weights that are compressed already.
-            numbers: of the samples.
-            other: in place of the step.
-
-        Returns:
-            With the step as it is, and with the other one.
-        """
-        chosen = logits_of(self.executables[0].function)
-        costs = Cost(chosen=chosen), Cost(chosen=chosen)
-        for number in numbers:
-            wanted = self._outputs(number, 1, lambda step: step)
-            for cost, one in zip(costs, (self.step, other), strict=True):
-                cost.add(wanted, self._outputs(number, 0, partial(_or, ready, one)))
-        return costs[0].lost(bool(chosen)), costs[1].lost(bool(chosen))
-
-    def _outputs(self, number: int, which: int, ready: Callable[[Step], Step]) -> dict[str, Array]:
-        executable, env = self.executables[which], self.envs[which][number]
-        plan = executable.plan
-        first = next(n for n, each in enumerate(plan.steps) if each.op is self.step.op)
-        copied = {
-            var: state.Box(value.value) if isinstance(value, state.Box) else value for var, value in env.items()
-        }
-        in_place, plan.in_place = plan.in_place, set()  # what is there stays
-        try:
-            return _rest(executable, copied, map(ready, plan.steps[first:]))
-        finally:
-            plan.in_place = in_place
-
-
-def _or(ready: Callable[[Step], Step], one: Step, step: Step) -> Step:
-    """A step made ready, or the one of its op that is so already."""
-    return one if step.op is one.op else ready(step)
-
-
-Beside = Callable[[Step, Sequence[Values], Sequence[Values], Onward], Step]
-"""A step, what it reads and what it reads in the plain model, for each sample, and how it would go on
--> the step to take."""
+Beside = Callable[[Step, Sequence[Values], Sequence[Values]], Step]
+"""A step, what it reads and what it reads in the plain model, for each sample -> the step to take."""
 
 
 def side_by_side(
@@ -560,8 +501,7 @@ def side_by_side(
     there: list[Sequence[Env]] = [[]]
 
     def both(step: Step, read: Sequence[Values]) -> Step:
-        onward = Onward(executables, (there[0], envs), step)
-        return before(step, read, [plain.plan.arguments(steps[step.op], env) for env in envs], onward)
+        return before(step, read, [plain.plan.arguments(steps[step.op], env) for env in envs])
 
     def look(step: Step, others: Sequence[Env]) -> None:
         there[0] = others

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 from anesurgery.mil import Operation, Var, producer, static_shape
-from anesurgery.numeric.forms import ROOTS
+from anesurgery.numeric.forms import ROOTS, centred
 from anesurgery.numeric.squares import norm_of
 from anesurgery.ops import PRODUCTS
 from anesurgery.semantics.analysis_cache import cached
@@ -55,6 +55,8 @@ class _BehindNorms(Intervals):
             start = 0.0 if bias is None else max(map(abs, of_constant(bias)))
             low, high = self.at(op.x)
             most = max(abs(low), abs(high)) * rows.length + start if math.isfinite(high - low) else math.inf
+        elif (left := centred(var)) is not None:  # of a click, the mean is next to 0
+            most = max(map(abs, self.at(left[0])))
         else:
             return super().result(op, var)
         return -most, most

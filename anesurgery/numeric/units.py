@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from anesurgery import fp16
-from anesurgery.mil import Maker, Operation, Var, np_dtype, producer
+from anesurgery.mil import Maker, Operation, Var, producer
 from anesurgery.numeric.forms import REDUCED, Form, Guard
 from anesurgery.regions.small_builds import again
 from anesurgery.semantics.reading import clipped_divisor, flag
@@ -42,8 +42,7 @@ class Quiet:
 
         Louder numbers come down to `most`, smaller ones up to `least`.
         """
-        kind = np_dtype(largest).type
-        return mb.real_div(x=largest, y=mb.clip(x=largest, alpha=kind(self.least), beta=kind(self.most)))
+        return mb.real_div(x=largest, y=mb.clip(x=largest, alpha=self.least, beta=self.most))
 
 
 def is_divided(x: Var) -> bool:
@@ -69,13 +68,12 @@ class Units:
 
     def power(self, mb: Maker, powers: Sequence[float], number: float) -> Var:
         """A positive number divided by powers of the units; by shares of them, so that nothing overflows."""
-        kind, first, degree = np_dtype(self.units[0]).type, min(self.least, 1.0), sum(powers)
-        shares = [
-            (mb.real_div(x=kind(first), y=unit), p) for unit, p in zip(self.units, powers, strict=True) if p
-        ]
-        factors = [mb.square(x=share) if p == 2 else share for share, p in shares]
+        first, degree = min(self.least, 1.0), sum(powers)
+        used = [(unit, power) for unit, power in zip(self.units, powers, strict=True) if power]
+        shares = [(mb.real_div(x=first, y=unit), power) for unit, power in used]
+        factors = [mb.square(x=share) if power == 2 else share for share, power in shares]
         whole = functools.reduce(lambda a, b: mb.mul(x=a, y=b), factors)
-        return mb.mul(x=whole, y=kind(number * self.share**degree / first**degree))
+        return mb.mul(x=whole, y=number * self.share**degree / first**degree)
 
 
 def divided(mb: Maker, form: Form, centre: bool = False) -> Units:
@@ -91,14 +89,14 @@ def divided(mb: Maker, form: Form, centre: bool = False) -> Units:
     for rows in form.units:
         numbers = rows
         if centre:
-            half = mb.mul(x=form.source, y=np_dtype(rows[0]).type(share))
+            half = mb.mul(x=form.source, y=share)
             for _ in range(2):
                 half = mb.sub(x=half, y=mb.reduce_mean(x=half, **over))
             numbers = [half]
         sizes = [mb.abs(x=row) for row in numbers]
         size: Var = functools.reduce(lambda a, b: mb.maximum(x=a, y=b), sizes)
         largest = mb.reduce_max(x=size, **over) if form.axes else size
-        unit = quiet.unit(mb, mb.maximum(x=largest, y=np_dtype(largest).type(floor)))
+        unit = quiet.unit(mb, mb.maximum(x=largest, y=floor))
         values |= {row: mb.real_div(x=number, y=unit) for row, number in zip(rows, numbers, strict=True)}
         units.append(unit)
     return Units(values, tuple(units), floor / quiet.least, share)
@@ -113,16 +111,15 @@ def floor_of(guards: Sequence[Guard], share: float = 1.0) -> float:
 def rebuilt(mb: Maker, form: Form, units: Units) -> Var:
     """What a form makes of numbers over units, times the powers of the units."""
     made = {**units.values, **{var: units.values[row] for var, row in form.same.items()}}
+    guards = {guard.op: guard for guard in form.guards}
     for op in form.steps:
-        made[op.outputs[0]] = _again(mb, op, made, {g.op: g for g in form.guards}.get(op), units)
-    result, root = made[form.root.outputs[0]], form.root
-    (unit,), degree = units.units, form.powers.get(root.outputs[0], form.powers[root.x])[0]
-    result = (
-        plus_logarithm(mb, result, unit, degree)
-        if root.op_type == "log"
-        else times_power(mb, result, unit, degree)
-    )
-    return mb.squeeze(x=result, axes=list(form.axes)) if result.rank > root.outputs[0].rank else result
+        made[op.outputs[0]] = _again(mb, op, made, guards.get(op), units)
+    out, (unit,) = form.root.outputs[0], units.units
+    if form.root.op_type == "log":
+        result = plus_logarithm(mb, made[out], unit, form.powers[form.root.x][0])
+    else:
+        result = times_power(mb, made[out], unit, form.powers[out][0])
+    return mb.squeeze(x=result, axes=list(form.axes)) if result.rank > out.rank else result
 
 
 def _again(mb: Maker, op: Operation, made: Mapping[Var, Var], guard: Guard | None, units: Units) -> Var:
@@ -131,7 +128,7 @@ def _again(mb: Maker, op: Operation, made: Mapping[Var, Var], guard: Guard | Non
     if op.op_type in REDUCED:
         inputs["keep_dims"] = True
     if "epsilon" in op.inputs:
-        inputs["epsilon"] = np_dtype(op.x).type(0)
+        inputs["epsilon"] = 0.0
     if guard is None:
         return again(mb, op, **inputs)
     share = units.power(mb, guard.powers, guard.number)
@@ -144,19 +141,18 @@ def _again(mb: Maker, op: Operation, made: Mapping[Var, Var], guard: Guard | Non
 def times_power(mb: Maker, value: Var, unit: Var, degree: float) -> Var:
     """A value times a unit, its root, or the inverse of either."""
     if degree in (0.5, -0.5):
-        return mb.mul(
-            x=value, y=mb.sqrt(x=unit) if degree > 0 else mb.rsqrt(x=unit, epsilon=np_dtype(unit).type(0))
-        )
+        root = mb.sqrt(x=unit) if degree > 0 else mb.rsqrt(x=unit, epsilon=0.0)
+        return mb.mul(x=value, y=root)
     if degree == -1:
         return mb.real_div(x=value, y=unit)
-    return mb.mul(x=unit, y=value) if degree == 1 else value
+    assert degree in (0, 1), degree
+    return mb.mul(x=unit, y=value) if degree else value
 
 
 def plus_logarithm(mb: Maker, value: Var, unit: Var, degree: float) -> Var:
     """A logarithm, plus that of a power of the unit."""
-    kind = np_dtype(unit).type
-    more = mb.log(x=unit, epsilon=kind(0))
-    return mb.add(x=value, y=more if degree == 1 else mb.mul(x=more, y=kind(degree)))
+    more = mb.log(x=unit, epsilon=0.0)
+    return mb.add(x=value, y=more if degree == 1 else mb.mul(x=more, y=degree))
 
 
 def cosine_of(mb: Maker, form: Form, units: Units) -> Var:

@@ -67,7 +67,7 @@ def whole_lines(compression: Compression) -> list[str]:
         lines.append(str(compression.time))
     reasons = Counter((row.form, row.why) for row in compression.weights)
     lines += [_reason(form, why, count) for (form, why), count in reasons.items()]
-    lines += [*_inputs(compression), *_balanced(compression), *_norms(compression)]
+    lines += [*_inputs(compression), *_balanced(compression)]
     return [*lines, *(f"note: {words}" for words in compression.notes)]
 
 
@@ -104,18 +104,6 @@ def _balanced(compression: Compression) -> Iterator[str]:
         yield f"{len(taken)} of {len(compression.balanced)} values balanced"
     for row in taken[:ROWS]:
         yield f"channels balanced: of {short_name(row.value)}: error {row.error[0]:.2g} -> {row.error[1]:.2g}"
-
-
-def _norms(compression: Compression) -> Iterator[str]:
-    """How many norms were corrected, and what that did where it is judged."""
-    kept = [one for one in compression.norms if one.kept]
-    if tried := len(compression.norms):
-        yield f"{len(kept)} of {tried} norms corrected, by what samples lose that they were not fitted to"
-    for one in kept[:ROWS]:
-        before, after = one.loss or (0.0, 0.0)
-        yield f"norm corrected: {short_name(one.norm)}: loss at the outputs {before:.3g} -> {after:.3g}"
-    if worse := sum(one.loss is not None and not one.kept for one in compression.norms):
-        yield f"norms unchanged, since the outputs would not lose less: {worse}"
 
 
 def _reason(form: str, why: str, count: int) -> str:

@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from anesurgery import commands
 from anesurgery.commands.app import app
-from anesurgery.commands.signatures import entries, kind_of, takes
+from anesurgery.commands.signatures import entries, kind_of, parameters_of
 
 FILES = Path(commands.__file__).parent.glob("*.py")
 CALLS = sorted({call for file in FILES for call in re.findall(r'"([\w.]+:\w+)"', file.read_text())})
@@ -24,9 +24,9 @@ def test_defaults_are_those_of_the_call(call: str) -> None:
     """The wrong version reads a constant of another file, or none."""
     module, _, name = call.partition(":")
     parameters = inspect.signature(getattr(importlib.import_module(f"anesurgery.{module}"), name)).parameters
-    found = {one.name: one.default for one in takes(call).values()}
+    found = {one.name: one.default for one in parameters_of(call).values()}
     assert found == {key: None if (value := parameters[key].default) == () else value for key in found}
-    assert all(one.words for one in takes(call).values())
+    assert all(one.words for one in parameters_of(call).values())
 
 
 @pytest.mark.parametrize(

@@ -234,15 +234,6 @@ def test_a_table_is_not_spread_by_scales() -> None:
     assert any("has one table, which scales would spread" in row.why for row in rows)
 
 
-def test_weights_with_a_table_are_tried_with_scales_from_a_norm() -> None:
-    """The wrong version multiplies inputs of fp64 with the numbers of a table, which are fp32, and ends."""
-    found = ane.compress(
-        program_of(wide_channels), 4, inputs=samples(), for_="size", balance=True, smallest=100
-    )
-    assert [str(row.form) for row in found.compressed] == ["palette4"]
-    assert len(found.balanced) == 1
-
-
 def test_numbers_that_scales_would_change_keep_theirs() -> None:
     """The wrong version lets the smallest numbers of fp16 lose bits, and the largest overflow."""
     program = program_of(read_by_one)
@@ -379,3 +370,12 @@ def kept_values(x: Var) -> tuple[Var, Var]:
 )
 def test_values_that_cannot_be_scaled_are_said(build: Callable[[Var], Any], words: str) -> None:
     see_why(build, words)
+
+
+def test_weights_with_a_table_are_tried_with_scales_from_a_norm() -> None:
+    """The wrong version multiplies inputs of fp64 with the numbers of a table, which are fp32, and ends."""
+    found = ane.compress(
+        program_of(wide_channels), 4, inputs=samples(), for_="size", balance=True, smallest=100
+    )
+    assert [str(row.form) for row in found.compressed] == ["palette4"]
+    assert len(found.balanced) == 1

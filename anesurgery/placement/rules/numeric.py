@@ -8,7 +8,7 @@ of M4 and M6, ane-guide and ANEForge are measurements through the private compil
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -34,8 +34,8 @@ from anesurgery.mil import (
 from anesurgery.numeric import means, products, squares
 from anesurgery.numeric.behind_norms import far_end
 from anesurgery.numeric.forms import form_of
-from anesurgery.numeric.hazard import Hazard, in_words
-from anesurgery.ops import CARRIERS, COMPARISONS, NORMS, ORDERINGS, PRODUCTS, SINGULAR
+from anesurgery.numeric.hazard import Hazard, Size, in_words
+from anesurgery.ops import CARRIERS, COMPARISONS, NORMS, ORDERINGS, SINGULAR
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules.conditions import (
     FILLING,
@@ -149,13 +149,6 @@ BETWEEN = frozenset(
     {"add", "mul", "real_div", "reduce_sum", "reduce_mean", "clip", "maximum", "matmul", "linear", "conv"}
 )
 """What stands between squares and their root."""
-
-
-def row_of(
-    hazard: Hazard[Any], size: Callable[[Var], float] = bounds.magnitude
-) -> Callable[[Operation, Target], str]:
-    """The test of a hazard, where `size` bounds values."""
-    return lambda op, target: hazard.told(op, size)
 
 
 def folded_cast(op: Operation, target: Target) -> str:
@@ -470,6 +463,13 @@ def overflowing_exponential(op: Operation, target: Target) -> str:
     )
 
 
+def _hazard(
+    name: str, hazard: Hazard[Any], because: str, source: str, size: Size = bounds.magnitude, **more: Any
+) -> Rule:
+    """The rule of a hazard, where `size` bounds values."""
+    return _numeric(name, hazard.kinds, because, source, test=lambda op, target: hazard.told(op, size), **more)
+
+
 STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/numerics.md"
 GUIDE = "sbryngelson/ane-guide: part-1-machine/03; ANEForge: numeric-cliffs"
 INTEGERS = "fp16 holds integers exactly up to 2048; above it ids and positions become their neighbours"
@@ -481,14 +481,13 @@ MASK_SOURCE = "apple/coreai-models: neural_engine_rules.md; apple/ml-ane-transfo
 
 
 RULES: tuple[Rule, ...] = (
-    _numeric(
+    _hazard(
         "num-mac-32768",
-        PRODUCTS,
+        products.SUM,
         "a result or partial sum of products of magnitude 32768 or more becomes infinite, even where later "
         "terms cancel it; seen on M1, M2, M4, M5 and M6 (what the accumulator is, fixed point or float, is "
         "disputed; the ceiling is not)",
         f"{GUIDE}; {STUDY}",
-        test=row_of(products.SUM),
         scope=Scope(os="seen on M1, M2, M4, M5, M6"),
         remedy="scale_products",
         advice="divide the weights by a power of two and multiply the result by it (exact but for underflow)",
@@ -517,13 +516,12 @@ RULES: tuple[Rule, ...] = (
         remedy="scale_scores",
         advice="multiply the query, or the weights that make it, instead of the scores",
     ),
-    _numeric(
+    _hazard(
         "num-scores",
-        frozenset({"softmax"}),
+        products.LARGE_SCORES,
         "a row with two infinite scores has no softmax: infinity less infinity is NaN, and on the engine both "
         "count as large numbers",
         STUDY,
-        test=row_of(products.LARGE_SCORES),
         remedy="shift_scores",
         advice="take the largest score away before the scores are multiplied",
     ),
@@ -669,12 +667,12 @@ RULES: tuple[Rule, ...] = (
         test=overflowing_exponential,
         remedy="fuse_exponential",
     ),
-    _numeric(
+    _hazard(
         "num-root",
-        squares.ROOT.kinds,
+        squares.ROOT,
         "the elementwise unit is fp16: 256 * 256 is infinite, though its root or logarithm would be small",
         STUDY,
-        test=row_of(squares.ROOT, _reached),
+        size=_reached,
         remedy="scale_roots",
         advice="divide by the largest magnitude first",
     ),
@@ -689,30 +687,29 @@ RULES: tuple[Rule, ...] = (
         scope=Scope(frozenset({17}), "seen on iPhone 17 Pro"),
         advice="run compute_fp16, then safe_numbers, which scales the numbers before they are squared",
     ),
-    _numeric(
+    _hazard(
         "num-spectrum",
-        squares.SPECTRUM.kinds,
+        squares.SPECTRUM,
         "the elementwise unit is fp16: 256 * 256 is infinite, though the logarithm of a band would be small",
         f"{STUDY}; findit-studio/coremlit (a log-mel front end with a cosine of 0.046 on M1 Max)",
-        test=row_of(squares.SPECTRUM, _by_weights),
+        size=_by_weights,
         remedy="scale_spectra",
         advice="divide each frame by its largest magnitude first",
     ),
-    _numeric(
+    _hazard(
         "num-cosine",
-        squares.COSINE.kinds,
+        squares.COSINE,
         "the elementwise unit is fp16: 256 * 256 is infinite, though a cosine is at most 1",
         STUDY,
-        test=row_of(squares.COSINE, _by_weights),
+        size=_by_weights,
         remedy="scale_cosines",
         advice="divide each row by its length first, and multiply then",
     ),
-    _numeric(
+    _hazard(
         "num-variance",
-        frozenset({"sub"}),
+        means.VARIANCE,
         "two large numbers cancel: at a mean of 100 and a spread of 1 fp16 leaves no digit of the variance",
         f"{STUDY}: the elementwise unit is fp16",
-        test=row_of(means.VARIANCE),
         remedy="centre_variance",
         advice="take the mean away before squaring",
     ),
@@ -798,34 +795,31 @@ RULES: tuple[Rule, ...] = (
         remedy="flat_gather",
         advice="gather along one axis, or multiply with one-hot rows",
     ),
-    _numeric(
+    _hazard(
         "num-mean",
-        frozenset({"reduce_mean"}),
+        means.LONG_MEAN,
         "a reduction has a narrow running sum, which loses what is small beside it",
         GUIDE,
-        test=row_of(means.LONG_MEAN),
         scope=Scope(os="seen on M1, M5", via="compiler"),
         remedy="mean_of_means",
         advice="take means of rows, and the mean of those",
     ),
-    _numeric(
+    _hazard(
         "num-qdq",
-        frozenset({"quantize"}),
+        products.QUANTIZED,
         "the engine multiplied with the code of an operand dequantized by the scale of the output: 2, 4 and 8 "
         "where 1 is right; the CPU is right",
         "cadamcat/llms-on-apple-neural-engine: coreai-qdq-multiply-scale",
-        test=row_of(products.QUANTIZED),
         scope=Scope(os="seen on M5 Pro, macOS 27.0"),
         remedy="clip_product",
         advice="clip the product to the range of the output",
     ),
-    _numeric(
+    _hazard(
         "num-shares",
-        frozenset({"matmul"}),
+        products.SHARES,
         "over 4,096 keys the product was 5.2 to 5.4 % off, with equal weights 3.95 %, and with 64 "
         "times the weights 0.06 %; the cause is unknown",
         "cadamcat/llms-on-apple-neural-engine: attention-product-precision (Core AI)",
-        test=row_of(products.SHARES),
         scope=Scope(os="seen on M5 Pro, macOS 27.0"),
         remedy="scale_shares",
         advice="multiply the weights by 64, and the result by 1/64",

@@ -85,7 +85,7 @@ def test_a_plan_with_a_part_of_another_kind_is_refused(data: Any, change: Any) -
 
 def test_a_deep_file_is_no_plan(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("[" * 100_000)
-    with pytest.raises(LoadError, match="cannot be read as a plan"):
+    with pytest.raises(LoadError, match="is no plan, as it is no JSON"):
         Plan.read(tmp_path / "plan.json")
 
 

@@ -124,7 +124,7 @@ def test_a_folder_is_reported_rewritten_by_keys_and_deleted(
     readable(browser)
     browser.give("#folder", [package])
     browser.until(DONE)
-    assert browser.run("document.getElementById('sentence').textContent").startswith("On any chip, no op runs")
+    assert browser.run("document.getElementById('sentence').textContent").startswith("On iPhone 17")
     assert browser.run("document.activeElement.id") == "sentence"
     assert len(stored(server[1])) == 1
     browser.run("document.getElementById('file').focus()")
@@ -175,7 +175,7 @@ def test_a_folder_and_an_archive_are_dropped(
     (copy / ".DS_Store").write_text("x")
     browser.drop("#drop", [copy])
     browser.until(DONE)
-    assert browser.run("document.getElementById('sentence').textContent").startswith("On any chip, no op runs")
+    assert browser.run("document.getElementById('sentence').textContent").startswith("On iPhone 17")
     (sent,) = stored(server[1])
     assert len(list(sent.rglob("note_*"))) == 120
     assert not list(sent.rglob(".DS_Store"))
@@ -183,7 +183,7 @@ def test_a_folder_and_an_archive_are_dropped(
     browser.drop("#drop", [tmp_path / "packed.zip"])
     browser.until("!document.getElementById('bar').hidden")
     browser.until(DONE)
-    assert browser.run("document.getElementById('sentence').textContent").startswith("On any chip, no op runs")
+    assert browser.run("document.getElementById('sentence').textContent").startswith("On iPhone 17")
 
 
 def test_malicious_models_are_refused_in_words_and_the_page_goes_on(

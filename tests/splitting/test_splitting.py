@@ -317,9 +317,9 @@ def test_a_state_that_functions_use_in_different_chunks_is_an_error(tmp_path: Pa
 
 
 def test_merge_and_extract_say_what_is_wrong(package: Path, tmp_path: Path) -> None:
-    with pytest.raises(SurgeryError, match="give two or more models"):
+    with pytest.raises(SurgeryError, match="merge takes two models or more"):
         ane.merge({"one": package}, tmp_path / "out.mlpackage")
-    with pytest.raises(SurgeryError, match="with the default 'three'"):
+    with pytest.raises(SurgeryError, match="unknown default function .three.; known: one, two"):
         ane.merge({"one": package, "two": package}, tmp_path / "out.mlpackage", default="three")
     with pytest.raises(UnknownName):
         ane.extract(package, "prefill", tmp_path / "out.mlpackage")

@@ -84,7 +84,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no folder": (lambda f: shutil.rmtree(f), "does not exist"),
     "an empty folder": (nothing_inside, "lacks metadata.json and main.mlirb and main.hash"),
     "a file": (a_file, "is no folder"),
-    "a link to itself": (cyclic, "does not exist"),
+    "a link to itself": (cyclic, "is a link that leads nowhere"),
     "no program": (lambda f: (f / PROGRAM).unlink(), "lacks main.mlirb"),
     "no hash": (lambda f: (f / HASH).unlink(), "lacks main.hash"),
     "no metadata": (lambda f: (f / METADATA).unlink(), "lacks metadata.json"),

@@ -1,4 +1,4 @@
-"""Numbers of bytes in words, "950 MB": byte_words units, as Finder and Xcode have them."""
+"""Numbers of bytes in words, "950 MB": decimal units, as Finder and Xcode have them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_size(size: float | str | None) -> int:
 
 
 def byte_words(count: float) -> str:
-    """Bytes for a reader, in three digits: "1.5 MB", and "1 MB" for what would be 1e+03 kB."""
+    """Return bytes in words, with three digits: "1.5 MB"; 999,700 bytes are "1 MB"."""
     for unit, factor in UNITS.items():
         if count >= factor * LARGEST / 1000:
             return f"{count / factor:.3g} {unit}"

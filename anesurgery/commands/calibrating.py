@@ -87,7 +87,7 @@ def certify(
 
 
 def certified(certificate: Any, model: str, target: str | None, *wrote: Path | None) -> Outcome:
-    """How `certify` ends: with a repair; or with a picture, and what times the model on a Mac."""
+    """Return the end of `certify`: a failure names the repair, a success a picture and a way to time it."""
     fix = command("fix", model, "safe_numbers", target=target)
     then = picture(model, target) if certificate.ok else fix
     more = f"On a Mac, time it: {command('measure', model)}" if certificate.ok else ""

@@ -1,4 +1,4 @@
-"""What a public call takes: names, types and defaults of its parameters, and what its docstring says of each.
+"""Read the parameters of a public call: their names, types, defaults, and sentences of the docstring.
 
 All is read from the text of its file, so that `--help` imports neither torch nor coremltools.
 """
@@ -27,7 +27,7 @@ class Parameter:
         name: in the signature.
         kind: what the command line reads: a type of Python, or a list of one.
         default: of the signature; None for an empty tuple.
-        words: what the docstring says of it, up to the first full stop, and what the default means.
+        words: the first sentence about it in the docstring, and what the default means.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What is said where a model is named that is not there; imports neither torch nor coremltools."""
+"""The error for a model that does not exist; imports neither torch nor coremltools."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MOST = 8
 
 
 def missing(path: Path) -> str:
-    """Says that a path does not exist, and what to do: which models are beside it, or what was meant."""
+    """Return the error for a path that does not exist: it names the models beside it, or a similar path."""
     if path.is_symlink():
         return f"{path} is a link that leads nowhere; copy the model itself"
     if re.match(r"[a-z]+:/", str(path)):

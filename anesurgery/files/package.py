@@ -193,7 +193,7 @@ def locate(path: Path) -> tuple[Path, Path | None]:
 
 
 def _no_package(folder: Path) -> str:
-    """What a folder is that is no package, and what to do."""
+    """Say what kind of folder this is, and what to give in its place."""
     if is_checkpoint(folder):
         return CHECKPOINT
     if (folder / "saved_model.pb").is_file():

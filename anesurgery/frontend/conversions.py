@@ -233,9 +233,10 @@ def running_log_sum(context: Any, node: Any) -> None:
 
 
 def _log_of_sum(x: Var, y: Var) -> Var:
-    """log(exp(x) + exp(y))."""
+    """log(exp(x) + exp(y)); of two that are equal, and may be infinite, no difference is taken."""
     most, least = mb.maximum(x=x, y=y), mb.minimum(x=x, y=y)
-    share: Var = mb.exp(x=mb.sub(x=least, y=most))
+    none = np_dtype(x).type(0)
+    share: Var = mb.exp(x=mb.select(cond=mb.equal(x=x, y=y), a=none, b=mb.sub(x=least, y=most)))
     total: Var = mb.add(x=most, y=mb.log(x=mb.add(x=share, y=1.0)))
     return total
 

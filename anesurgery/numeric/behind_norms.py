@@ -45,7 +45,7 @@ class _BehindNorms(Intervals):
         return self.at(var)
 
     def result(self, op: Operation, var: Var) -> Interval:
-        """Of norms and products; of other ops as it is."""
+        """Return the interval of a result; norms and products have bounds of their own here."""
         most = math.inf
         if (normalised := _norm(op)) is not None:
             scale, shift = gain(op)

@@ -130,7 +130,7 @@ class Form:
             powers, gain = self.powers[op.outputs[0]], self.gains[op.outputs[0]]
             if min(powers) >= 0:
                 peak = math.prod((m**p for m, p in zip(most, powers, strict=True) if p), start=gain)
-                peaks.append(peak**2 if op.op_type == "reduce_l2_norm" else peak)  # of which it is the root
+                peaks.append(peak**2 if op.op_type == "reduce_l2_norm" else peak)  # of its sum
         return max(peaks)
 
 

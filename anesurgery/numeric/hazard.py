@@ -24,7 +24,7 @@ class Site(Protocol):
 
 
 class Found:
-    """A site with parts by name: its attributes, beside the op that ends it, and what that makes."""
+    """A site whose parts are attributes: the last op is `op`, its result is `out`."""
 
     def __init__(self, op: Operation, *others: Operation | None, **parts: Any) -> None:
         self.ops = (op, *(other for other in others if other is not None))
@@ -92,7 +92,7 @@ class Hazard(Generic[S]):
         return Refusal(unable, op) if unable else site
 
     def at(self, op: Operation, size: Size) -> tuple[S | str | None, float]:
-        """What `match` says of an op, and what values come to."""
+        """Return what `match` finds at an op, and the largest value there; 0 where it finds no site."""
         concerned = op.op_type in self.kinds and (is_half(op.outputs[0]) or not self.half)
         site = self.match(op) if concerned else None
         return site, 0.0 if site is None or isinstance(site, str) else self.reach(site, size)

@@ -1,4 +1,4 @@
-"""Sums of products, and what is multiplied, that are too large or too small for fp16 or the engine."""
+"""Products whose sums or operands leave the range of fp16 or of the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers divided by a unit, so that fp16 holds their squares, and what a form makes of them.
+"""Divide numbers by a unit, so that fp16 holds their squares, and build a form on the quotients.
 
 Squares of fp16 numbers above 255 overflow, and those of numbers below 2^-12 are 0. The unit of a row is 1 where
 its largest number is neither so large nor so small: then each number is what it was, and no digit is lost.

@@ -99,6 +99,7 @@ CASES: dict[str, dict[str, Torch]] = {
     },
     "decomposing": {
         "logcumsumexp": lambda x: (30 * x).logcumsumexp(1),
+        "logcumsumexp_of_masked": lambda x: x.where(x > 0, -torch.inf).logcumsumexp(1).exp(),
         "logcumsumexp_far_below_the_largest": lambda x: (x + 150 * (x.cumsum(2) > 1)).logcumsumexp(2),
         "logsigmoid": F.logsigmoid,
         "logaddexp": lambda x: torch.logaddexp(x, 2 * x.flip(0)),

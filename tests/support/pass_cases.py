@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -184,7 +185,9 @@ def check_there(step: Pass, case: Case, where: str, patch: pytest.MonkeyPatch, f
             return  # no package holds it
         later = load(str(ane.save(load(after), folder / "after.mlpackage"))).program
     else:
-        model, later = settled(model), settled(after)
+        later = settled(after)
+        with suppress(AttributeError):  # of coremltools, on the program as given: a batch_norm without beta
+            model = settled(model)
         assert not apply_pass(step, later)[1].changes, text_of(later)
     if not case.differs:
         inputs, rtol = case.numbers(model, later), max(rtol, FOLDED if _is_half(model) else 1e-6)

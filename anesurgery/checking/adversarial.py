@@ -619,12 +619,13 @@ def edged(drawn: Sequence[Var], drawing: Drawing, numbers: Mapping[Var, Array], 
     floats = [v for v in drawn if _is_free(v, drawing) and np_dtype(v).kind == "f"]
     crossings, values = SIGNS ** min(len(floats), MOST_CROSSED), {}
     for i, var in enumerate(floats):
-        edges, own = drawing.near_edges(np_dtype(var)), np.abs(numbers[var].ravel())
-        cycle, place = np.divmod(np.arange(at, at + own.size), crossings + len(edges))
-        sign = place // SIGNS ** (i % MOST_CROSSED) % SIGNS
-        turn = np.select([sign == 0, sign == 1, sign == 2], [own, -own, np.zeros_like(own)], -0.0)
-        edge = edges[(place - crossings + i * cycle) % len(edges)]
-        mixed = np.where(place < crossings, turn, edge).reshape(numbers[var].shape)
+        edges, own = drawing.near_edges(np_dtype(var)), np.abs(numbers[var])
+        period = (crossings + len(edges)) * len(edges)  # places after which the pattern begins again
+        cycle, place = np.divmod(np.arange(at, at + min(own.size, period)), crossings + len(edges))
+        sign = np.array([1, -1, 0, -0.0], own.dtype)[place // SIGNS ** (i % MOST_CROSSED) % SIGNS]
+        edge = edges[(place - crossings + i * cycle) % len(edges)].astype(own.dtype)
+        crosses, sign, edge = (np.resize(part, own.shape) for part in (place < crossings, sign, edge))
+        mixed = np.where(crosses, own * sign, edge)
         values[var] = drawing.bounded(var, mixed, np_dtype(var))
     return values
 

@@ -42,7 +42,8 @@ def faster(name: str, recipe: str, device: str) -> str:
     assert proof.ok
     times, fastest, slowest = from_to(time.before.ms, time.after.ms), 1 / time.low, 1 / time.high
     band = f"{rounded(slowest)} to {rounded(fastest)} times as fast"
-    return f"{TITLES[name]} on an {device}: {times} by estimate ({band}), same outputs."
+    kept = "same logits at the last position" if surgery.contract else "same outputs"
+    return f"{TITLES[name]} on an {device}: {times} by estimate with `{recipe}` ({band}), {kept}."
 
 
 @cache
@@ -58,7 +59,7 @@ def in_the_tutorial(device: str) -> str:
         ane.inspect(one, target=device).residency["flop"] for one in (names["model"], surgery.program)
     )
     work = f"{before:.1%} -> {after:.1%} of its work on the Neural Engine"
-    return f"The network of this page on an {device}: {work}, same outputs."
+    return f"The network below on an {device}: {work}, same outputs."
 
 
 @cache
@@ -84,8 +85,7 @@ def nearer(device: str) -> str:
     inputs = {"x": hazard.inputs}
     repaired = ane.apply(hazard.graph, "safe_numbers", target=device, inputs=[inputs], quiet=True).program
     before, after = (_decibels(program, hazard.graph, inputs) for program in (hazard.graph, repaired))
-    norm = f"A written-out norm of numbers up to {np.abs(hazard.inputs).max():.0f}"
-    return f"{norm} on an {device}: {before:.0f} dB -> {after:.0f} dB in fp16 after `safe_numbers`."
+    return f"A norm that overflows fp16 on an {device}: {before:.0f} dB -> {after:.0f} dB after `safe_numbers`."
 
 
 def _decibels(program: Program, meant: Program, inputs: dict[str, Any]) -> float:
@@ -112,8 +112,8 @@ def surer(device: str) -> str:
     sized = ane.sizes(flexible, {"x": [(1, 4, 16000), (1, 4, 48000)]})
     before = ane.inspect(flexible, target=device).residency["flop"]
     after = min(found.residency["flop"] for found in sized.inspect(device).values())
-    shares = f"{before:.0%} -> {after:.0%} of its work is sure to run on the Neural Engine"
-    return f"A small sound network of flexible length on an {device}: {shares}, at two fixed sizes."
+    shares = f"{before:.0%} -> {after:.0%} of its work expected on the Neural Engine"
+    return f"A small audio network of flexible length on an {device}: {shares}, after it gets two fixed sizes."
 
 
 @cache

@@ -80,8 +80,8 @@ class HoldGuards(Rewrite):
         loud = max(LOUD, 2.0 ** math.ceil(math.log2(guarded.least * UNSEEN)))
         size = value if m.positive or guarded.clips else mb.abs(x=value)
         size = mb.clip(x=size, alpha=an.fp16.NORMAL, beta=an.fp16.LARGEST)
-        unit = units.Quiet(loud, an.fp16.LARGEST).unit(mb, size)
-        share = units.Units({}, (unit,), an.fp16.NORMAL / loud).power(mb, (1.0,), guarded.least)
+        unit = units.SafeRange(loud, an.fp16.LARGEST).unit(mb, size)
+        share = units.DividedRows({}, (unit,), an.fp16.NORMAL / loud).power(mb, (1.0,), guarded.least)
         joined = mb.maximum if guarded.clips else mb.add
         return _ended(mb, guarded, joined(x=mb.real_div(x=value, y=unit), y=share), unit)
 

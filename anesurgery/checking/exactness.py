@@ -301,7 +301,7 @@ def repairs_of_squares(function: Function) -> dict[Var, str]:
     repairs = {}
     for op in walk_ops(function):
         for hazard, name in NORMS:
-            if not isinstance(norm := hazard.found(op), Refusal):
+            if not isinstance(norm := hazard.site_to_repair(op), Refusal):
                 repairs[next(o for o in norm.ops if o.op_type == "reduce_mean").x] = name
     return repairs
 

@@ -1,9 +1,9 @@
-"""How large numbers behind a norm are, where bounds by weights alone say too much.
+"""Estimate how large values behind a norm get, where the strict bound is far above what inputs reach.
 
-A norm over half a million numbers bounds each by 700, and sums of products behind it by more, which they reach
-where one number holds the energy of all. What is reckoned here is a click in silence instead: one place of a
-picture, or of a time, holds all energy, and all channels have a part in it. Of p places each number there is
-the root of p; products add such numbers up as if the weights did not know them, to the length of their row.
+A norm over n numbers bounds each by sqrt(n): by 700 for half a million, which needs one number to hold all the
+energy. The estimate here assumes the worst input that is still natural, a click in silence: one place of a
+picture or of a time holds all the energy, spread over all channels. With p places each number there is
+sqrt(p). A product behind it adds such numbers like random ones, up to the length of a row of weights.
 """
 
 from __future__ import annotations
@@ -21,26 +21,25 @@ from anesurgery.semantics.intervals import Intervals
 from anesurgery.semantics.reading import ints
 
 NUMBERS = 4096
-"""Over no more of them a norm gives nothing beyond 64, whatever it reads, and so does a product with rows of
-length 1: no place is asked for."""
+"""A norm over at most so many numbers gives at most 64 (their root) whatever it reads; it needs no estimate."""
 SPREAD = 4.0
-"""How far numbers of one place go beyond their root mean square. A choice: of drawn ones one in 16,000 does;
-products whose rows of weights are turned to the very numbers of the click go further."""
+"""How many times their root mean square the numbers of one place reach. A choice: one normal number in 16,000
+does. Weights that match the click itself reach more."""
 SEARCH_STEPS = 200
-"""Ops that are looked at: a residual stream has a few in each block."""
+"""The most ops that are followed upstream: a residual stream has a few in each block."""
 
 
 @cached
 def far_end(var: Var) -> float:
-    """The magnitude that a value behind norms does not exceed, as reckoned; infinite for others."""
+    """Return the estimated largest magnitude of a value behind norms; infinite for other values."""
     return max(map(abs, _BehindNorms(assume={}).of(var)))
 
 
 class _BehindNorms(Intervals):
-    """Intervals in which the result of a norm ends where a click brings it, and that of a product likewise."""
+    """Intervals of values in which norms and products have the bounds of a click."""
 
     def of(self, var: Var) -> Interval:
-        """The answer to a question."""
+        """Return the interval of a value."""
         self.steps = SEARCH_STEPS
         return self.at(var)
 
@@ -49,13 +48,13 @@ class _BehindNorms(Intervals):
         most = math.inf
         if (normalised := _norm(op)) is not None:
             scale, shift = gain(op)
-            most = max(math.sqrt(NUMBERS), _far(*normalised)) * scale + shift
+            most = max(math.sqrt(NUMBERS), _largest_behind(*normalised)) * scale + shift
         elif op.op_type in PRODUCTS and (rows := norms(op)) is not None:
             bias = op.inputs.get("bias")
             start = 0.0 if bias is None else max(map(abs, of_constant(bias)))
             low, high = self.at(op.x)
             most = max(abs(low), abs(high)) * rows.length + start if math.isfinite(high - low) else math.inf
-        elif (left := centred(var)) is not None:  # of a click, the mean is next to 0
+        elif (left := centred(var)) is not None:  # the mean of a click is nearly 0
             most = max(map(abs, self.at(left[0])))
         else:
             return super().result(op, var)
@@ -63,7 +62,7 @@ class _BehindNorms(Intervals):
 
 
 def _norm(op: Operation) -> tuple[Var, Sequence[int]] | None:
-    """The value and axes of a norm: an op, or a division by the root of the mean, or the sum, of squares."""
+    """Return the value and axes of a norm, which is one op or written with several; None for other ops."""
     if op.op_type in ("layer_norm", "instance_norm"):
         return op.x, list(range(2, op.x.rank)) if op.op_type == "instance_norm" else ints(op, "axes")
     form = norm_of(op)
@@ -73,17 +72,17 @@ def _norm(op: Operation) -> tuple[Var, Sequence[int]] | None:
     return (next(iter(form.rows)), form.axes) if form.gains[inside] >= 1 else None
 
 
-def _far(var: Var, axes: Sequence[int]) -> float:
-    """Root mean squares that a number behind a norm comes to; infinite where no length is known."""
+def _largest_behind(var: Var, axes: Sequence[int]) -> float:
+    """Return the largest number behind a norm, for a root mean square of 1; infinite for unknown lengths."""
     shape = static_shape(var)
     if shape is None:
         return math.inf
     count = math.prod(shape[axis] for axis in axes)
-    return 0.0 if count <= NUMBERS else SPREAD * math.sqrt(_places(var, shape, axes, count))
+    return 0.0 if count <= NUMBERS else SPREAD * math.sqrt(_count_places(var, shape, axes, count))
 
 
-def _places(var: Var, shape: tuple[int, ...], axes: Sequence[int], count: int) -> int:
-    """Over how many places a norm goes: channels are axis 1, also before a reshape into groups of them."""
+def _count_places(var: Var, shape: tuple[int, ...], axes: Sequence[int], count: int) -> int:
+    """Return how many places a norm spans; channels are axis 1, also before a reshape into groups."""
     centre = producer(var, "sub")
     moved = producer(var if centre is None else centre.x, "reshape")
     before = None if moved is None else static_shape(moved.x)

@@ -1,7 +1,9 @@
-"""Forms that square numbers on the way to a small result: roots, logarithms, cosines and norms.
+"""Find the ops between squares and a small result that they end in: a root, a logarithm, a cosine or a norm.
 
-A form is found by degrees: each op between the squares and the end scales with a power of what it reads, so
-that numbers divided by a unit give the same end but for a power of the unit.
+Such a region is a form. For `rsqrt(mean(x * x) + 1e-5)` the row is x, the root is the rsqrt, and the guard is
+1e-5. The search goes from the last op upstream to what is squared. Each op between must scale with a power of
+what it reads (`semantics.degrees`): x * x has the degree 2 in x, the rsqrt the degree -1. So if the rows are
+divided by a unit, the end changes by a known power of it, and `units` can build the form on smaller numbers.
 """
 
 from __future__ import annotations
@@ -32,45 +34,45 @@ BETWEEN = names("add maximum clip") | DIVISIONS | REDUCED | ROOTS | PRODUCTS
 """Ops that may stand between squares and the end of a form."""
 ENDS = DIVISIONS | ROOTS | {"log"}
 MOST = 24
-"""Ops of a form: a choice; torch's cosine has nine."""
+"""The most ops of a form. A choice: torch's cosine has nine."""
 UNGUARDED = 1e-37
 """The largest epsilon that guards nothing: fp32 hardly holds it, and fp16 makes 0 of it."""
 
 
 class Guard(NamedTuple):
-    """A positive number that an op adds to what it reads, or that its result is at least."""
+    """A positive number that keeps a value from 0: an epsilon that is added, or a least value of a clip."""
 
     op: Operation
     number: float
     powers: tuple[float, ...]
-    """The degree of what it guards in each unit."""
+    """The degree of the guarded value in each unit."""
 
     @property
     def clips(self) -> bool:
-        """Is it the least, and not added?"""
+        """Is it a least value, rather than an addend?"""
         return self.op.op_type in ("maximum", "clip")
 
 
 @dataclass(frozen=True)
 class Form:
-    """An end, the numbers that are squared before it, and how each value between scales with them."""
+    """A region of ops from rows that are squared to an end, and how each value scales with the rows."""
 
     root: Operation
     rows: Mapping[Var, int]
-    """What is squared, or multiplied with another row -> its unit; rows that are added up share one."""
+    """Value that is squared, or multiplied with another row -> number of its unit; added rows share one."""
     same: Mapping[Var, Var]
-    """A second difference of a row from its mean -> the first, which is a row."""
+    """A second `x - mean(x)` of the same x -> the first one, which is a row."""
     steps: tuple[Operation, ...]
-    """All of it, each after what it reads; the root is the last."""
+    """All ops of the region, each after those that it reads; the root is the last."""
     powers: Mapping[Var, tuple[float, ...]]
-    """Each row, and each value between -> its degree in each unit."""
+    """Row or value between -> its degree in each unit."""
     guards: tuple[Guard, ...]
     gains: Mapping[Var, float]
-    """Each value between -> the most that it comes to where no number of a row is above 1, without guards."""
+    """Value between -> its largest magnitude if no number of a row is above 1, without guards."""
     axes: tuple[int, ...]
-    """Along which a row lies: those that are summed over."""
+    """The axes along which a row lies: those that are summed over."""
     averaged: float
-    """How many squares a mean is taken of; 1 where they are added up, infinite where a length is dynamic."""
+    """The number of squares that a mean divides by; 1 for sums, infinite where a length is dynamic."""
 
     @cached_property
     def units(self) -> list[list[Var]]:
@@ -79,14 +81,14 @@ class Form:
 
     @property
     def is_centred(self) -> bool:
-        """Is there one row, which has lost its mean along the same axes?"""
+        """Is there one row, and is it `x - mean(x)` over the same axes?"""
         (row, *others) = self.rows
         found = centred(row)
         return not others and found is not None and found[1] == self.axes
 
     @property
     def source(self) -> Var:
-        """The first row, with its mean."""
+        """The first row; of a centred one, the value from which the mean is subtracted."""
         row = next(iter(self.rows))
         return row.op.x if self.is_centred and row.op is not None else row
 
@@ -97,9 +99,9 @@ class Form:
 
     @property
     def all_ops(self) -> tuple[Operation, ...]:
-        """Its ops, the last one first, and those that take the mean away."""
-        rests = [v.op for v in (*self.rows, *self.same) if self.is_centred and v.op is not None]
-        return (*self.ops, *(op for rest in rests for op in (rest, rest.y.op)))
+        """Its ops, the last one first, and those that subtract the mean."""
+        differences = [v.op for v in (*self.rows, *self.same) if self.is_centred and v.op is not None]
+        return (*self.ops, *(op for difference in differences for op in (difference, difference.y.op)))
 
     @property
     def is_static(self) -> bool:
@@ -108,7 +110,7 @@ class Form:
 
     @property
     def epsilon(self) -> float:
-        """All that is added."""
+        """The sum of the guards that are added."""
         return sum(guard.number for guard in self.guards if not guard.clips)
 
     @property
@@ -118,13 +120,13 @@ class Form:
 
     @property
     def added(self) -> float:
-        """The most that squares come to, of numbers up to 1."""
+        """The largest sum of squares, if no number of a row is above 1."""
         rising = ((gain, sum(self.powers[v])) for v, gain in self.gains.items() if v in self.powers)
         return max(gain ** (2 / degree) for gain, degree in rising if degree > 0)
 
-    def reaches(self, size: Callable[[Var], float]) -> float:
-        """What a value between comes to at most, guards left out, where `size` bounds the numbers of a row."""
-        most = [max(map(size, rows)) for rows in self.units]
+    def largest_value(self, bound: Callable[[Var], float]) -> float:
+        """Return the largest value between rows and end, without guards, from bounds of the rows."""
+        most = [max(map(bound, rows)) for rows in self.units]
         peaks = [0.0]
         for op in self.steps[:-1]:
             powers, gain = self.powers[op.outputs[0]], self.gains[op.outputs[0]]
@@ -135,19 +137,19 @@ class Form:
 
 
 class Mix(NamedTuple):
-    """A sum of products with stored weights, none of which is negative."""
+    """A product with stored weights, none of them negative, such as mel filters: it mixes numbers of a row."""
 
     operand: str
-    """The parameter that reads the numbers."""
+    """The parameter that reads the row."""
     axis: int
-    """Over which it sums; it has the same place in the result."""
+    """The axis that it sums over; it has the same place in the result."""
     most: float
-    """The largest sum of the weights of one result."""
+    """The largest sum of weights of one output."""
 
 
 @cached
 def form_of(op: Operation) -> Form | None:
-    """The form that an op ends; None where it ends none."""
+    """Return the form that ends with an op; None where there is none."""
     if op.op_type not in ENDS or (op.op_type in DIVISIONS and any(is_stored(v) for _, v in operands(op))):
         return None
     search = _Search(op)
@@ -155,18 +157,18 @@ def form_of(op: Operation) -> Form | None:
 
 
 class _Search:
-    """One look upstream."""
+    """One search upstream from the end of a form."""
 
     def __init__(self, root: Operation) -> None:
         self.root = root
         self.rows: dict[Var, int] = {}
         self.same: dict[Var, Var] = {}
         self.below: dict[Var, frozenset[Var]] = {}
-        """The rows that a value is made of."""
+        """Value -> the rows that it is computed of."""
         self.ops: list[Operation] = []
 
     def rows_of(self, var: Var) -> frozenset[Var]:
-        """The rows that a value is made of; none where something else than a form has comes in."""
+        """Return the rows that a value is computed of; none if an op that no form has takes part."""
         if (row := self.row(var)) is not None:
             return frozenset({row})
         op = producer(var, *BETWEEN, "square", "log")
@@ -175,7 +177,7 @@ class _Search:
         self.below[var] = frozenset()
         source = op.x if op.op_type in SQUARES else squared(op)
         if op is self.root or (source is None and op.op_type != "log"):
-            self.below[var] = self.joined(op)
+            self.below[var] = self.rows_of_operands(op)
         elif source is not None:
             row = self.row(source) or source
             self.rows.setdefault(row, len(self.rows))
@@ -185,24 +187,24 @@ class _Search:
         return self.below[var]
 
     def row(self, var: Var) -> Var | None:
-        """The row that a value is: one that is known, or the same difference from the same mean."""
+        """Return the row that a value is: a known one, or a second `x - mean(x)` of the same x."""
         if var not in self.rows and (found := centred(var)) is not None:
             again = next((row for row in self.rows if centred(row) == found), None)
             if again is not None:
                 self.same[var] = again
         return self.same.get(var, var if var in self.rows else None)
 
-    def joined(self, op: Operation) -> frozenset[Var]:
-        """The rows of all operands; those of a sum share a unit."""
+    def rows_of_operands(self, op: Operation) -> frozenset[Var]:
+        """Return the rows of all operands of an op, and let the rows of a sum share a unit."""
         values = [v for _, v in operands(op) if not is_stored(v)]
         if op.op_type == "real_div" or (op.op_type == "mul" and producer(values[-1], *ROOTS) is not None):
-            values.reverse()  # what is under the root are the rows
+            values.reverse()  # the rows are found under the root
         if len(values) == 2 and op.op_type in PRODUCTS | {"real_div"} and op is not self.root:
             return frozenset()
         if op.op_type in PRODUCTS and self.root.op_type in DIVISIONS:
             return frozenset()  # weights are read for roots and logarithms only
         parts = [self.rows_of(v) for v in values]
-        if not parts or not all(parts) or (len(values) == 1 and not _takes(op, values[0])):
+        if not parts or not all(parts) or (len(values) == 1 and not _keeps_scale(op, values[0])):
             return frozenset()
         rows = frozenset(row for part in parts for row in part)
         if op.op_type in ("add", "maximum") and len(values) == 2:
@@ -211,13 +213,14 @@ class _Search:
         return rows
 
     def form(self) -> Form | None:
-        """What was found; None where an op does not scale, or rows lie along several axes."""
+        """Return the form that was found; None if an op does not scale, or rows lie along different axes."""
         sums = [op for op in self.ops if op.op_type in REDUCED]
         mixes = [mix for op in self.ops if (mix := mixing(op)) is not None]
         along = {tuple(sorted(axes_of(op))) for op in sums} | {(mix.axis,) for mix in mixes}
         shapes = {(unit, *row.shape) for row, unit in self.rows.items()}
-        alike = len({flag(op, "keep_dims") for op in sums}) < 2 and len(shapes) == len({*self.rows.values()})
-        if not alike or len(along) > 1:
+        same_rank = len({flag(op, "keep_dims") for op in sums}) < 2
+        one_shape_per_unit = len(shapes) == len({*self.rows.values()})
+        if not (same_rank and one_shape_per_unit) or len(along) > 1:
             return None
         found = self.powers()
         if found is None:
@@ -227,7 +230,7 @@ class _Search:
         return Form(self.root, self.rows, self.same, ops, *found, _gains(ops), axes, averaged)
 
     def powers(self) -> tuple[dict[Var, tuple[float, ...]], tuple[Guard, ...]] | None:
-        """The degree of each value in each unit, and the guards; None where an op hands on no scale."""
+        """Return the degree of each value in each unit, and the guards; None if an op does not scale."""
         units, guards = sorted({*self.rows.values()}), list[Guard]()
         powers = {row: tuple(float(unit == of) for unit in units) for row, of in self.rows.items()}
         powers |= {var: powers[row] for var, row in self.same.items()}
@@ -243,7 +246,7 @@ class _Search:
                 constants = {name: tuple(s.constants[name] for s in each) for name in each[0].constants}
             for name, degree in constants.items():
                 least = number(op.inputs.get(name)) or 0.0
-                if UNGUARDED < least < fp16.LARGEST:  # no clip ends above that
+                if UNGUARDED < least < fp16.LARGEST:  # a larger one is the upper end of no clip
                     guards.append(Guard(op, least, degree))
         return powers, tuple(guards)
 
@@ -252,8 +255,8 @@ def _power(of: Mapping[Var, float], var: Var) -> float:
     return of.get(var, 0.0)
 
 
-def _takes(op: Operation, value: Var) -> bool:
-    """Does an op scale what it reads, add a guard to it, take a root of it or sum it up?"""
+def _keeps_scale(op: Operation, value: Var) -> bool:
+    """Does an op of one operand multiply it, add a guard to it, take a root of it or sum it up?"""
     if op.op_type in REDUCED:
         return bool(ints(op, "axes"))
     if op.op_type in PRODUCTS:
@@ -270,7 +273,7 @@ def _takes(op: Operation, value: Var) -> bool:
 
 
 def _gains(ops: Sequence[Operation]) -> dict[Var, float]:
-    """What each op comes to at most where no number of a row is above 1, guards left out."""
+    """Return the largest result of each op, if no number of a row is above 1, without guards."""
     gains: dict[Var, float] = {}
     for op in ops:
         of = [gains.get(v, 1.0) for _, v in operands(op) if not is_stored(v)]
@@ -288,7 +291,7 @@ def _gains(ops: Sequence[Operation]) -> dict[Var, float]:
 
 
 def centred(var: Var) -> tuple[Var, tuple[int, ...]] | None:
-    """The x of `x - mean(x)`, and the axes of the mean."""
+    """Return x and the axes of the mean where a value is `x - mean(x)`, else None."""
     op = producer(var, "sub")
     mean = None if op is None else producer(op.y, "reduce_mean")
     if op is None or mean is None or mean.x is not op.x or not flag(mean, "keep_dims"):
@@ -298,18 +301,18 @@ def centred(var: Var) -> tuple[Var, tuple[int, ...]] | None:
 
 @cached
 def mixing(op: Operation) -> Mix | None:
-    """What a product with stored weights sums up; None for other ops, and where a weight is negative."""
-    place = _place(op) if op.op_type in PRODUCTS and _no_bias(op) else None
-    if place is None:
+    """Return what a product with stored weights mixes; None for other ops, and where a weight is negative."""
+    found = _operand_and_weights(op) if op.op_type in PRODUCTS and _has_no_bias(op) else None
+    if found is None:
         return None
-    operand, axis, weights = place
+    operand, axis, weights = found
     if weights.size == 0 or weights.size > LARGE or weights.min() < 0:
         return None
     return Mix(operand, axis, float(weights.astype(np.float64).sum(axis=0).max()))
 
 
-def _place(op: Operation) -> tuple[str, int, Array] | None:
-    """What reads the numbers, the axis over which a product sums, and its weights, that axis first."""
+def _operand_and_weights(op: Operation) -> tuple[str, int, Array] | None:
+    """Return the parameter that reads the row, the axis that is summed, and the weights, that axis first."""
     if op.op_type == "matmul":
         first, second = constant(op.x), constant(op.y)
         if second is not None and second.ndim == 2 and not flag(op, "transpose_x"):
@@ -320,11 +323,11 @@ def _place(op: Operation) -> tuple[str, int, Array] | None:
     weights = constant(op.weight)
     if weights is None or op.op_type == "linear":
         return None if weights is None else ("x", op.x.rank - 1, weights.T)
-    plain = set(weights.shape[2:]) == {1} and set(ints(op, "strides")) <= {1} and not any(ints(op, "pad"))
-    alone = plain and (number(op.inputs.get("groups")) or 1) == 1
-    return ("x", 1, weights.reshape(weights.shape[:2]).T) if alone else None
+    pointwise = set(weights.shape[2:]) == {1} and set(ints(op, "strides")) <= {1} and not any(ints(op, "pad"))
+    ungrouped = (number(op.inputs.get("groups")) or 1) == 1
+    return ("x", 1, weights.reshape(weights.shape[:2]).T) if pointwise and ungrouped else None
 
 
-def _no_bias(op: Operation) -> bool:
+def _has_no_bias(op: Operation) -> bool:
     bias = op.inputs.get("bias")
     return bias is None or ((value := constant(bias)) is not None and not np.any(value))

@@ -1,4 +1,8 @@
-"""A hazard of numbers as one row: where it is, when nothing goes wrong, what `inspect` says, and the repair."""
+"""A hazard of numbers as one row of a table: where it is, when it does harm, what to say, and the repair.
+
+From a row two things are derived: a rule of `inspect` (`placement.rules.numeric`) and the pass that repairs the
+hazard (`rewriting.repairs.Repair`). Both ask the same questions, so a pass repairs exactly what a rule reports.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +15,30 @@ from anesurgery.errors import NO_MATCH, Refusal
 from anesurgery.mil import Maker, Operation, Var
 from anesurgery.semantics.intervals import is_half, magnitude
 
-Size = Callable[[Var], float]
-"""The largest magnitude of a value."""
+MagnitudeBound = Callable[[Var], float]
+"""Returns the largest magnitude that a value may have; infinite where no bound is known."""
 
 
 class Site(Protocol):
-    """Where a hazard is."""
+    """The ops in which a hazard was found."""
 
     @property
     def ops(self) -> tuple[Operation, ...]:
-        """All that it is written with."""
+        """All ops of the site, the last one first."""
 
 
 class Found:
-    """A site whose parts are attributes: the last op is `op`, its result is `out`."""
+    """A site that is described by named parts: `found.scores` is the part given as `scores=...`.
+
+    The last op is always `op`, and its result `out`.
+    """
 
     def __init__(self, op: Operation, *others: Operation | None, **parts: Any) -> None:
         self.ops = (op, *(other for other in others if other is not None))
         self.parts = {"op": op, "out": op.outputs[0], **parts}
 
     def __getattr__(self, name: str) -> Any:
-        if name == "parts" or name not in self.parts:  # the first while it is copied
+        if name == "parts" or name not in self.parts:  # `parts` is missing while the object is copied
             raise AttributeError(name)
         return self.parts[name]
 
@@ -39,60 +46,63 @@ class Found:
 S = TypeVar("S", bound=Site)
 
 
-def in_words(most: float) -> str:
-    """How large a value may be."""
+def magnitude_words(most: float) -> str:
+    """Return how large a value may be, in words."""
     return "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
 
 
 @dataclass(frozen=True)
 class Hazard(Generic[S]):
-    """A row: the rule of `inspect` and the pass that repairs it are both made of it.
+    """One row of the table of hazards.
 
-    In words, `{at}` is the site, with its parts, and `{most}` what it reaches.
+    The texts are format strings: `{at}` is the site, with its parts, and `{most}` the largest value there.
     """
 
     kinds: frozenset[str]
-    """What ends it."""
+    """Types of the op that a site ends with."""
     match: Callable[[Operation], S | str | None]
-    """What an op of fp16 ends; or why nothing can go wrong there; None where it is something else."""
-    says: str | Callable[[S, Size], str]
-    """What `inspect` says where something may."""
-    build: Callable[[Maker, S], Var]
-    """The same, where nothing goes wrong."""
-    reach: Callable[[S, Size], float] = lambda site, size: math.inf
-    """What values come to at most, where `size` bounds those that are read."""
+    """Returns the site that ends with an op; a text that says why this one does no harm; or None."""
+    message: str | Callable[[S, MagnitudeBound], str]
+    """What `inspect` says of a site that may do harm."""
+    repair: Callable[[Maker, S], Var]
+    """Builds ops that compute the same without the hazard, and returns their result."""
+    largest: Callable[[S, MagnitudeBound], float] = lambda site, bound: math.inf
+    """Returns the largest value inside a site, from bounds of the values that it reads."""
     limit: float = 0.0
-    """Up to which nothing goes wrong."""
-    safe: str = ""
-    """Why nothing goes wrong, where nothing does."""
-    unable: Callable[[S], str] = lambda site: ""
-    """Why the repair does not apply, though something may go wrong; "" where it does."""
-    half: bool = True
-    """Does it concern fp16 alone?"""
-    idle: bool = False
-    """Do reports leave out where nothing goes wrong?"""
+    """A site does no harm if its largest value is at most this."""
+    harmless: str = ""
+    """Why a site below the limit does no harm."""
+    not_repairable: Callable[[S], str] = lambda site: ""
+    """Returns why the repair does not apply to a harmful site; "" where it does."""
+    fp16_only: bool = True
+    """Does the hazard exist in fp16 alone?"""
+    quiet: bool = False
+    """Do reports leave out the sites that do no harm?"""
 
-    def told(self, op: Operation, size: Size = magnitude) -> str:
-        """What a rule says of an op; "" where nothing goes wrong."""
-        site, most = self.at(op, size)
+    def finding(self, op: Operation, bound: MagnitudeBound = magnitude) -> str:
+        """Return what `inspect` says of an op; "" where no site ends with it, or where it does no harm."""
+        site, most = self._site_at(op, bound)
         if site is None or isinstance(site, str) or most <= self.limit:
             return ""
-        return self.says.format(at=site, most=most) if isinstance(self.says, str) else self.says(site, size)
+        if isinstance(self.message, str):
+            return self.message.format(at=site, most=most)
+        return self.message(site, bound)
 
-    def found(self, op: Operation) -> S | Refusal:
-        """The site that a pass repairs, or why there is none."""
-        site, most = self.at(op, magnitude)
+    def site_to_repair(self, op: Operation) -> S | Refusal:
+        """Return the site that ends with an op, or why there is nothing to repair."""
+        site, most = self._site_at(op, magnitude)
         if site is None:
             return NO_MATCH
         if isinstance(site, str):
-            return Refusal(site, op, idle=self.idle)
+            return Refusal(site, op, idle=self.quiet)
         if most <= self.limit:
-            return Refusal(self.safe.format(at=site, most=most), op, idle=self.idle)
-        unable = self.unable(site)
-        return Refusal(unable, op) if unable else site
+            return Refusal(self.harmless.format(at=site, most=most), op, idle=self.quiet)
+        reason = self.not_repairable(site)
+        return Refusal(reason, op) if reason else site
 
-    def at(self, op: Operation, size: Size) -> tuple[S | str | None, float]:
+    def _site_at(self, op: Operation, bound: MagnitudeBound) -> tuple[S | str | None, float]:
         """Return what `match` finds at an op, and the largest value there; 0 where it finds no site."""
-        concerned = op.op_type in self.kinds and (is_half(op.outputs[0]) or not self.half)
-        site = self.match(op) if concerned else None
-        return site, 0.0 if site is None or isinstance(site, str) else self.reach(site, size)
+        if op.op_type not in self.kinds or (self.fp16_only and not is_half(op.outputs[0])):
+            return None, 0.0
+        site = self.match(op)
+        return site, 0.0 if site is None or isinstance(site, str) else self.largest(site, bound)

@@ -1,4 +1,4 @@
-"""Means and sums of which fp16 keeps few digits, or none."""
+"""Hazards of means: a variance of which fp16 keeps few digits, and means over very many values."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.reading import axes_of, flag, ints
 
 
-def _difference_of_means(op: Operation) -> Found | None:
-    """The mean of the squares of x less the square of its mean."""
+def _variance_by_subtraction(op: Operation) -> Found | None:
+    """Match mean(x * x) - mean(x) ** 2."""
     first, square = producer(op.x, "reduce_mean"), producer(op.y)
     mean, squares = producer(squared(square), "reduce_mean"), producer(None if first is None else first.x)
     if first is None or mean is None or mean.x is not squared(squares):
@@ -24,24 +24,25 @@ def _difference_of_means(op: Operation) -> Found | None:
     return Found(op, first, squares, square, mean, x=mean.x, first=first, over=over)
 
 
-def _squares_of_differences(mb: Maker, at: Found) -> Var:
+def _mean_of_squared_differences(mb: Maker, at: Found) -> Var:
+    """Build mean((x - mean(x)) ** 2)."""
     axes = ints(at.first, "axes")
-    apart = mb.sub(x=at.x, y=mb.reduce_mean(x=at.x, axes=axes, keep_dims=True))
-    return again(mb, at.first, x=mb.square(x=apart))
+    difference = mb.sub(x=at.x, y=mb.reduce_mean(x=at.x, axes=axes, keep_dims=True))
+    return again(mb, at.first, x=mb.square(x=difference))
 
 
 VARIANCE = Hazard(
-    frozenset({"sub"}),
-    _difference_of_means,
-    "%{at.op.x.name} and %{at.op.y.name} are nearly equal where %{at.x.name} is far from 0",
-    _squares_of_differences,
-    reach=lambda at, size: float(np.ptp(interval(at.x))),
-    limit=2.0,  # what lies so near together, as after a tanh, cancels no more than the last digits
-    safe="all %{at.x.name} lie within {most:g} of each other, and few digits cancel",
-    unable=lambda at: (
+    kinds=frozenset({"sub"}),
+    match=_variance_by_subtraction,
+    message="%{at.op.x.name} and %{at.op.y.name} are nearly equal where %{at.x.name} is far from 0",
+    repair=_mean_of_squared_differences,
+    largest=lambda at, bound: float(np.ptp(interval(at.x))),
+    limit=2.0,  # of values so near each other, as after a tanh, only the last digits cancel
+    harmless="all %{at.x.name} lie within {most:g} of each other, and few digits cancel",
+    not_repairable=lambda at: (
         "" if at.over[0] == at.over[1] else f"the means are over {at.over[0]} and {at.over[1]} (axes, kept)"
     ),
-    half=False,
+    fp16_only=False,
 )
 
 
@@ -50,6 +51,7 @@ MANY = 1 << 18
 
 
 def _long_mean(op: Operation) -> Found | None:
+    """Match a mean of so many values that a running sum in fp16 loses the small ones."""
     sizes = {axis: op.x.shape[axis] for axis in sorted(axes_of(op))}
     if any_symbolic(sizes.values()) or (count := math.prod(sizes.values())) < MANY:
         return None
@@ -57,9 +59,9 @@ def _long_mean(op: Operation) -> Found | None:
 
 
 LONG_MEAN = Hazard(
-    frozenset({"reduce_mean"}),
-    _long_mean,
-    "a mean of {at.count} values",
-    lambda mb, at: again(mb, at.op, x=again(mb, at.op, axes=at.long[-1:], keep_dims=True), axes=at.axes),
-    unable=lambda at: "" if len(at.long) > 1 else f"the {at.count} values lie along one axis",
+    kinds=frozenset({"reduce_mean"}),
+    match=_long_mean,
+    message="a mean of {at.count} values",
+    repair=lambda mb, at: again(mb, at.op, x=again(mb, at.op, axes=at.long[-1:], keep_dims=True), axes=at.axes),
+    not_repairable=lambda at: "" if len(at.long) > 1 else f"the {at.count} values lie along one axis",
 )

@@ -1,4 +1,4 @@
-"""Passes that repair a hazard of numbers, made of its row."""
+"""The base class of passes that repair a hazard of numbers: everything comes from the row of the hazard."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from anesurgery.rewriting.rewrite import Rewrite
 
 @dataclass(frozen=True)
 class Repair(Rewrite, abstract=True):
-    """The pass of a hazard: what the row finds in fp16, and may go wrong, is built as the row says."""
+    """A pass that repairs each harmful site of its `hazard`."""
 
     hazard: ClassVar[Hazard[Any]]
     tolerates_nonfinite = False
-    """An infinity is what the hazard makes of large numbers."""
+    """The original may give infinities where the repair gives numbers: that is the hazard."""
 
     def pattern(self, op: Ops) -> OpPattern:
-        """What ends the hazard."""
+        """Match each op that a site of the hazard may end with."""
         return op.any(*sorted(self.hazard.kinds))()
 
     def check(self, m: Match) -> Match | Refusal:
-        """Something may go wrong, and the repair applies."""
-        site = self.hazard.found(m.root)
+        """Bind the site, or refuse where it does no harm or the repair does not apply."""
+        site = self.hazard.site_to_repair(m.root)
         return site if isinstance(site, Refusal) else m.bind(ops=site.ops, site=site)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The same, where nothing goes wrong."""
-        return self.hazard.build(mb, m.site)
+        """Build the repaired ops."""
+        return self.hazard.repair(mb, m.site)

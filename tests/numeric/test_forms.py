@@ -92,13 +92,15 @@ def test_forms_that_no_pass_knew_one_by_one(name: str, size: float) -> None:
     assert size < 1000 or not np.allclose(old, wanted, rtol=4e-3)
 
 
-def told(row: Hazard[Any], graph: Program) -> list[str]:
+def findings(row: Hazard[Any], graph: Program) -> list[str]:
     """What a rule says of a graph."""
-    return [words for op in walk_ops(graph) if (words := row.told(op))]
+    return [words for op in walk_ops(graph) if (words := row.finding(op))]
 
 
 def test_every_row_speaks_of_some_graph() -> None:
-    assert {name for graph in HAZARDS for name, row in ROWS.items() if told(row, graph.graph)} == ROWS.keys()
+    assert {
+        name for graph in HAZARDS for name, row in ROWS.items() if findings(row, graph.graph)
+    } == ROWS.keys()
 
 
 PASSES = [name for name in registry.op_pass_names() if issubclass(registry.pass_class(name), Repair)]
@@ -108,7 +110,7 @@ PASSES = [name for name in registry.op_pass_names() if issubclass(registry.pass_
 def test_a_pass_repairs_what_its_row_names_and_nothing_else(name: str) -> None:
     step = registry.make_pass(name)
     for graph in HAZARDS:
-        named = told(step.hazard, graph.graph)
+        named = findings(step.hazard, graph.graph)
         _, session = apply_pass(step, graph.graph, prove=False)
         assert bool(session.changes) == bool(named), (graph.name, named, session.changes)
 

@@ -39,7 +39,7 @@ def test_both_signs_and_axes(factor: float, divides: bool, axis: int) -> None:
     assert not np.isfinite(old).all()
     assert np.abs(new - wanted).max() < 2e-3
     softmax = next(op for op in after.functions["main"].operations if op.op_type == "softmax")
-    assert LARGE_SCORES.told(softmax) == ""
+    assert LARGE_SCORES.finding(softmax) == ""
 
 
 test_cases, test_surroundings = table(

@@ -34,7 +34,7 @@ from anesurgery.mil import (
 from anesurgery.numeric import means, products, squares
 from anesurgery.numeric.behind_norms import far_end
 from anesurgery.numeric.forms import form_of
-from anesurgery.numeric.hazard import Hazard, Size, in_words
+from anesurgery.numeric.hazard import Hazard, MagnitudeBound, magnitude_words
 from anesurgery.ops import CARRIERS, COMPARISONS, NORMS, ORDERINGS, SINGULAR
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules.conditions import (
@@ -83,7 +83,7 @@ def large_square(op: Operation, target: Target) -> str:
     limit, most = fp16.LARGEST ** (1 / exponent), _reached(op.x)
     if most <= limit or (limit > 2 * LOGARITHM and _of_logarithms(op.x)):
         return ""
-    return f"%{op.x.name} {in_words(most)}, and its power {exponent:g} overflows above {limit:.0f}"
+    return f"%{op.x.name} {magnitude_words(most)}, and its power {exponent:g} overflows above {limit:.0f}"
 
 
 LOGARITHM = 16.7
@@ -157,9 +157,10 @@ def folded_cast(op: Operation, target: Target) -> str:
     casts = [producer(x, "cast") for x in form.rows] if form is not None and form.powers[op.x] == (2.0,) else []
     if form is None or not casts or not all(cast is not None and bounds.is_half(cast.x) for cast in casts):
         return ""
-    if form.reaches(_by_weights) <= fp16.LARGEST and form.epsilon >= fp16.NORMAL:
+    if form.largest_value(_by_weights) <= fp16.LARGEST and form.epsilon >= fp16.NORMAL:
         return ""
-    return f"%{next(iter(form.rows)).name} is cast from fp16, and {in_words(max(map(_by_weights, form.rows)))}"
+    size = magnitude_words(max(map(_by_weights, form.rows)))
+    return f"%{next(iter(form.rows)).name} is cast from fp16, and {size}"
 
 
 def vanished_share(op: Operation, target: Target) -> str:
@@ -197,7 +198,7 @@ def large_angle(op: Operation, target: Target) -> str:
     region = overflow_regions.wide_region(op)
     if region is None or not region.is_angle:
         return ""
-    most, limit = in_words(_by_weights(op.x)), overflow_regions.ANGLE
+    most, limit = magnitude_words(_by_weights(op.x)), overflow_regions.ANGLE
     return f"%{op.x.name} {most}; above {limit:g} fp16 holds an angle to {limit * fp16.HALF_STEP:.2g}"
 
 
@@ -265,7 +266,7 @@ def runtime_rows(op: Operation, target: Target) -> str:
 
 def scale_after(op: Operation, target: Target) -> str:
     """Scores, or covariances, that are scaled after the product, when its sums have already been made."""
-    return next((words for r in consumers(op.outputs[0]) if (words := products.SCORES.told(r))), "")
+    return next((words for r in consumers(op.outputs[0]) if (words := products.SCORES.finding(r))), "")
 
 
 def infinite_constant(op: Operation, target: Target) -> str:
@@ -458,16 +459,23 @@ def overflowing_exponential(op: Operation, target: Target) -> str:
         return ""
     grows = form.exponential
     return (
-        f"a {form.op_type} is written out: {grows.op_type} of %{grows.x.name}, which {in_words(most)}, "
+        f"a {form.op_type} is written out: {grows.op_type} of %{grows.x.name}, which {magnitude_words(most)}, "
         f"overflows above {fp16.LARGEST_EXPONENT:.2f}"
     )
 
 
 def _hazard(
-    name: str, hazard: Hazard[Any], because: str, source: str, size: Size = bounds.magnitude, **more: Any
+    name: str,
+    hazard: Hazard[Any],
+    because: str,
+    source: str,
+    size: MagnitudeBound = bounds.magnitude,
+    **more: Any,
 ) -> Rule:
     """The rule of a hazard, where `size` bounds values."""
-    return _numeric(name, hazard.kinds, because, source, test=lambda op, target: hazard.told(op, size), **more)
+    return _numeric(
+        name, hazard.kinds, because, source, test=lambda op, target: hazard.finding(op, size), **more
+    )
 
 
 STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/numerics.md"

@@ -1,6 +1,6 @@
 """`certify`: the error of every op in fp16 and in the engine's arithmetic, what it grows to, and a verdict.
 
-The model runs exactly and in each arithmetic at once, op by op (`interpret.batched_decoding`): once with errors
+The model runs exactly and in each arithmetic, op by op (`interpret.several_arithmetics`): once with errors
 carried along, and once with exact inputs to each op, which isolates the op's own error. An error is that of one
 set of inputs; `search` looks for worse ones between the least and the largest number of each input.
 """
@@ -32,8 +32,8 @@ from anesurgery.files.package import Loaded
 from anesurgery.interpret import Executable, Listener, Predictor, run, sampling
 from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.interpret.arithmetic.properties import CHIPS
-from anesurgery.interpret.batched_decoding import Abreast, Shown
 from anesurgery.interpret.predictor import bound
+from anesurgery.interpret.several_arithmetics import OpResults, SeveralArithmetics
 from anesurgery.loading import load
 from anesurgery.mil import (
     Array,
@@ -357,7 +357,7 @@ class _Trial:
     def __init__(self, loaded: Loaded, function: str | None, arithmetics: Sequence[str], gate: float) -> None:
         if not math.isfinite(gate):
             raise SurgeryError(f"gate={gate}; give a PSNR in dB")
-        self._all = Abreast(loaded.program, function, arithmetics)
+        self._all = SeveralArithmetics(loaded.program, function, arithmetics)
         self._chosen, self.gate = logits_of(function_of(loaded.program, function)), gate
         self._program, self._function = loaded.program, function
 
@@ -400,10 +400,10 @@ class _Trial:
         """The errors of every op on one set of inputs, and of the outputs; the choices, and the norms."""
         rows, watch = [], ChoiceWatch(self._all.exact.function, values)
         norms_off = EpsilonWatch(self._all.exact.function)
-        for shown in self._all(values):
-            watch.see(shown)
-            norms_off.see(shown)
-            row = op_error(shown)
+        for results in self._all(values):
+            watch.see(results)
+            norms_off.see(results)
+            row = op_error(results)
             if row is not None:
                 said = findings.get(row.name, ())
                 rules = tuple(dict.fromkeys(f.rule for f in said))
@@ -905,10 +905,12 @@ class EpsilonWatch:
         self._wanted = {v for grown in self._grown.values() for v in (grown.scale, grown.mean)}
         self._seen: dict[Var, Any] = {}
 
-    def see(self, shown: Shown) -> None:
+    def see(self, results: OpResults) -> None:
         """Keep what a norm is off by."""
         self._seen |= {
-            var: value for var, value in zip(shown.op.outputs, shown.exact, strict=True) if var in self._wanted
+            var: value
+            for var, value in zip(results.op.outputs, results.exact, strict=True)
+            if var in self._wanted
         }
 
     @property

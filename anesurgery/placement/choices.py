@@ -19,7 +19,7 @@ from anesurgery.errors import InterpretError
 from anesurgery.interpret import run
 from anesurgery.interpret.arithmetic.neural_engine import chip_of, rounding
 from anesurgery.interpret.arithmetic.precision import meaning
-from anesurgery.interpret.batched_decoding import Shown
+from anesurgery.interpret.several_arithmetics import OpResults
 from anesurgery.interpret.table import Implementation
 from anesurgery.mil import (
     Array,
@@ -247,7 +247,7 @@ def _is_given(op: Operation) -> bool:
 
 
 class ChoiceWatch:
-    """What a walk in several arithmetics shows of the ops that choose."""
+    """Watches the ops that choose (argmax, topk, sort) in a run: what did rounding change?"""
 
     def __init__(self, function: Function, values: Mapping[str, Any]) -> None:
         self._scores = {op: scores_of(op) for op in choosing_ops(function)}
@@ -259,19 +259,21 @@ class ChoiceWatch:
                 value = torch.as_tensor(np.asarray(values[name])).float()
                 self._seen[var] = (value, {})
 
-    def see(self, shown: Shown) -> None:
+    def see(self, results: OpResults) -> None:
         """Keep scores, and compare what was chosen by them."""
-        for k, var in enumerate(shown.op.outputs):
+        for k, var in enumerate(results.op.outputs):
             if var in self._wanted:
-                self._seen[var] = (shown.exact[k], {a: v[k] for a, v in shown.grown.items()})
-        scores = self._scores.get(shown.op, ())
+                self._seen[var] = (results.exact[k], {a: v[k] for a, v in results.grown.items()})
+        scores = self._scores.get(results.op, ())
         if not scores or any(v not in self._seen for v in scores if not is_stored(v)):
             return
-        op, exact = shown.op, [_value(v, self._seen) for v in scores]
-        changed = {a: changed_share(op, chosen(op, shown.exact), chosen(op, v)) for a, v in shown.grown.items()}
+        op, exact = results.op, [_value(v, self._seen) for v in scores]
+        changed = {
+            a: changed_share(op, chosen(op, results.exact), chosen(op, v)) for a, v in results.grown.items()
+        }
         error = {
             a: max(_off(self._seen[v][0], self._seen[v][1].get(a)) for v in scores if v in self._seen)
-            for a in shown.grown
+            for a in results.grown
         }
         choice = Choice(op.outputs[0].name, op.op_type, margin(op, exact), error, changed)
         self.choices = (*self.choices, choice)
@@ -286,8 +288,8 @@ def _off(exact: torch.Tensor, other: torch.Tensor | None) -> float:
     """The largest difference of finite numbers; 0 of an input, which is given."""
     if other is None or exact.shape != other.shape:
         return 0.0
-    apart = (exact.float() - other.float()).abs()
-    return float(torch.nan_to_num(apart, posinf=0.0).max()) if apart.numel() else 0.0
+    difference = (exact.float() - other.float()).abs()
+    return float(torch.nan_to_num(difference, posinf=0.0).max()) if difference.numel() else 0.0
 
 
 def cost_in_words(rows: Sequence[OpRow], ops: Sequence[Operation]) -> str:

@@ -12,7 +12,7 @@ import torch
 from anesurgery import fp16
 from anesurgery.checking.grades import psnr
 from anesurgery.interpret.arithmetic.neural_engine import largest_of
-from anesurgery.interpret.batched_decoding import Shown
+from anesurgery.interpret.several_arithmetics import OpResults
 from anesurgery.mil import operands
 
 BINS = 24
@@ -70,29 +70,29 @@ class OpError:
         return min(self.own.values(), default=math.inf)
 
 
-def op_error(shown: Shown) -> OpError | None:
+def op_error(results: OpResults) -> OpError | None:
     """The errors of one op; None where it gives no floats."""
-    floats = [k for k, v in enumerate(shown.exact) if isinstance(v, torch.Tensor) and v.is_floating_point()]
+    floats = [k for k, v in enumerate(results.exact) if isinstance(v, torch.Tensor) and v.is_floating_point()]
     if not floats:
         return None
-    exact = [shown.exact[k] for k in floats]
+    exact = [results.exact[k] for k in floats]
     sizes = [largest_of(v) for v in exact]
 
-    def errors(results: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
+    def errors(by_arithmetic: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
         return {
             a: min(
                 decibels(value, outputs[k], size) for k, value, size in zip(floats, exact, sizes, strict=True)
             )
-            for a, outputs in results.items()
+            for a, outputs in by_arithmetic.items()
         }
 
-    op, first = shown.op, floats[0]
-    values = {"fp32": exact[0]} | {a: outputs[first] for a, outputs in shown.grown.items()}
+    op, first = results.op, floats[0]
+    values = {"fp32": exact[0]} | {a: outputs[first] for a, outputs in results.grown.items()}
     return OpError(
         op.outputs[0].name,
         op.op_type,
-        errors(shown.own),
-        errors(shown.grown),
+        errors(results.own),
+        errors(results.grown),
         max(sizes),
         reads=tuple(dict.fromkeys(v.op.outputs[0].name for _, v in operands(op) if v.op is not None)),
         histogram=histogram(values),

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from anesurgery.interpret import Executable
-from anesurgery.interpret.batched_decoding import Abreast, stored
 from anesurgery.interpret.core import Plan
+from anesurgery.interpret.several_arithmetics import SeveralArithmetics, stored
 from anesurgery.mil import Program, Var, ct, mb, types
 
 HALF = np.float16
@@ -65,7 +65,7 @@ def test_the_outputs_are_those_of_single_runs(make: Any) -> None:
     program = make()
     shape = (4, 300) if make is chain else (4,)
     values = {"x": np.random.default_rng(1).standard_normal(shape).astype(HALF)}
-    both = Abreast(program, None, ("fp16", "ane"))
+    both = SeveralArithmetics(program, None, ("fp16", "ane"))
     shown = list(both(values))
     for arithmetic in ("fp32", "fp16", "ane"):
         alone = Executable(program, precision=arithmetic, fuse=False)(values)
@@ -76,7 +76,7 @@ def test_the_outputs_are_those_of_single_runs(make: Any) -> None:
 
 def test_what_an_op_reads_is_right() -> None:
     """The wrong version reads what its own arithmetic gave: then nothing tells where an error enters."""
-    both = Abreast(remembering(), None, ("fp16",))
+    both = SeveralArithmetics(remembering(), None, ("fp16",))
     values = {"x": np.array([0.1, 0.7, 1.3, 2.9], HALF)}
     shown = {s.op.outputs[0].name: s for s in both(values)}
     last = list(shown.values())[-1]
@@ -92,7 +92,10 @@ def test_what_a_type_cannot_hold_is_no_wrong_operand() -> None:
     def program(x: Var) -> Any:
         return mb.sqrt(x=mb.square(x=x, name="square"), name="root")
 
-    shown = {s.op.outputs[0].name: s for s in Abreast(program, None, ("fp16",))({"x": np.full(2, 2000, HALF)})}
+    shown = {
+        s.op.outputs[0].name: s
+        for s in SeveralArithmetics(program, None, ("fp16",))({"x": np.full(2, 2000, HALF)})
+    }
     assert torch.isinf(shown["square"].own["fp16"][0]).all()
     assert torch.equal(shown["root"].own["fp16"][0], torch.full((2,), 2000.0))
     assert torch.isinf(shown["root"].grown["fp16"][0]).all()
@@ -107,7 +110,7 @@ def test_each_op_is_computed_five_times_and_values_are_dropped(monkeypatch: pyte
         take(self, step, *rest)
 
     monkeypatch.setattr(Plan, "take", counted)
-    both = Abreast(chain(), None, ("fp16", "ane"))
+    both = SeveralArithmetics(chain(), None, ("fp16", "ane"))
     alive: list[Any] = []
     for shown in both({"x": np.ones((4, 300), HALF)}):
         alive += [weakref.ref(shown.exact[0]), *(weakref.ref(v[0]) for v in shown.grown.values())]

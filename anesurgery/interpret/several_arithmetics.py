@@ -1,8 +1,9 @@
-"""Run a function in several arithmetics at once, op by op, so that each op can be judged alone and in the flow.
+"""Run a function in several arithmetics at once, op by op: how much error does each op add by itself?
 
-Each op is computed exactly; then, in every other arithmetic, once from exact inputs and once from those that
-it computed itself. What is no longer read is dropped, so memory is that of a few runs, however long the
-function is. A weight is widened once for all.
+`certify` uses it. Each op is computed in fp32, then twice in every other arithmetic (fp16, the engine's): once
+from the exact operands, once from those that the same arithmetic gave. The first shows the error of the op
+alone, the second the error that has grown up to here. A value is dropped after its last use, so memory is that
+of a few runs; a weight is widened to fp32 once for all arithmetics.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from anesurgery.mil import Array, Operation, Program, Var, np_dtype
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What one op gave; of a loop or a branch, what it gave as a whole.
+class OpResults:
+    """The outputs of one op in each arithmetic; a loop or a branch counts as one op.
 
     Attributes:
         op: the op.
         exact: its outputs in exact arithmetic.
-        own: arithmetic -> its outputs where all that it reads is right, as far as its type can hold it.
-        grown: arithmetic -> its outputs where the ops before it were computed so too.
+        own: arithmetic -> its outputs from exact operands, rounded to the types of these.
+        grown: arithmetic -> its outputs from operands that the same arithmetic computed.
     """
 
     op: Operation
@@ -41,13 +42,13 @@ class Shown:
     grown: Mapping[str, Sequence[Any]]
 
 
-class Abreast:
-    """A function, planned once in exact arithmetic and in others.
+class SeveralArithmetics:
+    """A function, planned in exact arithmetic and in others.
 
     Args:
-        program: the program.
-        function: which function; `main` or the first by default.
-        arithmetics: those beside the exact one.
+        program: the program that has the function.
+        function: its name; `main` or the first by default.
+        arithmetics: the arithmetics beside the exact one, as `precision=` names them.
     """
 
     def __init__(self, program: Program, function: str | None, arithmetics: Sequence[str]) -> None:
@@ -55,33 +56,36 @@ class Abreast:
         self.others = {a: Executable(program, function=function, precision=a, fuse=False) for a in arithmetics}
         self._outputs: dict[str, dict[str, Array]] = {}
 
-    def __call__(self, values: Mapping[str, Any]) -> Iterator[Shown]:
-        """Each op in file order, then the outputs of all arithmetics are in `outputs`.
+    def __call__(self, values: Mapping[str, Any]) -> Iterator[OpResults]:
+        """Yield the results of each op in file order; after the last, `outputs` has those of the function.
 
         Raises:
             InterpretError: inputs that do not fit, or an op that fails.
         """
         bound = sampling.bind(self.exact.function, values, None)
-        exact, right, *grown = (
+        exact, operands, *grown = (
             {var: copied(v) for var, v in bound.items()} for _ in range(2 + len(self.others))
         )
         with torch.inference_mode():
             for k, step in enumerate(self.exact.plan.steps):
                 with self._widened(step):
                     results = _take(self.exact, k, exact)
-                    own = {a: _take(e, k, _apart(right)) for a, e in self.others.items()}
+                    own = {
+                        a: _take(e, k, {var: copied(value) for var, value in operands.items()})
+                        for a, e in self.others.items()
+                    }
                     after = {
                         a: _take(e, k, env) for (a, e), env in zip(self.others.items(), grown, strict=True)
                     }
-                _follow(step, results, exact, right)
-                yield Shown(step.op, results, own, after)
+                _update_operands(step, results, exact, operands)
+                yield OpResults(step.op, results, own, after)
             self._outputs = {"fp32": self.exact.outputs(exact, bound.values())}
             for (a, executable), env in zip(self.others.items(), grown, strict=True):
                 self._outputs[a] = executable.outputs(env, bound.values())
 
     @property
     def outputs(self) -> dict[str, dict[str, Array]]:
-        """Arithmetic, "fp32" among them -> the outputs by name, of the last walk that came to its end."""
+        """Arithmetic, "fp32" among them -> outputs by name, of the last run that came to its end."""
         return self._outputs
 
     @contextmanager
@@ -100,45 +104,40 @@ class Abreast:
                 dtypes.forget(var.val)
 
 
-class _Catch(Listener):
-    """Keeps what one op gave, before what nobody reads is dropped."""
+class _OutputsOf(Listener):
+    """Keeps the outputs of one op before those that nobody reads are dropped."""
 
     def __init__(self, op: Operation) -> None:
         self._op = op
         self.outputs: list[Any] = []
 
     def after(self, op: Operation, outputs: Sequence[Any]) -> None:
-        """Keep it."""
+        """Keep the outputs if they are of this op."""
         if op is self._op:
             self.outputs = list(outputs)
 
 
 def _take(executable: Executable, k: int, env: Env) -> list[Any]:
-    """The outputs of the k-th step; `env` then holds those that are read."""
+    """Run the k-th step and return all its outputs; `env` keeps those that are read later."""
     step = executable.plan.steps[k]
-    caught = _Catch(step.op)
+    caught = _OutputsOf(step.op)
     executable.plan.take(step, env, caught)
     return caught.outputs
 
 
-def _apart(env: Env) -> Env:
-    """Copies the states among some values, so that they can be written."""
-    return {var: copied(value) for var, value in env.items()}
-
-
-def _follow(step: Step, results: Sequence[Any], exact: Env, right: Env) -> None:
-    """Bring the right operands to where the exact run is."""
+def _update_operands(step: Step, results: Sequence[Any], exact: Env, operands: Env) -> None:
+    """Add the exact results of a step to the operands of later ops, and drop those that are read no more."""
     for var, value in zip(step.op.outputs, results, strict=True):
         if var in exact:
-            right[var] = stored(var, value)
-    for var in [v for v in right if v not in exact]:
-        del right[var]
+            operands[var] = stored(var, value)
+    for var in [v for v in operands if v not in exact]:
+        del operands[var]
     if step.op.op_type == "coreml_update_state" or step.op.blocks:
-        right |= {v: copied(b) for v, b in exact.items() if isinstance(b, Box)}
+        operands |= {v: copied(b) for v, b in exact.items() if isinstance(b, Box)}
 
 
 def stored(var: Var, value: Any) -> Any:
-    """An exact value as its type holds it; what fp16 cannot hold stays as it is, since its op is to blame."""
+    """Return an exact value rounded to its type; a number beyond fp16 stays: the op before is to blame."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or np_dtype(var) != np.float16:
         return value
     half = value.half().float()

@@ -1,4 +1,8 @@
-"""How long a form of a model is expected to take beside another: in time, else in Core ML's cost."""
+"""Compare the expected speed of a model before and after an edit: by estimated time, else by Core ML's cost.
+
+The search of `apply` asks `Expected.over` whether a step gains. Times are known of some chips only, and each
+has a band. Where no time is known, or its band is too wide to tell, Core ML's own estimate of the cost decides.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +27,10 @@ DOUBT = 0.1
 
 @dataclass(frozen=True)
 class View:
-    """What is taken for true where it is not known."""
+    """Assumptions about facts of a chip that are not known."""
 
     op: float
-    """Microseconds that each op of the longest chain takes besides its estimate, in every round of its loop."""
+    """Microseconds that each op of the longest chain takes beside its estimate, in each round of its loop."""
     reads_weights: bool
     """Does each product read its weights from the memory of the chip?"""
     fast_recurrent: bool
@@ -34,7 +38,7 @@ class View:
 
 
 VIEWS = (View(0.0, False, False), View(5.0, True, True))
-"""The likeliest first."""
+"""The likeliest assumptions, and those that are worst for many small ops."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +47,11 @@ class Ratio:
 
     best: float
     high: float
-    """The most that it may be."""
+    """The upper end of its band."""
     distinct: bool = True
-    """Does its band leave out 1, or what is as good as 1, so that one of the two is faster?"""
+    """Is 1 outside the band, so that one of the two models is faster?"""
     cost: float = 1.0
-    """The ratio of what Core ML itself counts."""
+    """The ratio of the costs that Core ML itself estimates."""
 
     @property
     def slower(self) -> bool:
@@ -61,12 +65,12 @@ class Ratio:
 
     @property
     def equal(self) -> bool:
-        """Can no difference in time be told, and does Core ML itself count no more?"""
+        """Is no difference in time certain, and the cost not higher?"""
         return not self.distinct and self.cost <= 1 + SAME
 
     @property
     def clear(self) -> bool:
-        """Is it faster by more than the error, whatever is taken for true of what is not known?"""
+        """Is it faster over the whole band, under all assumptions?"""
         return self.high < 1
 
 
@@ -75,11 +79,10 @@ class Expected:
     """How long all functions of a program take, one after the other.
 
     Attributes:
-        cost: microseconds in the likeliest of `VIEWS`.
-        at_worst: the same in the view that is worst for many small ops.
-        time: that of its one function; None where there are several, or none is known.
-        doubt: the share of the time by which it would be longer if ops of which it is not known whether the ANE
-            runs them were on the CPU.
+        cost: microseconds under the first assumptions of `VIEWS`.
+        at_worst: microseconds under the last.
+        time: the time of its only function; None where there are several, or no time is known.
+        doubt: the share by which the time would grow if all ops of unknown placement ran on the CPU.
     """
 
     cost: float
@@ -89,15 +92,15 @@ class Expected:
 
     @classmethod
     def of(cls, parts: Sequence[Inspection]) -> Expected:
-        """Reads it off the inspection of each function."""
-        costs = [sum(_one(part, view) for part in parts) for view in VIEWS]
+        """Return the expectation from the inspection of each function."""
+        costs = [sum(_cost(part, view) for part in parts) for view in VIEWS]
         time = parts[0].time if len(parts) == 1 else None
         return cls(costs[0], costs[-1], time, 0.0 if time is None else _doubt(parts[0]) / (1e3 * time.ms))
 
     def times(self, before: Expected) -> tuple[Time, Time] | None:
-        """The times before and after by which the two are judged; None where cost decides.
+        """Return the times before and after by which the two are judged; None where cost decides.
 
-        Of what runs on the CPU alone nothing but the cost is known: its time is that, within a wide band.
+        A model that runs on the CPU alone has no measured time, only its cost.
         """
         if self.time is None or before.time is None or max(self.doubt, before.doubt) > DOUBT:
             return None
@@ -105,71 +108,73 @@ class Expected:
         return (before.time, self.time) if measured else None
 
     def over(self, before: Expected) -> Ratio:
-        """The ratio to the time before.
+        """Return the ratio to the time before.
 
-        What Core ML itself counts as dearer is taken only for a gain in time that its band can tell.
+        A higher cost is accepted only for a gain in time that is outside the band.
         """
         cost, worst = multiple(self.cost, before.cost), multiple(self.at_worst, before.at_worst)
         at_worst = worst if worst > 1 + SAME else 0.0
         if (pair := self.times(before)) is None:
             return Ratio(cost, max(cost / CLEARLY, at_worst), cost=cost)
         times = change(*pair)
-        if not before.cost:  # layers of a network have none
-            return Ratio(times.ratio, times.high, times.high < 1 / ALIKE or times.low > ALIKE, times.ratio)
-        told = times.high < 1 / ALIKE or times.low > ALIKE
-        best, both = times.ratio if told else max(times.ratio, cost), max(times.ratio, cost)
-        return Ratio(best, max(min(times.high, both / CLEARLY), at_worst), told, cost)
+        certain = times.high < 1 / ALIKE or times.low > ALIKE
+        if not before.cost:  # layers of a neural network have no cost
+            return Ratio(times.ratio, times.high, certain, times.ratio)
+        larger = max(times.ratio, cost)
+        best = times.ratio if certain else larger
+        return Ratio(best, max(min(times.high, larger / CLEARLY), at_worst), certain, cost)
 
     def words(self, before: Expected, verb: str = "") -> str:
-        """The times: "expected time 2 ms -> 1.9 ms"; the cost where none is known, or it decides otherwise."""
+        """Return "expected time 2 ms -> 1.9 ms"; the cost where no time is known, or cost decides otherwise."""
         if self.time is None or before.time is None:
             return self.relative(before, verb)
-        told, decides = self.time.ms / before.time.ms, self.over(before).best
-        alike = self.times(before) is not None or (told <= CLEARLY) == (decides <= CLEARLY)
-        if _sign(told) != _sign(decides) or not alike:
+        by_time, decided = self.time.ms / before.time.ms, self.over(before).best
+        same_verdict = self.times(before) is not None or (by_time <= CLEARLY) == (decided <= CLEARLY)
+        if _sign(by_time) != _sign(decided) or not same_verdict:
             return self.relative(before, verb)
         return f"expected time{verb} {from_to(before.time.ms, self.time.ms)}"
 
     def relative(self, before: Expected, verb: str = "") -> str:
-        """The cost, as a multiple of that before: "relative cost 1 -> 0.72"."""
+        """Return the cost as a multiple of the cost before: "relative cost 1 -> 0.72"."""
         return f"relative cost{verb} {from_to(1.0, multiple(self.cost, before.cost), '')}"
 
 
 def _sign(ratio: float) -> int:
-    """-1 where a ratio is of less, 1 of more, 0 of the same."""
+    """Return -1 for a ratio below 1, 1 for one above, 0 for equal costs."""
     return (ratio > 1 + SAME) - (ratio < 1 - SAME)
 
 
 def multiple(after: float, before: float) -> float:
-    """A ratio of costs; nothing is as dear as nothing."""
+    """Return the ratio of two costs; of two that are 0 it is 1."""
     return after / before if before else 1.0 if not after else float("inf")
 
 
-def _one(part: Inspection, view: View) -> float:
+def _cost(part: Inspection, view: View) -> float:
+    """Return the microseconds of a function, under assumptions."""
     if part.cost is None:
         return 0.0
     unpriced = sum(row.bytes for row in part.ops if row.estimate is None)
-    read = sum(map(_read, part.ops)) if view.reads_weights else 0.0
-    spared = sum(map(_spared, part.ops)) if view.fast_recurrent else 0.0
-    return part.cost + unpriced * SLOWER / MEMORY + view.op * part.chain + read - spared
+    reading = sum(map(_weight_reading, part.ops)) if view.reads_weights else 0.0
+    saved = sum(map(_recurrent_saving, part.ops)) if view.fast_recurrent else 0.0
+    return part.cost + unpriced * SLOWER / MEMORY + view.op * part.chain + reading - saved
 
 
 def _doubt(part: Inspection) -> float:
-    """Microseconds that its time leaves out if the ANE runs nothing of which that is not known."""
+    """Return the microseconds that the time lacks if the CPU runs all ops of unknown placement."""
     costs = [row.estimate for row in part.ops if row.legal is None and row.estimate is not None]
     return sum(max((cost.cpu or 0.0) - (cost.ane or 0.0), 0.0) for cost in costs)
 
 
-def _read(row: OpRow) -> float:
-    """What an op takes longer if it waits for its weights."""
+def _weight_reading(row: OpRow) -> float:
+    """Return the microseconds by which an op is slower if it reads its weights from memory."""
     if row.op_type in RECURRENT or row.estimate is None or not row.flop:
         return 0.0
-    told = row.estimate.cpu if row.preferred == "cpu" else row.estimate.ane
-    return max(row.rounds * row.weights / MEMORY - (told or 0.0), 0.0)
+    estimate = row.estimate.cpu if row.preferred == "cpu" else row.estimate.ane
+    return max(row.rounds * row.weights / MEMORY - (estimate or 0.0), 0.0)
 
 
-def _spared(row: OpRow) -> float:
-    """What a recurrent layer takes less at the highest rate."""
+def _recurrent_saving(row: OpRow) -> float:
+    """Return the microseconds that a recurrent layer saves at the CPU's highest rate."""
     if row.op_type not in RECURRENT or row.estimate is None or row.estimate.cpu is None:
         return 0.0
     return max(row.estimate.cpu - row.flop / CPU_SUMS, 0.0)

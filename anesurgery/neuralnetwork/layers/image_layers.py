@@ -8,7 +8,7 @@ import numpy as np
 
 from anesurgery.mil import Var, is_symbolic, mb
 from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers import window_padding as padding
+from anesurgery.neuralnetwork.layers import window_layers as padding
 from anesurgery.neuralnetwork.layers.blob_axes import Numbers, joined, lengths
 from anesurgery.neuralnetwork.layers.layer_table import layer
 from anesurgery.neuralnetwork.spec import DAMAGED

@@ -22,7 +22,7 @@ from anesurgery.interpret.listener import Listener
 from anesurgery.interpret.sampling import rows_read, sample_function
 from anesurgery.loading import load, load_member, load_sequence
 from anesurgery.mil import Function, Operation, Var, ct, function_of, is_stored, np_dtype, types
-from anesurgery.neuralnetwork.loaded_network import runnable
+from anesurgery.neuralnetwork.importing import runnable
 from anesurgery.registry import INTERPRETER
 
 

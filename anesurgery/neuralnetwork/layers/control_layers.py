@@ -1,4 +1,4 @@
-"""Layers that run others: branches and loops, which are networks of their own.
+"""Layers that run something else: branches and loops run networks, custom layers the caller's functions.
 
 A nested network sees the blobs around it and writes to them by `copy`. MIL's blocks return values instead:
 those of the blobs that existed before and are written inside, and of those that both sides of a branch make. A

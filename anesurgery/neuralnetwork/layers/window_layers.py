@@ -245,14 +245,14 @@ def convolution3d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 
 def _volume_cuts(params: Any, extents: Sequence[int], strides: Sequence[int]) -> Cuts:
-    kind = KINDS[params.paddingType]
+    kind = PADDINGS[params.paddingType]
     if kind == "same":
         return [_halves(k - s) for k, s in zip(extents, strides, strict=True)]
     amounts = by_side(params) if kind == "custom" else [0] * 6
     return list(zip(amounts[::2], amounts[1::2], strict=True))
 
 
-KINDS = ("max", "average", "l2")
+POOLINGS = ("max", "average", "l2")
 """By `type`."""
 GLOBAL: dict[str, Callable[[Var, list[int]], Var]] = {
     "max": lambda x, axes: mb.reduce_max(x=x, axes=axes, keep_dims=True),
@@ -264,7 +264,7 @@ GLOBAL: dict[str, Callable[[Var, list[int]], Var]] = {
 @layer("pooling")
 def pooling(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Pooling of (..., channel, height, width)."""
-    kind = KINDS[params.type]
+    kind = POOLINGS[params.type]
     needs_type(ctx, params)
     if params.globalPooling:
         return GLOBAL[kind](inputs[0], [-2, -1])
@@ -312,9 +312,9 @@ def pooling3d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     )
     form = volume(params)
     x = ctx.five(inputs[0])
-    return _windows(KINDS[params.type], x, kernel, strides, form, params.countExcludePadding)
+    return _windows(POOLINGS[params.type], x, kernel, strides, form, params.countExcludePadding)
 
 
 layer_nd("globalPooling3d")(
-    lambda ctx, params, inputs: GLOBAL[KINDS[params.type]](ctx.five(inputs[0]), [-3, -2, -1])
+    lambda ctx, params, inputs: GLOBAL[POOLINGS[params.type]](ctx.five(inputs[0]), [-3, -2, -1])
 )

@@ -45,7 +45,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
-from anesurgery.facts import window_pads
+from anesurgery.facts import windows
 from anesurgery.mil import Maker
 from anesurgery.regions import axis_phases
 
@@ -114,7 +114,7 @@ class LongConvolution(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Frames to channels, the small convolution, channels to neighbours; or pieces to channels."""
         op, how, place = m.root, m.how, m.how.axis - 2
-        pads, results = window_pads.window_pads(op), int(op.outputs[0].shape[how.axis])
+        pads, results = windows.window_pads(op), int(op.outputs[0].shape[how.axis])
         groups = int(an.number(op.inputs.get("groups")) or 1)
         if isinstance(how, _Pieces):
             x = how.shifted(mb, m.x, pads[2 * place :], results, groups)
@@ -137,7 +137,7 @@ class LongConvolution(Rewrite):
         for name, step in (("strides", stride), ("dilations", dilation)):
             steps = an.ints(op, name) or [1] * (x.rank - 2)
             more[name] = [*steps[:place], step, *steps[place + 1 :]]
-        pads = window_pads.window_pads(op)
+        pads = windows.window_pads(op)
         pads[2 * place : 2 * place + 2] = [0, 0]
         groups = int(an.number(op.inputs.get("groups")) or 1)
         return mb.conv(x=x, weight=weight, pad_type="custom", pad=pads, groups=groups, **more)

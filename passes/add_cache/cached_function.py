@@ -15,7 +15,7 @@ import numpy as np
 
 from anesurgery import mil
 from anesurgery.errors import Refusal, UnknownName
-from anesurgery.facts import causal_windows, rings
+from anesurgery.facts import rings, windows
 from anesurgery.facts.masks import evaluate_static
 from anesurgery.facts.rings import Ring
 from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Tokens, follow, lengthened
@@ -297,7 +297,7 @@ class CachedFunction:
         length = reach + self.length
         value = caches.from_rows(mb, kept, seen, length)
         x = caches.through(mb, kept.way, value, self.tokens, length)
-        pads = causal_windows.without_pads(op, self.tokens.new_axis(op.outputs[0]))
+        pads = windows.without_pads(op, self.tokens.new_axis(op.outputs[0]))
         return {"x": x, **{n: mb.const(val=value, name=f"{op.name}_{n}") for n, value in pads.items()}}
 
     def first(self, op: Operation, axis: int, length: int) -> dict[str, Any]:

@@ -35,7 +35,7 @@ import torch
 
 from anesurgery import fp16
 from anesurgery.compressing.correcting import op_by_op
-from anesurgery.compressing.fitted import grid_of
+from anesurgery.compressing.fitting import grid_of
 from anesurgery.compressing.second_order import moments
 from anesurgery.compressing.storing import Key, hold, key_of
 from anesurgery.compressing.weight_forms import read_form

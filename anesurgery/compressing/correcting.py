@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.compressing.fitted import Fitting
-from anesurgery.compressing.rounding import best, lost, nearest
+from anesurgery.compressing.fitting import Fitting, best, lost, nearest
 from anesurgery.compressing.second_order import Shares, moments, unit_of
 from anesurgery.compressing.weight_rows import Rows, rows_of
 from anesurgery.errors import NotFinite

@@ -38,7 +38,7 @@ import numpy as np
 
 from anesurgery.compressing.activations import LEVELS
 from anesurgery.compressing.costs import Cost
-from anesurgery.compressing.smaller import Smaller
+from anesurgery.compressing.storing import Smaller
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.interpret.decoder_calls import BACK

@@ -43,8 +43,7 @@ from anesurgery.compressing.form_evidence import (
 )
 from anesurgery.compressing.modes import SMALLEST
 from anesurgery.compressing.peers import Point, points
-from anesurgery.compressing.smaller import Smaller
-from anesurgery.compressing.storing import key_of, shift, store
+from anesurgery.compressing.storing import Smaller, key_of, shift, store
 from anesurgery.compressing.weight_forms import BITS, IOS18, read_form
 from anesurgery.compressing.weight_rows import Rows
 from anesurgery.display import Drawn, drawn

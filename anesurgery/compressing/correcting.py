@@ -25,8 +25,8 @@ from anesurgery.compressing.fitting import Fitting, best, lost, nearest
 from anesurgery.compressing.second_order import Shares, moments, unit_of
 from anesurgery.compressing.weight_rows import Rows, rows_of
 from anesurgery.errors import NotFinite
+from anesurgery.files.arrays import set_aside
 from anesurgery.files.package import Loaded
-from anesurgery.files.set_aside import set_aside
 from anesurgery.interpret import sampling
 from anesurgery.interpret.arithmetic.precision import forget
 from anesurgery.interpret.core import Env, Executable, Plan, Step

@@ -19,7 +19,7 @@ import torch.nn.functional as F  # noqa: N812 - the usual name
 
 from anesurgery.doors import short_of_memory
 from anesurgery.errors import InterpretError, OutOfMemory, SurgeryError
-from anesurgery.files.set_aside import set_aside
+from anesurgery.files.arrays import set_aside
 from anesurgery.files.source import SourceFile
 from anesurgery.files.weights import source_of
 from anesurgery.interpret import attentions, sampling, state

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from anesurgery.facts.rowwise import Tail
+from anesurgery.facts.dependence import Tail
 from anesurgery.mil import Maker, Operation, Var, any_symbolic, op_inputs
 from anesurgery.semantics.reading import each_axis
 from anesurgery.semantics.rows import squeezed, staying

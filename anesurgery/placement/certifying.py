@@ -30,7 +30,7 @@ from anesurgery.facts.logits import logits_of
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded
 from anesurgery.interpret import Executable, Listener, Predictor, run, sampling
-from anesurgery.interpret.arithmetic.double import Double
+from anesurgery.interpret.arithmetic.precision import Double
 from anesurgery.interpret.arithmetic.properties import CHIPS
 from anesurgery.interpret.batched_decoding import Abreast, Shown
 from anesurgery.interpret.predictor import bound

@@ -54,7 +54,7 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 from anesurgery.facts import windows
 from anesurgery.interpret.arithmetic.engine_faults import FAULTS, decoder_of
-from anesurgery.interpret.ops.conv import transposed_cuts
+from anesurgery.interpret.ops.windows import transposed_cuts
 from anesurgery.placement.rules.faulty_ops import reached
 from anesurgery.regions import formulas
 

@@ -13,8 +13,7 @@ from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.element_rules import Algebraic, absolute
 from anesurgery.interpret.arithmetic.field import Image, add, divide, multiply, negated, product
 from anesurgery.interpret.arithmetic.symbolic import Rule
-from anesurgery.interpret.ops.conv import conv, conv_transpose, pad_axes
-from anesurgery.interpret.ops.pooling import AVERAGE, counted, windows
+from anesurgery.interpret.ops.windows import AVERAGE, conv, conv_transpose, counted, pad_axes, windows
 from anesurgery.interpret.table import TABLE, Unsupported, ints
 from anesurgery.mil import Operation, np_dtype
 from anesurgery.ops import REDUCTIONS

@@ -42,7 +42,7 @@ from anesurgery.compressing.weight_forms import read_form
 from anesurgery.compressing.weight_rows import READERS, Rows, rows_of
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.core import Executable, Step
-from anesurgery.interpret.ops.quantization import dequantize, quantize
+from anesurgery.interpret.ops.constexpr import dequantize, quantize
 from anesurgery.mil import Array, Function, Operation, Program, Var, constant, is_output, static_shape
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)

@@ -225,7 +225,7 @@ def _orders(sample: Sample, axes: Axes, values: Values, rng: np.random.Generator
 
 
 def mixes_rows(sample: Sample) -> str:
-    """Slices of a result that depend on others than `rowwise` says."""
+    """Slices of a result that depend on others than `rows_read` says."""
     return _mixes_by(sample, dependence.rows_read)
 
 

@@ -1,10 +1,13 @@
 """Which arithmetic the interpreter computes in: the one place that decides about dtypes, and what a cast loses.
 
-Floats are torch float32 while a program runs, fp64 in `double` only. "fp32" reads fp16 exactly and never
+Floats are torch float32 while a program runs, fp64 in `Double` only. "fp32" reads fp16 exactly and never
 rounds to fp16 (the reference); "fp16" rounds the result of each op to the dtype that the program says, sums
 being made in fp32; "ane", or "ane:M1" for a chip, estimates what has been measured on Neural Engines
 (`measured.ELEMENTS`).
 Integers of every width run as int32.
+
+In fp64 a difference that is only rounding is 2^-29 of what it is in fp32; any other difference stays. With
+operands that are off, a run shows what errors of that size do to a result, sums that cancel included.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Compressed weights (`constexpr_*`): one function per form, on the stored arrays.
+"""Compressed weights (`constexpr_*`), one function per form; and activations to 8-bit integers and back.
 
 Forms may be chained: the table of a palette may be quantized, its indices sparse. A form whose outputs
-are a mask and data gives both.
+are a mask and data gives both. Quantized activations run as int32, and stay in the range of their dtype.
 """
 
 from __future__ import annotations

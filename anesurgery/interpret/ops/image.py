@@ -3,9 +3,9 @@
 Resizing is separable. A sampling mode says where along an axis the samples lie, and each axis is interpolated
 at these places in turn; crops are resized in the same way between the sides of a box.
 
-Blocks are traded against channels or batches. Where elements only move, `shape`, `reshape` and `permute` say how:
-`coreai` writes these ops by the same code. Where a block turns into channels, "first" names what the outer part
-of the channel number counts.
+Blocks are traded against channels or batches. Where elements only move, `shape`, `reshape` and `permute` say
+how: `coreai` writes these ops by the same code. Where a block turns into channels, "first" names what the outer
+part of the channel number counts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Ops that move, select or make elements: shapes, slices, joins, fills, ranges, random numbers.
 
 Random numbers have the documented distributions, and are not the numbers that Core ML draws: the same for the
-same seed, and others at each call without one (seed -1). Without a seed they come from torch's global generator,
-so `torch.manual_seed` makes a run repeatable.
+same seed, and others at each call without one (seed -1). Without a seed they come from torch's global
+generator, so `torch.manual_seed` makes a run repeatable.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ from anesurgery.compressing.weight_rows import Rows
 from anesurgery.display import Drawn, drawn
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, UnknownName, Unsuited, warn
-from anesurgery.facts.logits import logits_of
+from anesurgery.facts.makeup import logits_of
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded
 from anesurgery.files.plot_files import save_picture

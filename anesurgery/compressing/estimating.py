@@ -27,7 +27,7 @@ from anesurgery.compressing.fitting import Fitting, handed_on, nearest
 from anesurgery.compressing.grids import Grid
 from anesurgery.compressing.second_order import Shares, unit_of
 from anesurgery.compressing.weight_forms import MOST_VECTOR
-from anesurgery.facts.logits import logits_of
+from anesurgery.facts.makeup import logits_of
 from anesurgery.files.package import Loaded, save
 from anesurgery.files.shards import Shard
 from anesurgery.files.sharing import Workers, result

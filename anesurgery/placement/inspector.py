@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from anesurgery import registry
+from anesurgery.display import Drawn
 from anesurgery.doors import THIS, door, given_words
 from anesurgery.errors import LoadError, SurgeryError, UnknownName, warn
 from anesurgery.files import size_index
@@ -18,7 +20,7 @@ from anesurgery.files.interface import origin_of
 from anesurgery.files.package import Loaded
 from anesurgery.files.size_index import is_sized
 from anesurgery.loading import load_graph
-from anesurgery.mil import dtype_name, exclusive, function_of
+from anesurgery.mil import Operation, Program, dtype_name, exclusive, function_of
 from anesurgery.placement import compute_plan, loadable, memory, unit_advice
 from anesurgery.placement.evidence import Finding, Rule, rules_beside
 from anesurgery.placement.flexible import fixing
@@ -36,6 +38,7 @@ from anesurgery.placement.rules import (
     slow,
     whole_model,
 )
+from anesurgery.placement.rules.legality import FORBIDDEN
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import time_of_shaped
 from anesurgery.placement.verdicts import (
@@ -330,3 +333,77 @@ def _placed(inspection: Inspection) -> dict[tuple[str, int], OpRow]:
         placed[row.op_type, counts[row.op_type]] = row
         counts[row.op_type] += 1
     return placed
+
+
+NO, OTHER_TARGET = "no", "other chip or OS"
+
+
+@dataclass(frozen=True)
+class Consulted:
+    """A rule that speaks about an op's type.
+
+    Attributes:
+        rule: the row of the table.
+        said: what it found; "no" where its condition does not hold; "other chip or OS" where it was not asked.
+    """
+
+    rule: Rule
+    said: str
+
+    @property
+    def found(self) -> bool:
+        """Did it find something?"""
+        return self.said not in (NO, OTHER_TARGET)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        rule = self.rule
+        return {
+            "rule": rule.id,
+            "kind": rule.kind,
+            "said": self.said,
+            "because": rule.because,
+            "source": rule.source,
+            "grade": rule.grade.value,
+            "scope": str(rule.scope),
+            "remedy": rule.remedy,
+            "advice": rule.advice,
+        }
+
+
+@dataclass(frozen=True)
+class Why(Drawn):
+    """One op: its row in the report, and all rules asked about it, those that found something first."""
+
+    row: OpRow
+    rules: tuple[Consulted, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"op": self.row.to_json(), "rules": [consulted.to_json() for consulted in self.rules]}
+
+
+def why(model: Loaded | Program, op: str, target: Target, function: str | None = None) -> Why:
+    """Why an op of an ML Program is placed as it is.
+
+    Raises:
+        UnknownName: no op of that name.
+    """
+    loaded = Loaded.of(model)
+    rules = (*RULES, *rules_beside())
+    inspection = inspect_program(loaded, target, function=function)
+    judged = {j.name: j.op for j in judge_shaped(loaded, function, target, rules).judged}
+    if op not in judged:
+        raise UnknownName("op", op, difflib.get_close_matches(op, judged, 8, 0) or judged)
+    chosen = judged[op]
+    about = [rule for rule in (*FORBIDDEN, *rules) if not rule.ops or chosen.op_type in rule.ops]
+    asked = [Consulted(rule, _said(rule, chosen, target)) for rule in about]
+    return Why(inspection.row(op), tuple(sorted(asked, key=lambda consulted: not consulted.found)))
+
+
+def _said(rule: Rule, op: Operation, target: Target) -> str:
+    if not rule.scope.concerns(target):
+        return OTHER_TARGET
+    if rule.test is None:
+        return f"{op.op_type}, in every form" if rule.kind == "legality" else NO
+    return rule.test(op, target) or NO

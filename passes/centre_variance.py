@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Var, mb
-from anesurgery.numeric import means
+from anesurgery.numeric import sums
 from anesurgery.rewriting.repairs import Repair
 
 
@@ -24,7 +24,7 @@ class CentreVariance(Repair):
     """`mean(x * x) - mean(x) * mean(x)` becomes `mean((x - mean(x)) * (x - mean(x)))`."""
 
     name = "centre_variance"
-    hazard = means.VARIANCE
+    hazard = sums.VARIANCE
     tolerance = an.REASSOCIATED
 
 

@@ -21,6 +21,7 @@ from anesurgery.facts.rings import Ring
 from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Tokens, follow, lengthened
 from anesurgery.files.copying import copied
 from anesurgery.frontend.length_choices import in_words, limit_passed
+from anesurgery.interpret.decoder_calls import fixed_value
 from anesurgery.mil import Function, Operation, Program, Var, dtype_name, operands, types
 from anesurgery.passes.add_cache import caches, frequencies
 from anesurgery.passes.add_cache.caches import Kept, Tables
@@ -28,7 +29,6 @@ from anesurgery.placement.rules.shapes import MOST_STATES, two_states_may_fail
 from anesurgery.placement.target import Target
 from anesurgery.regions import rotary
 from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.decoder_inputs import fixed_value
 from anesurgery.rewriting.driver import remove_dead
 from anesurgery.rewriting.session import Session
 

@@ -30,7 +30,7 @@ from anesurgery.files.package import Loaded
 from anesurgery.interpret import sampling
 from anesurgery.interpret.arithmetic.precision import forget
 from anesurgery.interpret.core import Env, Executable, Plan, Step
-from anesurgery.interpret.listener import Listener
+from anesurgery.interpret.table import Listener
 from anesurgery.mil import Array, Function, Operation, Var, dtype_name, is_weight, operands, static_shape, types
 from anesurgery.regions.compressed_weights import Form, Result
 from anesurgery.regions.reencoding import numbers_of

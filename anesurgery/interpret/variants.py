@@ -21,8 +21,8 @@ import torch
 from anesurgery.interpret import sampling, state
 from anesurgery.interpret.arithmetic import precision as dtypes
 from anesurgery.interpret.core import Env, Executable, Plan, Step
-from anesurgery.interpret.listener import Listener
 from anesurgery.interpret.state import Box
+from anesurgery.interpret.table import Listener
 from anesurgery.mil import Array, Operation, Program, Var, np_dtype
 
 

@@ -20,7 +20,7 @@ from anesurgery.compressing.weight_forms import read_form
 from anesurgery.compressing.weight_rows import Rows
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.core import Executable
-from anesurgery.interpret.listener import Listener
+from anesurgery.interpret.table import Listener
 from anesurgery.mil import Array, Operation, Program, Var, ct, function_of, mb, operands, types
 
 RNG = np.random.default_rng(5)

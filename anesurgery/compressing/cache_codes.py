@@ -58,7 +58,7 @@ from anesurgery.mil import (
     static_shape,
     types,
 )
-from anesurgery.placement.loadable import of_version, refusal
+from anesurgery.placement.rules.loading import of_version, refusal
 from anesurgery.placement.score import placed
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import MLProgram

@@ -63,7 +63,7 @@ from anesurgery.interpret.variants import Forks
 from anesurgery.mil import Program, Var, exclusive, is_compressed, is_weight, np_dtype, operands
 from anesurgery.placement.durations import Change, change
 from anesurgery.placement.inspection import Inspection
-from anesurgery.placement.loadable import newest_for, of_version, refusal
+from anesurgery.placement.rules.loading import newest_for, of_version, refusal
 from anesurgery.placement.score import placed
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import rows_of

@@ -21,16 +21,16 @@ from anesurgery.files.package import Loaded
 from anesurgery.files.size_index import is_sized
 from anesurgery.loading import load_graph
 from anesurgery.mil import Operation, Program, dtype_name, exclusive, function_of
-from anesurgery.placement import compute_plan, loadable, memory, unit_advice
+from anesurgery.placement import compute_plan, memory, unit_advice
 from anesurgery.placement.evidence import Finding, Rule, rules_beside
 from anesurgery.placement.flexible import fixing
 from anesurgery.placement.inspection import NO_TIME, Inspection, OpRow
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.rules import (
-    aborting_loads,
     faulty_ops,
     ignored_masks,
     legality,
+    loading,
     lost_in_conversion,
     numeric,
     sampled,
@@ -152,7 +152,7 @@ def inspect_program(
     budget, about_memory = memory.measure(shaped.function, target)
     judged, doubts = shaped.judged, whole_model.doubts(chosen, shaped.flexible, budget, target)
     about_load = (
-        *aborting_loads.of_function(shaped.function, target),
+        *loading.of_function(shaped.function, target),
         *whole_model.slow_loads(shaped.function, budget, target),
         *about_memory,
     )
@@ -192,7 +192,7 @@ def inspect_program(
 def _of_format(loaded: Loaded, target: Target) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
     """Whether the target loads the format at all, and notes on models of it."""
     if (own := registry.rules_of(loaded.source)) is None:
-        return tuple(loadable.of_version(_version(loaded), target)), ()
+        return tuple(loading.of_version(_version(loaded), target)), ()
     return own.of_model(target), (own.NOTE,)
 
 

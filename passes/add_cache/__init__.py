@@ -48,7 +48,7 @@ from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.interpret import decoder_calls
 from anesurgery.interpret.decoding import replay
 from anesurgery.passes.add_cache.cached_function import Caching, Reading, cached_functions
-from anesurgery.placement import loadable
+from anesurgery.placement.rules import loading
 from anesurgery.rewriting.passes import against_several
 from anesurgery.splitting.plan import chunk_numbers
 
@@ -157,7 +157,7 @@ class AddCache(Pass):
         session.declare(self.name, name, self.change(name, function, chosen, built), before, list(built))
         version = max(f.opset_version.value for f in built.values())
         session.notes += [
-            f"{self.name}: {f.message}" for f in loadable.of_version(version, an.Target.parse(session.target))
+            f"{self.name}: {f.message}" for f in loading.of_version(version, an.Target.parse(session.target))
         ]
         if (parts := max(chunk_of.values(), default=0) + 1) > 1:
             session.notes.append(f"{self.name}: a state for each of {parts} chunks: split(model, {parts})")

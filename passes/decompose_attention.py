@@ -44,7 +44,7 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
 from anesurgery.facts import attention
-from anesurgery.placement.rules import ignored_masks
+from anesurgery.placement.rules import faulty_ops
 from anesurgery.regions import float_types
 
 
@@ -64,13 +64,13 @@ class DecomposeAttention(Rewrite):
 
     def run(self, program: Program, session: Session) -> None:
         """All of them, or, with `only_ignored`, none on a target of which nothing was seen."""
-        seen = ignored_masks.MASK_IGNORED.scope.concerns(an.Target.parse(session.target))
+        seen = faulty_ops.MASK_IGNORED.scope.concerns(an.Target.parse(session.target))
         if seen or not self.only_ignored:
             super().run(program, session)
 
     def check(self, m: Match) -> Match | Refusal:
         """Are all shapes static?"""
-        if self.only_ignored and not ignored_masks.outside_mask(m.root, an.Target.parse(None)):
+        if self.only_ignored and not faulty_ops.outside_mask(m.root, an.Target.parse(None)):
             return an.NO_MATCH
         for name in ("query", "key", "value"):
             if an.static_shape(operand := m.root.inputs[name]) is None:

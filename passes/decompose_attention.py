@@ -45,7 +45,7 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
 from anesurgery.facts import attention
 from anesurgery.placement.rules import faulty_ops
-from anesurgery.regions import float_types
+from anesurgery.regions import small_builds
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class DecomposeAttention(Rewrite):
             fill = dtype.type(self.fill)
             scores = mb.select(cond=m.mask, a=scores, b=fill, name=f"{wish}_masked")
         elif m.mask is not None:
-            scores = mb.add(x=scores, y=float_types.as_dtype(mb, m.mask, dtype), name=f"{wish}_masked")
+            scores = mb.add(x=scores, y=small_builds.as_dtype(mb, m.mask, dtype), name=f"{wish}_masked")
         weights = mb.softmax(x=scores, axis=-1, name=f"{wish}_weights")
         return mb.matmul(x=weights, y=m.value, name=wish)
 

@@ -168,7 +168,7 @@ class CausalMaskTensor(Rewrite):
         for bias in parts.biases:
             x = mb.add(x=x, y=small_builds.as_dtype(mb, bias, an.np_dtype(m.scores)))
         for op in m.chain.tail:
-            x = small_builds.again(mb, op, x)
+            x = small_builds.again_on(mb, op, x)
         return mb.softmax(x=small_builds.as_dtype(mb, x, an.np_dtype(root.x)), axis=an.constant(root.axis))
 
     def total(self, mb: Builder, m: Match) -> Var:

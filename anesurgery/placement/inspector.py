@@ -65,7 +65,7 @@ NO_GPU = (
     "erwinzhang7/coreml-compute-placement)"
 )
 
-BY_VALUE = (*numeric.RULES, *faulty_ops.RULES, *faulty_ops.RULES, *lost_in_conversion.RULES)
+BY_VALUE = (*numeric.RULES, *faulty_ops.MASK_RULES, *faulty_ops.RULES, *lost_in_conversion.RULES)
 """The tables that ask what constants hold."""
 RULES = (*slow.RULES, *BY_VALUE, *shapes.RULES, *legality.SPEED, *slow.REPAIRED, *slow.LOOPS)
 """The tables; `rules_beside` adds rules that stand in files of their own, and the user's."""

@@ -59,6 +59,7 @@ from anesurgery.rewriting.pattern import var as var
 from anesurgery.rewriting.rewrite import Rewrite as Rewrite
 from anesurgery.rewriting.session import Session as Session
 from anesurgery.semantics import intervals as intervals
+from anesurgery.semantics import reading as reading
 from anesurgery.semantics.reading import flag as flag
 from anesurgery.semantics.reading import ints as ints
 from anesurgery.semantics.reading import number as number

@@ -32,9 +32,9 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.numeric import squares, sums
+from anesurgery.numeric.behind_norms import far_end
 from anesurgery.numeric.forms import form_of
 from anesurgery.numeric.hazard import Hazard, Size, in_words
-from anesurgery.numeric.squares import far_end
 from anesurgery.ops import CARRIERS, COMPARISONS, NORMS, ORDERINGS, SINGULAR
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules.conditions import (

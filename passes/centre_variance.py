@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Var, mb
-from anesurgery.numeric import sums
+from anesurgery.numeric import means
 from anesurgery.rewriting.repairs import Repair
 
 
@@ -24,7 +24,7 @@ class CentreVariance(Repair):
     """`mean(x * x) - mean(x) * mean(x)` becomes `mean((x - mean(x)) * (x - mean(x)))`."""
 
     name = "centre_variance"
-    hazard = sums.VARIANCE
+    hazard = means.VARIANCE
     tolerance = an.REASSOCIATED
 
 

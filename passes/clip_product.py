@@ -18,7 +18,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Var, mb
-from anesurgery.numeric import sums
+from anesurgery.numeric import products
 from anesurgery.rewriting.repairs import Repair
 
 
@@ -27,7 +27,7 @@ class ClipProduct(Repair):
     """`quantize(a * dequantize(b))` becomes `quantize(clip(a * dequantize(b)))`."""
 
     name = "clip_product"
-    hazard = sums.QUANTIZED
+    hazard = products.QUANTIZED
     tolerates_nonfinite = True
 
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Var, mb
-from anesurgery.numeric import sums
+from anesurgery.numeric import means
 from anesurgery.rewriting.repairs import Repair
 
 
@@ -39,7 +39,7 @@ class MeanOfMeans(Repair):
     """`mean(x, [a, b])` becomes `mean(mean(x, [b]), [a])`."""
 
     name = "mean_of_means"
-    hazard = sums.LONG_MEAN
+    hazard = means.LONG_MEAN
     static = True
     tolerance = an.REASSOCIATED
 

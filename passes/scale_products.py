@@ -35,7 +35,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Var, mb
-from anesurgery.numeric import sums
+from anesurgery.numeric import products
 from anesurgery.rewriting.repairs import Repair
 
 
@@ -44,7 +44,7 @@ class ScaleProducts(Repair):
     """`linear(x, w)` becomes `linear(x, w / 2^k) * 2^k`."""
 
     name = "scale_products"
-    hazard = sums.SUM
+    hazard = products.SUM
 
 
 @an.example((2, 16), dtype="fp16")

@@ -39,7 +39,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Var, mb
-from anesurgery.numeric import sums
+from anesurgery.numeric import products
 from anesurgery.rewriting.repairs import Repair
 
 
@@ -48,7 +48,7 @@ class ScaleScores(Repair):
     """`(q @ k) * s` becomes `(q * s) @ k`."""
 
     name = "scale_scores"
-    hazard = sums.SCORES
+    hazard = products.SCORES
     static = True
     tolerance = an.Tolerance(1e-3)
 

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Match, OpPattern, Ops, Refusal, Var, mb
-from anesurgery.numeric import sums
+from anesurgery.numeric import products
 from anesurgery.rewriting.repairs import Repair
 
 
@@ -46,7 +46,7 @@ class ScaleShares(Repair):
     """`softmax(s) @ v` becomes `((softmax(s) * 64) @ v) / 64`."""
 
     name = "scale_shares"
-    hazard = sums.SHARES
+    hazard = products.SHARES
     static = True
     tolerance = an.REASSOCIATED
 
@@ -63,7 +63,7 @@ class ScaleShares(Repair):
         return match.bind(limits={m.y: self.MOST}) if isinstance(match, Match) else match
 
 
-@an.example((1, 1, sums.KEYS), (1, sums.KEYS, 4), dtype="fp16")
+@an.example((1, 1, products.KEYS), (1, products.KEYS, 4), dtype="fp16")
 def example(p: Var, v: Var) -> Var:
     """One query over 2048 keys."""
     return mb.matmul(x=mb.softmax(x=p, axis=-1, name="shares"), y=v, name="y")

@@ -38,7 +38,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Var, mb
-from anesurgery.numeric import sums
+from anesurgery.numeric import products
 from anesurgery.rewriting.repairs import Repair
 
 
@@ -47,7 +47,7 @@ class ShiftScores(Repair):
     """`softmax(c x)` becomes `softmax(c (x - max(x)))`, where c is so large that `c x` may overflow."""
 
     name = "shift_scores"
-    hazard = sums.LARGE_SCORES
+    hazard = products.LARGE_SCORES
     tolerance = an.Tolerance(1e-3)
 
 

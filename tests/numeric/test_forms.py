@@ -12,7 +12,7 @@ from hazard_graphs import HAZARDS
 from anesurgery import registry
 from anesurgery.interpret import run
 from anesurgery.mil import Operation, Program, Var, ct, mb, types, walk_ops
-from anesurgery.numeric import squares, sums
+from anesurgery.numeric import means, products, squares
 from anesurgery.numeric.forms import Form, form_of
 from anesurgery.numeric.hazard import Hazard
 from anesurgery.passes.scale_roots import ScaleRoots
@@ -23,7 +23,7 @@ HALF = np.float16
 WEIGHTS = np.random.default_rng(1).uniform(0, 0.1, (5, 16)).astype(HALF)
 ROWS: dict[str, Hazard[Any]] = {
     f"{module.__name__.rpartition('.')[2]}.{name}": row
-    for module in (sums, sums, squares)
+    for module in (means, products, squares)
     for name, row in vars(module).items()
     if isinstance(row, Hazard)
 }

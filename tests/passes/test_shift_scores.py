@@ -8,7 +8,7 @@ from pass_cases import refuses, stays, table
 
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, mb, types
-from anesurgery.numeric.sums import LARGE_SCORES
+from anesurgery.numeric.products import LARGE_SCORES
 from anesurgery.passes.shift_scores import ShiftScores
 from anesurgery.testing import apply_pass
 

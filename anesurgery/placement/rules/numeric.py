@@ -31,7 +31,7 @@ from anesurgery.mil import (
     producer,
     static_shape,
 )
-from anesurgery.numeric import squares, sums
+from anesurgery.numeric import means, products, squares
 from anesurgery.numeric.behind_norms import far_end
 from anesurgery.numeric.forms import form_of
 from anesurgery.numeric.hazard import Hazard, Size, in_words
@@ -265,7 +265,7 @@ def runtime_rows(op: Operation, target: Target) -> str:
 
 def scale_after(op: Operation, target: Target) -> str:
     """Scores, or covariances, that are scaled after the product, when its sums have already been made."""
-    return next((words for r in consumers(op.outputs[0]) if (words := sums.SCORES.told(r))), "")
+    return next((words for r in consumers(op.outputs[0]) if (words := products.SCORES.told(r))), "")
 
 
 def infinite_constant(op: Operation, target: Target) -> str:
@@ -483,7 +483,7 @@ MASK_SOURCE = "apple/coreai-models: neural_engine_rules.md; apple/ml-ane-transfo
 RULES: tuple[Rule, ...] = (
     _hazard(
         "num-mac-32768",
-        sums.SUM,
+        products.SUM,
         "a result or partial sum of products of magnitude 32768 or more becomes infinite, even where later "
         "terms cancel it; seen on M1, M2, M4, M5 and M6 (what the accumulator is, fixed point or float, is "
         "disputed; the ceiling is not)",
@@ -518,7 +518,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _hazard(
         "num-scores",
-        sums.LARGE_SCORES,
+        products.LARGE_SCORES,
         "a row with two infinite scores has no softmax: infinity less infinity is NaN, and on the engine both "
         "count as large numbers",
         STUDY,
@@ -707,7 +707,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _hazard(
         "num-variance",
-        sums.VARIANCE,
+        means.VARIANCE,
         "two large numbers cancel: at a mean of 100 and a spread of 1 fp16 leaves no digit of the variance",
         f"{STUDY}: the elementwise unit is fp16",
         remedy="centre_variance",
@@ -797,7 +797,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _hazard(
         "num-mean",
-        sums.LONG_MEAN,
+        means.LONG_MEAN,
         "a reduction has a narrow running sum, which loses what is small beside it",
         GUIDE,
         scope=Scope(os="seen on M1, M5", via="compiler"),
@@ -806,7 +806,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _hazard(
         "num-qdq",
-        sums.QUANTIZED,
+        products.QUANTIZED,
         "the engine multiplied with the code of an operand dequantized by the scale of the output: 2, 4 and 8 "
         "where 1 is right; the CPU is right",
         "cadamcat/llms-on-apple-neural-engine: coreai-qdq-multiply-scale",
@@ -816,7 +816,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _hazard(
         "num-shares",
-        sums.SHARES,
+        products.SHARES,
         "over 4,096 keys the product was 5.2 to 5.4 % off, with equal weights 3.95 %, and with 64 "
         "times the weights 0.06 %; the cause is unknown",
         "cadamcat/llms-on-apple-neural-engine: attention-product-precision (Core AI)",

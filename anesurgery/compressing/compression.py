@@ -58,8 +58,8 @@ from anesurgery.files.sharing import workers
 from anesurgery.interpret.arithmetic.precision import KEPT
 from anesurgery.interpret.core import Executable
 from anesurgery.interpret.features import check_names
+from anesurgery.interpret.forks import Forks
 from anesurgery.interpret.predictor import Predictor, bound, check_ids
-from anesurgery.interpret.variants import Forks
 from anesurgery.mil import Program, Var, exclusive, is_compressed, is_weight, np_dtype, operands
 from anesurgery.placement.durations import Change, change
 from anesurgery.placement.inspection import Inspection

@@ -33,7 +33,7 @@ from anesurgery.files.shards import Shard
 from anesurgery.files.sharing import Workers, result
 from anesurgery.interpret.arithmetic.precision import KEPT
 from anesurgery.interpret.core import Executable, Step
-from anesurgery.interpret.variants import Forks
+from anesurgery.interpret.forks import Forks
 from anesurgery.mil import Array, Operation, Var
 from anesurgery.regions.reencoding import stored_bytes
 from anesurgery.rewriting.ml_program import MLProgram

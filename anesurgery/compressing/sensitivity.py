@@ -38,9 +38,9 @@ from anesurgery.files.shards import Shard, share
 from anesurgery.files.sharing import workers
 from anesurgery.interpret.core import Executable
 from anesurgery.interpret.features import images
+from anesurgery.interpret.forks import Fork, Forks
 from anesurgery.interpret.predictor import bound
 from anesurgery.interpret.sampling import sample_inputs
-from anesurgery.interpret.variants import Fork, Forks
 from anesurgery.loading import load
 from anesurgery.mil import Var, function_of
 from anesurgery.splitting.graph import read_graph

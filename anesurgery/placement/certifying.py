@@ -1,6 +1,6 @@
 """`certify`: the error of every op in fp16 and in the engine's arithmetic, what it grows to, and a verdict.
 
-The model runs exactly and in each arithmetic at once, op by op (`interpret.variants`): once with errors
+The model runs exactly and in each arithmetic at once, op by op (`interpret.batched_decoding`): once with errors
 carried along, and once with exact inputs to each op, which isolates the op's own error. An error is that of one
 set of inputs; `search` looks for worse ones between the least and the largest number of each input.
 """
@@ -32,8 +32,8 @@ from anesurgery.files.package import Loaded
 from anesurgery.interpret import Executable, Listener, Predictor, run, sampling
 from anesurgery.interpret.arithmetic.precision import Double
 from anesurgery.interpret.arithmetic.properties import CHIPS
+from anesurgery.interpret.batched_decoding import Abreast, Shown
 from anesurgery.interpret.predictor import bound
-from anesurgery.interpret.variants import Abreast, Shown
 from anesurgery.loading import load
 from anesurgery.mil import (
     Array,

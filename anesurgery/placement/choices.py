@@ -19,8 +19,8 @@ from anesurgery.errors import InterpretError
 from anesurgery.interpret import run
 from anesurgery.interpret.arithmetic.neural_engine import chip_of, rounding
 from anesurgery.interpret.arithmetic.precision import meaning
+from anesurgery.interpret.batched_decoding import Shown
 from anesurgery.interpret.table import Implementation
-from anesurgery.interpret.variants import Shown
 from anesurgery.mil import (
     Array,
     Function,

@@ -12,7 +12,7 @@ import torch
 from anesurgery import fp16
 from anesurgery.checking.grades import psnr
 from anesurgery.interpret.arithmetic.neural_engine import largest_of
-from anesurgery.interpret.variants import Shown
+from anesurgery.interpret.batched_decoding import Shown
 from anesurgery.mil import operands
 
 BINS = 24

@@ -16,7 +16,7 @@ from anesurgery.compressing.finished import Finished
 from anesurgery.compressing.fitting import grid_of
 from anesurgery.errors import SurgeryError
 from anesurgery.files.package import Loaded
-from anesurgery.interpret.variants import Fork
+from anesurgery.interpret.forks import Fork
 from anesurgery.mil import Program, Var, ct, function_of, mb, types
 
 RNG = np.random.default_rng(31)

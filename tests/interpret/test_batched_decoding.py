@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from anesurgery.interpret import Executable
+from anesurgery.interpret.batched_decoding import Abreast, stored
 from anesurgery.interpret.core import Plan
-from anesurgery.interpret.variants import Abreast, stored
 from anesurgery.mil import Program, Var, ct, mb, types
 
 HALF = np.float16

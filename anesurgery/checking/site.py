@@ -73,7 +73,7 @@ from anesurgery.checking.numbers import (
 )
 from anesurgery.facts.dependence import slice_back
 from anesurgery.interpret import Evaluator
-from anesurgery.interpret.arithmetic.double import Double
+from anesurgery.interpret.arithmetic.precision import Double
 from anesurgery.interpret.sampling import LOOKUPS
 from anesurgery.mil import Array, any_symbolic, constant, ct, reads
 from anesurgery.ops import CONTRACTIONS, CONTROL, LISTS, RANDOM, STATEFUL

@@ -145,9 +145,9 @@ def _repair(
 
 def _why(call: Call, model: str, op: str) -> Outcome:
     from anesurgery.loading import load
+    from anesurgery.placement.inspector import why
     from anesurgery.placement.models import of_layers
     from anesurgery.placement.target import Target
-    from anesurgery.placement.why import why
 
     if of_layers(model):
         raise SurgeryError("--why reads ML Programs; layers of a neural network show their rules in the report")

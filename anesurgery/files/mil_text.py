@@ -39,8 +39,21 @@ import numpy as np
 
 from anesurgery.errors import LoadError
 from anesurgery.files import sub_byte
-from anesurgery.files.mil_tokens import NAME, STRING, VERSION, Scanner, name_text, quote, unescape
-from anesurgery.files.mil_types import MIL, NAMES, TypeReader, element_name, sizes_of_type, type_text
+from anesurgery.files.mil_types import (
+    MIL,
+    NAME,
+    NAMES,
+    STRING,
+    VERSION,
+    Scanner,
+    TypeReader,
+    element_name,
+    name_text,
+    quote,
+    sizes_of_type,
+    type_text,
+    unescape,
+)
 from anesurgery.mil import Array
 
 # -- values: numbers, strings, lists, dicts, tuples and places in a weight file --------------------------

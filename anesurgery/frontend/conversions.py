@@ -23,23 +23,26 @@ from anesurgery.frontend.complex_numbers import (
     view_as_complex,
 )
 from anesurgery.frontend.elementary import CONVERSIONS as ELEMENTARY
-from anesurgery.frontend.elementary import PRIMITIVES, SHORTENED, completed, rounding_whole_numbers
-from anesurgery.frontend.elementary import WRAPPERS as ELEMENTARY_WRAPPERS
-from anesurgery.frontend.experts import grouped_product, histogram
-from anesurgery.frontend.ignored_arguments import (
+from anesurgery.frontend.elementary import (
+    PRIMITIVES,
+    SHORTENED,
+    completed,
     gelu,
     rms_norm,
     rounded,
+    rounding_whole_numbers,
     variance,
     with_factor,
     with_threshold,
     with_word,
 )
+from anesurgery.frontend.elementary import WRAPPERS as ELEMENTARY_WRAPPERS
+from anesurgery.frontend.experts import grouped_product, histogram
 from anesurgery.frontend.length_choices import choosing
+from anesurgery.frontend.parts import CONVERSIONS as SCATTERING
+from anesurgery.frontend.parts import WRAPPERS as SCATTERING_WRAPPERS
+from anesurgery.frontend.parts import as_strided, unfold
 from anesurgery.frontend.resampling import resampled
-from anesurgery.frontend.scattering import CONVERSIONS as SCATTERING
-from anesurgery.frontend.scattering import WRAPPERS as SCATTERING_WRAPPERS
-from anesurgery.frontend.strided_views import as_strided, unfold
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
 
 # Triangles of matrices, by selection; triangular systems, which gated linear attention solves, by products.

@@ -24,7 +24,7 @@ from anesurgery.interpret.decoder_calls import INPUTS
 from anesurgery.loading import load, load_as_is
 from anesurgery.mil import exclusive, function_of, types, walk_ops
 from anesurgery.neuralnetwork.blob_shapes import Blobs
-from anesurgery.neuralnetwork.loaded_network import LoadedNetwork
+from anesurgery.neuralnetwork.importing import LoadedNetwork
 from anesurgery.neuralnetwork.ports import as_array
 from anesurgery.neuralnetwork.spec import EXACT, NETWORKS, is_legacy, nested_networks, network_of, walk_layers
 from anesurgery.placement.inspection import Inspection

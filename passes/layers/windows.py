@@ -27,7 +27,7 @@ from anesurgery.network_editing.spatial_axes import (
     repeated_border,
 )
 from anesurgery.neuralnetwork import spec
-from anesurgery.neuralnetwork.layers.window_padding import pairs
+from anesurgery.neuralnetwork.layers.window_layers import pairs
 from anesurgery.neuralnetwork.making import weights
 from anesurgery.placement.rules.conditions import CHANNELS as MOST_CHANNELS
 from anesurgery.placement.rules.layer_rules import POOL_KERNEL, POOL_STRIDE, UPSAMPLE

@@ -10,7 +10,7 @@ from statement import half, of
 
 import anesurgery as ane
 from anesurgery.mil import Program, Var, mb, types
-from anesurgery.placement.rules.aborting_loads import ROWS
+from anesurgery.placement.rules.loading import ROWS
 
 IDS = {row.id for row in ROWS} | {f"{row.id}-elsewhere" for row in ROWS} | {"fault-batch-norm-volume-elsewhere"}
 

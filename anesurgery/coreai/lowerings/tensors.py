@@ -12,7 +12,7 @@ from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import lowers, register
 from anesurgery.coreai.values import LONGEST, Value, array, call, concat, indices, known_ints, scalar, where
 from anesurgery.errors import NotExpressible
-from anesurgery.interpret.ops.blocks import (
+from anesurgery.interpret.ops.image import (
     depth_to_space,
     from_batches,
     pixel_shuffle,

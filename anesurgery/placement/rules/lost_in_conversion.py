@@ -13,7 +13,7 @@ import torch
 
 from anesurgery import fp16
 from anesurgery.facts.quotients import quotient_angle
-from anesurgery.facts.window_pads import window_axes
+from anesurgery.facts.windows import window_axes
 from anesurgery.interpret.table import TABLE
 from anesurgery.mil import (
     Array,

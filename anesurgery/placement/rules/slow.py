@@ -14,10 +14,9 @@ from functools import partial
 from anesurgery.byte_counts import byte_words
 from anesurgery.errors import Refusal
 from anesurgery.facts.attention import attention_of
-from anesurgery.facts.constant_indices import taken
 from anesurgery.facts.dependence import rounds
-from anesurgery.facts.logits import AFTER_HEADS
-from anesurgery.facts.moved_axes import flattened_from, reduced_before
+from anesurgery.facts.makeup import AFTER_HEADS
+from anesurgery.facts.moves import flattened_from, reduced_before, taken
 from anesurgery.mil import (
     Operation,
     Var,

@@ -85,7 +85,7 @@ def judged(program: Program, *steps: Pass, session: Session) -> Exact:
     """What is left of some steps on a program."""
     start = Trial(MLProgram(Loaded(program)), Target.parse(session.target), session)
     trials = Trials(session)
-    end = trials.led(start, steps)
+    end = trials.after_all(start, steps)
     assert isinstance(end, Trial)
     return exact(start, end, trials, Outputs.of(start, session, WRONG))
 

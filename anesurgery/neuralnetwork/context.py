@@ -14,14 +14,14 @@ that a vector stays one; coremltools' test `TestRank0ExpandDimsSwap` expects the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
 from anesurgery.errors import LoadError, NotExpressible, SurgeryError, UnknownName
 from anesurgery.mil import Array, Var, is_symbolic, mb, types
 from anesurgery.neuralnetwork import spec
-from anesurgery.neuralnetwork.layers.layer_table import LAYERS, Layer
 
 Custom = Mapping[str, Callable[..., Any]]
 """Class name of a custom layer -> function that builds it, called as a layer function is."""
@@ -222,3 +222,58 @@ class Context:
             )
         near = UnknownName("blob", name, self.env)
         raise self.error(f"reads the blob {name!r}, which nothing makes; {near}")
+
+
+Made = Var | Sequence[Var] | None
+Build = Callable[[Any, Any, list[Var]], Made]
+Axes = Literal["all", "most", "first"]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """How a layer type is built."""
+
+    build: Build
+    least: int
+    """Number of inputs, at least."""
+    most: int | None
+    """Number of inputs, at most; None without bound."""
+    axes: Axes = "most"
+    """How axes are counted: "all" as they are; else from the end, and the result has as many as the input with
+    the most, or as the "first" input."""
+
+    @property
+    def inputs(self) -> str:
+        """How many inputs it takes, in words."""
+        if self.most is None:
+            return f"at least {self.least}"
+        return str(self.least) if self.least == self.most else f"{self.least} to {self.most}"
+
+
+LAYERS: dict[str, Layer] = {}
+"""Layer type, as the field of `NeuralNetworkLayer` is named -> how it is built (after `load_families`)."""
+
+
+def layer(
+    *kinds: str, inputs: int | tuple[int, int | None] = 1, axes: Axes = "most"
+) -> Callable[[Build], Build]:
+    """Register a function for layer types.
+
+    Args:
+        kinds: fields of `NeuralNetworkLayer`.
+        inputs: how many inputs; (least, most), where most may be None.
+        axes: how the layer counts them, see `Layer`.
+    """
+    least, most = (inputs, inputs) if isinstance(inputs, int) else inputs
+
+    def register(build: Build) -> Build:
+        for kind in kinds:
+            LAYERS[kind] = Layer(build, least, most, axes)
+        return build
+
+    return register
+
+
+def layer_nd(*kinds: str, inputs: int | tuple[int, int | None] = 1) -> Callable[[Build], Build]:
+    """Register a function for layer types that count all axes of their blobs."""
+    return layer(*kinds, inputs=inputs, axes="all")

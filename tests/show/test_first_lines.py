@@ -12,13 +12,13 @@ import pytest
 from report_models import finding, inspection, row
 
 import anesurgery as ane
-from anesurgery.commands.reviewing import Review, review_markdown
 from anesurgery.display import drawn
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement import Inspection
 from anesurgery.show import terminal
 from anesurgery.show.console import as_text
 from anesurgery.show.headline import compared_shares, headline
+from anesurgery.show.markdown import Review, review_markdown
 
 OURS = re.compile(
     r"\b(sites?|grades?|refus\w+|residency|segments?|fold|gates?|contract|status|trials?|verdict|remedy|surgery)\b"

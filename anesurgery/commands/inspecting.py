@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,7 +23,9 @@ from anesurgery.commands.subcommand import Call, Outcome, subcommand
 from anesurgery.commands.waiting import waiting
 from anesurgery.display import printable
 from anesurgery.errors import SurgeryError
-from anesurgery.placement.inspection import Inspection, Segment
+
+if TYPE_CHECKING:
+    from anesurgery.placement.inspection import Inspection, Segment
 
 WORDS = ("fully on the ANE", "partly on the ANE", "not on the ANE")
 """ANECompat's three answers."""
@@ -158,8 +160,6 @@ def _why(call: Call, model: str, op: str) -> Outcome:
 
 
 def _segments(inspection: Any) -> Outcome:
-    from anesurgery.commands.inspecting import model_keys
-
     keys = model_keys(inspection)
     return Outcome(keys, tuple(json.dumps(key, separators=(",", ":")) for key in keys), then="")
 
@@ -217,7 +217,13 @@ class _Ends:
 
 
 def model_keys(inspection: Inspection) -> list[dict[str, Any]]:
-    """The ANE segments of a model, in file order; those of a pipeline part after part, each counted from 0.
+    """The ANE segments of a model as ANECompat prints them; those of a pipeline part after part, counted from 0.
+
+    ANECompat (fredyshox/ANECompat, MIT) prints for each segment that the engine evaluates:
+    `{"isegment": 0, "inputs": {"image": {"shape": [416, 416, 1, 3, 1]}}, "outputs": {...}}`. A shape is five
+    numbers: width, height, depth, channels, batch. Its published examples fix this order: an RGB image of 416x416
+    is [416, 416, 1, 3, 1]; a package with NHWC pixels shows [12, 1280, 1, 720, 1] for (1, 720, 1280, 12); the ten
+    scores of a neural network are [1, 1, 1, 10, 1].
 
     A value of which not all lengths are known (a flexible shape, most inner values of a neural network) has
     the shape [].

@@ -1,9 +1,12 @@
-"""The names of the forms that a weight can be stored in, and what each asks of the weight and of the system.
+"""The forms that a weight can be stored in: their names, what each asks for, and which is fast on which chip.
 
 ``int4``, ``int8``, ``palette3``, ``palette3-group-16`` (a table for each 16 output channels),
 ``palette6-vector-2`` (an entry holds the numbers of two output channels), ``sparse-50`` (half of the numbers
 are 0 and not stored), ``sparse-50-int8`` and ``sparse-50-palette4``; ``zeros-50`` stores the zeros too, as
 plain numbers.
+
+A form counts as slower than fp16 if it was measured slower, in published times, on the same generation of the
+engine, for products with the same bound. If nothing was measured, the report says so.
 """
 
 from __future__ import annotations

@@ -15,8 +15,6 @@ from anesurgery.files.writing import write_atomically
 
 ENDS = (".png", ".svg", ".pdf")
 """What plots end in."""
-
-
 NO_MATPLOTLIB = 'plots are drawn by matplotlib: pip install "anesurgery[plot]"'
 
 

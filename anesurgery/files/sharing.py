@@ -1,5 +1,7 @@
 """Work shared out over processes of this machine, or by Dask over processes of several: one way for both.
 
+A share is a part of the work for one process or machine: "3/8" is the third of eight.
+
 What is handed in travels, and so does what comes back: a function by its name, its arguments as plain data or
 as paths, which every machine must see. A piece of work is the same computation wherever it runs, with as many
 threads as here, so results are the same bytes as without workers, where the processors are of one kind.

@@ -1,4 +1,7 @@
-"""Read and write `weight.bin`: mapped on the way in, copied file to file on the way out; absent weights."""
+"""Read and write `weight.bin`: mapped on the way in, copied file to file on the way out; absent weights.
+
+Elements of less than a byte: numpy holds each in a byte, files hold them packed, the lowest bits first.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,9 @@ new layers as MIL ops beside the old ones, comparison, replacing, layers that no
         def rewrite(self, site: Site) -> Refusal | None:
             ...
             site.emit("unary", [x], site.outputs, type="THRESHOLD", alpha=least)
+
+Channel, height and width, along which layers of the first releases work, are counted from the end, as the
+definition of the format counts axes.
 """
 
 from __future__ import annotations

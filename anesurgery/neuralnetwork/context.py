@@ -1,4 +1,4 @@
-"""Build the layers of a network as MIL ops, one after the other: what is known while doing so.
+"""Build the layers of a network as MIL ops: what is known while doing so, and the table of layer types.
 
 A network speaks of axes from the end: width is -1, height -2, channel -3, batch -4, sequence -5. In the mapping
 of specification 1 to 3 every blob has rank 5. It is held here as (batch, channel, height, width) where the
@@ -9,6 +9,20 @@ one held without its sequence. In the exact mapping every blob has the rank that
 
 A blob may have no axes: it is [1] as an output only. (The format's text says so of ranges, but of `squeeze`
 that a vector stays one; coremltools' test `TestRank0ExpandDimsSwap` expects the former of a Mac.)
+
+A family of layers is a module; its functions are registered by `@layer(...)` and built by a `Context`::
+
+    @layer("softmax")
+    def softmax(ctx, params, inputs):
+        return mb.softmax(x=inputs[0], axis=-3)
+
+`params` is the message of the layer type, `inputs` are the values it reads; what comes back is the value of the
+one output, or a list of values, one for each output. `ctx.layer` is the whole message of the layer.
+
+Blobs are fp32, whatever they hold: conditions are 1 and 0, indices are whole floats.
+
+A layer that counts axes from the first, or makes or takes away axes, is registered by `@layer_nd(...)`: it is
+given its blobs with all their axes. The others count from the end, and so need not know of a sequence of 1.
 """
 
 from __future__ import annotations

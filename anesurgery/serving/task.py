@@ -1,4 +1,4 @@
-"""One piece of work on a model that a visitor brought, in a process of its own that is bound first.
+"""One piece of work on a model that a visitor brought, in a process of its own that is bound first by `Limits`.
 
 Run as ``python -m anesurgery.serving.task FOLDER REQUEST``: the folder holds ``upload/``; lines of JSON on
 stdout say how far the work is; ``answer.json`` in the folder is written last. It opens no connection, and ends

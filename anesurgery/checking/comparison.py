@@ -20,8 +20,7 @@ from anesurgery.checking.lengths import (
     symbols_of,
     with_lengths,
 )
-from anesurgery.checking.lockstep import prove_models
-from anesurgery.checking.model_proofs import ModelProof
+from anesurgery.checking.lockstep import ModelProof, prove_models
 from anesurgery.checking.trial_lengths import Plan, apart_lengths, plan_of
 from anesurgery.checking.trials import tried
 from anesurgery.display import Drawn, finite

@@ -13,7 +13,7 @@ from anesurgery.byte_counts import GB
 from anesurgery.commands.options import Quiet
 from anesurgery.commands.waiting import load_engine
 from anesurgery.errors import SurgeryError
-from anesurgery.serving.limits import Limits
+from anesurgery.serving.task import Limits
 
 LOCAL, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 

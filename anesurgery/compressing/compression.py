@@ -31,7 +31,12 @@ from anesurgery.compressing.correcting import (
 from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.estimating import estimated
 from anesurgery.compressing.finished import Finished
-from anesurgery.compressing.form_evidence import (
+from anesurgery.compressing.modes import SMALLEST
+from anesurgery.compressing.peers import Point, points
+from anesurgery.compressing.storing import Smaller, key_of, shift, store
+from anesurgery.compressing.weight_forms import (
+    BITS,
+    IOS18,
     PURPOSES,
     READING,
     Choice,
@@ -39,12 +44,9 @@ from anesurgery.compressing.form_evidence import (
     choose,
     choose_activations,
     choose_form,
+    read_form,
     unknown_chips,
 )
-from anesurgery.compressing.modes import SMALLEST
-from anesurgery.compressing.peers import Point, points
-from anesurgery.compressing.storing import Smaller, key_of, shift, store
-from anesurgery.compressing.weight_forms import BITS, IOS18, read_form
 from anesurgery.compressing.weight_rows import Rows
 from anesurgery.display import Drawn, drawn
 from anesurgery.doors import door

@@ -29,8 +29,7 @@ from anesurgery.compressing.second_order import Shares, unit_of
 from anesurgery.compressing.weight_forms import MOST_VECTOR
 from anesurgery.facts.makeup import logits_of
 from anesurgery.files.package import Loaded, save
-from anesurgery.files.shards import Shard
-from anesurgery.files.sharing import Workers, result
+from anesurgery.files.sharing import Shard, Workers, result
 from anesurgery.interpret.arithmetic.precision import KEPT
 from anesurgery.interpret.core import Executable, Step
 from anesurgery.interpret.forks import Forks

@@ -33,9 +33,8 @@ from anesurgery.placement.models import inspect_other
 from anesurgery.placement.networks import CONSTANTS, inspect_network
 from anesurgery.placement.target import Target
 from anesurgery.semantics.rows import work_of
-from anesurgery.splitting.carving import Stretch, carve_functions, stretches
 from anesurgery.splitting.cuts import Cuts
-from anesurgery.splitting.graph import WRITING, Graph, read_graphs
+from anesurgery.splitting.graph import WRITING, Graph, Stretch, carve_functions, read_graphs, stretches
 
 
 def phases(before: Sequence[Collection[int]], apart: Sequence[bool]) -> list[int]:

@@ -50,7 +50,7 @@ from anesurgery.interpret.decoding import replay
 from anesurgery.passes.add_cache.cached_function import Caching, Reading, cached_functions
 from anesurgery.placement.rules import loading
 from anesurgery.rewriting.passes import against_several
-from anesurgery.splitting.plan import chunk_numbers
+from anesurgery.splitting.cuts import chunk_numbers
 
 
 def _are_integers(values: Any) -> bool:

@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anesurgery.authoring import REASSOCIATED, Array, Refusal, Refused, Target
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site, Step
-from anesurgery.network_editing.spatial_axes import (
+from anesurgery.network_editing.layer_pass import (
     CHANNEL,
     HEIGHT,
     WIDTH,
+    LayerRewrite,
     Margins,
+    Site,
+    Step,
     border,
     borders,
     cut,

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import anesurgery as ane
 from anesurgery.commands import app as cli
 from anesurgery.compressing.compression import _check_finite
-from anesurgery.compressing.form_evidence import COMPUTING, READING, Evidence, choose
+from anesurgery.compressing.weight_forms import COMPUTING, READING, Evidence, choose
 from anesurgery.errors import SurgeryError, SurgeryWarning
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement.score import placed

@@ -14,9 +14,8 @@ from anesurgery.commands import app as cli
 from anesurgery.compressing import fitting
 from anesurgery.compressing.correcting import decoded
 from anesurgery.compressing.fitting import grid_of
-from anesurgery.compressing.form_evidence import COMPUTING, READING, choose_form
 from anesurgery.compressing.second_order import Shares, corrected, objective
-from anesurgery.compressing.weight_forms import read_form
+from anesurgery.compressing.weight_forms import COMPUTING, READING, choose_form, read_form
 from anesurgery.compressing.zeros import pruned
 from anesurgery.errors import SurgeryError
 from anesurgery.mil import Array, Program, Var, ct, mb, quiet_host, types

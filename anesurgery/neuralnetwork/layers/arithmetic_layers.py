@@ -12,9 +12,8 @@ from typing import Any, cast
 import numpy as np
 
 from anesurgery.mil import Array, Var, is_symbolic, mb
-from anesurgery.neuralnetwork.context import Context
+from anesurgery.neuralnetwork.context import Build, Context, layer, layer_nd
 from anesurgery.neuralnetwork.layers.blob_axes import broadcast, each_within, shape_value, within
-from anesurgery.neuralnetwork.layers.layer_table import Build, layer, layer_nd
 
 F = np.float32
 MANY = (1, None)

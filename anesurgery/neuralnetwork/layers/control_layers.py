@@ -16,9 +16,8 @@ import numpy as np
 
 from anesurgery.errors import UnknownName
 from anesurgery.mil import Var, mb
-from anesurgery.neuralnetwork.context import Context
+from anesurgery.neuralnetwork.context import Context, Made, layer
 from anesurgery.neuralnetwork.layers.blob_axes import scalar, whole
-from anesurgery.neuralnetwork.layers.layer_table import Made, layer
 from anesurgery.neuralnetwork.spec import nested_networks
 
 NEARLY_ZERO = np.float32(1e-6)

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Var, mb
-from anesurgery.neuralnetwork.context import Context
+from anesurgery.neuralnetwork.context import Build, Context, layer, layer_nd
 from anesurgery.neuralnetwork.layers.blob_axes import ShapeOf, broadcast, said_shapes, scalar
-from anesurgery.neuralnetwork.layers.layer_table import Build, layer, layer_nd
 
 F = np.float32
 

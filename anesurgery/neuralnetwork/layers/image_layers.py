@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Var, is_symbolic, mb, types
-from anesurgery.neuralnetwork.context import Context
+from anesurgery.neuralnetwork.context import Context, layer, layer_nd
 from anesurgery.neuralnetwork.layers import window_layers as padding
 from anesurgery.neuralnetwork.layers.blob_axes import Numbers, joined, known, lengths, of_rank, scalar
-from anesurgery.neuralnetwork.layers.layer_table import layer, layer_nd
 from anesurgery.neuralnetwork.spec import DAMAGED
 
 F = np.float32

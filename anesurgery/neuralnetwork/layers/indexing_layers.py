@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Array, Var, is_symbolic, mb, producer
-from anesurgery.neuralnetwork.context import Context
+from anesurgery.neuralnetwork.context import Build, Context, layer_nd
 from anesurgery.neuralnetwork.layers.blob_axes import (
     Numbers,
     joined,
@@ -25,7 +25,6 @@ from anesurgery.neuralnetwork.layers.blob_axes import (
     whole,
     within,
 )
-from anesurgery.neuralnetwork.layers.layer_table import Build, layer_nd
 from anesurgery.neuralnetwork.spec import DAMAGED
 
 Flags = list[list[int]]

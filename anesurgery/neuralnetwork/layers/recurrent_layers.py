@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Array, Var, is_symbolic, mb
-from anesurgery.neuralnetwork.context import Context
+from anesurgery.neuralnetwork.context import Context, layer
 from anesurgery.neuralnetwork.layers.activation_layers import activate
-from anesurgery.neuralnetwork.layers.layer_table import layer
 
 F = np.float32
 DEFAULTS = {

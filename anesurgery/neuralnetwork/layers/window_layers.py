@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, static_shape
-from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers.layer_table import layer, layer_nd
+from anesurgery.neuralnetwork.context import Context, layer, layer_nd
 from anesurgery.neuralnetwork.spec import DAMAGED
 
 SAME = ("same", "same_lower")

@@ -1,8 +1,8 @@
 """Prove a whole model against another: op by op, from values that are known to be the same; and what was found.
 
 Both run in step, the reference as far as the other asks for: values of the same name are compared, and from a
-match on they are one. How values are compared is in `matching`. The proof tells the grade, where it ends, and how
-many ops reached which.
+match on they are one. How values are compared is in `matching`. The proof tells its grade, where it ends, and
+how many ops reached which.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import torch
 from anesurgery.checking.divergence import PAIRINGS
 from anesurgery.checking.grades import Grade, on_lengths
 from anesurgery.checking.matching import Match, Move, match, still
-from anesurgery.checking.proofs import LARGEST_VALUE, Side, Table, Value, words
+from anesurgery.checking.numbered_values import LARGEST_VALUE, FunctionRun, NamedValue, ValueTable
+from anesurgery.checking.proofs import bound_words
 from anesurgery.checking.trials import Trial
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs
 from anesurgery.interpret.arithmetic import field
@@ -120,7 +121,7 @@ class ModelProof:
             return f"not proved ({ops})"
         if self.grade < Grade.PROVED:
             return f"not proved, but {self._grade} ({ops})"
-        return f"{self.grade.words}, probability of error below {words(self.bound)} ({ops})"
+        return f"{self.grade.words}, probability of error below {bound_words(self.bound)} ({ops})"
 
     @property
     def _grade(self) -> str:
@@ -206,13 +207,13 @@ class _Lockstep:
         self.names = Bitwise(seed, LARGEST_VALUE)
         self.pairs = paired(old, new)
         self.uses = Counter(self.pairs.values())
-        table = Table()
+        table = ValueTable()
         first, second = self._bound()
-        self.a = Side(old, first, set(self.pairs.values()), self.names, table, first=True)
-        self.b = Side(new, second, set(self.pairs), self.names, table, first=False)
+        self.a = FunctionRun(old, first, set(self.pairs.values()), self.names, table, first=True)
+        self.b = FunctionRun(new, second, set(self.pairs), self.names, table, first=False)
         self.found: dict[Operation, tuple[Match | None, Operation | None]] = {}
 
-    def _bound(self) -> tuple[dict[Var, Value], dict[Var, Value]]:
+    def _bound(self) -> tuple[dict[Var, NamedValue], dict[Var, NamedValue]]:
         """The inputs of both sides; those of the same name and content are the same variables."""
         first = self._values(self.old, self.inputs, "first")
         second = self._values(self.new, adapt_inputs(self.contract, self.inputs), "second")
@@ -223,12 +224,12 @@ class _Lockstep:
                 value.names, value.serial = twin.names, twin.serial
         return first, second
 
-    def _values(self, function: Function, inputs: Mapping[str, Array], side: str) -> dict[Var, Value]:
+    def _values(self, function: Function, inputs: Mapping[str, Array], side: str) -> dict[Var, NamedValue]:
         values = {}
         for var, held in bind(function, inputs, None).items():
             numbers = held.value if types.is_state(var.sym_type) else held
             generator = torch.Generator().manual_seed(field.key(self.seed, side, var.name) % 2**62)
-            values[var] = Value(var, numbers, field.random(self.names.primes, numbers.shape, generator))
+            values[var] = NamedValue(var, numbers, field.random(self.names.primes, numbers.shape, generator))
         return values
 
     def proof(self) -> ModelProof:
@@ -278,7 +279,7 @@ class _Lockstep:
         if weaker:
             self.found[op] = (matched, other.op)
 
-    def _outputs(self) -> dict[str, tuple[Value, bool]]:
+    def _outputs(self) -> dict[str, tuple[NamedValue, bool]]:
         """Each output and state of the second program, and whether it is that of the first."""
         adapted = Adapted(self.contract, {v.name: self.a.there(v) for v in self.old.outputs}, self.inputs)
         outputs = {}
@@ -292,7 +293,7 @@ class _Lockstep:
             outputs[f"state {var.name}"] = (b, a is not None and self._same(a, b, still))
         return outputs
 
-    def _same(self, a: Value, b: Value, move: Move) -> bool:
+    def _same(self, a: NamedValue, b: NamedValue, move: Move) -> bool:
         if self.last and move is still:
             move = last_of(a, b)
         return match(a, b, self.names, self.gate, exact=move) is not None
@@ -306,7 +307,7 @@ class _Lockstep:
         order = [*(g.words for g in sorted(Grade, reverse=True)), "without a counterpart"]
         return {what: said[what] for what in order if said[what]}
 
-    def _seams(self, lost: Sequence[Value]) -> tuple[Seam, ...]:
+    def _seams(self, lost: Sequence[NamedValue]) -> tuple[Seam, ...]:
         """The ops below proved, and the first ones upstream of an output that is lost, in file order."""
         lost_ops = {op for value in lost for op in _unmatched(value)}
         tried = {op for op in lost_ops if op in self.found} or lost_ops
@@ -323,7 +324,7 @@ class _Lockstep:
         return tuple(seams)
 
 
-def _moved(outputs: Mapping[str, tuple[Value, bool]]) -> tuple[Seam, ...]:
+def _moved(outputs: Mapping[str, tuple[NamedValue, bool]]) -> tuple[Seam, ...]:
     """Outputs that are lost although the op that makes them has a counterpart."""
     lost = [name for name, (value, same) in outputs.items() if not same and value.op is None]
     note = "the reference gives other elements here, or the same in another order"
@@ -331,7 +332,7 @@ def _moved(outputs: Mapping[str, tuple[Value, bool]]) -> tuple[Seam, ...]:
 
 
 def paired(old: Function, new: Function) -> dict[Var, Var]:
-    """Value of the second program -> the value of the first that it may be.
+    """NamedValue of the second program -> the value of the first that it may be.
 
     Values of one name are paired, and those that ops of one type make of paired values; where few names are
     common, also ops of one type and shape in their order.
@@ -367,12 +368,12 @@ def _dynamic(op: Operation) -> list[Var]:
     return [v for v in reads(op) if v.op is None or not is_weight(v.op)]
 
 
-def _alike(a: Value, b: Value) -> bool:
+def _alike(a: NamedValue, b: NamedValue) -> bool:
     """Do two inputs hold the same numbers in the same type?"""
     return np_dtype(a.var) == np_dtype(b.var) and torch.equal(a.numbers, b.numbers)
 
 
-def _unmatched(value: Value) -> set[Operation]:
+def _unmatched(value: NamedValue) -> set[Operation]:
     """The ops upstream of a value that have no counterpart, up to values that have one."""
     lost: set[Operation] = set()
     stack = [value]
@@ -399,7 +400,10 @@ class Adapted:
     """The outputs that are expected of the second program."""
 
     def __init__(
-        self, contract: Sequence[InterfaceChange], outputs: Mapping[str, Value], inputs: Mapping[str, Array]
+        self,
+        contract: Sequence[InterfaceChange],
+        outputs: Mapping[str, NamedValue],
+        inputs: Mapping[str, Array],
     ) -> None:
         self.contract, self.outputs, self.inputs = contract, outputs, inputs
         self._found = self._moved() if contract else {}
@@ -407,7 +411,7 @@ class Adapted:
             arrays = {name: v.numbers.numpy() for name, v in outputs.items()}
             self._arrays = adapt_outputs(contract, arrays, inputs)
 
-    def expected(self, name: str) -> tuple[Value | None, Move]:
+    def expected(self, name: str) -> tuple[NamedValue | None, Move]:
         """The value of the first program that an output should be, and which of its elements where."""
         if not self.contract:
             return self.outputs.get(name), still
@@ -419,7 +423,7 @@ class Adapted:
             return None, still
         reason = "a declared change computes with this output"
         first = next(iter(self.outputs.values()))
-        return Value(first.var, torch.from_numpy(np.asarray(array)), None, reason=reason), still
+        return NamedValue(first.var, torch.from_numpy(np.asarray(array)), None, reason=reason), still
 
     def _moved(self) -> dict[str, tuple[str, torch.Tensor]]:
         """Output -> (output of the first program, place of each element in it), where both probes agree."""
@@ -457,7 +461,7 @@ class Adapted:
         return sources
 
 
-def last_of(a: Value, b: Value) -> Move:
+def last_of(a: NamedValue, b: NamedValue) -> Move:
     """The last position of the reference, where the other has one position on an axis."""
     apart = [i for i, (m, n) in enumerate(zip(a.numbers.shape, b.numbers.shape, strict=False)) if m != n]
     if a.numbers.ndim != b.numbers.ndim or len(apart) != 1 or b.numbers.shape[apart[0]] != 1:

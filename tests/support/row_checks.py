@@ -16,7 +16,7 @@ import torch
 from random_ops import NUMPY, TYPES, Sample, numbers, plain_numbers, promised
 
 from anesurgery import fp16, ops
-from anesurgery.checking import proofs
+from anesurgery.checking import edit_sites
 from anesurgery.errors import Refusal
 from anesurgery.facts import dependence, token_axes
 from anesurgery.facts.whole_numbers import (
@@ -231,7 +231,7 @@ def mixes_rows(sample: Sample) -> str:
 
 def mixes_rows_of_excerpts(sample: Sample) -> str:
     """Slices of a result that depend on others than an excerpt takes."""
-    return _mixes_by(sample, lambda op, axis: proofs._rows(op, {op.outputs[0]: axis}))
+    return _mixes_by(sample, lambda op, axis: edit_sites._rows_read(op, {op.outputs[0]: axis}))
 
 
 def _mixes_by(sample: Sample, asked: Callable[[Operation, int], Rows | None]) -> str:
@@ -273,7 +273,7 @@ def mixes_planes(sample: Sample) -> str:
     """Images or channels that `planes` calls independent are not."""
     out, rng = sample.op.outputs[0], _draws(sample)
     shape = static_shape(out)
-    if shape is None or len(shape) < 3 or not proofs._plane_by_plane(sample.op, {shape[:2]}):
+    if shape is None or len(shape) < 3 or not edit_sites._plane_by_plane(sample.op, {shape[:2]}):
         return ""
     values = plain_numbers(sample, rng)
     for axis in (0, 1):

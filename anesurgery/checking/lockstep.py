@@ -1,8 +1,8 @@
 """Prove a whole model against another: op by op, from values that are known to be the same; and what was found.
 
 Both run in step, the reference as far as the other asks for: values of the same name are compared, and from a
-match on they are one. How values are compared is in `matching`. The proof tells the grade, where it ends, and how
-many ops reached which.
+match on they are one. How values are compared is in `matching`. The proof tells the grade, where it ends, and
+how many ops reached which.
 """
 
 from __future__ import annotations

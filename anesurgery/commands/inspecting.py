@@ -217,13 +217,13 @@ class _Ends:
 
 
 def model_keys(inspection: Inspection) -> list[dict[str, Any]]:
-    """The ANE segments of a model as ANECompat prints them; those of a pipeline part after part, counted from 0.
+    """The ANE segments of a model as ANECompat prints them; part after part of a pipeline.
 
     ANECompat (fredyshox/ANECompat, MIT) prints for each segment that the engine evaluates:
     `{"isegment": 0, "inputs": {"image": {"shape": [416, 416, 1, 3, 1]}}, "outputs": {...}}`. A shape is five
-    numbers: width, height, depth, channels, batch. Its published examples fix this order: an RGB image of 416x416
-    is [416, 416, 1, 3, 1]; a package with NHWC pixels shows [12, 1280, 1, 720, 1] for (1, 720, 1280, 12); the ten
-    scores of a neural network are [1, 1, 1, 10, 1].
+    numbers: width, height, depth, channels, batch. Its published examples fix this order: an RGB image of
+    416x416 is [416, 416, 1, 3, 1]; a package with NHWC pixels shows [12, 1280, 1, 720, 1] for (1, 720, 1280,
+    12); the ten scores of a neural network are [1, 1, 1, 10, 1]. Segments are counted from 0 in each part.
 
     A value of which not all lengths are known (a flexible shape, most inner values of a neural network) has
     the shape [].

@@ -23,7 +23,6 @@ RENDERERS = tuple(
         "chains",
         "compressions",
         "certificates",
-        "certificate_page",
     )
 )
 """The modules that register renderers."""

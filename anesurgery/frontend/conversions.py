@@ -800,6 +800,23 @@ def _promoting(host: Convert) -> Convert:
     return convert
 
 
+def _with_real_options(host: Convert) -> Convert:
+    """Whole numbers as options of an activation, as in `Hardtanh(0, 1)`: coremltools makes them int32."""
+
+    def convert(context: Any, node: Any) -> None:
+        x, *options = inputs_of(context, node)
+        inputs = list(node.inputs)
+        for i, option in enumerate(options, 1):
+            if isinstance(option, Var) and option.val is not None and np_dtype(option).kind in "iu":
+                inputs[i] = f"{node.name}_option_{i}"
+                real = np.asarray(option.val, dtype=np_dtype(x))
+                context.add(mb.const(val=real[()], name=inputs[i]))
+        node.inputs = inputs
+        host(context, node)
+
+    return convert
+
+
 def _at_integers(place: int) -> Callable[[Convert], Convert]:
     """Places that are counted, as in `(x > edges).sum(-1)`: coremltools sums booleans as floats."""
 
@@ -914,6 +931,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "scaled_dot_product_attention": with_grouped_heads,
     **dict.fromkeys(("matmul", "bmm", "mm", "outer", "clamp_min", "clamp_max"), _promoting),
     "mul": computing("mul"),
+    **dict.fromkeys(("hardtanh", "leaky_relu", "elu", "threshold"), _with_real_options),
     **dict.fromkeys(("gather", "index_select"), _at_integers(2)),
     "embedding": _at_integers(1),
     "masked_fill": _with_wide_masks,

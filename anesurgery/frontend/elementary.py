@@ -205,6 +205,24 @@ def is_negative(context: Any, node: Any) -> None:
     context.add(mb.less(x=x, y=np_dtype(x).type(0), name=node.name))
 
 
+def finite_numbers(context: Any, node: Any) -> None:
+    """`torch.nan_to_num(x, nan=0, posinf=None, neginf=None)`, by selection.
+
+    coremltools writes it with `non_zero` and `scatter_nd`, of shapes that depend on the values.
+    """
+    x = _as_float(inputs_of(context, node)[0])
+    largest = np.finfo(np_dtype(x)).max
+    nan, high, low = (
+        default if (given := known_value(argument(context, node, i, name, None))) is None else given
+        for i, name, default in ((1, "nan", 0.0), (2, "posinf", largest), (3, "neginf", -largest))
+    )
+    real = np_dtype(x).type
+    y = mb.select(cond=mb.not_equal(x=x, y=x), a=real(nan), b=x)
+    for infinity, number in ((np.inf, high), (-np.inf, low)):
+        y = mb.select(cond=mb.equal(x=x, y=real(infinity)), a=real(number), b=y)
+    context.add(mb.identity(x=y, name=node.name))
+
+
 def product(context: Any, node: Any) -> None:
     """`torch.prod(x, axis=None, keepdim=False)`."""
     arguments = inputs_of(context, node)
@@ -380,6 +398,7 @@ FLOATS_ONLY = (
 """Functions that torch computes of integers too, and MIL of floats alone."""
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "cumsum": summing_from_the_front,
+    "nan_to_num": lambda _: finite_numbers,
     "floor_divide": dividing_whole_numbers,
     "broadcast_tensors": broadcasting,
     # The host's own write ops that MIL does not have.

@@ -97,7 +97,7 @@ def shape_only(op: Operation) -> Var | None:
     operand: Var | None = None
     if op.op_type in OF_SHAPES:
         operand = op.inputs[OF_SHAPES[op.op_type]]
-    elif op.op_type in ROW_LOOKUPS and _same_rows(op):
+    elif op.op_type in ROW_LOOKUPS and same_rows(op):
         operand = op.indices
     return operand
 
@@ -112,7 +112,8 @@ def differ(op: Operation, numbers: WholeNumbers) -> bool:
     return high < least or most < low
 
 
-def _same_rows(op: Operation) -> bool:
+def same_rows(op: Operation) -> bool:
+    """Does an op look a row up in a stored table whose rows are all the same?"""
     table, axis = constant(op.x), number(op.inputs.get("axis"))
     if table is None or constant(op.indices) is not None or axis is None or not np.ndim(table):
         return False

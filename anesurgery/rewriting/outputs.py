@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from anesurgery.checking.comparison import compare
-from anesurgery.checking.exactness import MOST_FLOP, Yardstick, less_exact
+from anesurgery.checking.exactness import MOST_FLOP, Near, Yardstick, less_exact
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Program, walk_ops
 from anesurgery.placement.certifying import arithmetic_of
@@ -27,9 +27,6 @@ RIGHT = 60.0
 """PSNR in dB from which one repair needs no other beside it: what recipes promise of outputs."""
 FLOP = 32 * MOST_FLOP
 """A program of more is not run for this: three runs tell that outputs are right, each of some seconds."""
-
-Near = Mapping[str, float]
-"""How near outputs are to what the model means: arithmetic -> dB of the least exact one."""
 
 
 @dataclass
@@ -61,7 +58,9 @@ class Outputs:
             each = [one.measure(program, trial.contract) for one, program in self._pairs(trial)]
             told = [one for one in each if one is not None]
             names = told[0] if told and len(told) == len(each) else ()
-            self.seen[trial.steps] = {n: min(one[n] for one in told) for n in names} or None
+            near = Near({n: min(one[n] for one in told) for n in names})
+            near.notes = tuple(note for one in told for note in one.notes)
+            self.seen[trial.steps] = near or None
         return self.seen[trial.steps]
 
     def before_and_after(self, start: Trial, end: Trial) -> tuple[Near | None, Near | None]:
@@ -82,9 +81,11 @@ class Outputs:
         return list(zip(self.measures, trial.held.chosen, strict=True)) if self.measures else []
 
     def wrong(self, near: Near | None) -> str:
-        """How wrong outputs are, in words; "" where they are right, or nobody knows."""
+        """How wrong outputs are and why, in words; "" where they are right as they are, or nobody knows."""
         low = [f"{in_decibels(v)} in {name}" for name, v in (near or {}).items() if v < self.gate]
-        return f"outputs are wrong still on the inputs at hand, {', '.join(low)}" if low else ""
+        said = [f"outputs are wrong still on the inputs at hand, {', '.join(low)}"] if low else []
+        why = next(filter(None, (one.why_far() for one in self.measures if low)), "")
+        return "; ".join(filter(None, [*said, *(near.notes if near else ()), why]))
 
     def loss(self, old: Trial, new: Trial) -> str:
         """How outputs are less exact, in words; "" too where wrong ones become right, and all are then."""
@@ -93,7 +94,7 @@ class Outputs:
 
     def repaired(self, old: Trial, new: Trial) -> bool:
         """Are outputs clearly nearer in an arithmetic in which they were wrong, and nowhere further off?"""
-        was, now = self.near(old) or {}, self.near(new)
+        was, now = self.near(old) or Near(), self.near(new)
         if now is None or min(now.values()) == -float("inf"):
             return False
         nearer = any(old < now[name] >= old + HALVES for name, old in was.items() if old < self.gate)
@@ -207,7 +208,7 @@ def _reached(steps: Sequence[Pass], start: Trial, trials: Trials, outputs: Outpu
         enough = {name: min(value, RIGHT) for name, value in (outputs.near(end) or {}).items()}
         if other and near is not None and not less_exact(enough, near) and not other.score.loss(end.score):
             end = other
-    after = outputs.near(end) or {}
+    after = outputs.near(end) or Near()
     wrong = {name: old for name, old in before.items() if old < outputs.gate}
     gains = ", ".join(f"{in_decibels(v)} -> {in_decibels(after[name])} in {name}" for name, v in wrong.items())
     words = f"without it outputs are wrong on the inputs at hand, {gains} of what the model means"

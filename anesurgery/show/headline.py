@@ -9,8 +9,10 @@ from anesurgery import registry
 from anesurgery.byte_counts import byte_words
 from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import Grade
+from anesurgery.mil import Program
 from anesurgery.placement.durations import SHORTEST, Change, change, from_to
 from anesurgery.placement.inspection import Inspection, between
+from anesurgery.placement.rules.lost_in_conversion import unmoved_outputs
 from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.edit_plan import MAY
@@ -37,7 +39,7 @@ def headline(surgery: Surgery) -> str:
     else:
         exactness = ROUNDED * _rounds(surgery) if mended else _exactness(surgery)
     said = [loads, mended or _hazards(surgery), _gain(surgery), exactness]
-    said += [FROM_LAYERS] * _was_network(surgery) + [_larger(surgery), surgery.wrong]
+    said += [FROM_LAYERS] * _was_network(surgery) + [_larger(surgery), surgery.wrong, _unmoved(surgery)]
     return _joined(*said, *(one.words for one in surgery.contract))
 
 
@@ -82,6 +84,14 @@ def _larger(surgery: Surgery) -> str:
     if before is None or after is None or not before.weights or after.weights <= before.weights * LARGER:
         return ""
     return f"weights {byte_words(before.weights)} -> {byte_words(after.weights)}"
+
+
+def _unmoved(surgery: Surgery) -> str:
+    """Outputs that no input moves, in words: what such a model gains says nothing of one that works."""
+    programs = [graph for graph in surgery.subject.chosen if isinstance(graph, Program)]
+    functions = [function for program in programs for function in program.functions.values()]
+    still = dict.fromkeys(f"%{name}" for function in functions for name in unmoved_outputs(function))
+    return f"no input changes {', '.join(still)}" if still else ""
 
 
 FROM_LAYERS = "the neural network became an ML Program"
@@ -182,7 +192,7 @@ def _arithmetic(name: str) -> str:
 def _mended(surgery: Surgery) -> str:
     """How near wrong outputs came, in the arithmetic that was furthest off; "" where none were."""
     before, after = surgery.plan.outputs
-    if not before or not after or surgery.wrong:
+    if not before or not after or surgery.below(WRONG):
         return ""
     worst = min(before, key=lambda name: before[name])
     if before[worst] >= WRONG or after.get(worst, -math.inf) < before[worst] + HALVES:

@@ -185,7 +185,7 @@ def test_an_engine_reads_weights_of_fp16_whatever_the_types_say() -> None:
     assert wide is not None
     assert half is not None
     assert not less_exact(wide, half)
-    plain = measured._near(product(types.fp32), "ane:M1", [], [], ("main", 0))
+    plain, _ = measured._near(product(types.fp32), "ane:M1", [], [], ("main", 0))
     assert wide["ane:M1"] < plain - 1
 
 

@@ -128,3 +128,20 @@ def test_a_repair_of_numbers_is_said_first() -> None:
     proved = ane.apply(cliff, "auto", inputs=inputs, target="M3/macOS 26", prove="model", quiet=True).summary
     assert "are repaired" in proved
     assert proved.endswith("identical outputs in fp16"), "of which arithmetic each half speaks"
+
+
+def test_a_model_whose_output_no_input_changes_says_so() -> None:
+    """Of a codec with empty codebooks all was folded; the first line promised a thousand times the speed."""
+
+    @mb.program(input_specs=[mb.TensorSpec((64,), dtype=types.int32)], opset_version=ct.target.iOS17)
+    def codec(codes: Var) -> Var:
+        rows = mb.gather(x=np.zeros((1024, 64), np.float16), indices=codes, axis=0)
+        weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float16)
+        return mb.tanh(x=mb.linear(x=mb.relu(x=mb.linear(x=rows, weight=weight)), weight=weight), name="sound")
+
+    inspected = ane.inspect(codec, target=TARGET)
+    assert "lost-output" in {finding.rule for finding in inspected.findings}
+    changed = ane.apply(codec, "fold_constants", target=TARGET, quiet=True)
+    assert changed.changes
+    assert headline(changed).endswith("no input changes %sound")
+    assert "no input changes" not in headline(ane.apply(long_head(), "split_head", target=TARGET, quiet=True))

@@ -76,12 +76,16 @@ def _for_nothing(surgery: Surgery) -> bool:
 ROUNDED = "values are rounded now"
 LARGER = 1.01
 """Times the weights from which on a model counts as larger."""
+MATTERS = 10_000
+"""Bytes by which it must grow: a choice, a thousandth of the smallest models that apps ship."""
 
 
 def _larger(surgery: Surgery) -> str:
     """That the weights grow, in words; "" where they do not."""
     before, after = surgery.scores
-    if before is None or after is None or not before.weights or after.weights <= before.weights * LARGER:
+    if before is None or after is None or not before.weights:
+        return ""
+    if after.weights <= max(before.weights * LARGER, before.weights + MATTERS):
         return ""
     return f"weights {byte_words(before.weights)} -> {byte_words(after.weights)}"
 
@@ -115,18 +119,18 @@ def _as_it_is(surgery: Surgery) -> str:
     share = _share(now)
     what = _measure(share, share)
     where = "" if _for_nothing(surgery) else f"on {_target(surgery)}, "
-    return _unplaced(surgery) or f"{where}{share[what]} {ON_ENGINE[what]}"
+    return _unplaced(surgery, where) or f"{where}{share[what]} {ON_ENGINE[what]}"
 
 
 def _target(surgery: Surgery) -> str:
     return Target.parse(surgery.target).words
 
 
-def _unplaced(surgery: Surgery) -> str:
-    """That it is not known of any op where it runs; "" where it is known of some."""
+def _unplaced(surgery: Surgery, where: str) -> str:
+    """That it is not known of any op where it runs, on a target; "" where it is known of some."""
     now = _score(surgery)
     nowhere = now is not None and now.ops and now.unplaced == now.ops
-    return f"on {_target(surgery)}, it is not known where the ops run" if nowhere else ""
+    return f"{where}it is not known where the ops run" if nowhere else ""
 
 
 def _score(surgery: Surgery) -> Score | None:
@@ -151,7 +155,7 @@ def _shares(surgery: Surgery) -> str:
     before, after = surgery.scores
     if before is None or after is None or surgery.target is None:
         return ""
-    if unplaced := _unplaced(surgery):
+    if unplaced := _unplaced(surgery, f"on {_target(surgery)}, "):
         return unplaced
     return f"on {_target(surgery)}: {_moved(_share(before), _share(after))}"
 

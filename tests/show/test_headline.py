@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement.inspection import percent
+from anesurgery.show import headline as first_line
 from anesurgery.show.headline import compared_shares, headline
 
 TARGET = "A15/iOS 17"
@@ -145,3 +147,24 @@ def test_a_model_whose_output_no_input_changes_says_so() -> None:
     assert changed.changes
     assert headline(changed).endswith("no input changes %sound")
     assert "no input changes" not in headline(ane.apply(long_head(), "split_head", target=TARGET, quiet=True))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (7, 22, ""),
+        (500_000, 509_000, ""),
+        (10_000_000, 10_090_000, ""),
+        (500_000, 520_000, "weights 500 kB -> 520 kB"),
+        (10_000_000, 10_200_000, "weights 10 MB -> 10.2 MB"),
+    ],
+)
+def test_weights_that_hardly_grow_are_not_named(before: int, after: int, said: str) -> None:
+    surgery: Any = SimpleNamespace(scores=[SimpleNamespace(weights=n) for n in (before, after)])
+    assert first_line._larger(surgery) == said
+
+
+def test_the_target_is_named_once() -> None:
+    """The wrong version: "nothing to gain on X; on X, it is not known where the ops run"."""
+    surgery: Any = SimpleNamespace(target=TARGET, scores=[SimpleNamespace(ops=3, unplaced=3)] * 2)
+    assert first_line._unplaced(surgery, "") == "it is not known where the ops run"

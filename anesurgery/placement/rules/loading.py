@@ -221,6 +221,14 @@ def _turned_weights(ops: list[Operation]) -> str:
     return _counted(found, "products of values with transposed attention weights")
 
 
+RECURRENT = names("lstm gru rnn")
+
+
+def _recurrent(ops: list[Operation]) -> str:
+    """Recurrent ops."""
+    return _counted((op.outputs[0].name for op in ops if op.op_type in RECURRENT), "recurrent ops")
+
+
 ROWS = (
     Row(
         "abort-int8-gpu",
@@ -305,6 +313,19 @@ ROWS = (
         chips=("M5",),
         systems=(("macOS", 26),),
         nothing_loads=True,
+    ),
+    Row(
+        "abort-recurrent-gpu",
+        "a recurrent network (the prosody of Kokoro) ended the process in the GPU back end at the second "
+        'prediction: "JIT not supported" in GPURNNOps of MPSGraph',
+        "FluidInference/FluidAudio: issue 667, pull requests 671, 818",
+        "M5 Pro, macOS 26.5 and 26.6, units with the GPU",
+        GRAPHICS,
+        _recurrent,
+        "ask for CPU_AND_NE, or write the steps out (unroll_recurrent)",
+        chips=("M5",),
+        systems=(("macOS", 26),),
+        remedy="unroll_recurrent",
     ),
 )
 

@@ -14,6 +14,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Collection
+from contextvars import ContextVar
 from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -43,17 +44,23 @@ IN_WORDS = {
 }
 
 
-def door(*own: str, modules: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
+REPEATABLE: ContextVar[bool] = ContextVar("repeatable", default=False)
+"""Do random ops without a seed draw the same numbers in each run? Two runs can only be compared if they do."""
+
+
+def door(*own: str, modules: bool = False, draws: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Check the types of what a public function is called with, and say in words where the system fails.
 
     Args:
         own: parameters that the function checks itself, in words of its own.
         modules: does it take models of PyTorch, with `inputs`? They are converted.
+        draws: does a model that it runs draw new random numbers in each run, as on a device?
     """
 
     def opened(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
         def at_the_door(*positional: P.args, **named: P.kwargs) -> R:
+            repeatable = REPEATABLE.set(REPEATABLE.get() or not draws)
             try:
                 if modules:
                     positional, named = _converted(function, positional, named)
@@ -67,6 +74,8 @@ def door(*own: str, modules: bool = False) -> Callable[[Callable[P, R]], Callabl
                 if isinstance(error, SurgeryError):
                     error.args = tuple(given_words(a) if isinstance(a, str) else a for a in error.args)
                 raise
+            finally:
+                REPEATABLE.reset(repeatable)
 
         return at_the_door
 

@@ -33,8 +33,8 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.facts import half as half_facts
-from anesurgery.mil import walk_ops
-from anesurgery.rewriting.graph_edits import op_words
+from anesurgery.mil import any_symbolic, types, walk_ops
+from anesurgery.rewriting.graph_edits import op_words, set_type
 from anesurgery.rewriting.passes import check_named
 
 EPSILON = 1e-7
@@ -118,7 +118,11 @@ class _Conversion:
             ones, gamma = np.ones_like(scale, np.float16), scale.astype(np.float16)
             inputs |= {"variance": ones, "gamma": gamma, "epsilon": np.float16(EPSILON)}
         results = getattr(self.edits.before(op), op.op_type)(**inputs, name=f"{op.name}_fp16")
-        self.done(op, list(results) if isinstance(results, (tuple, list)) else [results])
+        news = list(results) if isinstance(results, (tuple, list)) else [results]
+        for old, new in zip(op.outputs, news, strict=True):
+            if types.is_tensor(new.sym_type) and any_symbolic(new.shape):
+                set_type(new, types.tensor(new.dtype, old.shape))  # the same op has the same dynamic sizes
+        self.done(op, news)
 
     def done(self, op: an.Operation, news: list[Var]) -> None:
         """Record an op that has its fp16 form."""

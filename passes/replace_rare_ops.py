@@ -17,7 +17,7 @@ After::
 A crop is a slice, `flatten2d` and `reshape_like` are reshapes, and `clamped_relu` is the minimum of a leaky
 relu and its limit. A converted transposed convolution with output padding ends in a crop.
 
-Refuses when a new shape is symbolic.
+Refuses when a new shape is symbolic, or when a limit is stored in a wider type than x and x rounds it.
 
 Why it helps: of these ops no placement was found, while slices, reshapes, `leaky_relu` and `minimum` were
 placed on the ANE of an M4 (measured through Core ML, macOS 27).
@@ -29,6 +29,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
@@ -45,11 +47,20 @@ def _view(mb: Builder, op: an.Operation) -> Var:
     return mb.reshape(x=op.x, shape=list(op.outputs[0].shape))
 
 
+def _clamped(mb: Builder, op: an.Operation) -> Var:
+    return mb.minimum(x=mb.leaky_relu(x=op.x, alpha=op.alpha), y=_limit(op))
+
+
+def _limit(op: an.Operation) -> an.Array:
+    """The limit in the type of x, in which it need not be stored."""
+    return np.asarray(an.constant(op.beta)).astype(an.np_dtype(op.x))
+
+
 COMMON: dict[str, Callable[[Builder, an.Operation], Var]] = {
     "crop": _crop,
     "flatten2d": _view,
     "reshape_like": _view,
-    "clamped_relu": lambda mb, op: mb.minimum(x=mb.leaky_relu(x=op.x, alpha=op.alpha), y=op.beta),
+    "clamped_relu": _clamped,
 }
 """How each rare op is written with common ones."""
 
@@ -63,10 +74,12 @@ class ReplaceRareOps(Rewrite):
     """Each of them."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """A shape that can be written down."""
+        """A shape that can be written down, and a limit that the type of x holds."""
         out = m.root.outputs[0]
         if an.static_shape(out) is None:
             return Refusal(f"%{out.name} has the symbolic shape {tuple(out.shape)}", m.root)
+        if m.root.op_type == "clamped_relu" and _limit(m.root) != (beta := an.constant(m.root.beta)):
+            return Refusal(f"the limit {beta:g} is no number of {an.dtype_name(m.root.x)}", m.root)
         return m
 
     def rewrite(self, mb: Builder, m: Match) -> Var:

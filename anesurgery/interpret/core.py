@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
-from anesurgery.doors import short_of_memory
+from anesurgery.doors import REPEATABLE, short_of_memory
 from anesurgery.errors import InterpretError, OutOfMemory, SurgeryError
 from anesurgery.files.arrays import set_aside
 from anesurgery.files.source import SourceFile
@@ -124,6 +124,8 @@ class Plan:
         self.made = set[Var]()
         """What is rounded when it is made: it is not rounded again where it is only moved."""
         self.blocks: dict[Block, Plan] = {}
+        self.drawing = 0
+        """How many random ops got a seed, so that they draw the same in each run (`doors.REPEATABLE`)."""
         ops = list(ops)
         self.mixed: bool = outside.mixed if outside else dtypes.is_mixed(ops)
         self.sources = _sources(ops)
@@ -176,6 +178,9 @@ class Plan:
             )
         meaning = None if op.blocks else TABLE[op.op_type]
         fixed, reads, stored = self._inputs(op, moves=meaning is not None and meaning.moves)
+        if fixed.get("seed") == -1 and REPEATABLE.get():
+            self.drawing += 1  # by order, since edits may rename an op
+            fixed["seed"] = self.drawing
         arithmetic = dtypes.computes_in(op, self.arithmetic, self.mixed)
         rounded = self.arithmetic == "fp16" and op.op_type in MOVING and op.inputs.get("x") in self.made
         outs = [

@@ -325,7 +325,7 @@ def _run_sized(
     return {name: call.cropped(name, value, padding) for name, value in results.items()}
 
 
-@door("values", "state", "precision")
+@door("values", "state", "precision", draws=True)
 def run(
     model: Any,
     values: Mapping[str, Any],

@@ -15,7 +15,18 @@ import numpy as np
 from anesurgery import fp16, mil
 from anesurgery.checking.ranges import OpRange
 from anesurgery.errors import Refusal
-from anesurgery.mil import Array, Function, Operation, Var, constant, consumers, np_dtype, operands, producer
+from anesurgery.mil import (
+    Array,
+    Function,
+    Operation,
+    Var,
+    constant,
+    consumers,
+    is_symbolic,
+    np_dtype,
+    operands,
+    producer,
+)
 from anesurgery.numeric.squares import norm_of
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.session import Session
@@ -84,7 +95,8 @@ class ScaledRegions:
         if row.partial_sum:
             over = max(over, math.log2(row.partial_sum * MARGIN / fp16.CEILING))
         if row.op_type == "reduce_mean" and var.op is not None:  # a sum comes first
-            count = math.prod(int(var.op.x.shape[a]) for a in ints(var.op, "axes"))
+            sizes = [var.op.x.shape[a] for a in ints(var.op, "axes")]
+            count = math.prod(int(size) for size in sizes if not is_symbolic(size))
             over = max(over, math.log2(row.largest * count * MARGIN / fp16.LARGEST))
         return over
 

@@ -174,7 +174,7 @@ def slice_places(op: Operation) -> tuple[list[int], list[int]] | None:
 def axis_of(op: Operation) -> int:
     """The axis that an op works along, not negative; the last where it names none."""
     first: Var = op.inputs["values"][0] if "values" in op.inputs else op.x
-    return (ints(op, "axis") or [-1])[0] % first.rank
+    return (ints(op, "axis") or [-1])[0] % max(first.rank, 1)  # numbers are joined into a vector
 
 
 def axes_of(op: Operation) -> list[int]:

@@ -23,7 +23,7 @@ from anesurgery.interpret.sampler import Sampler, is_whole
 Stop = str | int | Collection[str | int] | None
 
 
-@door("prompt", "stop", "sampler")
+@door("prompt", "stop", "sampler", draws=True)
 def chat(
     place: str | os.PathLike[str],
     prompt: str | Messages,

@@ -14,7 +14,7 @@ from pass_cases import rewrites, table
 import anesurgery as ane
 from anesurgery.errors import ProofError
 from anesurgery.interpret import run
-from anesurgery.mil import Program, Var, ct, dtype_name, mb, quiet_host, types, walk_ops
+from anesurgery.mil import Program, Var, ct, dtype_name, mb, new_symbol, quiet_host, types, walk_ops
 from anesurgery.network_editing.upgrade import NOTES
 from anesurgery.passes.compute_fp16 import ComputeFp16
 from anesurgery.testing import apply_pass, assert_same_numbers, reasons
@@ -327,6 +327,25 @@ def test_an_output_whose_type_stays_keeps_its_name() -> None:
         surgery = ane.apply(program, "compute_fp16", quiet=True)
         assert surgery.changes
         assert [v.name for v in surgery.program.functions["main"].outputs] == ["y"]
+
+
+DYNAMIC = {
+    "sizes that meet": lambda x, y: mb.mul(x=x, y=y, name="z"),
+    "a slice": lambda x, y: mb.slice_by_index(x=x, begin=[0, 0], end=mb.shape(x=y), name="z"),
+    "repetitions": lambda x, y: mb.tile(x=x, reps=mb.shape(x=y), name="z"),
+    "a choice": lambda x, y: mb.cast(x=mb.non_zero(x=x), dtype="fp32", name="z"),
+}
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_sizes_that_an_op_makes_anew(name: str) -> None:
+    """An op of fp16 infers dynamic sizes of its own, which are those of the old one."""
+    sizes = [mb.TensorSpec((new_symbol(), new_symbol())) for _ in range(2)]
+    program = mb.program(input_specs=sizes, opset_version=ct.target.iOS17)(lambda x, y: DYNAMIC[name](x, y))
+    surgery = ane.apply(program, "compute_fp16", prove="model", quiet=True)
+    assert surgery.changes
+    (before,), (after,) = (p.functions["main"].outputs for p in (program, surgery.program))
+    assert before.shape == after.shape or name == "a choice"
 
 
 def what_stays_in_fp32_is_not_rounded_to_infinity(a: Var, m: Var) -> Var:

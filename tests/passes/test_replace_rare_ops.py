@@ -17,7 +17,7 @@ from anesurgery.passes import replace_rare_ops
 from anesurgery.passes.replace_rare_ops import ReplaceRareOps
 from anesurgery.placement.target import Target
 from anesurgery.semantics.reading import ints
-from anesurgery.testing import apply_pass, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 
 def built(body: Callable[[Var], Any], shape: tuple[Any, ...] = (2, 3, 6, 7)) -> Program:
@@ -43,6 +43,29 @@ def test_numbers_are_the_same_bit_by_bit(form: str) -> None:
     assert session.changes[0].proof is not None
     assert not set(replace_rare_ops.COMMON) & {op.op_type for op in walk_ops(after)}
     assert_same_numbers(program, after)
+
+
+def clamped_in_types(x: Any, limit: Any) -> Program:
+    @mb.program(
+        input_specs=[mb.TensorSpec((2, 3), dtype=types.numpy_type_to_builtin_type(x))],
+        opset_version=ct.target.iOS17,
+    )
+    def program(x: Var) -> Any:
+        return mb.clamped_relu(x=x, alpha=type(limit)(0.25), beta=limit, name="y")
+
+    return program
+
+
+@pytest.mark.parametrize(("x", "limit"), [(np.float16, np.float32(0.5)), (np.float32, np.float16(0.3))])
+def test_a_limit_of_another_type(x: Any, limit: Any) -> None:
+    program = clamped_in_types(x, limit)
+    after, session = apply_pass(ReplaceRareOps(), program)
+    assert len(session.changes) == 1
+    assert_same_numbers(program, after)
+
+
+def test_a_limit_that_would_be_rounded_stays() -> None:
+    assert_refuses(ReplaceRareOps(), clamped_in_types(np.float16, np.float32(0.3)), "0.3 is no number of fp16")
 
 
 def test_edges_that_are_swapped_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

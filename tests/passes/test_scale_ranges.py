@@ -12,7 +12,7 @@ from anesurgery.checking.grades import compare_arrays
 from anesurgery.errors import PassError
 from anesurgery.interpret import run
 from anesurgery.loading import to_text
-from anesurgery.mil import Array, Program, Var, mb, types
+from anesurgery.mil import Array, Program, Var, ct, mb, new_symbol, types
 from anesurgery.passes.scale_ranges import ScaleRanges
 from anesurgery.rewriting import scaled_regions
 from anesurgery.testing import apply_pass, assert_refuses, reasons
@@ -202,3 +202,17 @@ def test_an_epsilon_that_is_too_large_would_be_found(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(scaled_regions, "LEAST_EPSILON", 1.0)
     with pytest.raises(PassError, match="scaled and unscaled model differ in fp32"):
         apply_pass(ScaleRanges(), gemma_like(300.0))
+
+
+def test_a_mean_over_a_dynamic_length() -> None:
+    """How many numbers a sum adds first is not known there; what was observed counts."""
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, new_symbol(), 8), dtype=types.fp16)], opset_version=ct.target.iOS17
+    )
+    def program(x: Var) -> Var:
+        large = mb.mul(x=x, y=np.float16(3e4))
+        return mb.mul(x=mb.reduce_mean(x=large, axes=[1, 2], keep_dims=True), y=np.float16(1e-4), name="y")
+
+    inputs = {"x": np.ones((1, 4, 8), np.float16)}
+    assert_refuses(ScaleRanges(inputs=[inputs]), program, "exceeds the limit before it can be scaled")

@@ -2,7 +2,8 @@
 
 Random numbers have the documented distributions, and are not the numbers that Core ML draws: the same for the
 same seed, and others at each call without one (seed -1). Without a seed they come from torch's global
-generator, so `torch.manual_seed` makes a run repeatable.
+generator, so `torch.manual_seed` makes a run repeatable. Calls that compare runs give such ops a seed each
+(`doors.REPEATABLE`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,12 @@
 """What a cache of keys and values needs to know: what to keep, and how masks and tables follow a position.
 
 The maker's ops read `position`, an int32 input of one element: the number of tokens that came before.
+
+A ring of `size` slots keeps the token at position p in slot p modulo its size. A query at p sees in a slot the
+token that is (p - slot) modulo size back, so its mask depends on that distance, once the ring has been around.
+The size leaves room for one call, so that a call overwrites no token that one of its own sees, and what lies
+ahead of a token seems to be farther back than the window reaches. Rows after the ring take what a write at its
+end runs over, which is then moved to the first slots.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ops that read or write at indices: gather and scatter.
+"""Ops that read or write at indices, gather and scatter; and decisions: which boxes stay, which label it is.
 
 Up to iOS 16 a negative index counts from the end. From iOS 17 on, which is where `validate_indices` exists, it
 lies outside like one beyond the end. An index outside is an error if it is to be validated; otherwise the

@@ -15,9 +15,9 @@ from functools import partial
 from anesurgery.checking.exactness import Near
 from anesurgery.errors import Refusal
 from anesurgery.placement.target import Target, spans
+from anesurgery.rewriting.checks import FLOP, WRONG, Outputs, Repairs, exact, hazards_of, repairs_of
 from anesurgery.rewriting.edit_plan import MAY, Plan, Planned, figures
 from anesurgery.rewriting.ml_program import Subject
-from anesurgery.rewriting.outputs import FLOP, WRONG, Outputs, Repairs, exact, hazards_of, repairs_of
 from anesurgery.rewriting.passes import Pass, in_order
 from anesurgery.rewriting.searching import Search, Searching
 from anesurgery.rewriting.session import Session

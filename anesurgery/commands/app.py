@@ -82,8 +82,7 @@ def options(
 
 
 COMMANDS = {
-    "listing": "list_ explain",
-    "trying": "example draw",
+    "trying": "list_ explain example draw",
     "inspecting": "inspect",
     "applying": "apply plan",
     "converting": "decompile executorch lint to_coreml to_coreai",

@@ -40,6 +40,9 @@ from anesurgery.rewriting.both_formats import (
     write_beside,
 )
 from anesurgery.rewriting.checks import (
+    FLOP,
+    WRONG,
+    Outputs,
     check_assumed,
     check_grades,
     check_inputs,
@@ -51,7 +54,6 @@ from anesurgery.rewriting.choosing import Chosen, Wish, as_asked, choose
 from anesurgery.rewriting.edit_plan import Plan
 from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.ml_program import Comparing, Graph, Subject, kept_off, read_subject
-from anesurgery.rewriting.outputs import FLOP, WRONG, Outputs
 from anesurgery.rewriting.passes import PROOFS, Pass, in_order, run_on, subject_of
 from anesurgery.rewriting.refusals import refusal_lines
 from anesurgery.rewriting.session import Report, Session, check_choice, is_lossy, recoding_notes

@@ -356,7 +356,7 @@ def _at_lengths(site: Site, sample: Sampler, trial: _Trial) -> SiteCheck | Refus
     """The result of the strongest check that the site passes; what is not bit for bit also meets numbers."""
     from anesurgery.checking.numbers import BothSides
     from anesurgery.checking.proofs import NoProof, Proof, prove
-    from anesurgery.interpret import Unsupported
+    from anesurgery.interpret.table import Unsupported
 
     promise = trial.promise
     try:

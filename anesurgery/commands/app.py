@@ -82,15 +82,13 @@ def options(
 
 
 COMMANDS = {
-    "listing": "list_ explain",
-    "trying": "example draw",
+    "trying": "list_ explain example draw",
     "inspecting": "inspect",
     "applying": "apply plan",
     "converting": "decompile executorch lint to_coreml to_coreai",
     "writing_text": "generate build chat swift",
     "splitting_models": "split merge extract",
-    "doctor": "doctor",
-    "chips": "chips",
+    "machines": "doctor chips",
     "recording": "measure learn calibrate",
     "comparing": "run compare diff prove",
     "calibrating": "ranges certify sensitivity",

@@ -301,7 +301,7 @@ def is_boolean(var: Var) -> bool:
 
 def static_value(wanted: Var, bound: Bound) -> Array | None:
     """A value made from constants and from what is bound; None if it depends on more or is not known."""
-    from anesurgery.interpret import evaluate
+    from anesurgery.interpret.core import evaluate
 
     if wanted not in bound and (value := constant(wanted)) is not None:
         return np.asarray(value)

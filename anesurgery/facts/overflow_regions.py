@@ -20,6 +20,17 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from anesurgery import fp16
+from anesurgery.facts.lost_digits import (
+    MAKERS,
+    RULES,
+    computes_in,
+    difference_of_means,
+    floats_of,
+    lost_digits,
+    makers_of,
+    reciprocals,
+    rounds,
+)
 from anesurgery.facts.written_exponentials import written_exponential
 from anesurgery.mil import (
     Operation,
@@ -37,17 +48,6 @@ from anesurgery.semantics import degrees
 from anesurgery.semantics.analysis_cache import cached
 from anesurgery.semantics.bounds import norms, squared
 from anesurgery.semantics.intervals import Intervals, interval, magnitude
-from anesurgery.semantics.lost_digits import (
-    MAKERS,
-    RULES,
-    computes_in,
-    difference_of_means,
-    floats_of,
-    lost_digits,
-    makers_of,
-    reciprocals,
-    rounds,
-)
 from anesurgery.semantics.reading import beside_number, exponential, flag, number, scaled
 from anesurgery.semantics.rows import summed
 

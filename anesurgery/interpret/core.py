@@ -142,7 +142,7 @@ class Plan:
         self.direct = self._fuse(ops, set(keep)) if fuse else self.steps
         self.in_place = state.updates(ops) if outside is None else set[Operation]()
         sources = [v for v in self.outer if v not in self.constants and not _is_const(v)]
-        self.beside = state.beside(((step.op, step.dead) for step in self.direct), sources)
+        self.beside = state.beside([(step.op, step.dead) for step in self.direct], sources)
         self.runs, self.kept = 0, dict[Var, torch.Tensor]()
         self.quick: list[Quick | None] | None = None
         self.ready_bytes = sum(4 * s.fixed[k].numel() for s in self.steps for k in s.stored)

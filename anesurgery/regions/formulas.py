@@ -183,7 +183,7 @@ def log_sum_exp(maker: Any, x: Var, axes: Sequence[int], keep: bool, epsilon: fl
 @lru_cache(maxsize=256)
 def measured(kind: str, low: float, high: float, dtype: str) -> float:
     """The largest error of a formula on a grid, in the arithmetic of a type, relative to the largest result."""
-    from anesurgery.interpret import run
+    from anesurgery.interpret.predictor import run
 
     spec = host.TensorSpec((GRID,), dtype=types.fp16 if dtype == "fp16" else types.fp32)
 

@@ -1,19 +1,32 @@
-"""What must hold after a surgery: the interface, the grade of every edit, and the numbers of the whole."""
+"""Judge by results: which repairs outputs need, which steps cost digits, and what must hold after a surgery.
+
+Outputs are computed in fp16 and in the engine's arithmetic, on the inputs given or on random ones, and compared
+with what the model means in exact arithmetic (`checking.exactness.Yardstick`).
+
+After a surgery the interface, the grade of every edit and the numbers of the whole are checked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from anesurgery.checking.comparison import Comparison
+from anesurgery.checking.comparison import Comparison, compare
+from anesurgery.checking.exactness import MOST_FLOP, Near, Yardstick, less_exact
 from anesurgery.checking.grades import REQUIRED
 from anesurgery.errors import InterfaceError, ProofError, Refusal, SurgeryError, UnknownName
 from anesurgery.files.interface import Interface
+from anesurgery.files.package import Loaded
+from anesurgery.mil import Program, walk_ops
+from anesurgery.placement.certifying import arithmetic_of
+from anesurgery.placement.rules import faulty_ops
+from anesurgery.placement.rules.faulty_ops import CLAIMS
 from anesurgery.rewriting.ml_program import Comparing, Graph, Subject
-from anesurgery.rewriting.passes import run_on
+from anesurgery.rewriting.passes import Pass, run_on
 from anesurgery.rewriting.session import Change, Session
+from anesurgery.rewriting.step_trials import Trial, Trials
 from anesurgery.semantics.reading import in_decibels
 
 
@@ -173,3 +186,250 @@ def _measured(was: Comparison | Refusal, now: Comparison | Refusal) -> Compariso
     ):
         return now
     return replace(was, proof=now.proof)
+
+
+WRONG = 40.0
+"""The PSNR in dB below which outputs count as wrong: the gate of `certify`."""
+HALVES = 6.0
+"""The dB by which a repair must improve outputs: it halves the error. A choice: less is rounding."""
+RIGHT = 60.0
+"""The PSNR in dB from which no further repair is needed: what recipes promise of outputs."""
+FLOP = 32 * MOST_FLOP
+"""Programs with more flop are not run for this: it takes three runs, and each would take many seconds."""
+
+
+@dataclass
+class Outputs:
+    """The outputs that a model means, by which edited copies of it are judged."""
+
+    measures: Sequence[Yardstick]
+    """The exact outputs of each of its programs, one for each part of a pipeline."""
+    gate: float = WRONG
+    """The PSNR in dB below which outputs are wrong."""
+    measured: dict[tuple[Pass, ...], Near | None] = field(default_factory=dict)
+    """Steps -> the result of `near` for the model after them."""
+
+    @classmethod
+    def of(cls, start: Trial, session: Session, gate: float, **how: Any) -> Outputs:
+        """Return the outputs on the inputs of a session, else (and for a pipeline) on random ones."""
+        programs = [graph for graph in start.subject.chosen if isinstance(graph, Program)]
+        inputs = session.samples if len(programs) == 1 else []
+        engine = arithmetic_of(session.target)
+        return cls([Yardstick(p, engine, inputs, session.images, session.seed, **how) for p in programs], gate)
+
+    @property
+    def can_run(self) -> bool:
+        """Are all programs small enough to be run for this?"""
+        return all(one.is_small for one in self.measures)
+
+    def near(self, trial: Trial) -> Near | None:
+        """Return how near the outputs of a trial are to what the model means; None where nobody can tell."""
+        if trial.steps not in self.measured:
+            each = [one.measure(program, trial.contract) for one, program in self._pairs(trial)]
+            known = [one for one in each if one is not None]
+            names = known[0] if known and len(known) == len(each) else ()
+            near = Near({n: min(one[n] for one in known) for n in names})
+            near.notes = tuple(note for one in known for note in one.notes)
+            self.measured[trial.steps] = near or None
+        return self.measured[trial.steps]
+
+    def before_and_after(self, start: Trial, end: Trial) -> tuple[Near | None, Near | None]:
+        """Return how near the outputs are before and after a plan; only those that the end still has count."""
+        later = [change for change in end.contract if not change.retypes]
+        if not later:
+            return self.near(start), self.near(end)
+        if len(self.measures) != 1:  # a pipeline keeps its results
+            return None, None
+        (one, before), (_, after) = *self._pairs(start), *self._pairs(end)
+        return one.seen_as(before, (), later), one.seen_as(after, end.contract)
+
+    def undefined(self, trial: Trial) -> int:
+        """Count the inputs, each filled with one number, for which outputs in fp16 are not finite."""
+        return sum(one.undefined(program, trial.contract) for one, program in self._pairs(trial))
+
+    def _pairs(self, trial: Trial) -> list[tuple[Yardstick, Any]]:
+        return list(zip(self.measures, trial.subject.chosen, strict=True)) if self.measures else []
+
+    def wrong(self, near: Near | None) -> str:
+        """Return how wrong outputs are and why, in words; "" where they are right, or nobody knows."""
+        low = [f"{in_decibels(v)} in {name}" for name, v in (near or {}).items() if v < self.gate]
+        said = [f"outputs are wrong still on the inputs at hand, {', '.join(low)}"] if low else []
+        why = next(filter(None, (one.why_far() for one in self.measures if low)), "")
+        return "; ".join(filter(None, [*said, *(near.notes if near else ()), why]))
+
+    def loss(self, old: Trial, new: Trial) -> str:
+        """Return how outputs become less exact, in words; "" if not, or if wrong ones become right by it."""
+        was, now = self.near(old), self.near(new)
+        return "" if was is None or now is None or self._mends(was, now) else less_exact(was, now)
+
+    def repaired(self, old: Trial, new: Trial) -> bool:
+        """Are outputs clearly nearer in an arithmetic in which they were wrong, and nowhere further off?"""
+        was, now = self.near(old) or Near(), self.near(new)
+        if now is None or min(now.values()) == -float("inf"):
+            return False
+        nearer = any(old < now[name] >= old + HALVES for name, old in was.items() if old < self.gate)
+        return nearer and not self.loss(old, new)
+
+    def _mends(self, was: Near, now: Near) -> bool:
+        return min(now.values()) >= RIGHT and any(old < self.gate <= now[name] for name, old in was.items())
+
+
+GATE = 60.0
+"""PSNR in dB that outputs must keep where a step rounds: what recipes promise."""
+
+
+def too_far(old: Trial, new: Trial) -> str:
+    """Return how far rounding moves outputs on a random input, in words; "" where `GATE` allows it.
+
+    The description of the model before says which inputs are images: their pixels go from 0 to 255.
+    """
+    steps = new.steps[len(old.steps) :]
+    pairs = (
+        zip(old.subject.chosen, new.subject.chosen, strict=True) if any(step.rounds for step in steps) else ()
+    )
+    for graph, other in pairs:
+        before = Loaded(graph, old.subject.spec_of(graph))
+        how = partial(compare, before, other, precision="fp16", contract=new.contract, gate=GATE)
+        each = (how(function=name) for name in graph.functions)
+        if (failed := next((one for one in each if not one.ok), None)) is not None:
+            undefined = next((o.failure for o in failed.outputs if o.failure), "")
+            return f"{undefined or f'it keeps {failed.psnr:.1f} dB of {GATE:g}'} on a sampled input"
+    return ""
+
+
+@dataclass(frozen=True)
+class Repairs:
+    """Repairs that a model needs, and why they stay whatever they cost."""
+
+    steps: tuple[Pass, ...]
+    why: str
+    """What goes wrong without them; if no step helps, what is wrong."""
+    needed: str = "repairs what goes wrong on the inputs at hand"
+    """Why a step is in the plan; the words follow its name."""
+    faults: tuple[str, ...] = ()
+    """Rules by which an op is reported wrong on the target, although no run here shows it."""
+
+    def __str__(self) -> str:
+        names = ", ".join(step.name for step in self.steps)
+        return f"{names}: {self.why}" if names else self.why
+
+    @property
+    def headline(self) -> str:
+        """The reason for a slower model, for the first line; "" where the outputs are the reason."""
+        return f"repaired, as reported wrong on this target: {', '.join(self.faults)}" if self.faults else ""
+
+
+def repairs_of(steps: Sequence[Pass], start: Trial, trials: Trials, outputs: Outputs) -> Iterator[Repairs]:
+    """Yield the repairs that a model needs, in the order in which they run.
+
+    Without inputs, a model is only run if a finding speaks of its numbers. An op that was reported wrong on the
+    target is repaired too if no arithmetic here shows what it gives, or if no inputs are given: random numbers
+    are small, and would not show it.
+    """
+    samples = trials.session.samples
+    if not steps or not outputs.measures:
+        return
+    judged = samples or outputs.can_run
+    found = start.findings if judged else start.found_by(faulty_ops.RULES)
+    if not samples and not any(finding.kind == "numeric" for finding in found):
+        return
+    claims = {f.rule: f.remedy for f in found if f.rule in CLAIMS}
+    own = [_restricted_to_claims(step, claims) for step in steps]
+    reached = _fewest_repairs(own, start, trials, outputs)
+    yield from () if reached is None else (reached,)
+    shown = {rule for rule in claims if samples and CLAIMS[rule].wrong is not None}
+    left = {rule: remedy for rule, remedy in claims.items() if rule not in shown}
+    done = () if reached is None else reached.steps
+    if named := tuple(step for step in own if step.name in left.values() and step not in done):
+        rules = tuple(rule for rule, remedy in left.items() if remedy in {step.name for step in named})
+        reachable = any(CLAIMS[rule].wrong is not None for rule in rules)
+        unless = "; give inputs to see whether they reach it" if reachable else ""
+        why = f"{', '.join(rules)} was reported on this target{unless}"
+        yield Repairs(named, why, "repairs what was reported wrong on the target", rules)
+
+
+def _restricted_to_claims(step: Pass, claims: Mapping[str, str | None]) -> Pass:
+    """Restrict a step that repairs several faults to those that are reported of the target."""
+    names = tuple(CLAIMS[rule].name for rule, remedy in claims.items() if remedy == step.name)
+    return replace(step, **{"only": names}) if names and "only" in step.options() else step
+
+
+def _fewest_repairs(steps: Sequence[Pass], start: Trial, trials: Trials, outputs: Outputs) -> Repairs | None:
+    """Find the fewest repairs that bring wrong outputs nearer to what the model means.
+
+    All run at first, since one hazard may hide another. Then each is left out once, the last one first, and
+    stays out if the outputs are as near without it, or right, and the score is no worse.
+
+    Returns:
+        None if the outputs are right as they are, or cannot be computed; no steps if none helps.
+    """
+    before, end = outputs.near(start), start
+    if before is None or min(before.values()) >= outputs.gate:
+        return None
+    for step in steps:
+        new = trials.after(end, step)
+        end = new if isinstance(new, Trial) and not new.session.contract else end
+    if not outputs.repaired(start, end):
+        words = f"{outputs.wrong(before)}, and no single repair helps"
+        return Repairs((), f"{words}: certify says where errors enter")
+    for step in reversed(end.steps):
+        other = trials.without(start, end, step)
+        near = None if other is None else outputs.near(other)
+        enough = {name: min(value, RIGHT) for name, value in (outputs.near(end) or {}).items()}
+        if other and near is not None and not less_exact(enough, near) and not other.score.loss(end.score):
+            end = other
+    after = outputs.near(end) or Near()
+    wrong = {name: old for name, old in before.items() if old < outputs.gate}
+    gains = ", ".join(f"{in_decibels(v)} -> {in_decibels(after[name])} in {name}" for name, v in wrong.items())
+    words = f"without it outputs are wrong on the inputs at hand, {gains} of what the model means"
+    return Repairs(end.steps, words)
+
+
+@dataclass
+class Exact:
+    """The trial without the steps that cost digits, and what was decided."""
+
+    end: Trial
+    losses: dict[str, str] = field(default_factory=dict)
+    """Name of a step that was taken back -> by how much outputs would be less exact."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences about steps that stay although they cost digits."""
+
+
+def exact(start: Trial, end: Trial, trials: Trials, outputs: Outputs) -> Exact:
+    """Take back the steps that make outputs less exact, in fp16 or in the engine's arithmetic.
+
+    If the outputs at the end are as exact as at the start, no step is judged. Else each step is judged beside
+    the model right before it. One that costs digits is tried in its gentler form, if it has one, or taken back.
+    Without inputs, a repair that leaves outputs right stays: random numbers are small and show no hazard.
+    """
+    was, now = outputs.near(start), outputs.near(end)
+    if was is None or now is None or not less_exact(was, now):
+        return Exact(end)
+    left = Exact(start)
+    for step in end.steps[len(start.steps) :]:
+        if not isinstance(new := trials.after(left.end, step), Trial):
+            continue
+        loss, gentler = outputs.loss(left.end, new), step.gentler()
+        gentle = trials.after(left.end, gentler) if loss and gentler is not None else None
+        if isinstance(gentle, Trial) and not outputs.loss(left.end, gentle):
+            new, loss = gentle, ""
+        if loss and not step.rounds:  # that has a gate of its own
+            repaired = "" if trials.session.samples else hazards_of(new)
+            if not repaired or min((outputs.near(new) or {"": 0.0}).values()) < RIGHT:
+                left.losses[step.name] = loss
+                continue
+            left.notes.append(f"{step.name}: {loss}; kept, as it repairs what may go wrong: {repaired}")
+        left.end = new
+    return left
+
+
+def hazards_of(new: Trial) -> str:
+    """Return the numeric rules that name the last step, or an op that it removes: "num-a, num-b"."""
+    assert new.before is not None
+    findings = [finding for finding in new.before.findings if finding.kind == "numeric"]
+    names = {words.split()[-1] for change in new.session.changes for words in change.before}
+    ops = [op for graph in new.before.subject.chosen for op in walk_ops(graph) if op.name in names]
+    edited = names.union(v.name for op in ops for v in op.outputs)  # a finding names an op by what it makes
+    remedied = [f.rule for f in findings if f.remedy == new.steps[-1].name or f.op in edited]
+    return ", ".join(dict.fromkeys(remedied))

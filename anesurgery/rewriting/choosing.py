@@ -1,7 +1,7 @@
 """Choose the plan for a model: which repairs it needs, which steps pay, and whether the whole gains anything.
 
 `surgery.plan` and `apply` call `choose`. Repairs of wrong outputs come first and stay whatever they cost; so do
-the steps that the caller named. Then `searching` adds the steps that pay, and `outputs` takes back those that
+the steps that the caller named. Then `searching` adds the steps that pay, and `checks` takes back those that
 cost digits. If the plan as a whole gains nothing, it has no steps. Without a target, steps are not judged by
 time, and the newest chips decide whether the whole gains.
 """
@@ -15,9 +15,9 @@ from functools import partial
 from anesurgery.checking.exactness import Near
 from anesurgery.errors import Refusal
 from anesurgery.placement.target import Target, spans
+from anesurgery.rewriting.checks import FLOP, WRONG, Outputs, Repairs, exact, hazards_of, repairs_of
 from anesurgery.rewriting.edit_plan import MAY, Plan, Planned, figures
 from anesurgery.rewriting.ml_program import Subject
-from anesurgery.rewriting.outputs import FLOP, WRONG, Outputs, Repairs, exact, hazards_of, repairs_of
 from anesurgery.rewriting.passes import Pass, in_order
 from anesurgery.rewriting.searching import Search, Searching
 from anesurgery.rewriting.session import Session

@@ -22,8 +22,8 @@ from anesurgery.placement.expected import CLEARLY
 from anesurgery.placement.score import OFF
 from anesurgery.placement.target import Target
 from anesurgery.placement.verdicts import Legality
+from anesurgery.rewriting.checks import too_far
 from anesurgery.rewriting.ml_program import Subject
-from anesurgery.rewriting.outputs import too_far
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Session
 from anesurgery.rewriting.step_trials import LEAST, Idle, Trial, Trials

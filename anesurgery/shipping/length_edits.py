@@ -23,9 +23,9 @@ from anesurgery.facts.masks import evaluate_static
 from anesurgery.facts.windows import window_pads
 from anesurgery.mil import Array, Operation, Var, constant, consumers, dtype_name, operands, types
 from anesurgery.ops import BINARY, NORMS, POINTWISE, RECURRENT, REDUCTIONS, names
-from anesurgery.rewriting.meeting_axes import Operand, Place, groups, operand_of, placed
 from anesurgery.semantics.reading import each_axis, ints, number
 from anesurgery.semantics.rows import places_of, reshaped
+from anesurgery.shipping.meeting_axes import Operand, Place, groups, operand_of, placed
 
 Column: TypeAlias = tuple[int, ...]
 """The lengths of an axis: in the function that is there, then at each size."""

@@ -34,7 +34,6 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import CONTROL, LISTS, RANDOM, STATEFUL
 from anesurgery.rewriting.graph_edits import infer, set_type
-from anesurgery.rewriting.meeting_axes import Operand
 from anesurgery.shipping.length_edits import (
     Absent,
     Column,
@@ -47,6 +46,7 @@ from anesurgery.shipping.length_edits import (
     edits,
     varies,
 )
+from anesurgery.shipping.meeting_axes import Operand
 
 MOST_MARKS = 1000
 """Numbers that turn out to be lengths, one after the other: more than models have, so that an error ends."""

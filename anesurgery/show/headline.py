@@ -15,9 +15,9 @@ from anesurgery.placement.inspection import Inspection, between
 from anesurgery.placement.rules.lost_in_conversion import unmoved_outputs
 from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
+from anesurgery.rewriting.checks import HALVES, WRONG
 from anesurgery.rewriting.edit_plan import MAY
 from anesurgery.rewriting.ml_program import MLProgram
-from anesurgery.rewriting.outputs import HALVES, WRONG
 from anesurgery.rewriting.session import INTERFACE
 from anesurgery.semantics.reading import in_decibels
 from anesurgery.show.summary import counted, sections

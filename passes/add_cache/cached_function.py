@@ -15,16 +15,15 @@ import numpy as np
 
 from anesurgery import mil
 from anesurgery.errors import Refusal, UnknownName
-from anesurgery.facts import rings, windows
+from anesurgery.facts import windows
 from anesurgery.facts.masks import evaluate_static
-from anesurgery.facts.rings import Ring
 from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Tokens, follow, lengthened
 from anesurgery.files.copying import copied
 from anesurgery.frontend.length_choices import in_words, limit_passed
 from anesurgery.interpret.decoder_calls import fixed_value
 from anesurgery.mil import Function, Operation, Program, Var, dtype_name, operands, types
 from anesurgery.passes.add_cache import caches, frequencies
-from anesurgery.passes.add_cache.caches import Kept, Tables
+from anesurgery.passes.add_cache.caches import Kept, Ring, Tables
 from anesurgery.placement.rules.shapes import MOST_STATES, two_states_may_fail
 from anesurgery.placement.target import Target
 from anesurgery.regions import rotary
@@ -120,7 +119,7 @@ class CachedFunction:
     """Are windows kept in rings?"""
     stores: dict[Shape, Var] = field(default_factory=dict)
     """What each state or input holds now."""
-    rings: dict[Operation, Ring | None] = field(default_factory=dict)
+    caches: dict[Operation, Ring | None] = field(default_factory=dict)
     """The ops of an attention -> the ring that it looks at; none where it looks at all that was read."""
     places: dict[Var, int] = field(default_factory=dict)
     """Kept value -> its place in the store of its shape."""
@@ -175,10 +174,10 @@ class CachedFunction:
         spans = {op: reach + 1 for op, reach in self.tokens.reaches.items()}
         if self.in_rings:
             seen = {key: kept.value for key, kept in self.kept.items() if key[0] not in spans}
-            spans |= rings.windows(self.tokens, seen)
+            spans |= caches.windows(self.tokens, seen)
         over = not self.how.blended
         return {
-            op: rings.ring(span, self.longest, self.how.context, runs_over=over) for op, span in spans.items()
+            op: caches.ring(span, self.longest, self.how.context, runs_over=over) for op, span in spans.items()
         }
 
     def kept_twice(self) -> Refusal | None:

@@ -229,7 +229,7 @@ class Inliner:
         """What an op gives, in the arithmetic of the program."""
         import torch
 
-        from anesurgery.interpret import evaluate
+        from anesurgery.interpret.core import evaluate
 
         bound = {v: torch.as_tensor(np.array(self.known[v])) for v in needed if v in self.known}
         try:

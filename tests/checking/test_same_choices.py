@@ -8,7 +8,7 @@ import pytest
 import anesurgery as ane
 from anesurgery.checking.exactness import Yardstick
 from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.rewriting.outputs import WRONG
+from anesurgery.rewriting.checks import WRONG
 
 ROWS = np.random.default_rng(0).standard_normal((1, 64, 8)).astype(np.float16)
 SPREAD = {"near": 1e-4, "far": 1.0}

@@ -15,7 +15,7 @@ from children import HUNG
 
 from anesurgery import __version__, registry
 from anesurgery.commands import app as cli
-from anesurgery.commands.doctor import Row, examine
+from anesurgery.commands.machines import Row, examine
 from anesurgery.commands.options import BAD_INPUT
 from anesurgery.commands.subcommand import Outcome
 from anesurgery.commands.written_options import written_options

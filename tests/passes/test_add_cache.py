@@ -15,12 +15,11 @@ import anesurgery as ane
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.grades import compare_arrays
 from anesurgery.errors import InterpretError, PassError, SurgeryError
-from anesurgery.facts import rings
 from anesurgery.interpret import Predictor
 from anesurgery.interpret.decoding import Decoder, generate
 from anesurgery.interpret.sampler import Sampler
 from anesurgery.mil import Array, Program, Var, ct, mb, types
-from anesurgery.passes.add_cache import AddCache
+from anesurgery.passes.add_cache import AddCache, caches
 from anesurgery.testing import apply_pass, assert_refuses, reasons
 from anesurgery.text import to_text
 
@@ -115,7 +114,7 @@ def test_windows_and_whole_contexts_have_a_state_each() -> None:
 @pytest.mark.parametrize(("size", "rows"), [(13, 24), (14, 24)])
 def test_a_ring_that_is_too_small_would_be_found(size: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window of 7 and calls of 8 tokens take 14 slots."""
-    monkeypatch.setattr(rings, "ring", lambda *sizes, **_: rings.Ring(size, rows))
+    monkeypatch.setattr(caches, "ring", lambda *sizes, **_: caches.Ring(size, rows))
     program = WINDOW.program()
     after, session = cached(program, prefill=8)
     assert compare(program, after, contract=session.contract, gate=90).ok == (size == 14)

@@ -11,10 +11,10 @@ from pass_cases import refuses, table
 
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.grades import compare_arrays
-from anesurgery.facts import rings, windows
+from anesurgery.facts import windows
 from anesurgery.interpret.decoding import Decoder
 from anesurgery.mil import Array, Program, Var, ct, mb, types
-from anesurgery.passes.add_cache import AddCache
+from anesurgery.passes.add_cache import AddCache, caches
 from anesurgery.passes.position_function import PositionFunction
 from anesurgery.surgery import apply
 
@@ -132,7 +132,9 @@ def test_a_ring_that_is_too_small_would_be_found(
     size: int, right: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A window of 4 and calls of 5 tokens take 8 slots."""
-    monkeypatch.setattr(rings, "ring", lambda span, *_, **__: rings.Ring(size, size + 5) if span == 4 else None)
+    monkeypatch.setattr(
+        caches, "ring", lambda span, *_, **__: caches.Ring(size, size + 5) if span == 4 else None
+    )
     program = built(convolved)
     made = apply(program, FORMS["slice"], prove=None, quiet=True)
     assert compare(program, made.program, contract=made.contract, gate=60).ok == right

@@ -23,8 +23,8 @@ from anesurgery.passes.compute_fp16 import ComputeFp16
 from anesurgery.passes.scale_roots import ScaleRoots
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.target import Target
+from anesurgery.rewriting.checks import WRONG, Exact, Outputs, exact
 from anesurgery.rewriting.ml_program import MLProgram
-from anesurgery.rewriting.outputs import WRONG, Exact, Outputs, exact
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Session
 from anesurgery.rewriting.step_trials import Trial, Trials

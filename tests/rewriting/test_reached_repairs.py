@@ -12,8 +12,8 @@ from anesurgery.passes.fuse_exponential import FuseExponential
 from anesurgery.passes.scale_powers import ScalePowers
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.checks import WRONG, Outputs, repairs_of
 from anesurgery.rewriting.ml_program import MLProgram
-from anesurgery.rewriting.outputs import WRONG, Outputs, repairs_of
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match
 from anesurgery.rewriting.session import Session

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from anesurgery.facts.lost_digits import lost_digits
 from anesurgery.mil import Program, Var, mb, types
-from anesurgery.semantics.lost_digits import lost_digits
 
 HALF = np.float16
 Body = Callable[[Var], Var]

@@ -80,6 +80,6 @@ def test_outputs_that_are_nan_in_fp32_too_are_named() -> None:
     def program(x: Var) -> Var:
         return mb.tanh(x=mb.mul(x=x, y=np.float16(-np.inf)), name="y")
 
-    half = {"x": np.repeat(np.float16([[0, 1]]), 32, axis=1).reshape(1, 64)}
+    half = {"x": np.repeat(np.array([[0, 1]], np.float16), 32, axis=1).reshape(1, 64)}
     surgery = ane.apply(program, "auto", target="M1/macOS 14", inputs=half, quiet=True)
     assert surgery.summary.endswith("in fp16 output %y is NaN to 50%, in fp32 too")

@@ -33,7 +33,8 @@ finite weights: those of the scores without a mask.
 
 Refuses when an element is neither kept as it is nor masked (a bias), when a position sees one ahead of it,
 when a row keeps nothing at conversion, when the number of positions is symbolic, when what depends on an
-input is not a conjunction, or when it replaces scores before another term is added.
+input is not a conjunction, when it replaces scores before another term is added, or when such a term may be
+large and -inf masks.
 
 Why it helps: `band_part`, run-time ranges and int32 comparisons never run on the ANE (measured: M4, macOS 27),
 an fp32 mask sends the scores to the CPU (reported: M1 Max, macOS 13), and its softmax does not handle -inf
@@ -98,8 +99,19 @@ class CausalMaskTensor(Rewrite):
             return Refusal(f"%{term.name} is added after %{condition.name} has replaced scores", m.root)
         if (refusal := masks.against_causal(parts.keep)) is not None:
             return Refusal(refusal.reason, m.root)
+        if (refusal := self.against_lifting(chain, parts)) is not None:
+            return Refusal(refusal.reason, m.root)
         limits = an.intervals.score_limits(m.root, chain.scores, an.intervals.masked_up_to(self.fill))
         return m.bind(scores=chain.scores, chain=chain, parts=parts, clears=clears, limits=limits)
+
+    def against_lifting(self, chain: attention.Chain, parts: masks.Parts) -> Refusal | None:
+        """Nothing lifts what -inf masks; a large number that is added does lift what the fill masks."""
+        values = [np.asarray(value) for v in chain.masks if (value := an.constant(v)) is not None]
+        most = an.intervals.masked_up_to(self.fill)
+        large = [v for v in parts.free if an.intervals.stored_interval(v)[1] > most]
+        if not large or not any(np.isneginf(value).any() for value in values if value.dtype.kind == "f"):
+            return None
+        return Refusal(f"%{large[0].name}, added to scores that -inf masks, may lift what {self.fill:g} masks")
 
     def is_constant(self, chain: attention.Chain) -> bool:
         """Is the mask a constant as this pass makes it? Found without evaluating anything."""

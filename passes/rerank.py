@@ -19,7 +19,7 @@ After::
     }
 
 Above `at_most` axes, neighbours that travel together are merged: those that are broadcast alike, reduced alike,
-or stay neighbours in a transposition (one that keeps none becomes several exchanges of rank 4). Below
+or stay neighbours in a transposition (one that keeps none becomes a few, without axes of length 1). Below
 `at_least` axes, new ones of length 1 are put in front, for float ops only: integers of few axes are indices
 and shapes. Views of views are skipped, so that the changes of rank stand at the edge of a region and not around
 each op.
@@ -98,7 +98,9 @@ class Rerank(Rewrite):
         if m.root.op_type in an.ops.VIEWS:
             return {outs[0]: views.seen_as(mb, m.source, outs[0].shape)}
         by_blocks = m.groups is None
-        results = [views.transpose_by_blocks(mb, m.root)] if by_blocks else m.frame.build(mb, m.groups)
+        results = (
+            [views.transpose_by_blocks(mb, m.root, self.at_most)] if by_blocks else m.frame.build(mb, m.groups)
+        )
         return {old: views.seen_as(mb, new, old.shape) for old, new in zip(outs, results, strict=True)}
 
     def run(self, program: Program, session: Session) -> None:

@@ -150,6 +150,14 @@ class _FirstTiny(Listener):
             self.words = f"{op.op_type} {op.name} is at most {largest:.2g}, and {steps}"
 
 
+def _not_numbers(meant: Values) -> str:
+    """The first output that is NaN even in fp32, in words: what it is compared with says nothing there."""
+    shares = {name: float(np.isnan(v).mean()) for name, v in _floats(meant).items() if v.size}
+    return next(
+        (f"output %{name} is NaN to {share:.0%}, in fp32 too" for name, share in shares.items() if share), ""
+    )
+
+
 def _other_length(meant: Values, outputs: Values) -> str:
     """The first output of another shape than is meant, in words: it has as many rows as numbers say."""
     shapes = {name: (np.shape(v), np.shape(outputs[name])) for name, v in _floats(meant).items()}
@@ -312,14 +320,14 @@ class Yardstick:
 
         near = nearness(meant, made := outputs())
         if near >= SAME:
-            return near, ""
+            return near, _not_numbers(meant)
         if at in self.places:
             again = SamePlaces(self.places[at].chosen)
             beside = min(nearness(meant, outputs(again)), again.near)
             if beside > near:
                 both = f"{in_decibels(beside)}, else {in_decibels(near)}"
                 return beside, f"{again.moved[0]}: at the places of fp32 outputs are within {both}"
-        return near, _other_length(meant, made)
+        return near, _not_numbers(meant) or _other_length(meant, made)
 
     def why_far(self) -> str:
         """Which op gives only numbers that are too small for fp16, in words; "" for none."""

@@ -22,6 +22,8 @@ Tensors = Mapping[str, torch.Tensor]
 
 AXES = "rerank"
 """The pass that brings ops of more than five axes, which Core ML refuses, to five."""
+EXCHANGES = "common::expand_high_rank_reshape_and_transpose"
+"""The pass of coremltools that writes one of six axes as up to six exchanges of two, some in one row of all."""
 
 NO_INPUTS = (
     "a PyTorch module says nothing of its inputs: give inputs=, tensors or arrays as it takes them, in a list "
@@ -115,7 +117,7 @@ class _Call(torch.nn.Module):
 def _converted(traced: Any, more: Any, example: Tensors, outputs: Any, target: Any, module: Any = None) -> Any:
     """What coremltools makes of a trace or an exported program."""
     frontend.register()
-    pipeline = registry.pipeline_with(AXES)
+    pipeline = registry.pipeline_with(AXES, before=EXCHANGES)
     try:
         with torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
             if module is None:

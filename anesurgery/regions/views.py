@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, combinations, pairwise, permutations
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -300,22 +300,57 @@ def _place(group: tuple[int, ...], sizes: Sequence[int], perm: list[int]) -> int
     return perm.index(next((axis for axis in group if sizes[axis] != 1), group[0]))
 
 
-def transpose_by_blocks(mb: Maker, op: Operation) -> Var:
-    """Any transposition as exchanges of neighbouring blocks of axes: `(a, b, c, d)` to `(a, c, b, d)`."""
-    sizes, perm = fixed_shape(op.x), permutation(op)
-    order, x = list(range(len(perm))), op.x
-    for i in range(len(perm)):
-        if order[i] == perm[i]:
-            continue
-        j = order.index(perm[i])
-        k = j + 1
-        while k < len(order) and order[k] == perm[i + k - j]:
-            k += 1
-        cuts = [order[:i], order[i:j], order[j:k], order[k:]]
-        x = seen_as(mb, x, [math.prod(sizes[axis] for axis in cut) for cut in cuts])
-        x = mb.transpose(x=x, perm=[0, 2, 1, 3])
-        order = [*cuts[0], *cuts[2], *cuts[1], *cuts[3]]
+FOUR = 4
+"""Axes in which two neighbouring blocks can be exchanged, whatever stands around them."""
+
+
+def transpose_by_blocks(mb: Maker, op: Operation, at_most: int) -> Var:
+    """Any transposition as a few of at most so many axes, or four; those of length 1 hold no order, and go."""
+    sizes, x = fixed_shape(op.x), op.x
+    wanted = [axis for axis in permutation(op) if sizes[axis] != 1]
+    order = sorted(wanted)
+    while len(runs := _runs(order, wanted)) > 1:
+        blocks, perm = _move(runs, wanted, sizes, max(at_most, FOUR))
+        x = seen_as(mb, x, [_length(block, sizes) for block in blocks])
+        x = mb.transpose(x=x, perm=perm)
+        order = [axis for place in perm for axis in blocks[place]]
     return x
+
+
+def _runs(order: Sequence[int], wanted: Sequence[int]) -> list[list[int]]:
+    """The axes in their order, those together that follow each other in the wanted one as well."""
+    place = {axis: i for i, axis in enumerate(wanted)}
+    runs: list[list[int]] = []
+    for axis in order:
+        if runs and place[axis] == place[runs[-1][-1]] + 1:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    return runs
+
+
+def _move(
+    runs: list[list[int]], wanted: Sequence[int], sizes: Sequence[int], at_most: int
+) -> tuple[list[list[int]], list[int]]:
+    """Blocks of runs and the permutation of them that leaves the fewest runs.
+
+    Of equals one that keeps the last axis, as rows are stored padded; then that of the shortest axes.
+    """
+    best: tuple[tuple[int, bool, int], list[list[int]], list[int]] | None = None
+    for cuts in combinations(range(1, len(runs)), min(len(runs), at_most) - 1):
+        blocks = [[*chain(*runs[i:j])] for i, j in pairwise((0, *cuts, len(runs)))]
+        longest = max(_length(block, sizes) for block in blocks)
+        for perm in permutations(range(len(blocks))):
+            left = len(_runs([axis for place in perm for axis in blocks[place]], wanted))
+            cost = (left, perm[-1] != len(blocks) - 1, longest)
+            if best is None or cost < best[0]:
+                best = cost, blocks, list(perm)
+    assert best is not None
+    return best[1], best[2]
+
+
+def _length(block: Sequence[int], sizes: Sequence[int]) -> int:
+    return math.prod(sizes[axis] for axis in block)
 
 
 FRAMES: dict[str, Callable[[Operation], Frame | Refusal]] = {

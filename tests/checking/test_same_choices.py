@@ -71,3 +71,15 @@ def test_numbers_that_vanish_are_named() -> None:
     surgery = ane.apply(program, "auto", target="M1/macOS 14", inputs=scores("far"), quiet=True)
     assert "outputs are wrong still" in surgery.wrong
     assert "mul smaller is at most " in surgery.wrong
+
+
+def test_outputs_that_are_nan_in_fp32_too_are_named() -> None:
+    """A padding mask of 0 times -inf: nothing could be compared, and the first line said nothing of it."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 64), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        return mb.tanh(x=mb.mul(x=x, y=np.float16(-np.inf)), name="y")
+
+    half = {"x": np.repeat(np.array([[0, 1]], np.float16), 32, axis=1).reshape(1, 64)}
+    surgery = ane.apply(program, "auto", target="M1/macOS 14", inputs=half, quiet=True)
+    assert surgery.summary.endswith("in fp16 output %y is NaN to 50%, in fp32 too")

@@ -15,6 +15,7 @@ import anesurgery as ane
 from anesurgery import frontend, recipes
 from anesurgery.errors import LoadError, SurgeryError, SurgeryWarning
 from anesurgery.frontend.modules import convert_module
+from anesurgery.loading import load
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was converted for this")
 
@@ -78,6 +79,22 @@ def test_a_module_may_take_any_number_of_tensors(inputs: Any, names: list[str]) 
     assert list(given) == names
     (found,) = ane.run(model, given).values()
     assert_close(found, Rest()(*map(torch.tensor, given.values())).numpy(), rtol=2e-2)
+
+
+class Unrolled(nn.Module):
+    """Windows of 2x2 pixels side by side, as Hiera cuts its image."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The pixels of each place of a window."""
+        return x.reshape(1, 28, 2, 28, 2, 96).permute(0, 2, 4, 1, 3, 5).reshape(4, 784, 96) * 2
+
+
+def test_windows_of_six_axes_are_moved_at_once() -> None:
+    """The exchanges of coremltools hold all numbers in one row, which no engine takes."""
+    model, given = convert_module(Unrolled(), torch.randn(1, 3136, 96))
+    assert given is not None
+    moves = [op for op in load(model).program.functions["main"].operations if op.op_type == "transpose"]
+    assert [op.x.shape for op in moves] == [(28, 2, 28, 2, 96)]
 
 
 def test_a_wrong_conversion_would_be_told_apart() -> None:

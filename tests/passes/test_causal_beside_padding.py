@@ -11,6 +11,7 @@ from closeness import assert_close
 from masked_attention import BIASED, KEEP, PADDED, Q, attention, masks_of, number, once, one
 from pass_cases import refuses, stays, table
 
+import anesurgery as ane
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
@@ -100,3 +101,28 @@ test_cases, test_surroundings = table(
     stays(fused, lambda p: mb.cast(x=p, dtype="bool")),
     refuses("neither kept nor masked", fused, lambda p: BIASED.astype(np.float16)),
 )
+
+
+def beside_a_bias(bound: float | None) -> Program:
+    """Scores, a term of the run that is added to them, and a triangle of -inf."""
+    specs = [mb.TensorSpec((1, 2, Q, 4), types.fp16), mb.TensorSpec((1, 1, 1, Q), types.fp16)]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
+    def program(q: Var, bias: Var) -> Var:
+        term = bias if bound is None else mb.mul(x=mb.tanh(x=bias), y=np.float16(bound))
+        triangle = np.triu(np.full((1, 1, Q, Q), -np.inf, np.float16), 1)
+        scores = mb.add(x=mb.matmul(x=q, y=q, transpose_y=True), y=term)
+        return mb.softmax(x=mb.add(x=scores, y=triangle), axis=-1, name="weights")
+
+    made: Program = program
+    return made
+
+
+def test_a_term_that_is_added_may_not_lift_what_is_masked() -> None:
+    """A recipe ended in an error of its proof: a bias of 65472 brings a score back that -1e4 should mask."""
+    inputs = random_inputs(beside_a_bias(None))
+    left = ane.apply(beside_a_bias(None), "causal_mask_tensor", inputs=inputs, quiet=True)
+    assert not left.changes
+    (refusal,) = (refusal for _, refusal in left.refusals)
+    assert refusal.reason == "%bias, added to scores that -inf masks, may lift what -10000 masks"
+    assert ane.apply(beside_a_bias(8.0), "causal_mask_tensor", inputs=inputs, quiet=True).changes

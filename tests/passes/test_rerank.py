@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pass_cases import refuses, rewrites, stays, table
@@ -104,6 +105,29 @@ def test_any_shape_any_broadcast(data: st.DataObject) -> None:
     assert_same_numbers(program, after)
     if not session.refusals:
         assert all(step.at_least <= r <= step.at_most for r in ranks(after)), to_text(after)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_any_transposition(data: st.DataObject) -> None:
+    rank = data.draw(st.integers(6, 8))
+    shape = tuple(data.draw(st.lists(st.integers(1, 3), min_size=rank, max_size=rank)))
+    perm = data.draw(st.permutations(range(rank)))
+    program = program_of(lambda a: mb.transpose(x=a, perm=perm), shape)
+    after, _ = apply_pass(Rerank(at_most=data.draw(st.integers(4, 5))), program)
+    assert_same_numbers(program, after)
+    assert all(len(op.perm.val) <= 5 for op in walk_ops(after) if op.op_type == "transpose"), to_text(after)
+
+
+@pytest.mark.parametrize(("windows", "moves"), [((1, 28, 2, 28, 2, 96), 1), ((4, 14, 2, 14, 2, 96), 2)])
+def test_windows_become_few_moves_of_short_axes(windows: tuple[int, ...], moves: int) -> None:
+    """As Hiera cuts its image: coremltools writes six exchanges, one of 301,056 numbers in a row."""
+    program = program_of(lambda a: mb.transpose(x=a, perm=[0, 2, 4, 1, 3, 5]), windows)
+    after, _ = apply_pass(Rerank(), program)
+    turned = [op for op in walk_ops(after) if op.op_type == "transpose"]
+    assert len(turned) == moves
+    assert max(n for op in turned for n in op.x.shape) <= 28 * 96
+    assert all(op.perm.val[-1] == len(op.perm.val) - 1 for op in turned), "the last axis stays the last"
 
 
 def refuses_a_slice_at_a_dynamic_place(a: Var, b: Var) -> Any:

@@ -28,13 +28,13 @@ shows through a large term.
 `as_input=True` makes the mask an input of the model. The tensor has the element type of the scores: fp16 in an
 fp16 program; scores that are made fp32 only for the softmax are masked before that.
 
-Rows that keep something give what they gave, since exp(fill) is 0. Rows that keep nothing (left padding) give
-finite weights: those of the scores without a mask.
+Rows that keep something give what they gave, since exp(fill) is 0. Rows that keep nothing (left padding, also
+by a large negative term) give finite weights: those of the scores without a mask. A term that lifts what the
+fill masks is refused, by its range or on the inputs.
 
 Refuses when an element is neither kept as it is nor masked (a bias), when a position sees one ahead of it,
 when a row keeps nothing at conversion, when the number of positions is symbolic, when what depends on an
-input is not a conjunction, when it replaces scores before another term is added, or when such a term may be
-large and -inf masks.
+input is not a conjunction, or when it replaces scores before another term is added.
 
 Why it helps: `band_part`, run-time ranges and int32 comparisons never run on the ANE (measured: M4, macOS 27),
 an fp32 mask sends the scores to the CPU (reported: M1 Max, macOS 13), and its softmax does not handle -inf
@@ -52,6 +52,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.checking.grades import AtMost
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.facts import attention, masks
 from anesurgery.regions import small_builds
@@ -99,19 +100,11 @@ class CausalMaskTensor(Rewrite):
             return Refusal(f"%{term.name} is added after %{condition.name} has replaced scores", m.root)
         if (refusal := masks.against_causal(parts.keep)) is not None:
             return Refusal(refusal.reason, m.root)
-        if (refusal := self.against_lifting(chain, parts)) is not None:
-            return Refusal(refusal.reason, m.root)
-        limits = an.intervals.score_limits(m.root, chain.scores, an.intervals.masked_up_to(self.fill))
-        return m.bind(scores=chain.scores, chain=chain, parts=parts, clears=clears, limits=limits)
-
-    def against_lifting(self, chain: attention.Chain, parts: masks.Parts) -> Refusal | None:
-        """Nothing lifts what -inf masks; a large number that is added does lift what the fill masks."""
-        values = [np.asarray(value) for v in chain.masks if (value := an.constant(v)) is not None]
         most = an.intervals.masked_up_to(self.fill)
-        large = [v for v in parts.free if an.intervals.stored_interval(v)[1] > most]
-        if not large or not any(np.isneginf(value).any() for value in values if value.dtype.kind == "f"):
-            return None
-        return Refusal(f"%{large[0].name}, added to scores that -inf masks, may lift what {self.fill:g} masks")
+        limits = an.intervals.score_limits(m.root, chain.scores, most)
+        if not clears:  # a large number that is added lifts what the fill masks
+            limits |= {term: AtMost(most) for term in parts.free}
+        return m.bind(scores=chain.scores, chain=chain, parts=parts, clears=clears, limits=limits)
 
     def is_constant(self, chain: attention.Chain) -> bool:
         """Is the mask a constant as this pass makes it? Found without evaluating anything."""
@@ -150,8 +143,10 @@ class CausalMaskTensor(Rewrite):
         return np.where(keep, 0, self.fill).astype(dtype)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
-        """Conditions under which each row keeps something; the mask for its own input."""
+        """Conditions and terms under which each row keeps something; the mask for its own input."""
         shape = drawn_shape(var)
+        if var in m.parts.free and not m.clears:
+            return self.sample_term(m, var, rng)
         for condition, wanted in m.parts.conditions:
             if var is condition:
                 keep: an.Array = m.parts.keep
@@ -163,6 +158,16 @@ class CausalMaskTensor(Rewrite):
         if var.op is None and var.name.startswith(INPUT) and shape == m.parts.keep.shape:
             return self.tensor(m.parts.keep, an.np_dtype(var))
         return None
+
+    def sample_term(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array:
+        """A term that lifts no masked score, and in each row leaves a kept one above these."""
+        shape, most = drawn_shape(var), an.intervals.masked_up_to(self.fill)
+        values = np.minimum(rng.standard_normal(shape) * 10 ** rng.uniform(-3, 4, shape), most)
+        of_keys = shape[-1:] == m.parts.keep.shape[-1:]
+        kept = masks.safe_keys(m.parts.keep) if of_keys else slice(None)
+        if shape:
+            values[..., kept] = values[..., kept].clip(-most, most)
+        return np.asarray(values).astype(an.np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var | dict[Var, Var]:
         """Add the shared mask to the scores."""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from anesurgery.checking.grades import AtMost
 from anesurgery.checking.lengths import drawn_shape, evaluator, length_of
 from anesurgery.errors import InterpretError
 from anesurgery.interpret.sampling import LOOKUPS, is_guard
@@ -142,7 +143,8 @@ class Drawing:
 
     def of(self, var: Var) -> Drawing:
         """What to know for drawing one value."""
-        return replace(self, magnitude=self.limits[var], limits={}) if var in self.limits else self
+        limit = self.limits.get(var)
+        return self if limit is None or isinstance(limit, AtMost) else replace(self, magnitude=limit, limits={})
 
     def _aimed(self, var: Var, sampled: Array, kind: str, rng: np.random.Generator) -> Array:
         """Integers that a pass draws from a range, some of them constants or their neighbours in the range."""
@@ -277,9 +279,11 @@ class Drawing:
                     values = np.where(np.isfinite(values), values, low)
                 values = np.clip(values, low, high)
             top = min(float(np.finfo(dtype).max), self.of(var).magnitude) if dtype.kind == "f" else math.inf
+            least, limit = -top, self.limits.get(var)
+            top = min(top, limit) if isinstance(limit, AtMost) else top
             values = np.asarray(values)
-            if not (-top <= values.min(initial=0) and values.max(initial=0) <= top):
-                values = np.where(np.isfinite(values), np.clip(values, -top, top), values)
+            if not (least <= values.min(initial=0) and values.max(initial=0) <= top):
+                values = np.where(np.isfinite(values), np.clip(values, least, top), values)
             return values.astype(dtype)
 
 

@@ -71,6 +71,10 @@ REASSOCIATED = Tolerance(1e-5)
 """For sums in another order: fp32 rounding of a few thousand terms stays below it."""
 
 
+class AtMost(float):
+    """A limit of numbers above 0 only: those below may be of any magnitude."""
+
+
 @dataclass(frozen=True)
 class Promise:
     """What a pass says about its edits."""
@@ -81,7 +85,7 @@ class Promise:
     magnitude: float = math.inf
     """Up to which magnitude of what an edit reads it holds: a precondition that reports name."""
     limits: Mapping[Any, float] = field(default_factory=dict)
-    """The same of single values, in its place."""
+    """The same of single values, in its place; an `AtMost` limits the numbers above 0."""
 
 
 PLAIN = Promise()

@@ -28,7 +28,17 @@ from anesurgery.checking.adversarial import (
     rows_apart,
 )
 from anesurgery.checking.edit_sites import Site, on_fewer_rows, site_of
-from anesurgery.checking.grades import EXACT, PLAIN, REASSOCIATED, Grade, Promise, SiteCheck, Tolerance, weaker
+from anesurgery.checking.grades import (
+    EXACT,
+    PLAIN,
+    REASSOCIATED,
+    AtMost,
+    Grade,
+    Promise,
+    SiteCheck,
+    Tolerance,
+    weaker,
+)
 from anesurgery.checking.lengths import (
     NOTHING,
     Declared,
@@ -141,7 +151,7 @@ def _with_memo(
     memo: dict[Hashable, SiteCheck | Refusal],
 ) -> SiteCheck | Refusal:
     """The check of the edit, or that of an earlier one that is the same computation."""
-    limits = tuple(promise.limits.get(v) for v in site.drawn)
+    limits = tuple((type(limit), limit) for limit in map(promise.limits.get, site.drawn))
     key = (fingerprint(site.replaced, site.old_ops, site.new_ops), _facts(site, sample, declared), limits)
     if key not in memo:
         try:
@@ -446,7 +456,7 @@ def limits_of(site: Site, promise: Promise) -> dict[Var, float]:
 def lies_within(var: Var, most: float) -> bool:
     """Does the interval analysis show that no number of a value is larger?"""
     low, high = stored_interval(var)
-    return -most <= low and high <= most
+    return high <= most and (isinstance(most, AtMost) or -most <= low)
 
 
 # Try the ranges on which an edit rests: run the ops upstream, as stored, on numbers made to leave them.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from anesurgery.checking.grades import AtMost
 from anesurgery.checking.site import lies_within
 from anesurgery.errors import Refusal, SurgeryError
 from anesurgery.files.interface import adapt_inputs
@@ -21,17 +22,19 @@ from anesurgery.semantics.intervals import stored_score
 
 
 class _Largest(Listener):
-    """Keeps the largest magnitude of each float by name; NaN where there was one."""
+    """Keeps the largest magnitude of each float by name, and the largest number; NaN where there was one."""
 
     def __init__(self) -> None:
-        self.reached: dict[str, float] = {}
+        self.reached: dict[tuple[str, bool], float] = {}
+        """(name, signed?) -> the largest number, or the largest magnitude."""
 
     def see(self, name: str, value: Any) -> None:
         """One value more."""
         if isinstance(value, torch.Tensor) and value.is_floating_point():
-            most = float(value.abs().amax()) if value.numel() else 0.0
-            seen = self.reached.get(name, 0.0)
-            self.reached[name] = math.nan if math.isnan(most + seen) else max(most, seen)
+            for signed, numbers in ((False, value.abs()), (True, value)):
+                most = float(numbers.amax()) if value.numel() else 0.0
+                seen = self.reached.get((name, signed), 0.0)
+                self.reached[name, signed] = math.nan if math.isnan(most + seen) else max(most, seen)
 
     def after(self, op: Operation, outputs: Sequence[Any]) -> None:
         """Widen the range of each output."""
@@ -59,7 +62,7 @@ def needs_of(
     if not open_:
         return None
     try:
-        reached = {v: _reached(v, session, program, function) for v in open_}
+        reached = {v: _reached(v, most, session, program, function) for v, most in open_.items()}
     except SurgeryError as error:
         var, most = next(iter(open_.items()))
         why = str(error).splitlines()[0]
@@ -74,8 +77,10 @@ def needs_of(
     return Needs(nearest.name, open_[nearest], reached[nearest], words)
 
 
-def _reached(var: Var, session: Session, program: Program, function: Function) -> float:
-    """The largest magnitude of a value, 0 in a branch that no input takes; earlier runs are looked up first.
+def _reached(var: Var, limit: float, session: Session, program: Program, function: Function) -> float:
+    """The largest number or magnitude, as a limit asks; 0 in a branch that no input takes.
+
+    Earlier runs are looked up first.
 
     Raises:
         SurgeryError: the program cannot be run, or a loop passes the value on.
@@ -84,10 +89,10 @@ def _reached(var: Var, session: Session, program: Program, function: Function) -
         raise SurgeryError("a loop passes it on")
     name = next(name for name, one in program.functions.items() if one is function)
     key = _program_key(session, name, function)
-    seen = session.reached.get(key, {})
-    if math.isnan(seen.get(var.name, math.nan)):  # an edit may have repaired what was NaN in an earlier run
+    seen, asked = session.reached.get(key, {}), (var.name, isinstance(limit, AtMost))
+    if math.isnan(seen.get(asked, math.nan)):  # an edit may have repaired what was NaN in an earlier run
         seen = session.reached[key] = _observed(session, program, name)
-    return seen.get(var.name, 0.0)
+    return seen.get(asked, 0.0)
 
 
 def _program_key(session: Session, name: str, function: Function) -> tuple[str, ...]:
@@ -99,8 +104,8 @@ def _program_key(session: Session, name: str, function: Function) -> tuple[str, 
     return (name, *function.inputs, "", *(v.name for v in function.outputs), "", *unlike)
 
 
-def _observed(session: Session, program: Program, name: str) -> dict[str, float]:
-    """The largest magnitude of each float of a function by name."""
+def _observed(session: Session, program: Program, name: str) -> dict[tuple[str, bool], float]:
+    """What the floats of a function reach, as `_Largest` keeps it."""
     listener = _Largest()
     for values in _inputs(session, program, name):
         for entry, value in values.items():

@@ -207,8 +207,8 @@ class Session(Report):
     """The passes that have mended numbers, with their options."""
     checks: dict[str, dict[Hashable, SiteCheck | Refusal]] = field(default_factory=dict)
     """Site proofs by step and fingerprint: the same computation is run once."""
-    reached: dict[tuple[str, ...], dict[str, float]] = field(default_factory=dict)
-    """The largest magnitude of each float by name, for each program that was run to see it."""
+    reached: dict[tuple[str, ...], dict[tuple[str, bool], float]] = field(default_factory=dict)
+    """What floats reach, for each program that was run to see it: see `needs`."""
     names: dict[Function, set[str]] = field(default_factory=dict)
     """The names that a function has or had, of which new ones must differ."""
     dropped_inputs: list[tuple[Function, str]] = field(default_factory=list)

@@ -121,8 +121,11 @@ def beside_a_bias(bound: float | None) -> Program:
 def test_a_term_that_is_added_may_not_lift_what_is_masked() -> None:
     """A recipe ended in an error of its proof: a bias of 65472 brings a score back that -1e4 should mask."""
     inputs = random_inputs(beside_a_bias(None))
-    left = ane.apply(beside_a_bias(None), "causal_mask_tensor", inputs=inputs, quiet=True)
+    large = {**inputs, "bias": np.full_like(inputs["bias"], 60000)}
+    left = ane.apply(beside_a_bias(None), "causal_mask_tensor", inputs=large, quiet=True)
     assert not left.changes
     (refusal,) = (refusal for _, refusal in left.refusals)
-    assert refusal.reason == "%bias, added to scores that -inf masks, may lift what -10000 masks"
+    assert "reaches 6e+04 on 1 given set of inputs" in refusal.reason
+    for given in (inputs, {**inputs, "bias": -large["bias"]}):  # what is masked further may be
+        assert ane.apply(beside_a_bias(None), "causal_mask_tensor", inputs=given, quiet=True).changes
     assert ane.apply(beside_a_bias(8.0), "causal_mask_tensor", inputs=inputs, quiet=True).changes

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from anesurgery.coreai.dtypes import name_of, numpy_of
 from anesurgery.coreai.table import OWN
@@ -134,6 +135,16 @@ class Value:
     def __invert__(self) -> Value:
         return call("not", self)
 
+    def __matmul__(self, other: Value) -> Value:
+        """The matrix product over the last two axes; the others broadcast."""
+        rank = max(self.rank, other.rank)
+        return call("broadcasting_batch_matmul", self.to_rank(rank), other.to_rank(rank))
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What a formula of the interpreter computes with torch is written: by the row of `TORCH`."""
+        return TORCH[function](*args, **(kwargs or {}))
+
     __radd__, __rmul__ = __add__, __mul__
 
     def equal(self, other: Any) -> Value:
@@ -213,9 +224,24 @@ class Value:
         """Axes in another order, as torch takes it."""
         return self.transpose(perm)
 
-    def swapped(self) -> Value:
+    @property
+    def mT(self) -> Value:  # noqa: N802 - torch's name
         """The last two axes exchanged."""
         return self.transpose([*range(self.rank - 2), self.rank - 1, self.rank - 2])
+
+    def chunk(self, count: int, dim: int = 0) -> list[Value]:
+        """Equal pieces along an axis."""
+        axis = dim % self.rank
+        size = self.length(axis) // count
+        return [self.along(axis, i * size, (i + 1) * size) for i in range(count)]
+
+    def flip(self, axis: int) -> Value:
+        """The elements of an axis in the opposite order."""
+        return call("reverse", self, indices([axis]))
+
+    def unsqueeze(self, axis: int) -> Value:
+        """A new axis of length 1."""
+        return self.expand([axis])
 
     def slice(self, begin: Any, end: Any, strides: Any = None) -> Value:
         """A part of each axis; begins and ends are lists or values, strides are positive."""
@@ -254,6 +280,17 @@ class Value:
         return call("get_shape", self).cast("int32")
 
 
+TORCH: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.tanh: Value.tanh,
+    torch.sigmoid: lambda x: call("sigmoid", x),
+    torch.relu: lambda x: call("relu", x),
+    torch.clamp: Value.clamp,
+    torch.matmul: Value.__matmul__,
+    torch.addmm: lambda total, x, y: total + x @ y,
+    torch.cat: lambda values, dim=0: concat(values, dim % values[0].rank),
+    torch.zeros_like: lambda x: array(np.zeros(x.shape), x.dtype),
+}
+"""Function of torch -> what writes it: the interpreter's formulas write ops where they are given `Value`s."""
 JOINED = {
     "add": ("sum", "add"),
     "sub": ("sum", "sub"),

@@ -159,7 +159,7 @@ def affine(
     counts = (int(output_height), int(output_width))
     y, x_ = (np.linspace(-1, 1, n) if align_corners else (2 * np.arange(n) + 1) / n - 1 for n in counts)
     grid = np.stack([*np.meshgrid(x_, y), np.ones(counts)], -1).reshape(1, -1, 3)
-    matrix = transform_matrix.cast("fp32").reshape([-1, 2, 3]).swapped()
+    matrix = transform_matrix.cast("fp32").reshape([-1, 2, 3]).mT
     images = x.fixed()[0]
     at = call("broadcasting_batch_matmul", array(grid, "fp32"), matrix).broadcast([images, grid.shape[1], 2])
     return resample(x, at.reshape([images, *counts, 2]), align_corners=align_corners, **form)

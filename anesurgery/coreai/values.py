@@ -5,6 +5,7 @@ A number beside a tensor is a constant of the tensor's element type. A length of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -172,6 +173,15 @@ class Value:
         """The hyperbolic tangent."""
         return call("tanh", self)
 
+    def round(self) -> Value:
+        """The nearest whole number; of two the even one."""
+        return call("round", self)
+
+    def floor(self) -> Value:
+        """The next whole number below, by "floor by round" (`modes.FORMS`); a half may go either way."""
+        near = self.round()
+        return near - (near > self).cast(self.dtype)
+
     def remainder(self, other: Any) -> Value:
         """With the sign of the divisor; Core AI's has that of the dividend."""
         rest, by = self.with_("modulo", other), self.like(other)
@@ -185,6 +195,18 @@ class Value:
         cast = Value(ops.cast(self.node, tensor(self.shape, dtype)))
         cast.known = self.known if self.is_float and cast.is_float else None
         return cast
+
+    def to(self, dtype: str) -> Value:
+        """Another element type."""
+        return self.cast(dtype)
+
+    def double(self) -> Value:
+        """In fp32, the widest floats that Core AI computes in."""
+        return self.cast("fp32")
+
+    def long(self) -> Value:
+        """As integers, of numbers that are whole."""
+        return self.cast("int32")
 
     def refined(self, shape: Sequence[int]) -> Value:
         """With lengths that are known where Core AI infers none; the runtime checks them."""
@@ -201,6 +223,10 @@ class Value:
         return Value(
             ops.reshape(self.node, shape.node if isinstance(shape, Value) else np.array(shape, np.int32))
         )
+
+    def flatten(self, first: int) -> Value:
+        """The axes from one on as one."""
+        return self.reshape([*self.shape[:first], math.prod(self.fixed(first))])
 
     def expand(self, axes: Sequence[int]) -> Value:
         """New axes of length 1, numbered in the result."""
@@ -288,6 +314,12 @@ TORCH: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.matmul: Value.__matmul__,
     torch.addmm: lambda total, x, y: total + x @ y,
     torch.cat: lambda values, dim=0: concat(values, dim % values[0].rank),
+    torch.add: Value.__add__,
+    torch.where: lambda condition, x, y: where(condition, x, y),
+    torch.gather: lambda x, axis, index: Value(ops.gather_along_axis(x.node, index.node, axis)),
+    torch.broadcast_to: Value.broadcast,
+    torch.isnan: lambda x: x.with_("not_equal", x),
+    torch.ones_like: lambda x: array(np.ones(x.shape), x.dtype),
     torch.zeros_like: lambda x: array(np.zeros(x.shape), x.dtype),
 }
 """Function of torch -> what writes it: the interpreter's formulas write ops where they are given `Value`s."""

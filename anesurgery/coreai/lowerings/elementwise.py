@@ -29,15 +29,9 @@ register({name: _binary(op) for name, op in BINARY.items()})
 register({name: PARAMETRIC[name] for name in SHARED})
 
 
-def floor(x: Value) -> Value:
-    """The next whole number below, by "floor by round" (`modes.FORMS`); halves may be rounded either way."""
-    near = call("round", x)
-    return near - (near > x).cast(x.dtype)
-
-
 def truncated(x: Value) -> Value:
     """Without the part behind the point."""
-    return where(x < 0, -floor(-x), floor(x))
+    return where(x < 0, -(-x).floor(), x.floor())
 
 
 def in_floats(function: Callable[..., Value]) -> Callable[..., Value]:
@@ -79,8 +73,8 @@ register(
         "greater_equal": lambda x, y: x >= y,
         "mod": lambda x, y: x.remainder(y),
         "logical_not": lambda x: ~x,
-        "floor": floor,
-        "ceil": lambda x: -floor(-x),
+        "floor": lambda x: x.floor(),
+        "ceil": lambda x: -(-x).floor(),
         "sign": sign,
         "square": lambda x: x * x,
         "exp2": in_floats(lambda x: x.like(2.0).with_("pow", x)),

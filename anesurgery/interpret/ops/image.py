@@ -2,12 +2,15 @@
 
 Resizing is separable. A sampling mode says where along an axis the samples lie, and each axis is interpolated
 at these places in turn; crops are resized in the same way between the sides of a box.
+
+`coreai` gives `resample`, `affine`, `sampled` and `box_places` tensors of a file: what they compute is written.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from itertools import product
 from typing import Any, TypeVar
 
@@ -20,11 +23,11 @@ from anesurgery.interpret.table import Unsupported, impl, ints
 Tensor = torch.Tensor
 V = TypeVar("V")
 
-GRIDS: dict[str, Callable[[float, int], tuple[float, float, float]]] = {
+GRIDS: dict[str, Callable[[Any, int], tuple[Any, Any, float]]] = {
     "STRICT_ALIGN_CORNERS": lambda size, n: (0, size - 1, max(n - 1, 1)),
     "ALIGN_CORNERS": lambda size, n: (0 if n > 1 else (size - 1) / 2, size - 1, max(n - 1, 1)),
     "DEFAULT": lambda size, n: (0, size, n),
-    "OFFSET_CORNERS": lambda size, n: (max(1, size - 1) / 2, max(1, size - 1), n),
+    "OFFSET_CORNERS": lambda size, n: (_least_1(size - 1) / 2, _least_1(size - 1), n),
     "UNALIGN_CORNERS": lambda size, n: ((size - n) / 2, size, n),
 }
 """Sampling mode -> (a, b, c): of n places along `size` pixels, the i-th is at (a + b i) / c."""
@@ -80,10 +83,19 @@ def _known(table: Mapping[Any, V], key: Any, what: str) -> V:
     return table[key]
 
 
+def _least_1(length: Any) -> Any:
+    return length.clamp(min=1) if hasattr(length, "clamp") else max(1, length)
+
+
+def _grid(mode: str, size: Any, count: int) -> Tensor:
+    """Where `count` samples of `size` pixels lie, a number or a column of them; maybe outside of the pixels."""
+    a, b, c = _known(GRIDS, mode, "sampling_mode")(size, count)
+    return (b * torch.arange(count, dtype=torch.float64) + a) / c
+
+
 def _places(mode: str, size: float, count: int) -> Tensor:
     """Where `count` samples of `size` pixels lie."""
-    a, b, c = _known(GRIDS, mode, "sampling_mode")(size, count)
-    return ((a + b * torch.arange(count, dtype=torch.float64)) / c).clamp(0, size - 1)
+    return _grid(mode, size, count).clamp(0, size - 1)
 
 
 def _linear(x: Tensor, axis: int, at: Tensor) -> Tensor:
@@ -199,49 +211,60 @@ def crop(x: Tensor, crop_height: Any, crop_width: Any) -> Tensor:
     return x[..., top : x.shape[-2] - bottom, left : x.shape[-1] - right]
 
 
-def _corners(boxes: Tensor, mode: str) -> Tensor:
-    """Boxes as [box, start or end, height or width]."""
-    order, centered = _known(BOXES, mode, "box_coordinate_mode")
-    corners = boxes.double()[:, order].reshape(-1, 2, 2)
-    if not centered:
-        return corners
-    center, size = corners.unbind(1)
-    return torch.stack((center - size / 2, center + size / 2), 1)
-
-
-def _between(start: float, end: float, count: int, mode: str, size: int) -> Tensor:
-    """Where `count` samples from `start` to `end` lie; backwards, where a box ends before it starts."""
-    if mode == "UNALIGN_CORNERS" and end < start:
-        return _places(mode, size, count)  # coremltools' test expects the whole image of such a box
-    along = _places(mode, abs(end - start) + 1, count)
+def _between(start: Tensor, end: Tensor, count: int, mode: str, size: int) -> Tensor:
+    """Where `count` samples lie from each start to its end; backwards, where a box ends before it starts."""
+    along, backwards = _grid(mode, (end - start).abs() + 1, count), start > end
+    at = torch.where(backwards, start - along, start + along)
     # a side of the box must not leave the image by a rounding error
-    return (start + along if end >= start else start - along).clamp(min(start, end), max(start, end))
+    at = at.maximum(start.minimum(end)).minimum(start.maximum(end))
+    if (
+        mode == "UNALIGN_CORNERS"
+    ):  # coremltools' test expects the whole image of a box that ends before it starts
+        at = torch.where(backwards, _places(mode, size, count), at)
+    return at
 
 
-def _crops(
-    x: Tensor,
+def box_places(
     boxes: Tensor,
-    of: list[slice],
-    *,
-    height: int,
-    width: int,
+    sizes: Sequence[int],
+    counts: Sequence[int],
     normalized: bool,
     scale: float,
     box_mode: str,
     mode: str,
-    pad: float,
-) -> Tensor:
+) -> list[Tensor]:
+    """The rows [box, height] and the columns [box, width] where samples of boxes [box, 4] lie.
+
+    Args:
+        boxes: as `box_mode` says, in pixels, or in parts of the image if `normalized`; times `scale`.
+        sizes: height and width of the image.
+        counts: height and width of the result.
+        normalized: are the boxes parts of the image?
+        scale: of all coordinates.
+        box_mode: a row of `BOXES`.
+        mode: a row of `GRIDS`.
+    """
+    order, centered = _known(BOXES, box_mode, "box_coordinate_mode")
+    given = boxes.double().chunk(4, 1)
+    found = []
+    for axis, (size, count) in enumerate(zip(sizes, counts, strict=True)):
+        start, end = given[order[axis]], given[order[axis + 2]]
+        if centered:
+            start, end = start - end / 2, start + end / 2
+        for factor in (size - 1.0 if normalized else 1.0, float(scale)):
+            start, end = (start, end) if factor == 1 else (start * factor, end * factor)
+        found.append(_between(start, end, count, mode, size))
+    return found
+
+
+def _crops(x: Tensor, rows: Tensor, columns: Tensor, of: list[slice], pad: float) -> Tensor:
     """Each box cut out of an image, or of all, and resized: [box, image, channel, height, width]."""
-    last = torch.tensor([x.shape[-2] - 1, x.shape[-1] - 1], dtype=torch.float64)
-    corners = _corners(boxes, box_mode) * (last if normalized else 1.0) * float(scale)
     images = len(range(*of[0].indices(x.shape[0]))) if of else 1
-    crops = x.new_empty(len(of), images, x.shape[1], height, width)
-    for i, ((top, left), (bottom, right)) in enumerate(corners.tolist()):
-        rows = _between(top, bottom, height, mode, x.shape[-2])
-        columns = _between(left, right, width, mode, x.shape[-1])
-        outside = [(at < 0) | (at > n) for at, n in zip((rows, columns), last, strict=True)]
-        crops[i] = _linear(_linear(x[of[i]], 2, rows), 3, columns)
-        crops[i].masked_fill_(outside[0][:, None] | outside[1], float(pad))
+    crops = x.new_empty(len(of), images, x.shape[1], rows.shape[1], columns.shape[1])
+    for crop, image, row, column in zip(crops, of, rows, columns, strict=True):
+        outside = [(at < 0) | (at > n - 1) for at, n in zip((row, column), x.shape[2:], strict=True)]
+        crop.copy_(_linear(_linear(x[image], 2, row), 3, column))
+        crop.masked_fill_(outside[0][:, None] | outside[1], float(pad))
     return crops
 
 
@@ -274,18 +297,10 @@ def crop_resize(
         of = [slice(None) if i is None else slice(i, i + 1) for i in leads]
     else:
         raise Unsupported("crop_resize has neither roi nor boxes")
-    crops = _crops(
-        x,
-        boxes,
-        of,
-        height=int(target_height),
-        width=int(target_width),
-        normalized=bool(normalized_coordinates),
-        scale=spatial_scale,
-        box_mode=box_coordinate_mode,
-        mode=sampling_mode,
-        pad=pad_value,
-    )
+    counts = (int(target_height), int(target_width))
+    form = (bool(normalized_coordinates), spatial_scale, box_coordinate_mode, sampling_mode)
+    rows, columns = box_places(boxes, x.shape[2:], counts, *form)
+    crops = _crops(x, rows, columns, of, pad_value)
     return crops if roi is not None else crops[:, 0]
 
 
@@ -307,9 +322,14 @@ def pixels(at: Tensor, size: int, mode: str, align_corners: bool) -> Tensor:
     return at * (size - 1) if align_corners else at * size - 0.5
 
 
+def _numbers(at: Tensor) -> Tensor:
+    """Places without NaN, which is before the first pixel."""
+    return torch.where(torch.isnan(at), -1.0, at)
+
+
 def _taps(at: Tensor, nearest: bool) -> list[tuple[Tensor, Tensor]]:
     """The pixels along an axis that make a value, and how much of each."""
-    at = at.nan_to_num(nan=-1.0)
+    at = _numbers(at)  # an infinite place has no mirror image
     if nearest:  # a half goes to the even pixel: what coremltools' tests expect, and torch does
         return [(at.round().long(), torch.ones_like(at))]
     low = at.floor()
@@ -317,18 +337,18 @@ def _taps(at: Tensor, nearest: bool) -> list[tuple[Tensor, Tensor]]:
     return [(index, 1 - weight), (index + 1, weight)]
 
 
-def _sample(x: Tensor, rows: Tensor, columns: Tensor, nearest: bool, pad: float) -> Tensor:
+def sampled(x: Tensor, rows: Tensor, columns: Tensor, nearest: bool, pad: float) -> Tensor:
     """The values of x at places [batch, height, width]; a pixel that x does not have is `pad`."""
-    channels, height, width = x.shape[1:]
-    flat = x.flatten(2)
-    total = torch.zeros((), dtype=x.dtype)
+    images, channels, height, width = x.shape
+    parts = []
     for (row, a), (column, b) in product(_taps(rows, nearest), _taps(columns, nearest)):
         inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-        index = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
-        value = flat.gather(2, index.flatten(1)[:, None].expand(-1, channels, -1))
-        value = value.reshape(*x.shape[:2], *row.shape[1:]).masked_fill_(~inside[:, None], pad)
-        total = total + value.mul_((a * b).to(x.dtype)[:, None])
-    return total
+        index = (row.clamp(0, height - 1) * width + column.clamp(0, width - 1)).reshape(images, 1, -1)
+        index = torch.broadcast_to(index, [images, channels, index.shape[2]])
+        value = torch.gather(x.flatten(2), 2, index).reshape(*x.shape[:2], *row.shape[1:])
+        value = torch.where(inside.unsqueeze(1), value, pad)
+        parts.append(value * (a * b).to(x.dtype).unsqueeze(1))
+    return reduce(torch.add, parts)
 
 
 @impl("resample")
@@ -346,14 +366,15 @@ def resample(
     fold = _known(FOLDS, padding, "padding_mode")
     nearest = _known({"bilinear": False, "nearest": True}, sampling_mode.lower(), "sampling_mode")
     pad = float(padding_value) if padding == "constant" else 0.0
-    same = TORCH_PADDING.get((padding, align)) if pad == 0 else None
+    same = TORCH_PADDING.get((padding, align)) if pad == 0 and isinstance(x, Tensor) else None
     if same is not None and coordinates_mode.lower() == "normalized_minus_one_to_one":
         return F.grid_sample(x, coordinates.to(x.dtype), sampling_mode.lower(), same, align)
-    rows, columns = (
-        fold(pixels(coordinates[..., i].double(), size, coordinates_mode.lower(), align), size)
-        for i, size in ((1, x.shape[2]), (0, x.shape[3]))
+    unit = coordinates_mode.lower()
+    columns, rows = (
+        fold(_numbers(pixels(at.reshape(at.shape[:3]).double(), size, unit, align)), size)
+        for at, size in zip(coordinates.chunk(2, -1), (x.shape[3], x.shape[2]), strict=True)
     )
-    return _sample(x, rows, columns, nearest, pad)
+    return sampled(x, rows, columns, nearest, pad)
 
 
 @impl("affine")
@@ -369,7 +390,7 @@ def affine(
     align_corners: bool,
 ) -> Tensor:
     """An image resampled where a matrix [a0, a1, a2, b0, b1, b2] puts each pixel of the result."""
-    matrix = transform_matrix.to(x.dtype).expand(x.shape[0], 6).reshape(-1, 2, 3)
+    matrix = torch.broadcast_to(transform_matrix.to(x.dtype), [x.shape[0], 6]).reshape(-1, 2, 3)
     size = [x.shape[0], x.shape[1], int(output_height), int(output_width)]
     grid = F.affine_grid(matrix, size, bool(align_corners))
     return resample(x, grid, sampling_mode, padding_mode, padding_value, coordinates_mode, align_corners)

@@ -40,7 +40,7 @@ class Value:
         return [length if length >= 0 else -1 for length in self.node.type.shape]
 
     @property
-    def rank(self) -> int:
+    def ndim(self) -> int:
         """The number of axes."""
         return len(self.shape)
 
@@ -138,7 +138,7 @@ class Value:
 
     def __matmul__(self, other: Value) -> Value:
         """The matrix product over the last two axes; the others broadcast."""
-        rank = max(self.rank, other.rank)
+        rank = max(self.ndim, other.ndim)
         return call("broadcasting_batch_matmul", self.to_rank(rank), other.to_rank(rank))
 
     @classmethod
@@ -200,6 +200,10 @@ class Value:
         """Another element type."""
         return self.cast(dtype)
 
+    def float(self) -> Value:
+        """In fp32."""
+        return self.cast("fp32")
+
     def double(self) -> Value:
         """In fp32, the widest floats that Core AI computes in."""
         return self.cast("fp32")
@@ -238,11 +242,11 @@ class Value:
 
     def to_rank(self, rank: int) -> Value:
         """New axes of length 1 in front."""
-        return self.expand(list(range(rank - self.rank)))
+        return self.expand(list(range(rank - self.ndim)))
 
     def transpose(self, perm: Sequence[int]) -> Value:
         """Axes in another order."""
-        if list(perm) == list(range(self.rank)):
+        if list(perm) == list(range(self.ndim)):
             return self
         return Value(ops.transpose(self.node, unsigned(perm).node))
 
@@ -253,11 +257,11 @@ class Value:
     @property
     def mT(self) -> Value:  # noqa: N802 - torch's name
         """The last two axes exchanged."""
-        return self.transpose([*range(self.rank - 2), self.rank - 1, self.rank - 2])
+        return self.transpose([*range(self.ndim - 2), self.ndim - 1, self.ndim - 2])
 
     def chunk(self, count: int, dim: int = 0) -> list[Value]:
         """Equal pieces along an axis."""
-        axis = dim % self.rank
+        axis = dim % self.ndim
         size = self.length(axis) // count
         return [self.along(axis, i * size, (i + 1) * size) for i in range(count)]
 
@@ -271,24 +275,34 @@ class Value:
 
     def slice(self, begin: Any, end: Any, strides: Any = None) -> Value:
         """A part of each axis; begins and ends are lists or values, strides are positive."""
-        steps = [1] * self.rank if strides is None else strides
+        steps = [1] * self.ndim if strides is None else strides
         return call("slice", self, indices(begin), indices(end), indices(steps))
 
     def along(self, axis: int, begin: int, end: int, stride: int = 1) -> Value:
         """A part of one axis; a dynamic one may be read up to its end: -1."""
-        begins, ends, steps = [0] * self.rank, self.ends(), [1] * self.rank
+        begins, ends, steps = [0] * self.ndim, self.ends(), [1] * self.ndim
         begins[axis], ends[axis], steps[axis] = begin, self.ends()[axis] if end == -1 else end, stride
         return self.slice(begins, ends, steps)
+
+    def __getitem__(self, places: tuple[Any, ...]) -> Value:
+        """A slice of each axis, or an ellipsis for some; an axis that is cut must have a known length."""
+        at = places.index(...) if ... in places else len(places)
+        whole = [slice(None)] * (self.ndim - len(places) + (... in places))
+        found = []
+        for axis, place in enumerate([*places[:at], *whole, *places[at + 1 :]]):
+            full = place == slice(None)
+            found.append((0, self.ends()[axis], 1) if full else place.indices(self.length(axis)))
+        return self.slice(*zip(*found, strict=True))
 
     def ends(self) -> list[int]:
         """The lengths of the axes as ends of slices."""
         return [length if length >= 0 else LONGEST for length in self.shape]
 
-    def pad(self, pairs: Sequence[tuple[int, int]], value: float = 0.0, mode: str = "constant") -> Value:
+    def pad(self, pairs: Sequence[tuple[int, int]], value: Any = 0.0, mode: str = "constant") -> Value:
         """More elements at both ends of the last axes."""
         if not any(map(any, pairs)):
             return self
-        amounts = [0, 0] * (self.rank - len(pairs)) + [amount for pair in pairs for amount in pair]
+        amounts = [0, 0] * (self.ndim - len(pairs)) + [amount for pair in pairs for amount in pair]
         return Value(ops.pad(self.node, unsigned(amounts).node, self.like(value).node, mode))
 
     def broadcast(self, shape: Sequence[int] | Value) -> Value:
@@ -306,6 +320,10 @@ class Value:
         return call("get_shape", self).cast("int32")
 
 
+def _padded(x: Value, ends: Sequence[int], mode: str = "constant", value: Any = None) -> Value:
+    return x.pad(list(zip(ends[::2], ends[1::2], strict=True))[::-1], value or 0.0, mode)
+
+
 TORCH: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.tanh: Value.tanh,
     torch.sigmoid: lambda x: call("sigmoid", x),
@@ -313,7 +331,9 @@ TORCH: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.clamp: Value.clamp,
     torch.matmul: Value.__matmul__,
     torch.addmm: lambda total, x, y: total + x @ y,
-    torch.cat: lambda values, dim=0: concat(values, dim % values[0].rank),
+    torch.cat: lambda values, dim=0: concat(values, dim % values[0].ndim),
+    torch.nn.functional.pad: _padded,
+    torch.round: Value.round,
     torch.add: Value.__add__,
     torch.where: lambda condition, x, y: where(condition, x, y),
     torch.gather: lambda x, axis, index: Value(ops.gather_along_axis(x.node, index.node, axis)),

@@ -268,8 +268,8 @@ class FunctionWriter:
             return self.value(var)
         if not isinstance(numbers, (np.ndarray, np.generic)):
             return numbers
-        is_short = numbers.ndim == 0 or (numbers.ndim == 1 and numbers.dtype.kind != "f")
-        return numbers.tolist() if is_short else self.value(var)
+        is_plain = numbers.ndim == 0 or numbers.dtype.kind != "f"
+        return numbers.tolist() if is_plain else self.value(var)
 
     def value(self, var: Var) -> Value:
         """The tensor of a MIL value."""

@@ -5,15 +5,16 @@ A sparse weight that is looked up or scaled is a mask and data in MIL; here the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.table import lowers
+from anesurgery.coreai.table import lowers, register
 from anesurgery.coreai.toolkit import constant, ops, stored_bytes
 from anesurgery.coreai.values import Value, array, call, known_ints
 from anesurgery.errors import NotExpressible
+from anesurgery.interpret.ops import quantization
 
 
 class Dense(Value):
@@ -54,7 +55,7 @@ def affine(quantized_data: Value, zero_point: Value, scale: Value, axis: int) ->
 
 def _table(lut: Value, rank: int) -> Value:
     """A table for each group: [groups..., entries, width]."""
-    return lut if lut.rank == rank + 2 else lut.reshape([*[1] * rank, lut.shape[0], 1])
+    return lut if lut.ndim == rank + 2 else lut.reshape([*[1] * rank, lut.shape[0], 1])
 
 
 @lowers("constexpr_lut_to_dense")
@@ -62,8 +63,8 @@ def lut_to_dense(indices: Value, lut: Value, vector_axis: Any = None, shape: Any
     """The form of iOS 16 has one table, and its indices packed into bytes."""
     if shape is not None:
         indices = _packed(indices, known_ints(shape, "shape"), int(lut.shape[0]).bit_length() - 1)
-    axis = 0 if vector_axis is None else int(vector_axis) % indices.rank
-    return call("lut_to_dense", indices, _table(lut, indices.rank), array(axis, "int16"))
+    axis = 0 if vector_axis is None else int(vector_axis) % indices.ndim
+    return call("lut_to_dense", indices, _table(lut, indices.ndim), array(axis, "int16"))
 
 
 @lowers("constexpr_sparse_to_dense")
@@ -82,8 +83,8 @@ def lut_to_sparse(
 ) -> tuple[Value, Value]:
     """Looked up where the mask is set."""
     sparse = call("build_sparse_with_bitmask", indices_nonzero_data, indices_mask)
-    axis = array(0 if vector_axis is None else int(vector_axis) % indices_mask.rank, "int16")
-    found = call("lut_to_sparse_with_bitmask", sparse, _table(lut, indices_mask.rank), axis)
+    axis = array(0 if vector_axis is None else int(vector_axis) % indices_mask.ndim, "int16")
+    found = call("lut_to_sparse_with_bitmask", sparse, _table(lut, indices_mask.ndim), axis)
     return indices_mask, Dense(ops.sparse_with_bitmask_to_dense(found.node))
 
 
@@ -104,26 +105,13 @@ def constant_cast(source_val: Value, output_dtype: str) -> Value:
     return source_val.cast(output_dtype)
 
 
-def _column(numbers: Any, axis: Any, like: Value, dtype: str) -> Value:
-    """A scalar, or one number for each place of an axis, in a shape that broadcasts."""
-    values = np.asarray(numbers.known if isinstance(numbers, Value) else numbers)
-    if values.ndim:
-        values = values.reshape([-1 if a == int(axis) % like.rank else 1 for a in range(like.rank)])
-    return array(values, dtype)
+def _of_numbers(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """A formula of the interpreter in fp32, as fp16 has no 2,049; scales and zero points are numbers."""
+    return lambda input, **parts: formula(
+        input.float(), **{name: getattr(part, "known", part) for name, part in parts.items()}
+    )
 
 
-@lowers("quantize")
-def quantize(input: Value, scale: Any, output_dtype: str, zero_point: Any = None, axis: Any = None) -> Value:
-    """round(x / scale) + zero_point, kept inside the dtype, in fp32: fp16 has no 2,049."""
-    level = call("round", (x := input.cast("fp32")) / _column(scale, axis, x, "fp32"))
-    level = level if zero_point is None else level + _column(zero_point, axis, x, "fp32")
-    limits = np.iinfo(output_dtype)
-    return level.maximum(float(limits.min)).minimum(float(limits.max)).cast(output_dtype)
-
-
-@lowers("dequantize")
-def dequantize(input: Value, scale: Any, zero_point: Any = None, axis: Any = None) -> Value:
-    """Scale * (x - zero_point)."""
-    x = input.cast("fp32")
-    x = x if zero_point is None else x - _column(zero_point, axis, x, "fp32")
-    return x * _column(scale, axis, x, "fp32")
+register(
+    {function.__name__: _of_numbers(function) for function in (quantization.quantize, quantization.dequantize)}
+)

@@ -38,7 +38,7 @@ def loop(
     results, (before, after) = ops.while_(results=types, inits=nodes)
     with before:
         test = goes_on([Value(v) for v in before.arguments])
-        ops.condition(test.squeeze(list(range(test.rank))).node, *before.arguments)
+        ops.condition(test.squeeze(list(range(test.ndim))).node, *before.arguments)
     with after:
         ops.yield_(_alike(step([Value(v) for v in after.arguments]), types))
     return _all(results, len(types))
@@ -55,7 +55,7 @@ def while_loop(op: Operation, writer: Any, loop_vars: Sequence[Value]) -> Values
 def cond(op: Operation, writer: Any, pred: Value) -> Values:
     """One of two blocks."""
     types = [writer.type_of(var) for var in op.outputs]
-    test = pred.cast("bool").squeeze(list(range(pred.rank)))
+    test = pred.cast("bool").squeeze(list(range(pred.ndim)))
     results, sides = ops.if_(results=types, condition=test.node)
     for side, block in zip(sides, op.blocks, strict=True):
         with side:
@@ -103,7 +103,7 @@ def list_scatter(ls: Value, indices: Value, value: Value) -> Value:
 @lowers("list_read")
 def list_read(ls: Value, index: Value) -> Value:
     """One element."""
-    return take(ls, index.cast("int32").squeeze(list(range(index.rank))), 0)
+    return take(ls, index.cast("int32").squeeze(list(range(index.ndim))), 0)
 
 
 @lowers("list_gather")

@@ -58,7 +58,7 @@ def _leaky(x: Value, alpha: float = 0.01) -> Value:
 
 def _per_channel(x: Value, numbers: Value) -> Value:
     """One number for each channel (axis 1)."""
-    return numbers.reshape([1, -1, *[1] * (x.rank - 2)])
+    return numbers.reshape([1, -1, *[1] * (x.ndim - 2)])
 
 
 def _shifted(x: Value, epsilon: float) -> Value:

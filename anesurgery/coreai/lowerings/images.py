@@ -38,7 +38,7 @@ def _line(mode: str, size: int, count: int) -> tuple[float, float]:
 
 def _resampled(x: Value, shape: Sequence[int], lines: Sequence[tuple[float, float]], how: str) -> Value:
     """Core AI writes a line by its inverse, between the outer edges of the pixels."""
-    one = [(1.0, 0.0)] * (x.rank - len(lines))
+    one = [(1.0, 0.0)] * (x.ndim - len(lines))
     scales, offsets = zip(*((1 / a, 0.5 - (b + 0.5) / a) for a, b in [*one, *lines]), strict=True)
     form = (indices(list(shape)), array(scales, "fp32"), array(offsets, "fp32"))
     return Value(ops.interpolate(x.node, *(v.node for v in form), attribute("interpolation_mode", how)))
@@ -55,7 +55,7 @@ def _nearest(x: Value, shape: Sequence[int], shift: float, axes: int = 2) -> Val
     if all(count % size == 0 for size, count in sizes):
         lines = [(size / count, size / count / 2 - 0.5) for size, count in sizes]
         return _resampled(x, shape, lines, "nearest_neighbor")
-    for axis, (size, count) in enumerate(sizes, x.rank - axes):
+    for axis, (size, count) in enumerate(sizes, x.ndim - axes):
         if size != count:
             places = np.floor((np.arange(count) + shift) * (size / count)).clip(0, size - 1)
             x = take(x, indices(places), axis)

@@ -16,11 +16,11 @@ from anesurgery.errors import NotExpressible
 @lowers("matmul")
 def matmul(x: Value, y: Value, transpose_x: bool = False, transpose_y: bool = False) -> Value:
     """A vector is a row on the left and a column on the right, whose axis goes again."""
-    row, column = x.rank == 1, y.rank == 1
+    row, column = x.ndim == 1, y.ndim == 1
     x = x.expand([0]) if row else x.mT if transpose_x else x
     y = y.expand([1]) if column else y.mT if transpose_y else y
     z = x @ y
-    return z.squeeze([axis for axis, gone in ((z.rank - 2, row), (z.rank - 1, column)) if gone])
+    return z.squeeze([axis for axis, gone in ((z.ndim - 2, row), (z.ndim - 1, column)) if gone])
 
 
 @lowers("linear")
@@ -46,7 +46,7 @@ def attention(query: Value, key: Value, value: Value, attn_mask: Value | None = 
 @lowers("softmax")
 def softmax(x: Value, axis: int = -1) -> Value:
     """One op."""
-    return Value(ops.softmax(x.node, int(axis) % x.rank))
+    return Value(ops.softmax(x.node, int(axis) % x.ndim))
 
 
 def _merged(x: Value, order: str, groups: Sequence[str]) -> Value:

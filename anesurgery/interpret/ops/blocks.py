@@ -1,6 +1,6 @@
 """Ops that trade space against channels or batches, a block of height and width at a time.
 
-Where elements only move, `shape`, `reshape` and `permute` say how: `coreai` writes these ops by the same code.
+`coreai` gives these functions tensors of a file, and writes what they do with them.
 
 Where a block turns into channels, "first" names what the outer part of the channel number counts.
 """
@@ -57,11 +57,8 @@ def pixel_unshuffle(x: Tensor, downscale_factor: int) -> Tensor:
 def space_to_batch(x: Tensor, block_shape: Any, paddings: Any) -> Tensor:
     """Padded with zeros, then places of a block to batches: [n, c, h a, w b] -> [a b n, c, h, w]."""
     (top, bottom), (left, right) = (ints(pair) for pair in paddings)
-    return to_batches(F.pad(x, [left, right, top, bottom]), *ints(block_shape))
-
-
-def to_batches(x: Tensor, a: int, b: int) -> Tensor:
-    """Places of a block to batches: [n, c, h a, w b] -> [a b n, c, h, w]."""
+    a, b = ints(block_shape)
+    x = F.pad(x, [left, right, top, bottom])
     n, c, h, w = x.shape
     y = x.reshape(n, c, h // a, a, w // b, b).permute(3, 5, 0, 1, 2, 4)
     return y.reshape(a * b * n, c, h // a, w // b)
@@ -71,12 +68,8 @@ def to_batches(x: Tensor, a: int, b: int) -> Tensor:
 def batch_to_space(x: Tensor, block_shape: Any, crops: Any) -> Tensor:
     """Batches to places of a block, then cropped: [a b n, c, h, w] -> [n, c, h a, w b]."""
     (top, bottom), (left, right) = (ints(pair) for pair in crops)
-    y = from_batches(x, *ints(block_shape))
-    return y[:, :, top : y.shape[2] - bottom, left : y.shape[3] - right]
-
-
-def from_batches(x: Tensor, a: int, b: int) -> Tensor:
-    """Batches to places of a block: [a b n, c, h, w] -> [n, c, h a, w b]."""
+    a, b = ints(block_shape)
     n, c, h, w = x.shape
     y = x.reshape(a, b, n // (a * b), c, h, w).permute(2, 3, 4, 0, 5, 1)
-    return y.reshape(n // (a * b), c, h * a, w * b)
+    y = y.reshape(n // (a * b), c, h * a, w * b)
+    return y[:, :, top : h * a - bottom, left : w * b - right]

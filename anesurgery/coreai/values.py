@@ -467,6 +467,11 @@ def concat(values: Sequence[Value], axis: int) -> Value:
     return Value(ops.concat(axis, [value.node for value in fitted]))
 
 
+def stack(values: Sequence[Value], axis: int) -> Value:
+    """Tensors joined along a new axis."""
+    return concat([value.expand([axis]) for value in values], axis)
+
+
 def attribute(name: str, value: str) -> Any:
     """An attribute of Core AI's dialect that names a mode."""
     return ir.Attribute.parse(f"#coreai.{name}<{value}>")

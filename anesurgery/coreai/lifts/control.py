@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anesurgery.coreai.lifts.composites import as_list
-from anesurgery.coreai.lifts.table import TOKEN, Site, Unliftable, Value, as_var, cast, lift
+from anesurgery.coreai.lifts.table import TABLE, TOKEN, Site, Unliftable, Value, as_var, cast, lift
 from anesurgery.mil import mb
 
 
@@ -33,26 +33,15 @@ def while_(o: Site) -> Sequence[Value]:
     )
 
 
-@lift("create_token", "join_token")
-def token(o: Site) -> Sequence[Value]:
-    """The order of reads and writes, which in MIL is that of the ops."""
-    return [TOKEN]
-
-
-@lift("read_handle")
-def read_handle(o: Site) -> Sequence[Value]:
-    """What a state holds."""
-    return [mb.read_state(input=o[0]), TOKEN]
-
-
-@lift("write_handle")
-def write_handle(o: Site) -> Sequence[Value]:
-    """A state is replaced."""
+def _write_handle(o: Site) -> Sequence[Value]:
     mb.coreml_update_state(state=o[0], value=as_var(o[1]))
     return [TOKEN]
 
 
-@lift("invoke")
-def invoke(o: Site) -> Sequence[Value]:
-    """Another graph: the op of MIL of that name where it is a composite that has one, else what is in it."""
-    return o.scope.called(o)
+TABLE |= {
+    **dict.fromkeys(("create_token", "join_token"), lambda o: [TOKEN]),
+    "read_handle": lambda o: [mb.read_state(input=o[0]), TOKEN],
+    "write_handle": _write_handle,
+    "invoke": lambda o: o.scope.called(o),
+}
+"""States, and calls of other graphs. Tokens order reads and writes, which in MIL the order of the ops does."""

@@ -27,18 +27,13 @@ def _packed(data: Any, shape: Sequence[int], bits: int) -> Value:
     return Value(constant(stored_bytes(numbers, shape, f"uint{bits}")))
 
 
-def _per_block(data: Value, scale: Value, offset: Value | None) -> Value:
+@lowers("constexpr_blockwise_shift_scale")
+def shift_scale(data: Value, scale: Value, offset: Value | None = None) -> Value:
     """`scale * (data - offset)`, with as many scales along an axis as it has blocks."""
     none = array(np.zeros(scale.shape), scale.dtype)
     before = array(np.zeros(scale.shape), data.dtype) if offset is None or offset.is_float else offset
     after = none if offset is None or not offset.is_float else -(scale * offset.cast(scale.dtype))
     return call("blockwise_shift_scale", data, scale, before, after)
-
-
-@lowers("constexpr_blockwise_shift_scale")
-def shift_scale(data: Value, scale: Value, offset: Value | None = None) -> Value:
-    """One op."""
-    return _per_block(data, scale, offset)
 
 
 @lowers("constexpr_affine_dequantize")
@@ -50,7 +45,7 @@ def affine(quantized_data: Value, zero_point: Value, scale: Value, axis: int) ->
         array(np.broadcast_to(np.reshape(v.known, -1), count).reshape(column), dtype)
         for v, dtype in ((scale, scale.dtype), (zero_point, quantized_data.dtype))
     )
-    return _per_block(quantized_data, scales, zeros)
+    return shift_scale(quantized_data, scales, zeros)
 
 
 def _table(lut: Value, rank: int) -> Value:
@@ -96,13 +91,7 @@ def sparse_shift_scale(
     if offset is not None and (offset.known is None or np.any(offset.known)):
         raise NotExpressible("a sparse weight with an offset, which would fill its zeros")
     dense = sparse_to_dense(nonzero_data, data_mask)
-    return data_mask, Dense(_per_block(dense, scale, None).node)
-
-
-@lowers("constexpr_cast")
-def constant_cast(source_val: Value, output_dtype: str) -> Value:
-    """Another element type."""
-    return source_val.cast(output_dtype)
+    return data_mask, Dense(shift_scale(dense, scale).node)
 
 
 def _of_numbers(formula: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,5 +102,9 @@ def _of_numbers(formula: Callable[..., Any]) -> Callable[..., Any]:
 
 
 register(
-    {function.__name__: _of_numbers(function) for function in (quantization.quantize, quantization.dequantize)}
+    {
+        "quantize": _of_numbers(quantization.quantize),
+        "dequantize": _of_numbers(quantization.dequantize),
+        "constexpr_cast": lambda source_val, output_dtype: source_val.cast(output_dtype),
+    }
 )

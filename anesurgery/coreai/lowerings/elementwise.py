@@ -84,6 +84,10 @@ register(
         "select": lambda cond, a, b: where(cond.cast("bool"), a, b),
         "relu6": lambda x: call("relu", x).minimum(6.0),
         "softplus": softplus,
+        "softplus_parametric": lambda x, alpha, beta: (
+            _per_channel(x, alpha) * softplus(x * _per_channel(x, beta))
+        ),
+        "gelu": lambda x, mode="EXACT": Value(ops.gelu(x.node, approximate=GELU[mode])),
         "softsign": lambda x: x / (x.abs() + 1.0),
         "elu": lambda x, alpha=1.0: where(x < 0, (call("exp", x) - 1.0) * alpha, x),
         "leaky_relu": _leaky,
@@ -92,18 +96,6 @@ register(
         "thresholded_relu": lambda x, alpha=1.0: where(x < alpha, 0.0, x),
     }
 )
-
-
-@lowers("gelu")
-def gelu(x: Value, mode: str = "EXACT") -> Value:
-    """One op in all three mode."""
-    return Value(ops.gelu(x.node, approximate=GELU[mode]))
-
-
-@lowers("softplus_parametric")
-def softplus_parametric(x: Value, alpha: Value, beta: Value) -> Value:
-    """Alpha log(1 + exp(beta x)), with one alpha and beta for each channel."""
-    return _per_channel(x, alpha) * softplus(x * _per_channel(x, beta))
 
 
 @lowers("cast")

@@ -62,12 +62,6 @@ def _nearest(x: Value, shape: Sequence[int], shift: float, axes: int = 2) -> Val
     return x
 
 
-@lowers("upsample_nearest_neighbor", "resize_nearest_neighbor")
-def nearest(x: Value, op: Operation, **size: Any) -> Value:
-    """The pixel before each place, or the nearest; factors and sizes only make the shape."""
-    return _nearest(x, _sizes(op, x), 0.5 if op.op_type == "resize_nearest_neighbor" else 0.0)
-
-
 @lowers("upsample_bilinear")
 def upsample_bilinear(
     x: Value, op: Operation, align_corners: bool = True, half_pixel_centers: Any = None, **factors: Any
@@ -75,12 +69,6 @@ def upsample_bilinear(
     """Larger or smaller by factors, which only make the size."""
     half = not align_corners if half_pixel_centers is None else bool(half_pixel_centers)
     return _linear(x, _sizes(op, x), UPSAMPLE[bool(align_corners), half])
-
-
-@lowers("resize_bilinear")
-def resize_bilinear(x: Value, op: Operation, sampling_mode: str = "DEFAULT", **size: Any) -> Value:
-    """A given size."""
-    return _linear(x, _sizes(op, x), sampling_mode)
 
 
 @lowers("resize")
@@ -101,7 +89,18 @@ def resize(
     return _nearest(x, sizes, 0.5, axes)
 
 
-register({"resample": image.resample, "affine": image.affine})
+register(
+    {
+        "upsample_nearest_neighbor": lambda x, op, **factors: _nearest(x, _sizes(op, x), 0.0),
+        "resize_nearest_neighbor": lambda x, op, **size: _nearest(x, _sizes(op, x), 0.5),
+        "resize_bilinear": lambda x, op, sampling_mode="DEFAULT", **size: _linear(
+            x, _sizes(op, x), sampling_mode
+        ),
+        "resample": image.resample,
+        "affine": image.affine,
+    }
+)
+"""Factors and sizes only make the shape."""
 
 
 def _affine_grid(matrix: Value, size: Sequence[int], align_corners: bool) -> Value:

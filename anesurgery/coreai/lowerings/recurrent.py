@@ -7,7 +7,7 @@ from collections.abc import Callable
 from anesurgery.coreai.lowerings.control import Values, loop
 from anesurgery.coreai.lowerings.indexing import replace_slice, take
 from anesurgery.coreai.table import register
-from anesurgery.coreai.values import TORCH, Value, array, concat, indices
+from anesurgery.coreai.values import TORCH, Value, array, concat, indices, stack
 from anesurgery.interpret.ops import recurrent
 
 WRITTEN_OUT = 32
@@ -23,8 +23,8 @@ def _walk(rows: Value, states: Values, step: Step) -> tuple[Value, Values]:
     outputs = []
     for row in rows.chunk(rows.shape[0]):
         states = step(row.squeeze([0]), states)
-        outputs.append(states[0].expand([0]))
-    return concat(outputs, 0), states
+        outputs.append(states[0])
+    return stack(outputs, 0), states
 
 
 def _loop(rows: Value, states: Values, step: Step) -> tuple[Value, Values]:

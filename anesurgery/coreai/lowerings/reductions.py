@@ -13,6 +13,7 @@ from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import Value, call, scalar, to_fp32, unsigned, where
+from anesurgery.mil import Operation
 
 
 def _mean(x: Value, axes: Sequence[int]) -> Value:
@@ -121,51 +122,29 @@ def topk(x: Value, k: Any = 1, axis: int = -1, ascending: bool = False, return_i
     return (values, argsort(x, along, ascending).along(along, 0, count)) if return_indices else values
 
 
-def _centred(x: Value, axes: Sequence[int], epsilon: float) -> Value:
-    away = x - x.reduce("mean", axes)
-    return away * call("rsqrt", (away * away).reduce("mean", axes) + epsilon)
-
-
-def _scaled(x: Value, gamma: Value | None, beta: Value | None, shape: Sequence[int]) -> Value:
-    """Times gamma, plus beta."""
-    x = x if gamma is None else x * gamma.reshape(shape).cast(x.dtype)
-    return x if beta is None else x + beta.reshape(shape).cast(x.dtype)
-
-
-@lowers("layer_norm")
-def layer_norm(
-    x: Value, axes: Any = None, gamma: Value | None = None, beta: Value | None = None, epsilon: float = 1e-5
-) -> Value:
-    """Zero mean and unit variance over the axes."""
-    over, (y,) = _axes(x, axes), to_fp32(x)
-    shape = [length if axis in over else 1 for axis, length in enumerate(x.shape)]
-    return _scaled(_centred(y, over, epsilon), gamma, beta, shape).cast(x.dtype)
-
-
-@lowers("instance_norm")
-def instance_norm(
-    x: Value, gamma: Value | None = None, beta: Value | None = None, epsilon: float = 1e-5
-) -> Value:
-    """Each channel of each sample by itself."""
-    (y,) = to_fp32(x)
-    shape = [1, -1, *[1] * (x.ndim - 2)]
-    return _scaled(_centred(y, list(range(2, x.ndim)), epsilon), gamma, beta, shape).cast(x.dtype)
-
-
-@lowers("batch_norm")
-def batch_norm(
+@lowers("layer_norm", "instance_norm", "batch_norm")
+def normalized(
     x: Value,
-    mean: Value,
-    variance: Value,
+    op: Operation,
+    axes: Any = None,
+    mean: Value | None = None,
+    variance: Value | None = None,
     gamma: Value | None = None,
     beta: Value | None = None,
     epsilon: float = 1e-5,
 ) -> Value:
-    """Each channel by its stored mean and variance."""
-    shape = [1, -1, *[1] * (x.ndim - 2)]
-    (y,), m, v = to_fp32(x), mean.reshape(shape), variance.reshape(shape)
-    scale = call("rsqrt", v.cast(y.dtype) + epsilon)
-    return _scaled((y - m.cast(y.dtype)) * scale, gamma, beta, shape).cast(x.dtype)
+    """Zero mean and unit variance: over axes, or of each channel by its pixels or by stored numbers."""
+    (y,), shape, over = to_fp32(x), [1, -1, *[1] * (x.ndim - 2)], list(range(2, x.ndim))
+    if op.op_type == "layer_norm":
+        over = _axes(x, axes)
+        shape = [length if axis in over else 1 for axis, length in enumerate(x.shape)]
+    parts = (p if p is None else p.reshape(shape).cast(y.dtype) for p in (mean, variance, gamma, beta))
+    mean, variance, gamma, beta = parts
+    away = y - (y.reduce("mean", over) if mean is None else mean)
+    spread = (away * away).reduce("mean", over) if variance is None else variance
+    y = away * call("rsqrt", spread + epsilon)
+    y = y if gamma is None else y * gamma
+    return (y if beta is None else y + beta).cast(x.dtype)
 
 
 @lowers("l2_norm")

@@ -10,7 +10,18 @@ import numpy as np
 from anesurgery.coreai.lowerings.indexing import take
 from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import lowers, register
-from anesurgery.coreai.values import LONGEST, Value, array, call, concat, indices, known_ints, scalar, where
+from anesurgery.coreai.values import (
+    LONGEST,
+    Value,
+    array,
+    call,
+    concat,
+    indices,
+    known_ints,
+    scalar,
+    stack,
+    where,
+)
 from anesurgery.errors import NotExpressible
 from anesurgery.interpret.ops import blocks, image
 from anesurgery.mil import Operation, dtype_name, static_shape
@@ -49,15 +60,9 @@ def concatenated(values: Sequence[Value], axis: int = 0, interleave: bool = Fals
     if not interleave:
         return concat(values, axis)
     shape = values[0].shape
-    stacked = concat([value.expand([axis + 1]) for value in values], axis + 1)
-    return stacked.reshape([n * len(values) if a == axis and n > 0 else n for a, n in enumerate(shape)])
-
-
-@lowers("stack")
-def stack(values: Sequence[Value], axis: int = 0) -> Value:
-    """Joined along a new axis."""
-    axis = int(axis) % (values[0].ndim + 1)
-    return concat([value.expand([axis]) for value in values], axis)
+    return stack(values, axis + 1).reshape(
+        [n * len(values) if a == axis and n > 0 else n for a, n in enumerate(shape)]
+    )
 
 
 @lowers("split")
@@ -198,12 +203,6 @@ def band_part(x: Value, lower: int = -1, upper: int = -1) -> Value:
     return where(array(keep, "bool"), x, 0)
 
 
-@lowers("range_1d")
-def range_1d(start: Value, end: Value, step: Value) -> Value:
-    """start, start + step, ... up to but without end."""
-    return call("range", start, end, step)
-
-
 @lowers("one_hot")
 def one_hot(
     indices: Value,
@@ -257,6 +256,8 @@ register(
         "reverse": lambda x, axes=None: call(
             "reverse", x, indices(range(x.ndim) if axes is None else [int(a) % x.ndim for a in axes])
         ),
+        "stack": lambda values, axis=0: stack(values, int(axis) % (values[0].ndim + 1)),
+        "range_1d": lambda start, end, step: call("range", start, end, step),
         "shape": lambda x: x.lengths(),
         "non_zero": lambda x: call("non_zero", x),
     }

@@ -6,7 +6,9 @@ arrives as plain Python. A function that needs more names it: `op`, `mode` or `w
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -86,3 +88,10 @@ def register(lowerings: Mapping[str, Callable[..., Any]]) -> None:
     """Enter functions that are one expression each, by op type."""
     for op_type, function in lowerings.items():
         lowers(op_type)(function)
+
+
+def load_families(package: str) -> None:
+    """Import every file of `lowerings` or `lifts`, so that its table knows the ops of all."""
+    room = importlib.import_module(f"anesurgery.coreai.{package}")
+    for family in pkgutil.iter_modules(room.__path__):
+        importlib.import_module(f"{room.__name__}.{family.name}")

@@ -1,4 +1,7 @@
-"""Composites: graphs that say by their name what they mean, and that MIL has an op for."""
+"""Graphs within a graph: branches, loops, states and calls.
+
+A composite is a graph that says by its name what it means, and that MIL may have an op for.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lifts.table import Unliftable, Value, as_var, kind_of, like, numbers_of, sizes_of
+from anesurgery.coreai.lifts.table import (
+    TABLE,
+    TOKEN,
+    Site,
+    Unliftable,
+    Value,
+    as_var,
+    cast,
+    kind_of,
+    lift,
+    like,
+    numbers_of,
+    sizes_of,
+)
 from anesurgery.coreai.table import OWN
 from anesurgery.mil import Array, Var, mb
 
@@ -59,7 +75,7 @@ def _parameters(x: Value, **given: Value | None) -> dict[str, Array]:
 
 @composite("scaled_dot_product_attention")
 def attention(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
-    """Attention without a causal rule, a window, or heads that as_list queries share."""
+    """Attention without a causal rule, a window, or heads that several queries share."""
     plain = {"is_causal": False, "window_size": 0, "enable_gqa": False}
     if any(attributes.get(k, v) != v for k, v in plain.items()) or "scale" in {*named, *attributes}:
         raise Unliftable("MIL has no causal rule, window, scale or shared heads")
@@ -121,3 +137,41 @@ COMPOSITES |= {
     "avg_pool_2d": _average,
     "avg_pool_3d": _average,
 }
+
+
+@lift("if")
+def if_(o: Site) -> Sequence[Value]:
+    """One of two blocks."""
+    yes, no = o.op["blocks"]
+    branches = [lambda block=block: tuple(map(as_var, o.scope.nested(block))) for block in (yes, no)]
+    return as_list(mb.cond(pred=cast(o[0], "bool"), _true_fn=branches[0], _false_fn=branches[1]))
+
+
+@lift("while")
+def while_(o: Site) -> Sequence[Value]:
+    """A block as long as another one says so. Its condition may hand on what the loop carries, and no more."""
+    before, after = o.op["blocks"]
+    carried = [argument["number"] for argument in before["arguments"]]
+    if before["ops"][-1]["operands"][1:] != carried:
+        raise Unliftable("its condition hands other values to the body than the loop carries")
+    return as_list(
+        mb.while_loop(
+            _cond=lambda *values: as_var(o.scope.nested(before, values)[0]),
+            _body=lambda *values: tuple(map(as_var, o.scope.nested(after, values))),
+            loop_vars=tuple(as_var(o[i]) for i in range(len(o))),
+        )
+    )
+
+
+def _write_handle(o: Site) -> Sequence[Value]:
+    mb.coreml_update_state(state=o[0], value=as_var(o[1]))
+    return [TOKEN]
+
+
+TABLE |= {
+    **dict.fromkeys(("create_token", "join_token"), lambda o: [TOKEN]),
+    "read_handle": lambda o: [mb.read_state(input=o[0]), TOKEN],
+    "write_handle": _write_handle,
+    "invoke": lambda o: o.scope.called(o),
+}
+"""States, and calls of other graphs. Tokens order reads and writes, which in MIL the order of the ops does."""

@@ -20,6 +20,18 @@ from anesurgery.mil import Array
 from anesurgery.ops import names
 
 
+class Dynamic(int):
+    """A length that is not known, -1: it stays so whatever is added to it or multiplied."""
+
+    def _same(self, other: Any) -> Dynamic:
+        return self
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = _same
+
+
+DYNAMIC = Dynamic(-1)
+
+
 class Value:
     """A tensor of the program; operators broadcast, and methods are called as torch's are."""
 
@@ -37,7 +49,7 @@ class Value:
     @property
     def shape(self) -> list[int]:
         """The lengths of the axes, -1 for dynamic ones."""
-        return [length if length >= 0 else -1 for length in self.node.type.shape]
+        return [length if length >= 0 else DYNAMIC for length in self.node.type.shape]
 
     @property
     def ndim(self) -> int:
@@ -224,6 +236,8 @@ class Value:
         shape = lengths[0] if len(lengths) == 1 else list(lengths)
         if not isinstance(shape, Value) and list(shape) == self.shape and -1 not in shape:
             return self
+        if not isinstance(shape, Value) and list(shape).count(-1) > 1:
+            raise NotExpressible(f"more than one length of {list(shape)} is dynamic")
         return Value(
             ops.reshape(self.node, shape.node if isinstance(shape, Value) else np.array(shape, np.int32))
         )
@@ -236,8 +250,9 @@ class Value:
         """New axes of length 1, numbered in the result."""
         return Value(ops.expand_dims(self.node, indices(axes).node)) if axes else self
 
-    def squeeze(self, axes: Sequence[int]) -> Value:
+    def squeeze(self, axes: int | Sequence[int]) -> Value:
         """Without some axes of length 1."""
+        axes = [axes] if isinstance(axes, int) else axes
         return Value(ops.shrink_dims(self.node, indices(axes).node)) if axes else self
 
     def to_rank(self, rank: int) -> Value:
@@ -436,8 +451,19 @@ def array(numbers: Any, dtype: str) -> Value:
     return made
 
 
+def _check_known(*numbers: Any) -> None:
+    """See that no number is a length that is not known.
+
+    Raises:
+        NotExpressible: one is.
+    """
+    if any(isinstance(number, Dynamic) for number in numbers):
+        raise NotExpressible("it computes with the length of an axis, which is dynamic")
+
+
 def scalar(number: Any, dtype: str) -> Value:
     """A constant without axes; fp16 holds a number beyond its range as infinity."""
+    _check_known(number)
     with np.errstate(over="ignore"):
         return array(np.asarray(number).astype(numpy_of(dtype)), dtype)
 
@@ -449,6 +475,7 @@ def indices(numbers: Any) -> Value:
 
 def unsigned(numbers: Any) -> Value:
     """Permutations, strides and paddings, as uint32."""
+    _check_known(*numbers) if isinstance(numbers, (list, tuple)) else _check_known(numbers)
     return array(numbers, "uint32")
 
 

@@ -98,6 +98,7 @@ register(
         ),
         "resample": image.resample,
         "affine": image.affine,
+        "crop_resize": image.crop_resize,
     }
 )
 """Factors and sizes only make the shape."""
@@ -113,50 +114,22 @@ def _affine_grid(matrix: Value, size: Sequence[int], align_corners: bool) -> Val
 TORCH[functional.affine_grid] = _affine_grid
 
 
-BOX_PLACES: Any = image.box_places
-SAMPLED: Any = image.sampled
-"""The interpreter's formulas, which are given tensors of the file."""
-
-
-@lowers("crop_resize")
-def crop_resize(
-    x: Value,
-    roi: Value | None = None,
-    boxes: Value | None = None,
-    box_indices: Value | None = None,
-    target_height: int = 1,
-    target_width: int = 1,
-    normalized_coordinates: bool = False,
-    spatial_scale: float = 1.0,
-    box_coordinate_mode: str = "CORNERS_HEIGHT_FIRST",
-    sampling_mode: str = "DEFAULT",
-    pad_value: float = 0.0,
-) -> Value:
-    """Boxes cut out of images and resized; a place outside of its image is `pad_value`."""
-    given, of = (boxes, box_indices) if roi is None else _split_roi(roi, x.shape[0])
-    assert given is not None
-    n, counts, sizes = given.fixed()[0], (int(target_height), int(target_width)), x.fixed()[2:]
-    form = (normalized_coordinates, spatial_scale, box_coordinate_mode, sampling_mode)
-    rows, columns = BOX_PLACES(given, sizes, counts, *form)
-    rows, columns = (
-        at.reshape(shape).broadcast([n, *counts]) for at, shape in ((rows, [n, -1, 1]), (columns, [n, 1, -1]))
-    )
-    outside = (rows < 0) | (rows > sizes[0] - 1) | (columns < 0) | (columns > sizes[1] - 1)
-    rows, columns = (at.clamp(0, size - 1) for at, size in zip((rows, columns), sizes, strict=True))
-    images = x if of is None and x.shape[0] == n else take(x, indices(range(n)) if of is None else of, 0)
-    crops = where(outside.expand([1]), float(pad_value), SAMPLED(images, rows, columns, False, 0.0))
-    return crops if roi is None else crops.expand([1])
-
-
-def _split_roi(roi: Value, images: int) -> tuple[Value, Value]:
-    """The boxes, and the image of each, of the form before iOS 17: [N, 1, 4 or 5, 1, 1].
+def _crops(x: Value, rows: Value, columns: Value, of: Any, pad: float) -> Value:
+    """The pixels at rows [box, height] and columns [box, width]: [box, 1, channel, height, width].
 
     Raises:
         NotExpressible: each box is cut out of several images.
     """
-    rows = roi.reshape([roi.fixed()[0], -1])
-    n, width = rows.fixed()
-    if width == 4 and images > 1:
+    if of is None and x.shape[0] != 1:
         raise NotExpressible("each box is cut out of several images")
-    boxes = rows.along(1, width - 4, width)
-    return boxes, indices(np.zeros(n)) if width == 4 else rows.along(1, 0, 1).squeeze([1]).cast("int32")
+    n, sizes = rows.fixed()[0], x.fixed()[2:]
+    grid = [n, rows.shape[1], columns.shape[1]]
+    rows, columns = rows.expand([2]).broadcast(grid), columns.expand([1]).broadcast(grid)
+    outside = (rows < 0) | (rows > sizes[0] - 1) | (columns < 0) | (columns > sizes[1] - 1)
+    rows, columns = (at.clamp(0, size - 1) for at, size in zip((rows, columns), sizes, strict=True))
+    images: Any = take(x, indices(np.zeros(n) if of is None else of), 0)
+    found: Any = image.sampled(images, rows, columns, False, 0.0)  # type: ignore[arg-type]
+    return where(outside.expand([1]), float(pad), found).expand([1])
+
+
+TORCH[image.crops] = _crops

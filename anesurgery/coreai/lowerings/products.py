@@ -10,7 +10,6 @@ from torch.nn import functional
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import TORCH, Value, call, where
-from anesurgery.errors import NotExpressible
 
 
 @lowers("matmul")
@@ -55,10 +54,7 @@ def _merged(x: Value, order: str, groups: Sequence[str]) -> Value:
     if all(len(group) == 1 for group in groups):
         return x
     lengths = dict(zip("".join(groups), x.shape, strict=True))
-    merged = [-1 if -1 in (n := [lengths[name] for name in g]) else math.prod(n) for g in groups]
-    if merged.count(-1) > 1:
-        raise NotExpressible(f"more than one of the axes {order} is dynamic")
-    return x.reshape(merged)
+    return x.reshape([math.prod(lengths[name] for name in group) for group in groups])
 
 
 @lowers("einsum")

@@ -3,7 +3,7 @@
 Resizing is separable. A sampling mode says where along an axis the samples lie, and each axis is interpolated
 at these places in turn; crops are resized in the same way between the sides of a box.
 
-`coreai` gives `resample`, `affine`, `sampled` and `box_places` tensors of a file: what they compute is written.
+`coreai` gives `resample`, `affine` and `crop_resize` tensors of a file: what they compute is written.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from anesurgery.interpret.table import Unsupported, impl, ints
 
@@ -232,7 +233,7 @@ def box_places(
     scale: float,
     box_mode: str,
     mode: str,
-) -> list[Tensor]:
+) -> tuple[Tensor, Tensor]:
     """The rows [box, height] and the columns [box, width] where samples of boxes [box, 4] lie.
 
     Args:
@@ -254,18 +255,29 @@ def box_places(
         for factor in (size - 1.0 if normalized else 1.0, float(scale)):
             start, end = (start, end) if factor == 1 else (start * factor, end * factor)
         found.append(_between(start, end, count, mode, size))
-    return found
+    return found[0], found[1]
 
 
-def _crops(x: Tensor, rows: Tensor, columns: Tensor, of: list[slice], pad: float) -> Tensor:
-    """Each box cut out of an image, or of all, and resized: [box, image, channel, height, width]."""
-    images = len(range(*of[0].indices(x.shape[0]))) if of else 1
-    crops = x.new_empty(len(of), images, x.shape[1], rows.shape[1], columns.shape[1])
-    for crop, image, row, column in zip(crops, of, rows, columns, strict=True):
+def crops(x: Tensor, rows: Tensor, columns: Tensor, of: Any, pad: float) -> Tensor:
+    """The pixels at rows [box, height] and columns [box, width]: [box, image, channel, height, width].
+
+    Args:
+        x: the images.
+        rows: may be outside of the image, as the columns may.
+        columns: beside them.
+        of: the image of each box; None for every image.
+        pad: the pixels outside.
+    """
+    if has_torch_function_unary(x):
+        return handle_torch_function(crops, (x,), x, rows, columns, of, pad)
+    chosen = [slice(None)] * len(rows) if of is None else [slice(i, i + 1) for i in ints(of)]
+    images = x.shape[0] if of is None else 1
+    made = x.new_empty(len(chosen), images, x.shape[1], rows.shape[1], columns.shape[1])
+    for crop, image, row, column in zip(made, chosen, rows, columns, strict=True):
         outside = [(at < 0) | (at > n - 1) for at, n in zip((row, column), x.shape[2:], strict=True)]
         crop.copy_(_linear(_linear(x[image], 2, row), 3, column))
         crop.masked_fill_(outside[0][:, None] | outside[1], float(pad))
-    return crops
+    return made
 
 
 @impl("crop_resize")
@@ -287,21 +299,18 @@ def crop_resize(
     Before iOS 17 boxes come as `roi`: [N, 1, 4, 1, 1], cut out of every image, or [N, 1, 5, 1, 1], led by the
     index of one image. The latter makes [N, 1, ...] as documented, where coremltools infers [N, batch, ...].
     """
+    of = box_indices
     if boxes is not None:
-        images = range(len(boxes)) if box_indices is None else ints(box_indices)
-        of = [slice(i, i + 1) for i in images]
+        of = torch.arange(boxes.shape[0]) if box_indices is None else box_indices
     elif roi is not None:
-        rows = roi.reshape(roi.shape[0], -1)
-        boxes = rows[:, -4:]
-        leads = [int(row[0]) if rows.shape[1] == 5 else None for row in rows]
-        of = [slice(None) if i is None else slice(i, i + 1) for i in leads]
+        table = roi.reshape(roi.shape[0], -1)
+        boxes, of = table[:, -4:], table[:, :1].reshape([-1]).long() if table.shape[1] == 5 else None
     else:
         raise Unsupported("crop_resize has neither roi nor boxes")
     counts = (int(target_height), int(target_width))
     form = (bool(normalized_coordinates), spatial_scale, box_coordinate_mode, sampling_mode)
-    rows, columns = box_places(boxes, x.shape[2:], counts, *form)
-    crops = _crops(x, rows, columns, of, pad_value)
-    return crops if roi is not None else crops[:, 0]
+    made = crops(x, *box_places(boxes, x.shape[2:], counts, *form), of, pad_value)
+    return made if roi is not None else made.squeeze(1)
 
 
 def _reflect(at: Tensor, low: float, high: float) -> Tensor:

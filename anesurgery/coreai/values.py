@@ -86,6 +86,10 @@ class Value:
             raise NotExpressible(f"axis {axis} of the shape {self.shape} is dynamic")
         return self.shape[axis]
 
+    def tolist(self) -> list[int]:
+        """The whole numbers of a constant."""
+        return known_ints(self, "a parameter")
+
     def like(self, number: Any) -> Value:
         """A scalar of the same element type."""
         return number if isinstance(number, Value) else scalar(number, self.dtype)

@@ -14,20 +14,8 @@ from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import TORCH, Value, array, attribute, indices, where
 from anesurgery.errors import NotExpressible
 from anesurgery.interpret.ops import image
-from anesurgery.interpret.ops.image import GRIDS, NEAREST, UPSAMPLE
+from anesurgery.interpret.ops.image import GRIDS
 from anesurgery.mil import Operation, static_shape
-
-
-def _sizes(op: Operation, x: Value) -> list[int]:
-    """The lengths of the result.
-
-    Raises:
-        NotExpressible: one is dynamic.
-    """
-    shape = static_shape(op.outputs[0])
-    if shape is None or -1 in x.shape[2:]:
-        raise NotExpressible(f"it is resized from {x.shape} to {tuple(op.outputs[0].shape)}, which is dynamic")
-    return [int(length) for length in shape]
 
 
 def _line(mode: str, size: int, count: int) -> tuple[float, float]:
@@ -44,7 +32,7 @@ def _resampled(x: Value, shape: Sequence[int], lines: Sequence[tuple[float, floa
     return Value(ops.interpolate(x.node, *(v.node for v in form), attribute("interpolation_mode", how)))
 
 
-def _linear(x: Value, shape: Sequence[int], mode: str, axes: int = 2) -> Value:
+def _linear(x: Value, shape: Sequence[int], mode: str, axes: int) -> Value:
     sizes = list(zip(x.shape, shape, strict=True))[-axes:]
     return _resampled(x, shape, [_line(mode, size, count) for size, count in sizes], "linear")
 
@@ -62,46 +50,37 @@ def _nearest(x: Value, shape: Sequence[int], shift: float, axes: int = 2) -> Val
     return x
 
 
-@lowers("upsample_bilinear")
-def upsample_bilinear(
-    x: Value, op: Operation, align_corners: bool = True, half_pixel_centers: Any = None, **factors: Any
-) -> Value:
-    """Larger or smaller by factors, which only make the size."""
-    half = not align_corners if half_pixel_centers is None else bool(half_pixel_centers)
-    return _linear(x, _sizes(op, x), UPSAMPLE[bool(align_corners), half])
+def _resized(x: Value, sizes: Sequence[int], mode: str, nearest: bool) -> Value:
+    """The last axes in other sizes."""
+    shape = [*x.fixed()[: -len(sizes)], *sizes]
+    if not nearest:
+        return _linear(x, shape, mode, len(sizes))
+    if mode not in ("DEFAULT", "UNALIGN_CORNERS"):
+        raise NotExpressible(f"the nearest pixel by {mode}")
+    return _nearest(x, shape, 0.5, len(sizes))
 
 
-@lowers("resize")
-def resize(
-    x: Value,
-    op: Operation,
-    shape: Any,
-    resized_dims: int,
-    interpolation_mode: str = "LINEAR",
-    sampling_mode: str = "DEFAULT",
-) -> Value:
-    """The last axes in the sizes that end `shape`."""
-    sizes, axes = _sizes(op, x), int(resized_dims)
-    if not NEAREST[interpolation_mode]:
-        return _linear(x, sizes, sampling_mode, axes)
-    if sampling_mode not in ("DEFAULT", "UNALIGN_CORNERS"):
-        raise NotExpressible(f"the nearest pixel by {sampling_mode}")
-    return _nearest(x, sizes, 0.5, axes)
-
-
-register(
-    {
-        "upsample_nearest_neighbor": lambda x, op, **factors: _nearest(x, _sizes(op, x), 0.0),
-        "resize_nearest_neighbor": lambda x, op, **size: _nearest(x, _sizes(op, x), 0.5),
-        "resize_bilinear": lambda x, op, sampling_mode="DEFAULT", **size: _linear(
-            x, _sizes(op, x), sampling_mode
-        ),
-        "resample": image.resample,
-        "affine": image.affine,
-        "crop_resize": image.crop_resize,
-    }
+TORCH[image.resized] = _resized
+FORMULAS = (
+    image.upsample_bilinear,
+    image.resize_nearest_neighbor,
+    image.resize_bilinear,
+    image.resize,
+    image.resample,
+    image.affine,
+    image.crop_resize,
 )
-"""Factors and sizes only make the shape."""
+"""Functions of the interpreter, named after their ops, that are given tensors of the file."""
+register({function.__name__: function for function in FORMULAS})
+
+
+@lowers("upsample_nearest_neighbor")
+def upsample_nearest(x: Value, op: Operation, **factors: Any) -> Value:
+    """The pixel before each place; the factors only make the shape."""
+    shape = static_shape(op.outputs[0])
+    if shape is None:
+        raise NotExpressible(f"it is resized from {x.shape}, which is dynamic")
+    return _nearest(x, [int(length) for length in shape], 0.0)
 
 
 def _affine_grid(matrix: Value, size: Sequence[int], align_corners: bool) -> Value:

@@ -3,7 +3,7 @@
 Resizing is separable. A sampling mode says where along an axis the samples lie, and each axis is interpolated
 at these places in turn; crops are resized in the same way between the sides of a box.
 
-`coreai` gives `resample`, `affine` and `crop_resize` tensors of a file: what they compute is written.
+`coreai` gives these functions tensors of a file, and writes what they compute.
 """
 
 from __future__ import annotations
@@ -115,8 +115,10 @@ def _interpolate(x: Tensor, sizes: list[int], **how: Any) -> Tensor:
     return F.interpolate(image, sizes, **how).reshape(*x.shape[:-2], *sizes)
 
 
-def _resize(x: Tensor, sizes: list[int], mode: str, nearest: bool) -> Tensor:
-    """The last axes of x in other sizes."""
+def resized(x: Tensor, sizes: list[int], mode: str, nearest: bool) -> Tensor:
+    """The last axes of x in other sizes: the nearest pixel, or an interpolation."""
+    if has_torch_function_unary(x):
+        return handle_torch_function(resized, (x,), x, sizes, mode, nearest)
     if mode == "ALIGN_CORNERS" and 1 not in sizes:
         mode = "STRICT_ALIGN_CORNERS"
     if nearest and mode == "DEFAULT":  # by coremltools' tests: of pixels, not of their corners
@@ -125,14 +127,14 @@ def _resize(x: Tensor, sizes: list[int], mode: str, nearest: bool) -> Tensor:
     if same is not None and len(sizes) == 2 and x.is_floating_point():
         return _interpolate(x, sizes, **same)
     # integers are interpolated exactly and truncated, as a cast does: nothing says how Core ML rounds them
-    resized = x if nearest or x.is_floating_point() else x.double()
+    y = x if nearest or x.is_floating_point() else x.double()
     for axis, size in reversed(list(enumerate(sizes, x.ndim - len(sizes)))):
         at = _places(mode, x.shape[axis], size)
         if nearest:
-            resized = resized.index_select(axis, (at + 0.5).long().clamp(max=x.shape[axis] - 1))
+            y = y.index_select(axis, (at + 0.5).long().clamp(max=x.shape[axis] - 1))
         else:
-            resized = _linear(resized, axis, at)
-    return resized.to(x.dtype)
+            y = _linear(y, axis, at)
+    return y.to(x.dtype)
 
 
 def _scaled(x: Tensor, *factors: float) -> list[int]:
@@ -161,7 +163,7 @@ def upsample_bilinear(
     align = bool(align_corners)
     half = not align if half_pixel_centers is None else bool(half_pixel_centers)
     mode = _known(UPSAMPLE, (align, half), "upsample_bilinear with (align_corners, half_pixel_centers)")
-    return _resize(x, _scaled(x, scale_factor_height, scale_factor_width), mode, False)
+    return resized(x, _scaled(x, scale_factor_height, scale_factor_width), mode, False)
 
 
 @impl("torch_upsample_nearest_neighbor")
@@ -176,13 +178,13 @@ def torch_upsample_bilinear(
 ) -> Tensor:
     """Interpolated, in a size that may be computed."""
     mode = UPSAMPLE[bool(align_corners), not align_corners]
-    return _resize(x, [int(output_height), int(output_width)], mode, False)
+    return resized(x, [int(output_height), int(output_width)], mode, False)
 
 
 @impl("resize_nearest_neighbor")
 def resize_nearest_neighbor(x: Tensor, target_size_height: int, target_size_width: int) -> Tensor:
     """A given size, by the nearest pixel: `resize` in its default mode, which replaced it."""
-    return _resize(x, [int(target_size_height), int(target_size_width)], "DEFAULT", True)
+    return resized(x, [int(target_size_height), int(target_size_width)], "DEFAULT", True)
 
 
 @impl("resize_bilinear")
@@ -190,7 +192,7 @@ def resize_bilinear(
     x: Tensor, target_size_height: int = 1, target_size_width: int = 1, sampling_mode: str = "DEFAULT"
 ) -> Tensor:
     """A given size, interpolated."""
-    return _resize(x, [int(target_size_height), int(target_size_width)], sampling_mode, False)
+    return resized(x, [int(target_size_height), int(target_size_width)], sampling_mode, False)
 
 
 @impl("resize")
@@ -202,7 +204,7 @@ def resize(
     wanted = ints(shape)
     wanted = wanted[len(wanted) - count :]
     sizes = [new or old for new, old in zip(wanted, x.shape[x.ndim - count :], strict=True)]
-    return _resize(x, sizes, sampling_mode, _known(NEAREST, interpolation_mode, "interpolation_mode"))
+    return resized(x, sizes, sampling_mode, _known(NEAREST, interpolation_mode, "interpolation_mode"))
 
 
 @impl("crop")

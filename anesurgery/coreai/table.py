@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from anesurgery.interpret.table import TABLE as INTERPRETED
 from anesurgery.ops import names
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -88,6 +89,16 @@ def register(lowerings: Mapping[str, Callable[..., Any]]) -> None:
     """Enter functions that are one expression each, by op type."""
     for op_type, function in lowerings.items():
         lowers(op_type)(function)
+
+
+FORMULAS: set[str] = set()
+"""Ops that `as_interpreted` entered. What Apple's runtime makes of them judges the runtime, not the formula."""
+
+
+def as_interpreted(*op_types: str) -> None:
+    """Let the interpreter's own functions write some ops: they are given tensors of the file."""
+    register({op_type: INTERPRETED[op_type].function for op_type in op_types})
+    FORMULAS.update(op_types)
 
 
 def load_families(package: str) -> None:

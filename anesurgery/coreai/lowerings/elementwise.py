@@ -6,14 +6,10 @@ from collections.abc import Callable
 
 from anesurgery.coreai.dtypes import numpy_of
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import BINARY, GELU, UNARY, lowers, register
+from anesurgery.coreai.table import BINARY, GELU, UNARY, as_interpreted, lowers, register
 from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import Value, call, where
-from anesurgery.interpret.ops.elementwise import PARAMETRIC
 from anesurgery.ops import names
-
-SHARED = names("identity clip threshold linear_activation scaled_tanh sigmoid_hard")
-"""Ops whose meaning the interpreter writes with operators and methods that tensors of both have."""
 
 
 def _unary(op: str) -> Callable[[Value], Value]:
@@ -26,7 +22,7 @@ def _binary(op: str) -> Callable[[Value, Value], Value]:
 
 register({name: _unary(name) for name in (*UNARY, "relu")})
 register({name: _binary(op) for name, op in BINARY.items()})
-register({name: PARAMETRIC[name] for name in SHARED})
+as_interpreted(*names("identity clip threshold linear_activation scaled_tanh sigmoid_hard"))
 
 
 def truncated(x: Value) -> Value:

@@ -9,13 +9,14 @@ import numpy as np
 from torch.nn import functional
 
 from anesurgery.coreai.lowerings.indexing import take
-from anesurgery.coreai.table import lowers, register
+from anesurgery.coreai.table import as_interpreted, lowers
 from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import TORCH, Value, array, attribute, indices, where
 from anesurgery.errors import NotExpressible
 from anesurgery.interpret.ops import image
 from anesurgery.interpret.ops.image import GRIDS
 from anesurgery.mil import Operation, static_shape
+from anesurgery.ops import names
 
 
 def _line(mode: str, size: int, count: int) -> tuple[float, float]:
@@ -61,17 +62,9 @@ def _resized(x: Value, sizes: Sequence[int], mode: str, nearest: bool) -> Value:
 
 
 TORCH[image.resized] = _resized
-FORMULAS = (
-    image.upsample_bilinear,
-    image.resize_nearest_neighbor,
-    image.resize_bilinear,
-    image.resize,
-    image.resample,
-    image.affine,
-    image.crop_resize,
+as_interpreted(
+    *names("upsample_bilinear resize_nearest_neighbor resize_bilinear resize resample affine crop_resize")
 )
-"""Functions of the interpreter, named after their ops, that are given tensors of the file."""
-register({function.__name__: function for function in FORMULAS})
 
 
 @lowers("upsample_nearest_neighbor")

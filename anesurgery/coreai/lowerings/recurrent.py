@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from anesurgery.coreai.lowerings.control import Values, loop
 from anesurgery.coreai.lowerings.indexing import replace_slice, take
-from anesurgery.coreai.table import register
+from anesurgery.coreai.table import as_interpreted
 from anesurgery.coreai.values import TORCH, Value, array, concat, indices, stack
 from anesurgery.interpret.ops import recurrent
 
@@ -47,4 +47,4 @@ def _loop(rows: Value, states: Values, step: Step) -> tuple[Value, Values]:
 
 
 TORCH[recurrent.walk] = _walk
-register({name: getattr(recurrent, name) for name in ("rnn", "gru", "lstm")})
+as_interpreted("rnn", "gru", "lstm")

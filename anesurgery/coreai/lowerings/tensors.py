@@ -9,7 +9,7 @@ import numpy as np
 
 from anesurgery.coreai.lowerings.indexing import take
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import lowers, register
+from anesurgery.coreai.table import as_interpreted, lowers, register
 from anesurgery.coreai.values import (
     LONGEST,
     Value,
@@ -23,8 +23,8 @@ from anesurgery.coreai.values import (
     where,
 )
 from anesurgery.errors import NotExpressible
-from anesurgery.interpret.ops import blocks, image
 from anesurgery.mil import Operation, dtype_name, static_shape
+from anesurgery.ops import names
 
 
 @lowers("reshape", "reshape_like", "flatten2d")
@@ -264,14 +264,6 @@ register(
 )
 
 
-FORMULAS = (
-    image.crop,
-    blocks.depth_to_space,
-    blocks.space_to_depth,
-    blocks.pixel_shuffle,
-    blocks.pixel_unshuffle,
-    blocks.space_to_batch,
-    blocks.batch_to_space,
+as_interpreted(
+    *names("crop depth_to_space space_to_depth pixel_shuffle pixel_unshuffle space_to_batch batch_to_space")
 )
-"""Functions of the interpreter, named after their ops, that are given tensors of the file."""
-register({function.__name__: function for function in FORMULAS})

@@ -15,16 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 RENDERERS = tuple(
     f"anesurgery.show.{name}"
-    for name in (
-        "reports",
-        "surgeries",
-        "terminal",
-        "page",
-        "chains",
-        "compressions",
-        "certificates",
-        "certificate_page",
-    )
+    for name in ("reports", "surgeries", "terminal", "page", "chains", "compressions", "certificates")
 )
 """The modules that register renderers."""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 
@@ -152,3 +154,21 @@ NO_MATCH = Refusal("the pass is not about such a place")
 
 class Refused(Exception):  # noqa: N818 - reads as a statement; becomes a `Refusal`, never an error
     """A reason to refuse, found where a value was asked for; the driver of rewrites makes a `Refusal` of it."""
+
+
+MOST_NEIGHBOURS = 8
+"""Names of neighbours at most."""
+
+
+def missing(path: Path) -> str:
+    """Return the error for a path that does not exist: it names the models beside it, or a similar path."""
+    if path.is_symlink():
+        return f"{path} is a link that leads nowhere; copy the model itself"
+    if re.match(r"[a-z]+:/", str(path)):
+        return f"{path} is an address; download the model, and give the file"
+    near = sorted(p.name for p in path.parent.glob("*.ml*") if p.exists()) if path.parent.is_dir() else []
+    if near:
+        return f"{path} does not exist; in its folder: {', '.join(near[:MOST_NEIGHBOURS])}"
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.suffix.startswith(".ml"):
+        return f"{path} does not exist; download that checkpoint, and give its folder to `anesurgery build`"
+    return f"{path} does not exist; `anesurgery example gpt2` makes a model to try"

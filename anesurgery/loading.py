@@ -30,8 +30,7 @@ from anesurgery.files.protobuf import to_proto
 from anesurgery.files.sequence import Chain, ModelSequence, is_chain, is_chunked, read_chain
 from anesurgery.files.source import SourceFile
 from anesurgery.mil import Block, Operation, Program, Var, ct, exclusive
-from anesurgery.neuralnetwork.importing import import_network
-from anesurgery.neuralnetwork.loaded_network import LoadedNetwork, runnable
+from anesurgery.neuralnetwork.importing import LoadedNetwork, import_network, runnable
 from anesurgery.neuralnetwork.spec import NETWORKS
 from anesurgery.registry import converter_of, reader_of
 from anesurgery.text import to_text as short_text

@@ -433,9 +433,9 @@ class _Job:
             if end is not None:
                 end.release()
             return edit(self.given, chosen.plan.passes, session, quiet=self.quiet)
-        for trial in end.way:
+        for trial in end.path:
             session.absorb(trial.session)
-        model = end.model if end.way else self.given.clone()
+        model = end.model if end.path else self.given.clone()
         model.finish()
         return model
 
@@ -517,10 +517,10 @@ class _Job:
         if self.session.target is None or call_of(session.contract) is not None:
             return None, None
         tried = chosen.start is not None and chosen.start.model is self.given and not self.given.was_layers
-        before = chosen.start.scored if tried and chosen.start else self.given.as_given(target)
+        before = chosen.start.score_if_any if tried and chosen.start else self.given.as_given(target)
         if edited is self.given or before is None:
             return before, before
-        after = edited.score(target) if chosen.end is None else chosen.end.scored
+        after = edited.score(target) if chosen.end is None else chosen.end.score_if_any
         named = self.recipe is None and (self.plan is None or not chosen.plan.judged)
         if named and after is not None and session.changes and (loss := after.loss(before)):
             names = ", ".join(dict.fromkeys(change.pass_name for change in session.changes))

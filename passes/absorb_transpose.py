@@ -42,7 +42,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
-from anesurgery.facts.moved_axes import flattened_from, reduced_before
+from anesurgery.facts.moves import flattened_from, reduced_before
 from anesurgery.regions.small_builds import again
 from anesurgery.semantics.reading import weight
 

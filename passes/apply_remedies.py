@@ -121,16 +121,21 @@ class ApplyRemedies(Searching):
 
     def report(self, search: Search, end: Trial) -> tuple[list[str], list[tuple[str, Refusal]]]:
         """What was gained, what was not kept, what keeps ops off the ANE still, and what is wrong still."""
-        refusals = [*search.rejected.values(), *_refused(search, end), *_left(search.begun, end), *_wrong(end)]
-        stay = [steps for steps in search.kept if all(step in end.steps for step in steps)]
-        kept = [f"kept {' and then '.join(map(str, steps))}: {search.kept[steps]}" for steps in stay]
-        scores = [f"before: {search.begun.score}", *kept, f"after: {end.score}"] if kept else []
+        refusals = [
+            *search.rejected.values(),
+            *_refused(search, end),
+            *_left(search.search_start, end),
+            *_wrong(end),
+        ]
+        stay = [steps for steps in search.gains if all(step in end.steps for step in steps)]
+        kept = [f"kept {' and then '.join(map(str, steps))}: {search.gains[steps]}" for steps in stay]
+        scores = [f"before: {search.search_start.score}", *kept, f"after: {end.score}"] if kept else []
         return [*scores, *_open(end, search)], refusals
 
 
 def _open(end: Trial, search: Search) -> Iterator[str]:
     """What the search leaves open, in words: sizes that vary, and steps that it had no trials left for."""
-    functions = [f for program in end.held.chosen for f in program.functions.values()]
+    functions = [f for program in end.subject.chosen for f in program.functions.values()]
     inputs = [v for function in functions for v in function.inputs.values()]
     if varying := [f"%{v.name}" for v in inputs if any_symbolic(getattr(v, "shape", ()) or ())]:
         yield (
@@ -150,7 +155,7 @@ def _remedies(findings: Sequence[Finding], target: an.Target, always: Sequence[s
 
 def _refused(search: Search, end: Trial) -> Iterator[tuple[str, Refusal]]:
     """What remedies say of ops that the given model had and the new one still has."""
-    stay = {row.name for part in search.begun.inspections for row in part.ops}
+    stay = {row.name for part in search.search_start.inspections for row in part.ops}
     stay &= {row.name for part in end.inspections for row in part.ops}
     ran = {step.name for step in end.steps}
     yield from (said for op, said in search.refused.items() if op in stay and said[0] not in ran)
@@ -159,8 +164,8 @@ def _refused(search: Search, end: Trial) -> Iterator[tuple[str, Refusal]]:
 def _left(start: Trial, end: Trial) -> Iterator[tuple[str, Refusal]]:
     """What kept ops of the given model off the ANE, and still does."""
     before = {(i, row.name, row.op_type) for i, part in enumerate(start.inspections) for row in part.ops}
-    functions = [f for program in end.held.graphs for f in program.functions.values()]
-    chosen = {f for program in end.held.chosen for f in program.functions.values()}
+    functions = [f for program in end.subject.graphs for f in program.functions.values()]
+    chosen = {f for program in end.subject.chosen for f in program.functions.values()}
     for i, (part, function) in enumerate(zip(end.inspections, functions, strict=True)):
         if function not in chosen:
             continue

@@ -53,7 +53,7 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.facts import attention, masks
-from anesurgery.regions import float_types
+from anesurgery.regions import small_builds
 
 INPUT = "causal_mask"
 """The name of the mask as an input."""
@@ -158,7 +158,7 @@ class CausalMaskTensor(Rewrite):
         total = self.total(mb, m)
         if root.op_type != "softmax":
             fused = mb.scaled_dot_product_attention(**attention.fused_operands(root), attn_mask=total)
-            return float_types.for_readers(mb, root.outputs[0], fused)
+            return small_builds.for_readers(mb, root.outputs[0], fused)
         x = m.scores
         if m.clears:
             dtype = an.np_dtype(x)
@@ -166,10 +166,10 @@ class CausalMaskTensor(Rewrite):
             x = mb.mul(x=x, y=mb.shared(key, lambda: parts.keep.astype(dtype), "kept_scores"))
         x = mb.add(x=x, y=total)
         for bias in parts.biases:
-            x = mb.add(x=x, y=float_types.as_dtype(mb, bias, an.np_dtype(m.scores)))
+            x = mb.add(x=x, y=small_builds.as_dtype(mb, bias, an.np_dtype(m.scores)))
         for op in m.chain.tail:
-            x = float_types.again(mb, op, x)
-        return mb.softmax(x=float_types.as_dtype(mb, x, an.np_dtype(root.x)), axis=an.constant(root.axis))
+            x = small_builds.again_on(mb, op, x)
+        return mb.softmax(x=small_builds.as_dtype(mb, x, an.np_dtype(root.x)), axis=an.constant(root.axis))
 
     def total(self, mb: Builder, m: Match) -> Var:
         """The causal mask, and what stands for the conditions, and further terms: once for all layers."""
@@ -178,7 +178,7 @@ class CausalMaskTensor(Rewrite):
         key = ("causal_mask", digest, parts.keep.shape, dtype.name, self.fill, self.as_input)
         if self.as_input:
             entry = self.input_mask(mb, m, digest)
-            mask = mb.shared_value(key, [entry], lambda inner: float_types.as_dtype(inner, entry, dtype))
+            mask = mb.shared_value(key, [entry], lambda inner: small_builds.as_dtype(inner, entry, dtype))
         else:
             mask = mb.shared(key, lambda: self.tensor(parts.keep, dtype), "causal_mask")
         if not (parts.conditions or parts.free):
@@ -190,14 +190,14 @@ class CausalMaskTensor(Rewrite):
             for condition, wanted in parts.conditions:
                 masked = mb.minimum(x=masked, y=self.term(mb, condition, wanted, dtype))
             for term in parts.free:
-                masked = mb.add(x=masked, y=float_types.as_dtype(mb, term, dtype))
+                masked = mb.add(x=masked, y=small_builds.as_dtype(mb, term, dtype))
             return masked
 
         return mb.shared_value((*key, *parts.conditions, *parts.free), reads, build)
 
     def term(self, mb: Builder, condition: Var, wanted: bool, dtype: np.dtype[np.generic]) -> Var:
         """0 where a condition is as wanted, and the fill elsewhere."""
-        number = mb.cast(x=condition, dtype=float_types.dtype_word(dtype))
+        number = mb.cast(x=condition, dtype=small_builds.dtype_word(dtype))
         fill, away = dtype.type(self.fill), dtype.type(-self.fill)
         term = mb.mul(x=number, y=away if wanted else fill)
         return mb.add(x=term, y=fill) if wanted else term

@@ -42,7 +42,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
-from anesurgery.facts import window_pads
+from anesurgery.facts import windows
 
 LONGEST = 29
 """The longest window of averages that every chip takes."""
@@ -68,11 +68,10 @@ class ChainPools(Rewrite):
             return an.NO_MATCH
         if an.static_shape(m.x) is None:
             return Refusal(f"%{m.x.name} has the symbolic shape {tuple(m.x.shape)}", op)
-        axes = window_pads.window_axes(op)
+        axes = windows.window_axes(op)
         if any(min(axis.counted(exclude=True)) < 1 for axis in axes):
             return Refusal(
-                f"a window of {an.ints(op, 'kernel_sizes')} lies in the padding {window_pads.window_pads(op)}",
-                op,
+                f"a window of {an.ints(op, 'kernel_sizes')} lies in the padding {windows.window_pads(op)}", op
             )
         if op.op_type == "l2_pool" and an.np_dtype(m.x) == np.float16 and not _tiles(axes, self.most):
             return Refusal(
@@ -92,7 +91,7 @@ class ChainPools(Rewrite):
         window = math.prod(axis.size for axis in m.axes)
         return mb.sqrt(x=mb.mul(x=mean, y=an.np_dtype(m.x).type(window)))
 
-    def largest(self, mb: Builder, x: Var, axes: Sequence[window_pads.WindowAxis]) -> Var:
+    def largest(self, mb: Builder, x: Var, axes: Sequence[windows.WindowAxis]) -> Var:
         """Pool after pool; axes with shorter chains end with windows of one element."""
         chains: list[Links] = []
         for axis in axes:
@@ -101,9 +100,7 @@ class ChainPools(Rewrite):
             chains.append(_pairs(factors) if apart else _steps(axis, self.most))
         return _chain(mb.max_pool, x, chains, [_edges(a, c) for a, c in zip(axes, chains, strict=True)])
 
-    def averages(
-        self, mb: Builder, x: Var, axes: Sequence[window_pads.WindowAxis], exclude: bool | None
-    ) -> Var:
+    def averages(self, mb: Builder, x: Var, axes: Sequence[windows.WindowAxis], exclude: bool | None) -> Var:
         """The mean of each window; `exclude` None: what lies outside counts as 0."""
         limit = max(self.most, LONGEST)
         chains = [_averaged(axis, self.most, limit) for axis in axes]
@@ -128,7 +125,7 @@ class ChainPools(Rewrite):
         return _counting(mb, x, counts, math.prod(axis.size for axis in axes)) if exclude is not None else x
 
 
-def _averaged(axis: window_pads.WindowAxis, most: int, limit: int) -> Links:
+def _averaged(axis: windows.WindowAxis, most: int, limit: int) -> Links:
     """The chain of averages along an axis; empty where the window is cut otherwise."""
     if axis.size <= limit:
         return [(axis.size, axis.stride)]
@@ -136,7 +133,7 @@ def _averaged(axis: window_pads.WindowAxis, most: int, limit: int) -> Links:
     return _pairs(_factors(axis.size, most) or _factors(axis.size, limit)) if apart else []
 
 
-def _tiles(axes: Sequence[window_pads.WindowAxis], most: int) -> list[Links]:
+def _tiles(axes: Sequence[windows.WindowAxis], most: int) -> list[Links]:
     """Chains in which each element is read once, since no two windows share any; none if there are not."""
     chains = list[Links]()
     for axis in axes:
@@ -151,14 +148,14 @@ def _pairs(factors: Sequence[int]) -> Links:
     return [(factor, factor) for factor in factors]
 
 
-def _steps(axis: window_pads.WindowAxis, most: int) -> Links:
+def _steps(axis: windows.WindowAxis, most: int) -> Links:
     """Windows that overlap, of which the last one steps."""
     steps, rest = divmod(axis.size - 1, most - 1)
     chain = [most] * steps + ([rest + 1] if rest or not steps else [])
     return [*((window, 1) for window in chain[:-1]), (chain[-1], axis.stride)]
 
 
-def _edges(axis: window_pads.WindowAxis, links: Links) -> Links:
+def _edges(axis: windows.WindowAxis, links: Links) -> Links:
     """What each pool pads: the first ones as much as leaves one element in each window."""
     pairs, (before, after) = [], axis.around
     for window, _ in links:
@@ -179,7 +176,7 @@ def _chain(pool: Callable[..., Var], x: Var, chains: Sequence[Links], pads: Sequ
     return x
 
 
-def _padded(mb: Builder, x: Var, axes: Sequence[window_pads.WindowAxis]) -> Var:
+def _padded(mb: Builder, x: Var, axes: Sequence[windows.WindowAxis]) -> Var:
     """Zeros at both ends of some axes."""
     pad = [0] * 2 * x.rank
     for axis in axes:
@@ -195,7 +192,7 @@ def _counting(mb: Builder, x: Var, counts: an.Array, size: int) -> Var:
     return mb.real_div(x=mb.mul(x=x, y=kind.type(size / unit)), y=(counts / unit).astype(kind))
 
 
-def _in_parts(mb: Builder, x: Var, axis: window_pads.WindowAxis, limit: int) -> Var:
+def _in_parts(mb: Builder, x: Var, axis: windows.WindowAxis, limit: int) -> Var:
     """Averages of parts of the window, shifted, weighted with their lengths, and added."""
     parts = math.ceil(axis.size / limit)
     size = axis.size // parts if axis.size % parts == 0 else 2 ** int(math.log2(limit))
@@ -213,7 +210,7 @@ def _in_parts(mb: Builder, x: Var, axis: window_pads.WindowAxis, limit: int) -> 
     return functools.reduce(lambda a, b: mb.add(x=a, y=b), terms)
 
 
-def _every(mb: Builder, x: Var, axis: window_pads.WindowAxis, begin: int, step: int) -> Var:
+def _every(mb: Builder, x: Var, axis: windows.WindowAxis, begin: int, step: int) -> Var:
     """As many elements as there are windows, from `begin` on."""
     whole = [a != axis.at for a in range(x.rank)]
     first, last = ([0 if keep else n for keep in whole] for n in (begin, begin + (axis.count - 1) * step + 1))

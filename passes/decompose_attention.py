@@ -44,8 +44,8 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
 from anesurgery.facts import attention
-from anesurgery.placement.rules import ignored_masks
-from anesurgery.regions import float_types
+from anesurgery.placement.rules import faulty_ops
+from anesurgery.regions import small_builds
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ class DecomposeAttention(Rewrite):
 
     def run(self, program: Program, session: Session) -> None:
         """All of them, or, with `only_ignored`, none on a target of which nothing was seen."""
-        seen = ignored_masks.MASK_IGNORED.scope.concerns(an.Target.parse(session.target))
+        seen = faulty_ops.MASK_IGNORED.scope.concerns(an.Target.parse(session.target))
         if seen or not self.only_ignored:
             super().run(program, session)
 
     def check(self, m: Match) -> Match | Refusal:
         """Are all shapes static?"""
-        if self.only_ignored and not ignored_masks.outside_mask(m.root, an.Target.parse(None)):
+        if self.only_ignored and not faulty_ops.outside_mask(m.root, an.Target.parse(None)):
             return an.NO_MATCH
         for name in ("query", "key", "value"):
             if an.static_shape(operand := m.root.inputs[name]) is None:
@@ -102,7 +102,7 @@ class DecomposeAttention(Rewrite):
             fill = dtype.type(self.fill)
             scores = mb.select(cond=m.mask, a=scores, b=fill, name=f"{wish}_masked")
         elif m.mask is not None:
-            scores = mb.add(x=scores, y=float_types.as_dtype(mb, m.mask, dtype), name=f"{wish}_masked")
+            scores = mb.add(x=scores, y=small_builds.as_dtype(mb, m.mask, dtype), name=f"{wish}_masked")
         weights = mb.softmax(x=scores, axis=-1, name=f"{wish}_weights")
         return mb.matmul(x=weights, y=m.value, name=wish)
 

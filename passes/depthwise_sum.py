@@ -34,7 +34,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Pass, Refusal, Rewrite, Var, mb
-from anesurgery.facts import window_pads
+from anesurgery.facts import windows
 from anesurgery.placement.rules import legality
 
 
@@ -68,7 +68,7 @@ class DepthwiseSum(Rewrite):
         if an.producer(m.weight, "const") is None:
             made_by = "an input" if m.weight.op is None else m.weight.op.op_type
             return Refusal(f"its weight is made by {made_by}", op)
-        if any(pads := window_pads.window_pads(op)):
+        if any(pads := windows.window_pads(op)):
             return Refusal(f"it pads {pads}", op)
         return m
 

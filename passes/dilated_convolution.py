@@ -39,7 +39,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
-from anesurgery.facts import window_pads
+from anesurgery.facts import windows
 from anesurgery.regions.small_builds import again
 from anesurgery.semantics.rows import runtime
 
@@ -133,8 +133,7 @@ class _Region:
         x, margins = self.of(op.x, [0] * 4)
         by_axis = [b for b in self.block for _ in range(2)]
         pads = [
-            m + p * b - c
-            for m, p, b, c in zip(margins, window_pads.window_pads(op), by_axis, crops, strict=True)
+            m + p * b - c for m, p, b, c in zip(margins, windows.window_pads(op), by_axis, crops, strict=True)
         ]
         x = self.fitted(x, [min(p, 0) for p in pads])
         operands = {n: op.inputs[n] for n in ("weight", "bias", "groups") if op.inputs.get(n) is not None}

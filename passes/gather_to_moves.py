@@ -40,7 +40,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
-from anesurgery.facts import constant_indices
+from anesurgery.facts import moves
 from anesurgery.regions.small_builds import cut, joined, reshaped
 
 
@@ -49,7 +49,7 @@ class GatherToMoves(Rewrite):
     """Slices, reverses, a concat, a transpose and a reshape, as far as they are needed."""
 
     name = "gather_to_moves"
-    kinds = frozenset(constant_indices.READERS)
+    kinds = frozenset(moves.READERS)
     """Every gather."""
     most_pieces: int = 8
     """Most slices that a gather may become."""
@@ -58,7 +58,7 @@ class GatherToMoves(Rewrite):
         """Can the indices be read axis by axis, in few pieces?"""
         if an.constant(m.root.indices) is None or an.constant(m.root.x) is not None:
             return an.NO_MATCH
-        parts = constant_indices.taken(m.root)
+        parts = moves.taken(m.root)
         if isinstance(parts, Refusal):
             return parts
         if not m.root.outputs[0].rank:
@@ -76,14 +76,14 @@ class GatherToMoves(Rewrite):
         return _placed(mb, moved, m.parts, m.root.outputs[0])
 
 
-def _cut(mb: Builder, x: Var, axis: int, part: constant_indices.Taken) -> Var:
+def _cut(mb: Builder, x: Var, axis: int, part: moves.Taken) -> Var:
     """The rows that are taken of one axis."""
     if part.is_all(x.shape[axis]):
         return x
     return joined(mb, [_slice(mb, x, axis, run) for run in part.runs()], axis)
 
 
-def _slice(mb: Builder, x: Var, axis: int, run: constant_indices.Run) -> Var:
+def _slice(mb: Builder, x: Var, axis: int, run: moves.Run) -> Var:
     """One evenly spaced piece; backwards ones are sliced forwards and reversed."""
     last = run.start + run.step * (run.length - 1)
     start, reach = min(run.start, last), abs(last - run.start) + 1
@@ -92,7 +92,7 @@ def _slice(mb: Builder, x: Var, axis: int, run: constant_indices.Run) -> Var:
     return mb.reverse(x=piece, axes=[axis]) if run.step < 0 and run.length > 1 else piece
 
 
-def _placed(mb: Builder, x: Var, parts: list[constant_indices.Taken], old: Var) -> Var:
+def _placed(mb: Builder, x: Var, parts: list[moves.Taken], old: Var) -> Var:
     """The axes in the order of the result, in its shape."""
     result = an.static_shape(old) or ()
     homes = [axis for part in parts for axis in part.to]

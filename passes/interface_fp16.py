@@ -41,8 +41,7 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.files.interface import VERSION
 from anesurgery.files.protobuf import opset_version
-from anesurgery.placement import loadable
-from anesurgery.placement.rules import legality
+from anesurgery.placement.rules import legality, loading
 from anesurgery.rewriting import newer_opsets
 
 CASTS = next(rule for rule in legality.FORBIDDEN if rule.id == "fp32-cast")
@@ -67,9 +66,7 @@ class InterfaceFp16(Pass):
         """Where every chip of the target pays for the casts; elsewhere callers must ask for it."""
         pays = CASTS.scope.families >= target.families and CASTS.scope.concerns(target)
         return (
-            (cls(newer_opset=not loadable.of_version(NEEDED, target) and target.os is not None),)
-            if pays
-            else ()
+            (cls(newer_opset=not loading.of_version(NEEDED, target) and target.os is not None),) if pays else ()
         )
 
     def requires(self, program: Program) -> Refusal | None:

@@ -45,9 +45,9 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
-from anesurgery.facts import window_pads
+from anesurgery.facts import windows
 from anesurgery.mil import Maker
-from anesurgery.regions import axis_phases
+from anesurgery.regions import small_builds
 
 LARGEST = 1 << 24
 """Most numbers of a weight that repeats the kernel for each phase: 32 MB, which are read each time."""
@@ -114,15 +114,15 @@ class LongConvolution(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Frames to channels, the small convolution, channels to neighbours; or pieces to channels."""
         op, how, place = m.root, m.how, m.how.axis - 2
-        pads, results = window_pads.window_pads(op), int(op.outputs[0].shape[how.axis])
+        pads, results = windows.window_pads(op), int(op.outputs[0].shape[how.axis])
         groups = int(an.number(op.inputs.get("groups")) or 1)
         if isinstance(how, _Pieces):
             x = how.shifted(mb, m.x, pads[2 * place :], results, groups)
             return self.small(mb, m, x, how.stride, 1, how.dilation)
         rows = math.ceil(results / how.phases)
-        x = axis_phases.framed(mb, m.x, how.axis, how.frame, rows + how.taps - 1, pads[2 * place])
+        x = small_builds.framed(mb, m.x, how.axis, how.frame, rows + how.taps - 1, pads[2 * place])
         small = self.small(mb, m, x, 1, how.phases, 1)
-        return axis_phases.unfolded(mb, small, how.axis, how.phases, results)
+        return small_builds.unfolded(mb, small, how.axis, how.phases, results)
 
     def small(self, mb: Builder, m: Match, x: Var, stride: int, phases: int, dilation: int) -> Var:
         """The small convolution of an input that is padded along the axis."""
@@ -137,7 +137,7 @@ class LongConvolution(Rewrite):
         for name, step in (("strides", stride), ("dilations", dilation)):
             steps = an.ints(op, name) or [1] * (x.rank - 2)
             more[name] = [*steps[:place], step, *steps[place + 1 :]]
-        pads = window_pads.window_pads(op)
+        pads = windows.window_pads(op)
         pads[2 * place : 2 * place + 2] = [0, 0]
         groups = int(an.number(op.inputs.get("groups")) or 1)
         return mb.conv(x=x, weight=weight, pad_type="custom", pad=pads, groups=groups, **more)
@@ -221,7 +221,7 @@ class _Pieces:
         """The input of each piece, from one end of the padded axis to the other, side by side in each group."""
         step = self.taps * self.dilation
         length = (results - 1) * self.stride + self.dilation * (self.taps - 1) + 1
-        x = axis_phases.framed(mb, x, self.axis, 1, length + step * (self.count - 1), pads[0])
+        x = small_builds.framed(mb, x, self.axis, 1, length + step * (self.count - 1), pads[0])
         batch, channels, *rest = (int(d) for d in x.shape)
         rest[self.axis - 2] = length
         inner = [batch, channels] if groups == 1 else [batch, groups, channels // groups]

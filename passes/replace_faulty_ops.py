@@ -52,9 +52,9 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
-from anesurgery.facts import window_pads
+from anesurgery.facts import windows
 from anesurgery.interpret.arithmetic.engine_faults import FAULTS, decoder_of
-from anesurgery.interpret.ops.conv import transposed_cuts
+from anesurgery.interpret.ops.windows import transposed_cuts
 from anesurgery.placement.rules.faulty_ops import reached
 from anesurgery.regions import formulas
 
@@ -79,7 +79,7 @@ def _even_kernel(mb: Builder, op: an.Operation) -> Var:
     spatial = op.x.rank - 2
     dilations = an.ints(op, "dilations") or [1] * spatial
     more = [1 - int(n) % 2 for n in op.weight.shape[2:]]
-    ends = np.array(window_pads.window_pads(op)).reshape(spatial, 2)
+    ends = np.array(windows.window_pads(op)).reshape(spatial, 2)
     ends[:, 1] += np.array(more) * dilations
     widths = [(0, 0), (0, 0), *((0, n) for n in more)]
     weight = mb.stored_like(

@@ -41,7 +41,7 @@ from typing import Any
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
-from anesurgery.facts import window_pads
+from anesurgery.facts import windows
 from anesurgery.placement.rules import lost_in_conversion as lost
 
 
@@ -76,7 +76,7 @@ def _inside(mb: Builder, op: an.Operation) -> Var:
 
 
 def _no_mean(op: an.Operation) -> str:
-    padded = any(axis.before for axis in window_pads.window_axes(op))
+    padded = any(axis.before for axis in windows.window_axes(op))
     return "the mean counts padding, which would not count then" if padded else ""
 
 

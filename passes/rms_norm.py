@@ -26,7 +26,7 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Var, mb
 from anesurgery.numeric import squares
 from anesurgery.numeric.forms import Form
-from anesurgery.rewriting.norm_forms import NormForm
+from anesurgery.rewriting.repairs import NormForm
 
 
 @dataclass(frozen=True)

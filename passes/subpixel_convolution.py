@@ -39,7 +39,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
-from anesurgery.regions import axis_phases
+from anesurgery.regions import small_builds
 
 LARGEST = 1 << 24
 """Most numbers of the new weight: 34 MB of fp16, which are read each time."""
@@ -188,7 +188,7 @@ def _neighbours(mb: Builder, x: Var, phases: list[_Phases]) -> Var:
         size = [int(d) for d in x.shape[:2]] + [p.made for p in phases]
         return x if size == list(x.shape) else mb.slice_by_size(x=x, begin=[0] * 4, size=size)
     for p in reversed(phases):
-        x = axis_phases.unfolded(mb, x, p.axis, p.stride, p.made)
+        x = small_builds.unfolded(mb, x, p.axis, p.stride, p.made)
     return x
 
 

@@ -56,7 +56,7 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Operation, Program, Refusal, Rewrite, Var, mb
 from anesurgery.facts import overflow_regions
 from anesurgery.mil import op_types, reads
-from anesurgery.regions import float_types
+from anesurgery.regions import small_builds
 from anesurgery.rewriting.passes import check_named
 from anesurgery.semantics.intervals import magnitude
 
@@ -116,10 +116,10 @@ class WidenToFp32(Rewrite):
             )
         old = m.root.outputs[0]
         if self.ops:
-            return {v: float_types.as_dtype(mb, wide[v], an.np_dtype(v)) for v in m.root.outputs}
+            return {v: small_builds.as_dtype(mb, wide[v], an.np_dtype(v)) for v in m.root.outputs}
         if an.np_dtype(old).kind != "f":
             return {old: wide[old]}
-        return float_types.for_readers(mb, old, wide[old])
+        return small_builds.for_readers(mb, old, wide[old])
 
 
 def _named(m: Match, names: tuple[str, ...]) -> Match | Refusal:

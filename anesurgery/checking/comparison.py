@@ -20,17 +20,16 @@ from anesurgery.checking.lengths import (
     symbols_of,
     with_lengths,
 )
-from anesurgery.checking.lockstep import prove_models
-from anesurgery.checking.model_proofs import ModelProof
+from anesurgery.checking.lockstep import ModelProof, prove_models
 from anesurgery.checking.trial_lengths import Plan, apart_lengths, plan_of
 from anesurgery.checking.trials import tried
 from anesurgery.display import Drawn, finite
 from anesurgery.doors import door
 from anesurgery.errors import InterfaceError, InterpretError, IsPipeline, LoadError, SurgeryError
-from anesurgery.facts.logits import logits_of
+from anesurgery.facts.makeup import logits_of
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs, call_of
 from anesurgery.files.package import Loaded
-from anesurgery.interpret.arithmetic.double import Double
+from anesurgery.interpret.arithmetic.precision import Double
 from anesurgery.interpret.features import allows, bind, default_shapes, images
 from anesurgery.interpret.predictor import Predictor, bound, run
 from anesurgery.interpret.sampling import sample_inputs

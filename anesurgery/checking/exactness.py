@@ -18,6 +18,7 @@ import torch
 
 from anesurgery import fp16
 from anesurgery.checking.grades import psnr
+from anesurgery.checking.same_choices import Places, SamePlaces, chooses
 from anesurgery.errors import InterpretError, Refusal
 from anesurgery.facts.dependence import times_run
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs, call_of
@@ -29,7 +30,7 @@ from anesurgery.interpret.sampling import sample_function
 from anesurgery.interpret.table import Implementation
 from anesurgery.mil import Array, Function, Operation, Program, Var, static_shape, types, walk_ops
 from anesurgery.numeric.squares import GROUP_NORM, RMS_NORM
-from anesurgery.semantics.reading import in_decibels
+from anesurgery.semantics.reading import in_decibels, shape_in_words
 from anesurgery.semantics.rows import work_of
 
 Values = Mapping[str, Array]
@@ -104,8 +105,7 @@ class OnEngine:
 
 def nearness(wanted: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
     """The PSNR in dB of the least exact output of floats; minus infinite where one is not finite."""
-    floats = [name for name, value in wanted.items() if np.asarray(value).dtype.kind == "f"]
-    return min((_near(np.asarray(wanted[n]), np.asarray(outputs[n])) for n in floats), default=math.inf)
+    return min((_near(v, np.asarray(outputs[n])) for n, v in _floats(wanted).items()), default=math.inf)
 
 
 NOTHING_ALIKE = 0.0
@@ -122,6 +122,48 @@ def _near(wanted: Array, value: Array) -> float:
     if not np.isfinite(b).all():
         return -math.inf
     return psnr(float(np.abs(a).max()), float(np.sqrt(np.mean((a - b) ** 2))))
+
+
+class Near(dict[str, float]):
+    """DB of the least exact output by arithmetic, and what is to be known of them."""
+
+    notes: tuple[str, ...] = ()
+    """Why outputs are far off, or between which runs they are near, in words."""
+
+
+TINY = 100 * fp16.LEAST / math.sqrt(12)
+"""A largest number, 1.7e-6, below which the rounding of fp16 leaves less than 40 dB."""
+
+
+class _FirstTiny(Listener):
+    """The first value whose numbers are all so small that fp16 keeps less than 40 dB of them."""
+
+    def __init__(self) -> None:
+        self.words = ""
+
+    def after(self, op: Operation, outputs: Sequence[Any]) -> None:
+        """Look at the largest number of each value."""
+        floats = (v for v in outputs if torch.is_tensor(v) and v.is_floating_point() and v.numel())
+        largest = max((float(v.abs().max()) for v in floats), default=0.0)
+        if not self.words and 0 < largest < TINY:
+            steps = f"fp16 has steps of {fp16.LEAST:.2g} there (often so where weights were not trained)"
+            self.words = f"{op.op_type} {op.name} is at most {largest:.2g}, and {steps}"
+
+
+def _other_length(meant: Values, outputs: Values) -> str:
+    """The first output of another shape than is meant, in words: it has as many rows as numbers say."""
+    shapes = {name: (np.shape(v), np.shape(outputs[name])) for name, v in _floats(meant).items()}
+    words = (
+        f"output %{name} is {shape_in_words(new)}, and {shape_in_words(old)} in fp32"
+        for name, (old, new) in shapes.items()
+        if old != new
+    )
+    return next(words, "")
+
+
+def _floats(values: Mapping[str, Any]) -> dict[str, Array]:
+    arrays = {name: np.asarray(value) for name, value in values.items()}
+    return {name: value for name, value in arrays.items() if value.dtype.kind == "f"}
 
 
 def less_exact(before: Mapping[str, float], after: Mapping[str, float]) -> str:
@@ -164,6 +206,8 @@ class Yardstick:
     most_flop: float = MOST_FLOP
     flat: Sequence[float] = ()
     meant: dict[tuple[str, int], Values] = field(default_factory=dict)
+    places: dict[tuple[str, int], Places] = field(default_factory=dict)
+    """What ops choose in fp32, of programs that choose among values."""
 
     @cached_property
     def samples(self) -> dict[tuple[str, int], Values]:
@@ -211,8 +255,11 @@ class Yardstick:
         numbers = sum(map(stored, self.program.functions.values()))
         return self.flop <= self.most_flop and numbers <= MOST_NUMBERS
 
-    def measure(self, program: Program, contract: Iterable[InterfaceChange] = ()) -> dict[str, float] | None:
+    def measure(self, program: Program, contract: Iterable[InterfaceChange] = ()) -> Near | None:
         """DB of the least exact output by arithmetic, over all inputs; None where that cannot be told.
+
+        Where an op chooses other places among nearly equal values than in fp32, outputs are judged at the same
+        places, and by how near these values are.
 
         Args:
             program: this one, or what edits made of it.
@@ -224,7 +271,7 @@ class Yardstick:
 
     def seen_as(
         self, program: Program, contract: Iterable[InterfaceChange], later: Iterable[InterfaceChange] = ()
-    ) -> dict[str, float] | None:
+    ) -> Near | None:
         """The same of results as they are after further changes of the interface: the last position alone.
 
         Args:
@@ -235,19 +282,17 @@ class Yardstick:
         contract, later = list(contract), list(later)
         if call_of([*contract, *later]) is not None or not self.is_small:
             return None
+        arithmetics = {"fp16": as_half(program), self.engine: as_engine(program, self.engine)}
+        found, notes = Near(), list[str]()
         try:
-            return {
-                name: min(
-                    (self._near(program, arithmetic, contract, later, at) for at in self.samples),
-                    default=math.inf,
-                )
-                for name, arithmetic in (
-                    ("fp16", as_half(program)),
-                    (self.engine, as_engine(program, self.engine)),
-                )
-            }
+            for name, arithmetic in arithmetics.items():
+                each = [self._near(program, arithmetic, contract, later, at) for at in self.samples]
+                found[name] = min((near for near, _ in each), default=math.inf)
+                notes += [f"in {name} {note}" for _, note in each if note] * (not notes)
         except InterpretError:
             return None
+        found.notes = tuple(dict.fromkeys(notes))
+        return found
 
     def _near(
         self,
@@ -256,15 +301,43 @@ class Yardstick:
         contract: list[InterfaceChange],
         later: list[InterfaceChange],
         at: tuple[str, int],
-    ) -> float:
-        """One function on one set of inputs."""
-        values, function = self.samples[at], at[0]
+    ) -> tuple[float, str]:
+        """One function on one set of inputs: dB, and what is to be known of it."""
+        values = self.samples[at]
+        meant = adapt_outputs([*contract, *later], self._meant(at), values)
+
+        def outputs(listener: Listener | None = None) -> Values:
+            how: Any = {"precision": arithmetic, "function": at[0], "listener": listener}
+            return adapt_outputs(later, run(program, adapt_inputs(contract, values), **how), values)
+
+        near = nearness(meant, made := outputs())
+        if near >= SAME:
+            return near, ""
+        if at in self.places:
+            again = SamePlaces(self.places[at].chosen)
+            beside = min(nearness(meant, outputs(again)), again.near)
+            if beside > near:
+                both = f"{in_decibels(beside)}, else {in_decibels(near)}"
+                return beside, f"{again.moved[0]}: at the places of fp32 outputs are within {both}"
+        return near, _other_length(meant, made)
+
+    def why_far(self) -> str:
+        """Which op gives only numbers that are too small for fp16, in words; "" for none."""
+        for at, values in self.samples.items():
+            watch = _FirstTiny()
+            run(self.program, values, precision="fp32", function=at[0], listener=watch)
+            if watch.words:
+                return watch.words
+        return ""
+
+    def _meant(self, at: tuple[str, int]) -> Values:
+        """What the program means on some inputs."""
         if at not in self.meant:
-            self.meant[at] = run(self.program, values, precision="fp32", function=function)
-        changed = adapt_inputs(contract, values)
-        outputs = run(program, changed, precision=arithmetic, function=function)  # type: ignore[arg-type]
-        meant = adapt_outputs([*contract, *later], self.meant[at], values)
-        return nearness(meant, adapt_outputs(later, outputs, values))
+            if chooses(self.program):
+                self.places[at] = Places()
+            how: Any = {"function": at[0], "listener": self.places.get(at)}
+            self.meant[at] = run(self.program, self.samples[at], precision="fp32", **how)
+        return self.meant[at]
 
 
 MARGIN = 4.0

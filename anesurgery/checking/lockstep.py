@@ -1,23 +1,26 @@
-"""Prove a whole model against another: op by op, from values that are known to be the same.
+"""Prove a whole model against another: op by op, from values that are known to be the same; and what was found.
 
 Both run in step, the reference as far as the other asks for: values of the same name are compared, and from a
-match on they are one. What is dropped, and when, is in `numbering`; how values are compared, in `matching`.
+match on they are one. How values are compared is in `matching`. The proof tells its grade, where it ends, and
+how many ops reached which.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from anesurgery.checking.divergence import PAIRINGS
-from anesurgery.checking.grades import Grade
+from anesurgery.checking.grades import Grade, on_lengths
 from anesurgery.checking.matching import Match, Move, match, still
-from anesurgery.checking.model_proofs import ModelProof, Seam
-from anesurgery.checking.proofs import LARGEST_VALUE, Side, Table, Value
+from anesurgery.checking.numbered_values import LARGEST_VALUE, FunctionRun, NamedValue, ValueTable
+from anesurgery.checking.proofs import bound_words
+from anesurgery.checking.trials import Trial
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
@@ -25,6 +28,136 @@ from anesurgery.interpret.arithmetic.field import LANES, LEAST
 from anesurgery.interpret.sampling import bind
 from anesurgery.mil import Array, Function, Operation, Var, is_weight, np_dtype, reads, types
 from anesurgery.text import to_text
+
+SHOWN = 8
+"""Ops below proved that a report names: about what a terminal shows beside the rest of it."""
+
+
+@dataclass(frozen=True)
+class Seam:
+    """An op of the second model whose value is not proved to be a value of the first."""
+
+    op: str
+    other: str
+    """The op of the first model that it was compared with; empty if there is none."""
+    grade: str
+    """ "checked", or "not matched"."""
+    note: str = ""
+
+    def __str__(self) -> str:
+        other = f" against {self.other}" if self.other else ""
+        return f"{self.grade}: {self.op}{other}{f' ({self.note})' if self.note else ''}"
+
+
+@dataclass(frozen=True)
+class ModelProof:
+    """How sure it is that two models compute the same."""
+
+    grade: Grade | None
+    """The weakest grade on any path to the outputs; None where an output could not be matched."""
+    bound: float
+    """Bound on the probability of a match that is none, where ops are matched bit for bit or proved."""
+    outputs: Mapping[str, str]
+    """The grade of each output in words, or "not matched"."""
+    counts: Mapping[str, int]
+    """Ops of the second model by grade; those inside a rewritten part have no counterpart."""
+    seams: tuple[Seam, ...]
+    """The ops at which the proof ends, in file order."""
+    seed: int
+    trial: Trial | None = None
+    """What adversarial inputs showed."""
+    lengths: tuple[int, ...] = ()
+    """The least and the largest length of dynamic axes that was tried, where nothing is known of others."""
+    gap: str = ""
+    """Why nothing is known of other lengths."""
+
+    def on_lengths(self, least: int, most: int, gap: str) -> ModelProof:
+        """The same as far as it was shown: on lengths up to one; see `SiteCheck.on_lengths`."""
+        grade = None if self.grade is None else min(self.grade, Grade.NUMBERS)
+        return replace(self, grade=grade, lengths=(least, most), gap=gap)
+
+    def weaker(self, other: ModelProof) -> ModelProof:
+        """The weaker of two proofs of the same models at different lengths, with what both rest on."""
+        order = [-1 if p.grade is None else p.grade for p in (self, other)]
+        return replace(self if order[0] <= order[1] else other, bound=self.bound + other.bound)
+
+    def tried(self, trial: Trial) -> ModelProof:
+        """The same with what adversarial inputs showed; nothing is proved where they tell both apart."""
+        return replace(self, trial=trial, grade=None if trial.failure else self.grade)
+
+    def but_for(self, differences: Sequence[str]) -> ModelProof:
+        """The same where the second model is called differently; nothing is proved of what one model lacks."""
+        seams = (Seam(words, "", "not matched") for words in differences)
+        return replace(self, grade=None, seams=(*self.seams, *seams)) if differences else self
+
+    def beside(self, name: str, other: ModelProof) -> ModelProof:
+        """The proof of several functions: the weakest, with what is said of another function by its name."""
+        grades = [p.grade for p in (self, other) if p.grade is not None]
+        failed = other.trial is not None and bool(other.trial.failure)
+        return replace(
+            self,
+            grade=min(grades) if len(grades) == 2 else None,
+            bound=self.bound + other.bound,
+            outputs={**self.outputs, **{f"{name}: {n}": words for n, words in other.outputs.items()}},
+            counts=Counter(self.counts) + Counter(other.counts),
+            seams=(*self.seams, *(replace(s, op=f"{name}: {s.op}") for s in other.seams)),
+            trial=other.trial if failed else self.trial,
+            lengths=min(filter(None, (self.lengths, other.lengths)), key=max, default=()),
+            gap=self.gap or other.gap,
+        )
+
+    @property
+    def proved(self) -> bool:
+        """Is every output proved, or bit for bit the same?"""
+        return self.grade is not None and self.grade >= Grade.PROVED
+
+    @property
+    def words(self) -> str:
+        """The grade, the bound, and how many ops reached which grade."""
+        ops = ", ".join(f"{n} {what}" for what, n in self.counts.items() if n)
+        if self.trial is not None and self.trial.failure:
+            return f"not proved: {self.trial.failure} ({ops})"
+        if self.grade is None:
+            return f"not proved ({ops})"
+        if self.grade < Grade.PROVED:
+            return f"not proved, but {self._grade} ({ops})"
+        return f"{self.grade.words}, probability of error below {bound_words(self.bound)} ({ops})"
+
+    @property
+    def _grade(self) -> str:
+        """The grade in words, with the lengths on which it was reached."""
+        if self.grade is None or not self.lengths:
+            return "" if self.grade is None else self.grade.words
+        return on_lengths(self.lengths)
+
+    @property
+    def lines(self) -> list[str]:
+        """The report: the grade, where the proof ends, and the other ops below proved."""
+        ends = [f"the proof ends at {_count(len(self.seams))}:"] if self.seams else []
+        more = len(self.seams) - SHOWN
+        rest = [f"... and {more} more"] if more > 0 else []
+        shown = [] if self.trial is None else [self.trial.words, *self.trial.counterexample.splitlines()]
+        others = [f"other lengths are not proved: {self.gap}"] if self.gap else []
+        return [self.words, *others, *shown, *ends, *(f"  {s}" for s in self.seams[:SHOWN]), *rest]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "grade": self._grade or None,
+            "proved": self.proved,
+            "bound": self.bound,
+            "outputs": dict(self.outputs),
+            "ops": dict(self.counts),
+            "seams": [vars(s) for s in self.seams],
+            "seed": self.seed,
+            **({"lengths": list(self.lengths), "gap": self.gap} if self.lengths else {}),
+            **({} if self.trial is None else {"trial": vars(self.trial)}),
+        }
+
+
+def _count(n: int) -> str:
+    return "one op" if n == 1 else f"{n} ops, in file order"
+
 
 FEW = 0.3
 """Share of values with a name of the other program below which values are paired by their position too. A
@@ -74,13 +207,13 @@ class _Lockstep:
         self.names = Bitwise(seed, LARGEST_VALUE)
         self.pairs = paired(old, new)
         self.uses = Counter(self.pairs.values())
-        table = Table()
+        table = ValueTable()
         first, second = self._bound()
-        self.a = Side(old, first, set(self.pairs.values()), self.names, table, first=True)
-        self.b = Side(new, second, set(self.pairs), self.names, table, first=False)
+        self.a = FunctionRun(old, first, set(self.pairs.values()), self.names, table, first=True)
+        self.b = FunctionRun(new, second, set(self.pairs), self.names, table, first=False)
         self.found: dict[Operation, tuple[Match | None, Operation | None]] = {}
 
-    def _bound(self) -> tuple[dict[Var, Value], dict[Var, Value]]:
+    def _bound(self) -> tuple[dict[Var, NamedValue], dict[Var, NamedValue]]:
         """The inputs of both sides; those of the same name and content are the same variables."""
         first = self._values(self.old, self.inputs, "first")
         second = self._values(self.new, adapt_inputs(self.contract, self.inputs), "second")
@@ -91,12 +224,12 @@ class _Lockstep:
                 value.names, value.serial = twin.names, twin.serial
         return first, second
 
-    def _values(self, function: Function, inputs: Mapping[str, Array], side: str) -> dict[Var, Value]:
+    def _values(self, function: Function, inputs: Mapping[str, Array], side: str) -> dict[Var, NamedValue]:
         values = {}
         for var, held in bind(function, inputs, None).items():
             numbers = held.value if types.is_state(var.sym_type) else held
             generator = torch.Generator().manual_seed(field.key(self.seed, side, var.name) % 2**62)
-            values[var] = Value(var, numbers, field.random(self.names.primes, numbers.shape, generator))
+            values[var] = NamedValue(var, numbers, field.random(self.names.primes, numbers.shape, generator))
         return values
 
     def proof(self) -> ModelProof:
@@ -146,7 +279,7 @@ class _Lockstep:
         if weaker:
             self.found[op] = (matched, other.op)
 
-    def _outputs(self) -> dict[str, tuple[Value, bool]]:
+    def _outputs(self) -> dict[str, tuple[NamedValue, bool]]:
         """Each output and state of the second program, and whether it is that of the first."""
         adapted = Adapted(self.contract, {v.name: self.a.there(v) for v in self.old.outputs}, self.inputs)
         outputs = {}
@@ -160,7 +293,7 @@ class _Lockstep:
             outputs[f"state {var.name}"] = (b, a is not None and self._same(a, b, still))
         return outputs
 
-    def _same(self, a: Value, b: Value, move: Move) -> bool:
+    def _same(self, a: NamedValue, b: NamedValue, move: Move) -> bool:
         if self.last and move is still:
             move = last_of(a, b)
         return match(a, b, self.names, self.gate, exact=move) is not None
@@ -174,7 +307,7 @@ class _Lockstep:
         order = [*(g.words for g in sorted(Grade, reverse=True)), "without a counterpart"]
         return {what: said[what] for what in order if said[what]}
 
-    def _seams(self, lost: Sequence[Value]) -> tuple[Seam, ...]:
+    def _seams(self, lost: Sequence[NamedValue]) -> tuple[Seam, ...]:
         """The ops below proved, and the first ones upstream of an output that is lost, in file order."""
         lost_ops = {op for value in lost for op in _unmatched(value)}
         tried = {op for op in lost_ops if op in self.found} or lost_ops
@@ -191,7 +324,7 @@ class _Lockstep:
         return tuple(seams)
 
 
-def _moved(outputs: Mapping[str, tuple[Value, bool]]) -> tuple[Seam, ...]:
+def _moved(outputs: Mapping[str, tuple[NamedValue, bool]]) -> tuple[Seam, ...]:
     """Outputs that are lost although the op that makes them has a counterpart."""
     lost = [name for name, (value, same) in outputs.items() if not same and value.op is None]
     note = "the reference gives other elements here, or the same in another order"
@@ -199,7 +332,7 @@ def _moved(outputs: Mapping[str, tuple[Value, bool]]) -> tuple[Seam, ...]:
 
 
 def paired(old: Function, new: Function) -> dict[Var, Var]:
-    """Value of the second program -> the value of the first that it may be.
+    """NamedValue of the second program -> the value of the first that it may be.
 
     Values of one name are paired, and those that ops of one type make of paired values; where few names are
     common, also ops of one type and shape in their order.
@@ -235,12 +368,12 @@ def _dynamic(op: Operation) -> list[Var]:
     return [v for v in reads(op) if v.op is None or not is_weight(v.op)]
 
 
-def _alike(a: Value, b: Value) -> bool:
+def _alike(a: NamedValue, b: NamedValue) -> bool:
     """Do two inputs hold the same numbers in the same type?"""
     return np_dtype(a.var) == np_dtype(b.var) and torch.equal(a.numbers, b.numbers)
 
 
-def _unmatched(value: Value) -> set[Operation]:
+def _unmatched(value: NamedValue) -> set[Operation]:
     """The ops upstream of a value that have no counterpart, up to values that have one."""
     lost: set[Operation] = set()
     stack = [value]
@@ -267,7 +400,10 @@ class Adapted:
     """The outputs that are expected of the second program."""
 
     def __init__(
-        self, contract: Sequence[InterfaceChange], outputs: Mapping[str, Value], inputs: Mapping[str, Array]
+        self,
+        contract: Sequence[InterfaceChange],
+        outputs: Mapping[str, NamedValue],
+        inputs: Mapping[str, Array],
     ) -> None:
         self.contract, self.outputs, self.inputs = contract, outputs, inputs
         self._found = self._moved() if contract else {}
@@ -275,7 +411,7 @@ class Adapted:
             arrays = {name: v.numbers.numpy() for name, v in outputs.items()}
             self._arrays = adapt_outputs(contract, arrays, inputs)
 
-    def expected(self, name: str) -> tuple[Value | None, Move]:
+    def expected(self, name: str) -> tuple[NamedValue | None, Move]:
         """The value of the first program that an output should be, and which of its elements where."""
         if not self.contract:
             return self.outputs.get(name), still
@@ -287,7 +423,7 @@ class Adapted:
             return None, still
         reason = "a declared change computes with this output"
         first = next(iter(self.outputs.values()))
-        return Value(first.var, torch.from_numpy(np.asarray(array)), None, reason=reason), still
+        return NamedValue(first.var, torch.from_numpy(np.asarray(array)), None, reason=reason), still
 
     def _moved(self) -> dict[str, tuple[str, torch.Tensor]]:
         """Output -> (output of the first program, place of each element in it), where both probes agree."""
@@ -325,7 +461,7 @@ class Adapted:
         return sources
 
 
-def last_of(a: Value, b: Value) -> Move:
+def last_of(a: NamedValue, b: NamedValue) -> Move:
     """The last position of the reference, where the other has one position on an axis."""
     apart = [i for i, (m, n) in enumerate(zip(a.numbers.shape, b.numbers.shape, strict=False)) if m != n]
     if a.numbers.ndim != b.numbers.ndim or len(apart) != 1 or b.numbers.shape[apart[0]] != 1:

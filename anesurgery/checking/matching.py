@@ -16,17 +16,8 @@ from typing import Any
 import torch
 
 from anesurgery.checking.grades import Grade, psnr
-from anesurgery.checking.proofs import (
-    APART,
-    LARGEST_VALUE,
-    NoProof,
-    Proof,
-    Value,
-    at_points,
-    constants_of_ops,
-    reason_of,
-    seed_of,
-)
+from anesurgery.checking.numbered_values import LARGEST_VALUE, NamedValue, constants_of_ops
+from anesurgery.checking.proofs import APART, NoProof, Proof, at_points, reason_of, seed_of
 from anesurgery.errors import InterpretError
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic import field
@@ -60,7 +51,9 @@ class Match:
     """What was tried on numbers, and why there is no proof."""
 
 
-def match(a: Value, b: Value, names: Bitwise, gate: float, *, exact: Move | None = None) -> Match | None:
+def match(
+    a: NamedValue, b: NamedValue, names: Bitwise, gate: float, *, exact: Move | None = None
+) -> Match | None:
     """Find out whether `b` is `a` in some layout, and give both the same names if so.
 
     Args:
@@ -95,7 +88,9 @@ def match(a: Value, b: Value, names: Bitwise, gate: float, *, exact: Move | None
     return None
 
 
-def _over_points(a: Value, b: Value, moves: Sequence[Move], seed: int) -> tuple[Proof | None, Move, str]:
+def _over_points(
+    a: NamedValue, b: NamedValue, moves: Sequence[Move], seed: int
+) -> tuple[Proof | None, Move, str]:
     """A proof over the field with the layout in which it holds, or why there is none."""
     reason = ""
     try:
@@ -115,7 +110,7 @@ def _over_points(a: Value, b: Value, moves: Sequence[Move], seed: int) -> tuple[
     return None, moves[0], reason
 
 
-def same_names(a: Value, b: Value, names: Bitwise, move: Move) -> bool:
+def same_names(a: NamedValue, b: NamedValue, names: Bitwise, move: Move) -> bool:
     """Have two values the same names in a layout?"""
     if a.names is None or b.names is None:
         return False
@@ -163,7 +158,7 @@ def compared(a: torch.Tensor, b: torch.Tensor) -> int:
     return a.numel() - int(((a != a) & (b != b)).sum())
 
 
-def _settle(a: Value, b: Value, move: Move, matched: Match) -> Match:
+def _settle(a: NamedValue, b: NamedValue, move: Move, matched: Match) -> Match:
     """Give both values the same names, and `b` the numbers of `a`, so that differences do not add up."""
     if a.names is None:
         generator = torch.Generator().manual_seed(a.serial)
@@ -179,7 +174,9 @@ def _settle(a: Value, b: Value, move: Move, matched: Match) -> Match:
     return matched
 
 
-def _agree(a: Value, b: Value, move: Move, arithmetic: Algebraic, shared: torch.Tensor | None) -> int | NoProof:
+def _agree(
+    a: NamedValue, b: NamedValue, move: Move, arithmetic: Algebraic, shared: torch.Tensor | None
+) -> int | NoProof:
     """How many elements agree over the field, or that they do not.
 
     Raises:
@@ -192,7 +189,7 @@ def _agree(a: Value, b: Value, move: Move, arithmetic: Algebraic, shared: torch.
     return y.numel() if x.same(y) else APART
 
 
-def _over_field(value: Value, arithmetic: Algebraic, shared: torch.Tensor | None) -> Image:
+def _over_field(value: NamedValue, arithmetic: Algebraic, shared: torch.Tensor | None) -> Image:
     """A value over the field, where the names of values that are known, and those given, are variables."""
     makers, edges = upstream(value)
     bound: dict[Var, Any] = {v.var: _variables(v, arithmetic) for v in edges}
@@ -203,7 +200,7 @@ def _over_field(value: Value, arithmetic: Algebraic, shared: torch.Tensor | None
     return arithmetic.image(bound[value.var])
 
 
-def _known(value: Value, image: Any, arithmetic: Algebraic, shared: torch.Tensor) -> Any:
+def _known(value: NamedValue, image: Any, arithmetic: Algebraic, shared: torch.Tensor) -> Any:
     """An image in which elements with certain names are variables."""
     if not isinstance(value.names, Image):
         return image
@@ -213,7 +210,7 @@ def _known(value: Value, image: Any, arithmetic: Algebraic, shared: torch.Tensor
     return field.together([variables, image], lambda each: torch.where(there, each[0], each[1]))
 
 
-def _shared(a: Value, b: Value) -> torch.Tensor:
+def _shared(a: NamedValue, b: NamedValue) -> torch.Tensor:
     """The names that occur on both sides since the last values that are known."""
     sides = []
     for value in (a, b):
@@ -229,7 +226,7 @@ def _key_of(names: Image) -> torch.Tensor:
     return field.packed(field.signed(names)[0])
 
 
-def _variables(value: Value, arithmetic: Algebraic) -> Any:
+def _variables(value: NamedValue, arithmetic: Algebraic) -> Any:
     """A variable for each name; that of the negative of a name is the negative."""
     if value.names is None:
         raise Unnamed(f"the elements of {value.var.name} have no names: {value.reason}")
@@ -250,14 +247,14 @@ class Unnamed(InterpretError):  # noqa: N818 - says what is missing
     """A value whose elements could not be named."""
 
 
-def upstream(value: Value) -> tuple[dict[Operation, dict[Var, Value]], list[Value]]:
+def upstream(value: NamedValue) -> tuple[dict[Operation, dict[Var, NamedValue]], list[NamedValue]]:
     """The ops that made a value out of values that are known, with what they made, and the known values.
 
     Raises:
         Unnamed: there are too many ops.
     """
-    ops: dict[Operation, dict[Var, Value]] = {}
-    edges: dict[Var, Value] = {}
+    ops: dict[Operation, dict[Var, NamedValue]] = {}
+    edges: dict[Var, NamedValue] = {}
     stack = [(value, False)]
     while stack:
         here, ready = stack.pop()

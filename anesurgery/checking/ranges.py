@@ -20,8 +20,7 @@ from anesurgery import fp16
 from anesurgery.display import Drawn
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
-from anesurgery.files.shards import Shard, share
-from anesurgery.files.sharing import workers
+from anesurgery.files.sharing import Shard, share, workers
 from anesurgery.interpret import Listener, Predictor
 from anesurgery.interpret.arithmetic.neural_engine import SUMS, bound
 from anesurgery.interpret.features import as_array

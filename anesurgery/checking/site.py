@@ -27,6 +27,7 @@ from anesurgery.checking.adversarial import (
     places_taken,
     rows_apart,
 )
+from anesurgery.checking.edit_sites import Site, on_fewer_rows, site_of
 from anesurgery.checking.grades import EXACT, PLAIN, REASSOCIATED, Grade, Promise, SiteCheck, Tolerance, weaker
 from anesurgery.checking.lengths import (
     NOTHING,
@@ -37,7 +38,6 @@ from anesurgery.checking.lengths import (
     symbols_of,
     with_lengths,
 )
-from anesurgery.checking.proofs import Site, on_fewer_rows, site_of
 from anesurgery.checking.trial_lengths import plan_of, span
 from anesurgery.errors import InterpretError, Refusal, Refused
 from anesurgery.mil import Operation, Var, np_dtype, types
@@ -73,7 +73,7 @@ from anesurgery.checking.numbers import (
 )
 from anesurgery.facts.dependence import slice_back
 from anesurgery.interpret import Evaluator
-from anesurgery.interpret.arithmetic.double import Double
+from anesurgery.interpret.arithmetic.precision import Double
 from anesurgery.interpret.sampling import LOOKUPS
 from anesurgery.mil import Array, any_symbolic, constant, ct, reads
 from anesurgery.ops import CONTRACTIONS, CONTROL, LISTS, RANDOM, STATEFUL

@@ -48,7 +48,7 @@ from anesurgery.errors import InterpretError
 from anesurgery.facts.dependence import times_run
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs
 from anesurgery.interpret import Evaluator
-from anesurgery.interpret.arithmetic.double import Double, Unsteady
+from anesurgery.interpret.arithmetic.precision import Double, Unsteady
 from anesurgery.interpret.state import Box
 from anesurgery.mil import Array, Function, Operation, Var, is_symbolic, is_weight, np_dtype, types, walk_ops
 from anesurgery.semantics.rows import work_of

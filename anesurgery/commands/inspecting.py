@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,9 @@ from anesurgery.commands.subcommand import Call, Outcome, subcommand
 from anesurgery.commands.waiting import waiting
 from anesurgery.display import printable
 from anesurgery.errors import SurgeryError
+
+if TYPE_CHECKING:
+    from anesurgery.placement.inspection import Inspection, Segment
 
 WORDS = ("fully on the ANE", "partly on the ANE", "not on the ANE")
 """ANECompat's three answers."""
@@ -145,9 +148,9 @@ def _repair(
 
 def _why(call: Call, model: str, op: str) -> Outcome:
     from anesurgery.loading import load
+    from anesurgery.placement.inspector import why
     from anesurgery.placement.models import of_layers
     from anesurgery.placement.target import Target
-    from anesurgery.placement.why import why
 
     if of_layers(model):
         raise SurgeryError("--why reads ML Programs; layers of a neural network show their rules in the report")
@@ -157,8 +160,6 @@ def _why(call: Call, model: str, op: str) -> Outcome:
 
 
 def _segments(inspection: Any) -> Outcome:
-    from anesurgery.show.anecompat import model_keys
-
     keys = model_keys(inspection)
     return Outcome(keys, tuple(json.dumps(key, separators=(",", ":")) for key in keys), then="")
 
@@ -213,3 +214,51 @@ class _Ends:
         then = command("certify", self.after, target=self.target)
         more, code = "" if full else WHY, int(bool(self.wrong))
         return Outcome(plain, shown, self.wrote, then=then, more=more, code=code)
+
+
+def model_keys(inspection: Inspection) -> list[dict[str, Any]]:
+    """The ANE segments of a model as ANECompat prints them, for a pipeline part by part, counted from 0.
+
+    ANECompat (fredyshox/ANECompat, MIT) prints for each segment that the engine evaluates:
+    `{"isegment": 0, "inputs": {"image": {"shape": [416, 416, 1, 3, 1]}}, "outputs": {...}}`. A shape is five
+    numbers: width, height, depth, channels, batch. Its published examples fix this order: an RGB image of
+    416x416 is [416, 416, 1, 3, 1]; a package with NHWC pixels shows [12, 1280, 1, 720, 1] for
+    (1, 720, 1280, 12); the ten scores of a neural network are [1, 1, 1, 10, 1].
+
+    A value of which not all lengths are known (a flexible shape, most inner values of a neural network) has
+    the shape [].
+    """
+    keys = [_key(index, segment) for index, segment in enumerate(_on_ane(inspection))]
+    return keys + [key for part in inspection.parts.values() for key in model_keys(part)]
+
+
+def _on_ane(inspection: Inspection) -> Iterator[Segment]:
+    return (segment for segment in inspection.segments if segment.unit == "ane")
+
+
+def _key(index: int, segment: Segment) -> dict[str, Any]:
+    ports = {"inputs": segment.inputs, "outputs": segment.outputs}
+    return {
+        "isegment": index,
+        **{
+            side: {name: {"shape": five(shape)} for name, shape in values.items()}
+            for side, values in ports.items()
+        },
+    }
+
+
+def five(shape: tuple[int, ...]) -> list[int]:
+    """A shape as width, height, depth, channels, batch.
+
+    Args:
+        shape: as the program has it, the last axis is the width.
+
+    Returns:
+        [] for an unknown length or more than five axes.
+    """
+    if len(shape) > 5 or any(not isinstance(d, int) or d < 0 for d in shape):
+        return []
+    if len(shape) == 5:
+        return list(reversed(shape))
+    batch, channels, height, width = (1,) * (4 - len(shape)) + shape
+    return [width, height, 1, channels, batch]

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from anesurgery import registry
-from anesurgery.errors import LoadError, SurgeryError
-from anesurgery.files.absence import missing
+from anesurgery.errors import LoadError, SurgeryError, missing
 
 BAD_INPUT = 64
 """Exit code of bad usage and bad input, as in sysexits.h; 2 is left to `inspect --status`."""

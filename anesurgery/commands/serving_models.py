@@ -13,7 +13,6 @@ from anesurgery.byte_counts import GB
 from anesurgery.commands.options import Quiet
 from anesurgery.commands.waiting import load_engine
 from anesurgery.errors import SurgeryError
-from anesurgery.serving.limits import Limits
 
 LOCAL, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 
@@ -40,6 +39,7 @@ def serve(
     load_engine(quiet)
     import uvicorn
 
+    from anesurgery.serving.task import Limits
     from anesurgery.serving.web import MOST_WAITING, bounded, site
 
     token = None if public else secrets.token_urlsafe(24)

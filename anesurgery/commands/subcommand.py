@@ -15,8 +15,8 @@ from typer.models import ArgumentInfo
 
 from anesurgery.commands.next_steps import ended
 from anesurgery.commands.options import LEAST, SHARED, Json, OldOut, Out, Quiet
-from anesurgery.commands.signatures import Parameter, parameters_of
 from anesurgery.commands.waiting import load_engine, progress, waiting
+from anesurgery.commands.written_options import Parameter, parameters_of
 from anesurgery.display import finite, printable
 from anesurgery.errors import SurgeryError
 

@@ -26,7 +26,7 @@ from anesurgery.compressing.weight_rows import Rows
 from anesurgery.errors import SurgeryError
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.core import Executable, Step
-from anesurgery.interpret.ops.quantization import RANGE, dequantize, quantize
+from anesurgery.interpret.ops.constexpr import RANGE, dequantize, quantize
 from anesurgery.mil import Array, Function, Operation, Program, Var, dtype_name, mb, stamp, types
 
 IOS17 = 8

@@ -35,14 +35,14 @@ import torch
 
 from anesurgery import fp16
 from anesurgery.compressing.correcting import op_by_op
-from anesurgery.compressing.fitted import grid_of
+from anesurgery.compressing.fitting import grid_of
 from anesurgery.compressing.second_order import moments
 from anesurgery.compressing.storing import Key, hold, key_of
 from anesurgery.compressing.weight_forms import read_form
 from anesurgery.compressing.weight_rows import READERS, Rows, rows_of
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.core import Executable, Step
-from anesurgery.interpret.ops.quantization import dequantize, quantize
+from anesurgery.interpret.ops.constexpr import dequantize, quantize
 from anesurgery.mil import Array, Function, Operation, Program, Var, constant, is_output, static_shape
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)

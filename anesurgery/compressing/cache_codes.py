@@ -38,7 +38,7 @@ import numpy as np
 
 from anesurgery.compressing.activations import LEVELS
 from anesurgery.compressing.costs import Cost
-from anesurgery.compressing.smaller import Smaller
+from anesurgery.compressing.storing import Smaller
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.interpret.decoder_calls import BACK
@@ -58,7 +58,7 @@ from anesurgery.mil import (
     static_shape,
     types,
 )
-from anesurgery.placement.loadable import of_version, refusal
+from anesurgery.placement.rules.loading import of_version, refusal
 from anesurgery.placement.score import placed
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import MLProgram

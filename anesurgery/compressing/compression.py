@@ -31,7 +31,12 @@ from anesurgery.compressing.correcting import (
 from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.estimating import estimated
 from anesurgery.compressing.finished import Finished
-from anesurgery.compressing.form_evidence import (
+from anesurgery.compressing.modes import SMALLEST
+from anesurgery.compressing.peers import Point, points
+from anesurgery.compressing.storing import Smaller, key_of, shift, store
+from anesurgery.compressing.weight_forms import (
+    BITS,
+    IOS18,
     PURPOSES,
     READING,
     Choice,
@@ -39,18 +44,14 @@ from anesurgery.compressing.form_evidence import (
     choose,
     choose_activations,
     choose_form,
+    read_form,
     unknown_chips,
 )
-from anesurgery.compressing.modes import SMALLEST
-from anesurgery.compressing.peers import Point, points
-from anesurgery.compressing.smaller import Smaller
-from anesurgery.compressing.storing import key_of, shift, store
-from anesurgery.compressing.weight_forms import BITS, IOS18, read_form
 from anesurgery.compressing.weight_rows import Rows
 from anesurgery.display import Drawn, drawn
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, UnknownName, Unsuited, warn
-from anesurgery.facts.logits import logits_of
+from anesurgery.facts.makeup import logits_of
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded
 from anesurgery.files.plot_files import save_picture
@@ -64,7 +65,7 @@ from anesurgery.interpret.predictor import Predictor, bound, check_ids
 from anesurgery.mil import Program, Var, exclusive, is_compressed, is_weight, np_dtype, operands
 from anesurgery.placement.durations import Change, change
 from anesurgery.placement.inspection import Inspection
-from anesurgery.placement.loadable import newest_for, of_version, refusal
+from anesurgery.placement.rules.loading import newest_for, of_version, refusal
 from anesurgery.placement.score import placed
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import rows_of

@@ -21,17 +21,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.compressing.fitted import Fitting
-from anesurgery.compressing.rounding import best, lost, nearest
+from anesurgery.compressing.fitting import Fitting, best, lost, nearest
 from anesurgery.compressing.second_order import Shares, moments, unit_of
 from anesurgery.compressing.weight_rows import Rows, rows_of
 from anesurgery.errors import NotFinite
+from anesurgery.files.arrays import set_aside
 from anesurgery.files.package import Loaded
-from anesurgery.files.set_aside import set_aside
 from anesurgery.interpret import sampling
 from anesurgery.interpret.arithmetic.precision import forget
 from anesurgery.interpret.core import Env, Executable, Plan, Step
-from anesurgery.interpret.listener import Listener
+from anesurgery.interpret.table import Listener
 from anesurgery.mil import Array, Function, Operation, Var, dtype_name, is_weight, operands, static_shape, types
 from anesurgery.regions.compressed_weights import Form, Result
 from anesurgery.regions.reencoding import numbers_of

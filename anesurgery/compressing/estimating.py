@@ -23,15 +23,13 @@ from anesurgery.compressing.assignment import Option, Row, propose
 from anesurgery.compressing.correcting import Candidate, Seen, candidates, joined, op_by_op
 from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.finished import Finished, portable
-from anesurgery.compressing.fitted import Fitting
+from anesurgery.compressing.fitting import Fitting, handed_on, nearest
 from anesurgery.compressing.grids import Grid
-from anesurgery.compressing.rounding import handed_on, nearest
 from anesurgery.compressing.second_order import Shares, unit_of
 from anesurgery.compressing.weight_forms import MOST_VECTOR
-from anesurgery.facts.logits import logits_of
+from anesurgery.facts.makeup import logits_of
 from anesurgery.files.package import Loaded, save
-from anesurgery.files.shards import Shard
-from anesurgery.files.sharing import Workers, result
+from anesurgery.files.sharing import Shard, Workers, result
 from anesurgery.interpret.arithmetic.precision import KEPT
 from anesurgery.interpret.core import Executable, Step
 from anesurgery.interpret.forks import Forks

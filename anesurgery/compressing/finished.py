@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.compressing import correcting, fitted, grids, rounding, second_order, tables, weight_rows, zeros
+from anesurgery.compressing import correcting, fitting, grids, second_order, tables, weight_rows, zeros
 from anesurgery.compressing.correcting import Candidate, Corrected, correct, decoded, size_of
 from anesurgery.errors import SurgeryError
 from anesurgery.files.sharing import Workers, result
@@ -27,7 +27,7 @@ from anesurgery.mil import Array, types
 from anesurgery.regions import clusters
 from anesurgery.regions.compressed_weights import Form, Result
 
-PROGRAM = (correcting, fitted, grids, rounding, second_order, tables, weight_rows, zeros, clusters)
+PROGRAM = (correcting, fitting, grids, fitting, second_order, tables, weight_rows, zeros, clusters)
 """The modules that decide what a weight becomes."""
 NONE: Array = np.empty(0)
 TOLD = "about"
@@ -117,7 +117,7 @@ def _program() -> bytes:
 
 def _key(one: Candidate, kind: str, met: Sequence[Array], version: int) -> str:
     reader = one.readers[0]
-    told = (kind, version, reader.layout, rounding.ROUNDS, reader.shape)
+    told = (kind, version, reader.layout, fitting.ROUNDS, reader.shape)
     digest = hashlib.blake2b(_program() + repr(told).encode(), digest_size=20)
     for array in (np.asarray(one.var.val), reader.channels, *met):
         digest.update(f"{array.dtype}{array.shape}".encode())

@@ -22,8 +22,7 @@ from anesurgery.files.progress import advance, work
 from anesurgery.mil import Array, Var, exclusive, is_compressed, operands, patched, quiet_host
 from anesurgery.regions.compressed_weights import decoded
 from anesurgery.regions.reencoding import stored_bytes
-from anesurgery.splitting.carving import Stretch, carve
-from anesurgery.splitting.graph import Graph
+from anesurgery.splitting.graph import Graph, Stretch, carve
 
 KINDS = {
     "palettize": ("OpPalettizerConfig", "palettize_weights"),

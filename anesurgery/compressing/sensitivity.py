@@ -34,8 +34,7 @@ from anesurgery.display import Drawn
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.files.package import Loaded, save
-from anesurgery.files.shards import Shard, share
-from anesurgery.files.sharing import workers
+from anesurgery.files.sharing import Shard, share, workers
 from anesurgery.interpret.core import Executable
 from anesurgery.interpret.features import images
 from anesurgery.interpret.forks import Fork, Forks

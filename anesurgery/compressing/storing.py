@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -13,6 +15,7 @@ import numpy as np
 from anesurgery.compressing.correcting import Corrected, new_bias, takes_bias
 from anesurgery.mil import Array, Function, Operation, Program, Var, mb, replace_uses, stamp
 from anesurgery.regions.compressed_weights import Result, build
+from anesurgery.rewriting.ml_program import MLProgram
 
 Key = tuple[tuple[int, ...], str, str]
 """Shape, type and digest of the numbers of a constant."""
@@ -121,3 +124,25 @@ def _replace(function: Function, var: Var, made: Corrected) -> bool:
     if not var.child_ops and not var.consuming_blocks:
         function.remove_ops([origin])
     return True
+
+
+class Smaller:
+    """What a compression leaves."""
+
+    subject: MLProgram
+
+    @property
+    def model(self) -> Any:
+        """An MLModel in a temporary package."""
+        return self.subject.mlmodel()
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the package, or the folder of chunks, atomically.
+
+        Raises:
+            LoadError: the path exists, is the input, has another suffix, or cannot be written.
+        """
+        return self.subject.save(Path(path).expanduser().absolute(), overwrite=overwrite, edited=True)
+
+
+__all__ = ["Smaller"]

@@ -18,7 +18,7 @@ import torch
 from anesurgery.compressing.grids import EVERY
 from anesurgery.compressing.second_order import SLAB
 from anesurgery.compressing.weight_forms import IOS18, WeightForm
-from anesurgery.files import sub_byte
+from anesurgery.files import weights
 from anesurgery.mil import Array, types
 from anesurgery.regions.clusters import MOST_ROWS, Totals, clustered, near, totals, weighted
 from anesurgery.regions.compressed_weights import Form
@@ -107,7 +107,7 @@ class Table:
         """Indices of the shape of the weight, and the tables; before iOS 18 one table."""
         codes = np.stack([self.codes(part, group) for group, part in enumerate(rows)])
         if version < IOS18:
-            packed, shape = sub_byte.pack(back(codes).astype(np.uint8), self.bits), back(codes).shape
+            packed, shape = weights.pack(back(codes).astype(np.uint8), self.bits), back(codes).shape
             inputs = {"indices": packed, "lut": self.entries.ravel(), "shape": np.array(shape, np.uint32)}
             return Form("constexpr_lut_to_dense", inputs)
         if self.width > 1:

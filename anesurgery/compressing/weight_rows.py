@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from anesurgery.interpret.ops.conv import cuts, pad_axes, padding, steps
+from anesurgery.interpret.ops.windows import cuts, pad_axes, padding, steps
 from anesurgery.mil import Array, Operation, Var, is_symbolic
 
 Tensor = torch.Tensor

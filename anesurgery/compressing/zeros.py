@@ -18,7 +18,7 @@ from anesurgery.compressing.grids import EVERY, Grid, Scaled
 from anesurgery.compressing.second_order import Shares, corrected
 from anesurgery.compressing.tables import Table
 from anesurgery.compressing.weight_forms import IOS18
-from anesurgery.files import sub_byte
+from anesurgery.files import weights
 from anesurgery.mil import Array, types
 from anesurgery.regions.compressed_weights import Form, Result
 
@@ -131,7 +131,7 @@ def _sparse(data: Array, mask: Array, version: int) -> Form:
         parts = {"nonzero_data": data, "mask": flags.view(types.np_uint1_dtype)}
     else:
         shape = np.array(mask.shape, np.uint32)
-        parts = {"nonzero_data": data, "mask": sub_byte.pack(flags, 1), "shape": shape}
+        parts = {"nonzero_data": data, "mask": weights.pack(flags, 1), "shape": shape}
     return Form("constexpr_sparse_to_dense", parts)
 
 

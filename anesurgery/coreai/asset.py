@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery.coreai.bytecode import Bytecode
-from anesurgery.errors import LoadError
-from anesurgery.files.absence import missing
+from anesurgery.errors import LoadError, missing
 from anesurgery.files.source import SourceFile, read_text
 
 SUFFIX = ".aimodel"

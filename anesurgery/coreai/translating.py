@@ -24,7 +24,7 @@ from anesurgery.files.writing import check_target, write_atomically
 from anesurgery.loading import clone, load_as_is
 from anesurgery.mil import Program, exclusive, walk_ops
 from anesurgery.network_editing.upgrade import in_precision
-from anesurgery.neuralnetwork.loaded_network import LoadedNetwork
+from anesurgery.neuralnetwork.importing import LoadedNetwork
 from anesurgery.ops import LISTS
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session

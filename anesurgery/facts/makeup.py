@@ -1,7 +1,8 @@
-"""What a network is made of: attention, causal or not, convolutions, lookups, pictures. Recipes ask for it."""
+"""What a network is made of: attention, convolutions, lookups, pictures; and which outputs are logits."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 
@@ -11,9 +12,20 @@ from anesurgery.errors import NO_MATCH, Refusal
 from anesurgery.facts.attention import MASKED, mask_chain
 from anesurgery.facts.masks import against_causal, take_apart, without_leading_biases
 from anesurgery.interpret.attentions import BETWEEN, SCALES, attentions
-from anesurgery.mil import Function, Operation, Program, Var, constant, np_dtype, producer, walk_ops
-from anesurgery.ops import CARRIERS, STATEFUL, UNARY, names
-from anesurgery.semantics.reading import reaches_output, readers_after, shape_in_words, weight
+from anesurgery.mil import (
+    Function,
+    Operation,
+    Program,
+    Var,
+    constant,
+    is_stored,
+    np_dtype,
+    operands,
+    producer,
+    walk_ops,
+)
+from anesurgery.ops import CARRIERS, PRODUCTS, STATEFUL, UNARY, names
+from anesurgery.semantics.reading import channels, reaches_output, readers_after, shape_in_words, weight
 
 SIDE = 8
 """A picture is at least so many numbers high and wide: a choice, above the 7 x 7 of the last feature maps of
@@ -172,3 +184,31 @@ def _is_float(var: Var) -> bool:
 def _is_head(op: Operation) -> bool:
     made = op.outputs[0] if op.op_type in ("linear", "matmul") and weight(op) is not None else None
     return made is not None and made.rank == 3 and reaches_output(made, CARRIERS | UNARY)
+
+
+AFTER_HEADS = CARRIERS | names("mul real_div add sub tanh clip minimum maximum concat softmax")
+"""What may stand between a head and the logits."""
+SAYS_SO = re.compile(r"logit|prob|score|class", re.IGNORECASE)
+"""In the name of an output."""
+WIDER = 2
+"""A head has at least so many times as many outputs as inputs; a projection of features has about as many."""
+
+
+def logits_of(function: Function) -> frozenset[str]:
+    """Names of the outputs that are logits: by their names, by a softmax, or by the product that makes them."""
+    return frozenset(v.name for v in function.outputs if SAYS_SO.search(v.name) or _chosen_among(v))
+
+
+def _chosen_among(var: Var) -> bool:
+    """Does a softmax make it, or a product with many more outputs than inputs?"""
+    while (op := var.op) is not None:
+        if op.op_type == "softmax":
+            return True
+        if op.op_type in PRODUCTS:
+            shape = channels(op)
+            return shape is not None and shape[0] >= WIDER * shape[1]
+        data = [v for _, v in operands(op) if not is_stored(v)]
+        if op.op_type not in AFTER_HEADS or len(data) != 1:
+            return False
+        var = data[0]
+    return False

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from anesurgery.errors import Refusal
-from anesurgery.facts import causal_windows
+from anesurgery.facts import windows
 from anesurgery.facts.attention import chain_to, mask_chain
 from anesurgery.facts.masks import causal_window, window_of
 from anesurgery.mil import Block, Operation, Var, consumers, operands, producer, static_shape
@@ -275,12 +275,12 @@ def _conv(op: Operation, tokens: Tokens) -> Made:
     labels = tokens.axes.get(op.x, {})
     axis = next((a for a, label in labels.items() if label == NEW), 0)
     pad = tokens.zeros.get(op.x)
-    if op.weight in tokens.axes or (pad is None and (axis < 2 or causal_windows.pointwise(op, axis))):
+    if op.weight in tokens.axes or (pad is None and (axis < 2 or windows.pointwise(op, axis))):
         return _carried(op, tokens)
-    zeros = causal_windows.zeros_before(pad, axis) if pad is not None else 0
+    zeros = windows.zeros_before(pad, axis) if pad is not None else 0
     if isinstance(zeros, Refusal) or set(labels.values()) != {NEW}:
         return Refusal("it does not hold the tokens on one axis") if not isinstance(zeros, Refusal) else zeros
-    reach = causal_windows.reach(op, axis, zeros)
+    reach = windows.reach(op, axis, zeros)
     if isinstance(reach, Refusal):
         return reach
     out, source = op.outputs[0], op.x if pad is None else pad.x
@@ -297,7 +297,7 @@ def _pad(op: Operation, tokens: Tokens) -> Made:
     moved = [a for a, label in labels.items() if op.x.shape[a] != op.outputs[0].shape[a]]
     if not moved or set(labels.values()) != {NEW}:
         return _carried(op, tokens)
-    zeros = causal_windows.zeros_before(op, moved[0])
+    zeros = windows.zeros_before(op, moved[0])
     if isinstance(zeros, Refusal):
         return zeros
     tokens.zeros[op.outputs[0]] = op

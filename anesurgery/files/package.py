@@ -19,9 +19,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from anesurgery.doors import door
-from anesurgery.errors import LoadError
+from anesurgery.errors import LoadError, missing
 from anesurgery.files import protobuf
-from anesurgery.files.absence import missing
 from anesurgery.files.compiled import (
     NETWORK,
     PROGRAM_TEXT,

@@ -1,5 +1,7 @@
 """Work shared out over processes of this machine, or by Dask over processes of several: one way for both.
 
+A share is a part of the work for one process or machine: "3/8" is the third of eight.
+
 What is handed in travels, and so does what comes back: a function by its name, its arguments as plain data or
 as paths, which every machine must see. A piece of work is the same computation wherever it runs, with as many
 threads as here, so results are the same bytes as without workers, where the processors are of one kind.
@@ -8,6 +10,7 @@ threads as here, so results are the same bytes as without workers, where the pro
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
@@ -15,7 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection, get_context, parent_process
-from typing import Any
+from typing import Any, TypeVar
 
 from anesurgery.errors import SurgeryError, warn
 
@@ -198,3 +201,47 @@ def _about() -> tuple[dict[str, str], str]:
 
     versions = {name: version(name) for name in ("anesurgery", "coremltools", "numpy", "torch")}
     return versions, torch.backends.cpu.get_cpu_capability()
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Every `count`-th piece of work, beginning with the `number`-th (from 1)."""
+
+    number: int = 1
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.count:
+            raise SurgeryError(f"shard {self.words}: the first number goes from 1 to the second")
+
+    @property
+    def words(self) -> str:
+        """The share as it is written: "3/8"."""
+        return f"{self.number}/{self.count}"
+
+    def of(self, work: Sequence[T]) -> list[T]:
+        """The pieces of this share, in order: neighbours are in different shares."""
+        return list(work[self.number - 1 :: self.count])
+
+    def share(self, number: int, count: int) -> Shard:
+        """A share of this share."""
+        return Shard((number - 1) * self.count + self.number, self.count * count)
+
+
+def share(asked: Shard | str | tuple[int, int] | None) -> Shard:
+    """A share, given as "3/8" or (3, 8); all of the work when absent.
+
+    Raises:
+        SurgeryError: it is something else.
+    """
+    if asked is None or isinstance(asked, Shard):
+        return asked or Shard()
+    if isinstance(asked, str):
+        parts = re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", asked)
+        if parts is None:
+            raise SurgeryError(f"shard {asked!r}: write it as 3/8, the third of eight")
+        return Shard(int(parts[1]), int(parts[2]))
+    return Shard(*asked)

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.frontend import complex_numbers, strided_views
+from anesurgery.frontend import complex_numbers, parts
 from anesurgery.frontend.arguments import Convert, dtype_of, inputs_of, known_value
 from anesurgery.frontend.complex_numbers import is_complex
 from anesurgery.frontend.conversions import ALIASES, CONVERSIONS, WRAPPERS
@@ -53,7 +53,7 @@ def register() -> None:
     _add(converters, decomposable(converters))
     _give_way(_TORCH_OPS_REGISTRY)
     write_through_views()
-    strided_views.register()
+    parts.register()
     complex_numbers.register()
     name_modules_in_errors()
     write_slices()

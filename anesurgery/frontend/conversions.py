@@ -23,23 +23,26 @@ from anesurgery.frontend.complex_numbers import (
     view_as_complex,
 )
 from anesurgery.frontend.elementary import CONVERSIONS as ELEMENTARY
-from anesurgery.frontend.elementary import PRIMITIVES, SHORTENED, completed, rounding_whole_numbers
-from anesurgery.frontend.elementary import WRAPPERS as ELEMENTARY_WRAPPERS
-from anesurgery.frontend.experts import grouped_product, histogram
-from anesurgery.frontend.ignored_arguments import (
+from anesurgery.frontend.elementary import (
+    PRIMITIVES,
+    SHORTENED,
+    completed,
     gelu,
     rms_norm,
     rounded,
+    rounding_whole_numbers,
     variance,
     with_factor,
     with_threshold,
     with_word,
 )
+from anesurgery.frontend.elementary import WRAPPERS as ELEMENTARY_WRAPPERS
+from anesurgery.frontend.experts import grouped_product, histogram
 from anesurgery.frontend.length_choices import choosing
+from anesurgery.frontend.parts import CONVERSIONS as SCATTERING
+from anesurgery.frontend.parts import WRAPPERS as SCATTERING_WRAPPERS
+from anesurgery.frontend.parts import as_strided, unfold
 from anesurgery.frontend.resampling import resampled
-from anesurgery.frontend.scattering import CONVERSIONS as SCATTERING
-from anesurgery.frontend.scattering import WRAPPERS as SCATTERING_WRAPPERS
-from anesurgery.frontend.strided_views import as_strided, unfold
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
 
 # Triangles of matrices, by selection; triangular systems, which gated linear attention solves, by products.
@@ -797,6 +800,23 @@ def _promoting(host: Convert) -> Convert:
     return convert
 
 
+def _with_real_options(host: Convert) -> Convert:
+    """Whole numbers as options of an activation, as in `Hardtanh(0, 1)`: coremltools makes them int32."""
+
+    def convert(context: Any, node: Any) -> None:
+        x, *options = inputs_of(context, node)
+        inputs = list(node.inputs)
+        for i, option in enumerate(options, 1):
+            if isinstance(option, Var) and option.val is not None and np_dtype(option).kind in "iu":
+                inputs[i] = f"{node.name}_option_{i}"
+                real = np.asarray(option.val, dtype=np_dtype(x))
+                context.add(mb.const(val=real[()], name=inputs[i]))
+        node.inputs = inputs
+        host(context, node)
+
+    return convert
+
+
 def _at_integers(place: int) -> Callable[[Convert], Convert]:
     """Places that are counted, as in `(x > edges).sum(-1)`: coremltools sums booleans as floats."""
 
@@ -911,6 +931,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "scaled_dot_product_attention": with_grouped_heads,
     **dict.fromkeys(("matmul", "bmm", "mm", "outer", "clamp_min", "clamp_max"), _promoting),
     "mul": computing("mul"),
+    **dict.fromkeys(("hardtanh", "leaky_relu", "elu", "threshold"), _with_real_options),
     **dict.fromkeys(("gather", "index_select"), _at_integers(2)),
     "embedding": _at_integers(1),
     "masked_fill": _with_wide_masks,

@@ -91,9 +91,12 @@ class _Call(torch.nn.Module):
         scripted = isinstance(module, torch.jit.ScriptModule)
         taken = () if scripted else inspect.signature(module.forward).parameters
         self.more = {"use_cache": False} if "use_cache" in taken and "use_cache" not in example else {}
+        self.by_place = not scripted and _rest(module) is not None and not set(self.names) <= set(taken)
 
     def _made(self, values: Sequence[torch.Tensor]) -> Any:
         read = [value.bool() if mask else value for value, mask in zip(values, self.masks, strict=True)]
+        if self.by_place:
+            return self.module(*read, **self.more)
         return self.module(**dict(zip(self.names, read, strict=True)), **self.more)
 
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -151,7 +154,18 @@ def _by_name(module: torch.nn.Module, inputs: Any) -> Tensors:
         return _named([argument.name for argument in forward.schema.arguments[1:]], inputs)
     parameters = inspect.signature(module.forward).parameters.values()
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return _named(positional, inputs, any(p.kind is p.VAR_KEYWORD for p in parameters))
+    if (rest := _rest(module)) is not None:
+        if isinstance(inputs, Mapping):  # any other name is one of the rest, in their order
+            inputs = {n: inputs[n] for n in positional if n in inputs} | dict(inputs)
+        count = len(inputs) if isinstance(inputs, (list, tuple)) else 1
+        positional += [f"{rest}_{i}" for i in range(count - len(positional))]
+    return _named(positional, inputs, rest is not None or any(p.kind is p.VAR_KEYWORD for p in parameters))
+
+
+def _rest(module: torch.nn.Module) -> str | None:
+    """The name of the parameter that takes any number of tensors, as `*args` does; None for no such one."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    return next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
 
 
 def _named(names: Sequence[str], inputs: Any, more: bool = False) -> Tensors:

@@ -12,18 +12,17 @@ if TYPE_CHECKING:
     from anesurgery.interpret.core import Evaluator as Evaluator
     from anesurgery.interpret.core import Executable as Executable
     from anesurgery.interpret.core import evaluate as evaluate
-    from anesurgery.interpret.listener import Listener as Listener
     from anesurgery.interpret.predictor import Predictor as Predictor
     from anesurgery.interpret.predictor import run as run
     from anesurgery.interpret.table import TABLE as TABLE
+    from anesurgery.interpret.table import Listener as Listener
     from anesurgery.interpret.table import Unsupported as Unsupported
     from anesurgery.interpret.table import impl as impl
 
 HOMES = {
     "core": ("Evaluator", "Executable", "evaluate"),
-    "listener": ("Listener",),
     "predictor": ("Predictor", "run"),
-    "table": ("TABLE", "Unsupported", "impl"),
+    "table": ("TABLE", "Listener", "Unsupported", "impl"),
 }
 """Module -> what it gives to this package."""
 

@@ -19,17 +19,16 @@ import torch.nn.functional as F  # noqa: N812 - the usual name
 
 from anesurgery.doors import short_of_memory
 from anesurgery.errors import InterpretError, OutOfMemory, SurgeryError
-from anesurgery.files.set_aside import set_aside
+from anesurgery.files.arrays import set_aside
 from anesurgery.files.source import SourceFile
 from anesurgery.files.weights import source_of
 from anesurgery.interpret import attentions, sampling, state
 from anesurgery.interpret.arithmetic import precision as dtypes
-from anesurgery.interpret.listener import Listener
 from anesurgery.interpret.ops import constexpr, control, tensor
 from anesurgery.interpret.ops.reduction import linear
 from anesurgery.interpret.ops.tensor import sliced_at
 from anesurgery.interpret.state import Box
-from anesurgery.interpret.table import TABLE, Unsupported
+from anesurgery.interpret.table import TABLE, Listener, Unsupported
 from anesurgery.mil import (
     Array,
     Block,

@@ -18,11 +18,11 @@ from anesurgery.files.sequence import ModelSequence
 from anesurgery.interpret import features, state
 from anesurgery.interpret.arithmetic.precision import run_dtype, to_numpy, widen
 from anesurgery.interpret.core import Executable
-from anesurgery.interpret.listener import Listener
 from anesurgery.interpret.sampling import rows_read, sample_function
+from anesurgery.interpret.table import Listener
 from anesurgery.loading import load, load_member, load_sequence
 from anesurgery.mil import Function, Operation, Var, ct, function_of, is_stored, np_dtype, types
-from anesurgery.neuralnetwork.loaded_network import runnable
+from anesurgery.neuralnetwork.importing import runnable
 from anesurgery.registry import INTERPRETER
 
 

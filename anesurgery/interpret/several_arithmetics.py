@@ -20,8 +20,8 @@ from anesurgery.interpret import sampling
 from anesurgery.interpret.arithmetic import precision as dtypes
 from anesurgery.interpret.core import Env, Executable, Step
 from anesurgery.interpret.forks import copied
-from anesurgery.interpret.listener import Listener
 from anesurgery.interpret.state import Box
+from anesurgery.interpret.table import Listener
 from anesurgery.mil import Array, Operation, Program, Var, np_dtype
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from anesurgery.errors import InterpretError
+from anesurgery.mil import Operation
 from anesurgery.ops import MOVING, PADDING
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -126,3 +127,13 @@ def to_int32(x: torch.Tensor) -> torch.Tensor:
     if x.is_floating_point():
         x = torch.nan_to_num(x.double(), 0.0).clamp(-(2.0**31), 2.0**31 - 1)
     return x.to(torch.int64).to(torch.int32)
+
+
+class Listener:
+    """Told about each op as it runs; override what you need."""
+
+    def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
+        """An op is about to run on these values (torch tensors by parameter name)."""
+
+    def after(self, op: Operation, outputs: Sequence[Any]) -> None:
+        """An op has made these values, in the order of its outputs."""

@@ -9,6 +9,9 @@ new layers as MIL ops beside the old ones, comparison, replacing, layers that no
         def rewrite(self, site: Site) -> Refusal | None:
             ...
             site.emit("unary", [x], site.outputs, type="THRESHOLD", alpha=least)
+
+Channel, height and width, along which layers of the first releases work, are counted from the end, as the
+definition of the format counts axes.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from anesurgery.errors import NO_MATCH, LoadError, Refusal, Refused
 from anesurgery.mil import Array, Var, any_symbolic, quiet_host
 from anesurgery.network_editing.network import Network, Node
 from anesurgery.network_editing.neural_network import NeuralNetwork
-from anesurgery.neuralnetwork.making import make_layer
+from anesurgery.neuralnetwork.making import make_layer, weights
 from anesurgery.rewriting.driver import Built, Place, operate
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
@@ -304,3 +307,65 @@ def _same_shapes(pairs: Sequence[tuple[Var, Var]]) -> bool:
     if any(any_symbolic(s) and str(s[0]) != str(s[1]) for s in sizes):
         raise Refused("a size is dynamic, and cannot be shown to stay as it is")
     return same and all(any_symbolic(s) or s[0] == s[1] for s in sizes)
+
+
+SEQUENCE, BATCH, CHANNEL, HEIGHT, WIDTH = -5, -4, -3, -2, -1
+NAMES = {SEQUENCE: "sequence", BATCH: "batch", CHANNEL: "channel", HEIGHT: "height", WIDTH: "width"}
+CUT = {CHANNEL: "CHANNEL_AXIS", HEIGHT: "HEIGHT_AXIS", WIDTH: "WIDTH_AXIS"}
+"""Axis -> its name in a `slice`, which needs no more axes than come after it."""
+MOST_MIXED = 512
+"""Channels above which a pass does not write a matrix: C x C weights, and C x C products for each pixel, of
+which 512 have 262,144."""
+
+Margins = tuple[int, int]
+"""Elements before and after."""
+
+
+def from_end(axis: int, rank: int) -> int:
+    """An axis that counts from either end, from the end."""
+    return axis - rank if axis >= 0 else axis
+
+
+def cut(axis: int, span: range) -> Step:
+    """The `slice` that leaves the places of `span`, upwards, of an axis of `CUT`."""
+    fields = {"startIndex": span.start, "endIndex": span.stop, "stride": span.step}
+    return "slice", {"axis": CUT[axis], **fields}
+
+
+def border(height: Margins, width: Margins, value: float) -> Step:
+    """A `padding` with one number, for a blob of two axes or more."""
+    return "padding", {"constant": {"value": value}, "paddingAmounts": borders(height, width)}
+
+
+def repeated_border(height: Margins, width: Margins) -> Step:
+    """A `padding` that repeats the pixels of the border."""
+    return "padding", {"replication": {}, "paddingAmounts": borders(height, width)}
+
+
+def borders(height: Margins, width: Margins) -> dict[str, list[dict[str, int]]]:
+    """The fields of a `BorderAmounts` message."""
+    return {"borderAmounts": [{"startEdgeSize": a, "endEdgeSize": b} for a, b in (height, width)]}
+
+
+def height_and_width(site: Site, blob: str) -> list[int]:
+    """The last two sizes of a blob.
+
+    Raises:
+        Refused: one is dynamic.
+    """
+    extent = [d for d in site.shape(blob)[-2:] if d is not None]
+    if len(extent) != 2:
+        raise Refused(f"height or width of {blob!r} is dynamic")
+    return extent
+
+
+def picking(picks: Sequence[int], channels: int) -> Step:
+    """The 1x1 `convolution` whose channel i is channel picks[i] of the `channels` of its input.
+
+    Each number is 1 times one number plus zeros, hence exact for finite ones; an infinite number makes the
+    others of its pixel NaN.
+    """
+    matrix = np.zeros((len(picks), channels), np.float32)
+    matrix[np.arange(len(picks)), list(picks)] = 1
+    sizes = {"outputChannels": len(picks), "kernelChannels": channels, "kernelSize": [1, 1]}
+    return "convolution", {**sizes, "valid": {}, "weights": weights(matrix)}

@@ -1,4 +1,4 @@
-"""Build the layers of a network as MIL ops, one after the other: what is known while doing so.
+"""Build the layers of a network as MIL ops: what is known while doing so, and the table of layer types.
 
 A network speaks of axes from the end: width is -1, height -2, channel -3, batch -4, sequence -5. In the mapping
 of specification 1 to 3 every blob has rank 5. It is held here as (batch, channel, height, width) where the
@@ -9,19 +9,33 @@ one held without its sequence. In the exact mapping every blob has the rank that
 
 A blob may have no axes: it is [1] as an output only. (The format's text says so of ranges, but of `squeeze`
 that a vector stays one; coremltools' test `TestRank0ExpandDimsSwap` expects the former of a Mac.)
+
+A family of layers is a module; its functions are registered by `@layer(...)` and built by a `Context`::
+
+    @layer("softmax")
+    def softmax(ctx, params, inputs):
+        return mb.softmax(x=inputs[0], axis=-3)
+
+`params` is the message of the layer type, `inputs` are the values it reads; what comes back is the value of the
+one output, or a list of values, one for each output. `ctx.layer` is the whole message of the layer.
+
+Blobs are fp32, whatever they hold: conditions are 1 and 0, indices are whole floats.
+
+A layer that counts axes from the first, or makes or takes away axes, is registered by `@layer_nd(...)`: it is
+given its blobs with all their axes. The others count from the end, and so need not know of a sequence of 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
 from anesurgery.errors import LoadError, NotExpressible, SurgeryError, UnknownName
 from anesurgery.mil import Array, Var, is_symbolic, mb, types
 from anesurgery.neuralnetwork import spec
-from anesurgery.neuralnetwork.layers.layer_table import LAYERS, Layer
 
 Custom = Mapping[str, Callable[..., Any]]
 """Class name of a custom layer -> function that builds it, called as a layer function is."""
@@ -222,3 +236,58 @@ class Context:
             )
         near = UnknownName("blob", name, self.env)
         raise self.error(f"reads the blob {name!r}, which nothing makes; {near}")
+
+
+Made = Var | Sequence[Var] | None
+Build = Callable[[Any, Any, list[Var]], Made]
+Axes = Literal["all", "most", "first"]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """How a layer type is built."""
+
+    build: Build
+    least: int
+    """Number of inputs, at least."""
+    most: int | None
+    """Number of inputs, at most; None without bound."""
+    axes: Axes = "most"
+    """How axes are counted: "all" as they are; else from the end, and the result has as many as the input with
+    the most, or as the "first" input."""
+
+    @property
+    def inputs(self) -> str:
+        """How many inputs it takes, in words."""
+        if self.most is None:
+            return f"at least {self.least}"
+        return str(self.least) if self.least == self.most else f"{self.least} to {self.most}"
+
+
+LAYERS: dict[str, Layer] = {}
+"""Layer type, as the field of `NeuralNetworkLayer` is named -> how it is built (after `load_families`)."""
+
+
+def layer(
+    *kinds: str, inputs: int | tuple[int, int | None] = 1, axes: Axes = "most"
+) -> Callable[[Build], Build]:
+    """Register a function for layer types.
+
+    Args:
+        kinds: fields of `NeuralNetworkLayer`.
+        inputs: how many inputs; (least, most), where most may be None.
+        axes: how the layer counts them, see `Layer`.
+    """
+    least, most = (inputs, inputs) if isinstance(inputs, int) else inputs
+
+    def register(build: Build) -> Build:
+        for kind in kinds:
+            LAYERS[kind] = Layer(build, least, most, axes)
+        return build
+
+    return register
+
+
+def layer_nd(*kinds: str, inputs: int | tuple[int, int | None] = 1) -> Callable[[Build], Build]:
+    """Register a function for layer types that count all axes of their blobs."""
+    return layer(*kinds, inputs=inputs, axes="all")

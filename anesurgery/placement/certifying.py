@@ -26,11 +26,11 @@ from anesurgery.checking.grades import OutputComparison, compare_arrays, psnr
 from anesurgery.display import Drawn, drawn, finite
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, near_matches
-from anesurgery.facts.logits import logits_of
+from anesurgery.facts.makeup import logits_of
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded
 from anesurgery.interpret import Executable, Listener, Predictor, run, sampling
-from anesurgery.interpret.arithmetic.double import Double
+from anesurgery.interpret.arithmetic.precision import Double
 from anesurgery.interpret.arithmetic.properties import CHIPS
 from anesurgery.interpret.predictor import bound
 from anesurgery.interpret.several_arithmetics import OpResults, SeveralArithmetics

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from anesurgery.placement.evidence import Finding, Grade
-from anesurgery.placement.rules.aborting_loads import ROWS
 from anesurgery.placement.rules.faulty_ops import CLAIMS, WARNINGS
+from anesurgery.placement.rules.loading import ROWS
 
 ON_ROWS = "lost-epsilon"
 """Nearly every decoder has it, and it counts on rows with a spike alone: no headline."""

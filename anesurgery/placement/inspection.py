@@ -15,7 +15,7 @@ from anesurgery.placement.durations import Time
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.findings_in_words import in_short
 from anesurgery.placement.flexible import AtShape
-from anesurgery.placement.loadable import refusal
+from anesurgery.placement.rules.loading import refusal
 from anesurgery.placement.target import Target
 from anesurgery.placement.unit_advice import UnitAdvice
 

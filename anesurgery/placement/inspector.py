@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from anesurgery import registry
+from anesurgery.display import Drawn
 from anesurgery.doors import THIS, door, given_words
 from anesurgery.errors import LoadError, SurgeryError, UnknownName, warn
 from anesurgery.files import size_index
@@ -18,17 +20,16 @@ from anesurgery.files.interface import origin_of
 from anesurgery.files.package import Loaded
 from anesurgery.files.size_index import is_sized
 from anesurgery.loading import load_graph
-from anesurgery.mil import dtype_name, exclusive, function_of
-from anesurgery.placement import compute_plan, loadable, memory, unit_advice
+from anesurgery.mil import Operation, Program, dtype_name, exclusive, function_of
+from anesurgery.placement import compute_plan, memory, unit_advice
 from anesurgery.placement.evidence import Finding, Rule, rules_beside
 from anesurgery.placement.flexible import fixing
 from anesurgery.placement.inspection import NO_TIME, Inspection, OpRow
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.rules import (
-    aborting_loads,
     faulty_ops,
-    ignored_masks,
     legality,
+    loading,
     lost_in_conversion,
     numeric,
     sampled,
@@ -36,6 +37,7 @@ from anesurgery.placement.rules import (
     slow,
     whole_model,
 )
+from anesurgery.placement.rules.legality import FORBIDDEN
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import time_of_shaped
 from anesurgery.placement.verdicts import (
@@ -63,7 +65,7 @@ NO_GPU = (
     "erwinzhang7/coreml-compute-placement)"
 )
 
-BY_VALUE = (*numeric.RULES, *ignored_masks.RULES, *faulty_ops.RULES, *lost_in_conversion.RULES)
+BY_VALUE = (*numeric.RULES, *faulty_ops.MASK_RULES, *faulty_ops.RULES, *lost_in_conversion.RULES)
 """The tables that ask what constants hold."""
 RULES = (*slow.RULES, *BY_VALUE, *shapes.RULES, *legality.SPEED, *slow.REPAIRED, *slow.LOOPS)
 """The tables; `rules_beside` adds rules that stand in files of their own, and the user's."""
@@ -149,7 +151,7 @@ def inspect_program(
     budget, about_memory = memory.measure(shaped.function, target)
     judged, doubts = shaped.judged, whole_model.doubts(chosen, shaped.flexible, budget, target)
     about_load = (
-        *aborting_loads.of_function(shaped.function, target),
+        *loading.of_function(shaped.function, target),
         *whole_model.slow_loads(shaped.function, budget, target),
         *about_memory,
     )
@@ -189,7 +191,7 @@ def inspect_program(
 def _of_format(loaded: Loaded, target: Target) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
     """Whether the target loads the format at all, and notes on models of it."""
     if (own := registry.rules_of(loaded.source)) is None:
-        return tuple(loadable.of_version(_version(loaded), target)), ()
+        return tuple(loading.of_version(_version(loaded), target)), ()
     return own.of_model(target), (own.NOTE,)
 
 
@@ -330,3 +332,77 @@ def _placed(inspection: Inspection) -> dict[tuple[str, int], OpRow]:
         placed[row.op_type, counts[row.op_type]] = row
         counts[row.op_type] += 1
     return placed
+
+
+NO, OTHER_TARGET = "no", "other chip or OS"
+
+
+@dataclass(frozen=True)
+class Consulted:
+    """A rule that speaks about an op's type.
+
+    Attributes:
+        rule: the row of the table.
+        said: what it found; "no" where its condition does not hold; "other chip or OS" where it was not asked.
+    """
+
+    rule: Rule
+    said: str
+
+    @property
+    def found(self) -> bool:
+        """Did it find something?"""
+        return self.said not in (NO, OTHER_TARGET)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        rule = self.rule
+        return {
+            "rule": rule.id,
+            "kind": rule.kind,
+            "said": self.said,
+            "because": rule.because,
+            "source": rule.source,
+            "grade": rule.grade.value,
+            "scope": str(rule.scope),
+            "remedy": rule.remedy,
+            "advice": rule.advice,
+        }
+
+
+@dataclass(frozen=True)
+class Why(Drawn):
+    """One op: its row in the report, and all rules asked about it, those that found something first."""
+
+    row: OpRow
+    rules: tuple[Consulted, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"op": self.row.to_json(), "rules": [consulted.to_json() for consulted in self.rules]}
+
+
+def why(model: Loaded | Program, op: str, target: Target, function: str | None = None) -> Why:
+    """Why an op of an ML Program is placed as it is.
+
+    Raises:
+        UnknownName: no op of that name.
+    """
+    loaded = Loaded.of(model)
+    rules = (*RULES, *rules_beside())
+    inspection = inspect_program(loaded, target, function=function)
+    judged = {j.name: j.op for j in judge_shaped(loaded, function, target, rules).judged}
+    if op not in judged:
+        raise UnknownName("op", op, difflib.get_close_matches(op, judged, 8, 0) or judged)
+    chosen = judged[op]
+    about = [rule for rule in (*FORBIDDEN, *rules) if not rule.ops or chosen.op_type in rule.ops]
+    asked = [Consulted(rule, _said(rule, chosen, target)) for rule in about]
+    return Why(inspection.row(op), tuple(sorted(asked, key=lambda consulted: not consulted.found)))
+
+
+def _said(rule: Rule, op: Operation, target: Target) -> str:
+    if not rule.scope.concerns(target):
+        return OTHER_TARGET
+    if rule.test is None:
+        return f"{op.op_type}, in every form" if rule.kind == "legality" else NO
+    return rule.test(op, target) or NO

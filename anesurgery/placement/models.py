@@ -17,8 +17,8 @@ from anesurgery.mil import Program, ct
 from anesurgery.neuralnetwork.spec import NETWORKS, networks_of
 from anesurgery.placement.durations import Time, total
 from anesurgery.placement.inspection import NO_TIME, Inspection
-from anesurgery.placement.loadable import of_version
 from anesurgery.placement.networks import inspect_network
+from anesurgery.placement.rules.loading import of_version
 from anesurgery.placement.target import Target
 from anesurgery.registry import reader_of
 

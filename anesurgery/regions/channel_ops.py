@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.facts.axis_slice import axis_slice
 from anesurgery.mil import (
     Operation,
     Var,
@@ -40,7 +39,7 @@ from anesurgery.regions.layouts import (
     seen_shape,
 )
 from anesurgery.regions.rotary import exchange
-from anesurgery.semantics.reading import axes_of, axis_of, flag, ints, permutation
+from anesurgery.semantics.reading import axes_of, axis_of, axis_slice, flag, ints, permutation
 
 # Norms, reductions and parts of one axis in a channels-first region.
 

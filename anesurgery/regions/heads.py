@@ -26,7 +26,7 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.ops import POINTWISE
-from anesurgery.regions.channel_views import FREE, straight, twin, upstream
+from anesurgery.regions.channel_steps import FREE, straight, twin, upstream
 from anesurgery.regions.layouts import BATCH, CHANNELS, TOKENS, Groups, Layout
 from anesurgery.semantics.reading import axis_of, flag, ints, permutation
 

@@ -9,9 +9,7 @@ import numpy as np
 import torch
 
 from anesurgery.errors import NO_MATCH, Refusal
-from anesurgery.facts.axis_slice import AxisSlice, axis_slice
-from anesurgery.facts.dependence import slice_back
-from anesurgery.facts.rowwise import rows_read
+from anesurgery.facts.dependence import rows_read, slice_back
 from anesurgery.interpret import evaluate
 from anesurgery.mil import (
     Array,
@@ -28,7 +26,7 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import VIEWS
 from anesurgery.regions.views import seen_as
-from anesurgery.semantics.reading import axis_of, flag, number
+from anesurgery.semantics.reading import AxisSlice, axis_of, axis_slice, flag, number
 
 LEAST_ROWS = 4
 """From so many positions on a table is recognised: fewer rows fit other formulas as well."""

@@ -1,12 +1,24 @@
-"""The few ops that many rewrites build: an op again, a part of an axis, parts side by side, another shape."""
+"""The few ops that many rewrites build: an op again, a part of an axis, another shape, another float type."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from anesurgery.facts.rowwise import Tail
-from anesurgery.mil import Maker, Operation, Var, any_symbolic, op_inputs
+import numpy as np
+
+from anesurgery.facts.dependence import Tail
+from anesurgery.mil import (
+    Maker,
+    Operation,
+    Var,
+    any_symbolic,
+    constant,
+    consumers,
+    is_output,
+    np_dtype,
+    op_inputs,
+)
 from anesurgery.semantics.reading import each_axis
 from anesurgery.semantics.rows import squeezed, staying
 
@@ -85,3 +97,77 @@ def last_row(mb: Maker, value: Var, axis: int) -> Var:
     else:
         begin, ends = [shape[axis] - 1 if h else 0 for h in here], {"end": shape}
     return mb.slice_by_index(x=value, begin=begin, name=f"{value.name}_last", **ends)
+
+
+def framed(mb: Maker, x: Var, axis: int, frame: int, count: int, left: int) -> Var:
+    """The axis in `count` frames, `left` zeros first; the elements of a frame are channels."""
+    shape = [int(d) for d in x.shape]
+    right = frame * count - left - shape[axis]
+    if right < 0:
+        shape[axis] += right
+        x, right = mb.slice_by_size(x=x, begin=[0] * x.rank, size=shape), 0
+    if left or right:
+        pad = [0] * 2 * x.rank
+        pad[2 * axis : 2 * axis + 2] = [left, right]
+        x = mb.pad(x=x, pad=pad)
+    before, after = shape[:axis], shape[axis + 1 :]
+    if before[1:] == [1]:  # one channel, and the first axis after it
+        x = mb.reshape(x=x, shape=[before[0], count, frame, *after])
+        return mb.transpose(x=x, perm=[0, 2, 1, *range(3, x.rank)])
+    x = mb.reshape(x=x, shape=[*before, count, frame, *after])
+    x = mb.transpose(x=x, perm=[0, 1, axis + 1, *(a for a in range(2, x.rank) if a != axis + 1)])
+    return mb.reshape(x=x, shape=[before[0], before[1] * frame, *before[2:], count, *after])
+
+
+def unfolded(mb: Maker, x: Var, axis: int, phases: int, results: int) -> Var:
+    """The phases among the channels become neighbours on the axis; `results` of them stay."""
+    b, channels, *spatial = (int(d) for d in x.shape)
+    if phases > 1:
+        if channels == phases:
+            x = mb.transpose(x=x, perm=[0, *range(2, axis + 1), 1, *range(axis + 1, x.rank)])
+        else:
+            x = mb.reshape(x=x, shape=[b, channels // phases, phases, *spatial])
+            x = mb.transpose(x=x, perm=[0, 1, *range(3, axis + 2), 2, *range(axis + 2, x.rank)])
+        spatial[axis - 2] *= phases
+        x = mb.reshape(x=x, shape=[b, channels // phases, *spatial])
+    if spatial[axis - 2] != results:
+        spatial[axis - 2] = results
+        x = mb.slice_by_size(x=x, begin=[0] * x.rank, size=[b, channels // phases, *spatial])
+    return x
+
+
+def for_readers(mb: Maker, old: Var, new: Var) -> dict[Var, Var]:
+    """Replace a value by one that may be narrower; a reader that made it as narrow is not needed any more."""
+    readers = consumers(old)
+    if len(readers) == 1 and not is_output(old) and np_dtype(old) != np_dtype(new):
+        narrowed: Var = readers[0].outputs[0]
+        if readers[0].op_type == "cast" and np_dtype(narrowed) == np_dtype(new):
+            return {narrowed: new}
+    return {old: as_dtype(mb, new, np_dtype(old))}
+
+
+def dtype_word(dtype: np.dtype[np.generic]) -> str:
+    """A float type as `cast` names it."""
+    return "fp16" if dtype == np.float16 else "fp32"
+
+
+def as_dtype(mb: Maker, var: Var, dtype: np.dtype[np.generic]) -> Var:
+    """A value in a float type."""
+    if np_dtype(var) == dtype:
+        return var
+    return mb.cast(x=var, dtype=dtype_word(dtype))
+
+
+def again_on(mb: Maker, op: Operation, x: Var) -> Var:
+    """An op that stood between the mask and the softmax, on the new operand."""
+    if op.op_type == "cast":
+        return as_dtype(mb, x, np_dtype(op.outputs[0]))
+    if op.op_type in ("mul", "real_div"):
+        scale = op.y if constant(op.y) is not None else op.x
+        x = as_dtype(mb, x, np_dtype(scale))
+        copy: Var = getattr(mb, op.op_type)(x=x, y=scale)
+    elif op.op_type == "reshape":
+        copy = mb.reshape(x=x, shape=op.shape)
+    else:
+        copy = x
+    return copy

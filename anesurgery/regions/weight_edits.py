@@ -13,11 +13,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from anesurgery.facts.axis_slice import axis_slice
 from anesurgery.interpret.arithmetic.precision import forget
 from anesurgery.mil import Array, Operation, static_shape
 from anesurgery.ops import VIEWS
-from anesurgery.semantics.reading import permutation
+from anesurgery.semantics.reading import axis_slice, permutation
 
 PAD = -1
 """Stands for an element of the padding."""

@@ -12,9 +12,9 @@ import torch
 from anesurgery.checking.site import lies_within
 from anesurgery.errors import Refusal, SurgeryError
 from anesurgery.files.interface import adapt_inputs
-from anesurgery.interpret.listener import Listener
 from anesurgery.interpret.predictor import run
 from anesurgery.interpret.sampling import sample_function
+from anesurgery.interpret.table import Listener
 from anesurgery.mil import Function, Operation, Program, Var, types
 from anesurgery.rewriting.session import Needs, Session
 from anesurgery.semantics.intervals import stored_score

@@ -1,4 +1,8 @@
-"""What steps do to the outputs of a model: which repairs it needs, and which steps cost digits."""
+"""Judge plans by the outputs of the model: which repairs does it need, and which steps cost digits?
+
+Outputs are computed in fp16 and in the engine's arithmetic, on the inputs given or on random ones, and compared
+with what the model means in exact arithmetic (`checking.exactness.Yardstick`).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from anesurgery.checking.comparison import compare
-from anesurgery.checking.exactness import MOST_FLOP, Yardstick, less_exact
+from anesurgery.checking.exactness import MOST_FLOP, Near, Yardstick, less_exact
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Program, walk_ops
 from anesurgery.placement.certifying import arithmetic_of
@@ -20,32 +24,30 @@ from anesurgery.rewriting.step_trials import Trial, Trials
 from anesurgery.semantics.reading import in_decibels
 
 WRONG = 40.0
-"""PSNR in dB below which outputs count as wrong: the gate of a certificate."""
+"""The PSNR in dB below which outputs count as wrong: the gate of `certify`."""
 HALVES = 6.0
-"""dB by which a repair must bring outputs nearer: half the error is left. A choice: less is rounding."""
+"""The dB by which a repair must improve outputs: it halves the error. A choice: less is rounding."""
 RIGHT = 60.0
-"""PSNR in dB from which one repair needs no other beside it: what recipes promise of outputs."""
+"""The PSNR in dB from which no further repair is needed: what recipes promise of outputs."""
 FLOP = 32 * MOST_FLOP
-"""A program of more is not run for this: three runs tell that outputs are right, each of some seconds."""
-
-Near = Mapping[str, float]
-"""How near outputs are to what the model means: arithmetic -> dB of the least exact one."""
+"""Programs with more flop are not run for this: it takes three runs, and each would take many seconds."""
 
 
 @dataclass
 class Outputs:
-    """The outputs of a model, by which others made of it are judged."""
+    """The outputs that a model means, by which edited copies of it are judged."""
 
     measures: Sequence[Yardstick]
-    """What each program of it means."""
+    """The exact outputs of each of its programs, one for each part of a pipeline."""
     gate: float = WRONG
-    """PSNR in dB below which they are wrong."""
-    seen: dict[tuple[Pass, ...], Near | None] = field(default_factory=dict)
+    """The PSNR in dB below which outputs are wrong."""
+    measured: dict[tuple[Pass, ...], Near | None] = field(default_factory=dict)
+    """Steps -> the result of `near` for the model after them."""
 
     @classmethod
     def of(cls, start: Trial, session: Session, gate: float, **how: Any) -> Outputs:
-        """On the inputs of a session, or on drawn ones; for each program of a pipeline on drawn ones."""
-        programs = [graph for graph in start.held.chosen if isinstance(graph, Program)]
+        """Return the outputs on the inputs of a session, else (and for a pipeline) on random ones."""
+        programs = [graph for graph in start.subject.chosen if isinstance(graph, Program)]
         inputs = session.samples if len(programs) == 1 else []
         engine = arithmetic_of(session.target)
         return cls([Yardstick(p, engine, inputs, session.images, session.seed, **how) for p in programs], gate)
@@ -56,16 +58,18 @@ class Outputs:
         return all(one.is_small for one in self.measures)
 
     def near(self, trial: Trial) -> Near | None:
-        """How near the outputs of a trial are to what the model means; None where that cannot be told."""
-        if trial.steps not in self.seen:
+        """Return how near the outputs of a trial are to what the model means; None where nobody can tell."""
+        if trial.steps not in self.measured:
             each = [one.measure(program, trial.contract) for one, program in self._pairs(trial)]
-            told = [one for one in each if one is not None]
-            names = told[0] if told and len(told) == len(each) else ()
-            self.seen[trial.steps] = {n: min(one[n] for one in told) for n in names} or None
-        return self.seen[trial.steps]
+            known = [one for one in each if one is not None]
+            names = known[0] if known and len(known) == len(each) else ()
+            near = Near({n: min(one[n] for one in known) for n in names})
+            near.notes = tuple(note for one in known for note in one.notes)
+            self.measured[trial.steps] = near or None
+        return self.measured[trial.steps]
 
     def before_and_after(self, start: Trial, end: Trial) -> tuple[Near | None, Near | None]:
-        """How near outputs are at both ends of a plan, of the results that are left at the end."""
+        """Return how near the outputs are before and after a plan; only those that the end still has count."""
         later = [change for change in end.contract if not change.retypes]
         if not later:
             return self.near(start), self.near(end)
@@ -75,25 +79,27 @@ class Outputs:
         return one.seen_as(before, (), later), one.seen_as(after, end.contract)
 
     def undefined(self, trial: Trial) -> int:
-        """On how many inputs of one number everywhere outputs in fp16 are not finite."""
+        """Count the inputs, each filled with one number, for which outputs in fp16 are not finite."""
         return sum(one.undefined(program, trial.contract) for one, program in self._pairs(trial))
 
     def _pairs(self, trial: Trial) -> list[tuple[Yardstick, Any]]:
-        return list(zip(self.measures, trial.held.chosen, strict=True)) if self.measures else []
+        return list(zip(self.measures, trial.subject.chosen, strict=True)) if self.measures else []
 
     def wrong(self, near: Near | None) -> str:
-        """How wrong outputs are, in words; "" where they are right, or nobody knows."""
+        """Return how wrong outputs are and why, in words; "" where they are right, or nobody knows."""
         low = [f"{in_decibels(v)} in {name}" for name, v in (near or {}).items() if v < self.gate]
-        return f"outputs are wrong still on the inputs at hand, {', '.join(low)}" if low else ""
+        said = [f"outputs are wrong still on the inputs at hand, {', '.join(low)}"] if low else []
+        why = next(filter(None, (one.why_far() for one in self.measures if low)), "")
+        return "; ".join(filter(None, [*said, *(near.notes if near else ()), why]))
 
     def loss(self, old: Trial, new: Trial) -> str:
-        """How outputs are less exact, in words; "" too where wrong ones become right, and all are then."""
+        """Return how outputs become less exact, in words; "" if not, or if wrong ones become right by it."""
         was, now = self.near(old), self.near(new)
         return "" if was is None or now is None or self._mends(was, now) else less_exact(was, now)
 
     def repaired(self, old: Trial, new: Trial) -> bool:
         """Are outputs clearly nearer in an arithmetic in which they were wrong, and nowhere further off?"""
-        was, now = self.near(old) or {}, self.near(new)
+        was, now = self.near(old) or Near(), self.near(new)
         if now is None or min(now.values()) == -float("inf"):
             return False
         nearer = any(old < now[name] >= old + HALVES for name, old in was.items() if old < self.gate)
@@ -108,14 +114,16 @@ GATE = 60.0
 
 
 def too_far(old: Trial, new: Trial) -> str:
-    """What rounding does to outputs on a sampled input, where it is more than `GATE` allows, in words; else "".
+    """Return how far rounding moves outputs on a random input, in words; "" where `GATE` allows it.
 
     The description of the model before says which inputs are images: their pixels go from 0 to 255.
     """
     steps = new.steps[len(old.steps) :]
-    pairs = zip(old.held.chosen, new.held.chosen, strict=True) if any(step.rounds for step in steps) else ()
+    pairs = (
+        zip(old.subject.chosen, new.subject.chosen, strict=True) if any(step.rounds for step in steps) else ()
+    )
     for graph, other in pairs:
-        before = Loaded(graph, old.held.spec_of(graph))
+        before = Loaded(graph, old.subject.spec_of(graph))
         how = partial(compare, before, other, precision="fp16", contract=new.contract, gate=GATE)
         each = (how(function=name) for name in graph.functions)
         if (failed := next((one for one in each if not one.ok), None)) is not None:
@@ -126,15 +134,15 @@ def too_far(old: Trial, new: Trial) -> str:
 
 @dataclass(frozen=True)
 class Repairs:
-    """Steps that repair numbers, and why they stay whatever they cost."""
+    """Repairs that a model needs, and why they stay whatever they cost."""
 
     steps: tuple[Pass, ...]
     why: str
-    """What goes wrong without them; or, where no step helps, what is wrong."""
+    """What goes wrong without them; if no step helps, what is wrong."""
     needed: str = "repairs what goes wrong on the inputs at hand"
-    """After the name of a step."""
+    """Why a step is in the plan; the words follow its name."""
     faults: tuple[str, ...] = ()
-    """The rules that report an op wrong on the target, where no run here shows it to be so."""
+    """Rules by which an op is reported wrong on the target, although no run here shows it."""
 
     def __str__(self) -> str:
         names = ", ".join(step.name for step in self.steps)
@@ -142,16 +150,16 @@ class Repairs:
 
     @property
     def headline(self) -> str:
-        """Why the first line may say that the model is slower; "" where outputs tell it themselves."""
+        """The reason for a slower model, for the first line; "" where the outputs are the reason."""
         return f"repaired, as reported wrong on this target: {', '.join(self.faults)}" if self.faults else ""
 
 
 def repairs_of(steps: Sequence[Pass], start: Trial, trials: Trials, outputs: Outputs) -> Iterator[Repairs]:
-    """What a model needs of some repairs, in the order in which they run.
+    """Yield the repairs that a model needs, in the order in which they run.
 
-    Nothing is run of a model without a finding about its numbers, unless inputs are given. Ops that reports
-    call wrong on the target are repaired as well where no arithmetic computes what they give, or where no
-    inputs are given: random numbers are small, and show nothing of it.
+    Without inputs, a model is only run if a finding speaks of its numbers. An op that was reported wrong on the
+    target is repaired too if no arithmetic here shows what it gives, or if no inputs are given: random numbers
+    are small, and would not show it.
     """
     samples = trials.session.samples
     if not steps or not outputs.measures:
@@ -161,8 +169,8 @@ def repairs_of(steps: Sequence[Pass], start: Trial, trials: Trials, outputs: Out
     if not samples and not any(finding.kind == "numeric" for finding in found):
         return
     claims = {f.rule: f.remedy for f in found if f.rule in CLAIMS}
-    own = [_of_claims(step, claims) for step in steps]
-    reached = _reached(own, start, trials, outputs)
+    own = [_restricted_to_claims(step, claims) for step in steps]
+    reached = _fewest_repairs(own, start, trials, outputs)
     yield from () if reached is None else (reached,)
     shown = {rule for rule in claims if samples and CLAIMS[rule].wrong is not None}
     left = {rule: remedy for rule, remedy in claims.items() if rule not in shown}
@@ -175,22 +183,20 @@ def repairs_of(steps: Sequence[Pass], start: Trial, trials: Trials, outputs: Out
         yield Repairs(named, why, "repairs what was reported wrong on the target", rules)
 
 
-def _of_claims(step: Pass, claims: Mapping[str, str | None]) -> Pass:
-    """A step that repairs faults by name, of those alone that are claimed of the target."""
+def _restricted_to_claims(step: Pass, claims: Mapping[str, str | None]) -> Pass:
+    """Restrict a step that repairs several faults to those that are reported of the target."""
     names = tuple(CLAIMS[rule].name for rule, remedy in claims.items() if remedy == step.name)
     return replace(step, **{"only": names}) if names and "only" in step.options() else step
 
 
-def _reached(steps: Sequence[Pass], start: Trial, trials: Trials, outputs: Outputs) -> Repairs | None:
-    """The fewest of some repairs that bring wrong outputs nearer to what the model means.
+def _fewest_repairs(steps: Sequence[Pass], start: Trial, trials: Trials, outputs: Outputs) -> Repairs | None:
+    """Find the fewest repairs that bring wrong outputs nearer to what the model means.
 
-    All run at first, as two hazards of one model hide each other; then each is left out once, the last one
-    first, and stays away where the outputs are as near without it, or right, and the model scores no worse:
-    what one repair keeps on the engine another may take off it. What leaves outputs that are not finite repairs
-    nothing.
+    All run at first, since one hazard may hide another. Then each is left out once, the last one first, and
+    stays out if the outputs are as near without it, or right, and the score is no worse.
 
     Returns:
-        None where the outputs are right as they are, or cannot be told; no steps where none helps.
+        None if the outputs are right as they are, or cannot be computed; no steps if none helps.
     """
     before, end = outputs.near(start), start
     if before is None or min(before.values()) >= outputs.gate:
@@ -207,7 +213,7 @@ def _reached(steps: Sequence[Pass], start: Trial, trials: Trials, outputs: Outpu
         enough = {name: min(value, RIGHT) for name, value in (outputs.near(end) or {}).items()}
         if other and near is not None and not less_exact(enough, near) and not other.score.loss(end.score):
             end = other
-    after = outputs.near(end) or {}
+    after = outputs.near(end) or Near()
     wrong = {name: old for name, old in before.items() if old < outputs.gate}
     gains = ", ".join(f"{in_decibels(v)} -> {in_decibels(after[name])} in {name}" for name, v in wrong.items())
     words = f"without it outputs are wrong on the inputs at hand, {gains} of what the model means"
@@ -216,22 +222,21 @@ def _reached(steps: Sequence[Pass], start: Trial, trials: Trials, outputs: Outpu
 
 @dataclass
 class Exact:
-    """What is left of some steps where those that cost digits are taken back."""
+    """The trial without the steps that cost digits, and what was decided."""
 
     end: Trial
     losses: dict[str, str] = field(default_factory=dict)
-    """Name of a step that does not stay -> by how much outputs would be less exact."""
+    """Name of a step that was taken back -> by how much outputs would be less exact."""
     notes: list[str] = field(default_factory=list)
-    """What stays although it costs digits."""
+    """Sentences about steps that stay although they cost digits."""
 
 
 def exact(start: Trial, end: Trial, trials: Trials, outputs: Outputs) -> Exact:
-    """The steps after which outputs are as exact in fp16 and in the engine's arithmetic.
+    """Take back the steps that make outputs less exact, in fp16 or in the engine's arithmetic.
 
-    Each is judged beside the model right before it; nothing is run step by step where the end is as exact as
-    the beginning. One that costs more than rounding is tried in its gentler form, if it has one; else it
-    goes. Where no inputs are given, a repair stays that leaves outputs right: drawn numbers are small, and show
-    no hazard.
+    If the outputs at the end are as exact as at the start, no step is judged. Else each step is judged beside
+    the model right before it. One that costs digits is tried in its gentler form, if it has one, or taken back.
+    Without inputs, a repair that leaves outputs right stays: random numbers are small and show no hazard.
     """
     was, now = outputs.near(start), outputs.near(end)
     if was is None or now is None or not less_exact(was, now):
@@ -255,11 +260,11 @@ def exact(start: Trial, end: Trial, trials: Trials, outputs: Outputs) -> Exact:
 
 
 def hazards_of(new: Trial) -> str:
-    """The rules by which numbers may go wrong in ops that the last step takes away, or that name it."""
+    """Return the numeric rules that name the last step, or an op that it removes: "num-a, num-b"."""
     assert new.before is not None
     findings = [finding for finding in new.before.findings if finding.kind == "numeric"]
     names = {words.split()[-1] for change in new.session.changes for words in change.before}
-    ops = [op for graph in new.before.held.chosen for op in walk_ops(graph) if op.name in names]
+    ops = [op for graph in new.before.subject.chosen for op in walk_ops(graph) if op.name in names]
     edited = names.union(v.name for op in ops for v in op.outputs)  # a finding names an op by what it makes
     remedied = [f.rule for f in findings if f.remedy == new.steps[-1].name or f.op in edited]
     return ", ".join(dict.fromkeys(remedied))

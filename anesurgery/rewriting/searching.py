@@ -1,10 +1,13 @@
-"""The search for the steps of a plan: on copies of the model, each step is tried, and stays where it pays.
+"""Search for the steps of a plan: each step is tried on a copy of the model, and stays if it pays.
 
-Candidates are the steps of a recipe, in order, or the remedies that findings name, which are asked for again
-after each that is kept. A step of a recipe stays unless it loses something; one that was only found has to gain
-something, alone or in a pair. Then each step that may be useless is left out once, since a later one may do
-without it. What changes results has to gain clearly more than what is reached without it. Last, each step of
-the recipe that was left out is tried once more after the others.
+`choosing.choose` calls `Search.best` with the steps of a recipe. One of them may be a `Searching` pass, as in
+`auto`: it stands for the remedies that findings of `inspect` name, and these are looked up again after each one
+that is kept. The rules, in the order in which they are applied:
+
+1. A step of a recipe stays unless it loses something. A remedy has to gain something, alone or in a pair.
+2. Steps that change results must gain clearly more than the best plan without them.
+3. Each step that may be useless now is left out once: a later step may have made it so.
+4. Each step of the recipe that was left out is tried once more at the end.
 """
 
 from __future__ import annotations
@@ -30,99 +33,99 @@ ALL = float("inf")
 
 
 class Searching(Pass, abstract=True):
-    """A pass that stands for a search: a plan has the steps that it finds in its place."""
+    """A pass in a recipe that is replaced by the remedies that a search finds."""
 
     trials: int
-    """Most sequences of passes that are tried."""
+    """The most passes that are tried."""
 
     def judged_on(self, session: Session) -> Target:
-        """Where the model is to run."""
+        """Return the target by which trials are scored."""
         raise NotImplementedError
 
     def remedies(self, findings: Sequence[Finding], target: Target) -> Sequence[Pass]:
-        """The passes that findings name, with their options, in the order in which they are tried."""
+        """Return the passes that findings name, with their options, in the order in which they are tried."""
         raise NotImplementedError
 
     def objection(self, attempt: Session, model: Subject) -> Refusal | None:
-        """Why what a pass did to a model is not wanted, whatever it gains; None where it is."""
+        """Return why an edit is unacceptable whatever it gains; None where it is acceptable."""
         return None
 
     def last(self, model: Subject, session: Session) -> Iterator[tuple[Pass, str]]:
-        """What a run of the model asks for beside what was found, each with the reason."""
+        """Yield passes that are needed after the search, each with the reason."""
         yield from ()
 
     def report(self, search: Search, end: Trial) -> tuple[list[str], list[tuple[str, Refusal]]]:
-        """What is said of the search: notes, and what was not kept or is left as it is."""
+        """Return notes about the search, and (name, refusal) pairs of what was not kept or not repaired."""
         return [], []
 
 
 @dataclass
 class Search:
-    """What was tried for one plan, what was kept, and what was not, with why."""
+    """The search for one plan: what was tried, what was kept, and why the rest was not."""
 
     start: Trial
     """The model as given."""
     trials: Trials
     timed: bool = True
     """Is a target named, so that time counts?"""
-    wanted: dict[str, str] = field(default_factory=dict)
-    """Name of a step that stays whatever it costs -> why, in words that follow its name."""
-    sought: Searching | None = None
-    """The step that stands for a search for remedies."""
-    kept: dict[tuple[Pass, ...], str] = field(default_factory=dict)
-    """What was gained, by the steps that were found and gained it."""
+    required: dict[str, str] = field(default_factory=dict)
+    """Name of a step that stays whatever it costs -> why, as words that follow its name."""
+    searching_step: Searching | None = None
+    """The step of the recipe that asked for a search for remedies."""
+    gains: dict[tuple[Pass, ...], str] = field(default_factory=dict)
+    """Remedies that are kept, one or a pair -> what they gain, in words."""
     rejected: dict[str, tuple[str, Refusal]] = field(default_factory=dict)
-    """What was found and is not kept, by the words for the step."""
+    """Remedy that is not kept, as text -> (its name, why)."""
     refused: dict[str, tuple[str, Refusal]] = field(default_factory=dict)
-    """By op of the model as given: what a remedy says of an op that names it."""
+    """Name of an op -> (name of the remedy that a finding names there, why the remedy refuses it)."""
     losses: dict[str, str] = field(default_factory=dict)
-    """What speaks against each step of the recipe that is left out, by name."""
+    """Name of a step of the recipe that is left out -> what it would lose."""
     less_exact: dict[str, str] = field(default_factory=dict)
-    """By how much outputs would be less exact, by name of a step that is left out for it."""
+    """Name of a step that is left out since it costs digits -> by how much outputs would be less exact."""
     needed: dict[Pass, str] = field(default_factory=dict)
-    """What would be lost without a step that gains nothing by itself."""
+    """Step that gains nothing by itself -> what would be lost without it."""
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     idle: list[tuple[str, Refusal]] = field(default_factory=list)
-    """What steps of the recipe say that changed nothing."""
-    dearer: list[Trial] = field(default_factory=list)
-    """The trials after single remedies that did not pay."""
-    barred: set[Pass] = field(default_factory=set)
-    """Remedies that are not tried for now."""
+    """(name, refusal) pairs of steps of the recipe that changed nothing."""
+    unprofitable: list[Trial] = field(default_factory=list)
+    """The trials after single remedies that did not pay: a second remedy may make up for them."""
+    excluded: set[Pass] = field(default_factory=set)
+    """Remedies that are not tried at the moment."""
     ended: bool = False
-    """Did the trials run out?"""
+    """Did the search end because its trials ran out?"""
 
     def __post_init__(self) -> None:
-        self.begun, self.target = self.start, self.start.target
+        self.search_start, self.target = self.start, self.start.target
 
     def best(self, steps: Sequence[Pass]) -> Trial:
-        """The model after the steps that stay.
+        """Return the trial after the steps that stay.
 
         Raises:
             SurgeryError: a step of the recipe fails.
         """
-        whole = self.straight(steps)
-        if self.start.scored is None or whole is self.start:
-            return whole
-        loses, end = self.loss(self.start, whole), whole
-        if loses or self.timed:
+        everything = self.run_all(steps)
+        if self.start.score_if_any is None or everything is self.start:
+            return everything
+        loss, end = self.loss(self.start, everything), everything
+        if loss or self.timed:
             end = self.start
-            for step in whole.steps:
-                end = self.further(end, step)
-        if self.losses and not loses and whole.score.gain(end.score):
-            end, self.losses = whole, {}
-        end = self.pruned(end, found=False)
+            for step in everything.steps:
+                end = self.add_step(end, step)
+        if self.losses and not loss and everything.score.gain(end.score):
+            end, self.losses = everything, {}
+        end = self.without_useless_steps(end, found=False)
         for step in steps if self.losses else ():
             if step not in end.steps and not self.losses.get(step.name, "").startswith(USELESS):
-                end = self.further(end, step, again=True)
+                end = self.add_step(end, step, again=True)
         return end
 
-    def straight(self, steps: Sequence[Pass]) -> Trial:
-        """All steps one after the other, and in the place of a search what it finds."""
+    def run_all(self, steps: Sequence[Pass]) -> Trial:
+        """Run all steps one after the other, with the remedies that a search finds in its place."""
         end = self.start
         for step in steps:
             if isinstance(step, Searching):
-                end = self.seek(step, end)
+                end = self.search_remedies(step, end)
                 continue
             new = self.trials.after(end, step, in_place=not self.timed)  # else each is scored
             if isinstance(new, Trial):
@@ -133,8 +136,11 @@ class Search:
                 self.idle += new.refusals
         return end
 
-    def further(self, old: Trial, step: Pass, *, again: bool = False) -> Trial:
-        """One step of the recipe more, if it loses nothing; if it is tried again, where it gains something."""
+    def add_step(self, old: Trial, step: Pass, *, again: bool = False) -> Trial:
+        """Return the trial with one step of the recipe more if it loses nothing, else the old trial.
+
+        A step that is tried `again` has to gain something.
+        """
         if isinstance(step, Searching):
             return old
         new = self.trials.after(old, step)
@@ -142,13 +148,13 @@ class Search:
             if new.error is not None:
                 self.losses[step.name] = f"on what the steps before it left, it failed: {new.error}"
             return old
-        loss = "" if step.essential or step in self.found else self.loss(old, new)
-        if loss and not new.score.loss(old.score, OFF) and (gain := self.measured([step], old)):
+        loss = "" if step.essential or step in self.found_steps else self.loss(old, new)
+        if loss and not new.score.loss(old.score, OFF) and (gain := self.measured_gain([step], old)):
             self.notes.append(f"{step.name}: {_overruled(gain, loss)}")
-        elif loss and step.name in self.wanted:
+        elif loss and step.name in self.required:
             slower = new.score.loss(old.score, ["time"]) or new.score.loss(old.score, ["whole"])
             losses = " and ".join(dict.fromkeys(filter(None, (loss, slower))))
-            words = f"{step.name} {self.wanted[step.name]}, and is kept although {losses}"
+            words = f"{step.name} {self.required[step.name]}, and is kept although {losses}"
             self.warnings += [] if words in self.warnings else [words]
         elif loss:
             self.losses.setdefault(step.name, loss)
@@ -159,40 +165,43 @@ class Search:
         return new
 
     def loss(self, old: Trial, new: Trial, *, found: bool = False) -> str:
-        """What steps lose; for those of a recipe, where no chip is named, there is no time.
+        """Return what a trial loses against an older one, in words; "" for nothing.
 
-        So that rises too small to tell do not add up, none may leave a model that is slower than at the start.
+        Steps of a recipe without a target are not judged by time. A rise in time that is too small to matter
+        by itself counts once the model is slower than at the start of the search, so that rises do not add up.
         """
         if not (self.timed or found):
             return new.score.loss(old.score, OFF)
         rises = new.score.loss(old.score, ["whole"])
-        return new.score.loss(old.score) or (rises and new.score.loss(self.begun.score, ["whole"]))
+        return new.score.loss(old.score) or (rises and new.score.loss(self.search_start.score, ["whole"]))
 
-    def measured(self, steps: Iterable[Pass], trial: Trial) -> str:
-        """What was measured to be gained on the target by one of some steps, in words; "" for nothing."""
+    def measured_gain(self, steps: Iterable[Pass], trial: Trial) -> str:
+        """Return the gain that somebody measured of one of some steps on the target, in words; "" for none."""
         own = [s for s in steps if type(s).known_gain is not Pass.known_gain] if self.timed else []
-        each = (step.known_gain(graph, self.target) for step in own for graph in trial.held.chosen)
+        each = (step.known_gain(graph, self.target) for step in own for graph in trial.subject.chosen)
         return next(filter(None, each), "")
 
     @property
-    def found(self) -> set[Pass]:
-        """The steps that the search added."""
-        return {step for steps in self.kept for step in steps}
+    def found_steps(self) -> set[Pass]:
+        """The remedies that the search added."""
+        return {step for steps in self.gains for step in steps}
 
-    def pruned(self, end: Trial, *, found: bool) -> Trial:
-        """Without the steps that others made useless, of those that were found or of the others."""
-        for trial in end.way:
+    def without_useless_steps(self, end: Trial, *, found: bool) -> Trial:
+        """Return the trial without useless steps: among the remedies (`found`), or among the others."""
+        for trial in end.path:
             step = trial.steps[-1]
-            if (step in self.found) != found or not self.doubtful(trial, end):
+            if (step in self.found_steps) != found or not self.may_be_useless(trial, end):
                 continue
             other = self.trials.without(self.start, end, step)
             if other is None or other.score.loss(end.score):
                 continue
             alone = len(other.steps) == len(end.steps) - 1 and other.cost_to_callers <= end.cost_to_callers
-            if found and (not alone or too_far(self.begun, other)):
+            if found and (not alone or too_far(self.search_start, other)):
                 continue
             better = other.score.gain(end.score) or other.score.worth(end.score, ["size"])
-            needed = end.score.gain(other.score) or end.advised.worth(other.advised, ["findings"])
+            needed = end.score.gain(other.score) or end.score_with_findings.worth(
+                other.score_with_findings, ["findings"]
+            )
             if needed and not (better or found):
                 self.needed[step] = needed
                 continue
@@ -201,68 +210,68 @@ class Search:
             end = other
         return end
 
-    def doubtful(self, trial: Trial, end: Trial) -> bool:
-        """May the model score as well without the last step of a trial, after those that follow it?
+    def may_be_useless(self, trial: Trial, end: Trial) -> bool:
+        """Is it worth trying to leave out the last step of a trial, now that others follow it?
 
-        Of those found, each but the last, where the model grew. Of the others one that gained nothing, or made
-        something much larger, or larger in any way where a later step replaced something that it made.
+        Yes for each remedy but the last one, if the model grew. Yes for a step of the recipe that gained
+        nothing, that made the model much larger, or that made it larger and had its ops replaced later.
         """
         step, old = trial.steps[-1], trial.before
-        if old is None or self.measured([step], self.start):
+        if old is None or self.measured_gain([step], self.start):
             return False
-        if step in self.found:
-            return step is not end.steps[-1] and end.score.grows(self.begun.score)
-        if step.essential or step.name in self.wanted or not self.timed:
+        if step in self.found_steps:
+            return step is not end.steps[-1] and end.score.grows(self.search_start.score)
+        if step.essential or step.name in self.required or not self.timed:
             return False
         new = trial.score
         made = {name for change in trial.session.changes for name in change.after}
-        later = [change for one in end.way[len(trial.steps) :] for change in one.session.changes]
+        later = [change for one in end.path[len(trial.steps) :] for change in one.session.changes]
         replaced = any(name in made for change in later for name in change.before)
         lean = new.gain(old.score) and not new.outgrown(old.score)
         return not lean or (replaced and new.grows(old.score))
 
     def leave_out(self, step: Pass, why: str) -> None:
-        """Take back a step that was kept."""
-        if step not in self.found:
+        """Note that a step which was kept at first does not stay."""
+        if step not in self.found_steps:
             self.losses[step.name] = why
             return
         self.reject((step,), f"kept first, and undone: {why}")
-        self.kept = {steps: words for steps, words in self.kept.items() if step not in steps}
+        self.gains = {steps: words for steps, words in self.gains.items() if step not in steps}
 
-    def seek(self, step: Searching, start: Trial) -> Trial:
-        """As far as single remedies, and then pairs of them, lead."""
-        self.sought = step
-        self.begun = end = start
+    def search_remedies(self, step: Searching, start: Trial) -> Trial:
+        """Add single remedies, and pairs where no single one helps, until nothing is gained."""
+        self.searching_step = step
+        self.search_start = end = start
         self.trials.left, self.trials.ops = step.trials, step.trials * max(start.size, LEAST)
-        while (better := self.single(end) or self.pair(end)) is not None:
+        while (better := self.add_single_remedies(end) or self.add_pair(end)) is not None:
             end = better
-        end = self.unchanged(self.pruned(end, found=True))
+        end = self.without_changed_results(self.without_useless_steps(end, found=True))
         self.ended, self.trials.left, self.trials.ops = self.trials.exhausted, ALL, ALL
         return end
 
     def remedies(self, findings: Sequence[Finding]) -> Sequence[Pass]:
-        """The passes that findings name."""
-        return self.sought.remedies(findings, self.target) if self.sought is not None else ()
+        """Return the passes that findings name."""
+        return self.searching_step.remedies(findings, self.target) if self.searching_step is not None else ()
 
-    def single(self, trial: Trial) -> Trial | None:
-        """Each remedy by itself, and all that help one after another."""
-        best, self.dearer = trial, []
+    def add_single_remedies(self, trial: Trial) -> Trial | None:
+        """Try each remedy, and return the trial after all that helped; None where none did."""
+        best, self.unprofitable = trial, []
         for step in self.remedies(trial.findings):
-            new = None if step in self.barred else self.attempt(best, step)
-            if new is not None and self.accept(best, new):
+            new = None if step in self.excluded else self.try_remedy(best, step)
+            if new is not None and self.accepts(best, new):
                 best = new
             elif new is not None:
-                self.dearer.append(new)
+                self.unprofitable.append(new)
         return best if best is not trial else None
 
-    def unchanged(self, end: Trial) -> Trial:
-        """Where single remedies lead without the steps that change results, if those gain nothing clear."""
-        self.barred = {t.steps[-1] for t in end.way[len(self.begun.steps) :] if t.changes_results}
-        if not self.barred:
+    def without_changed_results(self, end: Trial) -> Trial:
+        """Return the best trial without steps that change results, unless these gain clearly more."""
+        self.excluded = {t.steps[-1] for t in end.path[len(self.search_start.steps) :] if t.changes_results}
+        if not self.excluded:
             return end
-        kept, rejected = self.kept, dict(self.rejected)
-        self.kept = {}
-        other, changing, self.barred = self.single(self.begun), self.barred, set()
+        kept, rejected = self.gains, dict(self.rejected)
+        self.gains = {}
+        other, changing, self.excluded = self.add_single_remedies(self.search_start), self.excluded, set()
         if other is not None and not other.score.loss(end.score, ["legal"]):
             loss = end.score.loss(other.score)
             if loss or end.score.over(other.score).best > CLEARLY:
@@ -270,36 +279,36 @@ class Search:
                 for step in changing:
                     self.reject((step,), words)
                 return other
-        self.kept, self.rejected = kept, rejected
+        self.gains, self.rejected = kept, rejected
         return end
 
-    def pair(self, trial: Trial) -> Trial | None:
-        """A remedy that does not pay by itself, and then one that is named after it; small programs first."""
-        for middle in (*sorted(self.dearer, key=lambda one: one.size), *self.shadowed(trial)):
+    def add_pair(self, trial: Trial) -> Trial | None:
+        """Return a trial after two remedies that pay only together; small programs are tried first."""
+        for middle in (*sorted(self.unprofitable, key=lambda one: one.size), *self.hidden_remedies(trial)):
             first = middle.steps[-1]
             for step in self.remedies(middle.findings) if self.trials.ops > 0 else ():
                 other_way = self.trials.reached.get((*trial.steps, step, first))
                 if step == first or isinstance(other_way, Trial):
                     continue  # the same two the other way round did not pay
-                new = self.attempt(middle, step)
-                if new is not None and self.accept(trial, new):
+                new = self.try_remedy(middle, step)
+                if new is not None and self.accepts(trial, new):
                     return new
         return None
 
-    def shadowed(self, trial: Trial) -> Iterator[Trial]:
-        """The trials after remedies of what else speaks against ops off the ANE, of which findings name one."""
+    def hidden_remedies(self, trial: Trial) -> Iterator[Trial]:
+        """Yield trials after remedies that no finding names yet: an op off the ANE may have several causes."""
         legality, illegal = Legality(self.target), {name for _, name in trial.score.illegal}
-        ops = (op for graph in trial.held.chosen for op in walk_ops(graph))
+        ops = (op for graph in trial.subject.chosen for op in walk_ops(graph))
         against = [op for op in ops if op.outputs and op.outputs[0].name in illegal]
         findings = [finding for op in against for finding in legality.speaking(op)]
         tried = self.remedies(trial.findings)
         for step in self.remedies(findings) if findings else ():
-            new = None if step in tried else self.attempt(trial, step)
+            new = None if step in tried else self.try_remedy(trial, step)
             if new is not None:
                 yield new
 
-    def attempt(self, trial: Trial, step: Pass) -> Trial | None:
-        """The model after a remedy; None where it does nothing, fails, or changes results that it must not."""
+    def try_remedy(self, trial: Trial, step: Pass) -> Trial | None:
+        """Return the trial after a remedy; None where it changes nothing, fails, or is not acceptable."""
         new = self.trials.after(trial, step)
         if isinstance(new, Idle):
             if new.error is not None:
@@ -308,21 +317,21 @@ class Search:
             named = {f.op for f in trial.findings if f.remedy == step.name} if at else ()
             self.refused |= {op: why for op, why in at.items() if op in named}
             return None
-        assert self.sought is not None
-        if (objection := self.sought.objection(new.session, trial.held)) is not None:
+        assert self.searching_step is not None
+        if (objection := self.searching_step.objection(new.session, trial.subject)) is not None:
             self.reject((step,), objection.reason)
             return None
         return new
 
-    def accept(self, old: Trial, new: Trial) -> bool:
-        """Does it gain something by remedies, lose nothing, and stay near enough where one rounds?"""
+    def accepts(self, old: Trial, new: Trial) -> bool:
+        """Does a trial gain something by remedies, lose nothing, and keep its outputs near enough?"""
         steps = new.steps[len(old.steps) :]
-        measured = self.measured(steps, old)
+        measured = self.measured_gain(steps, old)
         loss = self.loss(old, new, found=True)
         if loss and measured:
             loss, measured = new.score.loss(old.score, OFF), _overruled(measured, loss)
         gain = measured or loss or new.score.gain(old.score)
-        gain = gain or new.advised.worth(old.advised, ["findings"])
+        gain = gain or new.score_with_findings.worth(old.score_with_findings, ["findings"])
         loss = loss or (_for_nothing(old, new) if gain else NOTHING)
         if loss:
             self.reject(steps, f"tried and not kept: {loss}")
@@ -330,13 +339,13 @@ class Search:
         if far := too_far(old, new):
             self.reject(steps, f"tried, and it failed: {far}")
             return False
-        self.kept[steps] = gain
+        self.gains[steps] = gain
         for step in steps:
             self.rejected.pop(str(step), None)
         return True
 
     def reject(self, steps: tuple[Pass, ...], reason: str) -> None:
-        """Note why a remedy was not kept; a pair says no more than its steps."""
+        """Note why a remedy was not kept; of a pair nothing is noted."""
         if len(steps) == 1:
             self.rejected[str(steps[0])] = steps[0].name, Refusal(reason)
 
@@ -345,15 +354,15 @@ USELESS = "the other steps do as well without it"
 
 
 def _overruled(measured: str, loss: str) -> str:
-    """A gain that was measured, and what the estimate says against it."""
+    """Return words for a measured gain that overrules a loss by the estimate."""
     return f"{measured}; measured, which counts more than that {loss}"
 
 
 def _for_nothing(old: Trial, new: Trial) -> str:
-    """What steps give away without a gain that is worth it, in words; "" for nothing.
+    """Return the price that steps ask without a gain that is worth it, in words; "" if the price is fair.
 
-    Other results are worth a clear gain in time; other types at the ends more on the ANE too; digits, also what
-    may run there.
+    Changed results need a clear gain in time. Changed types of inputs and outputs need that, or more on the
+    ANE. Rounded values need either, or more that may run there.
     """
     before, after = old.score, new.score
     clear, times = after.over(before).best <= CLEARLY, f"the {after.takes(before)} is no clear gain"

@@ -1,4 +1,9 @@
-"""What a model becomes after some steps, tried on copies and without proofs, and how it scores then."""
+"""Run steps on copies of a model, without proofs, and score the results; the same steps are run once.
+
+A `Trial` is a model after some steps. `Trials` keeps all trials of one plan. Copies share weights with the
+model where they can; a model too large for a second copy is given away to the next step, and rebuilt when
+somebody asks for it again.
+"""
 
 from __future__ import annotations
 
@@ -19,83 +24,83 @@ from anesurgery.rewriting.passes import Pass, run_on
 from anesurgery.rewriting.session import Session
 
 LEAST = 100
-"""A smaller program counts as one of so many ops: what does not grow takes as long. Chosen, not measured."""
+"""A smaller program counts as one of so many ops, since each trial has a fixed cost. Chosen, not measured."""
 
 
 @dataclass(eq=False)
 class Trial:
-    """A model after some steps, each of which changed it; it is scored when somebody asks."""
+    """A model after some steps, each of which changed it. Its score is computed on demand."""
 
     model: Subject | None
-    """None where a later step edited it, since it is too large for a copy."""
+    """None after it was given away; see `subject`."""
     target: Target
     session: Session
-    """In which the last step ran: its changes, refusals and declared interface changes."""
+    """The session of the last step: its changes, refusals and declared interface changes."""
     steps: tuple[Pass, ...] = ()
     before: Trial | None = None
-    """Without the last step."""
+    """The trial without the last step; None for the model as given."""
     known: Known = field(default_factory=Known)
-    """The verdicts of all trials of the model."""
+    """Verdicts about ops, shared by all trials of the model."""
 
     @property
-    def way(self) -> list[Trial]:
-        """The trials that lead here, a step each, and this one; without the model as given."""
-        return [] if self.before is None else [*self.before.way, self]
+    def path(self) -> list[Trial]:
+        """The trials that lead here, one for each step, this one included; the model as given is not."""
+        return [] if self.before is None else [*self.before.path, self]
 
     @cached_property
     def contract(self) -> tuple[InterfaceChange, ...]:
-        """What the steps declare of the interface."""
-        return tuple(change for trial in self.way for change in trial.session.contract)
+        """The interface changes that the steps declare."""
+        return tuple(change for trial in self.path for change in trial.session.contract)
 
     @property
     def changes_results(self) -> bool:
-        """Does the last step change what the model takes or gives, beyond the type?"""
+        """Does the last step change inputs or outputs in more than their types?"""
         return any(not change.retypes for change in self.session.contract)
 
     @property
     def cost_to_callers(self) -> tuple[int, int]:
-        """How many types of inputs and outputs change, and how many steps change more than that."""
-        return sum(change.retypes for change in self.contract), sum(t.changes_results for t in self.way)
+        """The number of inputs and outputs whose type changes, and of steps that change more than types."""
+        return sum(change.retypes for change in self.contract), sum(t.changes_results for t in self.path)
 
     @cached_property
     def size(self) -> int:
-        """How many ops the model has; constants do not count."""
-        return sum(self.held.op_counts.values())
+        """The number of ops of the model, without constants."""
+        return sum(self.subject.op_counts.values())
 
     @property
-    def held(self) -> Subject:
-        """The model; it is made again where it was given away."""
+    def subject(self) -> Subject:
+        """The model; it is rebuilt if it was given away."""
         if self.model is None:
-            self.model = self.remade()
+            self.model = self.rebuilt_model()
         return self.model
 
-    def remade(self) -> Subject:
-        """The last step, run again on a copy of the model before it."""
+    def rebuilt_model(self) -> Subject:
+        """Run the last step again on a copy of the model before it."""
         assert self.before is not None
         before = self.before
-        model = before.remade() if before.model is None else before.model.clone()
+        model = before.rebuilt_model() if before.model is None else before.model.clone()
         run_on(self.steps[-1], model, self.session.again(prove_sites=False))
         return model
 
     @cached_property
-    def scored(self) -> Score | None:
-        """The score, findings left out; None where there is none."""
+    def score_if_any(self) -> Score | None:
+        """The score without findings; None for a model that has none, such as a tree ensemble."""
         if "inspections" in vars(self):
             return Score.of(self.inspections)
         with self.known.within():
-            return self.held.score(self.target)
+            return self.subject.score(self.target)
 
     @property
     def score(self) -> Score:
         """The score of a model that has one."""
-        assert self.scored is not None
-        return self.scored
+        assert self.score_if_any is not None
+        return self.score_if_any
 
     @cached_property
     def inspections(self) -> list[Inspection]:
         """The inspection of each function, with advice."""
         with self.known.within():
-            return self.held.advised(self.target)
+            return self.subject.advised(self.target)
 
     @property
     def findings(self) -> list[Finding]:
@@ -103,29 +108,29 @@ class Trial:
         return [f for part in self.inspections for f in part.all_findings]
 
     def found_by(self, rules: Sequence[Rule]) -> list[Finding]:
-        """What some rules say of the ops; the others are not asked."""
+        """Return the findings of some rules only, which is quicker than all."""
         with self.known.within():
-            return self.held.found_by(rules, self.target)
+            return self.subject.found_by(rules, self.target)
 
     @property
-    def advised(self) -> Score:
-        """The score with every finding counted."""
+    def score_with_findings(self) -> Score:
+        """The score with the number of findings in it."""
         return self.score if self.model is None else replace(self.score, findings=len(self.findings))
 
-    def let_go(self) -> None:
-        """Give the model away: what is asked of it later is told before."""
-        _, _, self.model = self.scored, self.size, None
+    def give_model_away(self) -> None:
+        """Drop the model, after its score and size are computed."""
+        _, _, self.model = self.score_if_any, self.size, None
 
     def release(self) -> None:
-        """Let copies go that have weights of their own."""
-        for trial in self.way:
+        """Drop all models on the path that have weights of their own."""
+        for trial in self.path:
             if trial.model is not None and not trial.model.shares_weights:
-                trial.let_go()
+                trial.give_model_away()
 
 
 @dataclass(frozen=True)
 class Idle:
-    """A step that changed nothing, or failed."""
+    """The outcome of a step that changed nothing, or failed."""
 
     refusals: tuple[tuple[str, Refusal], ...] = ()
     error: SurgeryError | None = None
@@ -133,44 +138,44 @@ class Idle:
 
 @dataclass
 class Trials:
-    """The trials of one plan: the same steps from the model as given are run once."""
+    """All trials of one plan, by their steps."""
 
     session: Session
-    """For the model; it collects nothing here."""
+    """The session of the plan; each trial gets one of its own from it."""
     left: float = math.inf
-    """Steps that may still be run."""
+    """The number of steps that may still be run."""
     ops: float = math.inf
-    """Ops of the models that may still be tried, all together."""
+    """The sum of ops of models that may still be tried."""
     reached: dict[tuple[Pass, ...], Trial | Idle] = field(default_factory=dict)
     spare: dict[Trial, Subject] = field(default_factory=dict)
-    """Copies that a step did not change, by the trial they are copies of."""
+    """Trial -> a copy of its model that a step did not change, for the next step."""
 
     @property
     def exhausted(self) -> bool:
-        """Did the trials run out, or the ops of the models that may be tried?"""
+        """Is one of the two budgets, steps and ops, used up?"""
         return self.left <= 0 or self.ops <= 0
 
     def after(self, old: Trial, step: Pass, *, in_place: bool = False) -> Trial | Idle:
-        """A model one step further; idle where the step changes nothing, fails, or may not be tried.
+        """Return the trial after one more step; `Idle` if it changes nothing, fails, or the budget is used up.
 
         Args:
-            old: the model before.
-            step: what is tried.
-            in_place: edit the model of `old` itself, if it is a copy, which is made again when it is needed.
+            old: the trial before.
+            step: the pass to run.
+            in_place: edit the model of `old` itself, if that is a copy; it is rebuilt when needed.
         """
         steps = (*old.steps, step)
         if steps not in self.reached:
             if self.exhausted:
                 return Idle()
             with old.known.within():
-                found = self.reached[steps] = self._tried(old, step, in_place)
+                found = self.reached[steps] = self._run(old, step, in_place)
             self.left -= 1
             if self.ops < math.inf:
                 self.ops -= (found if isinstance(found, Trial) else old).size
         return self.reached[steps]
 
-    def led(self, start: Trial, steps: Sequence[Pass]) -> Trial | Idle:
-        """A model after some steps; those that change nothing are left out, one that fails ends it."""
+    def after_all(self, start: Trial, steps: Sequence[Pass]) -> Trial | Idle:
+        """Return the trial after some steps, without those that change nothing; `Idle` if one fails."""
         end = start
         for step in steps:
             new = self.after(end, step)
@@ -181,12 +186,12 @@ class Trials:
         return end
 
     def without(self, start: Trial, end: Trial, step: Pass) -> Trial | None:
-        """A model without one step of those since a start; None where another fails then."""
-        other = self.led(start, [one for one in end.steps[len(start.steps) :] if one is not step])
+        """Return the trial without one of the steps since a start; None if another one fails then."""
+        other = self.after_all(start, [one for one in end.steps[len(start.steps) :] if one is not step])
         return other if isinstance(other, Trial) else None
 
-    def _tried(self, old: Trial, step: Pass, in_place: bool) -> Trial | Idle:
-        model, own = self._model(old, in_place), self.session.again(prove_sites=False)
+    def _run(self, old: Trial, step: Pass, in_place: bool) -> Trial | Idle:
+        model, own = self._model_to_edit(old, in_place), self.session.again(prove_sites=False)
         try:
             run_on(step, model, own)
         except SurgeryError as error:
@@ -199,15 +204,15 @@ class Trials:
             self.spare = {old: model}  # of one trial: mostly the next step is tried on it too
         return Idle(tuple(own.refusals))
 
-    def _model(self, trial: Trial, in_place: bool) -> Subject:
-        """A model to edit: a copy, or that of the trial in place or where it is too large for a copy."""
+    def _model_to_edit(self, trial: Trial, in_place: bool) -> Subject:
+        """Return a model to edit: a copy, or the model of the trial itself if in place or too large to copy."""
         if trial.model is None:
-            return trial.remade()
+            return trial.rebuilt_model()
         shared = trial.model.shares_weights
         if trial.before is None or (shared and not in_place):
             return self.spare.pop(trial, None) or trial.model.clone()
         model = trial.model
         if not shared:
-            trial.let_go()
+            trial.give_model_away()
         trial.model = None
         return model

@@ -103,7 +103,7 @@ class Intervals:
         if row is None:
             return ANY
         if row.positions is not None and var in op.outputs[row.positions :][:1]:
-            return 0.0, math.inf
+            return 0.0, _last_place(op)
         if row.range is None or isinstance(row.range, tuple):
             return row.range or ANY
         low, high = self.rounded(op, row.range(op, self), _roundings(op, row))
@@ -113,6 +113,15 @@ class Intervals:
         """Where numbers lie that an op makes, its result or others on the way, after so many roundings."""
         dtype = np_dtype(op.outputs[0])
         return outwards(ends, dtype, roundings) if self.stored and dtype.kind == "f" else ends
+
+
+def _last_place(op: Operation) -> float:
+    """The largest place that an op may give: the last of its axis; infinite where no length is known."""
+    shape = static_shape(op.x)
+    if shape is None or op.op_type == "shape":
+        return math.inf
+    axis = None if op.op_type == "non_zero" else axis_of(op)
+    return float(max(shape if axis is None else (shape[axis],), default=1) - 1)
 
 
 def _roundings(op: Operation, row: OpSpec) -> float:

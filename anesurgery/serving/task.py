@@ -1,4 +1,4 @@
-"""One piece of work on a model that a visitor brought, in a process of its own that is bound first.
+"""One piece of work on a model that a visitor brought, in a process of its own that is bound first by `Limits`.
 
 Run as ``python -m anesurgery.serving.task FOLDER REQUEST``: the folder holds ``upload/``; lines of JSON on
 stdout say how far the work is; ``answer.json`` in the folder is written last. It opens no connection, and ends
@@ -14,10 +14,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from anesurgery.byte_counts import byte_words
+from anesurgery.byte_counts import GB, byte_words
 from anesurgery.doors import short_of_memory
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files import source
@@ -221,3 +222,27 @@ def _write(path: Path, text: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     main()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an upload, and the work on it, may take.
+
+    Attributes:
+        upload: bytes of one model as it is sent.
+        unpacked: bytes of one model out of its archive, and of each file that is written.
+        memory: bytes of memory that one piece of work may allocate (held on Linux alone).
+        seconds: that one piece of work may take.
+        keep: seconds after the last sign of a visitor, after which his files are deleted.
+        stay: seconds after a model began to be sent, after which its files are deleted, seen or not;
+            work on it is ended first.
+        models: models that are held at once.
+    """
+
+    upload: int = 4 * GB
+    unpacked: int = 8 * GB
+    memory: int = 8 * GB
+    seconds: float = 1800
+    keep: float = 900
+    stay: float = 6 * 3600
+    models: int = 8

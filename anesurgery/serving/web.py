@@ -33,8 +33,7 @@ from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.files.source import MOST
 from anesurgery.files.writing import scratch_folder
 from anesurgery.placement.target import GROUPS, PRODUCTS, Target
-from anesurgery.serving.limits import Limits
-from anesurgery.serving.task import ANSWER, DOWNLOAD, REPORT
+from anesurgery.serving.task import ANSWER, DOWNLOAD, REPORT, Limits
 
 # -- connections ----------------------------------------------------------------------------------------
 #

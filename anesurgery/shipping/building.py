@@ -64,7 +64,7 @@ from anesurgery.shipping.checkpoint import Checkpoint, silent
 from anesurgery.shipping.converting import LOGITS, TOKENS, convert
 from anesurgery.shipping.mapped_weights import mapped_constants
 from anesurgery.shipping.recurrent_states import Step, convert_step, finished_step, is_step, step_of
-from anesurgery.splitting.plan import chunk_numbers
+from anesurgery.splitting.cuts import chunk_numbers
 from anesurgery.splitting.split import split
 from anesurgery.surgery import Recipe, Surgery, apply
 

@@ -26,7 +26,7 @@ from anesurgery.facts.padded_ends import (
     stays_finite,
     unknown,
 )
-from anesurgery.facts.padded_windows import begins_first, is_cut, is_edge, stride_along, unpadded, windows_kept
+from anesurgery.facts.windows import begins_first, is_cut, is_edge, stride_along, unpadded, windows_kept
 from anesurgery.files.joining import default_function
 from anesurgery.files.package import Loaded
 from anesurgery.files.size_index import Padding, axes_in_words

@@ -20,7 +20,7 @@ import torch
 from anesurgery.errors import Refusal, Refused
 from anesurgery.facts.attention import MASKED
 from anesurgery.facts.masks import evaluate_static
-from anesurgery.facts.window_pads import window_pads
+from anesurgery.facts.windows import window_pads
 from anesurgery.mil import Array, Operation, Var, constant, consumers, dtype_name, operands, types
 from anesurgery.ops import BINARY, NORMS, POINTWISE, RECURRENT, REDUCTIONS, names
 from anesurgery.rewriting.meeting_axes import Operand, Place, groups, operand_of, placed

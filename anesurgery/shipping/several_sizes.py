@@ -22,7 +22,7 @@ from anesurgery.checking.exactness import nearness
 from anesurgery.doors import door
 from anesurgery.errors import IsPipeline, LoadError, SurgeryError, UnknownName
 from anesurgery.facts.dependence import slice_back
-from anesurgery.facts.padded_windows import unpadded
+from anesurgery.facts.windows import unpadded
 from anesurgery.files.interface import describe, new_spec
 from anesurgery.files.joining import default_function, join
 from anesurgery.files.package import WEIGHTS, Loaded, write_spec

@@ -7,12 +7,12 @@ from typing import Any
 
 from anesurgery.byte_counts import byte_words
 from anesurgery.display import draws, short_name
+from anesurgery.files.plot_files import picture
 from anesurgery.files.sequence import Border, Chain, Placed, is_network
 from anesurgery.mil import walk_ops
 from anesurgery.neuralnetwork.spec import network_of, walk_layers
 from anesurgery.placement.networks import CONSTANTS
 from anesurgery.show.console import shows
-from anesurgery.show.plots import picture
 from anesurgery.show.report import Report, Table, first
 from anesurgery.splitting.size_choice import SizeChoice
 

@@ -16,9 +16,9 @@ from anesurgery.compressing.compression import INSTEAD, Compression
 from anesurgery.compressing.costs import Cost
 from anesurgery.display import draws, short_name
 from anesurgery.errors import SurgeryError
+from anesurgery.files.plot_files import can_plot, picture
 from anesurgery.show.console import shows
 from anesurgery.show.page import environment
-from anesurgery.show.plots import can_plot, picture
 from anesurgery.show.report import Report, Table, first
 from anesurgery.show.summary import counted
 

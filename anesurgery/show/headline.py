@@ -9,8 +9,10 @@ from anesurgery import registry
 from anesurgery.byte_counts import byte_words
 from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import Grade
+from anesurgery.mil import Program
 from anesurgery.placement.durations import SHORTEST, Change, change, from_to
 from anesurgery.placement.inspection import Inspection, between
+from anesurgery.placement.rules.lost_in_conversion import unmoved_outputs
 from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.edit_plan import MAY
@@ -37,7 +39,7 @@ def headline(surgery: Surgery) -> str:
     else:
         exactness = ROUNDED * _rounds(surgery) if mended else _exactness(surgery)
     said = [loads, mended or _hazards(surgery), _gain(surgery), exactness]
-    said += [FROM_LAYERS] * _was_network(surgery) + [_larger(surgery), surgery.wrong]
+    said += [FROM_LAYERS] * _was_network(surgery) + [_larger(surgery), surgery.wrong, _unmoved(surgery)]
     return _joined(*said, *(one.words for one in surgery.contract))
 
 
@@ -74,14 +76,26 @@ def _for_nothing(surgery: Surgery) -> bool:
 ROUNDED = "values are rounded now"
 LARGER = 1.01
 """Times the weights from which on a model counts as larger."""
+MATTERS = 10_000
+"""Bytes by which it must grow: a choice, a thousandth of the smallest models that apps ship."""
 
 
 def _larger(surgery: Surgery) -> str:
     """That the weights grow, in words; "" where they do not."""
     before, after = surgery.scores
-    if before is None or after is None or not before.weights or after.weights <= before.weights * LARGER:
+    if before is None or after is None or not before.weights:
+        return ""
+    if after.weights <= max(before.weights * LARGER, before.weights + MATTERS):
         return ""
     return f"weights {byte_words(before.weights)} -> {byte_words(after.weights)}"
+
+
+def _unmoved(surgery: Surgery) -> str:
+    """Outputs that no input moves, in words: what such a model gains says nothing of one that works."""
+    programs = [graph for graph in surgery.subject.chosen if isinstance(graph, Program)]
+    functions = [function for program in programs for function in program.functions.values()]
+    still = dict.fromkeys(f"%{name}" for function in functions for name in unmoved_outputs(function))
+    return f"no input changes {', '.join(still)}" if still else ""
 
 
 FROM_LAYERS = "the neural network became an ML Program"
@@ -105,18 +119,18 @@ def _as_it_is(surgery: Surgery) -> str:
     share = _share(now)
     what = _measure(share, share)
     where = "" if _for_nothing(surgery) else f"on {_target(surgery)}, "
-    return _unplaced(surgery) or f"{where}{share[what]} {ON_ENGINE[what]}"
+    return _unplaced(surgery, where) or f"{where}{share[what]} {ON_ENGINE[what]}"
 
 
 def _target(surgery: Surgery) -> str:
     return Target.parse(surgery.target).words
 
 
-def _unplaced(surgery: Surgery) -> str:
-    """That it is not known of any op where it runs; "" where it is known of some."""
+def _unplaced(surgery: Surgery, where: str) -> str:
+    """That it is not known of any op where it runs, on a target; "" where it is known of some."""
     now = _score(surgery)
     nowhere = now is not None and now.ops and now.unplaced == now.ops
-    return f"on {_target(surgery)}, it is not known where the ops run" if nowhere else ""
+    return f"{where}it is not known where the ops run" if nowhere else ""
 
 
 def _score(surgery: Surgery) -> Score | None:
@@ -141,7 +155,7 @@ def _shares(surgery: Surgery) -> str:
     before, after = surgery.scores
     if before is None or after is None or surgery.target is None:
         return ""
-    if unplaced := _unplaced(surgery):
+    if unplaced := _unplaced(surgery, f"on {_target(surgery)}, "):
         return unplaced
     return f"on {_target(surgery)}: {_moved(_share(before), _share(after))}"
 
@@ -182,7 +196,7 @@ def _arithmetic(name: str) -> str:
 def _mended(surgery: Surgery) -> str:
     """How near wrong outputs came, in the arithmetic that was furthest off; "" where none were."""
     before, after = surgery.plan.outputs
-    if not before or not after or surgery.wrong:
+    if not before or not after or surgery.below(WRONG):
         return ""
     worst = min(before, key=lambda name: before[name])
     if before[worst] >= WRONG or after.get(worst, -math.inf) < before[worst] + HALVES:

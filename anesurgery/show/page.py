@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from anesurgery.byte_counts import byte_words
 from anesurgery.display import draws, short_name
 from anesurgery.placement.inspection import Inspection, OpRow
-from anesurgery.show import summary, times
+from anesurgery.show import costs, summary
 from anesurgery.show.drawing import WIDTH, Drawing, Style, draw, style_of
 from anesurgery.show.headline import compared_shares
 from anesurgery.show.summary import UNIT_WORDS
@@ -54,7 +54,7 @@ class Run:
 class TimePart:
     """A source of cost in the bar of the time: its colour, what it is, and the same in words."""
 
-    part: times.Share
+    part: costs.Share
     colour: str
     words: str
 
@@ -73,8 +73,8 @@ class View:
     strip: list[Run]
     drawings: list[tuple[str, Drawing]]
     time: list[TimePart]
-    dearest: list[times.Share]
-    slowest: list[times.Share]
+    dearest: list[costs.Share]
+    slowest: list[costs.Share]
 
 
 @functools.cache
@@ -92,7 +92,7 @@ def environment() -> Environment:
         unit_word=unit_word,
         short_name=short_name,
         key=key,
-        duration=times.in_words,
+        duration=costs.in_words,
         percent=summary.percent,
     )
     return templates
@@ -180,9 +180,9 @@ def view(inspection: Inspection, label: str, width: int | None = WIDTH, style: S
         bar(inspection),
         strip(rows) if width and len(rows) > STRIP_FROM else [],
         [(name, draw(part, width, style)) for name, part in summary.sections(inspection)] if width else [],
-        [TimePart(p, times.COLOURS[p.name], times.in_words(p.ms)) for p in times.parts(inspection)],
-        times.dearest(inspection),
-        times.segments(inspection),
+        [TimePart(p, costs.COLOURS[p.name], costs.in_words(p.ms)) for p in costs.parts(inspection)],
+        costs.dearest(inspection),
+        costs.segments(inspection),
     )
 
 

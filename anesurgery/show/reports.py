@@ -18,8 +18,8 @@ from anesurgery.display import short_name
 from anesurgery.placement.certifying import GATE
 from anesurgery.placement.folders import Folder
 from anesurgery.placement.inspection import Estimate, Inspection
+from anesurgery.placement.inspector import Consulted, Why
 from anesurgery.placement.target import Target
-from anesurgery.placement.why import Consulted, Why
 from anesurgery.rewriting.edit_plan import Plan
 from anesurgery.rewriting.refusals import refusal_lines
 from anesurgery.semantics.reading import in_decibels

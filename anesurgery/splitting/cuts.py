@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from anesurgery.byte_counts import byte_words
+from anesurgery.byte_counts import byte_words, read_size
 from anesurgery.errors import SurgeryError
 from anesurgery.files.mil_types import type_text
-from anesurgery.splitting.graph import Graph
+from anesurgery.files.protobuf import version_of
+from anesurgery.mil import Program
+from anesurgery.splitting.graph import Graph, read_graphs
 
 MOST = 400
 """Places that are considered, at most: the search looks at pairs of them, 80,000 then."""
@@ -228,3 +230,28 @@ class Cuts:
             f"the ops from %{nodes[0]} to %{nodes[-1]} need {byte_words(self.table[start, end])} of weights, "
             f"and cannot be cut between; the limit is {byte_words(limit)}{self._held(start, end)}"
         )
+
+
+ROOM = 0.95
+"""Share of a limit that is planned for: passes add masks and tables. A choice."""
+
+
+def chunk_numbers(program: Program, chunks: int | str) -> dict[str, int]:
+    """Value -> the chunk that makes it, from 0 on.
+
+    Args:
+        program: with one function.
+        chunks: how many, of even weight; or the most bytes of weights in each, as "950 MB".
+
+    Raises:
+        SurgeryError: it cannot be cut so.
+    """
+    if chunks == 1:
+        return {}
+    (graph,) = read_graphs(program, version_of(program), list(program.functions)).values()
+    cuts = Cuts(graph)
+    if isinstance(chunks, int) and chunks < 1:
+        raise SurgeryError(f"chunks={chunks}; a model has 1 or more")
+    places = cuts.into(chunks) if isinstance(chunks, int) else cuts.within(int(ROOM * read_size(chunks)))
+    inner = places[1:-1]
+    return {name: sum(p <= i for p in inner) for i, node in enumerate(graph.nodes) for name in node.makes}

@@ -24,7 +24,7 @@ from anesurgery.interpret.decoder_calls import INPUTS
 from anesurgery.loading import load, load_as_is
 from anesurgery.mil import exclusive, function_of, types, walk_ops
 from anesurgery.neuralnetwork.blob_shapes import Blobs
-from anesurgery.neuralnetwork.loaded_network import LoadedNetwork
+from anesurgery.neuralnetwork.importing import LoadedNetwork
 from anesurgery.neuralnetwork.ports import as_array
 from anesurgery.neuralnetwork.spec import EXACT, NETWORKS, is_legacy, nested_networks, network_of, walk_layers
 from anesurgery.placement.inspection import Inspection
@@ -33,9 +33,8 @@ from anesurgery.placement.models import inspect_other
 from anesurgery.placement.networks import CONSTANTS, inspect_network
 from anesurgery.placement.target import Target
 from anesurgery.semantics.rows import work_of
-from anesurgery.splitting.carving import Stretch, carve_functions, stretches
 from anesurgery.splitting.cuts import Cuts
-from anesurgery.splitting.graph import WRITING, Graph, read_graphs
+from anesurgery.splitting.graph import WRITING, Graph, Stretch, carve_functions, read_graphs, stretches
 
 
 def phases(before: Sequence[Collection[int]], apart: Sequence[bool]) -> list[int]:

@@ -45,12 +45,12 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
+from anesurgery.interpret import decoder_calls
 from anesurgery.interpret.decoding import replay
 from anesurgery.passes.add_cache.cached_function import Caching, Reading, cached_functions
-from anesurgery.placement import loadable
-from anesurgery.rewriting import decoder_inputs
+from anesurgery.placement.rules import loading
 from anesurgery.rewriting.passes import against_several
-from anesurgery.splitting.plan import chunk_numbers
+from anesurgery.splitting.cuts import chunk_numbers
 
 
 def _are_integers(values: Any) -> bool:
@@ -128,11 +128,11 @@ class AddCache(Pass):
     def made(self, program: Program, session: Session) -> Refusal | None:
         """The two functions in place of one, or why not."""
         ((name, function),) = program.functions.items()
-        choices = decoder_inputs.inputs_of(function, self.fixed or {})
+        choices = decoder_calls.inputs_of(function, self.fixed or {})
         if isinstance(choices, Refusal):
             return choices
         tokens = function.inputs[next(iter(choices[0]))]
-        longest = int(tokens.shape[decoder_inputs.token_axis(tokens)])
+        longest = int(tokens.shape[decoder_calls.token_axis(tokens)])
         context = self.context or longest
         if context > longest:
             raise an.PassError(
@@ -149,7 +149,7 @@ class AddCache(Pass):
             if not isinstance(built := cached_functions(session, program, calls, how), Refusal):
                 break
         if isinstance(built, Refusal):
-            return built if len(chosen) == 1 else decoder_inputs.unclear(chosen, f" ({built})")
+            return built if len(chosen) == 1 else decoder_calls.unclear(chosen, f" ({built})")
         before = [f"{op.op_type} {op.name}" for op in function.operations if op.op_type != "const"]
         del program.functions[name]
         for word, copy in built.items():
@@ -157,7 +157,7 @@ class AddCache(Pass):
         session.declare(self.name, name, self.change(name, function, chosen, built), before, list(built))
         version = max(f.opset_version.value for f in built.values())
         session.notes += [
-            f"{self.name}: {f.message}" for f in loadable.of_version(version, an.Target.parse(session.target))
+            f"{self.name}: {f.message}" for f in loading.of_version(version, an.Target.parse(session.target))
         ]
         if (parts := max(chunk_of.values(), default=0) + 1) > 1:
             session.notes.append(f"{self.name}: a state for each of {parts} chunks: split(model, {parts})")
@@ -200,7 +200,7 @@ class AddCache(Pass):
         width = functions["decode"].inputs[tokens].shape[axis]
         words = (
             f"call prefill ({length} tokens) or decode ({width} token{'s' if width > 1 else ''}) with "
-            f"{tokens}{decoder_inputs.rows_in_words(chosen)} and position, the number of "
+            f"{tokens}{decoder_calls.rows_in_words(chosen)} and position, the number of "
             f"tokens before; {kept} keeps what was read"
         )
         context = self.context

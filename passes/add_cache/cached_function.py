@@ -15,12 +15,13 @@ import numpy as np
 
 from anesurgery import mil
 from anesurgery.errors import Refusal, UnknownName
-from anesurgery.facts import causal_windows, rings
+from anesurgery.facts import rings, windows
 from anesurgery.facts.masks import evaluate_static
 from anesurgery.facts.rings import Ring
 from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Tokens, follow, lengthened
 from anesurgery.files.copying import copied
 from anesurgery.frontend.length_choices import in_words, limit_passed
+from anesurgery.interpret.decoder_calls import fixed_value
 from anesurgery.mil import Function, Operation, Program, Var, dtype_name, operands, types
 from anesurgery.passes.add_cache import caches, frequencies
 from anesurgery.passes.add_cache.caches import Kept, Tables
@@ -28,7 +29,6 @@ from anesurgery.placement.rules.shapes import MOST_STATES, two_states_may_fail
 from anesurgery.placement.target import Target
 from anesurgery.regions import rotary
 from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.decoder_inputs import fixed_value
 from anesurgery.rewriting.driver import remove_dead
 from anesurgery.rewriting.session import Session
 
@@ -297,7 +297,7 @@ class CachedFunction:
         length = reach + self.length
         value = caches.from_rows(mb, kept, seen, length)
         x = caches.through(mb, kept.way, value, self.tokens, length)
-        pads = causal_windows.without_pads(op, self.tokens.new_axis(op.outputs[0]))
+        pads = windows.without_pads(op, self.tokens.new_axis(op.outputs[0]))
         return {"x": x, **{n: mb.const(val=value, name=f"{op.name}_{n}") for n, value in pads.items()}}
 
     def first(self, op: Operation, axis: int, length: int) -> dict[str, Any]:

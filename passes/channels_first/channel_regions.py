@@ -31,9 +31,7 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.regions.channel_ops import step_of
-from anesurgery.regions.channel_steps import Step
-from anesurgery.regions.channel_views import FREE, Named, entered, left, lengths, upstream
-from anesurgery.regions.channel_wishes import wishes
+from anesurgery.regions.channel_steps import FREE, Named, Step, entered, left, lengths, upstream, wishes
 from anesurgery.regions.layouts import Groups, Layout, twin_of
 from anesurgery.regions.views import seen_as
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Refused
-from anesurgery.network_editing.layer_pass import LayerRewrite, Shape, Site, Step
-from anesurgery.network_editing.spatial_axes import (
+from anesurgery.network_editing.layer_pass import (
     CHANNEL,
     CUT,
     HEIGHT,
@@ -22,7 +21,11 @@ from anesurgery.network_editing.spatial_axes import (
     NAMES,
     SEQUENCE,
     WIDTH,
+    LayerRewrite,
     Margins,
+    Shape,
+    Site,
+    Step,
     border,
     borders,
     cut,

@@ -20,9 +20,8 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Array, Refusal, Refused, Var
 from anesurgery.errors import NO_MATCH
 from anesurgery.mil import fixed_shape
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site, Step
+from anesurgery.network_editing.layer_pass import MOST_MIXED, LayerRewrite, Site, Step, picking
 from anesurgery.network_editing.network import Network, Node
-from anesurgery.network_editing.spatial_axes import MOST_MIXED, picking
 from anesurgery.neuralnetwork import spec
 from anesurgery.neuralnetwork.making import make_layer
 

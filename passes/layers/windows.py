@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anesurgery.authoring import REASSOCIATED, Array, Refusal, Refused, Target
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site, Step
-from anesurgery.network_editing.spatial_axes import (
+from anesurgery.network_editing.layer_pass import (
     CHANNEL,
     HEIGHT,
     WIDTH,
+    LayerRewrite,
     Margins,
+    Site,
+    Step,
     border,
     borders,
     cut,
@@ -27,7 +29,7 @@ from anesurgery.network_editing.spatial_axes import (
     repeated_border,
 )
 from anesurgery.neuralnetwork import spec
-from anesurgery.neuralnetwork.layers.window_padding import pairs
+from anesurgery.neuralnetwork.layers.window_layers import pairs
 from anesurgery.neuralnetwork.making import weights
 from anesurgery.placement.rules.conditions import CHANNELS as MOST_CHANNELS
 from anesurgery.placement.rules.layer_rules import POOL_KERNEL, POOL_STRIDE, UPSAMPLE

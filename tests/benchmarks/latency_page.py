@@ -11,7 +11,7 @@ import numpy as np
 import time_fit as fitting
 from time_fit import Fitted, LeftOut
 
-from anesurgery.compressing.form_evidence import PAIRS, form_ratio
+from anesurgery.compressing.weight_forms import PAIRS, form_ratio
 from anesurgery.placement.calibration import Row
 from anesurgery.placement.timing import FORMS
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.compressing.form_evidence import PAIRS, form_ratio
+from anesurgery.compressing.weight_forms import PAIRS, form_ratio
 from anesurgery.mil import Array
 from anesurgery.placement.calibration import Row, load_from
 from anesurgery.placement.durations import change

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from anesurgery.checking import proofs
+from anesurgery.checking.edit_sites import constants_among, on_fewer_rows, row_axes, site_of
 from anesurgery.checking.grades import REASSOCIATED, Grade, Promise, SiteCheck
 from anesurgery.checking.lengths import drawn_shape
-from anesurgery.checking.proofs import constants_among, on_fewer_rows, row_axes, site_of
 from anesurgery.checking.site import check_site
 from anesurgery.interpret.arithmetic.symbolic import Symbolic
 from anesurgery.mil import Var, mb, types

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from both_sides import checked, side_by_side
 
+from anesurgery.checking.edit_sites import site_of
 from anesurgery.checking.grades import Grade, SiteCheck, summary
-from anesurgery.checking.proofs import prove, site_of
+from anesurgery.checking.proofs import prove
 from anesurgery.errors import ProofError
 from anesurgery.mil import Var, mb, types
 from anesurgery.rewriting.builder import Builder

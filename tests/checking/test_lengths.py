@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import get_new_symbol
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.grades import Grade, summary
 from anesurgery.checking.lengths import declared_lengths
-from anesurgery.checking.model_proofs import ModelProof
+from anesurgery.checking.lockstep import ModelProof
 from anesurgery.checking.trial_lengths import Use, plan_of, use_of
 from anesurgery.errors import ProofError
 from anesurgery.files.interface import new_spec

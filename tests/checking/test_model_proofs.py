@@ -10,9 +10,8 @@ import pytest
 
 from anesurgery.checking.comparison import Comparison, compare
 from anesurgery.checking.grades import Grade
-from anesurgery.checking.lockstep import paired
+from anesurgery.checking.lockstep import ModelProof, paired
 from anesurgery.checking.matching import layouts
-from anesurgery.checking.model_proofs import ModelProof
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.surgery import apply
 

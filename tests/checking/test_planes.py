@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from anesurgery.checking.proofs import Proof, alike, prove, site_of
+from anesurgery.checking.edit_sites import site_of, treats_planes_alike
+from anesurgery.checking.proofs import Proof, prove
 from anesurgery.mil import Program, Var, mb
 
 Body = Callable[[Var], Var]
@@ -27,7 +28,7 @@ def looked_at(program: Program) -> tuple[bool, bool]:
     (old, new), ops = main.outputs, [op for op in main.operations if op.op_type != "const"]
     assert old.op is not None
     site = site_of([(old, new)], ops[ops.index(old.op) + 1 :], [old.op])
-    return alike(site), isinstance(prove(site), Proof)
+    return treats_planes_alike(site), isinstance(prove(site), Proof)
 
 
 CHANNELS = np.array([1, 1, 2], np.float32).reshape(3, 1, 1)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from both_sides import side_by_side
 
+from anesurgery.checking.edit_sites import site_of
 from anesurgery.checking.grades import Grade
-from anesurgery.checking.proofs import NoProof, Proof, prove, site_of
+from anesurgery.checking.proofs import NoProof, Proof, prove
 from anesurgery.interpret.arithmetic import field
 from anesurgery.mil import Var, mb, types
 

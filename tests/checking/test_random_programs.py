@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mutations import mutations
 
+from anesurgery.checking.edit_sites import site_of
 from anesurgery.checking.grades import Grade, SiteCheck
-from anesurgery.checking.proofs import Proof, prove, site_of
+from anesurgery.checking.proofs import Proof, prove
 from anesurgery.checking.site import check_site
 from anesurgery.errors import Refusal, SurgeryError
 from anesurgery.mil import Program, Var, mb, types

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 import anesurgery as ane
 from anesurgery.commands.app import app
 from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.placement.inspector import OTHER_TARGET, why
 from anesurgery.placement.target import CHIPS, SOURCES, Target
-from anesurgery.placement.why import OTHER_TARGET, why
 
 RUN = CliRunner()
 

@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from anesurgery import commands
 from anesurgery.commands.app import app
-from anesurgery.commands.signatures import entries, kind_of, parameters_of
+from anesurgery.commands.written_options import entries, kind_of, parameters_of
 
 FILES = Path(commands.__file__).parent.glob("*.py")
 CALLS = sorted({call for file in FILES for call in re.findall(r'"([\w.]+:\w+)"', file.read_text())})

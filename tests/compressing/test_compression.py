@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import anesurgery as ane
 from anesurgery.commands import app as cli
 from anesurgery.compressing.compression import _check_finite
-from anesurgery.compressing.form_evidence import COMPUTING, READING, Evidence, choose
+from anesurgery.compressing.weight_forms import COMPUTING, READING, Evidence, choose
 from anesurgery.errors import SurgeryError, SurgeryWarning
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement.score import placed
@@ -131,7 +131,7 @@ def test_the_loss_is_that_of_samples_held_out(package: Path) -> None:
 def test_correction_keeps_more_than_rounding(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = samples(32)
     corrected = ane.compress(package, 3, inputs=given, for_="size", mixed=False, smallest=1000)
-    monkeypatch.setattr("anesurgery.compressing.rounding.ROUNDS", 0)
+    monkeypatch.setattr("anesurgery.compressing.fitting.ROUNDS", 0)
     rounded = ane.compress(package, 3, inputs=given, for_="size", mixed=False, smallest=1000)
     assert corrected.bytes == rounded.bytes
     assert corrected.loss is not None

@@ -12,7 +12,7 @@ import torch
 
 from anesurgery.compressing import grids
 from anesurgery.compressing.correcting import Apart, Candidate, Correction, candidates, correct
-from anesurgery.compressing.fitted import grid_of
+from anesurgery.compressing.fitting import grid_of
 from anesurgery.compressing.grids import Grid, Scaled
 from anesurgery.compressing.second_order import Shares, corrected, moments, objective
 from anesurgery.compressing.storing import shift, store
@@ -20,7 +20,7 @@ from anesurgery.compressing.weight_forms import read_form
 from anesurgery.compressing.weight_rows import Rows
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.core import Executable
-from anesurgery.interpret.listener import Listener
+from anesurgery.interpret.table import Listener
 from anesurgery.mil import Array, Operation, Program, Var, ct, function_of, mb, operands, types
 
 RNG = np.random.default_rng(5)
@@ -148,7 +148,7 @@ def test_a_second_round_with_fitted_values_is_no_worse(monkeypatch: pytest.Monke
     one, hessian = candidate(linear), layer()[1]
     found = []
     for rounds in (0, 1, 2):
-        monkeypatch.setattr("anesurgery.compressing.rounding.ROUNDS", rounds)
+        monkeypatch.setattr("anesurgery.compressing.fitting.ROUNDS", rounds)
         found.append(correct(one, "palette2", hessian[None], 9).error)
     assert found[2] <= found[1] < found[0]
 
@@ -364,7 +364,7 @@ def test_without_correction_a_tied_head_loses_more(form: str, monkeypatch: pytes
     samples = [{"ids": OTHER.integers(0, 40, (1, 12)).astype(np.int32)} for _ in range(8)]
     errors = []
     for rounds in (2, 0):
-        monkeypatch.setattr("anesurgery.compressing.rounding.ROUNDS", rounds)
+        monkeypatch.setattr("anesurgery.compressing.fitting.ROUNDS", rounds)
         program = tied()
         chosen, _ = candidates(function_of(program, None), 8)
         work = Correction(Loaded(program), "main", samples, chosen, lambda _: form)

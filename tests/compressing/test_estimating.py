@@ -13,7 +13,7 @@ from anesurgery.compressing.correcting import candidates, correct, plain_moments
 from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.estimating import estimated
 from anesurgery.compressing.finished import Finished
-from anesurgery.compressing.fitted import grid_of
+from anesurgery.compressing.fitting import grid_of
 from anesurgery.errors import SurgeryError
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.forks import Fork

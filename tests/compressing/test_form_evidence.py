@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.compressing import form_evidence
-from anesurgery.compressing.form_evidence import (
+from anesurgery.compressing import weight_forms
+from anesurgery.compressing.weight_forms import (
+    BITS,
     COMPUTING,
     READING,
     Choice,
@@ -20,8 +21,8 @@ from anesurgery.compressing.form_evidence import (
     choose,
     choose_activations,
     evidence,
+    read_form,
 )
-from anesurgery.compressing.weight_forms import BITS, read_form
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement.target import Target, family_of
 
@@ -87,7 +88,7 @@ def test_what_nothing_is_known_of_is_slower_on_no_other_chip() -> None:
 
 def test_older_formats_get_what_they_hold() -> None:
     for chip, bits, bounds, version in CASES:
-        for purpose in form_evidence.PURPOSES:
+        for purpose in weight_forms.PURPOSES:
             form = choose(bits, Target.parse(chip), bounds, version, purpose).form
             assert form is None or version >= read_form(form).version
 
@@ -104,7 +105,7 @@ def test_inputs_of_8_bits_are_taken_only_where_they_are_as_fast_on_average() -> 
         target = Target.parse(chip)
         here = [
             one
-            for one in form_evidence._published((form_evidence.W8A8,))
+            for one in weight_forms._published((weight_forms.W8A8,))
             if one.bound in bounds and one.family in target.families
         ]
         found = choose_activations(target, bounds, "speed")
@@ -158,7 +159,7 @@ def test_the_page_says_which_form_a_chip_gets() -> None:
 
 
 @pytest.mark.one_of(18)
-@pytest.mark.parametrize("purpose", form_evidence.PURPOSES)
+@pytest.mark.parametrize("purpose", weight_forms.PURPOSES)
 @pytest.mark.parametrize("chip", {family_of(chip): chip for chip in CHIPS}.values())
 def test_no_op_leaves_the_engine(chip: str, purpose: str) -> None:
     """On a chip of each generation."""

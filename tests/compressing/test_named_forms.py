@@ -11,12 +11,11 @@ from typer.testing import CliRunner
 
 import anesurgery as ane
 from anesurgery.commands import app as cli
-from anesurgery.compressing import rounding
+from anesurgery.compressing import fitting
 from anesurgery.compressing.correcting import decoded
-from anesurgery.compressing.fitted import grid_of
-from anesurgery.compressing.form_evidence import COMPUTING, READING, choose_form
+from anesurgery.compressing.fitting import grid_of
 from anesurgery.compressing.second_order import Shares, corrected, objective
-from anesurgery.compressing.weight_forms import read_form
+from anesurgery.compressing.weight_forms import COMPUTING, READING, choose_form, read_form
 from anesurgery.compressing.zeros import pruned
 from anesurgery.errors import SurgeryError
 from anesurgery.mil import Array, Program, Var, ct, mb, quiet_host, types
@@ -104,7 +103,7 @@ def test_a_form_is_stored_read_back_and_run(form: str, tmp_path: Path) -> None:
 def test_without_correction_every_op_loses_more(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version rounds each number to the nearest."""
     corrected = ane.compress(network(), forms=form, inputs=GIVEN, smallest=500, for_="size")
-    monkeypatch.setattr(rounding, "ROUNDS", 0)
+    monkeypatch.setattr(fitting, "ROUNDS", 0)
     rounded = ane.compress(network(), forms=form, inputs=GIVEN, smallest=500, for_="size")
     for with_it, without in zip(corrected.weights, rounded.weights, strict=True):
         assert with_it.ops == without.ops

@@ -13,7 +13,7 @@ from linear_layer import linear_layer
 import anesurgery as ane
 from anesurgery.errors import SurgeryWarning
 from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.placement.loadable import newest_for
+from anesurgery.placement.rules.loading import newest_for
 from anesurgery.placement.target import Target
 
 RNG = np.random.default_rng(19)

@@ -19,7 +19,7 @@ from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.modes import candidates, compress, read_mode, stored_bytes
 from anesurgery.compressing.sensitivity import Sensitivity, sensitivity
 from anesurgery.errors import SurgeryError
-from anesurgery.files.shards import Shard, share
+from anesurgery.files.sharing import Shard, share
 from anesurgery.mil import Program, Var, ct, is_compressed, mb, types, walk_ops
 from anesurgery.regions.compressed_weights import decoded
 from anesurgery.splitting.graph import read_graph

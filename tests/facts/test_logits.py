@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.facts.logits import logits_of
+from anesurgery.facts.makeup import logits_of
 from anesurgery.mil import Function, Program, Var, mb
 
 

@@ -12,7 +12,7 @@ from counting import assert_linear
 
 from anesurgery.errors import LoadError
 from anesurgery.files.mil_text import MilText, elements, opset_of, opset_text, read_mil, write_mil
-from anesurgery.files.mil_tokens import quote, unescape
+from anesurgery.files.mil_types import quote, unescape
 from anesurgery.mil import Array
 
 

@@ -10,8 +10,8 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.compressing import correcting
-from anesurgery.files import set_aside as module
-from anesurgery.files.set_aside import LEAST, set_aside
+from anesurgery.files import arrays as module
+from anesurgery.files.arrays import LEAST, set_aside
 from anesurgery.interpret.arithmetic import precision
 from anesurgery.mil import Array, Program, Var, ct, mb, types
 

@@ -232,6 +232,16 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "add_in_place": lambda x: in_place(x, lambda y: y[1].add_(3)),
     "add_in_place_twice": lambda x: in_place(x, lambda y: (y[..., 0].mul_(3), y[:, 1:3].add_(x[:, :2]))),
     "clamp_in_place": lambda x: in_place(x, lambda y: y[..., 1:].clamp_(min=0)),
+    "hardtanh_of_whole_limits": lambda x: torch.nn.functional.hardtanh(x, 0, 6),
+    "leaky_relu_of_a_whole_slope": lambda x: torch.nn.functional.leaky_relu(x, 2),
+    "elu_of_a_whole_scale": lambda x: torch.nn.functional.elu(x, 3),
+    "threshold_of_whole_numbers": lambda x: torch.nn.functional.threshold(x, 1, 2),
+    "nothing_to_replace": lambda x: torch.nan_to_num(x),
+    "replaced": lambda x: (
+        torch.nan_to_num((x - 1) / (1 - x), 0.5)
+        + torch.nan_to_num(x / (1 - x), posinf=7)
+        + torch.nan_to_num(x / (x - 1).abs() * -1, neginf=-8)
+    ),
     "gqa_equal_heads": lambda x: attend(heads(x)[1], *heads(x)[1:], enable_gqa=True),
 }
 

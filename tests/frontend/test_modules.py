@@ -52,6 +52,34 @@ def test_what_is_converted_agrees_with_the_module(inputs: Any) -> None:
     assert found["best"] == expected["best"].numpy()
 
 
+class Rest(nn.Module):
+    """Any number of tensors after the first."""
+
+    def forward(self, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        """Twice the first without the others."""
+        x = 2 * x
+        for one in others:
+            x = x - one
+        return x
+
+
+@pytest.mark.parametrize(
+    ("inputs", "names"),
+    [
+        (IMAGE, ["x"]),
+        ([IMAGE, IMAGE + 1, 3 * IMAGE], ["x", "others_0", "others_1"]),
+        ({"b": IMAGE + 1, "x": IMAGE, "c": 3 * IMAGE}, ["x", "b", "c"]),
+    ],
+)
+def test_a_module_may_take_any_number_of_tensors(inputs: Any, names: list[str]) -> None:
+    """The report of one that took a tuple said that it takes none."""
+    model, given = convert_module(Rest(), inputs)
+    assert given is not None
+    assert list(given) == names
+    (found,) = ane.run(model, given).values()
+    assert_close(found, Rest()(*map(torch.tensor, given.values())).numpy(), rtol=2e-2)
+
+
 def test_a_wrong_conversion_would_be_told_apart() -> None:
     model, given = convert_module(Scores(), IMAGE)
     assert given is not None

@@ -13,9 +13,9 @@ import anesurgery as ane
 from anesurgery.errors import LoadError
 from anesurgery.files.protobuf import proto
 from anesurgery.mil import Array, mb, quiet_host, walk_ops
+from anesurgery.neuralnetwork.context import LAYERS
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.layers import load_families
-from anesurgery.neuralnetwork.layers.layer_table import LAYERS
 
 with quiet_host():
     from coremltools.models import datatypes

@@ -11,7 +11,7 @@ from pass_cases import refuses, table
 
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.grades import compare_arrays
-from anesurgery.facts import causal_windows, rings
+from anesurgery.facts import rings, windows
 from anesurgery.interpret.decoding import Decoder
 from anesurgery.mil import Array, Program, Var, ct, mb, types
 from anesurgery.passes.add_cache import AddCache
@@ -139,7 +139,7 @@ def test_a_ring_that_is_too_small_would_be_found(
 
 
 def test_a_window_that_is_shifted_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(causal_windows, "reach", lambda op, axis, zeros: int(op.weight.shape[axis]))
+    monkeypatch.setattr(windows, "reach", lambda op, axis, zeros: int(op.weight.shape[axis]))
     program = built(convolved)
     made = apply(program, [AddCache(prefill=5)], prove=None, quiet=True)
     assert made.refusals or not compare(program, made.program, contract=made.contract, gate=60).ok

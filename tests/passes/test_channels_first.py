@@ -16,7 +16,7 @@ from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, new_symbol, types, walk_ops
 from anesurgery.passes.channels_first import ChannelsFirst, channel_regions
 from anesurgery.placement.target import Target
-from anesurgery.regions.channel_views import FREE
+from anesurgery.regions.channel_steps import FREE
 from anesurgery.regions.layouts import Layout
 from anesurgery.testing import apply_pass, assert_same_numbers
 

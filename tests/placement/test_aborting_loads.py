@@ -10,7 +10,7 @@ from statement import half, of
 
 import anesurgery as ane
 from anesurgery.mil import Program, Var, mb, types
-from anesurgery.placement.rules.aborting_loads import ROWS
+from anesurgery.placement.rules.loading import ROWS
 
 IDS = {row.id for row in ROWS} | {f"{row.id}-elsewhere" for row in ROWS} | {"fault-batch-norm-volume-elsewhere"}
 
@@ -78,6 +78,14 @@ def attention(*shape: int, turned: bool = False) -> Callable[[], Program]:
     return of(body, shape)
 
 
+def recurrent() -> Program:
+    def body(x: Var) -> Var:
+        weights = {"weight_ih": half(16, 8), "weight_hh": half(16, 4), "bias": half(16)}
+        return mb.lstm(x=x, initial_h=half(1, 4), initial_c=half(1, 4), **weights)[0]
+
+    return of(body, (3, 1, 8))()
+
+
 M4, M4_26, M15 = "M4/macOS 15", "M4/macOS 26", "M2/macOS 15"
 CASES: dict[str, tuple[Callable[[], Program], str, str, str]] = {
     "8 bits on the GPU of an M4": (product(eight_bits), M4, "ALL", "abort-int8-gpu"),
@@ -118,6 +126,9 @@ CASES: dict[str, tuple[Callable[[], Program], str, str, str]] = {
         "abort-turned-attention-elsewhere",
     ),
     "weights as they are": (attention(1, 2, 9, 16), "M5/macOS 26", "CPU_AND_GPU", ""),
+    "recurrent on the GPU": (recurrent, "M5/macOS 26", "CPU_AND_GPU", "abort-recurrent-gpu"),
+    "recurrent on the GPU of an M1": (recurrent, "M1/macOS 26", "ALL", "abort-recurrent-gpu-elsewhere"),
+    "recurrent without a GPU": (recurrent, "M5/macOS 26", "CPU_AND_NE", ""),
     "a norm of rank 5": (volume(5), M4, "CPU_ONLY", "fault-batch-norm-volume-elsewhere"),
     "a norm of rank 4": (volume(4), M4, "ALL", ""),
 }

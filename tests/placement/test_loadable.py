@@ -9,7 +9,7 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.placement.loadable import of_version, releases
+from anesurgery.placement.rules.loading import of_version, releases
 from anesurgery.placement.target import Target
 from anesurgery.show import summary
 

@@ -61,6 +61,17 @@ def late(constant: bool) -> Callable[[], Program]:
     return build
 
 
+def vocoder(phase: bool) -> Callable[[], Program]:
+    """Magnitudes times the cosine and sine of phases, or of plain numbers, and a transposed convolution."""
+
+    def body(x: Var) -> Var:
+        size, angle = mb.exp(x=x), mb.tanh(x=x)
+        parts = [mb.mul(x=size, y=f(x=angle) if phase else angle) for f in (mb.cos, mb.sin)]
+        return mb.conv_transpose(x=mb.concat(values=parts, axis=1), weight=half(16, 1, 20), strides=[5])
+
+    return of(body, (1, 8, 32))
+
+
 CASES: dict[str, tuple[Callable[[], Program], str, str]] = {
     "128 queries over 1,024 keys": (attention(128, 1024), "A17/iOS 18", "compile-memory"),
     "130 ran": (attention(130, 1024), "A17/iOS 18", ""),
@@ -79,6 +90,11 @@ CASES: dict[str, tuple[Callable[[], Program], str, str]] = {
     "a state alone": (stateful("fp16"), "any", ""),
     "four norms at 64x64": (norms(4), "M5 Max/macOS 27", "compile-norm-values"),
     "one block": (norms(2), "M5 Max/macOS 27", ""),
+    "a waveform on an M5": (vocoder(True), "M5/macOS 26", "crash-waveform"),
+    "a waveform on an iPhone 17": (vocoder(True), "iPhone 17/iOS 27", "crash-waveform"),
+    "a waveform on an M1": (vocoder(True), "M1/macOS 26", ""),
+    "a waveform on macOS 27": (vocoder(True), "M5/macOS 27", ""),
+    "no phases": (vocoder(False), "M5/macOS 26", ""),
     "a shape of the run": (late(False), "any", "compile-late-shape"),
     "a constant shape": (late(True), "any", ""),
 }

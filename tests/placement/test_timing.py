@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.compressing.form_evidence import PAIRS, form_ratio
+from anesurgery.compressing.weight_forms import PAIRS, form_ratio
 from anesurgery.errors import LoadError
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement import timing

@@ -13,7 +13,7 @@ from statement import half, of
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement import inspector, verdicts
-from anesurgery.placement.rules import ignored_masks, whole_model
+from anesurgery.placement.rules import faulty_ops, whole_model
 
 
 def lookup(ids: int, *, small: bool = False) -> Callable[[], Program]:
@@ -168,7 +168,7 @@ def test_a_mask_of_integers_reaches_the_unit_of_fused_attention(name: str) -> No
 
 def test_a_rule_that_looks_at_the_last_op_alone_misses_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: one step back from the mask."""
-    monkeypatch.setattr(ignored_masks, "MASK_STEPS", 1)
+    monkeypatch.setattr(faulty_ops, "MASK_STEPS", 1)
     with pytest.raises(AssertionError):
         test_a_mask_of_integers_reaches_the_unit_of_fused_attention("integers on M5")
 

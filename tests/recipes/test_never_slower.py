@@ -72,7 +72,7 @@ def test_what_is_slower_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     recipe = Recipe("crowd_ane", (Crowd(),))
     assert not slower(program, recipe, "M4/macOS 15")
-    monkeypatch.setattr(Search, "best", Search.straight)
+    monkeypatch.setattr(Search, "best", Search.run_all)
     monkeypatch.setitem(GAINS, WORTH[0], lambda before, after: "something")
     assert slower(program, recipe, "M4/macOS 15").startswith(
         "crowd_ane on M4/macOS 15: the relative cost of the whole"
@@ -89,12 +89,12 @@ def test_a_step_for_right_numbers_says_what_it_costs(monkeypatch: pytest.MonkeyP
     chosen = Recipe("crowd_ane", (Crowd(),), chosen=frozenset({"crowd"}))
     with pytest.warns(SurgeryWarning, match="crowd was asked for, and is kept although the expected time"):
         assert not slower(program, chosen, "M4/macOS 15")
-    monkeypatch.setattr(Search, "best", Search.straight)
+    monkeypatch.setattr(Search, "best", Search.run_all)
     assert "the relative cost of the whole" in slower(program, chosen, "M4/macOS 15")
 
     def with_other_words(search: Search, steps: Sequence[Pass]) -> Trial:
         search.warnings.append("crew was asked for, and is kept although the expected time would rise")
-        return search.straight(steps)
+        return search.run_all(steps)
 
     monkeypatch.setattr(Search, "best", with_other_words)
     assert "the relative cost of the whole" in slower(program, chosen, "M4/macOS 15")

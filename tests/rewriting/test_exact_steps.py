@@ -85,7 +85,7 @@ def judged(program: Program, *steps: Pass, session: Session) -> Exact:
     """What is left of some steps on a program."""
     start = Trial(MLProgram(Loaded(program)), Target.parse(session.target), session)
     trials = Trials(session)
-    end = trials.led(start, steps)
+    end = trials.after_all(start, steps)
     assert isinstance(end, Trial)
     return exact(start, end, trials, Outputs.of(start, session, WRONG))
 
@@ -185,7 +185,7 @@ def test_an_engine_reads_weights_of_fp16_whatever_the_types_say() -> None:
     assert wide is not None
     assert half is not None
     assert not less_exact(wide, half)
-    plain = measured._near(product(types.fp32), "ane:M1", [], [], ("main", 0))
+    plain, _ = measured._near(product(types.fp32), "ane:M1", [], [], ("main", 0))
     assert wide["ane:M1"] < plain - 1
 
 

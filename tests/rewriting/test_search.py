@@ -120,7 +120,7 @@ def test_a_pair_is_found_whose_first_step_does_harm() -> None:
         found, end = search(built(sums), *steps)
         assert [step.name for step in end.steps] == ["cumsum_to_modes", "mod_to_exp"]
         assert end.score.share["ops"] == 1
-        ((steps_kept, said),) = found.kept.items()
+        ((steps_kept, said),) = found.gains.items()
         assert [step.name for step in steps_kept] == ["cumsum_to_modes", "mod_to_exp"]
         assert said.startswith("expected time ")
         assert not found.rejected
@@ -212,7 +212,7 @@ class KnownLoss(Rewrite):
 def test_what_was_measured_counts_more_than_the_estimate() -> None:
     found, end = search(built(sums), Known())
     assert [step.name for step in end.steps][:1] == ["known"]
-    assert next(iter(found.kept.values())) == "twice as fast (measured)"
+    assert next(iter(found.gains.values())) == "twice as fast (measured)"
     _, end = search(built(sums), KnownLoss())
     assert not end.steps
 
@@ -305,7 +305,7 @@ def test_a_step_that_a_later_one_makes_useless_is_taken_back() -> None:
     (_, refusal) = found.rejected["sums_to_three"]
     words = "kept first, and undone: the other steps do as well without it (expected time"
     assert refusal.reason.startswith(words)
-    assert [step.name for steps in found.kept for step in steps] == ["all_relu"]
+    assert [step.name for steps in found.gains for step in steps] == ["all_relu"]
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ TARGET = Target.parse("M4/macOS 15")
 def tried(program: Program, step: Any) -> tuple[Trial, Trial] | None:
     """The model as given and after a step, both scored; None where the step changes nothing."""
     start, trials = Trial(MLProgram(Loaded(program)), TARGET, Session()), Trials(Session())
-    assert start.scored is not None
+    assert start.score_if_any is not None
     new = trials.after(start, step)
     return (start, new) if isinstance(new, Trial) else None
 
@@ -82,7 +82,7 @@ def differing() -> Iterator[str]:
             or (both := tried(import_module(step.__module__).example(), step())) is None
         ):
             continue
-        anew = Score.of(placed(both[1].held.program, TARGET))
+        anew = Score.of(placed(both[1].subject.program, TARGET))
         if replace(both[1].score, findings=0) != replace(anew, findings=0):
             yield name
 

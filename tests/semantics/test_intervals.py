@@ -295,6 +295,27 @@ def test_a_topk_without_indices_has_a_range() -> None:
     assert interval(result(program)) == (-1.0, 2.0)
 
 
+PLACES: dict[str, tuple[Callable[[Var], Var], int]] = {
+    "topk": (lambda x: mb.topk(x=x, k=2, axis=-1)[1], 6),
+    "argsort": (lambda x: mb.argsort(x=x, axis=0), 2),
+    "reduce_argmax": (lambda x: mb.reduce_argmax(x=x, axis=1), 6),
+    "reduce_argmin": (lambda x: mb.reduce_argmin(x=x, axis=-2), 2),
+    "non_zero": (lambda x: mb.non_zero(x=x), 6),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_places_end_where_their_axis_does(name: str) -> None:
+    """Of experts that a topk chose it was said that their numbers reach 65535, and wrap around in int16."""
+    body, last = PLACES[name]
+
+    @mb.program(input_specs=[mb.TensorSpec((3, 7))], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        return body(x)
+
+    assert interval(result(program)) == (0, last)
+
+
 @pytest.mark.parametrize(
     ("windows", "low"),
     [

@@ -15,7 +15,7 @@ pytest.importorskip("uvicorn", reason="pip install 'anesurgery[serve]'")
 
 import uvicorn
 
-from anesurgery.serving.limits import Limits
+from anesurgery.serving.task import Limits
 from anesurgery.serving.web import bounded, site
 
 LONG = 60.0

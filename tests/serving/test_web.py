@@ -18,7 +18,7 @@ from children import run_child
 
 pytest.importorskip("starlette", reason="pip install 'anesurgery[serve]'")
 
-from anesurgery.serving.limits import Limits
+from anesurgery.serving.task import Limits
 from anesurgery.serving.web import Jobs, asked, site
 
 LIMITS = Limits(upload=1000, seconds=60, keep=600, models=2)
@@ -325,7 +325,7 @@ def test_a_question_that_is_none_is_refused_in_words(name: str) -> None:
 def left(folder: Path) -> Path:
     """What a server that was killed leaves in a folder for temporary files."""
     script = (
-        "import os; from anesurgery.serving.web import Jobs; from anesurgery.serving.limits import Limits\n"
+        "import os; from anesurgery.serving.web import Jobs; from anesurgery.serving.task import Limits\n"
         "jobs = Jobs(Limits())\n"
         "with jobs.opened():\n"
         "    job = jobs.add(); (job.folder / 'upload/net.mlmodel').write_bytes(b'x')\n"

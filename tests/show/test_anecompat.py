@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from anesurgery.commands.inspecting import five, model_keys
 from anesurgery.placement import Inspection, Segment, Target
-from anesurgery.show.anecompat import five, model_keys
 
 ANY = Target.parse(None)
 

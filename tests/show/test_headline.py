@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement.inspection import percent
+from anesurgery.show import headline as first_line
 from anesurgery.show.headline import compared_shares, headline
 
 TARGET = "A15/iOS 17"
@@ -128,3 +130,41 @@ def test_a_repair_of_numbers_is_said_first() -> None:
     proved = ane.apply(cliff, "auto", inputs=inputs, target="M3/macOS 26", prove="model", quiet=True).summary
     assert "are repaired" in proved
     assert proved.endswith("identical outputs in fp16"), "of which arithmetic each half speaks"
+
+
+def test_a_model_whose_output_no_input_changes_says_so() -> None:
+    """Of a codec with empty codebooks all was folded; the first line promised a thousand times the speed."""
+
+    @mb.program(input_specs=[mb.TensorSpec((64,), dtype=types.int32)], opset_version=ct.target.iOS17)
+    def codec(codes: Var) -> Var:
+        rows = mb.gather(x=np.zeros((1024, 64), np.float16), indices=codes, axis=0)
+        weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float16)
+        return mb.tanh(x=mb.linear(x=mb.relu(x=mb.linear(x=rows, weight=weight)), weight=weight), name="sound")
+
+    inspected = ane.inspect(codec, target=TARGET)
+    assert "lost-output" in {finding.rule for finding in inspected.findings}
+    changed = ane.apply(codec, "fold_constants", target=TARGET, quiet=True)
+    assert changed.changes
+    assert headline(changed).endswith("no input changes %sound")
+    assert "no input changes" not in headline(ane.apply(long_head(), "split_head", target=TARGET, quiet=True))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (7, 22, ""),
+        (500_000, 509_000, ""),
+        (10_000_000, 10_090_000, ""),
+        (500_000, 520_000, "weights 500 kB -> 520 kB"),
+        (10_000_000, 10_200_000, "weights 10 MB -> 10.2 MB"),
+    ],
+)
+def test_weights_that_hardly_grow_are_not_named(before: int, after: int, said: str) -> None:
+    surgery: Any = SimpleNamespace(scores=[SimpleNamespace(weights=n) for n in (before, after)])
+    assert first_line._larger(surgery) == said
+
+
+def test_the_target_is_named_once() -> None:
+    """The wrong version: "nothing to gain on X; on X, it is not known where the ops run"."""
+    surgery: Any = SimpleNamespace(target=TARGET, scores=[SimpleNamespace(ops=3, unplaced=3)] * 2)
+    assert first_line._unplaced(surgery, "") == "it is not known where the ops run"

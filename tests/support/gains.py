@@ -26,12 +26,12 @@ from anesurgery.placement.durations import from_to, rounded
 ROOT = Path(__file__).parents[2]
 BEGIN, END = "<!-- gain -->", "<!-- end of gain -->"
 CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-TITLES = {"gpt2": "A small GPT-2", "llama": "A small Llama", "whisper": "A small Whisper"}
+TITLES = {"gpt2": "a small GPT-2", "llama": "a small Llama", "whisper": "a small Whisper"}
 
 
 @cache
 def faster(name: str, recipe: str, device: str) -> str:
-    """``A small GPT-2 on an iPhone 13: 14.9 ms -> 1.89 ms by estimate (2.4 to 96 times as fast), ...``."""
+    """``We estimate that `gpt2_ane` cuts a small GPT-2 on an iPhone 13 from 14.9 ms to 1.89 ms (...). ...``."""
     with tempfile.TemporaryDirectory() as folder:
         model = ane.example(name, Path(folder) / "model.mlpackage")
         surgery = ane.apply(model, recipe, target=device, prove="model", quiet=True)
@@ -40,10 +40,11 @@ def faster(name: str, recipe: str, device: str) -> str:
     assert time.better, "a page shows a gain"
     assert proof is not None
     assert proof.ok
-    times, fastest, slowest = from_to(time.before.ms, time.after.ms), 1 / time.low, 1 / time.high
-    band = f"{rounded(slowest)} to {rounded(fastest)} times as fast"
-    kept = "same logits at the last position" if surgery.contract else "same outputs"
-    return f"{TITLES[name]} on an {device}: {times} by estimate with `{recipe}` ({band}), {kept}."
+    times = from_to(time.before.ms, time.after.ms).replace(" -> ", " to ")
+    band = f"{rounded(1 / time.high)} to {rounded(1 / time.low)} times as fast"
+    kept = "logits of the last position" if surgery.contract else "outputs"
+    cuts = f"We estimate that `{recipe}` cuts {TITLES[name]} on an {device} from {times} ({band})"
+    return f"{cuts}. The {kept} stay the same."
 
 
 @cache
@@ -58,8 +59,8 @@ def in_the_tutorial(device: str) -> str:
     before, after = (
         ane.inspect(one, target=device).residency["flop"] for one in (names["model"], surgery.program)
     )
-    work = f"{before:.1%} -> {after:.1%} of its work on the Neural Engine"
-    return f"The network below on an {device}: {work}, same outputs."
+    shares = f"from {before:.1%} to {after:.1%}"
+    return f"We estimate that the repair lifts the Neural Engine's share of flop on an {device} {shares}."
 
 
 @cache
@@ -73,9 +74,9 @@ def smaller(bits: int, device: str) -> str:
             ane.example("gpt2", Path(folder) / "model.mlpackage"), bits, inputs=samples, target=device
         )
     assert found.loss is not None
-    sizes = " -> ".join(f"{number / 1e6:.1f} MB" for number in found.bytes)
-    near = f"{found.loss.psnr:.0f} dB on held-out samples"
-    return f"A small GPT-2 on an {device}: {sizes} of weights with {bits} bits each, outputs at {near}."
+    sizes = " to ".join(f"{number / 1e6:.1f} MB" for number in found.bytes)
+    kept = f"On held-out samples its outputs keep a PSNR of {found.loss.psnr:.0f} dB."
+    return f"With {bits}-bit weights, a small GPT-2 for an {device} shrinks from {sizes}. {kept}"
 
 
 @cache
@@ -85,7 +86,8 @@ def nearer(device: str) -> str:
     inputs = {"x": hazard.inputs}
     repaired = ane.apply(hazard.graph, "safe_numbers", target=device, inputs=[inputs], quiet=True).program
     before, after = (_decibels(program, hazard.graph, inputs) for program in (hazard.graph, repaired))
-    return f"A norm that overflows fp16 on an {device}: {before:.0f} dB -> {after:.0f} dB after `safe_numbers`."
+    gain = f"from {before:.0f} dB to {after:.0f} dB"
+    return f"In fp16 a norm overflows; `safe_numbers` for an {device} lifts its PSNR {gain}."
 
 
 def _decibels(program: Program, meant: Program, inputs: dict[str, Any]) -> float:
@@ -112,8 +114,9 @@ def surer(device: str) -> str:
     sized = ane.sizes(flexible, {"x": [(1, 4, 16000), (1, 4, 48000)]})
     before = ane.inspect(flexible, target=device).residency["flop"]
     after = min(found.residency["flop"] for found in sized.inspect(device).values())
-    shares = f"{before:.0%} -> {after:.0%} of its work expected on the Neural Engine"
-    return f"A small audio network of flexible length on an {device}: {shares}, after it gets two fixed sizes."
+    shares = f"from {before:.0%} to {after:.0%}"
+    what = "two fixed sizes lift a flexible audio network's share on the Neural Engine"
+    return f"We estimate that {what} of an {device} {shares}."
 
 
 @cache
@@ -126,8 +129,8 @@ def fewer(device: str) -> str:
             sum(row.legal is False for row in ane.inspect(one, target=device).ops)
             for one in (model, surgery.save(Path(folder) / "new.mlmodel"))
         )
-    layers = f"{before} -> {after} layers off the Neural Engine"
-    return f"A small network of the old format on an {device}: {layers}."
+    layers = f"from {before} layers off the Neural Engine to {after}"
+    return f"We estimate that `neuralnetwork_ane` brings an old network on an {device} {layers}."
 
 
 PAGES: dict[str, Callable[[], str]] = {

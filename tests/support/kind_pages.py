@@ -16,7 +16,7 @@ from anesurgery.interpret.arithmetic.engine_faults import FAULTS
 from anesurgery.interpret.differences import DIFFERENCES
 from anesurgery.placement.evidence import Rule
 from anesurgery.placement.rules import lost_in_conversion
-from anesurgery.placement.rules.aborting_loads import ROWS
+from anesurgery.placement.rules.loading import ROWS
 from anesurgery.placement.rules.whole_model import LOADS as SLOW
 
 DOCS = Path(__file__).parents[2] / "docs"

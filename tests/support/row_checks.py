@@ -16,9 +16,9 @@ import torch
 from random_ops import NUMPY, TYPES, Sample, numbers, plain_numbers, promised
 
 from anesurgery import fp16, ops
-from anesurgery.checking import proofs
+from anesurgery.checking import edit_sites
 from anesurgery.errors import Refusal
-from anesurgery.facts import dependence, rowwise, token_axes
+from anesurgery.facts import dependence, token_axes
 from anesurgery.facts.whole_numbers import (
     MOVES,
     WholeNumbers,
@@ -29,7 +29,7 @@ from anesurgery.facts.whole_numbers import (
 )
 from anesurgery.facts.whole_numbers import symbolic as symbolic_shape
 from anesurgery.interpret import Evaluator, evaluate
-from anesurgery.interpret.arithmetic.double import Double
+from anesurgery.interpret.arithmetic.precision import Double
 from anesurgery.mil import Array, Maker, Operation, Var, add_input, constant, mb, np_dtype, static_shape
 from anesurgery.mil import operands as mil_operands
 from anesurgery.passes.integers_as_floats import _Floats
@@ -225,13 +225,13 @@ def _orders(sample: Sample, axes: Axes, values: Values, rng: np.random.Generator
 
 
 def mixes_rows(sample: Sample) -> str:
-    """Slices of a result that depend on others than `rowwise` says."""
-    return _mixes_by(sample, rowwise.rows_read)
+    """Slices of a result that depend on others than `rows_read` says."""
+    return _mixes_by(sample, dependence.rows_read)
 
 
 def mixes_rows_of_excerpts(sample: Sample) -> str:
     """Slices of a result that depend on others than an excerpt takes."""
-    return _mixes_by(sample, lambda op, axis: proofs._rows(op, {op.outputs[0]: axis}))
+    return _mixes_by(sample, lambda op, axis: edit_sites._rows_read(op, {op.outputs[0]: axis}))
 
 
 def _mixes_by(sample: Sample, asked: Callable[[Operation, int], Rows | None]) -> str:
@@ -252,14 +252,14 @@ def rebuilds_another_row(sample: Sample) -> str:
     (out, *more), rng = sample.op.outputs, _draws(sample)
     values = plain_numbers(sample, rng)
     for axis in range(out.rank):
-        rows = rowwise.rows_read(sample.op, axis)
+        rows = dependence.rows_read(sample.op, axis)
         if not rows or more or len(rows) != 1 or sample.ops != (sample.op,):
             continue
         ((source, at),) = rows.items()
         shape = [1 if a == at else n for a, n in enumerate(source.shape)]
         place = add_input(sample.function, f"row{axis}", shape, TYPES[sample.operands[source].dtype])
         with sample.function:
-            row = rebuild(cast(Maker, mb), rowwise.Tail(source, at, ((sample.op, axis),)), place)
+            row = rebuild(cast(Maker, mb), dependence.Tail(source, at, ((sample.op, axis),)), place)
         at_place = int(rng.integers(source.shape[at]))
         (whole,) = evaluate([sample.op], values, [out], Double())
         given = {**values, place: values[source].select(at, at_place).unsqueeze(at)}
@@ -273,7 +273,7 @@ def mixes_planes(sample: Sample) -> str:
     """Images or channels that `planes` calls independent are not."""
     out, rng = sample.op.outputs[0], _draws(sample)
     shape = static_shape(out)
-    if shape is None or len(shape) < 3 or not proofs._plane_by_plane(sample.op, {shape[:2]}):
+    if shape is None or len(shape) < 3 or not edit_sites._plane_by_plane(sample.op, {shape[:2]}):
         return ""
     values = plain_numbers(sample, rng)
     for axis in (0, 1):

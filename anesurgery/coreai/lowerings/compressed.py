@@ -14,7 +14,7 @@ from anesurgery.coreai.table import lowers, register
 from anesurgery.coreai.toolkit import constant, ops, stored_bytes
 from anesurgery.coreai.values import Value, array, call, known_ints
 from anesurgery.errors import NotExpressible
-from anesurgery.interpret.ops import quantization
+from anesurgery.interpret.ops import constexpr
 
 
 class Dense(Value):
@@ -103,8 +103,8 @@ def _of_numbers(formula: Callable[..., Any]) -> Callable[..., Any]:
 
 register(
     {
-        "quantize": _of_numbers(quantization.quantize),
-        "dequantize": _of_numbers(quantization.dequantize),
+        "quantize": _of_numbers(constexpr.quantize),
+        "dequantize": _of_numbers(constexpr.dequantize),
         "constexpr_cast": lambda source_val, output_dtype: source_val.cast(output_dtype),
     }
 )

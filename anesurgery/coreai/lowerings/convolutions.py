@@ -11,8 +11,7 @@ from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import ops, tensor
 from anesurgery.coreai.values import Value, array, call, scalar, unsigned
 from anesurgery.errors import NotExpressible
-from anesurgery.interpret.ops.conv import cuts, padding, steps
-from anesurgery.interpret.ops.pooling import Windows, counted, windows
+from anesurgery.interpret.ops.windows import Windows, counted, cuts, padding, steps, windows
 from anesurgery.mil import Operation
 
 LEAST_AXES = 2

@@ -19,11 +19,9 @@ import torch
 from anesurgery.interpret.arithmetic import field, list_rules
 from anesurgery.interpret.arithmetic.field import PRIMES, Image, key, opaque, packed
 from anesurgery.interpret.arithmetic.precision import narrows
-from anesurgery.interpret.arithmetic.products import Axes, axes_of
-from anesurgery.interpret.arithmetic.sum_rules import matrices
+from anesurgery.interpret.arithmetic.sum_rules import Axes, axes_of, matrices
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Rule, Symbolic
-from anesurgery.interpret.ops.conv import conv, conv_transpose, pad_axes, padding
-from anesurgery.interpret.ops.pooling import Windows, counted, windows
+from anesurgery.interpret.ops.windows import Windows, conv, conv_transpose, counted, pad_axes, padding, windows
 from anesurgery.interpret.table import Implementation, Unsupported, ints
 from anesurgery.mil import Array, Operation, dtype_name, np_dtype
 from anesurgery.ops import REDUCTIONS, names

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from anesurgery import fp16
-from anesurgery.interpret.ops.conv import transposed_cuts
+from anesurgery.interpret.ops.windows import transposed_cuts
 from anesurgery.mil import (
     Operation,
     Var,

@@ -20,8 +20,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from anesurgery import fp16
 from anesurgery.interpret.arithmetic import engine_faults
 from anesurgery.interpret.arithmetic.properties import CHIPS, applies
-from anesurgery.interpret.ops.conv import CONV, pad_axes, padding
-from anesurgery.interpret.ops.quantization import codes
+from anesurgery.interpret.ops.constexpr import codes
+from anesurgery.interpret.ops.windows import CONV, pad_axes, padding
 from anesurgery.interpret.table import TABLE, Unsupported, ints
 from anesurgery.mil import Operation, constant, consumers, is_output, producer
 

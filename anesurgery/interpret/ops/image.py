@@ -1,7 +1,10 @@
-"""Images: resize, crop and resample the spatial axes, which are the last two.
+"""Images: resize, crop, resample and trade blocks of the spatial axes, which are the last two.
 
 Resizing is separable. A sampling mode says where along an axis the samples lie, and each axis is interpolated
 at these places in turn; crops are resized in the same way between the sides of a box.
+
+Blocks are traded against channels or batches; where one turns into channels, "first" names what the outer part
+of the channel number counts.
 
 `coreai` gives these functions tensors of a file, and writes what they compute.
 """
@@ -405,3 +408,61 @@ def affine(
     size = [x.shape[0], x.shape[1], int(output_height), int(output_width)]
     grid = F.affine_grid(matrix, size, bool(align_corners))
     return resample(x, grid, sampling_mode, padding_mode, padding_value, coordinates_mode, align_corners)
+
+
+@impl("depth_to_space")
+def depth_to_space(x: Tensor, block_size: int) -> Tensor:
+    """Channels spread over blocks: [n, b b c, h, w] -> [n, c, h b, w b], the block first."""
+    n, c, h, w = x.shape
+    b = int(block_size)
+    y = x.reshape(n, b, b, c // (b * b), h, w).permute(0, 3, 4, 1, 5, 2)
+    return y.reshape(n, c // (b * b), h * b, w * b)
+
+
+@impl("space_to_depth")
+def space_to_depth(x: Tensor, block_size: int) -> Tensor:
+    """Blocks gathered into channels: [n, c, h b, w b] -> [n, b b c, h, w], the block first."""
+    n, c, h, w = x.shape
+    b = int(block_size)
+    y = x.reshape(n, c, h // b, b, w // b, b).permute(0, 3, 5, 1, 2, 4)
+    return y.reshape(n, c * b * b, h // b, w // b)
+
+
+@impl("pixel_shuffle")
+def pixel_shuffle(x: Tensor, upscale_factor: int) -> Tensor:
+    """Channels spread over blocks: [n, c b b, h, w] -> [n, c, h b, w b], the channel first."""
+    n, c, h, w = x.shape
+    b = int(upscale_factor)
+    y = x.reshape(n, c // (b * b), b, b, h, w).permute(0, 1, 4, 2, 5, 3)
+    return y.reshape(n, c // (b * b), h * b, w * b)
+
+
+@impl("pixel_unshuffle")
+def pixel_unshuffle(x: Tensor, downscale_factor: int) -> Tensor:
+    """Blocks gathered into channels: [n, c, h b, w b] -> [n, c b b, h, w], the channel first."""
+    n, c, h, w = x.shape
+    b = int(downscale_factor)
+    y = x.reshape(n, c, h // b, b, w // b, b).permute(0, 1, 3, 5, 2, 4)
+    return y.reshape(n, c * b * b, h // b, w // b)
+
+
+@impl("space_to_batch")
+def space_to_batch(x: Tensor, block_shape: Any, paddings: Any) -> Tensor:
+    """Padded with zeros, then places of a block to batches: [n, c, h a, w b] -> [a b n, c, h, w]."""
+    (top, bottom), (left, right) = (ints(pair) for pair in paddings)
+    a, b = ints(block_shape)
+    x = F.pad(x, [left, right, top, bottom])
+    n, c, h, w = x.shape
+    y = x.reshape(n, c, h // a, a, w // b, b).permute(3, 5, 0, 1, 2, 4)
+    return y.reshape(a * b * n, c, h // a, w // b)
+
+
+@impl("batch_to_space")
+def batch_to_space(x: Tensor, block_shape: Any, crops: Any) -> Tensor:
+    """Batches to places of a block, then cropped: [a b n, c, h, w] -> [n, c, h a, w b]."""
+    (top, bottom), (left, right) = (ints(pair) for pair in crops)
+    a, b = ints(block_shape)
+    n, c, h, w = x.shape
+    y = x.reshape(a, b, n // (a * b), c, h, w).permute(2, 3, 4, 0, 5, 1)
+    y = y.reshape(n // (a * b), c, h * a, w * b)
+    return y[:, :, top : h * a - bottom, left : w * b - right]

@@ -7,6 +7,6 @@ import pkgutil
 
 
 def load_families() -> None:
-    """Import every family, so that `layer_table.LAYERS` knows its layers."""
+    """Import every family, so that `context.LAYERS` knows its layers."""
     for family in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{family.name}")

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Array, Var, mb
-from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers.layer_table import layer
+from anesurgery.neuralnetwork.context import Context, layer
 
 F = np.float32
 

@@ -1,4 +1,4 @@
-"""Layers that run others: branches and loops, which are networks of their own.
+"""Layers that run something else: branches and loops run networks, custom layers the caller's functions.
 
 A nested network sees the blobs around it and writes to them by `copy`. MIL's blocks return values instead:
 those of the blobs that existed before and are written inside, and of those that both sides of a branch make. A
@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.errors import UnknownName
 from anesurgery.mil import Var, mb
-from anesurgery.neuralnetwork.context import Context
+from anesurgery.neuralnetwork.context import Context, Made, layer
 from anesurgery.neuralnetwork.layers.blob_axes import scalar, whole
-from anesurgery.neuralnetwork.layers.layer_table import layer
 from anesurgery.neuralnetwork.spec import nested_networks
 
 NEARLY_ZERO = np.float32(1e-6)
@@ -279,3 +279,30 @@ def _condition(ctx: Context, params: Any) -> None:
             "let the condition network make it"
         )
     ctx.env[GO_ON] = _holds(ctx, ctx.env[params.conditionVar])
+
+
+@layer("custom", inputs=(0, None))
+def custom(ctx: Context, params: Any, inputs: list[Var]) -> Made:
+    """What the caller's function for the class makes of (context, params, inputs).
+
+    Returns:
+        The `Var` of its output; a `Sequence` of them; None where it has no outputs.
+
+    Raises:
+        LoadError: there is no function for the class, or it gives something else.
+    """
+    name = str(params.className)
+    if name in ctx.custom:
+        built: Made = ctx.custom[name](ctx, params, inputs)
+        for value in [built] if isinstance(built, Var) else built or ():
+            if not isinstance(value, Var):
+                raise ctx.error(
+                    f"the function for class {name!r} gives a {type(value).__name__}; let it give MIL values"
+                )
+        return built
+    near = f" ({UnknownName('class', name, ctx.custom)})" if ctx.custom else ""
+    raise ctx.limit(
+        f"is a custom layer of class {name!r}, whose code is not in the file{near}; say how to build it, "
+        f"upgrade(model, custom={{{name!r}: build}}), where build(context, params, inputs) gives the MIL "
+        "values of its outputs"
+    )

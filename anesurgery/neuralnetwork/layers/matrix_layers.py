@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from anesurgery.mil import Array, Var, is_symbolic, mb
-from anesurgery.neuralnetwork.context import Context
+from anesurgery.neuralnetwork.context import Context, layer
 from anesurgery.neuralnetwork.layers.blob_axes import squeezed, whole
-from anesurgery.neuralnetwork.layers.layer_table import layer
 
 CHANNEL_LAST = 1
 MIL_AXES = {0: -5, 1: -3, 2: -2, 3: -1}

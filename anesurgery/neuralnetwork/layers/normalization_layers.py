@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Var, is_symbolic, mb
-from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers.layer_table import layer
+from anesurgery.neuralnetwork.context import Context, layer
 from anesurgery.neuralnetwork.spec import DAMAGED
 
 F = np.float32

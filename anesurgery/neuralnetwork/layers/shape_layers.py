@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Var, is_symbolic, mb
-from anesurgery.neuralnetwork.context import Context
+from anesurgery.neuralnetwork.context import Context, layer, layer_nd
 from anesurgery.neuralnetwork.layers.blob_axes import each_within, joined, of_rank, shape_value, sizes, within
-from anesurgery.neuralnetwork.layers.layer_table import layer, layer_nd
 from anesurgery.neuralnetwork.spec import DAMAGED
 
 MANY = (2, None)

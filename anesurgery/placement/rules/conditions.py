@@ -324,14 +324,14 @@ def _other_axes(op: Operation, var: Var, shape: tuple[int, ...], target: Target)
 
 
 def large_kernel(op: Operation, target: Target) -> str:
-    """The kernel is wider or higher than the target takes; 16x16 passes from H14 to H17."""
+    """The kernel is larger than the target takes, that of one axis in width; 16x16 passes from H14 to H17."""
     kernel = shape_of(op.weight)[2:]
     height, width = (1, *kernel)[-2:]
     (most_w, chip), (most_h, _) = target.least("kernel_w"), target.least("kernel_h")
     square = width == height == 16 and min(target.families) >= 14 and max(target.families) < 18
     if (width <= most_w and height <= most_h) or square:
         return ""
-    return f"kernel {shape_in_words(kernel)}; {chip} takes {most_h}x{most_w} (height x width)"
+    return f"kernel {shape_in_words((height, width))}; {chip} takes {most_h}x{most_w} (height x width)"
 
 
 def wide_window(op: Operation, target: Target) -> str:

@@ -18,7 +18,7 @@ from anesurgery.mil import Operation, dtype_name, is_stored, producer, static_sh
 from anesurgery.ops import PRODUCTS, names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules import conditions as when
-from anesurgery.placement.rules import ignored_masks
+from anesurgery.placement.rules import faulty_ops
 from anesurgery.placement.rules.slow import lut, makers
 from anesurgery.placement.target import SOURCES, Target
 from anesurgery.regions.heads import SCORES, SUM
@@ -621,8 +621,8 @@ FORBIDDEN: tuple[Rule, ...] = (
         remedy="resample_matmul",
     ),
     *RULES,
-    ignored_masks.NO_DEVICE,
-    ignored_masks.CAST_MASK,
+    faulty_ops.NO_DEVICE,
+    faulty_ops.CAST_MASK,
     _compiler(
         "pool-window",
         "avg_pool l2_pool",

@@ -433,7 +433,13 @@ DOUBLES = _port(
     "GPT-2 large",
 )
 WIDTHS = _port(
-    "io-width", LAST, LAST_SOURCE, grade=Grade.DOCUMENTED, advice="pad it outside, or put a longer axis last"
+    "io-width",
+    f"{LAST}. Core ML gives such outputs with gaps: one of 200 stood in rows of 224 (M5, iPhone 16 Pro). An "
+    "app that copied one as a block spoke random words; reading it by single numbers took longer than the "
+    "prediction",
+    f"{LAST_SOURCE}; Desert-Ant-Labs/desert-ant-core: pull request 120; FluidInference/FluidAudio: PR 730",
+    grade=Grade.DOCUMENTED,
+    advice="read outputs row by row, by the strides of the array; or pad it outside, or put a longer axis last",
 )
 STATES = _port(
     "state-max-types",

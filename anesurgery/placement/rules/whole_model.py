@@ -23,7 +23,7 @@ from anesurgery.mil import (
     types,
     walk_ops,
 )
-from anesurgery.ops import CONTRACTIONS, NORMS, POINTWISE
+from anesurgery.ops import CARRIERS, CONTRACTIONS, NORMS, POINTWISE, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.flexible import Flexible, dynamic_inputs
 from anesurgery.placement.inspection import Memory
@@ -200,6 +200,8 @@ NORM_BLOCK = (64, 64)
 """The shape at which two transformer blocks did not compile, and one did."""
 KEEPS_LENGTHS = POINTWISE | NORMS | CONTRACTIONS
 """Ops whose result has no length that their operands do not tell."""
+JOINING = CARRIERS | names("concat mul cast")
+"""Ops between phases and the transposed convolution of an inverse Fourier transform."""
 FEW_COLOURS = 16
 """Values of a palette of 4 bits."""
 
@@ -259,6 +261,19 @@ PALETTE_STATE = _large(
     advice="predict some hundred times on the device before you ship it, or keep the cache as inputs and "
     "outputs",
 )
+WAVEFORM = _large(
+    "crash-waveform",
+    "the inverse Fourier transform at the end of Kokoro ended the process in libBNNS, on the CPU, mostly after "
+    "the first prediction: one app ran 40 times on one day and never on the next",
+    "FluidInference/FluidAudio: issues 667, 844, 889, pull request 818",
+    scope=Scope(
+        frozenset({17}),
+        "seen on M5 Pro, macOS 26.5 (not 26.6), and A19 Pro, iOS 26.6 and 27.0",
+        since=(("macOS", 26), ("iOS", 26)),
+        until=(("macOS", 26), ("iOS", 27)),
+    ),
+    advice="predict some hundred times on the device before you ship it; on the M5 it ran with CPU_AND_GPU",
+)
 PHONE = _large(
     "size-phone",
     "weights are expanded to fp16 where they are loaded (0.8 billion weights: 1.6 GB of memory as fp16 and as "
@@ -267,7 +282,7 @@ PHONE = _large(
     scope=Scope(frozenset({17}), "seen on A19 Pro, iOS 26"),
     advice="load it in chunks, each below the limit of a program, and measure phys_footprint",
 )
-LOADS = (MINUTES, OUT_OF_MEMORY, HISTORY, LATE_SHAPE, NORM_VALUES, PALETTE_STATE, PHONE)
+LOADS = (MINUTES, OUT_OF_MEMORY, HISTORY, LATE_SHAPE, NORM_VALUES, PALETTE_STATE, WAVEFORM, PHONE)
 """What `of_function` may say."""
 
 
@@ -282,6 +297,7 @@ def slow_loads(function: Function, memory: Memory, target: Target) -> tuple[Find
         *_late(function, ops),
         *_norms(ops),
         *_palettes(function, ops),
+        *_waveforms(ops),
     ]
     return tuple(rule.finding(message) for rule, message in said if rule.scope.concerns(target))
 
@@ -337,6 +353,26 @@ def _palettes(function: Function, ops: list[Operation]) -> Said:
     states = [n for n, v in function.inputs.items() if types.is_state(v.sym_type)]
     if states and (kinds := {bits for op in ops if (bits := _colours(op)) == FEW_COLOURS}):
         yield PALETTE_STATE, f"palettes of {max(kinds)} values beside the state %{states[0]}"
+
+
+def _waveforms(ops: list[Operation]) -> Said:
+    """Transposed convolutions of magnitudes (exp) times sines and cosines of phases."""
+    if "exp" in {op.op_type for op in ops}:
+        yield from (
+            (WAVEFORM, f"%{op.outputs[0].name} makes a waveform of its spectrum") for op in ops if _turns(op)
+        )
+
+
+def _turns(op: Operation) -> bool:
+    """Does a transposed convolution read sines or cosines, times magnitudes and joined?"""
+    pending = [op.x] if op.op_type == "conv_transpose" else []
+    while pending:
+        source = pending.pop().op
+        if source is not None and source.op_type in ("sin", "cos"):
+            return True
+        if source is not None and source.op_type in JOINING:
+            pending += [v for _, v in operands(source)]
+    return False
 
 
 def _colours(op: Operation) -> int:

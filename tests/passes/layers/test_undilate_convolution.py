@@ -13,7 +13,7 @@ from two_sided import with_any_batch
 
 import anesurgery as ane
 from anesurgery.mil import Array
-from anesurgery.network_editing.spatial_axes import borders
+from anesurgery.network_editing.layer_pass import borders
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.windows import UndilateConvolution

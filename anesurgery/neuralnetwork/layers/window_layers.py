@@ -1,4 +1,4 @@
-"""Convolutions and deconvolutions over two and three spatial axes.
+"""Layers that slide a window: convolutions, deconvolutions and pooling over two and three spatial axes.
 
 The format's text says that a deconvolution over two axes ignores its dilation. coremltools' converter writes
 one with the output shape of a dilated kernel, and its tests (`TestConvTranspose`) expect that kernel's numbers:
@@ -7,14 +7,87 @@ they are made here, and a note tells it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from anesurgery.mil import Array, Var, is_symbolic, mb
-from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers import window_padding as padding
-from anesurgery.neuralnetwork.layers.layer_table import layer, layer_nd
+import numpy as np
+
+from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, static_shape
+from anesurgery.neuralnetwork.context import Context, layer, layer_nd
 from anesurgery.neuralnetwork.spec import DAMAGED
+
+SAME = ("same", "same_lower")
+"""By `asymmetryMode`: what is over goes to the bottom and right, or to the top and left."""
+SIDES = ("Front", "Back", "Top", "Bottom", "Left", "Right")
+PADDINGS = ("custom", "valid", "same")
+"""By `paddingType` of layers over three spatial axes."""
+
+
+def pairs(values: Any, default: int, length: int = 2) -> list[int]:
+    """A repeated field of one number for each spatial axis, which may be left out."""
+    return [int(v) for v in values] or [default] * length
+
+
+def positive(ctx: Context, params: Any, field: str, default: int) -> list[int]:
+    """Like `pairs`, for a field of numbers of at least 1.
+
+    Raises:
+        LoadError: one is less, or there is not one for each spatial axis.
+    """
+    sizes = pairs(getattr(params, field), default)
+    if len(sizes) != 2 or min(sizes) < 1:
+        raise ctx.error(f"has the {field} {sizes}, expected 2 numbers from 1 up; {DAMAGED}")
+    return sizes
+
+
+def borders(ctx: Context, amounts: Any) -> list[int]:
+    """A `BorderAmounts` message as [top, bottom, left, right]; 0 where it is absent.
+
+    Raises:
+        LoadError: it has not two axes.
+    """
+    edges = list(amounts.borderAmounts)
+    if len(edges) not in (0, 2):
+        raise ctx.error(f"has borders of {len(edges)} axes, expected 2 (height, width); export it again")
+    sizes = [int(n) for e in edges for n in (e.startEdgeSize, e.endEdgeSize)]
+    return sizes or [0, 0, 0, 0]
+
+
+def by_side(params: Any) -> list[int]:
+    """The custom padding of a layer over three spatial axes, begin and end of each."""
+    return [int(getattr(params, f"customPadding{side}")) for side in SIDES]
+
+
+def arguments(pads: Sequence[int]) -> dict[str, Any]:
+    """The padding arguments of an op for [begin, end, ...]."""
+    return {"pad_type": "custom", "pad": list(pads)} if any(pads) else {"pad_type": "valid"}
+
+
+def needs_type(ctx: Context, params: Any) -> None:
+    """Refuse a convolution or pooling that does not say how it pads; Core ML does too.
+
+    Raises:
+        LoadError: it does not.
+    """
+    (kinds,) = params.DESCRIPTOR.oneofs
+    if params.WhichOneof(kinds.name) is None:
+        choices = ", ".join(field.name for field in kinds.fields)
+        raise ctx.error(f"has no padding type, expected one of {choices}; {DAMAGED}")
+
+
+def spatial(ctx: Context, params: Any) -> dict[str, Any]:
+    """The padding arguments of an op for a layer with "valid" or "same" padding over height and width."""
+    needs_type(ctx, params)
+    if params.HasField("same"):
+        return {"pad_type": SAME[params.same.asymmetryMode]}
+    return arguments(borders(ctx, params.valid.paddingAmounts))
+
+
+def volume(params: Any) -> dict[str, Any]:
+    """The padding arguments of an op for a layer over depth, height and width."""
+    kind = PADDINGS[params.paddingType]
+    return arguments(by_side(params)) if kind == "custom" else {"pad_type": kind}
+
 
 Cuts = list[tuple[int, int]]
 VOLUME = ("Depth", "Height", "Width")
@@ -25,17 +98,17 @@ def convolution(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Convolution or deconvolution of (..., channel, height, width); the second input is the weight."""
     ctx.needs_rank(inputs[0], 3)
     x, back = ctx.images(inputs[0])
-    padding.needs_type(ctx, params)
+    needs_type(ctx, params)
     _check_channels(ctx, params, x)
-    strides = padding.positive(ctx, params, "stride", 1)
-    dilations = padding.positive(ctx, params, "dilationFactor", 1)
+    strides = positive(ctx, params, "stride", 1)
+    dilations = positive(ctx, params, "dilationFactor", 1)
     groups = int(params.nGroups) or 1
     bias = _bias(ctx, params)
     if params.isDeconvolution:
         if len(inputs) > 1:
             raise ctx.limit("is a deconvolution with two inputs, takes 1; its weight must be in the file")
         return back(_deconvolution(ctx, params, x, strides, groups, bias))
-    kernel = padding.positive(ctx, params, "kernelSize", 3)
+    kernel = positive(ctx, params, "kernelSize", 3)
     shape = [int(params.outputChannels), int(params.kernelChannels), *kernel]
     weight = inputs[1] if len(inputs) > 1 else ctx.weights(params.weights, shape)
     return back(
@@ -46,7 +119,7 @@ def convolution(ctx: Context, params: Any, inputs: list[Var]) -> Var:
             groups=groups,
             dilations=dilations,
             **bias,
-            **padding.spatial(ctx, params),
+            **spatial(ctx, params),
         )
     )
 
@@ -72,15 +145,15 @@ def _bias(ctx: Context, params: Any) -> dict[str, Array]:
 def _deconvolution(
     ctx: Context, params: Any, x: Var, strides: list[int], groups: int, bias: dict[str, Array]
 ) -> Var:
-    kernel = padding.positive(ctx, params, "kernelSize", 3)
+    kernel = positive(ctx, params, "kernelSize", 3)
     shape = [int(params.kernelChannels), int(params.outputChannels) // groups, *kernel]
     weight = ctx.weights(params.weights, shape, axis=1)
-    dilations = padding.positive(ctx, params, "dilationFactor", 1)
+    dilations = positive(ctx, params, "dilationFactor", 1)
     if max(dilations) > 1:
         ctx.note("is a dilated deconvolution; the format's text says that its dilation is ignored")
     extents = _extents(kernel, dilations)
     same, heavy = params.HasField("same"), bool(params.same.asymmetryMode)
-    amounts = [0] * 4 if same else padding.borders(ctx, params.valid.paddingAmounts)
+    amounts = [0] * 4 if same else borders(ctx, params.valid.paddingAmounts)
     cuts = list(zip(amounts[::2], amounts[1::2], strict=True))
     if same:
         cuts = [_halves(k - s, heavy) for k, s in zip(extents, strides, strict=True)]
@@ -136,7 +209,7 @@ def _transposed(x: Var, weight: Array, form: dict[str, Any], bias: dict[str, Arr
     """A transposed convolution without its ends; a negative cut adds what no input reaches: the bias."""
     flat = [n for begin, end in cuts for n in (begin, max(end, 0))]
     grown = any(end < 0 for _, end in cuts)
-    y = mb.conv_transpose(x=x, weight=weight, **form, **({} if grown else bias), **padding.arguments(flat))
+    y = mb.conv_transpose(x=x, weight=weight, **form, **({} if grown else bias), **arguments(flat))
     if not grown:
         return y
     y = mb.pad(x=y, pad=[n for _, end in cuts for n in (0, max(-end, 0))], mode="constant")
@@ -158,7 +231,7 @@ def convolution3d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     if not params.isDeconvolution:
         shape = [params.outputChannels, params.inputChannels // groups, *kernel]
         weight = ctx.weights(params.weights, shape)
-        return mb.conv(x=x, weight=weight, **form, **bias, **padding.volume(params))
+        return mb.conv(x=x, weight=weight, **form, **bias, **volume(params))
     # Stored as coremltools' builder does, with the channels in first.
     shape = [params.inputChannels, params.outputChannels // groups, *kernel]
     weight = ctx.weights(params.weights, shape, axis=1)
@@ -171,8 +244,76 @@ def convolution3d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 
 def _volume_cuts(params: Any, extents: Sequence[int], strides: Sequence[int]) -> Cuts:
-    kind = padding.KINDS[params.paddingType]
+    kind = PADDINGS[params.paddingType]
     if kind == "same":
         return [_halves(k - s) for k, s in zip(extents, strides, strict=True)]
-    amounts = padding.by_side(params) if kind == "custom" else [0] * 6
+    amounts = by_side(params) if kind == "custom" else [0] * 6
     return list(zip(amounts[::2], amounts[1::2], strict=True))
+
+
+POOLINGS = ("max", "average", "l2")
+"""By `type`."""
+GLOBAL: dict[str, Callable[[Var, list[int]], Var]] = {
+    "max": lambda x, axes: mb.reduce_max(x=x, axes=axes, keep_dims=True),
+    "average": lambda x, axes: mb.reduce_mean(x=x, axes=axes, keep_dims=True),
+    "l2": lambda x, axes: mb.reduce_l2_norm(x=x, axes=axes, keep_dims=True),
+}
+
+
+@layer("pooling")
+def pooling(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Pooling of (..., channel, height, width)."""
+    kind = POOLINGS[params.type]
+    needs_type(ctx, params)
+    if params.globalPooling:
+        return GLOBAL[kind](inputs[0], [-2, -1])
+    ctx.needs_rank(inputs[0], 3)
+    x, back = ctx.images(inputs[0])
+    form = spatial(ctx, params)
+    if params.HasField("includeLastPixel"):
+        high, wide = pairs(params.includeLastPixel.paddingAmounts, 0)
+        form = {**arguments([high, high, wide, wide]), "ceil_mode": True}
+    kernel = positive(ctx, params, "kernelSize", 3)
+    strides = positive(ctx, params, "stride", 1)
+    y = _windows(kind, x, kernel, strides, form, params.avgPoolExcludePadding)
+    last = kind == "average" and form.get("ceil_mode") and not params.avgPoolExcludePadding
+    return back(_without_beyond(x, y, kernel, strides, list(form.get("pad", [0] * 4))) if last else y)
+
+
+def _windows(
+    kind: str, x: Var, kernel: list[int], strides: list[int], form: dict[str, Any], exclude: bool
+) -> Var:
+    if kind == "average":
+        form = {**form, "exclude_padding_from_average": bool(exclude)}
+    op = {"max": mb.max_pool, "average": mb.avg_pool, "l2": mb.l2_pool}[kind]
+    return op(x=x, kernel_sizes=kernel, strides=strides, **form)
+
+
+def _without_beyond(x: Var, y: Var, kernel: list[int], strides: list[int], pad: list[int]) -> Var:
+    """Means whose last windows reach beyond the padding, which Caffe, whose mode this is, does not count."""
+    if static_shape(x) is None or static_shape(y) is None:
+        return y
+    factor = np.ones((), np.float64)
+    for axis, (size, step) in enumerate(zip(kernel, strides, strict=True)):
+        before, after = pad[2 * axis : 2 * axis + 2]
+        begin = np.arange(y.shape[2 + axis]) * step - before
+        ends = np.minimum(begin + size, x.shape[2 + axis] + after)
+        factor = factor[..., None] * (size / (ends - begin))
+    return y if np.all(factor == 1) else mb.mul(x=y, y=factor.astype(np_dtype(y)))
+
+
+@layer_nd("pooling3d")
+def pooling3d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Pooling of (batch, channel, depth, height, width)."""
+    kernel, strides = (
+        [int(getattr(params, f"{word}{axis}")) for axis in ("Depth", "Height", "Width")]
+        for word in ("kernel", "stride")
+    )
+    form = volume(params)
+    x = ctx.five(inputs[0])
+    return _windows(POOLINGS[params.type], x, kernel, strides, form, params.countExcludePadding)
+
+
+layer_nd("globalPooling3d")(
+    lambda ctx, params, inputs: GLOBAL[POOLINGS[params.type]](ctx.five(inputs[0]), [-3, -2, -1])
+)

@@ -1,4 +1,4 @@
-"""A gather at constant indices, read as moves: which rows of each axis, and where the axes go."""
+"""Ops that only move numbers: a gather at constant indices as slices, and what stands before a transpose."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array, Operation, constant, ct, static_shape
+from anesurgery.semantics.reading import axes_of, flag, permutation
 
 
 @dataclass(frozen=True)
@@ -130,3 +131,26 @@ def _runs(rows: list[int]) -> Iterator[Run]:
             end += 1
         yield Run(rows[at], step or 1, end - at)
         at = end
+
+
+def reduced_before(op: Operation, turn: Operation) -> list[int] | None:
+    """The axes of a reduction before a transpose; None where those that are left stand in another order."""
+    perm, axes = permutation(turn), axes_of(op)
+    kept = [perm[axis] for axis in range(len(perm)) if axis not in axes]
+    if flag(op, "keep_dims") or kept != sorted(kept):
+        return None
+    return sorted(perm[axis] for axis in axes)
+
+
+def flattened_from(op: Operation, turn: Operation) -> int | None:
+    """The first axis that a product reads as part of its rows; None where a row takes from axes that moved.
+
+    Args:
+        op: reads in `x` what was transposed, through views that make rows of the last axes.
+        turn: the transpose, of a static shape.
+    """
+    perm, turned = permutation(turn), static_shape(turn.outputs[0]) or ()
+    shape = static_shape(op.x) or (0,)
+    whole = next((n for n, axis in enumerate(perm) if axis != n), len(perm))  # axes before it stay
+    flat = next((n for n in range(whole + 1) if math.prod(turned[n:]) == shape[-1]), None)
+    return flat if flat is not None and math.prod(turned[:flat]) == math.prod(shape[:-1]) else None

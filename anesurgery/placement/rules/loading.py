@@ -1,21 +1,86 @@
-"""Models whose load was reported to end the process, to hang, or to fail: one row for each report.
+"""Whether a model loads: the release that its version needs, and loads that were reported to fail.
 
-A row is a claim on its chips, OS and units, and a warning of a lower grade on others: a load that ends the
-process on one chip may well succeed on the next. A claim that nothing loads is of the kind "load", which comes
-before all else. Unlike the tables beside it this one speaks of the GPU too.
+A row is one report of a load that ended the process, hung, or failed. It is a claim on its chips, OS and units,
+and a warning of a lower grade on others: a load that ends the process on one chip may well succeed on the next.
+A claim that nothing loads is of the kind "load", which comes before all else. Unlike the tables beside it this
+one speaks of the GPU too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from anesurgery.interpret.arithmetic.engine_faults import WIDEST_HEAD, wide_attention
-from anesurgery.mil import Function, Operation, Var, dtype_name, producer, static_shape, walk_ops
+from anesurgery.mil import Function, Operation, Var, ct, dtype_name, producer, static_shape, walk_ops
 from anesurgery.ops import CARRIERS, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
-from anesurgery.placement.loadable import KIND
 from anesurgery.placement.target import CHIPS, Target
+
+KIND = "load"
+"""Of findings that say that the model does not load; each is an error, and comes before all others."""
+
+TOO_NEW = general(
+    "opset",
+    "an OS refuses a model with a newer specification, so nothing runs there",
+    "coremltools: minimum_deployment_target (AvailableTarget)",
+    grade=Grade.DOCUMENTED,
+    kind=KIND,
+    advice="convert for the oldest OS that you support, without ops of newer ones, or require a newer OS",
+)
+
+
+def releases(platform: str) -> dict[int, int]:
+    """The specification version that came with each major release, as coremltools lists them."""
+    named = {n: re.fullmatch(rf"{platform}(\d+)(_\d+)?", n) for n in ct.target.__members__}
+    return {int(m[1]): int(ct.target[name].value) for name, m in named.items() if m and not m[2]}
+
+
+def of_version(version: int, target: Target) -> tuple[Finding, ...]:
+    """What is wrong with a specification version on the OS of a target; nothing where the OS is not said.
+
+    Args:
+        version: of the model's specification, or the newest opset of its functions.
+        target: chips and OS.
+    """
+    if target.platform is None or target.os is None:
+        return ()
+    newest = _newest(target.platform, target.os)
+    if newest is None or version <= newest:
+        return ()
+    version_of = releases(target.platform)
+    first = min((release for release, value in version_of.items() if value >= version), default=None)
+    needs = "a newer release" if first is None else f"{target.platform} {first}"
+    return (
+        TOO_NEW.finding(
+            f"{target.platform} {target.os} cannot load it: specification {version} needs {needs}, and "
+            f"{target.platform} {target.os} takes up to {newest}"
+        ),
+    )
+
+
+def newest_for(target: Target) -> int:
+    """The newest specification version that loads on the OS of a target, or the oldest of each of its chips."""
+    systems = {(CHIPS[chip].platform, CHIPS[chip].first_os) for chip in target.chips}
+    if target.platform is not None and target.os is not None:
+        systems = {(target.platform, target.os)}
+    newest = [_newest(*each) for each in systems]
+    return min((n for n in newest if n is not None), default=max(releases("iOS").values()))
+
+
+def _newest(platform: str, os: int) -> int | None:
+    """The newest specification version of a release; None beyond those that coremltools knows."""
+    version_of = releases(platform)
+    if os > max(version_of):
+        return None
+    return max(value for release, value in version_of.items() if release <= os)
+
+
+def refusal(findings: Sequence[Finding]) -> str:
+    """Why the model does not load, in words; "" where nothing says that it does not."""
+    return next((f.message for f in findings if f.kind == KIND), "")
+
 
 ENGINE, GRAPHICS, BOTH = frozenset({"ANE"}), frozenset({"GPU"}), frozenset({"ANE", "GPU"})
 Said = Callable[[list[Operation]], str]
@@ -156,6 +221,14 @@ def _turned_weights(ops: list[Operation]) -> str:
     return _counted(found, "products of values with transposed attention weights")
 
 
+RECURRENT = names("lstm gru rnn")
+
+
+def _recurrent(ops: list[Operation]) -> str:
+    """Recurrent ops."""
+    return _counted((op.outputs[0].name for op in ops if op.op_type in RECURRENT), "recurrent ops")
+
+
 ROWS = (
     Row(
         "abort-int8-gpu",
@@ -240,6 +313,19 @@ ROWS = (
         chips=("M5",),
         systems=(("macOS", 26),),
         nothing_loads=True,
+    ),
+    Row(
+        "abort-recurrent-gpu",
+        "a recurrent network (the prosody of Kokoro) ended the process in the GPU back end at the second "
+        'prediction: "JIT not supported" in GPURNNOps of MPSGraph',
+        "FluidInference/FluidAudio: issue 667, pull requests 671, 818",
+        "M5 Pro, macOS 26.5 and 26.6, units with the GPU",
+        GRAPHICS,
+        _recurrent,
+        "ask for CPU_AND_NE, or write the steps out (unroll_recurrent)",
+        chips=("M5",),
+        systems=(("macOS", 26),),
+        remedy="unroll_recurrent",
     ),
 )
 

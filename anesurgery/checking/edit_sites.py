@@ -1,0 +1,220 @@
+"""The site of an edit: what is replaced, the ops of both sides, and what they read from outside.
+
+`check_site` compares both sides of a site, and `proofs.prove` proves them equal. A large site is checked on
+fewer rows, or on one plane of a picture, where both sides treat all rows or planes alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from anesurgery.checking.lengths import drawn_shape, symbols_of, with_rows
+from anesurgery.facts.dependence import slice_back
+from anesurgery.interpret.arithmetic.precision import narrows
+from anesurgery.mil import Operation, Var, is_compressed, is_stored, np_dtype, producer, reads, static_shape
+from anesurgery.ops import CARRIERS, MOVING, POINTWISE, names
+from anesurgery.semantics.reading import ints, is_tensor
+from anesurgery.semantics.rows import places_of, slices_read
+
+
+@dataclass(frozen=True)
+class Site:
+    """One edit: what is replaced, the ops of both sides, and what they read from outside."""
+
+    replaced: Sequence[tuple[Var, Var]]
+    old_ops: Sequence[Operation]
+    new_ops: Sequence[Operation]
+    drawn: Sequence[Var]
+    carried: Sequence[Var]
+    """What the new side reads from inside the old side."""
+
+
+def site_of(
+    replaced: Sequence[tuple[Var, Var]], new_ops: Sequence[Operation], matched: Sequence[Operation]
+) -> Site:
+    """The site of an edit: see `checking.site.check_site`."""
+    replaced, new_ops = _without_last_casts(replaced, new_ops)
+    new_ops = [*_decoders_of(new_ops), *new_ops]  # compressed weights are constants, and no numbers to be drawn
+    inside = {v for op in new_ops for v in op.outputs}
+    outside = dict.fromkeys(v for op in new_ops for v in reads(op) if v not in inside)
+    outside |= dict.fromkeys(new for _, new in replaced if new not in inside)
+    boundary = [v for v in outside if v.op is None or v.op.op_type != "const"]
+    # Walk back from the old values to what both sides read. What the matched ops make is computed, though the
+    # new side may read it too; the walk then ends at what those ops read.
+    matched_values = {v for op in matched for v in op.outputs}
+    stop = set(boundary) - matched_values
+    if stop != set(boundary):
+        edge = {v for op in matched for v in reads(op)} - matched_values
+        stop = stop | edge if stop <= edge else stop
+    old_ops = slice_back([old for old, _ in replaced] + [v for v in boundary if v in matched_values], stop)
+    inner = {v for op in old_ops for v in op.outputs}
+    inputs = dict.fromkeys([*boundary, *(v for op in old_ops for v in reads(op) if v not in inner)])
+    # What the new side reads from inside the old side is computed, so it must not be drawn.
+    drawn = [v for v in inputs if v not in inner and not (v.op is not None and v.op.op_type == "const")]
+    return Site(replaced, old_ops, new_ops, drawn, [v for v in boundary if v in inner])
+
+
+def _without_last_casts(
+    replaced: Sequence[tuple[Var, Var]], new_ops: Sequence[Operation]
+) -> tuple[list[tuple[Var, Var]], list[Operation]]:
+    """The pairs and the new ops without last casts to a type in which the old side computes: both round so."""
+    read = {v for op in new_ops for v in reads(op)}
+    pairs, last = [], set[Operation]()
+    for old, new in replaced:
+        op = producer(new, "cast")
+        if (
+            op is not None
+            and op in new_ops
+            and new not in read
+            and narrows(op)
+            and _is_computed_in_type_of(old, new)
+        ):
+            last.add(op)
+            new = op.x
+        pairs.append((old, new))
+    return pairs, [op for op in new_ops if op not in last]
+
+
+def _is_computed_in_type_of(old: Var, new: Var) -> bool:
+    """Was the old value computed in the type to which the new one is cast?"""
+    return old.op is not None and old.op.op_type not in CARRIERS | MOVING and np_dtype(old) == np_dtype(new)
+
+
+def _decoders_of(ops: Sequence[Operation]) -> list[Operation]:
+    """The ops not among some that decode the weights which these read."""
+    weights = [v for op in ops for v in reads(op) if is_compressed(v)]
+    return [op for op in slice_back(weights, set()) if op.op_type != "const" and op not in set(ops)]
+
+
+# Sites with fewer rows or planes.
+
+
+ROWS = 2
+"""Rows of an excerpt: one would be taken for an axis that broadcasts."""
+SHAPED = names("slice_by_index slice_by_size slice_update")
+"""Ops that hold the number of rows in a parameter; `lengths.evaluator` adapts reshapes."""
+
+MOST_ELEMENTS = 1 << 18
+"""A value with more elements is cut: 1 MB in fp32, a choice."""
+
+Axes = dict[Var, int]
+"""Value -> the axis of its rows."""
+
+
+def row_axes(site: Site) -> Axes | None:
+    """The axis of the rows in each value that has them, for the longest axis that both sides go along."""
+    return next(_row_axes(site), None)
+
+
+def _row_axes(site: Site) -> Iterator[Axes]:
+    """The same for each axis that both sides go along, the longest first."""
+    values = [v for pair in site.replaced for v in pair]
+    shapes = {static_shape(v) for v in values}
+    shape = shapes.pop() if len(shapes) == 1 else None
+    for axis in sorted(range(len(shape or ())), key=lambda a: -shape[a]):  # type: ignore[index]
+        axes = dict.fromkeys(values, axis)
+        if shape[axis] > ROWS and _handles_rows_apart([*site.old_ops, *site.new_ops], axes):  # type: ignore[index]
+            yield axes
+
+
+@contextmanager
+def on_fewer_rows(site: Site, whole: Collection[Var]) -> Iterator[bool]:
+    """Let the values of a large site have fewer rows, along axes at each place of which both sides do the same.
+
+    Args:
+        site: the edit.
+        whole: what is drawn whole: no such axis is one of theirs, nor of a constant.
+
+    Yields:
+        Is anything cut?
+    """
+    with ExitStack() as cuts:
+        cut = False
+        for axes in (
+            _row_axes(site) if _largest_value(site) > MOST_ELEMENTS and not symbols_of(site.drawn) else ()
+        ):
+            (value, axis), *_ = axes.items()
+            there = drawn_shape(value)[axis]
+            rows = max(ROWS, there * MOST_ELEMENTS // _largest_value(site))
+            if rows < there and not any(is_stored(v) or v in whole for v in axes):
+                cuts.enter_context(with_rows(axes, rows))
+                cut = True
+        yield cut
+
+
+def _largest_value(site: Site) -> int:
+    """Elements of the largest value of a site that is no constant."""
+    computed = (v for op in (*site.old_ops, *site.new_ops) if op.op_type != "const" for v in op.outputs)
+    return max((math.prod(drawn_shape(v)) for v in (*site.drawn, *computed) if is_tensor(v)), default=0)
+
+
+def _handles_rows_apart(ops: Sequence[Operation], axes: Axes) -> bool:
+    """Follow the rows from results to what they are made of; does every op treat each row by itself?"""
+    computed = [op for op in ops if op.op_type != "const"]
+    for op in reversed(computed):
+        rows = _rows_read(op, axes)
+        if rows is None or any(axes.setdefault(v, at) != at for v, at in rows.items()):
+            return False
+    return all(axes.get(v) == _rows_read(op, axes).get(v) for op in computed for v in reads(op))  # type: ignore[union-attr]
+
+
+def _rows_read(op: Operation, axes: Axes) -> Axes | None:
+    """What an op reads row by row, which is nothing where its result has no rows; None: it mixes them."""
+    wanted = [axes[v] for v in op.outputs if v in axes]
+    if not wanted:
+        return {}
+    places = places_of(op) if len(op.outputs) == 1 and op.op_type not in SHAPED else None
+    rows = None if places is None else slices_read(places, wanted[0])
+    whole = rows is not None and (op.op_type in POINTWISE or not any(map(is_stored, rows)))
+    return rows if whole else None
+
+
+def constants_among(axes: Axes) -> Axes:
+    """The constants that have rows."""
+    return {v: at for v, at in axes.items() if producer(v, "const") is not None}
+
+
+UNCOUNTED = POINTWISE | names("avg_pool l2_pool max_pool reduce_mean pad slice_by_index")
+"""Ops with no parameter that says how many planes there are (a slice has masks in its place)."""
+
+
+def treats_planes_alike(site: Site) -> bool:
+    """Does each op of both sides work on each plane of [images, channels, spatial...] by itself, and alike?
+
+    Every value has the same images and channels, and no constant differs between them.
+    """
+    values = [*site.drawn, *(v for pair in site.replaced for v in pair)]
+    planes = {shape[:2] if (shape := static_shape(v)) is not None and len(shape) > 2 else None for v in values}
+    computed = [op for op in (*site.old_ops, *site.new_ops) if op.op_type != "const"]
+    if len(planes) != 1 or None in planes or site.carried:
+        return False
+    return all(_plane_by_plane(op, planes) for op in computed)
+
+
+def _plane_by_plane(op: Operation, planes: set[tuple[int, ...] | None]) -> bool:
+    """Does the op treat each plane alike, whatever their number?"""
+    places = places_of(op) if op.op_type in UNCOUNTED and len(op.outputs) == 1 else None
+    if not places or not _have_planes(op.outputs, planes):
+        return False
+    if op.op_type == "slice_by_index" and any(ints(op, k)[:2] != [1, 1] for k in ("begin_mask", "end_mask")):
+        return False
+    return all(
+        not {0, 1} & {*o.places}
+        if is_stored(o.var)
+        else o.places[:2] == (0, 1) and _have_planes([o.var], planes)
+        for o in places
+    )
+
+
+def _have_planes(values: Iterable[Var], planes: set[tuple[int, ...] | None]) -> bool:
+    """Do values that the model computes have these images and channels?"""
+    return all(
+        producer(v, "const") is None
+        and (shape := static_shape(v)) is not None
+        and len(shape) > 2
+        and shape[:2] in planes
+        for v in values
+    )

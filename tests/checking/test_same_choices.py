@@ -1,0 +1,73 @@
+"""Outputs are judged at the same places where ops choose among nearly equal values, and only there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.checking.exactness import Yardstick
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.rewriting.outputs import WRONG
+
+ROWS = np.random.default_rng(0).standard_normal((1, 64, 8)).astype(np.float16)
+SPREAD = {"near": 1e-4, "far": 1.0}
+
+
+def best_rows(sign: float = 1.0, choice: str = "topk") -> Program:
+    """The rows with the highest scores, in their order."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 64), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        scores = mb.sigmoid(x=mb.mul(x=x, y=np.float16(sign)))
+        if choice == "topk":
+            _, places = mb.topk(x=scores, k=8, axis=1, name="best")
+        elif choice == "argsort":
+            places = mb.argsort(x=scores, axis=1, name="best")
+        else:
+            places = mb.reduce_argmax(x=scores, axis=1, keep_dims=True, name="best")
+        return mb.gather_along_axis(x=ROWS[:, :, 0], indices=places, axis=1, name="y")
+
+    return program
+
+
+def scores(kind: str) -> dict[str, np.ndarray]:
+    return {"x": (np.random.default_rng(1).standard_normal((1, 64)) * SPREAD[kind]).astype(np.float16)}
+
+
+@pytest.mark.parametrize("choice", ["topk", "argsort", "reduce_argmax"])
+def test_nearly_equal_scores_give_other_rows_and_the_rows_are_right(choice: str) -> None:
+    program = best_rows(choice=choice)
+    near = Yardstick(program, inputs=[scores("near")]).measure(program)
+    assert near is not None
+    assert near["fp16"] > WRONG
+    (note,) = near.notes
+    assert note.startswith(f"in fp16 {choice} best gives ")
+    assert "of equal values: at the places of fp32 outputs are within " in note
+
+
+def test_another_choice_among_different_values_is_wrong() -> None:
+    """At the places of the first model these outputs are the same, so that they alone would tell nothing."""
+    near = Yardstick(best_rows(), inputs=[scores("far")]).measure(best_rows(sign=-1.0))
+    assert near is not None
+    assert near["fp16"] < WRONG
+
+
+def test_the_first_line_says_so() -> None:
+    surgery = ane.apply(best_rows(), "auto", target="M1/macOS 14", inputs=scores("near"), quiet=True)
+    assert "wrong still" not in surgery.summary
+    assert "in fp16 topk best gives " in surgery.summary
+
+
+def test_numbers_that_vanish_are_named() -> None:
+    """Of weights that were not trained, outputs are often so small that fp16 has no number for them."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 64), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        small = mb.mul(x=x, y=np.float16(1e-3), name="small")
+        smaller = mb.mul(x=small, y=np.float16(1e-4), name="smaller")
+        return mb.tanh(x=mb.mul(x=smaller, y=np.float16(3e4)), name="y")
+
+    surgery = ane.apply(program, "auto", target="M1/macOS 14", inputs=scores("far"), quiet=True)
+    assert "outputs are wrong still" in surgery.wrong
+    assert "mul smaller is at most " in surgery.wrong

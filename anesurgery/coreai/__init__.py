@@ -1,1 +1,25 @@
-"""Core AI: Apple's format for neural networks since iOS 27, `pip install 'anesurgery[coreai]'`."""
+"""Core AI: Apple's format for neural networks since iOS 27, `pip install 'anesurgery[coreai]'`.
+
+| to Core AI | |
+|---|---|
+| `translating` | `to_coreai`: a model of Core ML becomes an `.aimodel` |
+| `writer` | writes each function, op by op, by the table of `lowerings` |
+| `values` | the tensors of a file that is written, for which torch's functions stand too |
+| `modes` | the forms that avoid Apple's faults, each with its source |
+| `images` | which inputs and outputs become images |
+
+| from Core AI | |
+|---|---|
+| `asset`, `bytecode` | what must be true of a folder; its large weights |
+| `reading` | a file becomes an ML Program, op by op, by the table of `lifts` |
+| `fallback` | `to_coreml`: the package for systems without Core AI |
+| `rules` | what is known of models of Core AI alone, and `lint` |
+
+| Apple's code | |
+|---|---|
+| `toolkit` | the one door to `coreai-core` |
+| `running`, `child` | its runtime, in a process of its own: `engine="coreai"` |
+
+`table` and `dtypes` hold the names that both directions share. An op means what the interpreter says: its
+formulas are given `values.Value`s, which write what torch would compute.
+"""

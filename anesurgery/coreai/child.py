@@ -1,19 +1,40 @@
-"""The child process in which Apple's runtime works: `python -m anesurgery.coreai.child FOLDER`."""
+"""The child process in which Apple's runtime works: `python -m anesurgery.coreai.child FOLDER`.
+
+Whoever asks and the child hand each other a folder with plain data and arrays.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from anesurgery.coreai import toolkit
-from anesurgery.coreai.exchange import ANSWER, ARRAYS, QUESTION, read_arrays, write_arrays
+import numpy as np
+from numpy.typing import NDArray
 
+from anesurgery.coreai import toolkit
+
+QUESTION, ANSWER, ARRAYS = "question.json", "answer.json", "arrays.npz"
+"""Files of the folder: what is asked, what is said, and the arrays of either."""
+NAMES = "names"
 TASKS: dict[str, Callable[..., Any]] = {"run": toolkit.run_asset, "read": toolkit.walk_asset}
 """Task -> what does it: takes the path, the arrays and the options; gives plain data and arrays."""
+
+
+def write_arrays(file: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays into a file; their names may be anything."""
+    held: dict[str, Any] = {str(i): array for i, array in enumerate(arrays.values())}
+    held[NAMES] = np.array(list(arrays), dtype=np.str_)
+    np.savez(file, **held)
+
+
+def read_arrays(file: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of a file by name."""
+    with np.load(file, allow_pickle=False) as held:
+        return {str(name): held[str(i)] for i, name in enumerate(held[NAMES])}
 
 
 def main(folder: Path) -> None:

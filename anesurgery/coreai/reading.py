@@ -17,11 +17,10 @@ from typing import cast as cast_to
 
 import numpy as np
 
-from anesurgery.coreai import lifts
 from anesurgery.coreai.asset import Asset
 from anesurgery.coreai.dtypes import bits_of, name_of, numpy_of
 from anesurgery.coreai.images import PREFIX
-from anesurgery.coreai.lifts.composites import as_list, composite_of
+from anesurgery.coreai.lifts.graphs import as_list, composite_of
 from anesurgery.coreai.lifts.images import image_size
 from anesurgery.coreai.lifts.table import (
     TABLE,
@@ -36,7 +35,7 @@ from anesurgery.coreai.lifts.table import (
     sizes_of,
 )
 from anesurgery.coreai.running import ask
-from anesurgery.coreai.table import OWN
+from anesurgery.coreai.table import OWN, load_families
 from anesurgery.errors import LoadError
 from anesurgery.files.interface import new_spec
 from anesurgery.files.package import Loaded
@@ -63,12 +62,12 @@ from anesurgery.neuralnetwork.importing import identifiers, rename
 with quiet_host():
     from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
-lifts.load_families()
+load_families("lifts")
 
 OPSET = ct.target.iOS18
 """The first opset with states, attention and weights in blocks."""
 CLEANUP = ("fuse_transpose_matmul", "dead_code_elimination", "const_elimination", "dead_code_elimination")
-"""Passes of coremltools that join what Core AI writes as as_list ops: its products have no bias."""
+"""Passes of coremltools that join what Core AI writes as several ops: its products have no bias."""
 NAME, TOKEN_TYPE = "coreai.name", "token"
 LARGE = 64
 """Numbers from which on a constant of floats is one value of the program, however often it is read."""
@@ -90,7 +89,7 @@ def read(path: Path) -> Loaded:
 
 @dataclass(frozen=True)
 class Walked:
-    """What the child process says of a model; programs for as_list systems are made of it."""
+    """What the child process says of a model; programs for several systems are made of it."""
 
     asset: Asset
     graphs: Sequence[Plain]
@@ -214,7 +213,7 @@ class Reader:
         return function
 
     def _check_kinds(self, graph: Plain) -> None:
-        kinds = {kind_of(op) for op in self._ops(graph, set())}
+        kinds = {op_kind(op) for op in self._ops(graph, set())}
         if lacking := sorted(kinds - TABLE.keys() - ENDS):
             words = f"{self.asset.path}: nothing in MIL stands for {', '.join(lacking)} of Core AI"
             raise LoadError(f"{words}, which {graph['name']} uses; export the model without")
@@ -224,7 +223,7 @@ class Reader:
         for op in block["ops"]:
             yield op
             for inner in op["blocks"]:
-                yield from () if kind_of(op) == "scatter_nd" else self._ops(inner, seen)
+                yield from () if op_kind(op) == "scatter_nd" else self._ops(inner, seen)
             callee = self.graphs.get(op["attributes"].get("callee", ""))
             if callee is not None and callee["name"] not in seen:
                 seen.add(callee["name"])
@@ -301,7 +300,7 @@ def _is_token(graph: Plain, i: int) -> bool:
     return any(kind["number"] == made and TOKEN_TYPE in kind.get("type", "") for kind in kinds)
 
 
-def kind_of(op: Plain) -> str:
+def op_kind(op: Plain) -> str:
     """The kind of an op as the table names it."""
     return str(op["kind"]).removeprefix("broadcasting_")
 
@@ -383,7 +382,7 @@ class Scope:
     def _lift(self, op: Plain) -> None:
         site = Site(op, [self.values[i] for i in op["operands"]], self)
         try:
-            made = TABLE[kind_of(op)](site)
+            made = TABLE[op_kind(op)](site)
             values: list[Value] = list(made) if isinstance(made, (list, tuple)) else [cast_to(Any, made)]
             for kind, value in zip(op["results"], values, strict=True):
                 self._settle(op, kind, value)
@@ -392,7 +391,7 @@ class Scope:
         except Exception as error:  # coremltools raises many kinds, and each says what it does not take
             words = " ".join(str(error).split())[:300]
             why = words if isinstance(error, Unliftable) else f"coremltools refuses it: {words}"
-            place = f"{kind_of(op)} ({op['hint']})" if op["hint"] else kind_of(op)
+            place = f"{op_kind(op)} ({op['hint']})" if op["hint"] else op_kind(op)
             raise LoadError(
                 f"{self.reader.asset.path}: the op {place} of {self.name} has no form in MIL: {why}"
             ) from error
@@ -411,5 +410,5 @@ class Scope:
         if any(map(is_symbolic, now)) and None not in stated:
             value = mb.reshape(x=value, shape=np.array(stated, np.int32))
         if isinstance(value, Var):
-            self.labels[value] = op["hint"] or kind_of(op)
+            self.labels[value] = op["hint"] or op_kind(op)
         self.take(kind, value)

@@ -22,7 +22,7 @@ import torch
 
 from anesurgery.coreai import toolkit
 from anesurgery.coreai.asset import SUFFIX, Asset
-from anesurgery.coreai.exchange import ANSWER, ARRAYS, QUESTION, read_arrays, write_arrays
+from anesurgery.coreai.child import ANSWER, ARRAYS, QUESTION, read_arrays, write_arrays
 from anesurgery.coreai.translating import to_coreai
 from anesurgery.errors import InterpretError, LoadError, UnknownName
 from anesurgery.files.package import Loaded

@@ -6,11 +6,14 @@ arrives as plain Python. A function that needs more names it: `op`, `mode` or `w
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from anesurgery.interpret.table import TABLE as INTERPRETED
 from anesurgery.ops import names
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -86,3 +89,20 @@ def register(lowerings: Mapping[str, Callable[..., Any]]) -> None:
     """Enter functions that are one expression each, by op type."""
     for op_type, function in lowerings.items():
         lowers(op_type)(function)
+
+
+FORMULAS: set[str] = set()
+"""Ops that `as_interpreted` entered. What Apple's runtime makes of them judges the runtime, not the formula."""
+
+
+def as_interpreted(*op_types: str) -> None:
+    """Let the interpreter's own functions write some ops: they are given tensors of the file."""
+    register({op_type: INTERPRETED[op_type].function for op_type in op_types})
+    FORMULAS.update(op_types)
+
+
+def load_families(package: str) -> None:
+    """Import every file of `lowerings` or `lifts`, so that its table knows the ops of all."""
+    room = importlib.import_module(f"anesurgery.coreai.{package}")
+    for family in pkgutil.iter_modules(room.__path__):
+        importlib.import_module(f"{room.__name__}.{family.name}")

@@ -5,10 +5,12 @@ A number beside a tensor is a constant of the tensor's element type. A length of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from anesurgery.coreai.dtypes import name_of, numpy_of
 from anesurgery.coreai.table import OWN
@@ -16,6 +18,18 @@ from anesurgery.coreai.toolkit import composite, constant, ir, ops, stored, tens
 from anesurgery.errors import NotExpressible
 from anesurgery.mil import Array
 from anesurgery.ops import names
+
+
+class Dynamic(int):
+    """A length that is not known, -1: it stays so whatever is added to it or multiplied."""
+
+    def _same(self, other: Any) -> Dynamic:
+        return self
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = _same
+
+
+DYNAMIC = Dynamic(-1)
 
 
 class Value:
@@ -35,10 +49,10 @@ class Value:
     @property
     def shape(self) -> list[int]:
         """The lengths of the axes, -1 for dynamic ones."""
-        return [length if length >= 0 else -1 for length in self.node.type.shape]
+        return [length if length >= 0 else DYNAMIC for length in self.node.type.shape]
 
     @property
-    def rank(self) -> int:
+    def ndim(self) -> int:
         """The number of axes."""
         return len(self.shape)
 
@@ -71,6 +85,10 @@ class Value:
         if self.shape[axis] < 0:
             raise NotExpressible(f"axis {axis} of the shape {self.shape} is dynamic")
         return self.shape[axis]
+
+    def tolist(self) -> list[int]:
+        """The whole numbers of a constant."""
+        return known_ints(self, "a parameter")
 
     def like(self, number: Any) -> Value:
         """A scalar of the same element type."""
@@ -134,6 +152,16 @@ class Value:
     def __invert__(self) -> Value:
         return call("not", self)
 
+    def __matmul__(self, other: Value) -> Value:
+        """The matrix product over the last two axes; the others broadcast."""
+        rank = max(self.ndim, other.ndim)
+        return call("broadcasting_batch_matmul", self.to_rank(rank), other.to_rank(rank))
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What a formula of the interpreter computes with torch is written: by the row of `TORCH`."""
+        return TORCH[function](*args, **(kwargs or {}))
+
     __radd__, __rmul__ = __add__, __mul__
 
     def equal(self, other: Any) -> Value:
@@ -161,6 +189,15 @@ class Value:
         """The hyperbolic tangent."""
         return call("tanh", self)
 
+    def round(self) -> Value:
+        """The nearest whole number; of two the even one."""
+        return call("round", self)
+
+    def floor(self) -> Value:
+        """The next whole number below, by "floor by round" (`modes.FORMS`); a half may go either way."""
+        near = self.round()
+        return near - (near > self).cast(self.dtype)
+
     def remainder(self, other: Any) -> Value:
         """With the sign of the divisor; Core AI's has that of the dividend."""
         rest, by = self.with_("modulo", other), self.like(other)
@@ -175,6 +212,22 @@ class Value:
         cast.known = self.known if self.is_float and cast.is_float else None
         return cast
 
+    def to(self, dtype: str) -> Value:
+        """Another element type."""
+        return self.cast(dtype)
+
+    def float(self) -> Value:
+        """In fp32."""
+        return self.cast("fp32")
+
+    def double(self) -> Value:
+        """In fp32, the widest floats that Core AI computes in."""
+        return self.cast("fp32")
+
+    def long(self) -> Value:
+        """As integers, of numbers that are whole."""
+        return self.cast("int32")
+
     def refined(self, shape: Sequence[int]) -> Value:
         """With lengths that are known where Core AI infers none; the runtime checks them."""
         if all(a == b or b < 0 for a, b in zip(self.shape, shape, strict=True)):
@@ -187,25 +240,32 @@ class Value:
         shape = lengths[0] if len(lengths) == 1 else list(lengths)
         if not isinstance(shape, Value) and list(shape) == self.shape and -1 not in shape:
             return self
+        if not isinstance(shape, Value) and list(shape).count(-1) > 1:
+            raise NotExpressible(f"more than one length of {list(shape)} is dynamic")
         return Value(
             ops.reshape(self.node, shape.node if isinstance(shape, Value) else np.array(shape, np.int32))
         )
+
+    def flatten(self, first: int) -> Value:
+        """The axes from one on as one."""
+        return self.reshape([*self.shape[:first], math.prod(self.fixed(first))])
 
     def expand(self, axes: Sequence[int]) -> Value:
         """New axes of length 1, numbered in the result."""
         return Value(ops.expand_dims(self.node, indices(axes).node)) if axes else self
 
-    def squeeze(self, axes: Sequence[int]) -> Value:
+    def squeeze(self, axes: int | Sequence[int]) -> Value:
         """Without some axes of length 1."""
+        axes = [axes] if isinstance(axes, int) else axes
         return Value(ops.shrink_dims(self.node, indices(axes).node)) if axes else self
 
     def to_rank(self, rank: int) -> Value:
         """New axes of length 1 in front."""
-        return self.expand(list(range(rank - self.rank)))
+        return self.expand(list(range(rank - self.ndim)))
 
     def transpose(self, perm: Sequence[int]) -> Value:
         """Axes in another order."""
-        if list(perm) == list(range(self.rank)):
+        if list(perm) == list(range(self.ndim)):
             return self
         return Value(ops.transpose(self.node, unsigned(perm).node))
 
@@ -213,30 +273,55 @@ class Value:
         """Axes in another order, as torch takes it."""
         return self.transpose(perm)
 
-    def swapped(self) -> Value:
+    @property
+    def mT(self) -> Value:  # noqa: N802 - torch's name
         """The last two axes exchanged."""
-        return self.transpose([*range(self.rank - 2), self.rank - 1, self.rank - 2])
+        return self.transpose([*range(self.ndim - 2), self.ndim - 1, self.ndim - 2])
+
+    def chunk(self, count: int, dim: int = 0) -> list[Value]:
+        """Equal pieces along an axis."""
+        axis = dim % self.ndim
+        size = self.length(axis) // count
+        return [self.along(axis, i * size, (i + 1) * size) for i in range(count)]
+
+    def flip(self, axis: int) -> Value:
+        """The elements of an axis in the opposite order."""
+        return call("reverse", self, indices([axis]))
+
+    def unsqueeze(self, axis: int) -> Value:
+        """A new axis of length 1."""
+        return self.expand([axis])
 
     def slice(self, begin: Any, end: Any, strides: Any = None) -> Value:
         """A part of each axis; begins and ends are lists or values, strides are positive."""
-        steps = [1] * self.rank if strides is None else strides
+        steps = [1] * self.ndim if strides is None else strides
         return call("slice", self, indices(begin), indices(end), indices(steps))
 
     def along(self, axis: int, begin: int, end: int, stride: int = 1) -> Value:
         """A part of one axis; a dynamic one may be read up to its end: -1."""
-        begins, ends, steps = [0] * self.rank, self.ends(), [1] * self.rank
+        begins, ends, steps = [0] * self.ndim, self.ends(), [1] * self.ndim
         begins[axis], ends[axis], steps[axis] = begin, self.ends()[axis] if end == -1 else end, stride
         return self.slice(begins, ends, steps)
+
+    def __getitem__(self, places: tuple[Any, ...]) -> Value:
+        """A slice of each axis, or an ellipsis for some; an axis that is cut must have a known length."""
+        at = places.index(...) if ... in places else len(places)
+        whole = [slice(None)] * (self.ndim - len(places) + (... in places))
+        found = []
+        for axis, place in enumerate([*places[:at], *whole, *places[at + 1 :]]):
+            full = place == slice(None)
+            found.append((0, self.ends()[axis], 1) if full else place.indices(self.length(axis)))
+        return self.slice(*zip(*found, strict=True))
 
     def ends(self) -> list[int]:
         """The lengths of the axes as ends of slices."""
         return [length if length >= 0 else LONGEST for length in self.shape]
 
-    def pad(self, pairs: Sequence[tuple[int, int]], value: float = 0.0, mode: str = "constant") -> Value:
+    def pad(self, pairs: Sequence[tuple[int, int]], value: Any = 0.0, mode: str = "constant") -> Value:
         """More elements at both ends of the last axes."""
         if not any(map(any, pairs)):
             return self
-        amounts = [0, 0] * (self.rank - len(pairs)) + [amount for pair in pairs for amount in pair]
+        amounts = [0, 0] * (self.ndim - len(pairs)) + [amount for pair in pairs for amount in pair]
         return Value(ops.pad(self.node, unsigned(amounts).node, self.like(value).node, mode))
 
     def broadcast(self, shape: Sequence[int] | Value) -> Value:
@@ -254,6 +339,29 @@ class Value:
         return call("get_shape", self).cast("int32")
 
 
+def _padded(x: Value, ends: Sequence[int], mode: str = "constant", value: Any = None) -> Value:
+    return x.pad(list(zip(ends[::2], ends[1::2], strict=True))[::-1], value or 0.0, mode)
+
+
+TORCH: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.tanh: Value.tanh,
+    torch.sigmoid: lambda x: call("sigmoid", x),
+    torch.relu: lambda x: call("relu", x),
+    torch.clamp: Value.clamp,
+    torch.matmul: Value.__matmul__,
+    torch.addmm: lambda total, x, y: total + x @ y,
+    torch.cat: lambda values, dim=0: concat(values, dim % values[0].ndim),
+    torch.nn.functional.pad: _padded,
+    torch.round: Value.round,
+    torch.add: Value.__add__,
+    torch.where: lambda condition, x, y: where(condition, x, y),
+    torch.gather: lambda x, axis, index: Value(ops.gather_along_axis(x.node, index.node, axis)),
+    torch.broadcast_to: Value.broadcast,
+    torch.isnan: lambda x: x.with_("not_equal", x),
+    torch.ones_like: lambda x: array(np.ones(x.shape), x.dtype),
+    torch.zeros_like: lambda x: array(np.zeros(x.shape), x.dtype),
+}
+"""Function of torch -> what writes it: the interpreter's formulas write ops where they are given `Value`s."""
 JOINED = {
     "add": ("sum", "add"),
     "sub": ("sum", "sub"),
@@ -347,8 +455,19 @@ def array(numbers: Any, dtype: str) -> Value:
     return made
 
 
+def _check_known(*numbers: Any) -> None:
+    """See that no number is a length that is not known.
+
+    Raises:
+        NotExpressible: one is.
+    """
+    if any(isinstance(number, Dynamic) for number in numbers):
+        raise NotExpressible("it computes with the length of an axis, which is dynamic")
+
+
 def scalar(number: Any, dtype: str) -> Value:
     """A constant without axes; fp16 holds a number beyond its range as infinity."""
+    _check_known(number)
     with np.errstate(over="ignore"):
         return array(np.asarray(number).astype(numpy_of(dtype)), dtype)
 
@@ -360,6 +479,7 @@ def indices(numbers: Any) -> Value:
 
 def unsigned(numbers: Any) -> Value:
     """Permutations, strides and paddings, as uint32."""
+    _check_known(*numbers) if isinstance(numbers, (list, tuple)) else _check_known(numbers)
     return array(numbers, "uint32")
 
 
@@ -376,6 +496,11 @@ def concat(values: Sequence[Value], axis: int) -> Value:
     known = [max(lengths) for lengths in zip(*(value.shape for value in values), strict=True)]
     fitted = [value.refined([-1 if a == axis else n for a, n in enumerate(known)]) for value in values]
     return Value(ops.concat(axis, [value.node for value in fitted]))
+
+
+def stack(values: Sequence[Value], axis: int) -> Value:
+    """Tensors joined along a new axis."""
+    return concat([value.expand([axis]) for value in values], axis)
 
 
 def attribute(name: str, value: str) -> Any:

@@ -16,10 +16,9 @@ import numpy as np
 
 from anesurgery.coreai import images, toolkit
 from anesurgery.coreai.dtypes import numpy_of
-from anesurgery.coreai.lowerings import load_lowerings
 from anesurgery.coreai.lowerings.compressed import Dense
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import COMPOSED, MERGED_INTO, MISSING, OWN, TABLE
+from anesurgery.coreai.table import COMPOSED, MERGED_INTO, MISSING, OWN, TABLE, load_families
 from anesurgery.coreai.values import Constant, Value
 from anesurgery.errors import NotExpressible, SurgeryError
 from anesurgery.files.interface import Port, Signature
@@ -53,7 +52,7 @@ def check_ops(program: Program) -> None:
     Raises:
         NotExpressible: lists all of them, how often each occurs, and why.
     """
-    load_lowerings()
+    load_families("lowerings")
     unknown = Counter(op.op_type for op in walk_ops(program) if op.op_type not in {*TABLE, "const"})
     if unknown:
         reasons = (
@@ -268,8 +267,8 @@ class FunctionWriter:
             return self.value(var)
         if not isinstance(numbers, (np.ndarray, np.generic)):
             return numbers
-        is_short = numbers.ndim == 0 or (numbers.ndim == 1 and numbers.dtype.kind != "f")
-        return numbers.tolist() if is_short else self.value(var)
+        is_plain = numbers.ndim == 0 or numbers.dtype.kind != "f"
+        return numbers.tolist() if is_plain else self.value(var)
 
     def value(self, var: Var) -> Value:
         """The tensor of a MIL value."""

@@ -15,6 +15,8 @@ from typing import Any
 
 from core_ai_judge import AGREES, DIED, DIFFERS, NOT_WRITTEN, REFUSED, Verdict
 
+from anesurgery.coreai.table import FORMULAS, load_families
+
 COUNTS = Path(__file__).with_name("core_ai_agreement.json")
 RUN = "run on Linux with coreai-core 1.0.0b3"
 
@@ -193,6 +195,8 @@ def _lines(counts: Mapping[str, Any]) -> Iterator[str]:
     for results in counts["suites"].values():
         every.update(results)
     ran = every[AGREES] + every[DIFFERS]
+    load_families("lowerings")
+    shared = sorted(FORMULAS & counts["ops"].keys())
     yield from (
         "# Where Apple's Core AI runtime and the interpreter agree",
         "",
@@ -200,6 +204,8 @@ def _lines(counts: Mapping[str, Any]) -> Iterator[str]:
         f"Of {sum(every.values()):,} programs {ran:,} ran on both, and {every[AGREES]:,} "
         f"({every[AGREES] / ran:.1%}) agree to 100 dB.",
         "On Linux Apple's runtime computes on the CPU with its own code. This says nothing about a Mac.",
+        f"The file holds the interpreter's own formula of {', '.join(f'`{op}`' for op in shared)}:",
+        "agreement on these only shows that Apple computes the formula as we do.",
         "",
         "`make conformance-coreai` runs it and writes this page.",
         "",

@@ -53,7 +53,7 @@ class Verdict:
 
 def keep(folder: Path, name: str, loaded: Any, values: Mapping[str, Any], function: str | None = None) -> None:
     """Note a case: the model for Apple's runtime, the inputs, and what the interpreter gives in fp32."""
-    from anesurgery.coreai.exchange import ARRAYS, QUESTION, write_arrays
+    from anesurgery.coreai.child import ARRAYS, QUESTION, write_arrays
     from anesurgery.coreai.running import cast_inputs
     from anesurgery.coreai.translating import to_coreai
     from anesurgery.errors import SurgeryError
@@ -156,7 +156,7 @@ def _child(folder: Path, first: int) -> None:
 
 def verdicts(folder: Path, dead: Mapping[int, str]) -> Iterator[Verdict]:
     """What became of each case."""
-    from anesurgery.coreai.exchange import ANSWER, ARRAYS, read_arrays
+    from anesurgery.coreai.child import ANSWER, ARRAYS, read_arrays
 
     for number, place in enumerate(sorted(p for p in folder.iterdir() if p.is_dir())):
         case = json.loads((place / CASE).read_text())

@@ -13,8 +13,7 @@ from checkpoints import save_checkpoint
 from core_ai_models import needs_core_ai
 
 import anesurgery as ane
-from anesurgery.coreai.lowerings import load_lowerings
-from anesurgery.coreai.table import TABLE, Lowering
+from anesurgery.coreai.table import TABLE, Lowering, load_families
 from anesurgery.errors import LoadError, ProofError, SurgeryError, UnknownName
 
 pytestmark = needs_core_ai
@@ -51,7 +50,7 @@ def test_both_are_written_and_compared(package: Path, tmp_path: Path) -> None:
 def test_what_does_not_agree_is_not_written(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load_lowerings()  # else the right one is entered later
+    load_families("lowerings")  # else the right one is entered later
     wrong = Lowering(lambda x, y: x - y, frozenset())
     monkeypatch.setitem(TABLE, "add", wrong)
     surgery = ane.apply(package, "gpt2_ane", quiet=True)

@@ -12,8 +12,8 @@ from core_ai_models import needs_core_ai
 from random_ops import RECIPES, Sample, dtypes_of, latest, sample
 
 from anesurgery.coreai import values
-from anesurgery.coreai.lowerings import elementwise, load_lowerings
-from anesurgery.coreai.table import TABLE, Lowering
+from anesurgery.coreai.lowerings import elementwise
+from anesurgery.coreai.table import TABLE, Lowering, load_families
 
 pytestmark = needs_core_ai
 
@@ -47,7 +47,7 @@ def test_they_come_back(op_type: str, tmp_path: Path) -> None:
 
 
 def test_a_wrong_meaning_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load_lowerings()
+    load_families("lowerings")
     monkeypatch.setitem(TABLE, "sign", Lowering(lambda x: -elementwise.sign(x), frozenset()))
     (some, *_) = groups(["sign"], 2)
     assert list(core_ai_trips.differing(some, tmp_path))

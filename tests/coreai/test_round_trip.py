@@ -18,7 +18,7 @@ import anesurgery as ane
 from anesurgery import registry
 from anesurgery.checking.grades import compare_arrays
 from anesurgery.coreai import values
-from anesurgery.coreai.lifts.composites import COMPOSITES
+from anesurgery.coreai.lifts.graphs import COMPOSITES
 from anesurgery.coreai.table import FROM_IMAGE, TO_IMAGE
 from anesurgery.coreai.translating import to_coreai
 from anesurgery.errors import InterpretError

@@ -112,6 +112,36 @@ def test_slices_of_dynamic_axes(tmp_path: Path) -> None:
         assert [name for name, value in wanted.items() if not np.array_equal(outputs[name], value)] == []
 
 
+def test_products_of_dynamic_lengths_are_dynamic(tmp_path: Path) -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 4, get_new_symbol(), 3))])
+    def program(x: Var) -> Var:
+        return mb.pixel_shuffle(x=x, upscale_factor=2, name="y")
+
+    made = ane.to_coreai(program, tmp_path / "m.aimodel")
+    x = R.standard_normal((1, 4, 5, 3)).astype(np.float32)
+    assert np.array_equal(running.run(made.path, {"x": x})[0]["y"], ane.run(program, {"x": x})["y"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((1, 2, None, 4), "it computes with the length of an axis, which is dynamic"),
+        ((None, 2, 5, 4), r"more than one length of \[-1, 1, -1\] is dynamic"),
+    ],
+)
+def test_a_dynamic_length_is_never_a_number(shape: Any, words: str, tmp_path: Path) -> None:
+    lengths = [get_new_symbol() if n is None else n for n in shape]
+    how = {"sampling_mode": "nearest", "padding_mode": "border", "padding_value": np.float32(0)}
+
+    @mb.program(input_specs=[mb.TensorSpec(lengths)])
+    def program(x: Var) -> Var:
+        at = np.zeros((1, 3, 3, 2), np.float32)
+        return mb.resample(x=x, coordinates=at, **how, coordinates_mode="unnormalized", align_corners=True)
+
+    with pytest.raises(NotExpressible, match=words):
+        ane.to_coreai(program, tmp_path / "m.aimodel")
+
+
 def counter() -> Program:
     inputs = [mb.TensorSpec((1, 3), types.fp16), mb.StateTensorSpec((4, 3), types.fp16)]
 

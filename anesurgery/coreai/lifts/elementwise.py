@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -24,22 +23,33 @@ from anesurgery.coreai.table import BINARY, GELU, UNARY
 from anesurgery.mil import Var, mb, producer
 from anesurgery.ops import names
 
-
-def _made(op_type: str, *parameters: str, **fixed: Any) -> Any:
-    """A lift to one op, whose parameters are the operands in order."""
-    return lambda o: getattr(mb, op_type)(**{n: o[i] for i, n in enumerate(parameters)}, **fixed)
-
-
 REDUCTIONS = {f"reduce_{k}": f"reduce_{k}" for k in names("sum mean max min")} | {
     "reduce_product": "reduce_prod"
 }
 """Reductions -> their op in MIL."""
-ONE = names("log rsqrt")
-"""Functions that add an epsilon in MIL, and none in Core AI."""
-TABLE |= {kind: _made(kind, "x") for kind in UNARY}
-TABLE |= {kind: _made(op_type, "x", "y") for op_type, kind in BINARY.items()}
-TABLE["sub"] = _made("sub", "x", "y")
-TABLE["not"] = _made("logical_not", "x")
+LOGICAL = names("and or xor bitwise_and bitwise_or bitwise_xor")
+GELU_MODE = {approximation: mode for mode, approximation in GELU.items()}
+
+
+def _of_sizes(op_type: str, x: Value, y: Value) -> Value:
+    """An op of the absolute values, with the sign of x."""
+    return mb.mul(x=mb.sign(x=x), y=getattr(mb, op_type)(x=mb.abs(x=x), y=mb.abs(x=y)))
+
+
+def _unary(op_type: str, o: Site) -> Value:
+    return getattr(mb, op_type)(x=o[0])
+
+
+def _binary(op_type: str, o: Site) -> Value:
+    return getattr(mb, op_type)(x=o[0], y=o[1])
+
+
+def _without_epsilon(op_type: str, o: Site) -> Value:
+    return getattr(mb, op_type)(x=o[0], epsilon=like(o[0], 0.0))
+
+
+def _reduced(op_type: str, o: Site) -> Value:
+    return getattr(mb, op_type)(x=o[0], axes=o.axes(1), keep_dims=True) if o.ints(1) else o[0]
 
 
 def _logical(op_type: str, o: Site) -> Value:
@@ -49,17 +59,19 @@ def _logical(op_type: str, o: Site) -> Value:
 
 
 TABLE |= {
-    prefix + kind: partial(_logical, f"logical_{kind}")
-    for kind in ("and", "or", "xor")
-    for prefix in ("", "bitwise_")
+    **{kind: partial(_unary, kind) for kind in UNARY},
+    **{kind: partial(_binary, op_type) for op_type, kind in BINARY.items()},
+    **{kind: partial(_logical, f"logical_{kind.removeprefix('bitwise_')}") for kind in LOGICAL},
+    **{kind: partial(_without_epsilon, kind) for kind in names("log rsqrt")},  # MIL's add an epsilon
+    **{kind: partial(_reduced, op_type) for kind, op_type in REDUCTIONS.items()},
+    "sub": partial(_binary, "sub"),
+    "not": partial(_unary, "logical_not"),
+    "relu": lambda o: mb.relu(x=o[0]) if kind_of(o[0]).kind == "f" else mb.maximum(x=o[0], y=like(o[0], 0)),
+    "gelu": lambda o: mb.gelu(x=o[0], mode=GELU_MODE[o.attribute("approximate")]),
+    "modulo": lambda o: _of_sizes("mod", o[0], o[1]),  # the sign of the dividend; MIL's has the divisor's
+    "softmax": lambda o: mb.softmax(x=o[0], axis=o.integer(1)),
+    "argmax": lambda o: mb.reduce_argmax(x=o[0], axis=o.axes(1)[0], keep_dims=True),
 }
-
-
-def _without_epsilon(op_type: str, o: Site) -> Value:
-    return getattr(mb, op_type)(x=o[0], epsilon=like(o[0], 0.0))
-
-
-TABLE |= {kind: partial(_without_epsilon, kind) for kind in ONE}
 
 
 @lift("equal", "not_equal")
@@ -71,19 +83,6 @@ def equal(o: Site) -> Value:
     return apart if o.op["kind"].endswith("not_equal") else mb.logical_not(x=apart)
 
 
-@lift("relu")
-def relu(o: Site) -> Value:
-    """Use a maximum for integers: MIL's relu takes floats only."""
-    return mb.relu(x=o[0]) if kind_of(o[0]).kind == "f" else mb.maximum(x=o[0], y=like(o[0], 0))
-
-
-@lift("gelu")
-def gelu(o: Site) -> Value:
-    """Exact, or one of two approximations."""
-    mode = {approximation: mode for mode, approximation in GELU.items()}[o.attribute("approximate")]
-    return mb.gelu(x=o[0], mode=mode)
-
-
 @lift("asinh", "acosh")
 def inverse_hyperbolic(o: Site) -> Value:
     """By logarithms: sign(x) log(|x| + sqrt(x^2 + 1)), and log(x + sqrt(x^2 - 1))."""
@@ -92,17 +91,6 @@ def inverse_hyperbolic(o: Site) -> Value:
     root = mb.sqrt(x=mb.add(x=mb.mul(x=x, y=x), y=like(x, 1.0 if odd else -1.0)))
     found = mb.log(x=mb.add(x=size, y=root), epsilon=like(x, 0.0))
     return mb.mul(x=mb.sign(x=x), y=found) if odd else found
-
-
-def _of_sizes(op_type: str, x: Value, y: Value) -> Value:
-    """An op of the absolute values, with the sign of x."""
-    return mb.mul(x=mb.sign(x=x), y=getattr(mb, op_type)(x=mb.abs(x=x), y=mb.abs(x=y)))
-
-
-@lift("modulo")
-def modulo(o: Site) -> Value:
-    """The remainder has the sign of the dividend; that of MIL's `mod` is the divisor's."""
-    return _of_sizes("mod", o[0], o[1])
 
 
 @lift("add")
@@ -160,30 +148,11 @@ def cast_(o: Site) -> Value:
     return mb.cast(x=mb.cast(x=o[0], dtype=name), dtype="int32")
 
 
-@lift("softmax")
-def softmax(o: Site) -> Value:
-    """Along an axis."""
-    return mb.softmax(x=o[0], axis=o.integer(1))
-
-
-def _reduced(op_type: str, o: Site) -> Value:
-    return getattr(mb, op_type)(x=o[0], axes=o.axes(1), keep_dims=True) if o.ints(1) else o[0]
-
-
-TABLE |= {kind: partial(_reduced, op_type) for kind, op_type in REDUCTIONS.items()}
-
-
 @lift("all", "any")
 def quantified(o: Site) -> Value:
     """Reduce truth values as the least or the largest of 0 and 1."""
     reduce = mb.reduce_min if o.op["kind"] == "all" else mb.reduce_max
     return cast(reduce(x=cast(o[0], "int32"), axes=o.axes(1), keep_dims=True), "bool")
-
-
-@lift("argmax")
-def argmax(o: Site) -> Value:
-    """The place of the largest; the first of equal ones."""
-    return mb.reduce_argmax(x=o[0], axis=o.axes(1)[0], keep_dims=True)
 
 
 @lift("scan")

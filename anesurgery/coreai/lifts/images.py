@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lifts.composites import composite
+from anesurgery.coreai.lifts.graphs import composite
 from anesurgery.coreai.lifts.table import Plain, Site, Unliftable, Value, as_var, cast, lift, static
 from anesurgery.coreai.table import FROM_IMAGE, TO_IMAGE
 from anesurgery.mil import Var, mb, producer

@@ -125,7 +125,7 @@ def _counted(indices: Value, sizes: Sequence[int]) -> Value:
 
 @lift("gather_nd")
 def gather_nd(o: Site) -> Value:
-    """Rows of a table, or elements by as_list indices."""
+    """Rows of a table, or elements by several indices."""
     sizes = shape_read(o[0])
     if sizes_of(o[1])[-1] == 1:
         return mb.gather(x=o[0], indices=_counted(_rows(o[1]), sizes[:1]), axis=0)
@@ -158,7 +158,7 @@ def scatter_along_axis(o: Site) -> Value:
 
 @lift("scatter_nd")
 def scatter_nd(o: Site) -> Value:
-    """Elements written by as_list indices; its region says how the new ones are joined with the old."""
+    """Elements written by several indices; its region says how the new ones are joined with the old."""
     blocks = o.op["blocks"]
     inner = [op["kind"] for op in blocks[0]["ops"]] if blocks else ["yield"]
     modes = {"yield": "update"} | {f"{k} yield": k for k in MODES}

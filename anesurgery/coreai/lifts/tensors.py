@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from anesurgery.coreai.lifts.table import (
+    TABLE,
     Site,
     Unliftable,
     Value,
@@ -46,24 +47,6 @@ def _before_product(o: Site) -> Value | None:
     return mb.linear(**op.inputs | {"x": rows})
 
 
-@lift("expand_dims")
-def expand_dims(o: Site) -> Value:
-    """New axes of size 1."""
-    return mb.expand_dims(x=o[0], axes=sorted(o.axes(1, len(o.shape)))) if o.ints(1) else o[0]
-
-
-@lift("shrink_dims")
-def shrink_dims(o: Site) -> Value:
-    """Axes of size 1 go."""
-    return (_undone(o) or mb.squeeze(x=o[0], axes=o.axes(1))) if o.ints(1) else o[0]
-
-
-@lift("transpose")
-def transpose(o: Site) -> Value:
-    """The axes in another order."""
-    return mb.transpose(x=o[0], perm=o.ints(1))
-
-
 @lift("concat")
 def concat(o: Site) -> Value:
     """Tensors one after another along an axis."""
@@ -92,23 +75,11 @@ def tile(o: Site) -> Value:
     return mb.tile(x=o[0], reps=o.ints(1)) if set(o.ints(1)) != {1} else o[0]
 
 
-@lift("reverse")
-def reverse(o: Site) -> Value:
-    """Turned around along axes."""
-    return mb.reverse(x=o[0], axes=o.axes(1)) if o.ints(1) else o[0]
-
-
 @lift("get_shape")
 def get_shape(o: Site) -> Value:
     """The sizes of all axes."""
     value = o[0]
     return np.array(static(value), np.int32) if is_fixed(value) else mb.shape(x=value)
-
-
-@lift("range")
-def range_(o: Site) -> Value:
-    """Numbers at equal distances."""
-    return mb.range_1d(start=o[0], end=o[1], step=o[2])
 
 
 @lift("pad")
@@ -307,7 +278,13 @@ def _mixed(x: Var, axis: int, matrix: Array) -> Var:
     return mb.transpose(x=product, perm=[order.index(a) for a in range(rank)])
 
 
-@lift("non_zero")
-def non_zero(o: Site) -> Value:
-    """The places of the elements that are not 0."""
-    return mb.non_zero(x=cast(o[0], "int32") if kind_of(o[0]).kind == "b" else o[0])
+TABLE |= {
+    "transpose": lambda o: mb.transpose(x=o[0], perm=o.ints(1)),
+    "reverse": lambda o: mb.reverse(x=o[0], axes=o.axes(1)) if o.ints(1) else o[0],
+    "range": lambda o: mb.range_1d(start=o[0], end=o[1], step=o[2]),
+    "non_zero": lambda o: mb.non_zero(x=cast(o[0], "int32") if kind_of(o[0]).kind == "b" else o[0]),
+    "expand_dims": lambda o: (
+        mb.expand_dims(x=o[0], axes=sorted(o.axes(1, len(o.shape)))) if o.ints(1) else o[0]
+    ),
+    "shrink_dims": lambda o: (_undone(o) or mb.squeeze(x=o[0], axes=o.axes(1))) if o.ints(1) else o[0],
+}

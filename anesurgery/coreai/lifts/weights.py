@@ -7,14 +7,8 @@ from typing import Any
 import numpy as np
 
 from anesurgery.coreai.dtypes import bits_of, name_of
-from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, is_fixed, lift, sizes_of
+from anesurgery.coreai.lifts.table import TABLE, Site, Unliftable, Value, as_var, is_fixed, lift, sizes_of
 from anesurgery.mil import is_stored, mb, types
-
-
-@lift("constant")
-def constant_(o: Site) -> Value:
-    """Numbers of the file; large ones stay mapped."""
-    return o.scope.constant(o.attribute("value"))
 
 
 def _stored(o: Site, i: int) -> Value:
@@ -46,18 +40,6 @@ def lut_to_dense(o: Site) -> Value:
     return mb.constexpr_lut_to_dense(indices=_stored(o, 0), lut=lut, **axis)
 
 
-@lift("build_sparse_with_bitmask")
-def build_sparse(o: Site) -> Value:
-    """The numbers that are not 0, and where they are; `sparse_with_bitmask_to_dense` follows."""
-    return mb.constexpr_sparse_to_dense(nonzero_data=o.numbers(0), mask=_stored(o, 1))
-
-
-@lift("sparse_with_bitmask_to_dense")
-def sparse_to_dense(o: Site) -> Value:
-    """Made dense where the sparse form was built."""
-    return o[0]
-
-
 @lift("quantize", "dequantize")
 def quantize(o: Site) -> Value:
     """To integers of 8 bits and back, by a scale for all or for each channel."""
@@ -76,3 +58,12 @@ def quantize(o: Site) -> Value:
     if kind not in ("si8", "ui8") or not is_fixed(o[0]):
         raise Unliftable(f"MIL quantizes to 8 bits, and this to {kind}")
     return mb.quantize(input=o[0], output_dtype="int8" if kind == "si8" else "uint8", **how)
+
+
+TABLE |= {
+    "constant": lambda o: o.scope.constant(o.attribute("value")),
+    "build_sparse_with_bitmask": lambda o: mb.constexpr_sparse_to_dense(
+        nonzero_data=o.numbers(0), mask=_stored(o, 1)
+    ),
+    "sparse_with_bitmask_to_dense": lambda o: o[0],  # it is dense where the sparse form was built
+}

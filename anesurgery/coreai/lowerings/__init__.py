@@ -1,12 +1,1 @@
-"""How ops are written in Core AI: a file for each family fills the table."""
-
-from __future__ import annotations
-
-import importlib
-import pkgutil
-
-
-def load_lowerings() -> None:
-    """Import every family, so that the table knows its ops."""
-    for family in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{family.name}")
+"""How each op of MIL is written in Core AI: each file, a family of ops, fills `coreai.table.TABLE`."""

@@ -5,15 +5,16 @@ A sparse weight that is looked up or scaled is a mask and data in MIL; here the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.table import lowers
+from anesurgery.coreai.table import lowers, register
 from anesurgery.coreai.toolkit import constant, ops, stored_bytes
 from anesurgery.coreai.values import Value, array, call, known_ints
 from anesurgery.errors import NotExpressible
+from anesurgery.interpret.ops import constexpr
 
 
 class Dense(Value):
@@ -26,18 +27,13 @@ def _packed(data: Any, shape: Sequence[int], bits: int) -> Value:
     return Value(constant(stored_bytes(numbers, shape, f"uint{bits}")))
 
 
-def _per_block(data: Value, scale: Value, offset: Value | None) -> Value:
+@lowers("constexpr_blockwise_shift_scale")
+def shift_scale(data: Value, scale: Value, offset: Value | None = None) -> Value:
     """`scale * (data - offset)`, with as many scales along an axis as it has blocks."""
     none = array(np.zeros(scale.shape), scale.dtype)
     before = array(np.zeros(scale.shape), data.dtype) if offset is None or offset.is_float else offset
     after = none if offset is None or not offset.is_float else -(scale * offset.cast(scale.dtype))
     return call("blockwise_shift_scale", data, scale, before, after)
-
-
-@lowers("constexpr_blockwise_shift_scale")
-def shift_scale(data: Value, scale: Value, offset: Value | None = None) -> Value:
-    """One op."""
-    return _per_block(data, scale, offset)
 
 
 @lowers("constexpr_affine_dequantize")
@@ -49,12 +45,12 @@ def affine(quantized_data: Value, zero_point: Value, scale: Value, axis: int) ->
         array(np.broadcast_to(np.reshape(v.known, -1), count).reshape(column), dtype)
         for v, dtype in ((scale, scale.dtype), (zero_point, quantized_data.dtype))
     )
-    return _per_block(quantized_data, scales, zeros)
+    return shift_scale(quantized_data, scales, zeros)
 
 
 def _table(lut: Value, rank: int) -> Value:
     """A table for each group: [groups..., entries, width]."""
-    return lut if lut.rank == rank + 2 else lut.reshape([*[1] * rank, lut.shape[0], 1])
+    return lut if lut.ndim == rank + 2 else lut.reshape([*[1] * rank, lut.shape[0], 1])
 
 
 @lowers("constexpr_lut_to_dense")
@@ -62,8 +58,8 @@ def lut_to_dense(indices: Value, lut: Value, vector_axis: Any = None, shape: Any
     """The form of iOS 16 has one table, and its indices packed into bytes."""
     if shape is not None:
         indices = _packed(indices, known_ints(shape, "shape"), int(lut.shape[0]).bit_length() - 1)
-    axis = 0 if vector_axis is None else int(vector_axis) % indices.rank
-    return call("lut_to_dense", indices, _table(lut, indices.rank), array(axis, "int16"))
+    axis = 0 if vector_axis is None else int(vector_axis) % indices.ndim
+    return call("lut_to_dense", indices, _table(lut, indices.ndim), array(axis, "int16"))
 
 
 @lowers("constexpr_sparse_to_dense")
@@ -82,8 +78,8 @@ def lut_to_sparse(
 ) -> tuple[Value, Value]:
     """Looked up where the mask is set."""
     sparse = call("build_sparse_with_bitmask", indices_nonzero_data, indices_mask)
-    axis = array(0 if vector_axis is None else int(vector_axis) % indices_mask.rank, "int16")
-    found = call("lut_to_sparse_with_bitmask", sparse, _table(lut, indices_mask.rank), axis)
+    axis = array(0 if vector_axis is None else int(vector_axis) % indices_mask.ndim, "int16")
+    found = call("lut_to_sparse_with_bitmask", sparse, _table(lut, indices_mask.ndim), axis)
     return indices_mask, Dense(ops.sparse_with_bitmask_to_dense(found.node))
 
 
@@ -95,35 +91,20 @@ def sparse_shift_scale(
     if offset is not None and (offset.known is None or np.any(offset.known)):
         raise NotExpressible("a sparse weight with an offset, which would fill its zeros")
     dense = sparse_to_dense(nonzero_data, data_mask)
-    return data_mask, Dense(_per_block(dense, scale, None).node)
+    return data_mask, Dense(shift_scale(dense, scale).node)
 
 
-@lowers("constexpr_cast")
-def constant_cast(source_val: Value, output_dtype: str) -> Value:
-    """Another element type."""
-    return source_val.cast(output_dtype)
+def _of_numbers(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """A formula of the interpreter in fp32, as fp16 has no 2,049; scales and zero points are numbers."""
+    return lambda input, **parts: formula(
+        input.float(), **{name: getattr(part, "known", part) for name, part in parts.items()}
+    )
 
 
-def _column(numbers: Any, axis: Any, like: Value, dtype: str) -> Value:
-    """A scalar, or one number for each place of an axis, in a shape that broadcasts."""
-    values = np.asarray(numbers.known if isinstance(numbers, Value) else numbers)
-    if values.ndim:
-        values = values.reshape([-1 if a == int(axis) % like.rank else 1 for a in range(like.rank)])
-    return array(values, dtype)
-
-
-@lowers("quantize")
-def quantize(input: Value, scale: Any, output_dtype: str, zero_point: Any = None, axis: Any = None) -> Value:
-    """round(x / scale) + zero_point, kept inside the dtype, in fp32: fp16 has no 2,049."""
-    level = call("round", (x := input.cast("fp32")) / _column(scale, axis, x, "fp32"))
-    level = level if zero_point is None else level + _column(zero_point, axis, x, "fp32")
-    limits = np.iinfo(output_dtype)
-    return level.maximum(float(limits.min)).minimum(float(limits.max)).cast(output_dtype)
-
-
-@lowers("dequantize")
-def dequantize(input: Value, scale: Any, zero_point: Any = None, axis: Any = None) -> Value:
-    """Scale * (x - zero_point)."""
-    x = input.cast("fp32")
-    x = x if zero_point is None else x - _column(zero_point, axis, x, "fp32")
-    return x * _column(scale, axis, x, "fp32")
+register(
+    {
+        "quantize": _of_numbers(constexpr.quantize),
+        "dequantize": _of_numbers(constexpr.dequantize),
+        "constexpr_cast": lambda source_val, output_dtype: source_val.cast(output_dtype),
+    }
+)

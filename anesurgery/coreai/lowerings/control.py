@@ -7,7 +7,7 @@ from typing import Any
 
 from anesurgery.coreai.lowerings.indexing import take
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import lowers
+from anesurgery.coreai.table import lowers, register
 from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import Value, array, call, known_ints
 from anesurgery.errors import NotExpressible
@@ -38,7 +38,7 @@ def loop(
     results, (before, after) = ops.while_(results=types, inits=nodes)
     with before:
         test = goes_on([Value(v) for v in before.arguments])
-        ops.condition(test.squeeze(list(range(test.rank))).node, *before.arguments)
+        ops.condition(test.squeeze(list(range(test.ndim))).node, *before.arguments)
     with after:
         ops.yield_(_alike(step([Value(v) for v in after.arguments]), types))
     return _all(results, len(types))
@@ -55,18 +55,12 @@ def while_loop(op: Operation, writer: Any, loop_vars: Sequence[Value]) -> Values
 def cond(op: Operation, writer: Any, pred: Value) -> Values:
     """One of two blocks."""
     types = [writer.type_of(var) for var in op.outputs]
-    test = pred.cast("bool").squeeze(list(range(pred.rank)))
+    test = pred.cast("bool").squeeze(list(range(pred.ndim)))
     results, sides = ops.if_(results=types, condition=test.node)
     for side, block in zip(sides, op.blocks, strict=True):
         with side:
             ops.yield_(_alike(writer.block(block, []), types))
     return _all(results, len(types))
-
-
-@lowers("read_state")
-def read_state(op: Operation, writer: Any, input: Any) -> Value:
-    """What was written to it last."""
-    return writer.states[op.input]
 
 
 @lowers("coreml_update_state", "write_state")
@@ -88,31 +82,17 @@ def make_list(
     return array(0, mode.dtype(dtype)).broadcast(shape)
 
 
-@lowers("list_write")
-def list_write(ls: Value, index: Value, value: Value) -> Value:
-    """A list with one element replaced; it does not grow."""
-    return list_scatter(ls, index.reshape([1]), value.expand([0]))
+def _replaced(ls: Value, indices: Value, elements: Value) -> Value:
+    return call("scatter_nd", ls, indices.cast("int32").expand([1]), elements)
 
 
-@lowers("list_scatter")
-def list_scatter(ls: Value, indices: Value, value: Value) -> Value:
-    """A list with some elements replaced."""
-    return call("scatter_nd", ls, indices.cast("int32").expand([1]), value)
-
-
-@lowers("list_read")
-def list_read(ls: Value, index: Value) -> Value:
-    """One element."""
-    return take(ls, index.cast("int32").squeeze(list(range(index.rank))), 0)
-
-
-@lowers("list_gather")
-def list_gather(ls: Value, indices: Value) -> Value:
-    """Some elements."""
-    return take(ls, indices.cast("int32"), 0)
-
-
-@lowers("list_length")
-def list_length(ls: Value) -> Value:
-    """How many elements it has."""
-    return ls.lengths().along(0, 0, 1).squeeze([0])
+register(
+    {
+        "list_write": lambda ls, index, value: _replaced(ls, index.reshape([1]), value.expand([0])),
+        "list_scatter": lambda ls, indices, value: _replaced(ls, indices, value),
+        "list_read": lambda ls, index: take(ls, index.cast("int32").squeeze(list(range(index.ndim))), 0),
+        "list_gather": lambda ls, indices: take(ls, indices.cast("int32"), 0),
+        "list_length": lambda ls: ls.lengths().along(0, 0, 1).squeeze([0]),
+        "read_state": lambda op, writer, input: writer.states[op.input],
+    }
+)

@@ -26,10 +26,10 @@ class _Flat:
         self.axes = axes + self.more
 
     def widen(self, x: Value) -> Value:
-        return x.expand([x.rank] * bool(self.more))
+        return x.expand([x.ndim] * bool(self.more))
 
     def narrow(self, x: Value) -> Value:
-        return x.squeeze([x.rank - 1] * bool(self.more))
+        return x.squeeze([x.ndim - 1] * bool(self.more))
 
     def numbers(self, numbers: Sequence[int], rest: int = 1) -> Value:
         return unsigned([*numbers, *[rest] * self.more])
@@ -47,7 +47,7 @@ def _sizes(x: Value, pad_type: str) -> list[int]:
 
 
 def _biased(y: Value, bias: Value | None) -> Value:
-    return y if bias is None else call("broadcasting_add", y, bias.reshape([1, -1, *[1] * (y.rank - 2)]))
+    return y if bias is None else call("broadcasting_add", y, bias.reshape([1, -1, *[1] * (y.ndim - 2)]))
 
 
 @lowers("conv")
@@ -62,7 +62,7 @@ def conv(
     groups: int = 1,
 ) -> Value:
     """Padded first: Core AI's convolution pads nothing."""
-    n = x.rank - 2
+    n = x.ndim - 2
     s, d, flat = steps(strides, n), steps(dilations, n), _Flat(n)
     x = x.pad(padding(pad_type, pad, _sizes(x, pad_type), weight.fixed(2), s, d))
     operands = (flat.widen(x), flat.widen(weight), flat.numbers(s), flat.numbers(d), unsigned(groups))
@@ -85,7 +85,7 @@ def conv_transpose(
 
     Of a dynamic batch Apple's runtime dies.
     """
-    n = x.rank - 2
+    n = x.ndim - 2
     s, d, flat, sizes = steps(strides, n), steps(dilations, n), _Flat(n), x.fixed()[2:]
     kernel = weight.fixed(2)
     full = [(i - 1) * t + (k - 1) * e + 1 for i, t, k, e in zip(sizes, s, kernel, d, strict=True)]
@@ -122,8 +122,8 @@ def _windows(x: Value, kernel: Any, strides: Any, pad_type: str, pad: Any, ceil_
         return windows(SimpleNamespace(shape=x.shape), kernel, strides, pad_type, pad, bool(ceil_mode))  # type: ignore[arg-type]
     if ceil_mode:
         raise NotExpressible(f"ceil_mode needs the lengths, and the shape {x.shape} is dynamic")
-    asked = padding(pad_type, pad, _sizes(x, pad_type), kernel, steps(strides, x.rank - 2))
-    return Windows(list(kernel), steps(strides, x.rank - 2), asked, asked)
+    asked = padding(pad_type, pad, _sizes(x, pad_type), kernel, steps(strides, x.ndim - 2))
+    return Windows(list(kernel), steps(strides, x.ndim - 2), asked, asked)
 
 
 @lowers("max_pool", "avg_pool", "l2_pool")

@@ -6,14 +6,10 @@ from collections.abc import Callable
 
 from anesurgery.coreai.dtypes import numpy_of
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import BINARY, GELU, UNARY, lowers, register
+from anesurgery.coreai.table import BINARY, GELU, UNARY, as_interpreted, lowers, register
 from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import Value, call, where
-from anesurgery.interpret.ops.elementwise import PARAMETRIC
 from anesurgery.ops import names
-
-SHARED = names("identity clip threshold linear_activation scaled_tanh sigmoid_hard")
-"""Ops whose meaning the interpreter writes with operators and methods that tensors of both have."""
 
 
 def _unary(op: str) -> Callable[[Value], Value]:
@@ -26,18 +22,12 @@ def _binary(op: str) -> Callable[[Value, Value], Value]:
 
 register({name: _unary(name) for name in (*UNARY, "relu")})
 register({name: _binary(op) for name, op in BINARY.items()})
-register({name: PARAMETRIC[name] for name in SHARED})
-
-
-def floor(x: Value) -> Value:
-    """The next whole number below, by "floor by round" (`modes.FORMS`); halves may be rounded either way."""
-    near = call("round", x)
-    return near - (near > x).cast(x.dtype)
+as_interpreted(*names("identity clip threshold linear_activation scaled_tanh sigmoid_hard"))
 
 
 def truncated(x: Value) -> Value:
     """Without the part behind the point."""
-    return where(x < 0, -floor(-x), floor(x))
+    return where(x < 0, -(-x).floor(), x.floor())
 
 
 def in_floats(function: Callable[..., Value]) -> Callable[..., Value]:
@@ -64,7 +54,7 @@ def _leaky(x: Value, alpha: float = 0.01) -> Value:
 
 def _per_channel(x: Value, numbers: Value) -> Value:
     """One number for each channel (axis 1)."""
-    return numbers.reshape([1, -1, *[1] * (x.rank - 2)])
+    return numbers.reshape([1, -1, *[1] * (x.ndim - 2)])
 
 
 def _shifted(x: Value, epsilon: float) -> Value:
@@ -79,8 +69,8 @@ register(
         "greater_equal": lambda x, y: x >= y,
         "mod": lambda x, y: x.remainder(y),
         "logical_not": lambda x: ~x,
-        "floor": floor,
-        "ceil": lambda x: -floor(-x),
+        "floor": lambda x: x.floor(),
+        "ceil": lambda x: -(-x).floor(),
         "sign": sign,
         "square": lambda x: x * x,
         "exp2": in_floats(lambda x: x.like(2.0).with_("pow", x)),
@@ -90,6 +80,10 @@ register(
         "select": lambda cond, a, b: where(cond.cast("bool"), a, b),
         "relu6": lambda x: call("relu", x).minimum(6.0),
         "softplus": softplus,
+        "softplus_parametric": lambda x, alpha, beta: (
+            _per_channel(x, alpha) * softplus(x * _per_channel(x, beta))
+        ),
+        "gelu": lambda x, mode="EXACT": Value(ops.gelu(x.node, approximate=GELU[mode])),
         "softsign": lambda x: x / (x.abs() + 1.0),
         "elu": lambda x, alpha=1.0: where(x < 0, (call("exp", x) - 1.0) * alpha, x),
         "leaky_relu": _leaky,
@@ -98,18 +92,6 @@ register(
         "thresholded_relu": lambda x, alpha=1.0: where(x < alpha, 0.0, x),
     }
 )
-
-
-@lowers("gelu")
-def gelu(x: Value, mode: str = "EXACT") -> Value:
-    """One op in all three mode."""
-    return Value(ops.gelu(x.node, approximate=GELU[mode]))
-
-
-@lowers("softplus_parametric")
-def softplus_parametric(x: Value, alpha: Value, beta: Value) -> Value:
-    """Alpha log(1 + exp(beta x)), with one alpha and beta for each channel."""
-    return _per_channel(x, alpha) * softplus(x * _per_channel(x, beta))
 
 
 @lowers("cast")

@@ -20,9 +20,9 @@ def _index(indices: Value) -> Value:
 
 def take(x: Value, index: Value, axis: int) -> Value:
     """Slices of x along an axis; the axes of the index take its place."""
-    rest, n = [a for a in range(x.rank) if a != axis], index.rank
+    rest, n = [a for a in range(x.ndim) if a != axis], index.ndim
     y = call("gather_nd", x.transpose([axis, *rest]), index.expand([n]))
-    return y.transpose([*range(n, n + axis), *range(n), *range(n + axis, y.rank)])
+    return y.transpose([*range(n, n + axis), *range(n), *range(n + axis, y.ndim)])
 
 
 def _counters(shape: Sequence[int], count: int) -> list[Value]:
@@ -34,15 +34,15 @@ def _counters(shape: Sequence[int], count: int) -> list[Value]:
 @lowers("gather")
 def gather(x: Value, indices: Value, axis: int = 0, batch_dims: int = 0) -> Value:
     """x.shape[:axis] + indices.shape[batch_dims:] + x.shape[axis + 1:]."""
-    axis, batch = int(axis) % x.rank, int(batch_dims)
+    axis, batch = int(axis) % x.ndim, int(batch_dims)
     index = _index(indices)
     if not batch:
         return take(x, index, axis)
-    moved = x.transpose([*range(batch), axis, *(a for a in range(batch, x.rank) if a != axis)])
-    n = index.rank
+    moved = x.transpose([*range(batch), axis, *(a for a in range(batch, x.ndim) if a != axis)])
+    n = index.ndim
     at = concat([*_counters(index.fixed(), batch), index.expand([n])], n)
     y, before = call("gather_nd", moved, at), axis - batch
-    return y.transpose([*range(batch), *range(n, n + before), *range(batch, n), *range(n + before, y.rank)])
+    return y.transpose([*range(batch), *range(n, n + before), *range(batch, n), *range(n + before, y.ndim)])
 
 
 @lowers("gather_nd")
@@ -51,30 +51,30 @@ def gather_nd(x: Value, indices: Value, batch_dims: int = 0) -> Value:
     batch = int(batch_dims)
     index = _index(indices)
     if batch:
-        index = concat([*_counters(index.shape[:-1], batch), index], index.rank - 1)
+        index = concat([*_counters(index.shape[:-1], batch), index], index.ndim - 1)
     return call("gather_nd", x, index)
 
 
 @lowers("gather_along_axis")
 def gather_along_axis(x: Value, indices: Value, axis: int = 0) -> Value:
     """For each place of the indices, the element at that index along one axis."""
-    axis = int(axis) % x.rank
+    axis = int(axis) % x.ndim
     return Value(ops.gather_along_axis(x.node, _index(indices).node, axis))
 
 
 @lowers("reverse_sequence")
 def reverse_sequence(x: Value, lengths: Value, seq_axis: int = 0, batch_axis: int = 0) -> Value:
     """The first `lengths[i]` elements of one axis backwards, for each i of another, by their places."""
-    shape, along, batch = x.fixed(), int(seq_axis) % x.rank, int(batch_axis) % x.rank
-    length = lengths.cast("int32").reshape([-1 if a == batch else 1 for a in range(x.rank)])
-    place = as_indices(np.arange(shape[along]).reshape([-1 if a == along else 1 for a in range(x.rank)]))
+    shape, along, batch = x.fixed(), int(seq_axis) % x.ndim, int(batch_axis) % x.ndim
+    length = lengths.cast("int32").reshape([-1 if a == batch else 1 for a in range(x.ndim)])
+    place = as_indices(np.arange(shape[along]).reshape([-1 if a == along else 1 for a in range(x.ndim)]))
     return gather_along_axis(x, where(place < length, length - 1 - place, place).broadcast(shape), along)
 
 
 @lowers("scatter_along_axis")
 def scatter_along_axis(data: Value, indices: Value, updates: Value, axis: int = 0, mode: str = "add") -> Value:
     """The element at each index along one axis combined with the update there."""
-    axis = int(axis) % data.rank
+    axis = int(axis) % data.ndim
     index = _index(indices)
     how = attribute("scatter_mode", mode)
     made = ops.scatter_along_axis(data.node.type, data.node, index.node, updates.node, axis, scatter_mode=how)
@@ -95,10 +95,10 @@ COMBINED: dict[str, Callable[[Value, Value], Value]] = {
 
 def replace_slice(data: Value, at: Value, row: Value, axis: int = 0) -> Value:
     """Data with one slice along an axis replaced, at a place that is computed."""
-    begin, size = [0] * data.rank, row.shape
+    begin, size = [0] * data.ndim, row.shape
     start, end = ([as_indices([n]) for n in numbers] for numbers in (begin, size))
     start[axis], end[axis] = at.reshape([1]), at.reshape([1]) + 1
-    places = (concat(start, 0), concat(end, 0), as_indices([1] * data.rank))
+    places = (concat(start, 0), concat(end, 0), as_indices([1] * data.ndim))
     return call("slice_update", data, *places, row).refined(data.shape)
 
 
@@ -108,7 +108,7 @@ def scatter(data: Value, indices: Value, updates: Value, axis: int = 0, mode: st
 
     One slice is written as such: Apple's scatter in a loop was seen to end the process.
     """
-    shape, axis = data.fixed(), int(axis) % data.rank
+    shape, axis = data.fixed(), int(axis) % data.ndim
     count = math.prod(indices.fixed())
     if count == 1:
         at, new = (
@@ -129,7 +129,7 @@ def scatter_nd(data: Value, indices: Value, updates: Value, mode: str = "add") -
     if mode == "update":
         return call("scatter_nd", data, index, updates)
     steps = [math.prod(shape[i + 1 : depth]) for i in range(depth)]
-    flat = (index * as_indices(steps)).reduce("sum", [index.rank - 1])
+    flat = (index * as_indices(steps)).reduce("sum", [index.ndim - 1])
     rest = shape[depth:]
     rows = data.reshape([math.prod(shape[:depth]), *rest])
     added = updates.reshape([math.prod(index.fixed()[:-1]), *rest])

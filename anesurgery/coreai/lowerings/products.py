@@ -5,49 +5,47 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from torch.nn import functional
+
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import ops
-from anesurgery.coreai.values import Value, call, where
-from anesurgery.errors import NotExpressible
-
-
-def product(x: Value, y: Value) -> Value:
-    """The matrix product over the last two axes; the others broadcast."""
-    rank = max(x.rank, y.rank)
-    return call("broadcasting_batch_matmul", x.to_rank(rank), y.to_rank(rank))
+from anesurgery.coreai.values import TORCH, Value, call, where
 
 
 @lowers("matmul")
 def matmul(x: Value, y: Value, transpose_x: bool = False, transpose_y: bool = False) -> Value:
     """A vector is a row on the left and a column on the right, whose axis goes again."""
-    row, column = x.rank == 1, y.rank == 1
-    x = x.expand([0]) if row else x.swapped() if transpose_x else x
-    y = y.expand([1]) if column else y.swapped() if transpose_y else y
-    z = product(x, y)
-    return z.squeeze([axis for axis, gone in ((z.rank - 2, row), (z.rank - 1, column)) if gone])
+    row, column = x.ndim == 1, y.ndim == 1
+    x = x.expand([0]) if row else x.mT if transpose_x else x
+    y = y.expand([1]) if column else y.mT if transpose_y else y
+    z = x @ y
+    return z.squeeze([axis for axis, gone in ((z.ndim - 2, row), (z.ndim - 1, column)) if gone])
 
 
 @lowers("linear")
 def linear(x: Value, weight: Value, bias: Value | None = None) -> Value:
     """X times the transposed weight [out, in], plus the bias."""
-    z = matmul(x, weight.swapped())
+    z = matmul(x, weight.mT)
     return z if bias is None else call("broadcasting_add", z, bias)
+
+
+TORCH[functional.linear] = linear
 
 
 @lowers("scaled_dot_product_attention")
 def attention(query: Value, key: Value, value: Value, attn_mask: Value | None = None) -> Value:
     """softmax(query keyᵀ / sqrt(width) + mask) value; a boolean mask keeps where it is true."""
-    scores = product(query * (1 / math.sqrt(query.length(-1))), key.swapped())
+    scores = (query * (1 / math.sqrt(query.length(-1)))) @ key.mT
     if attn_mask is not None:
         boolean = attn_mask.dtype == "bool"
         scores = where(attn_mask, scores, -math.inf) if boolean else scores + attn_mask
-    return product(softmax(scores), value)
+    return softmax(scores) @ value
 
 
 @lowers("softmax")
 def softmax(x: Value, axis: int = -1) -> Value:
     """One op."""
-    return Value(ops.softmax(x.node, int(axis) % x.rank))
+    return Value(ops.softmax(x.node, int(axis) % x.ndim))
 
 
 def _merged(x: Value, order: str, groups: Sequence[str]) -> Value:
@@ -56,10 +54,7 @@ def _merged(x: Value, order: str, groups: Sequence[str]) -> Value:
     if all(len(group) == 1 for group in groups):
         return x
     lengths = dict(zip("".join(groups), x.shape, strict=True))
-    merged = [-1 if -1 in (n := [lengths[name] for name in g]) else math.prod(n) for g in groups]
-    if merged.count(-1) > 1:
-        raise NotExpressible(f"more than one of the axes {order} is dynamic")
-    return x.reshape(merged)
+    return x.reshape([math.prod(lengths[name] for name in group) for group in groups])
 
 
 @lowers("einsum")
@@ -74,6 +69,6 @@ def einsum(values: Sequence[Value], equation: str) -> Value:
     given = [dict(zip(names, v.fixed(), strict=True)) for names, v in ((left, x), (right, y))]
     lengths = {n: max(one.get(n, 1) for one in given) for one in given for n in one}
     x, y = (v.broadcast([lengths[n] for n in names]) for names, v in ((left, x), (right, y)))
-    z = product(_merged(x, left, (batch, rows, summed)), _merged(y, right, (batch, summed, columns)))
+    z = _merged(x, left, (batch, rows, summed)) @ _merged(y, right, (batch, summed, columns))
     order = batch + rows + columns
     return z.reshape([lengths[name] for name in order]).transpose([order.index(name) for name in out])

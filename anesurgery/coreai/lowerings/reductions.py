@@ -13,6 +13,7 @@ from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import Value, call, scalar, to_fp32, unsigned, where
+from anesurgery.mil import Operation
 
 
 def _mean(x: Value, axes: Sequence[int]) -> Value:
@@ -50,12 +51,12 @@ REDUCTIONS: dict[str, Callable[[Value, Sequence[int]], Value]] = {
 
 
 def _axes(x: Value, axes: Any) -> list[int]:
-    return sorted(int(axis) % x.rank for axis in (range(x.rank) if axes is None else axes))
+    return sorted(int(axis) % x.ndim for axis in (range(x.ndim) if axes is None else axes))
 
 
 def _reduction(function: Callable[[Value, Sequence[int]], Value]) -> Callable[..., Value]:
     def reduce(x: Value, axes: Any = None, keep_dims: bool = False) -> Value:
-        if not x.rank:
+        if not x.ndim:
             return function(x.expand([0]), [0]).squeeze([0])
         over = _axes(x, axes)
         reduced = function(x, over)
@@ -78,7 +79,7 @@ def argmax(x: Value, mode: Mode, axis: int = -1, keep_dims: bool = False, output
     """The place of the first of the largest."""
     if mode.has("argmax of fp32"):
         (x,) = to_fp32(x)
-    return _place(x, int(axis) % x.rank, keep_dims)
+    return _place(x, int(axis) % x.ndim, keep_dims)
 
 
 @lowers("reduce_argmin")
@@ -96,11 +97,11 @@ def classify(probabilities: Value, classes: Any) -> tuple[None, Value]:
 @lowers("cumsum")
 def cumsum(x: Value, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Value:
     """Without the element itself: all sums, moved by one place."""
-    along = int(axis) % x.rank
+    along = int(axis) % x.ndim
     total = Value(ops.scan(x.node, unsigned(along).node, scalar(bool(reverse), "bool").node, "sum"))
     if not exclusive:
         return total
-    pairs = [(0, 0)] * x.rank
+    pairs = [(0, 0)] * x.ndim
     pairs[along] = (0, 1) if reverse else (1, 0)
     moved, length = total.pad(pairs, 0), total.length(along)
     return moved.along(along, int(reverse), length + int(reverse))
@@ -109,70 +110,48 @@ def cumsum(x: Value, axis: int = 0, exclusive: bool = False, reverse: bool = Fal
 @lowers("argsort")
 def argsort(x: Value, axis: int = -1, ascending: bool = False) -> Value:
     """The order that sorts an axis, the first of equals first."""
-    return Value(ops.argsort(x.node, int(axis) % x.rank, not ascending, True))
+    return Value(ops.argsort(x.node, int(axis) % x.ndim, not ascending, True))
 
 
 @lowers("topk")
 def topk(x: Value, k: Any = 1, axis: int = -1, ascending: bool = False, return_indices: bool = True) -> Any:
     """The first of what is sorted."""
-    along, count = int(axis) % x.rank, int(k.known if isinstance(k, Value) and k.known is not None else k)
+    along, count = int(axis) % x.ndim, int(k.known if isinstance(k, Value) and k.known is not None else k)
     count = x.shape[along] if count < 0 else count
     values = Value(ops.sort(x.node, along, not ascending, True)).along(along, 0, count)
     return (values, argsort(x, along, ascending).along(along, 0, count)) if return_indices else values
 
 
-def _centred(x: Value, axes: Sequence[int], epsilon: float) -> Value:
-    away = x - x.reduce("mean", axes)
-    return away * call("rsqrt", (away * away).reduce("mean", axes) + epsilon)
-
-
-def _scaled(x: Value, gamma: Value | None, beta: Value | None, shape: Sequence[int]) -> Value:
-    """Times gamma, plus beta."""
-    x = x if gamma is None else x * gamma.reshape(shape).cast(x.dtype)
-    return x if beta is None else x + beta.reshape(shape).cast(x.dtype)
-
-
-@lowers("layer_norm")
-def layer_norm(
-    x: Value, axes: Any = None, gamma: Value | None = None, beta: Value | None = None, epsilon: float = 1e-5
-) -> Value:
-    """Zero mean and unit variance over the axes."""
-    over, (y,) = _axes(x, axes), to_fp32(x)
-    shape = [length if axis in over else 1 for axis, length in enumerate(x.shape)]
-    return _scaled(_centred(y, over, epsilon), gamma, beta, shape).cast(x.dtype)
-
-
-@lowers("instance_norm")
-def instance_norm(
-    x: Value, gamma: Value | None = None, beta: Value | None = None, epsilon: float = 1e-5
-) -> Value:
-    """Each channel of each sample by itself."""
-    (y,) = to_fp32(x)
-    shape = [1, -1, *[1] * (x.rank - 2)]
-    return _scaled(_centred(y, list(range(2, x.rank)), epsilon), gamma, beta, shape).cast(x.dtype)
-
-
-@lowers("batch_norm")
-def batch_norm(
+@lowers("layer_norm", "instance_norm", "batch_norm")
+def normalized(
     x: Value,
-    mean: Value,
-    variance: Value,
+    op: Operation,
+    axes: Any = None,
+    mean: Value | None = None,
+    variance: Value | None = None,
     gamma: Value | None = None,
     beta: Value | None = None,
     epsilon: float = 1e-5,
 ) -> Value:
-    """Each channel by its stored mean and variance."""
-    shape = [1, -1, *[1] * (x.rank - 2)]
-    (y,), m, v = to_fp32(x), mean.reshape(shape), variance.reshape(shape)
-    scale = call("rsqrt", v.cast(y.dtype) + epsilon)
-    return _scaled((y - m.cast(y.dtype)) * scale, gamma, beta, shape).cast(x.dtype)
+    """Zero mean and unit variance: over axes, or of each channel by its pixels or by stored numbers."""
+    (y,), shape, over = to_fp32(x), [1, -1, *[1] * (x.ndim - 2)], list(range(2, x.ndim))
+    if op.op_type == "layer_norm":
+        over = _axes(x, axes)
+        shape = [length if axis in over else 1 for axis, length in enumerate(x.shape)]
+    parts = (p if p is None else p.reshape(shape).cast(y.dtype) for p in (mean, variance, gamma, beta))
+    mean, variance, gamma, beta = parts
+    away = y - (y.reduce("mean", over) if mean is None else mean)
+    spread = (away * away).reduce("mean", over) if variance is None else variance
+    y = away * call("rsqrt", spread + epsilon)
+    y = y if gamma is None else y * gamma
+    return (y if beta is None else y + beta).cast(x.dtype)
 
 
 @lowers("l2_norm")
 def l2_norm(x: Value, epsilon: float = 1e-6) -> Value:
     """X over the root of its sum of squares over the last three axes."""
     (y,) = to_fp32(x)
-    squares = (y * y).reduce("sum", list(range(max(x.rank - 3, 0), x.rank)))
+    squares = (y * y).reduce("sum", list(range(max(x.ndim - 3, 0), x.ndim)))
     return (y / call("sqrt", squares + epsilon)).cast(x.dtype)
 
 
@@ -180,7 +159,7 @@ def l2_norm(x: Value, epsilon: float = 1e-6) -> Value:
 def local_response_norm(x: Value, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Value:
     """The sum of squares of `size` neighbours on axis -3, as slices that are added."""
     (y,) = to_fp32(x)
-    axis, size = x.rank - 3, int(size)
+    axis, size = x.ndim - 3, int(size)
     padded = (y * y).pad([(size // 2, size - 1 - size // 2), (0, 0), (0, 0)])
     channels = x.length(axis)
     total = padded.along(axis, 0, channels)

@@ -9,75 +9,66 @@ import numpy as np
 
 from anesurgery.coreai.lowerings.indexing import take
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import lowers, register
-from anesurgery.coreai.values import LONGEST, Value, array, call, concat, indices, known_ints, scalar, where
-from anesurgery.errors import NotExpressible
-from anesurgery.interpret.ops.image import (
-    depth_to_space,
-    from_batches,
-    pixel_shuffle,
-    pixel_unshuffle,
-    space_to_depth,
-    to_batches,
+from anesurgery.coreai.table import as_interpreted, lowers, register
+from anesurgery.coreai.values import (
+    LONGEST,
+    Value,
+    array,
+    call,
+    concat,
+    indices,
+    known_ints,
+    scalar,
+    stack,
+    where,
 )
+from anesurgery.errors import NotExpressible
 from anesurgery.mil import Operation, dtype_name, static_shape
+from anesurgery.ops import names
 
 
-@lowers("reshape")
-def reshape(x: Value, shape: Any, op: Operation) -> Value:
+@lowers("reshape", "reshape_like", "flatten2d")
+def reshape(x: Value, op: Operation, shape: Any = None, **form: Any) -> Value:
     """To the lengths that MIL infers, or to those that are computed; 0 keeps one, counted from the right."""
     if (fixed := static_shape(op.outputs[0])) is not None:
         return x.reshape(fixed)
+    if shape is None:
+        raise NotExpressible(f"the shape {tuple(op.outputs[0].shape)} of the result is dynamic")
     if isinstance(shape, Value) and shape.known is None:
         return x.reshape(shape)
     wanted = known_ints(shape, "shape")
     if 0 not in wanted:
         return x.reshape(wanted)
-    kept = [0] * max(len(wanted) - x.rank, 0) + list(range(max(x.rank - len(wanted), 0), x.rank))
+    kept = [0] * max(len(wanted) - x.ndim, 0) + list(range(max(x.ndim - len(wanted), 0), x.ndim))
     of_x = x.lengths()
     parts = [of_x.along(0, at, at + 1) if n == 0 else indices([n]) for n, at in zip(wanted, kept, strict=True)]
     return x.reshape(concat(parts, 0))
 
 
-@lowers("reshape_like", "flatten2d")
-def reshape_to_result(x: Value, op: Operation, **form: Any) -> Value:
-    """A reshape to the shape that MIL infers."""
-    shape = static_shape(op.outputs[0])
-    if shape is None:
-        raise NotExpressible(f"the shape {tuple(op.outputs[0].shape)} of the result is dynamic")
-    return x.reshape(shape)
-
-
 @lowers("squeeze")
 def squeeze(x: Value, axes: Any = None) -> Value:
     """All axes of length 1 by default."""
-    chosen = [a for a, n in enumerate(x.shape) if n == 1] if axes is None else [int(a) % x.rank for a in axes]
+    chosen = [a for a, n in enumerate(x.shape) if n == 1] if axes is None else [int(a) % x.ndim for a in axes]
     return x.squeeze(sorted(chosen))
 
 
 @lowers("concat")
 def concatenated(values: Sequence[Value], axis: int = 0, interleave: bool = False) -> Value:
     """One after the other, or element by element; a scalar counts as one element."""
-    values = [value if value.rank else value.expand([0]) for value in values]
-    axis = int(axis) % values[0].rank
+    values = [value if value.ndim else value.expand([0]) for value in values]
+    axis = int(axis) % values[0].ndim
     if not interleave:
         return concat(values, axis)
     shape = values[0].shape
-    stacked = concat([value.expand([axis + 1]) for value in values], axis + 1)
-    return stacked.reshape([n * len(values) if a == axis and n > 0 else n for a, n in enumerate(shape)])
-
-
-@lowers("stack")
-def stack(values: Sequence[Value], axis: int = 0) -> Value:
-    """Joined along a new axis."""
-    axis = int(axis) % (values[0].rank + 1)
-    return concat([value.expand([axis]) for value in values], axis)
+    return stack(values, axis + 1).reshape(
+        [n * len(values) if a == axis and n > 0 else n for a, n in enumerate(shape)]
+    )
 
 
 @lowers("split")
 def split(x: Value, axis: int, op: Operation, num_splits: Any = None, split_sizes: Any = None) -> list[Value]:
     """A slice for each piece."""
-    axis = int(axis) % x.rank
+    axis = int(axis) % x.ndim
     sizes = (
         [int(var.shape[axis]) for var in op.outputs]
         if split_sizes is None
@@ -165,9 +156,9 @@ def _bounds(
     squeeze_mask: Any = None,
 ) -> tuple[Value, list[Any], list[int]]:
     """X, where a slice of it lies, and the axes that are dropped."""
-    steps = [1] * x.rank if stride is None else known_ints(stride, "stride")
-    masks = [_mask(mask, x.rank) for mask in (begin_mask, end_mask, squeeze_mask)]
-    dropped = [axis for axis in range(x.rank) if masks[2][axis]]
+    steps = [1] * x.ndim if stride is None else known_ints(stride, "stride")
+    masks = [_mask(mask, x.ndim) for mask in (begin_mask, end_mask, squeeze_mask)]
+    dropped = [axis for axis in range(x.ndim) if masks[2][axis]]
     if all(v.known is not None for v in (begin, end)):
         x, bounds = _known_bounds(x, known_ints(begin, "begin"), known_ints(end, "end"), steps, masks)
         return x, bounds, dropped
@@ -178,7 +169,7 @@ def _bounds(
 def slice_by_index(x: Value, begin: Value, end: Value, **form: Any) -> Value:
     """A part of each axis, or one element, whose axis is dropped."""
     x, bounds, dropped = _bounds(x, begin, end, **form)
-    return x.slice(*bounds).refined([1 if a in dropped else -1 for a in range(x.rank)]).squeeze(dropped)
+    return x.slice(*bounds).refined([1 if a in dropped else -1 for a in range(x.ndim)]).squeeze(dropped)
 
 
 @lowers("slice_by_size")
@@ -212,12 +203,6 @@ def band_part(x: Value, lower: int = -1, upper: int = -1) -> Value:
     return where(array(keep, "bool"), x, 0)
 
 
-@lowers("range_1d")
-def range_1d(start: Value, end: Value, step: Value) -> Value:
-    """start, start + step, ... up to but without end."""
-    return call("range", start, end, step)
-
-
 @lowers("one_hot")
 def one_hot(
     indices: Value,
@@ -230,7 +215,7 @@ def one_hot(
 ) -> Value:
     """The index compared with all numbers along a new axis."""
     (size,) = known_ints(one_hot_vector_size, "the number of classes")
-    rank = indices.rank + 1
+    rank = indices.ndim + 1
     axis = int(axis) % rank
     classes = array(np.arange(size), "int32").reshape([size if a == axis else 1 for a in range(rank)])
     hit = indices.expand([axis]).cast("int32").equal(classes)
@@ -259,48 +244,26 @@ def fill_like(ref_tensor: Value, value: Any = 0.0) -> Value:
 @lowers("sliding_windows")
 def sliding_windows(x: Value, axis: int, size: int, stride: int = 1) -> Value:
     """All windows of an axis, on a new axis after it."""
-    axis, size = int(axis) % x.rank, int(size)
+    axis, size = int(axis) % x.ndim, int(size)
     count = (x.length(axis) - size) // int(stride) + 1
     return take(x, indices(np.arange(count)[:, None] * int(stride) + np.arange(size)), axis)
 
 
-@lowers("crop")
-def crop(x: Value, crop_height: Any, crop_width: Any) -> Value:
-    """Rows and columns taken off at both ends."""
-    for axis, (begin, end) in enumerate((crop_height, crop_width), x.rank - 2):
-        x = x.along(axis, int(begin), x.length(axis) - int(end))
-    return x
-
-
 register(
     {
-        "expand_dims": lambda x, axes: x.expand(sorted(int(a) % (x.rank + len(axes)) for a in axes)),
-        "transpose": lambda x, perm: x.transpose([int(a) % x.rank for a in perm]),
+        "expand_dims": lambda x, axes: x.expand(sorted(int(a) % (x.ndim + len(axes)) for a in axes)),
+        "transpose": lambda x, perm: x.transpose([int(a) % x.ndim for a in perm]),
         "reverse": lambda x, axes=None: call(
-            "reverse", x, indices(range(x.rank) if axes is None else [int(a) % x.rank for a in axes])
+            "reverse", x, indices(range(x.ndim) if axes is None else [int(a) % x.ndim for a in axes])
         ),
+        "stack": lambda values, axis=0: stack(values, int(axis) % (values[0].ndim + 1)),
+        "range_1d": lambda start, end, step: call("range", start, end, step),
         "shape": lambda x: x.lengths(),
         "non_zero": lambda x: call("non_zero", x),
     }
 )
 
 
-PIXELS = (depth_to_space, space_to_depth, pixel_shuffle, pixel_unshuffle)
-"""Functions of the interpreter, named after their ops, that tensors of the file can be given too."""
-register({function.__name__: function for function in PIXELS})
-
-
-@lowers("space_to_batch")
-def space_to_batch(x: Value, block_shape: Any, paddings: Any) -> Value:
-    """Padded with zeros, then places of a block to batches."""
-    amounts = known_ints(paddings, "the padding")
-    padded: Any = x.pad(list(zip(amounts[::2], amounts[1::2], strict=True)))
-    return to_batches(padded, *known_ints(block_shape, "the block"))  # type: ignore[return-value]
-
-
-@lowers("batch_to_space")
-def batch_to_space(x: Any, block_shape: Any, crops: Any) -> Value:
-    """Batches to places of a block, then cropped."""
-    top, bottom, left, right = known_ints(crops, "the crop")
-    y: Any = from_batches(x, *known_ints(block_shape, "the block"))
-    return crop(y, (top, bottom), (left, right))
+as_interpreted(
+    *names("crop depth_to_space space_to_depth pixel_shuffle pixel_unshuffle space_to_batch batch_to_space")
+)

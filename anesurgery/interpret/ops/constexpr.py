@@ -177,13 +177,14 @@ def codes(
     axis: int | None = None,
 ) -> Tensor:
     """The codes of a value, where `nearest` says which way halves are rounded."""
-    shift = 0.0 if zero_point is None else _along(zero_point, axis, input.ndim)
-    level = nearest(input / _along(scale, axis, input.ndim)) + shift
+    level = nearest(input / _along(scale, axis, input.ndim))
+    level = level if zero_point is None else level + _along(zero_point, axis, input.ndim)
     return level.clamp(*RANGE[output_dtype])
 
 
 @impl("dequantize")
 def dequantize(input: Tensor, scale: Any, zero_point: Any = None, axis: int | None = None) -> Tensor:
     """Scale * (x - zero_point)."""
-    shift = 0.0 if zero_point is None else _along(zero_point, axis, input.ndim)
-    return (input.float() - shift) * _along(scale, axis, input.ndim)
+    x = input.float()
+    x = x if zero_point is None else x - _along(zero_point, axis, input.ndim)
+    return x * _along(scale, axis, input.ndim)

@@ -3,32 +3,35 @@
 Resizing is separable. A sampling mode says where along an axis the samples lie, and each axis is interpolated
 at these places in turn; crops are resized in the same way between the sides of a box.
 
-Blocks are traded against channels or batches. Where elements only move, `shape`, `reshape` and `permute` say
-how: `coreai` writes these ops by the same code. Where a block turns into channels, "first" names what the outer
-part of the channel number counts.
+Blocks are traded against channels or batches; where one turns into channels, "first" names what the outer part
+of the channel number counts.
+
+`coreai` gives these functions tensors of a file, and writes what they compute.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from itertools import product
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from anesurgery.interpret.table import Unsupported, impl, ints
 
 Tensor = torch.Tensor
 V = TypeVar("V")
 
-GRIDS: dict[str, Callable[[float, int], tuple[float, float, float]]] = {
+GRIDS: dict[str, Callable[[Any, int], tuple[Any, Any, float]]] = {
     "STRICT_ALIGN_CORNERS": lambda size, n: (0, size - 1, max(n - 1, 1)),
     "ALIGN_CORNERS": lambda size, n: (0 if n > 1 else (size - 1) / 2, size - 1, max(n - 1, 1)),
     "DEFAULT": lambda size, n: (0, size, n),
-    "OFFSET_CORNERS": lambda size, n: (max(1, size - 1) / 2, max(1, size - 1), n),
+    "OFFSET_CORNERS": lambda size, n: (_least_1(size - 1) / 2, _least_1(size - 1), n),
     "UNALIGN_CORNERS": lambda size, n: ((size - n) / 2, size, n),
 }
 """Sampling mode -> (a, b, c): of n places along `size` pixels, the i-th is at (a + b i) / c."""
@@ -84,10 +87,19 @@ def _known(table: Mapping[Any, V], key: Any, what: str) -> V:
     return table[key]
 
 
+def _least_1(length: Any) -> Any:
+    return length.clamp(min=1) if hasattr(length, "clamp") else max(1, length)
+
+
+def _grid(mode: str, size: Any, count: int) -> Tensor:
+    """Where `count` samples of `size` pixels lie, a number or a column of them; maybe outside of the pixels."""
+    a, b, c = _known(GRIDS, mode, "sampling_mode")(size, count)
+    return (b * torch.arange(count, dtype=torch.float64) + a) / c
+
+
 def _places(mode: str, size: float, count: int) -> Tensor:
     """Where `count` samples of `size` pixels lie."""
-    a, b, c = _known(GRIDS, mode, "sampling_mode")(size, count)
-    return ((a + b * torch.arange(count, dtype=torch.float64)) / c).clamp(0, size - 1)
+    return _grid(mode, size, count).clamp(0, size - 1)
 
 
 def _linear(x: Tensor, axis: int, at: Tensor) -> Tensor:
@@ -106,8 +118,10 @@ def _interpolate(x: Tensor, sizes: list[int], **how: Any) -> Tensor:
     return F.interpolate(image, sizes, **how).reshape(*x.shape[:-2], *sizes)
 
 
-def _resize(x: Tensor, sizes: list[int], mode: str, nearest: bool) -> Tensor:
-    """The last axes of x in other sizes."""
+def resized(x: Tensor, sizes: list[int], mode: str, nearest: bool) -> Tensor:
+    """The last axes of x in other sizes: the nearest pixel, or an interpolation."""
+    if has_torch_function_unary(x):
+        return handle_torch_function(resized, (x,), x, sizes, mode, nearest)
     if mode == "ALIGN_CORNERS" and 1 not in sizes:
         mode = "STRICT_ALIGN_CORNERS"
     if nearest and mode == "DEFAULT":  # by coremltools' tests: of pixels, not of their corners
@@ -116,14 +130,14 @@ def _resize(x: Tensor, sizes: list[int], mode: str, nearest: bool) -> Tensor:
     if same is not None and len(sizes) == 2 and x.is_floating_point():
         return _interpolate(x, sizes, **same)
     # integers are interpolated exactly and truncated, as a cast does: nothing says how Core ML rounds them
-    resized = x if nearest or x.is_floating_point() else x.double()
+    y = x if nearest or x.is_floating_point() else x.double()
     for axis, size in reversed(list(enumerate(sizes, x.ndim - len(sizes)))):
         at = _places(mode, x.shape[axis], size)
         if nearest:
-            resized = resized.index_select(axis, (at + 0.5).long().clamp(max=x.shape[axis] - 1))
+            y = y.index_select(axis, (at + 0.5).long().clamp(max=x.shape[axis] - 1))
         else:
-            resized = _linear(resized, axis, at)
-    return resized.to(x.dtype)
+            y = _linear(y, axis, at)
+    return y.to(x.dtype)
 
 
 def _scaled(x: Tensor, *factors: float) -> list[int]:
@@ -152,7 +166,7 @@ def upsample_bilinear(
     align = bool(align_corners)
     half = not align if half_pixel_centers is None else bool(half_pixel_centers)
     mode = _known(UPSAMPLE, (align, half), "upsample_bilinear with (align_corners, half_pixel_centers)")
-    return _resize(x, _scaled(x, scale_factor_height, scale_factor_width), mode, False)
+    return resized(x, _scaled(x, scale_factor_height, scale_factor_width), mode, False)
 
 
 @impl("torch_upsample_nearest_neighbor")
@@ -167,13 +181,13 @@ def torch_upsample_bilinear(
 ) -> Tensor:
     """Interpolated, in a size that may be computed."""
     mode = UPSAMPLE[bool(align_corners), not align_corners]
-    return _resize(x, [int(output_height), int(output_width)], mode, False)
+    return resized(x, [int(output_height), int(output_width)], mode, False)
 
 
 @impl("resize_nearest_neighbor")
 def resize_nearest_neighbor(x: Tensor, target_size_height: int, target_size_width: int) -> Tensor:
     """A given size, by the nearest pixel: `resize` in its default mode, which replaced it."""
-    return _resize(x, [int(target_size_height), int(target_size_width)], "DEFAULT", True)
+    return resized(x, [int(target_size_height), int(target_size_width)], "DEFAULT", True)
 
 
 @impl("resize_bilinear")
@@ -181,7 +195,7 @@ def resize_bilinear(
     x: Tensor, target_size_height: int = 1, target_size_width: int = 1, sampling_mode: str = "DEFAULT"
 ) -> Tensor:
     """A given size, interpolated."""
-    return _resize(x, [int(target_size_height), int(target_size_width)], sampling_mode, False)
+    return resized(x, [int(target_size_height), int(target_size_width)], sampling_mode, False)
 
 
 @impl("resize")
@@ -193,7 +207,7 @@ def resize(
     wanted = ints(shape)
     wanted = wanted[len(wanted) - count :]
     sizes = [new or old for new, old in zip(wanted, x.shape[x.ndim - count :], strict=True)]
-    return _resize(x, sizes, sampling_mode, _known(NEAREST, interpolation_mode, "interpolation_mode"))
+    return resized(x, sizes, sampling_mode, _known(NEAREST, interpolation_mode, "interpolation_mode"))
 
 
 @impl("crop")
@@ -203,50 +217,72 @@ def crop(x: Tensor, crop_height: Any, crop_width: Any) -> Tensor:
     return x[..., top : x.shape[-2] - bottom, left : x.shape[-1] - right]
 
 
-def _corners(boxes: Tensor, mode: str) -> Tensor:
-    """Boxes as [box, start or end, height or width]."""
-    order, centered = _known(BOXES, mode, "box_coordinate_mode")
-    corners = boxes.double()[:, order].reshape(-1, 2, 2)
-    if not centered:
-        return corners
-    center, size = corners.unbind(1)
-    return torch.stack((center - size / 2, center + size / 2), 1)
-
-
-def _between(start: float, end: float, count: int, mode: str, size: int) -> Tensor:
-    """Where `count` samples from `start` to `end` lie; backwards, where a box ends before it starts."""
-    if mode == "UNALIGN_CORNERS" and end < start:
-        return _places(mode, size, count)  # coremltools' test expects the whole image of such a box
-    along = _places(mode, abs(end - start) + 1, count)
+def _between(start: Tensor, end: Tensor, count: int, mode: str, size: int) -> Tensor:
+    """Where `count` samples lie from each start to its end; backwards, where a box ends before it starts."""
+    along, backwards = _grid(mode, (end - start).abs() + 1, count), start > end
+    at = torch.where(backwards, start - along, start + along)
     # a side of the box must not leave the image by a rounding error
-    return (start + along if end >= start else start - along).clamp(min(start, end), max(start, end))
+    at = at.maximum(start.minimum(end)).minimum(start.maximum(end))
+    if (
+        mode == "UNALIGN_CORNERS"
+    ):  # coremltools' test expects the whole image of a box that ends before it starts
+        at = torch.where(backwards, _places(mode, size, count), at)
+    return at
 
 
-def _crops(
-    x: Tensor,
+def box_places(
     boxes: Tensor,
-    of: list[slice],
-    *,
-    height: int,
-    width: int,
+    sizes: Sequence[int],
+    counts: Sequence[int],
     normalized: bool,
     scale: float,
     box_mode: str,
     mode: str,
-    pad: float,
-) -> Tensor:
-    """Each box cut out of an image, or of all, and resized: [box, image, channel, height, width]."""
-    last = torch.tensor([x.shape[-2] - 1, x.shape[-1] - 1], dtype=torch.float64)
-    corners = _corners(boxes, box_mode) * (last if normalized else 1.0) * float(scale)
-    images = len(range(*of[0].indices(x.shape[0]))) if of else 1
-    crops = x.new_empty(len(of), images, x.shape[1], height, width)
-    for i, ((top, left), (bottom, right)) in enumerate(corners.tolist()):
-        rows = _between(top, bottom, height, mode, x.shape[-2])
-        columns = _between(left, right, width, mode, x.shape[-1])
-        outside = [(at < 0) | (at > n) for at, n in zip((rows, columns), last, strict=True)]
-        crops[i] = _linear(_linear(x[of[i]], 2, rows), 3, columns)
-        crops[i].masked_fill_(outside[0][:, None] | outside[1], float(pad))
-    return crops
+) -> tuple[Tensor, Tensor]:
+    """The rows [box, height] and the columns [box, width] where samples of boxes [box, 4] lie.
+
+    Args:
+        boxes: as `box_mode` says, in pixels, or in parts of the image if `normalized`; times `scale`.
+        sizes: height and width of the image.
+        counts: height and width of the result.
+        normalized: are the boxes parts of the image?
+        scale: of all coordinates.
+        box_mode: a row of `BOXES`.
+        mode: a row of `GRIDS`.
+    """
+    order, centered = _known(BOXES, box_mode, "box_coordinate_mode")
+    given = boxes.double().chunk(4, 1)
+    found = []
+    for axis, (size, count) in enumerate(zip(sizes, counts, strict=True)):
+        start, end = given[order[axis]], given[order[axis + 2]]
+        if centered:
+            start, end = start - end / 2, start + end / 2
+        for factor in (size - 1.0 if normalized else 1.0, float(scale)):
+            start, end = (start, end) if factor == 1 else (start * factor, end * factor)
+        found.append(_between(start, end, count, mode, size))
+    return found[0], found[1]
+
+
+def crops(x: Tensor, rows: Tensor, columns: Tensor, of: Any, pad: float) -> Tensor:
+    """The pixels at rows [box, height] and columns [box, width]: [box, image, channel, height, width].
+
+    Args:
+        x: the images.
+        rows: may be outside of the image, as the columns may.
+        columns: beside them.
+        of: the image of each box; None for every image.
+        pad: the pixels outside.
+    """
+    if has_torch_function_unary(x):
+        return handle_torch_function(crops, (x,), x, rows, columns, of, pad)
+    chosen = [slice(None)] * len(rows) if of is None else [slice(i, i + 1) for i in ints(of)]
+    images = x.shape[0] if of is None else 1
+    made = x.new_empty(len(chosen), images, x.shape[1], rows.shape[1], columns.shape[1])
+    for crop, image, row, column in zip(made, chosen, rows, columns, strict=True):
+        outside = [(at < 0) | (at > n - 1) for at, n in zip((row, column), x.shape[2:], strict=True)]
+        crop.copy_(_linear(_linear(x[image], 2, row), 3, column))
+        crop.masked_fill_(outside[0][:, None] | outside[1], float(pad))
+    return made
 
 
 @impl("crop_resize")
@@ -268,29 +304,18 @@ def crop_resize(
     Before iOS 17 boxes come as `roi`: [N, 1, 4, 1, 1], cut out of every image, or [N, 1, 5, 1, 1], led by the
     index of one image. The latter makes [N, 1, ...] as documented, where coremltools infers [N, batch, ...].
     """
+    of = box_indices
     if boxes is not None:
-        images = range(len(boxes)) if box_indices is None else ints(box_indices)
-        of = [slice(i, i + 1) for i in images]
+        of = torch.arange(boxes.shape[0]) if box_indices is None else box_indices
     elif roi is not None:
-        rows = roi.reshape(roi.shape[0], -1)
-        boxes = rows[:, -4:]
-        leads = [int(row[0]) if rows.shape[1] == 5 else None for row in rows]
-        of = [slice(None) if i is None else slice(i, i + 1) for i in leads]
+        table = roi.reshape(roi.shape[0], -1)
+        boxes, of = table[:, -4:], table[:, :1].reshape([-1]).long() if table.shape[1] == 5 else None
     else:
         raise Unsupported("crop_resize has neither roi nor boxes")
-    crops = _crops(
-        x,
-        boxes,
-        of,
-        height=int(target_height),
-        width=int(target_width),
-        normalized=bool(normalized_coordinates),
-        scale=spatial_scale,
-        box_mode=box_coordinate_mode,
-        mode=sampling_mode,
-        pad=pad_value,
-    )
-    return crops if roi is not None else crops[:, 0]
+    counts = (int(target_height), int(target_width))
+    form = (bool(normalized_coordinates), spatial_scale, box_coordinate_mode, sampling_mode)
+    made = crops(x, *box_places(boxes, x.shape[2:], counts, *form), of, pad_value)
+    return made if roi is not None else made.squeeze(1)
 
 
 def _reflect(at: Tensor, low: float, high: float) -> Tensor:
@@ -311,9 +336,14 @@ def pixels(at: Tensor, size: int, mode: str, align_corners: bool) -> Tensor:
     return at * (size - 1) if align_corners else at * size - 0.5
 
 
+def _numbers(at: Tensor) -> Tensor:
+    """Places without NaN, which is before the first pixel."""
+    return torch.where(torch.isnan(at), -1.0, at)
+
+
 def _taps(at: Tensor, nearest: bool) -> list[tuple[Tensor, Tensor]]:
     """The pixels along an axis that make a value, and how much of each."""
-    at = at.nan_to_num(nan=-1.0)
+    at = _numbers(at)  # an infinite place has no mirror image
     if nearest:  # a half goes to the even pixel: what coremltools' tests expect, and torch does
         return [(at.round().long(), torch.ones_like(at))]
     low = at.floor()
@@ -321,18 +351,18 @@ def _taps(at: Tensor, nearest: bool) -> list[tuple[Tensor, Tensor]]:
     return [(index, 1 - weight), (index + 1, weight)]
 
 
-def _sample(x: Tensor, rows: Tensor, columns: Tensor, nearest: bool, pad: float) -> Tensor:
+def sampled(x: Tensor, rows: Tensor, columns: Tensor, nearest: bool, pad: float) -> Tensor:
     """The values of x at places [batch, height, width]; a pixel that x does not have is `pad`."""
-    channels, height, width = x.shape[1:]
-    flat = x.flatten(2)
-    total = torch.zeros((), dtype=x.dtype)
+    images, channels, height, width = x.shape
+    parts = []
     for (row, a), (column, b) in product(_taps(rows, nearest), _taps(columns, nearest)):
         inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-        index = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
-        value = flat.gather(2, index.flatten(1)[:, None].expand(-1, channels, -1))
-        value = value.reshape(*x.shape[:2], *row.shape[1:]).masked_fill_(~inside[:, None], pad)
-        total = total + value.mul_((a * b).to(x.dtype)[:, None])
-    return total
+        index = (row.clamp(0, height - 1) * width + column.clamp(0, width - 1)).reshape(images, 1, -1)
+        index = torch.broadcast_to(index, [images, channels, index.shape[2]])
+        value = torch.gather(x.flatten(2), 2, index).reshape(*x.shape[:2], *row.shape[1:])
+        value = torch.where(inside.unsqueeze(1), value, pad)
+        parts.append(value * (a * b).to(x.dtype).unsqueeze(1))
+    return reduce(torch.add, parts)
 
 
 @impl("resample")
@@ -350,14 +380,15 @@ def resample(
     fold = _known(FOLDS, padding, "padding_mode")
     nearest = _known({"bilinear": False, "nearest": True}, sampling_mode.lower(), "sampling_mode")
     pad = float(padding_value) if padding == "constant" else 0.0
-    same = TORCH_PADDING.get((padding, align)) if pad == 0 else None
+    same = TORCH_PADDING.get((padding, align)) if pad == 0 and isinstance(x, Tensor) else None
     if same is not None and coordinates_mode.lower() == "normalized_minus_one_to_one":
         return F.grid_sample(x, coordinates.to(x.dtype), sampling_mode.lower(), same, align)
-    rows, columns = (
-        fold(pixels(coordinates[..., i].double(), size, coordinates_mode.lower(), align), size)
-        for i, size in ((1, x.shape[2]), (0, x.shape[3]))
+    unit = coordinates_mode.lower()
+    columns, rows = (
+        fold(_numbers(pixels(at.reshape(at.shape[:3]).double(), size, unit, align)), size)
+        for at, size in zip(coordinates.chunk(2, -1), (x.shape[3], x.shape[2]), strict=True)
     )
-    return _sample(x, rows, columns, nearest, pad)
+    return sampled(x, rows, columns, nearest, pad)
 
 
 @impl("affine")
@@ -373,7 +404,7 @@ def affine(
     align_corners: bool,
 ) -> Tensor:
     """An image resampled where a matrix [a0, a1, a2, b0, b1, b2] puts each pixel of the result."""
-    matrix = transform_matrix.to(x.dtype).expand(x.shape[0], 6).reshape(-1, 2, 3)
+    matrix = torch.broadcast_to(transform_matrix.to(x.dtype), [x.shape[0], 6]).reshape(-1, 2, 3)
     size = [x.shape[0], x.shape[1], int(output_height), int(output_width)]
     grid = F.affine_grid(matrix, size, bool(align_corners))
     return resample(x, grid, sampling_mode, padding_mode, padding_value, coordinates_mode, align_corners)
@@ -419,11 +450,8 @@ def pixel_unshuffle(x: Tensor, downscale_factor: int) -> Tensor:
 def space_to_batch(x: Tensor, block_shape: Any, paddings: Any) -> Tensor:
     """Padded with zeros, then places of a block to batches: [n, c, h a, w b] -> [a b n, c, h, w]."""
     (top, bottom), (left, right) = (ints(pair) for pair in paddings)
-    return to_batches(F.pad(x, [left, right, top, bottom]), *ints(block_shape))
-
-
-def to_batches(x: Tensor, a: int, b: int) -> Tensor:
-    """Places of a block to batches: [n, c, h a, w b] -> [a b n, c, h, w]."""
+    a, b = ints(block_shape)
+    x = F.pad(x, [left, right, top, bottom])
     n, c, h, w = x.shape
     y = x.reshape(n, c, h // a, a, w // b, b).permute(3, 5, 0, 1, 2, 4)
     return y.reshape(a * b * n, c, h // a, w // b)
@@ -433,12 +461,8 @@ def to_batches(x: Tensor, a: int, b: int) -> Tensor:
 def batch_to_space(x: Tensor, block_shape: Any, crops: Any) -> Tensor:
     """Batches to places of a block, then cropped: [a b n, c, h, w] -> [n, c, h a, w b]."""
     (top, bottom), (left, right) = (ints(pair) for pair in crops)
-    y = from_batches(x, *ints(block_shape))
-    return y[:, :, top : y.shape[2] - bottom, left : y.shape[3] - right]
-
-
-def from_batches(x: Tensor, a: int, b: int) -> Tensor:
-    """Batches to places of a block: [a b n, c, h, w] -> [n, c, h a, w b]."""
+    a, b = ints(block_shape)
     n, c, h, w = x.shape
     y = x.reshape(a, b, n // (a * b), c, h, w).permute(2, 3, 4, 0, 5, 1)
-    return y.reshape(n // (a * b), c, h * a, w * b)
+    y = y.reshape(n // (a * b), c, h * a, w * b)
+    return y[:, :, top : h * a - bottom, left : w * b - right]

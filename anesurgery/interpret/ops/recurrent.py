@@ -2,16 +2,20 @@
 
 A sequence run in direction "reverse" comes out in the order in which it was computed, its last row first; only
 the backward half of "bidirectional" is put back into the order of time.
+
+`coreai` gives these functions tensors of a file, which take torch's functions: what they compute is written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from anesurgery.interpret.table import Unsupported, impl
 
@@ -51,11 +55,13 @@ def _activation(name: Any) -> Callable[[Tensor], Tensor]:
     return ACTIVATIONS[str(name).lower()]
 
 
-def _walk(x: Tensor, states: States, way: Direction) -> tuple[Tensor, States]:
-    """The outputs [s, b, H] in the order of x [s, b, I], and the last states."""
+def walk(rows: Tensor, states: States, step: Callable[[Tensor, States], States]) -> tuple[Tensor, States]:
+    """The outputs [s, b, H] in the order of the projected steps [s, b, gates * H], and the last states."""
+    if has_torch_function_unary(rows):
+        return handle_torch_function(walk, (rows,), rows, states, step)
     outputs = []
-    for row in F.linear(x, way.weight, way.bias):
-        states = way.step(row, states)
+    for row in rows:
+        states = step(row, states)
         outputs.append(states[0])
     return (torch.stack(outputs) if outputs else states[0].new_empty(0, *states[0].shape)), states
 
@@ -69,7 +75,8 @@ def _run(
     split = zip(*(state.chunk(len(ways), dim=-1) for state in initial), strict=True)
     outputs, lasts = [], []
     for way, states, back in zip(ways, split, BACKWARD[direction], strict=True):
-        y, last = _walk(x.flip(0) if back else x, states, way)
+        rows = F.linear(x.flip(0) if back else x, way.weight, way.bias)
+        y, last = walk(rows, states, way.step)
         outputs.append(y.flip(0) if back and direction == "bidirectional" else y)
         lasts.append(last)
     ends = tuple(torch.cat(each, dim=-1) for each in zip(*lasts, strict=True))
@@ -88,7 +95,7 @@ def rnn(
     activation: str = "tanh",
 ) -> States:
     """H = activation(W_ih x + W_hh h + bias) over x [s, b, I]: (y [s or 1, b, H], h [b, H])."""
-    act, recurrent = _activation(activation), weight_hh.T
+    act, recurrent = _activation(activation), weight_hh.mT
 
     def step(row: Tensor, states: States) -> States:
         return (act(torch.addmm(row, states[0], recurrent)),)
@@ -116,21 +123,22 @@ def gru(
     The reset gate multiplies h before the output gate's product; with `reset_after`, the product and its bias.
     """
     gate, act = _activation(recurrent_activation), _activation(activation)
-    r_w, o_w, z_w = weight_hh.T.chunk(3, dim=1)
-    gates_w, hidden = torch.cat([r_w, z_w], 1), weight_hh.shape[1]
-    bias = weight_hh.new_zeros(3 * hidden) if bias is None else bias
-    b_o = bias[hidden : 2 * hidden] * float(reset_after)
-    outside = bias.clone()
-    outside[hidden : 2 * hidden] -= b_o
+    r_w, o_w, z_w = weight_hh.mT.chunk(3, dim=1)
+    gates_w = torch.cat([r_w, z_w], 1)
+    after = torch.matmul if bias is None else partial(torch.addmm, bias.chunk(3)[1])
+    outside = bias
+    if reset_after and bias is not None:
+        b_r, b_o, b_z = bias.chunk(3)
+        outside = torch.cat([b_r, torch.zeros_like(b_o), b_z])
 
     def step(row: Tensor, states: States) -> States:
         (h,) = states
         x_r, x_o, x_z = row.chunk(3, dim=-1)
         r, z = gate(torch.addmm(torch.cat([x_r, x_z], -1), h, gates_w)).chunk(2, dim=-1)
-        o = act(x_o + r * torch.addmm(b_o, h, o_w) if reset_after else torch.addmm(x_o, r * h, o_w))
+        o = act(x_o + r * after(h, o_w) if reset_after else torch.addmm(x_o, r * h, o_w))
         return ((1 - z) * o + z * h,)
 
-    total = outside if input_bias is None else outside + input_bias
+    total = outside if input_bias is None else input_bias if outside is None else outside + input_bias
     return _run(x, (initial_h,), [Direction(weight_ih, total, step)], direction, output_sequence)
 
 
@@ -139,7 +147,7 @@ def _lstm_step(
 ) -> Callable[[Tensor, States], States]:
     """The step of an LSTM; gates in the order input, forget, output, cell, the cell state clipped."""
     gate, cell_in, cell_out = gates
-    recurrent = weight_hh.T
+    recurrent = weight_hh.mT
     p_i, p_f, p_o = (0.0,) * 3 if peephole is None else peephole.chunk(3)
 
     def step(row: Tensor, states: States) -> States:

@@ -1,14 +1,30 @@
-"""Composites: graphs that say by their name what they mean, and that MIL has an op for."""
+"""Graphs within a graph: branches, loops, states and calls.
+
+A composite is a graph that says by its name what it means, and that MIL may have an op for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lifts.table import Unliftable, Value, as_var, kind_of, like, numbers_of, sizes_of
+from anesurgery.coreai.lifts.table import (
+    TABLE,
+    TOKEN,
+    Site,
+    Unliftable,
+    Value,
+    as_var,
+    cast,
+    kind_of,
+    lift,
+    like,
+    numbers_of,
+    sizes_of,
+)
 from anesurgery.coreai.table import OWN
 from anesurgery.mil import Array, Var, mb
 
@@ -57,14 +73,9 @@ def _parameters(x: Value, **given: Value | None) -> dict[str, Array]:
     return held
 
 
-def _ranks(x: Value, *ranks: int) -> None:
-    if len(sizes_of(x)) not in ranks:
-        raise Unliftable(f"MIL takes it of the ranks {ranks}")
-
-
 @composite("scaled_dot_product_attention")
 def attention(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
-    """Attention without a causal rule, a window, or heads that as_list queries share."""
+    """Attention without a causal rule, a window, or heads that several queries share."""
     plain = {"is_causal": False, "window_size": 0, "enable_gqa": False}
     if any(attributes.get(k, v) != v for k, v in plain.items()) or "scale" in {*named, *attributes}:
         raise Unliftable("MIL has no causal rule, window, scale or shared heads")
@@ -75,44 +86,30 @@ def attention(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Valu
     return mb.scaled_dot_product_attention(query=q, key=k, value=v, **mask)
 
 
-@composite("layer_norm")
-def layer_norm(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
-    """Over axes, with a scale and a shift."""
-    x, axes = named["input"], [int(a) for a in attributes["axes"]]
-    given = _parameters(x, gamma=named.get("gamma"), beta=named.get("beta"))
-    if any(list(p.shape) != [sizes_of(x)[a] for a in axes] for p in given.values()):
-        raise Unliftable("MIL takes a scale and a shift of the shape of the axes")
-    return mb.layer_norm(x=x, axes=axes, epsilon=like(x, attributes["eps"]), **given)
-
-
-@composite("batch_norm")
-def batch_norm(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
-    """With means and variances that are known."""
-    x = named["input"]
-    given = _parameters(x, **{k: named.get(k) for k in ("gamma", "beta", "mean", "variance")})
-    _ranks(x, 3, 4, 5)
-    return mb.batch_norm(x=x, epsilon=like(x, attributes["eps"]), **given)
-
-
-@composite("instance_norm")
-def instance_norm(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
-    """Over the spatial axes of each channel."""
-    x = named["input"]
-    given = _parameters(x, gamma=named.get("gamma"), beta=named.get("beta"))
-    _ranks(x, 3, 4)
-    return mb.instance_norm(x=x, epsilon=like(x, attributes["eps"]), **given)
+def _norm(
+    op_type: str, ranks: Sequence[int], named: Mapping[str, Value], attributes: Mapping[str, Any]
+) -> Value:
+    """A normalization, whose parameters are constants."""
+    x, more = named["input"], {}
+    given = _parameters(x, **{name: named.get(name) for name in ("gamma", "beta", "mean", "variance")})
+    if op_type == "layer_norm":
+        axes = more["axes"] = [int(a) for a in attributes["axes"]]
+        if any(list(p.shape) != [sizes_of(x)[a] for a in axes] for p in given.values()):
+            raise Unliftable("MIL takes a scale and a shift of the shape of the axes")
+    elif len(sizes_of(x)) not in ranks:
+        raise Unliftable(f"MIL takes it of the ranks {ranks}")
+    return getattr(mb, op_type)(x=x, epsilon=like(x, attributes["eps"]), **more, **given)
 
 
 @composite("pixel_shuffle")
 def pixel_shuffle(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
-    """Channels become pixels."""
-    _ranks(named["input"], 4)
+    """Channels become pixels of an image."""
+    if len(sizes_of(named["input"])) != 4:
+        raise Unliftable("MIL takes images of the rank 4")
     return mb.pixel_shuffle(x=named["input"], upscale_factor=int(attributes["upscale_factor"]))
 
 
-@composite("hard_sigmoid")
-def hard_sigmoid(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
-    """X / 6 + 1/2, between 0 and 1."""
+def _hard_sigmoid(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
     x = named["input"]
     return mb.sigmoid_hard(x=x, alpha=like(x, 1 / 6), beta=like(x, 0.5))
 
@@ -132,4 +129,49 @@ def _average(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value
     return mb.avg_pool(x=named["input"], **how, **form)
 
 
-COMPOSITES |= {"avg_pool_2d": _average, "avg_pool_3d": _average}
+COMPOSITES |= {
+    "layer_norm": partial(_norm, "layer_norm", ()),
+    "batch_norm": partial(_norm, "batch_norm", (3, 4, 5)),
+    "instance_norm": partial(_norm, "instance_norm", (3, 4)),
+    "hard_sigmoid": _hard_sigmoid,
+    "avg_pool_2d": _average,
+    "avg_pool_3d": _average,
+}
+
+
+@lift("if")
+def if_(o: Site) -> Sequence[Value]:
+    """One of two blocks."""
+    yes, no = o.op["blocks"]
+    branches = [lambda block=block: tuple(map(as_var, o.scope.nested(block))) for block in (yes, no)]
+    return as_list(mb.cond(pred=cast(o[0], "bool"), _true_fn=branches[0], _false_fn=branches[1]))
+
+
+@lift("while")
+def while_(o: Site) -> Sequence[Value]:
+    """A block as long as another one says so. Its condition may hand on what the loop carries, and no more."""
+    before, after = o.op["blocks"]
+    carried = [argument["number"] for argument in before["arguments"]]
+    if before["ops"][-1]["operands"][1:] != carried:
+        raise Unliftable("its condition hands other values to the body than the loop carries")
+    return as_list(
+        mb.while_loop(
+            _cond=lambda *values: as_var(o.scope.nested(before, values)[0]),
+            _body=lambda *values: tuple(map(as_var, o.scope.nested(after, values))),
+            loop_vars=tuple(as_var(o[i]) for i in range(len(o))),
+        )
+    )
+
+
+def _write_handle(o: Site) -> Sequence[Value]:
+    mb.coreml_update_state(state=o[0], value=as_var(o[1]))
+    return [TOKEN]
+
+
+TABLE |= {
+    **dict.fromkeys(("create_token", "join_token"), lambda o: [TOKEN]),
+    "read_handle": lambda o: [mb.read_state(input=o[0]), TOKEN],
+    "write_handle": _write_handle,
+    "invoke": lambda o: o.scope.called(o),
+}
+"""States, and calls of other graphs. Tokens order reads and writes, which in MIL the order of the ops does."""

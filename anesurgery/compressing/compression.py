@@ -49,7 +49,7 @@ from anesurgery.files.package import Loaded
 from anesurgery.files.plot_files import save_picture
 from anesurgery.files.protobuf import version_of
 from anesurgery.files.sharing import workers
-from anesurgery.interpret.arithmetic.precision import KEPT
+from anesurgery.interpret.arithmetic.precision import CACHE_LIMIT
 from anesurgery.interpret.features import check_names
 from anesurgery.interpret.predictor import Predictor, bound, check_ids
 from anesurgery.mil import Program, exclusive
@@ -564,7 +564,9 @@ def _loss(
     """Measure how far the outputs of the compressed model are from those of the given one."""
     models = [Predictor(subject.runnable, function=function) for subject in (given, edited)]
     for executable in (each for model in models for each in model.executables):
-        executable.plan.room = min(executable.plan.room, KEPT)  # else all weights are in memory in fp32
+        executable.plan.cache_limit = min(
+            executable.plan.cache_limit, CACHE_LIMIT
+        )  # else all weights are in memory in fp32
     functions = given.parts[-1].program.functions
     last = functions[function] if function in functions else next(iter(functions.values()))
     cost = Cost(chosen=logits_of(last))

@@ -312,8 +312,8 @@ def _with_bias_shift(step: Step, shift: Array | None) -> Step:
     if shift is None:
         return step
     bias = torch.from_numpy(shifted_bias(step.op, shift)).float()
-    stored = [name for name in step.stored if name != "bias"]
-    return replace(step, fixed={**step.fixed, "bias": bias}, stored=stored)
+    to_widen = [name for name in step.to_widen if name != "bias"]
+    return replace(step, fixed={**step.fixed, "bias": bias}, to_widen=to_widen)
 
 
 def shifted_bias(op: Operation, shift: Array) -> Array:

@@ -34,7 +34,7 @@ from anesurgery.compressing.weight_forms import MOST_VECTOR
 from anesurgery.facts.makeup import logits_of
 from anesurgery.files.package import Loaded, save
 from anesurgery.files.sharing import Shard, Workers, result
-from anesurgery.interpret.arithmetic.precision import KEPT
+from anesurgery.interpret.arithmetic.precision import CACHE_LIMIT
 from anesurgery.interpret.core import Executable, Step
 from anesurgery.interpret.forks import Forks
 from anesurgery.mil import Array, Operation, Var
@@ -194,7 +194,7 @@ def _measure_here(
     found, _ = find_candidates(function, 0)
     by_name = {candidate.var.name: candidate for candidate in found if candidate.var.name in grids}
     executable = Executable(loaded.program, function=name, fuse=False)
-    executable.plan.room = min(executable.plan.room, KEPT)
+    executable.plan.cache_limit = min(executable.plan.cache_limit, CACHE_LIMIT)
     weights = [candidate.var for candidate in by_name.values()]
     costs = {weight: Cost(chosen=logits_of(function)) for weight in grids}
     runs = [Forks(executable, values, weights) for values in samples]

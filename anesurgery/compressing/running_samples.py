@@ -95,17 +95,18 @@ def _finish(executable: Executable, env: Env, steps: Iterable[Step]) -> dict[str
 
 def _run_step(plan: Plan, step: Step, envs: Sequence[Env], folder: Path | None) -> None:
     """Take a step for all samples. Its constants are converted once for all, and then dropped."""
-    runs, room, plan.runs, plan.room = plan.runs, plan.room, max(plan.runs, 2), plan.ready_bytes
+    runs, limit = plan.runs, plan.cache_limit
+    plan.runs, plan.cache_limit = max(runs, 2), plan.widened_bytes
     for env in envs:
         plan.take(step, env)
         if _value_bytes(env) > MOST_VALUES // len(envs):
             for var in {var for var, _, _ in step.outs if isinstance(env.get(var), torch.Tensor)}:
                 in_file = set_aside(env[var].contiguous().numpy(), folder, written=True)
                 env[var] = torch.from_numpy(in_file)
-    plan.runs, plan.room = runs, room
-    for name in step.stored:
+    plan.runs, plan.cache_limit = runs, limit
+    for name in step.to_widen:
         var = step.op.inputs[name]
-        if plan.kept.pop(var, None) is not None:
+        if plan.widened.pop(var, None) is not None:
             forget(var.val)
 
 

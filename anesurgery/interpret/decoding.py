@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from anesurgery.errors import InterpretError
 from anesurgery.files.runner_file import model_of
-from anesurgery.interpret.arithmetic.precision import spare
+from anesurgery.interpret.arithmetic.precision import cache_limit_for_many_runs
 from anesurgery.interpret.decoder_calls import Call, Tables, calls_of, tables_of
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.interpret.sampler import Sampler, is_whole
@@ -100,7 +100,7 @@ class Decoder:
         for call in self._calls:
             if call.cached and call.length == self._calls[0].length:
                 for executable in call.predictor.executables:
-                    executable.plan.room = spare()  # one run for each token
+                    executable.plan.cache_limit = cache_limit_for_many_runs()  # one run for each token
         self.context = self._context()
         if drop is not None and not (is_whole(drop) and 0 < drop < self.context):
             raise InterpretError(

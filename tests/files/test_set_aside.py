@@ -68,7 +68,7 @@ def test_what_is_on_the_disk_changes_no_weight(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(module, "LEAST", 0)
     monkeypatch.setattr(running_samples, "MOST_VALUES", 0)
-    monkeypatch.setattr(precision, "KEPT", 0)
+    monkeypatch.setattr(precision, "CACHE_LIMIT", 0)
     rooms = "compressing.correcting", "compressing.running_samples", "interpret.core"
     for room in rooms:
         monkeypatch.setattr(f"anesurgery.{room}.set_aside", counted)

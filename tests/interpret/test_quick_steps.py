@@ -57,16 +57,16 @@ def test_every_run_gives_the_bits_of_the_first(half: bool, precision: str) -> No
         again = executable(values())
         for name, array in first.items():
             np.testing.assert_array_equal(again[name], array)
-    bound = executable.plan.quick
+    bound = executable.plan.bound_steps
     assert bound is not None
     assert sum(b is not None for b in bound) > len(bound) / 2
 
 
 def test_a_wrong_shortcut_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = core._moved
+    right = core._bind_view
     monkeypatch.setattr(
         core,
-        "_moved",
+        "_bind_view",
         lambda step, fixed: (
             (lambda env: torch.zeros(step.op.outputs[0].shape))
             if step.op.op_type == "transpose"

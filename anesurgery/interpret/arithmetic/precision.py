@@ -45,25 +45,25 @@ CACHED = 1 << 16
 PLAIN = (torch.Tensor, bool, int, float, str, type(None))
 """What ops compute with, but for states and lists."""
 
-KEPT = 1 << 30
+CACHE_LIMIT = 1 << 30
 """Bytes up to which the larger constants of a program are kept as its ops compute with them, from its second
 run on; the pages of the weight file are given back."""
 
 
-KEPT_BRIEFLY = 1 << 26
+SMALL_CACHE_LIMIT = 1 << 26
 """The same for a few ops that run a few times: keeping more costs memory and saves nothing."""
 
 
-def spare() -> int:
+def cache_limit_for_many_runs() -> int:
     """Bytes of constants to keep of a program that will run many times: half of what memory is available."""
     with suppress(OSError, IndexError, ValueError):  # Linux says what it can take back from its file cache
         kilobytes = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]
-        return max(KEPT, 1024 * int(kilobytes) // 2)
+        return max(CACHE_LIMIT, 1024 * int(kilobytes) // 2)
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # not on every system
-        return KEPT
-    return max(KEPT, free // 2)
+        return CACHE_LIMIT
+    return max(CACHE_LIMIT, free // 2)
 
 
 class Arithmetic(Protocol):
@@ -149,7 +149,7 @@ def _on_dense(function: Callable[..., Any]) -> Callable[..., Any]:
     return compute
 
 
-def undressed(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
+def unwrap_dense(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
     """The function itself, and whether its operands must have the order of their axes in memory."""
     inner = getattr(function, "on_dense", None)
     return (function, False) if inner is None else (inner, True)
@@ -195,7 +195,7 @@ def widen(value: Any) -> Any:
     return value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.float16 else value
 
 
-def is_stored(value: Any) -> bool:
+def needs_widening(value: Any) -> bool:
     """Is a constant not yet as ops compute with it, or so large that its memory is given back?"""
     if not isinstance(value, torch.Tensor):
         return False

@@ -9,7 +9,7 @@ import torch
 
 from anesurgery.errors import InterpretError
 from anesurgery.interpret.arithmetic.field import Image
-from anesurgery.interpret.table import Unsupported, impl, ints, written
+from anesurgery.interpret.table import Unsupported, enter_all, impl, ints
 from anesurgery.mil import Operation, nested_ops
 
 LOOP_LIMIT = 100_000
@@ -95,4 +95,4 @@ LISTS: dict[str, Callable[..., Any]] = {
     "list_length": lambda ls: torch.tensor(len(ls), dtype=torch.int32),
 }
 """Op type -> function of its parameters."""
-written(LISTS)
+enter_all(LISTS)

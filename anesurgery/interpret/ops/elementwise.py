@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
-from anesurgery.interpret.table import TABLE, Implementation, impl, to_int32, written
+from anesurgery.interpret.table import TABLE, Implementation, enter_all, impl, to_int32
 
 Tensor = torch.Tensor
 
@@ -150,7 +150,7 @@ PARAMETRIC: dict[str, Callable[..., Any]] = {
 
 TABLE.update({name: Implementation(_binary(f), False) for name, f in BINARY.items()})
 TABLE.update({name: Implementation(_unary(f), False) for name, f in UNARY.items()})
-written(PARAMETRIC)
+enter_all(PARAMETRIC)
 
 
 @impl("cast")

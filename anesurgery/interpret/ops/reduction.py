@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
-from anesurgery.interpret.table import TABLE, Implementation, impl, ints, written
+from anesurgery.interpret.table import TABLE, Implementation, enter_all, impl, ints
 
 Tensor = torch.Tensor
 
@@ -166,7 +166,7 @@ WRITTEN: dict[str, Callable[..., Any]] = {  # output_dtype is what the result is
     "softmax": lambda x, axis=-1: torch.softmax(x, dim=int(axis)),
 }
 """Op type -> function of its parameters; of equal numbers the place of the first."""
-written(WRITTEN)
+enter_all(WRITTEN)
 
 
 @impl("layer_norm")

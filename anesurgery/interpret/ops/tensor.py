@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
 from anesurgery.errors import InterpretError
-from anesurgery.interpret.table import Unsupported, affordable, impl, ints, written
+from anesurgery.interpret.table import Unsupported, checked_shape, enter_all, impl, ints
 
 Tensor = torch.Tensor
 
@@ -108,7 +108,7 @@ def tile(x: Tensor, reps: Any) -> Tensor:
             f"reps is {times}, and each must be 1 or more: nothing says what Core ML makes of less; if this "
             "was an expand to a computed shape with -1, convert it again with coremltools 9"
         )
-    affordable([d * n for d, n in zip(x.shape, times, strict=True)])
+    checked_shape([d * n for d, n in zip(x.shape, times, strict=True)])
     return x.repeat(times)
 
 
@@ -294,7 +294,7 @@ def range_1d(start: Any, end: Any, step: Any) -> Tensor:
     a, b, c = (torch.as_tensor(v) for v in (start, end, step))
     whole = not any(v.is_floating_point() for v in (a, b, c))
     count = math.ceil((b.double() - a.double()) / c if whole else (b.float() - a.float()) / c)
-    affordable([max(count, 0)], 4 if whole else 8)
+    checked_shape([max(count, 0)], 4 if whole else 8)
     steps = torch.arange(max(count, 0), dtype=torch.int32 if whole else torch.float64)
     return steps * c + a if whole else (steps * c.double() + a.double()).float()
 
@@ -305,7 +305,7 @@ def one_hot(
 ) -> Tensor:
     """A new axis that holds `on_value` at the index and `off_value` elsewhere; outside, only the latter."""
     size = ints(one_hot_vector_size)[0]
-    affordable([*indices.shape, size])
+    checked_shape([*indices.shape, size])
     hit = indices.unsqueeze(-1) == torch.arange(size)
     encoded = torch.where(hit, torch.as_tensor(on_value), torch.as_tensor(off_value))
     return encoded.movedim(-1, int(axis))
@@ -354,13 +354,13 @@ def reverse_sequence(x: Tensor, lengths: Any, seq_axis: int = 0, batch_axis: int
 WRITTEN: dict[str, Callable[..., Any]] = {
     "stack": lambda values, axis=0: torch.stack(list(values), dim=int(axis)),
     "reverse": lambda x, axes=None: x.flip(list(range(x.ndim)) if axes is None else ints(axes)),
-    "fill": lambda shape, value=0.0: torch.full(affordable(shape), torch.as_tensor(value).item()),
+    "fill": lambda shape, value=0.0: torch.full(checked_shape(shape), torch.as_tensor(value).item()),
     "fill_like": lambda ref_tensor, value=0.0: torch.full(ref_tensor.shape, torch.as_tensor(value).item()),
     "shape": lambda x: torch.tensor(x.shape, dtype=torch.int32),
     "non_zero": lambda x: torch.nonzero(x),
 }
 """Op type -> function of its parameters."""
-written(WRITTEN)
+enter_all(WRITTEN)
 
 
 def _generator(seed: int) -> torch.Generator | None:

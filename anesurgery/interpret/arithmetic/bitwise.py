@@ -622,12 +622,12 @@ def _einsum(a: Bitwise, op: Operation, values: list[Any], equation: Any) -> Imag
 
 def _letters(a: Bitwise, x: Image, have: str, axes: Axes) -> Image:
     """The factors along the inner axes; the other axes are those of the result, some of length 1."""
-    outer = [c for c in axes.made if c in have]
+    outer = [c for c in axes.result if c in have]
     order = [have.index(c) for c in (*outer, *axes.inner)]
     rows = x.map(
         lambda v: v.permute(order).flatten(len(outer)) if axes.inner else v.permute(order).unsqueeze(-1)
     )
-    shape = [rows.shape[outer.index(c)] if c in outer else 1 for c in axes.made]
+    shape = [rows.shape[outer.index(c)] if c in outer else 1 for c in axes.result]
     return a.factors(rows, [-1]).map(lambda v: v.reshape(shape))
 
 

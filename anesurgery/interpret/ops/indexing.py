@@ -114,9 +114,9 @@ def _combine(rows: Tensor, index: Tensor, new: Tensor, mode: str) -> Tensor:
 def _update(rows: Tensor, index: Tensor, new: Tensor) -> Tensor:
     """The last update of a row wins."""
     last = torch.full((rows.shape[0],), -1).scatter_reduce(0, index, torch.arange(index.shape[0]), "amax")
-    enter_all = last >= 0
+    has_update = last >= 0
     updated = rows.clone()
-    updated[enter_all] = new[last[enter_all]]
+    updated[has_update] = new[last[has_update]]
     return updated
 
 

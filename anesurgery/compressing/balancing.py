@@ -198,12 +198,7 @@ def _inputs_axis(op: Operation) -> int:
 
 
 def _sources(var: Var, axes: Axes) -> tuple[ChannelConstant, ...] | str:
-    """Return the constants that scale the channels of a value, or why there are none.
-
-    Args:
-        var: the value.
-        axes: along which its channels lie.
-    """
+    """Return the constants that scale the channels of a value, along `axes`, or why there are none."""
     op = var.op
     if op is None:
         return "it is an input"
@@ -225,13 +220,7 @@ def _sources(var: Var, axes: Axes) -> tuple[ChannelConstant, ...] | str:
 def _channel_constants(
     op: Operation, inputs: Mapping[str, int], channels: int
 ) -> tuple[ChannelConstant, ...] | str:
-    """Return inputs of an op as constants that only it reads, or why they are not.
-
-    Args:
-        op: computes the value.
-        inputs: name -> axis along which the channels lie.
-        channels: their number.
-    """
+    """Return inputs (name -> axis of channels) as constants that only this op reads, or why they are not."""
     for name, axis in inputs.items():
         var = op.inputs.get(name)
         if not isinstance(var, Var) or constant(var) is None:
@@ -263,15 +252,7 @@ def _axes_before_move(op: Operation, axes: Axes) -> Axes | None:
 
 
 def _mixed_input(op: Operation, axes: Axes) -> tuple[str, Axes] | None:
-    """Return the values of an attention, if an op is its last product: it keeps their channels apart.
-
-    Args:
-        op: computes a value.
-        axes: the channels of that value.
-
-    Returns:
-        The name of the input, and the axes of its channels; None for other ops, and where channels mix.
-    """
+    """Return the values of an attention, from its last product, and the axes of their channels; else None."""
     name = MIXERS.get(op.op_type)
     value = op.inputs.get(name or "")
     if name is None or not isinstance(value, Var) or constant(value) is not None:

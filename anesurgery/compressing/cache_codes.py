@@ -181,15 +181,9 @@ def compress_cache(
 def _measure_ranges(
     plain: MLProgram, names: Sequence[str], texts: Sequence[Sequence[int]], scales: str | None
 ) -> tuple[_Ranges, str, dict[str, float]]:
-    """Measure the ranges of the caches over texts, and decide what gets a scale of its own.
+    """Measure the ranges of the caches over texts, and decide what gets a scale, unless `scales` says it.
 
     To decide, both kinds of scales come from one half of the texts, and are compared on some of the other.
-
-    Args:
-        plain: the decoder.
-        names: of its caches.
-        texts: lists of tokens.
-        scales: "head" or "channel"; None to decide.
 
     Returns:
         The ranges over all texts, "head" or "channel", and the KL with each kind if they were compared.

@@ -432,14 +432,7 @@ def _compress_programs(
     left_out: LeftOut,
     progress: Progress | None,
 ) -> tuple[list[CompressedWeight], list[Balanced]]:
-    """Compress all programs of a model, one after the other: the outputs of each are inputs of the next.
-
-    Args:
-        edited: the model, edited in place.
-        samples: inputs of the first program, and others that later ones take.
-        plan: of the call.
-        left_out: weights, or inputs, that stay as they are.
-        progress: called after each weight.
+    """Compress all programs of a model in place, in order: the outputs of each are inputs of the next.
 
     Returns:
         A row for each weight, and one for each value whose channels may be balanced.
@@ -473,14 +466,7 @@ def _compress_programs(
 def _inputs_of(
     loaded: Loaded, name: str, values: Sequence[dict[str, Any]], select: bool
 ) -> list[dict[str, Any]]:
-    """Return the inputs of one program for each sample.
-
-    Args:
-        loaded: the program.
-        name: of its function.
-        values: all values that are known for each sample.
-        select: leave out what the function does not take, as its inputs are not all that is known.
-    """
+    """Return the inputs of one program for each sample; `select` leaves out what the function does not take."""
     inputs = loaded.program.functions[name].inputs
     return [
         bound(loaded, {n: v for n, v in known.items() if not select or n in inputs}, name) for known in values
@@ -518,17 +504,7 @@ def _result(
     inspections: tuple[Sequence[Inspection], Sequence[Inspection]],
     doubts: Sequence[str],
 ) -> Compression:
-    """Return the report, with the loss on the held-out samples.
-
-    Args:
-        given: the model before.
-        edited: the compressed model.
-        weights: the rows.
-        samples: of the calibration, and held out.
-        plan: of the call.
-        inspections: of all programs, before and after.
-        doubts: about the samples, the opset and the chips.
-    """
+    """Return the report, with the loss on held-out samples; `inspections` are of before and after."""
     loss = _loss(given, edited, samples.held_out, plan.function) if samples.held_out else None
     label = plan.target.name
     old, new = given.time(label), edited.time(label)

@@ -280,14 +280,7 @@ def takes_bias(op: Operation) -> bool:
 def _bias_shifts(
     candidate: Candidate, array: Array, means: Mapping[Operation, Array], drift: Array | None
 ) -> dict[Operation, Array]:
-    """Return what the mean of each op's results lost, [output channels].
-
-    Args:
-        candidate: the weight.
-        array: the compressed weight.
-        means: op -> mean of its inputs.
-        drift: of the mean of the first op's inputs.
-    """
+    """Return what the mean of each op's results lost, [output channels], by rounding and drifted inputs."""
     rows = {r.op: r for r in candidate.readers}
     weight = np.asarray(candidate.var.val, np.float64)
     difference, shifts = weight - array.astype(np.float64), dict[Operation, Array]()

@@ -345,13 +345,7 @@ class ProgramCompression:
         return self.plan.max_bytes - others
 
     def _row(self, candidate: Candidate, size: int, corrected: CorrectedWeight | None) -> CompressedWeight:
-        """Return the row of a weight in the report.
-
-        Args:
-            candidate: the weight.
-            size: its bytes before.
-            corrected: what it became; None where it stays.
-        """
+        """Return the row of a weight in the report; `size` is its bytes before, `corrected` what it became."""
         name, why = candidate.var.name, self.choices[candidate.var].why
         types = tuple(dict.fromkeys(r.op.op_type for r in candidate.readers))
         if corrected is None:

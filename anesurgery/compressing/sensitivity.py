@@ -242,13 +242,7 @@ class _Measurement:
     def _measure(
         self, builder: RowBuilder, forks: Sequence[Fork], expected: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Measure one weight in all modes.
-
-        Args:
-            builder: gets the costs.
-            forks: the run of each sample, at the weight.
-            expected: the outputs of each sample with the weight as it is.
-        """
+        """Measure one weight in all modes; `forks` are the runs of the samples, stopped at the weight."""
         name = forks[0].weight.name
         for mode in self.modes:
             compressed = compress(self.graph, name, self.readers[name], mode, self.version, self.smallest)
@@ -297,14 +291,7 @@ def _measure_by_workers(
 ) -> Sensitivity:
     """Divide a share of the weights among workers, and merge their results.
 
-    Args:
-        model: a path, or a model in memory, which is written to a temporary folder.
-        data: the samples; None for a random one.
-        modes: names of modes.
-        part: the share of the weights.
-        where: the number of jobs, and a Dask scheduler.
-        options: other arguments of `sensitivity`.
-        progress: called with (workers done, workers).
+    A model in memory is written to a temporary folder. `where` is the number of jobs, and a Dask scheduler.
     """
     with tempfile.TemporaryDirectory() as folder, workers(*where) as pool:
         path = save(model, Path(folder, "m.mlpackage")) if isinstance(model, Loaded) else Path(model)

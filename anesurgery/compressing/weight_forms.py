@@ -108,8 +108,10 @@ def read_form(name: str) -> WeightForm:
 def _form(parts: re.Match[str]) -> WeightForm | None:
     """Return the form of a name that matches `NAME`; None if it combines what no form has."""
     zeros, kind, bits = int(parts["zeros"] or 0), parts["kind"] or "", int(parts["bits"] or 16)
-    plain, shape, size = not kind, parts["shape"], int(parts["size"] or 0)
-    if (plain and (not zeros or shape)) or (kind and bits not in BITS[kind]):
+    is_plain, shape, size = not kind, parts["shape"], int(parts["size"] or 0)
+    if is_plain and (not zeros or shape):  # plain numbers are a form only beside zeros, and have no tables
+        return None
+    if not is_plain and bits not in BITS[kind]:
         return None
     if bool(parts["sep"]) != bool(zeros and kind) or (parts["zeros"] is not None and not zeros):
         return None

@@ -142,13 +142,7 @@ def _sparse_form(data: Array, mask: Array, version: int) -> Form:
 
 
 def _sparse_codes_form(grid: Grid, dense: Form, mask: Array) -> Form:
-    """Return the op whose results are a mask and the decoded numbers where it is set.
-
-    Args:
-        grid: of the codes.
-        dense: the op that decodes the codes of all numbers.
-        mask: of the shape of the weight.
-    """
+    """Return the op whose results are a mask and the decoded numbers there, from the op of all numbers."""
     names = SPARSE_OPS[type(grid)]
     codes = dense.inputs[names.codes]
     kept = np.asarray(codes)[mask].view(codes.dtype)

@@ -142,7 +142,7 @@ class Plan:
         """Values that are rounded when they are computed: an op that only moves one need not round again."""
         self.blocks: dict[Block, Plan] = {}
         self.drawing = 0
-        """The number of random ops that got a seed, so that they draw the same in each run (`doors.REPEATABLE`)."""
+        """How many random ops got a seed, so that they draw the same in each run (`doors.REPEATABLE`)."""
         ops = list(ops)
         self.mixed: bool = outside.mixed if outside else dtypes.is_mixed(ops)
         self.sources = _sources(ops)

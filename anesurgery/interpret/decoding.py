@@ -267,12 +267,7 @@ class Decoder:
         return ids
 
     def _feed_part(self, part: Array, whole: bool) -> list[Array]:
-        """Read tokens that fit into the longest function, and return logits.
-
-        Args:
-            part: the tokens.
-            whole: return the logits of each, rather than at least those of the last?
-        """
+        """Read tokens that fit into one call; return the logits of each (`whole`), or at least of the last."""
         axis, before = self._calls[0].axis, self.position
         count = part.shape[axis]
         call = next(c for c in self._calls if c.length >= count and c.context >= before + count)
@@ -311,13 +306,7 @@ class Decoder:
         self._causal = True
 
     def _run(self, call: Call, start: int, fill: int = 0) -> Array:
-        """Call a function on the tokens read, and return its logits, [rows, tokens of the vocabulary].
-
-        Args:
-            call: the function.
-            start: the place of the first token.
-            fill: the token after the last one, up to the length of the call.
-        """
+        """Call a function on the tokens from `start` on, then `fill`; return its logits, [rows, vocabulary]."""
         stop = min(start + call.length, self.position)
         read = self._read.take(range(start, stop), axis=call.axis)
         pads = [(0, call.length - n if a == call.axis else 0) for a, n in enumerate(read.shape)]

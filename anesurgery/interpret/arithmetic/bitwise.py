@@ -188,15 +188,7 @@ class Lattice:
 def _enter(
     entered: Sets, names: Tensor, ordered: Tensor, sets: Sets, change: Callable[[Sets], Sets] | None = None
 ) -> None:
-    """Write known sets into those of the names that they belong to, in place.
-
-    Args:
-        entered: the sets of `names`.
-        names: to look up.
-        ordered: sorted names, whose sets are known.
-        sets: those sets.
-        change: applied to the sets that are written.
-    """
+    """Write known sets into those of `names`, in place; `sets` belong to the sorted names `ordered`."""
     at = torch.searchsorted(ordered, names).clamp(max=len(ordered) - 1)
     here = ordered[at] == names
     if not here.any():

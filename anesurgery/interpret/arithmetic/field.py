@@ -285,15 +285,7 @@ def _function(
     arguments: Callable[[Any], list[Words]],
     negative: Tensor | None = None,
 ) -> Image:
-    """Compute a random function block by block.
-
-    Args:
-        primes: of the result.
-        before: the hash of what was mixed so far.
-        shape: of the result.
-        arguments: returns what to mix in for the index of a block.
-        negative: where the result is negated.
-    """
+    """Compute a random function block by block, of what was mixed `before` and of the arguments there."""
     before, names = before.expand(shape), torch.empty(shape, dtype=torch.int64)
     for at in blocks(shape):
         image = _words(names[at])

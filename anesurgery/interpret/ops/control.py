@@ -17,15 +17,7 @@ LOOP_LIMIT = 100_000
 
 
 def _run_block(plan: Any, block: Any, values: list[Any], env: dict[Any, Any], listener: Any) -> list[Any]:
-    """Run a nested block and return its outputs.
-
-    Args:
-        plan: of the block outside.
-        block: the nested block.
-        values: of its inputs.
-        env: the values outside, which the block can read.
-        listener: called for each op, or None.
-    """
+    """Run a nested block, which can read the values outside, and return its outputs."""
     inner = {**env, **dict(zip(block.inputs, values, strict=True))}
     nested = plan.blocks[block]
     nested.run(inner, listener)

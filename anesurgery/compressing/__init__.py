@@ -1,6 +1,7 @@
-"""What compressing each weight costs at the outputs, and which weight gets how many bits.
+"""Compress models, and measure what compressing each weight costs at the outputs.
 
-`compression` is the whole way from a model to a smaller one: `weight_forms` says which form a chip runs fast,
-`correcting` runs samples and rounds each weight for what its ops see. `modes` names what coremltools can do to
-a weight, `sensitivity` measures it, `assignment` chooses.
+`compression` is the public call. `weight_forms` says which form a chip runs fast, `correcting` rounds each
+weight for its inputs in samples, and `estimating` gives weights different bits. `sensitivity` measures what
+coremltools does to each weight, and `assignment` chooses a mode for each. `cache_codes` stores the cache of a
+decoder in 8 bits.
 """

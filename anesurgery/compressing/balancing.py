@@ -1,4 +1,4 @@
-"""Scales of channels move out of what products read into their weights, so that both round better.
+"""Balance channels (AWQ, SmoothQuant): move a scale of each channel of an input into the weight that reads it.
 
 Before::
 
@@ -10,17 +10,16 @@ After::
     x = layer_norm(x=h, gamma=g / s, beta=b / s)
     y = linear(x=x, weight=w * s)
 
-with one s for each channel of x. Each s is a power of two, so only numbers below the normal ones of their type
-are rounded otherwise, by less than the largest of their channel is rounded by anyway: without compression the
-model computes the same. Trials are those of AWQ (by how
-large a channel is) and of SmoothQuant (by that over how large its weights are), at several strengths; the one
-with the least error of the products, as weights and inputs will be rounded, is taken where it gains.
+with one s for each channel of x. Rounding then loses less, as large channels get finer steps in the weight, or
+smaller numbers in 8-bit inputs. Each s is a power of two, so without compression the model computes the same,
+but for numbers that become subnormal. Scales follow AWQ (how large a channel is) and SmoothQuant (that over how
+large its weights are), at several strengths; the one with the least error of the products is taken if it gains.
 
-The values of an attention are scaled by the rows of their projection, and its output projection takes the
-scales back: each channel of what is looked at is a weighted sum of that channel of the values.
+The values of an attention are scaled in the rows of their projection, and the output projection takes the
+scales back: each channel of the attention's result is a weighted sum of that channel of the values.
 
-Refuses where anything else reads x or one of the weights, as a cache reads values that it keeps, or where x is
-not made by constants of its channels: a norm, a product, or a product of two values, behind relu or by itself.
+Refuses where anything else reads x or one of the weights, as a cache reads values, or where no constant scales
+the channels of x. Such constants have a norm, a product with a weight, a mul or an add, also behind relu.
 """
 
 from __future__ import annotations
@@ -34,52 +33,53 @@ import numpy as np
 import torch
 
 from anesurgery import fp16
-from anesurgery.compressing.correcting import op_by_op
-from anesurgery.compressing.fitting import grid_of
-from anesurgery.compressing.second_order import moments
-from anesurgery.compressing.storing import Key, hold, key_of
+from anesurgery.compressing.fitting import fit_form
+from anesurgery.compressing.running_samples import run_op_by_op
+from anesurgery.compressing.second_order import second_moments
+from anesurgery.compressing.storing import Key, key_of, replace_constant
 from anesurgery.compressing.weight_forms import read_form
-from anesurgery.compressing.weight_rows import READERS, Rows, rows_of
+from anesurgery.compressing.weight_rows import READERS, WeightRows, weight_rows_of
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.core import Executable, Step
 from anesurgery.interpret.ops.constexpr import dequantize, quantize
 from anesurgery.mil import Array, Function, Operation, Program, Var, constant, is_output, static_shape
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
-"""Exponents of the size of a channel; 0 is the model as it is."""
+"""The exponents of a channel's size that are tried as its scale; 0 would be the model as it is."""
 GAIN = 0.95
-"""Share of the error that is left at most where scales are taken: less is within what samples vary by."""
+"""Scales are taken if at most this share of the error is left. Samples vary by the rest."""
 REACH = 6
-"""The largest exponent of two, either way: numbers of fp16 near 1 stay normal."""
+"""Scales are 2^-6 to 2^6, so that numbers of fp16 near 1 stay normal."""
 NEAR = 2.0**-12
-"""Of the largest number of a channel: what fp16 rounds it by at most."""
+"""The most that scaling may change a number, as a share of the largest of its channel: half a step of fp16."""
 ROWS = 1024
-"""Positions of all samples together that trials are measured on: a choice, as each trial multiplies them by the
-weights."""
+"""The number of positions, of all samples together, on which trials are measured. A choice: each trial
+multiplies them by the weights."""
 COMMUTES = ("relu", "identity")
-"""Ops that a positive factor goes through."""
+"""Ops that a positive factor commutes with."""
 MOVES = ("transpose", "reshape", "expand_dims", "squeeze")
-"""Ops that keep numbers, and may keep an axis whole."""
+"""Ops that only move numbers, and may keep an axis."""
 
 MIXERS = {"matmul": "y", "scaled_dot_product_attention": "value"}
-"""Products of two values -> the input whose last axis they hand on: rows are weighted sums of its rows."""
+"""Products of two values -> the input whose channels stay apart: rows of the result are sums of its rows."""
 
 Axes = tuple[int, ...]
-"""Along which the channels of a value lie, the outermost first: those of an attention lie along two."""
-Quantize = Callable[[Array], float]
-"""The sizes of what a product reads -> the range that its 8 bits hold."""
+"""The axes along which the channels of a value lie, the outermost first; those of an attention lie along
+two."""
+RangeOf = Callable[[Array], float]
+"""Magnitudes of what a product reads -> the range that its 8-bit codes cover."""
 
 
 @dataclass(frozen=True)
-class Held:
-    """A constant that scales along one of its axes."""
+class ChannelConstant:
+    """A constant that scales the channels of a value along one of its axes."""
 
     op: Operation
-    """That reads it."""
+    """The op that reads it."""
     name: str
-    """Of the input."""
+    """The name of the op's input."""
     axis: int
-    """Of the constant, along which the channels lie."""
+    """The axis of the constant along which the channels lie."""
 
     @property
     def var(self) -> Var:
@@ -90,65 +90,70 @@ class Held:
 
     @property
     def key(self) -> tuple[str, int, Key]:
-        """What the same place in another function has in common with it."""
+        """A key that is equal for the same constant in another function."""
         return self.name, self.axis, key_of(self.var)
 
 
 @dataclass(frozen=True)
 class Group:
-    """A value, the products that read it, and the constants that make it."""
+    """A value, the products that read it, and the constants that scale it."""
 
     x: Var
     axis: int
-    """Of the value, along which the channels lie."""
-    readers: tuple[Rows, ...]
-    sources: tuple[Held, ...]
+    """The axis of the value along which the channels lie."""
+    readers: tuple[WeightRows, ...]
+    sources: tuple[ChannelConstant, ...]
+    """The constants to divide by the scales."""
 
     @property
-    def weights(self) -> tuple[Held, ...]:
-        """The weights of the readers."""
-        return tuple(Held(r.op, _weight_name(r.op), _inputs_axis(r.op)) for r in self.readers)
+    def weights(self) -> tuple[ChannelConstant, ...]:
+        """The weights of the readers, to multiply by the scales."""
+        return tuple(ChannelConstant(r.op, _weight_name(r.op), _inputs_axis(r.op)) for r in self.readers)
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What the same group of another function has in common with it."""
-        return tuple(sorted(map(repr, (h.key for h in (*self.weights, *self.sources)))))
+        """A key that is equal for the same group of another function."""
+        return tuple(sorted(repr(constant.key) for constant in (*self.weights, *self.sources)))
 
 
 @dataclass(frozen=True)
 class Balanced:
-    """What became of one value that products read."""
+    """What was done with one value that products read."""
 
     value: str
     readers: tuple[str, ...]
-    """Names of the products."""
+    """The names of the products."""
     error: tuple[float, float]
-    """Of the products, squared, as a share: as the model was, and with the scales that were taken."""
+    """The squared error of the products over their squares, before, and with the scales that were taken."""
     why: str = ""
-    """The reason where it stays."""
+    """The reason where the value stays as it is."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {"value": self.value, "readers": list(self.readers), "error": list(self.error), "why": self.why}
 
 
-def groups_of(function: Function) -> tuple[list[Group], dict[Var, str]]:
-    """The values of a function whose channels can be scaled, and why those of other products cannot."""
+def find_groups(function: Function) -> tuple[list[Group], dict[Var, str]]:
+    """Find the values of a function whose channels can be scaled.
+
+    Returns:
+        The groups, and for other values that products read: value -> reason.
+    """
     groups: list[Group] = []
-    why: dict[Var, str] = {}
-    asked = dict.fromkeys(op.x for op in function.operations if (op.op_type, _weight_name(op)) in READERS)
-    for x in asked:
+    reasons: dict[Var, str] = {}
+    inputs = dict.fromkeys(op.x for op in function.operations if (op.op_type, _weight_name(op)) in READERS)
+    for x in inputs:
         if constant(x) is None:
-            group = _group(x)
+            group = _find_group(x)
             if isinstance(group, Group):
                 groups.append(group)
             else:
-                why[x] = group
-    return groups, why
+                reasons[x] = group
+    return groups, reasons
 
 
-def _group(x: Var) -> Group | str:
-    """The group of a value, or why it has none."""
+def _find_group(x: Var) -> Group | str:
+    """Return the group of a value, or why it has none."""
     if is_output(x):
         return "the model returns it"
     readers, axes = [], set()
@@ -159,12 +164,12 @@ def _group(x: Var) -> Group | str:
         if axis is None or op.inputs.get("x") is not x or constant(weight) is None:
             return f"{op.op_type} {op.name!r} reads it, which is no product with a stored weight"
         assert isinstance(weight, Var)
-        read = rows_of(op, name)
-        if not isinstance(read, Rows):
-            return read
+        rows = weight_rows_of(op, name)
+        if not isinstance(rows, WeightRows):
+            return rows
         if any(other not in x.child_ops for other in weight.child_ops):
             return f"the weight of {op.name!r} is read elsewhere too"
-        readers.append(read)
+        readers.append(rows)
         axes.add(axis)
     if len(axes) != 1:
         return "its readers multiply along different axes"
@@ -174,11 +179,12 @@ def _group(x: Var) -> Group | str:
 
 
 def _weight_name(op: Operation) -> str:
+    """Return the name of the input that is the weight of a product."""
     return "y" if op.op_type == "matmul" else "weight"
 
 
 def _channel_axis(op: Operation) -> int | None:
-    """The axis of x that a product sums over; None of an op that is none, or sums over another."""
+    """Return the axis of x that a product sums over; None for other ops, and for a transposed x."""
     if op.op_type == "conv":
         return 1
     if op.op_type == "linear" or (op.op_type == "matmul" and not op.transpose_x.val):
@@ -187,45 +193,51 @@ def _channel_axis(op: Operation) -> int | None:
 
 
 def _inputs_axis(op: Operation) -> int:
-    """The axis of the weight that meets the channels of x."""
+    """Return the axis of the weight that meets the channels of x."""
     return 0 if op.op_type == "matmul" and not op.transpose_y.val else 1
 
 
-def _sources(var: Var, axes: Axes) -> tuple[Held, ...] | str:
-    """The constants that scale a value along the axes of its channels, or why there are none."""
+def _sources(var: Var, axes: Axes) -> tuple[ChannelConstant, ...] | str:
+    """Return the constants that scale the channels of a value, along `axes`, or why there are none."""
     op = var.op
     if op is None:
         return "it is an input"
     if op.op_type in COMMUTES:
-        return _only(op, "x", axes)
-    if op.op_type in MOVES and (before := _moved_from(op, axes)) is not None:
-        return _only(op, "x", before)
-    if (mixed := _mixed_from(op, axes)) is not None:
-        return _only(op, *mixed)
+        return _sources_of_input(op, "x", axes)
+    if op.op_type in MOVES and (before := _axes_before_move(op, axes)) is not None:
+        return _sources_of_input(op, "x", before)
+    if (mixed := _mixed_input(op, axes)) is not None:
+        return _sources_of_input(op, *mixed)
     if op.op_type in ("mul", "add"):
-        return _of_two(op, axes)
-    row = MAKERS.get(op.op_type)
-    places = None if row is None or len(axes) > 1 else row(op, axes[0])
-    if places is None:
+        return _sources_of_elementwise(op, axes)
+    scaling_inputs = SCALING_INPUTS.get(op.op_type)
+    inputs = None if scaling_inputs is None or len(axes) > 1 else scaling_inputs(op, axes[0])
+    if inputs is None:
         return f"{op.op_type} {op.name!r} makes it, which has no constant for each of its channels"
-    return _stored(op, places, int(var.shape[axes[0]]))
+    return _channel_constants(op, inputs, int(var.shape[axes[0]]))
 
 
-def _stored(op: Operation, places: Mapping[str, int], channels: int) -> tuple[Held, ...] | str:
-    """Constants of an op that nothing else reads."""
-    for name, axis in places.items():
-        held = op.inputs.get(name)
-        if not isinstance(held, Var) or constant(held) is None:
+def _channel_constants(
+    op: Operation, inputs: Mapping[str, int], channels: int
+) -> tuple[ChannelConstant, ...] | str:
+    """Return inputs (name -> axis of channels) as constants that only this op reads, or why they are not."""
+    for name, axis in inputs.items():
+        var = op.inputs.get(name)
+        if not isinstance(var, Var) or constant(var) is None:
             return f"{op.op_type} {op.name!r} makes it, whose {name} is not stored"
-        if any(other is not op for other in held.child_ops):
+        if any(other is not op for other in var.child_ops):
             return f"{name} of {op.name!r}, which makes it, is read elsewhere too"
-        if not -len(held.shape) <= axis < len(held.shape) or held.shape[axis] != channels:
+        if not -len(var.shape) <= axis < len(var.shape) or var.shape[axis] != channels:
             return f"{op.op_type} {op.name!r} makes it, whose {name} has no number for each channel"
-    return tuple(Held(op, name, axis) for name, axis in places.items())
+    return tuple(ChannelConstant(op, name, axis) for name, axis in inputs.items())
 
 
-def _moved_from(op: Operation, axes: Axes) -> Axes | None:
-    """The axes of x that an op moves to axes of its result; None where they are cut or joined with others."""
+def _axes_before_move(op: Operation, axes: Axes) -> Axes | None:
+    """Return the axes of x that an op moves to axes of its result.
+
+    None where a reshape splits them off others or joins them with others: a run of axes of x must have as many
+    numbers together, and as many behind it.
+    """
     if op.op_type == "transpose":
         return tuple(int(op.perm.val[axis]) % len(op.perm.val) for axis in axes)
     before, after = static_shape(op.x), static_shape(op.outputs[0])
@@ -233,38 +245,30 @@ def _moved_from(op: Operation, axes: Axes) -> Axes | None:
         return None
     size, inner = math.prod(after[a] for a in axes), math.prod(after[axes[-1] + 1 :])
     runs = [range(first, last + 1) for last in range(len(before)) for first in range(last + 1)]
-    for run in sorted(runs, key=len):  # axes of one number beside them are none of theirs
+    for run in sorted(runs, key=len):  # the shortest run: axes of size 1 beside it are not of the channels
         if (math.prod(before[a] for a in run), math.prod(before[run[-1] + 1 :])) == (size, inner):
             return tuple(run)
     return None
 
 
-def _mixed_from(op: Operation, axes: Axes) -> tuple[str, Axes] | None:
-    """The input whose channels a product of two values hands on, each by itself: the values of an attention.
-
-    Returns:
-        The name of the input and the axes of its channels; None where an op mixes them, or is none such.
-    """
+def _mixed_input(op: Operation, axes: Axes) -> tuple[str, Axes] | None:
+    """Return the values of an attention, from its last product, and the axes of their channels; else None."""
     name = MIXERS.get(op.op_type)
     value = op.inputs.get(name or "")
-    shape, result = (static_shape(v) if isinstance(v, Var) else None for v in (value, op.outputs[0]))
-    if (
-        name is None
-        or shape is None
-        or result is None
-        or len(shape) != len(result)
-        or constant(value) is not None
-    ):
+    if name is None or not isinstance(value, Var) or constant(value) is not None:
+        return None
+    shape, result = static_shape(value), static_shape(op.outputs[0])
+    if shape is None or result is None or len(shape) != len(result):
         return None
     last, rows = len(result) - 1, len(result) - 2
     if last not in axes or rows in axes or any(shape[a] != result[a] for a in axes if a != last):
         return None
-    turned = op.op_type == "matmul" and bool(op.transpose_y.val)
-    return name, tuple(rows if a == last and turned else a for a in axes)
+    transposed = op.op_type == "matmul" and bool(op.transpose_y.val)
+    return name, tuple(rows if a == last and transposed else a for a in axes)
 
 
-def _only(op: Operation, name: str, axes: Axes) -> tuple[Held, ...] | str:
-    """What makes an input of an op, where that op alone reads it."""
+def _sources_of_input(op: Operation, name: str, axes: Axes) -> tuple[ChannelConstant, ...] | str:
+    """Return the constants that scale an input of an op, if that op alone reads it; or why not."""
     var = op.inputs[name]
     assert isinstance(var, Var)
     if is_output(var) or any(other is not op for other in var.child_ops):
@@ -274,38 +278,53 @@ def _only(op: Operation, name: str, axes: Axes) -> tuple[Held, ...] | str:
     return _sources(var, axes)
 
 
-def _of_two(op: Operation, axes: Axes) -> tuple[Held, ...] | str:
-    """Of a product one factor is scaled, a stored one first; of a sum both terms, one of which is stored."""
-    rank, sizes = len(op.outputs[0].shape), [int(op.outputs[0].shape[axis]) for axis in axes]
-    names = sorted(("x", "y"), key=lambda name: constant(op.inputs[name]) is None)
+def _sources_of_elementwise(op: Operation, axes: Axes) -> tuple[ChannelConstant, ...] | str:
+    """Return the constants that scale a mul or an add, or why there are none.
+
+    Of a mul one factor is scaled, a constant if it has one. Of an add both terms are, of which one must be a
+    constant.
+    """
     if op.x is op.y:
         return f"{op.op_type} {op.name!r} makes it of one value twice"
-    found: list[tuple[Held, ...] | str] = []
-    for name in names:
-        var = op.inputs[name]
-        if constant(var) is not None and len(axes) == 1:
-            found.append(_stored(op, {name: axes[0] - rank + len(var.shape)}, sizes[0]))
-        elif constant(var) is not None:
-            found.append(f"the channels of {var.name!r} lie along several axes")
-        elif len(var.shape) == rank and [var.shape[axis] for axis in axes] == sizes:
-            found.append(_only(op, name, axes))
-        else:
-            found.append(f"{var.name!r}, its source, is spread over its channels")
-    first, second = found
+    names = sorted(("x", "y"), key=lambda name: constant(op.inputs[name]) is None)
+    first, second = (_sources_of_operand(op, name, axes) for name in names)
     if op.op_type == "mul":
         return second if isinstance(first, str) else first
     if constant(op.inputs[names[0]]) is None:
         return f"add {op.name!r} makes it of two values"
-    if isinstance(first, str) or isinstance(second, str):
-        return first if isinstance(first, str) else second
-    return (*first, *second)
+    if isinstance(first, str):
+        return first
+    return second if isinstance(second, str) else (*first, *second)
 
 
-def _with_bias(places: dict[str, int], op: Operation) -> dict[str, int]:
-    return places if op.inputs.get("bias") is None else {**places, "bias": 0}
+def _sources_of_operand(op: Operation, name: str, axes: Axes) -> tuple[ChannelConstant, ...] | str:
+    """Return the constants that scale one operand of a mul or an add, or why there are none."""
+    var, shape = op.inputs[name], op.outputs[0].shape
+    assert isinstance(var, Var)
+    sizes = [int(shape[axis]) for axis in axes]
+    if constant(var) is not None:
+        if len(axes) > 1:
+            return f"the channels of {var.name!r} lie along several axes"
+        return _channel_constants(op, {name: axes[0] - len(shape) + len(var.shape)}, sizes[0])
+    if len(var.shape) != len(shape) or [var.shape[axis] for axis in axes] != sizes:
+        return f"{var.name!r}, its source, is spread over its channels"
+    return _sources_of_input(op, name, axes)
 
 
-def _of_norm(op: Operation, axis: int) -> dict[str, int] | None:
+def _with_bias(inputs: dict[str, int], op: Operation) -> dict[str, int]:
+    """Add the bias, whose only axis is that of the channels, where the op has one."""
+    return inputs if op.inputs.get("bias") is None else {**inputs, "bias": 0}
+
+
+def _linear_inputs(op: Operation, axis: int) -> dict[str, int] | None:
+    return _with_bias({"weight": 0}, op) if axis == len(op.x.shape) - 1 else None
+
+
+def _conv_inputs(op: Operation, axis: int) -> dict[str, int] | None:
+    return _with_bias({"weight": 0}, op) if axis == 1 else None
+
+
+def _layer_norm_inputs(op: Operation, axis: int) -> dict[str, int] | None:
     rank = len(op.x.shape)
     axes = None if op.inputs.get("axes") is None else [int(a) % rank for a in op.axes.val]
     if axes != [axis] or op.inputs.get("gamma") is None:
@@ -313,31 +332,32 @@ def _of_norm(op: Operation, axis: int) -> dict[str, int] | None:
     return {"gamma": 0} if op.inputs.get("beta") is None else {"gamma": 0, "beta": 0}
 
 
-def _of_batch_norm(op: Operation, axis: int) -> dict[str, int] | None:
-    whole = axis == 1 and op.inputs.get("gamma") is not None and op.inputs.get("beta") is not None
-    return {"gamma": 0, "beta": 0} if whole else None
+def _batch_norm_inputs(op: Operation, axis: int) -> dict[str, int] | None:
+    has_both = op.inputs.get("gamma") is not None and op.inputs.get("beta") is not None
+    return {"gamma": 0, "beta": 0} if axis == 1 and has_both else None
 
 
-def _of_matmul(op: Operation, axis: int) -> dict[str, int] | None:
+def _matmul_inputs(op: Operation, axis: int) -> dict[str, int] | None:
     if axis != len(op.outputs[0].shape) - 1 or len(op.y.shape) != 2:
         return None
     return {"y": 0 if op.transpose_y.val else 1}
 
 
-def _of_conv_transpose(op: Operation, axis: int) -> dict[str, int] | None:
-    grouped = op.inputs.get("groups") is not None and int(op.groups.val) > 1
-    return _with_bias({"weight": 1}, op) if axis == 1 and not grouped else None
+def _conv_transpose_inputs(op: Operation, axis: int) -> dict[str, int] | None:
+    is_grouped = op.inputs.get("groups") is not None and int(op.groups.val) > 1
+    return _with_bias({"weight": 1}, op) if axis == 1 and not is_grouped else None
 
 
-MAKERS: dict[str, Callable[[Operation, int], dict[str, int] | None]] = {
-    "layer_norm": _of_norm,
-    "batch_norm": _of_batch_norm,
-    "linear": lambda op, axis: _with_bias({"weight": 0}, op) if axis == len(op.x.shape) - 1 else None,
-    "matmul": _of_matmul,
-    "conv": lambda op, axis: _with_bias({"weight": 0}, op) if axis == 1 else None,
-    "conv_transpose": _of_conv_transpose,
+SCALING_INPUTS: dict[str, Callable[[Operation, int], dict[str, int] | None]] = {
+    "layer_norm": _layer_norm_inputs,
+    "batch_norm": _batch_norm_inputs,
+    "linear": _linear_inputs,
+    "matmul": _matmul_inputs,
+    "conv": _conv_inputs,
+    "conv_transpose": _conv_transpose_inputs,
 }
-"""Op type -> the inputs that scale an axis of its result, and along which of their axes; None where none do."""
+"""Op type -> returns, for an axis of the op's result, the inputs that scale it (name -> their axis), or
+None."""
 
 
 def balance_channels(
@@ -345,245 +365,267 @@ def balance_channels(
     name: str,
     samples: Sequence[Mapping[str, Any]],
     forms: Mapping[Var, str | None],
-    quantized: Quantize | None = None,
+    range_of: RangeOf | None = None,
 ) -> list[Balanced]:
-    """Move scales of channels into the weights where the products get better by it.
+    """Scale channels where the products lose less by it when weights are compressed.
 
     Args:
-        loaded: the model, which is edited, in all functions alike.
-        name: of the function whose samples they are.
-        samples: as the function takes them.
-        forms: what each weight will be; one that is not there stays as it is.
-        quantized: the range of inputs of 8 bits; None where they stay as they are.
+        loaded: the model; all its functions are edited.
+        name: of the function that takes the samples.
+        samples: inputs of the function.
+        forms: weight -> the form that it will get; one that is missing stays as it is.
+        range_of: the range of 8-bit inputs; None where inputs are not quantized.
 
     Returns:
         A row for each value that products with one of these weights read.
     """
     program = loaded.program
     function = program.functions[name]
-    groups, why = groups_of(function)
-    asked = [g for g in groups if any(forms.get(h.var) for h in g.weights)]
-    kept, others = [], _Others(program, function)
-    for group in asked:
-        reason = _spread(group, forms) or others.reason(group)
+    groups, reasons = find_groups(function)
+    kept, others = [], _OtherFunctions(program, function)
+    for group in groups:
+        if not any(forms.get(weight.var) for weight in group.weights):
+            continue
+        reason = _palette_reason(group, forms) or others.reason(group)
         if reason:
-            why[group.x] = reason
+            reasons[group.x] = reason
         else:
             kept.append(group)
-    trials = {group.x: _Trials(group, forms, quantized) for group in kept}
-    by_op = {r.op: (trials[g.x], r) for g in kept for r in g.readers}
+    trials = {group.x: _Trials(group, forms, range_of) for group in kept}
+    by_op = {r.op: (trials[group.x], r) for group in kept for r in group.readers}
 
-    def measure(step: Step, given: Sequence[Mapping[str, Any]]) -> Step:
-        each, rows = by_op[step.op]
-        each.add(rows, given)
+    def measure(step: Step, arguments: Sequence[Mapping[str, Any]]) -> Step:
+        op_trials, rows = by_op[step.op]
+        op_trials.measure(rows, arguments)
         return step
 
     if kept:
-        op_by_op(Executable(program, function=name, fuse=False), samples, measure, set(by_op))
-    made = [trials[group.x].result() for group in kept]
+        run_op_by_op(Executable(program, function=name, fuse=False), samples, measure, set(by_op))
+    balanced = [trials[group.x].result() for group in kept]
     for group in kept:
         exponents = trials[group.x].best
-        for alike in (group, *others.of(group)):
-            apply(alike, exponents)
-    products = [x for x in why if any(forms.get(v) for op in x.child_ops for _, v in _constants(op))]
-    return [
-        *made,
-        *(Balanced(x.name, tuple(op.name for op in x.child_ops), (0.0, 0.0), why[x]) for x in products),
-    ]
+        for same in (group, *others.same_groups(group)):
+            apply_scales(same, exponents)
+    return [*balanced, *_unbalanced(reasons, forms)]
 
 
-def _constants(op: Operation) -> Iterator[tuple[str, Var]]:
+def _unbalanced(reasons: Mapping[Var, str], forms: Mapping[Var, str | None]) -> Iterator[Balanced]:
+    """Yield a row for each value that stays, if a product with a weight to compress reads it."""
+    for x, reason in reasons.items():
+        if any(forms.get(weight) for op in x.child_ops for weight in _weights(op)):
+            yield Balanced(x.name, tuple(op.name for op in x.child_ops), (0.0, 0.0), reason)
+
+
+def _weights(op: Operation) -> Iterator[Var]:
+    """Yield the inputs of an op that may be its weight."""
     for name in ("weight", "y"):
         if isinstance(var := op.inputs.get(name), Var):
-            yield name, var
+            yield var
 
 
-def _spread(group: Group, forms: Mapping[Var, str | None]) -> str:
-    """Why the weights that make a value are not to be scaled; empty where they may."""
-    for held in group.sources:
-        form = forms.get(held.var)
+def _palette_reason(group: Group, forms: Mapping[Var, str | None]) -> str:
+    """Return why constants that scale a value must stay (one will be a palette); empty if they may change."""
+    for source in group.sources:
+        form = forms.get(source.var)
         if form is not None and read_form(form).kind == "palette":
-            return f"the weight of {held.op.name!r}, which makes it, has one table, which scales would spread"
+            return f"the weight of {source.op.name!r}, which makes it, has one table, which scales would spread"
     return ""
 
 
-class _Others:
-    """The groups of the other functions, which must be scaled alike where they hold the same numbers."""
+class _OtherFunctions:
+    """The groups of the other functions, which must get the same scales where they share the numbers."""
 
     def __init__(self, program: Program, function: Function) -> None:
         self.functions = {n: f for n, f in program.functions.items() if f is not function}
-        self.groups = {n: {g.key: g for g in groups_of(f)[0]} for n, f in self.functions.items()}
+        self.groups = {n: {g.key: g for g in find_groups(f)[0]} for n, f in self.functions.items()}
 
-    def of(self, group: Group) -> Iterator[Group]:
-        """The same group elsewhere."""
+    def same_groups(self, group: Group) -> Iterator[Group]:
+        """Yield the same group of each other function that has it."""
         if self.functions:
             key = group.key
             yield from (groups[key] for groups in self.groups.values() if key in groups)
 
     def reason(self, group: Group) -> str:
-        """Why a group cannot be scaled in all functions; empty where it can."""
+        """Return why a group cannot be scaled in all functions; empty where it can."""
         if not self.functions:
             return ""
-        key, held = group.key, {key_of(h.var) for h in group.weights}
-        shapes = {shape for shape, _, _ in held}
+        key, weights = group.key, {key_of(weight.var) for weight in group.weights}
+        shapes = {shape for shape, _, _ in weights}
         for name, function in self.functions.items():
             consts = (op.outputs[0] for op in function.operations if op.op_type == "const")
-            alike = (v for v in consts if isinstance(v.val, np.ndarray) and v.val.shape in shapes)
-            if key not in self.groups[name] and any(key_of(var) in held for var in alike):
+            similar = (v for v in consts if isinstance(v.val, np.ndarray) and v.val.shape in shapes)
+            if key not in self.groups[name] and any(key_of(var) in weights for var in similar):
                 return f"the function {name!r} reads one of the weights otherwise"
         return ""
 
 
 @dataclass
 class _Trials:
-    """The scales that are tried for one group, and the error that each leaves."""
+    """The scales that are tried for one group, and the error with each."""
 
     group: Group
     forms: Mapping[Var, str | None]
-    quantized: Quantize | None
+    range_of: RangeOf | None
     exponents: list[Array] = field(default_factory=list)
-    """Of two, for each trial [channels]; the first is all 0."""
+    """For each trial the scales' exponents of two, [channels]; the first trial is all 0."""
     errors: Array = field(default_factory=lambda: np.zeros(0))
+    """The error of each trial, added over the readers."""
 
-    def add(self, rows: Rows, given: Sequence[Mapping[str, Any]]) -> None:
-        """Measure the trials on what one reader sees."""
+    def measure(self, rows: WeightRows, arguments: Sequence[Mapping[str, Any]]) -> None:
+        """Add the error of each trial at one reader, given its arguments in each sample."""
         if not self.exponents:
-            self.exponents = self._tried([values["x"] for values in given])
+            self.exponents = self._candidates([values["x"] for values in arguments])
             self.errors = np.zeros(len(self.exponents))
-        inputs = _some(rows, given)
+        inputs = _sampled_inputs(rows, arguments)
         for number, exponents in enumerate(self.exponents):
-            self.errors[number] += _error(rows, inputs, exponents, self.forms, self.quantized)
+            self.errors[number] += _error(rows, inputs, exponents, self.forms, self.range_of)
 
     @property
     def best(self) -> Array:
-        """The exponents that are taken."""
+        """The exponents with the least error; 0 if that is not enough of a gain."""
         number = int(self.errors.argmin())
         return self.exponents[number if self.errors[number] < GAIN * self.errors[0] else 0]
 
     def result(self) -> Balanced:
-        """What became of the value."""
-        taken = bool(self.best.any())
-        number, count = int(self.errors.argmin()) if taken else 0, len(self.group.readers)
-        why = "" if taken else f"no scales leave less than {GAIN:.0%} of the error"
+        """Return the row of the report."""
+        is_scaled = bool(self.best.any())
+        number, count = int(self.errors.argmin()) if is_scaled else 0, len(self.group.readers)
+        why = "" if is_scaled else f"no scales leave less than {GAIN:.0%} of the error"
         error = float(self.errors[0]) / count, float(self.errors[number]) / count
         return Balanced(self.group.x.name, tuple(r.op.name for r in self.group.readers), error, why)
 
-    def _tried(self, values: Sequence[torch.Tensor]) -> list[Array]:
+    def _candidates(self, values: Sequence[torch.Tensor]) -> list[Array]:
+        """Return the exponents to try, from the group's value in each sample."""
         axis = self.group.axis
-        sizes = [x.double().abs().movedim(axis, -1).reshape(-1, x.shape[axis]) for x in values]
-        largest = np.asarray(torch.stack([s.amax(0) for s in sizes]).amax(0))
-        mean = np.asarray(torch.cat(sizes).mean(0)) if self.quantized is None else largest
-        weight = np.max([_largest(h, len(largest)) for h in self.group.weights], axis=0)
-        tried = [np.zeros(len(largest), np.int64)]
+        magnitudes = [x.double().abs().movedim(axis, -1).reshape(-1, x.shape[axis]) for x in values]
+        largest = np.asarray(torch.stack([m.amax(0) for m in magnitudes]).amax(0))
+        sizes = np.asarray(torch.cat(magnitudes).mean(0)) if self.range_of is None else largest
+        weights = np.max([_largest_by_channel(w, len(largest)) for w in self.group.weights], axis=0)
+        candidates = [np.zeros(len(largest), np.int64)]
         for strength in STRENGTHS:
-            for size in (mean**strength, mean**strength / np.maximum(weight, 1e-30) ** (1 - strength)):
-                exponents = _powers(np.where((largest > 0) & (weight > 0), size, 0.0))
-                tried.append(self._exact(exponents, largest))
-        return tried
+            awq = sizes**strength
+            smooth_quant = awq / np.maximum(weights, 1e-30) ** (1 - strength)
+            for scales in (awq, smooth_quant):
+                exponents = _powers_of_two(np.where((largest > 0) & (weights > 0), scales, 0.0))
+                candidates.append(self._without_loss(exponents, largest))
+        return candidates
 
-    def _exact(self, exponents: Array, largest: Array) -> Array:
-        """Exponents of 0 where others would change a stored number, or overflow."""
-        finite = largest * np.exp2(-exponents) < fp16.LARGEST / 2
-        exponents = np.where(finite, exponents, 0)
-        for held, sign in _signed(self.group):
-            exponents = np.where(_kept(held, sign * exponents), exponents, 0)
+    def _without_loss(self, exponents: Array, largest: Array) -> Array:
+        """Set exponents to 0 where they would change a constant's numbers, or bring the value near overflow."""
+        is_finite = largest * np.exp2(-exponents) < fp16.LARGEST / 2
+        exponents = np.where(is_finite, exponents, 0)
+        for scaled, sign in _signed_constants(self.group):
+            exponents = np.where(_stays_exact(scaled, sign * exponents), exponents, 0)
         return exponents
 
 
-def _largest(held: Held, channels: int) -> Array:
-    """The largest number of each channel."""
-    weight = np.abs(np.asarray(held.var.val, np.float64))
-    channel = np.broadcast_to(_factor(held, np.arange(channels), weight.shape), weight.shape)
-    found = np.zeros(channels)
-    np.maximum.at(found, channel.ravel(), weight.ravel())
-    return found
+def _largest_by_channel(source: ChannelConstant, channels: int) -> Array:
+    """Return the largest magnitude of each channel of a constant, [channels]."""
+    magnitudes = np.abs(np.asarray(source.var.val, np.float64))
+    numbers = np.broadcast_to(_aligned(source, np.arange(channels), magnitudes.shape), magnitudes.shape)
+    largest = np.zeros(channels)
+    np.maximum.at(largest, numbers.ravel(), magnitudes.ravel())
+    return largest
 
 
-def _powers(sizes: Array) -> Array:
-    """The nearest exponents of two, about a mean of 0; 0 for a size of 0."""
-    known = sizes > 0
-    logs = np.log2(np.where(known, sizes, 1.0))
-    middle = logs[known].mean() if known.any() else 0.0
-    return np.where(known, np.clip(np.rint(logs - middle), -REACH, REACH), 0).astype(np.int64)
+def _powers_of_two(scales: Array) -> Array:
+    """Return the rounded log2 of scales over their geometric mean, [channels]; 0 for a scale of 0."""
+    positive = scales > 0
+    logs = np.log2(np.where(positive, scales, 1.0))
+    mean = logs[positive].mean() if positive.any() else 0.0
+    return np.where(positive, np.clip(np.rint(logs - mean), -REACH, REACH), 0).astype(np.int64)
 
 
-def _signed(group: Group) -> Iterator[tuple[Held, int]]:
-    """The constants of a group: weights get the scales, what makes the value loses them."""
-    yield from ((held, 1) for held in group.weights)
-    yield from ((held, -1) for held in group.sources)
+def _signed_constants(group: Group) -> Iterator[tuple[ChannelConstant, int]]:
+    """Yield the constants of a group, weights with 1 (they are multiplied), sources with -1 (divided)."""
+    yield from ((weight, 1) for weight in group.weights)
+    yield from ((source, -1) for source in group.sources)
 
 
-def _factor(held: Held, numbers: Array, shape: tuple[int, ...]) -> Array:
-    """Numbers of channels in a shape that broadcasts to a constant; those of a group meet its rows only."""
-    if held.op.op_type == "conv" and held.axis == 1:
+def _aligned(source: ChannelConstant, numbers: Array, shape: tuple[int, ...]) -> Array:
+    """Return one number for each channel in a shape that broadcasts to a constant.
+
+    In the weight of a grouped conv the rows of a group meet only the channels of that group.
+    """
+    if source.op.op_type == "conv" and source.axis == 1:
         groups = len(numbers) // shape[1]
         rows = numbers.reshape(groups, shape[1]).repeat(shape[0] // groups, axis=0)
         return rows.reshape(*rows.shape, *[1] * (len(shape) - 2))
-    return numbers.reshape([-1 if axis == held.axis % len(shape) else 1 for axis in range(len(shape))])
+    return numbers.reshape([-1 if axis == source.axis % len(shape) else 1 for axis in range(len(shape))])
 
 
-def _scaled(held: Held, exponents: Array) -> Array:
-    """A constant, scaled, in its type."""
-    value = np.asarray(held.var.val)
-    return np.asarray(np.ldexp(value, _factor(held, exponents, value.shape)).astype(value.dtype))
+def _scale(source: ChannelConstant, exponents: Array) -> Array:
+    """Return a constant times 2**exponents of its channels, in its type."""
+    value = np.asarray(source.var.val)
+    return np.asarray(np.ldexp(value, _aligned(source, exponents, value.shape)).astype(value.dtype))
 
 
-def _kept(held: Held, exponents: Array) -> Array:
-    """[channels]: do the numbers of a constant come back, as near as their largest is rounded?"""
-    value = np.asarray(held.var.val)
+def _stays_exact(source: ChannelConstant, exponents: Array) -> Array:
+    """Return [channels], True if scaling a constant and back changes no number by more than `NEAR`."""
+    value, count = np.asarray(source.var.val), len(exponents)
     with np.errstate(over="ignore", under="ignore"):
-        scaled = _scaled(held, exponents).astype(np.float64)
-        off = np.abs(np.ldexp(scaled, -_factor(held, exponents, value.shape)) - value)
-    fine = np.isfinite(scaled) & (off <= NEAR * _factor(held, _largest(held, len(exponents)), value.shape))
-    channel = np.broadcast_to(_factor(held, np.arange(len(exponents)), value.shape), value.shape)
-    kept = np.ones(len(exponents), np.bool_)
-    np.logical_and.at(kept, channel.ravel(), fine.ravel())
-    return kept
+        scaled = _scale(source, exponents).astype(np.float64)
+        difference = np.abs(np.ldexp(scaled, -_aligned(source, exponents, value.shape)) - value)
+    largest = _aligned(source, _largest_by_channel(source, count), value.shape)
+    is_near = np.isfinite(scaled) & (difference <= NEAR * largest)
+    numbers = np.broadcast_to(_aligned(source, np.arange(count), value.shape), value.shape)
+    result = np.ones(count, np.bool_)
+    np.logical_and.at(result, numbers.ravel(), is_near.ravel())
+    return result
 
 
-def _some(rows: Rows, given: Sequence[Mapping[str, Any]]) -> torch.Tensor:
-    """[groups, number, columns]: some of what an op reads, spread evenly over the samples."""
-    each = -(-ROWS // len(given))
-    found = []
-    for values in given:
+def _sampled_inputs(rows: WeightRows, arguments: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """Return about `ROWS` of the inputs of an op, spread evenly over the samples, [groups, number, columns]."""
+    per_sample = -(-ROWS // len(arguments))
+    parts = []
+    for values in arguments:
         inputs = rows.inputs(values)
         assert inputs is not None
-        found.append(inputs[:, :: max(1, inputs.shape[1] // each)])
-    return torch.cat(found, dim=1).double()
+        parts.append(inputs[:, :: max(1, inputs.shape[1] // per_sample)])
+    return torch.cat(parts, dim=1).double()
 
 
 def _error(
-    rows: Rows,
+    rows: WeightRows,
     inputs: torch.Tensor,
     exponents: Array,
     forms: Mapping[Var, str | None],
-    quantized: Quantize | None,
+    range_of: RangeOf | None,
 ) -> float:
-    """Of the products with rounded weights and inputs, squared, as a share of their squares."""
-    held = Held(rows.op, _weight_name(rows.op), _inputs_axis(rows.op))
-    weight = np.asarray(held.var.val, np.float64)
-    factor = np.broadcast_to(_factor(held, np.exp2(exponents), weight.shape), weight.shape)
-    plain, scaled = rows.of(weight), rows.of(weight * factor)
-    read = inputs / torch.from_numpy(rows.of(factor)[:, :1].copy())
-    if quantized is not None:
-        scale = max(quantized(np.asarray(read.abs()).ravel()) / 127, fp16.NORMAL)
-        coded = dequantize(quantize(read, scale, "int8"), scale).double()
-    else:
-        coded = read
-    form = forms.get(held.var)
+    """Return the squared error of the products with scales over their squares.
+
+    Args:
+        rows: of the weight.
+        inputs: of the op, [groups, number, columns].
+        exponents: of the scales, [channels].
+        forms: weight -> form; it is rounded to the nearest in that.
+        range_of: the range of 8-bit inputs; None where inputs are not quantized.
+    """
+    source = ChannelConstant(rows.op, _weight_name(rows.op), _inputs_axis(rows.op))
+    weight = np.asarray(source.var.val, np.float64)
+    scales = np.broadcast_to(_aligned(source, np.exp2(exponents), weight.shape), weight.shape)
+    plain_rows, scaled_rows = rows.to_rows(weight), rows.to_rows(weight * scales)
+    scaled_inputs = inputs / torch.from_numpy(rows.to_rows(scales)[:, :1].copy())
+    if range_of is not None:
+        step = max(range_of(np.asarray(scaled_inputs.abs()).ravel()) / 127, fp16.NORMAL)
+        scaled_inputs = dequantize(quantize(scaled_inputs, step, "int8"), step).double()
+    form = forms.get(source.var)
     if form is not None:
-        dtype = np.asarray(held.var.val).dtype
-        grid = grid_of(form, scaled, moments(coded), rows.channels, rows.channel, weight.ndim, dtype)
-        scaled = np.stack([grid.nearest(part, group) for group, part in enumerate(scaled)]).astype(np.float64)
-    expected = inputs @ torch.from_numpy(plain.copy()).transpose(1, 2)
-    off = coded @ torch.from_numpy(scaled.copy()).transpose(1, 2) - expected
-    whole = float((expected**2).sum())
-    return float((off**2).sum()) / whole if whole > 0 else 0.0
+        dtype, axis = np.asarray(source.var.val).dtype, rows.channel_axis
+        hessians = second_moments(scaled_inputs)
+        grid = fit_form(form, scaled_rows, hessians, rows.channels, axis, weight.ndim, dtype)
+        rounded = [grid.nearest(part, group) for group, part in enumerate(scaled_rows)]
+        scaled_rows = np.stack(rounded).astype(np.float64)
+    expected = inputs @ torch.from_numpy(plain_rows.copy()).transpose(1, 2)
+    difference = scaled_inputs @ torch.from_numpy(scaled_rows.copy()).transpose(1, 2) - expected
+    squares = float((expected**2).sum())
+    return float((difference**2).sum()) / squares if squares > 0 else 0.0
 
 
-def apply(group: Group, exponents: Array) -> None:
-    """Scale the constants of a group."""
+def apply_scales(group: Group, exponents: Array) -> None:
+    """Multiply the weights of a group by 2**exponents, and divide its sources."""
     if not exponents.any():
         return
-    for held, sign in _signed(group):
-        hold(held.op, held.name, _scaled(held, sign * exponents), f"{held.var.name}_balanced")
+    for source, sign in _signed_constants(group):
+        name = f"{source.var.name}_balanced"
+        replace_constant(source.op, source.name, _scale(source, sign * exponents), name)

@@ -1,4 +1,4 @@
-"""A cache of keys and values in 8 bits: what the caller hands from call to call becomes int8.
+"""Keep the cache of a decoder, its keys and values, in 8 bits: what goes from call to call becomes int8.
 
 Before::
 
@@ -16,13 +16,13 @@ or, with a scale for each channel of each head::
     kept = slice_update(x=cache_0_read, ...)
     cache_0_out = quantize(input=kept * (1 / scales), scale=1)
 
-The scales are those of the largest number that each head, or each of its channels, keeps while the texts are
-read. The ops themselves hold scales along one axis, so those of channels are products beside them, which read
-the cache once more each way. They are there where the logits of other texts lose much less by them: keys with a
-few large channels leave the others few codes of the scale of their head. Codes that are read and written again
-stay what they were, so a token is rounded once; what a call reads of its own tokens is not rounded.
+A scale comes from the largest number that a head, or a channel, keeps while the calibration texts are read.
+quantize and dequantize take scales along one axis only, so scales of channels are products beside them, which
+read the cache once more each way. They are used where they lower the loss on other texts by half: if a few
+channels of the keys are large, the others get few codes from the scale of their head. Codes that are read and
+written again do not change, so a token is rounded once; what a call reads of its own tokens is not rounded.
 
-States hold fp16 alone: coremltools 9 refuses another type for iOS 18 and for iOS 26 ("State only support fp16
+States hold fp16 only: coremltools 9 refuses another type for iOS 18 and for iOS 26 ("State only support fp16
 dtype"), and writes int8 inputs and outputs from iOS 26 on; for iOS 18 it makes int32 of them, which saves
 nothing.
 """
@@ -72,15 +72,16 @@ HEADS = 1
 EACH = ("head", "channel")
 """What may have a scale of its own: each head, or each channel of each head."""
 LEAST_GAIN = 0.5
-"""The share of the KL that scales for each channel must take away, since their products cost time."""
+"""The share of the KL that scales for each channel must remove, since their products cost time."""
 MOST_TRIED = 4
-"""Texts by which that is judged."""
+"""The most texts on which the two kinds of scales are compared."""
 SILENT = 128
-"""A channel has at least the scale of its head by this: one that is silent in all texts may speak in others."""
+"""A channel's scale is at least this fraction, 1/128, of its head's: if it is silent in these texts, it may not
+be in others."""
 HELD_OUT = 4
 """Every n-th text is held out to judge the result: a quarter, so that both parts have some of a few texts."""
 FAILED = "A19"
-"""The chip for which a language model with quantized values did not compile (john-rocky/CoreML-LLM)."""
+"""A chip for which a language model with quantized values did not compile (john-rocky/CoreML-LLM)."""
 
 
 @dataclass(frozen=True)
@@ -94,21 +95,21 @@ class CompressedCache(Smaller):
     each: str
     """What has a scale of its own: "head", or "channel" of each head."""
     tried: dict[str, float]
-    """The KL with scales for each head, and for each channel, of some texts that were not read for these scales
-    and are not held out; empty where that was not tried."""
+    """The KL with scales for each head, and for each channel, on some texts that neither gave these scales nor
+    are held out; empty where the two were not compared."""
     bytes: tuple[int, int]
-    """Of all caches, before and after."""
+    """The bytes of all caches, before and after."""
     texts: tuple[int, int]
-    """For the scales, and held out."""
+    """The number of texts for the scales, and of those held out."""
     loss: Cost
-    """Of the logits of the texts that were held out, whose second half is read one token after the other."""
+    """The loss of the logits on the held-out texts. The second half of each is read token by token."""
     on_engine: tuple[float, float]
-    """Share of the ops expected on the Neural Engine, before and after."""
+    """The share of the ops expected on the Neural Engine, before and after."""
     notes: tuple[str, ...]
-    """What the reader must know."""
+    """Doubts that the reader must know."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         loss = {"kl": self.loss.kl, "top1": self.loss.top1, "psnr_db": self.loss.psnr}
         lists = {name: list(getattr(self, name)) for name in ("bytes", "texts", "on_engine", "notes")}
         scales = {name: list(each) for name, each in self.scales.items()}
@@ -153,59 +154,76 @@ def compress_cache(
     if scales is not None and scales not in EACH:
         raise SurgeryError(f"scales={scales!r}; it may be {' or '.join(map(repr, EACH))}")
     device, plain = Target.parse(target), MLProgram.read(model)
-    names = _caches(plain.loaded.program)
-    notes = _against(device)
+    names = _find_caches(plain.loaded.program)
+    notes = _check_target(device)
     if len(texts) < 2:
         raise SurgeryError(f"{len(texts)} texts; give two at least, one to calibrate with and one to judge by")
     held_out = [text for n, text in enumerate(texts) if n % HELD_OUT == min(len(texts), HELD_OUT) - 1]
-    seen = [text for text in texts if not any(text is other for other in held_out)]
-    reading, tried = _Reading(plain, names), dict[str, float]()
-    for text in seen[::2]:
-        reading.read(text)
-    if scales is None and len(seen) > 1:
-        judges = seen[1::2][:MOST_TRIED]
-        tried = {each: _loss(plain, _edited(plain, reading, each), judges).kl for each in reading.kinds}
-    for text in seen[1::2]:
-        reading.read(text)
-    better = tried.get(EACH[1], math.inf) <= (1 - LEAST_GAIN) * tried.get(EACH[0], 0.0)
-    each = scales or EACH[better]
-    edited = _edited(plain, reading, each)
-    shares = _share(plain, device), _share(edited, device)
-    if shares[1] < shares[0]:
+    calibration = [text for text in texts if not any(text is other for other in held_out)]
+    ranges, each, tried = _measure_ranges(plain, names, calibration, scales)
+    edited = _with_int8_cache(plain, ranges, each)
+    before, after = _engine_share(plain, device), _engine_share(edited, device)
+    if after < before:
         notes.append("fewer ops are expected on the engine than before: see `anesurgery inspect`")
     return CompressedCache(
         edited,
-        {name: tuple(map(float, reading.scales(name, each).ravel())) for name in names},
+        {name: tuple(map(float, ranges.scales(name, each).ravel())) for name in names},
         each,
         tried,
-        (_bytes(plain, names), _bytes(edited, names)),
-        (len(seen), len(held_out)),
+        (_cache_bytes(plain, names), _cache_bytes(edited, names)),
+        (len(calibration), len(held_out)),
         _loss(plain, edited, held_out),
-        shares,
+        (before, after),
         tuple(notes),
     )
 
 
-def _edited(plain: MLProgram, reading: _Reading, each: str) -> MLProgram:
-    """The decoder with a cache of codes, by the scales of what was read so far.
+def _measure_ranges(
+    plain: MLProgram, names: Sequence[str], texts: Sequence[Sequence[int]], scales: str | None
+) -> tuple[_Ranges, str, dict[str, float]]:
+    """Measure the ranges of the caches over texts, and decide what gets a scale, unless `scales` says it.
+
+    To decide, both kinds of scales come from one half of the texts, and are compared on some of the other.
+
+    Returns:
+        The ranges over all texts, "head" or "channel", and the KL with each kind if they were compared.
+    """
+    ranges, tried = _Ranges(plain, names), dict[str, float]()
+    for text in texts[::2]:
+        ranges.read(text)
+    if scales is None and len(texts) > 1:
+        other_texts = texts[1::2][:MOST_TRIED]
+        for each in ranges.kinds:
+            tried[each] = _loss(plain, _with_int8_cache(plain, ranges, each), other_texts).kl
+    for text in texts[1::2]:
+        ranges.read(text)
+    if scales is not None:
+        return ranges, scales, tried
+    head, channel = EACH
+    is_better = tried.get(channel, math.inf) <= (1 - LEAST_GAIN) * tried.get(head, 0.0)
+    return ranges, channel if is_better else head, tried
+
+
+def _with_int8_cache(plain: MLProgram, ranges: _Ranges, each: str) -> MLProgram:
+    """Return the decoder with a cache of codes, with scales from the texts read so far.
 
     Raises:
         SurgeryError: a cache has no axis of channels.
     """
     edited = plain.clone()
     program = raised(edited.loaded.program, IOS26)
-    for name in reading.names:
-        if each not in reading.axes[name]:
+    for name in ranges.names:
+        if each not in ranges.axes[name]:
             raise SurgeryError(f"{name} has no axis of channels beside that of positions; leave scales= out")
-        scales = _Scales(each, reading.scales(name, each))
+        scales = _Scales(each, ranges.scales(name, each))
         for function in program.functions.values():
-            _code(function, name, scales)
+            _quantize_cache(function, name, scales)
     edited.loaded.program.functions.update(program.functions)
     return edited
 
 
-def _caches(program: Program) -> list[str]:
-    """The inputs that come back as outputs, in every function that has them.
+def _find_caches(program: Program) -> list[str]:
+    """Return the names of the inputs that come back as outputs, in every function that has them.
 
     Raises:
         SurgeryError: there are none, or states in their place.
@@ -221,11 +239,8 @@ def _caches(program: Program) -> list[str]:
     for function in functions:
         outputs = {v.name: v for v in function.outputs}
         for name, var in function.inputs.items():
-            back = outputs.get(f"{name}{BACK}")
-            if back is not None and static_shape(var) is not None and static_shape(var) == static_shape(back):
-                kinds = {dtype_name(var), dtype_name(back)}
-                if len(kinds) == 1 and kinds <= {"fp16", "fp32"} and len(static_shape(var) or ()) > HEADS:
-                    caches[name] = None
+            if _is_cache(var, outputs.get(f"{name}{BACK}")):
+                caches[name] = None
     if not caches:
         raise SurgeryError(
             'no input of floats comes back as an output "..._out" of its shape; inputs: '
@@ -234,8 +249,18 @@ def _caches(program: Program) -> list[str]:
     return list(caches)
 
 
-def _against(target: Target) -> list[str]:
-    """What the reader must know of a target.
+def _is_cache(var: Var, output: Var | None) -> bool:
+    """Are an input and its output floats of the same type and static shape, with an axis of heads?"""
+    if output is None:
+        return False
+    shape, dtype = static_shape(var), dtype_name(var)
+    if shape is None or shape != static_shape(output) or len(shape) <= HEADS:
+        return False
+    return dtype == dtype_name(output) and dtype in ("fp16", "fp32")
+
+
+def _check_target(target: Target) -> list[str]:
+    """Return the doubts about a target.
 
     Raises:
         SurgeryError: its OS cannot load such a model, or its only chip failed with quantized values.
@@ -253,13 +278,13 @@ class _Scales:
     """The scales of one cache."""
 
     each: str
-    """What has a scale of its own."""
+    """What has a scale of its own: "head" or "channel"."""
     values: Array
-    """In the type of the cache, with an axis for each of its own."""
+    """In the type of the cache, of a shape that broadcasts to it."""
 
 
-class _Reading:
-    """Reads texts, and finds the largest number of each head, and of each channel, that the caches keep.
+class _Ranges:
+    """The largest number of each head, and of each channel, that the caches kept over the texts read so far.
 
     Args:
         plain: the decoder.
@@ -269,16 +294,18 @@ class _Reading:
     def __init__(self, plain: MLProgram, names: Sequence[str]) -> None:
         self.plain, self.names, self.decoder = plain, names, Decoder(plain.loaded)
         self.axes: dict[str, dict[str, tuple[int, ...]]] = {}
-        """Cache -> what may have a scale of its own -> the axes along which scales lie."""
+        """Cache -> "head" or "channel" -> the axes along which such scales lie."""
         self.largest: dict[tuple[str, str], Array] = {}
+        """(cache, "head" or "channel") -> the largest magnitudes, with an axis of size 1 for each other
+        axis."""
 
     @property
     def kinds(self) -> list[str]:
-        """What may have a scale of its own in all caches."""
+        """Those of "head" and "channel" that all caches have axes for."""
         return [each for each in EACH if all(each in axes for axes in self.axes.values())]
 
     def read(self, text: Sequence[int]) -> None:
-        """Take in what the caches keep of a text.
+        """Read a text, and take in what the caches keep of it.
 
         Raises:
             SurgeryError: NaN or infinity.
@@ -286,41 +313,44 @@ class _Reading:
         self.decoder.reset()
         if not self.axes:
             self.decoder.feed(text[:1])
-            self.axes = {name: _axes(np.asarray(self.decoder.kept[name])) for name in self.names}
+            self.axes = {name: _scale_axes(np.asarray(self.decoder.kept[name])) for name in self.names}
             self.decoder.reset()
         self.decoder.feed(text)
-        kept = {name: np.asarray(self.decoder.kept[name], np.float64) for name in self.names}
-        if bad := [name for name, values in kept.items() if not np.isfinite(values).all()]:
+        caches = {name: np.asarray(self.decoder.kept[name], np.float64) for name in self.names}
+        if bad := [name for name, values in caches.items() if not np.isfinite(values).all()]:
             raise SurgeryError(f"{', '.join(bad)} keeps NaN or infinity when the texts are read")
-        for name, values in kept.items():
+        for name, values in caches.items():
             for each, axes in self.axes[name].items():
                 others = tuple(a for a in range(values.ndim) if a not in axes)
                 largest = np.abs(values).max(axis=others, keepdims=True)
                 self.largest[name, each] = np.maximum(self.largest.get((name, each), 0.0), largest)
 
     def scales(self, name: str, each: str) -> Array:
-        """Of what was read so far; none is 0 or subnormal, which the engine would read as 0."""
+        """Return the scales of a cache; none is 0 or subnormal, which the engine would read as 0."""
         function = next(f for f in self.plain.loaded.program.functions.values() if name in f.inputs)
         dtype = np_dtype(function.inputs[name])
         least = np.maximum(self.largest[name, EACH[0]] / SILENT, LEVELS * float(np.finfo(dtype).tiny))
         return np.asarray((np.maximum(self.largest[name, each], least) / LEVELS).astype(dtype))
 
 
-def _axes(values: Array) -> dict[str, tuple[int, ...]]:
-    """The axes along which scales may lie; positions, of which one token fills one, may not have them.
+def _scale_axes(values: Array) -> dict[str, tuple[int, ...]]:
+    """Return "head" and, if there is one axis of channels, "channel" -> the axes along which such scales lie.
 
     Args:
-        values: what a cache keeps of one token.
+        values: what a cache keeps of a single token. That token fills one place along the axis of positions,
+            which can have no scales, and more along an axis of channels.
     """
     behind = range(HEADS + 1, values.ndim)
     filled = [values.any(axis=tuple(a for a in range(values.ndim) if a != axis)).sum() for axis in behind]
     channels = [axis for axis, count in zip(behind, filled, strict=True) if count > 1]
-    all_of_them = {EACH[1]: (*range(HEADS + 1), channels[0])} if len(channels) == 1 else {}
-    return {EACH[0]: (HEADS,), **all_of_them}
+    axes: dict[str, tuple[int, ...]] = {EACH[0]: (HEADS,)}
+    if len(channels) == 1:
+        axes[EACH[1]] = (*range(HEADS + 1), channels[0])
+    return axes
 
 
-def _code(function: Function, name: str, scales: _Scales) -> None:
-    """Let a function read and give a cache in 8 bits."""
+def _quantize_cache(function: Function, name: str, scales: _Scales) -> None:
+    """Let a function read and return a cache in 8 bits, if it has that cache."""
     old = function.inputs.get(name)
     out = next((v for v in function.outputs if v.name == f"{name}{BACK}"), None)
     if old is None or out is None:
@@ -328,61 +358,63 @@ def _code(function: Function, name: str, scales: _Scales) -> None:
     outputs, first = list(function.outputs), next(iter(function.operations))
     with function:
         new = add_input(function, name, static_shape(old) or (), types.int8)
-        read = _decoded(new, scales, f"{name}_read", first)
+        read = _build_dequantize(new, scales, f"{name}_read", first)
         replace_uses(function, anchor_op=read.op, old_var=old, new_var=read)
         kept = read if out is old else out
-        codes = _coded(kept, scales, f"{name}_codes")
+        codes = _build_quantize(kept, scales, f"{name}_codes")
     kept.name = f"{name}_kept" if kept is out else kept.name
     codes.name = f"{name}{BACK}"
     function.set_outputs([codes if v is out else v for v in outputs])
 
 
-def _decoded(codes: Var, scales: _Scales, name: str, before: Operation) -> Var:
-    """The numbers of codes."""
+def _build_dequantize(codes: Var, scales: _Scales, name: str, before: Operation) -> Var:
+    """Build the numbers of codes."""
     if scales.each == EACH[0]:
         return _var(mb.dequantize(input=codes, **_along_heads(scales), name=name, before_op=before))
-    plain = mb.dequantize(
-        input=codes, scale=scales.values.dtype.type(1), name=f"{name}_codes", before_op=before
-    )
-    return _var(mb.mul(x=plain, y=scales.values, name=name, before_op=before))
+    one = scales.values.dtype.type(1)
+    numbers = mb.dequantize(input=codes, scale=one, name=f"{name}_codes", before_op=before)
+    return _var(mb.mul(x=numbers, y=scales.values, name=name, before_op=before))
 
 
-def _coded(kept: Var, scales: _Scales, name: str) -> Var:
-    """The codes of numbers."""
+def _build_quantize(kept: Var, scales: _Scales, name: str) -> Var:
+    """Build the codes of numbers."""
     if scales.each == EACH[0]:
         return _var(mb.quantize(input=kept, **_along_heads(scales), output_dtype="int8", name=name))
-    unit = scales.values.dtype.type(1)
-    steps = mb.mul(
-        x=kept, y=(1 / scales.values.astype(np.float64)).astype(scales.values.dtype), name=f"{name}_steps"
-    )
-    return _var(mb.quantize(input=steps, scale=unit, output_dtype="int8", name=name))
+    dtype = scales.values.dtype
+    inverses = (1 / scales.values.astype(np.float64)).astype(dtype)
+    steps = mb.mul(x=kept, y=inverses, name=f"{name}_steps")
+    return _var(mb.quantize(input=steps, scale=dtype.type(1), output_dtype="int8", name=name))
 
 
 def _along_heads(scales: _Scales) -> dict[str, Any]:
+    """Return the arguments of quantize and dequantize for scales of heads."""
     return {"scale": scales.values.ravel(), "axis": np.int32(HEADS)}
 
 
 def _var(value: Any) -> Var:
+    """Return what the builder made, typed."""
     var: Var = value
     return var
 
 
-def _share(subject: MLProgram, target: Target) -> float:
+def _engine_share(subject: MLProgram, target: Target) -> float:
+    """Return the share of the ops expected on the Neural Engine."""
     ops = [row for one in placed(subject.loaded, target) for row in one.ops]
     return sum(row.preferred == "ane" for row in ops) / max(1, len(ops))
 
 
-def _bytes(subject: MLProgram, names: Sequence[str]) -> int:
-    """Count the bytes of the caches, each once."""
+def _cache_bytes(subject: MLProgram, names: Sequence[str]) -> int:
+    """Return the bytes of the caches, each counted once."""
     inputs = {n: v for f in subject.loaded.program.functions.values() for n, v in f.inputs.items()}
-    sizes = {
-        n: (math.prod(static_shape(inputs[n]) or ()), np.dtype(np_dtype(inputs[n])).itemsize) for n in names
-    }
-    return sum(count * width for count, width in sizes.values())
+    total = 0
+    for name in names:
+        elements = math.prod(static_shape(inputs[name]) or ())
+        total += elements * np.dtype(np_dtype(inputs[name])).itemsize
+    return total
 
 
 def _loss(plain: MLProgram, edited: MLProgram, texts: Sequence[Sequence[int]]) -> Cost:
-    """Compare what both say after each token."""
+    """Compare the logits after each token of some texts, whose second half is fed token by token."""
     both, cost = [Decoder(subject.loaded) for subject in (plain, edited)], Cost()
     for text in texts:
         rows = []

@@ -1,13 +1,14 @@
-"""A smaller model that stays the model: weights in forms that the target runs fast, corrected by samples.
+"""Compress a model: weights in forms that the target runs fast, corrected with samples, and the loss measured.
 
-First the call and its options, then the plan of one call, then what each weight became, and the checks.
+`compress` is the public call. It compresses all programs of a model (`program_compression`), looks which ops
+the new forms would move off the Neural Engine, and begins again without these. The result, a `Compression`, has
+the model, a row for each weight, and the loss on samples that were held out.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,39 +16,30 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.byte_counts import byte_words, read_size
-from anesurgery.compressing import activations as quantizing
-from anesurgery.compressing.activations import IOS17, METHODS, Quantized, check_method, pair_names
-from anesurgery.compressing.assignment import Option, Row, propose
+from anesurgery.byte_counts import read_size
+from anesurgery.compressing.activations import METHODS, check_method, pair_names
 from anesurgery.compressing.balancing import Balanced, balance_channels
-from anesurgery.compressing.correcting import (
-    Candidate,
-    Corrected,
-    Correction,
-    candidates,
-    plain_moments,
-    takes_bias,
-)
+from anesurgery.compressing.calibration_samples import Samples, read_samples
 from anesurgery.compressing.costs import Cost
-from anesurgery.compressing.estimating import estimated
 from anesurgery.compressing.finished import Finished
 from anesurgery.compressing.modes import SMALLEST
-from anesurgery.compressing.peers import Point, points
-from anesurgery.compressing.storing import Smaller, key_of, shift, store
-from anesurgery.compressing.weight_forms import (
-    BITS,
-    IOS18,
-    PURPOSES,
-    READING,
-    Choice,
-    bounds_of,
-    choose,
-    choose_activations,
-    choose_form,
-    read_form,
-    unknown_chips,
+from anesurgery.compressing.peers import Point, measure_modes
+from anesurgery.compressing.program_compression import (
+    ESTIMATED,
+    EVEN,
+    INPUTS,
+    PAIR_LEAVES,
+    TRIED,
+    WEIGHT,
+    CompressedWeight,
+    LeftOut,
+    Plan,
+    ProgramCompression,
+    Progress,
+    weight_bytes,
 )
-from anesurgery.compressing.weight_rows import Rows
+from anesurgery.compressing.storing import Smaller
+from anesurgery.compressing.weight_forms import BITS, IOS18, PURPOSES, read_form, unknown_chips
 from anesurgery.display import Drawn, drawn
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, UnknownName, Unsuited, warn
@@ -55,115 +47,66 @@ from anesurgery.facts.makeup import logits_of
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded
 from anesurgery.files.plot_files import save_picture
-from anesurgery.files.protobuf import opset_version, version_of
+from anesurgery.files.protobuf import version_of
 from anesurgery.files.sharing import workers
-from anesurgery.interpret.arithmetic.precision import KEPT
-from anesurgery.interpret.core import Executable
+from anesurgery.interpret.arithmetic.precision import CACHE_LIMIT
 from anesurgery.interpret.features import check_names
-from anesurgery.interpret.forks import Forks
 from anesurgery.interpret.predictor import Predictor, bound, check_ids
-from anesurgery.mil import Program, Var, exclusive, is_compressed, is_weight, np_dtype, operands
+from anesurgery.mil import Program, exclusive
 from anesurgery.placement.durations import Change, change
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.rules.loading import newest_for, of_version, refusal
 from anesurgery.placement.score import placed
 from anesurgery.placement.target import Target
-from anesurgery.placement.timing import rows_of
-from anesurgery.regions.reencoding import stored_bytes
 from anesurgery.rewriting.ml_program import MLProgram, ProgramSequence, read_subject
 from anesurgery.rewriting.newer_opsets import in_words, raised, why_not
 
-IOS16 = 7
-"""The specification version (iOS 16) in which weights can be compressed."""
-MIXED = (2, 3, 4, 6, 8)
-"""Bits that weights are tried with where each gets its own."""
-WEIGHT, INPUTS = "weight", "inputs"
-EVEN, ESTIMATED, TRIED = "even", "estimated", "tried"
 LEAVES = "an op that reads it would leave the Neural Engine"
-PAIR_LEAVES = "quantizing them would leave the Neural Engine on a chip of the target; name yours by target="
-Progress = Callable[[int, int], None]
-"""(weights done, weights in all)."""
-LeftOut = dict[tuple[str, str], str]
-"""(name of a weight, "weight" or "inputs" of its ops) -> why that stays as it is."""
-
-
-@dataclass(frozen=True)
-class CompressedWeight:
-    """What one weight became."""
-
-    weight: str
-    readers: tuple[str, ...]
-    """Types of the ops that read it."""
-    form: str
-    """"int4", "palette3", ...; "" where it stays as it is."""
-    why: str
-    """The evidence for the form, or the reason why it stays."""
-    bytes: tuple[int, int]
-    """Before and after."""
-    error: float = 0.0
-    """Of the products with it on the calibration samples, squared, as a share of their squares."""
-    rounded: float = 0.0
-    """The same if its numbers were rounded to the nearest."""
-    ops: tuple[str, ...] = ()
-    """Names of the ops that read it, in every function."""
-    inputs: str = ""
-    """What its ops read, where that was asked to be 8 bits: "int8", or the reason why not."""
-    scales: tuple[float, ...] = ()
-    """Of the inputs of each op, where they are 8 bits."""
-    cosine: float | None = None
-    """Between products with inputs of 8 bits and those without, of the op that stands it least."""
-    calibration_rows: tuple[int, int] = (0, 0)
-    """Rows of inputs that it was corrected by, and columns of each; (0, 0) of a table that is looked up."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        lists = {
-            name: list(getattr(self, name))
-            for name in ("readers", "bytes", "ops", "scales", "calibration_rows")
-        }
-        return {**vars(self), **lists}
+INSTEAD = "in its place"
+"""The note about a form that replaces one which the opset of the model lacks has these words."""
 
 
 @dataclass(frozen=True)
 class Compression(Smaller, Drawn):
-    """A compressed model, and its loss."""
+    """A compressed model, what was done with each weight, and the loss."""
 
     subject: MLProgram = field(repr=False)
     """The compressed model."""
     weights: tuple[CompressedWeight, ...]
     """A row for each weight, compressed or not."""
     target: str
-    """Chips and OS whose evidence decided, in words."""
+    """The chips and the OS whose published times decided, in words."""
     purpose: str
     """"speed" or "size"."""
     bytes: tuple[int, int]
-    """Of all weights, before and after."""
+    """The bytes of all weights, before and after."""
     samples: tuple[int, int]
-    """For the calibration, and held out."""
+    """The number of samples for the calibration, and of those held out."""
     loss: Cost | None
-    """On the held-out samples, against the model before; None without any."""
+    """The loss on the held-out samples, against the model before; None without any."""
     time: Change | None
-    """Estimated, on the target; None where nothing allows it."""
+    """The estimated time on the target; None where it cannot be estimated."""
     on_engine: tuple[float, float]
-    """Share of the ops expected on the Neural Engine, before and after."""
+    """The share of the ops expected on the Neural Engine, before and after."""
     notes: tuple[str, ...] = ()
-    """What the reader must know: doubts, and chips of which nothing is known."""
+    """Doubts that the reader must know, and chips without published times."""
     balanced: tuple[Balanced, ...] = ()
-    """The values whose channels were scaled with the weights that read them, and why others were not."""
+    """The values whose channels were scaled together with the weights that read them, and why others were
+    not."""
     points: tuple[Point, ...] = ()
-    """The modes of coremltools that were asked for, on the same samples."""
+    """The modes of coremltools that were asked for, measured on the same samples."""
     asked: int = 0
-    """Bits of a number that were asked for; 0 where each weight has its own, or forms were asked for."""
+    """The bits that were asked for; 0 where each weight has its own, or forms were asked for."""
 
     @property
     def wider(self) -> tuple[CompressedWeight, ...]:
         """The weights that have more bits than were asked for."""
-        return tuple(
-            one for one in self.compressed if self.asked and read_form(one.form or "").bits > self.asked
-        )
+        if not self.asked:
+            return ()
+        return tuple(weight for weight in self.compressed if read_form(weight.form).bits > self.asked)
 
     def save_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write the report as one HTML file that needs no network, atomically; an existing one is replaced.
+        """Write the report as one HTML file that needs no network, atomically; an existing file is replaced.
 
         Raises:
             SurgeryError: it cannot be written.
@@ -193,7 +136,7 @@ class Compression(Smaller, Drawn):
         return tuple(one for one in self.weights if one.form)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: what `--json` prints."""
+        """Return plain data, as `--json` prints it."""
         return {
             "target": self.target,
             "for": self.purpose,
@@ -213,7 +156,7 @@ class Compression(Smaller, Drawn):
 
 
 def _loss_json(loss: Cost, chooses: bool) -> dict[str, Any]:
-    """Plain data; null for KL and top-1 where the outputs choose nothing, and where no row is all finite."""
+    """Return a loss as plain data; KL and top-1 are null if outputs choose nothing or no row is finite."""
     kl, top1 = (loss.kl, loss.top1) if loss.rows and chooses else (None, None)
     return {"kl": kl, "top1": top1, "psnr_db": loss.psnr}
 
@@ -290,63 +233,65 @@ def compress(
         LoadError: the model cannot be read.
     """
     _check(bits, for_, mixed)
-    room = None if max_bytes is None else read_size(max_bytes)
-    _check_activations(bits, mixed, activations, room)
-    asked = _asked(forms, activations)
+    most = None if max_bytes is None else read_size(max_bytes)
+    _check_activations(bits, mixed, activations, most)
+    names = _form_names(forms, activations)
     device, samples = Target.parse(target), read_samples(inputs)
     given = read_subject(model)
-    name = _fitting(given, [*samples.calibration, *samples.held_out], function)
+    name = _find_function(given, [*samples.calibration, *samples.held_out], function)
     balance = activations is not None if balance is None else balance
-    estimate = mixed is None and activations is None and (len(asked) > 1 if asked else for_ == "size")
-    estimate = estimate or (room is not None and not mixed)
-    how = ESTIMATED if estimate else TRIED if mixed else EVEN
-    before = [one for part in given.parts for one in placed(part, device)]
+    how = _how(mixed, activations, names, for_, most)
+    before = [inspection for part in given.parts for inspection in placed(part, device)]
     left_out: LeftOut = {}
-    with workers(jobs, scheduler) as those:
-        finished = Finished(_folder(work), those)
-        plan = _Plan(bits, device, for_, smallest, name, how, activations, balance, finished, asked, room)
-        newer, raised_ = _newer(given, plan)
-        while True:  # again without the weights whose form took an op off the engine
+    with workers(jobs, scheduler) as pool:
+        finished = Finished(_folder(work), pool)
+        plan = Plan(bits, device, for_, smallest, name, how, activations, balance, finished, names, most)
+        newer, opset_notes = _raise_opset(given, plan)
+        while True:  # begin again without the weights whose form moved an op off the engine
             edited = newer.clone()
-            weights, scaled = _corrected(edited, samples.calibration, plan, left_out, progress)
-            after = [one for part in edited.parts for one in placed(part, device)]
-            if not (lost := _lost(before, after, weights)):
+            rows, balanced = _compress_programs(edited, samples.calibration, plan, left_out, progress)
+            after = [inspection for part in edited.parts for inspection in placed(part, device)]
+            off_engine = _off_engine(before, after, rows)
+            if not off_engine:
                 break
-            left_out |= lost
-    short = [*samples.doubts, *_short(weights)]
-    doubts = [*short, *raised_, *unknown_chips((one.form for one in weights if one.form), device)]
-    for words in short:
+            left_out |= off_engine
+    doubts = [*samples.doubts, *_few_rows(rows)]
+    for words in doubts:
         warn(f"compress: {words}")
-    found = _result(given, edited, weights, samples, plan, (before, after), doubts)
-    theirs, reasons = points(given, against, smallest, partial(_measured, given, samples, name))
-    notes = (*found.notes, *reasons)
-    return replace(found, balanced=tuple(scaled), points=tuple(theirs), notes=notes)
+    doubts += [*opset_notes, *unknown_chips((row.form for row in rows if row.form), device)]
+    compression = _result(given, edited, rows, samples, plan, (before, after), doubts)
+    points, reasons = measure_modes(given, against, smallest, partial(_measure, given, samples, name))
+    notes = (*compression.notes, *reasons)
+    return replace(compression, balanced=tuple(balanced), points=tuple(points), notes=notes)
 
 
-def _short(weights: Sequence[CompressedWeight]) -> Iterable[str]:
-    """What the samples lack for the weights with the most columns."""
-    few = [one for one in weights if one.calibration_rows[0] < one.calibration_rows[1]]
+def _few_rows(weights: Sequence[CompressedWeight]) -> Iterable[str]:
+    """Yield a doubt if weights have more columns than the samples gave rows of inputs."""
+    few = [
+        weight.calibration_rows for weight in weights if weight.calibration_rows[0] < weight.calibration_rows[1]
+    ]
     if few:
-        rows, columns = min((one.calibration_rows for one in few), key=lambda met: met[0] / met[1])
+        rows, columns = min(few, key=lambda counts: counts[0] / counts[1])
         yield (
             f"{len(few)} of {len(weights)} weights have more columns than the samples have rows ({columns:,} "
             f"against {rows:,}), so their correction may not hold elsewhere; give more samples"
         )
 
 
-def _measured(given: MLProgram, samples: Samples, name: str | None, other: MLProgram) -> tuple[int, Cost]:
-    """Bytes of the weights of another form of a model, and its loss on the samples held out.
+def _measure(given: MLProgram, samples: Samples, name: str | None, other: MLProgram) -> tuple[int, Cost]:
+    """Return the bytes of the weights of another form of a model, and its loss on the samples held out.
 
     Raises:
         SurgeryError: there are none.
     """
     if not samples.held_out:
         raise SurgeryError("against= compares by samples that are held out; give two or more")
-    return _bytes(other), _loss(given, other, samples.held_out, name)
+    return _all_weight_bytes(other), _loss(given, other, samples.held_out, name)
 
 
 def _check(bits: float, purpose: str, mixed: bool | None) -> None:
-    known = sorted({n for some in BITS.values() for n in some})
+    """Check the bits and the purpose."""
+    known = sorted({n for counts in BITS.values() for n in counts})
     if bits not in known and not (mixed and known[0] <= bits <= known[-1]):
         more = "" if mixed else "; an average of others with mixed=True"
         raise SurgeryError(f"bits={bits}; it may be {', '.join(map(str, known))}{more}")
@@ -354,17 +299,20 @@ def _check(bits: float, purpose: str, mixed: bool | None) -> None:
         raise SurgeryError(f"for_={purpose!r}; it may be {' or '.join(map(repr, PURPOSES))}")
 
 
-def _check_activations(bits: float, mixed: bool | None, method: str | None, room: int | None) -> None:
+def _check_activations(bits: float, mixed: bool | None, method: str | None, max_bytes: int | None) -> None:
+    """Check that 8-bit inputs were asked for only together with 8-bit weights."""
     check_method(method)
-    if method is not None and (bits != 8 or mixed or room is not None):
+    if method is not None and (bits != 8 or mixed or max_bytes is not None):
         raise SurgeryError(
             "activations are quantized beside weights of 8 bits: say bits=8, without mixed and max_bytes"
         )
 
 
-def _asked(forms: str | Sequence[str] | None, activations: str | None) -> tuple[str, ...]:
-    """The forms that were asked for by name."""
-    names = () if forms is None else (forms,) if isinstance(forms, str) else tuple(forms)
+def _form_names(forms: str | Sequence[str] | None, activations: str | None) -> tuple[str, ...]:
+    """Return the forms that were asked for by name, checked."""
+    if forms is None:
+        return ()
+    names = (forms,) if isinstance(forms, str) else tuple(forms)
     for name in names:
         read_form(name)
     if names and activations is not None:
@@ -372,8 +320,28 @@ def _asked(forms: str | Sequence[str] | None, activations: str | None) -> tuple[
     return names
 
 
-def _fitting(given: MLProgram, samples: Sequence[Mapping[str, Any]], name: str | None) -> str | None:
-    """The function that takes the samples; each is looked at before the work begins, held out or not.
+def _how(
+    mixed: bool | None, activations: str | None, forms: Sequence[str], purpose: str, max_bytes: int | None
+) -> str:
+    """Return how the bits of each weight are found: `TRIED`, `ESTIMATED` or `EVEN`."""
+    if mixed:
+        return TRIED
+    if max_bytes is not None:
+        return ESTIMATED
+    if mixed is None and activations is None:
+        has_choice = len(forms) > 1 if forms else purpose == "size"
+        if has_choice:
+            return ESTIMATED
+    return EVEN
+
+
+def _find_function(given: MLProgram, samples: Sequence[Mapping[str, Any]], name: str | None) -> str | None:
+    """Find the function that takes the samples, and check that it takes each of them.
+
+    Args:
+        given: the model.
+        samples: all, held out or not.
+        name: of a function; None to find the one whose inputs fit.
 
     Returns:
         Its name; None for a pipeline, and for chunks of one function.
@@ -387,7 +355,7 @@ def _fitting(given: MLProgram, samples: Sequence[Mapping[str, Any]], name: str |
     if name is not None and name not in functions:
         raise UnknownName("function", name, [each for each in functions if each])
     if name is None:
-        fitting = [each for each, taken in functions.items() if set(samples[0]) <= set(taken)]
+        fitting = [each for each, inputs in functions.items() if set(samples[0]) <= set(inputs)]
         if len(functions) > 1 and len(fitting) != 1:
             raise Unsuited(
                 f"the samples fit {len(fitting)} of the functions {', '.join(functions)}; say function=..."
@@ -403,96 +371,51 @@ def _fitting(given: MLProgram, samples: Sequence[Mapping[str, Any]], name: str |
 
 
 def _folder(work: str | os.PathLike[str] | None) -> Path | None:
+    """Return the folder for finished weights as an absolute path."""
     return None if work is None else Path(work).expanduser().absolute()
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What is asked for."""
-
-    bits: float
-    target: Target
-    purpose: str
-    smallest: int
-    function: str | None
-    how: str
-    """How the bits of each weight are found: one of `EVEN`, `ESTIMATED` and `TRIED`."""
-    activations: str | None
-    balance: bool
-    finished: Finished
-    forms: tuple[str, ...]
-    """Asked for by name, in place of those that follow from the bits."""
-    room: int | None = None
-    """Most bytes of all weights; as many as with the first of the forms by default."""
-
-    def choices(self, readers: Iterable[Any], version: int, rows: Rows) -> dict[str | None, Choice]:
-        """The forms that a weight may have, by all ops that read it, in every function."""
-        products = [op for op in readers if op.op_type != "gather"]  # which reads few rows of its table
-        bounds = bounds_of(rows_of(op) for op in products) or frozenset((READING,))
-        if self.activations and any(op.op_type in quantizing.READERS for op in products):
-            both = choose_activations(self.target, bounds, self.purpose)
-            if both.inputs:
-                return {both.form: both}
-        if self.forms:
-            return self._asked(bounds, version, rows)
-        counts = MIXED if self.how == TRIED else (int(self.bits),)
-        if self.how == ESTIMATED and (self.bits < MIXED[-1] or self.room is not None):
-            counts = (*counts, *(n for n in MIXED if n != self.bits))
-        found = [choose(bits, self.target, bounds, version, self.purpose) for bits in counts]
-        if found[0].form is None and self.how == ESTIMATED:
-            return {None: found[0]}
-        return {one.form: one for one in found}
-
-    def _asked(self, bounds: frozenset[str], version: int, rows: Rows) -> dict[str | None, Choice]:
-        """Those of the forms asked for that a weight can have; the first reason where it can have none."""
-        found: list[Choice] = []
-        for name in self.forms:
-            reason = read_form(name).unfit(rows.count, rows.in_group)
-            found.append(
-                Choice(None, reason)
-                if reason
-                else choose_form(name, self.target, bounds, version, self.purpose)
-            )
-        kept = [one for one in found if one.form is not None] or found[:1]
-        return {one.form: one for one in kept}
+def _function_name(program: Program, plan: Plan) -> str:
+    """Return the function of a program that runs: the one of the plan, or the only one."""
+    return plan.function if plan.function in program.functions else next(iter(program.functions))
 
 
-INSTEAD = "in its place"
-"""The note of a form that replaces one that the model's opset lacks."""
-
-
-def _newer(given: MLProgram, plan: _Plan) -> tuple[MLProgram, list[str]]:
-    """The model in the opset of iOS 18 where forms that are asked for begin there, if the target has that.
+def _raise_opset(given: MLProgram, plan: Plan) -> tuple[MLProgram, list[str]]:
+    """Raise programs to the opset of iOS 18 if forms that are asked for begin there, and the target has it.
 
     Returns:
-        A copy, and a note for each program that was raised, or that has other forms since it cannot be.
+        A copy of the model, and a note for each program that was raised, or that cannot be and so gets other
+        forms.
     """
     newer, notes = given.clone(), list[str]()
     for loaded in newer.parts:
-        functions, old = loaded.program.functions, version_of(loaded.program)
-        name = plan.function if plan.function in functions else next(iter(functions))
-        if old >= IOS18 or not (wanted := _Part(loaded, name, plan, {}).wanted(IOS18)):
+        old, name = version_of(loaded.program), _function_name(loaded.program, plan)
+        if old >= IOS18:
             continue
-        reason = _must_stay(loaded.program, plan.target)
+        forms = ProgramCompression(loaded, name, plan, {}).newer_forms(IOS18)
+        if not forms:
+            continue
+        reason = _why_not_raised(loaded.program, plan.target)
         if reason:
-            wanted = {form: now for form, now in wanted.items() if not now or _bits(form) < _bits(now)}
-        words = f"{', '.join(wanted)} needs {in_words(IOS18)}, and the model is of {in_words(old)}"
-        if reason and wanted:
-            instead = " and ".join(dict.fromkeys(now or "plain numbers" for now in wanted.values()))
+            forms = {form: now for form, now in forms.items() if not now or _bits(form) < _bits(now)}
+        words = f"{', '.join(forms)} needs {in_words(IOS18)}, and the model is of {in_words(old)}"
+        if reason and forms:
+            instead = " and ".join(dict.fromkeys(now or "plain numbers" for now in forms.values()))
             notes.append(f"{words}: {instead} {INSTEAD}; {reason}")
             warn(f"compress: {notes[-1]}")
         elif not reason:
-            functions.update(raised(loaded.program, IOS18).functions)
+            loaded.program.functions.update(raised(loaded.program, IOS18).functions)
             notes.append(f"{words}: it was made one of {in_words(IOS18)}, which {plan.target.name} loads")
     return newer, list(dict.fromkeys(notes))
 
 
 def _bits(form: str) -> int:
+    """Return the bits of a form by name."""
     return read_form(form).bits
 
 
-def _must_stay(program: Program, target: Target) -> str:
-    """Why a program is not made one of iOS 18, and what to do; "" where it can be."""
+def _why_not_raised(program: Program, target: Target) -> str:
+    """Return why a program cannot be raised to iOS 18, and what to do; empty where it can."""
     if (refused := why_not(program, IOS18)) is not None:
         return f"it cannot become one of {in_words(IOS18)}: {refused}"
     if newest_for(target) >= IOS18:
@@ -502,253 +425,74 @@ def _must_stay(program: Program, target: Target) -> str:
     return 'say that the target has it, as target="M2/macOS 15" or "iOS 18", or convert the model for it'
 
 
-def _corrected(
+def _compress_programs(
     edited: MLProgram,
     samples: Sequence[Mapping[str, Any]],
-    plan: _Plan,
+    plan: Plan,
     left_out: LeftOut,
     progress: Progress | None,
 ) -> tuple[list[CompressedWeight], list[Balanced]]:
-    """Compress the weights of all programs, one program after the other.
+    """Compress all programs of a model in place, in order: the outputs of each are inputs of the next.
 
     Returns:
-        A row for each weight, and for each value whose channels may be balanced.
+        A row for each weight, and one for each value whose channels may be balanced.
     """
-    found: list[CompressedWeight] = []
-    scaled: list[Balanced] = []
-    known = [dict(values) for values in samples]
-    plain = [dict(values) for values in samples]
+    rows: list[CompressedWeight] = []
+    balanced: list[Balanced] = []
+    values = [dict(sample) for sample in samples]
+    plain_values = [dict(sample) for sample in samples]
     parts = edited.parts
-    rooms = _rooms([_bytes_of(loaded) for loaded in parts], plan.room)
-    for loaded, room in zip(parts, rooms, strict=True):
-        functions = loaded.program.functions
-        name = plan.function if plan.function in functions else next(iter(functions))
-        wanted = functions[name].inputs
-        taken, plain_taken = (
-            [
-                bound(loaded, {n: v for n, v in values.items() if len(parts) == 1 or n in wanted}, name)
-                for values in each
-            ]
-            for each in (known, plain)
+    limits = _divide_bytes([weight_bytes(loaded) for loaded in parts], plan.max_bytes)
+    for loaded, max_bytes in zip(parts, limits, strict=True):
+        name = _function_name(loaded.program, plan)
+        inputs, plain_inputs = (
+            _inputs_of(loaded, name, each, len(parts) > 1) for each in (values, plain_values)
         )
         if plan.balance:
-            forms = {var: one.form for var, one in _Part(loaded, name, plan, {}).choices.items()}
-            reach = None if plan.activations is None else METHODS[plan.activations]
-            scaled += balance_channels(loaded, name, taken, forms, reach)
-        further = loaded is not parts[-1]
-        part = _Part(loaded, name, replace(plan, room=room), left_out)
-        outputs, weights = part.run(taken, plain_taken, progress, further)
-        found += weights
-        if further:
-            known, plain = (
-                [values | made for values, made in zip(each, of_part, strict=True)]
-                for each, of_part in zip((known, plain), outputs, strict=True)
-            )
-    return found, scaled
+            choices = ProgramCompression(loaded, name, plan, {}).choices
+            forms = {var: choice.form for var, choice in choices.items()}
+            range_of = None if plan.activations is None else METHODS[plan.activations]
+            balanced += balance_channels(loaded, name, inputs, forms, range_of)
+        is_last = loaded is parts[-1]
+        compression = ProgramCompression(loaded, name, replace(plan, max_bytes=max_bytes), left_out)
+        (outputs, plain_outputs), weights = compression.run(inputs, plain_inputs, progress, not is_last)
+        rows += weights
+        if not is_last:
+            values = [known | new for known, new in zip(values, outputs, strict=True)]
+            plain_values = [known | new for known, new in zip(plain_values, plain_outputs, strict=True)]
+    return rows, balanced
 
 
-def _rooms(sizes: Sequence[int], room: int | None) -> list[int | None]:
-    """The bytes that the weights of each program may take, each by its share."""
-    return [None if room is None else room * size // max(1, sum(sizes)) for size in sizes]
+def _inputs_of(
+    loaded: Loaded, name: str, values: Sequence[dict[str, Any]], select: bool
+) -> list[dict[str, Any]]:
+    """Return the inputs of one program for each sample; `select` leaves out what the function does not take."""
+    inputs = loaded.program.functions[name].inputs
+    return [
+        bound(loaded, {n: v for n, v in known.items() if not select or n in inputs}, name) for known in values
+    ]
 
 
-class _Part:
-    """One program: its weights, their forms, and what they became."""
-
-    def __init__(self, loaded: Loaded, name: str, plan: _Plan, left_out: LeftOut) -> None:
-        self.loaded, self.name = loaded, name
-        function = loaded.program.functions[name]
-        self.version = min(opset_version(f) for f in loaded.program.functions.values())
-        if self.version < IOS16:
-            raise Unsuited("weights can be compressed from iOS 16 on; convert the model for that or newer")
-        if plan.activations and self.version < IOS17:
-            raise SurgeryError("activations of 8 bits begin at iOS 17; convert the model for that or newer")
-        self.found, self.stay = candidates(function, plan.smallest)
-        readers = _readers(loaded.program, self.found)
-        self.plan = plan
-        self.readers, self.left_out = readers, left_out
-        self.ops = {var: tuple(dict.fromkeys(op.name for op in ops)) for var, ops in readers.items()}
-        self.possible = {
-            one.var: plan.choices(readers[one.var], self.version, one.readers[0]) for one in self.found
-        }
-        for one in self.found:
-            if (reason := left_out.get((one.var.name, WEIGHT))) is not None:
-                self.possible[one.var] = {None: Choice(None, reason)}
-        self.choices = {var: next(iter(each.values())) for var, each in self.possible.items()}
-
-    def wanted(self, version: int) -> dict[str, str]:
-        """The other forms that weights would have in another opset, and what they have now, "" where none."""
-        wanted: dict[str, str] = {}
-        for one in self.found:
-            then = next(iter(self.plan.choices(self.readers[one.var], version, one.readers[0]).values()))
-            now = self.choices[one.var]
-            if then.form and then.form != now.form:
-                wanted[then.form] = now.form or ""
-        return wanted
-
-    def run(
-        self,
-        samples: Sequence[Mapping[str, Any]],
-        plain: Sequence[Mapping[str, Any]],
-        progress: Progress | None,
-        wanted: bool,
-    ) -> tuple[tuple[list[dict[str, Any]], list[dict[str, Any]]], list[CompressedWeight]]:
-        """Compress, and let the program hold what came out.
-
-        Returns:
-            What it makes of the samples, and the plain program of the plain ones, where that is wanted; a row
-            for each weight.
-        """
-        if self.plan.how != EVEN:
-            self._mix(samples)
-        chosen = [one for one in self.found if self.choices[one.var].form]
-        quantized = self._quantize(chosen, samples)
-        work = Correction(self.loaded, self.name, samples, chosen, lambda one: self.choices[one.var].form)
-        if progress is not None:
-            work.progress = lambda done: progress(done, len(chosen))
-        work.biased, work.correct, work.plain = self._biased, self.plan.finished.hand_in, plain
-        work.ahead, work.arrays, work.outputs = self.plan.finished.workers.count, False, wanted
-        work.folder = self.plan.finished.folder
-        before = {one.var: stored_bytes(one.var) for one in self.found}
-        outputs = work.run()
-        made = {one.candidate.var: one for one in work.made}
-        rows = [self._row(one, before[one.var], made.get(one.var)) for one in self.found]
-        rows = [_with_inputs(row, quantized.get(one.var)) for row, one in zip(rows, self.found, strict=True)]
-        for made_one in work.made:
-            shift(made_one, self.readers[made_one.candidate.var])
-        store([self.loaded.program], work.made)
-        return (outputs, work.plain_outputs), [
-            *rows,
-            *(CompressedWeight(n, (), "", why, (0, 0)) for n, why in self.stay.items()),
-        ]
-
-    def _biased(self, one: Candidate) -> bool:
-        """Can the ops of other functions take what the biases of this one gain?"""
-        here = {r.op for r in one.readers}
-        others = [op for op in self.readers[one.var] if op not in here and op.op_type != "gather"]
-        return all(map(takes_bias, others))
-
-    def _quantize(
-        self, chosen: Sequence[Candidate], samples: Sequence[Mapping[str, Any]]
-    ) -> dict[Var, list[Quantized]]:
-        """Let linear and conv read 8 bits, in every function by the scales of the one that ran."""
-        if self.plan.activations is None:
-            return {}
-        kept = {name for name, part in self.left_out if part == INPUTS}
-        wide = [one for one in chosen if self.choices[one.var].inputs]
-        asked = [one for one in wide if one.var.name not in kept]
-        found = quantizing.measured(self.loaded, self.name, samples, asked, self.plan.activations)
-        judged: dict[Var, list[Quantized]] = {one.var: [Quantized(0.0, 1.0, PAIR_LEAVES)] for one in wide}
-        scales: dict[Any, float] = {}
-        for one in asked:
-            judged[one.var] = [found[r.op] for r in one.readers if r.op in found]
-            most = max((each.scale for each in judged[one.var]), default=0.0)
-            ops = [op for op in self.readers[one.var] if op.op_type in quantizing.READERS]
-            scales |= {op: found[op].scale if op in found else most for op in ops}
-        quantizing.insert(self.loaded.program, {op: scale for op, scale in scales.items() if scale})
-        quantizing.clip_products(self.loaded.program)
-        return judged
-
-    def _mix(self, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Choose among the possible forms by what they cost at the outputs."""
-        kinds = {one: [f for f in self.possible[one.var] if f is not None] for one in self.found}
-        kinds = {one: forms for one, forms in kinds.items() if forms}
-        if not kinds or (self.plan.room is None and all(len(forms) == 1 for forms in kinds.values())):
-            return
-        room, plan = self._room(kinds), self.plan
-        if plan.how == ESTIMATED:
-            modes = estimated(self.loaded, self.name, samples, kinds, plan.finished, room)
-        else:
-            modes = assigned(
-                self.loaded, self.name, samples, kinds, plan.bits, self.version, plan.finished, room
-            )
-        goal = f"{plan.bits:g} bits are the average" if room is None else "there is room for it"
-        for one in kinds:
-            form = modes.get(one.var)
-            plain = Choice(None, f"it costs most at the outputs, and {goal}")
-            self.choices[one.var] = plain if form is None else self.possible[one.var][form]
-
-    def _room(self, kinds: Iterable[Candidate]) -> int | None:
-        """The bytes that weights with a choice may take, when all else has its own, and each op a bias.
-
-        Raises:
-            SurgeryError: all else takes that much.
-        """
-        if self.plan.room is None:
-            return None
-        weights = list(kinds)
-        biased = {r.op: r for one in weights for r in one.readers if takes_bias(r.op)}
-        held = {key_of(op.bias): stored_bytes(op.bias) for op in biased if op.inputs.get("bias") is not None}
-        gained = sum(r.outputs.size * np.dtype(np_dtype(op.x)).itemsize for op, r in biased.items())
-        replaced = sum(stored_bytes(one.var) for one in weights) + sum(held.values())
-        kept = _bytes_of(self.loaded) - replaced + gained
-        if kept >= self.plan.room:
-            raise SurgeryError(
-                f"max_bytes leaves {byte_words(self.plan.room)} to a program, but {byte_words(kept)} of it "
-                "cannot be compressed; give more"
-            )
-        return self.plan.room - kept
-
-    def _row(self, one: Candidate, size: int, made: Corrected | None) -> CompressedWeight:
-        kinds = tuple(dict.fromkeys(r.op.op_type for r in one.readers))
-        why = self.choices[one.var].why
-        if made is None:
-            return CompressedWeight(one.var.name, kinds, "", why, (size, size))
-        return CompressedWeight(
-            one.var.name,
-            kinds,
-            made.kind,
-            why,
-            (size, made.bytes),
-            made.error,
-            made.rounded,
-            self.ops[one.var],
-            calibration_rows=made.calibration_rows,
-        )
+def _divide_bytes(sizes: Sequence[int], max_bytes: int | None) -> list[int | None]:
+    """Return the bytes that the weights of each program may take, in proportion to their size."""
+    return [None if max_bytes is None else max_bytes * size // max(1, sum(sizes)) for size in sizes]
 
 
-def _readers(program: Program, found: Sequence[Candidate]) -> dict[Var, list[Any]]:
-    """The ops of all functions that read the numbers of each weight."""
-    made = {one.var: [r.op for r in one.readers] for one in found}
-    if len(program.functions) == 1:
-        return made
-    by_key = {key_of(one.var): one.var for one in found}
-    shapes = {key[0] for key in by_key}
-    for function in program.functions.values():
-        for op in function.operations:
-            for _, var in operands(op):
-                alike = var.op is not None and var.op.op_type == "const" and tuple(var.shape or ()) in shapes
-                held = by_key.get(key_of(var)) if alike else None
-                if held is not None and op not in made[held]:
-                    made[held].append(op)
-    return made
-
-
-def _with_inputs(row: CompressedWeight, judged: Sequence[Quantized] | None) -> CompressedWeight:
-    """What the ops of a weight read, in the words of the report."""
-    if not judged:
-        return row
-    worst = min(judged, key=lambda one: one.cosine)
-    scales = tuple(one.scale for one in judged if one.scale)
-    inputs = "int8" if scales else worst.why
-    return replace(row, inputs=inputs, scales=scales, cosine=worst.cosine)
-
-
-def _lost(
+def _off_engine(
     before: Sequence[Inspection], after: Sequence[Inspection], weights: Sequence[CompressedWeight]
 ) -> LeftOut:
-    """The weights of ops that leave the Neural Engine by their new form, or whose inputs do, and why."""
-    were = {row.name for one in before for row in one.ops if row.preferred == "ane"}
-    left = {row.name for one in after for row in one.ops if row.preferred == "cpu"}
-    lost: LeftOut = {}
-    for one in weights:
-        ops = were.intersection(one.ops)
+    """Return the weights, or the inputs, whose new form moves ops off the Neural Engine, with the reason."""
+    on_engine = {row.name for inspection in before for row in inspection.ops if row.preferred == "ane"}
+    on_cpu = {row.name for inspection in after for row in inspection.ops if row.preferred == "cpu"}
+    left_out: LeftOut = {}
+    for weight in weights:
+        ops = on_engine.intersection(weight.ops)
         pairs = {name for op in ops for name in pair_names(op)}
-        if one.scales and not left.isdisjoint(ops | pairs):
-            lost[one.weight, INPUTS] = PAIR_LEAVES
-        elif one.form and not left.isdisjoint(ops):
-            lost[one.weight, WEIGHT] = LEAVES
-    return lost
+        if weight.scales and not on_cpu.isdisjoint(ops | pairs):
+            left_out[weight.weight, INPUTS] = PAIR_LEAVES
+        elif weight.form and not on_cpu.isdisjoint(ops):
+            left_out[weight.weight, WEIGHT] = LEAVES
+    return left_out
 
 
 def _result(
@@ -756,11 +500,11 @@ def _result(
     edited: MLProgram,
     weights: Sequence[CompressedWeight],
     samples: Samples,
-    plan: _Plan,
-    placed_: tuple[Sequence[Inspection], Sequence[Inspection]],
+    plan: Plan,
+    inspections: tuple[Sequence[Inspection], Sequence[Inspection]],
     doubts: Sequence[str],
 ) -> Compression:
-    """What was done, and what it costs on samples that were held out."""
+    """Return the report, with the loss on held-out samples; `inspections` are of before and after."""
     loss = _loss(given, edited, samples.held_out, plan.function) if samples.held_out else None
     label = plan.target.name
     old, new = given.time(label), edited.time(label)
@@ -769,66 +513,52 @@ def _result(
         tuple(weights),
         label,
         plan.purpose,
-        (_bytes(given), _bytes(edited)),
+        (_all_weight_bytes(given), _all_weight_bytes(edited)),
         (len(samples.calibration), len(samples.held_out)),
         loss,
         change(old, new) if old is not None and new is not None else None,
-        (_share(placed_[0]), _share(placed_[1])),
+        (_engine_share(inspections[0]), _engine_share(inspections[1])),
         tuple(doubts),
         asked=int(plan.bits) if plan.how == EVEN and not plan.forms else 0,
     )
 
 
-def _share(inspections: Sequence[Inspection]) -> float:
-    ops = [row for one in inspections for row in one.ops]
+def _engine_share(inspections: Sequence[Inspection]) -> float:
+    """Return the share of the ops expected on the Neural Engine."""
+    ops = [row for inspection in inspections for row in inspection.ops]
     return sum(row.preferred == "ane" for row in ops) / max(1, len(ops))
 
 
-def _bytes(subject: MLProgram) -> int:
-    """Count the bytes of all weights."""
-    return sum(map(_bytes_of, subject.parts))
-
-
-def _bytes_of(part: Loaded) -> int:
-    """Count those of the weights of a program; equal ones, which are stored once, count once."""
-    seen: dict[Any, int] = {}
-    for function in part.program.functions.values():
-        for op in function.operations:
-            for _, var in () if is_weight(op) else operands(op):
-                if is_compressed(var):
-                    seen[_stored_key(var)] = stored_bytes(var)
-                elif var.op is not None and var.op.op_type == "const" and isinstance(var.val, np.ndarray):
-                    seen[key_of(var)] = stored_bytes(var)
-    return sum(seen.values())
-
-
-def _stored_key(var: Var) -> Any:
-    assert var.op is not None
-    return tuple(key_of(v) if not is_compressed(v) else _stored_key(v) for _, v in operands(var.op))
+def _all_weight_bytes(subject: MLProgram) -> int:
+    """Return the bytes of the weights of all programs."""
+    return sum(map(weight_bytes, subject.parts))
 
 
 def _loss(
     given: MLProgram, edited: MLProgram, samples: Sequence[Mapping[str, Any]], function: str | None
 ) -> Cost:
-    """How far the compressed model is from the given one."""
-    both = [Predictor(subject.runnable, function=function) for subject in (given, edited)]
-    for executable in (one for model in both for one in model.executables):
-        executable.plan.room = min(executable.plan.room, KEPT)  # else all weights are there in fp32
+    """Measure how far the outputs of the compressed model are from those of the given one."""
+    models = [Predictor(subject.runnable, function=function) for subject in (given, edited)]
+    for executable in (each for model in models for each in model.executables):
+        executable.plan.cache_limit = min(
+            executable.plan.cache_limit, CACHE_LIMIT
+        )  # else all weights are in memory in fp32
     functions = given.parts[-1].program.functions
     last = functions[function] if function in functions else next(iter(functions.values()))
     cost = Cost(chosen=logits_of(last))
     for number, values in enumerate(samples):
-        expected, outputs = (model(values) for model in both)
+        expected, outputs = (model(values) for model in models)
         _check_finite(number, expected, outputs)
         cost.add(expected, outputs)
     return cost
 
 
 def _check_finite(number: int, expected: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
-    """See that outputs are numbers that can be compared; infinities of masks stay where they are.
+    """Check that outputs can be compared; infinities that the given model has too, as in masks, are fine.
 
     Raises:
-        SurgeryError: the model itself makes no number, or the compressed one no finite one where it does.
+        SurgeryError: the given model makes NaN or nothing finite, or the compressed one where the given one
+            does not.
     """
     for name, array in expected.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or not array.size:
@@ -843,158 +573,3 @@ def _check_finite(number: int, expected: Mapping[str, Any], outputs: Mapping[str
                 f"the compressed model makes NaN or infinity at {name!r} of held-out sample {number}, where "
                 "the given one does not; take more bits, or see with `anesurgery ranges` where values overflow"
             )
-
-
-# How many bits each weight gets: its forms are corrected and measured at the outputs, one by one.
-#
-# Each weight is tried alone, in the plain model, on the calibration samples; `assignment` then takes the forms
-# with the least damage for the average that is asked for.
-
-
-def assigned(
-    loaded: Loaded,
-    name: str,
-    samples: Sequence[Mapping[str, Any]],
-    kinds: Mapping[Candidate, Sequence[str]],
-    bits: float,
-    version: int,
-    finished: Finished,
-    room: int | None = None,
-) -> dict[Var, str]:
-    """The form of each weight for an average number of bits.
-
-    Args:
-        loaded: the model.
-        name: of the function.
-        samples: as it takes them.
-        kinds: the forms that each weight may have.
-        bits: of a number, on average.
-        version: of the specification.
-        finished: corrects weights.
-        room: bytes that all may take, in place of those bits.
-
-    Raises:
-        SurgeryError: even the smallest forms have more bits.
-    """
-    met = plain_moments(loaded, name, samples, list(kinds))
-    executable = Executable(loaded.program, function=name, fuse=False)
-    by_var, chosen = {one.var: one for one in kinds}, logits_of(executable.function)
-    runs = [Forks(executable, values, list(by_var)) for values in samples]
-    expected = [run.whole() for run in runs]
-    rows = []
-    for number, forks in enumerate(zip(*runs, strict=True)):
-        one = by_var[forks[0].weight]
-        options = {}
-        due = {kind: finished.hand_in(one, kind, met[one.var], version) for kind in kinds[one]}
-        for kind, waiting in due.items():
-            made, cost = waiting(), Cost(chosen=chosen)
-            for fork, outputs in zip(forks, expected, strict=True):
-                cost.add(outputs, fork(made.array))
-            options[kind] = Option(made.bytes, cost.psnr, cost.kl, cost.top1)
-        types = tuple(r.op.op_type for r in one.readers)
-        size = int(np.prod(one.var.shape))
-        rows.append(Row(number, one.var.name, types, size, stored_bytes(one.var), options, {}))
-    modes = propose(rows, bits=bits if room is None else None, max_bytes=room, smallest=0).modes
-    return {var: modes[var.name] for var in by_var if var.name in modes}
-
-
-# See that calibration samples say something, and keep some of them apart to judge by.
-
-HELD_OUT = 4
-"""One sample in so many is kept out of the calibration: with eight samples, two remain to judge by."""
-FEW = 8
-"""Samples below which a calibration is doubted. A choice: of fewer, one unusual sample decides ranges."""
-
-Values = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Samples:
-    """The samples that correct the weights, and those that judge the result."""
-
-    calibration: Sequence[Values]
-    held_out: Sequence[Values]
-    doubts: tuple[str, ...]
-    """What the samples lack, in words."""
-
-
-def read_samples(inputs: Any) -> Samples:
-    """Samples shared out: every fourth, at least one, is held out.
-
-    Raises:
-        SurgeryError: there are none, or one is no sample, or holds NaN or infinity.
-    """
-    if inputs is None:
-        raise SurgeryError(
-            "compress corrects weights with samples: give inputs=[{name: array}, ...], some dozens of "
-            "real samples; random ones say little about a trained model"
-        )
-    if isinstance(inputs, (str, bytes, os.PathLike, np.ndarray)) or not isinstance(inputs, Iterable):
-        raise SurgeryError(
-            f"inputs is a {type(inputs).__name__}; give a list of samples, each a dictionary of arrays by name"
-        )
-    given = [_read(*each) for each in enumerate([inputs] if isinstance(inputs, Mapping) else inputs)]
-    if not given:
-        raise SurgeryError("inputs has no sample; give some dozens of real ones")
-    if len(given) == 1:
-        return Samples(
-            given, (), ("only one sample: none is held out, so the loss is not measured; give some dozens",)
-        )
-    apart = [i % HELD_OUT == HELD_OUT - 1 or len(given) - 1 == i < HELD_OUT - 1 for i in range(len(given))]
-    rest, held = ([v for v, out in zip(given, apart, strict=True) if out == side] for side in (False, True))
-    return Samples(rest, held, (*_doubts(given), *_seen(rest, held)))
-
-
-def _read(number: int, values: Any) -> Values:
-    """A sample that was looked at.
-
-    Raises:
-        SurgeryError: it is no dictionary of arrays, or one holds NaN or infinity, or numbers that are masked.
-    """
-    if not isinstance(values, Mapping):
-        raise SurgeryError(
-            f"sample {number} is a {type(values).__name__}; give a dictionary of arrays by input name"
-        )
-    read = {name: value.detach() if hasattr(value, "detach") else value for name, value in values.items()}
-    for name, value in read.items():
-        try:
-            array = np.asarray(value)
-        except (ValueError, TypeError, RuntimeError) as error:
-            raise SurgeryError(f"sample {number}: {name!r} is no array: {error}") from error
-        if np.ma.is_masked(value):
-            raise SurgeryError(f"sample {number}: {name!r} holds masked numbers; fill them in, or leave it out")
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise SurgeryError(
-                f"sample {number}: {name!r} holds NaN or infinity; leave it out or mend what made it"
-            )
-    return read
-
-
-def _seen(calibration: Sequence[Values], held_out: Sequence[Values]) -> Iterable[str]:
-    """Samples held out that are in the calibration too, by which nothing can be judged."""
-    seen = set(map(_digest, calibration))
-    count = sum(_digest(values) in seen for values in held_out)
-    if count:
-        yield (
-            f"{count} of the {len(held_out)} samples held out are in the calibration too, so the loss on them "
-            "is less than on others; give each sample once"
-        )
-
-
-def _digest(values: Values) -> frozenset[tuple[str, tuple[int, ...], bytes]]:
-    """What equal samples have in common."""
-    arrays = {name: np.asarray(value) for name, value in values.items()}
-    return frozenset(
-        (name, array.shape, hashlib.blake2b(array.tobytes(), digest_size=16).digest())
-        for name, array in arrays.items()
-    )
-
-
-def _doubts(given: Sequence[Values]) -> Iterable[str]:
-    """What is missing in samples."""
-    if len(given) < FEW:
-        yield f"{len(given)} samples only: give some dozens, which differ as real inputs do"
-    for name in given[0]:
-        arrays = [np.asarray(values[name]) for values in given if name in values]
-        if all(np.array_equal(arrays[0], other) for other in arrays[1:]):
-            yield f"the input {name!r} is the same in all samples; give it as it varies in use"

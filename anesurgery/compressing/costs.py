@@ -1,4 +1,8 @@
-"""What a change costs at the outputs of a model, over any number of runs."""
+"""Measure how far the outputs of a changed model are from those of the model before, over any number of runs.
+
+Where outputs are logits or probabilities, the KL divergence and the share of equal top-1 choices count; PSNR is
+measured for all. `compress`, `sensitivity` and the cache in 8 bits report it.
+"""
 
 from __future__ import annotations
 
@@ -15,43 +19,53 @@ from anesurgery.mil import Array
 Tensor = torch.Tensor
 
 MOST_NUMBERS = 1 << 17
-"""Of an output that are looked at together, so that they stay in the cache."""
+"""The numbers of an output that are compared together, so few that they stay in the processor's cache."""
 PROBABILITIES = 1e-2
-"""How far rows may be from a sum of 1 to count as probabilities: fp16 rounds the shares of a long row by less.
-"""
+"""How far the sum of a row may be from 1 if it holds probabilities: fp16 rounds the sum of a long row by
+less."""
 
 
 @dataclass
 class _Sums:
-    """Of one output."""
+    """The sums over all runs for one output."""
 
     noise: float = 0.0
+    """The sum of squared differences."""
     count: int = 0
+    """The numbers that are finite in the reference."""
     peak: float = 0.0
+    """The largest magnitude in the reference."""
     kl: float = 0.0
+    """The sum of the KL divergences of the rows, in nats."""
     agree: int = 0
+    """The rows whose largest entry is the same."""
     rows: int = 0
+    """The rows that `kl` and `agree` are sums over."""
     broken: bool = False
+    """Is a number not finite that is finite in the reference?"""
 
 
 @dataclass
 class Cost:
-    """How far outputs are from the reference; `add` takes in one more run."""
+    """How far outputs are from the reference; `add` adds one more run."""
 
     sums: dict[str, _Sums] = field(default_factory=dict)
+    """Name of an output -> its sums."""
     chosen: frozenset[str] = frozenset()
-    """The outputs that choose among classes or tokens, of which KL and top-1 are; all where none does."""
+    """The outputs that choose among classes or tokens, which KL and top-1 are measured on; all if it is
+    empty."""
 
-    def add(self, expected: Mapping[str, Array], found: Mapping[str, Array]) -> None:
-        """Compare the outputs of one run."""
-        for name, a in expected.items():
-            if isinstance(a, np.ndarray) and a.dtype.kind == "f" and a.size:
-                rows = (torch.from_numpy(v.reshape(-1, v.shape[-1] if v.ndim else 1)) for v in (a, found[name]))
-                _measure(self.sums.setdefault(name, _Sums()), *rows)
+    def add(self, expected: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        """Compare the outputs of one run with the reference, and add the result."""
+        for name, reference in expected.items():
+            if isinstance(reference, np.ndarray) and reference.dtype.kind == "f" and reference.size:
+                columns = reference.shape[-1] if reference.ndim else 1
+                a, b = (torch.from_numpy(v.reshape(-1, columns)) for v in (reference, outputs[name]))
+                _add_rows(self.sums.setdefault(name, _Sums()), a, b)
 
     @property
     def psnr(self) -> float:
-        """Of the worst output, in dB; minus infinite where one is not finite any more."""
+        """The PSNR of the worst output in dB; minus infinity if a number is not finite any more."""
         if any(s.broken for s in self.sums.values()):
             return -math.inf
         found = [psnr(s.peak, math.sqrt(s.noise / s.count)) for s in self.sums.values() if s.count]
@@ -59,7 +73,7 @@ class Cost:
 
     @property
     def rows(self) -> int:
-        """Rows of finite numbers that KL and top-1 are of; without any they say nothing."""
+        """The number of rows that KL and top-1 are measured on; without any these mean nothing."""
         return sum(s.rows for s in self._choosing)
 
     @property
@@ -68,67 +82,80 @@ class Cost:
 
     @property
     def kl(self) -> float:
-        """Mean KL divergence of a row of the outputs, in nats."""
+        """The mean KL divergence of a row of the outputs, in nats."""
         if any(s.broken for s in self.sums.values()):
             return math.inf
         return max(0.0, sum(s.kl for s in self._choosing) / self.rows) if self.rows else 0.0
 
     @property
     def top1(self) -> float:
-        """Share of rows whose largest entry is the same; 1 where no output has rows."""
+        """The share of rows whose largest entry is the same; 1 where no output has rows."""
         return sum(s.agree for s in self._choosing) / self.rows if self.rows else 1.0
 
     def lost(self, chooses: bool) -> float:
-        """KL where the outputs choose; else the squared error of the worst one, as a share of its peak's."""
+        """Return KL where outputs choose; else the mean squared error of the worst over its peak squared."""
         return self.kl if chooses and self.rows else 10 ** (-self.psnr / 10)
 
     def words(self, chooses: bool) -> str:
-        """What the outputs lose; KL and top-1 where they choose among classes or tokens."""
+        """Describe the loss; with KL and top-1 where the outputs choose among classes or tokens."""
         if self.psnr == math.inf:
             return "identical"
-        rows = f"KL {self.kl:.3g} nats, same top-1 {self.top1:.1%}, " if chooses else ""
-        return f"{rows if self.rows else 'no row is all finite, '}PSNR {self.psnr:.1f} dB"
+        rows = ""
+        if not self.rows:
+            rows = "no row is all finite, "
+        elif chooses:
+            rows = f"KL {self.kl:.3g} nats, same top-1 {self.top1:.1%}, "
+        return f"{rows}PSNR {self.psnr:.1f} dB"
 
 
-def _measure(sums: _Sums, a: Tensor, b: Tensor) -> None:
-    """Take in the rows of one output of one run; what the reference itself makes infinite is left out."""
-    known = torch.isfinite(a)
-    whole = bool(known.all()) and a.shape[-1] > 1
-    sums.broken |= bool((known & ~torch.isfinite(b)).any())
-    sums.count += int(known.sum())
-    kl = _from_shares if whole and probabilities(a.numpy()) else _from_logits
-    few = max(1, MOST_NUMBERS // a.shape[-1])
-    for part, other, mask in zip(*(torch.split(v, few) for v in (a, b, known)), strict=True):
-        x, y = part.double(), other.double()
-        if whole and not sums.broken:
+def _add_rows(sums: _Sums, reference: Tensor, changed: Tensor) -> None:
+    """Add the rows [rows, columns] of one output; numbers that are infinite in the reference do not count.
+
+    KL and top-1 are measured only where all numbers of the reference are finite.
+    """
+    finite = torch.isfinite(reference)
+    has_rows = bool(finite.all()) and reference.shape[-1] > 1
+    sums.broken |= bool((finite & ~torch.isfinite(changed)).any())
+    sums.count += int(finite.sum())
+    kl = _kl_of_probabilities if has_rows and are_probabilities(reference.numpy()) else _kl_of_logits
+    together = max(1, MOST_NUMBERS // reference.shape[-1])
+    parts = (torch.split(v, together) for v in (reference, changed, finite))
+    for a, b, mask in zip(*parts, strict=True):
+        x, y = a.double(), b.double()
+        if has_rows and not sums.broken:
             sums.kl += float(kl(x, y))
             sums.agree += int((x.argmax(-1) == y.argmax(-1)).sum())
             sums.rows += len(x)
-        x, y = (x, y) if whole else (x[mask], y[mask])
+        if not has_rows:
+            x, y = x[mask], y[mask]
         sums.peak = max(sums.peak, float(x.abs().max()) if x.numel() else 0.0)
         sums.noise += float((x - y).square_().sum()) if not sums.broken else 0.0
 
 
-def probabilities(rows: Array) -> bool:
-    """Are the rows of the reference probabilities already, and no logits?"""
+def are_probabilities(rows: Array) -> bool:
+    """Are the rows of the reference probabilities, rather than logits?"""
     return bool(rows.min() >= 0 and (np.abs(rows.sum(-1) - 1) < PROBABILITIES).all())
 
 
-def _from_logits(a: Tensor, b: Tensor) -> Tensor:
-    """The KL divergences of rows, added: the mean difference of the logits, less that of their sums."""
-    shares, ends = zip(*map(_shares, (a, b)), strict=True)
-    return ((a - b).mul_(shares[0]).sum(-1) / shares[0].sum(-1) - (ends[0] - ends[1])).sum()
+def _kl_of_logits(a: Tensor, b: Tensor) -> Tensor:
+    """Return the sum of KL(softmax(a) || softmax(b)) over rows.
+
+    Each is the mean of a - b, weighted by softmax(a), minus the difference of the log-sum-exps.
+    """
+    (exponentials, log_sum), (_, other_log_sum) = map(_exponentials, (a, b))
+    mean_difference = (a - b).mul_(exponentials).sum(-1) / exponentials.sum(-1)
+    return (mean_difference - (log_sum - other_log_sum)).sum()
 
 
-def _shares(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Numbers in proportion to the probabilities of each row, and the logarithm of the sum of exponentials."""
+def _exponentials(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return exp(row - its largest entry), and the log-sum-exp of each row."""
     largest = rows.amax(-1, keepdim=True)
-    held = (rows - largest).exp_()
-    return held, held.sum(-1).log() + largest[:, 0]
+    exponentials = (rows - largest).exp_()
+    return exponentials, exponentials.sum(-1).log() + largest[:, 0]
 
 
-def _from_shares(a: Tensor, b: Tensor) -> Tensor:
-    """The KL divergences of rows of probabilities, added."""
+def _kl_of_probabilities(a: Tensor, b: Tensor) -> Tensor:
+    """Return the sum of the KL divergences of rows of probabilities, which are made to sum to 1."""
     p, q = (rows.clamp_min(torch.finfo(torch.float32).tiny) for rows in (a, b))
     p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
     return (p * (p.log() - q.log())).sum()

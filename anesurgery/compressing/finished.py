@@ -1,7 +1,8 @@
-"""The weights that are finished, in a folder: a run that was killed goes on where it was, to the same bytes.
+"""Correct weights by workers, and keep them in a folder, so that a killed run goes on and ends the same.
 
-Each is named by all that decides it: its numbers, the form, what its ops read, and the program that corrects.
-So a folder may serve any number of models and settings; what nobody asks for again may be deleted.
+`compress(work=folder)` uses it. The name of a file is a digest of all that decides the weight: its numbers, the
+form, the moments of what its ops read, and the source of the modules that correct it. So a folder may serve any
+models and settings, and any file may be deleted.
 """
 
 from __future__ import annotations
@@ -18,8 +19,18 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.compressing import correcting, fitting, grids, second_order, tables, weight_rows, zeros
-from anesurgery.compressing.correcting import Candidate, Corrected, correct, decoded, size_of
+from anesurgery.compressing import (
+    correcting,
+    fitting,
+    grids,
+    input_moments,
+    running_samples,
+    second_order,
+    tables,
+    weight_rows,
+    zeros,
+)
+from anesurgery.compressing.correcting import Candidate, CorrectedWeight, correct, decode, form_bytes
 from anesurgery.errors import SurgeryError
 from anesurgery.files.sharing import Workers, result
 from anesurgery.files.writing import write_atomically
@@ -27,27 +38,38 @@ from anesurgery.mil import Array, types
 from anesurgery.regions import clusters
 from anesurgery.regions.compressed_weights import Form, Result
 
-PROGRAM = (correcting, fitting, grids, fitting, second_order, tables, weight_rows, zeros, clusters)
+PROGRAM = (
+    correcting,
+    fitting,
+    grids,
+    input_moments,
+    running_samples,
+    second_order,
+    tables,
+    weight_rows,
+    zeros,
+    clusters,
+)
 """The modules that decide what a weight becomes."""
-NONE: Array = np.empty(0)
-TOLD = "about"
-"""The entry of a file that says what the arrays are."""
+NO_ARRAY: Array = np.empty(0)
+ABOUT = "about"
+"""The entry of a file with the JSON that describes its arrays."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """Corrects weights, or takes them from a folder.
+    """Corrects weights, or reads them from a folder.
 
     Args:
-        folder: of the finished weights, made where it is missing; None keeps nothing.
+        folder: of the finished weights, created if missing; None keeps none.
 
     Raises:
-        SurgeryError: there is a file in the place of the folder, or it cannot be made.
+        SurgeryError: the folder cannot be created, or is a file.
     """
 
     folder: Path | None = None
     workers: Workers = field(default_factory=Workers)
-    """That correct them."""
+    """They correct the weights."""
 
     def __post_init__(self) -> None:
         try:
@@ -56,114 +78,124 @@ class Finished:
         except OSError as error:
             raise SurgeryError(f"{self.folder} cannot hold the finished weights: {error}") from error
 
-    def hand_in(
+    def begin(
         self,
-        one: Candidate,
+        candidate: Candidate,
         kind: str,
         hessians: Array,
         version: int,
         centres: Array | None = None,
         crossed: Array | None = None,
-    ) -> Callable[[], Corrected]:
-        """Begin with what `correct` makes of these, and give what waits for it."""
+    ) -> Callable[[], CorrectedWeight]:
+        """Begin `correct` with these arguments, and return a function that waits for the result."""
+        arguments = hessians, version, centres, crossed
         if self.folder is None:
-            return self._due(one, kind, (hessians, version, centres, crossed), None)
-        met = [NONE if each is None else each for each in (hessians, centres, crossed)]
-        path = self.folder / f"{_key(one, kind, met, version)}.npz"
-        if (held := _read(path, one, kind)) is not None:
-            return lambda: held
-        return self._due(one, kind, (hessians, version, centres, crossed), path)
+            return self._submit(candidate, kind, arguments, None)
+        arrays = [NO_ARRAY if each is None else each for each in (hessians, centres, crossed)]
+        path = self.folder / f"{_file_key(candidate, kind, arrays, version)}.npz"
+        finished = _read(path, candidate, kind)
+        if finished is not None:
+            return lambda: finished
+        return self._submit(candidate, kind, arguments, path)
 
-    def _due(
-        self, one: Candidate, kind: str, matrices: tuple[Any, ...], path: Path | None
-    ) -> Callable[[], Corrected]:
+    def _submit(
+        self, candidate: Candidate, kind: str, arguments: tuple[Any, ...], path: Path | None
+    ) -> Callable[[], CorrectedWeight]:
+        """Let a worker correct a weight; the function that waits for it also writes the file."""
         if self.workers.here:
-            future = self.workers.submit(correct, one, kind, *matrices)
+            future = self.workers.submit(correct, candidate, kind, *arguments)
         else:
-            future = self.workers.submit(_sent, portable(one), kind, *matrices)
+            future = self.workers.submit(_correct_remotely, portable(candidate), kind, *arguments)
 
-        def due() -> Corrected:
+        def wait() -> CorrectedWeight:
             answer = result(future)
-            corrected = answer if self.workers.here else _unpacked(answer, one, kind)
+            corrected = answer if self.workers.here else _unpack(answer, candidate, kind)
             if path is not None:
                 write_atomically(path, lambda place: _write(place, corrected), overwrite=True)
             return corrected
 
-        return due
+        return wait
 
 
 @dataclass(frozen=True)
 class _Numbers:
-    """What `correct` asks of a weight, for another process."""
+    """Stands for the `Var` of a weight in another process: `correct` reads only `val`."""
 
     val: Array
 
 
-def portable(one: Candidate) -> Candidate:
-    """A weight and how its first reader reads it, without the program that they are in."""
+def portable(candidate: Candidate) -> Candidate:
+    """Return a weight and how its first op reads it, without the program, to send to another process."""
     nothing: Any = None
-    numbers: Any = _Numbers(np.array(one.var.val))
-    return Candidate(numbers, (replace(one.readers[0], op=nothing, inputs=nothing),))
+    numbers: Any = _Numbers(np.array(candidate.var.val))
+    return Candidate(numbers, (replace(candidate.readers[0], op=nothing, inputs=nothing),))
 
 
 @lru_cache(maxsize=1)
-def _program() -> bytes:
-    """A digest of the modules that correct: another version of them makes other weights."""
+def _program_digest() -> bytes:
+    """Return a digest of the source of `PROGRAM`: another version of it may give other weights."""
     digest = hashlib.blake2b()
     for module in PROGRAM:
         digest.update(Path(str(module.__file__)).read_bytes())
     return digest.digest()
 
 
-def _key(one: Candidate, kind: str, met: Sequence[Array], version: int) -> str:
-    reader = one.readers[0]
-    told = (kind, version, reader.layout, fitting.ROUNDS, reader.shape)
-    digest = hashlib.blake2b(_program() + repr(told).encode(), digest_size=20)
-    for array in (np.asarray(one.var.val), reader.channels, *met):
+def _file_key(candidate: Candidate, kind: str, arrays: Sequence[Array], version: int) -> str:
+    """Return a digest of all that decides the corrected weight: see the module."""
+    reader = candidate.readers[0]
+    settings = (kind, version, reader.layout, fitting.ROUNDS, reader.shape)
+    digest = hashlib.blake2b(_program_digest() + repr(settings).encode(), digest_size=20)
+    for array in (np.asarray(candidate.var.val), reader.channels, *arrays):
         digest.update(f"{array.dtype}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data.cast("B"))
     return digest.hexdigest()
 
 
-def _sent(*arguments: Any) -> dict[str, Any]:
-    """What `correct` makes, as plain data: types of less than a byte do not travel."""
-    return _packed(correct(*arguments))
+def _correct_remotely(*arguments: Any) -> dict[str, Any]:
+    """Call `correct` in another process, and pack the result: types of less than a byte do not pickle."""
+    return _pack(correct(*arguments))
 
 
-def _packed(corrected: Corrected) -> dict[str, Any]:
-    """The arrays of a form, what they are, and the errors."""
+def _pack(corrected: CorrectedWeight) -> dict[str, Any]:
+    """Return a weight as plain arrays and one entry of JSON, as a file or another process holds it."""
     arrays: dict[str, Any] = {}
     kinds: dict[str, str] = {}
-    op = _told(corrected.form, arrays, kinds)
-    about = {"op": op, "kinds": kinds, "error": corrected.error, "rounded": corrected.rounded}
-    return {**arrays, TOLD: np.array(json.dumps(about))}
+    op = _form_to_json(corrected.form, arrays, kinds)
+    about = {"op": op, "kinds": kinds, "error": corrected.error, "rounded": corrected.nearest_error}
+    return {**arrays, ABOUT: np.array(json.dumps(about))}
 
 
-def _unpacked(content: Mapping[str, Any], one: Candidate, kind: str) -> Corrected:
-    """What `_packed` was given."""
-    about: Mapping[str, Any] = json.loads(str(content[TOLD]))
-    arrays = {name: _typed(content[name], each) for name, each in about["kinds"].items()}
-    form = _form(about["op"], arrays)
-    array = decoded(form).reshape(one.readers[0].shape)
-    return Corrected(one, kind, form, array, about["error"], size_of(form), about["rounded"])
+def _unpack(content: Mapping[str, Any], candidate: Candidate, kind: str) -> CorrectedWeight:
+    """Return the weight that `_pack` was given."""
+    about: Mapping[str, Any] = json.loads(str(content[ABOUT]))
+    arrays = {name: _with_type(content[name], each) for name, each in about["kinds"].items()}
+    form = _form_from_json(about["op"], arrays)
+    array = decode(form).reshape(candidate.readers[0].shape)
+    return CorrectedWeight(candidate, kind, form, array, about["error"], form_bytes(form), about["rounded"])
 
 
-def _write(path: Path, corrected: Corrected) -> None:
-    """Write a finished weight, and see that it is on the disk."""
+def _write(path: Path, corrected: CorrectedWeight) -> None:
+    """Write a finished weight, and wait until it is on the disk."""
     with path.open("wb") as file:
-        np.savez(file, **_packed(corrected))
+        np.savez(file, **_pack(corrected))
         file.flush()
         os.fsync(file.fileno())
 
 
-def _told(form: Form, arrays: dict[str, Any], kinds: dict[str, str]) -> dict[str, Any]:
-    """A form as plain data; its arrays are put aside under numbers."""
+def _form_to_json(form: Form, arrays: dict[str, Any], kinds: dict[str, str]) -> dict[str, Any]:
+    """Return a form as plain data.
+
+    Args:
+        form: whose inputs may be results of other forms.
+        arrays: gets its arrays, as "array0", ...
+        kinds: gets the name of the type of each array, such as "uint4".
+    """
     inputs: dict[str, Any] = {}
     inner: dict[Form, dict[str, Any]] = {}
     for name, value in form.inputs.items():
         if isinstance(value, Result):
             if value.form not in inner:
-                inner[value.form] = _told(value.form, arrays, kinds)
+                inner[value.form] = _form_to_json(value.form, arrays, kinds)
             inputs[name] = {"of": inner[value.form], "number": value.number}
             continue
         array, key = np.asarray(value), f"array{len(arrays)}"
@@ -172,8 +204,8 @@ def _told(form: Form, arrays: dict[str, Any], kinds: dict[str, str]) -> dict[str
     return {"type": form.op_type, "inputs": inputs}
 
 
-def _form(op: Mapping[str, Any], arrays: Mapping[str, Array]) -> Form:
-    """The form that `_told` told of; what two of its inputs are results of is one."""
+def _form_from_json(op: Mapping[str, Any], arrays: Mapping[str, Array]) -> Form:
+    """Return the form of `_form_to_json`; an op with two results that it reads becomes one form again."""
     inner: dict[str, Form] = {}
     inputs: dict[str, Any] = {}
     for name, value in op["inputs"].items():
@@ -181,21 +213,21 @@ def _form(op: Mapping[str, Any], arrays: Mapping[str, Array]) -> Form:
             inputs[name] = arrays[value]
         else:
             key = json.dumps(value["of"])
-            inner.setdefault(key, _form(value["of"], arrays))
+            inner.setdefault(key, _form_from_json(value["of"], arrays))
             inputs[name] = Result(inner[key], value["number"])
     return Form(op["type"], inputs)
 
 
-def _read(path: Path, one: Candidate, kind: str) -> Corrected | None:
-    """A finished weight; None where there is none, or the file is broken."""
+def _read(path: Path, candidate: Candidate, kind: str) -> CorrectedWeight | None:
+    """Read a finished weight; None where there is no file, or a broken one."""
     try:
         with path.open("rb") as stored, np.load(stored, allow_pickle=False) as file:
-            return _unpacked({name: file[name] for name in file.files}, one, kind)
+            return _unpack({name: file[name] for name in file.files}, candidate, kind)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
 
 
-def _typed(array: Array, kind: str) -> Array:
-    """With the type that coremltools marks numbers of less than a byte by, which no file keeps."""
+def _with_type(array: Array, kind: str) -> Array:
+    """Return an array with its type, such as uint4, which is numpy metadata that no file keeps."""
     dtype = types.nptype_from_builtin(types.string_to_builtin(kind))
     return array if array.dtype == dtype and np.dtype(dtype).metadata is None else array.view(dtype)

@@ -1,6 +1,9 @@
-"""Fit a form to the rows of a weight: its grid, all groups rounded to it, and what their products lose.
+"""Fit a named form, such as "int4", to the rows of a weight, round the rows to it, and measure the error.
 
-Rows are rounded in slabs: what rounding takes in memory beside them does not grow with the weight.
+`FormFitter` gives the grid of numbers that a form can store, and `round_to_nearest` and `best_rounding` (GPTQ)
+round all rows to it. `correcting` calls them for each weight, `balancing` and `estimating` to compare forms.
+Rows are rounded in slabs, so that the memory for it does not grow with the weight. Arrays of rows have the
+shape [groups, rows, columns] of `weight_rows`.
 """
 
 from __future__ import annotations
@@ -12,27 +15,33 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.compressing.grids import Grid, scaled
-from anesurgery.compressing.second_order import SLAB, Shares, corrected, objective
-from anesurgery.compressing.tables import numbers, of_numbers, table, weighed
+from anesurgery.compressing.grids import Grid, fit_scales
+from anesurgery.compressing.second_order import SLAB, HessianFactor, round_columns, squared_error
+from anesurgery.compressing.tables import build_tables, count_numbers, fit_tables, number_weights
 from anesurgery.compressing.weight_forms import WeightForm, read_form
-from anesurgery.compressing.zeros import Masked, Plain, pruned
+from anesurgery.compressing.zeros import MaskedGrid, PlainGrid, choose_zeros
 from anesurgery.mil import Array
 from anesurgery.regions.clusters import Totals
 
+ROUNDS = 2
+"""How often a weight is rounded. The second time, the scales or table entries are those that fit the first
+best."""
+MOST_ROWS = 4096
+"""The rows that are multiplied by the Hessian together, to bound the memory."""
+
 
 @dataclass(frozen=True)
-class Fitting:
-    """Rows, to which forms are fitted.
+class FormFitter:
+    """The rows of one weight, to which grids are fitted.
 
     Args:
         rows: [groups, rows, columns].
-        hessians: [groups, columns, columns].
+        hessians: [groups, columns, columns], of the squared error of the products.
         channels: [groups, rows]: the output channel of each row.
         axis: of the weight along which the channels lie.
         rank: of the weight.
         dtype: of its numbers.
-        shares: of the Hessians, where they are factored already; only zeros ask for them.
+        factors: of the Hessians, if they were computed before; only forms with zeros need them.
     """
 
     rows: Array
@@ -41,113 +50,123 @@ class Fitting:
     axis: int
     rank: int
     dtype: Any
-    shares: Sequence[Shares] | None = None
+    factors: Sequence[HessianFactor] | None = None
 
     @cached_property
-    def _numbers(self) -> Totals:
-        """All numbers, which every table of the whole weight is of."""
-        return numbers(self.rows, weighed(self.rows, self.hessians))
+    def _all_numbers(self) -> Totals:
+        """The numbers of all rows, for the forms with one table for the whole weight."""
+        return count_numbers(self.rows, number_weights(self.rows, self.hessians))
 
     def grid(self, name: str) -> Grid:
-        """The grid of a form.
+        """Return the grid of a form.
 
         Raises:
             SurgeryError: there is no such form.
         """
         form = read_form(name)
         if not form.zeros:
-            return self._dense(form, self.rows, None)
-        shares = [Shares.of(h) for h in self.hessians] if self.shares is None else self.shares
-        kept, left = pruned(self.rows, shares, form.zeros)
-        inner = self._dense(form, left, kept) if form.kind else Plain(self.dtype)
-        return Masked(inner, kept, form.stored)
+            return self._dense_grid(form, self.rows, None)
+        factors = [HessianFactor.of(h) for h in self.hessians] if self.factors is None else self.factors
+        kept, rows = choose_zeros(self.rows, factors, form.zeros)
+        inner = self._dense_grid(form, rows, kept) if form.kind else PlainGrid(self.dtype)
+        return MaskedGrid(inner, kept, form.stored)
 
-    def _dense(self, form: WeightForm, rows: Array, kept: Array | None) -> Grid:
+    def _dense_grid(self, form: WeightForm, rows: Array, kept: Array | None) -> Grid:
+        """Return the grid of codes without zeros; `kept` says which numbers of the rows it is fitted to."""
         if form.kind == "int":
-            return scaled(rows, self.hessians, self.channels, self.axis, self.rank, form.bits, self.dtype)
+            return fit_scales(rows, self.hessians, self.channels, self.axis, self.rank, form.bits, self.dtype)
         if kept is None and not form.group and form.vector == 1:
-            whole = np.zeros_like(self.channels)
-            return of_numbers([self._numbers], whole, form, self.axis, self.rank, self.dtype)
-        weights = weighed(rows, self.hessians) * (1 if kept is None else kept)
-        return table(rows, weights, self.channels, form, self.axis, self.rank, self.dtype)
+            one_table = np.zeros_like(self.channels)
+            return build_tables([self._all_numbers], one_table, form, self.axis, self.rank, self.dtype)
+        weights = number_weights(rows, self.hessians)
+        if kept is not None:
+            weights = weights * kept
+        return fit_tables(rows, weights, self.channels, form, self.axis, self.rank, self.dtype)
 
 
-def grid_of(name: str, rows: Array, hessians: Array, channels: Array, axis: int, rank: int, dtype: Any) -> Grid:
-    """The grid of one form: see `Fitting`."""
-    return Fitting(rows, hessians, channels, axis, rank, dtype).grid(name)
-
-
-__all__ = ["Fitting", "grid_of"]
-
-
-ROUNDS = 2
-"""The second begins with the scales or entries that fit the numbers of the first best."""
-MOST_ROWS = 4096
-"""Rows whose products are made together, which take memory beside those that are there."""
+def fit_form(
+    name: str, rows: Array, hessians: Array, channels: Array, axis: int, rank: int, dtype: Any
+) -> Grid:
+    """Return the grid of one form, fitted to rows: see `FormFitter`."""
+    return FormFitter(rows, hessians, channels, axis, rank, dtype).grid(name)
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """Rows of a grid, and how far their products are from those of the weight."""
+    """The rounded rows of a weight, and the squared error of their products."""
 
     error: float
     rows: Array
-    """In fp32, which holds the numbers of every grid."""
+    """[groups, rows, columns], in fp32, which holds the numbers of every grid."""
     grid: Grid
 
     def or_better(self, other: Rounding) -> Rounding:
-        """Another one, where its error is less."""
+        """Return the one with the smaller error, itself if they are equal."""
         return other if other.error < self.error else self
 
 
-def best(first: Rounding, rows: Array, shares: Sequence[Shares], hessians: Array) -> Rounding:
-    """The rows with the least error: rounded by a grid, then by the one that fits what came out, ..."""
-    least, grid = first, first.grid
+def best_rounding(first: Rounding, rows: Array, factors: Sequence[HessianFactor], hessians: Array) -> Rounding:
+    """Return the rounding with the least error: GPTQ with a grid, with that grid refitted to the result, ...
+
+    Args:
+        first: rounds to the nearest; its grid is the first that GPTQ uses.
+        rows: [groups, rows, columns], the weight.
+        factors: of the Hessian of each group.
+        hessians: [groups, columns, columns].
+    """
+    best, grid = first, first.grid
     for _ in range(ROUNDS):
-        after = handed_on(rows, shares, grid)
-        least = least.or_better(after)
-        grid, numbers = grid.refitted(rows, after.rows, hessians)
-        least = least.or_better(Rounding(lost(rows, numbers, hessians), numbers, grid))
-    return least
+        corrected = round_with_feedback(rows, factors, grid)
+        best = best.or_better(corrected)
+        grid, numbers = grid.refit(rows, corrected.rows, hessians)
+        best = best.or_better(Rounding(product_error(rows, numbers, hessians), numbers, grid))
+    return best
 
 
-def handed_on(rows: Array, shares: Sequence[Shares], grid: Grid) -> Rounding:
-    """The rows of all groups, corrected."""
-    numbers, total = np.empty(rows.shape, np.float32), 0.0
-    for group, some in _slabs(rows):
-        of_rows = grid.of_rows(some)
-        rounded = corrected(rows[group, some], shares[group], partial(_column, of_rows, group))
-        numbers[group, some], total = rounded.rows, total + rounded.error
-    return Rounding(total, numbers, grid)
+def round_with_feedback(rows: Array, factors: Sequence[HessianFactor], grid: Grid) -> Rounding:
+    """Round rows to a grid with GPTQ: later columns take up the error of each."""
+    rounded, error = np.empty(rows.shape, np.float32), 0.0
+    for group, slab in _slabs(rows):
+        round_column = partial(_nearest_in_column, grid.select_rows(slab), group)
+        result = round_columns(rows[group, slab], factors[group], round_column)
+        rounded[group, slab] = result.rows
+        error += result.error
+    return Rounding(error, rounded, grid)
 
 
-def nearest(rows: Array, grid: Grid, hessians: Array) -> Rounding:
-    """The rows of all groups, rounded to the nearest."""
-    numbers = np.empty(rows.shape, np.float32)
-    for group, some in _slabs(rows):
-        numbers[group, some] = grid.of_rows(some).nearest(rows[group, some], group)
-    return Rounding(lost(rows, numbers, hessians), numbers, grid)
+def round_to_nearest(rows: Array, grid: Grid, hessians: Array) -> Rounding:
+    """Round each number to the nearest one of the grid."""
+    rounded = np.empty(rows.shape, np.float32)
+    for group, slab in _slabs(rows):
+        rounded[group, slab] = grid.select_rows(slab).nearest(rows[group, slab], group)
+    return Rounding(product_error(rows, rounded, hessians), rounded, grid)
 
 
 def _slabs(rows: Array) -> Iterator[tuple[int, Array]]:
-    """(group, numbers of its rows) of what is rounded together."""
+    """Yield (group, row numbers) for each part of the rows that is rounded at once."""
     for group in range(len(rows)):
-        yield from (
-            (group, some) for some in np.split(np.arange(rows.shape[1]), range(SLAB, rows.shape[1], SLAB))
-        )
+        for slab in np.split(np.arange(rows.shape[1]), range(SLAB, rows.shape[1], SLAB)):
+            yield group, slab
 
 
-def _column(grid: Grid, group: int, column: Array, at: int) -> Array:
+def _nearest_in_column(grid: Grid, group: int, column: Array, at: int) -> Array:
+    """Call `Grid.nearest` with the arguments of a `RoundColumn`."""
     return grid.nearest(column, group, at)
 
 
-def lost(rows: Array, other: Array | None, hessians: Array) -> float:
-    """The squared error of the products of all rows where others take their place; all without."""
+def product_error(rows: Array, rounded: Array | None, hessians: Array) -> float:
+    """Return the squared error of the products with rounded rows.
+
+    Args:
+        rows: [groups, rows, columns].
+        rounded: of that shape; None for zeros, which gives the sum of the squares of all products.
+        hessians: [groups, columns, columns].
+    """
     total = 0.0
     for group, hessian in enumerate(hessians):
         for start in range(0, rows.shape[1], MOST_ROWS):
-            part = rows[group, start : start + MOST_ROWS]
-            total += objective(
-                part if other is None else part - other[group, start : start + MOST_ROWS], hessian
-            )
+            difference = rows[group, start : start + MOST_ROWS]
+            if rounded is not None:
+                difference = difference - rounded[group, start : start + MOST_ROWS]
+            total += squared_error(difference, hessian)
     return total

@@ -1,7 +1,9 @@
-"""The numbers that a compressed form holds, fitted to the rows of a weight; here whole numbers times a scale.
+"""The numbers that a stored weight can hold: what a grid of any form must do, and the grid of int4 and int8.
 
-A scale is chosen by the error of what it rounds, so that a few large numbers may be clipped. Each column is
-weighed by how much its input varies.
+`fitting` builds the grid of a form for one weight and rounds the rows to it, and `Grid.form` gives the
+op that decodes them. Here a grid is whole numbers times one scale for each output channel. A scale is chosen by
+the error of the products, so it may clip a few large numbers. The grids of palettes are in `tables`, those with
+zeros in `zeros`.
 """
 
 from __future__ import annotations
@@ -17,80 +19,91 @@ from anesurgery.mil import Array, types
 from anesurgery.regions.compressed_weights import Form
 
 SHRUNK = tuple(1 - 0.04 * i for i in range(13))
-"""Shares of the largest number that a scale reaches to: from all of it down to half."""
+"""The largest number that a scale represents, as shares of the largest one of the channel: 1 down to 0.52."""
 
 EVERY = slice(None)
+"""All columns, the default of `Grid.nearest`."""
 
 
 class Grid(Protocol):
-    """What the rows of a weight are rounded to."""
+    """The numbers that the rows of one weight may be rounded to."""
 
     def nearest(self, values: Array, group: int, at: int | slice = EVERY) -> Array:
-        """The nearest numbers of the grid.
+        """Return the nearest numbers of the grid.
 
         Args:
-            values: [rows] of a column of a group, or [rows, columns].
-            group: whose rows they are.
-            at: the column, or columns.
+            values: [rows] of one column, or [rows, columns].
+            group: the group of the rows.
+            at: which column, or columns, these are.
         """
 
-    def of_rows(self, some: Array) -> Grid:
-        """The same for some rows of each group, in the order of their numbers."""
+    def select_rows(self, row_numbers: Array) -> Grid:
+        """Return the grid of some rows of each group, in the order of their numbers."""
 
-    def form(self, rows: Array, back: Callable[[Array], Array], dtype: Any, version: int) -> Form:
-        """The op that decodes rows of the grid, for a specification version."""
-
-    def bytes(self, elements: int) -> int:
-        """Of so many codes with their scales or entries."""
-
-    def refitted(
-        self, rows: Array, rounded: Array, hessians: Array, kept: Array | None = None
-    ) -> tuple[Grid, Array]:
-        """The scales or entries that fit the rows best, and the same codes with these.
+    def form(self, rows: Array, from_rows: Callable[[Array], Array], dtype: Any, version: int) -> Form:
+        """Return the op that decodes rows which this grid holds.
 
         Args:
-            rows: [groups, rows, columns].
-            rounded: numbers of the grid, of that shape.
+            rows: [groups, rows, columns], numbers of the grid.
+            from_rows: brings an array of that shape into the shape of the weight.
+            dtype: of the decoded weight.
+            version: the specification version, which decides the op.
+        """
+
+    def bytes(self, elements: int) -> int:
+        """Return the bytes of the codes of so many numbers, with the scales or table entries."""
+
+    def refit(
+        self, rows: Array, rounded: Array, hessians: Array, kept: Array | None = None
+    ) -> tuple[Grid, Array]:
+        """Fit the scales or entries to rows whose codes are known.
+
+        Args:
+            rows: [groups, rows, columns], the weight.
+            rounded: numbers of this grid, of that shape: they tell the codes.
             hessians: [groups, columns, columns].
-            kept: where numbers are no zeros of a mask; everywhere by default.
+            kept: False where a mask makes the number 0; all True by default.
+
+        Returns:
+            The grid with the scales or entries of the least squared error, and the same codes decoded with it.
         """
 
 
 @dataclass(frozen=True)
-class Scaled:
-    """Whole numbers times the scale of their output channel."""
+class ScaledGrid:
+    """Whole numbers of so many bits, times the scale of their output channel."""
 
     bits: int
     scales: Array
-    """[channels], as they are stored."""
+    """[channels], in the type that is stored."""
     channels: Array
-    """[groups, rows]: the channel of each."""
+    """[groups, rows]: the output channel of each row."""
     axis: int
-    """Of the weight, along which the channels lie."""
+    """The axis of the weight along which the channels lie."""
     rank: int
 
-    def _of(self, group: int) -> Array:
-        return self.scales.astype(np.float64)[self.channels[group]]
+    def _row_scales(self, group: int, ndim: int = 1) -> Array:
+        """Return the scale of each row of a group, [rows], or [rows, 1] for 2 axes."""
+        scales = self.scales.astype(np.float64)[self.channels[group]]
+        return scales if ndim == 1 else scales[:, None]
 
-    def _codes(self, column: Array, group: int) -> Array:
+    def _codes(self, values: Array, group: int) -> Array:
+        """Return the whole numbers nearest to values [rows] or [rows, columns] over their scales."""
         half = 2 ** (self.bits - 1)
-        scale = self._of(group)
-        scale = scale if column.ndim == 1 else scale[:, None]
-        return np.clip(np.rint(column / scale), -half, half - 1)
+        return np.clip(np.rint(values / self._row_scales(group, values.ndim)), -half, half - 1)
 
     def nearest(self, values: Array, group: int, at: int | slice = EVERY) -> Array:
-        """The nearest whole numbers, times the scales."""
-        scale = self._of(group)
-        return self._codes(values, group) * (scale if values.ndim == 1 else scale[:, None])
+        """Return the nearest whole numbers times the scales: see `Grid`."""
+        return self._codes(values, group) * self._row_scales(group, values.ndim)
 
-    def of_rows(self, some: Array) -> Scaled:
-        """The scales of some rows."""
-        return replace(self, channels=self.channels[:, some])
+    def select_rows(self, row_numbers: Array) -> ScaledGrid:
+        """Return the grid of some rows: see `Grid`."""
+        return replace(self, channels=self.channels[:, row_numbers])
 
-    def form(self, rows: Array, back: Callable[[Array], Array], dtype: Any, version: int) -> Form:
-        """A scale for each channel; iOS 16 has it for 8 bits only."""
+    def form(self, rows: Array, from_rows: Callable[[Array], Array], dtype: Any, version: int) -> Form:
+        """Return the op with a scale for each channel; before iOS 18 it exists for 8 bits only."""
         codes = np.stack([self._codes(part, group) for group, part in enumerate(rows)])
-        data = back(codes).astype(np.int8)
+        data = from_rows(codes).astype(np.int8)
         if version < IOS18:
             inputs = {"quantized_data": data, "zero_point": np.zeros(len(self.scales), np.int8)}
             return Form(
@@ -98,42 +111,50 @@ class Scaled:
             )
         along = [-1 if axis == self.axis else 1 for axis in range(self.rank)]
         kind = types.nptype_from_builtin(types.string_to_builtin(f"int{self.bits}"))
-        held = data if self.bits == 8 else data.view(kind)
-        return Form("constexpr_blockwise_shift_scale", {"data": held, "scale": self.scales.reshape(along)})
+        typed = data if self.bits == 8 else data.view(kind)
+        return Form("constexpr_blockwise_shift_scale", {"data": typed, "scale": self.scales.reshape(along)})
 
     def bytes(self, elements: int) -> int:
-        """Of so many codes, and the scales."""
+        """Return the bytes of the codes of so many numbers, and of the scales."""
         return -(-elements * self.bits // 8) + self.scales.nbytes
 
-    def refitted(
+    def refit(
         self, rows: Array, rounded: Array, hessians: Array, kept: Array | None = None
-    ) -> tuple[Scaled, Array]:
-        """Each scale by least squares; zeros of a mask are codes of 0."""
-        over, under = np.zeros(len(self.scales)), np.zeros(len(self.scales))
-        for group, (wanted, numbers, hessian) in enumerate(zip(rows, rounded, hessians, strict=True)):
-            met = numbers @ hessian
-            np.add.at(over, self.channels[group], np.einsum("rc,rc->r", met, wanted))
-            np.add.at(under, self.channels[group], np.einsum("rc,rc->r", met, numbers))
-        grown = np.where((under > 0) & (over > 0), over / np.where(under > 0, under, 1), 1)
-        grid = replace(self, scales=_stored(self.scales.astype(np.float64) * grown, self.scales.dtype))
-        codes = [self._codes(part, group) * grid._of(group)[:, None] for group, part in enumerate(rounded)]
-        return grid, np.stack(codes)
+    ) -> tuple[ScaledGrid, Array]:
+        """Fit each scale by least squares over the products. Zeros of a mask are codes of 0: `kept` is unused.
+
+        The best factor for the scale of a channel is the sum of w H r over that of r H r, of its rows w and the
+        rounded rows r.
+        """
+        numerators, denominators = np.zeros(len(self.scales)), np.zeros(len(self.scales))
+        for group, (weight, numbers, hessian) in enumerate(zip(rows, rounded, hessians, strict=True)):
+            products = numbers @ hessian
+            np.add.at(numerators, self.channels[group], np.einsum("rc,rc->r", products, weight))
+            np.add.at(denominators, self.channels[group], np.einsum("rc,rc->r", products, numbers))
+        valid = (denominators > 0) & (numerators > 0)
+        factors = np.where(valid, numerators / np.where(denominators > 0, denominators, 1), 1)
+        scales = _normal_scales(self.scales.astype(np.float64) * factors, self.scales.dtype)
+        grid = replace(self, scales=scales)
+        numbers = [self._codes(part, group) * grid._row_scales(group, 2) for group, part in enumerate(rounded)]
+        return grid, np.stack(numbers)
 
 
-def _stored(scales: Array, dtype: Any) -> Array:
-    """Scales of a type; none is 0, nor subnormal, which the engine would read as 0."""
+def _normal_scales(scales: Array, dtype: Any) -> Array:
+    """Return scales in a type, none of them 0 or subnormal: the engine would read these as 0."""
     return np.maximum(scales, float(np.finfo(dtype).tiny)).astype(dtype)
 
 
-def scaled(
+def fit_scales(
     rows: Array, hessians: Array, channels: Array, axis: int, rank: int, bits: int, dtype: Any
-) -> Scaled:
-    """Whole numbers whose scales make the least error, weighed by the diagonal of the Hessians.
+) -> ScaledGrid:
+    """Return the grid whose scales, out of `SHRUNK`, leave the least error when rounding to the nearest.
+
+    The squared error of each number counts by the diagonal of its Hessian.
 
     Args:
         rows: [groups, rows, columns].
         hessians: [groups, columns, columns].
-        channels: [groups, rows].
+        channels: [groups, rows]: the output channel of each row.
         axis: of the weight along which the channels lie.
         rank: of the weight.
         bits: 4 or 8.
@@ -142,17 +163,17 @@ def scaled(
     count = int(channels.max()) + 1
     largest = np.zeros(count)
     np.maximum.at(largest, channels.ravel(), np.abs(rows).max(axis=2).ravel())
-    best, least = np.ones(count), np.full(count, np.inf)
-    span = 2 ** (bits - 1) - 1
+    best_shares, least_errors = np.ones(count), np.full(count, np.inf)
+    largest_code = 2 ** (bits - 1) - 1
     for share in SHRUNK:
-        grid = Scaled(bits, _stored(largest * share / span, dtype), channels, axis, rank)
-        error = np.zeros(count)
+        grid = ScaledGrid(bits, _normal_scales(largest * share / largest_code, dtype), channels, axis, rank)
+        errors = np.zeros(count)
         for group, part in enumerate(rows):
-            off = (part - grid.nearest(part, group)) ** 2 @ np.diag(hessians[group])
-            np.add.at(error, channels[group], off)
-        better = error < least
-        best, least = np.where(better, share, best), np.where(better, error, least)
-    return Scaled(bits, _stored(largest * best / span, dtype), channels, axis, rank)
+            row_errors = (part - grid.nearest(part, group)) ** 2 @ np.diag(hessians[group])
+            np.add.at(errors, channels[group], row_errors)
+        better = errors < least_errors
+        best_shares, least_errors = np.where(better, share, best_shares), np.where(better, errors, least_errors)
+    return ScaledGrid(bits, _normal_scales(largest * best_shares / largest_code, dtype), channels, axis, rank)
 
 
-__all__ = ["Grid", "Scaled", "scaled"]
+__all__ = ["Grid", "ScaledGrid", "fit_scales"]

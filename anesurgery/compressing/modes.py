@@ -1,7 +1,8 @@
-"""The ways in which coremltools compresses a weight, by name, and one weight compressed so.
+"""Compress one weight with coremltools, in a mode that a name describes, such as "palettize-4".
 
 ``palettize-4``, ``palettize-4-uniform``, ``palettize-4-group-16``, ``linear-8``, ``linear-4-block-32``,
 ``prune-50``: the bits or the per cent of zeros, and how the table is found or how far a scale reaches.
+`sensitivity` measures each weight so, and `peers` whole models.
 """
 
 from __future__ import annotations
@@ -33,59 +34,60 @@ KINDS = {
 
 NAME = re.compile(r"(palettize|linear|prune)-(\d+)(?:-(uniform|group|block)(?:-(\d+))?)?")
 BARS = "tqdm"
-"""What draws coremltools' own progress bars."""
+"""The module with coremltools' progress bars, which is replaced."""
 SMALLEST = 2048
-"""Elements above which coremltools compresses a weight: its own default."""
+"""Weights with more elements are compressed: coremltools' own default."""
 IOS18 = 9
 """The specification version that tables of groups, scales of blocks and 4-bit numbers need."""
 
 
 @dataclass(frozen=True)
 class Mode:
-    """One way to compress a weight."""
+    """One way of coremltools to compress a weight."""
 
     name: str
     kind: str
     settings: Mapping[str, Any] = field(hash=False)
-    """As coremltools' class of options takes them."""
+    """The arguments of coremltools' class of options."""
 
     def config(self, weights: Iterable[str], smallest: int | None = None) -> Any:
-        """Coremltools' `OptimizationConfig` that compresses these weights so, and no others."""
+        """Return coremltools' `OptimizationConfig` that compresses these weights so, and no others."""
         return config_of(self.kind, dict.fromkeys(weights, self), smallest)
 
 
 def config_of(kind: str, chosen: Mapping[str, Mode], smallest: int | None = None) -> Any:
-    """Coremltools' `OptimizationConfig` for weights with modes of one kind."""
+    """Return coremltools' `OptimizationConfig` for weights with modes of one kind."""
     with quiet_host():
         from coremltools.optimize.coreml import OptimizationConfig
-    return OptimizationConfig.from_dict(written(kind, chosen, smallest))
+    return OptimizationConfig.from_dict(config_data(kind, chosen, smallest))
 
 
-def written(kind: str, chosen: Mapping[str, Mode], smallest: int | None = None) -> dict[str, Any]:
-    """The same as plain data, for `OptimizationConfig.from_dict` or `from_yaml`."""
-    more = {} if smallest is None else {"weight_threshold": smallest}
-    options = {name: {**mode.settings, **more} for name, mode in chosen.items()}
+def config_data(kind: str, chosen: Mapping[str, Mode], smallest: int | None = None) -> dict[str, Any]:
+    """Return the config as plain data, for `OptimizationConfig.from_dict` or `from_yaml`."""
+    threshold = {} if smallest is None else {"weight_threshold": smallest}
+    options = {name: {**mode.settings, **threshold} for name, mode in chosen.items()}
     return {"config_type": KINDS[kind][0], "op_name_configs": options}
 
 
 def read_mode(name: str) -> Mode:
-    """The mode of a name.
+    """Return the mode of a name.
 
     Raises:
-        SurgeryError: there is none.
+        SurgeryError: there is no such mode.
     """
-    found = NAME.fullmatch(name)
-    known = found and _settings(found[1], int(found[2]), found[3], int(found[4]) if found[4] else None)
-    if not found or not known:
+    parts, settings = NAME.fullmatch(name), None
+    if parts:
+        settings = _settings(parts[1], int(parts[2]), parts[3], int(parts[4]) if parts[4] else None)
+    if not parts or not settings:
         raise SurgeryError(
             f"there is no mode {name!r}; modes are palettize-1 to -8 (with -uniform, or -group-16), "
             "linear-4 and linear-8 (with -block-32), and prune-1 to -99"
         )
-    return Mode(name, found[1], known)
+    return Mode(name, parts[1], settings)
 
 
 def _settings(kind: str, number: int, how: str | None, size: int | None) -> dict[str, Any] | None:
-    """The options of coremltools; None for what it has not."""
+    """Return the arguments of coremltools' options; None for a mode that it does not have."""
     if (how in ("group", "block")) != (size is not None) or size == 0:
         return None
     if kind == "palettize" and number in (1, 2, 3, 4, 6, 8) and how != "block":
@@ -106,84 +108,102 @@ class Compressed:
     array: Array
     """The numbers that it decodes to."""
     bytes: int
-    """Of all that it is decoded from."""
+    """The bytes of all that it is decoded from."""
 
 
-def candidates(graph: Graph, smallest: int = SMALLEST) -> dict[str, list[int]]:
-    """The weights of a function that may be compressed, each with the nodes that read it."""
-    found: dict[str, list[int]] = {}
+def weight_readers(graph: Graph, smallest: int = SMALLEST) -> dict[str, list[int]]:
+    """Return the weights of a function that may be compressed, each with the nodes that read it."""
+    readers: dict[str, list[int]] = {}
     for number, node in enumerate(graph.nodes):
         for name in dict.fromkeys(node.reads):
             op = graph.constants.get(name)
             if op is not None and op.type == "const" and _is_weight(op, smallest):
-                found.setdefault(name, []).append(number)
+                readers.setdefault(name, []).append(number)
     nested = {number for number, node in enumerate(graph.nodes) if node.op.blocks}
-    return {name: nodes for name, nodes in found.items() if not nested.intersection(nodes)}
+    return {name: nodes for name, nodes in readers.items() if not nested.intersection(nodes)}
 
 
 def _is_weight(op: Any, smallest: int) -> bool:
+    """Is a const of floats, with at least 2 axes and more elements than that?"""
     kind = op.outputs[0].type
     shape = sizes_of_type(kind)
-    floats = kind.tensorType.dataType in (ELEMENTS["fp16"], ELEMENTS["fp32"])
-    return floats and shape is not None and len(shape) > 1 and int(np.prod(shape)) > smallest
+    is_float = kind.tensorType.dataType in (ELEMENTS["fp16"], ELEMENTS["fp32"])
+    return is_float and shape is not None and len(shape) > 1 and int(np.prod(shape)) > smallest
 
 
 @exclusive()
 def compress(
     graph: Graph, weight: str, readers: list[int], mode: Mode, version: int, smallest: int = SMALLEST
 ) -> Compressed | str:
-    """A weight as coremltools compresses it, in a program of the ops that read it; or why it does not."""
+    """Compress a weight with coremltools, in a small program of only the ops that read it.
+
+    Args:
+        graph: of the function.
+        weight: name of the weight.
+        readers: numbers of the nodes that read it.
+        mode: how to compress it.
+        version: the specification version.
+        smallest: coremltools compresses weights with more elements.
+
+    Returns:
+        The compressed weight, or why coremltools does not compress it.
+    """
     reads = [n for i in readers for n in graph.nodes[i].reads if n not in graph.constants]
-    makes = tuple(n for i in readers for n in graph.nodes[i].makes)
-    program = carve(graph, Stretch(tuple(readers), tuple(dict.fromkeys(reads)), makes), version, weight)
-    function = program.functions["main"]
-    places = [(op, k) for op in function.operations for k, v in operands(op) if v.name == weight]
-    named = op_name(places[0][0].inputs[places[0][1]])
+    results = tuple(n for i in readers for n in graph.nodes[i].makes)
+    program = carve(graph, Stretch(tuple(readers), tuple(dict.fromkeys(reads)), results), version, weight)
+    operations = program.functions["main"].operations
+    op, name = next((op, k) for op in operations for k, v in operands(op) if v.name == weight)
+    config = mode.config([op_name(op.inputs[name])], smallest)
     with quiet_host():
         from coremltools.optimize.coreml import _quantization_passes as host
     with quiet_host(), patched(host, BARS, lambda ops, **_: ops):
         try:
-            getattr(host, KINDS[mode.kind][1])(mode.config([named], smallest)).apply(program)
+            getattr(host, KINDS[mode.kind][1])(config).apply(program)
         except (ValueError, ModuleNotFoundError) as error:
             return str(error).splitlines()[0]
-    op, name = places[0]
-    made = op.inputs[name]
-    if not isinstance(made, Var) or not is_compressed(made):
+    compressed = op.inputs[name]
+    if not isinstance(compressed, Var) or not is_compressed(compressed):
         return "coremltools does not compress it so"
-    return Compressed(decoded(made), stored_bytes(made))
+    return Compressed(decoded(compressed), stored_bytes(compressed))
 
 
 def op_name(weight: Var) -> str:
-    """The name by which coremltools is told of a weight: of its op, which may not be that of its value."""
+    """Return the name of a weight in coremltools' configs: that of its op, not that of its value."""
     assert weight.op is not None
     return weight.op.name
 
 
 def fits(mode: Mode, version: int) -> bool:
-    """May a model of a specification version hold weights in this mode?"""
+    """Can a model of this specification version hold weights in a mode?"""
     settings = mode.settings
     return version >= IOS18 or ("granularity" not in settings and settings.get("dtype") != "int4")
 
 
 def apply_configs(model: Any, chosen: Mapping[str, Mode], smallest: int = SMALLEST) -> Any:
-    """An MLModel whose weights coremltools has compressed, those of each kind in one call."""
-    kinds = {kind: {n: mode for n, mode in chosen.items() if mode.kind == kind} for kind in KINDS}
+    """Return an MLModel whose weights coremltools compressed, those of each kind in one call.
+
+    Args:
+        model: an MLModel.
+        chosen: name of a weight -> its mode.
+        smallest: weights with more elements are compressed.
+    """
     with quiet_host(), redirect_stderr(io.StringIO()):  # its progress bars
         from coremltools.optimize import coreml as host
-        from coremltools.optimize.coreml import _quantization_passes as bars
+        from coremltools.optimize.coreml import _quantization_passes as passes
 
-        for kind, of_kind in kinds.items():
-            if of_kind:
-                with work(len(of_kind), "weights"), patched(bars, BARS, partial(_counted, of_kind)):
-                    model = getattr(host, KINDS[kind][1])(model, config_of(kind, of_kind, smallest))
+        for kind, (_, function) in KINDS.items():
+            weights = {name: mode for name, mode in chosen.items() if mode.kind == kind}
+            if weights:
+                with work(len(weights), "weights"), patched(passes, BARS, partial(_count_ops, weights)):
+                    model = getattr(host, function)(model, config_of(kind, weights, smallest))
     return model
 
 
-def _counted(chosen: Mapping[str, Mode], ops: Iterable[Any], **_: Any) -> Iterator[Any]:
-    """The ops that coremltools looks at, while those that it compresses are counted."""
+def _count_ops(weights: Mapping[str, Mode], ops: Iterable[Any], **_: Any) -> Iterator[Any]:
+    """Yield the ops that coremltools visits, and advance our progress at each weight to compress."""
     for op in ops:
         yield op
-        advance(op.name in chosen)
+        advance(op.name in weights)
 
 
-__all__ = ["Compressed", "Mode", "apply_configs", "candidates", "compress", "read_mode", "stored_bytes"]
+__all__ = ["Compressed", "Mode", "apply_configs", "compress", "read_mode", "stored_bytes", "weight_readers"]

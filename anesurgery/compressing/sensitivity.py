@@ -1,8 +1,8 @@
-"""Measure what compressing each weight costs at the outputs of a model, in each mode.
+"""Measure what compressing each weight costs at the outputs of a model, in each mode of coremltools.
 
-One weight at a time is replaced by what coremltools makes of it; the run goes on from where that weight is
-read, so each weight costs only what lies downstream. Weights can be shared out over processes and machines, and
-the results merged.
+One weight at a time is replaced by what coremltools makes of it. The run forks where that weight is first read,
+so each weight costs only what lies downstream. Weights can be shared out over processes and machines, and the
+results merged.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.compressing.assignment import Option, Proposal, Row, State, propose
+from anesurgery.compressing.assignment import Option, Proposal, Row, RowBuilder, propose
 from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.modes import (
     SMALLEST,
     Mode,
-    candidates,
     compress,
     fits,
     op_name,
     read_mode,
     stored_bytes,
+    weight_readers,
 )
 from anesurgery.display import Drawn
 from anesurgery.doors import door
@@ -45,7 +45,7 @@ from anesurgery.mil import Var, function_of
 from anesurgery.splitting.graph import read_graph
 
 MODES = ("palettize-2", "palettize-3", "palettize-4", "palettize-6", "palettize-8")
-"""What is measured where nothing is asked for."""
+"""The default modes."""
 
 Progress = Callable[[int, int], None]
 """(weights done, weights in all)."""
@@ -53,22 +53,22 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Sensitivity(Drawn):
-    """The loss of each weight in each mode."""
+    """The loss with each weight in each mode."""
 
     rows: tuple[Row, ...]
-    """In the order in which the weights are read."""
+    """The weights, in the order in which they are read."""
     modes: tuple[str, ...]
-    """Names as "palettize-4"."""
+    """The names of the modes, such as "palettize-4"."""
     samples: int
-    """Sets of inputs on which the outputs were compared."""
+    """The number of samples on which the outputs were compared."""
     fingerprint: str
-    """Of the model, the data and the modes: results of different ones cannot be merged."""
+    """A digest of the model, the data and the modes: only results with the same one can be merged."""
     total: int
-    """Weights of the model, of which `rows` may be a share."""
+    """The number of weights of the model, of which `rows` may be a share."""
     smallest: int = SMALLEST
-    """Elements above which weights were measured."""
+    """Weights with more elements were measured."""
     source: Path | None = None
-    """The model on disk; None of one in memory."""
+    """The path of the model; None for one in memory."""
 
     @property
     def complete(self) -> bool:
@@ -81,12 +81,12 @@ class Sensitivity(Drawn):
         Raises:
             SurgeryError: they come from different models, data or modes.
         """
-        found: dict[int, Row] = {}
+        rows: dict[int, Row] = {}
         for part in (self, *others):
             if part.fingerprint != self.fingerprint:
                 raise SurgeryError("the results are of different models, data or modes; measure them again")
-            found |= {row.number: row for row in part.rows}
-        return replace(self, rows=tuple(found[n] for n in sorted(found)))
+            rows |= {row.number: row for row in part.rows}
+        return replace(self, rows=tuple(rows[number] for number in sorted(rows)))
 
     def propose(
         self,
@@ -107,7 +107,7 @@ class Sensitivity(Drawn):
         return propose(self.rows, max_bytes=max_bytes, smallest=self.smallest, **goals)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, which `from_json` reads."""
+        """Return plain data, which `from_json` reads."""
         return {
             "modes": list(self.modes),
             "samples": self.samples,
@@ -179,8 +179,8 @@ def sensitivity(
     chosen, part = [read_mode(name) for name in modes], share(shard)
     if jobs != 1 or scheduler is not None:
         options = {"precision": precision, "function": function, "smallest": smallest, "seed": seed}
-        held = model if isinstance(model, (str, os.PathLike)) else load(model)
-        return _spread(held, data, tuple(modes), part, (jobs, scheduler), options, progress)
+        subject = model if isinstance(model, (str, os.PathLike)) else load(model)
+        return _measure_by_workers(subject, data, tuple(modes), part, (jobs, scheduler), options, progress)
     loaded = load(model)
     pictures = images(loaded.described_inputs)
     samples = _samples(
@@ -188,24 +188,25 @@ def sensitivity(
     )
     if wrong := [mode.name for mode in chosen if not fits(mode, loaded.version)]:
         raise SurgeryError(f"{wrong[0]} needs iOS 18; convert the model for that, or leave the mode out")
-    work = _Work(loaded, samples, chosen, precision, function, smallest)
-    rows = work.rows(part, progress)
-    content = (work.digest(), *modes, str(smallest), precision)
+    measurement = _Measurement(loaded, samples, chosen, precision, function, smallest)
+    rows = measurement.rows(part, progress)
+    content = (measurement.digest(), *modes, str(smallest), precision)
     key = hashlib.blake2b("\n".join(content).encode(), digest_size=12).hexdigest()
-    return Sensitivity(rows, tuple(modes), len(samples), key, len(work.weights), smallest, loaded.source)
+    return Sensitivity(rows, tuple(modes), len(samples), key, len(measurement.weights), smallest, loaded.source)
 
 
 def _samples(data: Any, sample: Callable[[], Any]) -> list[Mapping[str, Any]]:
+    """Return the samples as a list; without data, one from `sample`."""
     if data is None:
         return [sample()]
-    found = [data] if isinstance(data, Mapping) else list(data)
-    if not found:
+    samples = [data] if isinstance(data, Mapping) else list(data)
+    if not samples:
         raise SurgeryError("there is no data; give at least one set of inputs")
-    return found
+    return samples
 
 
-class _Work:
-    """One model, its data and its weights, ready to measure."""
+class _Measurement:
+    """One model, its samples and its weights, ready to measure."""
 
     def __init__(
         self,
@@ -220,64 +221,66 @@ class _Work:
         name = next(n for n, f in loaded.program.functions.items() if f is chosen)
         self.modes, self.smallest, self.version = modes, smallest, loaded.version
         self.graph = read_graph(loaded.program, loaded.version, name)
-        self.readers = candidates(self.graph, smallest)
+        self.readers = weight_readers(self.graph, smallest)
         self.executable = Executable(loaded.program, function=name, precision=precision, fuse=False)
         constants = {v.name: v for op in chosen.operations if op.op_type == "const" for v in op.outputs}
         self.weights = [constants[n] for n in self.readers if n in constants]
         self.samples = [bound(loaded, values, name) for values in samples]
 
     def rows(self, part: Shard, progress: Progress | None) -> tuple[Row, ...]:
-        """The weights of a share, each with its modes."""
-        mine = part.of(range(len(self.weights)))
-        made = {self.weights[n]: State(self._row(n)) for n in mine}
-        runs = [Forks(self.executable, values, list(made)) for values in self.samples]
+        """Measure the weights of a share in all modes."""
+        numbers = part.of(range(len(self.weights)))
+        builders = {self.weights[n]: RowBuilder(self._empty_row(n)) for n in numbers}
+        runs = [Forks(self.executable, values, list(builders)) for values in self.samples]
         expected = [run.whole() for run in runs]
         for done, forks in enumerate(zip(*runs, strict=True), 1):
-            self._measure(made[forks[0].weight], forks, expected)
+            self._measure(builders[forks[0].weight], forks, expected)
             if progress is not None:
-                progress(done, len(made))
-        return tuple(state.row() for state in made.values())
+                progress(done, len(builders))
+        return tuple(builder.row() for builder in builders.values())
 
-    def _measure(self, state: State, forks: Sequence[Fork], expected: Sequence[Mapping[str, Any]]) -> None:
-        """One weight in all modes, on all samples."""
+    def _measure(
+        self, builder: RowBuilder, forks: Sequence[Fork], expected: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Measure one weight in all modes; `forks` are the runs of the samples, stopped at the weight."""
         name = forks[0].weight.name
         for mode in self.modes:
-            made = compress(self.graph, name, self.readers[name], mode, self.version, self.smallest)
-            if isinstance(made, str):
-                state.skipped[mode.name] = made
+            compressed = compress(self.graph, name, self.readers[name], mode, self.version, self.smallest)
+            if isinstance(compressed, str):
+                builder.skipped[mode.name] = compressed
                 continue
             cost = Cost()
             for fork, outputs in zip(forks, expected, strict=True):
-                cost.add(outputs, fork(made.array))
-            state.options[mode.name] = Option(made.bytes, cost.psnr, cost.kl, cost.top1)
+                cost.add(outputs, fork(compressed.array))
+            builder.options[mode.name] = Option(compressed.bytes, cost.psnr, cost.kl, cost.top1)
 
-    def _row(self, number: int) -> Row:
+    def _empty_row(self, number: int) -> Row:
+        """Return the row of a weight without modes."""
         weight = self.weights[number]
-        kinds = tuple(dict.fromkeys(self.graph.nodes[i].op.type for i in self.readers[weight.name]))
-        return Row(
-            number, op_name(weight), kinds, math.prod(map(int, weight.shape)), stored_bytes(weight), {}, {}
-        )
+        types = tuple(dict.fromkeys(self.graph.nodes[i].op.type for i in self.readers[weight.name]))
+        elements = math.prod(map(int, weight.shape))
+        return Row(number, op_name(weight), types, elements, stored_bytes(weight), {}, {})
 
     def digest(self) -> str:
-        """What the weights and the data are: names, shapes and a few numbers of each."""
-        found = hashlib.blake2b(digest_size=12)
+        """Return a digest of the weights (names, shapes and a few numbers of each) and of the samples."""
+        digest = hashlib.blake2b(digest_size=12)
         for weight in self.weights:
-            found.update(f"{weight.name} {weight.shape}".encode())
-            found.update(_some(weight).tobytes())
+            digest.update(f"{weight.name} {weight.shape}".encode())
+            digest.update(_sampled_numbers(weight).tobytes())
         for values in self.samples:
             for name in sorted(values):
-                found.update(name.encode())
-                found.update(np.ascontiguousarray(values[name]).tobytes())
-        return found.hexdigest()
+                digest.update(name.encode())
+                digest.update(np.ascontiguousarray(values[name]).tobytes())
+        return digest.hexdigest()
 
 
-def _some(weight: Var) -> Any:
-    """A few numbers of a weight; reading all of a large one would take longer than it is worth."""
+def _sampled_numbers(weight: Var) -> Any:
+    """Return some 512 numbers of a weight; to read all of a large one would take too long."""
     flat = np.asarray(weight.val).reshape(-1)
     return np.array(flat[:: max(1, flat.size // 512)])
 
 
-def _spread(
+def _measure_by_workers(
     model: Loaded | str | os.PathLike[str],
     data: Any,
     modes: tuple[str, ...],
@@ -286,17 +289,22 @@ def _spread(
     options: Mapping[str, Any],
     progress: Progress | None,
 ) -> Sensitivity:
-    """The shares of one share, each by a worker."""
-    with tempfile.TemporaryDirectory() as folder, workers(*where) as those:
+    """Divide a share of the weights among workers, and merge their results.
+
+    A model in memory is written to a temporary folder. `where` is the number of jobs, and a Dask scheduler.
+    """
+    with tempfile.TemporaryDirectory() as folder, workers(*where) as pool:
         path = save(model, Path(folder, "m.mlpackage")) if isinstance(model, Loaded) else Path(model)
-        values = None if data is None else _samples(data, dict)
-        shares = [part.share(number, those.count) for number in range(1, those.count + 1)]
-        tasks = [(str(path.absolute()), values, modes, one.words, dict(options)) for one in shares]
-        count = None if progress is None else lambda done: progress(done, those.count)
-        first, *others = map(Sensitivity.from_json, those.each(_one, tasks, count))
+        samples = None if data is None else _samples(data, dict)
+        shares = [part.share(number, pool.count) for number in range(1, pool.count + 1)]
+        tasks = [(str(path.absolute()), samples, modes, each.words, dict(options)) for each in shares]
+        count = None if progress is None else lambda done: progress(done, pool.count)
+        first, *others = map(Sensitivity.from_json, pool.each(_measure_share, tasks, count))
     return replace(first.merge(*others), source=None if isinstance(model, Loaded) else path)
 
 
-def _one(path: str, data: Any, modes: Sequence[str], shard: str, options: dict[str, Any]) -> dict[str, Any]:
-    """One share, in a process of its own: results travel as plain data."""
+def _measure_share(
+    path: str, data: Any, modes: Sequence[str], shard: str, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Measure one share in a process of its own, and return plain data."""
     return sensitivity(path, data, modes, shard=shard, **options).to_json()

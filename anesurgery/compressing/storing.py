@@ -1,10 +1,14 @@
-"""Put compressed weights into programs: each constant with those numbers, in every function."""
+"""Put compressed weights into programs, in place of every constant with the same numbers, in every function.
+
+`program_compression` calls `shift_biases` and then `store` after the weights of a program are corrected. The
+results of a compression share `Smaller`, the model that is handed out.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,78 +16,81 @@ from typing import Any, cast
 
 import numpy as np
 
-from anesurgery.compressing.correcting import Corrected, new_bias, takes_bias
+from anesurgery.compressing.correcting import CorrectedWeight, shifted_bias, takes_bias
 from anesurgery.mil import Array, Function, Operation, Program, Var, mb, replace_uses, stamp
 from anesurgery.regions.compressed_weights import Result, build
 from anesurgery.rewriting.ml_program import MLProgram
 
 Key = tuple[tuple[int, ...], str, str]
-"""Shape, type and digest of the numbers of a constant."""
+"""The shape, dtype and digest of the numbers of a constant."""
 
 
 def key_of(var: Var) -> Key:
-    """What two constants of equal numbers have in common."""
+    """Return a key that is equal for constants with equal numbers."""
     value = np.ascontiguousarray(var.val)
     return value.shape, str(value.dtype), hashlib.blake2b(value.data.cast("B"), digest_size=16).hexdigest()
 
 
-def store(programs: Iterable[Program], weights: Iterable[Corrected]) -> int:
-    """Let constants be decoded from their compressed forms.
+def store(programs: Iterable[Program], weights: Iterable[CorrectedWeight]) -> int:
+    """Replace constants by the ops that decode their compressed forms.
 
     Args:
-        programs: are edited; each function gets its own ops, and equal numbers are written once.
-        weights: each in its form.
+        programs: edited in place; each function gets its own ops, and equal numbers are written once.
+        weights: the compressed weights.
 
     Returns:
-        How many constants were replaced.
+        The number of constants that were replaced.
     """
-    forms = {key_of(one.candidate.var): one for one in weights}
-    shapes = {shape for shape, _, _ in forms}
+    forms = {key_of(weight.candidate.var): weight for weight in weights}
     count = 0
     for program in programs:
         for function in program.functions.values():
-            count += sum(_replace(function, var, forms[key]) for var, key in _held(function, shapes, forms))
+            for var, weight in _matching_constants(function, forms):
+                _replace(function, var, weight)
+                count += 1
     return count
 
 
-def shift(made: Corrected, readers: Iterable[Operation]) -> None:
-    """Let the ops that read a weight have the biases that keep the mean of their results.
+def shift_biases(weight: CorrectedWeight, readers: Iterable[Operation]) -> None:
+    """Give the ops that read a weight the biases that keep the mean of their results.
 
     Args:
-        made: the weight.
-        readers: of every function; those of other functions gain what the first of its own does.
+        weight: the compressed weight.
+        readers: its ops in every function. Those of functions that were not run get the shift of the first op.
     """
-    if not made.shifts:
+    if not weight.bias_shifts:
         return
-    first = next(iter(made.shifts.values()))
+    first = next(iter(weight.bias_shifts.values()))
     for op in readers:
-        if not takes_bias(op):
-            continue
-        hold(op, "bias", new_bias(op, made.shifts.get(op, first)), f"{op.name}_bias_corrected")
+        if takes_bias(op):
+            bias = shifted_bias(op, weight.bias_shifts.get(op, first))
+            replace_constant(op, "bias", bias, f"{op.name}_bias_corrected")
 
 
-def hold(op: Operation, name: str, value: Array, called: str) -> None:
-    """Let an op read another constant, or one where it had none; the old one goes where nothing else reads it.
+def replace_constant(op: Operation, input_name: str, value: Array, name: str) -> None:
+    """Let an op read another constant as an input, which it may not have had.
+
+    The old constant is removed where nothing else reads it.
 
     Args:
         op: the op.
-        name: of its input.
-        value: what it reads from now on.
-        called: the name of the constant.
+        input_name: of its input.
+        value: the new numbers.
+        name: of the new constant.
     """
-    old, block = op.inputs.get(name), op.enclosing_block
+    old, block = op.inputs.get(input_name), op.enclosing_block
     assert block is not None
     with block:
-        new = mb.const(val=value, name=called, before_op=op)
+        new = mb.const(val=value, name=name, before_op=op)
     stamp(new.op, op if old is None else old.op)
-    op.set_inputs(**{name: new}, no_check_var_types=True)
+    op.set_inputs(**{input_name: new}, no_check_var_types=True)
     if old is not None and not old.child_ops and not old.consuming_blocks:
         block.remove_ops([old.op])
 
 
 @dataclass(frozen=True)
-class _Before:
-    """Makes ops in front of another one."""
+class _BuilderBefore:
+    """A builder like `mb` whose ops are inserted before another op."""
 
     op: Operation
 
@@ -91,43 +98,45 @@ class _Before:
         return partial(getattr(mb, op_type), before_op=self.op)
 
 
-def _decoding(var: Var) -> Iterator[Operation]:
-    """The op that makes a weight, and those in front of it."""
+def _ops_upstream(var: Var) -> Iterator[Operation]:
+    """Yield the op that computes a value, and all ops upstream of it."""
     if var.op is not None:
         yield var.op
         for value in var.op.inputs.values():
             if isinstance(value, Var):
-                yield from _decoding(value)
+                yield from _ops_upstream(value)
 
 
-def _held(
-    function: Function, shapes: set[tuple[int, ...]], forms: dict[Key, Corrected]
-) -> list[tuple[Var, Key]]:
-    """The constants of a function that have a form."""
-    constants = [
-        op.outputs[0] for op in function.operations if op.op_type == "const" and op.outputs[0].child_ops
-    ]
-    alike = [v for v in constants if tuple(v.shape) in shapes]
-    return [(var, key) for var in alike if (key := key_of(var)) in forms]
+def _matching_constants(
+    function: Function, forms: Mapping[Key, CorrectedWeight]
+) -> list[tuple[Var, CorrectedWeight]]:
+    """Return the constants of a function whose numbers have a compressed form, each with it."""
+    shapes = {shape for shape, _, _ in forms}
+    matches = []
+    for op in function.operations:
+        if op.op_type == "const" and op.outputs[0].child_ops and tuple(op.outputs[0].shape) in shapes:
+            weight = forms.get(key_of(op.outputs[0]))
+            if weight is not None:
+                matches.append((op.outputs[0], weight))
+    return matches
 
 
-def _replace(function: Function, var: Var, made: Corrected) -> bool:
-    """Let the ops that read a constant read what decodes to it."""
-    origin = var.op
-    assert origin is not None
-    maker = cast(Any, _Before(origin))
+def _replace(function: Function, var: Var, weight: CorrectedWeight) -> None:
+    """Let all readers of a constant read the op that decodes its form."""
+    constant = var.op
+    assert constant is not None
+    builder = cast(Any, _BuilderBefore(constant))
     with function:
-        new = build(maker, Result(made.form), f"{var.name}_{made.kind.replace('-', '_')}")
-    for op in _decoding(new):
-        stamp(op, origin)
-    replace_uses(function, anchor_op=origin, old_var=var, new_var=new)
+        new = build(builder, Result(weight.form), f"{var.name}_{weight.kind.replace('-', '_')}")
+    for op in _ops_upstream(new):
+        stamp(op, constant)
+    replace_uses(function, anchor_op=constant, old_var=var, new_var=new)
     if not var.child_ops and not var.consuming_blocks:
-        function.remove_ops([origin])
-    return True
+        function.remove_ops([constant])
 
 
 class Smaller:
-    """What a compression leaves."""
+    """The base of `Compression` and `CompressedCache`: the smaller model, and how it is saved."""
 
     subject: MLProgram
 
@@ -143,6 +152,3 @@ class Smaller:
             LoadError: the path exists, is the input, has another suffix, or cannot be written.
         """
         return self.subject.save(Path(path).expanduser().absolute(), overwrite=overwrite, edited=True)
-
-
-__all__ = ["Smaller"]

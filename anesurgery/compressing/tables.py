@@ -1,8 +1,8 @@
-"""Tables of numbers, or of vectors of numbers, that the rows of a weight are rounded to.
+"""Palettes: tables of numbers, or of vectors, and the indices that round the rows of a weight to them.
 
-A table is for the whole weight, or for some of its output channels each. Its entries are found by k-means,
-weighed by how much the inputs of the columns vary; an entry may hold the numbers of several output channels
-that meet the same input.
+One table serves the whole weight, or each group of output channels has its own ("palette4-group-16"). Entries
+are found by k-means, in which a number counts by the mean square of the input that it meets. An entry may be a
+vector: the numbers of several output channels that meet the same input ("palette6-vector-2").
 """
 
 from __future__ import annotations
@@ -18,35 +18,36 @@ import torch
 from anesurgery.compressing.grids import EVERY
 from anesurgery.compressing.second_order import SLAB
 from anesurgery.compressing.weight_forms import IOS18, WeightForm
-from anesurgery.files import weights
+from anesurgery.files.weights import pack
 from anesurgery.mil import Array, types
 from anesurgery.regions.clusters import MOST_ROWS, Totals, clustered, near, totals, weighted
 from anesurgery.regions.compressed_weights import Form
 
 MOST_PRODUCTS = 10**9
-"""Multiplications that the curvature may take by which tables are fitted to a weight: of more rows it is no
-other, and how far the products are off is found on all of them."""
+"""The most multiplications for the curvature when a table is refitted; for larger weights it comes from every
+n-th row, which is enough for a mean. The gradient comes from all rows."""
 TOGETHER = 16
-"""Rows whose curvature is found together. A choice on which only times and memory depend."""
+"""Rows whose curvature is computed together. It changes time and memory, not the result."""
 FEW = 32
-"""Entries below which all are compared with each value; only times depend on it."""
+"""In tables with fewer entries all are compared with each value. It changes the time, not the result."""
 
 
 @dataclass(frozen=True)
-class Table:
-    """The entries of the tables of a weight."""
+class TableGrid:
+    """A grid of table entries."""
 
     entries: Array
-    """[tables, entries, width], as they are stored; sorted where the width is 1."""
+    """[tables, entries, width], in the type that is stored; sorted where the width is 1."""
     tables: Array
-    """[groups, rows]: the table of each row."""
+    """[groups, rows]: the number of each row's table."""
     axis: int
-    """Of the weight, along which the output channels lie."""
+    """The axis of the weight along which the output channels lie."""
     rank: int
+    """The rank of the weight."""
 
     @cached_property
-    def _one(self) -> tuple[Array, Array] | None:
-        """The entries of a single table of numbers, and the middles between them, in fp32."""
+    def _single_table(self) -> tuple[Array, Array] | None:
+        """The entries [entries] and their midpoints, in fp32; None for several tables, or for vectors."""
         if self.entries.shape[0] > 1 or self.width > 1:
             return None
         entries = self.entries[0, :, 0].astype(np.float32)
@@ -54,216 +55,231 @@ class Table:
 
     @property
     def width(self) -> int:
-        """Output channels that an entry holds."""
+        """The output channels that an entry holds."""
         return int(self.entries.shape[2])
 
     @property
     def bits(self) -> int:
-        """The bits of an index."""
+        """The bits of an index: 4 for 16 entries."""
         return int(self.entries.shape[1]).bit_length() - 1
 
     def codes(self, values: Array, group: int) -> Array:
-        """[rows / width, columns]: the nearest entries of [rows, columns], in int16."""
+        """Return the index of the entry nearest to each value: [rows / width, columns] in int16."""
         codes = np.empty((len(values) // self.width, values.shape[1]), np.int16)
         for start in range(0, len(values), SLAB):
-            some = np.arange(start, min(start + SLAB, len(values)))
-            codes[start // self.width : (start + SLAB) // self.width] = self.of_rows(some)._codes(
-                values[some], group
-            )
+            row_numbers = np.arange(start, min(start + SLAB, len(values)))
+            slab = self.select_rows(row_numbers)._nearest_codes(values[row_numbers], group)
+            codes[start // self.width : (start + SLAB) // self.width] = slab
         return codes
 
-    def _codes(self, values: Array, group: int) -> Array:
+    def _nearest_codes(self, values: Array, group: int) -> Array:
+        """Return what `codes` does, for all rows at once."""
         entries = self.entries.astype(np.float64)
         if self.width > 1:
-            vectors = _vectors(values, self.width)
+            vectors = _split_vectors(values, self.width)
             flat = vectors.reshape(-1, self.width)
             return clustered([flat], 0, entries[:1])[1][0].reshape(vectors.shape[:2])
-        if self._one is not None:
-            return _above(self._one[1], values)
-        middles = (entries[:, 1:, 0] + entries[:, :-1, 0]) / 2
-        of_rows = middles[self.tables[group]]
-        return np.stack([(column[:, None] > of_rows).sum(1) for column in values.T], axis=1)
+        if self._single_table is not None:
+            return _nearest_entries(self._single_table[1], values)
+        midpoints = ((entries[:, 1:, 0] + entries[:, :-1, 0]) / 2)[self.tables[group]]
+        return np.stack([(column[:, None] > midpoints).sum(1) for column in values.T], axis=1)
 
-    def _numbers(self, codes: Array, group: int) -> Array:
-        """The numbers that codes stand for, [rows, columns]."""
+    def _decode(self, codes: Array, group: int) -> Array:
+        """Return the numbers [rows, columns] of indices [rows / width, columns]."""
         entries = self.entries.astype(np.float32)
         if self.width > 1:
             return entries[0][codes].transpose(0, 2, 1).reshape(-1, codes.shape[1])
         return entries[self.tables[group][:, None], codes, 0]
 
     def nearest(self, values: Array, group: int, at: int | slice = EVERY) -> Array:
-        """The nearest entries."""
-        if self._one is not None:
-            entries, middles = self._one
-            return entries[_above(middles, values)]
+        """Return the nearest entries: see `Grid`."""
+        if self._single_table is not None:
+            entries, midpoints = self._single_table
+            return entries[_nearest_entries(midpoints, values)]
         columns = values.reshape(len(values), -1)
-        return self._numbers(self._codes(columns, group), group).reshape(values.shape)
+        return self._decode(self._nearest_codes(columns, group), group).reshape(values.shape)
 
-    def of_rows(self, some: Array) -> Table:
-        """The tables of some rows; of vectors these are whole ones."""
-        return replace(self, tables=self.tables[:, some])
+    def select_rows(self, row_numbers: Array) -> TableGrid:
+        """Return the tables of some rows: see `Grid`. Rows that share vectors must stay together."""
+        return replace(self, tables=self.tables[:, row_numbers])
 
-    def form(self, rows: Array, back: Callable[[Array], Array], dtype: Any, version: int) -> Form:
-        """Indices of the shape of the weight, and the tables; before iOS 18 one table."""
+    def form(self, rows: Array, from_rows: Callable[[Array], Array], dtype: Any, version: int) -> Form:
+        """Return the op with indices of the weight's shape, and the tables; before iOS 18 only one table."""
         codes = np.stack([self.codes(part, group) for group, part in enumerate(rows)])
         if version < IOS18:
-            packed, shape = weights.pack(back(codes).astype(np.uint8), self.bits), back(codes).shape
-            inputs = {"indices": packed, "lut": self.entries.ravel(), "shape": np.array(shape, np.uint32)}
-            return Form("constexpr_lut_to_dense", inputs)
-        if self.width > 1:
-            whole = back(np.repeat(codes, self.width, axis=1))
-            held = whole.take(range(0, whole.shape[self.axis], self.width), self.axis)
-            vector = {"vector_axis": np.int32(self.axis)}
+            indices = from_rows(codes)
+            packed, shape = (pack(indices.astype(np.uint8), self.bits), np.array(indices.shape, np.uint32))
+            return Form(
+                "constexpr_lut_to_dense", {"indices": packed, "lut": self.entries.ravel(), "shape": shape}
+            )
+        vector_axis = {}
+        if self.width > 1:  # an index for each row, of which only the first of each vector is stored
+            repeated = from_rows(np.repeat(codes, self.width, axis=1))
+            indices = repeated.take(range(0, repeated.shape[self.axis], self.width), self.axis)
+            vector_axis = {"vector_axis": np.int32(self.axis)}
         else:
-            held, vector = back(codes), {}
-        parts = {"indices": self.typed(held), "lut": self.stored, **vector}
-        return Form("constexpr_lut_to_dense", parts)
+            indices = from_rows(codes)
+        inputs = {"indices": self._narrow_type(indices), "lut": self._ios18_tables, **vector_axis}
+        return Form("constexpr_lut_to_dense", inputs)
 
-    def typed(self, codes: Array) -> Array:
-        """Indices as the type of so many bits."""
+    def _narrow_type(self, codes: Array) -> Array:
+        """Return indices in the type of their bits, such as uint4."""
         kind = types.nptype_from_builtin(types.string_to_builtin(f"uint{self.bits}"))
-        narrow = np.ascontiguousarray(codes.astype(np.uint8))
-        return narrow if self.bits == 8 else narrow.view(kind)
+        in_bytes = np.ascontiguousarray(codes.astype(np.uint8))
+        return in_bytes if self.bits == 8 else in_bytes.view(kind)
 
     @property
-    def stored(self) -> Array:
-        """The tables in the shape of iOS 18."""
+    def _ios18_tables(self) -> Array:
+        """The tables in the shape of iOS 18: [1, ..., tables, ..., 1, entries, width]."""
         along = [len(self.entries) if axis == self.axis else 1 for axis in range(self.rank)]
         return self.entries.reshape(*along, *self.entries.shape[1:])
 
     def bytes(self, elements: int) -> int:
-        """Count the bytes of so many codes, and of the tables."""
+        """Return the bytes of the indices of so many numbers, and of the tables."""
         return -(-elements * self.bits // (8 * self.width)) + self.entries.nbytes
 
-    def refitted(
+    def refit(
         self, rows: Array, rounded: Array, hessians: Array, kept: Array | None = None
-    ) -> tuple[Table, Array]:
-        """The entries of each table by least squares over all products: a step of Newton's."""
+    ) -> tuple[TableGrid, Array]:
+        """Move the entries of each table to the least squared error of all products, by one Newton step."""
         codes = [self.codes(part, group) for group, part in enumerate(rounded)]
-        off = [np.asarray((a - b) @ h, np.float32) for a, b, h in zip(rows, rounded, hessians, strict=True)]
+        gradients = [
+            np.asarray((a - b) @ h, np.float32) for a, b, h in zip(rows, rounded, hessians, strict=True)
+        ]
         entries = self.entries.astype(np.float64)
         products = rows.size * rows.shape[-1] * entries.shape[1]
-        every = 1 + products // MOST_PRODUCTS
+        stride = 1 + products // MOST_PRODUCTS
         for table in range(len(entries)):
             for lane in range(self.width):
-                some = list(self._of(table, lane, codes, off, kept))
-                entries[table, :, lane] += _step(entries.shape[1], some, hessians, every)
+                parts = list(self._rows_of(table, lane, codes, gradients, kept))
+                entries[table, :, lane] += _newton_step(entries.shape[1], parts, hessians, stride)
         fitted = replace(self, entries=entries.astype(self.entries.dtype))
-        numbers = np.stack([fitted._numbers(each, group) for group, each in enumerate(codes)])
+        rounded_rows = np.stack([fitted._decode(each, group) for group, each in enumerate(codes)])
         if self.width == 1:
             fitted = replace(fitted, entries=np.sort(fitted.entries, axis=1))
-        return fitted, numbers if kept is None else np.where(kept, numbers, 0.0)
+        return fitted, rounded_rows if kept is None else np.where(kept, rounded_rows, 0.0)
 
-    def _of(
-        self, table: int, lane: int, codes: list[Array], off: list[Array], kept: Array | None
+    def _rows_of(
+        self, table: int, lane: int, codes: list[Array], gradients: list[Array], kept: Array | None
     ) -> Iterator[tuple[int, Array, Array]]:
-        """(group, codes, how far off) of the rows of a lane of a table; code -1 is none of its entries."""
-        for group, each in enumerate(codes):
-            mine = np.flatnonzero(self.tables[group] == table)
-            mine = mine[mine % self.width == lane]
-            indices = each[mine // self.width]
-            yield (
-                group,
-                indices if kept is None else np.where(kept[group][mine], indices, -1),
-                off[group][mine],
-            )
+        """Yield (group, codes, gradients) of the rows that read a table; of vectors, those of number `lane`.
+
+        A code of -1 stands for a number that a mask makes 0.
+        """
+        for group, group_codes in enumerate(codes):
+            members = np.flatnonzero(self.tables[group] == table)
+            members = members[members % self.width == lane]
+            indices = group_codes[members // self.width]
+            if kept is not None:
+                indices = np.where(kept[group][members], indices, -1)
+            yield group, indices, gradients[group][members]
 
 
-def _above(middles: Array, values: Array) -> Array:
-    """The entry next to each value: how many of the middles between them lie below it."""
-    if len(middles) >= FEW:
-        return np.searchsorted(middles, values)
+def _nearest_entries(midpoints: Array, values: Array) -> Array:
+    """Return the index of the entry nearest to each value: the number of midpoints below it."""
+    if len(midpoints) >= FEW:
+        return np.searchsorted(midpoints, values)
     count = np.zeros(values.shape, np.uint8)
-    for middle in middles:
-        count += (values > middle).view(np.uint8)
+    for midpoint in midpoints:
+        count += (values > midpoint).view(np.uint8)
     return count
 
 
-def _vectors(values: Array, width: int) -> Array:
-    """[rows / width, columns, width] of [rows, columns]."""
+def _split_vectors(values: Array, width: int) -> Array:
+    """Return rows [rows, columns] as vectors [rows / width, columns, width]."""
     return values.reshape(-1, width, values.shape[1]).transpose(0, 2, 1)
 
 
-def _step(count: int, some: list[tuple[int, Array, Array]], hessians: Array, every: int) -> Array:
-    """What entries gain that the products of rows come nearest.
+def _newton_step(count: int, parts: list[tuple[int, Array, Array]], hessians: Array, stride: int) -> Array:
+    """Return the changes [count] of a table's entries that reduce the squared error of the products most.
 
     Args:
         count: of the entries.
-        some: (group, codes, how far off the products are, times what the columns read) of rows.
+        parts: (group, codes [rows, columns], gradients of the error by each number [rows, columns]).
         hessians: of each group.
-        every: each so manieth row is asked how the error curves.
+        stride: the curvature comes from every n-th row.
     """
-    curved, slope = torch.zeros(count, count, dtype=torch.float64), np.zeros(count)
-    for group, codes, off in some:
-        held = codes >= 0
-        slope += np.bincount(codes[held], off[held], count)
+    curvature, gradient = torch.zeros(count, count, dtype=torch.float64), np.zeros(count)
+    for group, codes, number_gradients in parts:
+        from_table = codes >= 0
+        gradient += np.bincount(codes[from_table], number_gradients[from_table], count)
         hessian = torch.from_numpy(hessians[group]).float()
-        asked = torch.from_numpy(codes[::every].astype(np.int64))
-        share = len(codes) / max(1, len(asked))
-        for part in torch.split(asked, TOGETHER):
-            ones = (part[:, None] == torch.arange(count)[:, None]).float()
-            met = (ones.flatten(0, 1) @ hessian).reshape(ones.shape)
-            curved += share * (met @ ones.transpose(1, 2)).sum(0).double()
-    matrix = curved.numpy()
-    steady = np.diag(matrix).mean() * 1e-6 or 1.0  # of a weight that reads zeros alone nothing is known
-    return np.asarray(np.linalg.solve(matrix + steady * np.eye(count), slope))
+        sampled = torch.from_numpy(codes[::stride].astype(np.int64))
+        factor = len(codes) / max(1, len(sampled))
+        for some_codes in torch.split(sampled, TOGETHER):
+            one_hot = (some_codes[:, None] == torch.arange(count)[:, None]).float()  # [rows, entries, columns]
+            products = (one_hot.flatten(0, 1) @ hessian).reshape(one_hot.shape)
+            curvature += factor * (products @ one_hot.transpose(1, 2)).sum(0).double()
+    matrix = curvature.numpy()
+    damping = np.diag(matrix).mean() * 1e-6 or 1.0  # 1 if all inputs were 0, and so is the matrix
+    return np.asarray(np.linalg.solve(matrix + damping * np.eye(count), gradient))
 
 
-def weighed(rows: Array, hessians: Array) -> Array:
-    """How much the square of the error of each number counts: [groups, rows, columns].
+def number_weights(rows: Array, hessians: Array) -> Array:
+    """Return how much the squared error of each number counts: the sum of squares of its input.
 
     Args:
-        rows: of that shape.
+        rows: [groups, rows, columns], the shape of the result.
         hessians: [groups, columns, columns].
     """
     return np.broadcast_to(np.diagonal(hessians, axis1=1, axis2=2)[:, None], rows.shape)
 
 
-def numbers(rows: Array, weights: Array, vector: int = 1) -> Totals:
-    """The numbers, or vectors, of rows, and how much each counts: a little where no input meets it.
+def count_numbers(rows: Array, weights: Array, vector: int = 1) -> Totals:
+    """Return the different numbers, or vectors, of rows with the sum of their weights, for k-means.
+
+    Each gets a thousandth of the mean weight more, so that numbers whose input was always 0 count too.
 
     Args:
         rows: [groups, rows, columns], or without groups.
-        weights: of that shape.
-        vector: rows that meet the same input, whose numbers are a vector.
+        weights: how much the squared error of each number counts, of that shape.
+        vector: the number of rows whose numbers form a vector; they meet the same inputs.
     """
-    even = 1e-3 * float(weights.mean()) or 1.0
+    least = 1e-3 * float(weights.mean()) or 1.0
     values, counts = (each.reshape(-1, rows.shape[-1]) for each in (rows, weights))
     if vector == 1 and values.size > MOST_ROWS:
         slabs = (slice(start, start + SLAB) for start in range(0, len(values), SLAB))
-        pieces = ((values[some].ravel(), counts[some].ravel() + even) for some in slabs)
+        pieces = ((values[slab].ravel(), counts[slab].ravel() + least) for slab in slabs)
         return near(pieces, max(float(values.max()), -float(values.min())))
-    vectors = _vectors(values, vector).reshape(-1, vector)
-    return totals(vectors, _vectors(counts + even, vector).mean(axis=2).ravel())
+    vectors = _split_vectors(values, vector).reshape(-1, vector)
+    return totals(vectors, _split_vectors(counts + least, vector).mean(axis=2).ravel())
 
 
-def table(
+def fit_tables(
     rows: Array, weights: Array, channels: Array, form: WeightForm, axis: int, rank: int, dtype: Any
-) -> Table:
-    """The entries with the least error.
+) -> TableGrid:
+    """Return the tables with the least weighted squared error of the rows.
 
     Args:
         rows: [groups, rows, columns].
-        weights: of that shape: how much the square of each error counts.
+        weights: how much the squared error of each number counts, of that shape.
         channels: [groups, rows]: the output channel of each row.
-        form: the bits of an index, and the output channels of a table or of an entry.
+        form: gives the bits of an index, and the output channels of a table or of an entry.
         axis: of the weight along which the channels lie.
         rank: of the weight.
         dtype: of the entries.
     """
     tables = channels // form.group if form.group else np.zeros_like(channels)
-    held = [tables == number for number in range(int(tables.max()) + 1)]
-    return of_numbers(
-        [numbers(rows[each], weights[each], form.vector) for each in held], tables, form, axis, rank, dtype
-    )
+    members = [tables == number for number in range(int(tables.max()) + 1)]
+    numbers = [count_numbers(rows[each], weights[each], form.vector) for each in members]
+    return build_tables(numbers, tables, form, axis, rank, dtype)
 
 
-def of_numbers(
-    known: Sequence[Totals], tables: Array, form: WeightForm, axis: int, rank: int, dtype: Any
-) -> Table:
-    """The entries with the least error for the numbers of each table; the rest is as `table` takes it."""
-    stored = np.stack([weighted(each, 2**form.bits) for each in known]).astype(dtype)
-    return Table(np.sort(stored, axis=1) if form.vector == 1 else stored, tables, axis, rank)
+def build_tables(
+    numbers: Sequence[Totals], tables: Array, form: WeightForm, axis: int, rank: int, dtype: Any
+) -> TableGrid:
+    """Return the best tables for the counted numbers of each table.
+
+    Args:
+        numbers: of each table, from `count_numbers`.
+        tables: [groups, rows]: the table of each row.
+        form: gives the bits of an index.
+        axis: of the weight along which the channels lie.
+        rank: of the weight.
+        dtype: of the entries.
+    """
+    entries = np.stack([weighted(each, 2**form.bits) for each in numbers]).astype(dtype)
+    return TableGrid(np.sort(entries, axis=1) if form.vector == 1 else entries, tables, axis, rank)
 
 
-__all__ = ["Table", "numbers", "of_numbers", "table", "weighed"]
+__all__ = ["TableGrid", "build_tables", "count_numbers", "fit_tables", "number_weights"]

@@ -1,12 +1,13 @@
-"""The forms that a weight can be stored in: their names, what each asks for, and which is fast on which chip.
+"""The forms that a weight can be stored in: their names, what each needs, and which is fast on which chip.
 
-``int4``, ``int8``, ``palette3``, ``palette3-group-16`` (a table for each 16 output channels),
+``int4``, ``int8``, ``palette3``, ``palette3-group-16`` (one table for every 16 output channels),
 ``palette6-vector-2`` (an entry holds the numbers of two output channels), ``sparse-50`` (half of the numbers
 are 0 and not stored), ``sparse-50-int8`` and ``sparse-50-palette4``; ``zeros-50`` stores the zeros too, as
 plain numbers.
 
-A form counts as slower than fp16 if it was measured slower, in published times, on the same generation of the
-engine, for products with the same bound. If nothing was measured, the report says so.
+`choose` decides by published times. A form counts as slower than fp16 if it was measured slower on the same
+generation of the engine, for products with the same bound: by reading the weights, if there are few positions,
+or else by computing. If nothing was measured, the report says so.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from anesurgery.placement.target import Target, family_of
 from anesurgery.placement.timing import FEW, TABLE
 
 IOS16, IOS18 = 7, 9
-"""Specification versions. The second is that of scales of any shape, numbers of 4 bits, tables for groups,
+"""Specification versions. iOS 18 brings scales of any shape, numbers of 4 bits, tables for groups of channels,
 vectors, and zeros beside another form."""
 BITS = {"int": (4, 8), "palette": (1, 2, 3, 4, 6, 8)}
+"""The kind of a form -> the bits that it may have."""
 NAME = re.compile(
     r"(?:(?P<way>sparse|zeros)-(?P<zeros>\d{1,2}))?(?P<sep>-)?(?:(?P<kind>int|palette)(?P<bits>\d))?"
     r"(?:-(?P<shape>group|vector)-(?P<size>\d{1,4}))?"
@@ -37,31 +39,32 @@ EXAMPLES = (
     "sparse-50-int8, sparse-50-palette4, zeros-75"
 )
 LEAST_GROUP = 4
-"""Output channels that share a table: fewer were slow (coremltools guide: OPT-1.3B, A17, iOS 18)."""
+"""The fewest output channels that may share a table: fewer were slow (coremltools guide: OPT-1.3B, A17, iOS
+18)."""
 MOST_VECTOR = 8
-"""Output channels of a vector: with the widest indices, of 8 bits, a number has one bit then."""
+"""The most output channels of a vector. With the widest indices, of 8 bits, a number then takes one bit."""
 
 
 @dataclass(frozen=True)
 class WeightForm:
-    """What a name says."""
+    """A form, as its name describes it."""
 
     kind: str
-    """"int", "palette", or "" of plain numbers."""
+    """"int" or "palette"; "" for plain numbers."""
     bits: int
-    """Of a code, or of a plain number."""
+    """The bits of a code, or of a plain number."""
     zeros: int = 0
-    """Per cent."""
+    """The per cent of numbers that are 0."""
     group: int = 0
-    """Output channels that share a table; 0 where all do."""
+    """The number of output channels that share a table; 0 if all do."""
     vector: int = 1
-    """Output channels whose numbers an entry of the table holds."""
+    """The number of output channels whose numbers share an entry of the table."""
     stored: bool = False
-    """Are the zeros stored, as numbers like the others?"""
+    """Are the zeros stored like the other numbers?"""
 
     @property
     def evidence(self) -> str:
-        """What published pairs of times call it."""
+        """The name of the form in the published times (`weight_forms`), such as "sparse palette"."""
         inner = {"int": f"int{self.bits}", "palette": "palette"}.get(self.kind, "")
         if self.zeros:
             return "zeros" if self.stored else f"sparse {inner}".strip()
@@ -69,17 +72,17 @@ class WeightForm:
 
     @property
     def version(self) -> int:
-        """The least specification version that has it."""
+        """The first specification version that has the form."""
         joined = bool(self.zeros and self.kind) or self.group > 0 or self.vector > 1
         newer = joined or (self.kind, self.bits) in (("int", 4), ("palette", 3))
         return IOS18 if newer else IOS16
 
     def unfit(self, channels: int, together: int) -> str:
-        """Why a weight cannot have it; empty where it can.
+        """Return why a weight cannot have this form; empty where it can.
 
         Args:
-            channels: its output channels.
-            together: those that meet the same inputs.
+            channels: the number of its output channels.
+            together: the number of output channels that meet the same inputs.
         """
         if self.group and channels % self.group:
             return f"its {channels} output channels are no multiple of groups of {self.group}"
@@ -90,10 +93,10 @@ class WeightForm:
 
 @lru_cache(maxsize=256)
 def read_form(name: str) -> WeightForm:
-    """The form of a name.
+    """Return the form of a name.
 
     Raises:
-        SurgeryError: there is none.
+        SurgeryError: there is no such form.
     """
     parts = NAME.fullmatch(name)
     form = parts and _form(parts)
@@ -103,9 +106,12 @@ def read_form(name: str) -> WeightForm:
 
 
 def _form(parts: re.Match[str]) -> WeightForm | None:
+    """Return the form of a name that matches `NAME`; None if it combines what no form has."""
     zeros, kind, bits = int(parts["zeros"] or 0), parts["kind"] or "", int(parts["bits"] or 16)
-    plain, shape, size = not kind, parts["shape"], int(parts["size"] or 0)
-    if (plain and (not zeros or shape)) or (kind and bits not in BITS[kind]):
+    is_plain, shape, size = not kind, parts["shape"], int(parts["size"] or 0)
+    if is_plain and (not zeros or shape):  # plain numbers are a form only beside zeros, and have no tables
+        return None
+    if not is_plain and bits not in BITS[kind]:
         return None
     if bool(parts["sep"]) != bool(zeros and kind) or (parts["zeros"] is not None and not zeros):
         return None
@@ -113,26 +119,29 @@ def _form(parts: re.Match[str]) -> WeightForm | None:
         return None
     if (shape == "group" and size < LEAST_GROUP) or (shape == "vector" and not 2 <= size <= MOST_VECTOR):
         return None
-    group, vector = (size if shape == each else least for each, least in (("group", 0), ("vector", 1)))
+    group = size if shape == "group" else 0
+    vector = size if shape == "vector" else 1
     return WeightForm(kind, bits, zeros, group, vector, parts["way"] == "zeros")
 
 
+# Which form is fast on which chip.
+
 PAIRS = TABLE.with_name("time_pairs.json")
-"""Published times of two forms of one thing."""
+"""Published times of the same thing in two forms."""
 KINDS = ("int4", "int8", "palette", "sparse")
-"""What the weights that are corrected can be stored as, as the published pairs call it."""
+"""The names in the published pairs of the forms that `compress` can store."""
 ZEROS = "zeros"
-"""Zeros that are stored as plain numbers."""
+"""The name here of zeros that are stored as plain numbers."""
 W8A8 = "w8a8"
-"""Weights and what they are multiplied with in 8 bits, as the published pairs call it."""
+"""The name in the published pairs of 8-bit weights and inputs."""
 PURPOSES = ("size", "speed")
 READING, COMPUTING = "reading", "compute"
 POSITIONS = {READING: "few positions", COMPUTING: "many positions"}
-"""What bounds a product, by what it has of positions."""
+"""Bound of a product -> how many positions such products have, in words."""
 
 
 def form_ratio(pair: Mapping[str, Any]) -> float:
-    """The time after over the time before."""
+    """Return the time after over the time before; some pairs give speeds."""
     slower = pair["after"] / pair["before"]
     return 1 / slower if pair["unit"] == "positions/s" else slower
 
@@ -145,17 +154,17 @@ class Evidence:
     """One of `KINDS`, or `ZEROS`."""
     bits: int
     bound: str
-    """By "reading" the weights, in products of few positions, or by "compute"."""
+    """What bounds the time: "reading" the weights, for products of few positions, or "compute"."""
     chip: str
     os: str
     """Empty where none was published."""
     positions: int
     speed: float
-    """Relative to fp16; above 1 is faster."""
+    """The speed relative to fp16; above 1 is faster."""
     what: str
     source: str
     zeros: float = 0
-    """Per cent of the numbers."""
+    """The per cent of the numbers that are 0."""
 
     @property
     def family(self) -> int:
@@ -167,31 +176,32 @@ class Evidence:
         return f"{self.form} at {self.speed:.2f} times the speed of fp16 ({where}; {self.what}; {self.source})"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return dict(vars(self))
 
 
 @lru_cache(maxsize=1)
 def evidence() -> tuple[Evidence, ...]:
-    """All that was published of the forms."""
+    """Return all published pairs with forms of weights."""
     return _published(KINDS)
 
 
 @lru_cache(maxsize=4)
 def _published(kinds: tuple[str, ...]) -> tuple[Evidence, ...]:
+    """Return the published pairs of some kinds."""
     pairs = [p for p in json.loads(PAIRS.read_text(encoding="utf-8")) if p["what"] in kinds]
     return tuple(
         Evidence(
-            ZEROS if p.get("plain") else p["what"],
-            p.get("bits", 8),
-            p["of"],
-            p["chip"],
-            p.get("os", ""),
-            p["rows"],
-            1 / form_ratio(p),
-            p["note"],
-            p["source"],
-            p.get("zeros", 0),
+            form=ZEROS if p.get("plain") else p["what"],
+            bits=p.get("bits", 8),
+            bound=p["of"],
+            chip=p["chip"],
+            os=p.get("os", ""),
+            positions=p["rows"],
+            speed=1 / form_ratio(p),
+            what=p["note"],
+            source=p["source"],
+            zeros=p.get("zeros", 0),
         )
         for p in pairs
     )
@@ -202,29 +212,32 @@ class Choice:
     """The form of a weight, and why."""
 
     form: str | None
-    """Such as "int4" or "palette3"; None: it stays as it is."""
+    """The name of a form, such as "int4" or "palette3"; None: the weight stays as it is."""
     why: str
     inputs: bool = False
-    """Are the inputs of its ops to be 8 bits too?"""
+    """Are the inputs of its ops quantized to 8 bits too?"""
 
 
 def bounds_of(positions: Iterable[int]) -> frozenset[str]:
-    """What bounds the products of a weight, each of so many positions."""
+    """Return what bounds the products of a weight, given the number of positions of each."""
     return frozenset(READING if count <= FEW else COMPUTING for count in positions)
 
 
 def choose(
     bits: int, target: Target, bounds: frozenset[str], version: int, purpose: str, rows: Sequence[Evidence] = ()
 ) -> Choice:
-    """The form of a weight.
+    """Choose the form of a weight.
+
+    For speed it is, of the forms with as few bits as possible, the fastest that is known not to be slower than
+    fp16 on this target; or else one that was not measured there, if it was never slower elsewhere.
 
     Args:
-        bits: that are asked for; for speed a form may have more.
+        bits: that were asked for; for speed a form may have more.
         target: chips.
         bounds: what bounds the products that read it.
-        version: of the specification: int4, and palettes of 3 bits, begin at iOS 18.
-        purpose: "speed" takes no form that is slower by the evidence; "size" takes a palette.
-        rows: the evidence; all that was published by default.
+        version: the specification version: int4 and palettes of 3 bits begin at iOS 18.
+        purpose: "speed" takes no form that was measured slower; "size" takes a palette.
+        rows: the evidence; all published pairs by default.
     """
     levels = [[f for f in level if version >= read_form(f).version] for level in _levels(bits, purpose)]
     if not any(levels):
@@ -233,123 +246,127 @@ def choose(
         return Choice(levels[0][0], "size alone was asked for")
     slow: list[str] = []
     for level in levels:
-        known: list[tuple[float, str, str]] = []
+        fast: list[tuple[float, str, str]] = []
         unknown: list[str] = []
         for form in level:
-            here = _of(form, bounds, target.families, rows or evidence())
-            worst = min(here, key=lambda one: one.speed, default=None)
+            here = _evidence_of(form, bounds, target.families, rows or evidence())
+            worst = min(here, key=_speed, default=None)
             if worst is not None and worst.speed < 1:
                 slow.append(str(worst))
             elif worst is not None and _covers(form, here, bounds, target):
-                known.append((worst.speed, form, str(worst)))
-            elif all(one.speed >= 1 for one in _of(form, bounds, None, rows or evidence())):
+                fast.append((worst.speed, form, str(worst)))
+            elif all(one.speed >= 1 for one in _evidence_of(form, bounds, None, rows or evidence())):
                 unknown.append(form)
-        fewer = _fewer(bits, level, slow) if known or unknown else ""
-        if known:
-            return Choice(max(known)[1], f"{max(known)[2]}{fewer}")
+        fewer = _why_not_fewer(bits, level, slow) if fast or unknown else ""
+        if fast:
+            _, form, words = max(fast)
+            return Choice(form, f"{words}{fewer}")
         if unknown:
-            return Choice(unknown[0], f"{_unknown(target, bounds)}{fewer}")
+            return Choice(unknown[0], f"{_unmeasured(target, bounds)}{fewer}")
     return Choice(
         None, f"slower than fp16: {'; '.join(slow)}" if slow else "each form is slower on other chips"
     )
 
 
-def _unknown(target: Target, bounds: frozenset[str]) -> str:
-    """Why a form is taken of which nothing was published."""
+def _unmeasured(target: Target, bounds: frozenset[str]) -> str:
+    """Return the reason for a form that was not measured on this target."""
     products = " and ".join(POSITIONS[bound] for bound in sorted(bounds))
     return f"no speed was published on {target.name} for products of {products}"
 
 
-def _fewer(bits: int, level: Sequence[str], slow: Sequence[str]) -> str:
-    """Why a weight has more bits than were asked for; "" where it has not."""
+def _why_not_fewer(bits: int, level: Sequence[str], slow: Sequence[str]) -> str:
+    """Return why a weight gets more bits than were asked for; empty where it does not."""
     if level[0].endswith(str(bits)):
         return ""
-    reason = (
-        f"slower than fp16 ({'; '.join(slow)})"
-        if slow
-        else "slower than fp16 on other chips, or newer than the opset"
-    )
+    reason = "slower than fp16 on other chips, or newer than the opset"
+    if slow:
+        reason = f"slower than fp16 ({'; '.join(slow)})"
     return f'; forms of {bits} bits are {reason}: for_="size" takes one'
 
 
 REPORTS = {
     ("sparse palette", "A19"): "a palette with zeros was slower than one without (john-rocky/CoreML-LLM)"
 }
-"""What was published without a time: (form, chip) -> words."""
+"""(form, chip) -> a published finding without a time."""
 
 
 def choose_form(
     name: str, target: Target, bounds: frozenset[str], version: int, purpose: str, rows: Sequence[Evidence] = ()
 ) -> Choice:
-    """A form that was asked for by name.
+    """Check a form that was asked for by name.
 
     Args:
         name: such as "sparse-50-palette4".
         target: chips.
         bounds: what bounds the products that read the weight.
-        version: of the specification.
-        purpose: "speed" refuses a form that is slower by the evidence; "size" says so.
-        rows: the evidence; all that was published by default.
+        version: the specification version.
+        purpose: "speed" refuses a form that was measured slower; "size" takes it and says so.
+        rows: the evidence; all published pairs by default.
     """
-    form, here = read_form(name), _of(name, bounds, target.families, rows or evidence())
+    form, here = read_form(name), _evidence_of(name, bounds, target.families, rows or evidence())
     if version < form.version:
         return Choice(None, f"{name} needs iOS 18; convert the model for that")
     slow = [str(one) for one in here if one.speed < 1]
-    chips = {family_of(chip): words for (kind, chip), words in REPORTS.items() if kind == form.evidence}
-    slow += [f"{words}, on this engine" for family, words in chips.items() if family in target.families]
+    reports = {family_of(chip): words for (kind, chip), words in REPORTS.items() if kind == form.evidence}
+    slow += [f"{words}, on this engine" for family, words in reports.items() if family in target.families]
     if slow and purpose == "speed":
         return Choice(None, f'slower than fp16: {"; ".join(slow)}: for_="size" takes it')
     if slow:
         return Choice(name, f"asked for, though slower: {'; '.join(slow)}")
     if here and _covers(name, here, bounds, target):
         return Choice(name, str(min(here, key=_speed)))
-    return Choice(name, f"asked for; {_unknown(target, bounds)}")
+    return Choice(name, f"asked for; {_unmeasured(target, bounds)}")
 
 
 def choose_activations(
     target: Target, bounds: frozenset[str], purpose: str, rows: Sequence[Evidence] = ()
 ) -> Choice:
-    """Weights and inputs of 8 bits, unless published times call that slower on average.
+    """Choose 8 bits for weights and inputs, unless the published times are slower on average (geometric mean).
 
     Args:
         target: chips.
         bounds: what bounds the products that read the weight.
         purpose: "speed" or "size".
-        rows: the evidence; all that was published by default.
+        rows: the evidence; all published pairs by default.
     """
-    here = _of(W8A8, bounds, target.families, rows or _published((W8A8,)))
+    here = _evidence_of(W8A8, bounds, target.families, rows or _published((W8A8,)))
     if not here:
         return Choice("int8", f"asked for; nothing is known of the speed of {W8A8} on {target.name}", True)
-    speeds = [one.speed for one in here]
-    mean, least, most = math.exp(fmean(map(math.log, speeds))), min(here, key=_speed), max(here, key=_speed)
-    words = f"{W8A8} is {mean:.2f} times as fast as fp16 on average ({least}; {most})"
-    wanted = mean >= 1 or purpose == "size"
-    return Choice("int8" if wanted else None, words, wanted)
+    mean = math.exp(fmean(math.log(one.speed) for one in here))
+    slowest, fastest = min(here, key=_speed), max(here, key=_speed)
+    words = f"{W8A8} is {mean:.2f} times as fast as fp16 on average ({slowest}; {fastest})"
+    is_chosen = mean >= 1 or purpose == "size"
+    return Choice("int8" if is_chosen else None, words, is_chosen)
 
 
 def _speed(one: Evidence) -> float:
+    """Return the sort key of pairs by speed."""
     return one.speed
 
 
 def _covers(form: str, rows: Sequence[Evidence], bounds: frozenset[str], target: Target) -> bool:
-    """Was a form of no fewer bits measured on each generation of the target, for these products?"""
+    """Was the form, or a slower one, measured on each generation of the target and for each bound?
+
+    Slower is one with fewer zeros, or a dense one of more bits.
+    """
     asked = read_form(form)
-    alike = [one for one in rows if one.zeros <= asked.zeros and (asked.zeros or one.bits >= asked.bits)]
-    seen = {(one.family, one.bound) for one in alike}
-    return all((family, each) in seen for family in target.families for each in bounds)
+    counting = [one for one in rows if one.zeros <= asked.zeros and (asked.zeros or one.bits >= asked.bits)]
+    measured = {(one.family, one.bound) for one in counting}
+    return all((family, bound) in measured for family in target.families for bound in bounds)
 
 
 def _levels(bits: int, purpose: str) -> list[list[str]]:
-    """The forms of so many bits, then for speed those of more."""
+    """Return the forms of so many bits, and for speed then those of each larger number of bits."""
     if purpose == "size":
         return [[f"{kind}{bits}" for kind in ("palette", "int") if bits in BITS[kind]]]
     counts = sorted({n for some in BITS.values() for n in some if n >= bits})
     return [[f"{kind}{n}" for kind in ("int", "palette") if n in BITS[kind]] for n in counts]
 
 
-def _of(
+def _evidence_of(
     form: str, bounds: frozenset[str], families: frozenset[int] | None, rows: Sequence[Evidence]
 ) -> list[Evidence]:
+    """Return the rows for a form, for some bounds and generations of the engine; None: for all generations."""
     kind = form if form == W8A8 else read_form(form).evidence
     return [
         one
@@ -359,11 +376,12 @@ def _of(
 
 
 def unknown_chips(forms: Iterable[str], target: Target) -> list[str]:
-    """The chips of a target for which nothing was published of a form."""
-    found = []
+    """Return a note for each form about the chips of a target for which no speed was published."""
+    notes = []
     for form in sorted(set(forms)):
-        known = {one.family for one in _of(form, frozenset((READING, COMPUTING)), None, evidence())}
-        chips = [chip for chip in target.chips if family_of(chip) not in known]
+        rows = _evidence_of(form, frozenset((READING, COMPUTING)), None, evidence())
+        families = {one.family for one in rows}
+        chips = [chip for chip in target.chips if family_of(chip) not in families]
         if chips:
-            found.append(f"no speed of {form} was published for {', '.join(chips)}")
-    return found
+            notes.append(f"no speed of {form} was published for {', '.join(chips)}")
+    return notes

@@ -1,7 +1,9 @@
-"""A weight as the rows of matrices that are multiplied with what an op reads, whatever the op is.
+"""Bring the weight of any op into one layout, rows of matrices that are multiplied with what the op reads.
 
-Each row makes one number of the results, and each column meets one input. So linear, matmul, conv (any groups,
-strides and dilations), conv_transpose and gather have one form, in which weights are corrected.
+Weights of linear, matmul, conv (any groups, strides and dilations), conv_transpose and gather become rows
+[groups, rows, columns]: each row makes one channel of the result, and each column meets one input. So the
+correction and the balancing of weights need not know the op. For a conv with weight [64, 32, 3, 3] the rows are
+[1, 64, 288], and its inputs are the patches [1, places, 288].
 """
 
 from __future__ import annotations
@@ -21,71 +23,75 @@ Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
-class Rows:
-    """How one op reads one weight."""
+class WeightRows:
+    """The rows of one weight, as one op reads it."""
 
     op: Operation
     shape: tuple[int, ...]
-    """Of the weight."""
+    """The shape of the weight."""
     groups: int
-    """Matrices, each of which meets inputs of its own."""
+    """The number of matrices; each meets inputs of its own."""
     order: tuple[int, ...]
-    """The axes of the weight: that of the rows, then those of the columns."""
-    channel: int
+    """The axes of the weight: first that of the rows, then those of the columns."""
+    channel_axis: int
     """The axis of the weight along which the output channels lie."""
     inputs: Callable[[Mapping[str, Any]], Tensor | None]
-    """The arguments of a run -> [groups, number, columns]; None where every row counts alike (a table)."""
-    cut: int = 0
-    """Which axis of `order` is cut into the groups: the rows, or (1) the first of the columns, as a
-    conv_transpose has it, whose groups share the scales of their channels."""
+    """(arguments of the op) -> its inputs [groups, number, columns]; None for a table, from which rows are
+    read."""
+    split_axis: int = 0
+    """The axis in `order` that is split into the groups: 0 for rows, 1 for the first axis of the columns. The
+    latter is conv_transpose, whose groups share the scales of their channels."""
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """What two ops must have in common to be served by one correction."""
-        return self.groups, self.order, self.channel, self.cut
+        """What must be equal for two ops to share one correction of their weight."""
+        return self.groups, self.order, self.channel_axis, self.split_axis
 
     @property
-    def count(self) -> int:
-        """Output channels along `channel`."""
-        return self.shape[self.channel]
+    def channel_count(self) -> int:
+        """The number of output channels along `channel_axis`."""
+        return self.shape[self.channel_axis]
 
     @property
-    def in_group(self) -> int:
-        """Rows of a group."""
-        return self.shape[self.order[0]] // (1 if self.cut else self.groups)
+    def rows_per_group(self) -> int:
+        """The number of rows of each group."""
+        return self.shape[self.order[0]] // (1 if self.split_axis else self.groups)
 
     @property
-    def outputs(self) -> Array:
-        """[groups, rows]: the output channel of the op that each row makes a part of."""
-        return np.arange(self.groups * self.in_group).reshape(self.groups, -1) if self.cut else self.channels
+    def op_channels(self) -> Array:
+        """[groups, rows]: the output channel of the op that each row contributes to."""
+        if not self.split_axis:
+            return self.channels
+        return np.arange(self.groups * self.rows_per_group).reshape(self.groups, -1)
 
     @property
     def channels(self) -> Array:
-        """[groups, rows]: the output channel along `channel` of each row."""
-        along = [-1 if axis == self.channel else 1 for axis in range(len(self.shape))]
-        numbers = np.arange(self.shape[self.channel]).reshape(along)
-        return self.of(np.broadcast_to(numbers, self.shape))[:, :, 0]
+        """[groups, rows]: the index of each row along `channel_axis`."""
+        along = [-1 if axis == self.channel_axis else 1 for axis in range(len(self.shape))]
+        numbers = np.arange(self.shape[self.channel_axis]).reshape(along)
+        return self.to_rows(np.broadcast_to(numbers, self.shape))[:, :, 0]
 
-    def of(self, weight: Array) -> Array:
-        """[groups, rows, columns] of an array of the shape of the weight."""
-        moved = weight.transpose(self.order)
-        if self.cut:
-            moved = np.moveaxis(moved.reshape(len(moved), self.groups, -1, *moved.shape[2:]), 1, 0)
-        return moved.reshape(self.groups, self.in_group, -1)
+    def to_rows(self, weight: Array) -> Array:
+        """Return an array of the weight's shape as [groups, rows, columns]."""
+        ordered = weight.transpose(self.order)
+        if self.split_axis:
+            ordered = np.moveaxis(ordered.reshape(len(ordered), self.groups, -1, *ordered.shape[2:]), 1, 0)
+        return ordered.reshape(self.groups, self.rows_per_group, -1)
 
-    def back(self, rows: Array) -> Array:
-        """An array of the shape of the weight, of its rows."""
-        if self.cut:
+    def from_rows(self, rows: Array) -> Array:
+        """Return rows [groups, rows, columns] as an array of the weight's shape: the inverse of `to_rows`."""
+        if self.split_axis:
             rows = np.moveaxis(rows, 0, 1)
-        moved = rows.reshape([self.shape[axis] for axis in self.order])
-        return moved.transpose(np.argsort(self.order))
+        ordered = rows.reshape([self.shape[axis] for axis in self.order])
+        return ordered.transpose(np.argsort(self.order))
 
 
-Reader: TypeAlias = "Callable[[Operation, tuple[int, ...]], Rows | str]"
+Reader: TypeAlias = "Callable[[Operation, tuple[int, ...]], WeightRows | str]"
+"""(op, shape of the weight) -> its rows, or the reason why it has none."""
 
 
-def rows_of(op: Operation, name: str) -> Rows | str:
-    """How an op reads the weight that is its input of a name; or why that has no rows."""
+def weight_rows_of(op: Operation, name: str) -> WeightRows | str:
+    """Return the rows of the weight that an op reads as its input `name`, or why it has none."""
     weight = op.inputs[name]
     assert isinstance(weight, Var)
     shape = tuple(int(n) for n in weight.shape)
@@ -95,64 +101,74 @@ def rows_of(op: Operation, name: str) -> Rows | str:
     return reader(op, shape)
 
 
-def _flat(x: Tensor) -> Tensor:
+def _flatten(x: Tensor) -> Tensor:
+    """Return x [..., columns] as one group of inputs [1, number, columns]."""
     return x.reshape(1, -1, x.shape[-1])
 
 
-def _product(weight: str) -> Reader:
-    """X times y, one of which is the weight: of y the columns are output channels, of x the rows."""
-    second = weight == "y"
+def _linear(op: Operation, shape: tuple[int, ...]) -> WeightRows:
+    """Return the rows of a weight [outputs, inputs]."""
+    return WeightRows(op, shape, 1, (0, 1), 0, lambda given: _flatten(given["x"]))
 
-    def read(op: Operation, shape: tuple[int, ...]) -> Rows | str:
+
+def _matmul(weight: str) -> Reader:
+    """Return the reader of a matmul with weight "x" or "y": columns of y, or rows of x, are output channels."""
+    is_second = weight == "y"
+
+    def read(op: Operation, shape: tuple[int, ...]) -> WeightRows | str:
         if len(shape) != 2:
             return f"it is a product of {len(shape)} axes"
-        x_turned, y_turned = bool(op.transpose_x.val), bool(op.transpose_y.val)
-        order = (0, 1) if (y_turned if second else not x_turned) else (1, 0)
-        other, turned = ("x", x_turned) if second else ("y", not y_turned)
+        transpose_x, transpose_y = bool(op.transpose_x.val), bool(op.transpose_y.val)
+        channels_first = transpose_y if is_second else not transpose_x
+        order = (0, 1) if channels_first else (1, 0)
+        other, transposed = ("x", transpose_x) if is_second else ("y", not transpose_y)
 
         def inputs(given: Mapping[str, Any]) -> Tensor:
-            return _flat(given[other].transpose(-1, -2) if turned else given[other])
+            return _flatten(given[other].transpose(-1, -2) if transposed else given[other])
 
-        return Rows(op, shape, 1, order, order[0], inputs)
+        return WeightRows(op, shape, 1, order, order[0], inputs)
 
     return read
 
 
-def _table(op: Operation, shape: tuple[int, ...]) -> Rows | str:
-    """Rows of a table, each of which is read as it is."""
+def _table(op: Operation, shape: tuple[int, ...]) -> WeightRows | str:
+    """Return the rows of a table of embeddings, each of which is read as it is."""
     axis = 0 if op.inputs.get("axis") is None else int(op.axis.val)
     if axis % len(shape) or len(shape) != 2:
         return "it is looked up along another axis than the first"
-    return Rows(op, shape, 1, (0, 1), 0, lambda given: None)
+    return WeightRows(op, shape, 1, (0, 1), 0, lambda given: None)
 
 
-def _conv(op: Operation, shape: tuple[int, ...]) -> Rows | str:
-    groups, axes = _number(op, "groups", 1), tuple(range(len(shape)))
+def _conv(op: Operation, shape: tuple[int, ...]) -> WeightRows | str:
+    """Return the rows of a weight [outputs, inputs of a group, taps ...], whose inputs are patches."""
+    groups, axes = _int_input(op, "groups", 1), tuple(range(len(shape)))
 
     def inputs(given: Mapping[str, Any]) -> Tensor:
-        x, (s, d) = given["x"], _windows(given, len(shape) - 2)
-        pads = padding(
-            given.get("pad_type", "valid"), given.get("pad"), list(x.shape[2:]), list(shape[2:]), s, d
-        )
-        return _patches(pad_axes(x, pads), shape[2:], s, d, groups)
+        x, (strides, dilations) = given["x"], _strides_and_dilations(given, len(shape) - 2)
+        pad_type, pad = given.get("pad_type", "valid"), given.get("pad")
+        pads = padding(pad_type, pad, list(x.shape[2:]), list(shape[2:]), strides, dilations)
+        return _patches(pad_axes(x, pads), shape[2:], strides, dilations, groups)
 
-    return Rows(op, shape, groups, axes, 0, inputs)
+    return WeightRows(op, shape, groups, axes, 0, inputs)
 
 
-def _conv_transpose(op: Operation, shape: tuple[int, ...]) -> Rows | str:
-    """The convolution of an input with zeros between its elements, its taps from the last to the first."""
-    groups = _number(op, "groups", 1)
+def _conv_transpose(op: Operation, shape: tuple[int, ...]) -> WeightRows | str:
+    """Return the rows of a weight [inputs, outputs of a group, taps ...].
+
+    The op is a convolution of the input with zeros between its elements, with the taps in reverse order.
+    """
+    groups = _int_input(op, "groups", 1)
     if any(is_symbolic(n) for n in op.x.shape):
         return "its input has no fixed shape"
 
     def inputs(given: Mapping[str, Any]) -> Tensor:
-        x, (s, d) = given["x"], _windows(given, len(shape) - 2)
+        x, (s, d) = given["x"], _strides_and_dilations(given, len(shape) - 2)
         sizes, kernel = list(x.shape[2:]), list(shape[2:])
         full = [(n - 1) * t + (k - 1) * e + 1 for n, t, k, e in zip(sizes, s, kernel, d, strict=True)]
-        wanted = given.get("output_shape")
-        wanted = None if wanted is None else [int(n) for n in wanted][2:]
+        output_shape = given.get("output_shape")
+        output_sizes = None if output_shape is None else [int(n) for n in output_shape][2:]
         same = [n * t for n, t in zip(sizes, s, strict=True)]
-        ends = cuts(given.get("pad_type", "valid"), given.get("pad"), full, wanted, same)
+        ends = cuts(given.get("pad_type", "valid"), given.get("pad"), full, output_sizes, same)
         spread = x.new_zeros(*x.shape[:2], *[(n - 1) * t + 1 for n, t in zip(sizes, s, strict=True)])
         spread[(..., *[slice(None, None, t) for t in s])] = x
         reach = [(k - 1) * e for k, e in zip(kernel, d, strict=True)]
@@ -162,45 +178,47 @@ def _conv_transpose(op: Operation, shape: tuple[int, ...]) -> Rows | str:
         return taps.flip(list(range(3, taps.ndim))).reshape(patches.shape)
 
     order = (1, 0, *range(2, len(shape)))
-    return Rows(op, shape, groups, order, 1, inputs, cut=int(groups > 1))
+    return WeightRows(op, shape, groups, order, 1, inputs, split_axis=int(groups > 1))
 
 
-def _windows(given: Mapping[str, Any], axes: int) -> tuple[list[int], list[int]]:
+def _strides_and_dilations(given: Mapping[str, Any], axes: int) -> tuple[list[int], list[int]]:
+    """Return both for each of so many spatial axes."""
     return steps(given.get("strides"), axes), steps(given.get("dilations"), axes)
 
 
 def _patches(
     x: Tensor, kernel: tuple[int, ...], strides: list[int], dilations: list[int], groups: int
 ) -> Tensor:
-    """[groups, places, channels of a group times taps] of a padded input."""
+    """Return the patches of a padded input, [groups, batch * places, channels of a group * taps]."""
     lengths = [
         (n - (k - 1) * d - 1) // s + 1
         for n, k, d, s in zip(x.shape[2:], kernel, dilations, strides, strict=True)
     ]
     taps = []
-    for at in itertools.product(*map(range, kernel)):
-        cut = tuple(
+    for tap in itertools.product(*map(range, kernel)):
+        window = tuple(
             slice(i * d, i * d + (n - 1) * s + 1, s)
-            for i, d, n, s in zip(at, dilations, lengths, strides, strict=True)
+            for i, d, n, s in zip(tap, dilations, lengths, strides, strict=True)
         )
-        taps.append(x[(slice(None), slice(None), *cut)])
-    found = torch.stack(taps, dim=2)  # batch, channels, taps, places ...
-    batch, channels = found.shape[:2]
-    parts = found.reshape(batch, groups, channels // groups, len(taps), -1)
+        taps.append(x[(slice(None), slice(None), *window)])
+    stacked = torch.stack(taps, dim=2)  # batch, channels, taps, places ...
+    batch, channels = stacked.shape[:2]
+    parts = stacked.reshape(batch, groups, channels // groups, len(taps), -1)
     return parts.permute(1, 0, 4, 2, 3).reshape(groups, -1, channels // groups * len(taps))
 
 
-def _number(op: Operation, name: str, default: int) -> int:
-    given = op.inputs.get(name)
-    return default if given is None else int(given.val)
+def _int_input(op: Operation, name: str, default: int) -> int:
+    """Return an integer input of an op, or the default where the op has none."""
+    value = op.inputs.get(name)
+    return default if value is None else int(value.val)
 
 
 READERS: dict[tuple[str, str], Reader] = {
-    ("linear", "weight"): lambda op, shape: Rows(op, shape, 1, (0, 1), 0, lambda given: _flat(given["x"])),
-    ("matmul", "y"): _product("y"),
-    ("matmul", "x"): _product("x"),
+    ("linear", "weight"): _linear,
+    ("matmul", "y"): _matmul("y"),
+    ("matmul", "x"): _matmul("x"),
     ("gather", "x"): _table,
     ("conv", "weight"): _conv,
     ("conv_transpose", "weight"): _conv_transpose,
 }
-"""(op type, input) -> how it reads a weight there."""
+"""(op type, name of the input with the weight) -> reads the rows of that weight."""

@@ -1,7 +1,8 @@
-"""Zeros in a weight, where they change its products least, and the other numbers in a form of their own.
+"""Sparse weights: choose which numbers become 0, and store the others plainly, as integers, or in a palette.
 
-Which numbers become 0 is decided in blocks of columns, by what a number costs if the columns after it take up
-the error: its square over that of the diagonal of the factor (SparseGPT). What they lose is handed on at once.
+`fitting` uses both steps for forms such as "sparse-50-int8". The choice is made in blocks of columns: it takes
+the numbers that cost least if later columns take up their error, which is w^2 over the squared diagonal of the
+Hessian's factor (SparseGPT). Their errors are passed on to the later columns at once.
 """
 
 from __future__ import annotations
@@ -9,146 +10,165 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from anesurgery.compressing.grids import EVERY, Grid, Scaled
-from anesurgery.compressing.second_order import Shares, corrected
-from anesurgery.compressing.tables import Table
+from anesurgery.compressing.grids import EVERY, Grid, ScaledGrid
+from anesurgery.compressing.second_order import HessianFactor, round_columns
+from anesurgery.compressing.tables import TableGrid
 from anesurgery.compressing.weight_forms import IOS18
-from anesurgery.files import weights
+from anesurgery.files.weights import pack
 from anesurgery.mil import Array, types
 from anesurgery.regions.compressed_weights import Form, Result
 
 
-def pruned(rows: Array, shares: Sequence[Shares], zeros: int) -> tuple[Array, Array]:
-    """Let a share of the numbers be 0.
+def choose_zeros(rows: Array, factors: Sequence[HessianFactor], zeros: int) -> tuple[Array, Array]:
+    """Choose which numbers of a weight become 0.
 
     Args:
         rows: [groups, rows, columns].
-        shares: of the Hessian of each group.
-        zeros: per cent, in each block of columns.
+        factors: of the Hessian of each group.
+        zeros: per cent of the numbers, in each block of columns.
 
     Returns:
-        Where numbers are kept, and the rows with what was handed on, both of that shape.
+        A mask, True where a number is kept, and the rows with the errors of the zeros passed on, both of that
+        shape.
     """
-    kept, left = np.ones(rows.shape, np.bool_), np.empty_like(rows)
-    for group, (part, each) in enumerate(zip(rows, shares, strict=True)):
+    kept, sparse = np.ones(rows.shape, np.bool_), np.empty_like(rows)
+    for group, (part, factor) in enumerate(zip(rows, factors, strict=True)):
         mask = kept[group]
-        left[group] = corrected(part, each, partial(_masked, mask), partial(_choose, mask, zeros)).rows
-    return kept, left
+        apply_mask, update_mask = partial(_mask_column, mask), partial(_mask_block, mask, zeros)
+        sparse[group] = round_columns(part, factor, apply_mask, update_mask).rows
+    return kept, sparse
 
 
-def _masked(mask: Array, column: Array, at: int) -> Array:
+def _mask_column(mask: Array, column: Array, at: int) -> Array:
+    """Return column number `at` with the zeros of the mask."""
     return np.asarray(column * mask[:, at])
 
 
-def _choose(mask: Array, zeros: int, left: torch.Tensor, columns: Array, diagonal: torch.Tensor) -> None:
-    """Zeros where they cost least in a block of columns."""
-    cost = np.asarray((left / diagonal[:, None]) ** 2)
-    chosen = np.ones(cost.size, np.bool_)
-    chosen[np.argsort(cost, axis=None, kind="stable")[: round(cost.size * zeros / 100)]] = False
-    mask[:, columns] = chosen.reshape(cost.shape).T
+def _mask_block(mask: Array, zeros: int, numbers: torch.Tensor, columns: Array, diagonal: torch.Tensor) -> None:
+    """Set the mask of a block of columns to False where a zero costs least; for `BeforeBlock`."""
+    cost = np.asarray((numbers / diagonal[:, None]) ** 2)
+    kept = np.ones(cost.size, np.bool_)
+    kept[np.argsort(cost, axis=None, kind="stable")[: round(cost.size * zeros / 100)]] = False
+    mask[:, columns] = kept.reshape(cost.shape).T
 
 
 @dataclass(frozen=True)
-class Plain:
-    """The numbers themselves, in their type."""
+class PlainGrid:
+    """The numbers themselves: the grid of all numbers of a type."""
 
     dtype: Any
 
     def nearest(self, values: Array, group: int, at: int | slice = EVERY) -> Array:
-        """The numbers as the type holds them."""
+        """Return the numbers rounded to the type."""
         return values.astype(self.dtype).astype(np.float64)
 
-    def of_rows(self, some: Array) -> Plain:
-        """Of any rows."""
+    def select_rows(self, row_numbers: Array) -> PlainGrid:
+        """Return itself: all rows have the same grid."""
         return self
 
-    def form(self, rows: Array, back: Callable[[Array], Array], dtype: Any, version: int) -> Form:
-        """A constant."""
-        return Form("const", {"val": back(rows).astype(dtype)})
+    def form(self, rows: Array, from_rows: Callable[[Array], Array], dtype: Any, version: int) -> Form:
+        """Return a constant."""
+        return Form("const", {"val": from_rows(rows).astype(dtype)})
 
     def bytes(self, elements: int) -> int:
-        """Count the bytes of so many numbers."""
+        """Return the bytes of so many numbers."""
         return elements * np.dtype(self.dtype).itemsize
 
-    def refitted(
+    def refit(
         self, rows: Array, rounded: Array, hessians: Array, kept: Array | None = None
-    ) -> tuple[Plain, Array]:
-        """There is nothing to fit."""
+    ) -> tuple[PlainGrid, Array]:
+        """Return itself and the same numbers: it has nothing to fit."""
         return self, rounded
 
 
 @dataclass(frozen=True)
-class Masked:
-    """Zeros, and the others in a grid."""
+class MaskedGrid:
+    """Zeros where a mask has them, and elsewhere the numbers of another grid."""
 
     inner: Grid
+    """The grid of the other numbers."""
     kept: Array
-    """[groups, rows, columns]: is a number kept?"""
+    """[groups, rows, columns]: True where a number is kept, False where it is 0."""
     stored: bool = False
-    """Are the zeros stored like the others?"""
+    """Are the zeros stored like the other numbers ("zeros-50"), rather than as a mask?"""
 
     def nearest(self, values: Array, group: int, at: int | slice = EVERY) -> Array:
-        """The nearest numbers of the inner grid where they are kept."""
+        """Return 0 where the mask has it, else the nearest numbers of the inner grid: see `Grid`."""
         return np.where(self.kept[group][:, at], self.inner.nearest(values, group, at), 0.0)
 
-    def of_rows(self, some: Array) -> Masked:
-        """The zeros and the inner grid of some rows."""
-        return replace(self, inner=self.inner.of_rows(some), kept=self.kept[:, some])
+    def select_rows(self, row_numbers: Array) -> MaskedGrid:
+        """Return the mask and the inner grid of some rows: see `Grid`."""
+        return replace(self, inner=self.inner.select_rows(row_numbers), kept=self.kept[:, row_numbers])
 
-    def form(self, rows: Array, back: Callable[[Array], Array], dtype: Any, version: int) -> Form:
-        """A mask of bits, and what is kept in the form of the inner grid."""
-        mask = back(self.kept)
-        dense = self.inner.form(rows, back, dtype, version)
+    def form(self, rows: Array, from_rows: Callable[[Array], Array], dtype: Any, version: int) -> Form:
+        """Return the op that reads a mask of bits, and the kept numbers in the form of the inner grid."""
+        mask = from_rows(self.kept)
+        dense = self.inner.form(rows, from_rows, dtype, version)
         if self.stored:
             return dense
-        if isinstance(self.inner, Plain):
-            return _sparse(dense.inputs["val"][mask], mask, version)
-        inner = _joined(self.inner, dense, mask)
-        return Form("constexpr_sparse_to_dense", {"nonzero_data": Result(inner, 1), "mask": Result(inner, 0)})
+        if isinstance(self.inner, PlainGrid):
+            return _sparse_form(dense.inputs["val"][mask], mask, version)
+        codes = _sparse_codes_form(self.inner, dense, mask)
+        return Form("constexpr_sparse_to_dense", {"nonzero_data": Result(codes, 1), "mask": Result(codes, 0)})
 
     def bytes(self, elements: int) -> int:
-        """Of so many numbers, of which a share is kept, and a bit for each."""
+        """Return the bytes of so many numbers, zeros included: a bit for each, and the kept ones."""
         if self.stored:
             return self.inner.bytes(elements)
         return -(-elements // 8) + self.inner.bytes(round(elements * float(self.kept.mean())))
 
-    def refitted(
+    def refit(
         self, rows: Array, rounded: Array, hessians: Array, kept: Array | None = None
-    ) -> tuple[Masked, Array]:
-        """The inner grid by what is kept."""
-        inner, numbers = self.inner.refitted(rows, rounded, hessians, self.kept)
+    ) -> tuple[MaskedGrid, Array]:
+        """Fit the inner grid to the numbers that are kept: see `Grid`."""
+        inner, numbers = self.inner.refit(rows, rounded, hessians, self.kept)
         return replace(self, inner=inner), numbers
 
 
-def _sparse(data: Array, mask: Array, version: int) -> Form:
+def _sparse_form(data: Array, mask: Array, version: int) -> Form:
+    """Return the op that puts numbers where a mask is set; before iOS 18 its mask is packed into bytes."""
     flags = mask.astype(np.uint8)
     if version >= IOS18:
-        parts = {"nonzero_data": data, "mask": flags.view(types.np_uint1_dtype)}
+        inputs = {"nonzero_data": data, "mask": flags.view(types.np_uint1_dtype)}
     else:
         shape = np.array(mask.shape, np.uint32)
-        parts = {"nonzero_data": data, "mask": weights.pack(flags, 1), "shape": shape}
-    return Form("constexpr_sparse_to_dense", parts)
+        inputs = {"nonzero_data": data, "mask": pack(flags, 1), "shape": shape}
+    return Form("constexpr_sparse_to_dense", inputs)
 
 
-def _joined(grid: Grid, dense: Form, mask: Array) -> Form:
-    """What makes a mask and the numbers where it is set, of the form of all numbers."""
-    op, mask_name, kept_name, codes_name, values_name = JOINED[type(grid)]
-    codes = dense.inputs[codes_name]
+def _sparse_codes_form(grid: Grid, dense: Form, mask: Array) -> Form:
+    """Return the op whose results are a mask and the decoded numbers there, from the op of all numbers."""
+    names = SPARSE_OPS[type(grid)]
+    codes = dense.inputs[names.codes]
     kept = np.asarray(codes)[mask].view(codes.dtype)
     bits = mask.astype(np.uint8).view(types.np_uint1_dtype)
-    return Form(op, {mask_name: bits, kept_name: kept, values_name: dense.inputs[values_name]})
+    return Form(names.op, {names.mask: bits, names.kept: kept, names.values: dense.inputs[names.values]})
 
 
-JOINED: dict[type, tuple[str, str, str, str, str]] = {
-    Scaled: ("constexpr_sparse_blockwise_shift_scale", "data_mask", "nonzero_data", "data", "scale"),
-    Table: ("constexpr_lut_to_sparse", "indices_mask", "indices_nonzero_data", "indices", "lut"),
+class _SparseOp(NamedTuple):
+    """An op that decodes the codes where a mask is set, and the names of its inputs."""
+
+    op: str
+    mask: str
+    kept: str
+    """The codes where the mask is set."""
+    codes: str
+    """The input of the dense op that has all codes."""
+    values: str
+    """The scales or table, of the same name in both ops."""
+
+
+SPARSE_OPS: dict[type, _SparseOp] = {
+    ScaledGrid: _SparseOp(
+        "constexpr_sparse_blockwise_shift_scale", "data_mask", "nonzero_data", "data", "scale"
+    ),
+    TableGrid: _SparseOp("constexpr_lut_to_sparse", "indices_mask", "indices_nonzero_data", "indices", "lut"),
 }
-"""The grid of what is kept -> the op that makes a mask and the numbers, its inputs for the mask and for the
-codes that are kept, and those of the dense form for all codes and for what they stand for."""
+"""The type of the inner grid -> its sparse op."""
 
-__all__ = ["Masked", "Plain", "pruned"]
+__all__ = ["MaskedGrid", "PlainGrid", "choose_zeros"]

@@ -1,6 +1,9 @@
-"""Run a program: plan once which function computes each op and where, then evaluate the ops in order.
+"""Run the ops of a function on torch: a `Plan` decides once how each is computed, an `Executable` runs it.
 
-A value is freed after its last use. Constants are views of the stored weights.
+A plan is a list of steps, one for each op that is not a constant. A run takes them in order on an environment,
+a mapping of vars to values, and drops a value after its last use. Constants are views of the stored weights;
+fp16 ones are widened to fp32 when an op needs them, and from the second run on kept so if memory allows.
+`predictor.Predictor` runs whole models this way, and the checks of rewrites run lists of ops by `evaluate`.
 """
 
 from __future__ import annotations
@@ -48,8 +51,8 @@ from anesurgery.text import to_text
 CPU = "cpu"
 
 
-def check(device: str) -> str:
-    """The device, if torch has it.
+def check_device(device: str) -> str:
+    """Return the name of a device, if torch has it.
 
     Raises:
         InterpretError: it does not.
@@ -57,15 +60,15 @@ def check(device: str) -> str:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:
-        said = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0]
         raise InterpretError(
-            f"device={device!r} cannot be used ({said}); leave it out for the processor"
+            f"device={device!r} cannot be used ({reason}); leave it out for the processor"
         ) from error
     return device
 
 
 def move(value: Any, device: str) -> Any:
-    """A tensor, or the value of a state, on a device."""
+    """Return a tensor on a device; the tensor of a state is moved in place, other values stay."""
     if device == CPU:
         return value
     if isinstance(value, Box):
@@ -74,15 +77,16 @@ def move(value: Any, device: str) -> Any:
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
-def default(device: str) -> AbstractContextManager[Any]:
-    """While it lasts, new tensors are made on the device."""
+def default_device(device: str) -> AbstractContextManager[Any]:
+    """Return a context in which new tensors are made on the device."""
     return nullcontext() if device == CPU else torch.device(device)
 
 
 Env = dict[Var, Any]
+"""Var -> its value during a run: a tensor, a list of tensors, a string, or the `Box` of a state."""
 
 OFTEN = 2
-"""Runs after which it pays to bind the steps to their constants, which are all kept by then."""
+"""After so many runs, steps are bound to their constants, all of which are widened by then."""
 
 
 @dataclass
@@ -91,19 +95,32 @@ class Step:
 
     op: Operation
     function: Any
-    """From the table; None for control flow, which runs blocks."""
+    """Computes the op, from the table of implementations; None for control flow, which runs blocks."""
     fixed: dict[str, Any]
-    """Inputs that are constants."""
+    """Name of an input -> its constant."""
     reads: list[tuple[str, Any]]
-    """Inputs that are values: (parameter, Var or tuple of Vars)."""
-    stored: list[str]
-    """Parameters whose constants are not yet as this op computes with them (`dtypes.is_stored`)."""
+    """The other inputs: (name, var, or tuple of vars for a list)."""
+    to_widen: list[str]
+    """The names of constants that must be widened before each use, unless they are kept so
+    (`needs_widening`)."""
     outs: list[tuple[Var, torch.dtype | None, dtypes.Rounding | None]]
+    """The outputs, each with its dtype in the run and how it is rounded."""
     dead: list[Var]
+    """The values that no later step reads."""
 
 
 class Plan:
-    """The steps of a list of ops, and of the blocks nested in them."""
+    """The steps of a list of ops, and of the blocks nested in them.
+
+    Args:
+        ops: in an order in which they can run.
+        keep: vars that are needed after the run.
+        arithmetic: a precision, or an arithmetic of its own.
+        outside: the plan of the block around, for a nested block.
+        fuse: compute attention at once where nobody listens?
+        device: of torch.
+        cache_limit: the most bytes of widened constants to keep; `CACHE_LIMIT` by default.
+    """
 
     def __init__(
         self,
@@ -114,15 +131,15 @@ class Plan:
         *,
         fuse: bool = False,
         device: str = "cpu",
-        room: int | None = None,
+        cache_limit: int | None = None,
     ) -> None:
-        self.arithmetic, self.device = dtypes.check(arithmetic), check(device)
-        self.room = dtypes.KEPT if room is None else room
+        self.arithmetic, self.device = dtypes.check(arithmetic), check_device(device)
+        self.cache_limit = dtypes.CACHE_LIMIT if cache_limit is None else cache_limit
         self.constants: Env = dict(outside.constants) if outside else {}
         self.decompressed: dict[Var, Array] = dict(outside.decompressed) if outside else {}
         self.steps: list[Step] = []
-        self.made = set[Var]()
-        """What is rounded when it is made: it is not rounded again where it is only moved."""
+        self.rounded = set[Var]()
+        """Values that are rounded when they are computed: an op that only moves one need not round again."""
         self.blocks: dict[Block, Plan] = {}
         self.drawing = 0
         """How many random ops got a seed, so that they draw the same in each run (`doors.REPEATABLE`)."""
@@ -130,75 +147,78 @@ class Plan:
         self.mixed: bool = outside.mixed if outside else dtypes.is_mixed(ops)
         self.sources = _sources(ops)
         self._check_sources()
-        ops = [op for op in ops if not self._constant(op)]
+        ops = [op for op in ops if not self._is_constant(op)]
         self.constants |= {v: self._tensor(a) for v, a in self.decompressed.items()}
         keep = list(keep)
         reads = [self._reads(op) for op in ops]
-        self.outer = _from_outside(ops, reads, keep)
+        self.outside_values = _from_outside(ops, reads, keep)
         last = _last_uses(ops, reads, set(keep))
         for i, op in enumerate(ops):
             self.steps.append(self._step(op, last.get(i, [])))
         fuse = fuse and arithmetic == "fp32"
-        self.direct = self._fuse(ops, set(keep)) if fuse else self.steps
+        self.fused_steps = self._fuse(ops, set(keep)) if fuse else self.steps
+        """The steps of a run without a listener."""
         self.in_place = state.updates(ops) if outside is None else set[Operation]()
-        sources = [v for v in self.outer if v not in self.constants and not _is_const(v)]
-        self.beside = state.beside([(step.op, step.dead) for step in self.direct], sources)
-        self.runs, self.kept = 0, dict[Var, torch.Tensor]()
-        self.quick: list[Quick | None] | None = None
-        self.ready_bytes = sum(4 * s.fixed[k].numel() for s in self.steps for k in s.stored)
+        inputs = [v for v in self.outside_values if v not in self.constants and not _is_const(v)]
+        self.aliases = state.possible_aliases([(step.op, step.dead) for step in self.fused_steps], inputs)
+        self.runs, self.widened = 0, dict[Var, torch.Tensor]()
+        self.bound_steps: list[BoundStep | None] | None = None
+        self.widened_bytes = sum(4 * s.fixed[k].numel() for s in self.steps for k in s.to_widen)
 
-    def _constant(self, op: Operation) -> bool:
+    def _is_constant(self, op: Operation) -> bool:
+        """Is an op a const or a constexpr? The latter is decompressed here; large results go to files."""
         if op.op_type == "const":
             return True
         if is_constexpr(op):
             arrays = constexpr.decompress(op, self.decompressed)
-            if sum(array.nbytes for array in (*self.decompressed.values(), *arrays)) > dtypes.KEPT:
+            if sum(array.nbytes for array in (*self.decompressed.values(), *arrays)) > dtypes.CACHE_LIMIT:
                 arrays = [set_aside(array) for array in arrays]
             self.decompressed |= zip(op.outputs, arrays, strict=True)
             return True
         return False
 
     def _reads(self, op: Operation) -> list[Var]:
-        """What an op reads, its blocks included, which are planned here: each once, however deep it is."""
+        """Return what an op and its nested blocks read from outside; the blocks are planned here, each once."""
         if op.blocks and op.op_type not in control.TABLE:
             raise Unsupported(f"op {op.name}: the interpreter does not know {op.op_type!r}")
         read = [v for _, v in operands(op)]
         for block in op.blocks:
             nested = Plan(block.operations, block.outputs, self.arithmetic, self, device=self.device)
             self.blocks[block] = nested
-            own = set(block.inputs)
-            read += [v for v in nested.outer if v not in own]
+            inputs = set(block.inputs)
+            read += [v for v in nested.outside_values if v not in inputs]
         return read
 
     def _step(self, op: Operation, dead: list[Var]) -> Step:
+        """Return the step of an op, after which some values are dead."""
         if not op.blocks and op.op_type not in TABLE:
             raise Unsupported(
                 f"op {op.name}: the interpreter does not know {op.op_type!r}; "
                 "add a meaning with @impl (anesurgery.interpret.table)"
             )
-        meaning = None if op.blocks else TABLE[op.op_type]
-        fixed, reads, stored = self._inputs(op, moves=meaning is not None and meaning.moves)
+        row = None if op.blocks else TABLE[op.op_type]
+        fixed, reads, to_widen = self._inputs(op, moves=row is not None and row.moves)
         if fixed.get("seed") == -1 and REPEATABLE.get():
             self.drawing += 1  # by order, since edits may rename an op
             fixed["seed"] = self.drawing
         arithmetic = dtypes.computes_in(op, self.arithmetic, self.mixed)
-        rounded = self.arithmetic == "fp16" and op.op_type in MOVING and op.inputs.get("x") in self.made
+        is_rounded = self.arithmetic == "fp16" and op.op_type in MOVING and op.inputs.get("x") in self.rounded
         outs = [
-            (v, dtypes.run_dtype(v, arithmetic), None if rounded else dtypes.rounding(v, arithmetic))
+            (v, dtypes.run_dtype(v, arithmetic), None if is_rounded else dtypes.rounding(v, arithmetic))
             for v in op.outputs
         ]
-        self.made |= set(op.outputs)
-        function = meaning and dtypes.meaning(op, meaning, arithmetic)
-        return Step(op, function, fixed, reads, stored, outs, dead)
+        self.rounded |= set(op.outputs)
+        function = row and dtypes.meaning(op, row, arithmetic)
+        return Step(op, function, fixed, reads, to_widen, outs, dead)
 
     def _fuse(self, ops: list[Operation], keep: set[Var]) -> list[Step]:
-        """The steps of a run that nobody listens to."""
+        """Return the steps with each attention as one, without zero biases, constant slices resolved."""
         steps = {step.op: step for step in self.steps}
         for attention in attentions.find(ops, keep):
             fixed, reads, last = dict(attention.options), list[tuple[str, Any]](), attention.ops[-1]
             others = (s for s in self.steps[: ops.index(last)] if s.op not in attention.ops)
             if {v for s in others for v in s.dead} & {v for _, v in attention.reads}:
-                continue  # freed before the last of its ops
+                continue  # an input is dropped before the last op, where all is computed
             for name, var in attention.reads:
                 if var in self.constants or _is_const(var):
                     fixed[name] = dtypes.widen(self.value({}, var))
@@ -209,9 +229,10 @@ class Plan:
             steps[last] = Step(last, attentions.attend, fixed, reads, [], outs, dead)
             for op in attention.ops[:-1]:
                 del steps[op]
-        return [_placed(_unbiased(step)) for step in steps.values()]
+        return [_with_constant_slice(_without_zero_bias(step)) for step in steps.values()]
 
     def _inputs(self, op: Operation, moves: bool) -> tuple[dict[str, Any], list[tuple[str, Any]], list[str]]:
+        """Return `fixed`, `reads` and `to_widen` of a step; an op that only moves numbers needs no widening."""
         fixed: dict[str, Any] = {}
         reads: list[tuple[str, Any]] = []
         for name, value in op.inputs.items():
@@ -226,143 +247,151 @@ class Plan:
                 fixed[name] = self.constants[value]
             else:
                 reads.append((name, value))
-        stored = [k for k, v in fixed.items() if dtypes.is_stored(v)]
-        return fixed, reads, [] if moves else stored
+        to_widen = [] if moves else [name for name, value in fixed.items() if dtypes.needs_widening(value)]
+        return fixed, reads, to_widen
 
     def _tensor(self, array: Any) -> torch.Tensor:
+        """Return an array as a tensor on the device."""
         return move(dtypes.as_tensor(array), self.device)
 
     def _fixed(self, op: Operation, name: str, var: Var) -> Any:
-        """A constant operand: tensors for what an op computes with, plain Python for what describes it."""
+        """Return a constant input: a tensor for what an op computes with, plain Python for its settings."""
         value = var.val
         if isinstance(value, np.ndarray) and value.dtype == object:
-            # symbols of a program in memory; saved, each says "what is left"
+            # symbolic sizes of a program in memory; in a saved one they are -1, "what is left"
             value = np.array([-1 if is_symbolic(v) else int(v) for v in value], np.int32)
-        described = getattr(op.input_spec.input_types.get(name), "const", False)
+        is_setting = getattr(op.input_spec.input_types.get(name), "const", False)
         if isinstance(value, (np.ndarray, np.generic)):
-            if described and (value.ndim == 0 or (value.ndim == 1 and value.dtype.kind != "f")):
+            if is_setting and (value.ndim == 0 or (value.ndim == 1 and value.dtype.kind != "f")):
                 return value.tolist()
             return self._tensor(value)
-        if described or isinstance(value, str) or not isinstance(value, (bool, int, float)):
+        if is_setting or isinstance(value, str) or not isinstance(value, (bool, int, float)):
             return value
         return self._tensor(np.asarray(value, np.float32) if isinstance(value, float) else value)
 
-    def _ready(self, step: Step, name: str, stored: torch.Tensor) -> torch.Tensor:
-        """A stored constant as an op computes with it: kept from the second run on, if all find room."""
+    def _widen(self, step: Step, name: str, stored: torch.Tensor) -> torch.Tensor:
+        """Return a stored constant in fp32, from the second run on kept so, if all together fit the cache.
+
+        Some linears widen their weight themselves, part by part, and get it as it is stored.
+        """
         var = step.op.inputs[name]
-        if (kept := self.kept.get(var)) is not None:
-            return kept
+        if (widened := self.widened.get(var)) is not None:
+            return widened
         if name == "weight" and getattr(self.arithmetic, "reads_stored", False):
             return stored
         if name == "weight" and step.op.op_type == "linear" and self._widens_in_parts:
             return stored
-        wide = stored.float()
-        if self.runs > 1 and self.ready_bytes <= self.room:
-            self.kept[var] = wide
+        widened = stored.float()
+        if self.runs > 1 and self.widened_bytes <= self.cache_limit:
+            self.widened[var] = widened
             dtypes.forget(var.val)
-        return wide
+        return widened
 
     @property
     def _widens_in_parts(self) -> bool:
-        """Is the weight of a linear widened as it is multiplied, where it would not be kept anyway?"""
-        return self.arithmetic in ("fp32", "fp16") and self.ready_bytes > self.room
+        """Is the weight of a linear widened part by part, since it would not be kept anyway?"""
+        return self.arithmetic in ("fp32", "fp16") and self.widened_bytes > self.cache_limit
 
     def run(self, env: Env, listener: Listener | None) -> None:
-        """Evaluate the steps; `env` holds the values and loses those that are no longer needed."""
+        """Take all steps. The environment gains values of ops, and loses those that are no longer needed."""
         self.runs += 1
         self._check_sources()
         if listener is not None:
             for step in self.steps:
                 self.take(step, env, listener)
             return
-        if self.runs > OFTEN and self.quick is None:
-            self.quick = [self._quick(step) for step in self.direct]
-        for step, short in zip(self.direct, self.quick or repeat(None), strict=False):
-            if short is None:
+        if self.runs > OFTEN and self.bound_steps is None:
+            self.bound_steps = [self._bind(step) for step in self.fused_steps]
+        for step, bound in zip(self.fused_steps, self.bound_steps or repeat(None), strict=False):
+            if bound is None:
                 self.take(step, env)
                 continue
             try:
-                short(env)
-            except Exception:  # taken as a whole it says what is wrong
+                bound(env)
+            except Exception:  # take it step by step, which says what is wrong
                 self.take(step, env)
 
-    def _quick(self, step: Step) -> Quick | None:
-        """A step bound to its constants, where they are all there."""
+    def _bind(self, step: Step) -> BoundStep | None:
+        """Return a step bound to its constants, if all of them are kept widened."""
         fixed = dict(step.fixed)
-        for name in step.stored:
-            kept = self.kept.get(step.op.inputs[name])
-            if kept is None:
+        for name in step.to_widen:
+            widened = self.widened.get(step.op.inputs[name])
+            if widened is None:
                 return None
-            fixed[name] = kept
-        return None if step.op in self.in_place else quick(step, fixed, self.constants)
+            fixed[name] = widened
+        return None if step.op in self.in_place else bind_step(step, fixed, self.constants)
 
     def take(self, step: Step, env: Env, listener: Listener | None = None) -> None:
-        """Evaluate one step."""
+        """Compute one op, and drop the values that are dead after it."""
         arguments = self.arguments(step, env)
-        for name in step.stored:
-            arguments[name] = self._ready(step, name, arguments[name])
+        for name in step.to_widen:
+            arguments[name] = self._widen(step, name, arguments[name])
         if listener is not None:
             listener.before(step.op, arguments)
         results = self._compute(step, arguments, env, listener)
-        if step.stored and (self.runs == 1 or self.ready_bytes > self.room):  # else kept from the second run on
-            for name in step.stored:
+        if self.runs == 1 or self.widened_bytes > self.cache_limit:  # else they are kept from the second run on
+            for name in step.to_widen:
                 dtypes.forget(step.op.inputs[name].val)
-        given = None if step.function is None else arguments.values()
+        operands = None if step.function is None else arguments.values()
         for (var, dtype, rounding), value in zip(step.outs, results, strict=True):
-            ready = rounding is None and getattr(value, "dtype", None) is dtype
-            env[var] = value if ready else dtypes.finish(value, dtype, rounding, given)
+            is_final = rounding is None and getattr(value, "dtype", None) is dtype
+            env[var] = value if is_final else dtypes.finish(value, dtype, rounding, operands)
         if listener is not None:
             listener.after(step.op, [env[var] for var, _, _ in step.outs])
         for var in step.dead:
             env.pop(var, None)
 
     def _compute(self, step: Step, arguments: dict[str, Any], env: Env, listener: Listener | None) -> Any:
+        """Return the results of an op as a sequence; an error names the op and what it read."""
         try:
             if step.function is None:
                 return control.TABLE[step.op.op_type](self, step.op, arguments, env, listener)
             if listener is None and step.op in self.in_place:
-                spent, others = step.op.x in step.dead, self.beside[step.op]
+                spent, others = step.op.x in step.dead, self.aliases[step.op]
                 result = state.update(step.op, env, arguments, spent=spent, others=others)
             else:
                 result = step.function(**arguments)
         except Exception as error:
-            foreseen = isinstance(error, InterpretError)
-            if isinstance(error, SurgeryError) and (step.op.blocks or not foreseen):
+            if isinstance(error, SurgeryError) and (step.op.blocks or not isinstance(error, InterpretError)):
                 raise  # an op of a nested block has said it all
-            if short := short_of_memory(error):
-                raise OutOfMemory(f"op {step.op.name} ({step.op.op_type}): {short}") from error
-            at = next(i for i, s in enumerate(self.steps) if s.op is step.op)
-            around = "".join(
-                f"\n  {'>' if s.op is step.op else ' '} {to_text(s.op).splitlines()[0]}"
-                for s in self.steps[max(at - 2, 0) : at + 3]
-            )
-            got = ", ".join(f"{k}={sampling.describe(v)}" for k, v in arguments.items())
-            what = str(error) if foreseen else f"{type(error).__name__}: {error}"
-            raise (type(error) if foreseen else InterpretError)(
-                f"op {step.op.name} failed: {what}{around}\n  on {got}"
-            ) from error
+            if reason := short_of_memory(error):
+                raise OutOfMemory(f"op {step.op.name} ({step.op.op_type}): {reason}") from error
+            raise self._error(step, arguments, error) from error
         return result if isinstance(result, (tuple, list)) and len(step.outs) > 1 else (result,)
 
+    def _error(self, step: Step, arguments: Mapping[str, Any], error: Exception) -> InterpretError:
+        """Return the error of an op that failed, with the ops around it and what it read."""
+        number = next(i for i, s in enumerate(self.steps) if s.op is step.op)
+        around = "".join(
+            f"\n  {'>' if s.op is step.op else ' '} {to_text(s.op).splitlines()[0]}"
+            for s in self.steps[max(number - 2, 0) : number + 3]
+        )
+        inputs = ", ".join(f"{k}={sampling.describe(v)}" for k, v in arguments.items())
+        is_own = isinstance(error, InterpretError)
+        what = str(error) if is_own else f"{type(error).__name__}: {error}"
+        kind = type(error) if isinstance(error, InterpretError) else InterpretError
+        return kind(f"op {step.op.name} failed: {what}{around}\n  on {inputs}")
+
     def arguments(self, step: Step, env: Env) -> dict[str, Any]:
-        """What a step reads, by parameter; constants as they are stored."""
-        read = dict(step.fixed)
-        for name, wanted in step.reads:
-            several = wanted.__class__ is tuple
-            read[name] = [dtypes.widen(self.value(env, v)) for v in wanted] if several else env[wanted]
-        return read
+        """Return the arguments of a step by name; constants as they are stored."""
+        arguments = dict(step.fixed)
+        for name, source in step.reads:
+            is_list = source.__class__ is tuple
+            arguments[name] = [dtypes.widen(self.value(env, v)) for v in source] if is_list else env[source]
+        return arguments
 
     def _check_sources(self) -> None:
-        """See that nobody wrote to the weight files: reading one that was cut short ends the process."""
+        """Check that nobody wrote to the weight files: reading one that was cut short ends the process."""
         for source in self.sources:
             source.check()
 
-    def stored(self) -> list[Any]:
-        """The constants that the steps and the nested blocks read."""
+    def all_constants(self) -> list[Any]:
+        """Return the constants that the steps and the nested blocks read."""
         here = [x for step in self.steps for x in step.fixed.values()] + list(self.constants.values())
-        return here + [x for plan in self.blocks.values() for x in plan.stored()]
+        return here + [x for plan in self.blocks.values() for x in plan.all_constants()]
 
     def value(self, env: Env, var: Var) -> Any:
-        """The value of a var: computed, or a constant."""
+        """Return the value of a var, computed or constant."""
         if var in env:
             return env[var]
         if var not in self.constants:
@@ -372,45 +401,46 @@ class Plan:
         return self.constants[var]
 
 
-def _unbiased(step: Step) -> Step:
-    """A linear without its bias, where that is all zeros: BLAS is faster without."""
+def _without_zero_bias(step: Step) -> Step:
+    """Return a linear without its bias if that is all zeros: BLAS is faster without."""
     bias = step.fixed.get("bias")
     if step.op.op_type != "linear" or bias is None or bool(bias.any()):
         return step
     fixed = {name: value for name, value in step.fixed.items() if name != "bias"}
-    return replace(step, fixed=fixed, stored=[name for name in step.stored if name != "bias"])
+    return replace(step, fixed=fixed, to_widen=[name for name in step.to_widen if name != "bias"])
 
 
-def _placed(step: Step) -> Step:
-    """A slice with constant places, which are worked out once."""
-    if step.op.op_type != "slice_by_index" or [name for name, _ in step.reads] != ["x"] or step.stored:
+def _with_constant_slice(step: Step) -> Step:
+    """Return a slice_by_index with constant places as a function that has resolved them."""
+    if step.op.op_type != "slice_by_index" or [name for name, _ in step.reads] != ["x"] or step.to_widen:
         return step
     return replace(step, function=sliced_at(step.fixed))
 
 
-def _place(value: Any) -> int | None:
-    """Where the memory of a tensor begins."""
+def _address(value: Any) -> int | None:
+    """Return the address of a tensor's memory; None for other values."""
     return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else None
 
 
 def _is_const(var: Any) -> bool:
+    """Is it the output of a const?"""
     return isinstance(var, Var) and var.op is not None and var.op.op_type == "const"
 
 
 def _sources(ops: Iterable[Operation]) -> set[SourceFile]:
-    """The files that hold the constants of some ops."""
+    """Return the files that hold the constants of some ops."""
     constants = (v.val for op in ops for _, v in operands(op) if _is_const(v))
     return {source for value in constants if (source := source_of(value)) is not None}
 
 
 def _from_outside(ops: list[Operation], reads: list[list[Var]], keep: list[Var]) -> list[Var]:
-    """The values that ops read, or that are kept, and that none of them makes; each once."""
-    makes = {v for op in ops for v in op.outputs}
-    return [v for v in dict.fromkeys([*(v for read in reads for v in read), *keep]) if v not in makes]
+    """Return the values that ops read, or that are kept, and that none of the ops computes; each once."""
+    computed = {v for op in ops for v in op.outputs}
+    return [v for v in dict.fromkeys([*(v for read in reads for v in read), *keep]) if v not in computed]
 
 
 def _last_uses(ops: list[Operation], reads: list[list[Var]], keep: set[Var]) -> dict[int, list[Var]]:
-    """Index of an op -> the values made by `ops` that nobody needs after it."""
+    """Return for the index of each op the values computed by `ops` that nothing needs after it."""
     last: dict[Var, int] = {}
     for i, op in enumerate(ops):
         last |= dict.fromkeys(op.outputs, i)
@@ -429,7 +459,7 @@ class Executable:
         program: the program.
         function: which function; `main` or the first by default.
         precision: the arithmetic: "fp32", "fp16", "ane" or "ane:CHIP".
-        fuse: may "fp32" compute attention at once where nobody listens (`fusion`)? Its sums then come in
+        fuse: may "fp32" compute attention at once where nobody listens (`attentions`)? Its sums then come in
             another order.
         device: "cpu", or "cuda" where torch has one.
 
@@ -450,7 +480,7 @@ class Executable:
         self.function = function_of(program, function)
         ops, outputs = self.function.operations, self.function.outputs
         self.plan = Plan(ops, outputs, precision, fuse=fuse, device=device)
-        self.stored = {_place(t) for t in self.plan.stored()}
+        self.constant_addresses = {_address(t) for t in self.plan.all_constants()}
         self.bind = sampling.Binder(self.function)
         self.exact: Collection[str] = ()
         """The inputs that are not rounded to their type, as they come from another part of one model."""
@@ -458,12 +488,12 @@ class Executable:
     def __call__(
         self, values: Mapping[str, Any], *, listener: Listener | None = None, state: state.States | None = None
     ) -> dict[str, Array]:
-        """The outputs by name, as numpy arrays.
+        """Run the function, and return its outputs by name, as numpy arrays.
 
         Args:
             values: numpy arrays or tensors by input name.
-            listener: told about each op.
-            state: states that live on between calls (`make_state`); fresh ones, all zero, when absent.
+            listener: called for each op.
+            state: states that live on between calls (`make_state`); fresh ones, all zero, by default.
 
         Raises:
             InterpretError: inputs that do not fit, or an op that fails.
@@ -471,26 +501,26 @@ class Executable:
         device = self.plan.device
         bound = self.bind(values, state, self.exact)
         env = {var: move(value, device) for var, value in bound.items()}
-        with torch.inference_mode(), default(device):
+        with torch.inference_mode(), default_device(device):
             self.plan.run(env, listener)
             return self.outputs(env, bound.values())
 
     def outputs(self, env: Env, bound: Iterable[Any]) -> dict[str, Array]:
-        """The outputs by name after a run, as arrays that share no memory with what was bound."""
+        """Return the outputs by name after a run, as arrays that share no memory with what was bound."""
         arithmetic = self.plan.arithmetic
         return {v.name: dtypes.to_numpy(self._own(env, v, bound), v, arithmetic) for v in self.function.outputs}
 
     def _own(self, env: Env, output: Var, bound: Iterable[Any]) -> Any:
-        """The value of an output, copied where its memory is that of a constant, an input or a state."""
+        """Return the value of an output, copied if its memory is that of a constant, an input or a state."""
         value = self.plan.value(env, output)
         if not isinstance(value, torch.Tensor):
             return value
-        memory = {_place(b.value if isinstance(b, state.Box) else b) for b in bound}
-        place = _place(value)
-        return value.clone() if place in self.stored or place in memory else value
+        addresses = {_address(b.value if isinstance(b, state.Box) else b) for b in bound}
+        address = _address(value)
+        return value.clone() if address in self.constant_addresses or address in addresses else value
 
     def make_state(self) -> state.States:
-        """States of this function, all zero."""
+        """Return new states of this function, all zero."""
         return state.make(self.function)
 
 
@@ -499,7 +529,7 @@ class Evaluator:
 
     Args:
         ops: in an order in which they can run.
-        wanted: vars made by `ops`, bound, or constant.
+        wanted: vars computed by `ops`, bound, or constant.
         precision: the arithmetic.
     """
 
@@ -507,10 +537,10 @@ class Evaluator:
         self, ops: Sequence[Operation], wanted: Sequence[Var], precision: str | dtypes.Arithmetic = "fp32"
     ) -> None:
         self.wanted = list(wanted)
-        self.plan = Plan(ops, wanted, precision, room=dtypes.KEPT_BRIEFLY)
+        self.plan = Plan(ops, wanted, precision, cache_limit=dtypes.SMALL_CACHE_LIMIT)
 
     def reshaping(self, shapes: Mapping[Var, Sequence[int]]) -> Evaluator:
-        """Itself, with the shapes that reshapes are to make: they read fewer rows than the ops say."""
+        """Set the result shapes of reshapes, and return itself: for runs on fewer rows than the ops say."""
         for step in self.plan.steps:
             if step.op.op_type == "reshape" and (shape := shapes.get(step.op.outputs[0])) is not None:
                 step.fixed = {**step.fixed, "shape": list(shape)}
@@ -519,7 +549,7 @@ class Evaluator:
     def __call__(
         self, bindings: Mapping[Var, torch.Tensor], listener: Listener | None = None
     ) -> list[torch.Tensor]:
-        """The wanted values, given those that the ops read from outside; constants are read by themselves."""
+        """Return the wanted values, given those that the ops read from outside, without constants."""
         arithmetic = self.plan.arithmetic
         env: Env = {v: dtypes.finish(t, dtypes.run_dtype(v, arithmetic), None) for v, t in bindings.items()}
         with torch.inference_mode():
@@ -533,43 +563,48 @@ def evaluate(
     wanted: Sequence[Var],
     precision: str | dtypes.Arithmetic = "fp32",
 ) -> list[torch.Tensor]:
-    """The values of some vars after running a list of ops of one block once: see `Evaluator`."""
+    """Run a list of ops of one block once, and return the values of some vars: see `Evaluator`."""
     return Evaluator(ops, wanted, precision)(bindings)
 
 
-# Steps of a program that runs again and again, each as one function with all that is constant bound to it.
+# Bound steps: for a program that runs many times, each step as one function with its constants bound.
 #
-# A program that writes a token has hundreds of small ops: what is looked up for each costs as much as they do.
-# The numbers are the same bits, as the same functions of torch compute them.
+# A decoder has hundreds of small ops for a token: `Plan.take` costs as much time as they do. The results are
+# the same bits, as the same torch functions compute them.
 
-QuickEnv = dict[Var, Any]
-Quick = Callable[[QuickEnv], None]
-Call = Callable[[QuickEnv], Any]
+BoundStep = Callable[[Env], None]
+"""Computes an op in an environment, with its constants bound."""
+Call = Callable[[Env], Any]
+"""Returns the result of an op from an environment."""
 VIEWS = (tensor.reshape, tensor.expand_dims, tensor.squeeze)
-"""What gives its input another shape, which is known where it is static."""
+"""Ops that give their input another shape, which is known where it is static."""
 
 
-def quick(step: Any, fixed: Mapping[str, Any], constants: Mapping[Var, Any]) -> Quick | None:
-    """A step as a function of the values.
+def bind_step(step: Step, fixed: Mapping[str, Any], constants: Mapping[Var, Any]) -> BoundStep | None:
+    """Return a step as one function of the environment.
 
     Args:
         step: of a plan.
-        fixed: its constants, as it computes with them.
-        constants: of the plan; some are among several values that a step reads.
+        fixed: its constants, widened.
+        constants: of the plan, for lists of values that a step reads.
 
     Returns:
-        The function, or None where the step must be taken with all that there is to look at.
+        The function; None where only `Plan.take` can compute the step.
     """
     if step.function is None or len(step.outs) != 1:
         return None
-    call = _moved(step, fixed) or _plain(step, fixed) or _product(step, fixed)
-    call = call or _called(step, fixed, constants)
+    call = (
+        _bind_view(step, fixed)
+        or _bind_torch_function(step, fixed)
+        or _bind_linear(step, fixed)
+        or _bind_any(step, fixed, constants)
+    )
     if call is None:
         return None
     ((var, dtype, rounding),) = step.outs
     dead = tuple(step.dead)
 
-    def take(env: QuickEnv) -> None:
+    def take(env: Env) -> None:
         value = call(env)
         if rounding is not None or value.dtype is not dtype:
             value = dtypes.finish(value, dtype, rounding)
@@ -580,13 +615,12 @@ def quick(step: Any, fixed: Mapping[str, Any], constants: Mapping[Var, Any]) -> 
     return take
 
 
-def _moved(step: Any, fixed: Mapping[str, Any]) -> Call | None:
-    """Ops that only move numbers, at places that are known."""
-    op: Operation = step.op
+def _bind_view(step: Step, fixed: Mapping[str, Any]) -> Call | None:
+    """Bind an op that only gives x another shape or order, or slices it, with static shapes."""
     if [name for name, _ in step.reads] != ["x"] or "x" in fixed:
         return None
     ((_, source),) = step.reads
-    before, after = (static_shape(v) for v in (source, op.outputs[0]))
+    before, after = (static_shape(v) for v in (source, step.op.outputs[0]))
     if not before or not after or 0 in before or 0 in after or isinstance(source, tuple):
         return None
     function = getattr(step.function, "stands_for", step.function)
@@ -596,13 +630,13 @@ def _moved(step: Any, fixed: Mapping[str, Any]) -> Call | None:
         order = tuple(fixed["perm"])
         return lambda env: env[source].permute(order)
     if function is tensor.slice_by_index:
-        taken = tensor.sliced_by(before, *(fixed.get(name) for name in tensor.SLICE))
-        return lambda env: taken(env[source])
+        take_slice = tensor.sliced_by(before, *(fixed.get(name) for name in tensor.SLICE))
+        return lambda env: take_slice(env[source])
     return None
 
 
-def _plain(step: Any, fixed: Mapping[str, Any]) -> Call | None:
-    """A function of torch of one value or two, one of which may be a constant."""
+def _bind_torch_function(step: Step, fixed: Mapping[str, Any]) -> Call | None:
+    """Bind an op that is a torch function of x, or of x and y, one of which may be a constant."""
     function = getattr(step.function, "plain", None)
     if function is None or not fixed.keys() <= {"x", "y"}:
         return None
@@ -616,10 +650,10 @@ def _plain(step: Any, fixed: Mapping[str, Any]) -> Call | None:
     return _in_order(function, values, dense=False)
 
 
-def _product(step: Any, fixed: Mapping[str, Any]) -> Call | None:
-    """A product with a constant weight of floats."""
+def _bind_linear(step: Step, fixed: Mapping[str, Any]) -> Call | None:
+    """Bind a linear with a constant fp32 weight."""
     weight, bias = fixed.get("weight"), fixed.get("bias")
-    function, dense = dtypes.undressed(step.function)
+    function, dense = dtypes.unwrap_dense(step.function)
     if function is not linear or not dense or [name for name, _ in step.reads] != ["x"]:
         return None
     if weight is None or weight.dtype != torch.float32:
@@ -632,9 +666,9 @@ def _product(step: Any, fixed: Mapping[str, Any]) -> Call | None:
     return lambda env: F.linear(env[x].contiguous(), weight, bias)
 
 
-def _called(step: Any, fixed: Mapping[str, Any], constants: Mapping[Var, Any]) -> Call | None:
-    """The function of a step with its constants bound, its values in the order of its parameters."""
-    function, dense = dtypes.undressed(step.function)
+def _bind_any(step: Step, fixed: Mapping[str, Any], constants: Mapping[Var, Any]) -> Call | None:
+    """Bind the function of any step: its constants by name, its values in the order of its parameters."""
+    function, dense = dtypes.unwrap_dense(step.function)
     reads = dict(step.reads)
     try:
         names = list(inspect.signature(function).parameters)
@@ -648,12 +682,12 @@ def _called(step: Any, fixed: Mapping[str, Any], constants: Mapping[Var, Any]) -
     bound = partial(function, **fixed) if fixed else function
     values = [reads[name] for name in order]
     if any(isinstance(v, tuple) for v in values):
-        return _of_several(bound, values, constants) if not dense else None
+        return _of_list(bound, values, constants) if not dense else None
     return _in_order(bound, values, dense)
 
 
 def _in_order(function: Callable[..., Any], values: Sequence[Var], dense: bool) -> Call:
-    """A function of one, two or more values."""
+    """Bind a function of one, two or more values; `dense` makes each contiguous."""
     if len(values) == 1:
         (x,) = values
         if dense:
@@ -667,19 +701,17 @@ def _in_order(function: Callable[..., Any], values: Sequence[Var], dense: bool) 
     return lambda env: function(*[env[v] for v in values])
 
 
-def _by_name(step: Any, fixed: Mapping[str, Any]) -> Call | None:
-    """A function whose values do not come first."""
+def _by_name(step: Step, fixed: Mapping[str, Any]) -> Call | None:
+    """Bind a function whose values are not its first parameters."""
     function, reads = step.function, step.reads
     if any(isinstance(v, tuple) for _, v in reads):
         return None
     return lambda env: function(**fixed, **{name: env[v] for name, v in reads})
 
 
-def _of_several(
-    function: Callable[..., Any], values: Sequence[Any], constants: Mapping[Var, Any]
-) -> Call | None:
-    """A function of a list of values, some of which may be constants."""
+def _of_list(function: Callable[..., Any], values: Sequence[Any], constants: Mapping[Var, Any]) -> Call | None:
+    """Bind a function of one list of values, some of which may be constants."""
     if len(values) != 1:
         return None
-    several = [(v, dtypes.widen(constants[v]) if v in constants else None) for v in values[0]]
-    return lambda env: function([env[v] if known is None else known for v, known in several])
+    items = [(v, dtypes.widen(constants[v]) if v in constants else None) for v in values[0]]
+    return lambda env: function([env[v] if known is None else known for v, known in items])

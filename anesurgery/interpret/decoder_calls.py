@@ -26,7 +26,7 @@ from anesurgery.files import arrays
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.interpret.sampling import index_range
 from anesurgery.interpret.state import POSITION, reached
-from anesurgery.mil import Array, Function, Var, consumers, np_dtype, static_shape, types
+from anesurgery.mil import Array, Function, Operation, Var, consumers, np_dtype, static_shape, types
 
 BACK = "_out"
 """The ending of outputs that are inputs of the next call."""
@@ -35,7 +35,7 @@ EMBEDDED = "_embeds"
 """The ending of inputs that hold the embeddings of tokens."""
 
 INPUTS = "_inputs"
-"""The ending of functions that make the inputs of another one from the position."""
+"""The ending of functions that compute the inputs of another one from the position."""
 
 TOKENS, TOP_TOKENS, TOP_VALUES = "tokens", "top_tokens", "top_values"
 """Outputs in place of logits: the likeliest token of each row; or the likeliest few, with their logits."""
@@ -44,19 +44,19 @@ PART_TOKENS, PART_VALUES = "part_tokens", "part_values"
 VALUES = {TOP_TOKENS: TOP_VALUES, PART_TOKENS: PART_VALUES}
 
 VIEWS = ("cast", "expand_dims", "reshape")
-"""What may stand between an input that picks a token and the products that it picks in."""
+"""Ops that may stand between an input that picks a token and the products with it."""
 
 Tables = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """An input that holds a row of a table for each token."""
+    """An input that holds a row of a table for each token, or for each position."""
 
     name: str
     shape: tuple[int, ...]
     axis: int
-    """Of the tokens."""
+    """The axis of the tokens."""
     dtype: Any
 
     @property
@@ -65,7 +65,7 @@ class Rows:
         return tuple(d for a, d in enumerate(self.shape) if a != self.axis)
 
     def table(self, values: Any) -> Array:
-        """A table with its rows on the first axis, from one that has them there, or has the axes of the input.
+        """Return a table with its rows on the first axis; it may come so, or with the axes of the input.
 
         Raises:
             InterpretError: its rows have another size.
@@ -81,8 +81,8 @@ class Rows:
             )
         return array.reshape(len(array), *self.others)
 
-    def taken(self, table: Array, places: Array) -> Array:
-        """The value of the input: a row for each place, and zeros for the tokens after them."""
+    def look_up(self, table: Array, places: Array) -> Array:
+        """Return the value of the input: a row of the table for each place, and zeros behind them."""
         rows = np.zeros((self.shape[self.axis], *self.others), self.dtype)
         rows[: len(places)] = table[places].reshape(-1, *self.others)
         return np.moveaxis(rows, 0, self.axis)
@@ -90,47 +90,57 @@ class Rows:
 
 @dataclass(frozen=True)
 class Call:
-    """One function of a decoder."""
+    """One function of a decoder: what it reads and gives."""
 
     predictor: Predictor
     tokens: str
+    """The input with the tokens, or with their embeddings."""
     axis: int
+    """The axis of the tokens."""
     length: int
+    """The number of tokens that it reads at once."""
     shape: tuple[int, ...]
+    """The shape of the tokens, static."""
     dtype: Any
     back: Mapping[str, str]
-    """Input -> the output that it takes in the next call."""
+    """Input -> the output of the call before that it takes."""
     cached: bool
+    """Does it keep what it has read, in states or in inputs that come back?"""
     output: str
-    """The logits, or tokens in place of them."""
+    """The output with the logits, or with tokens in place of them."""
     vocabulary: int = sys.maxsize
-    """How many tokens there are, as far as a table or the logits say it."""
+    """The number of tokens, as far as a table or the logits tell it."""
     words: int = 0
-    """Where the output holds tokens: how many there are."""
+    """The number of tokens, where the output holds tokens; else 0."""
     values: str = ""
-    """Where the output holds tokens: their logits; none where only the likeliest is given."""
+    """The output with the logits of the tokens in `output`; "" where only the likeliest is given, and for
+    logits."""
     embedded: Rows | None = None
-    """The rows that it reads in place of tokens."""
+    """The embeddings that it reads in place of tokens."""
     rows: tuple[Rows, ...] = ()
-    """Inputs with a row for each position."""
+    """The inputs with a row for each position."""
     picker: str = ""
-    """The input that picks one position by a 1 there, as `select_last_token(position="input")` adds it."""
+    """The input that picks one token by a 1 at its place, as `select_last_token(position="input")` adds it."""
     one_row: bool = False
     """Does it give the logits of one token only, of several that it reads?"""
     maker: Predictor | None = None
-    """The function that makes some of its inputs from the position."""
+    """The function that computes some of its inputs from the position."""
     name: str = ""
-    """Of the function."""
+    """The name of the function."""
 
-    def taken(self, values: Mapping[str, Any], position: int) -> dict[str, Any]:
-        """Values, with those that follow from the tokens and from how many came before."""
-        whole = dict(values) | ({POSITION: np.array([position], np.int32)} if self.cached else {})
+    def inputs(self, values: Mapping[str, Any], position: int) -> dict[str, Any]:
+        """Return the inputs of the function: values, the position, and what `maker` computes of them.
+
+        Args:
+            values: that are known, by name.
+            position: the number of tokens before.
+        """
+        known = dict(values) | ({POSITION: np.array([position], np.int32)} if self.cached else {})
         if self.maker is not None:
             entries = self.maker.ports[0]
-            whole |= self.maker({name: value for name, value in whole.items() if name in entries})
-        entries = self.predictor.ports[0]
-        made_of = {POSITION, self.tokens} - entries.keys()
-        return {name: value for name, value in whole.items() if name not in made_of}
+            known |= self.maker({name: value for name, value in known.items() if name in entries})
+        unused = {POSITION, self.tokens} - self.predictor.ports[0].keys()
+        return {name: value for name, value in known.items() if name not in unused}
 
     @property
     def positions(self) -> list[Var]:
@@ -141,19 +151,19 @@ class Call:
 
     @cached_property
     def context(self) -> int:
-        """The most tokens that it reads, those of the call among them."""
+        """The most tokens that it can have read, those of the call included."""
         if not self.cached:
             return self.length
         return min((count for p in self.positions for count, _ in reached(p)), default=sys.maxsize)
 
     def reads(self, position: int) -> bool:
-        """Can it give the logits of the last token, where so many have been read with those of this call?"""
-        filled = position >= self.length if self.cached else position == self.length
-        return filled or not self.one_row or bool(self.picker)
+        """Can it give the logits of the last token, if so many tokens are read with those of this call?"""
+        is_full = position >= self.length if self.cached else position == self.length
+        return is_full or not self.one_row or bool(self.picker)
 
     @property
     def greedy(self) -> bool:
-        """Does it tell the likeliest token only?"""
+        """Does it give only the likeliest token?"""
         return self.output in (TOKENS, PART_TOKENS)
 
     @property
@@ -162,11 +172,11 @@ class Call:
         return self.rows if self.embedded is None else (self.embedded, *self.rows)
 
     def with_words(self, vocabulary: int) -> Call:
-        """The call with the number of tokens that a table says, where nothing else says it."""
+        """Return the call with the number of tokens from a table, where nothing else tells it."""
         return replace(self, words=vocabulary) if self.words == sys.maxsize else self
 
     def logits(self, outputs: Mapping[str, Any]) -> Array:
-        """The logits that a call gave, one row for each token; of tokens that it did not give, -inf."""
+        """Return the logits of a call, a row for each token; -inf for tokens that it did not give."""
         best = np.asarray(outputs[self.output])
         if not self.words:
             return best.reshape(-1, best.shape[-1])
@@ -178,8 +188,8 @@ class Call:
         np.put_along_axis(rows, tokens, values.astype(np.float32), -1)
         return rows
 
-    def given(self, rows: Array) -> dict[str, Array]:
-        """The outputs with a batch axis, from rows of logits."""
+    def outputs(self, rows: Array) -> dict[str, Array]:
+        """Return outputs as the function would give them, with a batch axis, from rows of logits."""
         if not self.words:
             return {self.output: rows[None]}
         if not self.values:
@@ -193,7 +203,7 @@ class Call:
 
 
 def calls_of(whole: Predictor, precision: str, device: str, output: str | None) -> list[Call]:
-    """The functions of a decoder, the shortest call first, and of several the one of the smallest context.
+    """Return the functions of a decoder: short calls first, and of equal ones those with a small context.
 
     Raises:
         InterpretError: this is not the interface of a decoder.
@@ -209,7 +219,12 @@ def calls_of(whole: Predictor, precision: str, device: str, output: str | None) 
 
 
 def call_of(predictor: Predictor, output: str | None, maker: Predictor | None = None) -> Call:
-    """What a function reads and gives; `maker` is the function that makes inputs of it from the position.
+    """Find out what a function reads and gives.
+
+    Args:
+        predictor: of the function.
+        output: the name of the logits; None to find them.
+        maker: the function that computes inputs of it from the position.
 
     Raises:
         InterpretError: this is not the interface of a decoder.
@@ -217,47 +232,47 @@ def call_of(predictor: Predictor, output: str | None, maker: Predictor | None = 
     entries, outputs = predictor.ports
     inputs = {n: v for n, v in entries.items() if not types.is_state(v.sym_type)}
     back = {n: f"{n}{BACK}" for n in inputs if f"{n}{BACK}" in outputs}
-    read, computed = ({}, []) if maker is None else (maker.ports[0], maker.outputs)
-    free = {n: v for n, v in (read | inputs).items() if n not in (POSITION, *back, *computed)}
+    maker_inputs, computed = ({}, []) if maker is None else (maker.ports[0], maker.outputs)
+    free = {n: v for n, v in (maker_inputs | inputs).items() if n not in (POSITION, *back, *computed)}
     name = token_input(free)
     if name is None:
         names = ", ".join(free) or "none"
         raise InterpretError(
             f"which input holds the tokens? Inputs: {names}; besides its cache, a decoder has one of integers"
         )
-    tokens = free[name]
+    tokens = free.pop(name)
     shape = static_shape(tokens)
-    best = _answer({n: v for n, v in outputs.items() if n not in back.values()}, output)
-    if shape is None or not shape or best is None:
+    answer = _answer({n: v for n, v in outputs.items() if n not in back.values()}, output)
+    if shape is None or not shape or answer is None:
         raise InterpretError("a decoder has tokens of a static shape and logits as an output")
     axis = min(1, len(shape) - 1)
-    embedded = tokens.name.endswith(EMBEDDED) and len(shape) > 1
-    picked, vocabulary = np_dtype(best).kind == "i", index_range(tokens) or 0
-    pickers = [n for n, v in free.items() if v is not tokens and _picks(v, shape[axis])]
-    vocabulary = vocabulary or (0 if picked or embedded else int(best.shape[-1]))
+    length, is_embedded = shape[axis], tokens.name.endswith(EMBEDDED) and len(shape) > 1
+    gives_tokens, vocabulary = np_dtype(answer).kind == "i", index_range(tokens) or 0
+    vocabulary = vocabulary or (0 if gives_tokens or is_embedded else int(answer.shape[-1])) or sys.maxsize
+    pickers = [n for n, v in free.items() if _is_picker(v, length)]
     return Call(
         predictor,
-        tokens.name,
-        axis,
-        shape[axis],
-        (1, shape[axis]) if embedded else shape,
-        np.int64 if embedded else np_dtype(tokens),
-        back,
-        POSITION in inputs or maker is not None or bool(back) or len(inputs) < len(entries),
-        best.name,
-        vocabulary or sys.maxsize,
-        (vocabulary or sys.maxsize) if picked else 0,
-        VALUES.get(best.name, ""),
-        Rows(tokens.name, shape, axis, np_dtype(tokens)) if embedded else None,
-        tuple(_rows(v, shape[axis]) for n, v in free.items() if v is not tokens and n not in pickers),
-        pickers[0] if pickers else "",
-        shape[axis] > 1 and _count(best, best.name in VALUES or not picked) == 1,
-        maker,
+        tokens=name,
+        axis=axis,
+        length=length,
+        shape=(1, length) if is_embedded else shape,
+        dtype=np.int64 if is_embedded else np_dtype(tokens),
+        back=back,
+        cached=POSITION in inputs or maker is not None or bool(back) or len(inputs) < len(entries),
+        output=answer.name,
+        vocabulary=vocabulary,
+        words=vocabulary if gives_tokens else 0,
+        values=VALUES.get(answer.name, ""),
+        embedded=Rows(name, shape, axis, np_dtype(tokens)) if is_embedded else None,
+        rows=tuple(_rows_of_input(v, length) for n, v in free.items() if n not in pickers),
+        picker=pickers[0] if pickers else "",
+        one_row=length > 1 and _token_count(answer, answer.name in VALUES or not gives_tokens) == 1,
+        maker=maker,
     )
 
 
 def _answer(outputs: Mapping[str, Var], name: str | None) -> Var | None:
-    """The output of logits, or of tokens in place of them: the one that is named, or the widest."""
+    """Return the output of logits, or of tokens in place of them: the one of a name, or the widest."""
     logits = [v for n, v in outputs.items() if name in (None, n)]
     if not logits or any(static_shape(v) is None for v in logits):
         return None
@@ -265,39 +280,42 @@ def _answer(outputs: Mapping[str, Var], name: str | None) -> Var | None:
     return next((outputs[n] for n in (TOKENS, *VALUES) if n in outputs and name is None), best)
 
 
-def _count(var: Var, wide: bool) -> int:
-    """For how many tokens an output holds something, on its last axis or for each."""
+def _token_count(var: Var, wide: bool) -> int:
+    """Return for how many tokens an output holds something; `wide`: its last axis is the vocabulary."""
     return math.prod(int(d) for d in (var.shape[:-1] if wide else var.shape))
 
 
-def _picks(var: Var, length: int) -> bool:
-    """Does it only pick one of the tokens, as the left side of products?"""
+def _is_picker(var: Var, length: int) -> bool:
+    """Is an input only used to pick one of so many tokens, as the left side of products?"""
     shape = static_shape(var) or ()
     if np_dtype(var).kind != "f" or not shape or shape[-1] != length or math.prod(shape) != length:
         return False
     readers = consumers(var)
-    return bool(readers) and all(
-        op.x is var
-        and (
-            (op.op_type == "matmul" and var.rank > 1) or (op.op_type in VIEWS and _picks(op.outputs[0], length))
-        )
-        for op in readers
-    )
+    return bool(readers) and all(_picks_by(op, var, length) for op in readers)
+
+
+def _picks_by(op: Operation, var: Var, length: int) -> bool:
+    """Does an op multiply by a picker, or give it another shape or type for one that does?"""
+    if op.x is not var:
+        return False
+    if op.op_type == "matmul":
+        return bool(var.rank > 1)
+    return op.op_type in VIEWS and _is_picker(op.outputs[0], length)
 
 
 def token_input(inputs: Mapping[str, Var]) -> str | None:
-    """The input that holds the tokens: the only one, the one of integers, or the one of embeddings."""
+    """Return the input that holds the tokens: the only one, the one of integers, or the one of embeddings."""
     whole = [n for n, v in inputs.items() if np_dtype(v).kind in "iu"]
     embedded = [n for n in inputs if n.endswith(EMBEDDED)]
     choices = (list(inputs), whole, [] if whole else embedded)
     return next((names[0] for names in choices if len(names) == 1), None)
 
 
-def _rows(var: Var, length: int) -> Rows:
-    """The rows that an input holds, on the last axis but one where several axes are as long.
+def _rows_of_input(var: Var, length: int) -> Rows:
+    """Return an input as rows for tokens: along the last axis but one, if several axes have that length.
 
     Raises:
-        InterpretError: it has none of that length.
+        InterpretError: no axis has that length.
     """
     shape = static_shape(var) or ()
     axes = [a for a, d in enumerate(shape) if d == length]
@@ -311,7 +329,7 @@ def _rows(var: Var, length: int) -> Rows:
 
 
 def tables_of(model: Any, call: Call, tables: Tables) -> dict[str, Array]:
-    """The tables of the inputs that need one, as the caller gives them or as they lie beside the package.
+    """Return the tables of the inputs that need one, as the caller gives them or from files beside the package.
 
     Raises:
         InterpretError: one is missing, has rows of another size, or is of no such input.
@@ -369,13 +387,13 @@ def inputs_of(function: Function, fixed: Collection[str]) -> list[dict[str, int]
 
 
 def unclear(inputs: Collection[str], why: str = "") -> Refusal:
-    """The refusal of a model with inputs besides its tokens."""
+    """Return the refusal of a model with inputs besides its tokens."""
     names = ", ".join(f"%{n}" for n in inputs)
     return Refusal(f"which input holds the tokens? There are {names}; {ADVICE}{why}")
 
 
 def _unfit(tokens: Var) -> Refusal | None:
-    """Why an input holds no tokens of one text."""
+    """Return why an input does not hold the tokens of one text; None where it does."""
     if (shape := static_shape(tokens)) is None:
         return Refusal(f"%{tokens.name} has the symbolic shape {tuple(tokens.shape)}")
     if len(shape) > 1 and shape[0] != 1:
@@ -384,14 +402,14 @@ def _unfit(tokens: Var) -> Refusal | None:
 
 
 def _axes(var: Var, length: int) -> Sequence[int]:
-    """The axes that may hold a row for each position; the last but one, the usual one, comes first."""
+    """Return the axes that may hold a row for each position; the usual one, the last but one, comes first."""
     shape = static_shape(var) or ()
     axes = [a for a, d in enumerate(shape) if d == length and np_dtype(var).kind == "f"]
     return sorted(axes, key=lambda a: a != len(shape) - 2)
 
 
 def fixed_value(var: Var, stated: Any) -> Array:
-    """What an input holds that becomes a constant: one number everywhere, or an array that fits.
+    """Return the value of an input that becomes a constant, from one number or an array that fits.
 
     Raises:
         PassError: it does not fit.
@@ -409,6 +427,6 @@ def fixed_value(var: Var, stated: Any) -> Array:
 
 
 def rows_in_words(chosen: Mapping[str, int]) -> str:
-    """What the caller gives besides the tokens."""
+    """Return what the caller gives besides the tokens, in words."""
     _, *rows = chosen
     return f", the rows of {', '.join(rows)} at these positions" if rows else ""

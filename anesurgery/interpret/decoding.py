@@ -1,6 +1,6 @@
-"""Let a decoder write: prefill, then one token after another, on the interpreter.
+"""Let a decoder write text on the interpreter: read the prompt (prefill), then one token after another.
 
-Two interfaces are understood. A *stateless* model reads a fixed number of tokens at once. A *cached* one, as
+Two interfaces are supported. A *stateless* model reads a fixed number of tokens at once. A *cached* one, as
 `add_cache` makes it, has functions that read a few tokens each at a `position`, and keeps the rest in states,
 or in inputs `cache_0`, ... that come back as outputs `cache_0_out`, ... Embeddings, cosines and sines that are
 inputs are looked up in tables (`decoder_calls`).
@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from anesurgery.errors import InterpretError
 from anesurgery.files.runner_file import model_of
-from anesurgery.interpret.arithmetic.precision import spare
+from anesurgery.interpret.arithmetic.precision import cache_limit_for_many_runs
 from anesurgery.interpret.decoder_calls import Call, Tables, calls_of, tables_of
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.interpret.sampler import Sampler, is_whole
@@ -27,15 +27,15 @@ from anesurgery.interpret.sampling import generator
 from anesurgery.mil import Array, np_dtype, static_shape
 
 Chooser = Callable[[Array, np.random.Generator], int]
-"""Takes the logits of all tokens and a source of random numbers, and gives a token."""
+"""(logits of all tokens, generator of random numbers) -> a token."""
 
 AT_THE_END = 16
-"""How many tokens `replay` gives one by one: enough for a cache to be read at several places, and a run each.
-"""
+"""The number of tokens that `replay` gives one by one: a cache is then read at several places, at a run for
+each."""
 
 LOOKS_AHEAD = 1e-3
-"""The change of logits, of the largest, from which on a model sees tokens that come later: rounding to fp16,
-which does as much of a long sum, changes them by less."""
+"""If other later tokens change logits by more than this share of the largest, the model is no causal decoder. A
+long sum rounded to fp16 changes them by less."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Writing:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The prompt and what was written."""
+        """The prompt and what was written after it."""
         return self.prompt + self.written
 
     @property
     def tokens_per_second(self) -> float:
-        """After the prompt."""
+        """The speed after the prompt."""
         return (len(self.written) - 1) / self.decode_seconds if len(self.written) > 1 else float("nan")
 
     def __str__(self) -> str:
@@ -65,17 +65,17 @@ class Writing:
 
 
 class Decoder:
-    """A decoder that knows what it has read.
+    """A decoder with the tokens that it has read.
 
     Args:
         model: path of a package, MLModel or MIL program; or a folder with a `runner.json`.
         precision: the arithmetic of the interpreter.
         device: "cpu", or "cuda" where torch has one.
         output: the logits; the widest output by default.
-        tables: of inputs that hold embeddings, or a row for each position: the rows of all tokens or positions.
-            By default `<package>.<input>.npy`, beside the package.
-        drop: how many of the oldest tokens to forget at once, where more do not fit into the context. What is
-            left is read again from position 0, as a text of its own. None: an error.
+        tables: for inputs of embeddings, or of a row for each position: the rows of all tokens or positions. By
+            default `<package>.<input>.npy`, beside the package.
+        drop: how many of the oldest tokens to forget at once, where more do not fit into the context. The rest
+            is read again from position 0, as a text of its own. None: an error.
 
     Raises:
         InterpretError: its inputs are not those of a decoder, a table is missing, or `drop` cannot be it.
@@ -100,7 +100,7 @@ class Decoder:
         for call in self._calls:
             if call.cached and call.length == self._calls[0].length:
                 for executable in call.predictor.executables:
-                    executable.plan.room = spare()  # one run for each token
+                    executable.plan.cache_limit = cache_limit_for_many_runs()  # one run for each token
         self.context = self._context()
         if drop is not None and not (is_whole(drop) and 0 < drop < self.context):
             raise InterpretError(
@@ -111,19 +111,19 @@ class Decoder:
         self.reset()
 
     def _context(self) -> int:
-        """The most tokens that it can read."""
+        """Return the most tokens that it can read."""
         rows = min((len(self._tables[r.name]) for r in self._calls[0].rows), default=sys.maxsize)
         if not self._calls[0].cached:
             return min(self._calls[0].length, rows)
-        taken = [e.function.inputs for call in self._calls for e in call.predictor.executables]
-        if not any(n.startswith("cache_") for inputs in taken for n in inputs):
+        inputs = [e.function.inputs for call in self._calls for e in call.predictor.executables]
+        if not any(name.startswith("cache_") for names in inputs for name in names):
             raise InterpretError(
                 "it has an input 'position', but no state and no input that begins with 'cache_'"
             )
         return min(rows, max(call.context for call in self._calls))
 
     def reset(self) -> None:
-        """Forget all that was read."""
+        """Forget all tokens that were read."""
         first = self._calls[0]
         self._state = first.predictor.make_state() if first.cached else None
         self._held: dict[str, Array] = {}
@@ -132,29 +132,29 @@ class Decoder:
 
     @property
     def kept(self) -> Mapping[str, Array]:
-        """What the last call gave back for the next one, by input; states are not among it."""
+        """The inputs of the next call that the last one gave back, such as caches; not the states."""
         return self._held
 
     @property
     def calls(self) -> Sequence[Call]:
-        """Its functions, the shortest call first."""
+        """Its functions, the one with the shortest call first."""
         return self._calls
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are, as far as a table says it."""
+        """The number of tokens, as far as a table tells it."""
         call = self._calls[0]
         return call.vocabulary if call.embedded is None else len(self._tables[call.tokens])
 
     @property
     def position(self) -> int:
-        """How many tokens it has read."""
+        """The number of tokens that it has read."""
         return int(self._read.shape[self._calls[0].axis])
 
     def feed(self, tokens: Sequence[int] | Array, *, whole: bool = True) -> Array:
-        """Read tokens; the logits after each of them (`whole=False`: after the last), one row for each.
+        """Read tokens, and return the logits after each (`whole=False`: after the last), one row for each.
 
-        Where they do not fit into the context and `drop` is set, the oldest are forgotten first.
+        If they do not fit into the context and `drop` is set, the oldest are forgotten first.
 
         Raises:
             InterpretError: they are no tokens, or do not fit into the context.
@@ -181,28 +181,34 @@ class Decoder:
         return np.stack(logits)
 
     def _parts(self, ids: Array) -> list[Array]:
-        """Tokens in parts that the longest function reads at once."""
+        """Split tokens into parts that the longest function reads at once."""
         axis, most = self._calls[0].axis, self._calls[-1].length
         starts = range(0, ids.shape[axis], most)
         return [ids.take(range(at, min(at + most, ids.shape[axis])), axis=axis) for at in starts]
 
     def _forget(self, new: Array, most: int = sys.maxsize) -> Array:
-        """Drop the oldest tokens, `most` at most, so that the new ones fit; what is left of the new ones.
+        """Forget the oldest tokens, so that new ones fit, and read the others again from position 0.
 
-        Kept tokens are read again from position 0, so that every position and every key is that of a text
-        which begins with them.
+        So every position and key is that of a text which begins with the tokens that remain.
+
+        Args:
+            new: the tokens to read next.
+            most: the most tokens to forget.
+
+        Returns:
+            Those of the new tokens that remain, if even some of them must be forgotten.
         """
         axis = self._calls[0].axis
         over = self.position + new.shape[axis] - self.context
         if over <= 0 or self.drop is None:
             return new
-        gone = min(-(-over // self.drop) * self.drop, most)
-        kept = self._read.take(range(min(gone, self.position), self.position), axis=axis)
-        left = new.take(range(max(0, gone - self.position), new.shape[axis]), axis=axis)
+        count = min(-(-over // self.drop) * self.drop, most)
+        remaining = self._read.take(range(min(count, self.position), self.position), axis=axis)
+        remaining_new = new.take(range(max(0, count - self.position), new.shape[axis]), axis=axis)
         self.reset()
-        for part in self._parts(kept):
+        for part in self._parts(remaining):
             self._feed_part(part, False)
-        return left
+        return remaining_new
 
     def write(
         self,
@@ -216,13 +222,13 @@ class Decoder:
 
         Args:
             logits: after what was read.
-            steps: how many tokens at most.
+            steps: the most tokens.
             choose: gives a token.
             rng: its random numbers.
-            stops: after these no other token is chosen.
+            stops: after one of these no other token is chosen.
 
         Raises:
-            InterpretError: the model tells the likeliest token only, and another one may be chosen.
+            InterpretError: the model gives only the likeliest token, and the sampler may choose another.
         """
         call = self._calls[0]
         if call.greedy and isinstance(choose, Sampler) and not choose.greedy:
@@ -239,7 +245,7 @@ class Decoder:
             logits = self.feed([token])[-1]
 
     def _whole(self, tokens: Any) -> Array:
-        """Tokens as whole numbers.
+        """Return tokens as an array of whole numbers.
 
         Raises:
             InterpretError: some are not, are negative, or are not in the vocabulary.
@@ -261,12 +267,12 @@ class Decoder:
         return ids
 
     def _feed_part(self, part: Array, whole: bool) -> list[Array]:
-        """Tokens that fit into the longest function; the logits of each (`whole`), or of the last at least."""
+        """Read tokens that fit into one call; return the logits of each (`whole`), or at least of the last."""
         axis, before = self._calls[0].axis, self.position
         count = part.shape[axis]
         call = next(c for c in self._calls if c.length >= count and c.context >= before + count)
-        singly = call.one_row and (whole or not call.reads(before + count))
-        if count > 1 and singly and self._calls[0].reads(before + 1):
+        one_by_one = call.one_row and (whole or not call.reads(before + count))
+        if count > 1 and one_by_one and self._calls[0].reads(before + 1):
             return [self._feed_part(part.take([at], axis), whole)[0] for at in range(count)]
         if not call.reads(before + count):
             raise InterpretError(
@@ -277,13 +283,13 @@ class Decoder:
         self._read = np.concatenate([self._read, part], axis=axis)
         start = max(0, before + count - call.length) if call.cached else 0
         logits = self._run(call, start)
-        some = self.position < call.length
-        if not self._causal and some and (call.picker or len(logits) == call.length):
+        is_padded = self.position < call.length
+        if not self._causal and is_padded and (call.picker or len(logits) == call.length):
             self._check_causal(call, logits[: self.position])
         return list(logits if call.one_row else logits[before - start : before - start + count])
 
     def _check_causal(self, call: Call, logits: Array) -> None:
-        """See that tokens that come later change nothing, with others in their place than zeros.
+        """Check that later tokens change nothing: run again with others than zeros in their place.
 
         Raises:
             InterpretError: they do.
@@ -300,40 +306,42 @@ class Decoder:
         self._causal = True
 
     def _run(self, call: Call, start: int, fill: int = 0) -> Array:
-        """One call on the tokens from `start` on, filled up with others: (rows, words)."""
+        """Call a function on the tokens from `start` on, then `fill`; return its logits, [rows, vocabulary]."""
         stop = min(start + call.length, self.position)
-        taken = self._read.take(range(start, stop), axis=call.axis)
-        pads = [(0, call.length - n if a == call.axis else 0) for a, n in enumerate(taken.shape)]
-        tokens = np.pad(taken, pads, constant_values=fill)
+        read = self._read.take(range(start, stop), axis=call.axis)
+        pads = [(0, call.length - n if a == call.axis else 0) for a, n in enumerate(read.shape)]
+        tokens = np.pad(read, pads, constant_values=fill)
         values: dict[str, Any] = {call.tokens: tokens, **self._held}
         if call.embedded is not None:
-            values[call.tokens] = call.embedded.taken(self._tables[call.tokens], tokens.ravel())
+            values[call.tokens] = call.embedded.look_up(self._tables[call.tokens], tokens.ravel())
         for rows in call.rows:
             table = self._tables[rows.name]
-            values[rows.name] = rows.taken(table, np.arange(start, min(start + call.length, len(table))))
+            values[rows.name] = rows.look_up(table, np.arange(start, min(start + call.length, len(table))))
         if call.picker:
-            values[call.picker] = self._picked(call, stop - 1 - start)
+            values[call.picker] = self._one_hot(call, stop - 1 - start)
         for name in call.back if call.cached else ():
-            values.setdefault(name, self._empty(call, name))
-        outputs = call.predictor(call.taken(values, start), state=self._state)
+            values.setdefault(name, self._zeros(call, name))
+        outputs = call.predictor(call.inputs(values, start), state=self._state)
         self._held = {name: outputs[back] for name, back in call.back.items()}
         return call.logits(outputs)
 
     @staticmethod
-    def _picked(call: Call, place: int) -> Array:
+    def _one_hot(call: Call, place: int) -> Array:
+        """Return the input that picks one token: 1 at its place, else 0."""
         var = call.predictor.ports[0][call.picker]
         mask = np.zeros(static_shape(var) or (), np_dtype(var))
         mask[..., place] = 1
         return mask
 
     @staticmethod
-    def _empty(call: Call, name: str) -> Array:
+    def _zeros(call: Call, name: str) -> Array:
+        """Return the value of a cache before the first call."""
         var = call.predictor.ports[0][name]
         return np.zeros(static_shape(var) or (), np_dtype(var))
 
 
-def _stops(stop: Any, decoder: Decoder) -> frozenset[int]:
-    """The tokens after which to stop.
+def _stop_tokens(stop: Any, decoder: Decoder) -> frozenset[int]:
+    """Return the tokens after which to stop.
 
     Raises:
         InterpretError: one is no token of the model.
@@ -347,11 +355,11 @@ def _stops(stop: Any, decoder: Decoder) -> frozenset[int]:
     return frozenset(decoder._whole(tokens).tolist())
 
 
-def _choice(steps: Any, sampler: Any, seed: Any) -> tuple[Chooser, np.random.Generator]:
-    """What chooses the tokens, and its random numbers.
+def _check_sampling(steps: Any, sampler: Any, seed: Any) -> tuple[Chooser, np.random.Generator]:
+    """Check the options of sampling, and return what chooses the tokens, and its random numbers.
 
     Raises:
-        InterpretError: the options cannot be what they are.
+        InterpretError: an option has a wrong value.
     """
     if not is_whole(steps) or steps < 1:
         raise InterpretError(f"steps={steps!r}; it must be a positive integer")
@@ -361,8 +369,8 @@ def _choice(steps: Any, sampler: Any, seed: Any) -> tuple[Chooser, np.random.Gen
     return choose, generator(seed)
 
 
-def _check_room(decoder: Decoder, tokens: int, steps: int) -> None:
-    """See that a prompt and what is to be written fit into the context.
+def _check_fits(decoder: Decoder, tokens: int, steps: int) -> None:
+    """Check that a prompt and the tokens to write fit into the context.
 
     Raises:
         InterpretError: they do not.
@@ -414,11 +422,11 @@ def generate(
             wrong value.
         LoadError: the model cannot be read.
     """
-    choose, rng = _choice(steps, sampler, seed)
+    choose, rng = _check_sampling(steps, sampler, seed)
     decoder = _decoder(model, precision=precision, device=device, tables=tables, drop=drop)
-    stops = _stops(stop, decoder)
+    stops = _stop_tokens(stop, decoder)
     prompt = tuple(decoder._whole(prompt_ids).ravel().tolist())
-    _check_room(decoder, len(prompt), steps)
+    _check_fits(decoder, len(prompt), steps)
     started = time.perf_counter()
     logits = decoder.feed(prompt, whole=False)[-1]
     read = time.perf_counter()
@@ -461,14 +469,14 @@ def stream(
         steps = sys.maxsize
     elif steps is None:
         steps = max(1, decoder.context - decoder.position - len(prompt) + 1)
-    choose, rng = _choice(steps, sampler, seed)
-    stops = _stops(stop, decoder)
-    _check_room(decoder, len(prompt), steps)
+    choose, rng = _check_sampling(steps, sampler, seed)
+    stops = _stop_tokens(stop, decoder)
+    _check_fits(decoder, len(prompt), steps)
     return decoder.write(decoder.feed(prompt, whole=False)[-1], steps, choose, rng, stops)
 
 
 def _decoder(model: Any, **options: Any) -> Decoder:
-    """The decoder that writes.
+    """Return the decoder that writes: the model given, if it is one.
 
     Raises:
         InterpretError: a `Decoder` is given, and options that it has already.
@@ -482,22 +490,27 @@ def _decoder(model: Any, **options: Any) -> Decoder:
 
 
 def replay(model: Any, values: Mapping[str, Array], precision: str) -> dict[str, Array]:
-    """What a cached model gives for all the tokens that its stateless form reads at once.
+    """Run a cached model on the inputs of its stateless form, and return that form's outputs, to compare them.
 
-    They are given in calls of `prefill`, the last ones by `decode`. Of a model that gives the logits of its
-    last token only, it is these.
+    The tokens are read by calls of `prefill`, and the last `AT_THE_END` of them by `decode`. If the model gives
+    the logits of its last token only, so does the result.
+
+    Args:
+        model: a decoder with a cache.
+        values: inputs of the stateless form: all tokens, or all rows of embeddings.
+        precision: the arithmetic.
     """
-    whole = Predictor(model, precision=precision)
-    looked_up = {rows.name for rows in calls_of(whole, precision, "cpu", None)[-1].looked_up}
+    predictor = Predictor(model, precision=precision)
+    looked_up = {rows.name for rows in calls_of(predictor, precision, "cpu", None)[-1].looked_up}
     tables = {name: v for name, v in values.items() if name in looked_up}
-    decoder = Decoder(whole, precision=precision, tables=tables)
+    decoder = Decoder(predictor, precision=precision, tables=tables)
     call = decoder._calls[0]
     tokens = np.asarray(values[call.tokens])
     if call.embedded is not None:
         tokens = np.arange(decoder.vocabulary)[None]
     count = min(decoder.context, tokens.shape[call.axis])
-    cut = max(1, count - AT_THE_END)
+    prefill = max(1, count - AT_THE_END)
     one_row = decoder._calls[-1].one_row
-    rows = [decoder.feed(tokens.take(range(cut), axis=call.axis), whole=not one_row)]
-    rows += [decoder.feed(tokens.take([at], axis=call.axis)) for at in range(cut, count)]
-    return call.given(rows[-1] if one_row else np.concatenate(rows))
+    rows = [decoder.feed(tokens.take(range(prefill), axis=call.axis), whole=not one_row)]
+    rows += [decoder.feed(tokens.take([at], axis=call.axis)) for at in range(prefill, count)]
+    return call.outputs(rows[-1] if one_row else np.concatenate(rows))

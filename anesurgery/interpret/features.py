@@ -1,7 +1,8 @@
-"""What the description of a model says about its inputs and outputs: images, defaults, flexible shapes.
+"""Convert inputs and outputs between a caller of Core ML and a program, as the description of the model says.
 
-Pixels reach a program as Core ML hands them over: [1, channels, height, width], 0 to 255, in the colour order
-that the description names. Scale and bias are ops of the program.
+The description knows images, optional inputs with defaults, and flexible shapes. An image reaches a program as
+Core ML hands it over: [1, channels, height, width], 0 to 255, in the colour order that the description names.
+Scale and bias are ops of the program.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ PIXELS: dict[str, tuple[str, bool]] = {
 
 
 def bind(features: Iterable[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of a program, from what a caller gives to the model.
+    """Return the inputs of a program, from what a caller gives to the model.
 
     Args:
         features: `FeatureDescription` messages of the inputs.
@@ -40,13 +41,13 @@ def bind(features: Iterable[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     wanted = {f.name: f for f in features}
     check_names(wanted, values)
     return {
-        name: _READ[feature.type.WhichOneof("Type")](name, feature.type, values.get(name))
+        name: _BIND[feature.type.WhichOneof("Type")](name, feature.type, values.get(name))
         for name, feature in wanted.items()
     }
 
 
 def check_names(wanted: Iterable[str], inputs: Any) -> None:
-    """Refuse what gives no inputs by name, and an input that a model does not have.
+    """Check that inputs are a dictionary by name, and that the model has all of them.
 
     Raises:
         InterpretError: it is not a dictionary, or a key is not a name.
@@ -64,21 +65,21 @@ def check_names(wanted: Iterable[str], inputs: Any) -> None:
 
 
 def as_array(name: str, value: Any) -> Array:
-    """An array from what a caller may give: array, tensor, number, nested lists.
+    """Return an array from what a caller may give: an array, tensor, number, or nested lists.
 
     Raises:
         InterpretError: nested lists of different lengths, or a tensor that holds no plain numbers.
     """
     if isinstance(value, torch.Tensor):
-        return _numbers(name, value)
+        return _tensor_as_array(name, value)
     try:
         return np.asarray(value)
     except ValueError as error:
         raise InterpretError(f"input {name!r} is not an array: its rows differ in length") from error
 
 
-def _numbers(name: str, tensor: torch.Tensor) -> Array:
-    """The numbers of a tensor.
+def _tensor_as_array(name: str, tensor: torch.Tensor) -> Array:
+    """Return the numbers of a tensor.
 
     Raises:
         InterpretError: it is a meta tensor, nested, sparse or quantized, or of a dtype that numpy lacks.
@@ -99,12 +100,13 @@ def _numbers(name: str, tensor: torch.Tensor) -> Array:
         ) from error
 
 
-def _array(name: str, kind: Any, value: Any) -> Any:
+def _bind_array(name: str, kind: Any, value: Any) -> Any:
+    """Check an array against its description, and return it; the default where it is missing."""
     if value is None:
         return _default(name, kind)
     array = as_array(name, value)
     shape, allowed = array.shape, _shapes(kind.multiArrayType)
-    if not any(_matches(shape, one) for one in allowed):
+    if not any(_matches(shape, ranges) for ranges in allowed):
         raise InterpretError(
             f"input {name!r} has shape {shape}, expected {' or '.join(map(_shape_text, allowed))}"
         )
@@ -118,6 +120,7 @@ def _array(name: str, kind: Any, value: Any) -> Any:
 
 
 def _default(name: str, kind: Any) -> Array:
+    """Return the default of an optional input."""
     array = kind.multiArrayType
     which = array.WhichOneof("defaultOptionalValue")
     if not kind.isOptional or which is None:
@@ -127,7 +130,7 @@ def _default(name: str, kind: Any) -> Array:
 
 
 def default_shapes(features: Iterable[Any]) -> dict[str, tuple[int, ...]]:
-    """The default shape of each input, flexible or not; of an image, the shape of its array."""
+    """Return the default shape of each input, flexible or not; of an image, the shape of its array."""
     shapes: dict[str, tuple[int, ...]] = {}
     for feature in features:
         array, image = feature.type.multiArrayType, feature.type.imageType
@@ -140,7 +143,7 @@ def default_shapes(features: Iterable[Any]) -> dict[str, tuple[int, ...]]:
 
 
 def allows(features: Iterable[Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """May the inputs have these shapes, as far as the description says?"""
+    """Does the description allow these shapes of the inputs?"""
     for feature in (f for f in features if f.name in shapes):
         size, kind = shapes[feature.name], feature.type
         allowed = list[list[Range]]()
@@ -154,9 +157,9 @@ def allows(features: Iterable[Any], shapes: Mapping[str, tuple[int, ...]]) -> bo
 
 
 def allowed_shapes(features: Iterable[Any]) -> dict[str, list[list[Range]]]:
-    """The shapes that each input may have, a range for each axis; those of an image as its program sees it.
+    """Return the shapes that each input may have, a range for each axis; of an image as its program sees it.
 
-    None are given for an input that may have any.
+    The list is empty for an input that may have any shape.
     """
     shapes = {}
     for feature in features:
@@ -171,7 +174,7 @@ def allowed_shapes(features: Iterable[Any]) -> dict[str, list[list[Range]]]:
 
 
 def images(features: Iterable[Any]) -> frozenset[str]:
-    """The features that are images."""
+    """Return the names of the features that are images."""
     return frozenset(f.name for f in features if f.type.WhichOneof("Type") == "imageType")
 
 
@@ -180,7 +183,7 @@ Range = tuple[int, int]
 
 
 def _shapes(array: Any) -> list[list[Range]]:
-    """The shapes that are allowed; each a range for every axis. No axis at all stands for any shape."""
+    """Return the allowed shapes, each as a range for every axis; a shape without axes stands for any shape."""
     flexible = array.WhichOneof("ShapeFlexibility")
     if flexible == "enumeratedShapes":
         return [[(d, d) for d in s.shape] for s in array.enumeratedShapes.shapes]
@@ -190,6 +193,7 @@ def _shapes(array: Any) -> list[list[Range]]:
 
 
 def _matches(shape: tuple[int, ...], allowed: list[Range]) -> bool:
+    """Is a shape within the ranges of an allowed one?"""
     if not allowed or (not shape and allowed == [(1, 1)]):  # a scalar is described as one element
         return True
     return len(shape) == len(allowed) and all(
@@ -198,13 +202,19 @@ def _matches(shape: tuple[int, ...], allowed: list[Range]) -> bool:
 
 
 def _shape_text(allowed: list[Range]) -> str:
-    def one(low: int, high: int) -> str:
+    """Return an allowed shape for messages, such as "(1, 3, 32..512)"."""
+
+    def range_text(low: int, high: int) -> str:
         return str(low) if low == high else f"{low}..{'' if high < 0 else high}"
 
-    return f"({', '.join(one(*r) for r in allowed)})"
+    return f"({', '.join(range_text(*r) for r in allowed)})"
 
 
-def _image(name: str, kind: Any, value: Any) -> Any:
+def _bind_image(name: str, kind: Any, value: Any) -> Any:
+    """Check an image against its description, and return it as [1, channels, height, width], fp32.
+
+    An array of that shape is returned as it is.
+    """
     if value is None:
         raise InterpretError(f"missing input {name!r}: the model takes an image")
     space = _COLORS.Name(kind.imageType.colorSpace)
@@ -227,8 +237,9 @@ def _image(name: str, kind: Any, value: Any) -> Any:
 
 
 def _check_size(name: str, image: Any, width: int, height: int) -> None:
+    """Check that the description allows the size of an image."""
     allowed = _sizes(image)
-    if not any(_matches((width, height), one) for one in allowed):
+    if not any(_matches((width, height), ranges) for ranges in allowed):
         raise InterpretError(
             f"input {name!r} is {width} wide and {height} high, "
             f"expected (width, height) {' or '.join(map(_shape_text, allowed))}"
@@ -236,7 +247,7 @@ def _check_size(name: str, image: Any, width: int, height: int) -> None:
 
 
 def _sizes(image: Any) -> list[list[Range]]:
-    """The sizes that are allowed: width and height, each as a range."""
+    """Return the allowed sizes of an image, each as the ranges of width and height."""
     flexible = image.WhichOneof("SizeFlexibility")
     if flexible == "enumeratedSizes":
         return [[(s.width, s.width), (s.height, s.height)] for s in image.enumeratedSizes.sizes]
@@ -246,24 +257,27 @@ def _sizes(image: Any) -> list[list[Range]]:
     return [[(image.width, image.width), (image.height, image.height)]]
 
 
-def _plain(name: str, kind: Any, value: Any) -> Any:
+def _bind_other(name: str, kind: Any, value: Any) -> Any:
+    """Return an input of another type as it is."""
     if value is None:
         raise InterpretError(f"missing input {name!r}")
     return value
 
 
-_READ: dict[str, Callable[[str, Any, Any], Any]] = {
-    "multiArrayType": _array,
-    "imageType": _image,
-    "int64Type": _plain,
-    "doubleType": _plain,
-    "stringType": _plain,
-    "dictionaryType": _plain,
+_BIND: dict[str, Callable[[str, Any, Any], Any]] = {
+    "multiArrayType": _bind_array,
+    "imageType": _bind_image,
+    "int64Type": _bind_other,
+    "doubleType": _bind_other,
+    "stringType": _bind_other,
+    "dictionaryType": _bind_other,
 }
+"""Type of a feature -> checks and converts what the caller gave: (name, type, value) -> input of the
+program."""
 
 
 def present(features: Iterable[Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The outputs of a model as a caller of Core ML gets them: images as PIL images (no alpha)."""
+    """Return the outputs of a model as a caller of Core ML gets them: images as PIL images (no alpha)."""
     kinds = {f.name: f.type for f in features if f.name in outputs}
     return {
         name: _picture(kind.imageType, outputs[name])
@@ -274,7 +288,7 @@ def present(features: Iterable[Any], outputs: Mapping[str, Any]) -> dict[str, An
 
 
 def _picture(image: Any, array: Array) -> Any:
-    """An image from [1, channels, height, width]; 8-bit colours are clamped to 0..255 and rounded."""
+    """Return a PIL image of [1, channels, height, width]; 8-bit colours are clamped to 0..255 and rounded."""
     try:
         from PIL import Image
     except ImportError as error:

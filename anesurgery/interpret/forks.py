@@ -1,7 +1,7 @@
-"""Run a function with other numbers in one of its weights, from where it is first read.
+"""Run a function with another array in place of one of its weights, from the step that reads it first.
 
-What comes before is computed once for all weights: the run stops at each of them, and goes on from there again
-for each replacement.
+`sensitivity` and `estimating` measure so what each compressed weight costs. What is upstream is computed once
+for all weights: the run stops at each of them, and forks there for each replacement.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Forks:
 
     Args:
         executable: the function.
-        values: its inputs, as the function takes them.
+        values: its inputs.
         weights: the constants that will be replaced.
     """
 
@@ -36,7 +36,7 @@ class Forks:
         self._plan.runs = max(self._plan.runs, 2)  # widened weights are kept from the second run on
 
     def __iter__(self) -> Iterator[Fork]:
-        """A fork at each weight, in the order in which they are read; valid until the next one."""
+        """Yield a fork at each weight, in the order in which they are read, each valid until the next one."""
         env: Env = {var: copied(value) for var, value in self._bound.items()}
         for number, step in enumerate(self._plan.steps):
             for weight in self._readers.get(number, ()):
@@ -45,12 +45,12 @@ class Forks:
                 self._plan.take(step, env)
 
     def whole(self) -> dict[str, Array]:
-        """The outputs with the weights as they are."""
+        """Return the outputs with the weights as they are."""
         return Fork(self._executable, None, 0, dict(self._bound))()
 
 
 class Fork:
-    """A run that stands before the first reader of a weight."""
+    """A run that stands before the first op that reads a weight."""
 
     def __init__(self, executable: Executable, weight: Var | None, number: int, env: Env) -> None:
         self._executable, self._weight, self._number, self._env = executable, weight, number, env
@@ -62,7 +62,7 @@ class Fork:
         return self._weight
 
     def __call__(self, array: Array | None = None) -> dict[str, Array]:
-        """The outputs, with another array in the place of the weight."""
+        """Return the outputs, with another array in place of the weight."""
         plan = self._executable.plan
         env = {var: copied(value) for var, value in self._env.items()}
         with torch.inference_mode(), _replaced(plan, self._weight, array):
@@ -72,12 +72,12 @@ class Fork:
 
 
 def copied(value: Any) -> Any:
-    """A state of its own; tensors are shared, since nothing writes to them."""
+    """Return a copy of a state; tensors are shared, since nothing writes to them."""
     return state.Box(value.value) if isinstance(value, state.Box) else value
 
 
 def _first(plan: Plan, weight: Var) -> int:
-    """The first step that reads a weight, in a nested block or itself."""
+    """Return the number of the first step that reads a weight, itself or in a nested block."""
     for number, step in enumerate(plan.steps):
         inner = [plan.blocks[block] for block in step.op.blocks]
         if _reads(step.op.inputs, weight) or any(_first(p, weight) < len(p.steps) for p in inner):
@@ -86,35 +86,36 @@ def _first(plan: Plan, weight: Var) -> int:
 
 
 def _reads(arguments: Mapping[str, Any], weight: Var) -> bool:
+    """Is a weight among the inputs of an op, or in a list that is one?"""
     return any(weight is v or (isinstance(v, (list, tuple)) and weight in v) for v in arguments.values())
 
 
 @contextmanager
 def _replaced(plan: Plan, weight: Var | None, array: Array | None) -> Iterator[None]:
-    """Let every step, those of nested blocks included, read another array in the place of a weight."""
+    """Let every step, also of nested blocks, read another array in place of a weight for a while."""
     if weight is None or array is None:
         yield
         return
-    old = [(held, key, held[key]) for held, key in _places(plan, weight)]
+    old = [(mapping, key, mapping[key]) for mapping, key in _entries(plan, weight)]
     try:
         replace_weight(plan, weight, array)
         yield
     finally:
         _forget(plan, weight)
-        for held, key, value in old:
-            held[key] = value
+        for mapping, key, value in old:
+            mapping[key] = value
 
 
 def replace_weight(plan: Plan, weight: Var, array: Array) -> None:
-    """Let every step, also of nested blocks, read another array in the place of a weight from now on."""
+    """Let every step, also of nested blocks, read another array in place of a weight from now on."""
     tensor = plan._tensor(np.ascontiguousarray(array))
-    for held, key in list(_places(plan, weight)):
-        held[key] = tensor
+    for mapping, key in list(_entries(plan, weight)):
+        mapping[key] = tensor
     _forget(plan, weight)
 
 
-def _places(plan: Plan, weight: Var) -> Iterator[tuple[dict[Any, Any], Any]]:
-    """Where a plan holds a weight: in a table, by a key."""
+def _entries(plan: Plan, weight: Var) -> Iterator[tuple[dict[Any, Any], Any]]:
+    """Yield (mapping, key) for each entry of a plan that holds a weight."""
     if weight in plan.constants:
         yield plan.constants, weight
     for step in plan.steps:
@@ -122,11 +123,11 @@ def _places(plan: Plan, weight: Var) -> Iterator[tuple[dict[Any, Any], Any]]:
             (step.fixed, name) for name, var in step.op.inputs.items() if var is weight and name in step.fixed
         )
     for nested in plan.blocks.values():
-        yield from _places(nested, weight)
+        yield from _entries(nested, weight)
 
 
 def _forget(plan: Plan, weight: Var) -> None:
-    """Drop what was kept of a weight as its readers compute with it."""
-    plan.kept.pop(weight, None)
+    """Drop the widened copy of a weight."""
+    plan.widened.pop(weight, None)
     for nested in plan.blocks.values():
         _forget(nested, weight)

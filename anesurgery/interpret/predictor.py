@@ -1,4 +1,8 @@
-"""Call a model as Core ML does: by the description of its package, one of its functions, or a pipeline."""
+"""Call a model as Core ML does: `run` once, or a `Predictor` many times.
+
+Inputs and outputs follow the description of the package: images, labels, optional inputs, flexible shapes. A
+pipeline runs its models one after the other, each on what those before gave.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from anesurgery.files.sequence import ModelSequence
 from anesurgery.interpret import features, state
 from anesurgery.interpret.arithmetic.precision import run_dtype, to_numpy, widen
 from anesurgery.interpret.core import Executable
-from anesurgery.interpret.sampling import rows_read, sample_function
+from anesurgery.interpret.sampling import indexed_rows, sample_function
 from anesurgery.interpret.table import Listener
 from anesurgery.loading import load, load_member, load_sequence
 from anesurgery.mil import Function, Operation, Var, ct, function_of, is_stored, np_dtype, types
@@ -27,7 +31,14 @@ from anesurgery.registry import INTERPRETER
 
 
 class Probe(Listener):
-    """A listener that keeps some values of a run by name."""
+    """A listener that keeps some values of a run by name.
+
+    Args:
+        executables: that run.
+        names: of the values.
+        arithmetic: of the run.
+        then: another listener, which gets all calls too; or None.
+    """
 
     def __init__(
         self, executables: Sequence[Executable], names: Sequence[str], arithmetic: str, then: Any
@@ -45,12 +56,12 @@ class Probe(Listener):
                 self.found[var.name] = to_numpy(value, var, arithmetic)
 
     def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
-        """Pass the event on."""
+        """Call the other listener."""
         if self._then is not None:
             self._then.before(op, inputs)
 
     def after(self, op: Operation, outputs: Sequence[Any]) -> None:
-        """Keep what was asked for."""
+        """Keep the values that were asked for, and call the other listener."""
         for var, value in zip(op.outputs, outputs, strict=True):
             if var in self._wanted:
                 self.found[var.name] = to_numpy(value, var, self._arithmetic)
@@ -59,7 +70,7 @@ class Probe(Listener):
 
 
 def _values(function: Function) -> Iterator[Var]:
-    """What can be asked for by name: what ops make, the outputs, and constants that are tensors."""
+    """Yield the values that can be asked for by name: results of ops, outputs, and constant tensors."""
     for op in function.operations:
         yield from (v for v in op.outputs if not is_stored(v) or run_dtype(v) is not None)
     yield from function.outputs
@@ -108,7 +119,7 @@ class Predictor:
         for executable in self.executables:
             executable.exact = frozenset(passed if precision == "fp32" else ())  # at a border neither
             passed |= {v.name for v in executable.function.outputs}
-        self._rows = [_rows_read(e.function) for e in self.executables]
+        self._rows = [_indexed_rows(e.function) for e in self.executables]
         self._descriptions = [_description(p, e.function) for p, e in zip(parts, self.executables, strict=True)]
         whole = spec is not None and spec.WhichOneof("Type") in PIPELINES
         self._whole = _described(spec.description, function) if whole else None
@@ -118,12 +129,12 @@ class Predictor:
     def __call__(
         self, values: Mapping[str, Any], *, state: state.States | None = None, listener: Listener | None = None
     ) -> dict[str, Any]:
-        """The outputs by name: arrays, PIL images, a label, a dictionary of probabilities.
+        """Return the outputs by name: arrays, PIL images, a label, a dictionary of probabilities.
 
         Args:
             values: arrays, tensors or PIL images by input name.
             state: states that live on between calls (`make_state`).
-            listener: told about each op.
+            listener: called for each op.
 
         Raises:
             InterpretError: inputs that do not fit, or an op that fails.
@@ -168,7 +179,7 @@ class Predictor:
         return entries, {name: exits[name] for name in self.outputs}
 
     def sample(self, seed: int = 0) -> dict[str, Any]:
-        """Random inputs with the default shapes (see `sample_inputs`)."""
+        """Draw random inputs with the default shapes (see `sample_inputs`)."""
         shapes, pictures = features.default_shapes(self.inputs), features.images(self.inputs)
         drawn: dict[str, Any] = {}
         for executable in reversed(self.executables):
@@ -188,7 +199,7 @@ class Predictor:
         return features.present(description.output, outputs)
 
     def make_state(self) -> state.States:
-        """The states of the model, all zero. Of a chain: of all its models."""
+        """Return new states of the model, all zero; of a chain, those of all its models."""
         states: state.States = {}
         for executable in self.executables:
             states |= executable.make_state()
@@ -196,26 +207,26 @@ class Predictor:
 
 
 def check_ids(loaded: Loaded, values: Mapping[str, Any], function: str | None = None) -> None:
-    """See that ids are rows of the tables that they index.
+    """Check that ids are rows of the tables that they index.
 
     Raises:
         InterpretError: some are not.
     """
     chosen = function_of(loaded.program, _function_name(loaded, function))
-    _check_ids(_rows_read(chosen), values)
+    _check_ids(_indexed_rows(chosen), values)
 
 
-def _rows_read(function: Function) -> dict[str, int]:
-    """Input of ids, which may be floats, -> the rows of the table that they index, where there is one."""
-    whole = {
+def _indexed_rows(function: Function) -> dict[str, int]:
+    """Return for each input of ids, which may be floats, the rows of the table that they index."""
+    numeric = {
         n: v for n, v in function.inputs.items() if not types.is_state(v.sym_type) and np_dtype(v).kind in "iuf"
     }
-    tables = {name: rows_read(var) for name, var in whole.items()}
+    tables = {name: indexed_rows(var) for name, var in numeric.items()}
     return {name: rows for name, rows in tables.items() if rows is not None}
 
 
 def _check_ids(rows: Mapping[str, int], values: Mapping[str, Any]) -> None:
-    """See that ids are rows of their table, or count back from its end: what lies outside is undefined.
+    """Check that ids are rows of their table, or count back from its end: others are undefined in Core ML.
 
     Raises:
         InterpretError: some are not.
@@ -224,9 +235,9 @@ def _check_ids(rows: Mapping[str, int], values: Mapping[str, Any]) -> None:
         try:
             ids = np.asarray(values[name])
         except (ValueError, RuntimeError):
-            continue  # no array: binding says so
-        whole = np.trunc(ids) if ids.dtype.kind in "iuf" else np.zeros(0)
-        outside = whole[(whole >= rows[name]) | (whole < -rows[name])]
+            continue  # it is no array, and binding will say so
+        truncated = np.trunc(ids) if ids.dtype.kind in "iuf" else np.zeros(0)
+        outside = truncated[(truncated >= rows[name]) | (truncated < -rows[name])]
         if outside.size:
             raise InterpretError(
                 f"the input {name} holds {outside.flat[0]:g}, and indexes a table of {rows[name]} rows; "
@@ -235,7 +246,7 @@ def _check_ids(rows: Mapping[str, int], values: Mapping[str, Any]) -> None:
 
 
 def _read(model: Any, member: str | int | None = None) -> ModelSequence:
-    """The models to run, in order, as ML Programs."""
+    """Return the models to run, in order, as ML Programs."""
     if isinstance(model, Predictor) and member is None:
         return model.models
     if isinstance(model, ct.models.MLModel) and model.package_path:
@@ -249,18 +260,19 @@ def _read(model: Any, member: str | int | None = None) -> ModelSequence:
 
 
 def program_of(predictor: Predictor) -> Loaded | None:
-    """The ML Program that a predictor read; None where it read a neural network or a pipeline."""
+    """Return the ML Program that a predictor read; None for a neural network or a pipeline."""
     spec = predictor.models.spec
     return predictor.parts[0] if spec is not None and spec.WhichOneof("Type") == PROGRAM else None
 
 
 def _function_name(loaded: Loaded, name: str | None) -> str | None:
+    """Return a given name, or else the default function of the package."""
     default = None if loaded.spec is None else loaded.spec.description.defaultFunctionName
     return name or default or None
 
 
 def _described(description: Any, function: str | None) -> Any:
-    """The part of a description that is about a function; all of it where there is one only."""
+    """Return the part of a description that is about a function; all of it where there is only one."""
     functions = {f.name: f for f in description.functions}
     name = function or description.defaultFunctionName
     if functions and name not in functions:
@@ -269,7 +281,7 @@ def _described(description: Any, function: str | None) -> Any:
 
 
 def _description(loaded: Loaded, function: Function) -> Any:
-    """The part of a specification that describes a function's inputs and outputs; None without one."""
+    """Return the description of a function's inputs and outputs; None for a program without a specification."""
     if loaded.spec is None:
         return None
     name = next(n for n, f in loaded.program.functions.items() if f is function)
@@ -277,7 +289,7 @@ def _description(loaded: Loaded, function: Function) -> Any:
 
 
 def _check_outputs(whole: Any, members: Iterable[Any]) -> None:
-    """See that each output of a pipeline is made by one of its models, or is an input.
+    """Check that each output of a pipeline is an output of one of its models, or an input.
 
     Raises:
         InterpretError: one is not.
@@ -292,7 +304,7 @@ def _check_outputs(whole: Any, members: Iterable[Any]) -> None:
 
 
 def bound(loaded: Loaded, values: Mapping[str, Any], function: str | None = None) -> dict[str, Any]:
-    """The inputs of a program, from what a caller gives to the model that it is part of.
+    """Return the inputs of a program, given those of the model that it is part of.
 
     Raises:
         InterpretError: they are not what the description of the model allows.
@@ -309,7 +321,7 @@ def bound(loaded: Loaded, values: Mapping[str, Any], function: str | None = None
 def _run_sized(
     folder: Path, values: Mapping[str, Any], size: str | None, outputs: Iterable[str] | None, **how: Any
 ) -> dict[str, Any]:
-    """Run the size of a folder that the values have, or to which they are filled up.
+    """Run the model of a folder of sizes that fits the values, padded if none fits exactly.
 
     Raises:
         InterpretError: there is none.

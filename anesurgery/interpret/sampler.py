@@ -1,4 +1,4 @@
-"""Choose a token from logits."""
+"""Choose a token from logits: the likeliest, or one that is drawn with temperature, top-k, top-p and min-p."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class Sampler:
 
     @property
     def greedy(self) -> bool:
-        """Does it take the likeliest token, whatever was written?"""
+        """Does it always take the likeliest token, whatever was written?"""
         return not self.temperature and self.repetition_penalty == 1
 
     def __call__(self, logits: Array, rng: np.random.Generator, read: Sequence[int] = ()) -> int:
-        """The number of a token.
+        """Return the number of a token.
 
         Args:
             logits: of each token.
@@ -84,7 +84,7 @@ class Sampler:
         return int(order[rng.choice(len(order), p=weights)])
 
     def probabilities(self, logits: Array, read: Sequence[int] = ()) -> Array:
-        """With which probability each token is chosen: fp64, as many as there are logits.
+        """Return the probability with which each token is chosen, in fp64.
 
         Args:
             logits: of each token.
@@ -103,20 +103,22 @@ class Sampler:
         return shares
 
     def _penalised(self, logits: Array, read: Sequence[int]) -> tuple[Array, float]:
-        """Logits after the penalty of repetitions, and the largest.
+        """Return the logits after the penalty of repetitions, and the largest of them.
 
         Raises:
             InterpretError: they are not numbers.
         """
         if self.repetition_penalty != 1 and len(read):
-            logits = self._less_of(np.array(logits, np.float64), np.unique(read))
+            logits, tokens = np.array(logits, np.float64), np.unique(read)
+            old = logits[tokens]
+            logits[tokens] = np.where(old > 0, old / self.repetition_penalty, old * self.repetition_penalty)
         largest = float(np.max(logits))
         if not np.isfinite(largest):
             raise InterpretError(f"the largest logit is {largest}; look for the op with `anesurgery.ranges`")
         return logits, largest
 
     def _shares(self, logits: Array, largest: float) -> tuple[Array, Array]:
-        """The tokens that may be chosen, the likeliest first, and the probability of each."""
+        """Return the tokens that may be chosen, the likeliest first, and the probability of each."""
         with np.errstate(over="ignore"):
             scaled = (np.asarray(logits, np.float64) - largest) / self.temperature
         order = np.argsort(-scaled, kind="stable")[: self.top_k or None]
@@ -125,9 +127,3 @@ class Sampler:
         inside = (np.cumsum(weights) - weights < self.top_p) & (weights >= self.min_p * weights[0])
         weights = np.where(inside, weights, 0)
         return order, weights / weights.sum()
-
-    def _less_of(self, logits: Array, tokens: Array) -> Array:
-        """Logits with those of some tokens brought down."""
-        old = logits[tokens]
-        logits[tokens] = np.where(old > 0, old / self.repetition_penalty, old * self.repetition_penalty)
-        return logits

@@ -91,16 +91,16 @@ class SeveralArithmetics:
     @contextmanager
     def _widened(self, step: Step) -> Iterator[None]:
         """Let all plans read one widened copy of the weights of a step."""
-        weights = {step.op.inputs[name]: step.fixed[name].float() for name in step.stored}
+        weights = {step.op.inputs[name]: step.fixed[name].float() for name in step.to_widen}
         plans = [e.plan for e in (self.exact, *self.others.values())]
         for plan in plans:
-            plan.kept |= weights
+            plan.widened |= weights
         try:
             yield
         finally:
             for var in weights:
                 for plan in plans:
-                    plan.kept.pop(var, None)
+                    plan.widened.pop(var, None)
                 dtypes.forget(var.val)
 
 

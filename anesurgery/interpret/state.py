@@ -1,4 +1,8 @@
-"""States: tensors that a function reads and writes, and that live on between calls."""
+"""States: tensors that a function reads and writes, and that live on between calls, such as a cache of keys.
+
+A decoder writes its caches at a `position`. This file makes and checks states, implements the ops that read and
+write them, and decides which slice_update may write into the memory of its state, without a copy.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +19,18 @@ from anesurgery.mil import Function, Operation, Var, consumers, types
 from anesurgery.ops import names
 
 POSITION = "position"
-"""The input of a decoder with the number of tokens that were read before."""
+"""The name of a decoder's input with the number of tokens that were read before."""
 
 
 class Box:
-    """One state."""
+    """The tensor of one state, and whether it was ever written."""
 
     def __init__(self, value: torch.Tensor) -> None:
         self._value, self.written = value, False
 
     @property
     def value(self) -> torch.Tensor:
-        """What it holds."""
+        """The tensor."""
         return self._value
 
     @value.setter
@@ -35,72 +39,82 @@ class Box:
 
 
 States = dict[str, Box]
+"""Name of a state -> its tensor."""
 PLACED = ("slice_update", "slice_by_size", "slice_by_index")
-"""Ops that write or read from a place on."""
+"""Ops that write or read from a given place on."""
 
 
 def make(function: Function) -> States:
-    """The states of a function, all zero."""
+    """Return new states of a function, all zero."""
     return {name: Box(torch.zeros(shape)) for name, shape in shapes(function).items()}
 
 
 def shapes(function: Function) -> dict[str, tuple[int, ...]]:
-    """The shapes of its states by name."""
+    """Return the shapes of the states of a function, by name."""
     states = {name: var.sym_type for name, var in function.inputs.items() if types.is_state(var.sym_type)}
-    return {name: tuple(int(d) for d in held.wrapped_type().get_shape()) for name, held in states.items()}
+    return {name: tuple(int(d) for d in kind.wrapped_type().get_shape()) for name, kind in states.items()}
 
 
 def check(wanted: Mapping[str, tuple[int, ...]], states: Any) -> None:
-    """See that states have the wanted shapes.
+    """Check that states have the shapes that a function needs.
 
     Raises:
         InterpretError: they are those of another function.
     """
     if not isinstance(states, dict) or not all(isinstance(b, Box) for b in states.values()):
         raise InterpretError(f"a state holds {wanted}, and is made with make_state()")
-    held = {name: tuple(box.value.shape) for name, box in states.items()}
-    if held != wanted:
+    given = {name: tuple(box.value.shape) for name, box in states.items()}
+    if given != wanted:
         raise InterpretError(
-            f"the state is of another model: {held}, expected {wanted}; make it with make_state()"
+            f"the state is of another model: {given}, expected {wanted}; make it with make_state()"
         )
 
 
 def reached(position: Var) -> Iterator[tuple[int, int]]:
-    """Rows, and rows a call, of what is written or read at a position: caches, tables of the tokens."""
-    for place in consumers(position):
-        if place.op_type == "equal" and place.x.rank == 4:  # what add_cache blends in
-            yield int(place.x.shape[2]), int(place.x.shape[3])
-        if place.op_type == "sub" and place.y is position and place.x.val is not None:  # a mask by distance
-            for count in _rows_from(place.outputs[0]):
-                yield int(place.x.val[0]) + 1, count
-        if place.op_type != "concat":
+    """Find what is written or read at a position: caches, masks and tables with a row for each token.
+
+    Yields:
+        (all rows, rows of one call).
+    """
+    for op in consumers(position):
+        if op.op_type == "equal" and op.x.rank == 4:  # the cache of add_cache that is blended in
+            yield int(op.x.shape[2]), int(op.x.shape[3])
+        if op.op_type == "sub" and op.y is position and op.x.val is not None:  # a mask by distance
+            for count in _rows_from(op.outputs[0]):
+                yield int(op.x.val[0]) + 1, count
+        if op.op_type != "concat":
             continue
-        at = [v is position for v in place.inputs["values"] for _ in range(int(v.shape[0]))].index(True)
-        for op in consumers(place.outputs[0]):
-            if op.op_type in PLACED and op.begin is place.outputs[0]:
-                part = op.update if op.op_type == "slice_update" else op.outputs[0]
-                yield int(op.x.shape[at]), int(part.shape[at])
+        axis = [v is position for v in op.inputs["values"] for _ in range(int(v.shape[0]))].index(True)
+        for placed in consumers(op.outputs[0]):
+            if placed.op_type in PLACED and placed.begin is op.outputs[0]:
+                part = placed.update if placed.op_type == "slice_update" else placed.outputs[0]
+                yield int(placed.x.shape[axis]), int(part.shape[axis])
 
 
 def _rows_from(diagonal: Var) -> Iterator[int]:
-    """The rows of the masks that begin at a diagonal."""
-    places = (op.outputs[0] for op in consumers(diagonal) if op.op_type == "concat")
-    return (int(op.outputs[0].shape[-2]) for at in places for op in consumers(at) if op.op_type in PLACED)
+    """Return the numbers of rows of the masks that are cut out at a diagonal."""
+    begins = (op.outputs[0] for op in consumers(diagonal) if op.op_type == "concat")
+    return (int(op.outputs[0].shape[-2]) for at in begins for op in consumers(at) if op.op_type in PLACED)
 
 
-def room(position: Var) -> tuple[int, int]:
-    """The rows that are written or read at a position, and those of one call, where least is left."""
+def context_limit(position: Var) -> tuple[int, int]:
+    """Return (all rows, rows of one call) of what allows the fewest tokens before: see `reached`."""
     return min(reached(position), key=lambda pair: pair[0] - pair[1], default=(sys.maxsize, 1))
 
 
-def check_position(position: Any, room: tuple[int, int], states: States) -> None:
-    """See that a call of a decoder stays within the context, and that what it looks back at was read.
+def check_position(position: Any, limit: tuple[int, int], states: States) -> None:
+    """Check that a call of a decoder stays within the context, and that the tokens before were read.
+
+    Args:
+        position: the array of the input.
+        limit: of `context_limit`.
+        states: of the decoder.
 
     Raises:
         InterpretError: the position is below 0, or leaves no room for the tokens of the call; or it says that
             tokens came before, and nothing was written yet.
     """
-    rows, count = room
+    rows, count = limit
     if int(position.min()) < 0 or int(position.max()) > rows - count:
         raise InterpretError(
             f"position is {int(position.min())}, the number of tokens before; with the {count} of this call it "
@@ -115,13 +129,13 @@ def check_position(position: Any, room: tuple[int, int], states: States) -> None
 
 @impl("read_state")
 def read_state(input: Box) -> torch.Tensor:
-    """The value that a state holds now."""
+    """Return the value that a state holds now."""
     return input.value
 
 
 @impl("coreml_update_state")
 def coreml_update_state(state: Box, value: Any) -> torch.Tensor:
-    """Write a state; the result is the value written."""
+    """Write a state, and return the value written."""
     state.value = value if value is state.value else value.clone()  # the same where it was updated in place
     return state.value
 
@@ -131,7 +145,10 @@ HOLDERS = ("read_state", "coreml_update_state")
 
 
 def updates(ops: Sequence[Operation]) -> set[Operation]:
-    """The slice_updates of a state's value that become its next value, with no look at the state between."""
+    """Return the slice_updates that may write into a state's memory.
+
+    Each updates the value of a state and becomes its next value, and nothing reads the state between.
+    """
     in_place: set[Operation] = set()
     waiting: dict[Var, Operation] = {}
     for op in ops:
@@ -149,6 +166,7 @@ def updates(ops: Sequence[Operation]) -> set[Operation]:
 
 
 def _state_of(op: Operation) -> Var:
+    """Return the state that an op reads or writes."""
     return op.inputs["state" if op.op_type == "coreml_update_state" else "input"]
 
 
@@ -158,38 +176,40 @@ FRESH = names(
     reduce_mean reduce_sum layer_norm
     """
 )
-"""Ops whose result has memory of its own."""
+"""Ops whose result has new memory; that of others may be shared with an operand."""
 
 
-def beside(ops: Iterable[tuple[Operation, Sequence[Var]]], inputs: Iterable[Var]) -> dict[Operation, list[Var]]:
-    """slice_update -> the values alive before it that may share memory with another value.
+def possible_aliases(
+    ops: Iterable[tuple[Operation, Sequence[Var]]], inputs: Iterable[Var]
+) -> dict[Operation, list[Var]]:
+    """Return for each slice_update the values alive before it that may share memory with another value.
 
     Args:
         ops: in order, each with the values that are dead after it.
-        inputs: the values that are there before the first.
+        inputs: the values that exist before the first.
     """
-    alive, besides = dict.fromkeys(inputs), dict[Operation, list[Var]]()
+    alive, aliases = dict.fromkeys(inputs), dict[Operation, list[Var]]()
     for op, dead in ops:
         if op.op_type == "slice_update":
-            besides[op] = list(alive)
+            aliases[op] = list(alive)
         if op.op_type not in FRESH:
             alive |= dict.fromkeys(op.outputs)
         for var in dead:
             alive.pop(var, None)
-    return besides
+    return aliases
 
 
 def update(
     op: Operation, env: Mapping[Var, Any], arguments: Mapping[str, Any], *, spent: bool, others: Iterable[Var]
 ) -> torch.Tensor:
-    """One of `updates`: in the memory of the state, unless another value holds what is overwritten.
+    """Compute one of `updates` in the memory of its state, unless another value needs what is overwritten.
 
     Args:
         op: the slice_update.
         env: all values that are alive.
-        arguments: what the op reads.
-        spent: does nothing read what is updated after it?
-        others: of these values, those that may share memory with another one (`beside`).
+        arguments: of the op.
+        spent: is the op the last one that reads the value which it updates?
+        others: the values that may share memory with another one (`possible_aliases`).
     """
     x, where = arguments["x"], [arguments.get(name) for name in tensor.SLICE]
     state = _state_of(op.x.op)
@@ -202,23 +222,23 @@ def update(
 
 
 def _overlaps(part: torch.Tensor, others: Iterable[Any]) -> bool:
-    """Does another value hold some of the memory of a tensor?"""
-    place, same = part.untyped_storage().data_ptr(), list[torch.Tensor]()
+    """Does another value, or one in a list or a state, share memory with a tensor?"""
+    address, same_memory = part.untyped_storage().data_ptr(), list[torch.Tensor]()
     waiting = list(others)
     for value in waiting:
         if isinstance(value, torch.Tensor):
-            if value.untyped_storage().data_ptr() == place:
-                same.append(value)
+            if value.untyped_storage().data_ptr() == address:
+                same_memory.append(value)
         elif isinstance(value, Box):
             waiting.append(value.value)
         elif isinstance(value, (list, tuple)):
             waiting += value
-    first, last = _extent(part) if same else (0, 0)
-    return any(begin < last and first < end for begin, end in map(_extent, same))
+    first, last = _extent(part) if same_memory else (0, 0)
+    return any(begin < last and first < end for begin, end in map(_extent, same_memory))
 
 
 def _extent(x: torch.Tensor) -> tuple[int, int]:
-    """The elements of its memory between which all of a tensor lies."""
+    """Return the range of elements of its memory within which a tensor lies: (first, last + 1)."""
     first = int(x.storage_offset())
     reach = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) if x.numel() else -1
     return first, first + reach + 1

@@ -1,4 +1,8 @@
-"""The table of meanings: op type -> a function whose parameters are the op's MIL inputs."""
+"""The table of implementations: op type -> a torch function whose parameters are the op's MIL inputs.
+
+`@impl("relu")` enters one; the modules of `interpret.ops` do so for all ops, and a caller may for ops of its
+own. Here are also the helpers that these functions share, and `Listener`, which watches a run.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +28,17 @@ class Implementation:
 
     function: Callable[..., Any]
     moves: bool
-    """It only moves data: stored fp16 weights are handed in as they are, and only the result is widened."""
+    """Does it only move numbers? Then it gets stored fp16 weights as they are, and only its result is
+    widened."""
 
 
 LARGEST_RESULT = 1 << 30
-"""Bytes of what an op makes of little: as many as of a value that is computed while a program is read."""
+"""The most bytes of a result that an op makes of a small input, 1.1 GB; a larger one is an error, not a full
+memory."""
 
 
 class _Implementations(MutableMapping[str, Implementation]):
-    """A table that imports the families of ops when it is first asked for what it lacks."""
+    """A table that imports the modules of ops when it is first asked for an op that it lacks."""
 
     def __init__(self) -> None:
         self.known: dict[str, Implementation] = {}
@@ -40,7 +46,7 @@ class _Implementations(MutableMapping[str, Implementation]):
         self.lock = threading.RLock()
 
     def fill(self) -> None:
-        """Import the families, once; another thread waits until all are there."""
+        """Import the modules of ops, once; another thread waits until all are there."""
         if self.filled:
             return
         with self.lock:
@@ -68,15 +74,15 @@ class _Implementations(MutableMapping[str, Implementation]):
 
 
 TABLE = _Implementations()
-"""Op type -> meaning. Control flow is not here: see `anesurgery.interpret.ops.control`."""
+"""Op type -> its implementation. Control flow is not here: see `anesurgery.interpret.ops.control`."""
 
 
 class Unsupported(InterpretError):  # noqa: N818 - reads as a statement
-    """An op type or a form of one that the interpreter does not know."""
+    """An op type, or a form of one, that the interpreter does not know."""
 
 
 def impl(*op_types: str) -> Callable[[F], F]:
-    """Enter a function into the table for some op types."""
+    """Return a decorator that enters a function into the table for some op types."""
 
     def enter(function: F) -> F:
         for op_type in op_types:
@@ -86,41 +92,41 @@ def impl(*op_types: str) -> Callable[[F], F]:
     return enter
 
 
-def written(meanings: Mapping[str, Callable[..., Any]]) -> None:
-    """Enter functions that are one expression each, by op type."""
-    for op_type, function in meanings.items():
+def enter_all(functions: Mapping[str, Callable[..., Any]]) -> None:
+    """Enter functions by op type, such as the lambdas of ops that are one expression each."""
+    for op_type, function in functions.items():
         impl(op_type)(function)
 
 
 def ints(value: Any) -> list[int]:
-    """Integers from what an op may be given: a list, a number, an array or a tensor."""
+    """Return a list of integers from what an op may be given: a list, a number, an array or a tensor."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     return [int(v) for v in value] if isinstance(value, (list, tuple)) else [int(value)]
 
 
-def affordable(shape: Sequence[int], itemsize: int = 4) -> list[int]:
-    """The shape of a result that is larger than what it is made of.
+def checked_shape(shape: Sequence[int], itemsize: int = 4) -> list[int]:
+    """Check that a result of a given shape fits `LARGEST_RESULT`, and return the shape as a list.
 
     Args:
-        shape: lengths of its axes.
-        itemsize: bytes of an element.
+        shape: the lengths of its axes.
+        itemsize: the bytes of an element.
 
     Raises:
-        InterpretError: it takes more memory than a value that is computed while a program is read.
+        InterpretError: it takes more.
     """
     lengths = ints(shape)
-    size, most = math.prod(lengths) * itemsize, LARGEST_RESULT
-    if size > most:
+    size = math.prod(lengths) * itemsize
+    if size > LARGEST_RESULT:
         raise InterpretError(
-            f"its result of the shape {lengths} takes {size:,} bytes, more than {most:,}; "
+            f"its result of the shape {lengths} takes {size:,} bytes, more than {LARGEST_RESULT:,}; "
             "give smaller sizes, or raise anesurgery.interpret.table.LARGEST_RESULT"
         )
     return lengths
 
 
 def to_int32(x: torch.Tensor) -> torch.Tensor:
-    """Numbers as int32: floats are truncated toward zero and saturate, NaN is 0, as on ARM.
+    """Convert to int32: floats are truncated toward zero and saturate, and NaN becomes 0, as on ARM.
 
     Integers of more bits wrap.
     """
@@ -130,10 +136,10 @@ def to_int32(x: torch.Tensor) -> torch.Tensor:
 
 
 class Listener:
-    """Told about each op as it runs; override what you need."""
+    """Called before and after each op of a run; override what you need."""
 
     def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
-        """An op is about to run on these values (torch tensors by parameter name)."""
+        """Called before an op runs, with its arguments (torch tensors by parameter name)."""
 
     def after(self, op: Operation, outputs: Sequence[Any]) -> None:
-        """An op has made these values, in the order of its outputs."""
+        """Called after an op ran, with its results in the order of its outputs."""

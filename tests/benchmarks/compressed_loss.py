@@ -25,7 +25,7 @@ from mixed_bits import SMALLEST, Trained, cost, digits, language_model, table
 from pages import fill
 
 import anesurgery as ane
-from anesurgery.compressing.correcting import candidates
+from anesurgery.compressing.correcting import find_candidates
 from anesurgery.compressing.modes import apply_configs, op_name, read_mode
 from anesurgery.mil import ct, function_of, quiet_host
 from anesurgery.rewriting.newer_opsets import raised
@@ -195,7 +195,7 @@ def points(model: Trained, seed: int, measured: Measured) -> Iterator[Point]:
     _see_apart(model)
     plain = ct.models.MLModel(str(model.package), skip_model_load=True)
     function = function_of(ane.load(model.package).program, None)
-    weights = [op_name(one.var) for one in candidates(function, SMALLEST)[0]]
+    weights = [op_name(one.var) for one in find_candidates(function, SMALLEST)[0]]
     for bits, modes, ours in SIZES:
         best, size = math.inf, 0
         for name in (*modes, *ours):

@@ -11,8 +11,8 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.compressing import balancing
-from anesurgery.compressing.balancing import Group, apply, balance_channels, groups_of
-from anesurgery.compressing.correcting import candidates
+from anesurgery.compressing.balancing import Group, apply_scales, balance_channels, find_groups
+from anesurgery.compressing.correcting import find_candidates
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Program, Var, ct, function_of, mb, types
 
@@ -109,7 +109,7 @@ def samples(count: int = 12, rows: int = 24) -> list[dict[str, Any]]:
 
 
 def the_group(program: Program) -> Group:
-    (group,) = groups_of(function_of(program, None))[0]
+    (group,) = find_groups(function_of(program, None))[0]
     return group
 
 
@@ -124,7 +124,7 @@ def see_the_same(build: Callable[[Var], Var]) -> None:
     expected = ane.run(program, values)["y"]
     group = the_group(program)
     channels = int(group.x.shape[group.axis])
-    apply(group, np.arange(channels) % 5 - 2)
+    apply_scales(group, np.arange(channels) % 5 - 2)
     assert np.array_equal(ane.run(program, values)["y"], expected)
     names = [op.name for op in function_of(program, None).operations if op.name.endswith("_balanced")]
     assert len(names) == len(group.weights) + len(group.sources)
@@ -136,8 +136,8 @@ def test_scales_on_one_side_alone_are_noticed(monkeypatch: pytest.MonkeyPatch, p
     expected = ane.run(program, values)["y"]
     group = the_group(program)
     one = [(held, 1 if part == "weights" else -1) for held in getattr(group, part)]
-    monkeypatch.setattr(balancing, "_signed", lambda _: iter(one))
-    apply(group, np.arange(WIDTH) % 5 - 2)
+    monkeypatch.setattr(balancing, "_signed_constants", lambda _: iter(one))
+    apply_scales(group, np.arange(WIDTH) % 5 - 2)
     assert not np.allclose(ane.run(program, values)["y"], expected, rtol=0.1)
 
 
@@ -220,7 +220,7 @@ def test_what_cannot_be_balanced_is_said(name: str) -> None:
 def see_why(build: Callable[[Var], Any], words: str) -> None:
     program = program_of(build)
     before = ane.to_text(program)
-    forms = {one.var: "int4" for one in candidates(function_of(program, None), 100)[0]}
+    forms = {one.var: "int4" for one in find_candidates(function_of(program, None), 100)[0]}
     rows = balance_channels(Loaded(program), "main", samples(4), forms)
     assert rows
     assert any(words in row.why for row in rows), [row.why for row in rows]
@@ -229,7 +229,7 @@ def see_why(build: Callable[[Var], Any], words: str) -> None:
 
 def test_a_table_is_not_spread_by_scales() -> None:
     program = program_of(behind_a_sum)
-    forms = {one.var: "palette4" for one in candidates(function_of(program, None), 100)[0]}
+    forms = {one.var: "palette4" for one in find_candidates(function_of(program, None), 100)[0]}
     rows = balance_channels(Loaded(program), "main", samples(4), forms)
     assert any("has one table, which scales would spread" in row.why for row in rows)
 
@@ -240,13 +240,13 @@ def test_numbers_that_scales_would_change_keep_theirs() -> None:
     group = the_group(program)
     exponents = np.full(WIDTH, 6)
     trials = balancing._Trials(group, {}, None)
-    assert trials._exact(exponents, np.ones(WIDTH)).all()
+    assert trials._without_loss(exponents, np.ones(WIDTH)).all()
     weight: Any = group.weights[0].var
     weight._sym_val.val[0, 5] = 6e4
     weight._sym_val.val[:, 6] = 0
     source: Any = group.sources[0].var
     source._sym_val.val[7] = 7e-5
-    np.testing.assert_array_equal(np.flatnonzero(trials._exact(exponents, np.ones(WIDTH)) == 0), [5, 7])
+    np.testing.assert_array_equal(np.flatnonzero(trials._without_loss(exponents, np.ones(WIDTH)) == 0), [5, 7])
 
 
 def test_functions_are_balanced_alike(tmp_path: Path) -> None:

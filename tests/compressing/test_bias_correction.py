@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.compressing.correcting import Correction, candidates, takes_bias
-from anesurgery.compressing.storing import shift, store
+from anesurgery.compressing.correcting import Correction, find_candidates, takes_bias
+from anesurgery.compressing.storing import shift_biases, store
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Program, Var, ct, function_of, mb, types
 
@@ -56,14 +56,16 @@ def samples(count: int = 8) -> list[dict[str, Any]]:
     return [{"x": (numbers(2, 4, 6, 6) + 2)} for _ in range(count)]
 
 
-def compressed(program: Program, given: Any, biased: bool) -> tuple[list[dict[str, Any]], Any]:
+def compressed(program: Program, given: Any, may_shift_bias: bool) -> tuple[list[dict[str, Any]], Any]:
     """The outputs of the run that compressed, and the program that holds what came out."""
-    chosen, _ = candidates(function_of(program, None), 8)
-    work = Correction(Loaded(program), "main", given, chosen, lambda _: "palette1", biased=lambda _: biased)
+    chosen, _ = find_candidates(function_of(program, None), 8)
+    work = Correction(
+        Loaded(program), "main", given, chosen, lambda _: "palette1", may_shift_bias=lambda _: may_shift_bias
+    )
     outputs = work.run()
-    for one in work.made:
-        shift(one, [r.op for r in one.candidate.readers])
-    store([program], work.made)
+    for one in work.corrected:
+        shift_biases(one, [r.op for r in one.candidate.readers])
+    store([program], work.corrected)
     return outputs, program
 
 
@@ -81,9 +83,9 @@ def test_the_mean_of_each_channel_stays(build: Callable[[Var], Var]) -> None:
     program, given = program_of(build), samples()
     expected = [ane.run(program, values) for values in given]
     plain = Correction(
-        Loaded(program), "main", given, candidates(function_of(program, None), 8)[0], lambda _: "palette1"
+        Loaded(program), "main", given, find_candidates(function_of(program, None), 8)[0], lambda _: "palette1"
     )
-    plain.biased = lambda _: False
+    plain.may_shift_bias = lambda _: False
     without = off(plain.run(), expected)
     outputs, changed = compressed(program, given, True)
     assert off(outputs, expected).max() < 1e-3 * without.max()

@@ -79,13 +79,13 @@ def test_one_scale_for_all_heads_is_the_wrong_version(
     found: ane.CompressedCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A head of small numbers would have few codes left."""
-    scales = cache_codes._Reading.scales
+    scales = cache_codes._Ranges.scales
 
     def alike(*given: Any) -> Any:
         one = scales(*given)
         return np.full_like(one, 8 * one.max())
 
-    monkeypatch.setattr(cache_codes._Reading, "scales", alike)
+    monkeypatch.setattr(cache_codes._Ranges, "scales", alike)
     assert ane.compress_cache(decoder(), TEXTS, target="M5/macOS 26").loss.kl > 4 * found.loss.kl
 
 
@@ -147,9 +147,9 @@ def test_positions_have_no_scales() -> None:
     """One token fills one of them, whichever way the cache lies."""
     cache = np.zeros((1, 2, 8, 4))
     cache[:, :, 0] = 1
-    assert cache_codes._axes(cache)["channel"] == (0, 1, 3)
-    assert cache_codes._axes(cache.swapaxes(2, 3))["channel"] == (0, 1, 2)
-    assert set(cache_codes._axes(np.zeros((1, 2, 8, 4)))) == {"head"}
+    assert cache_codes._scale_axes(cache)["channel"] == (0, 1, 3)
+    assert cache_codes._scale_axes(cache.swapaxes(2, 3))["channel"] == (0, 1, 2)
+    assert set(cache_codes._scale_axes(np.zeros((1, 2, 8, 4)))) == {"head"}
 
 
 def test_it_is_saved_and_read_by_coremltools_and_writes(found: ane.CompressedCache, tmp_path: Path) -> None:

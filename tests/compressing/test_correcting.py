@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from anesurgery.compressing import grids
-from anesurgery.compressing.correcting import Apart, Candidate, Correction, candidates, correct
-from anesurgery.compressing.fitting import grid_of
-from anesurgery.compressing.grids import Grid, Scaled
-from anesurgery.compressing.second_order import Shares, corrected, moments, objective
-from anesurgery.compressing.storing import shift, store
+from anesurgery.compressing.correcting import Candidate, Correction, correct, find_candidates
+from anesurgery.compressing.fitting import fit_form
+from anesurgery.compressing.grids import Grid, ScaledGrid
+from anesurgery.compressing.input_moments import InputDrift
+from anesurgery.compressing.second_order import HessianFactor, round_columns, second_moments, squared_error
+from anesurgery.compressing.storing import shift_biases, store
 from anesurgery.compressing.weight_forms import read_form
-from anesurgery.compressing.weight_rows import Rows
+from anesurgery.compressing.weight_rows import WeightRows
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.core import Executable
 from anesurgery.interpret.table import Listener
@@ -65,12 +66,12 @@ def plain_gptq(weight: Any, hessian: Any, scale: Any, low: int, high: int) -> An
 def layer() -> tuple[Array, Array]:
     """A weight and the second moments of its inputs."""
     inputs = torch.from_numpy(correlated(256))[None]
-    return RNG.standard_normal((OUT, WIDTH)).astype(np.float16).astype(np.float64), moments(inputs)[0]
+    return RNG.standard_normal((OUT, WIDTH)).astype(np.float16).astype(np.float64), second_moments(inputs)[0]
 
 
-def four_bits(weight: Array, hessian: Array) -> Scaled:
-    grid = grid_of("int4", weight[None], hessian[None], np.arange(len(weight))[None], 0, 2, np.float16)
-    assert isinstance(grid, Scaled)
+def four_bits(weight: Array, hessian: Array) -> ScaledGrid:
+    grid = fit_form("int4", weight[None], hessian[None], np.arange(len(weight))[None], 0, 2, np.float16)
+    assert isinstance(grid, ScaledGrid)
     return grid
 
 
@@ -79,12 +80,12 @@ def test_it_is_a_plain_gptq(monkeypatch: pytest.MonkeyPatch, blocks: tuple[int, 
     monkeypatch.setattr("anesurgery.compressing.second_order.BLOCKS", blocks)
     weight, hessian = layer()
     grid = four_bits(weight, hessian)
-    rounded = corrected(weight, Shares.of(hessian), lambda column, at: grid.nearest(column, 0, at))
+    rounded = round_columns(weight, HessianFactor.of(hessian), lambda column, at: grid.nearest(column, 0, at))
     found = rounded.rows
-    assert rounded.error == pytest.approx(objective(found - weight, hessian), rel=1e-5)  # sums in fp32
+    assert rounded.error == pytest.approx(squared_error(found - weight, hessian), rel=1e-5)  # sums in fp32
     scale = torch.from_numpy(grid.scales.astype(np.float64))
     plain = plain_gptq(torch.from_numpy(weight), torch.from_numpy(hessian), scale, -8, 7).numpy()
-    errors = [objective(made - weight, hessian) for made in (found, plain, grid.nearest(weight, 0))]
+    errors = [squared_error(made - weight, hessian) for made in (found, plain, grid.nearest(weight, 0))]
     assert errors[0] <= 1.01 * errors[1]
     assert errors[0] <= 0.5 * errors[2]
 
@@ -99,9 +100,11 @@ WRONG: dict[str, Callable[[Array], Array]] = {
 def test_wrong_versions_are_noticed(wrong: str) -> None:
     weight, hessian = layer()
     grid = four_bits(weight, hessian)
-    shares = [Shares.of(each) for each in (hessian, WRONG[wrong](hessian))]
-    found = [corrected(weight, each, lambda column, at: grid.nearest(column, 0, at)).rows for each in shares]
-    errors = [objective(made - weight, hessian) for made in found]
+    factors = [HessianFactor.of(each) for each in (hessian, WRONG[wrong](hessian))]
+    found = [
+        round_columns(weight, each, lambda column, at: grid.nearest(column, 0, at)).rows for each in factors
+    ]
+    errors = [squared_error(made - weight, hessian) for made in found]
     assert errors[1] > 1.5 * errors[0]
 
 
@@ -109,7 +112,9 @@ def test_an_input_that_is_always_zero_changes_nothing_else() -> None:
     weight, hessian = layer()
     hessian[3], hessian[:, 3] = 0, 0
     grid = four_bits(weight, hessian)
-    found = corrected(weight, Shares.of(hessian), lambda column, at: grid.nearest(column, 0, at)).rows
+    found = round_columns(
+        weight, HessianFactor.of(hessian), lambda column, at: grid.nearest(column, 0, at)
+    ).rows
     np.testing.assert_array_equal(found[:, 3], grid.nearest(weight[:, 3], 0))
     assert np.isfinite(found).all()
 
@@ -138,10 +143,10 @@ def test_what_is_stored_is_what_was_measured(form: str, version: int) -> None:
     one, hessian = candidate(linear), layer()[1]
     made = correct(one, form, hessian[None], version)
     weight = np.asarray(one.var.val, np.float64)
-    off = objective(made.array.astype(np.float64) - weight, hessian) / objective(weight, hessian)
+    off = squared_error(made.array.astype(np.float64) - weight, hessian) / squared_error(weight, hessian)
     assert made.array.dtype == np.float16
     assert made.error == pytest.approx(off, rel=1e-5)  # sums in fp32
-    assert made.error <= (1 if read_form(form).kind == "int" and form != "int4" else 0.5) * made.rounded
+    assert made.error <= (1 if read_form(form).kind == "int" and form != "int4" else 0.5) * made.nearest_error
 
 
 def test_a_second_round_with_fitted_values_is_no_worse(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,14 +201,14 @@ def program_of(build: Callable[[Var], Var], dtype: Any = types.fp32) -> Program:
 
 def candidate(build: Callable[[Var], Var]) -> Candidate:
     function = function_of(program_of(build, types.fp16 if build is linear else types.fp32), None)
-    (one,), _ = candidates(function, 8)
+    (one,), _ = find_candidates(function, 8)
     return one
 
 
 class Inputs(Listener):
     """What an op read, as columns of a weight, and what it made."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: WeightRows) -> None:
         self.rows, self.read, self.made = rows, torch.empty(0), torch.empty(0)
 
     def before(self, op: Operation, inputs: Any) -> None:
@@ -222,13 +227,13 @@ def test_the_rows_times_the_inputs_are_what_the_op_computes(name: str) -> None:
     """The wrong version reads the inputs along another axis, or the taps in another order."""
     program = program_of(OPS[name])
     function = function_of(program, None)
-    (one,), _ = candidates(function, 8)
+    (one,), _ = find_candidates(function, 8)
     reader = one.readers[0]
     seen = Inputs(reader)
     Executable(program)({"x": numbers(2, 6, 5, 8)}, listener=seen)
     weight = np.asarray(one.var.val)
-    np.testing.assert_array_equal(reader.back(reader.of(weight)), weight)
-    found = reader.of(weight) @ seen.read.numpy().transpose(0, 2, 1)
+    np.testing.assert_array_equal(reader.from_rows(reader.to_rows(weight)), weight)
+    found = reader.to_rows(weight) @ seen.read.numpy().transpose(0, 2, 1)
     expected = seen.made.numpy()
     if "conv" in name:
         batch, channels = expected.shape[:2]
@@ -245,7 +250,7 @@ def test_what_is_no_product_is_said() -> None:
     def build(x: Var) -> Var:
         return mb.mul(x=x, y=numbers(6, 5, 8))
 
-    found, why = candidates(function_of(program_of(build), None), 8)
+    found, why = find_candidates(function_of(program_of(build), None), 8)
     assert not found
     assert list(why.values()) == ["mul reads it as y, which is no product"]
 
@@ -268,16 +273,18 @@ def tied() -> Program:
 
 def test_a_tied_table_is_corrected_for_its_head() -> None:
     program = tied()
-    chosen, _ = candidates(function_of(program, None), 8)
+    chosen, _ = find_candidates(function_of(program, None), 8)
     assert [[r.op.op_type for r in one.readers] for one in chosen] == [["gather", "linear"], ["linear"]]
     samples = [{"ids": RNG.integers(0, 40, (1, 12)).astype(np.int32)} for _ in range(8)]
-    done = Correction(Loaded(program), "main", samples, chosen, lambda _: "palette3", biased=lambda _: False)
+    done = Correction(
+        Loaded(program), "main", samples, chosen, lambda _: "palette3", may_shift_bias=lambda _: False
+    )
     outputs = done.run()
-    assert [one.candidate.var.name for one in done.made] == ["table", "inner"]
-    assert done.made[0].error < done.made[0].rounded
+    assert [one.candidate.var.name for one in done.corrected] == ["table", "inner"]
+    assert done.corrected[0].error < done.corrected[0].nearest_error
     changed = tied()
     for op in function_of(changed, None).operations:
-        for one in done.made:
+        for one in done.corrected:
             if op.op_type == "const" and op.name == one.candidate.var.name:
                 cast(Any, op.outputs[0])._sym_val.val = one.array
     expected = Executable(changed)(samples[3])
@@ -288,19 +295,19 @@ def test_a_tied_table_is_corrected_for_its_head() -> None:
 def test_later_layers_see_what_is_compressed_in_front() -> None:
     """The wrong version corrects each weight for the inputs of the plain model."""
     program = tied()
-    chosen, _ = candidates(function_of(program, None), 8)
+    chosen, _ = find_candidates(function_of(program, None), 8)
     samples = [{"ids": RNG.integers(0, 40, (1, 12)).astype(np.int32)} for _ in range(8)]
     both = Correction(Loaded(program), "main", samples, chosen, lambda _: "palette1")
     both.run()
     alone = Correction(Loaded(program), "main", samples, chosen[1:], lambda _: "palette1")
     alone.run()
-    assert not np.array_equal(both.made[1].array, alone.made[0].array)
+    assert not np.array_equal(both.corrected[1].array, alone.corrected[0].array)
 
 
 def test_grids_hold_what_they_round_to() -> None:
     weight, hessian = layer()
     for form in FORMS:
-        grid: Grid = grid_of(form, weight[None], hessian[None], np.arange(OUT)[None], 0, 2, np.float16)
+        grid: Grid = fit_form(form, weight[None], hessian[None], np.arange(OUT)[None], 0, 2, np.float16)
         once = grid.nearest(weight, 0)
         np.testing.assert_array_equal(grid.nearest(once, 0), once)
         np.testing.assert_array_equal(
@@ -327,9 +334,9 @@ def chain() -> Program:
 
 WRONG_TARGETS: dict[str, Callable[[Any], Any]] = {
     "none": lambda _: None,
-    "twice": lambda apart: apart and replace(apart, crossed=2 * apart.crossed),
-    "the other way": lambda apart: apart and replace(apart, crossed=-apart.crossed),
-    "transposed": lambda apart: apart and replace(apart, crossed=apart.crossed.transpose(0, 2, 1)),
+    "twice": lambda drift: drift and replace(drift, crossed=2 * drift.crossed),
+    "the other way": lambda drift: drift and replace(drift, crossed=-drift.crossed),
+    "transposed": lambda drift: drift and replace(drift, crossed=drift.crossed.transpose(0, 2, 1)),
 }
 
 
@@ -338,22 +345,22 @@ def test_a_weight_takes_up_what_its_inputs_have_lost(monkeypatch: pytest.MonkeyP
     mixed = OTHER.standard_normal((WIDTH // 4, WIDTH))
     drawn = OTHER.standard_normal((40, 24, WIDTH // 4)) @ mixed / 4
     given = [{"x": (each + OTHER.standard_normal(each.shape) / 20).astype(np.float32)} for each in drawn]
-    wanted, original = [Executable(chain())(values)["y"] for values in given[30:]], Apart.of
+    wanted, original = [Executable(chain())(values)["y"] for values in given[30:]], InputDrift.of
 
     def lost() -> float:
         program = chain()
-        chosen, _ = candidates(function_of(program, None), 8)
+        chosen, _ = find_candidates(function_of(program, None), 8)
         work = Correction(Loaded(program), "main", given[:30], chosen, lambda _: "palette2")
         work.run()
-        for one in work.made:
-            shift(one, [r.op for r in one.candidate.readers])
-        store([program], work.made)
+        for one in work.corrected:
+            shift_biases(one, [r.op for r in one.candidate.readers])
+        store([program], work.corrected)
         made = [Executable(program)(values)["y"] for values in given[30:]]
         return float(np.square(np.stack(made) - np.stack(wanted)).sum())
 
     right, wrong = lost(), {}
     for name, change in WRONG_TARGETS.items():
-        monkeypatch.setattr(Apart, "of", lambda *rest, change=change: change(original(*rest)))
+        monkeypatch.setattr(InputDrift, "of", lambda *rest, change=change: change(original(*rest)))
         wrong[name] = lost()
     assert right < 0.9 * min(wrong.values()), (right, wrong)
 
@@ -366,10 +373,10 @@ def test_without_correction_a_tied_head_loses_more(form: str, monkeypatch: pytes
     for rounds in (2, 0):
         monkeypatch.setattr("anesurgery.compressing.fitting.ROUNDS", rounds)
         program = tied()
-        chosen, _ = candidates(function_of(program, None), 8)
+        chosen, _ = find_candidates(function_of(program, None), 8)
         work = Correction(Loaded(program), "main", samples, chosen, lambda _: form)
         work.run()
-        errors.append(work.made[0].error)
+        errors.append(work.corrected[0].error)
     assert errors[0] < 0.9 * errors[1]
 
 
@@ -380,6 +387,6 @@ def test_scales_clip_where_that_loses_less(monkeypatch: pytest.MonkeyPatch) -> N
     errors = []
     for shares in (grids.SHRUNK, (1.0,)):
         monkeypatch.setattr(grids, "SHRUNK", shares)
-        grid = grid_of("int4", table[None], np.eye(256)[None], np.arange(64)[None], 0, 2, np.float16)
+        grid = fit_form("int4", table[None], np.eye(256)[None], np.arange(64)[None], 0, 2, np.float16)
         errors.append(float(np.square(grid.nearest(table, 0) - table).sum()))
     assert errors[0] < 0.9 * errors[1]

@@ -9,11 +9,11 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.compressing import estimating
-from anesurgery.compressing.correcting import candidates, correct, plain_moments, size_of
+from anesurgery.compressing.correcting import correct, find_candidates, form_bytes, plain_moments
 from anesurgery.compressing.costs import Cost
-from anesurgery.compressing.estimating import estimated
+from anesurgery.compressing.estimating import estimate_forms
 from anesurgery.compressing.finished import Finished
-from anesurgery.compressing.fitting import grid_of
+from anesurgery.compressing.fitting import fit_form
 from anesurgery.errors import SurgeryError
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.forks import Fork
@@ -88,8 +88,8 @@ def test_a_weight_is_run_once_for_each_sample(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Fork, "__call__", _counted(Fork.__call__, runs))
     monkeypatch.setattr(estimating, "MOST_RUNS", 5)
     program = branches((1.0, 0.02, 0.02))
-    found, _ = candidates(function_of(program, None), 1000)
-    estimated(Loaded(program), "main", samples(9), dict.fromkeys(found, FORMS), Finished())
+    found, _ = find_candidates(function_of(program, None), 1000)
+    estimate_forms(Loaded(program), "main", samples(9), dict.fromkeys(found, FORMS), Finished())
     assert len([array for array in runs if array is not None]) == 3 * 5
 
 
@@ -103,14 +103,14 @@ def _counted(call: Any, runs: list[Any]) -> Any:
 
 def test_estimated_errors_are_near_those_after_correction() -> None:
     program, given = branches((1.0, 1.0, 1.0)), samples()
-    one, *_ = candidates(function_of(program, None), 1000)[0]
+    one, *_ = find_candidates(function_of(program, None), 1000)[0]
     hessians = plain_moments(Loaded(program), "main", given, [one])[one.var]
     trial = estimating._trial(one, FORMS, hessians)
     made = {form: correct(one, form, hessians, 9) for form in FORMS}
     for form in FORMS:
-        expected = made[form].error / made[FORMS[0]].rounded
+        expected = made[form].error / made[FORMS[0]].nearest_error
         assert 0.5 < trial.errors[form] / expected < 3, form
-        assert trial.bytes[form] == size_of(made[form].form)
+        assert trial.bytes[form] == form_bytes(made[form].form)
 
 
 NEWER = ("palette3-group-16", "palette4-vector-2", "sparse-75", "sparse-50-int8", "sparse-50-palette4")
@@ -119,17 +119,17 @@ NEWER = ("palette3-group-16", "palette4-vector-2", "sparse-75", "sparse-50-int8"
 @pytest.mark.parametrize("form", ["int4", "int8", "palette1", "palette3", "palette8", *NEWER])
 def test_the_bytes_of_a_grid_are_those_of_its_form(form: str) -> None:
     program = branches((1.0, 1.0, 1.0))
-    one, *_ = candidates(function_of(program, None), 1000)[0]
+    one, *_ = find_candidates(function_of(program, None), 1000)[0]
     reader, weight = one.readers[0], np.asarray(one.var.val)
-    rows = reader.of(weight.astype(np.float64))
-    grid = grid_of(form, rows, np.eye(WIDTH)[None], reader.channels, reader.channel, 2, np.float16)
-    assert grid.bytes(weight.size) == size_of(grid.form(rows, reader.back, np.float16, 9))
+    rows = reader.to_rows(weight.astype(np.float64))
+    grid = fit_form(form, rows, np.eye(WIDTH)[None], reader.channels, reader.channel_axis, 2, np.float16)
+    assert grid.bytes(weight.size) == form_bytes(grid.form(rows, reader.from_rows, np.float16, 9))
 
 
 def test_a_weight_that_breaks_the_outputs_costs_most() -> None:
     """The wrong version leaves out forms of infinite cost, and takes the weight for one that costs nothing."""
     program = branches((1.0, 1.0, 1.0))
-    one, *_ = candidates(function_of(program, None), 1000)[0]
+    one, *_ = find_candidates(function_of(program, None), 1000)[0]
     trial = estimating._trial(one, FORMS, np.eye(WIDTH)[None])
     cost = Cost()
     cost.add({"y": np.ones((2, 4))}, {"y": np.full((2, 4), np.inf)})

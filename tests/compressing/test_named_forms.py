@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 import anesurgery as ane
 from anesurgery.commands import app as cli
 from anesurgery.compressing import fitting
-from anesurgery.compressing.correcting import decoded
-from anesurgery.compressing.fitting import grid_of
-from anesurgery.compressing.second_order import Shares, corrected, objective
+from anesurgery.compressing.correcting import decode
+from anesurgery.compressing.fitting import fit_form
+from anesurgery.compressing.second_order import HessianFactor, round_columns, squared_error
 from anesurgery.compressing.weight_forms import COMPUTING, READING, choose_form, read_form
-from anesurgery.compressing.zeros import pruned
+from anesurgery.compressing.zeros import choose_zeros
 from anesurgery.errors import SurgeryError
 from anesurgery.mil import Array, Program, Var, ct, mb, quiet_host, types
 from anesurgery.placement.target import Target
@@ -102,15 +102,15 @@ def test_a_form_is_stored_read_back_and_run(form: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["int4", "palette4-vector-2", "sparse-50-palette3"])
 def test_without_correction_every_op_loses_more(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version rounds each number to the nearest."""
-    corrected = ane.compress(network(), forms=form, inputs=GIVEN, smallest=500, for_="size")
+    round_columns = ane.compress(network(), forms=form, inputs=GIVEN, smallest=500, for_="size")
     monkeypatch.setattr(fitting, "ROUNDS", 0)
     rounded = ane.compress(network(), forms=form, inputs=GIVEN, smallest=500, for_="size")
-    for with_it, without in zip(corrected.weights, rounded.weights, strict=True):
+    for with_it, without in zip(round_columns.weights, rounded.weights, strict=True):
         assert with_it.ops == without.ops
         assert with_it.error < 0.8 * without.error, with_it.ops
-    assert corrected.loss is not None
+    assert round_columns.loss is not None
     assert rounded.loss is not None
-    assert corrected.loss.psnr > rounded.loss.psnr + 1
+    assert round_columns.loss.psnr > rounded.loss.psnr + 1
 
 
 def layer() -> tuple[Array, Array]:
@@ -122,38 +122,38 @@ def layer() -> tuple[Array, Array]:
 def test_zeros_are_where_they_cost_least() -> None:
     """Against zeros for the smallest numbers, and for those of least magnitude times input, not handed on."""
     weight, hessian = layer()
-    kept, made = pruned(weight[None], [Shares.of(hessian)], 50)
+    kept, made = choose_zeros(weight[None], [HessianFactor.of(hessian)], 50)
     assert np.count_nonzero(kept) == weight.size // 2
     np.testing.assert_array_equal(made[~kept], 0)
-    error = objective(made[0] - weight, hessian)
+    error = squared_error(made[0] - weight, hessian)
     scores = {"magnitude": np.abs(weight), "input": np.abs(weight) * np.sqrt(np.diag(hessian))}
     for score in scores.values():
         plain = np.where(score > np.median(score), weight, 0)
-        assert error < 0.5 * objective(plain - weight, hessian)
+        assert error < 0.5 * squared_error(plain - weight, hessian)
 
 
 def test_zeros_by_the_factor_beat_zeros_of_the_smallest_numbers() -> None:
     """The wrong version takes the smallest numbers, and hands on all the same."""
     weight, hessian = layer()
-    shares = Shares.of(hessian)
-    _, made = pruned(weight[None], [shares], 50)
-    flat = Shares(shares.order, shares.factor.clone())
-    flat.factor.diagonal().fill_(1.0)
-    kept, _ = pruned(weight[None], [flat], 50)
-    by_size = corrected(weight, shares, lambda column, at: column * kept[0][:, at]).rows
-    assert objective(made[0] - weight, hessian) < 0.8 * objective(by_size - weight, hessian)
+    factors = HessianFactor.of(hessian)
+    _, made = choose_zeros(weight[None], [factors], 50)
+    flat = HessianFactor(factors.order, factors.upper.clone())
+    flat.upper.diagonal().fill_(1.0)
+    kept, _ = choose_zeros(weight[None], [flat], 50)
+    by_size = round_columns(weight, factors, lambda column, at: column * kept[0][:, at]).rows
+    assert squared_error(made[0] - weight, hessian) < 0.8 * squared_error(by_size - weight, hessian)
 
 
 def test_an_entry_of_a_vector_holds_neighbours() -> None:
     weight, hessian = layer()
     channels = np.arange(24)[None]
-    grid = grid_of("palette3-vector-2", weight[None], hessian[None], channels, 0, 2, np.float16)
+    grid = fit_form("palette3-vector-2", weight[None], hessian[None], channels, 0, 2, np.float16)
     near = grid.nearest(weight, 0)
     pairs = {tuple(pair) for pair in near.reshape(12, 2, -1).transpose(0, 2, 1).reshape(-1, 2)}
     assert len(pairs) == 8
     form = grid.form(near[None], lambda rows: rows[0], np.float16, 9)
     assert form.inputs["indices"].shape == (12, CHANNELS)
-    np.testing.assert_array_equal(decoded(form), near)
+    np.testing.assert_array_equal(decode(form), near)
 
 
 def test_tables_of_groups_serve_channels_that_differ() -> None:
@@ -163,9 +163,9 @@ def test_tables_of_groups_serve_channels_that_differ() -> None:
     channels = np.arange(24)[None]
     errors = []
     for form in ("palette3", "palette3-group-12"):
-        grid = grid_of(form, weight[None], hessian[None], channels, 0, 2, np.float16)
+        grid = fit_form(form, weight[None], hessian[None], channels, 0, 2, np.float16)
         off = (grid.nearest(weight, 0) - weight)[12:]
-        errors.append(objective(off, hessian) / objective(weight[12:], hessian))
+        errors.append(squared_error(off, hessian) / squared_error(weight[12:], hessian))
     assert errors[1] < 0.1 * errors[0]
 
 

@@ -16,7 +16,7 @@ import anesurgery as ane
 from anesurgery.commands import app as cli
 from anesurgery.compressing.assignment import Option, Row, propose
 from anesurgery.compressing.costs import Cost
-from anesurgery.compressing.modes import candidates, compress, read_mode, stored_bytes
+from anesurgery.compressing.modes import compress, read_mode, stored_bytes, weight_readers
 from anesurgery.compressing.sensitivity import Sensitivity, sensitivity
 from anesurgery.errors import SurgeryError
 from anesurgery.files.sharing import Shard, share
@@ -77,7 +77,7 @@ def with_weight(name: str, values: Any) -> Program:
 def test_the_cost_is_that_of_the_whole_model_with_the_weight_replaced(found: Sensitivity, mode: str) -> None:
     program = layers()
     graph = read_graph(program, 9, "main")
-    readers = candidates(graph, 256)
+    readers = weight_readers(graph, 256)
     assert list(readers) == ["first", "faint", "third", "head"]
     for row in found.rows:
         made = compress(graph, row.weight, readers[row.weight], read_mode(mode), 9, 256)
@@ -157,7 +157,7 @@ def applied(package: Path, proposal: Any) -> dict[str, Var]:
     model = proposal.apply(package)
     linears = [op for op in walk_ops(ane.load(model).program) if op.op_type == "linear"]
     graph = read_graph(layers(), 9, "main")
-    readers = candidates(graph, 256)
+    readers = weight_readers(graph, 256)
     weights = dict(zip(readers, (op.weight for op in linears), strict=True))
     for name, mode in proposal.modes.items():
         made = compress(graph, name, readers[name], read_mode(mode), 9, 256)

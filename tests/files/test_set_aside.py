@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.compressing import correcting
+from anesurgery.compressing import running_samples
 from anesurgery.files import arrays as module
 from anesurgery.files.arrays import LEAST, set_aside
 from anesurgery.interpret.arithmetic import precision
@@ -67,10 +67,11 @@ def test_what_is_on_the_disk_changes_no_weight(monkeypatch: pytest.MonkeyPatch, 
         return aside[-1]
 
     monkeypatch.setattr(module, "LEAST", 0)
-    monkeypatch.setattr(correcting, "MOST_VALUES", 0)
-    monkeypatch.setattr(precision, "KEPT", 0)
-    for room in ("anesurgery.compressing.correcting", "anesurgery.interpret.core"):
-        monkeypatch.setattr(f"{room}.set_aside", counted)
+    monkeypatch.setattr(running_samples, "MOST_VALUES", 0)
+    monkeypatch.setattr(precision, "CACHE_LIMIT", 0)
+    rooms = "compressing.correcting", "compressing.running_samples", "interpret.core"
+    for room in rooms:
+        monkeypatch.setattr(f"anesurgery.{room}.set_aside", counted)
     found = ane.compress(layers(), 3, work=tmp_path / "work", **how)
     assert {array.dtype.kind for array in aside} == {"f", "u"}
     rows = [[(row.form, row.bytes, row.error, row.rounded) for row in one.weights] for one in (found, plain)]

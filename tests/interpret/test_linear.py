@@ -21,7 +21,7 @@ def test_one_number_in_each_row_picks_a_row(width: int) -> None:
     x, y = torch.zeros(2, 3, width), table(width)
     for row, (place, value) in enumerate([(0, 1.0), (width - 1, -2.5), (255, 1e-30), (256, 3.0), (700, 0.0)]):
         x[row // 3, row % 3, place] = value
-    rows = reduction._picked(x, y)
+    rows = reduction._picked_rows(x, y)
     assert rows is not None
     assert torch.equal(rows, x @ y)
 
@@ -31,7 +31,7 @@ def test_one_number_in_each_row_picks_a_row(width: int) -> None:
 def test_two_numbers_in_a_row_are_a_sum(width: int, second: int) -> None:
     x, y = torch.zeros(2, width), table(width)
     x[0, 3], x[0, second] = 1.0, -1.0
-    assert reduction._picked(x, y) is None
+    assert reduction._picked_rows(x, y) is None
     torch.testing.assert_close(reduction.matmul(x, y)[0], y[3] - y[second])
 
 

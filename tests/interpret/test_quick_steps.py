@@ -57,16 +57,16 @@ def test_every_run_gives_the_bits_of_the_first(half: bool, precision: str) -> No
         again = executable(values())
         for name, array in first.items():
             np.testing.assert_array_equal(again[name], array)
-    bound = executable.plan.quick
+    bound = executable.plan.bound_steps
     assert bound is not None
     assert sum(b is not None for b in bound) > len(bound) / 2
 
 
 def test_a_wrong_shortcut_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = core._moved
+    right = core._bind_view
     monkeypatch.setattr(
         core,
-        "_moved",
+        "_bind_view",
         lambda step, fixed: (
             (lambda env: torch.zeros(step.op.outputs[0].shape))
             if step.op.op_type == "transpose"
@@ -101,10 +101,12 @@ def test_hidden_keys_are_left_out_only_where_they_are_finite(spoilt: float) -> N
     query, key, value = (torch.randn(1, 2, n, 4, generator=draw) for n in (3, 6, 6))
     mask = torch.where(torch.arange(6) < 4, 0.0, -torch.inf).expand(3, 6)
     whole = torch.softmax(query @ key.transpose(-1, -2) + mask, -1) @ value
-    torch.testing.assert_close(attentions.attend(query, key, value, mask, turned=True), whole)
-    shorter = attentions.attend(query, key[..., :4, :], value[..., :4, :], mask[..., :4], turned=True)
-    assert torch.equal(attentions.attend(query, key, value, mask, turned=True), shorter)
+    torch.testing.assert_close(attentions.attend(query, key, value, mask, key_is_transposed=True), whole)
+    shorter = attentions.attend(
+        query, key[..., :4, :], value[..., :4, :], mask[..., :4], key_is_transposed=True
+    )
+    assert torch.equal(attentions.attend(query, key, value, mask, key_is_transposed=True), shorter)
     value[0, 0, 5, 0] = spoilt  # 0 times this is NaN
-    assert attentions.attend(query, key, value, mask, turned=True)[0, 0].isnan().any()
+    assert attentions.attend(query, key, value, mask, key_is_transposed=True)[0, 0].isnan().any()
     hidden = torch.full((3, 6), -torch.inf)
-    assert attentions.attend(query, key, key, hidden, turned=True).isnan().all()
+    assert attentions.attend(query, key, key, hidden, key_is_transposed=True).isnan().all()

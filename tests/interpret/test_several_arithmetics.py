@@ -116,4 +116,4 @@ def test_each_op_is_computed_five_times_and_values_are_dropped(monkeypatch: pyte
         alive += [weakref.ref(shown.exact[0]), *(weakref.ref(v[0]) for v in shown.grown.values())]
         assert sum(ref() is not None for ref in alive) <= 6  # of this op and of the one before
     assert len(taken) == 5 * len(both.exact.plan.steps)
-    assert not any(e.plan.kept for e in (both.exact, *both.others.values()))
+    assert not any(e.plan.widened for e in (both.exact, *both.others.values()))

@@ -66,7 +66,7 @@ FORMS: dict[str, tuple[dict[str, Any], bool]] = {
 def test_attention_at_once_is_the_same_sum(name: str) -> None:
     options, fused = FORMS[name]
     executable = Executable(attention(**options))
-    assert (len(executable.plan.direct) < len(executable.plan.steps)) is fused
+    assert (len(executable.plan.fused_steps) < len(executable.plan.steps)) is fused
     rng = np.random.default_rng(0)
     values = {n: rng.standard_normal(v.shape).astype(np.float32) for n, v in executable.function.inputs.items()}
     found, expected = executable(values), executable(values, listener=Listener())
@@ -106,7 +106,7 @@ def grouped(rows: int, mask: tuple[int, ...], interleaved: bool = False) -> Prog
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_groups_are_computed_at_once(rows: int, heads: tuple[int, ...], interleaved: bool) -> None:
     executable = Executable(grouped(rows, (*heads, rows, LENGTH), interleaved))
-    ops = {step.op.op_type for step in executable.plan.direct}
+    ops = {step.op.op_type for step in executable.plan.fused_steps}
     assert ("tile" in ops) == interleaved
     assert "softmax" not in ops
     rng = np.random.default_rng(0)
@@ -118,7 +118,7 @@ def test_groups_are_computed_at_once(rows: int, heads: tuple[int, ...], interlea
 @pytest.mark.parametrize("precision", ["fp16", "ane"])
 def test_arithmetics_that_round_compute_op_by_op(precision: str) -> None:
     plan = Executable(attention(), precision=precision).plan
-    assert plan.direct is plan.steps
+    assert plan.fused_steps is plan.steps
 
 
 def test_an_error_in_attention_names_its_op(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,19 +146,19 @@ def linear(kind: Any) -> Program:
     return made
 
 
-@pytest.mark.parametrize("room", [dtypes.KEPT, 0])
+@pytest.mark.parametrize("room", [dtypes.CACHE_LIMIT, 0])
 @pytest.mark.parametrize("kind", [np.float16, np.float32])
 def test_constants_kept_ready_change_nothing(
     kind: Any, room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dtypes, "KEPT", room)
+    monkeypatch.setattr(dtypes, "CACHE_LIMIT", room)
     predictor = Predictor(save(load(linear(kind)), tmp_path / "linear.mlpackage"))
     values = {"x": np.random.default_rng(1).standard_normal((2, 400)).astype(np.float32)}
     plan, found = predictor.executables[0].plan, []
     for run in range(4):
         (made,) = predictor(values).values()
         found.append(made)
-        assert len(plan.kept) == (1 if run and room else 0)
+        assert len(plan.widened) == (1 if run and room else 0)
     assert all(np.array_equal(made, found[0]) for made in found)
     matrix = np.random.default_rng(0).standard_normal((300, 400)).astype(kind).astype(np.float32)
     assert_close(found[0], (values["x"] + matrix[[7, 3]]) @ matrix.T, rtol=1e-5)

@@ -1,8 +1,12 @@
-"""The arithmetic of a prime field: both sides of an edit are evaluated at random points (Schwartz, Zippel).
+"""The arithmetic that proves identities: values are residues at a random point of prime fields, not floats.
 
-Sums, products, quotients and what is made of them are exact, and so are constants, which are m * 2^e. The
-absolute value stands for all that is made of it (relu, clip, max), so that its identities hold. Every other
-function is a random one.
+If both sides of an edit are polynomials or quotients of them, and give the same residues at a random point,
+they are equal but for a tiny probability (Schwartz, Zippel). Sums, products, quotients and constants, which are
+m * 2^e, are exact. relu, clip, max and the like are written with the absolute value, so that their identities
+hold. Every other function is a random one: equal arguments give equal results, and nothing else is known of it.
+
+`element_rules`, `sum_rules` and `list_rules` have the rules of most ops. Here are those of recurrent ops, which
+are computed step by step; then all are joined in `Algebraic.rules`.
 """
 
 from __future__ import annotations
@@ -21,33 +25,33 @@ from anesurgery.interpret.table import Unsupported
 from anesurgery.mil import Operation, np_dtype
 
 LONGEST = 64
-"""Steps up to which a sequence is taken apart; a longer one is a function of all that it reads, since each step
-is taken by itself."""
+"""The longest sequence that is computed step by step; a longer one is a random function of all that the op
+reads."""
 
 States = tuple[Image, ...]
 Step = Callable[[Image, States], States]
-"""(what the input adds to the gates, the states) -> the states, the output first."""
+"""(what the input adds to the gates, the states) -> the new states, of which the first is the output."""
 
 
 class _Op:
-    """A recurrent op and the arithmetic in which it is computed."""
+    """A recurrent op, with its operands as residues."""
 
     def __init__(self, a: Algebraic, op: Operation, arguments: dict[str, Any]) -> None:
         self.a, self.op, self.given = a, op, arguments
 
     def image(self, name: str) -> Image | None:
-        """An operand; None where it is absent."""
+        """Return an operand; None where it is absent."""
         value = self.given.get(name)
         return None if value is None else self.a.image(value)
 
-    def turned(self, name: str) -> Image:
-        """A matrix with its axes swapped."""
+    def transposed(self, name: str) -> Image:
+        """Return a matrix with its axes swapped."""
         matrix = self.image(name)
         assert matrix is not None
         return matrix.map(lambda v: v.transpose(-1, -2))
 
     def activate(self, parameter: str, default: str, x: Image) -> Image:
-        """An activation by the name that the op gives it."""
+        """Apply the activation that an attribute of the op names."""
         kind = str(self.given.get(parameter) or default).lower()
         if kind in ("tanh", "scaled_tanh"):
             return self.a.odd("tanh", x)
@@ -64,13 +68,13 @@ class _Op:
 
 
 def _chunks(x: Image, count: int) -> list[Image]:
-    """Equal parts along the last axis."""
+    """Return equal parts along the last axis."""
     width = x.shape[-1] // count
     return [x.map(lambda v, i=i: v.narrow(-1, i * width, width)) for i in range(count)]  # type: ignore[misc]
 
 
 def _rnn(of: _Op, suffix: str) -> Step:
-    recurrent = of.turned("weight_hh")
+    recurrent = of.transposed("weight_hh")
 
     def step(row: Image, states: States) -> States:
         return (of.activate("activation", "tanh", add(row, product(states[0], recurrent))),)
@@ -79,7 +83,7 @@ def _rnn(of: _Op, suffix: str) -> Step:
 
 
 def _gru(of: _Op, suffix: str) -> Step:
-    reset, output, update = _chunks(of.turned("weight_hh"), 3)
+    reset, output, update = _chunks(of.transposed("weight_hh"), 3)
     after, bias = bool(of.given.get("reset_after")), of.image("bias")
     inside = None if bias is None or not after else _chunks(bias, 3)[1]
 
@@ -100,7 +104,7 @@ def _gru(of: _Op, suffix: str) -> Step:
 
 
 def _lstm(of: _Op, suffix: str) -> Step:
-    recurrent, peephole = of.turned(f"weight_hh{suffix}"), of.image(f"peephole{suffix}")
+    recurrent, peephole = of.transposed(f"weight_hh{suffix}"), of.image(f"peephole{suffix}")
     peeps = None if peephole is None else _chunks(peephole, 3)
     limit = of.given.get("clip")
 
@@ -121,25 +125,29 @@ def _lstm(of: _Op, suffix: str) -> Step:
 
 
 STEPS: dict[str, Callable[[_Op, str], Step]] = {"rnn": _rnn, "gru": _gru, "lstm": _lstm}
+"""Op type -> builds its step from the op, and "" or "_back", the ending of the weights of a direction."""
 
 
-def _bias(of: _Op, suffix: str) -> Image | None:
-    """What the input adds to the gates beside its product."""
+def _input_bias(of: _Op, suffix: str) -> Image | None:
+    """Return what is added to the gates besides the products; without what `reset_after` adds inside."""
     bias, more = of.image(f"bias{suffix}"), of.image("input_bias")
     if bias is not None and of.given.get("reset_after"):
         parts = _chunks(bias, 3)
         parts[1] = parts[1].map(torch.zeros_like)
-        bias = _joined(parts)
-    return bias if more is None else more if bias is None else add(bias, more)
+        bias = _concat(parts)
+    if bias is None or more is None:
+        return more if bias is None else bias
+    return add(bias, more)
 
 
-def _joined(parts: Sequence[Image], axis: int = -1) -> Image:
+def _concat(parts: Sequence[Image], axis: int = -1) -> Image:
+    """Return tensors joined along an axis."""
     return together(parts, lambda each: torch.cat(each, axis))
 
 
 def _walk(of: _Op, x: Image, suffix: str, states: States, back: bool) -> tuple[list[Image], States]:
-    """The outputs in the order in which they are computed, and the last states."""
-    rows, bias = product(x, of.turned(f"weight_ih{suffix}")), _bias(of, suffix)
+    """Run one direction; return the outputs in the order in which they are computed, and the last states."""
+    rows, bias = product(x, of.transposed(f"weight_ih{suffix}")), _input_bias(of, suffix)
     rows = rows if bias is None else add(rows, bias)
     order = range(x.shape[0])
     step, outputs = STEPS[of.op.op_type](of, suffix), []
@@ -150,7 +158,7 @@ def _walk(of: _Op, x: Image, suffix: str, states: States, back: bool) -> tuple[l
 
 
 def _recurrent(a: Algebraic, op: Operation, **arguments: Any) -> Any:
-    """The sequence or its last output, and the last states."""
+    """Compute a recurrent op: the sequence or its last output, and the last states."""
     x, direction = a.image(arguments["x"]), str(arguments.get("direction") or "forward")
     if x.shape[0] > LONGEST or x.shape[0] < 1 or direction not in BACKWARD:
         return a.uninterpreted(op, arguments)
@@ -162,11 +170,11 @@ def _recurrent(a: Algebraic, op: Operation, **arguments: Any) -> Any:
         steps, last = _walk(of, x, "_back" if i else "", tuple(half[i] for half in split), back)
         outputs.append(steps[::-1] if i else steps)
         lasts.append(last)
-    ends = [_joined(each) for each in zip(*lasts, strict=True)]
+    ends = [_concat(each) for each in zip(*lasts, strict=True)]
     one = ends[0].map(lambda v: v[None])
     if arguments.get("output_sequence"):
-        rows = [_joined(each).map(lambda v: v[None]) for each in zip(*outputs, strict=True)]
-        one = _joined(rows, 0)
+        rows = [_concat(each).map(lambda v: v[None]) for each in zip(*outputs, strict=True)]
+        one = _concat(rows, 0)
     return (one, *ends)
 
 

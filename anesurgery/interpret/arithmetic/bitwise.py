@@ -1,8 +1,10 @@
-"""The arithmetic of bits: an element is a hash of how it is computed, rounding included.
+"""The arithmetic that proves equal bits: an element is a hash of how it is computed, rounding included.
 
-Equal hashes mean equal bits, also for infinities and NaN, if equal sums are added in the same order. A sum of
-products is a hash of its ordered terms, whichever op spells it; operands that commute are sorted; the sign of a
-product is taken out, since IEEE arithmetic does so too.
+If both sides of an edit give equal hashes, they give equal bits, also for infinities and NaN, as long as equal
+sums are added in the same order. A sum of products is a hash of its ordered terms, whichever op computes it.
+Operands that commute are sorted, and the sign of a product is taken out, as IEEE arithmetic does.
+
+The first part has the lattice of extremes, the second the hashes of constants and ops, with a rule for each op.
 """
 
 from __future__ import annotations
@@ -37,39 +39,42 @@ from anesurgery.ops import REDUCTIONS, names
 Tensor = torch.Tensor
 
 MOST_MEMBERS = 512
-"""Members of a set, at most: all numbers of a range of 9 bits. A choice, as what two sets make has the product
-of their members."""
+"""The most members of a set: all numbers of a range of 9 bits. A choice: the extreme of two sets costs the
+product of their members."""
 SMALL = 64
-"""Constants of up to this many elements are known as bounds: limits are; weights are bounded by their ends."""
+"""Constants of up to so many elements are known as bounds, as limits of clips are; weights are larger."""
 KEPT = 1 << 22
-"""Members that are remembered, the last ones made: 34 MB of names."""
+"""The most members of sets that are remembered, the latest ones: 34 MB of names."""
 NOBODY = (1 << 62) - 1
-"""Stands where a set has no more members; no name is as large."""
+"""Fills the row of a set that has fewer members; no name is as large."""
 
 
 class Sets(NamedTuple):
-    """For some elements: the largest member (the smallest, where `is_min`), put between two bounds."""
+    """A set for each element: its largest member (the smallest, where `is_min`), limited by two bounds."""
 
     members: Tensor
-    """[n, k] names as one number each, sorted; none for a constant, whose bounds are equal."""
+    """[n, k]: the sorted names of the members; none for a constant, whose bounds are equal."""
     low: Tensor
+    """[n], float64: the lower bound."""
     high: Tensor
+    """[n], float64: the upper bound."""
     is_min: Tensor
+    """[n], bool: is it the smallest member?"""
 
 
-class _Made(NamedTuple):
-    """The sorted names of extremes, and the sets that they are the extremes of."""
+class _KnownExtremes(NamedTuple):
+    """The sorted names of extremes that were computed, and the sets that they are extremes of."""
 
     names: Tensor
     sets: Sets
 
 
 class Lattice:
-    """What is known of the extremes and of the constants of one arithmetic."""
+    """The extremes and the constants that one arithmetic knows."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self._made: list[_Made] = []
+        self._made: list[_KnownExtremes] = []
         self._constants: dict[int, float] = {}
         self._ranges: list[tuple[Tensor, float, float]] = []
 
@@ -82,24 +87,28 @@ class Lattice:
             self._constants |= zip(field.packed(signed).reshape(-1).tolist(), numbers, strict=True)
 
     def within(self, names: Image, low: float, high: float) -> None:
-        """Remember that some elements lie in a range."""
+        """Remember that elements lie in a range."""
         for sign, (a, b) in ((names, (low, high)), (field.negated(names), (-high, -low))):
             self._ranges.append((field.packed(sign).reshape(-1).sort().values, a, b))
 
     def largest(self, names: Image) -> Image:
-        """The largest of the elements along the last axis."""
+        """Return the largest of the elements along the last axis."""
         rows = names.map(lambda v: v.reshape(-1, v.shape[-1]))
-        sets, turned = _canonical(self._tight(self._union(field.packed(rows))))
-        image = self._named(sets)
+        sets, negative = _canonical(self._without_idle_bounds(self._union(field.packed(rows))))
+        image = self._name(sets)
         self._remember(image, sets)
-        return field.with_sign(image, turned).map(lambda v: v.reshape(names.shape[:-1]))
+        return field.with_sign(image, negative).map(lambda v: v.reshape(names.shape[:-1]))
 
     def smallest(self, names: Image) -> Image:
-        """The smallest of the elements along the last axis."""
+        """Return the smallest of the elements along the last axis."""
         return field.negated(self.largest(field.negated(names)))
 
     def _union(self, rows: Tensor) -> Sets:
-        """The union of what each row stands for; members that bounds keep apart stand for themselves."""
+        """Return the union of the sets that the names of each row stand for.
+
+        Sets with different upper bounds, or two of which one is a minimum, cannot be merged: their names are
+        members then.
+        """
         count, width = rows.shape
         sets = self._lookup(rows.reshape(-1))
         low, high, is_min = (v.reshape(count, width) for v in sets[1:])
@@ -119,19 +128,19 @@ class Lattice:
         top, bottom = torch.where(apart, math.inf, top), torch.where(apart, -math.inf, bottom)
         return Sets(_unique(members), torch.maximum(bottom, least), torch.maximum(top, least), is_min & ~apart)
 
-    def _tight(self, sets: Sets) -> Sets:
-        """Drops the bounds that one member keeps by itself."""
+    def _without_idle_bounds(self, sets: Sets) -> Sets:
+        """Drop the bounds that a single member never exceeds."""
         low, high = sets.low.clone(), sets.high.clone()
-        alone = (sets.members != NOBODY).sum(1) == 1
+        is_single = (sets.members != NOBODY).sum(1) == 1
         for bounded, least, most in self._ranges:
             at = torch.searchsorted(bounded, sets.members[:, 0]).clamp(max=len(bounded) - 1)
-            here = alone & (bounded[at] == sets.members[:, 0])
+            here = is_single & (bounded[at] == sets.members[:, 0])
             low[here & (low <= least)] = -math.inf
             high[here & (high >= most)] = math.inf
         return sets._replace(low=low, high=high)
 
     def _lookup(self, names: Tensor) -> Sets:
-        """What names stand for: an extreme, the negative of one, a constant, or themselves."""
+        """Return the set that each name stands for: of an extreme, its negative, a constant, or itself."""
         width = max((m.sets.members.shape[1] for m in self._made), default=1)
         members = torch.full((len(names), width), NOBODY)
         members[:, 0] = names
@@ -140,7 +149,7 @@ class Lattice:
         negatives = _negative(names) if self._made else names
         for extreme in self._made:
             _enter(sets, names, extreme.names, extreme.sets)
-            _enter(sets, negatives, extreme.names, extreme.sets, _turned)
+            _enter(sets, negatives, extreme.names, extreme.sets, _negated_sets)
         if self._constants:
             constants = torch.tensor(sorted(self._constants))
             values = torch.tensor([self._constants[k] for k in constants.tolist()], dtype=torch.float64)
@@ -153,24 +162,25 @@ class Lattice:
             )
         return sets
 
-    def _named(self, sets: Sets) -> Image:
-        """The name of a set: its one member if nothing bounds it, or a hash of members and bounds."""
+    def _name(self, sets: Sets) -> Image:
+        """Return the name of each set: its one member if nothing bounds it, else a hash of both."""
         hashed = field.opaque(PRIMES, key(self.seed, "member"), sets.members)
-        there = sets.members != NOBODY
-        total = hashed.of_residues(lambda v: torch.where(there, v, 0).sum(1))
+        is_member = sets.members != NOBODY
+        total = hashed.of_residues(lambda v: torch.where(is_member, v, 0).sum(1))
         bounded = field.opaque(
             PRIMES, key(self.seed, "extreme"), field.packed(total), _bits(sets.low), _bits(sets.high)
         )
-        free = (there.sum(1) == 1) & (sets.low == -math.inf) & (sets.high == math.inf)
+        is_free = (is_member.sum(1) == 1) & (sets.low == -math.inf) & (sets.high == math.inf)
         first = _unpacked(sets.members[:, 0])
-        return field.together([first, bounded], lambda each: torch.where(free, each[0], each[1]))
+        return field.together([first, bounded], lambda each: torch.where(is_free, each[0], each[1]))
 
     def _remember(self, names: Image, sets: Sets) -> None:
+        """Remember the sets of extremes by name, and forget the oldest ones beyond `KEPT`."""
         packed, first = map(torch.from_numpy, np.unique(field.packed(names).numpy(), return_index=True))
         if len(first) * sets.members.shape[1] <= KEPT:
-            # A loop makes the same names in each round, and what is looked up is looked for in all.
+            # a loop computes the same names in each round, and a lookup searches all
             self._made = [m for m in self._made if not torch.equal(m.names, packed)]
-            self._made.append(_Made(packed, Sets(*(v[first] for v in sets))))
+            self._made.append(_KnownExtremes(packed, Sets(*(v[first] for v in sets))))
         while sum(m.sets.members.numel() for m in self._made) > KEPT:
             self._made.pop(0)
 
@@ -178,7 +188,7 @@ class Lattice:
 def _enter(
     entered: Sets, names: Tensor, ordered: Tensor, sets: Sets, change: Callable[[Sets], Sets] | None = None
 ) -> None:
-    """Enter what is known of some names, after a change of it; `ordered` is sorted."""
+    """Write known sets into those of `names`, in place; `sets` belong to the sorted names `ordered`."""
     at = torch.searchsorted(ordered, names).clamp(max=len(ordered) - 1)
     here = ordered[at] == names
     if not here.any():
@@ -192,27 +202,26 @@ def _enter(
         old[here] = new
 
 
-def _turned(sets: Sets) -> Sets:
-    """The negatives: the largest member is the smallest of the negatives, unless there is only one."""
+def _negated_sets(sets: Sets) -> Sets:
+    """Return the sets of the negatives: the largest member becomes the smallest, unless there is only one."""
     members = torch.where(sets.members == NOBODY, NOBODY, _negative(sets.members)).sort(1).values
-    several = (members != NOBODY).sum(1) > 1
-    return Sets(members, -sets.high, -sets.low, several & ~sets.is_min)
+    has_several = (members != NOBODY).sum(1) > 1
+    return Sets(members, -sets.high, -sets.low, has_several & ~sets.is_min)
 
 
 def _canonical(sets: Sets) -> tuple[Sets, Tensor]:
-    """One of a set and its negative, the same for both, and where it is the negative."""
-    one = (sets.members != NOBODY).sum(1) == 1
-    turned = sets.is_min | (one & field.signed(_unpacked(sets.members[:, 0]))[1])
-    if not turned.any():
-        return sets, turned
-    other = _turned(sets)
-    there = turned[:, None]
-    parts = (torch.where(there if a.ndim > 1 else turned, b, a) for a, b in zip(sets, other, strict=True))
-    return Sets(*parts), turned
+    """Return one of each set and its negative, the same for both, and True where it is the negative."""
+    is_single = (sets.members != NOBODY).sum(1) == 1
+    negative = sets.is_min | (is_single & field.signed(_unpacked(sets.members[:, 0]))[1])
+    if not negative.any():
+        return sets, negative
+    other, rows = _negated_sets(sets), negative[:, None]
+    parts = (torch.where(rows if a.ndim > 1 else negative, b, a) for a, b in zip(sets, other, strict=True))
+    return Sets(*parts), negative
 
 
 def _unique(members: Tensor) -> Tensor:
-    """Sorted rows without repetitions, as narrow as they can be."""
+    """Return rows sorted and without repetitions, as narrow as they can be."""
     ordered = np.sort(members.numpy(), axis=1)  # several times as fast as torch, which finds the order too
     first = ordered != NOBODY
     first[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
@@ -223,26 +232,26 @@ def _unique(members: Tensor) -> Tensor:
 
 
 def _unpacked(names: Tensor) -> Image:
-    """The residues of names that are one number each."""
+    """Return the image of elements with these names."""
     return Image.of(names, PRIMES)
 
 
 def _negative(names: Tensor) -> Tensor:
-    """The names of the negatives."""
+    """Return the names of the negatives."""
     return field.packed(field.negated(_unpacked(names)))
 
 
 def _bits(bounds: Tensor) -> Tensor:
-    """Bounds as integers."""
+    """Return float64 bounds as int64, bit for bit."""
     return bounds.contiguous().view(torch.int64)
 
 
 KEPT_INTEGERS = 1 << 20
-"""Extremes whose names are remembered, the last ones made: 17 MB."""
+"""The most extremes of integers that are remembered, the latest ones: 17 MB."""
 
 
 class WholeExtremes:
-    """What is known of the extremes of integers in one arithmetic."""
+    """The extremes of integers that one arithmetic knows: integers have names of their own in a lattice."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -256,15 +265,15 @@ class WholeExtremes:
             self._lattice.know(self._entered(names), values)
 
     def largest(self, names: Image) -> Image:
-        """The largest of the integers along the last axis."""
+        """Return the largest of the integers along the last axis."""
         return self._extreme(names, self._lattice.largest)
 
     def smallest(self, names: Image) -> Image:
-        """The smallest of the integers along the last axis."""
+        """Return the smallest of the integers along the last axis."""
         return self._extreme(names, self._lattice.smallest)
 
     def _extreme(self, names: Image, extreme: Callable[[Image], Image]) -> Image:
-        """The extreme: one of the integers where no other counts, else a name of its own."""
+        """Return the extreme: one of the integers if no other counts, else a name of its own."""
         entered = self._entered(names)
         inside = packed(extreme(entered))
         named = packed(opaque(PRIMES, key(self.seed, "whole extreme"), inside))
@@ -274,7 +283,7 @@ class WholeExtremes:
         return Image.of(torch.where(same.any(-1), first, named), PRIMES)
 
     def _entered(self, names: Image) -> Image:
-        """The names in the lattice."""
+        """Return the names of integers in the lattice."""
         outside = packed(names)
         inside = packed(opaque(PRIMES, key(self.seed, "whole"), outside))
         for extremes, entered in self._made:
@@ -297,13 +306,13 @@ class WholeExtremes:
 # How the arithmetic of bits names floats, and computes elementwise ops, products and reductions.
 
 HALVES = 1 << 16
-"""Numbers that fp16 has."""
+"""The number of fp16 values."""
 SAMPLE = 64
-"""Numbers that are looked at first: those that fp16 does not hold are told by the first few."""
+"""How many numbers are checked first: if fp16 does not hold a tensor, the first few mostly tell."""
 
 
 def of(array: Array) -> Image:
-    """The names of floats; many that fp16 holds are looked up."""
+    """Return the names of floats; large tensors that fp16 holds are looked up."""
     if array.size > HALVES:
         numbers = torch.from_numpy(np.ascontiguousarray(array))
         if (at := bits(numbers)) is not None:
@@ -315,7 +324,7 @@ def of(array: Array) -> Image:
 
 
 def bits(numbers: torch.Tensor) -> torch.Tensor | None:
-    """The bits of numbers as fp16 holds them, in a row; None where it does not hold them all."""
+    """Return the bits of numbers in fp16, in one row; None where fp16 does not hold them all."""
     some = numbers.reshape(-1)[:SAMPLE]
     if not torch.equal(some.half().to(numbers.dtype), some):
         return None
@@ -326,7 +335,7 @@ def bits(numbers: torch.Tensor) -> torch.Tensor | None:
 
 
 def sums(flat: torch.Tensor, places: Image) -> Image | None:
-    """For each row the sum of the names, each times its place; None where fp16 does not hold all numbers."""
+    """Return the sum of names times factors of places for each row; None if fp16 does not hold all."""
     terms = flat.shape[1]
     at = bits(flat) if terms <= field.LONGEST else None
     if at is None:
@@ -342,28 +351,34 @@ def sums(flat: torch.Tensor, places: Image) -> Image | None:
 
 @functools.cache
 def _halves_in_float64() -> list[torch.Tensor]:
-    """The names as float64, in which sums of `LONGEST` products are exact."""
+    """Return the names of all fp16 numbers as float64, in which sums of `LONGEST` products are exact."""
     return [lane.double() for lane in _halves().lanes]
 
 
 @functools.cache
 def _halves() -> Image:
-    """The names of all numbers of fp16, by their bits."""
+    """Return the names of all fp16 numbers, by their bits."""
     return of(np.arange(HALVES, dtype=np.uint16).view(np.float16))
 
 
 EXACT_POWERS = 14
-"""Exponents of powers of two whose reciprocals every float dtype holds: 2^-14 is the least normal number of
-fp16."""
+"""The reciprocals of 2^-14 to 2^14 are exact in every float dtype: 2^-14 is the least normal fp16 number."""
 
 SOME = 1 << 17
-"""Weights that are named at a time: their names stay in the cache."""
+"""The number of weights that are named at a time: their names stay in the cache."""
 POLES = {"real_div": "y", "floor_div": "y", "mod": "y", "inverse": "x", "rsqrt": "x", "pow": "x"}
-"""Op type -> the operand whose zeros lead to infinities of their sign."""
+"""Op type -> the operand whose zeros give infinities of their sign."""
 
 
 class Bitwise(Symbolic):
-    """Hashes of how elements are computed; the rules are in `bitwise`."""
+    """Elements are hashes of how they are computed.
+
+    Args:
+        seed: of the random functions.
+        largest: the most elements of a value.
+        finite: do only finite numbers count? Then the largest float is no bound of a clip.
+        one_zero: do 0 and -0 count as equal? Then ops that tell them apart are not supported.
+    """
 
     name = "bits"
 
@@ -380,7 +395,7 @@ class Bitwise(Symbolic):
         self._rows: dict[Any, tuple[torch.Tensor, Image]] = {}
 
     def fresh(self) -> Bitwise:
-        """Another one of the same kind, which knows nothing yet."""
+        """Return a new arithmetic of the same kind, which knows nothing yet."""
         other = Bitwise(self.seed, self.largest, finite=self.finite, one_zero=self.one_zero)
         other.stand_ins = self.stand_ins
         return other
@@ -391,7 +406,7 @@ class Bitwise(Symbolic):
         return super()._run(op, meaning, arguments)
 
     def lift(self, value: Any) -> Image:
-        """Constants by their value: one hash for each magnitude, so that -c is the negative of c."""
+        """Return constants by value: one hash for each magnitude, so that -c is the negative of c."""
         array = np.asarray(value)
         if array.dtype.kind in "iub":
             image = opaque(self.primes, key("integer"), torch.from_numpy(np.asarray(array.astype(np.int64))))
@@ -402,33 +417,33 @@ class Bitwise(Symbolic):
         return image
 
     def extremes(self, op: Operation) -> Lattice | WholeExtremes:
-        """What is known of the extremes that an op takes."""
+        """Return what is known of the extremes that an op takes."""
         return self.whole if np_dtype(op.outputs[0]).kind in "iu" else self.lattice
 
     def rounds_to(self, op: Operation) -> str:
-        """Every result is rounded to the dtype of the op."""
+        """Return the dtype of the op, to which every result is rounded."""
         return dtype_name(op.outputs[0])
 
     def ordered(self, op: Operation, terms: Image) -> Image:
-        """The value of a sum, from the fingerprint of its terms."""
+        """Return the value of a sum, from the fingerprint of its terms."""
         even, turned = field.signed(terms)
         return field.with_sign(self.function(("sum", self.rounds_to(op)), even), turned)
 
     def places(self, count: int) -> Image:
-        """A factor for each place in a sum."""
+        """Return a random factor for each place in a sum."""
         return field.positions(self.primes, count, key(self.seed, "term"))
 
     def factors(self, x: Image, axes: Sequence[int]) -> Image:
-        """One element for all those along some axes, in their order; the axes keep the length 1.
+        """Return one element for all those along some axes, in their order; the axes keep the length 1.
 
         That of their negatives is its negative.
         """
         return field.weighted(x, self.places(math.prod(x.shape[a] for a in axes)), axes)
 
     def rows(self, weight: Any) -> Image:
-        """The factors of each output, of a weight whose first axis holds outputs.
+        """Return one element for each output of a weight, whose first axis has the outputs.
 
-        Of numbers that stand for weights they are found once for both sides.
+        For numbers that stand for a weight it is computed once for both sides.
         """
         terms = math.prod(weight.shape[1:])
         if isinstance(weight, Image):
@@ -444,7 +459,7 @@ class Bitwise(Symbolic):
         return self._rows[place][1]
 
     def _rows_in(self, flat: torch.Tensor) -> Image:
-        """Of numbers; where fp16 holds them, their names are looked up as they are multiplied."""
+        """Compute `rows` of plain numbers; names of fp16 numbers are looked up while they are multiplied."""
         terms = flat.shape[1]
         found = sums(flat, self.places(terms)) if flat.numel() > HALVES else None
         return self._rows_of(self.image(flat)) if found is None else found
@@ -453,47 +468,47 @@ class Bitwise(Symbolic):
         return self.factors(flat, [1]).map(lambda v: v.reshape(-1))
 
     def contracted(self, op: Operation, x: Image, y: Image) -> Image:
-        """A sum of products, from its two lists of factors; which of them is first does not matter."""
+        """Return a sum of products from the fingerprints of its two lists of factors, in either order."""
         elements = math.prod(np.broadcast_shapes(x.shape, y.shape))
         if elements > self.largest:
             raise Unsupported(f"{elements} elements")
         (left, s), (right, t) = field.signed(x), field.signed(y)
-        return _sorted(self, ("sum", self.rounds_to(op)), left, right, s ^ t)
+        return _commuting(self, ("sum", self.rounds_to(op)), left, right, s ^ t)
 
 
 def _as_long(terms: int, others: int) -> None:
-    """Two lists of factors must be as long as each other: their hashes would hide it.
+    """Check that two lists of factors have the same length, which their fingerprints would hide.
 
     Raises:
-        Unsupported: they are not.
+        Unsupported: they have not.
     """
     if terms != others:
         raise Unsupported(f"a sum of {terms} times {others} factors")
 
 
 def added(a: Bitwise, op: Operation, x: Image, y: Image) -> Image:
-    """X + y, in whichever order; adding 0 turns -0.0 into 0.0."""
-    total = _sorted(a, ("add", a.rounds_to(op)), x, y)
+    """Return x + y, the same in either order; adding 0 turns -0.0 into 0.0."""
+    total = _commuting(a, ("add", a.rounds_to(op)), x, y)
     for one, other in ((x, y), (y, x)) if a.one_zero else ():
         empty = packed(other) == packed(a.lift(0.0))
-        total = field.together([one, total], functools.partial(_chosen, empty))
+        total = field.together([one, total], functools.partial(_where, empty))
     return total
 
 
-def _chosen(first: torch.Tensor, each: list[torch.Tensor]) -> torch.Tensor:
-    """Elements of the first of two where told, else of the second."""
-    return torch.where(first, each[0], each[1])
+def _where(condition: torch.Tensor, each: list[torch.Tensor]) -> torch.Tensor:
+    """Return elements of the first of two tensors where a condition holds, else of the second."""
+    return torch.where(condition, each[0], each[1])
 
 
-def _sorted(a: Bitwise, name: Any, x: Image, y: Image, turned: torch.Tensor | None = None) -> Image:
-    """A random function of two operands that commute; negative where told."""
-    image = field.commuting(a.primes, key(a.seed, name), packed(x), packed(y), turned)
+def _commuting(a: Bitwise, name: Any, x: Image, y: Image, negative: torch.Tensor | None = None) -> Image:
+    """Return a random function of two operands that commute, negated where `negative` is True."""
+    image = field.commuting(a.primes, key(a.seed, name), packed(x), packed(y), negative)
     a.evaluations += image.numel()
     return image
 
 
 def _number(value: Any) -> float | None:
-    """The one number that a constant holds."""
+    """Return the number that all elements of a constant are; None for others."""
     if isinstance(value, torch.Tensor) and value.numel() and bool((value == value.reshape(-1)[0]).all()):
         return float(value.reshape(-1)[0])
     return None
@@ -505,7 +520,7 @@ def _mul(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
             spread = one.map(lambda v, other=other: v + torch.zeros_like(other, dtype=v.dtype))  # type: ignore[misc]
             return field.negated(spread) if number == -1 else spread
     (left, s), (right, t) = field.signed(a.image(x)), field.signed(a.image(y))
-    return _sorted(a, ("mul", a.rounds_to(op)), left, right, s ^ t)
+    return _commuting(a, ("mul", a.rounds_to(op)), left, right, s ^ t)
 
 
 def _divide(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
@@ -526,7 +541,7 @@ def _powers_of_two(y: torch.Tensor) -> bool:
 
 
 def _linear_activation(a: Bitwise, op: Operation, x: Any, alpha: float, beta: float = 0.0) -> Any:
-    """One rounding or two, who knows, unless alpha is 1 or -1, or beta is 0."""
+    """Compute alpha * x + beta only if there is one rounding: alpha is 1 or -1, or beta is 0."""
     if abs(alpha) != 1 and beta != 0:
         return a.uninterpreted(op, {"x": x, "alpha": alpha, "beta": beta})
     scaled = _mul(a, op, x, torch.tensor(float(alpha), dtype=torch.float64))
@@ -534,7 +549,7 @@ def _linear_activation(a: Bitwise, op: Operation, x: Any, alpha: float, beta: fl
 
 
 def _batch_norm(a: Bitwise, op: Operation, x: Any, epsilon: float = 1e-5, **channels: Any) -> Image:
-    """A function of an element, and of the numbers of its channel."""
+    """Compute a random function of an element, and of the numbers of its channel."""
     image = a.image(x)
     named = {k: a.image(v) for k, v in sorted(channels.items()) if v is not None}
     shape = [-1, *(1,) * (image.ndim - 2)]
@@ -543,7 +558,7 @@ def _batch_norm(a: Bitwise, op: Operation, x: Any, epsilon: float = 1e-5, **chan
 
 
 def _by_channel(a: Bitwise, op: Operation, x: Any, **channels: Any) -> Image:
-    """A function of an element, and of numbers of its channel (axis 1)."""
+    """Compute a random function of an element, and of the numbers of its channel (axis 1)."""
     image = a.image(x)
     shape = [-1, *(1,) * (image.ndim - 2)]
     rest = [a.image(v).map(lambda t: t.reshape(shape)) for _, v in sorted(channels.items())]
@@ -572,7 +587,7 @@ def _linear(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None) ->
 
 
 def _absent(bias: Any) -> bool:
-    """No bias, or zeros: a sum that starts at 0 is the sum."""
+    """Is there no bias, or only zeros? A sum that starts at 0 is the sum."""
     return bias is None or (isinstance(bias, torch.Tensor) and not bool(bias.any()))
 
 
@@ -621,13 +636,13 @@ def _einsum(a: Bitwise, op: Operation, values: list[Any], equation: Any) -> Imag
 
 
 def _letters(a: Bitwise, x: Image, have: str, axes: Axes) -> Image:
-    """The factors along the inner axes; the other axes are those of the result, some of length 1."""
-    outer = [c for c in axes.made if c in have]
+    """Return the fingerprints along inner axes; the others are those of the result, some of length 1."""
+    outer = [c for c in axes.result if c in have]
     order = [have.index(c) for c in (*outer, *axes.inner)]
     rows = x.map(
         lambda v: v.permute(order).flatten(len(outer)) if axes.inner else v.permute(order).unsqueeze(-1)
     )
-    shape = [rows.shape[outer.index(c)] if c in outer else 1 for c in axes.made]
+    shape = [rows.shape[outer.index(c)] if c in outer else 1 for c in axes.result]
     return a.factors(rows, [-1]).map(lambda v: v.reshape(shape))
 
 
@@ -641,7 +656,7 @@ def _reduce_sum(a: Bitwise, op: Operation, x: Any, axes: Any = None, keep_dims: 
 
 
 def _row(a: Bitwise, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
-    """A reduction that rounds: a function of the elements in their order."""
+    """Compute a reduction that rounds as a random function of the elements in their order."""
     image = a.image(x)
     chosen = list(range(image.ndim)) if axes is None else [i % image.ndim for i in ints(axes)]
     reduced = a.function((op.op_type, a.rounds_to(op)), a.digest(image, chosen))
@@ -659,7 +674,7 @@ BIT_RULES: dict[str, Rule] = {
     **dict.fromkeys(("prelu", "softplus_parametric"), _by_channel),
     **dict.fromkeys(
         names("equal not_equal logical_and logical_or logical_xor"),
-        lambda a, op, x, y: _sorted(a, op.op_type, a.image(x), a.image(y)),
+        lambda a, op, x, y: _commuting(a, op.op_type, a.image(x), a.image(y)),
     ),
     "greater": lambda a, op, x, y: a.function("greater", x, y),
     "less": lambda a, op, x, y: a.function("greater", y, x),
@@ -677,7 +692,7 @@ BIT_RULES: dict[str, Rule] = {
 
 
 def _side_by_side(a: Bitwise, x: Any, y: Any) -> Image:
-    """Two operands along a new last axis."""
+    """Return two operands along a new last axis."""
     first, second = a.image(x), a.image(y)
     shape = np.broadcast_shapes(first.shape, second.shape)
     return field.together([first, second], lambda each: torch.stack([v.expand(shape) for v in each], -1))
@@ -696,14 +711,14 @@ def _clip(a: Bitwise, op: Operation, x: Any, alpha: float, beta: float) -> Image
 
 
 def _bound(a: Bitwise, op: Operation, value: float) -> float:
-    """A bound of a clip; none, where every finite number of the dtype keeps it."""
+    """Return a bound of a clip; infinite if every finite number of the dtype keeps it, and only those count."""
     dtype = np_dtype(op.outputs[0])
     none = a.finite and dtype.kind == "f" and abs(value) >= np.finfo(dtype).max
     return float(np.copysign(np.inf, value)) if none else float(value)
 
 
 def _extreme(a: Bitwise, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
-    """The largest or the smallest of some elements, in whichever order."""
+    """Return the largest or the smallest of some elements, in any order."""
     image = a.image(x)
     chosen = list(range(image.ndim)) if axes is None else [i % image.ndim for i in ints(axes)]
     width = int(np.prod([image.shape[i] for i in chosen]))
@@ -722,7 +737,7 @@ def _extreme(a: Bitwise, op: Operation, x: Any, axes: Any = None, keep_dims: boo
 
 
 def _max_pool(a: Bitwise, op: Operation, x: Any, ceil_mode: bool = False, **how: Any) -> Image:
-    """The largest element of each window, axis by axis; what lies outside is -inf, which never wins."""
+    """Compute the largest element of each window, axis by axis; what lies outside is -inf, which never wins."""
     image = a.image(x)
     w = _windows_of(image, ceil_mode, how)
     if int(np.prod(w.kernel)) > MOST_MEMBERS:
@@ -734,7 +749,7 @@ def _max_pool(a: Bitwise, op: Operation, x: Any, ceil_mode: bool = False, **how:
 
 
 def _along(w: Windows, axis: int) -> Windows:
-    """The windows of one axis, with those of one element on the others."""
+    """Return the windows of one axis, with windows of one element on the others."""
     kernel, strides = (
         [n if i == axis else 1 for i, n in enumerate(counts)] for counts in (w.kernel, w.strides)
     )
@@ -749,13 +764,13 @@ def _windows_of(image: Image, ceil_mode: Any, how: dict[str, Any]) -> Windows:
 
 
 def _spread(image: Image, w: Windows, pads: list[tuple[int, int]], outside: Image) -> Image:
-    """The elements of each window along a new last axis."""
+    """Return the elements of each window along a new last axis."""
     values = (float(v.reshape(-1)[0]) for v in outside.lanes)
     return image.with_lanes([_unfolded(lane, w, pads, v) for lane, v in zip(image.lanes, values, strict=True)])
 
 
 def _unfolded(lane: torch.Tensor, w: Windows, pads: list[tuple[int, int]], outside: float) -> torch.Tensor:
-    """The numbers of each window along a new last axis."""
+    """Return the numbers of each window of one lane along a new last axis."""
     rank, lane = lane.ndim, pad_axes(lane, pads, outside)
     for axis, (width, step) in enumerate(zip(w.kernel, w.strides, strict=True)):
         lane = lane.unfold(2 + axis, width, step)
@@ -770,7 +785,7 @@ def _avg_pool(
     ceil_mode: bool = False,
     **how: Any,
 ) -> Image:
-    """A function of the elements of each window in their order, and of how many count."""
+    """Compute a random function of the elements of each window in their order, and of how many count."""
     image = a.image(x)
     w = _windows_of(image, ceil_mode, how)
     counts = counted(w, list(image.shape[2:]), bool(exclude_padding_from_average)).to(torch.int64)

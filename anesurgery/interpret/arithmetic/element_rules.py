@@ -1,4 +1,4 @@
-"""The arithmetic of a prime field: its polynomials, and how it computes elementwise ops."""
+"""The arithmetic over prime fields (`algebraic`): its functions, and how it computes elementwise ops."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from anesurgery.ops import JOINING, MOVING, PADDING, names
 
 
 class Algebraic(Symbolic):
-    """Numbers of the field; the rules are in `algebraic`."""
+    """Elements are residues; sums, products and quotients are exact, and other functions random ones.
+
+    `algebraic` joins the rules of all ops.
+    """
 
     name = "field"
     span: Callable[[Any], tuple[float, float]] = staticmethod(lambda var: (-math.inf, math.inf))
-    """Where an integer lies, by whoever knows."""
+    """Returns the range of an integer value, if the caller knows one."""
 
     def __init__(self, seed: int = 0, largest: int = LARGEST) -> None:
         super().__init__(seed, largest)
@@ -32,23 +35,23 @@ class Algebraic(Symbolic):
         """Names of integers that were rounded, sorted, and the integers."""
 
     def within(self, var: Any, limit: float) -> bool:
-        """Are all integers of a value known to be no larger than this?"""
+        """Are all integers of a value known to be at most this large?"""
         low, high = self.span(var)
         return -limit <= low and high <= limit
 
     def lift(self, value: Any) -> Image:
-        """Numbers are themselves."""
+        """Return the residues of constants."""
         return Image(field.exact(self.primes, value), self.primes, 0)
 
     def rounded(self, dtype: str, x: Image) -> Image:
-        """Integers as floats that may not hold them."""
+        """Return integers as floats that may not hold them: a random function that can be undone."""
         image = self.function(("rounded", dtype), x)
         order = field.packed(image).reshape(-1).sort()
         self._whole.append((order.values, [v.reshape(-1)[order.indices] for v in x.lanes]))
         return image
 
     def unrounded(self, x: Any) -> Any:
-        """The integers that were rounded, where all elements are such; else the value itself."""
+        """Return the integers that a value was rounded from, if all elements were; else the value itself."""
         if not isinstance(x, Image) or not x.numel():
             return x
         names = field.packed(x)
@@ -59,75 +62,75 @@ class Algebraic(Symbolic):
         return x
 
     def even(self, name: Any, x: Image) -> Image:
-        """A random function with f(-x) = f(x)."""
+        """Apply a random function with f(-x) = f(x)."""
         return self.function(name, field.signed(x)[0])
 
     def odd(self, name: Any, x: Image) -> Image:
-        """A random function with f(-x) = -f(x)."""
-        one, turned = field.signed(x)
-        return field.with_sign(self.function(name, one), turned)
+        """Apply a random function with f(-x) = -f(x)."""
+        positive, negative = field.signed(x)
+        return field.with_sign(self.function(name, positive), negative)
 
     def choose(self, cond: Image, x: Image, y: Image) -> Image:
-        """The condition is 0 or 1."""
+        """Return x where the condition is 1, y where it is 0: y + condition * (x - y)."""
         return add(y, multiply(cond, add(x, negated(y))))
 
     def minus(self, x: Any, y: Any) -> Image:
-        """X - y."""
+        """Return x - y."""
         return add(self.image(x), negated(self.image(y)))
 
     def times(self, x: Any, y: Any) -> Image:
-        """X y."""
+        """Return x * y."""
         return multiply(self.image(x), self.image(y))
 
     def plus(self, x: Any, y: Any) -> Image:
-        """X + y."""
+        """Return x + y."""
         return add(self.image(x), self.image(y))
 
     def larger(self, x: Any, y: Any) -> Image:
-        """(x + y + |x - y|) / 2."""
+        """Return the larger one: (x + y + |x - y|) / 2."""
         return self.shared(add(self.plus(x, y), self.even("abs", self.minus(x, y))), 2)
 
     def smaller(self, x: Any, y: Any) -> Image:
-        """(x + y - |x - y|) / 2."""
+        """Return the smaller one: (x + y - |x - y|) / 2."""
         return self.shared(add(self.plus(x, y), negated(self.even("abs", self.minus(x, y)))), 2)
 
     def shared(self, x: Image, counts: Any) -> Image:
-        """X / counts, which are whole numbers above 0."""
+        """Return x / counts, for whole numbers above 0, which do not make it a fraction."""
         return Image(divide(x, self.lift(counts)).lanes, x.primes, x.degree, x.fraction)
 
     def root(self, x: Image) -> Image:
-        """The square root, a random function."""
+        """Return the square root, a random function."""
         return self.function("sqrt", x)
 
     def mean(self, x: Image, axes: list[int]) -> Image:
-        """The mean over some axes, which stay."""
+        """Return the mean over some axes, which stay with length 1."""
         count = math.prod(x.shape[a] for a in axes)
         return self.shared(field.summed(x, axes, True), count)
 
     def normalized(self, x: Image, axes: list[int], epsilon: float) -> Image:
-        """Zero mean and unit variance over some axes."""
+        """Return x with zero mean and unit variance over some axes."""
         centered = add(x, negated(self.mean(x, axes)))
         variance = self.mean(multiply(centered, centered), axes)
         return divide(centered, self.root(self.plus(variance, float(epsilon))))
 
 
 MOST_FACTORS = 8
-"""Whole exponents up to which a power is a product: models square, cube and raise to four; more raises the
-degree, by which a proof gets weaker."""
+"""The largest whole exponent that is computed as a product. Models raise to 2, 3 and 4; a larger one raises the
+degree, which makes a proof weaker."""
 
 
 WHOLE = {2: fp16.LAST_INTEGER, 4: 2.0**24, 8: 2.0**53}
-"""Bytes of a float -> up to where it holds every integer."""
+"""Bytes of a float -> the largest integer up to which it holds all."""
 AROUND = names("add sub mul square pow reduce_sum reduce_prod reduce_sum_square cumsum matmul linear einsum")
 """Ops whose integers may wrap around."""
-HANDING_ON = (
+PASSING_ON = (
     MOVING | JOINING | PADDING | names("cast select slice_update scatter scatter_nd scatter_along_axis")
 )
-"""Ops that hand on integers which wrapped around before."""
+"""Ops that pass on integers which wrapped around before."""
 
 
 def _in_order(rule: Rule) -> Rule:
-    """A rule that rests on the order of numbers: not for integers that may have wrapped around."""
+    """Return a rule that depends on the order of numbers, for all but integers that may have wrapped around."""
 
     def ruled(a: Algebraic, op: Operation, **arguments: Any) -> Any:
         if any(_wraps(a, v) for _, v in operands(op)):
@@ -138,20 +141,21 @@ def _in_order(rule: Rule) -> Rule:
 
 
 def _compared(rule: Rule) -> Rule:
-    """A comparison of integers that were rounded is that of the integers: rounding keeps the order."""
+    """Return a rule that compares rounded integers as the integers: rounding keeps their order."""
 
     def ruled(a: Algebraic, op: Operation, x: Any, y: Any) -> Any:
         limit = WHOLE.get(np_dtype(op.inputs["x"]).itemsize, 0.0) - 1
         if np_dtype(op.inputs["x"]).kind == "f":
             first = a.unrounded(x) if a.within(op.inputs["y"], limit) else x
-            x, y = first, a.unrounded(y) if a.within(op.inputs["x"], limit) else y
+            second = a.unrounded(y) if a.within(op.inputs["x"], limit) else y
+            x, y = first, second
         return rule(a, op, x=x, y=y)
 
     return _in_order(ruled)
 
 
 def absolute(a: Algebraic, var: Any, x: Image) -> Image:
-    """The absolute value; that of integers which may have wrapped around tells nothing of their order."""
+    """Return the absolute value. For integers that may have wrapped around it is a function of its own."""
     return a.even("abs of wrapped" if _wraps(a, var) else "abs", x)
 
 
@@ -159,24 +163,26 @@ def _wraps(a: Algebraic, var: Any) -> bool:
     """May integers of a value have wrapped around?"""
     if var.op is None or np_dtype(var).kind not in "iu" or a.within(var, np.iinfo(np_dtype(var)).max):
         return False
-    hands_on = var.op.op_type in HANDING_ON
-    return var.op.op_type in AROUND or (hands_on and any(_wraps(a, v) for _, v in operands(var.op)))
+    if var.op.op_type in AROUND:
+        return True
+    return var.op.op_type in PASSING_ON and any(_wraps(a, v) for _, v in operands(var.op))
 
 
 def _real_div(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
+    """Return x / y; division by a constant does not make it a fraction."""
     if np_dtype(op.inputs["x"]).kind != "f":
         return a.uninterpreted(op, {"x": x, "y": y})
     quotient = divide(a.image(x), a.image(y))
-    constant = not isinstance(y, Image)
-    if not constant:
+    if isinstance(y, Image):
         return quotient
     return Image(quotient.lanes, a.primes, a.image(x).degree, a.image(x).fraction)
 
 
 def _pow(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
-    exponent = (
-        None if isinstance(y, Image) or not bool((y == y.reshape(-1)[0]).all()) else float(y.reshape(-1)[0])
-    )
+    """Return a power with a small whole exponent, or a square root; else a random function."""
+    exponent = None
+    if not isinstance(y, Image) and bool((y == y.reshape(-1)[0]).all()):
+        exponent = float(y.reshape(-1)[0])
     if exponent == 0.5:
         return a.root(a.image(x))
     if exponent is None or exponent % 1 or not 1 <= exponent <= MOST_FACTORS:
@@ -260,4 +266,4 @@ RULES: dict[str, Rule] = {
     "logical_xor": lambda a, op, x, y: a.minus(a.plus(x, y), a.times(2, a.times(x, y))),
     "cast": _cast,
 }
-"""Op type -> what it computes: a formula, or a function where it takes more than one line to say."""
+"""Op type -> computes it: (arithmetic, op, operands by name) -> the result."""

@@ -1,8 +1,8 @@
-"""Ops that are wrong inside their own body on the Neural Engine or in Core ML, at values that fp16 holds.
+"""Ops that, by reports, give wrong numbers on the Neural Engine or in Core ML, where fp16 holds the right ones.
 
-No interval and no run in fp16 finds such a fault; only a report does. One row is one statement: an op in a
-form, where it was seen, what comes out, and who says so. The engine's arithmetic computes the rows that say
-how, `inspect` names them, edits must not write such an op, and `chips` lists them.
+No interval and no run in fp16 finds such a fault, only a report does. Each row says: which op in which form,
+where it was seen, what comes out, and who says so. The engine's arithmetic computes the rows that say how
+(`wrong`), `inspect` names them, edits must not write such an op, and `chips` lists them.
 """
 
 from __future__ import annotations
@@ -42,50 +42,59 @@ class Fault:
     name: str
     ops: frozenset[str]
     what: str
-    """What comes out, as a sentence without a full stop."""
+    """What happens, as a sentence without a full stop."""
     source: str
     seen: str
-    """Chip, OS and units, as the report names them."""
+    """The chip, OS and units, as the report names them."""
     chips: tuple[str, ...] = ()
     """The chips of `seen`, without Pro or Max; none where no report names one."""
     systems: tuple[tuple[str, int], ...] = ()
     """The releases of `seen`; none where no report names one."""
     format: str = "Core ML"
-    """ "Core AI" where only that runtime was seen: of Core ML such a row is a warning."""
+    """"Core AI" where it was seen only in that runtime: for Core ML such a row is a warning."""
     any_unit: bool = False
     """Was it seen on the CPU or the GPU too?"""
     gpu_only: bool = False
     """Was it seen on the GPU, and right on the engine?"""
     form: Form | None = None
-    """What of an op has the form, in words; "" where it has another one. None: every op of the type."""
+    """Returns, in words, what of an op has the faulty form, "" where nothing has. None: every op of the type
+    has it."""
     half: bool = False
-    """Is only an op of fp16 meant, as the engine computes it? Layers of networks have no dtype, and count."""
+    """Is only an op of fp16 concerned, as the engine computes it? Layers of networks have no dtype, and
+    count."""
     common: bool = False
-    """Does nearly every model have the form, so that only a target with this chip and OS is told?"""
+    """Does nearly every model have the form? Then only a target with this chip and OS is warned."""
     least: Callable[[Operation], float] | None = None
-    """The input from which the result is wrong; None where it does not depend on the value."""
+    """Returns the input from which on the result is wrong; None where that does not depend on the input."""
     wrong: Callable[[Operation, Function], Function] | None = None
-    """How the op is computed there, from how it is computed exactly; None where no report says it."""
+    """(op, function that computes it exactly) -> function that computes it wrongly; None where no report says
+    how."""
     ends_process: bool = False
-    """Is it no number that is wrong, but the process that ends?"""
+    """Does the process end, rather than numbers being wrong?"""
     remedy: str | None = None
-    """The pass that writes the op in another form."""
+    """The pass that rewrites the op."""
     advice: str = ""
 
     def found(self, op: Operation, layer: bool = False) -> str:
-        """What of an op, or of the op of a layer, has the form of this row, in words; "" where it has not."""
+        """Return, in words, what of an op has the form of this row; "" where it has not.
+
+        Args:
+            op: the op.
+            layer: is it the op of a neural network's layer, which has no dtype?
+        """
         if op.op_type not in self.ops or (self.half and not layer and np_dtype(op.outputs[0]) != np.float16):
             return ""
         return f"%{op.outputs[0].name} is a {op.op_type}" if self.form is None else self.form(op)
 
 
-def _last_axes(op: Operation, name: str) -> list[int]:
+def _ints_of(op: Operation, name: str) -> list[int]:
+    """Return a constant input as a list of numbers; empty where it has none."""
     value = constant(op.inputs.get(name))
     return [] if value is None else np.asarray(value).ravel().tolist()
 
 
 SOFTPLUS_CLIFF = 10.408
-"""softplus was right just below it and 0 from it on (coremltools issue 2687)."""
+"""From this input on softplus was 0; just below it was right (coremltools issue 2687)."""
 
 
 def _softplus(op: Operation, function: Function) -> Function:
@@ -93,15 +102,15 @@ def _softplus(op: Operation, function: Function) -> Function:
 
 
 def _terms(op: Operation) -> int:
-    """How many numbers one result of a reduction is made of."""
+    """Return how many numbers are reduced to one result; dynamic lengths count as 1."""
     shape = op.x.shape
-    axes = _last_axes(op, "axes") or range(len(shape))
+    axes = _ints_of(op, "axes") or range(len(shape))
     sizes = [shape[axis] for axis in axes]
     return math.prod(n for n in sizes if isinstance(n, int)) or 1
 
 
 def _log_sum(op: Operation, function: Function) -> Function:
-    """0 where the sum of the exponentials, which no maximum is taken from, is beyond fp16."""
+    """Return the function that gives 0 where the sum of exponentials, without a maximum, exceeds fp16."""
 
     def compute(**arguments: Any) -> Any:
         right = function(**arguments)
@@ -111,9 +120,9 @@ def _log_sum(op: Operation, function: Function) -> Function:
 
 
 def _uneven_kernel(op: Operation) -> str:
-    """A strided convolution with padding, of which one side of the kernel is even and another one odd."""
-    kernel, strides = list(op.weight.shape[2:]), _last_axes(op, "strides")
-    padded = any(_last_axes(op, "pad")) or str(constant(op.inputs.get("pad_type"))) != "valid"
+    """Find a strided convolution with padding of which one side of the kernel is even and another odd."""
+    kernel, strides = list(op.weight.shape[2:]), _ints_of(op, "strides")
+    padded = any(_ints_of(op, "pad")) or str(constant(op.inputs.get("pad_type"))) != "valid"
     uneven = len({int(k) % 2 for k in kernel if isinstance(k, int)}) > 1
     if not (uneven and padded and any(s > 1 for s in strides) and op.x.shape[1] != 1):
         return ""
@@ -121,10 +130,10 @@ def _uneven_kernel(op: Operation) -> str:
 
 
 def _cut_by_output_shape(op: Operation) -> str:
-    """A transposed convolution whose output_shape takes more from one end than from the other.
+    """Find a transposed convolution whose output_shape cuts more from one end than from the other.
 
-    coremltools writes the output_shape that even padding gives anyway into every conversion from PyTorch; of
-    that nobody reports anything.
+    coremltools writes an output_shape into every conversion from PyTorch, mostly the one that even padding
+    gives anyway; no report is about that.
     """
     if op.inputs.get("output_shape") is None:
         return ""
@@ -132,8 +141,8 @@ def _cut_by_output_shape(op: Operation) -> str:
     if any(shape is None for shape in shapes):
         return f"%{name} is a conv_transpose with output_shape"
     ends = transposed_cuts(op)
-    uneven = any(begin != end for begin, end in ends)
-    return f"the output_shape of %{name} cuts {ends} from the ends of each axis" if uneven else ""
+    is_uneven = any(begin != end for begin, end in ends)
+    return f"the output_shape of %{name} cuts {ends} from the ends of each axis" if is_uneven else ""
 
 
 def _unnormalized(op: Operation) -> str:
@@ -142,11 +151,11 @@ def _unnormalized(op: Operation) -> str:
 
 
 LEAST_CHANNELS = 1600
-"""Channels of the one depthwise convolution behind a concat that was reported; of fewer nothing is known."""
+"""The channels of the only depthwise convolution behind a concat that was reported."""
 
 
 def _wide_depthwise(op: Operation) -> str:
-    """A depthwise convolution of many channels that a concat put together."""
+    """Find a depthwise convolution of many channels that a concat joined."""
     concat, groups = producer(op.x, "concat"), constant(op.inputs.get("groups"))
     channels = op.x.shape[1]
     if concat is None or groups is None or not isinstance(channels, int) or int(groups) != channels:
@@ -155,87 +164,89 @@ def _wide_depthwise(op: Operation) -> str:
 
 
 def _wide_output(op: Operation) -> str:
-    """The cast to fp32 that gives an output of images, as the report was of a segmentation."""
+    """Find the cast to fp32 that gives an output of images: the report was about a segmentation."""
     out = op.outputs[0]
     cast = is_output(out) and np_dtype(out) == np.float32 and np_dtype(op.x) == np.float16
     return f"the images %{out.name} are fp32, computed in fp16" if cast and len(out.shape or ()) == 4 else ""
 
 
 def _flat_hard_swish(op: Operation) -> str:
-    """The sigmoid of a hard swish behind a product of rank 2."""
+    """Find the sigmoid of a hard swish behind a product of rank 2."""
     product = op.x
-    while (maker := producer(product, "thresholded_relu", "clip", "add", "mul")) is not None:
-        product = maker.x if not is_stored(maker.x) else maker.y
+    while (before := producer(product, "thresholded_relu", "clip", "add", "mul")) is not None:
+        product = before.x if not is_stored(before.x) else before.y
     source = producer(product, *sorted(WEIGHTED))
-    swishes = any(reader.op_type in ("mul", "real_div") for reader in consumers(op.outputs[0]))
-    if source is None or len(product.shape or ()) != 2 or not swishes:
+    is_swish = any(reader.op_type in ("mul", "real_div") for reader in consumers(op.outputs[0]))
+    if source is None or len(product.shape or ()) != 2 or not is_swish:
         return ""
     return f"the hard swish reads the {source.op_type} %{product.name} of rank 2"
 
 
 def _narrow_choice(op: Operation) -> str:
-    """A choice among scores of fp16."""
+    """Find an op that chooses among scores of fp16."""
     scores: Var = op.x
     return f"%{scores.name} holds scores in fp16" if np_dtype(scores) == np.float16 else ""
 
 
 def _gathered_choice(op: Operation) -> str:
-    """A topk of fp16 scores whose places a gather reads."""
-    said, pending, seen = _narrow_choice(op), list(op.outputs[1:]), 0
-    while said and pending and seen < 16:  # a pose head has five views and casts between them
+    """Find a topk of fp16 scores whose indices a gather reads."""
+    words, pending, seen = _narrow_choice(op), list(op.outputs[1:]), 0
+    while words and pending and seen < 16:  # a pose head has five views and casts between them
         seen += 1
         for reader in consumers(pending.pop()):
             if reader.op_type.startswith("gather"):
-                return f"{said}, and a gather takes rows at the places"
+                return f"{words}, and a gather takes rows at the places"
             pending += [v for v in reader.outputs if np_dtype(v).kind in "iu"]
     return ""
 
 
 WIDEST_HEAD = 256
-"""The width of heads up to which fused attention was right beside the wider heads of the report."""
+"""The width up to which the report found fused attention right."""
 
 
 def wide_attention(op: Operation) -> str:
-    """Fused attention whose heads are wider."""
+    """Find fused attention whose heads are wider than `WIDEST_HEAD`."""
     width = op.query.shape[-1]
-    wide = isinstance(width, int) and width > WIDEST_HEAD
-    return f"the heads of %{op.query.name} are {width} wide" if wide else ""
+    is_wide = isinstance(width, int) and width > WIDEST_HEAD
+    return f"the heads of %{op.query.name} are {width} wide" if is_wide else ""
 
 
 def _wide_attention_of_several(op: Operation) -> str:
+    """Find fused attention with wide heads and more than one query."""
     return "" if op.query.shape[-2] == 1 else wide_attention(op)
 
 
 LEAST_BATCH = 10
-"""The batch from which on attention with a bias was wrong on the GPU."""
+"""From this batch on attention with a bias was wrong on the GPU."""
 
 
 def _biased_attention(op: Operation) -> str:
-    """Attention over a batch, with a bias or mask that is added to its scores."""
-    fused = op.op_type == "scaled_dot_product_attention"
-    added = op.inputs.get("attn_mask") if fused else producer(op.x, "add")
-    batch = (op.query if fused else op.x).shape[0]
-    if added is None or not isinstance(batch, int) or batch < LEAST_BATCH:
+    """Find attention over a large batch, with a bias or mask that is added to its scores."""
+    is_fused = op.op_type == "scaled_dot_product_attention"
+    bias = op.inputs.get("attn_mask") if is_fused else producer(op.x, "add")
+    batch = (op.query if is_fused else op.x).shape[0]
+    if bias is None or not isinstance(batch, int) or batch < LEAST_BATCH:
         return ""
-    if not fused and not (
-        any(producer(v, "matmul") for v in (added.x, added.y)) and _feeds_product(op.outputs[0])
-    ):
-        return ""
+    if not is_fused:
+        adds_to_product = any(producer(v, "matmul") for v in (bias.x, bias.y))
+        if not adds_to_product or not _feeds_product(op.outputs[0]):
+            return ""
     return f"%{op.outputs[0].name} is attention with an added bias, of batch {batch}"
 
 
 def _feeds_product(var: Var) -> bool:
+    """Does a matmul read a value?"""
     return any(reader.op_type == "matmul" for reader in consumers(var))
 
 
 def decoder_of(op: Operation, op_type: str) -> Operation | None:
-    """The op of a type that decodes a weight of a product."""
-    makers = (var.op for _, var in operands(op) if var.op is not None)
-    return next((maker for maker in makers if maker.op_type == op_type), None)
+    """Return the op of a type, such as constexpr_lut_to_dense, that decodes an operand of an op."""
+    producers = (var.op for _, var in operands(op) if var.op is not None)
+    return next((decoder for decoder in producers if decoder.op_type == op_type), None)
 
 
 def _signed_weights(op: Operation) -> str:
-    """A weight as int8 around 0, as `mode="linear_symmetric"` stores it before iOS 18."""
+    """Find a weight stored as int8 around 0, as `mode="linear_symmetric"` does before iOS 18."""
     decoder = decoder_of(op, "constexpr_affine_dequantize")
     if decoder is None:
         return ""
@@ -245,19 +256,19 @@ def _signed_weights(op: Operation) -> str:
 
 
 def _blocks(op: Operation, palette: bool) -> str:
-    """Weights with several scales for one output channel; of a palette, or of integers of 8 bits."""
+    """Find a weight with several scales for one output channel: of a palette, or else of 8-bit integers."""
     decoder = decoder_of(op, "constexpr_blockwise_shift_scale")
     if decoder is None or (producer(decoder.data, "constexpr_lut_to_dense") is not None) != palette:
         return ""
     if not palette and decoder.data.dtype.get_bitwidth() != 8:
-        return ""  # of fewer bits the report does not speak
-    several = [n for n in decoder.scale.shape if isinstance(n, int) and n > 1]
-    return f"%{decoder.outputs[0].name} has {'x'.join(map(str, decoder.scale.shape))} scales" * (
-        len(several) > 1
-    )
+        return ""  # the report is not about fewer bits
+    if sum(isinstance(n, int) and n > 1 for n in decoder.scale.shape) < 2:
+        return ""
+    return f"%{decoder.outputs[0].name} has {'x'.join(map(str, decoder.scale.shape))} scales"
 
 
 def _volume(op: Operation) -> str:
+    """Find an op on a value of rank 5."""
     shape = static_shape(op.x) or op.x.shape
     return f"%{op.x.name} has rank 5" if len(shape) == 5 else ""
 
@@ -492,8 +503,8 @@ FAULTS: tuple[Fault, ...] = (
 )
 
 
-def computed(op: Operation, function: Function, chip: str | None) -> Function:
-    """How the engine of a chip computes an op, by the rows that say so; of any chip where none is named."""
+def with_faults(op: Operation, function: Function, chip: str | None) -> Function:
+    """Return the function that computes an op with the faults of a chip, of any chip where none is named."""
     for fault in FAULTS:
         if fault.wrong is not None and op.op_type in fault.ops and (chip is None or chip in fault.chips):
             function = fault.wrong(op, function)

@@ -1,10 +1,11 @@
-"""Numbers of three prime fields, an independent one of each for each element, and random functions of them.
+"""Tensors over prime fields: three residues for each element, arithmetic on them, and random functions of them.
 
-The primes lie just below 2^20, so that a sum of 8192 products stays below 2^53: products of matrices are those
-of float64, and the three residues of an element fit into one number of 64 bits, which is its name.
+`symbolic` and `algebraic` compute programs so, to prove that two are equal. Each of the three lanes has a prime
+of its own just below 2^20. So a sum of 8192 products stays below 2^53, and products of matrices can be computed
+in float64. The three residues of an element fit into one number of 64 bits, its name.
 
-The lanes have different primes, so that no constant is 0 in all of them, and no two constants of about one size
-are equal: the product of the primes is above 2^59, and a float is an integer below 2^53 times a power of two.
+The primes differ so that no constant is 0 in all lanes, and no two constants of a similar size are equal: their
+product is above 2^59, and a float is an integer below 2^53 times a power of two.
 """
 
 from __future__ import annotations
@@ -28,43 +29,51 @@ Tensor = torch.Tensor
 Primes = tuple[int, ...]
 """The prime of each lane."""
 PRIMES: Primes = (1_048_573, 1_048_571, 1_048_559)
-"""The largest primes below 2^20, in which hashes are written."""
+"""The largest primes below 2^20: hashes are residues of these."""
 LEAST = (1 << 20) - (1 << 14)
-"""No prime is smaller. A choice: 1,180 primes lie between this and 2^20, and a bound on errors that counts with
-the least of them is 5 % larger."""
+"""The smallest prime that may be drawn. A choice: 1,180 primes lie between it and 2^20, and error bounds, which
+assume the least of them, are 5 % larger than with the largest."""
 LANES = 3
-"""Residues of an element, each computed at a point of its own: three of 20 bits make a wrong proof as unlikely
-as 60 bits do."""
+"""The number of residues of an element, each computed at an independent random point. With three of 20 bits a
+wrong proof is as unlikely as with 60 bits."""
 LONGEST = 8192
-"""Products that may be added up in float64 without rounding."""
+"""The most products that may be added up in float64 without rounding."""
 PIECE = 21
-"""Bits of a hash of 64 that make one residue, and of a name that hold one: a bit more than it has."""
+"""The bits of a 64-bit hash that give one residue, and of a name that hold one: one more than a residue has."""
 LOW = (1 << PIECE) - 1
+"""The mask of one piece."""
 SCARCE = 1 << 10
-"""One in so many constants of a tensor may be 0 in a lane, none of fewer: by chance, a prime divides one number
-of fp32 in 2^20."""
+"""At most one in so many constants of a tensor may be 0 in a lane, and none of fewer constants. By chance, a
+prime divides one fp32 number in 2^20."""
 ONES = sum(1 << (PIECE * lane) for lane in range(LANES))
 """The name whose residues are 1."""
 CACHED = 1 << 15
-"""Elements that are scrambled at a time: they stay in the cache of a core."""
+"""The number of elements that are hashed at a time: so few that they stay in a core's cache."""
 FEW = 1 << 11
-"""Numbers of which torch takes the remainders as fast as numpy divides them."""
+"""For fewer numbers torch computes remainders as fast as numpy divides."""
 SINGLE = 1 << 5
-"""Numbers that are inverted one by one as fast as all together."""
+"""For fewer numbers, inverting each is as fast as inverting all together."""
 GOLDEN, FIRST, SECOND = (np.uint64(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 """The odd constants of splitmix64."""
 Words = npt.NDArray[np.uint64]
 
 
 class Zero(InterpretError):  # noqa: N818 - reads as a statement
-    """Something that has to be inverted is 0 at this point: draw another one."""
+    """Something that must be inverted is 0 at this random point: draw another one."""
 
 
 class Image:
-    """A tensor over the field: the residues of its elements, and the degree of what they are as polynomials.
+    """A tensor over the fields: the residues of its elements, and their degree as polynomials of the inputs.
 
-    It holds the residues in `LANES` tensors, or the names of the elements in one, which takes a third of the
-    memory; each is found from the other.
+    It holds either the residues, in `LANES` tensors, or the names of the elements in one tensor, which takes a
+    third of the memory. Each can be computed from the other.
+
+    Args:
+        lanes: the residues of each lane.
+        primes: of the lanes.
+        degree: of the elements as polynomials, which bounds the probability of a wrong proof.
+        fraction: are they quotients of polynomials?
+        names: in place of lanes.
     """
 
     __slots__ = ("_lanes", "degree", "fraction", "names", "primes")
@@ -85,7 +94,7 @@ class Image:
 
     @classmethod
     def of(cls, names: Tensor, primes: Primes, degree: float = 1, fraction: bool = False) -> Image:
-        """The elements that have these names."""
+        """Return the tensor of elements with these names."""
         return cls((), primes, degree, fraction, names=names)
 
     @property
@@ -104,24 +113,24 @@ class Image:
         return len(self.shape)
 
     def numel(self) -> int:
-        """The number of elements."""
+        """Return the number of elements."""
         return self.shape.numel()
 
     def __bool__(self) -> bool:
         raise Unsupported("control flow that depends on an input")
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Image:
-        """Elements moved in all lanes alike; what computes with them is for `of_residues`."""
+        """Apply a function that only moves elements, such as a transpose, to all lanes."""
         if self.names is not None:
             return Image.of(function(self.names), self.primes, self.degree, self.fraction)
         return self.with_lanes([function(lane) for lane in self._lanes])
 
     def with_lanes(self, lanes: Sequence[Tensor]) -> Image:
-        """Other residues below the same primes."""
+        """Return other residues with the same primes and degree."""
         return Image(lanes, self.primes, self.degree, self.fraction)
 
     def of_residues(self, function: Callable[[Tensor], Tensor]) -> Image:
-        """What a function computes of the residues of each lane."""
+        """Apply a function that computes with residues to each lane, and reduce its results."""
         return self.with_lanes([below(p, function(x)) for x, p in zip(self.lanes, self.primes, strict=True)])
 
     def same(self, other: Image) -> bool:
@@ -134,7 +143,7 @@ class Image:
 
 
 def below(p: int, numbers: Tensor) -> Tensor:
-    """The remainders; numpy divides many numbers by one in the processor's vectors, which have no remainder."""
+    """Return numbers modulo p. numpy divides with vector instructions, but has none for remainders."""
     if numbers.numel() < FEW:
         return numbers % p
     array = numbers.numpy()
@@ -144,12 +153,12 @@ def below(p: int, numbers: Tensor) -> Tensor:
 
 
 def _lane(names: Tensor, lane: int) -> Tensor:
-    """One residue of each name."""
+    """Return one residue of each name."""
     return torch.bitwise_right_shift(names, PIECE * lane).bitwise_and_(LOW)
 
 
 def together(images: Sequence[Image], function: Callable[[list[Tensor]], Tensor]) -> Image:
-    """Elements of several tensors, moved in all lanes alike."""
+    """Apply a function that only moves elements, such as a concat, to all lanes of several tensors."""
     degree, fraction = max(x.degree for x in images), any(x.fraction for x in images)
     primes = common(*images)
     if any(x.names is not None for x in images):
@@ -159,7 +168,7 @@ def together(images: Sequence[Image], function: Callable[[list[Tensor]], Tensor]
 
 
 def common(*images: Image) -> Primes:
-    """The primes of several tensors, which must be the same."""
+    """Return the primes of several tensors, which must be the same."""
     first = images[0].primes
     assert all(x.primes == first for x in images), "residues below different primes"
     return first
@@ -167,25 +176,25 @@ def common(*images: Image) -> Primes:
 
 @functools.cache
 def _candidates() -> npt.NDArray[np.int64]:
-    """The primes from `LEAST` to 2^20."""
+    """Return the primes from `LEAST` to 2^20."""
     odd = np.arange(LEAST + 1, 1 << 20, 2)
     return odd[np.all([odd % k != 0 for k in range(3, 1 << 10, 2)], axis=0)]
 
 
 def drawn(seed: int) -> Primes:
-    """A prime for each lane, no two of them the same."""
+    """Draw a prime for each lane, all different."""
     rng = np.random.default_rng(key(seed, "primes") % 2**62)
     return tuple(rng.choice(_candidates(), LANES, replace=False).tolist())
 
 
 def key(*parts: Any) -> int:
-    """A number of 64 bits for a name and attributes: the same in every process."""
+    """Return a 64-bit number for a name and attributes, the same in every process."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def mix(h: Tensor) -> Tensor:
-    """Scramble 64 bits."""
+    """Scramble numbers of 64 bits (splitmix64)."""
     mixed = h.clone(memory_format=torch.contiguous_format)
     for part in torch.split(mixed.view(-1), CACHED):
         words = _words(part)
@@ -194,12 +203,12 @@ def mix(h: Tensor) -> Tensor:
 
 
 def _words(numbers: Tensor) -> Words:
-    """The same memory without a sign, for numpy: shifts need no mask and run in the processor's vectors."""
+    """Return the same memory as unsigned numbers, whose shifts numpy vectorizes without a mask."""
     return numbers.numpy().view(np.uint64)
 
 
 def _mix(h: Words, scratch: Words) -> None:
-    """Scramble as many as stay in the cache."""
+    """Scramble as many numbers as stay in the cache, in place."""
     for shift, factor in ((30, FIRST), (27, SECOND), (31, None)):
         np.bitwise_xor(h, np.right_shift(h, np.uint64(shift), out=scratch), out=h)
         if factor is not None:
@@ -207,7 +216,7 @@ def _mix(h: Words, scratch: Words) -> None:
 
 
 def blocks(shape: Sequence[int]) -> Iterator[tuple[Any, ...]]:
-    """Where the parts of a tensor lie that stay in the cache: an index for each."""
+    """Yield the index of each part of a tensor that stays in the cache."""
     axis = next((a for a in range(len(shape)) if math.prod(shape[a + 1 :]) <= CACHED), len(shape))
     step = max(1, CACHED // max(1, math.prod(shape[axis + 1 :])))
     starts = range(0, shape[axis], step) if axis < len(shape) else ()
@@ -219,7 +228,7 @@ def blocks(shape: Sequence[int]) -> Iterator[tuple[Any, ...]]:
 
 
 def packed(x: Image) -> Tensor:
-    """The names of the elements: the three residues of each as one number."""
+    """Return the names of the elements: the three residues of each as one number."""
     if x.names is not None:
         return x.names
     names = torch.empty(x.shape, dtype=torch.int64)
@@ -230,9 +239,14 @@ def packed(x: Image) -> Tensor:
 
 
 def opaque(primes: Primes, name: int, *arguments: Tensor) -> Image:
-    """A random function of packed arguments: different ones give unrelated results.
+    """Compute a random function of packed arguments: different ones give unrelated results.
 
-    The first arguments are mixed once for all the elements that they broadcast to.
+    The first arguments are mixed once for all elements that they broadcast to.
+
+    Args:
+        primes: of the result.
+        name: of the function, from `key`.
+        arguments: names of elements; they broadcast.
     """
     shape = np.broadcast_shapes(*(a.shape for a in arguments))
     before, rest = torch.tensor(name, dtype=torch.int64), list(arguments)
@@ -243,17 +257,25 @@ def opaque(primes: Primes, name: int, *arguments: Tensor) -> Image:
     return _function(primes, before, shape, lambda at: [_words(a[at]) for a in spread])
 
 
-def commuting(primes: Primes, name: int, x: Tensor, y: Tensor, turned: Tensor | None = None) -> Image:
-    """A random function of two packed arguments that may change places; negative where told."""
+def commuting(primes: Primes, name: int, x: Tensor, y: Tensor, negative: Tensor | None = None) -> Image:
+    """Compute a random function of two packed arguments that commutes.
+
+    Args:
+        primes: of the result.
+        name: of the function, from `key`.
+        x: names of elements.
+        y: names of elements.
+        negative: where the result is negated.
+    """
     shape = np.broadcast_shapes(x.shape, y.shape)
     a, b = x.expand(shape), y.expand(shape)
-    turned = None if turned is None else turned.expand(shape)
+    negative = None if negative is None else negative.expand(shape)
 
     def ordered(at: Any) -> list[Words]:
         v, w = _words(a[at]), _words(b[at])
         return [np.minimum(v, w), np.maximum(v, w)]
 
-    return _function(primes, torch.tensor(name, dtype=torch.int64), shape, ordered, turned)
+    return _function(primes, torch.tensor(name, dtype=torch.int64), shape, ordered, negative)
 
 
 def _function(
@@ -261,9 +283,9 @@ def _function(
     before: Tensor,
     shape: tuple[int, ...],
     arguments: Callable[[Any], list[Words]],
-    turned: Tensor | None = None,
+    negative: Tensor | None = None,
 ) -> Image:
-    """A random function of what was mixed before, and of what `arguments` gives for each block."""
+    """Compute a random function block by block, of what was mixed `before` and of the arguments there."""
     before, names = before.expand(shape), torch.empty(shape, dtype=torch.int64)
     for at in blocks(shape):
         image = _words(names[at])
@@ -271,14 +293,14 @@ def _function(
         for argument in arguments(at):
             np.add(np.bitwise_xor(h, argument, out=h), GOLDEN, out=h)
             _mix(h, scratch)
-        _name(primes, h, scratch, image)
-        if turned is not None:
-            _turn(primes, image, turned[at].numpy(), scratch)
+        _write_names(primes, h, scratch, image)
+        if negative is not None:
+            _negate_where(primes, image, negative[at].numpy(), scratch)
     return Image.of(names, primes)
 
 
-def _name(primes: Primes, h: Words, scratch: Words, name: Words) -> None:
-    """A name from the pieces of each hash, every one scaled to a residue."""
+def _write_names(primes: Primes, h: Words, scratch: Words, name: Words) -> None:
+    """Write names from hashes: each piece of `PIECE` bits is scaled to a residue."""
     for lane, prime in enumerate(primes):
         np.right_shift(h, np.uint64(PIECE * lane), out=scratch)
         np.multiply(np.bitwise_and(scratch, np.uint64(LOW), out=scratch), np.uint64(prime), out=scratch)
@@ -287,13 +309,13 @@ def _name(primes: Primes, h: Words, scratch: Words, name: Words) -> None:
             np.bitwise_or(name, np.left_shift(scratch, np.uint64(PIECE * lane), out=scratch), out=name)
 
 
-def _turn(primes: Primes, names: Words, turned: npt.NDArray[np.bool_], scratch: Words) -> None:
-    """Make names those of the negatives where told."""
-    np.copyto(names, _negative(primes, names, scratch), where=turned)
+def _negate_where(primes: Primes, names: Words, negative: npt.NDArray[np.bool_], scratch: Words) -> None:
+    """Replace names by those of the negatives where `negative` is True, in place."""
+    np.copyto(names, _negative(primes, names, scratch), where=negative)
 
 
 def _negative(primes: Primes, names: Words, scratch: Words) -> Words:
-    """The names of the negatives: the prime minus each residue, and 0 for 0.
+    """Return the names of the negatives: the prime minus each residue, and 0 for 0.
 
     The prime plus what it lacks to 2^20 sets the bit that no residue has.
     """
@@ -307,17 +329,17 @@ def _negative(primes: Primes, names: Words, scratch: Words) -> Words:
 
 
 def _as_name(residues: Sequence[int]) -> np.uint64:
-    """The name that has these residues."""
+    """Return the name with these residues."""
     return np.uint64(sum(r << (PIECE * lane) for lane, r in enumerate(residues)))
 
 
 def positions(primes: Primes, count: int, name: int) -> Image:
-    """A random factor for each place of a list."""
+    """Return a random factor for each place of a list."""
     return opaque(primes, key("place", name), torch.arange(count))
 
 
 def random(primes: Primes, shape: Sequence[int], generator: torch.Generator) -> Image:
-    """A random point for each element."""
+    """Return a random point for each element."""
     names = torch.randint(0, primes[0], tuple(shape), generator=generator)
     for lane in range(1, LANES):
         names |= torch.randint(0, primes[lane], tuple(shape), generator=generator).bitwise_left_shift_(
@@ -327,7 +349,7 @@ def random(primes: Primes, shape: Sequence[int], generator: torch.Generator) -> 
 
 
 def exact(primes: Primes, value: Any) -> list[Tensor]:
-    """The residues of finite numbers: a float is m * 2^e, an integer itself.
+    """Return the residues of finite numbers: an integer modulo each prime, a float as m * 2^e.
 
     Raises:
         Unsupported: one is not finite.
@@ -356,7 +378,7 @@ def exact(primes: Primes, value: Any) -> list[Tensor]:
 
 
 def inverse(x: Tensor, p: int) -> Tensor:
-    """1 / x below a prime.
+    """Return 1 / x modulo a prime.
 
     Raises:
         Zero: an element is 0; draw another point.
@@ -381,23 +403,23 @@ def negated(x: Image) -> Image:
 
 
 def signed(x: Image) -> tuple[Image, Tensor]:
-    """One of x and -x, the same for both, and where it is -x."""
-    turned = (x.lanes[0] if x.names is None else _lane(x.names, 0)) > x.primes[0] // 2
-    return with_sign(x, turned), turned
+    """Return one of x and -x, the same for both, and True where it is -x."""
+    negative = (x.lanes[0] if x.names is None else _lane(x.names, 0)) > x.primes[0] // 2
+    return with_sign(x, negative), negative
 
 
-def with_sign(x: Image, turned: Tensor) -> Image:
-    """-x where told."""
-    shape = np.broadcast_shapes(x.shape, turned.shape)
-    spread, olds, names = turned.expand(shape), packed(x).expand(shape), torch.empty(shape, dtype=torch.int64)
+def with_sign(x: Image, negative: Tensor) -> Image:
+    """Return -x where `negative` is True, else x."""
+    shape = np.broadcast_shapes(x.shape, negative.shape)
+    mask, olds, names = negative.expand(shape), packed(x).expand(shape), torch.empty(shape, dtype=torch.int64)
     for at in blocks(shape):
-        signed = _words(names[at].copy_(olds[at]))
-        _turn(x.primes, signed, spread[at].numpy(), np.empty_like(signed))
+        words = _words(names[at].copy_(olds[at]))
+        _negate_where(x.primes, words, mask[at].numpy(), np.empty_like(words))
     return Image.of(names, x.primes, x.degree, x.fraction)
 
 
 def weighted(x: Image, weights: Image, axes: Sequence[int]) -> Image:
-    """The sum along some axes, whose elements have a weight each, in order; the axes keep the length 1."""
+    """Return the sum along some axes, times a weight for each place along them; the axes keep the length 1."""
     axes = sorted(a % x.ndim for a in axes)
     count = math.prod(x.shape[a] for a in axes)
     kept = [1 if a in axes else n for a, n in enumerate(x.shape)]
@@ -414,25 +436,25 @@ def weighted(x: Image, weights: Image, axes: Sequence[int]) -> Image:
 
 
 def pairwise(x: Image, y: Image, function: Callable[[Tensor, Tensor], Tensor], degree: float) -> Image:
-    """A function of two residues in each lane, which broadcast."""
+    """Apply a function of two residues in each lane; x and y broadcast."""
     primes = common(x, y)
     lanes = [below(p, function(a, b)) for a, b, p in zip(x.lanes, y.lanes, primes, strict=True)]
     return Image(lanes, primes, degree, x.fraction or y.fraction)
 
 
 def add(x: Image, y: Image) -> Image:
-    """X + y."""
+    """Return x + y."""
     fraction = x.fraction or y.fraction
     return pairwise(x, y, torch.add, x.degree + y.degree if fraction else max(x.degree, y.degree))
 
 
 def multiply(x: Image, y: Image) -> Image:
-    """X y."""
+    """Return x * y."""
     return pairwise(x, y, torch.mul, x.degree + y.degree)
 
 
 def divide(x: Image, y: Image) -> Image:
-    """X / y."""
+    """Return x / y."""
     inverses = [inverse(lane, p) for lane, p in zip(y.lanes, y.primes, strict=True)]
     quotient = multiply(x, y.with_lanes(inverses))
     quotient.fraction = True
@@ -440,7 +462,7 @@ def divide(x: Image, y: Image) -> Image:
 
 
 def summed(x: Image, axes: Sequence[int], keep: bool) -> Image:
-    """The sum over some axes."""
+    """Return the sum over some axes."""
     axes = list(axes)
     count = math.prod(x.shape[a] for a in axes)
     sums = x.of_residues(lambda v: v.sum(axes, keepdim=keep)) if axes else x.with_lanes(x.lanes)
@@ -449,7 +471,14 @@ def summed(x: Image, axes: Sequence[int], keep: bool) -> Image:
 
 
 def bilinear(x: Image, y: Image, function: Callable[[Tensor, Tensor], Tensor], terms: int) -> Image:
-    """A sum of products in float64; `terms` is how many are added up for one element, at most `LONGEST`."""
+    """Return a sum of products, computed in float64.
+
+    Args:
+        x: the first factor.
+        y: the second factor.
+        function: computes the sums of products of float64 tensors.
+        terms: the number of products in one sum, at most `LONGEST`.
+    """
     if terms > LONGEST:
         raise Unsupported(f"a sum of {terms} products")
     times = terms if x.fraction or y.fraction else 1
@@ -461,7 +490,7 @@ def bilinear(x: Image, y: Image, function: Callable[[Tensor, Tensor], Tensor], t
 
 
 def product(x: Image, y: Image) -> Image:
-    """The matrix product over the last axis of x and the last but one of y, of any length."""
+    """Return the matrix product over the last axis of x and the last but one of y, of any length."""
     length = x.shape[-1]
     if length <= LONGEST:
         return bilinear(x, y, torch.matmul, length)

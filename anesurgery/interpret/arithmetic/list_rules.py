@@ -1,7 +1,7 @@
-"""How symbolic arithmetics compute lists and states: places that are known are looked up, else all is hashed.
+"""How the symbolic arithmetics compute lists and states.
 
-A list whose places are known stays a list of its elements. One that was written at a dynamic place is one hash
-of how it came about, and so is whatever is read from it.
+A list that is only read and written at constant places stays a list of its elements. One that is written at a
+dynamic place becomes one hash of its history, and so does whatever is read from it.
 """
 
 from __future__ import annotations
@@ -19,50 +19,51 @@ from anesurgery.mil import Operation, static_shape
 Tensor = torch.Tensor
 
 
-def _hashed(a: Symbolic, value: Any) -> Tensor:
-    """One number for a tensor, or for the elements of a list in their order."""
+def _hash_value(a: Symbolic, value: Any) -> Tensor:
+    """Return one number for a tensor, or for the elements of a list in their order."""
     if value is None:
         return torch.tensor(key("nothing"))
     if isinstance(value, list):
         total = torch.tensor(key("list", len(value)))
         for element in value:
-            total = mix(total ^ _hashed(a, element))
+            total = mix(total ^ _hash_value(a, element))
         return total
     x = a.image(value)
     flat = x.map(lambda v: v.reshape(-1))
-    whole = packed(a.digest(flat, [0])).reshape(()) if x.numel() else torch.tensor(key("empty"))
-    return mix(whole ^ key(tuple(x.shape)))
+    elements = packed(a.digest(flat, [0])).reshape(()) if x.numel() else torch.tensor(key("empty"))
+    return mix(elements ^ key(tuple(x.shape)))
 
 
-def _hash(a: Symbolic, op: Operation, *read: Any) -> Tensor:
+def _hash_op(a: Symbolic, op: Operation, *operands: Any) -> Tensor:
+    """Return one number for an op on these operands."""
     total = torch.tensor(key(a.seed, op.op_type))
-    for value in read:
-        total = mix(total ^ _hashed(a, value))
+    for value in operands:
+        total = mix(total ^ _hash_value(a, value))
     return total
 
 
-def _unknown_list(a: Symbolic, op: Operation, *read: Any) -> Image:
-    """A list that depends on a dynamic place, as one hash."""
-    return opaque(a.primes, key("list"), _hash(a, op, *read))
+def _unknown_list(a: Symbolic, op: Operation, *operands: Any) -> Image:
+    """Return a list that depends on a dynamic place, as one hash."""
+    return opaque(a.primes, key("list"), _hash_op(a, op, *operands))
 
 
-def _unknown(a: Symbolic, op: Operation, *read: Any) -> Image:
-    """A tensor read at a dynamic place, or from a list that was written at one."""
+def _unknown(a: Symbolic, op: Operation, *operands: Any) -> Image:
+    """Return a tensor that is read at a dynamic place, or from a list that was written at one."""
     shape = static_shape(op.outputs[0])
     if shape is None:
         raise Unsupported(f"{op.op_type} with a dynamic shape")
     places = torch.arange(math.prod(shape)).reshape(shape)
-    image = opaque(a.primes, key("element"), _hash(a, op, *read), places)
+    image = opaque(a.primes, key("element"), _hash_op(a, op, *operands), places)
     a.evaluations += image.numel()
     return image
 
 
 def _elements(a: Symbolic, ls: list[Any]) -> list[Image]:
-    """The elements, those never written as zeros."""
-    like = next((v for v in ls if v is not None), None)
-    if like is None:
+    """Return the elements; those that were never written are zeros."""
+    written = next((v for v in ls if v is not None), None)
+    if written is None:
         raise Unsupported("a list that is read before anything was written to it")
-    zero = a.lift(torch.zeros(like.shape).numpy())
+    zero = a.lift(torch.zeros(written.shape).numpy())
     return [zero if v is None else a.image(v) for v in ls]
 
 
@@ -99,7 +100,7 @@ def _length(a: Symbolic, op: Operation, ls: Any) -> Any:
 
 
 def _update_state(a: Symbolic, op: Operation, state: Any, value: Any) -> Any:
-    """Write a state; the result is the value written."""
+    """Write a state, and return the value written."""
     state.value = value
     return value
 
@@ -112,3 +113,4 @@ RULES: dict[str, Rule] = {
     "list_length": _length,
     "coreml_update_state": _update_state,
 }
+"""Op type -> computes the op in a symbolic arithmetic."""

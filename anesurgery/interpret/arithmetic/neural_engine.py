@@ -1,8 +1,10 @@
-"""An estimate of the Neural Engine's arithmetic, put together from what has been measured on chips.
+"""An estimate of the Neural Engine's arithmetic ("ane", "ane:M1"), put together from measurements on chips.
 
-`properties.ELEMENTS` lists what is known, and says of each row whether and how it is modelled here. Without a
-chip only the rows that were found on every chip measured apply, and the faults of any chip
-(`engine_faults.FAULTS`): an app meets all of them.
+`precision.meaning` calls `meaning` for each op. `properties.ELEMENTS` lists what is known, and says of each row
+if and how it is modelled here. Without a chip, only rows that were found on every measured chip apply, and the
+faults of any chip (`engine_faults.FAULTS`), since an app meets all of them.
+
+The largest part is the ceiling: a sum of products becomes infinite as soon as a partial sum reaches 32768.
 """
 
 from __future__ import annotations
@@ -26,60 +28,62 @@ from anesurgery.interpret.table import TABLE, Unsupported, ints
 from anesurgery.mil import Operation, constant, consumers, is_output, producer
 
 AT_ONCE = 1 << 22
-"""Products that are looked at together: 17 MB of fp32."""
+"""The number of products that are summed up together: 17 MB of fp32."""
 
 RESULTS = frozenset({"conv_transpose", "einsum", "conv_quantized"})
-"""Ops whose result is held against the ceiling, and not their partial sums."""
+"""Ops of which only the result is compared with the ceiling, not the partial sums."""
 
 
 @dataclass(frozen=True)
 class Sum:
-    """A sum of products, and the ways to bound it."""
+    """A sum of products for each element of a result, and bounds of its partial sums, from cheap to exact."""
 
     total: Callable[[], Tensor]
-    """The result, in fp32."""
+    """Computes the result, in fp32."""
     roughly: Callable[[], float]
-    """No partial sum of any element is larger than this."""
+    """Computes a number that no partial sum of any element exceeds."""
     magnitudes: Callable[[], Tensor]
-    """For each element, the sum of the magnitudes of its terms: no partial sum is larger."""
+    """Computes for each element the sum of the magnitudes of its terms, which no partial sum exceeds."""
     risky: Callable[[], Tensor]
-    """For each element, may a partial sum reach the ceiling?"""
+    """Computes for each element if a partial sum may reach the ceiling."""
     terms: Callable[[Tensor], Tensor]
-    """Places [count, rank] -> the terms of each, in order [count, terms]."""
+    """Places [count, rank] of elements -> their terms in order, [count, terms]."""
     length: int
-    """Number of terms."""
+    """The number of terms."""
 
 
 def overflowed(total: Tensor) -> Tensor:
-    """The result, infinite where its magnitude reaches the ceiling."""
+    """Return a result that is infinite where its magnitude reaches the ceiling."""
     if total.numel() == 0 or float(total.abs().amax()) < fp16.CEILING:
         return total
-    return torch.where(
-        total.abs() >= fp16.CEILING, torch.copysign(torch.full_like(total, math.inf), total), total
-    )
+    infinities = torch.copysign(torch.full_like(total, math.inf), total)
+    return torch.where(total.abs() >= fp16.CEILING, infinities, total)
 
 
 def limited(op_type: str, flush: float = 0.0) -> Callable[..., Tensor]:
-    """The op as an engine computes it: infinite where a partial sum reaches the ceiling, whatever comes after.
+    """Return the function of an op as the engine computes it: infinite once a partial sum reaches the ceiling.
 
     Args:
         op_type: of `SUMS`.
         flush: operands below this magnitude count as 0.
     """
-    make = SUMS[op_type]
+    sum_of = SUMS[op_type]
 
     def compute(**arguments: Any) -> Tensor:
         if not arguments["x"].is_floating_point():
             return TABLE[op_type].function(**arguments)
         if flush:
             arguments = {k: _flushed(v, flush) for k, v in arguments.items()}
-        return held(make(**arguments))
+        return with_ceiling(sum_of(**arguments))
 
     return compute
 
 
-def held(summed: Sum) -> Tensor:
-    """The result of a sum with the ceiling."""
+def with_ceiling(summed: Sum) -> Tensor:
+    """Return the result of a sum; elements of which a partial sum reaches the ceiling are infinite.
+
+    The terms of an element are added one by one only if the bounds do not rule that out.
+    """
     total = summed.total()
     if summed.length < 2 or total.numel() == 0 or summed.roughly() < fp16.CEILING:
         return total
@@ -87,22 +91,22 @@ def held(summed: Sum) -> Tensor:
     for places in torch.split(risky, max(1, AT_ONCE // summed.length)):
         if len(places):
             partial = summed.terms(places).cumsum(-1)
-            over = partial.abs() >= fp16.CEILING
-            first = partial.gather(-1, over.int().argmax(-1, keepdim=True))[:, 0]
-            at = tuple(places.T)
-            total[at] = torch.where(
-                over.any(-1), torch.copysign(torch.full_like(first, math.inf), first), total[at]
-            )
+            is_over = partial.abs() >= fp16.CEILING
+            first = partial.gather(-1, is_over.int().argmax(-1, keepdim=True))[:, 0]
+            infinities = torch.copysign(torch.full_like(first, math.inf), first)
+            index = tuple(places.T)
+            total[index] = torch.where(is_over.any(-1), infinities, total[index])
     return total
 
 
 def bound(op_type: str, arguments: dict[str, Any]) -> float:
-    """The largest magnitude that a partial sum of an op can reach, in whatever order its terms are added."""
+    """Return the largest magnitude that a partial sum of an op can reach, in any order of its terms."""
     magnitudes = SUMS[op_type](**arguments).magnitudes()
     return float(magnitudes.amax()) if magnitudes.numel() else 0.0
 
 
 def _flushed(value: Any, least: float) -> Any:
+    """Return floats with magnitudes below a limit replaced by 0."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
     return torch.where(value.abs() < least, 0.0, value)
@@ -111,9 +115,9 @@ def _flushed(value: Any, least: float) -> Any:
 def _matmul(
     x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool = False, start: float = 0.0
 ) -> Sum:
-    """X times y; `start` is the largest magnitude from which a sum begins."""
+    """Return the sum of a matmul; `start` is the largest magnitude of the bias that a sum starts from."""
     transpose_y = transpose_y and y.ndim > 1
-    columns = remembered(y, ("columns", transpose_y), lambda: _columns(y, transpose_y))
+    columns = cached(y, ("columns", transpose_y), lambda: _columns(y, transpose_y))
     x = x.transpose(-1, -2) if transpose_x and x.ndim > 1 else x
     y = y.transpose(-1, -2) if transpose_y else y
     left, right = (x[None] if x.ndim == 1 else x), (y[:, None] if y.ndim == 1 else y)
@@ -149,26 +153,26 @@ def _matmul(
 
 
 def _columns(y: Tensor, transposed: bool) -> Tensor:
-    """The sum of magnitudes of each column, the largest of all batches."""
+    """Return the sum of magnitudes of each column, the largest of all batches."""
     if y.ndim == 1:
         return y.abs().sum()[None]
     sums = torch.linalg.vector_norm(y, 1, -1 if transposed else -2)
     return sums if sums.ndim == 1 else sums.flatten(0, -2).amax(0)
 
 
-_KNOWN: Any = WeakTensorKeyDictionary()
+_CACHE: Any = WeakTensorKeyDictionary()
 
 
-def remembered(tensor: Tensor, key: Any, compute: Callable[[], Any]) -> Any:
-    """What was computed of a tensor under a key, kept as long as the tensor lives; nobody writes into one."""
-    held = _KNOWN.setdefault(tensor, {})
-    if key not in held:
-        held[key] = compute()
-    return held[key]
+def cached(tensor: Tensor, key: Any, compute: Callable[[], Any]) -> Any:
+    """Compute a result of a tensor once, as long as the tensor lives; nobody writes into tensors here."""
+    results = _CACHE.setdefault(tensor, {})
+    if key not in results:
+        results[key] = compute()
+    return results[key]
 
 
 def largest_of(value: Tensor) -> float:
-    """The largest magnitude of some numbers; 0 of none."""
+    """Return the largest magnitude of some numbers; 0 of none."""
     return float(torch.linalg.vector_norm(value, math.inf)) if value.numel() else 0.0
 
 
@@ -220,7 +224,7 @@ def _conv(
     def magnitudes() -> Tensor:
         return CONV[n](padded.abs(), weight.abs(), start.abs(), s, 0, d, int(groups))
 
-    norm = remembered(weight, "norm", lambda: largest_of(torch.linalg.vector_norm(weight.flatten(1), 1, -1)))
+    norm = cached(weight, "norm", lambda: largest_of(torch.linalg.vector_norm(weight.flatten(1), 1, -1)))
     return Sum(
         lambda: TABLE["conv"].function(x, weight, bias, strides, pad_type, pad, dilations, groups),
         lambda: largest_of(x) * norm + largest_of(start),
@@ -232,38 +236,47 @@ def _conv(
 
 
 SUMS: dict[str, Callable[..., Sum]] = {"matmul": _matmul, "linear": _linear, "conv": _conv}
-"""Op type -> its sum."""
+"""Op type -> returns its sum, from the operands."""
 
 
 Tensor = torch.Tensor
 Function = Callable[..., Any]
 
 NON_FINITE = 65536.0
-"""What an infinity or a NaN counts as inside the engine: the next power of two above fp16."""
+"""The number that an infinity or a NaN counts as inside the engine: the next power of two above fp16."""
 WIDTH_LIMIT = 4095.0
-"""Where a slice of the last axis becomes infinite on H13 and H14."""
+"""From this magnitude on, a slice of the last axis becomes infinite on H13 and H14 (M1, M2)."""
 
 
 def rounding(chip: str | None, op_type: str = "") -> Callable[[Tensor], Tensor]:
-    """The function that rounds a float32 result of an op to the numbers of fp16, in float32."""
+    """Return the function that rounds a float32 result of an op to numbers of fp16, in float32."""
     converts = op_type == "cast" and applies("cast_ties", chip)
     return _ties_away if applies("ties", chip) and not converts else _ties_even
 
 
 def _ties_even(value: Tensor) -> Tensor:
+    """Round to fp16, half-way cases to even."""
     return value.half().float()
 
 
 def _ties_away(value: Tensor) -> Tensor:
-    near = value.half()
-    low = near.float()
-    beyond = torch.nextafter(near, torch.where(value >= 0, torch.inf, -torch.inf).half()).float()
+    """Round to fp16, half-way cases away from zero."""
+    nearest = value.half()
+    low = nearest.float()
+    beyond = torch.nextafter(nearest, torch.where(value >= 0, torch.inf, -torch.inf).half()).float()
     tie = (value - low).abs() == (beyond - value).abs()
     return torch.where(tie & (value != low), beyond, low)
 
 
 def meaning(op: Operation, function: Function, moves: bool, chip: str | None) -> Function:
-    """How an op is computed on the engine, from how it is computed exactly."""
+    """Return the function that computes an op as the engine does, from the one that computes it exactly.
+
+    Args:
+        op: the op.
+        function: computes it exactly.
+        moves: does it only move numbers?
+        chip: such as "M1"; None for any chip.
+    """
     op_type = op.op_type
     if op_type in SUMS:
         function = limited(op_type, flush=fp16.NORMAL if applies("flush", chip) else 0.0)
@@ -272,19 +285,19 @@ def meaning(op: Operation, function: Function, moves: bool, chip: str | None) ->
     elif op_type in RESULTS:
         function = _then(function, overflowed)
     elif op_type in MEASURED_TABLES and applies("measured_tables", chip):
-        function = _interpolated(MEASURED_TABLES[op_type])
+        function = _from_measured_table(MEASURED_TABLES[op_type])
     elif op_type in TABLES:
-        function = _looked_up(TABLES[op_type])
+        function = _from_table(TABLES[op_type])
     elif op_type in SLICES and applies("width_slice", chip):
-        function = _cropped(function, SLICES[op_type])
+        function = _with_width_limit(function, SLICES[op_type])
     elif op_type in ROWS and applies(ROWS[op_type].row, chip):
         function = ROWS[op_type].meaning(op, function)
-    function = engine_faults.computed(op, function, chip)
+    function = engine_faults.with_faults(op, function, chip)
     return function if moves else _finite_operands(function)
 
 
 def _finite_operands(function: Function) -> Function:
-    """Infinities and NaN count as large numbers."""
+    """Return a function for which infinities and NaN count as large numbers."""
 
     def compute(**arguments: Any) -> Any:
         return function(**{name: _finite(value) for name, value in arguments.items()})
@@ -293,11 +306,12 @@ def _finite_operands(function: Function) -> Function:
 
 
 def _finite(value: Any) -> Any:
+    """Return floats with infinities and NaN replaced by `NON_FINITE`."""
     if isinstance(value, list):
         return [_finite(v) for v in value]
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
-    if remembered(value, "finite", lambda: _all_finite(value)):
+    if cached(value, "finite", lambda: _all_finite(value)):
         return value
     return torch.nan_to_num(value, nan=NON_FINITE, posinf=NON_FINITE, neginf=-NON_FINITE)
 
@@ -307,7 +321,7 @@ def _all_finite(value: Tensor) -> bool:
 
 
 def _then(function: Function, change: Callable[[Any], Any]) -> Function:
-    """A function whose result is changed."""
+    """Return a function whose result is changed by another."""
     return lambda **arguments: change(function(**arguments))
 
 
@@ -321,7 +335,7 @@ def _nearest_away(value: Tensor) -> Tensor:
 
 
 def wrong_scale(op: Operation) -> float:
-    """By how much a product that is quantized is wrong: the scale of the result over that of its factor.
+    """Return the factor by which a quantized product is wrong: the scale of the result over that of its factor.
 
     1 where no factor is dequantized or both are, where another op reads the product, and where a scale or a
     zero point is not one number.
@@ -344,11 +358,12 @@ def _wrongly_scaled(op: Operation, function: Function) -> Function:
 
 @dataclass(frozen=True)
 class Row:
-    """An op that the row of one property is about."""
+    """An op that a property changes."""
 
     row: str
+    """The name of the property."""
     meaning: Callable[[Operation, Function], Function]
-    """(op, how it is computed exactly) -> how it is computed on the engine."""
+    """(op, function that computes it exactly) -> function that computes it as the engine does."""
 
 
 ROWS = {
@@ -357,18 +372,22 @@ ROWS = {
     "quantize": Row("code_ties", lambda op, function: lambda **arguments: codes(_nearest_away, **arguments)),
     "mul": Row("code_scale", _wrongly_scaled),
 }
+"""Op type -> the property that changes it."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """An activation as straight lines between 33 points of a rest that falls to 0."""
+    """A table of an activation: straight lines between 33 points of its remainder, which falls to 0.
+
+    The remainder is what an activation differs by from its limits: 1 - tanh(t), for example.
+    """
 
     rest: Function
-    """The rest at t >= 0 (float64)."""
+    """The remainder at t >= 0, in float64."""
     join: Function
-    """(x, rest at |x|) -> the activation."""
+    """(x, remainder at |x|) -> the activation."""
     error: float
-    """Largest absolute error measured; the last point is placed so that this is the error of the lines."""
+    """The largest absolute error measured. The last point is placed so that the lines have this error."""
 
 
 def _odd_join(x: Tensor, rest: Tensor) -> Tensor:
@@ -386,18 +405,21 @@ TABLES: dict[str, Table] = {
     "gelu": Table(lambda t: -t * torch.special.ndtr(-t), _ramp_join, 6.2e-3),
     "silu": Table(lambda t: -t * torch.sigmoid(-t), _ramp_join, 1.5e-2),
 }
+"""Op type -> its table."""
 POINTS = 33
-"""Points of the tables of activations: 32 steps of equal length, as the sources of `properties` have it."""
+"""The points of a table: 32 steps of equal length, as the sources of `properties` have it."""
 
 
-def _looked_up(table: Table) -> Function:
+def _from_table(table: Table) -> Function:
+    """Return the function that interpolates an activation in a table."""
+
     def compute(x: Tensor, **_: Any) -> Tensor:
         last, knots = _knots(table)
         knots = knots.to(x.device)
         place = (x.abs() * ((POINTS - 1) / last)).clamp_max_(POINTS - 1)
         left = place.floor().clamp_max_(POINTS - 2)
-        at = left.int()
-        rest = torch.lerp(knots[at], knots[at + 1], place - left)
+        index = left.int()
+        rest = torch.lerp(knots[index], knots[index + 1], place - left)
         return table.join(x, torch.where(place < POINTS - 1, rest, 0.0))
 
     return compute
@@ -405,11 +427,11 @@ def _looked_up(table: Table) -> Function:
 
 @cache
 def _knots(table: Table) -> tuple[float, Tensor]:
-    """The place of the last point, and the rest at all points."""
-    low, high = (
-        0.5,
-        16.0,
-    )  # the rest beyond the last point is dropped: its size is what the error measured sets
+    """Return the place of the last point, and the remainder at all points.
+
+    The last point lies where the remainder falls to the error measured: beyond it, it counts as 0.
+    """
+    low, high = 0.5, 16.0
     for _ in range(60):
         middle = (low + high) / 2
         dropped = float(table.rest(torch.tensor(middle, dtype=torch.float64)).abs())
@@ -423,16 +445,17 @@ class MeasuredTable:
     """A table whose points and steps are known bit for bit."""
 
     value: Function
-    """The activation (float64); the points hold it rounded to fp16."""
+    """The activation in float64; the points are rounded to fp16."""
     step: float
-    """Between two points; a power of two."""
+    """The distance of two points; a power of two."""
     last: float
     """The place of the last point; the table is over [-last, last], or over [0, last] where it is odd."""
     odd: bool
+    """Is the function odd, so that the table is of magnitudes?"""
     below: float
-    """Below this the result is that of negative infinity."""
+    """Below this the result is the limit at negative infinity."""
     above: float
-    """From here on it is that of infinity."""
+    """From here on it is the limit at infinity."""
 
 
 MEASURED_TABLES = {
@@ -442,52 +465,56 @@ MEASURED_TABLES = {
 """On M1. Between the last point and the end of the range nothing was published: the last point holds there."""
 
 
-def _interpolated(table: MeasuredTable) -> Function:
+def _from_measured_table(table: MeasuredTable) -> Function:
+    """Return the function that interpolates an activation in a measured table."""
+
     def compute(x: Tensor, **_: Any) -> Tensor:
-        result = _line(table, x.abs()) * torch.sign(x) if table.odd else _line(table, x)
-        ends = table.value(torch.tensor([-torch.inf, torch.inf]))
-        result = torch.where(x < table.below, ends[0], result)
-        return torch.where(x >= table.above, ends[1], result)
+        result = _interpolate(table, x.abs()) * torch.sign(x) if table.odd else _interpolate(table, x)
+        limits = table.value(torch.tensor([-torch.inf, torch.inf]))
+        result = torch.where(x < table.below, limits[0], result)
+        return torch.where(x >= table.above, limits[1], result)
 
     return compute
 
 
-def _line(table: MeasuredTable, x: Tensor) -> Tensor:
-    """From the point nearer 0 towards the other; product and sum are rounded to fp16, ties away from zero."""
+def _interpolate(table: MeasuredTable, x: Tensor) -> Tensor:
+    """Interpolate from the point nearer 0; product and sum are rounded to fp16, ties away from zero."""
     place = x.double().clamp(-table.last, table.last) / table.step
     first = place.abs().floor().clamp_max(table.last / table.step - 1)
     near, far = ((first + n) * torch.where(place < 0, -1.0, 1.0) * table.step for n in (0, 1))
     a0, a1 = (table.value(at).half().float() for at in (near, far))
-    share = (place.abs() - first).float()
-    return _ties_away(a0 + _ties_away(share * (a1 - a0)))
+    fraction = (place.abs() - first).float()
+    return _ties_away(a0 + _ties_away(fraction * (a1 - a0)))
 
 
 GRID = 2.0**-16
-"""The step between the numbers that the ops of the property "grid" give."""
+"""The step between the results of the ops with the property "grid"."""
 
 
 def _to_grid(result: Tensor) -> Tensor:
-    """Results are multiples of `GRID`; halves are rounded away from zero."""
+    """Round results to multiples of `GRID`, half-way cases away from zero."""
     if not result.is_floating_point():
         return result
     steps = result.double() / GRID
     return (torch.sign(steps) * (steps.abs() + 0.5).floor() * GRID).to(result.dtype)
 
 
-def _cropped(function: Function, inner: Callable[..., Any]) -> Function:
-    """Slices of the last axis that do not begin at 0 lose magnitudes from `WIDTH_LIMIT` on."""
+def _with_width_limit(function: Function, begins_inside: Callable[..., list[bool]]) -> Function:
+    """Return a slice whose outputs that begin inside the last axis are infinite from `WIDTH_LIMIT` on."""
 
     def compute(**arguments: Any) -> Any:
         result = function(**arguments)
-        values = result if isinstance(result, (list, tuple)) else [result]
-        marks = inner(arguments, len(values))
+        is_list = isinstance(result, (list, tuple))
+        values = result if is_list else [result]
+        marks = begins_inside(arguments, len(values))
         limited = [_width_limited(v) if mark else v for v, mark in zip(values, marks, strict=True)]
-        return limited if isinstance(result, (list, tuple)) else limited[0]
+        return limited if is_list else limited[0]
 
     return compute
 
 
 def _width_limited(value: Tensor) -> Tensor:
+    """Return floats that are infinite from `WIDTH_LIMIT` on."""
     if not value.is_floating_point():
         return value
     value = value.float()
@@ -514,7 +541,7 @@ SLICES: dict[str, Callable[..., list[bool]]] = {
 
 
 def chip_of(precision: str) -> str | None:
-    """The chip in "ane:CHIP"; None in "ane".
+    """Return the chip in "ane:CHIP"; None in "ane".
 
     Raises:
         Unsupported: a chip of which nothing is known.

@@ -1,13 +1,12 @@
-"""Which arithmetic the interpreter computes in: the one place that decides about dtypes, and what a cast loses.
+"""The arithmetic of the interpreter: the dtypes of a run, how results are rounded, and what a cast loses.
 
-Floats are torch float32 while a program runs, fp64 in `Double` only. "fp32" reads fp16 exactly and never
-rounds to fp16 (the reference); "fp16" rounds the result of each op to the dtype that the program says, sums
-being made in fp32; "ane", or "ane:M1" for a chip, estimates what has been measured on Neural Engines
-(`measured.ELEMENTS`).
-Integers of every width run as int32.
+Floats are torch float32 while a program runs; only in `Double` they are fp64. "fp32" reads fp16 exactly and
+never rounds to fp16 (the reference). "fp16" rounds the result of each op to the dtype that the program says,
+with sums in fp32. "ane", or "ane:M1" for a chip, estimates what was measured on Neural Engines
+(`measured.ELEMENTS`). Integers of every width run as int32.
 
 In fp64 a difference that is only rounding is 2^-29 of what it is in fp32; any other difference stays. With
-operands that are off, a run shows what errors of that size do to a result, sums that cancel included.
+operands that are off by a share, a run shows what errors of that size do to a result, also where sums cancel.
 """
 
 from __future__ import annotations
@@ -33,48 +32,52 @@ PRECISIONS = ("fp32", "fp16", "ane")
 SUMMING = frozenset(
     {"avg_pool", "conv", "conv_quantized", "conv_transpose", "cumsum", "einsum", "instance_norm"}
 )
+"""Ops that sum, besides reductions. torch sums in the order of the memory, which a transpose upstream changes:
+their operands are made contiguous, so that the bits do not depend on how a value came about or where a model is
+split."""
 SUMMING |= {"l2_norm", "l2_pool", "layer_norm", "linear", "local_response_norm", "matmul"}
 SUMMING |= {"scaled_dot_product_attention", "softmax"}
 """Ops that sum, reductions aside: torch sums in the order of the memory, which a transpose upstream changes.
 Bits would then depend on how a value came about, and differ where a model is cut."""
 Rounding = Callable[[torch.Tensor], torch.Tensor]
+"""Rounds a result."""
 
 CACHED = 1 << 16
-"""Constants of up to this many elements are kept widened; larger ones are widened while an op needs them."""
+"""Constants of up to this many elements are always kept in fp32; larger ones are widened when an op needs
+them."""
 
 PLAIN = (torch.Tensor, bool, int, float, str, type(None))
-"""What ops compute with, but for states and lists."""
+"""Types of the arguments of ops, but for states and lists."""
 
-KEPT = 1 << 30
-"""Bytes up to which the larger constants of a program are kept as its ops compute with them, from its second
-run on; the pages of the weight file are given back."""
+CACHE_LIMIT = 1 << 30
+"""The most bytes of large constants that a plan keeps in fp32, from its second run on."""
 
 
-KEPT_BRIEFLY = 1 << 26
+SMALL_CACHE_LIMIT = 1 << 26
 """The same for a few ops that run a few times: keeping more costs memory and saves nothing."""
 
 
-def spare() -> int:
-    """Bytes of constants to keep of a program that will run many times: half of what memory is available."""
+def cache_limit_for_many_runs() -> int:
+    """Return a limit for a program that will run many times: half of the memory that is available."""
     with suppress(OSError, IndexError, ValueError):  # Linux says what it can take back from its file cache
         kilobytes = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]
-        return max(KEPT, 1024 * int(kilobytes) // 2)
+        return max(CACHE_LIMIT, 1024 * int(kilobytes) // 2)
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # not on every system
-        return KEPT
-    return max(KEPT, free // 2)
+        return CACHE_LIMIT
+    return max(CACHE_LIMIT, free // 2)
 
 
 class Arithmetic(Protocol):
-    """An arithmetic of its own in the place of a name: it says how each op is computed."""
+    """An arithmetic of its own, in place of a name: it says how each op is computed."""
 
     def meaning(self, op: Operation, row: Implementation) -> Callable[..., Any]:
-        """The function that computes an op."""
+        """Return the function that computes an op."""
 
 
 def check(precision: str | Arithmetic) -> str | Arithmetic:
-    """The precision, if it exists.
+    """Return a precision if it exists.
 
     Raises:
         InterpretError: it does not, or nothing is known of the chip.
@@ -89,7 +92,7 @@ def check(precision: str | Arithmetic) -> str | Arithmetic:
 
 
 def run_dtype(var: Var, precision: str | Arithmetic = "fp32") -> torch.dtype | None:
-    """The dtype of a value while it runs; None for strings, lists and states."""
+    """Return the dtype of a value in a run; None for strings, lists and states."""
     if not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)) or types.is_str(var.dtype):
         return None
     kind = np_dtype(var).kind
@@ -98,7 +101,7 @@ def run_dtype(var: Var, precision: str | Arithmetic = "fp32") -> torch.dtype | N
 
 
 def computes_in(op: Operation, precision: str | Arithmetic, mixed: bool) -> str | Arithmetic:
-    """The arithmetic of one op: in a program that mixes types, the engine takes none that computes in fp32."""
+    """Return the arithmetic of one op: where types are mixed, the engine runs no op that computes in fp32."""
     if not mixed or not isinstance(precision, str) or not precision.startswith("ane"):
         return precision
     read = [] if op.op_type == "cast" else [v for _, v in operands(op)]
@@ -107,18 +110,19 @@ def computes_in(op: Operation, precision: str | Arithmetic, mixed: bool) -> str 
 
 
 def _is_float(var: Var) -> bool:
+    """Is a value a tensor or scalar of floats?"""
     return (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)) and np_dtype(var).kind == "f"
 
 
 def is_mixed(ops: Iterable[Operation]) -> bool:
-    """Is a value of fp16 read or made, so that types say where fp32 is meant?"""
+    """Does an op read or compute fp16? Then the fp32 types of a program mean fp32."""
     computing = (op for op in ops if op.op_type != "const")
     values = (v for op in computing for v in (*(v for _, v in operands(op)), *op.outputs))
     return any(_is_float(v) and np_dtype(v) == np.float16 and producer(v, "const") is None for v in values)
 
 
 def rounding(var: Var, precision: str | Arithmetic) -> Rounding | None:
-    """How the value is rounded when it is made; None when it is not."""
+    """Return how a value is rounded when it is computed; None if it is not."""
     if run_dtype(var) != torch.float32 or precision == "fp32" or not isinstance(precision, str):
         return None
     if precision == "fp16":
@@ -127,7 +131,7 @@ def rounding(var: Var, precision: str | Arithmetic) -> Rounding | None:
 
 
 def meaning(op: Operation, row: Implementation, precision: str | Arithmetic) -> Callable[..., Any]:
-    """The function that computes an op in an arithmetic."""
+    """Return the function that computes an op in an arithmetic."""
     if not isinstance(precision, str):
         return precision.meaning(op, row)
     if precision in ("fp32", "fp16"):
@@ -138,7 +142,7 @@ def meaning(op: Operation, row: Implementation, precision: str | Arithmetic) -> 
 
 
 def _on_dense(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function on operands whose memory has the order of their axes, so that equal numbers sum equally."""
+    """Return a function that makes its operands contiguous first, so that equal numbers give equal sums."""
 
     def compute(**operands: Any) -> Any:
         return function(
@@ -149,7 +153,7 @@ def _on_dense(function: Callable[..., Any]) -> Callable[..., Any]:
     return compute
 
 
-def undressed(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
+def unwrap_dense(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
     """The function itself, and whether its operands must have the order of their axes in memory."""
     inner = getattr(function, "on_dense", None)
     return (function, False) if inner is None else (inner, True)
@@ -158,13 +162,13 @@ def undressed(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
 def finish(
     value: Any, dtype: torch.dtype | None, rounding: Rounding | None, arguments: Iterable[Any] | None = None
 ) -> Any:
-    """A result in the dtype in which it runs on.
+    """Return a result in the dtype in which the run goes on.
 
     Args:
         value: the result.
-        dtype: in which it runs on.
+        dtype: of the run.
         rounding: how it is rounded.
-        arguments: what it was computed of, where a large result may be rounded in its own memory.
+        arguments: of the op, if a large result may be rounded in its own memory.
     """
     if dtype is None or not isinstance(value, torch.Tensor):
         return value
@@ -178,7 +182,7 @@ def finish(
 
 
 def _is_large_and_own(value: torch.Tensor, arguments: Iterable[Any]) -> bool:
-    """Is it a float32 result that takes long to move, and none of the arguments seen in another way?"""
+    """Is it a large float32 result whose memory is not shared with an argument?"""
     if value.dtype != torch.float32 or value.numel() <= CACHED or not value.is_contiguous():
         return False
     each = [
@@ -191,19 +195,19 @@ def _is_large_and_own(value: torch.Tensor, arguments: Iterable[Any]) -> bool:
 
 
 def widen(value: Any) -> Any:
-    """fp16 as float32; everything else as it is."""
+    """Return fp16 as float32, and everything else as it is."""
     return value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.float16 else value
 
 
-def is_stored(value: Any) -> bool:
-    """Is a constant not yet as ops compute with it, or so large that its memory is given back?"""
+def needs_widening(value: Any) -> bool:
+    """Must a constant be widened before use, or is it so large that its memory is given back after it?"""
     if not isinstance(value, torch.Tensor):
         return False
     return value.dtype == torch.float16 or (value.dtype == torch.float32 and value.numel() > CACHED)
 
 
 def forget(array: Any) -> None:
-    """Give back the memory of a view of a mapped file; the file is read again if the view is."""
+    """Give back the memory of a view of a mapped file; the file is read again when the view is."""
     owner = array
     while isinstance(getattr(owner, "base", None), np.ndarray):
         owner = owner.base
@@ -218,13 +222,13 @@ def forget(array: Any) -> None:
 
 
 def trim() -> None:
-    """Give back to the system what was freed: glibc keeps it, so that what is mapped next comes on top."""
+    """Give freed memory back to the system: glibc keeps it, and memory mapped later would come on top."""
     with suppress(OSError, TypeError, AttributeError):  # not on every system
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def as_tensor(array: Any) -> torch.Tensor:
-    """A constant as a tensor: a view of the (memory-mapped) array where torch has its dtype."""
+    """Return a constant as a tensor: a view of the (memory-mapped) array where torch has its dtype."""
     array = np.asarray(array)
     if array.dtype.kind == "u" and array.dtype != np.uint8:
         array = array.astype(np.int64 if array.dtype.itemsize > 2 else np.int32)
@@ -237,7 +241,7 @@ def as_tensor(array: Any) -> torch.Tensor:
 
 
 def to_numpy(value: Any, var: Var, precision: str | Arithmetic) -> Any:
-    """An output for the user: fp16 ones stay float16 in "fp16" and are float32 in "fp32", fp64 in `Double`."""
+    """Return an output: fp16 stays float16 but in "fp32", where it is float32; in `Double` it is fp64."""
     if not isinstance(value, torch.Tensor):
         return value
     array = value.detach().cpu().numpy()
@@ -247,20 +251,20 @@ def to_numpy(value: Any, var: Var, precision: str | Arithmetic) -> Any:
 
 
 def narrows(op: Operation) -> bool:
-    """Does the op cast floats to a dtype that does not hold them?"""
+    """Does an op cast floats to a dtype that does not hold them?"""
     if op.op_type != "cast" or np_dtype(op.inputs["x"]).kind != "f":
         return False
     return not _fits(op.inputs["x"], np_dtype(op.outputs[0]).itemsize)
 
 
 def _fits(var: Var, size: int) -> bool:
-    """Does a float of some bytes hold what a value holds, since it is no wider or was widened?"""
+    """Does a float of so many bytes hold a value, as it is no wider, or was only widened before?"""
     if np_dtype(var).kind != "f" or np_dtype(var).itemsize <= size:
         return np_dtype(var).kind == "f"
-    made_by = var.op
-    if made_by is None or made_by.op_type not in CARRIERS:
+    before = var.op
+    if before is None or before.op_type not in CARRIERS:
         return False
-    return _fits(made_by.inputs["x"], size)
+    return _fits(before.inputs["x"], size)
 
 
 STEADY = UNROUNDED | CARRIERS

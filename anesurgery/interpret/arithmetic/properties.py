@@ -1,6 +1,6 @@
-"""What has been measured of the Neural Engine's arithmetic: a row for each property, with its source.
+"""What was measured of the Neural Engine's arithmetic: a row for each property, with its source.
 
-`neural_engine` models the rows that say how; the others are known and left out.
+`neural_engine` computes the properties whose row has a `modelled` text; the others are known, and left out.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CHIPS = ("M1", "M2", "M3", "M4", "M5", "M6")
-"""Chips that `precision="ane:CHIP"` may name."""
+"""The chips that `precision="ane:CHIP"` may name."""
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,14 @@ class Element:
 
     name: str
     what: str
+    """The property, as a sentence without a full stop."""
     chips: tuple[str, ...]
-    """Where it was measured."""
+    """The chips on which it was measured."""
     grade: str
     """ "measured" (through Core ML or directly) or "reported"."""
     source: str
     modelled: str = ""
-    """How it is modelled; empty when it is not."""
+    """How `neural_engine` computes it; empty where it does not."""
     everywhere: bool = False
     """Does it apply when no chip is named?"""
 
@@ -211,13 +212,13 @@ ELEMENTS: tuple[Element, ...] = (
 
 
 def applies(name: str, chip: str | None) -> bool:
-    """Is a row part of the model of a chip (None: of any chip)?"""
+    """Is a property part of the model of a chip (None: of any chip)?"""
     row = next(e for e in ELEMENTS if e.name == name)
     return bool(row.modelled) and (row.everywhere or chip in row.chips)
 
 
 def describe() -> str:
-    """What is modelled and what is not, as text: one paragraph for each row."""
+    """Return what is modelled and what is not as text, one paragraph for each row."""
     lines = ["An estimate of the Neural Engine's arithmetic, not a promise."]
     for e in ELEMENTS:
         scope = f"{', '.join(e.chips) or 'no chip'}; {e.grade}"

@@ -1,4 +1,4 @@
-"""How the arithmetic of a prime field computes products, contractions, reductions, norms and pooling."""
+"""How `algebraic` computes products, contractions, reductions, norms and pooling over prime fields."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from anesurgery.ops import REDUCTIONS
 
 
 class Axes(NamedTuple):
-    """The axes of two operands and of what is made of them, a letter each."""
+    """The axes of an einsum of two operands, a letter each."""
 
     first: str
     second: str
-    made: str
+    result: str
+    """The axes of the result."""
     inner: str
-    """Those that are summed over, in the order of the first operand."""
+    """The axes that are summed over, in the order of the first operand."""
 
 
 def axes_of(equation: str) -> Axes:
-    """The axes that ``ab,bc->ac`` names.
+    """Return the axes of an equation such as ``ab,bc->ac``.
 
     Raises:
         Unsupported: another form of an equation.
@@ -46,7 +47,7 @@ def axes_of(equation: str) -> Axes:
 
 
 def contraction(values: list[Image], equation: str) -> Image:
-    """Sum of products over named axes of two tensors.
+    """Return the sum of products over named axes of two tensors.
 
     Raises:
         Unsupported: another form of an equation.
@@ -75,7 +76,7 @@ def _one_hot(
 def matrices(
     left: Image, right: Image, transpose_x: Any = False, transpose_y: Any = False
 ) -> tuple[Image, Image]:
-    """The two sides of a product, [..., rows, sum] and [..., sum, columns]."""
+    """Return the two sides of a matmul as [..., rows, sum] and [..., sum, columns]."""
     if min(left.ndim, right.ndim) < 2:
         raise Unsupported("a matmul of vectors")
     left = left.map(lambda v: v.transpose(-1, -2)) if transpose_x else left
@@ -130,7 +131,7 @@ def _reduced(a: Algebraic, op: Operation, x: Any, axes: Any = None, keep_dims: b
 
 
 def _product_along(a: Algebraic, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
-    """The product of the elements along some axes, one after the other."""
+    """Compute the product of the elements along some axes, one factor after the other."""
     image = a.image(x)
     chosen = _axes(image, axes)
     for axis in chosen:
@@ -222,7 +223,7 @@ def _attention(a: Algebraic, op: Operation, query: Any, key: Any, value: Any, at
 
 
 def _avg_pool(a: Algebraic, op: Operation, x: Any, **how: Any) -> Image:
-    """Means are sums over counts."""
+    """Compute means as sums over counts."""
     total, counts = _window_sums(a.image(x), op, how)
     return a.shared(total, counts.numpy())
 
@@ -233,7 +234,7 @@ def _l2_pool(a: Algebraic, op: Operation, x: Any, **how: Any) -> Image:
 
 
 def _window_sums(image: Image, op: Operation, how: dict[str, Any]) -> tuple[Image, torch.Tensor]:
-    """The sum of each window, and how many elements of it count."""
+    """Return the sum of each window, and the number of its elements that count."""
     options = (how.get(k) for k in ("strides", "pad_type", "pad", "ceil_mode"))
     strides, pad_type, pad, ceil_mode = options
     w = windows(image.lanes[0], how["kernel_sizes"], strides, pad_type or "valid", pad, bool(ceil_mode))
@@ -253,7 +254,7 @@ def _window_sums(image: Image, op: Operation, how: dict[str, Any]) -> tuple[Imag
 
 RULES: dict[str, Rule] = {
     "one_hot": _one_hot,
-    "matmul": lambda a, op, x, y, **turned: product(*matrices(a.image(x), a.image(y), **turned)),
+    "matmul": lambda a, op, x, y, **transposes: product(*matrices(a.image(x), a.image(y), **transposes)),
     "linear": _linear,
     "conv": _conv,
     "conv_transpose": _conv_transpose,
@@ -271,3 +272,4 @@ RULES: dict[str, Rule] = {
     "avg_pool": _avg_pool,
     "l2_pool": _l2_pool,
 }
+"""Op type -> (arithmetic, op, operands by name) -> the result."""

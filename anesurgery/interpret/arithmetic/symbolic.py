@@ -1,8 +1,8 @@
-"""Arithmetics in which an element stands for how it is computed: what the algebraic and the bitwise one share.
+"""What the algebraic and the bitwise arithmetic share: an element stands for how it is computed.
 
-An op that only moves elements moves them in every lane. Elementwise ops become random functions of the element,
-row functions (softmax, topk, ...) of the whole row, and any other op of everything that it reads. Integers and
-conditions that no input reaches stay what they are.
+An op that only moves elements moves them in every lane. Elementwise ops are random functions of the element,
+row functions (softmax, topk, ...) of the whole row, and any other op of all that it reads; the rules of the two
+arithmetics know more about some ops. Integers and conditions that no input reaches stay plain tensors.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from anesurgery.ops import MOVING as MOVES
 
 Tensor = torch.Tensor
 Rule = Callable[..., Any]
+"""(arithmetic, op, operands by name) -> the result."""
 
 LARGEST = 1 << 22
-"""Elements of a value above which a site is not looked at in these arithmetics: a choice, as each is several
-numbers of 64 bits there."""
+"""The most elements of a value: sites with larger ones are not looked at. A choice, as an element takes several
+numbers of 64 bits."""
 
 ELEMENTWISE = (
     frozenset(UNARY)
@@ -44,15 +45,20 @@ ELEMENTWISE = (
 """Ops that compute each element by itself, from elements at the same place and from numbers."""
 
 UNLIKE = names("random_normal random_uniform random_bernoulli random_categorical classify")
-"""Ops that are not functions of what they read, or make no tensors."""
+"""Ops that are not functions of what they read, or give no tensors."""
 
 
 class Symbolic:
-    """An arithmetic; `rules` and `lift` are those of the algebraic or the bitwise one."""
+    """An arithmetic; the algebraic and the bitwise one have their own `rules` and `lift`.
+
+    Args:
+        seed: of the random functions.
+        largest: the most elements of a value.
+    """
 
     name = "symbolic"
     reads_stored: ClassVar[bool] = True
-    """Does it read weights as they are stored, since it computes with none of them but names each?"""
+    """Does it read weights as they are stored? It only needs to name their numbers."""
     rules: ClassVar[dict[str, Rule]] = {}
 
     def __init__(self, seed: int = 0, largest: int = LARGEST) -> None:
@@ -72,23 +78,23 @@ class Symbolic:
         return self.name
 
     def fresh(self) -> Symbolic:
-        """Another one of the same kind."""
+        """Return a new arithmetic of the same kind."""
         other = type(self)(self.seed, self.largest)
         other.stand_ins = self.stand_ins
         return other
 
     def lift(self, value: Any) -> Image:
-        """The image of constant numbers."""
+        """Return the image of constant numbers."""
         raise NotImplementedError
 
     def image(self, value: Any) -> Image:
-        """The image of a value of either kind."""
+        """Return the image of a value, which may be an image already."""
         if isinstance(value, Image):
             return value
         return self.lift(value.numpy() if isinstance(value, Tensor) else value)
 
     def function(self, name: Any, *arguments: Any) -> Image:
-        """A random function of some images and constants, element by element."""
+        """Apply a random function to images and constants, element by element."""
         images = [self.image(a) for a in arguments]
         result = opaque(self.primes, key(self.seed, name), *map(packed, images))
         self.evaluations += result.numel()
@@ -96,18 +102,18 @@ class Symbolic:
         return result
 
     def digest(self, x: Image, axes: Sequence[int]) -> Image:
-        """One element for all those along some axes, in their order; the axes keep the length 1."""
+        """Return one element for all those along some axes, in their order; the axes keep the length 1."""
         count = math.prod(x.shape[a] for a in axes)
         row = field.weighted(self.hashed(x), field.positions(self.primes, count, key(self.seed, "row")), axes)
         row.degree = 2.0
         return row
 
     def hashed(self, x: Image) -> Image:
-        """Elements as random numbers."""
+        """Return elements as random numbers."""
         return self.function("element", x)
 
     def meaning(self, op: Operation, row: Implementation) -> Rule:
-        """The function that computes an op in this arithmetic."""
+        """Return the function that computes an op in this arithmetic."""
         operands = [(k, v) for k, v in op.inputs.items() if isinstance(v, Var)]
         cut = {k: self.cut[v] for k, v in operands if v in self.cut}
         others = {k: self.stand_ins[v] for k, v in operands if v in self.stand_ins}
@@ -124,24 +130,25 @@ class Symbolic:
         return run
 
     def _run(self, op: Operation, meaning: Implementation, arguments: dict[str, Any]) -> Any:
+        """Compute an op: exactly on known values, by moving elements, by a rule, or as a random function."""
         if op.op_type in UNLIKE:
             raise Unsupported(f"{op.op_type} is not a function of its inputs")
-        tensors = [t for v in arguments.values() for t in (v if isinstance(v, list) else [v])]
-        read = [t for t in tensors if isinstance(t, (Image, Tensor))]
-        symbolic = [t for t in read if isinstance(t, Image)]
-        inexact = any(isinstance(t, Tensor) and t.is_floating_point() for t in read)
-        exact = op.op_type in UNROUNDED and not narrows(op)
-        if not symbolic and (meaning.moves or exact or not inexact):
+        values = [t for v in arguments.values() for t in (v if isinstance(v, list) else [v])]
+        tensors = [t for t in values if isinstance(t, (Image, Tensor))]
+        images = [t for t in tensors if isinstance(t, Image)]
+        has_floats = any(isinstance(t, Tensor) and t.is_floating_point() for t in tensors)
+        is_exact = op.op_type in UNROUNDED and not narrows(op)
+        if not images and (meaning.moves or is_exact or not has_floats):
             return meaning.function(**arguments)
         if (cut := cut_of(op, arguments)) is not None:
             return self._in_blocks(op, meaning, arguments, *cut)
-        if any(isinstance(t, Tensor) and t.numel() > self.largest for t in read):
-            raise Unsupported(f"a constant of {max(t.numel() for t in read)} elements")
+        if any(isinstance(t, Tensor) and t.numel() > self.largest for t in tensors):
+            raise Unsupported(f"a constant of {max(t.numel() for t in tensors)} elements")
         if undefined(op.op_type, arguments):
             return self.uninterpreted(op, arguments)
         if op.op_type in MOVING:
             return MOVING[op.op_type](self, op, **arguments)
-        if meaning.moves and _moves_only(arguments, symbolic):
+        if meaning.moves and _moves_only(arguments, images):
             return self._moved(op, meaning, arguments)
         rule = self.rules.get(op.op_type)
         if rule is not None:
@@ -156,7 +163,7 @@ class Symbolic:
         cut: Mapping[str, int],
         axis: int,
     ) -> Image:
-        """An op with large weights, some outputs at a time: what a block needs in memory is small."""
+        """Compute an op with large weights some outputs at a time, to bound the memory."""
         first = next(iter(cut))
         length = arguments[first].shape[cut[first]]
         step = max(1, BLOCK * length // arguments[first].numel())
@@ -171,6 +178,7 @@ class Symbolic:
         return field.together(parts, lambda each: torch.cat(each, axis))
 
     def _moved(self, op: Operation, meaning: Implementation, arguments: dict[str, Any]) -> Any:
+        """Compute an op that only moves the elements of one image, or pads it with a constant."""
         name, x = next((k, v) for k, v in arguments.items() if isinstance(v, Image))
         if str(arguments.get("mode", "")) == "constant" or ("pad" in arguments and "mode" not in arguments):
             value = self.lift(np.float32(arguments.get("constant_val", 0.0)))
@@ -190,7 +198,7 @@ class Symbolic:
         return x.with_lanes(lanes)
 
     def uninterpreted(self, op: Operation, arguments: dict[str, Any]) -> Any:
-        """The op as a random function: of the element, of the row, or of everything."""
+        """Compute an op as a random function: of the element, of the row, or of all that it reads."""
         attributes = sorted((k, repr(v)) for k, v in arguments.items() if _is_attribute(v))
         named = {k: v for k, v in arguments.items() if not _is_attribute(v) and v is not None}
         what = (op.op_type, attributes, sorted(named), self.rounds_to(op))
@@ -202,6 +210,7 @@ class Symbolic:
         return self._of_everything(op, what, values)
 
     def _by_row(self, op: Operation, what: Any, arguments: dict[str, Any]) -> Any:
+        """Compute an op as a random function of each row along its axes."""
         x = arguments["x"]
         listed = arguments.get(ALONG[op.op_type])
         axes = _axes(listed, x.ndim, op)
@@ -228,39 +237,41 @@ class Symbolic:
         return tuple(several) if count > 1 else several[0]
 
     def _of_everything(self, op: Operation, what: Any, values: list[Any]) -> Any:
-        flat = [t for v in values for t in (v if isinstance(v, list) else [v])]
-        all_read = torch.zeros((), dtype=torch.int64)
-        for value in flat:
+        """Compute an op as a random function of all that it reads, and of the place of each result."""
+        operands = [t for v in values for t in (v if isinstance(v, list) else [v])]
+        total = torch.zeros((), dtype=torch.int64)
+        for value in operands:
             x = self.image(value)
             one = self.digest(x.map(lambda v: v.reshape(-1)), [0]) if x.numel() else self.lift(0.0)
-            all_read = field.mix(all_read ^ packed(one).reshape(()) ^ key(tuple(x.shape)))
+            total = field.mix(total ^ packed(one).reshape(()) ^ key(tuple(x.shape)))
         results = []
         for i, var in enumerate(op.outputs):
             shape = static_shape(var)
             if shape is None:
                 raise Unsupported(f"{op.op_type} with a dynamic shape")
             places = torch.arange(math.prod(shape)).reshape(shape)
-            results.append(opaque(self.primes, key(self.seed, what, i), all_read, places))
+            results.append(opaque(self.primes, key(self.seed, what, i), total, places))
             self.evaluations += results[-1].numel()
         return tuple(results) if len(results) > 1 else results[0]
 
     def choose(self, cond: Image, x: Image, y: Image) -> Image:
-        """X where the condition holds, else y."""
+        """Return x where the condition holds, else y."""
         return self.function("select", cond, x, y)
 
     def rounds_to(self, op: Operation) -> str:
-        """The dtype to which an op rounds, where that matters in this arithmetic."""
+        """Return the dtype to which an op rounds, if that matters in this arithmetic."""
         return ""
 
 
 def _is_attribute(value: Any) -> bool:
+    """Is an argument plain Python, rather than a tensor, an image or a list with one?"""
     if isinstance(value, list):
         return not any(isinstance(v, (Image, Tensor)) for v in value)
     return value is not None and not isinstance(value, (Image, Tensor))
 
 
 def _moves_only(arguments: dict[str, Any], symbolic: list[Image]) -> bool:
-    """Is the one image what is moved, and everything else known?"""
+    """Is there one image, the one that is moved, and is everything else known?"""
     moved = [v for k, v in arguments.items() if k in ("x", "input") and isinstance(v, Image)]
     return len(symbolic) == 1 and len(moved) == 1
 
@@ -293,7 +304,7 @@ def _scatter(a: Symbolic, op: Operation, **arguments: Any) -> Any:
 
 
 def _space_to_batch(a: Symbolic, op: Operation, x: Any, **how: Any) -> Any:
-    """Zeros are filled in: places are moved, and 0 is no place."""
+    """Move places, and fill with the image of 0 where the op fills with zeros: no place has the number 0."""
     image, zero = a.image(x), a.lift(0.0)
     at = TABLE[op.op_type].function(x=torch.arange(1, image.numel() + 1).reshape(image.shape), **how)
     lanes = [torch.cat([z.reshape(1), v.reshape(-1)])[at] for v, z in zip(image.lanes, zero.lanes, strict=True)]
@@ -301,13 +312,13 @@ def _space_to_batch(a: Symbolic, op: Operation, x: Any, **how: Any) -> Any:
 
 
 def _reshape_like(a: Symbolic, op: Operation, x: Any, ref_tensors: list[Any], **how: Any) -> Any:
-    """Reads only the shapes of what it is like."""
+    """Reshape by the shapes of the other tensors, whose elements are not read."""
     likes = [torch.empty(ref.shape, device="meta") for ref in ref_tensors]
     return a.image(x).map(lambda v: TABLE[op.op_type].function(x=v, ref_tensors=likes, **how))
 
 
 def _gather(a: Symbolic, op: Operation, **arguments: Any) -> Any:
-    """Rows at known places are moved; else an element is a function of its column and the place."""
+    """Move rows at known places; else an element is a random function of its column and the index."""
     x, indices = arguments["x"], arguments["indices"]
     if isinstance(indices, Tensor) and isinstance(x, Image):
         return x.map(lambda lane: TABLE["gather"].function(**{**arguments, "x": lane}))
@@ -357,7 +368,7 @@ SAMPLING = names(
     upsample_bilinear torch_upsample_bilinear
     """
 )
-"""Ops that make images of other sizes, plane by plane."""
+"""Ops that resize images, plane by plane."""
 
 MOVING: dict[str, Rule] = {
     **dict.fromkeys(SAMPLING, _sampled),
@@ -373,11 +384,11 @@ MOVING: dict[str, Rule] = {
     "gather": _gather,
     "select": _select,
 }
-"""Ops that only move elements of several tensors, or need a word more."""
+"""Ops that only move elements of several tensors, or need a rule of their own for other reasons."""
 
 
 BLOCK = 1 << 19
-"""Weights that are looked at at a time, where an op can be cut along its outputs."""
+"""Weights with more elements are computed in blocks, if an op can be split along its outputs."""
 
 CUTS: dict[str, tuple[Mapping[str, int], int]] = {
     "linear": ({"weight": 0, "bias": 0}, -1),
@@ -385,20 +396,17 @@ CUTS: dict[str, tuple[Mapping[str, int], int]] = {
     "matmul": ({"y": 1}, -1),
     "gather": ({"x": 1}, -1),
 }
-"""Op type -> the axis along which each constant can be cut, the largest first, and that of the result."""
+"""Op type -> the axis along which each constant can be split, the largest first, and that of the result."""
 
 
 def cut_of(op: Operation, arguments: Mapping[str, Any]) -> tuple[Mapping[str, int], int] | None:
-    """Where to cut an op whose weights are large: the axis of each operand, and that of the result."""
+    """Return the axes along which an op with a large weight can be split, of operands and result; else None."""
     if op.op_type not in CUTS:
         return None
     cut, axis = CUTS[op.op_type]
-    weight = arguments.get(next(iter(cut)))
-    if (
-        not isinstance(weight, torch.Tensor)
-        or weight.numel() <= BLOCK
-        or weight.shape[cut[next(iter(cut))]] < 2
-    ):
+    first = next(iter(cut))
+    weight = arguments.get(first)
+    if not isinstance(weight, torch.Tensor) or weight.numel() <= BLOCK or weight.shape[cut[first]] < 2:
         return None
     if any(isinstance(arguments.get(name), Image) for name in cut):
         return None

@@ -1,4 +1,8 @@
-"""The meanings of ops: a file for each family fills the table."""
+"""The implementations of ops: a module for each family enters them into `interpret.table.TABLE`.
+
+A function has the MIL inputs of its op as parameters, and gets torch tensors, or plain Python for settings. It
+returns the result, or several as a tuple.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,6 @@ import pkgutil
 
 
 def load_implementations() -> None:
-    """Import every family, so that the table knows its ops."""
+    """Import all modules of ops, so that the table knows their ops."""
     for family in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{family.name}")

@@ -1,7 +1,8 @@
-"""Compressed weights (`constexpr_*`), one function per form; and activations to 8-bit integers and back.
+"""Decompress weights (`constexpr_*` ops), and quantize activations to 8-bit integers and back.
 
-Forms may be chained: the table of a palette may be quantized, its indices sparse. A form whose outputs
-are a mask and data gives both. Quantized activations run as int32, and stay in the range of their dtype.
+`core.Plan` calls `decompress` before a run; it computes in numpy. Forms may be chained: the table of a palette
+may be quantized, and its indices sparse. A form with a mask and data as outputs returns both. Quantized
+activations run as int32, within the range of their dtype.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from anesurgery.interpret.table import impl
 from anesurgery.mil import Array, Operation, Var
 
 Decoder = Callable[..., Any]
+"""Decodes the inputs of a `constexpr_*` op, given by name."""
 DTYPES = {"fp16": np.float16, "fp32": np.float32}
 
 
 def decompress(op: Operation, values: Mapping[Var, Array]) -> list[Array]:
-    """The values of the outputs of a `constexpr_*` op.
+    """Return the values of the outputs of a `constexpr_*` op.
 
     Args:
         op: the op.
@@ -43,8 +45,8 @@ def decompress(op: Operation, values: Mapping[Var, Array]) -> list[Array]:
     return list(decoded) if isinstance(decoded, tuple) else [np.asarray(decoded)]
 
 
-def _spread(values: Array, shape: tuple[int, ...]) -> Array:
-    """Values of blocks, repeated to one per element."""
+def _repeat_blocks(values: Array, shape: tuple[int, ...]) -> Array:
+    """Repeat the values of blocks, so that there is one for each element of a shape (or 1, to broadcast)."""
     for axis, n in enumerate(shape):
         if values.shape[axis] not in (1, n):
             values = np.repeat(values, n // values.shape[axis], axis)
@@ -52,15 +54,15 @@ def _spread(values: Array, shape: tuple[int, ...]) -> Array:
 
 
 def shift_scale(data: Array, scale: Array, offset: Array | None = None) -> Array:
-    """`scale * (data - offset)`, a scale and an offset for each block of the data."""
+    """Return `scale * (data - offset)`, with a scale and an offset for each block of the data."""
     shifted = np.asarray(data).astype(scale.dtype)
     if offset is not None:
-        shifted = shifted - _spread(np.asarray(offset), shifted.shape).astype(scale.dtype)
-    return shifted * _spread(scale, shifted.shape)
+        shifted = shifted - _repeat_blocks(np.asarray(offset), shifted.shape).astype(scale.dtype)
+    return shifted * _repeat_blocks(scale, shifted.shape)
 
 
 def affine(quantized_data: Array, zero_point: Array, scale: Array, axis: int) -> Array:
-    """`scale * (data - zero_point)`, scale and zero point one for all or one for each index of an axis."""
+    """Return `scale * (data - zero_point)`; each is one number, or one for each index along `axis`."""
     across = [-1 if a == int(axis) % np.ndim(quantized_data) else 1 for a in range(np.ndim(quantized_data))]
     scale, zero = (np.reshape(v, across) if np.ndim(v) else np.asarray(v) for v in (scale, zero_point))
     return scale * (np.asarray(quantized_data).astype(scale.dtype) - zero.astype(scale.dtype))
@@ -96,13 +98,13 @@ def lut_to_dense(indices: Array, lut: Array, vector_axis: Any = None, shape: Arr
 
 
 def _unpacked(packed: Array, bits: int, count: int) -> Array:
-    """Numbers of a few bits each, from bytes, the least significant bit first."""
+    """Return numbers of a few bits each from bytes, the least significant bit first."""
     flags = np.unpackbits(np.asarray(packed, np.uint8), bitorder="little")[: bits * count]
     return np.packbits(flags.reshape(count, bits), axis=1, bitorder="little")[:, 0]
 
 
 def sparse_to_dense(nonzero_data: Array, mask: Array, shape: Array | None = None) -> Array:
-    """The data where the mask is set, zero elsewhere; with `shape`, the mask is packed into bytes."""
+    """Return the data where the mask is set, else zero; with `shape`, the mask is packed into bytes."""
     if shape is not None:
         mask = _unpacked(mask, 1, int(np.prod(shape))).reshape(shape)
     dense = np.zeros(np.shape(mask), nonzero_data.dtype)
@@ -113,7 +115,7 @@ def sparse_to_dense(nonzero_data: Array, mask: Array, shape: Array | None = None
 def lut_to_sparse(
     indices_mask: Array, indices_nonzero_data: Array, lut: Array, vector_axis: Any = None
 ) -> tuple[Array, Array]:
-    """(mask, data) of a sparse tensor whose data are looked up."""
+    """Return (mask, data) of a sparse tensor whose data are looked up."""
     dense = lut_to_dense(sparse_to_dense(indices_nonzero_data, indices_mask), lut, vector_axis)
     mask = np.asarray(indices_mask)
     if dense.shape != mask.shape:
@@ -124,13 +126,13 @@ def lut_to_sparse(
 def sparse_shift_scale(
     data_mask: Array, nonzero_data: Array, scale: Array, offset: Array | None = None
 ) -> tuple[Array, Array]:
-    """(mask, data) of a sparse tensor whose data are quantized in blocks."""
+    """Return (mask, data) of a sparse tensor whose data are quantized in blocks."""
     dense = shift_scale(sparse_to_dense(nonzero_data, data_mask), scale, offset)
     return np.asarray(data_mask), dense[np.asarray(data_mask) != 0]
 
 
 def cast(source_val: Array, output_dtype: str) -> Array:
-    """Another dtype."""
+    """Return the numbers in another dtype."""
     return np.asarray(source_val).astype(DTYPES[str(output_dtype)])
 
 
@@ -149,11 +151,11 @@ DECODERS: dict[str, Decoder] = {
 Tensor = torch.Tensor
 
 RANGE = {"int8": (-128, 127), "uint8": (0, 255)}
-"""Dtype -> the least and the greatest number that it holds."""
+"""Dtype -> the least and the largest number that it holds."""
 
 
 def _along(value: Any, axis: int | None, rank: int) -> Tensor:
-    """A scalar, or one number for each place of an axis, in a shape that broadcasts."""
+    """Return a scalar, or one number for each place along an axis, in a shape that broadcasts."""
     tensor = torch.as_tensor(value, dtype=torch.float32)
     if axis is None or tensor.ndim == 0:
         return tensor
@@ -164,7 +166,7 @@ def _along(value: Any, axis: int | None, rank: int) -> Tensor:
 def quantize(
     input: Tensor, scale: Any, output_dtype: str, zero_point: Any = None, axis: int | None = None
 ) -> Tensor:
-    """round(x / scale) + zero_point, kept inside the dtype; halves are rounded to even."""
+    """Return round(x / scale) + zero_point, within the range of the dtype; halves are rounded to even."""
     return codes(torch.round, input, scale, output_dtype, zero_point, axis)
 
 

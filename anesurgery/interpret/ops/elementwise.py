@@ -9,16 +9,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
-from anesurgery.interpret.table import TABLE, Implementation, impl, to_int32, written
+from anesurgery.interpret.table import TABLE, Implementation, enter_all, impl, to_int32
 
 Tensor = torch.Tensor
 
 
 def _steady(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same bits for the same numbers wherever they are in a tensor: computed in fp64, rounded once.
+    """Return a function that gives a number the same bits anywhere in a tensor: in fp64, rounded once.
 
-    In fp32 torch takes one routine for whole vectors and another for what is left at their end, one unit of the
-    last place apart, so that a value would depend on its position, on the layout and on the processor.
+    In fp32 torch uses one routine for whole vectors and another for the rest at the end. They differ by one
+    unit in the last place, so a value would depend on its position, on the layout and on the processor.
     """
 
     def compute(*values: Tensor, **more: Any) -> Tensor:
@@ -31,12 +31,12 @@ def _steady(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _divisor(y: Tensor) -> Tensor:
-    """Integers divided by zero are undefined, not an error: 1 stands for the zero."""
+    """Return a divisor with 1 for integer zeros: division by these is undefined, not an error."""
     return y if y.is_floating_point() else torch.where(y == 0, 1, y)
 
 
 def quotient(x: Tensor, y: Tensor) -> Tensor:
-    """The quotient; of integers truncated toward zero, and exact, which fp32 is not beyond 2^24."""
+    """Return the quotient; of integers truncated toward zero, and exact, which fp32 is not beyond 2^24."""
     if x.is_floating_point() or y.is_floating_point():
         return torch.true_divide(x, y)
     return torch.div(x.long(), _divisor(y).long(), rounding_mode="trunc").to(torch.int32)
@@ -46,14 +46,14 @@ _any_power = _steady(torch.pow)
 
 
 def _pow(x: Tensor, y: Tensor) -> Tensor:
-    """The power; a square is one product, whose rounding is that of the power in double precision."""
+    """Return the power; a square is one product, whose rounding is that of the power in double precision."""
     if y.numel() == 1 and x.is_floating_point() and x.ndim >= y.ndim and y.item() == 2:
         return torch.square(x)
     return _any_power(x, y)
 
 
 def _sign(x: Tensor) -> Tensor:
-    """-1, 0 or 1; NaN stays."""
+    """Return -1, 0 or 1; NaN stays."""
     return torch.where(torch.isnan(x), x, torch.sign(x))
 
 
@@ -115,17 +115,19 @@ _SIGMOID, _GELU, _ELU, _SOFTPLUS = (_steady(f) for f in (torch.sigmoid, F.gelu, 
 
 
 def _binary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return _named(lambda x, y: function(x, y), function)
+    """Return a function with the parameters x and y."""
+    return _with_plain(lambda x, y: function(x, y), function)
 
 
 def _unary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return _named(lambda x: function(x), function)
+    """Return a function with the parameter x."""
+    return _with_plain(lambda x: function(x), function)
 
 
-def _named(meaning: Callable[..., Tensor], plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function whose parameters have names, which knows the one that it calls."""
-    meaning.plain = plain  # type: ignore[attr-defined]
-    return meaning
+def _with_plain(implementation: Callable[..., Tensor], plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return an implementation with its torch function as `plain`, which `core` may call directly."""
+    implementation.plain = plain  # type: ignore[attr-defined]
+    return implementation
 
 
 PARAMETRIC: dict[str, Callable[..., Any]] = {
@@ -150,32 +152,31 @@ PARAMETRIC: dict[str, Callable[..., Any]] = {
 
 TABLE.update({name: Implementation(_binary(f), False) for name, f in BINARY.items()})
 TABLE.update({name: Implementation(_unary(f), False) for name, f in UNARY.items()})
-written(PARAMETRIC)
+enter_all(PARAMETRIC)
 
 
 @impl("cast")
 def cast(x: Tensor, dtype: str) -> Tensor:
-    """X in another dtype; floats become whole by `to_int32` and saturate, integers of more bits wrap."""
+    """Return x in another dtype; floats become integers by `to_int32` and saturate, wider integers wrap."""
     if dtype == "bool":
         return x != 0
     if not dtype.startswith(("int", "uint")):
         return x if x.dtype == torch.float64 else x.float()
-    bits, unsigned = int("".join(filter(str.isdigit, dtype))), dtype.startswith("u")
+    bits, is_unsigned = int("".join(filter(str.isdigit, dtype))), dtype.startswith("u")
     whole = to_int32(x).long() if x.is_floating_point() else x.to(torch.int64)
     if bits < 32:
         span = 1 << bits
+        low, high = (0, span - 1) if is_unsigned else (-span // 2, span // 2 - 1)
         if x.is_floating_point():
-            return whole.clamp(0 if unsigned else -span // 2, span - 1 if unsigned else span // 2 - 1).to(
-                torch.int32
-            )
+            return whole.clamp(low, high).to(torch.int32)
         whole = whole % span
-        whole = whole if unsigned else torch.where(whole >= span // 2, whole - span, whole)
+        whole = torch.where(whole > high, whole - span, whole)
     return whole.to(torch.int32)
 
 
 @impl("gelu")
 def gelu(x: Tensor, mode: str = "EXACT") -> Tensor:
-    """Gaussian error linear unit, exact or in one of its two approximations."""
+    """Return the Gaussian error linear unit, exact or in one of its two approximations."""
     if mode == "SIGMOID_APPROXIMATION":
         return x * _SIGMOID(1.702 * x)
     return _GELU(x, approximate="tanh" if mode == "TANH_APPROXIMATION" else "none")
@@ -183,7 +184,7 @@ def gelu(x: Tensor, mode: str = "EXACT") -> Tensor:
 
 @impl("softplus_parametric")
 def softplus_parametric(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-    """Alpha log(1 + exp(beta x)), with one alpha and beta for each channel (axis 1)."""
+    """Return alpha * log(1 + exp(beta * x)), with one alpha and beta for each channel (axis 1)."""
     shape = (1, -1, *(1,) * (x.ndim - 2))
     a, b = (torch.as_tensor(v).float().reshape(shape) for v in (alpha, beta))
     return a * _SOFTPLUS(b * x, threshold=math.inf)

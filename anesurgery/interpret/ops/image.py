@@ -1,7 +1,7 @@
-"""Images: resize, crop, resample and trade blocks of the spatial axes, which are the last two.
+"""Images: resize, crop, resample, and exchange blocks of the spatial axes, which are the last two.
 
-Resizing is separable. A sampling mode says where along an axis the samples lie, and each axis is interpolated
-at these places in turn; crops are resized in the same way between the sides of a box.
+Resizing is separable: a sampling mode says where along an axis the samples lie, and each axis is interpolated
+at these places in turn. Crops are resized in the same way between the sides of a box.
 
 Blocks are traded against channels or batches; where one turns into channels, "first" names what the outer part
 of the channel number counts.
@@ -34,20 +34,20 @@ GRIDS: dict[str, Callable[[Any, int], tuple[Any, Any, float]]] = {
     "OFFSET_CORNERS": lambda size, n: (_least_1(size - 1) / 2, _least_1(size - 1), n),
     "UNALIGN_CORNERS": lambda size, n: ((size - n) / 2, size, n),
 }
-"""Sampling mode -> (a, b, c): of n places along `size` pixels, the i-th is at (a + b i) / c."""
+"""Sampling mode -> (a, b, c): of n samples along `size` pixels, the i-th is at (a + b i) / c."""
 
 TORCH_MODE: dict[tuple[str, bool], dict[str, Any]] = {
     ("UNALIGN_CORNERS", True): {"mode": "nearest-exact"},
     ("STRICT_ALIGN_CORNERS", False): {"mode": "bilinear", "align_corners": True},
 }
-"""(sampling mode, nearest) -> the arguments with which `F.interpolate` does the same.
-
-UNALIGN_CORNERS between pixels is none: torch takes places in fp32, by 1e-4 of a pixel off after 2000."""
+"""(sampling mode, nearest) -> the arguments with which `F.interpolate` computes the same.  UNALIGN_CORNERS
+between pixels is not among them: torch computes places in fp32, off by 1e-4 of a pixel after 2000."""
 
 UPSAMPLE = {(True, False): "STRICT_ALIGN_CORNERS", (False, True): "UNALIGN_CORNERS", (False, False): "DEFAULT"}
 """(align_corners, half_pixel_centers) -> sampling mode."""
 
 NEAREST = {"LINEAR": False, "NEAREST_NEIGHBOR": True}
+"""Interpolation mode -> is the nearest pixel taken?"""
 
 BOXES: dict[str, tuple[list[int], bool]] = {
     "CORNERS_HEIGHT_FIRST": ([0, 1, 2, 3], False),
@@ -55,14 +55,14 @@ BOXES: dict[str, tuple[list[int], bool]] = {
     "CENTER_SIZE_HEIGHT_FIRST": ([0, 1, 2, 3], True),
     "CENTER_SIZE_WIDTH_FIRST": ([1, 0, 3, 2], True),
 }
-"""How a box is written -> the order that puts height first, and whether it holds (center, size)."""
+"""Form of a box -> the order that puts height first, and whether it is (center, size) rather than corners."""
 
 COORDINATES: dict[str, tuple[float, float] | None] = {
     "unnormalized": None,
     "normalized_minus_one_to_one": (0.5, 0.5),
     "normalized_zero_to_one": (1.0, 0.0),
 }
-"""How coordinates are written -> the factor and the offset that bring them to [0, 1]; None for pixels."""
+"""Form of coordinates -> the factor and the offset that bring them to [0, 1]; None for pixels."""
 
 FOLDS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "constant": lambda at, size: at.clamp(-1, size),
@@ -70,7 +70,7 @@ FOLDS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "reflection": lambda at, size: _reflect(at, 0, size - 1),
     "symmetric": lambda at, size: _reflect(at, -0.5, size - 0.5).clamp(0, size - 1),
 }
-"""Padding mode -> how a place outside of the pixels is brought back."""
+"""Padding mode -> brings a place outside of the pixels back."""
 
 TORCH_PADDING: dict[tuple[str, bool], str] = {
     **dict.fromkeys(product(["constant"], [False, True]), "zeros"),
@@ -78,10 +78,15 @@ TORCH_PADDING: dict[tuple[str, bool], str] = {
     ("reflection", True): "reflection",
     ("symmetric", False): "reflection",
 }
-"""(padding mode, align_corners) -> the padding mode with which `F.grid_sample` does the same."""
+"""(padding mode, align_corners) -> the padding mode with which `F.grid_sample` computes the same."""
 
 
-def _known(table: Mapping[Any, V], key: Any, what: str) -> V:
+def _look_up(table: Mapping[Any, V], key: Any, what: str) -> V:
+    """Return an entry of a table.
+
+    Raises:
+        Unsupported: there is none.
+    """
     if key not in table:
         raise Unsupported(f"{what} {key!r} is not known")
     return table[key]
@@ -93,7 +98,7 @@ def _least_1(length: Any) -> Any:
 
 def _grid(mode: str, size: Any, count: int) -> Tensor:
     """Where `count` samples of `size` pixels lie, a number or a column of them; maybe outside of the pixels."""
-    a, b, c = _known(GRIDS, mode, "sampling_mode")(size, count)
+    a, b, c = _look_up(GRIDS, mode, "sampling_mode")(size, count)
     return (b * torch.arange(count, dtype=torch.float64) + a) / c
 
 
@@ -103,7 +108,7 @@ def _places(mode: str, size: float, count: int) -> Tensor:
 
 
 def _linear(x: Tensor, axis: int, at: Tensor) -> Tensor:
-    """The values of x at places along an axis, interpolated."""
+    """Return the values of x at places along an axis, interpolated."""
     last = x.shape[axis] - 1
     at = at.clamp(0, last)
     low = at.floor().long()
@@ -113,7 +118,7 @@ def _linear(x: Tensor, axis: int, at: Tensor) -> Tensor:
 
 
 def _interpolate(x: Tensor, sizes: list[int], **how: Any) -> Tensor:
-    """The last two axes of x in other sizes, by torch."""
+    """Resize the last two axes of x by torch."""
     image = x.reshape(1, math.prod(x.shape[:-2]), *x.shape[-2:])
     return F.interpolate(image, sizes, **how).reshape(*x.shape[:-2], *sizes)
 
@@ -141,7 +146,7 @@ def resized(x: Tensor, sizes: list[int], mode: str, nearest: bool) -> Tensor:
 
 
 def _scaled(x: Tensor, *factors: float) -> list[int]:
-    """The last sizes of x times factors, rounded down; fp32 as stored, as coremltools infers the shape."""
+    """Return the last sizes of x times factors, rounded down, in fp32, as coremltools infers the shape."""
     sizes = x.shape[-len(factors) :]
     return [int(np.floor(np.float32(f) * np.float32(n))) for f, n in zip(factors, sizes, strict=True)]
 
@@ -150,7 +155,7 @@ def _scaled(x: Tensor, *factors: float) -> list[int]:
 def upsample_nearest_neighbor(
     x: Tensor, scale_factor_height: float = 1, scale_factor_width: float = 1
 ) -> Tensor:
-    """The pixel before each place; the factors only make the size, as coremltools' tests expect."""
+    """Take the pixel before each place; the factors only give the size, as coremltools' tests expect."""
     return _interpolate(x, _scaled(x, scale_factor_height, scale_factor_width), mode="nearest")
 
 
@@ -162,16 +167,16 @@ def upsample_bilinear(
     align_corners: bool = True,
     half_pixel_centers: bool | None = None,
 ) -> Tensor:
-    """Larger or smaller by factors, interpolated; the factors only make the size."""
+    """Resize by factors, interpolated; the factors only give the size."""
     align = bool(align_corners)
     half = not align if half_pixel_centers is None else bool(half_pixel_centers)
-    mode = _known(UPSAMPLE, (align, half), "upsample_bilinear with (align_corners, half_pixel_centers)")
+    mode = _look_up(UPSAMPLE, (align, half), "upsample_bilinear with (align_corners, half_pixel_centers)")
     return resized(x, _scaled(x, scale_factor_height, scale_factor_width), mode, False)
 
 
 @impl("torch_upsample_nearest_neighbor")
 def torch_upsample_nearest_neighbor(x: Tensor, output_height: Any, output_width: Any) -> Tensor:
-    """The pixel before each place, in a size that may be computed."""
+    """Take the pixel before each place, in a size that may be computed."""
     return _interpolate(x, [int(output_height), int(output_width)], mode="nearest")
 
 
@@ -179,7 +184,7 @@ def torch_upsample_nearest_neighbor(x: Tensor, output_height: Any, output_width:
 def torch_upsample_bilinear(
     x: Tensor, output_height: Any, output_width: Any, align_corners: bool = True
 ) -> Tensor:
-    """Interpolated, in a size that may be computed."""
+    """Interpolate, in a size that may be computed."""
     mode = UPSAMPLE[bool(align_corners), not align_corners]
     return resized(x, [int(output_height), int(output_width)], mode, False)
 
@@ -202,17 +207,17 @@ def resize_bilinear(
 def resize(
     x: Tensor, shape: Any, resized_dims: int, interpolation_mode: str = "LINEAR", sampling_mode: str = "DEFAULT"
 ) -> Tensor:
-    """The last axes in the sizes that end `shape`; a size of 0 is that of x."""
+    """Resize the last axes to the lengths that end `shape`; 0 keeps a length."""
     count = int(resized_dims)
     wanted = ints(shape)
     wanted = wanted[len(wanted) - count :]
     sizes = [new or old for new, old in zip(wanted, x.shape[x.ndim - count :], strict=True)]
-    return resized(x, sizes, sampling_mode, _known(NEAREST, interpolation_mode, "interpolation_mode"))
+    return resized(x, sizes, sampling_mode, _look_up(NEAREST, interpolation_mode, "interpolation_mode"))
 
 
 @impl("crop")
 def crop(x: Tensor, crop_height: Any, crop_width: Any) -> Tensor:
-    """Rows and columns taken off at both ends."""
+    """Cut rows and columns off at both ends."""
     (top, bottom), (left, right) = ints(crop_height), ints(crop_width)
     return x[..., top : x.shape[-2] - bottom, left : x.shape[-1] - right]
 
@@ -250,7 +255,7 @@ def box_places(
         box_mode: a row of `BOXES`.
         mode: a row of `GRIDS`.
     """
-    order, centered = _known(BOXES, box_mode, "box_coordinate_mode")
+    order, centered = _look_up(BOXES, box_mode, "box_coordinate_mode")
     given = boxes.double().chunk(4, 1)
     found = []
     for axis, (size, count) in enumerate(zip(sizes, counts, strict=True)):
@@ -299,10 +304,10 @@ def crop_resize(
     sampling_mode: str = "DEFAULT",
     pad_value: float = 0.0,
 ) -> Tensor:
-    """Boxes cut out of images and resized; a place outside of its image is `pad_value`.
+    """Cut boxes out of images and resize them; a place outside of its image is `pad_value`.
 
     Before iOS 17 boxes come as `roi`: [N, 1, 4, 1, 1], cut out of every image, or [N, 1, 5, 1, 1], led by the
-    index of one image. The latter makes [N, 1, ...] as documented, where coremltools infers [N, batch, ...].
+    index of one image. The latter gives [N, 1, ...] as documented, where coremltools infers [N, batch, ...].
     """
     of = box_indices
     if boxes is not None:
@@ -319,7 +324,7 @@ def crop_resize(
 
 
 def _reflect(at: Tensor, low: float, high: float) -> Tensor:
-    """Places mirrored at two ends, as often as needed."""
+    """Mirror places at two ends, as often as needed."""
     span = high - low
     if span == 0:
         return at.clamp(low, high)
@@ -328,8 +333,8 @@ def _reflect(at: Tensor, low: float, high: float) -> Tensor:
 
 
 def pixels(at: Tensor, size: int, mode: str, align_corners: bool) -> Tensor:
-    """Coordinates along an axis as pixels."""
-    unit = _known(COORDINATES, mode, "coordinates_mode")
+    """Return coordinates along an axis as pixels."""
+    unit = _look_up(COORDINATES, mode, "coordinates_mode")
     if unit is None:
         return at
     at = at * unit[0] + unit[1]
@@ -375,10 +380,10 @@ def resample(
     coordinates_mode: str,
     align_corners: bool,
 ) -> Tensor:
-    """An image at places (x, y) for each pixel of the result."""
+    """Return an image sampled at places (x, y) for each pixel of the result."""
     padding, align = padding_mode.lower(), bool(align_corners)
-    fold = _known(FOLDS, padding, "padding_mode")
-    nearest = _known({"bilinear": False, "nearest": True}, sampling_mode.lower(), "sampling_mode")
+    fold = _look_up(FOLDS, padding, "padding_mode")
+    nearest = _look_up({"bilinear": False, "nearest": True}, sampling_mode.lower(), "sampling_mode")
     pad = float(padding_value) if padding == "constant" else 0.0
     same = TORCH_PADDING.get((padding, align)) if pad == 0 and isinstance(x, Tensor) else None
     if same is not None and coordinates_mode.lower() == "normalized_minus_one_to_one":
@@ -412,7 +417,7 @@ def affine(
 
 @impl("depth_to_space")
 def depth_to_space(x: Tensor, block_size: int) -> Tensor:
-    """Channels spread over blocks: [n, b b c, h, w] -> [n, c, h b, w b], the block first."""
+    """Spread channels over blocks: [n, b b c, h, w] -> [n, c, h b, w b], the block first."""
     n, c, h, w = x.shape
     b = int(block_size)
     y = x.reshape(n, b, b, c // (b * b), h, w).permute(0, 3, 4, 1, 5, 2)
@@ -421,7 +426,7 @@ def depth_to_space(x: Tensor, block_size: int) -> Tensor:
 
 @impl("space_to_depth")
 def space_to_depth(x: Tensor, block_size: int) -> Tensor:
-    """Blocks gathered into channels: [n, c, h b, w b] -> [n, b b c, h, w], the block first."""
+    """Gather blocks into channels: [n, c, h b, w b] -> [n, b b c, h, w], the block first."""
     n, c, h, w = x.shape
     b = int(block_size)
     y = x.reshape(n, c, h // b, b, w // b, b).permute(0, 3, 5, 1, 2, 4)
@@ -430,7 +435,7 @@ def space_to_depth(x: Tensor, block_size: int) -> Tensor:
 
 @impl("pixel_shuffle")
 def pixel_shuffle(x: Tensor, upscale_factor: int) -> Tensor:
-    """Channels spread over blocks: [n, c b b, h, w] -> [n, c, h b, w b], the channel first."""
+    """Spread channels over blocks: [n, c b b, h, w] -> [n, c, h b, w b], the channel first."""
     n, c, h, w = x.shape
     b = int(upscale_factor)
     y = x.reshape(n, c // (b * b), b, b, h, w).permute(0, 1, 4, 2, 5, 3)
@@ -439,7 +444,7 @@ def pixel_shuffle(x: Tensor, upscale_factor: int) -> Tensor:
 
 @impl("pixel_unshuffle")
 def pixel_unshuffle(x: Tensor, downscale_factor: int) -> Tensor:
-    """Blocks gathered into channels: [n, c, h b, w b] -> [n, c b b, h, w], the channel first."""
+    """Gather blocks into channels: [n, c, h b, w b] -> [n, c b b, h, w], the channel first."""
     n, c, h, w = x.shape
     b = int(downscale_factor)
     y = x.reshape(n, c, h // b, b, w // b, b).permute(0, 1, 3, 5, 2, 4)
@@ -448,7 +453,7 @@ def pixel_unshuffle(x: Tensor, downscale_factor: int) -> Tensor:
 
 @impl("space_to_batch")
 def space_to_batch(x: Tensor, block_shape: Any, paddings: Any) -> Tensor:
-    """Padded with zeros, then places of a block to batches: [n, c, h a, w b] -> [a b n, c, h, w]."""
+    """Pad with zeros, then move the places of a block to batches: [n, c, h a, w b] -> [a b n, c, h, w]."""
     (top, bottom), (left, right) = (ints(pair) for pair in paddings)
     a, b = ints(block_shape)
     x = F.pad(x, [left, right, top, bottom])
@@ -459,7 +464,7 @@ def space_to_batch(x: Tensor, block_shape: Any, paddings: Any) -> Tensor:
 
 @impl("batch_to_space")
 def batch_to_space(x: Tensor, block_shape: Any, crops: Any) -> Tensor:
-    """Batches to places of a block, then cropped: [a b n, c, h, w] -> [n, c, h a, w b]."""
+    """Move batches to the places of a block, then crop: [a b n, c, h, w] -> [n, c, h a, w b]."""
     (top, bottom), (left, right) = (ints(pair) for pair in crops)
     a, b = ints(block_shape)
     n, c, h, w = x.shape

@@ -21,11 +21,11 @@ from anesurgery.ops import LOOKUPS
 Tensor = torch.Tensor
 
 REDUCE = {"mul": "prod", "min": "amin", "max": "amax"}
-"""How torch calls these modes of a scatter."""
+"""Mode of a scatter -> its name in torch."""
 
 
 def _index(indices: Any, length: int, validate: bool | None) -> Tensor:
-    """Indices as int64; without `validate`, those that count from the end are made positive.
+    """Return indices as int64; without `validate`, those that count from the end are made positive.
 
     Raises:
         IndexError: validation is asked for, and an index is outside.
@@ -39,7 +39,7 @@ def _index(indices: Any, length: int, validate: bool | None) -> Tensor:
 
 
 def undefined(op_type: str, arguments: Mapping[str, Any]) -> bool:
-    """Does a lookup read at known indices of which one lies outside, where nothing says what that gives?"""
+    """Is an op a lookup of which a known index lies outside, so that its result is undefined?"""
     x, index = arguments.get("x"), arguments.get("indices")
     if op_type not in LOOKUPS or arguments.get("validate_indices") is None or not isinstance(index, Tensor):
         return False
@@ -49,7 +49,8 @@ def undefined(op_type: str, arguments: Mapping[str, Any]) -> bool:
     return bool(((index < 0) | (index >= lengths)).any())
 
 
-def _near(indices: Any, length: int, validate: bool | None) -> Tensor:
+def _clamped_index(indices: Any, length: int, validate: bool | None) -> Tensor:
+    """Return indices, those outside replaced by the nearest inside."""
     return _index(indices, length, validate).clamp(0, max(length - 1, 0))
 
 
@@ -57,10 +58,10 @@ def _near(indices: Any, length: int, validate: bool | None) -> Tensor:
 def gather(
     x: Tensor, indices: Any, axis: int = 0, batch_dims: int = 0, validate_indices: bool | None = None
 ) -> Tensor:
-    """Slices of x along an axis: x.shape[:axis] + indices.shape[batch_dims:] + x.shape[axis + 1:]."""
+    """Return slices of x along an axis: x.shape[:axis] + indices.shape[batch_dims:] + x.shape[axis + 1:]."""
     axis, batch = int(axis) % x.ndim, int(batch_dims)
     length = x.shape[axis]
-    index = _near(indices, length, validate_indices)
+    index = _clamped_index(indices, length, validate_indices)
     shape = (*x.shape[:axis], *index.shape[batch:], *x.shape[axis + 1 :])
     if batch == 0:
         return x.index_select(axis, index.reshape(-1)).reshape(shape)
@@ -76,26 +77,26 @@ def gather(
 
 @impl("gather_along_axis")
 def gather_along_axis(x: Tensor, indices: Any, axis: int = 0, validate_indices: bool | None = None) -> Tensor:
-    """For each place of the indices, the element of x at that index along one axis."""
-    index = _near(indices, x.shape[int(axis)], validate_indices)
+    """Return for each place of the indices the element of x at that index along one axis."""
+    index = _clamped_index(indices, x.shape[int(axis)], validate_indices)
     return torch.gather(x, int(axis), index)
 
 
 @impl("gather_nd")
 def gather_nd(x: Tensor, indices: Any, batch_dims: int = 0, validate_indices: bool | None = None) -> Tensor:
-    """Elements or slices of x at the coordinates that the last axis of the indices holds."""
+    """Return elements or slices of x at the coordinates that the last axis of the indices holds."""
     index, batch = torch.as_tensor(indices), int(batch_dims)
     at = []
     for axis in range(batch):
         grid = [-1 if a == axis else 1 for a in range(index.ndim - 1)]
         at.append(torch.arange(x.shape[axis]).reshape(grid))
     for i in range(index.shape[-1]):
-        at.append(_near(index[..., i], x.shape[batch + i], validate_indices))
+        at.append(_clamped_index(index[..., i], x.shape[batch + i], validate_indices))
     return x[tuple(at)] if at else x.expand(*index.shape[:-1], *x.shape)
 
 
 def _combine(rows: Tensor, index: Tensor, new: Tensor, mode: str) -> Tensor:
-    """Rows [n, width] combined with `new` [m, width] at `index` [m], in the order of the index."""
+    """Combine rows [n, width] with `new` [m, width] at `index` [m], in the order of the index."""
     valid = (index >= 0) & (index < rows.shape[0])
     if not bool(valid.all()):
         index, new = index[valid], new[valid]
@@ -112,16 +113,16 @@ def _combine(rows: Tensor, index: Tensor, new: Tensor, mode: str) -> Tensor:
 
 
 def _update(rows: Tensor, index: Tensor, new: Tensor) -> Tensor:
-    """The last update of a row wins."""
+    """Replace rows; the last update of a row wins."""
     last = torch.full((rows.shape[0],), -1).scatter_reduce(0, index, torch.arange(index.shape[0]), "amax")
-    written = last >= 0
+    has_update = last >= 0
     updated = rows.clone()
-    updated[written] = new[last[written]]
+    updated[has_update] = new[last[has_update]]
     return updated
 
 
 def _divide(rows: Tensor, index: Tensor, new: Tensor) -> Tensor:
-    """Divide once per update: all first updates of the rows, then all second ones, and so on."""
+    """Divide rows once per update: by the first update of each row, then by the second of each, and so on."""
     order = torch.argsort(index, stable=True)
     counts = torch.bincount(index, minlength=rows.shape[0])
     start = torch.cumsum(counts, 0) - counts
@@ -144,7 +145,7 @@ def scatter(
     mode: str = "add",
     validate_indices: bool | None = None,
 ) -> Tensor:
-    """Data with slices along an axis combined with updates of shape [...axis, indices..., ...]."""
+    """Return data whose slices along an axis are combined with updates of shape [...axis, indices..., ...]."""
     axis = int(axis) % data.ndim
     index = _index(indices, data.shape[axis], validate_indices)
     moved = data.movedim(axis, 0)
@@ -165,7 +166,7 @@ def scatter_along_axis(
     mode: str = "add",
     validate_indices: bool | None = None,
 ) -> Tensor:
-    """Data with the element at each index along one axis combined with the update there."""
+    """Return data whose element at each index along one axis is combined with the update there."""
     axis, length = int(axis) % data.ndim, data.shape[int(axis)]
     index = _index(indices, length, validate_indices).movedim(axis, -1)
     index = torch.where((index >= 0) & (index < length), index, -data.numel() - 1)
@@ -181,7 +182,7 @@ def scatter_along_axis(
 def scatter_nd(
     data: Tensor, indices: Any, updates: Tensor, mode: str = "add", validate_indices: bool | None = None
 ) -> Tensor:
-    """Data combined with the updates at the coordinates that the last axis of the indices holds."""
+    """Return data combined with the updates at the coordinates that the last axis of the indices holds."""
     index = torch.as_tensor(indices)
     depth = index.shape[-1]
     count, width = math.prod(data.shape[:depth]), math.prod(data.shape[depth:])
@@ -197,14 +198,14 @@ def scatter_nd(
 
 @impl("classify")
 def classify(probabilities: Tensor, classes: Any) -> tuple[Any, dict[Any, float]]:
-    """The most probable class, and the probability of each."""
+    """Return the most probable class, and the probability of each."""
     names = [n.item() if hasattr(n, "item") else n for n in getattr(classes, "ls", classes)]
     flat = probabilities.reshape(-1)
     return names[int(flat.argmax())], dict(zip(names, flat.tolist(), strict=True))
 
 
 def _overlap(box: Tensor, others: Tensor) -> Tensor:
-    """Intersection over union of one box [4] with others [n, 4] (center x, center y, width, height)."""
+    """Return the intersection over union of a box [4] with others [n, 4] (center x and y, width, height)."""
     low = torch.maximum(box[:2] - box[2:] / 2, others[:, :2] - others[:, 2:] / 2)
     high = torch.minimum(box[:2] + box[2:] / 2, others[:, :2] + others[:, 2:] / 2)
     shared = (high - low).clamp(min=0).prod(-1)
@@ -212,22 +213,31 @@ def _overlap(box: Tensor, others: Tensor) -> Tensor:
     return torch.where(union > 0, shared / union, torch.zeros_like(union))
 
 
-def _survivors(
+def _best_boxes(
     boxes: Tensor, scores: Tensor, iou: float, least: float | None, most: int, by_class: bool
 ) -> Tensor:
-    """Places of the boxes [n, 4] that stay, best first; scores are [n, classes]."""
+    """Return the indices of the boxes that remain, best first.
+
+    Args:
+        boxes: [n, 4].
+        scores: [n, classes].
+        iou: a box is suppressed if it overlaps a better one by more.
+        least: the least score; if none reaches it, the best box remains.
+        most: the most boxes.
+        by_class: do only boxes of the same class suppress each other?
+    """
     score, label = scores.max(-1)
-    left = torch.argsort(score, descending=True, stable=True)
+    remaining = torch.argsort(score, descending=True, stable=True)
     if least is not None:
-        left = left[score[left] >= least] if bool((score >= least).any()) else left[:1]
+        remaining = remaining[score[remaining] >= least] if bool((score >= least).any()) else remaining[:1]
     kept: list[int] = []
-    while len(left) and len(kept) < most:
-        best, left = left[0], left[1:]
+    while len(remaining) and len(kept) < most:
+        best, remaining = remaining[0], remaining[1:]
         kept.append(int(best))
-        suppressed = _overlap(boxes[best], boxes[left]) > iou
+        suppressed = _overlap(boxes[best], boxes[remaining]) > iou
         if by_class:
-            suppressed &= label[left] == label[best]
-        left = left[~suppressed]
+            suppressed &= label[remaining] == label[best]
+        remaining = remaining[~suppressed]
     return torch.tensor(kept, dtype=torch.int64)
 
 
@@ -240,18 +250,18 @@ def non_maximum_suppression(
     score_threshold: float | None = None,
     per_class_suppression: bool = False,
 ) -> tuple[Tensor, ...]:
-    """The best boxes, without those that overlap a better one by more than `iou_threshold`.
+    """Return the best boxes, without those that overlap a better one by more than `iou_threshold`.
 
     Boxes are [batch, n, 4] and scores [batch, n, classes], with a score threshold; without one (iOS 17) the
-    last two axes are swapped. Gives boxes, scores (padded with 0), their places (padded with -1) and, with a
-    score threshold, how many there are; where no score reaches it, the best box alone stays.
+    last two axes are swapped. Returns boxes, scores (padded with 0), their indices (padded with -1) and, with a
+    score threshold, how many there are; where no score reaches it, only the best box remains.
     """
     most, swapped = int(max_boxes), score_threshold is None
     if swapped:
         boxes, scores = boxes.transpose(1, 2), scores.transpose(1, 2)
     best: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     for box, score in zip(boxes, scores, strict=True):
-        at = _survivors(box, score, iou_threshold, score_threshold, most, per_class_suppression)
+        at = _best_boxes(box, score, iou_threshold, score_threshold, most, per_class_suppression)
         gap = most - len(at)
         padded = [F.pad(v[at], [0, 0, 0, gap]) for v in (box, score)]
         best.append((padded[0], padded[1], F.pad(at, [0, gap], value=-1), torch.tensor(len(at))))

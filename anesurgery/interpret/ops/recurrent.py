@@ -1,4 +1,4 @@
-"""Recurrent layers: one driver walks the sequence, a cell says what one step does.
+"""Recurrent ops: `_run` walks the sequence, and each op gives the step from one element to the next.
 
 A sequence run in direction "reverse" comes out in the order in which it was computed, its last row first; only
 the backward half of "bidirectional" is put back into the order of time.
@@ -34,7 +34,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 """The activations that recurrent ops may name, with their default parameters."""
 
 BACKWARD = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
-"""Direction -> for each way through the sequence, whether it starts at the end."""
+"""Direction -> for each walk through the sequence, does it start at the end?"""
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,15 @@ class Direction:
     """One walk through a sequence."""
 
     weight: Tensor
-    """[gates * H, I]: applied to all steps in one product."""
+    """[gates * H, I]: multiplied with all elements in one product."""
     bias: Tensor | None
     """[gates * H]."""
     step: Callable[[Tensor, States], States]
-    """(a projected step [b, gates * H], states [b, H] each) -> states; the first one is the output."""
+    """(a projected element [b, gates * H], states [b, H] each) -> new states; the first one is the output."""
 
 
 def _activation(name: Any) -> Callable[[Tensor], Tensor]:
+    """Return the activation of a name."""
     if str(name).lower() not in ACTIVATIONS:
         raise Unsupported(f"recurrent activation {name!r} is not known")
     return ACTIVATIONS[str(name).lower()]
@@ -69,7 +70,7 @@ def walk(rows: Tensor, states: States, step: Callable[[Tensor, States], States])
 def _run(
     x: Tensor, initial: States, ways: Sequence[Direction], direction: str, output_sequence: bool
 ) -> States:
-    """(sequence [s, b, ways * H] or last output [1, b, ways * H], last states [b, ways * H] each)."""
+    """Return the sequence [s, b, ways * H] or last output [1, b, ways * H], then last states [b, ways * H]."""
     if direction not in BACKWARD:
         raise Unsupported(f"recurrent direction {direction!r} is not known")
     split = zip(*(state.chunk(len(ways), dim=-1) for state in initial), strict=True)
@@ -118,7 +119,7 @@ def gru(
     reset_after: bool = False,
     input_bias: Tensor | None = None,
 ) -> States:
-    """Gated recurrent unit over x [s, b, I], gates in the order reset, output, update: (y, h).
+    """Compute a GRU over x [s, b, I], gates in the order reset, output, update; return y and h.
 
     The reset gate multiplies h before the output gate's product; with `reset_after`, the product and its bias.
     """
@@ -145,7 +146,7 @@ def gru(
 def _lstm_step(
     weight_hh: Tensor, peephole: Tensor | None, gates: Sequence[Callable[[Tensor], Tensor]], clip: float | None
 ) -> Callable[[Tensor, States], States]:
-    """The step of an LSTM; gates in the order input, forget, output, cell, the cell state clipped."""
+    """Return the step of an LSTM, gates in the order input, forget, output, cell; `clip` limits the cell."""
     gate, cell_in, cell_out = gates
     recurrent = weight_hh.mT
     p_i, p_f, p_o = (0.0,) * 3 if peephole is None else peephole.chunk(3)
@@ -183,7 +184,7 @@ def lstm(
     activation: str = "tanh",
     clip: float | None = None,
 ) -> States:
-    """Long short-term memory over x [s, b, I]: (y [s or 1, b, ways * H], h and c [b, ways * H])."""
+    """Compute an LSTM over x [s, b, I]; return y [s or 1, b, ways * H], h and c [b, ways * H]."""
     gates = [_activation(a) for a in (recurrent_activation, cell_activation, activation)]
     ways = [Direction(weight_ih, bias, _lstm_step(weight_hh, peephole, gates, clip))]
     if direction == "bidirectional":

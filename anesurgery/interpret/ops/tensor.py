@@ -16,14 +16,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
 from anesurgery.errors import InterpretError
-from anesurgery.interpret.table import Unsupported, affordable, impl, ints, written
+from anesurgery.interpret.table import Unsupported, checked_shape, enter_all, impl, ints
 
 Tensor = torch.Tensor
 
 
 @impl("reshape")
 def reshape(x: Tensor, shape: Any) -> Tensor:
-    """Another shape: -1 is what is left; 0 keeps the length of x at that place, counted from the right."""
+    """Return x in another shape: -1 is the rest; 0 keeps the length of x there, counted from the right."""
     wanted = ints(shape)
     lengths = [1] * (len(wanted) - x.ndim) + list(x.shape[-len(wanted) :])
     kept = [n if d == 0 else d for n, d in zip(lengths, wanted, strict=False)]
@@ -36,7 +36,7 @@ def reshape(x: Tensor, shape: Any) -> Tensor:
 
 @impl("reshape_like")
 def reshape_like(x: Tensor, ref_tensors: list[Tensor], begins: Any, ends: Any, end_masks: Any) -> Tensor:
-    """The shape put together from pieces of other tensors' shapes."""
+    """Return x in the shape put together from parts of other tensors' shapes."""
     shape: list[int] = []
     for ref, b, e, whole in zip(ref_tensors, ints(begins), ints(ends), end_masks, strict=True):
         shape += ref.shape[b:] if whole else ref.shape[b:e]
@@ -45,7 +45,7 @@ def reshape_like(x: Tensor, ref_tensors: list[Tensor], begins: Any, ends: Any, e
 
 @impl("expand_dims")
 def expand_dims(x: Tensor, axes: Any) -> Tensor:
-    """New axes of length 1, numbered in the result."""
+    """Return x with new axes of length 1, numbered in the result."""
     chosen = ints(axes)
     for axis in sorted(a % (x.ndim + len(chosen)) for a in chosen):
         x = x.unsqueeze(axis)
@@ -54,26 +54,26 @@ def expand_dims(x: Tensor, axes: Any) -> Tensor:
 
 @impl("squeeze")
 def squeeze(x: Tensor, axes: Any = None) -> Tensor:
-    """The input without some axes of length 1 (all of them by default)."""
+    """Return x without some axes of length 1 (all of them by default)."""
     return x.squeeze() if axes is None else x.squeeze(tuple(ints(axes)))
 
 
 @impl("transpose")
 def transpose(x: Tensor, perm: Any) -> Tensor:
-    """Axes in another order."""
+    """Return x with its axes in another order."""
     return x.permute(ints(perm))
 
 
 @impl("flatten2d")
 def flatten2d(x: Tensor, axis: int = 1) -> Tensor:
-    """Two axes: those before `axis`, and the rest."""
+    """Return x with two axes: those before `axis`, and the rest."""
     axis = axis + x.ndim if axis < 0 else axis
     return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
 @impl("concat")
 def concat(values: list[Tensor], axis: int = 0, interleave: bool = False) -> Tensor:
-    """Tensors joined along an axis, one after the other or element by element; scalars count as one element."""
+    """Join tensors along an axis, one after the other or element by element; scalars count as one element."""
     values = [v.reshape(1) if v.ndim == 0 else v for v in values]
     if not interleave:
         return torch.cat(list(values), dim=int(axis))
@@ -85,22 +85,22 @@ def concat(values: list[Tensor], axis: int = 0, interleave: bool = False) -> Ten
 
 @impl("split")
 def split(x: Tensor, axis: int, num_splits: int | None = None, split_sizes: Any = None) -> Any:
-    """Pieces along an axis, of equal or of given lengths."""
-    sizes = (
-        ints(split_sizes)
-        if split_sizes is not None
-        else [x.shape[axis] // int(num_splits or 1)] * int(num_splits or 1)
-    )
+    """Split x along an axis, into parts of equal or of given lengths."""
+    if split_sizes is not None:
+        sizes = ints(split_sizes)
+    else:
+        count = int(num_splits or 1)
+        sizes = [x.shape[axis] // count] * count
     parts = torch.split(x, sizes, dim=int(axis))
     return parts if len(parts) > 1 else parts[0]
 
 
 @impl("tile")
 def tile(x: Tensor, reps: Any) -> Tensor:
-    """X repeated along its axes, each at least once.
+    """Repeat x along its axes, each at least once.
 
     Raises:
-        InterpretError: a count is below 1, of which nothing says what Core ML makes.
+        InterpretError: a count is below 1; nothing says what Core ML does then.
     """
     times = ints(reps)
     if min(times, default=1) < 1:
@@ -108,13 +108,13 @@ def tile(x: Tensor, reps: Any) -> Tensor:
             f"reps is {times}, and each must be 1 or more: nothing says what Core ML makes of less; if this "
             "was an expand to a computed shape with -1, convert it again with coremltools 9"
         )
-    affordable([d * n for d, n in zip(x.shape, times, strict=True)])
+    checked_shape([d * n for d, n in zip(x.shape, times, strict=True)])
     return x.repeat(times)
 
 
 @impl("pad")
 def pad(x: Tensor, pad: Any, mode: str = "constant", constant_val: float = 0.0) -> Tensor:
-    """X with more elements at the ends of its last axes: a value, a mirror, or the edge repeated.
+    """Return x with more elements at the ends of its last axes: a value, a mirror, or the edge repeated.
 
     A mirror wider than the axis is mirrored again, as numpy does.
     """
@@ -135,11 +135,12 @@ def pad(x: Tensor, pad: Any, mode: str = "constant", constant_val: float = 0.0) 
 
 
 def _mask(mask: Any, rank: int) -> list[bool]:
+    """Return a mask as booleans; all False where there is none."""
     return [bool(m) for m in mask] if mask is not None else [False] * rank
 
 
-def _place(index: int, size: int, axis: int) -> int:
-    """An index from the front.
+def _index_from_front(index: int, size: int, axis: int) -> int:
+    """Return an index counted from the front.
 
     Raises:
         InterpretError: it is outside of the axis.
@@ -159,16 +160,16 @@ def slice_by_index(
     end_mask: Any = None,
     squeeze_mask: Any = None,
 ) -> Tensor:
-    """Python slices along each axis; a masked begin or end is the axis's own, a squeezed axis is dropped.
+    """Slice each axis as Python does; a masked begin or end is the axis's own, a squeezed axis is dropped.
 
     Raises:
         InterpretError: the index of a squeezed axis is outside of it; a slice is cut, as in Python.
     """
-    return _taken(x, *_places(x.shape, begin, end, stride, begin_mask, end_mask, squeeze_mask))
+    return _take(x, *_resolve(x.shape, begin, end, stride, begin_mask, end_mask, squeeze_mask))
 
 
 def block(x: Tensor, begin: Any, end: Any, *how: Any) -> Tensor:
-    """`slice_by_index`, quick where it only says where a block begins and ends."""
+    """Compute `slice_by_index`, quickly where it only says where a block begins and ends."""
     places = list(zip(x.shape, ints(begin), ints(end), strict=False))
     if any(h is not None for h in how) or any(not 0 <= b <= e <= n for n, b, e in places):
         return slice_by_index(x, begin, end, *how)
@@ -179,71 +180,78 @@ def block(x: Tensor, begin: Any, end: Any, *how: Any) -> Tensor:
 
 
 def sliced_at(where: Mapping[str, Any]) -> Callable[..., Tensor]:
-    """`slice_by_index` with constant places, which are worked out once for a shape.
+    """Return `slice_by_index` with constant places, which are resolved once for each shape.
 
     Args:
         where: all of its parameters but `x`.
     """
-    places: dict[torch.Size, tuple[list[slice], dict[int, list[int]], list[int]]] = {}
+    resolved: dict[torch.Size, tuple[list[slice], dict[int, list[int]], list[int]]] = {}
 
     def sliced(x: Tensor, **_: Any) -> Tensor:
-        if x.shape not in places:
-            places[x.shape] = _places(x.shape, *(where.get(name) for name in SLICE))
-        return _taken(x, *places[x.shape])
+        if x.shape not in resolved:
+            resolved[x.shape] = _resolve(x.shape, *(where.get(name) for name in SLICE))
+        return _take(x, *resolved[x.shape])
 
     sliced.stands_for = slice_by_index  # type: ignore[attr-defined]
     return sliced
 
 
 def sliced_by(shape: Sequence[int], *where: Any) -> Callable[[Tensor], Tensor]:
-    """`slice_by_index` of tensors of one shape, at constant places; `where` is what it takes besides x."""
-    forward, backward, dropped = _places(shape, *where)
-    cut = [
-        (a, p.indices(n))
-        for a, (p, n) in enumerate(zip(forward, shape, strict=True))
-        if p.indices(n) != (0, n, 1)
-    ]
-    if backward or dropped or len(cut) != 1 or cut[0][1][2] != 1:
-        return lambda x: _taken(x, forward, backward, dropped)
-    ((axis, (start, stop, _)),) = cut
+    """Return `slice_by_index` for tensors of one shape, at constant places.
+
+    Args:
+        shape: of the tensors.
+        where: the parameters of `slice_by_index` after x.
+    """
+    forward, backward, dropped = _resolve(shape, *where)
+    ranges = [part.indices(n) for part, n in zip(forward, shape, strict=True)]
+    cut = [axis for axis, n in enumerate(shape) if ranges[axis] != (0, n, 1)]
+    if backward or dropped or len(cut) != 1 or ranges[cut[0]][2] != 1:
+        return lambda x: _take(x, forward, backward, dropped)
+    (axis,) = cut
+    start, stop, _ = ranges[axis]
     return lambda x: x.narrow(axis, start, stop - start)
 
 
-def _places(
+def _resolve(
     shape: Sequence[int], begin: Any, end: Any, stride: Any, begin_mask: Any, end_mask: Any, squeeze_mask: Any
 ) -> tuple[list[slice], dict[int, list[int]], list[int]]:
-    """A slice for each axis, the places on axes that are read backwards, and the axes that are dropped."""
+    """Resolve the parameters of `slice_by_index` for a shape.
+
+    Returns:
+        A slice for each axis; axis -> indices, for axes that are read backwards; and the axes that are dropped.
+    """
     rank = len(shape)
     b, e, s = ints(begin), ints(end), ints(stride) if stride is not None else [1] * rank
     no_begin, no_end, drop = (_mask(m, rank) for m in (begin_mask, end_mask, squeeze_mask))
     forward, backward = [slice(None)] * rank, dict[int, list[int]]()
     for axis, length in enumerate(shape):
         if drop[axis]:
-            at = 0 if no_begin[axis] else _place(b[axis], length, axis)
-            forward[axis] = slice(at, at + 1)
+            index = 0 if no_begin[axis] else _index_from_front(b[axis], length, axis)
+            forward[axis] = slice(index, index + 1)
             continue
-        wanted = slice(None if no_begin[axis] else b[axis], None if no_end[axis] else e[axis], s[axis])
-        chosen = range(length)[wanted]
+        part = slice(None if no_begin[axis] else b[axis], None if no_end[axis] else e[axis], s[axis])
+        indices = range(length)[part]
         if s[axis] > 0:
-            forward[axis] = slice(chosen.start, max(chosen.stop, chosen.start), s[axis])
+            forward[axis] = slice(indices.start, max(indices.stop, indices.start), s[axis])
         else:
-            backward[axis] = list(chosen)
+            backward[axis] = list(indices)
     return forward, backward, [axis for axis in range(rank) if drop[axis]]
 
 
-def _taken(
+def _take(
     x: Tensor, forward: Sequence[slice], backward: Mapping[int, list[int]], dropped: Sequence[int]
 ) -> Tensor:
-    """One view of all axes, and a copy where one is read backwards."""
+    """Return what `_resolve` resolved: a view, or a copy where an axis is read backwards."""
     x = x[tuple(forward)]
-    for axis, places in backward.items():
-        x = x.index_select(axis, torch.tensor(places, dtype=torch.int64, device=x.device))
+    for axis, indices in backward.items():
+        x = x.index_select(axis, torch.tensor(indices, dtype=torch.int64, device=x.device))
     return x.squeeze(tuple(dropped)) if dropped else x
 
 
 @impl("slice_by_size")
 def slice_by_size(x: Tensor, begin: Any, size: Any) -> Tensor:
-    """Blocks that start at `begin`; size -1 reaches to the end."""
+    """Return the block that starts at `begin`; size -1 reaches to the end."""
     for axis, (b, n) in enumerate(zip(ints(begin), ints(size), strict=True)):
         b = b % x.shape[axis] if b < 0 else b
         x = x.narrow(axis, b, x.shape[axis] - b if n == -1 else n)
@@ -251,7 +259,7 @@ def slice_by_size(x: Tensor, begin: Any, size: Any) -> Tensor:
 
 
 SLICE = ("begin", "end", "stride", "begin_mask", "end_mask", "squeeze_mask")
-"""What says where a slice is."""
+"""The parameters that say where a slice is."""
 
 
 @impl("slice_update")
@@ -265,7 +273,7 @@ def slice_update(
     end_mask: Any = None,
     squeeze_mask: Any = None,
 ) -> Tensor:
-    """X with a slice replaced."""
+    """Return x with a slice replaced."""
     where = (begin, end, stride, begin_mask, end_mask, squeeze_mask)
     if stride is None or min(ints(stride)) > 0:
         return overwrite(x.clone(), update, *where)
@@ -276,25 +284,25 @@ def slice_update(
 
 
 def overwrite(x: Tensor, update: Tensor, *where: Any) -> Tensor:
-    """Replace a slice of x in its memory; `where` is what `slice_by_index` takes, with positive strides."""
+    """Replace a slice of x in its memory; `where` is that of `slice_by_index`, with positive strides."""
     slice_by_index(x, *where).copy_(update)
     return x
 
 
 @impl("band_part")
 def band_part(x: Tensor, lower: int = -1, upper: int = -1) -> Tensor:
-    """The diagonals from `lower` below to `upper` above the main one, the rest zero; -1 keeps all."""
+    """Keep the diagonals from `lower` below to `upper` above the main one (-1: all); the rest is zero."""
     y = x if int(upper) < 0 else torch.tril(x, int(upper))
     return y if int(lower) < 0 else torch.triu(y, -int(lower))
 
 
 @impl("range_1d")
 def range_1d(start: Any, end: Any, step: Any) -> Tensor:
-    """start, start + step, ... up to but without end; the length is counted in the arithmetic of the inputs."""
+    """Return start, start + step, ... before end; the length is counted in the arithmetic of the inputs."""
     a, b, c = (torch.as_tensor(v) for v in (start, end, step))
     whole = not any(v.is_floating_point() for v in (a, b, c))
     count = math.ceil((b.double() - a.double()) / c if whole else (b.float() - a.float()) / c)
-    affordable([max(count, 0)], 4 if whole else 8)
+    checked_shape([max(count, 0)], 4 if whole else 8)
     steps = torch.arange(max(count, 0), dtype=torch.int32 if whole else torch.float64)
     return steps * c + a if whole else (steps * c.double() + a.double()).float()
 
@@ -303,9 +311,9 @@ def range_1d(start: Any, end: Any, step: Any) -> Tensor:
 def one_hot(
     indices: Tensor, one_hot_vector_size: Any, axis: int = -1, on_value: Any = 1, off_value: Any = 0
 ) -> Tensor:
-    """A new axis that holds `on_value` at the index and `off_value` elsewhere; outside, only the latter."""
+    """Return a new axis with `on_value` at the index and `off_value` elsewhere, as for an index outside."""
     size = ints(one_hot_vector_size)[0]
-    affordable([*indices.shape, size])
+    checked_shape([*indices.shape, size])
     hit = indices.unsqueeze(-1) == torch.arange(size)
     encoded = torch.where(hit, torch.as_tensor(on_value), torch.as_tensor(off_value))
     return encoded.movedim(-1, int(axis))
@@ -321,7 +329,7 @@ def topk(
     return_indices: bool = True,
     output_indices_dtype: str = "",
 ) -> Any:
-    """The k largest (or smallest; -1: all) elements of an axis and their places, of equals the first first."""
+    """Return the k largest (or smallest; -1: all) elements and their indices, the first of equals first."""
     values, indices = torch.sort(x, dim=int(axis), descending=not ascending, stable=True)
     count = ints(k)[0] if ints(k)[0] >= 0 else x.shape[int(axis)]
     values, indices = (v.narrow(int(axis), 0, count) for v in (values, indices))
@@ -330,20 +338,20 @@ def topk(
 
 @impl("argsort")
 def argsort(x: Tensor, axis: int = -1, ascending: bool = False) -> Tensor:
-    """The order that sorts an axis, the first of equals first."""
+    """Return the order that sorts an axis, the first of equals first."""
     return torch.argsort(x, dim=int(axis), descending=not ascending, stable=True)
 
 
 @impl("sliding_windows")
 def sliding_windows(x: Tensor, axis: int, size: int, stride: int = 1) -> Tensor:
-    """All windows of an axis, on a new axis after it: [..., n, ...] -> [..., windows, size, ...]."""
+    """Return all windows of an axis, on a new axis after it: [..., n, ...] -> [..., windows, size, ...]."""
     axis = int(axis) % x.ndim
     return x.unfold(axis, int(size), int(stride)).movedim(-1, axis + 1)
 
 
 @impl("reverse_sequence")
 def reverse_sequence(x: Tensor, lengths: Any, seq_axis: int = 0, batch_axis: int = 0) -> Tensor:
-    """X with the first `lengths[i]` elements of `seq_axis` backward, for each i of `batch_axis`."""
+    """Return x with the first `lengths[i]` elements of `seq_axis` reversed, for each i of `batch_axis`."""
     seq, batch = int(seq_axis) % x.ndim, int(batch_axis) % x.ndim
     length = torch.as_tensor(lengths).long().reshape([-1 if a == batch else 1 for a in range(x.ndim)])
     place = torch.arange(x.shape[seq]).reshape([-1 if a == seq else 1 for a in range(x.ndim)])
@@ -351,43 +359,44 @@ def reverse_sequence(x: Tensor, lengths: Any, seq_axis: int = 0, batch_axis: int
     return torch.gather(x, seq, source.expand(x.shape))
 
 
-WRITTEN: dict[str, Callable[..., Any]] = {
+OTHERS: dict[str, Callable[..., Any]] = {
     "stack": lambda values, axis=0: torch.stack(list(values), dim=int(axis)),
     "reverse": lambda x, axes=None: x.flip(list(range(x.ndim)) if axes is None else ints(axes)),
-    "fill": lambda shape, value=0.0: torch.full(affordable(shape), torch.as_tensor(value).item()),
+    "fill": lambda shape, value=0.0: torch.full(checked_shape(shape), torch.as_tensor(value).item()),
     "fill_like": lambda ref_tensor, value=0.0: torch.full(ref_tensor.shape, torch.as_tensor(value).item()),
     "shape": lambda x: torch.tensor(x.shape, dtype=torch.int32),
     "non_zero": lambda x: torch.nonzero(x),
 }
 """Op type -> function of its parameters."""
-written(WRITTEN)
+enter_all(OTHERS)
 
 
 def _generator(seed: int) -> torch.Generator | None:
+    """Return a generator with a seed; None for -1, which stands for torch's global one."""
     return None if int(seed) == -1 else torch.Generator().manual_seed(int(seed))
 
 
 @impl("random_uniform")
 def random_uniform(shape: Any, low: float = 0.0, high: float = 1.0, seed: int = -1) -> Tensor:
-    """Numbers from [low, high), all equally likely."""
+    """Draw numbers from [low, high), all equally likely."""
     return torch.empty(ints(shape)).uniform_(float(low), float(high), generator=_generator(seed))
 
 
 @impl("random_normal")
 def random_normal(shape: Any, mean: float = 0.0, stddev: float = 1.0, seed: int = -1) -> Tensor:
-    """Numbers from a normal distribution."""
+    """Draw numbers from a normal distribution."""
     return torch.empty(ints(shape)).normal_(float(mean), float(stddev), generator=_generator(seed))
 
 
 @impl("random_bernoulli")
 def random_bernoulli(shape: Any, prob: float = 0.5, seed: int = -1) -> Tensor:
-    """1 with the given probability, else 0."""
+    """Draw 1 with the given probability, else 0."""
     return torch.empty(ints(shape)).bernoulli_(float(prob), generator=_generator(seed))
 
 
 @impl("random_categorical")
 def random_categorical(x: Tensor, mode: str = "logits", size: int = 1, seed: int = -1) -> Tensor:
-    """Places drawn with replacement from the last axis of x: [..., n] -> [..., size]."""
+    """Draw indices of the last axis of x, with replacement: [..., n] -> [..., size]."""
     weights = torch.softmax(x, -1) if mode == "logits" else x
     flat = weights.reshape(-1, x.shape[-1])
     drawn = torch.multinomial(flat, int(size), replacement=True, generator=_generator(seed))

@@ -30,7 +30,7 @@ def padding(
     strides: list[int],
     dilations: list[int] | None = None,
 ) -> list[tuple[int, int]]:
-    """Padding (begin, end) of each spatial axis, whatever way it was asked for."""
+    """Return the padding (begin, end) of each spatial axis for any `pad_type`."""
     name = str(pad_type).lower()
     if name == "custom":
         amounts = ints(pad) if pad is not None else [0] * (2 * len(sizes))
@@ -46,7 +46,7 @@ def padding(
 
 
 def _halves(total: int, pad_type: str) -> tuple[int, int]:
-    """A padding shared out to both ends; what is over goes to the end, or with "same_lower" to the begin."""
+    """Divide a padding among both ends; an odd one is larger at the end, with "same_lower" at the begin."""
     if pad_type not in ("same", "same_lower"):
         raise Unsupported(f"pad_type {pad_type!r} is not known")
     small, large = total // 2, total - total // 2
@@ -54,14 +54,14 @@ def _halves(total: int, pad_type: str) -> tuple[int, int]:
 
 
 def pad_axes(x: Tensor, pads: list[tuple[int, int]], value: float = 0.0) -> Tensor:
-    """X with its last axes padded, or cropped where the padding is negative; itself where there is none."""
+    """Return x with its last axes padded, or cropped where padding is negative; itself without any."""
     if not any(begin or end for begin, end in pads):
         return x
     return F.pad(x, [amount for pair in reversed(pads) for amount in pair], value=value)
 
 
 def steps(value: Any, axes: int) -> list[int]:
-    """The strides or dilations of each axis; 1 where none are given."""
+    """Return the strides or dilations of each axis; 1 where none are given."""
     return [1] * axes if value is None else ints(value)
 
 
@@ -76,9 +76,9 @@ def conv(
     dilations: Any = None,
     groups: int = 1,
 ) -> Tensor:
-    """Convolution of [batch, channels, spatial...] with a weight [out, in / groups, kernel...].
+    """Return the convolution of [batch, channels, spatial...] with a weight [out, in / groups, kernel...].
 
-    Both ends of an axis are padded inside torch as far as they are alike: that spares a copy of x.
+    Both ends of an axis are padded inside torch as far as they are equal: that spares a copy of x.
     """
     n = x.ndim - 2
     s, d = steps(strides, n), steps(dilations, n)
@@ -99,7 +99,7 @@ def conv_quantized(
     nbits: int = 8,
     **form: Any,
 ) -> Tensor:
-    """Convolution with the weight `weight * quant_scale + quant_bias`: one of each, or one per channel out."""
+    """Return the convolution with `weight * quant_scale + quant_bias`, for all or for each channel out."""
     if quantization_type != "linear":
         raise Unsupported(f"conv_quantized with quantization_type {quantization_type!r}")
     column = (-1, *(1,) * (weight.ndim - 1))
@@ -119,7 +119,7 @@ def conv_transpose(
     dilations: Any = None,
     groups: int = 1,
 ) -> Tensor:
-    """Transposed convolution of [batch, in, spatial...] with a weight [in, out / groups, kernel...].
+    """Return the transposed convolution of [batch, in, spatial...] with a weight [in, out / groups, kernel...].
 
     The padding is cut from the full result; an `output_shape` says where it ends, be it before or after that.
     """
@@ -141,7 +141,7 @@ def conv_transpose(
 
 
 def transposed_cuts(op: Operation) -> list[tuple[int, int]]:
-    """What a transposed convolution of static shape cuts from both ends of its full result, on each axis."""
+    """Return what a transposed convolution of static shape cuts from both ends of each axis."""
     n = len(op.x.shape) - 2
     strides, dilations, pad = (constant(op.inputs.get(name)) for name in ("strides", "dilations", "pad"))
     strides, dilations = (ints(one) if one is not None else [1] * n for one in (strides, dilations))
@@ -155,7 +155,7 @@ def transposed_cuts(op: Operation) -> list[tuple[int, int]]:
 def cuts(
     pad_type: str, pad: Any, full: list[int], wanted: list[int] | None, same: list[int]
 ) -> list[tuple[int, int]]:
-    """What to take from both ends of the full result on each axis; negative: more than there is."""
+    """Return what to cut from both ends of the full result on each axis; negative: zeros to add."""
     name = str(pad_type).lower()
     if name in ("custom", "valid"):
         asked = padding(name, pad, full, full, full)
@@ -175,7 +175,7 @@ MAXIMUM = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 
 @dataclass(frozen=True)
 class Windows:
-    """Where the windows of a pooling lie."""
+    """The windows of a pooling, and the padding around its input."""
 
     kernel: list[int]
     strides: list[int]
@@ -186,7 +186,7 @@ class Windows:
 
     @property
     def inside(self) -> list[int] | None:
-        """The padding as torch's pooling takes it: the same at both ends, at most half a window."""
+        """The padding as torch's pooling takes it, equal at both ends and at most half a window; else None."""
         pads = [begin for begin, _ in self.asked]
         fits = all(b == e and 2 * b <= k for (b, e), k in zip(self.asked, self.kernel, strict=True))
         reaches = any(u > a for (_, u), (_, a) in zip(self.used, self.asked, strict=True))
@@ -194,7 +194,7 @@ class Windows:
 
 
 def windows(x: Tensor, kernel: Any, strides: Any, pad_type: str, pad: Any, ceil_mode: bool) -> Windows:
-    """Where the windows of a pooling of `x` lie."""
+    """Return the windows of a pooling of `x`."""
     k, sizes = ints(kernel), list(x.shape[2:])
     s = ints(strides) if strides is not None else [1] * len(k)
     asked = padding(pad_type, pad, sizes, k, s)
@@ -206,14 +206,14 @@ def windows(x: Tensor, kernel: Any, strides: Any, pad_type: str, pad: Any, ceil_
 
 
 def counted(w: Windows, sizes: list[int], exclude: bool) -> Tensor:
-    """How many elements of each window count, [1, 1, spatial...]: all, or those that are data."""
+    """Return how many elements of each window count, [1, 1, spatial...]: all, or those that are no padding."""
     ones = torch.ones((1, 1, *sizes), dtype=torch.float64)
     inside = AVERAGE[len(w.kernel)](pad_axes(ones, w.used, 0.0 if exclude else 1.0), w.kernel, w.strides)
     return torch.round(inside * math.prod(w.kernel))
 
 
 def _count(size: int, width: int, step: int, padded: int, ceil_mode: bool) -> int:
-    """How many windows there are; one that would begin after the data and its padding is none."""
+    """Return the number of windows; one that would begin after the data and its padding does not count."""
     if not ceil_mode:
         return (size + padded - width) // step + 1
     count = (size + padded - width + step - 1) // step + 1
@@ -229,7 +229,7 @@ def max_pool(
     pad: Any = None,
     ceil_mode: bool = False,
 ) -> Tensor:
-    """The maximum of each window of [batch, channels, spatial...]; padding never wins."""
+    """Return the maximum of each window of [batch, channels, spatial...]; padding never wins."""
     w = windows(x, kernel_sizes, strides, pad_type, pad, bool(ceil_mode))
     if (inside := w.inside) is not None:
         return MAXIMUM[len(inside)](x, w.kernel, w.strides, inside)
@@ -246,7 +246,7 @@ def avg_pool(
     exclude_padding_from_average: bool = False,
     ceil_mode: bool = False,
 ) -> Tensor:
-    """The mean of each window of [batch, channels, spatial...], with or without the padding in the count."""
+    """Return the mean of each window of [batch, channels, spatial...]; the padding counts or not."""
     w = windows(x, kernel_sizes, strides, pad_type, pad, bool(ceil_mode))
     exclude, average = bool(exclude_padding_from_average), AVERAGE[len(w.kernel)]
     if (inside := w.inside) is not None:
@@ -266,7 +266,7 @@ def l2_pool(
     pad: Any = None,
     ceil_mode: bool = False,
 ) -> Tensor:
-    """The root of the sum of squares in each window of [batch, channels, spatial...]."""
+    """Return the root of the sum of squares in each window of [batch, channels, spatial...]."""
     w = windows(x, kernel_sizes, strides, pad_type, pad, bool(ceil_mode))
     squares = AVERAGE[len(w.kernel)](pad_axes(x * x, w.used), w.kernel, w.strides)
     return torch.sqrt(squares * math.prod(w.kernel))

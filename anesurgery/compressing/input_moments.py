@@ -1,0 +1,191 @@
+"""Sum up what ops read over all samples: means, second moments, and how far they moved from the plain model.
+
+`correcting` needs them for each weight: the second moments of the inputs, the sum of x^T x, are the Hessian of
+the squared error of the products. Arrays have the groups and columns of `weight_rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from anesurgery.compressing.fitting import product_error
+from anesurgery.compressing.running_samples import Values
+from anesurgery.compressing.second_order import second_moments
+from anesurgery.compressing.weight_rows import WeightRows
+from anesurgery.errors import NotFinite
+from anesurgery.interpret.core import Step
+from anesurgery.interpret.table import Listener
+from anesurgery.mil import Array, Operation
+
+MOST_INPUTS = 4096
+"""Rows of inputs that are multiplied together, to bound the memory."""
+
+
+@dataclass(frozen=True)
+class InputMoments:
+    """The second moments of what an op reads."""
+
+    matrix: Array
+    """[groups, columns, columns], about 0 or about the mean."""
+    centre: Array | None = None
+    """[groups, columns]: the mean times the root of the count, if they are about the mean. The moments about 0
+    are the matrix plus the products of the centre with itself."""
+
+
+class MomentRecorder(Listener):
+    """Sums up the first and second moments of what ops read.
+
+    Args:
+        rows: the ops to watch, each with the rows of its weight.
+    """
+
+    def __init__(self, rows: Mapping[Operation, WeightRows]) -> None:
+        self.rows = rows
+        self.matrices: dict[Operation, Array] = {}
+        self._sums: dict[Operation, Array] = {}
+        self._counts: dict[Operation, int] = {}
+
+    def mean(self, op: Operation) -> Array:
+        """Return the mean of what an op read, [groups, columns]."""
+        return np.asarray(self._sums[op] / self._counts[op])
+
+    def size(self, op: Operation) -> tuple[int, int]:
+        """Return how many rows an op read, and their columns; (0, 0) for a table."""
+        return (self._counts[op], int(self.matrices[op].shape[-1])) if op in self._counts else (0, 0)
+
+    def moments_of(self, op: Operation, centred: bool = False) -> InputMoments:
+        """Return the moments of what an op read; about the mean if its bias will be corrected."""
+        if not centred:
+            return InputMoments(self.matrices[op])
+        centre = self.mean(op) * np.sqrt(self._counts[op])
+        return InputMoments(self.matrices[op] - centre[:, :, None] * centre[:, None], centre)
+
+    def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
+        """Add the inputs of an op that is about to run."""
+        self.add(op, [inputs])
+
+    def before_step(self, step: Step, samples: Sequence[Values]) -> Step:
+        """Add the inputs of a step that is about to run on all samples, and return it."""
+        self.add(step.op, samples)
+        return step
+
+    def add(self, op: Operation, samples: Sequence[Values]) -> None:
+        """Add what an op reads in each sample.
+
+        Raises:
+            NotFinite: it reads NaN or infinity, so its moments mean nothing.
+        """
+        if op not in self.rows:
+            return
+        rows = self.rows[op]
+        if rows.inputs(samples[0]) is None:  # a table: every row counts the same
+            columns = rows.to_rows(np.empty(rows.shape, np.bool_)).shape[-1]
+            count = sum(torch.as_tensor(values["indices"]).numel() for values in samples)
+            self.matrices[op] = self.matrices.get(op, 0) + np.eye(columns)[None] * (count / rows.shape[0])
+            return
+        for inputs in batched_inputs(rows, samples):
+            if not bool(torch.isfinite(inputs).all()):
+                raise NotFinite(
+                    f"{op.op_type} {op.name!r} reads NaN or infinity when a sample runs, so its weight cannot "
+                    "be corrected; leave that sample out, or see with `anesurgery ranges` where values overflow"
+                )
+            self.matrices[op] = self.matrices.get(op, 0) + second_moments(inputs)
+            self._sums[op] = self._sums.get(op, 0) + np.asarray(inputs.double().sum(1))
+            self._counts[op] = self._counts.get(op, 0) + inputs.shape[1]
+
+
+def batched_inputs(rows: WeightRows, samples: Sequence[Values]) -> Iterator[torch.Tensor]:
+    """Yield what an op reads, [groups, number, columns], of several samples at once, which is faster.
+
+    All samples at once would take too much memory: the patches of a convolution are far larger than its input.
+    """
+    batch: list[torch.Tensor] = []
+    for number, values in enumerate(samples, 1):
+        inputs = rows.inputs(values)
+        assert inputs is not None
+        batch.append(inputs)
+        if sum(each.shape[1] for each in batch) >= MOST_INPUTS or number == len(samples):
+            yield torch.cat(batch, dim=1)
+            batch = []
+
+
+def joint_moments(
+    weight: Array, reader: WeightRows, moments: Sequence[InputMoments]
+) -> tuple[Array, Array | None]:
+    """Return the moments for all ops that read one weight, each divided by the squares of its products.
+
+    Args:
+        weight: the numbers.
+        reader: how any of the ops reads it; all have one layout.
+        moments: of each op.
+
+    Returns:
+        The sum of the matrices [groups, columns, columns], and the centres [ops, groups, columns] of those that
+        are about the mean; None without any.
+    """
+    centres = [each.centre for each in moments]
+    if len(moments) == 1:
+        return moments[0].matrix, None if centres[0] is None else centres[0][None]
+    rows, tiny = reader.to_rows(weight.astype(np.float64)), float(np.finfo(np.float64).tiny)
+    squares = [
+        max(product_error(rows, None, each.matrix) + centre_error(rows, each.centre), tiny) for each in moments
+    ]
+    scaled = [c / np.sqrt(n) for c, n in zip(centres, squares, strict=True) if c is not None]
+    total = np.asarray(sum(each.matrix / n for each, n in zip(moments, squares, strict=True)))
+    return total, np.stack(scaled) if scaled else None
+
+
+def centre_error(rows: Array, centres: Array | None) -> float:
+    """Return what the means add to the squared products of rows: moments about the mean leave it out.
+
+    Args:
+        rows: [groups, rows, columns].
+        centres: [..., groups, columns], as in `InputMoments`; None where moments are about 0.
+    """
+    return 0.0 if centres is None else float(np.square(rows @ centres[..., None]).sum())
+
+
+@dataclass(frozen=True)
+class InputDrift:
+    """How far the inputs of an op moved from those of the plain model, by the weights compressed before it."""
+
+    mean: Array
+    """[groups, columns]: the mean of plain - actual."""
+    crossed: Array
+    """[groups, columns, columns]: the sum of (plain - actual)^T actual."""
+
+    @classmethod
+    def of(
+        cls, rows: WeightRows, samples: Sequence[Values], plain: Sequence[Values], centre: Array | None
+    ) -> InputDrift | None:
+        """Return the drift over all samples; None for a table, without a difference, and for infinite ones.
+
+        Args:
+            rows: of the weight of the op.
+            samples: the arguments of the op in each sample.
+            plain: the same in the plain model.
+            centre: [groups, columns], the mean of the inputs if a bias takes up the drift of the mean.
+        """
+        if rows.inputs(samples[0]) is None:
+            return None
+        count, total, crossed = 0, torch.zeros(()), torch.zeros(())
+        for actual, expected in zip(batched_inputs(rows, samples), batched_inputs(rows, plain), strict=True):
+            difference = expected.float() - actual.float()
+            if not bool(difference.isfinite().all()):
+                return None
+            total = total + difference.double().sum(1)
+            crossed = crossed + (difference.transpose(1, 2) @ actual.float()).double()
+            count += actual.shape[1]
+        if not bool(crossed.any()):
+            return None
+        if centre is not None:
+            crossed = crossed - total[:, :, None] * torch.from_numpy(centre)[:, None]
+        return cls(np.asarray(total / count), np.asarray(crossed))
+
+
+__all__ = ["InputDrift", "InputMoments", "MomentRecorder", "batched_inputs", "centre_error", "joint_moments"]

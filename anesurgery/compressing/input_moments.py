@@ -24,6 +24,8 @@ from anesurgery.mil import Array, Operation
 
 MOST_INPUTS = 4096
 """Rows of inputs that are multiplied together, to bound the memory."""
+LEAST_SPREAD = 1e-4
+"""Share of the second moments that must be left about the mean. A choice: less is rounding."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,22 @@ class MomentRecorder(Listener):
         return (self._counts[op], int(self.matrices[op].shape[-1])) if op in self._counts else (0, 0)
 
     def moments_of(self, op: Operation, centred: bool = False) -> InputMoments:
-        """Return the moments of what an op read; about the mean if its bias will be corrected."""
+        """Return the moments of what an op read; about the mean if its bias will be corrected.
+
+        Of inputs that hardly vary, as a single row, they are about 0: any weight would do about the mean, since
+        the bias corrects all of its error on these inputs, and on no others.
+        """
+        matrix = self.matrices[op]
         if not centred:
-            return InputMoments(self.matrices[op])
+            return InputMoments(matrix)
         centre = self.mean(op) * np.sqrt(self._counts[op])
-        return InputMoments(self.matrices[op] - centre[:, :, None] * centre[:, None], centre)
+        spread = matrix - centre[:, :, None] * centre[:, None]
+        if (
+            not np.trace(spread, axis1=1, axis2=2).sum()
+            > LEAST_SPREAD * np.trace(matrix, axis1=1, axis2=2).sum()
+        ):
+            return InputMoments(matrix)
+        return InputMoments(spread, centre)
 
     def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
         """Add the inputs of an op that is about to run."""

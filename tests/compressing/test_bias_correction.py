@@ -154,3 +154,18 @@ def test_a_bias_that_is_computed_stays() -> None:
 
     (op,) = (op for op in function_of(program, None).operations if op.op_type == "conv")
     assert not takes_bias(op)
+
+
+def test_one_row_of_inputs_says_nothing_of_what_a_bias_leaves() -> None:
+    """About its mean its moments are 0, so any weight would do, whose results a bias puts right on that row."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 64))], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Any:
+        for _ in range(2):
+            x = mb.relu(x=mb.linear(x=x, weight=numbers(64, 64) / 8, bias=numbers(64)))
+        return x
+
+    single = {"x": numbers(1, 64) + 1}
+    found = ane.compress(program, 8, inputs=[single], for_="size", mixed=False, smallest=8)
+    other = {"x": numbers(1, 64)}
+    assert ane.compare(program, found.model, other, gate=30).ok

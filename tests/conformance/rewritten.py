@@ -10,7 +10,8 @@ from comparing import RECORD
 GATE = 100.0
 """PSNR in dB, in fp32 arithmetic: what a new order of the same sums may cost, and no more."""
 ROUNDED = 60.0
-"""The same where a pass rounds values to fp16: what recipes promise."""
+"""The same where a pass rounds values to fp16, or stores new constants in fp16 and does not promise equal bits:
+what recipes promise."""
 
 
 def resized(function: Any, values: dict[str, Any]) -> bool:
@@ -91,7 +92,10 @@ class Rewriting:
         import anesurgery as ane
         from anesurgery import registry
         from anesurgery.checking.comparison import compare
+        from anesurgery.checking.grades import EXACT
         from anesurgery.errors import InterfaceError, PassError, ProofError, SurgeryError
+        from anesurgery.interpret.arithmetic.precision import is_mixed
+        from anesurgery.mil import walk_ops
 
         loaded = predictor.parts[0]
         rounds = name in self.rounding
@@ -122,7 +126,9 @@ class Rewriting:
         if resized(surgery.program.functions[function], values):
             row["outcome"] = "other sizes"
             return
-        gate = ROUNDED if any(registry.pass_class(c.pass_name).rounds for c in surgery.changes) else GATE
+        edited = [registry.pass_class(change.pass_name) for change in surgery.changes]
+        halves = is_mixed(walk_ops(loaded.program)) and any(step.tolerance != EXACT for step in edited)
+        gate = ROUNDED if halves or any(step.rounds for step in edited) else GATE
         result = compare(
             loaded, surgery.program, values, contract=surgery.contract, gate=gate, function=function
         )

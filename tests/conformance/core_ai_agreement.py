@@ -204,8 +204,12 @@ def _lines(counts: Mapping[str, Any]) -> Iterator[str]:
         f"Of {sum(every.values()):,} programs {ran:,} ran on both, and {every[AGREES]:,} "
         f"({every[AGREES] / ran:.1%}) agree to 100 dB.",
         "On Linux Apple's runtime computes on the CPU with its own code. This says nothing about a Mac.",
-        f"The file holds the interpreter's own formula of {', '.join(f'`{op}`' for op in shared)}:",
-        "agreement on these only shows that Apple computes the formula as we do.",
+        "For some ops the file holds the interpreter's own formula. There, agreement only shows that Apple "
+        "computes it as we do:",
+        "",
+        "```text",
+        ", ".join(shared),
+        "```",
         "",
         "`make conformance-coreai` runs it and writes this page.",
         "",

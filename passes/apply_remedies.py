@@ -74,7 +74,7 @@ class ApplyRemedies(Searching):
     """Leave out passes that change an input or output on purpose."""
 
     def judged_on(self, session: Session) -> an.Target:
-        """Its own target, else that of the surgery."""
+        """Return its own target, else that of the surgery."""
         return an.Target.parse(self.target or session.target, self.compute_units)
 
     def run(self, program: Program, session: Session) -> None:

@@ -110,5 +110,5 @@ def _domain(op: an.Operation) -> tuple[float, float]:
 
 @an.example((2, 3))
 def example(x: Var) -> Var:
-    """A hyperbolic cosine."""
+    """Build a hyperbolic cosine."""
     return mb.cosh(x=x, name="y")

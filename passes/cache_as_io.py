@@ -51,7 +51,7 @@ class CacheAsIo(Pass):
         return None if states else Refusal("the model has no states")
 
     def run(self, program: Program, session: Session) -> None:
-        """All functions alike."""
+        """Edit all functions alike."""
         functions = list(program.functions.values())
         names = list(self.states or stored_states.shared_shapes(functions))
         for name in list(names):

@@ -139,7 +139,7 @@ class CausalMaskTensor(Rewrite):
         return np.array_equal(value, self.tensor(parts.keep, dtype)) and masks.is_shared(total)
 
     def tensor(self, keep: an.Array, dtype: np.dtype[np.generic]) -> an.Array:
-        """The additive mask."""
+        """Return the additive mask: 0 where a position is kept, else the fill."""
         return np.where(keep, 0, self.fill).astype(dtype)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:

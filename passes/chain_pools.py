@@ -211,7 +211,7 @@ def _in_parts(mb: Builder, x: Var, axis: windows.WindowAxis, limit: int) -> Var:
 
 
 def _every(mb: Builder, x: Var, axis: windows.WindowAxis, begin: int, step: int) -> Var:
-    """As many elements as there are windows, from `begin` on."""
+    """Take every element at the stride from `begin` on, one for each window."""
     whole = [a != axis.at for a in range(x.rank)]
     first, last = ([0 if keep else n for keep in whole] for n in (begin, begin + (axis.count - 1) * step + 1))
     steps = [1 if keep else step for keep in whole]

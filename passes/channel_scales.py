@@ -50,7 +50,7 @@ from anesurgery.regions import clusters, reencoding
 from anesurgery.regions.small_builds import again
 
 VALUES = 256
-"""Of a palette of 8 bits, the widest that there is."""
+"""The entries of a palette of 8 bits, the widest that there is."""
 
 Encode = Callable[[Builder], Var]
 ROUNDED = "its weights are rounded, as the notes say; compare whole models"
@@ -121,7 +121,7 @@ class ChannelScales(Rewrite):
 
 
 def _regrouped(maker: an.Operation, axis: int) -> Encode | None:
-    """The same data with a scale for each output channel, where the blocks of a channel agree."""
+    """Return the data with a scale for each output channel, if the blocks of a channel agree."""
     if maker.op_type != "constexpr_blockwise_shift_scale" or an.producer(maker.data, "const") is None:
         return None
     parts = {n: v for n in ("scale", "offset") if (v := maker.inputs.get(n)) is not None}

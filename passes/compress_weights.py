@@ -51,7 +51,7 @@ ROUNDED = "weights are rounded: the notes have the loss on samples held out"
 SAMPLED = "corrected by sampled inputs, which say little about a trained model: give inputs="
 DRAWN = "the inputs were drawn, since none were given; give inputs="
 SAMPLES = 12
-"""That are drawn where none are given: enough that some are held out."""
+"""The samples that are drawn where none are given: enough that some are held out."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class CompressWeights(Pass):
     rounds: ClassVar[bool] = True
     essential: ClassVar[bool] = True
     bits: float = 4
-    """Of a number; for speed a weight may get more, where a form of so few is slow."""
+    """The bits of a number; for speed a weight may get more, where a form of so few is slow."""
     for_: str = "speed"
     """"speed" skips forms that were measured slower than fp16; "size" takes palettes."""
     inputs: Any = field(default=None, compare=False, repr=False)

@@ -91,7 +91,7 @@ class DecomposeAttention(Rewrite):
         return keep
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The parts."""
+        """Build the products, the mask and the softmax of the attention."""
         wish, dtype = m.root.outputs[0].name, an.np_dtype(m.query)
         scale, *rest = attention.in_factors(1 / math.sqrt(m.query.shape[-1]), dtype)
         query = mb.mul(x=m.query, y=scale, name=f"{wish}_query")

@@ -46,7 +46,7 @@ class DepthwiseSum(Rewrite):
     kinds = frozenset({"conv"})
     tolerance = an.REASSOCIATED
     least: int = 2
-    """Fewest groups."""
+    """The fewest groups of a convolution that is rewritten."""
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:

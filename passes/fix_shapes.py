@@ -69,7 +69,7 @@ class FixShapes(Pass):
     shapes: InputShapes | None = None
     """Input -> its shape; of inputs that are left out, each axis by the rule above."""
     length: int = LENGTH
-    """Of dynamic axes of which nothing else is known, but the first."""
+    """The length of dynamic axes of which nothing else is known, but the first."""
     sizes: Mapping[str, InputShapes] | Sequence[int] | None = None
     """Several functions: their lengths, or function -> shapes of inputs."""
 
@@ -87,7 +87,7 @@ class FixShapes(Pass):
 
     @property
     def wanted(self) -> dict[str, fixed_shapes.Shapes]:
-        """By function that is made; of one that stays, by the empty name."""
+        """The sizes of each function that is made, by its name; of one that stays, by ""."""
         if self.sizes is None:
             return {"": fixed_shapes.Shapes(self.shapes or {}, self.length)}
         if isinstance(self.sizes, Mapping):

@@ -147,7 +147,7 @@ class _Folding:
     stored: dict[tuple[object, ...], list[tuple[an.Array, Var]]] = field(default_factory=dict)
 
     def visit(self, block: Block) -> None:
-        """From the last fixed op on: an op that is refused stays, and what it reads is folded."""
+        """Fold from the last fixed op on: an op that is refused stays, and what it reads is folded."""
         for op in list(block.operations):
             self.compressed(op)
         fixed = dependence.fixed_ops(block)
@@ -340,7 +340,7 @@ def same_bits(value: an.Array, other: an.Array) -> bool:
 
 
 def _apart(value: an.Array, other: an.Array) -> tuple[an.Array, an.Array]:
-    """By how much each element differs, and by which share of itself; infinite where one is no number."""
+    """Return by how much each element differs, absolutely and relatively; infinite where one is no number."""
     wide, others = value.astype(np.float64), other.astype(np.float64)
     same = (wide == others) | (np.isnan(wide) & np.isnan(others))
     with np.errstate(all="ignore"):

@@ -61,7 +61,7 @@ class FuseAttention(Rewrite):
     tolerance = an.Tolerance(SAME)
     """A scale that fp16 rounds is exact in the fused op."""
     tolerates_nonfinite = False
-    """Of rows that a mask hides entirely the fused op makes something else."""
+    """The fused op gives other numbers for rows that a mask hides entirely."""
     shares_inner = True
 
     def check(self, m: Match) -> Match | Refusal:
@@ -88,7 +88,7 @@ class FuseAttention(Rewrite):
         return m.bind(ops=tuple(core.ops), core=core, masks=masks, factor=factor, limits=limits)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The fused op."""
+        """Build the fused op."""
         (query, by_query), (key, by_key) = _unscaled(m.core.product.x), _unscaled(_keys(mb, m.core))
         width = int(query.shape[-1])
         rest = m.factor * by_query * by_key * math.sqrt(width)
@@ -127,7 +127,7 @@ def _unfit(core: heads.Core) -> str:
 
 
 def _opset(op: an.Operation) -> Any:
-    """That of the function that holds an op."""
+    """Return the opset of the function that holds an op."""
     block = op.enclosing_block
     while not isinstance(block, an.Function):
         assert block is not None

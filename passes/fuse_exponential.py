@@ -97,7 +97,7 @@ class FuseExponential(Rewrite):
         return FuseExponential(form="digits") if self.form == "op" else None
 
     def check(self, m: Match) -> Match | Refusal:
-        """It ends one of the forms."""
+        """Match an op that ends one of the forms."""
         form = written_exponential(m.root)
         if form is None or (self.form == "digits" and _is_held(form)):
             return an.NO_MATCH

@@ -93,7 +93,7 @@ class _Plan:
 
     target: an.Target
     judged: dict[an.Operation, list[Judged]]
-    """Of the op itself, and of those nested in it."""
+    """The units of the op itself, and of those nested in it."""
     needs: dict[an.Operation, set[an.Operation]]
 
     @classmethod

@@ -33,7 +33,7 @@ from anesurgery.semantics.intervals import interval
 UNSEEN = 2.0**12
 """So many times a guard is a number beside which fp16 does not see it."""
 LOUD = 2.0**-4
-"""From here on the unit is 1 at the earliest: 6e-8 over the least unit is no subnormal number then."""
+"""The least number with the unit 1: then 6e-8 divided by the smallest unit is no subnormal number."""
 POWERS = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "inverse"}
 DEGREES = {op_type: degree for degree, op_type in POWERS.items()}
 READERS = frozenset({"log", "real_div", "pow", *POWERS.values()})
@@ -92,7 +92,7 @@ class _Guarded:
 
     var: Var
     least: float
-    """The guard."""
+    """The number that keeps it from 0."""
     ends: str
     """What is done with it: "log", "sqrt", "rsqrt", "inverse" or "real_div"."""
     top: Var | None = None

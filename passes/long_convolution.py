@@ -65,7 +65,7 @@ class LongConvolution(Rewrite):
     most_width: int = an.option(13, least=1, of_target="kernel_w")
     """Widest kernel that stays, and that a folded one may have (13 on M1, 15 from M4 on)."""
     most_height: int = an.option(29, least=1, of_target="kernel_h")
-    """The same for the height (29 on M1, 31 from M4 on)."""
+    """The highest kernel that is kept (29 on M1, 31 from M4 on)."""
     most_phases: int = an.option(64, least=1)
     """Most neighbouring results that become channels; weights grow by about that factor."""
     longest: int = an.option(0, least=0, of_target="axis")

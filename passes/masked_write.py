@@ -51,7 +51,7 @@ class MaskedWrite(Rewrite):
         return m.bind(part=part)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
-        """Places that exist."""
+        """Draw places that exist."""
         if var is not m.begin:
             return None
         part: _DynamicSlice = m.part
@@ -90,10 +90,10 @@ class _DynamicSlice:
     """What a `slice_update` writes, where one axis has a dynamic place."""
 
     shape: tuple[int, ...]
-    """Of what is updated."""
+    """The shape of the value that is updated."""
     sizes: tuple[int, ...]
     starts: tuple[int, ...]
-    """Where it begins; 0 on the dynamic axis."""
+    """Where the update begins; 0 on the dynamic axis."""
     axis: int
     """The dynamic one."""
 

@@ -101,7 +101,7 @@ class PickTokens(Pass):
         return max(floats, key=lambda v: int(v.shape[-1]), default=None)
 
     def run(self, program: Program, session: Session) -> None:
-        """All functions alike."""
+        """Edit all functions alike."""
         names: dict[str, None] = {}
         sizes: list[int] = []
         for function in _reading(program):

@@ -83,7 +83,7 @@ class PointwiseConvolution(Rewrite):
         return m.bind(weight=weight, turned=turned, out=out)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """To a pixel, the convolution, and back to a row."""
+        """Reshape to a pixel, convolve, and reshape back to a row."""
         x, bias, wish = m.x, m.root.inputs.get("bias"), f"{m.root.outputs[0].name}_pixel"
         shape, name = [1, int(x.shape[-1]), 1, 1], f"{x.name}_pixel"
         pixel = mb.shared_value((x, "pixel"), [x], lambda maker: maker.reshape(x=x, shape=shape, name=name))

@@ -47,7 +47,7 @@ class RemoveIdentity(Rewrite):
         return m
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The operand."""
+        """Return the operand."""
         return m.x
 
 

@@ -173,7 +173,7 @@ def _cut(mb: Builder, x: Var, axis: int, start: int, length: int) -> Var:
 
 
 def _seen(mb: Builder, x: Var, shape: Sequence[int]) -> Var:
-    """The same elements in another shape, which they may have had before."""
+    """Return the elements in another shape, which they may have had before."""
     while tuple(x.shape) != tuple(shape) and (view := an.producer(x, "reshape")) is not None:
         x = view.x
     return reshaped(mb, x, shape)

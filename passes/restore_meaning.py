@@ -125,7 +125,7 @@ class RestoreMeaning(Rewrite):
         return Refusal("the numbers change on purpose: compare with the model before the conversion", m.root)
 
     def rewrite(self, mb: Builder, m: Match) -> Any:
-        """What was meant."""
+        """Build the op that was meant."""
         return FORMS[m.form].build(mb, m.root)
 
 

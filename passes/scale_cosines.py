@@ -38,7 +38,7 @@ class ScaleCosines(Repair):
 
 @an.example((2, 8), (2, 8), dtype="fp16")
 def example(a: Var, b: Var) -> Var:
-    """As `torch.nn.functional.cosine_similarity` is converted."""
+    """Build what `torch.nn.functional.cosine_similarity` is converted to."""
     product = mb.reduce_sum(x=mb.mul(x=a, y=b, name="products"), axes=[-1], name="product")
     first = mb.reduce_sum(x=mb.mul(x=a, y=a, name="squares"), axes=[-1], name="first")
     second = mb.reduce_sum(x=mb.mul(x=b, y=b, name="more_squares"), axes=[-1], name="second")

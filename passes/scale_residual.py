@@ -37,7 +37,7 @@ class _Stream(scaled_regions.ScaledRegions):
     """Regions of values that pass fp16 themselves, and not by their squares."""
 
     def excess(self, var: Var) -> float:
-        """By what power of two a value passes its limit; squares, and sums of them, do not count."""
+        """Return the power of two by which a value passes its limit; squares and their sums do not count."""
         squared = scaled_regions.source_of(var) is not var
         return -np.inf if squared else super().excess(var)
 

@@ -90,7 +90,7 @@ class SequenceLayout(Pass):
         return after.loss(before, OFF)
 
     def run_parts(self, program: Program, session: Session) -> None:
-        """One after another."""
+        """Run the parts one after another."""
         for step in self.parts():
             run_pass(step, program, session)
 

@@ -72,7 +72,7 @@ class SliceWindows(Rewrite):
         return m
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Slices, put together."""
+        """Build slices, and put them together."""
         return _windows(mb, m) if m.root.op_type == "sliding_windows" else _reversed(mb, m)
 
 

@@ -105,7 +105,7 @@ def _split(mb: Any, operand: heads_regions.Operand, axis: int) -> list[Var]:
 
 
 def _masks(mb: Builder, core: heads_regions.Core, op: an.Operation, carried: str) -> dict[str, list[Var]]:
-    """For each other operand of an elementwise op, what each head reads."""
+    """Return what each head reads of the other operands of an elementwise op."""
     heads = int(core.softmax.x.shape[1])
     return {k: _mask(channel_steps.Named(mb, v), v, heads) for k, v in core.others(op, carried).items()}
 

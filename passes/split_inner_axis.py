@@ -54,7 +54,7 @@ class SplitInnerAxis(Rewrite):
     name = "split_inner_axis"
     kinds = frozenset({"matmul", "linear"})
     tolerance = an.Tolerance(1e-4)
-    """For sums of tens of thousands of terms in another order."""
+    """The tolerance of sums of tens of thousands of terms in another order."""
     most: int = an.option(32768, least=1)
     """Most terms of a sum."""
 

@@ -45,7 +45,7 @@ class StableAngle(Rewrite):
     tolerates_nonfinite = False
 
     def check(self, m: Match) -> Match | None:
-        """It is an angle whose divisor may be 0."""
+        """Match an angle whose divisor may be 0."""
         angle = quotients.quotient_angle(m.root)
         return None if angle is None else m.bind(ops=angle.ops, angle=angle)
 

@@ -146,7 +146,7 @@ class SubpixelConvolution(Rewrite):
 
 
 def _phases(op: an.Operation) -> list[_Phases]:
-    """Each spatial axis."""
+    """Return the phases of each spatial axis."""
     spatial, kind = op.x.rank - 2, str(an.constant(op.inputs.get("pad_type")) or "valid")
     strides, dilations = (an.ints(op, n) or [1] * spatial for n in ("strides", "dilations"))
     pads = (an.ints(op, "pad") if kind == "custom" else []) or [0] * 2 * spatial

@@ -42,14 +42,14 @@ class ThresholdToMaximum(Rewrite):
     kinds = frozenset({"threshold"})
 
     def check(self, m: Match) -> Match | Refusal:
-        """Its constant is a number."""
+        """Match an op whose constant is a number."""
         least = an.number(m.alpha)
         if least is None or math.isnan(least):
             return Refusal(f"alpha is {an.constant(m.alpha)}", m.root)
         return m
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The larger one."""
+        """Build the maximum."""
         return mb.maximum(x=m.x, y=m.alpha)
 
 

@@ -98,7 +98,7 @@ def _block(mb: Builder, op: an.Operation, **changed: Any) -> Var:
 
 
 def _parts(mb: Builder, var: Var, axis: int, sizes: list[int]) -> list[Var]:
-    """For each block what it reads of a mask: all of it where it is the same for all queries."""
+    """Return what each block reads of a mask: all of it where it is the same for all queries."""
     shape = fixed_shape(var)
     if len(shape) < -axis or shape[axis] == 1:
         return [var] * len(sizes)

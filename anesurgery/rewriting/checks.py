@@ -139,7 +139,7 @@ def _beside_repairs(
     compared: Callable[[Subject], Sequence[Comparison | Refusal]],
     results: Sequence[Comparison | Refusal],
 ) -> tuple[Sequence[Comparison | Refusal], list[str]]:
-    """What else was done, compared with the model after the steps alone that repair numbers.
+    """Compare the end with the model after the numeric repairs alone: what did the other steps do?
 
     Those are checked at each site, and a note says on which inputs the model before them is told apart.
 

@@ -74,7 +74,7 @@ class Plan(Drawn):
 
     @property
     def passes(self) -> tuple[Pass, ...]:
-        """The steps alone."""
+        """The passes, without the reasons."""
         return tuple(one.step for one in self.steps)
 
     @property

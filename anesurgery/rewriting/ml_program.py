@@ -64,10 +64,10 @@ class Comparing:
     assume: Mapping[str, tuple[int, int]]
     """Input -> the least and the largest value that the caller will give."""
     seed: int
-    """Of the sampled inputs."""
+    """The seed of the sampled inputs."""
 
     def options(self, **others: Any) -> dict[str, Any]:
-        """Those of `compare`, and others; no proof follows a call that became several."""
+        """Return the options of `compare`, and others; there is no proof if a call became several."""
         prove = self.prove and call_of(self.contract) is None
         own = {"contract": self.contract, "gate": self.gate, "seed": self.seed, "assume": self.assume}
         return {**own, "prove": prove, **others}
@@ -79,11 +79,11 @@ class Subject(ABC):
     words: ClassVar[str]
     """What its passes edit: "the ops of an ML Program"."""
     suffix: ClassVar[str]
-    """Of the file that `save` writes."""
+    """The suffix of the file that `save` writes."""
     converts: ClassVar[bool] = False
     """Can its passes run inside `ct.convert` too?"""
     member: str | int | None = None
-    """Of a pipeline, the one model that is edited, by name or number; None for all."""
+    """The model of a pipeline that is edited, by name or number; None for all."""
 
     @classmethod
     @abstractmethod
@@ -336,7 +336,7 @@ class MLProgram(Subject):
 
     @property
     def source(self) -> Path | None:
-        """The package."""
+        """The package that it was read from."""
         return self.loaded.source
 
     def check_source(self) -> None:
@@ -369,7 +369,7 @@ class MLProgram(Subject):
         return counted(op.op_type for graph in self.graphs for op in _counting(graph))
 
     def check_inputs(self, values: Any) -> None:
-        """Of one function, by what the description of the model allows; a state may be among them."""
+        """Check inputs of a single function by the description of the model; a state may be among them."""
         super().check_inputs(values)
         if len(self.parts) == 1 and not self.wired and len(self.program.functions) == 1:
             (function,) = self.program.functions.values()
@@ -382,16 +382,16 @@ class MLProgram(Subject):
         return self.layers is not None
 
     def score(self, target: Target) -> Score:
-        """By the inspection of all functions of all programs."""
+        """Score all functions of all programs by their inspections."""
         return Score.of([one for part in self.parts for one in placed(part, target)])
 
     def as_given(self, target: Target) -> Score:
-        """By the layers of the network, where it was one."""
+        """Score the layers of the network, if it was one."""
         layers = self._layers_inspected(target)
         return self.score(target) if layers is None else Score.of_layers(layers)
 
     def advised_as_given(self, target: Target) -> list[Inspection]:
-        """That of the layers of the network, where it was one."""
+        """Inspect the layers of the network, if it was one."""
         layers = self._layers_inspected(target)
         return self.advised(target) if layers is None else [layers]
 
@@ -403,22 +403,22 @@ class MLProgram(Subject):
         return [one for part in self.parts for one in placed(part, target, advice=True)]
 
     def found_by(self, rules: Sequence[Rule], target: Target) -> list[Finding]:
-        """By those rules alone: others may read all weights."""
+        """Ask these rules alone: others may read all weights."""
         return [f for part in self.parts for f in found_by(part, target, rules)]
 
     def time(self, target: str | None) -> Time | None:
-        """That of one prediction with each function; a target of several generations asks for no inspection."""
+        """The time of one prediction with each function; None for a target of several generations."""
         device = Target.parse(target)
         if len(device.families) != 1:
             return None
         return total_of([one.time for part in self.parts for one in placed(part, device)])
 
     def spec_of(self, graph: Program) -> Any:
-        """That of the program's own model."""
+        """The specification of the model that has the program."""
         return next(part.spec for part in self.parts if part.program is graph)
 
     def declared_in(self, graph: Program) -> Declared:
-        """Those of the inputs in the specification of the program's own model."""
+        """The lengths that the specification of its model declares for the inputs."""
         return declared_lengths(graph, self.spec_of(graph))
 
     def notes(self, before: Self) -> list[str]:
@@ -538,7 +538,7 @@ class ProgramSequence(MLProgram):
 
     @property
     def interface(self) -> Interface:
-        """That of the pipeline, and the signatures of the programs in it."""
+        """The interface of the pipeline, and the signatures of the programs in it."""
         return self.models.interface
 
     def notes(self, before: MLProgram) -> list[str]:

@@ -29,7 +29,7 @@ class _Largest(Listener):
         """(name, signed?) -> the largest number, or the largest magnitude."""
 
     def see(self, name: str, value: Any) -> None:
-        """One value more."""
+        """Take one more value into account."""
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             for signed, numbers in ((False, value.abs()), (True, value)):
                 most = float(numbers.amax()) if value.numel() else 0.0

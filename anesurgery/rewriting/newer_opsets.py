@@ -81,7 +81,7 @@ class Difference:
     keep: Keep | None = None
     """None: what the older form accepts means the same in the newer one."""
     recode: Callable[[Operation], Parts] | None = None
-    """Of a compressed weight: its parts in the newer form."""
+    """Returns the parts of a compressed weight in the newer form."""
 
 
 @exclusive()

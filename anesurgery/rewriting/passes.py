@@ -212,7 +212,7 @@ class Pass:
         return Promise(self.tolerance, self.tolerates_nonfinite, self.magnitude)
 
     def gentler(self) -> Pass | None:
-        """The same repair in a form that costs more ops and fewer digits.
+        """Return the same repair in a form that costs more ops and fewer digits; None if there is none.
 
         A recipe that judges exactness runs it where the pass makes outputs less exact on samples.
 
@@ -345,7 +345,7 @@ class Pipeline(Pass):
     """
 
     name: ClassVar[str] = "pipeline"
-    """Of every pipeline, in reports."""
+    """The name of every pipeline in reports."""
     steps: tuple[Pass, ...] = ()
     """The passes, which are sorted by what they declare."""
     until_stable: bool = False

@@ -53,7 +53,7 @@ class Match:
         limits: Mapping[Var, float] | None = None,
         **extra: object,
     ) -> Match:
-        """The same match with more names: what `check` found and `rewrite` needs.
+        """Return the match with more names: what `check` found and `rewrite` needs.
 
         Args:
             ops: all that the edit replaces, the root first, where that is more than the pattern matched.

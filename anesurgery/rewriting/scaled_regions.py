@@ -54,7 +54,7 @@ TAILS = frozenset({"elu", "gelu", "silu", "softplus"})
 FLAT = frozenset({"erf", "sigmoid", "tanh"})
 """Ops that give a constant at both ends."""
 TAIL = 32.0
-"""From here on, at both ends, what these ops give is that in fp32."""
+"""Beyond this magnitude these ops give the same in fp16 as in fp32."""
 LEAST_EPSILON = 1e-7
 """Epsilons below vanish in fp16."""
 
@@ -87,7 +87,7 @@ class ScaledRegions:
     refusals: list[Refusal] = field(default_factory=list)
 
     def excess(self, var: Var) -> float:
-        """By what power of two a value exceeds its limit; below 0 where it does not."""
+        """Return the power of two by which a value exceeds its limit; below 0 where it does not."""
         row = self.observed.get(self.copies.get(var, var).name)
         if row is None or not math.isfinite(row.largest) or not row.largest:
             return -math.inf

@@ -37,12 +37,12 @@ class Recoded:
     """A new weight in the place of a compressed one."""
 
     name: str
-    """Of the old one."""
+    """The name of the old weight."""
     before: int
     """Bytes that were stored."""
     after: int
     psnr: float
-    """Of the stored numbers against those that were computed, in dB; infinite where they are equal."""
+    """PSNR in dB of the stored numbers against the computed ones; infinite where they are equal."""
 
     @classmethod
     def of(cls, old: Var, new: Var, computed: Array, stored: Array) -> Recoded:
@@ -64,7 +64,7 @@ def check_choice(compressed: str) -> None:
 
 
 def _in_use(recoded: Mapping[Var, Recoded]) -> list[Recoded]:
-    """Those of the weights that the model still has."""
+    """Return the recoded weights that the model still has."""
     return [r for var, r in recoded.items() if var.op is not None and var.op.enclosing_block is not None]
 
 
@@ -101,7 +101,7 @@ class Needs:
     reached: float
     """The largest that was seen."""
     inputs: str
-    """On which inputs, in words."""
+    """The inputs of the run, in words."""
 
     def __str__(self) -> str:
         return f"holds up to {self.most:g}; on {self.inputs} %{self.value} reaches {self.reached:.4g}"
@@ -136,7 +136,7 @@ class Report(Drawn):
     refusals: list[tuple[str, Refusal]] = field(default_factory=list)
     """Name of the pass, and why it did not fire at a place."""
     notes: list[str] = field(default_factory=list)
-    """What else the caller should know."""
+    """Further sentences for the caller."""
     contract: list[InterfaceChange] = field(default_factory=list)
     """The declared interface changes: what callers of the model must do otherwise."""
     artifacts: dict[str, Array] = field(default_factory=dict)
@@ -190,7 +190,7 @@ class Session(Report):
     declared: Declared = NOTHING
     """The lengths that `spec` declares for dynamic axes."""
     seed: int = 0
-    """Of the numbers that sites are compared on."""
+    """The seed of the numbers on which sites are compared."""
     compressed: str = KEEP
     """How compressed weights are stored whose values a pass computes with."""
     recoded: dict[Var, Recoded] = field(default_factory=dict)

@@ -90,7 +90,7 @@ BANDS = (
 )
 """In words, and from how many dB on."""
 WIDTH, HEIGHT = 240, 72
-"""Of a histogram."""
+"""The size of a histogram in pixels."""
 LANES = 8
 """Rails that are drawn apart; further ones share the last, so that a narrow page has room for the names."""
 

@@ -72,7 +72,7 @@ def whole_lines(compression: Compression) -> list[str]:
 
 
 def _not_as_asked(compression: Compression) -> list[str]:
-    """That weights have more bits than were asked for, why, and what gives as few."""
+    """Say that weights have more bits than were asked for, why, and what would give so few."""
     if not (wider := compression.wider):
         return []
     forms, asked = ", ".join(dict.fromkeys(str(one.form) for one in wider)), compression.asked

@@ -240,7 +240,7 @@ LOOKS = {
 COLOURS = dict(
     zip(LOOKS, ("#2f86c9", "#5b6fb5", "#3f9a66", "#8b949d", "#cf7a1f", "#c4473c", "#b9a44c"), strict=True)
 )
-"""Its colour on a page."""
+"""Look of a part -> its colour on a page."""
 WHAT = {
     "products": "sums of products, on the engine",
     "memory": "ops of the engine that only move numbers",

@@ -19,9 +19,9 @@ from anesurgery.placement.inspection import Inspection, OpRow, Segment
 from anesurgery.show.summary import UNIT_WORDS, counted
 
 OPS_SHOWN = 60
-"""Up to so many ops, each is named in its box."""
+"""The most ops of which each is named in its box."""
 TYPES_SHOWN = 48
-"""Up to so many segments in the whole width, a box names its op types."""
+"""The most segments in the whole width whose boxes name op types."""
 BOXES = 400
 """Segments drawn at most."""
 FAINT = 60
@@ -235,7 +235,7 @@ def _tall(column: Sequence[Box]) -> float:
 
 
 def _arrow(a: Box, b: Box, lanes: _Lanes) -> str:
-    """From the right side of a box to the left side of another, through gaps and lanes."""
+    """Draw an arrow from the right side of a box to the left side of another, through gaps and lanes."""
     first, last = a.segment.index, b.segment.index
     start, end = (a.x + a.width, a.y + a.height / 2), (b.x - 2, b.y + b.height / 2)
     row, goal = lanes.row[first], lanes.row[last]

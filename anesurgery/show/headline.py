@@ -81,7 +81,7 @@ MATTERS = 10_000
 
 
 def _larger(surgery: Surgery) -> str:
-    """That the weights grow, in words; "" where they do not."""
+    """Say that the weights grow; "" where they do not."""
     before, after = surgery.scores
     if before is None or after is None or not before.weights:
         return ""
@@ -127,14 +127,14 @@ def _target(surgery: Surgery) -> str:
 
 
 def _unplaced(surgery: Surgery, where: str) -> str:
-    """That it is not known of any op where it runs, on a target; "" where it is known of some."""
+    """Say that of no op it is known where it runs; "" where it is known of some."""
     now = _score(surgery)
     nowhere = now is not None and now.ops and now.unplaced == now.ops
     return f"{where}it is not known where the ops run" if nowhere else ""
 
 
 def _score(surgery: Surgery) -> Score | None:
-    """That of the model in the end."""
+    """Return the score of the model in the end."""
     before, after = surgery.scores
     return after or before
 

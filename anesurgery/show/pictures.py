@@ -64,7 +64,7 @@ class Picture:
     flow: nx.DiGraph = field(repr=False)
     """What is drawn; each node has `kind`, `name`, `gives`, `line` and `unit`."""
     heading: str = ""
-    """Of the page."""
+    """The heading of the page."""
     target: str | None = None
     """Chip and OS by which the boxes are coloured."""
 

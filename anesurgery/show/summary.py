@@ -166,7 +166,7 @@ def verdict(inspection: Inspection) -> str:
 
 
 def headline(inspection: Inspection) -> str:
-    """The same without causes and repairs, which a short report lists below it."""
+    """Return the summary without causes and repairs, which a short report lists below it."""
     return _rated(inspection, inspection.headline)
 
 
@@ -336,7 +336,7 @@ def _whole(count: Callable[[Inspection], int]) -> Callable[[Inspection], tuple[f
 
 
 def _share(key: str) -> Callable[[Inspection], tuple[float, str]]:
-    """Where it is a range, both ends count."""
+    """Return a share in words; of a range both ends."""
     return lambda i: (i.residency[key] + i.residency_at_most[key], share_words(i, key))
 
 

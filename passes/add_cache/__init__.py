@@ -87,7 +87,7 @@ class AddCache(Pass):
     fixed: Mapping[str, Any] | None = None
     """Inputs that become constants, with the value of all their elements, or an array."""
     chunks: int | str = 1
-    """Into how many chunks it will be cut; or the most weights of one, as "950 MB"; or "target"."""
+    """The number of chunks it will be cut into; or the most weights of one, as "950 MB"; or "target"."""
     fixed_rope: bool = False
     """Are the frequencies of rotary positions said to hold for texts of every length?"""
     required: bool = False

@@ -33,7 +33,7 @@ class Kept:
 
     value: Var
     axis: int
-    """Of the tokens."""
+    """The axis of the tokens."""
     way: tuple[Operation, ...]
     """The ops from it to the product that reads keys or values."""
 
@@ -106,7 +106,7 @@ class Tables:
     """The constants of a function that have a row for each token, cut at the position as it runs."""
 
     mb: Maker
-    """Of the ops that cut; it may become another one further downstream."""
+    """The builder of the ops that cut; it may become another one further downstream."""
     position: Var
     length: int
     """Tokens in a call."""
@@ -209,7 +209,7 @@ class Tables:
         return self._blends[ring, dtype]
 
     def last(self, ring: Ring | None, reach: int, dtype: str) -> Var:
-        """For each of the last tokens before a call, and those of it, a row of zeros with 1 at its slot.
+        """Return one-hot rows: for each of the last tokens before a call, and its own, 1 at the token's slot.
 
         Rows of tokens before the first one are all zeros.
 

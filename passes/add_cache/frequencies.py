@@ -37,13 +37,13 @@ class Speeds:
 
     turns: Array
     errors: Array
-    """Relative."""
+    """The relative errors of the frequencies."""
     places: Array
     """Which pair each is, by the number of all: 0 to less than 1."""
     pairs: int
-    """With those that turn too slowly to be read."""
+    """The number of pairs, with those that turn too slowly to be read."""
     scale: float
-    """Of the cosines."""
+    """The factor of the cosines."""
 
 
 def speeds(rows: Array) -> Speeds:

@@ -85,7 +85,7 @@ class Region:
         return is_output(var) or any(op not in self.steps for op in consumers(var))
 
     def moved(self, values: Iterable[Var]) -> list[Var]:
-        """Those of some values that need a transposition to enter or leave."""
+        """Return the values that need a transposition to enter or leave."""
         return [v for v in values if not self.layouts[v].is_view]
 
     @property
@@ -111,7 +111,7 @@ class Region:
         return len(self.moved(self.entries)) + len(self.moved(self.exits))
 
     def first(self, count: int) -> Region:
-        """Its first ops, up to one that is checked by itself, or that one; views do not count."""
+        """Return its first ops, up to one that is checked by itself, or that one; views do not count."""
         single = next((op for op, step in self.steps.items() if step.alone), None)
         inner = set(self.steps[single].alone) if single is not None else set()
         before = list(self.steps)[: None if single is None else list(self.steps).index(single)]
@@ -303,7 +303,7 @@ def trimmed(region: Region) -> Region:
 
 
 _LEFT: WeakKeyDictionary[Any, dict[int, Layout]] = WeakKeyDictionary()
-"""By op, the layouts of results that left a region: what comes after them can go on from there."""
+"""Op -> the layouts of its results that left a region: ops after them can go on from there."""
 
 _FOUND: dict[Block, tuple[_Finder, list[Region]]] = {}
 

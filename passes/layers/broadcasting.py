@@ -137,7 +137,7 @@ class LegacyAddMultiply(_TwoSided):
     }
 
     def rewrite(self, site: Site) -> None:
-        """As any layer of two sides, but a plain one only for the sake of its constant."""
+        """Rewrite as any layer of two sides, but a plain one only for the sake of its constant."""
         newer = (site.network.maker(blob, "loadConstantND") for blob in site.inputs)
         if site.node.kind not in self.plain.values() or any(newer):
             super().rewrite(site)
@@ -172,11 +172,11 @@ class LegacySubtract(_TwoSided):
     plain: ClassVar[Mapping[str, str]] = {"subtractBroadcastable": "add"}
 
     def turned(self, site: Site, y: str, outputs: Sequence[str] | None = None) -> str:
-        """The negated blob."""
+        """Build the negated blob."""
         return site.linear(y, -1.0, 0.0, outputs)
 
     def turned_numbers(self, value: an.Array) -> an.Array:
-        """The negated numbers."""
+        """Return the negated numbers."""
         return -value
 
     def by_constant(self, site: Site, sides: _Constant) -> None:
@@ -284,7 +284,7 @@ class LegacyClip(_TwoSided):
     plain: ClassVar[Mapping[str, str]] = {"maxBroadcastable": "max", "minBroadcastable": "min"}
 
     def by_constant(self, site: Site, sides: _Constant) -> None:
-        """By a number if the constant is one, else by a blob of the constant, with the axes that it needs."""
+        """Multiply by a number if the constant is one, else by a blob of it, with the axes that it needs."""
         if sides.number is not None:
             _clip(site, sides.x, sides.number)
         elif (value := _with_batch(site, sides)) is None:

@@ -485,7 +485,7 @@ class LegacyPad(LayerRewrite):
     """A padding that is a product with zeros makes NaN of an infinity."""
     kinds = frozenset({"constantPad"})
     channels: bool = True
-    """Also channels?"""
+    """Is the channel axis cut too?"""
 
     def rewrite(self, site: Site) -> None:
         """Channels first, so that the larger blob is written last."""

@@ -48,14 +48,14 @@ class _Affine:
         return float(np.nan_to_num(np.max(magnitudes), nan=np.inf, posinf=np.inf))
 
     def times(self, factor: Array) -> _Affine:
-        """With what the layer gives multiplied by a factor for each output channel, or one for all."""
+        """Multiply the results of the layer by a factor for each output channel, or one for all."""
         each = np.broadcast_to(factor, self.channels)
         groups, _, part, _ = self.weights.shape
         bias = None if self.bias is None else self.bias * each
         return _Affine(self.weights * each.reshape(groups, 1, part, 1), bias, self.dtype)
 
     def plus(self, offset: Array) -> _Affine:
-        """With an offset for each output channel, or one for all, added to what the layer gives."""
+        """Add an offset for each output channel, or one for all, to the results of the layer."""
         bias = np.zeros(self.channels) if self.bias is None else self.bias
         return _Affine(self.weights, bias + offset, self.dtype)
 
@@ -118,7 +118,7 @@ class _Bounds:
     high: float = math.inf
 
     def then(self, last: _Bounds) -> _Bounds:
-        """Its bounds, and those of another on what it gives."""
+        """Return the bounds of one clip after the other."""
         ends = [min(max(last.sign * v, last.low), last.high) for v in (self.low, self.high)]
         return _Bounds(self.sign * last.sign, min(ends), max(ends))
 

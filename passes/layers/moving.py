@@ -27,7 +27,7 @@ from anesurgery.neuralnetwork.making import make_layer
 
 CHANNEL_LAST = 1
 FIRST_MOVERS = frozenset({"reshape", "permute", "flatten"})
-"""Those of the first releases."""
+"""The layers that move elements in the first releases."""
 PERMUTED = (0, 2, 3, 4)
 """The axes of (sequence, batch, channel, height, width) that `permute` speaks of."""
 
@@ -61,7 +61,7 @@ class Movement:
         return self.shape == self.source and self.keeps_order
 
     def inverse(self) -> Movement:
-        """The way back."""
+        """Return the movement back."""
         back = np.argsort(self.places.reshape(-1)).reshape(self.source)
         return Movement(self.shape, back)
 
@@ -482,7 +482,7 @@ class LegacyEmbedding(LayerRewrite):
     kinds = frozenset({TABLE, *MOVERS})
 
     def rewrite(self, site: Site) -> Refusal | None:
-        """At the last layer that goes; at the table, if nothing can be done."""
+        """Rewrite at the last layer that goes; at the table, if nothing can be done."""
         table = _table(site)
         if table is None:
             return None

@@ -43,7 +43,7 @@ class _Windows:
     """The windows along one axis, in elements."""
 
     size: int
-    """Of the axis that they read."""
+    """The length of the axis that they read."""
     count: int
     kernel: int
     stride: int
@@ -355,7 +355,7 @@ class _Grid(NamedTuple):
     repeated: Margins
     """Pixels that are repeated beyond the image."""
     shift: float
-    """From the first of the dense samples that lie between two pixels to that on the first, in samples."""
+    """The samples from the first one that lies between two pixels to the one on the first pixel."""
 
     @property
     def first(self) -> int:
@@ -514,7 +514,7 @@ class UndilateConvolution(LayerRewrite):
     """The most that zeros between the taps may cost, in multiplications after over before."""
 
     def rewrite(self, site: Site) -> None:
-        """With zeros where that is cheap, else by phases."""
+        """Put zeros between the taps where that is cheap, else compute phases."""
         p = site.params
         if max(p.dilationFactor, default=1) <= 1:
             return
@@ -574,7 +574,7 @@ def _store(params: Any, found: _Dilated, weight: Array, bias: Array | None) -> N
 
 
 def _spread(site: Site, found: _Dilated) -> None:
-    """The same layer with zeros between the taps; padding is that of the spread kernel already."""
+    """Build the layer with zeros between the taps; its padding is that of the spread kernel already."""
     params = site.copy(site.node, site.inputs, site.outputs).convolution
     high, wide = found.dilation
     spread = np.zeros((*found.weight.shape[:2], *found.spread), np.float32)

@@ -41,7 +41,7 @@ layer_nd("rangeStatic", inputs=0)(
 
 @layer_nd("rangeDynamic", inputs=(1, 3))
 def range_dynamic(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """As `range_static`; the inputs are end, start and step, the last two optional."""
+    """Build `range_static` of inputs: end, start and step, the last two optional."""
     ends = [scalar(ctx, x) for x in inputs]
     start = ends[1] if len(ends) > 1 else F(params.startValue)
     step = ends[2] if len(ends) > 2 else F(params.stepSizeValue)

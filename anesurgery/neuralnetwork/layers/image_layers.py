@@ -21,13 +21,13 @@ F = np.float32
 ONE = np.ones(1, np.int32)
 PAD = {"constant": "constant", "reflection": "reflect", "replication": "replicate"}
 UPSAMPLE = ((False, False), (True, False), (False, True))
-"""By `linearUpsampleMode`: (align_corners, half_pixel_centers)."""
+"""(align_corners, half_pixel_centers) by `linearUpsampleMode`."""
 TO_DEPTH = 0
 """The `mode` in which pixels become channels."""
 SAMPLING = ("STRICT_ALIGN_CORNERS", "ALIGN_CORNERS", "DEFAULT", "OFFSET_CORNERS")
-"""By `samplingMethod`."""
+"""MIL's sampling mode by `samplingMethod`."""
 BOXES = ("CORNERS_HEIGHT_FIRST", "CORNERS_WIDTH_FIRST", "CENTER_SIZE_HEIGHT_FIRST", "CENTER_SIZE_WIDTH_FIRST")
-"""By `boxMode`."""
+"""MIL's box coordinates mode by `boxMode`."""
 
 
 @layer("padding")

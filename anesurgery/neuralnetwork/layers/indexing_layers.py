@@ -104,7 +104,7 @@ def slice_static(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 @layer_nd("sliceDynamic", inputs=(2, 7))
 def slice_dynamic(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """As `slice_static`; the inputs are data, begin, and if need be end, strides and the three masks."""
+    """Build `slice_static` of inputs: data, begin, and if need be end, strides and the three masks."""
     begin = sizes(ctx, inputs[1])
     x = of_rank(inputs[0], int(begin.shape[0]))
     end = sizes(ctx, inputs[2]) if len(inputs) > 2 else np.array(params.endIds, np.int32)
@@ -242,7 +242,7 @@ def gather_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 @layer_nd("gatherAlongAxis", inputs=2)
 def gather_along_axis(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """For each place the number along an axis that the second input says there."""
+    """Take for each place the number along an axis that the second input says there."""
     x = inputs[0]
     indices = _indices(ctx, inputs[1], x, [params.axis])
     return mb.gather_along_axis(x=x, indices=indices, axis=params.axis)

@@ -30,7 +30,7 @@ layer_nd("reshapeDynamic", inputs=2)(
 
 @layer_nd("rankPreservingReshape")
 def rank_preserving_reshape(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """As many axes as before; a size of 0 is that of the input, -1 is what remains."""
+    """Reshape to as many axes as before; a size of 0 is that of the input, -1 is what remains."""
     wanted = list(params.targetShape)
     x = of_rank(inputs[0], len(wanted))
     if len(wanted) != x.rank:

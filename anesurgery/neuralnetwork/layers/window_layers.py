@@ -17,10 +17,10 @@ from anesurgery.neuralnetwork.context import Context, layer, layer_nd
 from anesurgery.neuralnetwork.spec import DAMAGED
 
 SAME = ("same", "same_lower")
-"""By `asymmetryMode`: what is over goes to the bottom and right, or to the top and left."""
+"""MIL's padding by `asymmetryMode`: the odd row goes to the bottom and right, or to the top and left."""
 SIDES = ("Front", "Back", "Top", "Bottom", "Left", "Right")
 PADDINGS = ("custom", "valid", "same")
-"""By `paddingType` of layers over three spatial axes."""
+"""MIL's padding by `paddingType` of layers over three spatial axes."""
 
 
 def pairs(values: Any, default: int, length: int = 2) -> list[int]:
@@ -252,7 +252,7 @@ def _volume_cuts(params: Any, extents: Sequence[int], strides: Sequence[int]) ->
 
 
 POOLINGS = ("max", "average", "l2")
-"""By `type`."""
+"""MIL's pooling by `type`."""
 GLOBAL: dict[str, Callable[[Var, list[int]], Var]] = {
     "max": lambda x, axes: mb.reduce_max(x=x, axes=axes, keep_dims=True),
     "average": lambda x, axes: mb.reduce_mean(x=x, axes=axes, keep_dims=True),

@@ -31,7 +31,7 @@ class SurgeryError(Exception):
     undone: bool = False
     """Was the op or layer at which it was raised left as it was?"""
     surgery: Any = None
-    """Of `apply`: the `Surgery` with the edits before the failure, where the model is valid with these."""
+    """The `Surgery` of `apply` with the edits before the failure, if the model is valid with these."""
     step: Any = None
     """The pass that was running."""
     edited: Any = None

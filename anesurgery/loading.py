@@ -85,7 +85,7 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
 
 @exclusive()
 def load_as_is(model: Any) -> Loaded:
-    """As `load`, but a neural network stays one, its program being made when it is asked for.
+    """Load a model; a neural network stays one, and its program is made on demand.
 
     Raises:
         LoadError: it does not exist, is damaged, or is neither an ML Program nor a neural network.
@@ -116,7 +116,7 @@ def _load(model: Any, compute_units: Any, as_is: bool = False) -> Loaded:
 
 @exclusive()
 def load_graph(model: Any) -> Loaded:
-    """As `load`, also where the weights are not there: `Loaded.absent` says why, and what stands in is NaN.
+    """Load a model even without its weights: `Loaded.absent` says why, and NaN stands in for them.
 
     Raises:
         LoadError: it does not exist, is damaged, or is not an ML Program.

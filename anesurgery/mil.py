@@ -88,7 +88,7 @@ if sys.version_info < (3, 12):  # from there on they have none
 Array = NDArray[Any]
 
 _SILENCE = Silence("coremltools")
-"""Its lock is taken inside of the other one: a fork takes both in the reverse order of these lines."""
+"""Its lock is taken inside the other one; a fork takes both in the reverse order of these lines."""
 HOST = kept_from_forks()
 """Held by one thread around every use of coremltools' builder, whose current block, scopes and symbols are
 global. This library's own calls take it, and a fork waits for it. Code that builds programs itself in several
@@ -101,7 +101,7 @@ SELDOM = 20
 """Times as many objects are made between two collections while graphs are built. torch and coremltools keep a
 million alive, and each full collection looks at all of them, 0.2 s for nothing."""
 _CALLS: list[tuple[int, int, int]] = []
-"""For each call in `exclusive`, how often Python looked for unused cycles before it."""
+"""The thresholds of the garbage collector before each call in `exclusive`."""
 
 
 @contextmanager
@@ -439,7 +439,7 @@ def as_scratch(function: Function) -> None:
 
 @contextmanager
 def visiting(block: Block, edited: Sequence[Operation]) -> Iterator[None]:
-    """As `with block`, but the end walks all ops only where some were edited and some must not be replaced."""
+    """Enter a block; at the end all ops are walked only if some were edited and some must not be replaced."""
     if not isinstance(block, Function):
         with block:
             yield

@@ -76,7 +76,7 @@ class Surgery(Report):
     before: dict[str, int]
     """Number of ops (or layers) by type in the model as given."""
     after: dict[str, int]
-    """The same of the changed model."""
+    """Number of ops (or layers) by type in the changed model."""
     inspected: tuple[tuple[Inspection, ...], tuple[Inspection, ...]] = ((), ())
     """The inspections before and after. Only for neural networks, where inspecting is cheap."""
     times: tuple[Time | None, Time | None] = (None, None)
@@ -311,18 +311,18 @@ class _Job:
     """One call: the model as given, what is asked for, and how it is checked."""
 
     model: Any
-    """As the caller gave it."""
+    """The model as the caller gave it."""
     given: Subject
     wish: Wish
     recipe: Recipe | None
     """None where passes are asked for by name, or a plan is given."""
     session: Session
-    """For the model; each edit has one of its own, which knows the same proofs."""
+    """The session of the model; each edit has one of its own, which knows the same proofs."""
     prove: str | None
     gate: float
     quiet: bool
     plan: Plan | None = None
-    """As the caller gave it."""
+    """The plan as the caller gave it; None to choose one."""
     failure: SurgeryError | None = None
     """Why the steps of a recipe could not be chosen."""
 
@@ -637,7 +637,7 @@ class Recipe:
     """
 
     name: str
-    """By which reports know it; those of the library are found by it."""
+    """The name in reports; recipes of the library are found by it."""
     steps: tuple[Pass, ...]
     """The passes, which are sorted by what they declare."""
     applies_to: Callable[[Graph], Refusal | None] = lambda graph: None
@@ -651,7 +651,7 @@ class Recipe:
     exact: bool = False
     """Is a step undone after which sampled inputs give outputs further from what the model means?"""
     repairs: tuple[Pass, ...] = ()
-    """Of these, the fewest run first without which outputs are wrong on the inputs given or sampled."""
+    """Repairs of which the fewest run first that make outputs right, on given or random inputs."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -33,7 +33,7 @@ class Fallback:
     """The result of `to_coreml`."""
 
     path: Path
-    """The package."""
+    """The `.mlpackage` that was written."""
     ios: int
     """The first release of iOS that runs it."""
     notes: tuple[str, ...]

@@ -38,7 +38,7 @@ def images_of(description: Any) -> dict[str, str]:
 
 
 def kept(spaces: Mapping[str, str], values: Mapping[str, Var]) -> dict[str, str]:
-    """Those of the values that become images: they have three channels and a size that is fixed."""
+    """Return the values that become images: they have three channels and a fixed size."""
     shapes = {name: static_shape(var) for name, var in values.items() if spaces.get(name) in COLORS}
     return {n: spaces[n] for n, shape in shapes.items() if shape is not None and (shape[0], shape[1]) == (1, 3)}
 

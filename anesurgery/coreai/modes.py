@@ -20,7 +20,7 @@ class Form:
     name: str
     """What a lowering asks for, where the modes differ."""
     modes: tuple[str, ...]
-    """Those that have it."""
+    """The modes in which the form is used."""
     why: str
     source: str
 

@@ -142,7 +142,7 @@ def stored(values: Array, dtype: str) -> Any:
 
 
 def stored_bytes(numbers: Array, shape: Sequence[int], dtype: str) -> Any:
-    """As `stored`, of numbers that are packed already."""
+    """Store numbers that are packed already; see `stored`."""
     whole = np.ascontiguousarray(numbers)
     return ir.DenseResourceElementsAttr.get_from_buffer(whole, "weight", tensor(shape, dtype))
 

@@ -37,7 +37,7 @@ class CoreAI:
     """A Core AI model that was written."""
 
     path: Path
-    """The folder."""
+    """The `.aimodel` folder."""
     functions: dict[str, Signature]
     """Name -> inputs (states included) and outputs, in order."""
     stored: int

@@ -107,7 +107,7 @@ class Value:
         return self.with_("add", other)
 
     def __sub__(self, other: Any) -> Value:
-        """Of a constant: the sum with its negative (`modes.FORMS`, "sums for differences")."""
+        """Subtract; of a constant, add its negative (`modes.FORMS`, "sums for differences")."""
         known = other.known if isinstance(other, Value) else other
         return (
             self.with_("sub", other) if known is None or not self.is_float else self + array(-known, self.dtype)
@@ -177,12 +177,12 @@ class Value:
         return self.with_("minimum", other)
 
     def clamp(self, min: Any = None, max: Any = None) -> Value:
-        """Within limits."""
+        """Clip to limits."""
         above = self if min is None else self.maximum(min)
         return above if max is None else above.minimum(max)
 
     def abs(self) -> Value:
-        """Without the sign."""
+        """Return the magnitude."""
         return call("abs", self)
 
     def tanh(self) -> Value:
@@ -199,13 +199,13 @@ class Value:
         return near - (near > self).cast(self.dtype)
 
     def remainder(self, other: Any) -> Value:
-        """With the sign of the divisor; Core AI's has that of the dividend."""
+        """Return the remainder with the sign of the divisor; Core AI's has that of the dividend."""
         rest, by = self.with_("modulo", other), self.like(other)
         other_side = (rest > 0) ^ (by > rest.like(0))
         return where(rest.with_("not_equal", 0) & other_side, rest + by, rest)
 
     def cast(self, dtype: str) -> Value:
-        """Another element type."""
+        """Cast to another element type."""
         if dtype == self.dtype:
             return self
         cast = Value(ops.cast(self.node, tensor(self.shape, dtype)))
@@ -213,11 +213,11 @@ class Value:
         return cast
 
     def to(self, dtype: str) -> Value:
-        """Another element type."""
+        """Cast to another element type."""
         return self.cast(dtype)
 
     def float(self) -> Value:
-        """In fp32."""
+        """Cast to fp32."""
         return self.cast("fp32")
 
     def double(self) -> Value:
@@ -225,11 +225,11 @@ class Value:
         return self.cast("fp32")
 
     def long(self) -> Value:
-        """As integers, of numbers that are whole."""
+        """Cast whole numbers to integers."""
         return self.cast("int32")
 
     def refined(self, shape: Sequence[int]) -> Value:
-        """With lengths that are known where Core AI infers none; the runtime checks them."""
+        """State lengths that are known where Core AI infers none; the runtime checks them."""
         if all(a == b or b < 0 for a, b in zip(self.shape, shape, strict=True)):
             return self
         known = [b if a < 0 else a for a, b in zip(self.shape, shape, strict=True)]
@@ -409,7 +409,7 @@ def _takes_in(node: Any, family: str) -> bool:
 
 
 LONGEST = 2**31 - 1
-"""As the end of a slice: up to the end of an axis, however long it is."""
+"""The end of a slice that goes up to the end of an axis, however long it is."""
 
 
 class Constant(Value):

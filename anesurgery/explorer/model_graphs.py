@@ -27,7 +27,7 @@ TEXT = "#1b2026"
 
 
 TARGET = "M1/macOS 14"
-"""For which units and times are estimated where nobody says another: the chip of the most measurements."""
+"""The default target of units and times: the chip with the most measurements."""
 
 
 @dataclass(frozen=True)

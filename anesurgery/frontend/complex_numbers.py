@@ -71,7 +71,7 @@ def _product(x: Parts, y: Parts) -> Parts:
 
 
 def _quotient(x: Parts, y: Parts) -> Parts:
-    """By a complex number: that is divided by its larger part first, so that its square stays in range."""
+    """Divide by a complex number, which is divided by its larger part first: its square stays in range."""
     c, d = y
     if d is None:
         return mb.real_div(x=x[0], y=c), x[1] and mb.real_div(x=x[1], y=c)

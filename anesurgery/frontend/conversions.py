@@ -254,7 +254,7 @@ ENCODER_LAYER = (
 )
 """The arguments of `_transformer_encoder_layer_fwd`, but for the mask."""
 ATTENTION = ("query", "key", "value", "width", "heads", "qkv_weight", "qkv_bias", "weight", "bias")
-"""Those of `_native_multi_head_attention`."""
+"""The parameters of `_native_multi_head_attention`."""
 QUERIES = 0
 """The type of a mask of rank 2 that is of queries and keys; another is of images and keys."""
 

@@ -20,7 +20,7 @@ class Node:
     """A layer of the network itself, not of one nested in it."""
 
     message: Any
-    """The `NeuralNetworkLayer`."""
+    """The `NeuralNetworkLayer` message of the layer."""
     nested: bool = field(init=False)
     """Does it hold networks of its own?"""
 

@@ -169,13 +169,13 @@ class NeuralNetwork(Subject):
         return tuple(inspect_network(part, device, "") for part in networks_of(self.spec))
 
     def score(self, target: Target) -> Score:
-        """By the rules of the format: there is no time, and what can run on the ANE is all that counts."""
+        """Score by the rules of the format: there is no time, only what can run on the ANE counts."""
         self.finish()
         parts = [inspect_network(part, target, "") for part in networks_of(self.spec)]
         return Score.of_layers(*parts)
 
     def time(self, target: str | None) -> Time | None:
-        """That of one prediction with each network; a target of several generations asks for no inspection."""
+        """The time of one prediction with each network; None for a target of several generations."""
         one = len(Target.parse(target, None).families) == 1
         return total_of([inspection.time for inspection in self.inspect(target)]) if one else None
 

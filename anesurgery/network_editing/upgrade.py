@@ -210,7 +210,7 @@ class _Half:
         return any(f"above {fp16.LARGEST:g}" in reason for _, reason in self.stays)
 
     def measured(self, reference: Loaded) -> _Half:
-        """With what the outputs keep of those of the network in fp32."""
+        """Measure how near its outputs are to those of the network in fp32."""
         return replace(self, psnr=_psnr(reference, self.loaded))
 
     def noted(self, words: str) -> Loaded:

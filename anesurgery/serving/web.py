@@ -154,7 +154,7 @@ class Jobs:
 
     limits: Limits
     folder: Path = field(init=False)
-    """Of all models, while it is open."""
+    """The folder of all models, while the server is open."""
     held: dict[str, Job] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     command: tuple[str, ...] = (sys.executable, "-m", "anesurgery.serving.task")
@@ -163,7 +163,7 @@ class Jobs:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """With a folder for the models, which goes at the end; those that killed servers left go first."""
+        """Open a folder for the models until the end; folders that killed servers left are removed first."""
         with scratch_folder(Path(tempfile.gettempdir())) as self.folder:
             yield
 

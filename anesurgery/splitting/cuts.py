@@ -30,16 +30,16 @@ class Cuts:
     costs: tuple[int, ...] | None = None
     """What each node counts for where chunks are to be even; its weights, each once a chunk, where absent."""
     others: tuple[Cuts, ...] = ()
-    """Of other functions of the model, which are cut at the same places."""
+    """The cuts of other functions of the model, at the same places."""
 
     @cached_property
     def _loads(self) -> Sequence[Mapping[int, int]]:
-        """For each node, what it adds to a chunk that does not have it yet."""
+        """Return for each node what it adds to a chunk that does not have it yet."""
         return self.graph.weights if self.costs is None else [{i: cost} for i, cost in enumerate(self.costs)]
 
     @cached_property
     def crossing(self) -> tuple[tuple[str, ...], ...]:
-        """For each place 0 to n, the values that are made before it and read after it."""
+        """Return for each place 0 to n the values that are made before it and read after it."""
         graph = self.graph
         last: dict[str, int] = {}
         for number, node in enumerate(graph.nodes):
@@ -67,7 +67,7 @@ class Cuts:
 
     @cached_property
     def matches(self) -> tuple[tuple[int | None, ...], ...]:
-        """For each of the others: the place in it that is each place of this one, None where there is none."""
+        """Return for each of the others the places that match those of this one; None where there is none."""
         return tuple(self._matched(other) for other in self.others)
 
     def _matched(self, other: Cuts) -> tuple[int | None, ...]:
@@ -120,7 +120,7 @@ class Cuts:
 
     @cached_property
     def _weights_before(self) -> list[int]:
-        """For each place the bytes of the weights that are read before it; of a model without any, the ops."""
+        """Return for each place the bytes of weights read before it; of a model without any, the ops."""
         seen: dict[int, int] = {}
         totals = [0]
         for weights in self._loads:

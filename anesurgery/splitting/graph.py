@@ -113,7 +113,7 @@ class Graph:
 
     @cached_property
     def weights(self) -> tuple[Mapping[int, int], ...]:
-        """For each node, the weights that it reads: where one is in memory -> its bytes."""
+        """Return for each node the weights that it reads: place in memory -> bytes."""
         return tuple(self.weights_of(node.reads) for node in self.nodes)
 
     def weights_of(self, names: Sequence[str]) -> dict[int, int]:

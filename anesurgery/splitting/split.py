@@ -429,7 +429,7 @@ UNSUPPORTED = "unsupported"
 Pieces = Mapping[str, list[Stretch]]
 """Function -> its part in each chunk."""
 NOTHING = Stretch((), (), ())
-"""Of a function in chunks before its only one."""
+"""The stretch of a function in chunks before its only one."""
 NANOSECONDS = 1000
 """A microsecond of an estimate, so that whole numbers are exact enough."""
 

@@ -85,7 +85,7 @@ def equal(o: Site) -> Value:
 
 @lift("asinh", "acosh")
 def inverse_hyperbolic(o: Site) -> Value:
-    """By logarithms: sign(x) log(|x| + sqrt(x^2 + 1)), and log(x + sqrt(x^2 - 1))."""
+    """Build asinh or acosh: sign(x) log(|x| + sqrt(x^2 + 1)), and log(x + sqrt(x^2 - 1))."""
     odd, x = o.op["kind"] == "asinh", o[0]
     size = mb.abs(x=x) if odd else x
     root = mb.sqrt(x=mb.add(x=mb.mul(x=x, y=x), y=like(x, 1.0 if odd else -1.0)))

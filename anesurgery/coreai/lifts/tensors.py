@@ -26,7 +26,7 @@ from anesurgery.mil import Array, Var, is_symbolic, mb, producer
 
 @lift("reshape")
 def reshape(o: Site) -> Value:
-    """To a shape that is known, or computed."""
+    """Reshape to a known or computed shape."""
     if None not in o.shape:
         return _undone(o) or _before_product(o) or mb.reshape(x=o[0], shape=np.array(o.shape, np.int32))
     return mb.reshape(x=o[0], shape=np.array(o.ints(1), np.int32) if o.known(1) else o[1])
@@ -111,7 +111,7 @@ def _mirrored(x: Var, sides: list[int], mode: str) -> Var:
 
 
 def _wrapped(x: Var, sides: list[int], circular: bool) -> Var:
-    """With what is at the other end, or with what is at this end turned around."""
+    """Pad with the elements of the other end, or with those of this end in reverse order."""
     for axis, (low, high) in enumerate(zip(sides[::2], sides[1::2], strict=True)):
         n = static(x)[axis]
         ends = ((n - low, n), (0, high)) if circular else ((0, low), (n - high, n))
@@ -132,7 +132,7 @@ def _along(x: Var, axis: int, begin: int, end: int) -> Var:
 
 @lift("broadcast_to")
 def broadcast_to(o: Site) -> Value:
-    """To a shape, known or computed."""
+    """Broadcast to a known or computed shape."""
     if o.known(1):
         return _spread(o[0], o.ints(1))
     return _filled(o[0], as_var(o[1]))
@@ -230,7 +230,7 @@ def interpolate(o: Site) -> Value:
 
 
 def _scaled(x: Var, scales: Array, offsets: Array, nearest: bool) -> Var:
-    """By whole factors, of an image whose size is not fixed."""
+    """Resize by whole factors an image whose size is not fixed."""
     factors = np.rint(scales)
     at = (np.arange(4)[:, None] * factors + np.arange(1) + 0.5 - offsets) / factors - 0.5
     plain = len(scales) == 4 and np.allclose(scales, factors) and set(factors[:2]) == {1.0}

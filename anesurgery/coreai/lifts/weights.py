@@ -42,7 +42,7 @@ def lut_to_dense(o: Site) -> Value:
 
 @lift("quantize", "dequantize")
 def quantize(o: Site) -> Value:
-    """To integers of 8 bits and back, by a scale for all or for each channel."""
+    """Quantize to integers of 8 bits and back, by a scale for all or for each channel."""
     if np.any(o.numbers(3)):
         raise Unliftable("it shifts by a least value, which MIL's form does not")
     scale, point = o.numbers(1), o.operands[2]

@@ -76,7 +76,7 @@ def update_state(op: Operation, writer: Any, state: Any, value: Value) -> Value:
 def make_list(
     mode: Mode, init_length: Any = 1, elem_shape: Any = (), dtype: str = "fp32", dynamic_length: bool = True
 ) -> Value:
-    """As many zeros as it has elements at first."""
+    """Make a list of as many zeros as it has elements at first."""
     parts = elem_shape if isinstance(elem_shape, (list, tuple)) else [elem_shape]
     shape = [length for part in (init_length, *parts) for length in known_ints(part, "the shape of a list")]
     return array(0, mode.dtype(dtype)).broadcast(shape)

@@ -137,7 +137,7 @@ def pool(
     exclude_padding_from_average: bool = False,
     ceil_mode: bool = False,
 ) -> Value:
-    """Of what is padded as the windows need it: the maximum, over which padding never wins, or a sum.
+    """Pool what is padded as the windows need it: the maximum, in which padding never wins, or a sum.
 
     A mean divides by how many elements count; what no window reads at the end stays.
     """

@@ -14,7 +14,7 @@ from anesurgery.coreai.values import indices as as_indices
 
 
 def _index(indices: Value) -> Value:
-    """As int32. Core AI counts a negative one from the end, as MIL does up to iOS 16; later none is defined."""
+    """Return an index as int32. A negative one counts from the end, as in MIL up to iOS 16."""
     return indices.cast("int32")
 
 
@@ -26,7 +26,7 @@ def take(x: Value, index: Value, axis: int) -> Value:
 
 
 def _counters(shape: Sequence[int], count: int) -> list[Value]:
-    """For each of the first axes of a shape, the place along it, with a last axis of length 1."""
+    """Return the places along each of the first axes of a shape, with a last axis of length 1."""
     grids = np.meshgrid(*map(np.arange, shape), indexing="ij")
     return [as_indices(grid[..., None]) for grid in grids[:count]]
 
@@ -57,7 +57,7 @@ def gather_nd(x: Value, indices: Value, batch_dims: int = 0) -> Value:
 
 @lowers("gather_along_axis")
 def gather_along_axis(x: Value, indices: Value, axis: int = 0) -> Value:
-    """For each place of the indices, the element at that index along one axis."""
+    """Take for each place of the indices the element at that index along one axis."""
     axis = int(axis) % x.ndim
     return Value(ops.gather_along_axis(x.node, _index(indices).node, axis))
 

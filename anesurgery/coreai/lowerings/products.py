@@ -44,7 +44,7 @@ def attention(query: Value, key: Value, value: Value, attn_mask: Value | None = 
 
 @lowers("softmax")
 def softmax(x: Value, axis: int = -1) -> Value:
-    """One op."""
+    """Write Core AI's softmax."""
     return Value(ops.softmax(x.node, int(axis) % x.ndim))
 
 

@@ -28,7 +28,7 @@ def _walk(rows: Value, states: Values, step: Step) -> tuple[Value, Values]:
 
 
 def _loop(rows: Value, states: Values, step: Step) -> tuple[Value, Values]:
-    """The same; each round writes its output into a buffer of all."""
+    """Run the layer as a loop; each round writes its output into a buffer of all."""
     length = rows.lengths().along(0, 0, 1)
     shape = concat([length, indices(states[0].fixed())], 0)
     buffer = array(0, states[0].dtype).broadcast(

@@ -17,7 +17,7 @@ from anesurgery.mil import Operation
 
 
 def _mean(x: Value, axes: Sequence[int]) -> Value:
-    """Of integers truncated toward zero, as Core AI divides them; it has no mean of these."""
+    """Return the mean; that of integers is truncated toward zero, as Core AI divides them."""
     if x.is_float:
         return x.reduce("mean", axes)
     return x.reduce("sum", axes) / math.prod(x.length(axis) for axis in axes)
@@ -84,7 +84,7 @@ def argmax(x: Value, mode: Mode, axis: int = -1, keep_dims: bool = False, output
 
 @lowers("reduce_argmin")
 def argmin(x: Value, mode: Mode, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Value:
-    """That of the negated numbers; of integers -1 - x, which no integer passes the range with."""
+    """Write the argmax of the negated numbers; of integers that of -1 - x, which stays in range."""
     return argmax(-x if x.is_float else -1 - x, mode, axis, keep_dims)
 
 

@@ -29,7 +29,7 @@ from anesurgery.ops import names
 
 @lowers("reshape", "reshape_like", "flatten2d")
 def reshape(x: Value, op: Operation, shape: Any = None, **form: Any) -> Value:
-    """To the lengths that MIL infers, or to those that are computed; 0 keeps one, counted from the right."""
+    """Reshape to the lengths that MIL infers, or to computed ones; 0 keeps one, counted from the right."""
     if (fixed := static_shape(op.outputs[0])) is not None:
         return x.reshape(fixed)
     if shape is None:

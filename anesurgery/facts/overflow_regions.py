@@ -26,10 +26,10 @@ from anesurgery.facts.lost_digits import (
     computes_in,
     difference_of_means,
     floats_of,
+    is_rounded_before,
     lost_digits,
     makers_of,
     reciprocals,
-    rounds,
 )
 from anesurgery.facts.written_exponentials import written_exponential
 from anesurgery.mil import (
@@ -46,10 +46,10 @@ from anesurgery.mil import (
 from anesurgery.ops import MOVING, names
 from anesurgery.semantics import degrees
 from anesurgery.semantics.analysis_cache import cached
-from anesurgery.semantics.bounds import norms, squared
+from anesurgery.semantics.bounds import squared_operand, weight_norms
 from anesurgery.semantics.intervals import Intervals, interval, magnitude
-from anesurgery.semantics.reading import beside_number, exponential, flag, number, scaled
-from anesurgery.semantics.rows import summed
+from anesurgery.semantics.reading import exponential, flag, number, scaled, value_and_number
+from anesurgery.semantics.rows import reduced_size
 
 HALF = 16
 """Bits of a number of fp16."""
@@ -288,7 +288,7 @@ def _grown(op: Operation, of: Callable[[Var], float]) -> float:
     scale = None if op.op_type == "linear" else degrees.scaled(op, of)
     size = max(map(of, _read(op)), default=0.0) if scale is None else scale.result
     if op.op_type == "reduce_prod":
-        return summed(op) * size
+        return reduced_size(op) * size
     if op.op_type in ("matmul", "cumsum", "reduce_sum", "reduce_sum_square"):
         terms = _terms(op)
         return size + (math.log2(max(terms, 1.0)) / BITS if math.isfinite(terms) else 0.0)
@@ -306,7 +306,7 @@ FLAT = {"exp": 0.0, "log": 0.1}
 def _terms(op: Operation) -> float:
     """The numbers, or products, that an op adds up; infinite where a length is dynamic."""
     if op.op_type not in ("matmul", "cumsum"):
-        return summed(op)
+        return reduced_size(op)
     along = -2 if flag(op, "transpose_x") else -1
     length = op.x.shape[int(number(op.axis) or 0) if op.op_type == "cumsum" else along]
     return math.inf if is_symbolic(length) else float(length)
@@ -327,8 +327,8 @@ def _leaves(op: Operation, size: float, reached: list[_Size]) -> str:
     if (grows := exponential(op)) is not None:
         most = max(interval(grows[0])[1] * grows[1], interval(grows[0])[0] * grows[1])
         return f"%{out.name}, an exponential without a bound, overflows" if most > fp16.LARGEST_EXPONENT else ""
-    if op.op_type == "reduce_prod" and summed(op) >= 4:
-        return f"%{out.name} is a product of {summed(op):g} numbers" if interval(op.x)[0] < 0.5 else ""
+    if op.op_type == "reduce_prod" and reduced_size(op) >= 4:
+        return f"%{out.name} is a product of {reduced_size(op):g} numbers" if interval(op.x)[0] < 0.5 else ""
     if op.op_type in ("real_div", "inverse") and not wide:
         return _small_divisor(op)
     if op.op_type == "matmul" and any(producer(v, "softmax") is not None for v in (op.x, op.y)):
@@ -342,7 +342,7 @@ def _leaves(op: Operation, size: float, reached: list[_Size]) -> str:
 
 def _weighted(op: Operation, size: float) -> _Size | None:
     """A product whose weights make numbers so much larger that it overflows, as those of a camera do."""
-    rows = norms(op)
+    rows = weight_norms(op)
     if rows is None or rows.length < BLOW_UP or magnitude(op.outputs[0], products=1) <= fp16.LARGEST:
         return None
     grown = size + math.log2(rows.length) / BITS
@@ -415,7 +415,7 @@ def _angle(op: Operation, bits: int) -> _Size | None:
     ):
         return None
     makers = makers_of(op.x, MAKERS, bits)
-    if bits == HALF and not rounds(op, makers):
+    if bits == HALF and not is_rounded_before(op, makers):
         return None
     return _Size(
         0.0,
@@ -464,7 +464,7 @@ def _distances(op: Operation) -> _Size | None:
         ops.append(maker)
         if (
             maker.op_type in ("matmul", "linear")
-            or squared(maker) is not None
+            or squared_operand(maker) is not None
             or maker.op_type == "reduce_sum_square"
         ):
             terms.append(maker)
@@ -472,7 +472,7 @@ def _distances(op: Operation) -> _Size | None:
             pending += [v for v in _read(maker) if not is_stored(v)]
     squares = [t for t in terms if t.op_type not in ("matmul", "linear")]
     products = [t for t in terms if t not in squares]
-    sources = {squared(t) or t.x for t in squares}
+    sources = {squared_operand(t) or t.x for t in squares}
     if (
         not squares
         or len(products) != 1
@@ -565,7 +565,7 @@ def _near_number(op: Operation) -> _Size | None:
     """`sqrt(x + c) - sqrt(c)`, its like, and log(1 + x), where x may be near 0."""
     wanted = 0.0 if op.op_type == "log" else None
     maker = op if op.op_type == "log" else None
-    if op.op_type in ("add", "sub") and (beside := beside_number(op)) is not None:
+    if op.op_type in ("add", "sub") and (beside := value_and_number(op)) is not None:
         maker, wanted = producer(beside[0], *SMOOTH), beside[1] * (-1 if op.op_type == "add" else 1)
     if maker is None or wanted is None or written_exponential(op) is not None:
         return None

@@ -11,7 +11,7 @@ import numpy as np
 from anesurgery.facts.attention import MASKED
 from anesurgery.mil import Array, Operation, Var, constant, is_stored, np_dtype
 from anesurgery.ops import names
-from anesurgery.semantics.bounds import of_constant
+from anesurgery.semantics.bounds import constant_range
 from anesurgery.semantics.intervals import Intervals
 
 TABLE = ""
@@ -62,7 +62,7 @@ def unknown(var: Var) -> End:
 
 def of_stored(var: Var) -> End:
     """All elements of a constant."""
-    low, high = of_constant(var) if constant(var) is not None else (-math.inf, math.inf)
+    low, high = constant_range(var) if constant(var) is not None else (-math.inf, math.inf)
     return End(low, high) if math.isfinite(low) or math.isfinite(high) or low == high else UNKNOWN
 
 
@@ -203,7 +203,7 @@ def stays_finite(op: Operation) -> bool:
         return False
     if op.op_type == "real_div":
         known = is_stored(op.y) and constant(op.y) is not None
-        low, high = of_constant(op.y) if known else Intervals(stored=True).of(op.y)
+        low, high = constant_range(op.y) if known else Intervals(stored=True).of(op.y)
         return low > 0 or high < 0
     if op.op_type == "pow":
         power = np.asarray(constant(op.y) if constant(op.y) is not None else -1)

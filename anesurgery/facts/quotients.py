@@ -24,8 +24,8 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import names
 from anesurgery.semantics.intervals import interval, is_half, magnitude
-from anesurgery.semantics.reading import beside_number, ints, number
-from anesurgery.semantics.rows import summed
+from anesurgery.semantics.reading import ints, number, value_and_number
+from anesurgery.semantics.rows import reduced_size
 
 FOLLOWED = frozenset({"add", "maximum", "clip", "tile"})
 """Ops that may stand between a sum and the division: guards and tiles."""
@@ -51,7 +51,7 @@ class QuotientOfSums:
     @property
     def largest(self) -> float:
         """What a sum can reach; infinite where nothing can be said."""
-        return max(magnitude(total.x) * summed(total) for total in self.sums)
+        return max(magnitude(total.x) * reduced_size(total) for total in self.sums)
 
     @property
     def overflows(self) -> bool:
@@ -72,7 +72,7 @@ def quotient_of_sums(op: Operation) -> QuotientOfSums | None:
         value = source
     below, above = producer(value, "reduce_sum"), producer(op.x, "reduce_sum")
     sums = [total for total in (below, above) if total is not None]
-    if below is None or not all(math.isfinite(summed(total)) and ints(total, "axes") for total in sums):
+    if below is None or not all(math.isfinite(reduced_size(total)) and ints(total, "axes") for total in sums):
         return None
     if above is None and not _part_of(op.x, below):
         return None
@@ -91,7 +91,7 @@ def value_of(op: Operation) -> Var | None:
     """What a guard of one number is applied to, or what a tile repeats; None: it is something else."""
     if op.op_type in ("clip", "tile"):
         return op.x if op.op_type == "tile" or (number(op.beta) or 0) == math.inf else None
-    guarded = beside_number(op)
+    guarded = value_and_number(op)
     if guarded is None or static_shape(guarded[0]) != static_shape(op.outputs[0]):
         return None
     return guarded[0]

@@ -24,7 +24,7 @@ from anesurgery.facts.masks import causal_window, window_of
 from anesurgery.mil import Block, Operation, Var, consumers, operands, producer, static_shape
 from anesurgery.ops import LOOKUPS, MOVING, POINTWISE, names
 from anesurgery.semantics.reading import axis_of, flag, ints, sliced
-from anesurgery.semantics.rows import Operand, Place, places_of, staying
+from anesurgery.semantics.rows import Operand, Place, axes_not_squeezed, places_of
 
 NEW, SEEN, WEIGHTS = "new", "seen", "weights"
 
@@ -119,7 +119,7 @@ def lengthened(op: Operation, axes: Axes, length: Mapping[str, int]) -> dict[str
         return {sized[op.op_type]: [length[axes[a]] if a in axes else int(d) for a, d in shape]}
     if op.op_type in ("slice_by_index", "slice_update"):
         masks = {name: ints(op, name) or [0] * op.x.rank for name in ("begin_mask", "end_mask")}
-        whole = {a for place, a in enumerate(staying(op)) if place in axes}
+        whole = {a for place, a in enumerate(axes_not_squeezed(op)) if place in axes}
         return {name: [bool(m) or a in whole for a, m in enumerate(given)] for name, given in masks.items()}
     if op.op_type == "squeeze" and op.inputs.get("axes") is None:
         return {"axes": [a for a, d in enumerate(op.x.shape) if d == 1]}

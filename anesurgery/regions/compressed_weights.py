@@ -19,7 +19,7 @@ from anesurgery.files import weights
 from anesurgery.interpret.ops.constexpr import decompress
 from anesurgery.mil import Array, Maker, Operation, Var, is_compressed, is_stored, operands, types
 from anesurgery.regions.weight_edits import Edit
-from anesurgery.semantics.bounds import found_of
+from anesurgery.semantics.bounds import facts_of_array
 
 PALETTE_BITS = (1, 2, 3, 4, 6, 8)
 """Bits that an index of a palette may have."""
@@ -124,7 +124,7 @@ def _applied(edit: Edit, array: Array) -> Array:
     """An array after an edit; a large one that a copy of the program holds already is not made again."""
     if array.nbytes < LARGE:
         return edit.apply(array)
-    made: Any = found_of(array).setdefault("edits", WeakValueDictionary())
+    made: Any = facts_of_array(array).setdefault("edits", WeakValueDictionary())
     result: Array | None = made.get(edit.key)
     if result is None:
         result = made[edit.key] = edit.apply(array)

@@ -16,7 +16,7 @@ import numpy as np
 from anesurgery import fp16
 from anesurgery.interpret.arithmetic.precision import forget
 from anesurgery.mil import Array, Maker, Var
-from anesurgery.semantics.bounds import FINITE, found_of
+from anesurgery.semantics.bounds import FINITE, facts_of_array
 
 LEAST_BASE = 64
 """Smallest number of low digits: tables padded for the ANE have a multiple of it as rows."""
@@ -43,7 +43,7 @@ def one_hot_width(rows: int) -> int:
 
 def is_finite(table: Array) -> bool:
     """Is every element finite?"""
-    found = found_of(table)
+    found = facts_of_array(table)
     if FINITE not in found:
         found[FINITE] = _has_finite_exponents(table)
     return bool(found[FINITE])

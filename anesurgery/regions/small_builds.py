@@ -20,7 +20,7 @@ from anesurgery.mil import (
     op_inputs,
 )
 from anesurgery.semantics.reading import each_axis
-from anesurgery.semantics.rows import squeezed, staying
+from anesurgery.semantics.rows import axes_not_squeezed, squeezed_axes
 
 
 def again(mb: Maker, op: Operation, **changed: Any) -> Var:
@@ -71,7 +71,7 @@ def rebuild(mb: Maker, tail: Tail, row: Var) -> Var:
         if op.op_type == "reshape":
             inputs["shape"] = [1 if a == axis else d for a, d in enumerate(op.outputs[0].shape)]
         if op.op_type == "squeeze":  # not the axis of the rows, which has become one long
-            inputs["axes"] = squeezed(op)
+            inputs["axes"] = squeezed_axes(op)
         if op.op_type == "slice_by_index":
             inputs |= _all_of(op, axis)
         new[op.outputs[0]] = getattr(mb, op.op_type)(**inputs, name=f"{op.name}_row")
@@ -80,7 +80,7 @@ def rebuild(mb: Maker, tail: Tail, row: Var) -> Var:
 
 def _all_of(op: Operation, axis: int) -> dict[str, list[bool]]:
     """Masks that make a slice take all of an axis of its result, whatever its length has become."""
-    whole = staying(op)[axis]
+    whole = axes_not_squeezed(op)[axis]
     return {
         name: [m or a == whole for a, m in enumerate(each_axis(op, name, False))]
         for name in ("begin_mask", "end_mask")

@@ -55,7 +55,7 @@ from anesurgery.rewriting.fixed_shapes import Shapes, barred
 from anesurgery.rewriting.graph_edits import widen_choices
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.semantics.reading import each_axis, ints, sliced
-from anesurgery.semantics.rows import CONTRACTED, Axes, places_of, reshaped
+from anesurgery.semantics.rows import CONTRACTED, Axes, places_of, reshape_axes
 
 HIDING = -1e4
 """What a mask that is added is filled up with: it hides in fp16, twice too."""
@@ -704,7 +704,7 @@ class _Walk:
             return refusal
         if op.op_type == "scaled_dot_product_attention" and self.long(op.key) & {op.key.rank - 2}:
             return self._attention(op, read)
-        axes = reshaped(op) if op.op_type == "reshape" else places_of(op)
+        axes = reshape_axes(op) if op.op_type == "reshape" else places_of(op)
         if axes is None or not set(read) <= {o.var for o in axes}:
             return Refusal(f"it is not known whether {op.op_type} reads across the padded axis", op)
         kept = self._placed(op, axes)

@@ -37,7 +37,7 @@ from anesurgery.regions import padding, views
 from anesurgery.regions.small_builds import rebuild
 from anesurgery.semantics import degrees, rows
 from anesurgery.semantics.bounds import EXACT as EXACT_ENDS
-from anesurgery.semantics.bounds import outwards
+from anesurgery.semantics.bounds import widened_by_rounding
 from anesurgery.semantics.intervals import Intervals
 from anesurgery.semantics.reading import ints
 from anesurgery.semantics.rows import ALWAYS, CONTRACTED, OF_WHOLE, Axes, places_of, slices_read
@@ -65,7 +65,7 @@ def outside_its_stored_interval(sample: Sample) -> str:
         ranges = promised(sample, rng)
         values = {var: numbers(operand, ranges[var], rng) for var, operand in sample.operands.items()}
         for var in (v for v in values if np_dtype(v).kind == "f"):
-            ranges[var] = outwards(ranges[var], np_dtype(var), EXACT_ENDS)
+            ranges[var] = widened_by_rounding(ranges[var], np_dtype(var), EXACT_ENDS)
             values[var] = values[var].to(torch.from_numpy(np.zeros(0, np_dtype(var))).dtype).float()
         for var in sample.op.outputs:
             low, high = Intervals(1, {v.name: r for v, r in ranges.items()}, stored=True).at(var)
@@ -565,7 +565,7 @@ def counts_other_rounds(sample: Sample) -> str:
         return ""
     ranges = promised(sample, rng)
     values = {var: numbers(operand, ranges[var], rng) for var, operand in sample.operands.items()}
-    counted = dependence._number(out, {v: t.reshape(-1)[0].item() for v, t in values.items()})
+    counted = dependence._single_number(out, {v: t.reshape(-1)[0].item() for v, t in values.items()})
     if counted is None:
         return ""
     (result,) = evaluate(sample.ops, values, [out], "fp16")

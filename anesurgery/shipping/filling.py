@@ -20,13 +20,20 @@ from anesurgery.facts.padded_ends import (
     TABLE,
     UNKNOWN,
     End,
-    combined,
-    of_stored,
-    of_table,
+    end_of_constant,
+    end_of_result,
+    end_of_table,
     stays_finite,
-    unknown,
+    unknown_end,
 )
-from anesurgery.facts.windows import begins_first, is_cut, is_edge, stride_along, unpadded, windows_kept
+from anesurgery.facts.windows import (
+    begins_at_zero,
+    is_cut_to_input,
+    is_pad_of_convs,
+    stride_along,
+    unpadded,
+    windows_kept,
+)
 from anesurgery.files.joining import default_function
 from anesurgery.files.package import Loaded
 from anesurgery.files.size_index import Padding, axes_in_words
@@ -512,7 +519,9 @@ class _Walk:
 
     def waits(self, op: Operation) -> bool:
         """Do ops behind it tell: convolutions behind an edge, or slices behind a convolution?"""
-        return (is_edge(op) and op.x in self.held) or (is_cut(op) and unpadded(op) in self.held)
+        return (is_pad_of_convs(op) and op.x in self.held) or (
+            is_cut_to_input(op) and unpadded(op) in self.held
+        )
 
     def _cut(self, op: Operation) -> Operation | None:
         """The convolution that pads both ends of whose places a slice takes the first."""
@@ -625,7 +634,7 @@ class _Walk:
         if value is None:
             return rows
         table = np.asarray(value)
-        return replace(rows, table=table, ends={a: of_table(table, rows.axes, a) for a in rows.axes})
+        return replace(rows, table=table, ends={a: end_of_table(table, rows.axes, a) for a in rows.axes})
 
     def _made(self, op: Operation) -> Rows | None:
         """A table of the length: of places, of one number, or the first rows of a longer one."""
@@ -738,7 +747,7 @@ class _Walk:
         return any(zero) and len(zero) == len(held) and all(self.held[o.var].finite for o in held)
 
     def _of(self, var: Var, axis: int) -> End:
-        return self.held[var].ends.get(axis, unknown(var))
+        return self.held[var].ends.get(axis, unknown_end(var))
 
     def _end(self, op: Operation, axes: Axes, axis: int) -> End:
         """What lies beyond the length along an axis of the result."""
@@ -748,13 +757,13 @@ class _Walk:
         for operand in axes:
             var, at = operand.var, operand.places.index(axis) if axis in operand.places else None
             if is_stored(var):
-                read[operand.name] = of_stored(var)
+                read[operand.name] = end_of_constant(var)
             elif var in self.held and at in self.held[var].axes:
                 read[operand.name] = self._of(var, at)
             else:
-                read[operand.name] = unknown(var)
+                read[operand.name] = unknown_end(var)
         finite = all(self.held[o.var].finite for o in axes if o.var in self.held)
-        return combined(op, read) if finite or op.op_type == "select" else unknown(op.outputs[0])
+        return end_of_result(op, read) if finite or op.op_type == "select" else unknown_end(op.outputs[0])
 
     def _hidden(self, op: Operation, scores: Var, axis: int, rank: int) -> Refusal | None:
         """Why a softmax gives weight to what lies beyond the length; None where it does not."""
@@ -854,7 +863,7 @@ def _says(op: Operation, name: str, default: Any = False) -> Any:
 def _from_first(op: Operation, axes: Iterable[int]) -> bool:
     """Does a slice take places from the first to the end of some axes?"""
     steps, ends = each_axis(op, "stride", 1), each_axis(op, "end_mask", False)
-    return begins_first(op, axes) and all(steps[a] > 0 and ends[a] for a in axes)
+    return begins_at_zero(op, axes) and all(steps[a] > 0 and ends[a] for a in axes)
 
 
 def _takes_first(op: Operation, axis: int) -> bool:

@@ -209,7 +209,7 @@ def wide_between(op: Operation, target: Target) -> str:
         region is None
         or region.cancels
         or region.is_angle
-        or overflow_regions.goes_on(op)
+        or overflow_regions.is_inside_later_region(op)
         or _is_known_form(op)
     ):
         return ""

@@ -83,7 +83,7 @@ class Approximate(Rewrite):
             words = f"%{m.x.name} reaches from {low:g} to {high:g}"
             return Refusal(f"{words}; {op.op_type} takes {least:g} to {most:g} here", op)
         dtype = an.np_dtype(m.x).name.replace("float", "fp")
-        error = formulas.measured(op.op_type, low, high, dtype)
+        error = formulas.relative_error(op.op_type, low, high, dtype)
         words = f"{op.op_type} is off by at most {error:.1e} of its largest value on [{low:g}, {high:g}]"
         if not error <= self.most_error:
             return Refusal(f"{words} ({dtype}); the limit is {self.most_error:g}", op)

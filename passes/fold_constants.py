@@ -120,7 +120,7 @@ class _NeverEqual(Rewrite):
         return op.any("equal", "not_equal")()
 
     def check(self, m: Match) -> Match | None:
-        apart = dependence.differ(m.root, whole_numbers.WholeNumbers(self.assume))
+        apart = dependence.never_equal(m.root, whole_numbers.WholeNumbers(self.assume))
         return m if apart and not an.is_output(m.root.outputs[0]) else None
 
     def rewrite(self, mb: Builder, m: Match) -> Var:

@@ -62,7 +62,7 @@ from anesurgery.facts.written_exponentials import (
     LOGS_OF_SHARES,
     NO_GUARD,
     WrittenExponential,
-    negated,
+    negation_operand,
     written_exponential,
 )
 from anesurgery.interpret.arithmetic.engine_faults import SOFTPLUS_CLIFF
@@ -163,7 +163,7 @@ def _softplus(mb: Builder, x: Var) -> Var:
 
 def _negative(mb: Builder, x: Var) -> Var:
     """The negation; what was negated, where it was."""
-    source = negated(x)
+    source = negation_operand(x)
     return mb.mul(x=x, y=-1.0) if source is None else source
 
 

@@ -58,7 +58,7 @@ class GatherToMoves(Rewrite):
         """Can the indices be read axis by axis, in few pieces?"""
         if an.constant(m.root.indices) is None or an.constant(m.root.x) is not None:
             return an.NO_MATCH
-        parts = moves.taken(m.root)
+        parts = moves.gathered_rows(m.root)
         if isinstance(parts, Refusal):
             return parts
         if not m.root.outputs[0].rank:
@@ -76,7 +76,7 @@ class GatherToMoves(Rewrite):
         return _placed(mb, moved, m.parts, m.root.outputs[0])
 
 
-def _cut(mb: Builder, x: Var, axis: int, part: moves.Taken) -> Var:
+def _cut(mb: Builder, x: Var, axis: int, part: moves.AxisRows) -> Var:
     """The rows that are taken of one axis."""
     if part.is_all(x.shape[axis]):
         return x
@@ -92,7 +92,7 @@ def _slice(mb: Builder, x: Var, axis: int, run: moves.Run) -> Var:
     return mb.reverse(x=piece, axes=[axis]) if run.step < 0 and run.length > 1 else piece
 
 
-def _placed(mb: Builder, x: Var, parts: list[moves.Taken], old: Var) -> Var:
+def _placed(mb: Builder, x: Var, parts: list[moves.AxisRows], old: Var) -> Var:
     """The axes in the order of the result, in its shape."""
     result = an.static_shape(old) or ()
     homes = [axis for part in parts for axis in part.to]

@@ -99,7 +99,7 @@ def _of_squares(root: Operation) -> _Parts | None:
     """An exponential, perhaps times a constant above 0, times a square."""
     for one, other in ((root.x, root.y), (root.y, root.x)) if root.op_type == "mul" else ():
         square, exponential = an.producer(other), an.producer(one, "exp")
-        base = bounds.squared(square)
+        base = bounds.squared_operand(square)
         parts = _Parts((exponential,)) if exponential is not None else _scaled(one)
         if square is not None and base is not None and parts is not None and parts.factor > 0:
             return _Parts((root, square, *parts.ops), parts.factor, base)

@@ -103,7 +103,9 @@ class IntegersAsFloats(Rewrite):
         if after.kind == before.kind or _stored(op.x):
             return an.NO_MATCH
         most = 1 << 24 if after == np.float32 else an.fp16.LAST_INTEGER
-        reason = whole_numbers.symbolic(op.x) or ("" if _moved(op.x) else self.numbers().leaves(op.x, most))
+        reason = whole_numbers.symbolic_reason(op.x) or (
+            "" if _moved(op.x) else self.numbers().leaves(op.x, most)
+        )
         return Refusal(reason, op) if reason else m.bind(dtype=after if after.kind == "f" else HALF)
 
     def combined(self, m: Match) -> Match | Refusal:
@@ -120,7 +122,7 @@ class IntegersAsFloats(Rewrite):
             and not an.is_output(op.outputs[0])
         ):
             return an.NO_MATCH
-        reason = whole_numbers.symbolic(op.outputs[0]) or self.numbers().leaves(
+        reason = whole_numbers.symbolic_reason(op.outputs[0]) or self.numbers().leaves(
             op.outputs[0], an.fp16.LAST_INTEGER
         )
         return Refusal(reason, op) if reason else m.bind(dtype=HALF)
@@ -134,7 +136,7 @@ class IntegersAsFloats(Rewrite):
         op = m.root
         if an.np_dtype(op.x) != np.int32 or (_stored(op.x) and _stored(op.y)):
             return an.NO_MATCH
-        if open_ := next((why for v in (op.x, op.y) if (why := whole_numbers.symbolic(v))), ""):
+        if open_ := next((why for v in (op.x, op.y) if (why := whole_numbers.symbolic_reason(v))), ""):
             return Refusal(open_, op)
         numbers = self.numbers()
         sides = {v: numbers.reach(v) for v in (op.x, op.y)}
@@ -177,12 +179,12 @@ def _stored(var: Var) -> bool:
 
 def _computed(var: Var) -> bool:
     """Is there work on integers or conditions before a cast?"""
-    return whole_numbers.makes_whole(var) is not None
+    return whole_numbers.integer_op(var) is not None
 
 
 def _moved(var: Var) -> bool:
     """Was it only moved since it became an integer at run time?"""
-    return whole_numbers.makes_whole(whole_numbers.source(var)) is None
+    return whole_numbers.integer_op(whole_numbers.unmoved_source(var)) is None
 
 
 # The ops that make the numbers of integers and conditions in floats.
@@ -218,13 +220,13 @@ class _Floats:
         if (value := an.constant(var)) is not None:
             stored: an.Array = np.asarray(value).astype(self.dtype)
             return stored if stored.ndim else stored[()]
-        op = whole_numbers.makes_whole(var)
+        op = whole_numbers.integer_op(var)
         if op is not None and op.op_type in ("cast", "identity") and _is_view(op):
             return self.of(op.x)
         if op is None or (op.op_type == "cast" and an.np_dtype(op.x).kind == "f"):
             reads, build = [var], lambda maker: self.cast(maker, var, op)
         else:
-            sides = [(name, self.of(v)) for name, v in whole_numbers.operands_of(op)]
+            sides = [(name, self.of(v)) for name, v in whole_numbers.number_operands(op)]
             others = [v for name, v in an.operands(op) if name not in dict(sides)]
             operands_read = [*others, *(v for _, v in sides)]
             reads = [v for v in operands_read if isinstance(v, Var) and an.constant(v) is None]

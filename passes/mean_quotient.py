@@ -63,8 +63,8 @@ class MeanQuotient(Rewrite):
             return an.NO_MATCH
         if not quotient.overflows:
             return Refusal(f"the sums are at most {quotient.largest:g}, and do not overflow", m.root, idle=True)
-        count = rows.summed(quotient.below)
-        added = max(rows.summed(total) for total in quotient.sums)
+        count = rows.reduced_size(quotient.below)
+        added = max(rows.reduced_size(total) for total in quotient.sums)
         if added > self.most:
             words = f"{added:g} values are added: if few of them are not 0, the mean may be too small for fp16"
             return Refusal(f"{words}; most={added:g} allows it", m.root)
@@ -84,7 +84,7 @@ class MeanQuotient(Rewrite):
             divisor = _behind(mb, op, divisor, m.count)
         top, left = m.x, 1 / m.count
         if quotient.above is not None:
-            top, left = _mean(mb, quotient.above), rows.summed(quotient.above) / m.count
+            top, left = _mean(mb, quotient.above), rows.reduced_size(quotient.above) / m.count
         result = mb.real_div(x=top, y=divisor)
         return result if left == 1 else mb.mul(x=result, y=left)
 

@@ -64,10 +64,10 @@ class RotaryTables(Rewrite):
         if m.root.op_type == "concat":
             return self.check_exchange(m)
         if m.root.op_type == "mul":
-            turn = rotary.turned_by(m.root)
+            turn = rotary.table_product(m.root)
             return an.NO_MATCH if turn is None else m.bind(turn=turn)
         rotated = rotary.of_positions(m.root.outputs[0])
-        if not isinstance(rotated, rotary.OfPositions):
+        if not isinstance(rotated, rotary.PositionRows):
             return rotated
         if not (count := self.count(rotated.positions)):
             words = f"how many positions %{rotated.positions.name} may hold is not known: say positions="

@@ -68,12 +68,12 @@ class ScalePowers(Rewrite):
         if scaled is None or not an.intervals.is_half(m.root.outputs[0]):
             return an.NO_MATCH
         total = an.producer(scaled[0], "reduce_sum", "reduce_mean")
-        power = an.reading.whole_power(scaled[0] if total is None else total.x)
+        power = an.reading.integer_power(scaled[0] if total is None else total.x)
         if power is None:
             return an.NO_MATCH
         x, exponent, ops = power
         most = magnitude(x, products=1)
-        if most**exponent * (1 if total is None else rows.summed(total)) <= an.fp16.LARGEST:
+        if most**exponent * (1 if total is None else rows.reduced_size(total)) <= an.fp16.LARGEST:
             return Refusal(f"%{x.name} is at most {most:g}, and its power {exponent} does not overflow", m.root)
         shift = math.ceil(-math.log2(abs(scaled[1])) / exponent) if scaled[1] else 0
         if shift < 1 or abs(scaled[1]) > 0.5:
@@ -83,12 +83,12 @@ class ScalePowers(Rewrite):
 
     def _weighted(self, m: Match) -> Match | Refusal:
         """A product of a power and stored weights."""
-        power = an.reading.whole_power(m.root.x)
+        power = an.reading.integer_power(m.root.x)
         weight = an.reading.weight(m.root)
         if power is None or weight is None or weight is m.root.x or an.np_dtype(weight) != np.float16:
             return an.NO_MATCH
         x, exponent, ops = power
-        most, largest = magnitude(x, products=1), max(map(abs, bounds.of_constant(weight)))
+        most, largest = magnitude(x, products=1), max(map(abs, bounds.constant_range(weight)))
         if most**exponent <= an.fp16.LARGEST:
             return Refusal(f"%{x.name} is at most {most:g}, and its power {exponent} does not overflow", m.root)
         if an.constant(weight) is None or is_compressed(weight):

@@ -60,7 +60,7 @@ class SelectLastToken(Rewrite):
     """One position of the hidden state is selected before the final norm and the head."""
 
     name = "select_last_token"
-    kinds = dependence.CARRYING
+    kinds = dependence.WITH_KNOWN_AXES
     """Whatever may be the last op before an output."""
     # they work on one row then, the padded head included
     precedes = ("causal_mask_tensor", "embedding_matmul", "pad_last_axis")
@@ -88,7 +88,7 @@ class SelectLastToken(Rewrite):
     def check(self, m: Match) -> Match | Refusal:
         """The root must make the logits, the widest rank-3 output with a head; or select the last position."""
         logits: Var = m.root.outputs[0]
-        if dependence.takes_last(m.root, 1):
+        if dependence.takes_last_position(m.root, 1):
             return self.selected(m)
         if not isinstance(m.block, an.Function) or not self.may_be_logits(logits):
             return an.NO_MATCH

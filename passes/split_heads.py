@@ -74,7 +74,7 @@ class SplitHeads(Rewrite):
         core, operands = m.core, m.operands
         heads = len(operands.query.heads)
         queries, keys, values = (
-            _split(channel_steps.Named(mb, x.var), x, axis)
+            _split(channel_steps.NamingMaker(mb, x.var), x, axis)
             for x, axis in ((operands.query, 1), (operands.key, 3), (operands.value, 1))
         )
         masks = [_masks(mb, core, op, carried) for op, carried in core.between]
@@ -88,16 +88,16 @@ class SplitHeads(Rewrite):
             seen.append(_at(mb, m.root).einsum(values=(values[i], weights), equation=heads_regions.SUM))
         make = _at(mb, m.root)
         joined = small_builds.joined(make, seen, 1)
-        end, layout = heads_regions.result(core)
-        return {end: channel_steps.left(make, joined, end, layout)}
+        end, layout = heads_regions.last_view_of_result(core)
+        return {end: channel_steps.leaving_value(make, joined, end, layout)}
 
 
 def _at(mb: Builder, op: an.Operation) -> Any:
     """A builder that names what it makes after what an op made."""
-    return channel_steps.Named(mb, op.outputs[0])
+    return channel_steps.NamingMaker(mb, op.outputs[0])
 
 
-def _split(mb: Any, operand: heads_regions.Operand, axis: int) -> list[Var]:
+def _split(mb: Any, operand: heads_regions.HeadOperand, axis: int) -> list[Var]:
     """Give each head its part of an operand."""
     var, count = operand.build(mb), max(operand.heads) + 1
     parts = parted(mb, var, axis, [int(var.shape[axis]) // count] * count)
@@ -107,7 +107,7 @@ def _split(mb: Any, operand: heads_regions.Operand, axis: int) -> list[Var]:
 def _masks(mb: Builder, core: heads_regions.Core, op: an.Operation, carried: str) -> dict[str, list[Var]]:
     """Return what each head reads of the other operands of an elementwise op."""
     heads = int(core.softmax.x.shape[1])
-    return {k: _mask(channel_steps.Named(mb, v), v, heads) for k, v in core.others(op, carried).items()}
+    return {k: _mask(channel_steps.NamingMaker(mb, v), v, heads) for k, v in core.others(op, carried).items()}
 
 
 def _mask(mb: Any, var: Var, heads: int) -> list[Var]:
@@ -124,9 +124,9 @@ def _mask(mb: Any, var: Var, heads: int) -> list[Var]:
         moved = mb.shared_value(
             ("mask", var),
             [var],
-            lambda m: channel_steps.twin(
-                channel_steps.Named(m, var),
-                views.seen_as(channel_steps.Named(m, var), var, whole),
+            lambda m: channel_steps.build_twin(
+                channel_steps.NamingMaker(m, var),
+                views.seen_as(channel_steps.NamingMaker(m, var), var, whole),
                 layout,
                 groups,
             ),

@@ -87,7 +87,7 @@ class WidenToFp32(Rewrite):
         if self.ops:
             return _named(m, self.ops)
         region = overflow_regions.wide_region(m.root)
-        if region is None or overflow_regions.goes_on(m.root):
+        if region is None or overflow_regions.is_inside_later_region(m.root):
             return an.NO_MATCH
         outside = [op for op in region.ops if op.enclosing_block is not m.root.enclosing_block]
         if outside:

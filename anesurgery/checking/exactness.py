@@ -20,7 +20,7 @@ from anesurgery import fp16
 from anesurgery.checking.grades import psnr
 from anesurgery.checking.same_choices import Places, SamePlaces, chooses
 from anesurgery.errors import InterpretError, Refusal
-from anesurgery.facts.dependence import times_run
+from anesurgery.facts.dependence import ops_with_run_counts
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs, call_of
 from anesurgery.interpret import Listener, Predictor, run
 from anesurgery.interpret.arithmetic import neural_engine
@@ -254,7 +254,7 @@ class Yardstick:
     @cached_property
     def flop(self) -> float:
         """Floating point operations of a run of each function."""
-        runs = (run for function in self.program.functions.values() for run in times_run(function))
+        runs = (run for function in self.program.functions.values() for run in ops_with_run_counts(function))
         return sum(times * work_of(op).flop for op, times in runs if op.op_type != "const")
 
     @cached_property

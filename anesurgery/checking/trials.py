@@ -45,7 +45,7 @@ from anesurgery.checking.numbers import (
 )
 from anesurgery.checking.trial_lengths import Plan
 from anesurgery.errors import InterpretError
-from anesurgery.facts.dependence import times_run
+from anesurgery.facts.dependence import ops_with_run_counts
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.precision import Double, Unsteady
@@ -319,7 +319,7 @@ def _drawn(
     }
     rows = {v: rows_apart(v, inside[0], new, inside[1]) for v, new in pairs.items()}
     rows |= {v: [*rows[v], *_apart_at(both, v, bounds, sample, ops)] for v in rows if not fewest}
-    runs = [run for side in (both.old, both.new) for run in times_run(side) if not is_weight(run[0])]
+    runs = [run for side in (both.old, both.new) for run in ops_with_run_counts(side) if not is_weight(run[0])]
     effort = sum(n * (OVERHEAD + (work := work_of(op)).flop + work.moved) for op, n in runs)
     count = max(FEWEST, min(AGAIN * len(ROUNDS), MOST_EFFORT // max(effort, 1)))
     count = FEWEST if fewest else count

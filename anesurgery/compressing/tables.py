@@ -20,7 +20,14 @@ from anesurgery.compressing.second_order import SLAB
 from anesurgery.compressing.weight_forms import IOS18, WeightForm
 from anesurgery.files.weights import pack
 from anesurgery.mil import Array, types
-from anesurgery.regions.clusters import MOST_ROWS, Totals, clustered, near, totals, weighted
+from anesurgery.regions.clusters import (
+    MOST_ROWS,
+    Totals,
+    clustered,
+    distinct_with_weights,
+    merged_by_fp16,
+    weighted,
+)
 from anesurgery.regions.compressed_weights import Form
 
 MOST_PRODUCTS = 10**9
@@ -240,9 +247,9 @@ def count_numbers(rows: Array, weights: Array, vector: int = 1) -> Totals:
     if vector == 1 and values.size > MOST_ROWS:
         slabs = (slice(start, start + SLAB) for start in range(0, len(values), SLAB))
         pieces = ((values[slab].ravel(), counts[slab].ravel() + least) for slab in slabs)
-        return near(pieces, max(float(values.max()), -float(values.min())))
+        return merged_by_fp16(pieces, max(float(values.max()), -float(values.min())))
     vectors = _split_vectors(values, vector).reshape(-1, vector)
-    return totals(vectors, _split_vectors(counts + least, vector).mean(axis=2).ravel())
+    return distinct_with_weights(vectors, _split_vectors(counts + least, vector).mean(axis=2).ravel())
 
 
 def fit_tables(

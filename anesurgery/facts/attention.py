@@ -1,6 +1,8 @@
-"""Follow attention scores back from the softmax, through what applies a mask to them, and write the rest again.
+"""Find the mask operands between attention scores and their softmax, and say which values they come from.
 
-Which operand carries the scores? The one that comes from a matrix product; masks never do.
+`mask_chain(softmax)` walks back from the softmax through the ops that apply masks (`add`, `select`, ...) and
+returns a `Chain`; `masks.take_apart` then says what the masks do. At each op the operand that comes from a
+matrix product carries the scores; masks never do.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from anesurgery.semantics.intervals import MASKED as MASKED
 from anesurgery.semantics.reading import readers_after
 
 EXACT_FACTOR = 1e-6
-"""Relative error up to which a rounded factor is taken as it is."""
+"""Relative rounding error up to which a factor is stored as one number."""
 
 MASKING = CARRIERS | LOGICAL | names("add mul sub select maximum minimum real_div logical_not")
 """Ops that mask arithmetic is written with."""
@@ -34,36 +36,36 @@ TAIL = frozenset({"cast", "identity", "reshape", "mul", "real_div"})
 
 @dataclass(frozen=True)
 class Chain:
-    """From the scores to the softmax, or the mask operand of fused attention."""
+    """The ops that apply masks between the scores and the softmax, or the mask operand of fused attention."""
 
     scores: Var
-    """For fused attention: the query, which has the rank and the type of the scores."""
+    """The scores. For fused attention the query stands here: it has the rank and dtype of the scores."""
     masks: tuple[Var, ...]
-    """The operands that come from elsewhere, from the scores on."""
+    """The mask operands, the first one applied first."""
     ops: tuple[Operation, ...] = ()
-    """What the masks are applied with, from the scores on; none for fused attention."""
+    """The ops that apply the masks, the first one first; empty for fused attention."""
     tail: tuple[Operation, ...] = ()
-    """What stands between the masked scores and the softmax."""
+    """The ops between the masked scores and the softmax."""
     size: tuple[int, int] = (0, 0)
-    """Queries and keys."""
+    """(queries, keys)."""
 
 
 def softmaxes_after(var: Var) -> Iterator[Operation]:
-    """The softmaxes, and fused attentions, that read a value, or what scales and masks make of it."""
+    """Yield the softmaxes and fused attentions that read a value, directly or through scales and masks."""
     return (op for op in readers_after(var, MASKING) if op.op_type in SHARING)
 
 
 def attention_of(product: Operation) -> Attention | None:
-    """The attention whose scores a product makes."""
+    """Return the attention whose scores a matmul computes; None where there is none."""
     found = (recognise(op) for op in softmaxes_after(product.outputs[0]) if op.op_type == "softmax")
     return next((a for a in found if a is not None and a.product is product), None)
 
 
 def mask_chain(op: Operation) -> Chain | Refusal:
-    """The mask ops of a softmax over the last axis, or of the fused op.
+    """Return the mask ops of a softmax over the last axis, or of fused attention.
 
     Returns:
-        The chain; a refusal with why it cannot be read; `NO_MATCH` where nothing is masked.
+        The chain; a refusal that says why it cannot be read; `NO_MATCH` where nothing is masked.
     """
     if op.op_type == "scaled_dot_product_attention":
         return fused_chain(op)
@@ -73,23 +75,23 @@ def mask_chain(op: Operation) -> Chain | Refusal:
 
 
 def chain_to(end: Var) -> Chain | Refusal:
-    """The chain of mask ops before a softmax's operand.
+    """Return the chain of mask ops before `end`, which a softmax reads.
 
     Returns:
-        The chain; a refusal with why it cannot be read; `NO_MATCH` where there are no mask ops.
+        The chain; a refusal that says why it cannot be read; `NO_MATCH` where there are no mask ops.
     """
     tail: list[Operation] = []
-    while (op := producer(end, *TAIL)) is not None and _stays(op):
+    while (op := producer(end, *TAIL)) is not None and _may_follow_mask(op):
         tail.append(op)
         end = op.x if isinstance(op.x, Var) and constant(op.x) is None else op.y
     ops: list[Operation] = []
     masks: list[list[Var]] = []
     start = end
-    while (op := producer(start, *AFFINE)) is not None and (split := _split(op)) is not None:
+    while (op := producer(start, *AFFINE)) is not None and (split := _scores_and_masks(op)) is not None:
         start, others = split
         ops.append(op)
         masks.append(others)
-    while ops and _narrows(ops[-1]):
+    while ops and _is_narrowing_cast(ops[-1]):
         start = ops[-1].outputs[0]
         del ops[-1], masks[-1]
     if not any(masks):
@@ -107,7 +109,7 @@ def chain_to(end: Var) -> Chain | Refusal:
 
 
 def fused_chain(op: Operation) -> Chain | Refusal:
-    """The mask operand of fused attention.
+    """Return the mask operand of fused attention as a chain.
 
     Returns:
         The chain; a refusal where the number of queries or keys is symbolic; `NO_MATCH` where there is no mask.
@@ -122,7 +124,7 @@ def fused_chain(op: Operation) -> Chain | Refusal:
 
 
 def fused_operands(op: Operation) -> dict[str, Var]:
-    """Query, key and value of fused attention, as they were before all were widened for the mask's sake."""
+    """Return query, key and value of fused attention; fp16 values that were cast only for the mask's dtype."""
     given = {name: op.inputs[name] for name in ("query", "key", "value")}
     casts = [producer(v, "cast") for v in given.values()]
     if all(c is not None and np_dtype(c.x) == np.float16 for c in casts):
@@ -130,8 +132,8 @@ def fused_operands(op: Operation) -> dict[str, Var]:
     return given
 
 
-def _stays(op: Operation) -> bool:
-    """Does an op treat all scores alike, so that it may stay after the mask?"""
+def _may_follow_mask(op: Operation) -> bool:
+    """Does an op treat all scores alike, so that it may stay behind the mask?"""
     if op.op_type == "reshape":
         return tuple(op.x.shape[-2:]) == tuple(op.outputs[0].shape[-2:])
     if op.op_type in ("cast", "identity"):
@@ -143,15 +145,15 @@ def _stays(op: Operation) -> bool:
     return factor >= LEAST_SCALE
 
 
-def _narrows(op: Operation) -> bool:
-    """Is this a cast that makes the scores what they are (and not one that the mask asked for)?"""
+def _is_narrowing_cast(op: Operation) -> bool:
+    """Is an op an identity, or a cast that narrows the scores (not one that widens them for the mask)?"""
     if op.op_type == "identity":
         return True
     return op.op_type == "cast" and np_dtype(op.outputs[0]).itemsize < np_dtype(op.x).itemsize
 
 
 def in_factors(value: float, dtype: np.dtype[np.generic]) -> list[np.generic]:
-    """A factor as one number of a type; where that is rounded, as two whose product is nearer to it."""
+    """Return a factor as one number of a dtype, or as two whose product is nearer if one would be rounded."""
     kind: Any = dtype.type
     if abs(float(kind(value)) / value - 1) <= EXACT_FACTOR:
         return [kind(value)]
@@ -166,43 +168,44 @@ def is_float(var: Var) -> bool:
     return np_dtype(var).kind == "f"
 
 
-def _split(op: Operation) -> tuple[Var, list[Var]] | None:
-    """The operand that carries the scores, and the mask operands; None where no mask is applied."""
+def _scores_and_masks(op: Operation) -> tuple[Var, list[Var]] | None:
+    """Return (operand with the scores, mask operands) of an op; None where it applies no mask."""
     vars_ = [v for name, v in operands(op) if name in ("x", "y", "a", "b", "cond")]
     if op.op_type in ("cast", "identity"):
         return (op.x, []) if is_float(op.x) and is_float(op.outputs[0]) else None
-    carrying = [v for v in vars_ if is_computed(v)]
-    if not carrying:  # scores that come from outside
-        carrying = [v for v in vars_ if runtime_inputs([v])]
-    if len(carrying) != 1 or not is_float(carrying[0]):
+    with_scores = [v for v in vars_ if is_computed(v)]
+    if not with_scores:  # scores that come from outside
+        with_scores = [v for v in vars_ if runtime_inputs([v])]
+    if len(with_scores) != 1 or not is_float(with_scores[0]):
         return None
-    others = [v for v in vars_ if v is not carrying[0]]
+    masks = [v for v in vars_ if v is not with_scores[0]]
     if op.op_type == "maximum":  # a floor under masked scores
-        return (carrying[0], []) if all(_is_scalar(v, MASKED) for v in others) else None
-    if op.op_type in ("mul", "add", "sub") and all(_is_scalar(v) for v in others):
+        return (with_scores[0], []) if all(_is_scalar_up_to(v, MASKED) for v in masks) else None
+    if op.op_type in ("mul", "add", "sub") and all(_is_scalar_up_to(v) for v in masks):
         return None  # a scale or a shift of all scores
-    if op.op_type == "sub" and carrying[0] is op.y:
+    if op.op_type == "sub" and with_scores[0] is op.y:
         return None
-    return carrying[0], others
+    return with_scores[0], masks
 
 
-def _is_scalar(var: Var, most: float = np.inf) -> bool:
+def _is_scalar_up_to(var: Var, most: float = np.inf) -> bool:
+    """Is a value a constant with one element that is at most `most`?"""
     value = constant(var)
     return value is not None and np.size(value) == 1 and float(np.max(value)) <= most
 
 
 def runtime_inputs(vars_: Iterable[Var]) -> list[Var]:
-    """The inputs of the program that some values depend on; not those of which only a fixed shape is read."""
+    """Return the program inputs that values depend on, without those of which only a static shape is read."""
     return [v for v in _sources(vars_) if v.op is None]
 
 
 def shapes_read(vars_: Iterable[Var], stop: Iterable[Var]) -> list[Var]:
-    """The values of which only the fixed shape is read, on the way from `stop` to some values."""
+    """Return the values of which only the static shape is read on the way from `stop` to some values."""
     return [v for v in _sources(vars_, stop) if v.op is not None]
 
 
 def _sources(vars_: Iterable[Var], stop: Iterable[Var] = ()) -> list[Var]:
-    """Where values come from: inputs (without an op), and values of which only the fixed shape is read."""
+    """Return the inputs that values depend on, and the values of which only the static shape is read."""
     found: dict[Var, None] = {}
     seen: set[Var] = set(stop)
     stack = list(vars_)
@@ -217,4 +220,6 @@ def _sources(vars_: Iterable[Var], stop: Iterable[Var] = ()) -> list[Var]:
         read = read_values(var.op)
         stack += read
         found |= {v: None for _, v in operands(var.op) if v not in read and v.op is not None}
-    return [v for v in found if v.op is None or v not in seen]  # of what is in both, the numbers count
+    return [
+        v for v in found if v.op is None or v not in seen
+    ]  # values whose numbers are read too are no mere shapes

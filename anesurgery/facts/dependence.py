@@ -1,7 +1,9 @@
-"""What values depend on: the ops upstream, what no input changes, how often a loop runs, the rows of an axis.
+"""What values depend on: upstream ops, parts that no input changes, rounds of loops, and row-wise tails.
 
-An op is row-wise along an axis when row i of its result depends on row i of its operands alone. From the rows
-that are wanted of a result, each rule tells the rows that are wanted of the operands.
+Four subjects: `slice_back` and `fixed_ops` (which ops a value needs, and which need no input), `loop_rounds`
+(how often a `while_loop` runs), `rows_read` and `row_tail` (row i of a result needs only row i of its operands,
+so that a head can be computed for the last token alone), and `takes_last_position` (the op that picks that
+row).
 """
 
 from __future__ import annotations
@@ -41,14 +43,17 @@ from anesurgery.semantics.rows import SPECS, places_of, slices_read
 
 
 def slice_back(targets: Iterable[Var], stop: set[Var]) -> list[Operation]:
-    """The ops that `targets` depend on, in an order in which they can run, not going beyond `stop`."""
+    """Return the ops that `targets` depend on, in an order in which they can run.
+
+    Values in `stop` end the search.
+    """
     order: dict[Operation, None] = {}
     stack: list[tuple[Operation, bool]] = [(v.op, False) for v in targets if v.op is not None and v not in stop]
     while stack:
-        op, ready = stack.pop()
+        op, operands_done = stack.pop()
         if op in order:
             continue
-        if ready:
+        if operands_done:
             order[op] = None
             continue
         stack.append((op, True))
@@ -56,21 +61,21 @@ def slice_back(targets: Iterable[Var], stop: set[Var]) -> list[Operation]:
     return list(order)
 
 
-OF_SHAPES = {"shape": "x", "fill_like": "ref_tensor"}
+SHAPE_ONLY_OPERANDS = {"shape": "x", "fill_like": "ref_tensor"}
 """Op type -> the operand of which only the shape is read."""
 ROW_LOOKUPS = names("gather gather_along_axis")
 """Ops that read rows along an axis."""
 
 COMPRESSED = names("dequantize")
-"""What it makes of stored numbers is larger than they are: it stays as it is."""
+"""Ops that expand compressed numbers: they are never folded, since their result is larger."""
 
 
 def fixed_ops(block: Block) -> dict[Operation, None]:
-    """The ops of a block, nested ones not included, that depend on no input, in file order.
+    """Return the ops of a block that depend on no input, in file order; neither constants nor nested ops.
 
-    Constants are none of them. Ops with random numbers, states, lists, dynamic shapes or nested blocks do not
-    count as fixed, nor does what reads compressed weights. A lookup in a table whose rows are all the
-    same does, whatever its indices.
+    Ops with random numbers, states, lists, dynamic shapes or nested blocks do not count as fixed, nor do
+    readers of compressed weights. A lookup in a table whose rows are all equal is fixed whatever its indices
+    are.
     """
     found: dict[Operation, None] = {}
     known: set[Var] = set()
@@ -84,6 +89,7 @@ def fixed_ops(block: Block) -> dict[Operation, None]:
 
 
 def _is_fixed(op: Operation, known: set[Var]) -> bool:
+    """Can the results of an op be computed from values that are known?"""
     if op.blocks or op.op_type in IMPURE | COMPRESSED or is_constexpr(op):
         return False
     if not all(is_tensor(v) and static_shape(v) is not None for v in op.outputs):
@@ -93,17 +99,20 @@ def _is_fixed(op: Operation, known: set[Var]) -> bool:
 
 
 def shape_only(op: Operation) -> Var | None:
-    """The operand whose numbers change nothing, as the indices of a table whose rows are all the same."""
-    operand: Var | None = None
-    if op.op_type in OF_SHAPES:
-        operand = op.inputs[OF_SHAPES[op.op_type]]
-    elif op.op_type in ROW_LOOKUPS and same_rows(op):
-        operand = op.indices
-    return operand
+    """Return the operand whose numbers change nothing, such as indices into a table of equal rows.
+
+    None without.
+    """
+    unread: Var | None = None
+    if op.op_type in SHAPE_ONLY_OPERANDS:
+        unread = op.inputs[SHAPE_ONLY_OPERANDS[op.op_type]]
+    elif op.op_type in ROW_LOOKUPS and looks_up_equal_rows(op):
+        unread = op.indices
+    return unread
 
 
-def differ(op: Operation, numbers: WholeNumbers) -> bool:
-    """Does a test of equality compare integers whose ranges have nothing in common?"""
+def never_equal(op: Operation, numbers: WholeNumbers) -> bool:
+    """Does a test of equality compare integers whose ranges do not overlap?"""
     if op.op_type not in ("equal", "not_equal") or any(np_dtype(v).kind not in "iu" for v in (op.x, op.y)):
         return False
     if static_shape(op.outputs[0]) is None:
@@ -112,8 +121,8 @@ def differ(op: Operation, numbers: WholeNumbers) -> bool:
     return high < least or most < low
 
 
-def same_rows(op: Operation) -> bool:
-    """Does an op look a row up in a stored table whose rows are all the same?"""
+def looks_up_equal_rows(op: Operation) -> bool:
+    """Does an op look up a row in a stored table whose rows are all the same?"""
     table, axis = constant(op.x), number(op.inputs.get("axis"))
     if table is None or constant(op.indices) is not None or axis is None or not np.ndim(table):
         return False
@@ -123,34 +132,34 @@ def same_rows(op: Operation) -> bool:
 
 
 MOST = 4096
-"""Rounds that are counted: more are not unrolled, and each takes some ten microseconds for each op."""
+"""The most rounds of a loop that are counted: longer loops are not unrolled, and a round takes 10 us per op."""
 
 
-def rounds(op: Operation) -> int | None:
-    """The number of rounds; None where an input decides, or after `MOST`."""
+def loop_rounds(op: Operation) -> int | None:
+    """Return the number of rounds of a `while_loop`; None where an input decides, or above `MOST`."""
     condition, body = op.blocks
-    values = [_number(v, {}) for v in op.loop_vars]
+    values = [_single_number(v, {}) for v in op.loop_vars]
     for count in range(MOST + 1):
-        more = _number(condition.outputs[0], dict(zip(condition.inputs, values, strict=True)))
-        if more is None or not more:
-            return None if more is None else count
+        condition_holds = _single_number(condition.outputs[0], dict(zip(condition.inputs, values, strict=True)))
+        if condition_holds is None or not condition_holds:
+            return None if condition_holds is None else count
         known = dict(zip(body.inputs, values, strict=True))
-        values = [_number(v, known) for v in body.outputs]
+        values = [_single_number(v, known) for v in body.outputs]
     return None
 
 
-def times_run(block: Block) -> Iterator[tuple[Operation, int]]:
-    """Every op, nested blocks included, and how often a run computes it; once where an input decides."""
+def ops_with_run_counts(block: Block) -> Iterator[tuple[Operation, int]]:
+    """Yield every op, also of nested blocks, and how often a run computes it; 1 where an input decides."""
     pending = [(block, 1)]
     for inside, times in pending:
         for op in inside.operations:
             yield op, times
-            inner = times * (rounds(op) or 1) if op.op_type == "while_loop" else times
+            inner = times * (loop_rounds(op) or 1) if op.op_type == "while_loop" else times
             pending += [(nested, inner) for nested in op.blocks]
 
 
-def _number(var: Var, known: dict[Var, Any]) -> Any:
-    """A single number, computed of those that are known; None where that is not possible."""
+def _single_number(var: Var, known: dict[Var, Any]) -> Any:
+    """Return the single number of a value, computed from `known` ones; None where that is not possible."""
     if var in known:
         return known[var]
     shape = None if types.is_list(var.sym_type) else static_shape(var)
@@ -162,22 +171,24 @@ def _number(var: Var, known: dict[Var, Any]) -> Any:
     elif op is None or op.op_type not in POINTWISE | VIEWS or len(op.outputs) != 1:
         known[var] = None
     else:
-        numbers = {k: _number(v, known) for k, v in operands(op) if not (op.op_type in VIEWS and k != "x")}
-        known[var] = None if None in numbers.values() else _computed(op, numbers)
+        numbers = {
+            k: _single_number(v, known) for k, v in operands(op) if not (op.op_type in VIEWS and k != "x")
+        }
+        known[var] = None if None in numbers.values() else _interpreted(op, numbers)
     return known[var]
 
 
-def _computed(op: Operation, numbers: dict[str, Any]) -> Any:
-    """What the interpreter makes of single numbers, rounded and wrapped around as in the program."""
+def _interpreted(op: Operation, numbers: dict[str, Any]) -> Any:
+    """Return what the interpreter computes from single numbers, rounded and wrapped as in the program."""
     if op.op_type in VIEWS:
         return numbers["x"]
     (out,) = op.outputs
-    given = {k: _tensor(op.inputs[k], n) for k, n in numbers.items()}
+    given = {k: _as_operand(op.inputs[k], n) for k, n in numbers.items()}
     return finish(TABLE[op.op_type].function(**given), run_dtype(out), rounding(out, "fp16")).item()
 
 
-def _tensor(var: Var, number: Any) -> Any:
-    """A number as ops compute with it; names, and parameters that are constants, as they are."""
+def _as_operand(var: Var, number: Any) -> Any:
+    """Return a number as a tensor of the value's dtype; strings stay as they are."""
     if types.is_str(var.dtype):
         return number
     return torch.tensor(number, dtype=run_dtype(var))
@@ -188,29 +199,33 @@ NORM = frozenset(
     | {"mul", "pow", "real_div", "reshape", "rsqrt", "slice_by_index", "sqrt", "square", "squeeze", "sub"}
     | REDUCTIONS
 )
-"""Ops that layer norms and root-mean-square norms are spelled with."""
+"""Ops that layer norms and root mean square norms are written with."""
 
 SIZED = names("one_hot slice_by_size slice_update split stack")
-"""Ops that are not rebuilt on a row: they hold a length, or make several values or a new axis."""
+"""Ops that are not rebuilt on one row: they hold a length, give several values, or add an axis."""
 
-CARRYING = frozenset(op_type for op_type, row in SPECS.items() if row.axes is not None) - SIZED
-"""Ops of which it is known where the axes go."""
+WITH_KNOWN_AXES = frozenset(op_type for op_type, row in SPECS.items() if row.axes is not None) - SIZED
+"""Ops whose axes `places_of` can follow."""
 
 Rows = dict[Var, int]
-"""For each operand that must be restricted: the axis of the positions in it."""
+"""Operand that must be restricted to one row -> its axis of rows."""
 
 
 def rows_read(op: Operation, axis: int) -> Rows | None:
-    """What rows an op reads for one row, along `axis`, of its only output; None: it mixes rows.
+    """Return the operands of which an op reads one row for one row of its result; None if it mixes rows.
 
-    A stored value of many rows ends the tail, and so does a product with what is no weight of all rows.
+    A stored value with many rows gives None, too, and so does a product with a computed right-hand side.
+
+    Args:
+        op: the op, with one result.
+        axis: the axis of the rows in its result.
     """
-    axes = places_of(op) if op.op_type in CARRYING and len(op.outputs) == 1 else None
+    axes = places_of(op) if op.op_type in WITH_KNOWN_AXES and len(op.outputs) == 1 else None
     rows = None if axes is None else slices_read(axes, axis)
     if axes is None or rows is None or any(is_stored(v) for v in rows):
         return None
-    weighed = op.op_type not in CONTRACTIONS or all(axis in o.places or is_stored(o.var) for o in axes)
-    return rows if weighed else None
+    is_row_wise = op.op_type not in CONTRACTIONS or all(axis in o.places or is_stored(o.var) for o in axes)
+    return rows if is_row_wise else None
 
 
 @dataclass(frozen=True)
@@ -219,71 +234,74 @@ class Tail:
 
     source: Var
     axis: int
-    """The axis of the positions in `source`."""
+    """The row axis of `source`."""
     ops: tuple[tuple[Operation, int], ...]
-    """In the order in which they run, each with the axis of the positions in its result."""
+    """The ops in the order in which they run, each with the row axis of its result."""
 
 
 def row_tail(result: Var, axis: int, *, deep: bool = False, head_follows: bool = False) -> Tail | Refusal:
-    """The longest row-wise way from one value through a head (linear, matmul with a constant) to `result`.
+    """Return the longest row-wise tail that ends at `result` and passes a head; else why there is none.
 
-    Before the head it goes through norms only, or (`deep`) through everything that is row-wise. It ends at the
-    last value that alone carries all that the rest reads, and before a value that is read elsewhere.
+    A head is a linear, or a matmul with a constant. Before it the tail has norms only or, with `deep`, all row-
+    wise ops. It begins at the last value that alone carries everything that the rest reads, and behind any
+    value that is read elsewhere.
 
     Args:
-        result: a value whose rows are wanted.
+        result: the value of which only some rows are needed.
         axis: the axis of the rows.
-        deep: go on through the body.
-        head_follows: a head comes after `result`, so there is none to pass (and the tail may be empty).
+        deep: go on through the body?
+        head_follows: a head comes after `result`, so that none has to be passed (the tail may be empty)?
     """
     block = result.op.enclosing_block if result.op is not None else None
-    place = {op: i for i, op in enumerate(block.operations if block is not None else ())}
-    wanted: dict[Var, int] = {result: axis}
-    heads: dict[Var, int] = {result: int(head_follows)}
-    taken: dict[Operation, int] = {}
-    best: Tail | None = None
+    order = {op: i for i, op in enumerate(block.operations if block is not None else ())}
+    row_axes: dict[Var, int] = {result: axis}
+    heads_passed: dict[Var, int] = {result: int(head_follows)}
+    tail_ops: dict[Operation, int] = {}
+    tail: Tail | None = None
     while True:
-        var = max(wanted, key=lambda v: place.get(v.op, -1) if v.op is not None else -1)
-        if len(wanted) == 1 and heads[var]:
-            best = Tail(var, wanted[var], tuple(reversed(taken.items())))
-        step = _step(var, result, wanted[var], heads[var], taken, place, deep)
-        if isinstance(step, Refusal) or any(wanted.get(v, at) != at for v, at in step.items()):
+        var = max(row_axes, key=lambda v: order.get(v.op, -1) if v.op is not None else -1)
+        if len(row_axes) == 1 and heads_passed[var]:
+            tail = Tail(var, row_axes[var], tuple(reversed(tail_ops.items())))
+        step = _rows_of_producer(var, result, row_axes[var], heads_passed[var], tail_ops, order, deep)
+        if isinstance(step, Refusal) or any(row_axes.get(v, at) != at for v, at in step.items()):
             break
         op = var.op
         assert op is not None
-        taken[op] = wanted.pop(var)
+        tail_ops[op] = row_axes.pop(var)
         for source, at in step.items():
-            wanted[source] = at
-            heads[source] = max(heads.get(source, 0), heads[var] + (op.op_type in WEIGHTED))
-    if best is not None:
-        return best
+            row_axes[source] = at
+            heads_passed[source] = max(
+                heads_passed.get(source, 0), heads_passed[var] + (op.op_type in WEIGHTED)
+            )
+    if tail is not None:
+        return tail
     why = step.reason if isinstance(step, Refusal) else f"%{var.name} is read in two ways"
     return Refusal(f"no head leads to %{result.name}: {why}", result.op)
 
 
-def _step(
+def _rows_of_producer(
     var: Var,
     result: Var,
     axis: int,
-    heads: int,
-    taken: Mapping[Operation, int],
-    place: Mapping[Operation, int],
+    heads_passed: int,
+    tail_ops: Mapping[Operation, int],
+    order: Mapping[Operation, int],
     deep: bool,
 ) -> Rows | Refusal:
-    """The rows that the producer of `var` reads, or why the way ends here."""
+    """Return the rows that the producer of `var` reads, or why the tail begins behind it."""
     op = producer(var)
-    if op is None or op not in place:
+    if op is None or op not in order:
         return Refusal(f"%{var.name} comes from outside")
-    if var is not result and (is_output(var) or any(c not in taken for c in consumers(var))):
+    if var is not result and (is_output(var) or any(c not in tail_ops for c in consumers(var))):
         return Refusal(f"%{var.name} is read elsewhere")
-    if heads and not deep and op.op_type not in NORM:
+    if heads_passed and not deep and op.op_type not in NORM:
         return Refusal(f"{op.name} ({op.op_type}) belongs to the body")
     rows = rows_read(op, axis)
     return rows if rows else Refusal(f"{op.name} ({op.op_type}) mixes positions")
 
 
-def takes_last(op: Operation, axis: int) -> bool:
-    """Is this a gather or a slice that takes all of the last position of an axis, and nothing else?"""
+def takes_last_position(op: Operation, axis: int) -> bool:
+    """Is an op a gather or slice that takes exactly the last position of an axis?"""
     if op.op_type not in ("gather", "slice_by_index") or op.x.val is not None:
         return False
     x, shape = op.x, list(op.outputs[0].shape)
@@ -302,7 +320,7 @@ def takes_last(op: Operation, axis: int) -> bool:
 
 
 def leads_to_weights(value: Var) -> bool:
-    """Is there a linear, or another product with a constant, among the ops that depend on a value?"""
+    """Does a product with stored weights depend on a value?"""
     seen: set[Operation] = set()
     queue = consumers(value)
     while queue:

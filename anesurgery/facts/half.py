@@ -1,10 +1,15 @@
 """Which ops must stay fp32 when a program becomes fp16, each with the reason and the value found.
 
-An op stays where a value overflows 65504, where a guard against a division by zero (or a logarithm of zero)
-becomes zero, and where an integer above 2048 would be rounded. What reads such a value stays too, until an op
-makes a number that fits again. The unknown is taken to fit: give observed or promised ranges to say otherwise.
-But inputs that are only moved before they are cast to integers hold whole numbers, such as ids of tokens.
-An integer input that only masks scores is taken to hold 0 and 1.
+`judge` is called by the passes that convert programs to fp16. Four hazards are looked for:
+
+1. a value overflows 65504, or a mask's fill does (fills are replaced by `FILL` instead);
+2. a guard against division by zero, or against the logarithm of zero, is zero in fp16;
+3. an integer above 2048 would be rounded;
+4. a region was widened to fp32 on purpose (`overflow_regions`).
+
+Readers of such a value stay fp32, too, until an op makes a number that fits again. Values of unknown range are
+taken to fit; observed or promised ranges say otherwise. An input that is only moved before a cast to integers
+holds whole numbers, such as token ids. An integer input that only masks scores is taken to hold 0 and 1.
 """
 
 from __future__ import annotations
@@ -32,12 +37,12 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.ops import CARRIERS, COMPARISONS, CONTROL, LISTS, PRODUCTS, STATEFUL, names
-from anesurgery.semantics.bounds import MOST, Interval, of_constant, squared
+from anesurgery.semantics.bounds import MOST, Interval, constant_range, squared_operand
 from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.reading import number, readers_after
 
 FILL = 3e4
-"""What stands for a mask's infinity: far above any score, below the 32768 of the engine's sums."""
+"""The fp16 fill of a mask: far above any score, and below 32768, the largest sum on the engine."""
 KEEPS = (
     "each row of masked scores is assumed to keep one of them: if all of a row are masked by sums, fp16 gives "
     "the shares of fp32 only for scores below 8"
@@ -45,6 +50,7 @@ KEEPS = (
 """Beside -3e38 a score vanishes; beside -3e4, where fp16 counts in steps of 16, only one below 8 does."""
 
 KEPT = "it is to stay fp32"
+"""The reason for ops that the caller named."""
 UNLIMITED = 1e18
 """Limits above this, such as the largest fp32 number or its root, clip nothing."""
 
@@ -55,72 +61,82 @@ NORMS = names("layer_norm instance_norm l2_norm")
 GUARDED = {"log": 1e-45, "rsqrt": 1e-12, "inverse": 1e-4}
 """Ops that fail at zero, and the epsilon that they add by default."""
 SIZED = frozenset({"add", "sub", "mul", "floor_div", "mod", "minimum", "maximum", "select", "abs"}) | CARRIERS
-CARRIES = SIZED | names(
+"""Ops whose result is no larger than a few of their operands."""
+INTEGER_TO_INTEGER = SIZED | names(
     "concat stack split slice_by_index slice_by_size gather tile reverse reduce_sum cumsum fill"
 )
-"""Ops that make integers of integers."""
-OFFSETS = COMPARISONS | names("add sub minimum maximum")
-"""Ops at which a whole number is a position, and not a factor."""
-HOLDS = (
+"""Ops that compute integers from integers."""
+POSITION_OPS = COMPARISONS | names("add sub minimum maximum")
+"""Ops in which a whole number is a position, and not a factor."""
+HANDS_ON_GUARD = (
     names("add maximum clip abs square sqrt reduce_max reduce_sum tile split slice_by_index slice_by_size")
     | CARRIERS
 )
-"""Ops that hand a guarded number on."""
+"""Ops whose result is as small as the guarded number that they read."""
 SUMS = CARRIERS | names("sqrt square mul pow reduce_sum reduce_mean add")
-"""What may stand between squares and a guard."""
+"""Ops that may stand between squares and a guard."""
 LINEAR = (
     SUMS | PRODUCTS | names("abs concat stack split slice_by_index slice_by_size reverse pad reduce_l2_norm")
 )
-"""What may stand between an input and a logarithm."""
+"""Ops that may stand between an input and a logarithm."""
 FILLS = FILLING | {"fill", "fill_like"}
-"""Ops that make fills, and that may stand between one and the softmax."""
+"""Ops that make fills, or may stand between a fill and the softmax."""
 AS_STORED = CONTROL | STATEFUL | LISTS | {"slice_update"}
-"""Ops whose values keep the type in which they are carried."""
+"""Ops whose values keep the dtype in which they are stored."""
 
 
 @dataclass
 class Verdicts:
-    """What stays fp32, and what is replaced."""
+    """What stays fp32, what is replaced, and what was assumed."""
 
     stays: dict[Operation, str] = field(default_factory=dict)
     """Op -> why it stays fp32."""
     fills: dict[Var, str] = field(default_factory=dict)
-    """Constants of masks that are limited to `FILL`."""
+    """Constants of masks that are limited to `FILL` -> the reason."""
     taken: dict[Operation, str] = field(default_factory=dict)
-    """Casts to floats that rest on what integers are taken to hold, in words."""
+    """Op -> the assumption about its operands that its fp16 form rests on, in words."""
     guards: set[Operation] = field(default_factory=set)
     """Ops whose epsilon is zero in fp16."""
     huge: set[Var] = field(default_factory=set)
+    """Values that may be above 65504."""
     tiny: set[Var] = field(default_factory=set)
+    """Values that may be 0 in fp16 and must not be."""
     whole: set[Var] = field(default_factory=set)
+    """Floats that hold integers above 2048."""
     filled: set[Var] = field(default_factory=set)
-    """Values between such a constant and the softmax, which are large where it masks."""
+    """Values between a replaced fill and the softmax."""
 
 
 def judge(
     ops: Iterable[Operation], ranges: Mapping[str, Interval], keep: frozenset[str] = frozenset()
 ) -> Verdicts:
-    """Look at ops in file order; `ranges` is what is known of values by name, `keep` names what stays fp32."""
-    found = Verdicts()
+    """Judge ops in file order.
+
+    Args:
+        ops: the ops, in file order.
+        ranges: name of a value -> its range, where the caller knows it.
+        keep: names of values whose ops stay fp32 in any case.
+    """
+    verdicts = Verdicts()
     for op in ops:
-        if op.op_type == "const" or not _is_float(op):
+        if op.op_type == "const" or not _uses_fp32(op):
             continue
-        reason = _reason(op, ranges, found)
+        reason = _reason(op, ranges, verdicts)
         if keep.intersection(v.name for v in op.outputs):
             reason = KEPT
         if reason:
-            found.stays[op] = reason
-        _follow_fill(op, found)
-        if op in found.guards:
-            found.stays = _before_guard(op) | found.stays
+            verdicts.stays[op] = reason
+        _follow_fill(op, verdicts)
+        if op in verdicts.guards:
+            verdicts.stays = _ops_before_guard(op) | verdicts.stays
         if op.op_type == "cast" and np_dtype(op.outputs[0]).kind in "iu":
-            found.stays = _before_integers(op, ranges) | found.stays
-        found.stays = _widened(op) | found.stays
-    return found
+            verdicts.stays = _moves_before_integer_cast(op, ranges) | verdicts.stays
+        verdicts.stays = _widened_region(op) | verdicts.stays
+    return verdicts
 
 
-def _widened(op: Operation) -> dict[Operation, str]:
-    """The ops that were widened, of values of fp16, since fp16 does not hold what lies between."""
+def _widened_region(op: Operation) -> dict[Operation, str]:
+    """Return op -> reason for the ops of a region that was widened to fp32, as fp16 cannot hold its values."""
     region = wide_region(op, bits=32)
     if region is None:
         return {}
@@ -132,134 +148,146 @@ def _widened(op: Operation) -> dict[Operation, str]:
     return dict.fromkeys(region.ops, f"it was widened to fp32: {region.why}")
 
 
-def _follow_fill(op: Operation, found: Verdicts) -> None:
-    """Note what holds a fill: in fp32 as large as it was, so that its readers must not round it to infinity."""
-    if any(v in found.fills or v in found.filled for _, v in operands(op)):
-        if op not in found.stays and op.op_type in FILLS:
-            found.filled.update(op.outputs)
-        elif op in found.stays and any(_too_large(v) for _, v in operands(op)):
-            found.huge.update(op.outputs)
+def _follow_fill(op: Operation, verdicts: Verdicts) -> None:
+    """Note which values hold a replaced fill, and which hold the fp32 fill and so must stay fp32."""
+    if any(v in verdicts.fills or v in verdicts.filled for _, v in operands(op)):
+        if op not in verdicts.stays and op.op_type in FILLS:
+            verdicts.filled.update(op.outputs)
+        elif op in verdicts.stays and any(_number_beyond_fp16(v) for _, v in operands(op)):
+            verdicts.huge.update(op.outputs)
 
 
-def _before_integers(cast: Operation, ranges: Mapping[str, Interval]) -> dict[Operation, str]:
-    """The ops that do no more than move the whole numbers of an input, which a cast then takes as integers."""
-    held, at = list[Operation](), cast.x
-    while at.op is not None and at.op.op_type in CARRIERS and isinstance(at.op.inputs.get("x"), Var):
-        held.append(at.op)
-        at = at.op.x
-    if at.op is not None or max(map(abs, known(at, ranges))) <= fp16.LAST_INTEGER:
+def _moves_before_integer_cast(cast: Operation, ranges: Mapping[str, Interval]) -> dict[Operation, str]:
+    """Return op -> reason for the ops that only move an input before it is cast to integers."""
+    moves, value = list[Operation](), cast.x
+    while value.op is not None and value.op.op_type in CARRIERS and isinstance(value.op.inputs.get("x"), Var):
+        moves.append(value.op)
+        value = value.op.x
+    if value.op is not None or max(map(abs, known_range(value, ranges))) <= fp16.LAST_INTEGER:
         return {}
-    reason = f"%{at.name} gives the integers of {cast.name}; fp16 counts to {fp16.LAST_INTEGER:g}"
-    return dict.fromkeys(held, reason)
+    reason = f"%{value.name} gives the integers of {cast.name}; fp16 counts to {fp16.LAST_INTEGER:g}"
+    return dict.fromkeys(moves, reason)
 
 
-def _before_guard(op: Operation) -> dict[Operation, str]:
-    """The ops between squares and a guard, since squares underflow first; all sums that a logarithm reads."""
+def _ops_before_guard(op: Operation) -> dict[Operation, str]:
+    """Return the ops between squares and a guard -> the reason: squares underflow first.
+
+    Before a logarithm these are all sums: it shows errors that are small beside the largest term.
+    """
     log = op.op_type == "log" or any(r.op_type == "log" for v in op.outputs for r in v.child_ops)
     why = "the logarithm shows errors that are small against the largest term" if log else "squares underflow"
     reason = f"{op.name} guards what it makes against 0: {why}"
-    held: dict[Operation, str] = {}
+    stays: dict[Operation, str] = {}
     waiting, path = [op], dict[Operation, None]()
     while waiting:
-        at = waiting.pop()
-        path[at] = None
-        if log or squared(at) is not None:
-            held |= dict.fromkeys(path, reason)
-        makers = [v.op for _, v in operands(at)]
+        current = waiting.pop()
+        path[current] = None
+        if log or squared_operand(current) is not None:
+            stays |= dict.fromkeys(path, reason)
+        makers = [v.op for _, v in operands(current)]
         waiting += [
             m for m in makers if m not in path and m is not None and m.op_type in (LINEAR if log else SUMS)
         ]
-    held.pop(op, None)
-    return held
+    stays.pop(op, None)
+    return stays
 
 
-def _is_float(op: Operation) -> bool:
-    """Does an op read or make fp32?"""
+def _uses_fp32(op: Operation) -> bool:
+    """Does an op read or compute fp32?"""
     return any(dtype_name(v) == "fp32" for v in [*(v for _, v in operands(op)), *op.outputs])
 
 
-def _reason(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) -> str:
-    """Why an op stays; the values that its readers must know of are noted."""
+def _reason(op: Operation, ranges: Mapping[str, Interval], verdicts: Verdicts) -> str:
+    """Return why an op stays fp32, "" if it need not; note the values that its readers must know of."""
     if op.op_type in AS_STORED:
         return f"{op.op_type} carries its values as they are stored"
     return (
-        _no_form(op) or _overflow(op, ranges, found) or _guard(op, ranges, found) or _integer(op, ranges, found)
+        _refuses_fp16(op)
+        or _overflow(op, ranges, verdicts)
+        or _zero_guard(op, ranges, verdicts)
+        or _rounded_integers(op, ranges, verdicts)
     )
 
 
 def takes_half(op: Operation, name: str) -> bool:
-    """Does an op take fp16 as this operand?"""
+    """Does an op accept fp16 for an operand?"""
     domain = getattr(op.input_spec.input_types[name], "type_domain", None)
     return not domain or "fp16" in [t.__type_info__().name for t in domain]
 
 
-def _no_form(op: Operation) -> str:
-    """A constant that the op takes in fp32 alone, such as a scale factor, stays as it is."""
+def _refuses_fp16(op: Operation) -> str:
+    """Return a reason if the op accepts a constant only in fp32, such as a scale factor; else ""."""
     for name, var in operands(op):
         if dtype_name(var) == "fp32" and not is_stored(var) and not takes_half(op, name):
             return f"{op.op_type} takes no fp16 as {name}"
     return ""
 
 
-def known(var: Var, ranges: Mapping[str, Interval]) -> Interval:
-    """The range of a value: as given, as that of the value it views or casts, or by what makes it."""
-    at: Var | None = var
-    while at is not None:
-        if at.name in ranges:
-            return ranges[at.name]
-        at = at.op.inputs.get("x") if at.op is not None and at.op.op_type in CARRIERS - {"cast"} else None
+def known_range(var: Var, ranges: Mapping[str, Interval]) -> Interval:
+    """Return the range of a value: as given for it or a view of it, else from the ops that compute it."""
+    value: Var | None = var
+    while value is not None:
+        if value.name in ranges:
+            return ranges[value.name]
+        value = (
+            value.op.inputs.get("x")
+            if value.op is not None and value.op.op_type in CARRIERS - {"cast"}
+            else None
+        )
     op = var.op
     if op is not None and op.op_type == "cast" and isinstance(op.x, Var):
-        return known(op.x, ranges)
+        return known_range(op.x, ranges)
     low, high = interval(var)
     return low if low > -UNLIMITED else -math.inf, high if high < UNLIMITED else math.inf
 
 
-def _overflow(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) -> str:
-    """Constants and results beyond fp16, and what reads them."""
+def _overflow(op: Operation, ranges: Mapping[str, Interval], verdicts: Verdicts) -> str:
+    """Return a reason if an op has constants or results beyond fp16, or reads such values; else ""."""
     if op.op_type == "cast":
         return ""
     scaled = () if unit_scale(op) is None else ("variance", "gamma")
     for name, var in ((n, v) for n, v in operands(op) if n not in scaled):
-        large = 0.0 if _never_cuts(op, name, var) else _too_large(var)
+        large = 0.0 if _is_limit_beyond_fp16(op, name, var) else _number_beyond_fp16(var)
         if large and _is_fill(op, name, var, ranges):
-            found.fills[var] = (
+            verdicts.fills[var] = (
                 f"%{var.name} masks scores with {large:.4g}; {math.copysign(FILL, large):g} in fp16"
             )
-            if _is_added(op) and _numbers(var).size == 1:
-                found.taken[op] = KEEPS
+            if _adds_to_scores(op) and _fp32_numbers(var).size == 1:
+                verdicts.taken[op] = KEEPS
         elif large:
-            return _note(
-                op, found.huge, ranges, f"the constant %{var.name} holds {large:.4g}, above {fp16.LARGEST:g}"
+            return _note_unfit_results(
+                op, verdicts.huge, ranges, f"the constant %{var.name} holds {large:.4g}, above {fp16.LARGEST:g}"
             )
     for _, var in operands(op):
-        if var in found.huge:
-            return _note(op, found.huge, ranges, f"%{var.name}, which it reads, may be above {fp16.LARGEST:g}")
+        if var in verdicts.huge:
+            return _note_unfit_results(
+                op, verdicts.huge, ranges, f"%{var.name}, which it reads, may be above {fp16.LARGEST:g}"
+            )
     for var in op.outputs:
-        most = max(map(abs, known(var, ranges)))
-        filled = any(v in found.fills or v in found.filled for _, v in operands(op))
-        if fp16.LARGEST < most < math.inf and not (filled and op.op_type in FILLS):
-            found.huge.add(var)
+        most = max(map(abs, known_range(var, ranges)))
+        masked = any(v in verdicts.fills or v in verdicts.filled for _, v in operands(op))
+        if fp16.LARGEST < most < math.inf and not (masked and op.op_type in FILLS):
+            verdicts.huge.add(var)
             return f"%{var.name} can reach {most:.4g}, above {fp16.LARGEST:g}"
     return ""
 
 
-def _never_cuts(op: Operation, name: str, var: Var) -> bool:
-    """Is it a limit beyond fp16, which becomes infinite?"""
-    low, high = of_constant(var) if op.op_type in ("clip", "minimum", "maximum") else (0.0, 0.0)
+def _is_limit_beyond_fp16(op: Operation, name: str, var: Var) -> bool:
+    """Is an operand a clip limit beyond fp16, which may become infinite without changing anything?"""
+    low, high = constant_range(var) if op.op_type in ("clip", "minimum", "maximum") else (0.0, 0.0)
     upper = op.op_type == "minimum" or name == "beta"
     return name != ("alpha" if upper else "beta") and (low > fp16.LARGEST if upper else high < -fp16.LARGEST)
 
 
-def _note(op: Operation, kind: set[Var], ranges: Mapping[str, Interval], reason: str) -> str:
-    """The reason, after noting the results that are not shown to fit."""
-    kind.update(v for v in op.outputs if max(map(abs, known(v, ranges))) > fp16.LARGEST)
+def _note_unfit_results(op: Operation, too_large: set[Var], ranges: Mapping[str, Interval], reason: str) -> str:
+    """Return the reason, after adding the results that may not fit to the set."""
+    too_large.update(v for v in op.outputs if max(map(abs, known_range(v, ranges))) > fp16.LARGEST)
     return reason
 
 
-def _too_large(var: Var) -> float:
-    """A finite number of a constant that fp16 does not hold; 0 for none."""
-    value = _numbers(var)
+def _number_beyond_fp16(var: Var) -> float:
+    """Return the largest finite number of a constant that fp16 cannot hold; 0 where there is none."""
+    value = _fp32_numbers(var)
     if value is None:
         return 0.0
     finite = value[np.isfinite(value)]
@@ -267,8 +295,8 @@ def _too_large(var: Var) -> float:
     return float(worst) if abs(worst) > fp16.LARGEST else 0.0
 
 
-def _numbers(var: Var) -> Any:
-    """The numbers of an fp32 constant; None of others, and of large ones that the fp16 form bounds anyway."""
+def _fp32_numbers(var: Var) -> Any:
+    """Return the numbers of an fp32 constant; None for other values and for constants above `MOST` elements."""
     if dtype_name(var) != "fp32" or math.prod(static_shape(var) or ()) > MOST:
         return None
     value = constant(var)
@@ -276,41 +304,41 @@ def _numbers(var: Var) -> Any:
 
 
 def _is_fill(op: Operation, name: str, var: Var, ranges: Mapping[str, Interval]) -> bool:
-    """Does a constant do nothing but mask scores of a softmax, in no row all of them?"""
-    low, high = of_constant(var)
+    """Does a constant only mask scores of a softmax, and never a whole row of them?"""
+    low, high = constant_range(var)
     if op.op_type not in FILLS or name in ("cond", "shape") or max(-low, high) <= fp16.LARGEST:
         return False
     if min(abs(low), abs(high)) > 0 and low * high < 0:
         return False
-    if not only_softmax_reads(op.outputs[0]) or _masks_rows(op, var):
+    if not only_softmax_reads(op.outputs[0]) or _masks_whole_row(op, var):
         return False
     if op.op_type != "mul" or fills_scores(op):
         return True
-    return max(map(abs, known(op.y if op.x is var else op.x, ranges))) <= 1
+    return max(map(abs, known_range(op.y if op.x is var else op.x, ranges))) <= 1
 
 
-def _is_added(op: Operation) -> bool:
-    """Do scores become sums with what an op masks with, rather than it?"""
+def _adds_to_scores(op: Operation) -> bool:
+    """Are scores added to a fill, rather than replaced by it?"""
     chosen = FILLING - {"add", "sub"}
     readers = readers_after(op.outputs[0], chosen)
     return op.op_type in ("add", "sub") or any(r.op_type != "softmax" for r in readers)
 
 
-def _masks_rows(op: Operation, var: Var) -> bool:
-    """Is a whole row masked by a constant that is added? Scores vanish beside -3e38, and not beside -3e4."""
-    value = _numbers(var) if op.op_type in ("add", "sub", "minimum") else None
+def _masks_whole_row(op: Operation, var: Var) -> bool:
+    """Does an added constant mask a whole row? Scores vanish beside -3e38, but not beside -3e4."""
+    value = _fp32_numbers(var) if op.op_type in ("add", "sub", "minimum") else None
     if value is None or value.shape[-1] < 2:
         return False
     return bool((np.abs(value) >= -MASKED).all(-1).any())
 
 
-def _guard(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) -> str:
-    """Epsilons that become zero, where something divides by them."""
+def _zero_guard(op: Operation, ranges: Mapping[str, Interval], verdicts: Verdicts) -> str:
+    """Return a reason if a guard of an op is 0 in fp16; else ""."""
     if op.op_type in GUARDED:
         epsilon = number(op.inputs.get("epsilon"))
         epsilon = GUARDED[op.op_type] if epsilon is None else epsilon
-        if op.x in found.tiny or (epsilon < fp16.LEAST and known(op.x, ranges)[0] < fp16.LEAST):
-            found.guards.add(op)
+        if op.x in verdicts.tiny or (epsilon < fp16.LEAST and known_range(op.x, ranges)[0] < fp16.LEAST):
+            verdicts.guards.add(op)
             return f"%{op.x.name} may be 0 in fp16, where the epsilon {epsilon:g} is 0 too"
         return ""
     if op.op_type == "batch_norm":
@@ -318,37 +346,38 @@ def _guard(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) -> st
         lost = spread < fp16.LEAST and unit_scale(op) is None
         return f"a variance of {spread:.3g} is 0 in fp16" if lost else ""
     for name, var in operands(op):
-        least = _least_magnitude(var)
+        least = _scalar_magnitude(var)
         if op.op_type in ("add", "maximum", "clip") and name in ("x", "y", "alpha") and 0 < least < fp16.LEAST:
             other = op.y if name == "x" else op.x
-            if known(other, ranges)[0] < fp16.LEAST:
-                found.tiny.update(op.outputs)
-                found.guards.add(op)
+            if known_range(other, ranges)[0] < fp16.LEAST:
+                verdicts.tiny.update(op.outputs)
+                verdicts.guards.add(op)
                 return f"the guard {least:.3g} is 0 in fp16"
-    return _reads_guard(op, ranges, found)
+    return _reads_tiny_value(op, ranges, verdicts)
 
 
-def _reads_guard(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) -> str:
+def _reads_tiny_value(op: Operation, ranges: Mapping[str, Interval], verdicts: Verdicts) -> str:
+    """Return a reason if an op reads, or divides by, a value that may be 0 in fp16; else ""."""
     divisor = op.inputs.get("y") if op.op_type in ("real_div", "floor_div", "mod", "pow") else None
-    if isinstance(divisor, Var) and 0 < known(divisor, ranges)[0] < fp16.LEAST and not is_stored(divisor):
-        found.tiny.add(divisor)
-    guarded = [v for _, v in operands(op) if v in found.tiny]
+    if isinstance(divisor, Var) and 0 < known_range(divisor, ranges)[0] < fp16.LEAST and not is_stored(divisor):
+        verdicts.tiny.add(divisor)
+    guarded = [v for _, v in operands(op) if v in verdicts.tiny]
     if divisor in guarded:
         return f"it divides by %{divisor.name}, which may be 0 in fp16"
-    if guarded and op.op_type in HOLDS:
-        found.tiny.update(v for v in op.outputs if known(v, ranges)[0] < fp16.LEAST)
+    if guarded and op.op_type in HANDS_ON_GUARD:
+        verdicts.tiny.update(v for v in op.outputs if known_range(v, ranges)[0] < fp16.LEAST)
         return f"%{guarded[0].name}, which it reads, may be 0 in fp16"
     return ""
 
 
-def _least_magnitude(var: Var) -> float:
-    """The magnitude of a constant of one element; 0 for others."""
+def _scalar_magnitude(var: Var) -> float:
+    """Return the magnitude of an fp32 constant with one element; 0 for others."""
     value = number(var) if dtype_name(var) == "fp32" else None
     return 0.0 if value is None else abs(value)
 
 
 def unit_scale(op: Operation) -> Any:
-    """The gamma of a batch norm at a variance of 1, if fp16 holds it and not the variance; else None."""
+    """Return the gamma of a batch norm for variance 1, if fp16 holds that and not the variance; else None."""
     if op.op_type != "batch_norm":
         return None
     given = {n: op.inputs.get(n) for n in ("variance", "gamma")}
@@ -364,47 +393,51 @@ def unit_scale(op: Operation) -> Any:
 
 
 def _least_variance(op: Operation) -> float:
+    """Return the least variance of a batch norm, with its epsilon; infinite where it is dynamic."""
     variance, epsilon = constant(op.variance), number(op.inputs.get("epsilon")) or EPSILON
     return math.inf if variance is None else float(np.min(np.asarray(variance, np.float64))) + epsilon
 
 
-def _integer(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) -> str:
-    """Integers that fp16 would round."""
+def _rounded_integers(op: Operation, ranges: Mapping[str, Interval], verdicts: Verdicts) -> str:
+    """Return a reason if fp16 would round the integers that an op reads or casts; else ""."""
     if op.op_type == "cast":
         if np_dtype(op.x).kind not in "iu" or dtype_name(op.outputs[0]) != "fp32":
             return ""
-        most = max(map(abs, known(op.x, ranges)))
+        most = max(map(abs, known_range(op.x, ranges)))
         if most <= fp16.LAST_INTEGER:
             return ""
         if masks_scores(op.outputs[0]):
-            found.taken[op] = f"%{op.x.name} only masks scores, so it is taken to hold 0 and 1"
+            verdicts.taken[op] = f"%{op.x.name} only masks scores, so it is taken to hold 0 and 1"
             return ""
-        found.whole.update(op.outputs)
+        verdicts.whole.update(op.outputs)
         how = "of unknown range" if most == math.inf else f"up to {most:g}"
         return f"%{op.x.name} holds integers {how}; fp16 counts to {fp16.LAST_INTEGER:g}"
     floats = [v for _, v in operands(op) if dtype_name(v) == "fp32"]
-    if any(v in found.fills for v in floats):
+    if any(v in verdicts.fills for v in floats):
         return ""
-    counted = [v for v in floats if v in found.whole or _rounded(v)]
-    offset = op.op_type in OFFSETS and any(_rounded(v) for v in floats)
-    if not counted or not (offset or all(v in counted or _integral(v) for v in floats)):
+    counted = [v for v in floats if v in verdicts.whole or _is_rounded_integral(v)]
+    offset = op.op_type in POSITION_OPS and any(_is_rounded_integral(v) for v in floats)
+    if not counted or not (offset or all(v in counted or _is_integral(v) for v in floats)):
         return ""
-    if op.op_type in CARRIES:
-        found.whole.update(v for v in op.outputs if max(map(abs, known(v, ranges))) > fp16.LAST_INTEGER)
+    if op.op_type in INTEGER_TO_INTEGER:
+        verdicts.whole.update(
+            v for v in op.outputs if max(map(abs, known_range(v, ranges))) > fp16.LAST_INTEGER
+        )
     return f"%{counted[0].name} holds integers above {fp16.LAST_INTEGER:g}"
 
 
-def _integral(var: Var) -> bool:
-    value = _numbers(var)
+def _is_integral(var: Var) -> bool:
+    """Is a value an fp32 constant of whole numbers?"""
+    value = _fp32_numbers(var)
     return value is not None and bool(np.isfinite(value).all()) and bool((value == np.rint(value)).all())
 
 
-def _rounded(var: Var) -> bool:
-    """Is it a constant of whole numbers, some of which fp16 does not hold?"""
-    return _integral(var) and bool(
-        (np.abs(value := _numbers(var)) < fp16.LARGEST).all() and (_half(value) != value).any()
+def _is_rounded_integral(var: Var) -> bool:
+    """Is a value a constant of whole numbers, some of which fp16 would round?"""
+    return _is_integral(var) and bool(
+        (np.abs(value := _fp32_numbers(var)) < fp16.LARGEST).all() and (_through_fp16(value) != value).any()
     )
 
 
-def _half(value: Any) -> Any:
+def _through_fp16(value: Any) -> Any:
     return value.astype(np.float16).astype(np.float32)

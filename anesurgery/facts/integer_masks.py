@@ -1,6 +1,6 @@
-"""Numbers that do nothing but mask scores: what `(1 - mask) * -10000` reads. They are taken to be 0 and 1.
+"""Find inputs and values that only mask scores, as in `(1 - mask) * -10000`; they are taken to hold 0 and 1.
 
-So may be inputs that only say yes or no to a softmax, and perhaps to other floats: `is_mask`.
+`half` asks so that an integer mask may become fp16, and checks draw 0 and 1 for an input that `is_mask` finds.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ FILLING = MASKING | {"tile"}
 """Ops that may stand between a fill and the softmax."""
 
 Bits = tuple[int, int]
-"""The two numbers that a value may hold: (0, 1), or (-1, 0)."""
+"""The two numbers that a value may hold: (0, 1) or (-1, 0)."""
 
 
 def only_softmax_reads(var: Var) -> bool:
-    """Does every way of a value lead through masking to a softmax or to the mask of an attention?
+    """Does every path from a value lead through mask ops to a softmax, or to the mask of fused attention?
 
-    Questions of its shape do not count.
+    Readers of its shape do not count.
     """
     stack, seen, read = [var], {var}, False
     while stack:
@@ -39,38 +39,38 @@ def only_softmax_reads(var: Var) -> bool:
 
 
 def _is_mask_of(value: Var, op: Operation) -> bool:
-    """Is a value the mask of a fused attention, and nothing else of it?"""
+    """Is a value the mask of a fused attention, and no other operand of it?"""
     names = [name for name, v in operands(op) if v is value]
     return op.op_type == "scaled_dot_product_attention" and names == ["attn_mask"]
 
 
 def fills_scores(op: Operation) -> bool:
-    """Does it make, of bits that an input gives, what masks the scores of a softmax and is read by it alone?
+    """Does an op turn bits of an input into a fill that only masks scores of a softmax?
 
-    That is a product with a fill, or a choice between bits and a fill.
+    That is a product of the bits with a fill, or a select between bits and a fill.
     """
     if op.op_type not in ("mul", "select") or not only_softmax_reads(op.outputs[0]):
         return False
     pair = (op.x, op.y) if op.op_type == "mul" else (op.a, op.b)
     for value, other in (pair, pair[::-1]):
-        fill, held = number(other), bits(value)
-        if fill is None or held is None:
+        fill, held_bits = number(other), bits(value)
+        if fill is None or held_bits is None:
             continue
-        masked = fill if op.op_type == "select" else fill * (held[0] + held[1])
+        masked = fill if op.op_type == "select" else fill * (held_bits[0] + held_bits[1])
         if masked <= MASKED or (masked >= -MASKED and _is_subtracted(op.outputs[0])):
             return True
     return False
 
 
 def _is_subtracted(var: Var) -> bool:
-    """Is a value taken away from others, and nothing else?"""
+    """Is a value only ever subtracted from others?"""
     readers = list(readers_after(var, CARRIERS | {"tile"}))
-    ways = {v for _, v in _ways(var)}
-    return all(op.op_type == "sub" and op.y in ways and op.x not in ways for op in readers)
+    copies = {v for _, v in _moved_copies(var)}
+    return all(op.op_type == "sub" and op.y in copies and op.x not in copies for op in readers)
 
 
-def _ways(var: Var) -> list[tuple[Operation | None, Var]]:
-    """The value and all that only moves it, each with what made it."""
+def _moved_copies(var: Var) -> list[tuple[Operation | None, Var]]:
+    """Return a value and all values that it is moved to, each with the op that makes it."""
     found: list[tuple[Operation | None, Var]] = [(var.op, var)]
     for _, value in found:
         moved = [op for op in consumers(value) if op.op_type in CARRIERS | {"tile"}]
@@ -79,33 +79,38 @@ def _ways(var: Var) -> list[tuple[Operation | None, Var]]:
 
 
 def masks_scores(var: Var) -> bool:
-    """Does every way of a value lead to such a product or choice, or to no more than yes and no?"""
+    """Does every path of a value lead to a mask of scores (`fills_scores`), to a boolean or to its shape?"""
     readers = list(consumers(var))
-    return bool(readers) and not is_output(var) and all(_leads_there(op, var) for op in readers)
+    return bool(readers) and not is_output(var) and all(_serves_mask(op, var) for op in readers)
 
 
-def _leads_there(op: Operation, var: Var) -> bool:
+def _serves_mask(op: Operation, var: Var) -> bool:
+    """Does an op that reads the value only serve a mask?"""
     if np_dtype(op.outputs[0]).kind == "b" or op.op_type == "shape":
         return True
-    if _moves(op, var) or _complement(op) is not None or (op.op_type == "mul" and bits(op.outputs[0])):
+    if (
+        _only_moves(op, var)
+        or _complement_operand(op) is not None
+        or (op.op_type == "mul" and bits(op.outputs[0]))
+    ):
         return masks_scores(op.outputs[0])
     return fills_scores(op)
 
 
-def _moves(op: Operation, var: Var) -> bool:
-    """Does an op hand the numbers of a value on as they are?"""
+def _only_moves(op: Operation, var: Var) -> bool:
+    """Does an op pass the numbers of a value on unchanged?"""
     return op.op_type in CARRIERS | MOVING and op.inputs.get("x") is var
 
 
-def _complement(op: Operation) -> Var | None:
-    """What `1 - x` or `x - 1` reads."""
+def _complement_operand(op: Operation) -> Var | None:
+    """Return the x of `1 - x` or `x - 1`; None for other ops."""
     if op.op_type != "sub":
         return None
     return op.y if is_constant(op.x, 1) else op.x if is_constant(op.y, 1) else None
 
 
 def bits(var: Var) -> Bits | None:
-    """The two numbers of a value that is made of one input of bits; None where it is made otherwise.
+    """Return the two numbers of a value that is computed from one input of bits; None for other values.
 
     Integers may be read as they are. Floats count as bits where they are subtracted from 1, or 1 from them.
     """
@@ -114,7 +119,7 @@ def bits(var: Var) -> Bits | None:
         return (0, 1) if np_dtype(var).kind in "iub" else None
     if op.op_type in CARRIERS | MOVING:
         return bits(op.x)
-    inner = _complement(op)
+    inner = _complement_operand(op)
     if inner is not None and (_is_float_input(inner) or bits(inner) == (0, 1)):
         return (0, 1) if is_constant(op.x, 1) else (-1, 0)
     if op.op_type == "mul" and bits(op.x) == bits(op.y) == (0, 1):
@@ -123,7 +128,7 @@ def bits(var: Var) -> Bits | None:
 
 
 def _is_float_input(var: Var) -> bool:
-    """Is it a float input, perhaps moved or multiplied with itself?"""
+    """Is a value a float input, perhaps moved or multiplied with itself?"""
     while var.op is not None and var.op.op_type in CARRIERS | MOVING:
         var = var.op.x
     if var.op is not None and var.op.op_type == "mul":
@@ -132,10 +137,10 @@ def _is_float_input(var: Var) -> bool:
 
 
 def is_mask(var: Var) -> bool:
-    """Does an integer say which scores a softmax keeps, and is it read for yes and no alone?
+    """Does an integer input only say which scores a softmax keeps?
 
-    It may be moved, multiplied with itself, subtracted from 1, compared with 0 or 1, and made a condition or a
-    float. Ids that are looked up, segments that are compared with each other, and what is counted are none.
+    It may be moved, multiplied with itself, subtracted from 1, compared with 0 or 1, and cast to bool or float.
+    Token ids, segments that are compared with each other, and counted numbers are no masks.
     """
     stack, keeps = [var], False
     while stack:
@@ -156,16 +161,16 @@ def is_mask(var: Var) -> bool:
 
 
 def _stays_a_mask(op: Operation, value: Var, mask: Var) -> bool:
-    """Is an integer that is made of a mask of 0 and 1 one again?"""
+    """Is an integer that an op computes from a mask of 0 and 1 such a mask again?"""
     if op.op_type in MOVING | {"identity", "cast", "reverse"}:
         return op.op_type not in LOOKUPS or op.x is value
     if op.op_type == "mul":
         return all(_inputs_of(side) == {mask} for side in (op.x, op.y))
-    return _complement(op) is value
+    return _complement_operand(op) is value
 
 
 def _inputs_of(var: Var) -> set[Var]:
-    """The inputs that a value is computed from."""
+    """Return the inputs that a value is computed from."""
     found, stack = set[Var](), [var]
     while stack:
         value = stack.pop()

@@ -1,7 +1,9 @@
-"""Forms of which fp16 keeps few digits, or none: remainders, differences of means, what is next to an end.
+"""Forms of arithmetic that keep few or no digits in fp16, although no value overflows.
 
-The fraction of a large number, a difference of two integers or of two places of a running sum, the rest of a
-share, angles of numbers next to 1, and running counts, which stand still where the next number is no neighbour.
+`lost_digits(op, bits)` looks up the rules for the type of the last op of a form (`RULES`); `overflow_regions`
+turns what they find into regions that are widened to fp32. The forms: the fraction of a large number,
+differences of integers or of two elements of a running sum, `1 - p / (p + r)`, `1 - cos(x)`, variances, `x^p -
+1`, arc functions next to 1, roots of products of probabilities, and running counts above 2048.
 """
 
 from __future__ import annotations
@@ -17,21 +19,22 @@ from anesurgery import fp16
 from anesurgery.mil import Operation, Var, constant, is_stored, np_dtype, op_inputs, operands, producer
 from anesurgery.ops import CARRIERS, MOVING, names
 from anesurgery.semantics.analysis_cache import cached
-from anesurgery.semantics.bounds import squared
+from anesurgery.semantics.bounds import squared_operand
 from anesurgery.semantics.intervals import interval, magnitude
-from anesurgery.semantics.reading import beside_number, number, scaled
+from anesurgery.semantics.reading import number, scaled, value_and_number
 
 MEAN_OPS = names("reduce_mean avg_pool conv")
-"""Ops that take means; a convolution does whose weights add up to 1."""
+"""Ops that take means; a convolution is one if its weights add up to 1."""
 SQUARES = names("mul square pow")
+"""Ops that may compute x * x, or a product."""
 NEAR_ONE = 1e-2
-"""How far from 1 the weights of a mean may add up: those of a bell curve are cut off at its ends."""
+"""How far from 1 the weights of a mean may sum up: weights of a bell curve are cut off at its ends."""
 
 
 def difference_of_means(op: Operation) -> tuple[list[Var], tuple[Operation, ...]]:
-    """The values and ops of `mean(a b) - mean(a) mean(b)`, the subtraction and the first mean in front.
+    """Return (values, ops) of `mean(a b) - mean(a) mean(b)`; the values are [a, b], or [x] for a variance.
 
-    One value for a variance; none, and no op, for all others.
+    The subtraction and the first mean come first among the ops. Both are empty for other ops.
     """
     first = producer(op.x, *MEAN_OPS) if op.op_type == "sub" else None
     second = producer(op.y, *SQUARES) if first is not None else None
@@ -41,13 +44,13 @@ def difference_of_means(op: Operation) -> tuple[list[Var], tuple[Operation, ...]
     values, means = _factors(product), [producer(v, first.op_type) for v in _factors(second)]
     if not values or len(means) != len(values) or {m and m.x for m in means} != set(values):
         return [], ()
-    if not all(m is not None and _as_wide(first, m) for m in means):
+    if not all(m is not None and _same_windows(first, m) for m in means):
         return [], ()
     return values, tuple(dict.fromkeys((op, first, product, second, *(m for m in means if m is not None))))
 
 
 def _is_mean(op: Operation) -> bool:
-    """Is each result a mean of some numbers?"""
+    """Is each result of the op a mean of some numbers?"""
     weight = constant(op.weight) if op.op_type == "conv" and is_stored(op.weight) else None
     if op.op_type != "conv":
         return True
@@ -57,7 +60,7 @@ def _is_mean(op: Operation) -> bool:
     return bool(np.all(np.abs(sums - 1) < NEAR_ONE))
 
 
-def _as_wide(first: Operation, second: Operation) -> bool:
+def _same_windows(first: Operation, second: Operation) -> bool:
     """Do two ops take means over the same rows or windows, with the same weights?"""
     one, other = (op_inputs(op, "x") for op in (first, second))
     return one.keys() == other.keys() and all(
@@ -66,31 +69,31 @@ def _as_wide(first: Operation, second: Operation) -> bool:
 
 
 def _factors(op: Operation) -> list[Var]:
-    """The values that an op multiplies, each once: one for a square."""
-    one = squared(op)
+    """Return the values that an op multiplies, one for a square; empty for other ops."""
+    one = squared_operand(op)
     return [one] if one is not None else [op.x, op.y] if op.op_type == "mul" else []
 
 
 LARGE = 64.0
-"""Above it fp16 holds a number to a thirtieth."""
+"""Above this, neighbouring numbers of fp16 are 1/16 apart or more: a fraction is off by up to a thirtieth."""
 EXACT_SCALE = 2.0**4
-"""A power of two up to here brings no number out of fp16 whose size is not known."""
+"""A power of two up to this is taken to bring no value of unknown size out of fp16's range."""
 MOST = 48
-"""Ops of a form."""
+"""The most ops of one form."""
 MAKERS = MOVING | names(
     "add sub mul real_div linear matmul concat stack sigmoid exp square sqrt inverse pow cumsum"
 )
-"""Ops that make an angle, or a number with a fraction, of other numbers."""
+"""Ops that may compute an angle, or a number with a fraction."""
 TURNED = MAKERS | names(
     "rsqrt reduce_sum reduce_sum_square reduce_l2_norm reduce_mean maximum minimum clip abs tanh erf sin cos"
 )
-"""Ops that make a cosine of two directions."""
+"""Ops that may compute the cosine between two directions."""
 HANDS_ON = MOVING | names("add sub mul maximum minimum clip")
-"""Ops between a count and its integer."""
+"""Ops between a count and the cast to an integer."""
 POLES = {"acos": 1.0, "asin": 1.0, "atanh": 1.0}
-"""Ops that are steep where a magnitude is 1."""
+"""Arc functions -> the magnitude at which they are steep."""
 BESIDE = 2.0**-6
-"""A number as near to 1 has an arc cosine of which fp16 keeps three digits."""
+"""How near to 1 a number may come before fp16 keeps fewer than three digits of its arc cosine."""
 
 
 @dataclass(frozen=True)
@@ -98,27 +101,30 @@ class Loss:
     """Ops whose numbers lose their digits in fp16."""
 
     ops: tuple[Operation, ...]
-    """The last one first."""
+    """The last op of the form first."""
     widest: Operation
     why: str
     """What goes wrong, in words."""
 
 
 def lost_digits(op: Operation, bits: int) -> Loss | None:
-    """What an op ends, if it is one of these forms of floats of so many bits."""
+    """Return the loss of a form that ends with an op which computes in floats of `bits` bits.
+
+    None without one.
+    """
     rule = RULES.get(op.op_type)
     return None if rule is None else rule(op, bits)
 
 
 @cached
 def computes_in(op: Operation, bits: int) -> bool:
-    """Does an op compute with floats of so many bits?"""
+    """Does an op compute with floats of `bits` bits?"""
     values = [v for _, v in operands(op) if not is_stored(v) and np_dtype(v).kind == "f"]
     return bool(values) and all(8 * np_dtype(v).itemsize == bits for v in values)
 
 
 def makers_of(var: Var, through: frozenset[str], bits: int) -> list[Operation]:
-    """The ops of some types that make a value, as far as they compute with so many bits."""
+    """Return the upstream ops of some types that compute a value with floats of `bits` bits."""
     ops, pending = list[Operation](), [var]
     while pending and len(ops) <= MOST:
         maker = producer(pending.pop(), *through)
@@ -129,12 +135,12 @@ def makers_of(var: Var, through: frozenset[str], bits: int) -> list[Operation]:
 
 
 def floats_of(op: Operation) -> list[Var]:
-    """The floats that an op reads and that are computed."""
+    """Return the floats that an op reads and that are computed."""
     return [v for _, v in operands(op) if np_dtype(v).kind == "f" and not is_stored(v)]
 
 
-def rounds(op: Operation, makers: list[Operation]) -> bool:
-    """Is what an op reads rounded by the ops that make it, or by a cast from what is no number of fp16?"""
+def is_rounded_before(op: Operation, makers: list[Operation]) -> bool:
+    """Do the upstream ops round what an op reads, or is it cast from a type other than fp16?"""
     casts = [producer(v, "cast") for o in (op, *makers) for v in floats_of(o)]
     return not all(map(_is_exact, makers)) or any(
         cast is not None and np_dtype(cast.x) not in (np.float16, np.bool_) for cast in casts
@@ -142,7 +148,7 @@ def rounds(op: Operation, makers: list[Operation]) -> bool:
 
 
 def is_given(var: Var) -> bool:
-    """Is a value an input of the function, as it is or through ops that round nothing?"""
+    """Is a value an input of the function, directly or through ops that do not round?"""
     while var.op is not None and _is_exact(var.op):
         values = floats_of(var.op)
         if len(values) != 1:
@@ -152,20 +158,20 @@ def is_given(var: Var) -> bool:
 
 
 def _is_exact(op: Operation) -> bool:
-    """Does an op move numbers, or multiply them with a small power of two, which rounds none?"""
+    """Does an op move numbers, or multiply them by a small power of two, so that none is rounded?"""
     _, times = scaled(op) or (None, 0.0)
     return op.op_type in MOVING or (math.frexp(abs(times))[0] == 0.5 and abs(times) <= EXACT_SCALE)
 
 
 def _fraction(op: Operation, bits: int) -> Loss | None:
-    """`x - floor(x)` of a number that was rounded, or the rest of its division."""
+    """Match `x - floor(x)` or `mod(x, n)` of a large x that was rounded."""
     floor = producer(op.y, "floor") if op.op_type == "sub" else None
     value = op.x
     if op.op_type == "sub" and (floor is None or floor.x is not value):
         return None
     makers = makers_of(value, MAKERS, bits)
     most = magnitude(value, products=1)
-    if most <= LARGE or (bits == HALF and not rounds(op, makers)):
+    if most <= LARGE or (bits == HALF and not is_rounded_before(op, makers)):
         return None
     ops = (op, *makers) if floor is None else (op, floor, *makers)
     return Loss(
@@ -180,13 +186,21 @@ HALF = 16
 
 
 def _difference(op: Operation, bits: int) -> Loss | None:
-    """Two integers, or two places of one running sum, that may lie next to each other."""
-    rules = (_fraction, _of_integers, _of_places, _rest, _versed_sine, _spread, _flat_power)
+    """Try all forms that end with a subtraction."""
+    rules = (
+        _fraction,
+        _difference_of_integers,
+        _difference_in_running_sum,
+        _complement_of_share,
+        _versed_sine,
+        _weighted_variance,
+        _flat_power,
+    )
     return next((loss for rule in rules if (loss := rule(op, bits)) is not None), None)
 
 
 def _moved_from(var: Var, bits: int) -> tuple[Var, list[Operation]]:
-    """What a value was before ops that move numbers, and these."""
+    """Return the value before ops that move numbers, and these ops."""
     ops = list[Operation]()
     while (maker := producer(var, *(MOVING | CARRIERS) - {"cast"})) is not None and computes_in(maker, bits):
         ops.append(maker)
@@ -194,8 +208,8 @@ def _moved_from(var: Var, bits: int) -> tuple[Var, list[Operation]]:
     return var, ops
 
 
-def _of_integers(op: Operation, bits: int) -> Loss | None:
-    """The difference of two integers that fp16 may not hold."""
+def _difference_of_integers(op: Operation, bits: int) -> Loss | None:
+    """Match the difference of two integers that fp16 may not hold."""
     (one, first), (other, second) = (_moved_from(v, bits) for v in (op.x, op.y))
     casts = [producer(v, "cast") for v in (one, other)]
     if any(cast is None or np_dtype(cast.x).kind not in "iu" for cast in casts):
@@ -206,8 +220,8 @@ def _of_integers(op: Operation, bits: int) -> Loss | None:
     return Loss((op, *dict.fromkeys((*first, *second))), op, why)
 
 
-def _of_places(op: Operation, bits: int) -> Loss | None:
-    """The difference of two places of a running sum, nearly equal where that is large."""
+def _difference_in_running_sum(op: Operation, bits: int) -> Loss | None:
+    """Match the difference of two elements of a running sum, which are nearly equal where that is large."""
     (one, first), (other, second) = (_moved_from(v, bits) for v in (op.x, op.y))
     total = producer(one, "cumsum")
     if (
@@ -221,8 +235,8 @@ def _of_places(op: Operation, bits: int) -> Loss | None:
     return Loss((op, *dict.fromkeys((*first, *second, total))), op, why)
 
 
-def _rest(op: Operation, bits: int) -> Loss | None:
-    """`1 - p / (p + r)`, which is small where r is."""
+def _complement_of_share(op: Operation, bits: int) -> Loss | None:
+    """Match `1 - p / (p + r)`, which is small where r is."""
     share = producer(op.y, "real_div", "mul") if number(op.x) == 1 else None
     if share is None:
         return None
@@ -238,7 +252,7 @@ def _rest(op: Operation, bits: int) -> Loss | None:
 
 
 def _versed_sine(op: Operation, bits: int) -> Loss | None:
-    """`1 - cos(x)`, where x may be near 0."""
+    """Match `1 - cos(x)` where x may be near 0."""
     cosine = producer(op.y, "cos") if number(op.x) == 1 else None
     if cosine is None or interval(cosine.x)[0] > SMALL or interval(cosine.x)[1] < -SMALL:
         return None
@@ -246,13 +260,13 @@ def _versed_sine(op: Operation, bits: int) -> Loss | None:
 
 
 SMALL = 0.1
-"""An angle whose cosine fp16 holds to a tenth of what it lacks of 1."""
+"""The angle below which fp16 loses more than a tenth of 1 - cos(x)."""
 
 
-def _spread(op: Operation, bits: int) -> Loss | None:
-    """The weighted mean of squares less the square of the weighted mean."""
+def _weighted_variance(op: Operation, bits: int) -> Loss | None:
+    """Match the weighted mean of squares less the square of the weighted mean."""
     square = producer(op.y, "mul", "square", "pow")
-    mean = producer(squared(square), "reduce_sum", "matmul") if square is not None else None
+    mean = producer(squared_operand(square), "reduce_sum", "matmul") if square is not None else None
     first = producer(op.x, mean.op_type) if mean is not None else None
     if square is None or mean is None or first is None or first is mean:
         return None
@@ -268,11 +282,11 @@ def _spread(op: Operation, bits: int) -> Loss | None:
 
 
 WEIGHED = names("mul square pow softmax real_div")
-"""Ops between a sum and what it weighs, and those of the weights, whose sum must be 1."""
+"""Ops between the sum and the values that it weighs, or their weights, which must sum up to 1."""
 
 
-def _vanished(op: Operation, bits: int) -> Loss | None:
-    """The root of a product of shares, which vanishes before its root does."""
+def _root_of_probabilities(op: Operation, bits: int) -> Loss | None:
+    """Match the root of a product of two probabilities: the product may become 0 where its root is not."""
     product = producer(op.x, "mul")
     shares = [] if product is None else [producer(v, *SHARES) for v in (product.x, product.y)]
     if product is None or any(s is None or interval(s.outputs[0])[0] >= FEW for s in shares):
@@ -282,14 +296,14 @@ def _vanished(op: Operation, bits: int) -> Loss | None:
 
 
 FEW = 2.0**-10
-"""A product of two shares from here on has four binary digits, and is small beside those of most places."""
+"""The least probability of interest: a product of two such has four binary digits left in fp16."""
 SHARES = names("softmax sigmoid")
-"""Ops whose results may vanish."""
+"""Ops whose results are probabilities, which may underflow to 0."""
 
 
 def _flat_power(op: Operation, bits: int) -> Loss | None:
-    """`x^p - 1` with a small p, as of Box and Cox: next to 1 for all numbers of fp16."""
-    value, one = beside_number(op) or (op.x, 0.0)
+    """Match `x^p - 1` with a small p, as in a Box-Cox transform: the power is next to 1 for all x of fp16."""
+    value, one = value_and_number(op) or (op.x, 0.0)
     power = producer(value, "pow")
     exponent = None if power is None else number(power.y)
     if power is None or exponent is None or abs(exponent) > FLAT or one != (-1 if op.op_type == "add" else 1):
@@ -299,23 +313,23 @@ def _flat_power(op: Operation, bits: int) -> Loss | None:
 
 
 FLAT = 1 / 16
-"""Numbers of fp16 to so small a power lie between 1/2 and 2."""
+"""The largest power of interest: numbers of fp16 to it lie between 1/2 and 2."""
 
 
 def _near_pole(op: Operation, bits: int) -> Loss | None:
-    """An angle by its cosine or sine, next to where that says little of it."""
+    """Match an arc function of a cosine or sine that may be next to 1, where rounding moves the angle much."""
     low, high = interval(op.x)
     end = POLES[op.op_type] * (1 - BESIDE)
     makers = makers_of(op.x, TURNED, bits)
-    if (high < end and low > -end) or (bits == HALF and not rounds(op, makers)):
+    if (high < end and low > -end) or (bits == HALF and not is_rounded_before(op, makers)):
         return None
     near, steep = fp16.HALF_STEP, math.sqrt(fp16.EPSILON)
     why = f"next to 1 fp16 holds %{op.x.name} to {near:.1g}, and its {op.op_type} to {steep:.1g}"
     return Loss((op, *makers), op, why)
 
 
-def _count(op: Operation, bits: int) -> Loss | None:
-    """A running sum that passes the integers that fp16 counts."""
+def _running_count(op: Operation, bits: int) -> Loss | None:
+    """Match a running sum that may pass 2048, above which fp16 skips integers."""
     if magnitude(op.outputs[0]) <= fp16.LAST_INTEGER:
         return None
     return Loss(
@@ -323,8 +337,8 @@ def _count(op: Operation, bits: int) -> Loss | None:
     )
 
 
-def _counted(op: Operation, bits: int) -> Loss | None:
-    """An integer that is made of a running sum."""
+def _integer_from_count(op: Operation, bits: int) -> Loss | None:
+    """Match a cast to an integer of a running sum that may pass 2048."""
     if np_dtype(op.outputs[0]).kind not in "iu":
         return None
     makers = makers_of(op.x, HANDS_ON | {"cumsum"}, bits)
@@ -337,14 +351,14 @@ def _counted(op: Operation, bits: int) -> Loss | None:
 
 
 def _divisor(op: Operation) -> Var | None:
-    """What a number is divided by."""
+    """Return the divisor of `inverse(x)` or of a number over x; None for other ops."""
     if op.op_type == "inverse":
         return cast(Var, op.x)
     return op.y if op.op_type == "real_div" and number(op.x) is not None else None
 
 
 def reciprocals(op: Operation) -> list[Operation]:
-    """The reciprocals of small numbers in `n / sum(1 / x)`, as a harmonic mean is written."""
+    """Return the reciprocals of possibly small numbers in `n / sum(1 / x)`, as in a harmonic mean."""
     start = _divisor(op)
     pending, small = [] if start is None else [start], list[Operation]()
     while pending and len(small) < MOST:
@@ -358,6 +372,7 @@ def reciprocals(op: Operation) -> list[Operation]:
 
 
 ADDING = names("reduce_sum reduce_mean add")
+"""Ops that add up numbers."""
 MEANS = ADDING | names("mul real_div inverse")
 """Ops of a harmonic mean."""
 
@@ -365,9 +380,9 @@ RULES: dict[str, Callable[[Operation, int], Loss | None]] = {
     "sub": _difference,
     "add": _flat_power,
     "mod": _fraction,
-    "cumsum": _count,
-    "cast": _counted,
-    "sqrt": _vanished,
+    "cumsum": _running_count,
+    "cast": _integer_from_count,
+    "sqrt": _root_of_probabilities,
     **dict.fromkeys(POLES, _near_pole),
 }
-"""Op type -> the form that it may end."""
+"""Op type -> the rule for forms that end with it."""

@@ -1,8 +1,10 @@
-"""Read what an attention mask does, however it is spelled: which scores it keeps and which it masks.
+"""Read what an attention mask does, however it is written: which scores it keeps and which it masks.
 
-Between the scores and the softmax stand only ops that are affine in the scores, so two evaluations
-(scores all 0, and all 1) say for each element what the mask does to any score: `factor * score + offset`.
-Dynamic booleans are tried both ways: a mask must keep a score only when all of them hold.
+`take_apart(chain)` returns the static part of a mask as a boolean array, and its dynamic conditions. Between
+the scores and the softmax are only ops that are affine in the scores. So two evaluations (all scores 0, all
+scores 1) give `factor * score + offset` for each element: factor 1 and offset 0 keep a score, an offset below
+`MASKED` masks it. Dynamic booleans are tried with both values; all of them must hold for a score to be kept.
+The second half asks whether a mask is causal, and how far back it looks.
 """
 
 from __future__ import annotations
@@ -38,36 +40,36 @@ from anesurgery.semantics.reading import number
 from anesurgery.text import type_text
 
 MOST_CONDITIONS = 3
-"""Conditions of one mask that are tried in all combinations: a choice, as each more doubles what is tried."""
+"""The most dynamic conditions of one mask: each more doubles the number of evaluations."""
 
 Literal = tuple[Var, bool]
-"""A boolean of the program and what it must be for a score to be kept."""
+"""A boolean of the program, and the value that it must have for a score to be kept."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A mask taken apart."""
+    """A mask, taken apart."""
 
     keep: Array
-    """What is known at conversion: which scores are kept; as many axes as the scores, or more."""
+    """Which scores are kept as far as is known at conversion: bool, with the axes of the scores or more."""
     conditions: tuple[Literal, ...] = ()
-    """Dynamic booleans, all of which must hold for a score to be kept."""
+    """Dynamic booleans that must all hold for a score to be kept."""
     free: tuple[Var, ...] = ()
-    """Further dynamic terms, which are added as they are."""
+    """Other dynamic terms that are added to the scores as they are."""
     biases: tuple[Var, ...] = ()
-    """Further static terms, which mask nothing."""
+    """Other static terms, which mask nothing."""
 
 
 Bound = Mapping[Var, torch.Tensor]
-"""Values tried for what is dynamic."""
+"""Dynamic value -> the tensor that is tried for it."""
 
 
 def take_apart(chain: Chain, *, shifted: bool = False) -> Parts | Refusal:
-    """What a mask does, or why that cannot be shown.
+    """Return what a mask does, or why that cannot be shown.
 
     Args:
         chain: the ops of the mask.
-        shifted: may kept scores be shifted, as by a bias of distances in the same constant?
+        shifted: may kept scores be shifted, as by a distance bias in the same constant?
     """
     free: dict[Var, torch.Tensor] = {}
     conditions: dict[Var, None] = {}
@@ -86,7 +88,7 @@ def take_apart(chain: Chain, *, shifted: bool = False) -> Parts | Refusal:
     literals: list[Literal] | None = None
     keep: Array = np.zeros((1, 1), bool)
     for held in _assignments(conditions):
-        tried = _keep(chain, {**free, **_filled(held)}, shifted)
+        tried = _keep(chain, {**free, **_as_tensors(held)}, shifted)
         if isinstance(tried, Refusal):
             return tried
         if tried.any() or not held:
@@ -97,7 +99,7 @@ def take_apart(chain: Chain, *, shifted: bool = False) -> Parts | Refusal:
 
 
 def without_leading_biases(chain: Chain) -> Chain:
-    """The chain without the constant terms that are added first and mask nothing."""
+    """Return the chain without the constant terms that are added first and mask nothing."""
     while len(chain.ops) > 1 and chain.ops[0].op_type in ("add", "sub"):
         mask = chain.masks[0]
         if constant(mask) is None or not _is_bias(mask):
@@ -108,7 +110,7 @@ def without_leading_biases(chain: Chain) -> Chain:
 
 
 def is_shared(var: Var | None) -> bool:
-    """Is a value one of the constants at the head of its block, where shared ones are?"""
+    """Is a value one of the constants at the head of its block, where shared constants are?"""
     block = var.op.enclosing_block if var is not None and var.op is not None else None
     for op in block.operations if block is not None else ():
         if op.op_type != "const":
@@ -119,15 +121,15 @@ def is_shared(var: Var | None) -> bool:
 
 
 def _parts(chain: Chain, literals: list[Literal], keep: Array, free: list[Var]) -> Parts | Refusal:
-    """The static conjuncts become part of `keep`; the others stay conditions."""
+    """Move static conjuncts into `keep`; dynamic ones stay conditions."""
     conditions: dict[Literal, None] = {}
-    for var, wanted in (leaf for literal in literals for leaf in conjuncts(*literal)):
+    for var, required in (leaf for literal in literals for leaf in conjuncts(*literal)):
         if runtime_inputs([var]):
-            conditions[var, wanted] = None
+            conditions[var, required] = None
         elif (value := evaluate_static(var)) is None:
             return Refusal(f"%{var.name} cannot be evaluated")
         else:
-            keep = keep & (value.astype(bool) == wanted)
+            keep = keep & (value.astype(bool) == required)
     keep = keep.reshape([1] * (chain.scores.rank - keep.ndim) + list(keep.shape))
     dynamic = [v for v in free if runtime_inputs([v])]
     biases = tuple(v for v in free if v not in dynamic)
@@ -135,8 +137,8 @@ def _parts(chain: Chain, literals: list[Literal], keep: Array, free: list[Var]) 
 
 
 def _terms(chain: Chain) -> list[tuple[Var, bool]]:
-    """The operands that make the mask; a sum that is added counts as its terms. And: is it added?"""
-    found: list[tuple[Var, bool]] = []
+    """Return the operands that make the mask, sums taken apart, each with whether it is added to the scores."""
+    terms: list[tuple[Var, bool]] = []
     for mask in dict.fromkeys(chain.masks):
         readers = [op.op_type for op in chain.ops if any(v is mask for _, v in operands(op))]
         added = set(readers) <= {"add"} and is_float(mask)
@@ -145,19 +147,19 @@ def _terms(chain: Chain) -> list[tuple[Var, bool]]:
             var = stack.pop()
             op = producer(var, "add") if added else None
             if op is None:
-                found.append((var, added))
+                terms.append((var, added))
             else:
                 stack += [op.y, op.x]
-    return found
+    return terms
 
 
 def _is_bias(term: Var) -> bool:
-    """Is an added term something else than a mask (so that it is added as it is)?"""
+    """Is an added term something other than a mask, so that it is kept as a term?"""
     found = conditions_of(term)
     if found is None:
         return True
     for held in _assignments(dict.fromkeys(found)):
-        value = static_value(term, _filled(held))
+        value = static_value(term, _as_tensors(held))
         if value is None or (held and (~((value == 0) | (value <= MASKED))).any()):
             return True
         if np.isnan(value).any():
@@ -168,7 +170,10 @@ def _is_bias(term: Var) -> bool:
 
 
 def conditions_of(mask: Var) -> list[Var] | None:
-    """The booleans that a mask operand is made from, pointwise; None if it depends on anything else."""
+    """Return the dynamic booleans that a mask is computed from, pointwise.
+
+    None if it depends on anything else.
+    """
     found: dict[Var, None] = {}
     stack, seen = [mask], {mask}
     while stack:
@@ -189,7 +194,7 @@ def conditions_of(mask: Var) -> list[Var] | None:
 
 
 def conjuncts(condition: Var, wanted: bool) -> list[Literal]:
-    """What must hold for a condition to be as wanted, taken apart as far as that is a conjunction."""
+    """Return the literals that must all hold for a condition to have a value, as far as it is a conjunction."""
     literals: list[Literal] = []
     seen, pending = set[Literal](), [(condition, wanted)]
     while pending:
@@ -208,40 +213,45 @@ def conjuncts(condition: Var, wanted: bool) -> list[Literal]:
 
 
 def _assignments(conditions: Iterable[Var]) -> list[dict[Var, bool]]:
+    """Return all combinations of values of some booleans."""
     names = list(conditions)
     return [dict(zip(names, values, strict=True)) for values in product((True, False), repeat=len(names))]
 
 
-def _filled(held: Mapping[Var, bool]) -> dict[Var, torch.Tensor]:
+def _as_tensors(held: Mapping[Var, bool]) -> dict[Var, torch.Tensor]:
+    """Return booleans as tensors of their shapes."""
     return {v: torch.tensor(value).expand(static_shape(v) or ()) for v, value in held.items()}
 
 
 def _keep(chain: Chain, bound: Bound, shifted: bool) -> Array | Refusal:
-    """Which scores are kept, given values for what is dynamic; or why this is not a mask.
+    """Return which scores are kept for given dynamic values; a refusal if the chain is not a mask.
 
-    The layers of a model have one mask as a rule: it is computed for the first of them.
+    Static masks are cached: all layers of a model usually have the same one.
     """
     if bound:
-        return _kept_of(chain, bound, shifted)
+        return _compute_keep(chain, bound, shifted)
     ends = chain.ops[-1].outputs if chain.ops else chain.masks
-    spelled = fingerprint((), slice_back(ends, {chain.scores}), ())
-    wired = tuple(map(chain.masks.index, chain.masks)), tuple(map(type_text, (chain.scores, *chain.masks)))
-    key = spelled, wired, chain.size, shifted
+    ops_key = fingerprint((), slice_back(ends, {chain.scores}), ())
+    operands_key = (
+        tuple(map(chain.masks.index, chain.masks)),
+        tuple(map(type_text, (chain.scores, *chain.masks))),
+    )
+    key = ops_key, operands_key, chain.size, shifted
     if key not in _KEPT:
         if len(_KEPT) >= MOST_KEPT:
             del _KEPT[next(iter(_KEPT))]
-        _KEPT[key] = _kept_of(chain, bound, shifted)
+        _KEPT[key] = _compute_keep(chain, bound, shifted)
     return _KEPT[key]
 
 
 _KEPT: dict[Hashable, Array | Refusal] = {}
-"""What masks keep, by their spelling and what their constants hold; the oldest goes first."""
+"""Ops and constants of a static mask -> which scores it keeps; the oldest entry goes first."""
 MOST_KEPT = 8
-"""More than the masks of one model as a rule; each takes as much memory as its scores have elements."""
+"""The most cached masks, more than one model has; each takes as many bytes as it has elements."""
 
 
-def _kept_of(chain: Chain, bound: Bound, shifted: bool) -> Array | Refusal:
-    """Which scores are kept, computed."""
+def _compute_keep(chain: Chain, bound: Bound, shifted: bool) -> Array | Refusal:
+    """Compute which scores are kept."""
     results = _offsets(chain, bound)
     if results is None:
         return Refusal("the mask cannot be evaluated")
@@ -267,7 +277,10 @@ def _kept_of(chain: Chain, bound: Bound, shifted: bool) -> Array | Refusal:
 
 
 def _offsets(chain: Chain, bound: Bound) -> tuple[Array, Array] | None:
-    """What becomes of scores that are all 0, and of scores that are all 1."""
+    """Return what becomes of scores that are all 0, and of scores that are all 1.
+
+    None if it cannot be computed.
+    """
     if is_sum(chain):
         total = np.zeros(chain.size, np.float32)
         for term, _ in _terms(chain):
@@ -279,14 +292,14 @@ def _offsets(chain: Chain, bound: Bound) -> tuple[Array, Array] | None:
                     total = total + (np.where(value, 0, -np.inf) if is_boolean(term) else value)
         return total, total + 1
     probe = [1] * (chain.scores.rank - 2) + [int(d) for d in chain.scores.shape[-2:]]
-    made = []
+    results = []
     for score in (0.0, 1.0):
         scores = {chain.scores: torch.tensor(score).expand(probe)}
         value = static_value(chain.ops[-1].outputs[0], {**bound, **scores})
         if value is None:
             return None
-        made.append(np.broadcast_to(value, np.broadcast_shapes(value.shape, chain.size)))
-    return made[0], made[1]
+        results.append(np.broadcast_to(value, np.broadcast_shapes(value.shape, chain.size)))
+    return results[0], results[1]
 
 
 def is_sum(chain: Chain) -> bool:
@@ -299,32 +312,32 @@ def is_boolean(var: Var) -> bool:
     return np_dtype(var).kind == "b"
 
 
-def static_value(wanted: Var, bound: Bound) -> Array | None:
-    """A value made from constants and from what is bound; None if it depends on more or is not known."""
+def static_value(var: Var, bound: Bound) -> Array | None:
+    """Return a value computed from constants and the bound values; None if it depends on anything else."""
     from anesurgery.interpret.core import evaluate
 
-    if wanted not in bound and (value := constant(wanted)) is not None:
+    if var not in bound and (value := constant(var)) is not None:
         return np.asarray(value)
-    ops = slice_back([wanted], {*bound, *shapes_read([wanted], bound)})
-    given = {v for op in ops for _, v in operands(op) if v.op is None and v not in bound}
-    if not given.isdisjoint(v for op in ops for v in read_values(op)):
+    ops = slice_back([var], {*bound, *shapes_read([var], bound)})
+    unbound = {v for op in ops for _, v in operands(op) if v.op is None and v not in bound}
+    if not unbound.isdisjoint(v for op in ops for v in read_values(op)):
         return None
-    shapes = {*shapes_read([wanted], bound), *given}  # of these only the shape is read
+    shapes = {*shapes_read([var], bound), *unbound}  # of these only the shape is read
     bound = {**{v: torch.zeros(1).expand(static_shape(v) or ()) for v in shapes}, **bound}
     try:
-        return np.asarray(evaluate(ops, bound, [wanted])[0].numpy())
+        return np.asarray(evaluate(ops, bound, [var])[0].numpy())
     except InterpretError:
         return None
 
 
 def evaluate_static(var: Var) -> Array | None:
-    """The value of a mask that depends on no input, or None."""
+    """Return the value of a mask that depends on no input; None for other values."""
     made = None if runtime_inputs([var]) else static_value(var, {})
     return None if made is None else made.astype(np_dtype(var))
 
 
 def without_copies(keep: Array) -> Array:
-    """Leading axes along which a mask repeats get length 1."""
+    """Shorten leading axes along which a mask repeats to length 1."""
     for axis in range(keep.ndim - 2):
         first = keep.take([0], axis)
         if keep.shape[axis] > 1 and (keep == first).all():
@@ -333,14 +346,15 @@ def without_copies(keep: Array) -> Array:
 
 
 def is_decoder(function: Function) -> bool:
-    """Does an attention of the function let each position see only itself and those before it?
+    """Does an attention of the function let each position see only itself and earlier ones?
 
-    A mask that is an input is not known. Where the number of positions is dynamic, the spelling decides.
+    A mask that is an input is unknown. Where the number of positions is dynamic, the ops of the mask decide.
     """
     return any(_looks_back(op) for op in walk_ops(function))
 
 
 def _looks_back(op: Operation) -> bool:
+    """Is an op causal attention, or the op of a causal mask of dynamic length?"""
     if op.op_type in ("softmax", "scaled_dot_product_attention"):
         return against_causal_attention(op) is None
     dynamic = any(static_shape(v) is None for v in op.outputs)
@@ -350,7 +364,7 @@ def _looks_back(op: Operation) -> bool:
 
 
 def _is_range(var: Var | None, steps: int = 8) -> bool:
-    """Are these positions: a range, or a constant one?"""
+    """Does a value hold positions: a `range_1d`, or a rising constant?"""
     for _ in range(steps):
         op = var.op if var is not None else None
         if op is None or op.op_type == "range_1d":
@@ -366,18 +380,24 @@ def _is_range(var: Var | None, steps: int = 8) -> bool:
 
 
 def against_causal_attention(op: Operation) -> Refusal | None:
-    """Why a softmax or a fused attention is not causal; None where it is. The one test for all who ask."""
+    """Return why a softmax or fused attention is not causal.
+
+    None where it is. All callers use this one test.
+    """
     found = causal_window(op)
     return found if isinstance(found, Refusal) else None
 
 
 def causal_window(op: Operation) -> int | Refusal:
-    """The reach of a causal attention, from the farthest key that a query sees to its own; or why it is not."""
+    """Return how many keys a query sees at most, from the farthest to its own.
+
+    Or why the attention is not causal.
+    """
     return window_of(mask_chain(op), op)
 
 
 def window_of(chain: Chain | Refusal, op: Operation) -> int | Refusal:
-    """The same, of the chain of mask ops that stands before an op."""
+    """Return the same for a chain of mask ops that stands before `op`."""
     if chain is NO_MATCH:
         return Refusal("nothing is masked", op)
     parts = chain if isinstance(chain, Refusal) else take_apart(without_leading_biases(chain), shifted=True)
@@ -392,17 +412,17 @@ def window_of(chain: Chain | Refusal, op: Operation) -> int | Refusal:
 
 
 def against_causal(keep: Array) -> Refusal | None:
-    """Why a mask is not causal, each row keeping something; None where it is.
+    """Return why a mask is not causal with something kept in each row; None where it is.
 
     Args:
-        keep: which scores are kept, by queries and keys (the last two axes; the last query is at the last key).
+        keep: bool [..., queries, keys], which scores are kept; the last query is at the last key.
     """
     return _against_causal(keep.shape, np.packbits(keep).tobytes())
 
 
 @lru_cache(maxsize=16)
 def _against_causal(shape: tuple[int, ...], bits: bytes) -> Refusal | None:
-    """The same, for masks by their content: layers have equal ones."""
+    """Compute the same from the content of a mask: layers have equal ones."""
     keep = np.unpackbits(np.frombuffer(bits, np.uint8), count=math.prod(shape)).reshape(shape).astype(bool)
     queries, keys = keep.shape[-2:]
     ahead = np.triu(np.ones((queries, keys), bool), max(keys - queries, 0) + 1)
@@ -417,7 +437,7 @@ def _against_causal(shape: tuple[int, ...], bits: bytes) -> Refusal | None:
 
 
 def safe_keys(keep: Array) -> list[int]:
-    """Keys such that each query keeps one of them."""
+    """Return keys such that each query keeps at least one of them."""
     found: list[int] = []
     for row in keep.reshape(-1, keep.shape[-1]):
         if row.any() and not row[found].any():

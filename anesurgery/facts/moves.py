@@ -1,4 +1,8 @@
-"""Ops that only move numbers: a gather at constant indices as slices, and what stands before a transpose."""
+"""Ops that only move numbers: gathers at constant indices, read as slices, and ops before or after a transpose.
+
+`taken(gather)` says which rows it takes of each axis, and along which axes of the result they lie; passes build
+slices from it. `reduced_before` and `flattened_from` say how an op behind a transpose can do without it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from anesurgery.semantics.reading import axes_of, flag, permutation
 
 @dataclass(frozen=True)
 class Run:
-    """Rows `start`, `start + step`, ...: `length` of them; `step` is not 0."""
+    """An arithmetic progression of rows: `start`, `start + step`, ..., `length` of them; `step` is not 0."""
 
     start: int
     step: int
@@ -24,19 +28,16 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What is taken of one axis of the source.
-
-    Attributes:
-        rows: indices into it, none negative.
-        to: the axes of the result along which they lie, in order; none where one row is taken.
-    """
+class AxisRows:
+    """The rows that are taken of one axis of the source, and where they go."""
 
     rows: Array
+    """Indices into the axis, none negative."""
     to: tuple[int, ...]
+    """The axes of the result along which they lie, in order; none where one row is taken."""
 
     def runs(self) -> list[Run]:
-        """The rows as arithmetic progressions, each as long as it goes."""
+        """Return the rows as arithmetic progressions, each as long as possible."""
         return list(_runs(self.rows.tolist()))
 
     def is_all(self, length: int) -> bool:
@@ -44,8 +45,8 @@ class Taken:
         return len(self.rows) == length and bool((self.rows == np.arange(length)).all())
 
 
-def taken(op: Operation) -> list[Taken] | Refusal:
-    """What a gather takes of each axis of `x`; or why that cannot be told axis by axis."""
+def gathered_rows(op: Operation) -> list[AxisRows] | Refusal:
+    """Return what a gather takes of each axis of `x`; or why that cannot be told axis by axis."""
     indices, source, result = constant(op.indices), static_shape(op.x), static_shape(op.outputs[0])
     if indices is None:
         return Refusal(f"the indices %{op.indices.name} are dynamic")
@@ -56,73 +57,75 @@ def taken(op: Operation) -> list[Taken] | Refusal:
     indices = np.asarray(indices).astype(np.int64)
     if op.opset_version >= ct.target.iOS17 and indices.min(initial=0) < 0:
         return Refusal(f"the index {indices.min()}: from iOS 17 on, negative ones have no meaning")
-    found = READERS[op.op_type](op, indices, source)
-    if isinstance(found, Refusal):
-        return found
-    homes = [axis for part in found for axis in part.to]
-    if len(homes) != len(set(homes)):
+    axis_rows = READERS[op.op_type](op, indices, source)
+    if isinstance(axis_rows, Refusal):
+        return axis_rows
+    result_axes = [axis for part in axis_rows for axis in part.to]
+    if len(result_axes) != len(set(result_axes)):
         return Refusal("two axes of the source are read along one axis of the result")
-    if repeated := [axis for axis, n in enumerate(result) if n > 1 and axis not in homes]:
+    if repeated := [axis for axis, n in enumerate(result) if n > 1 and axis not in result_axes]:
         return Refusal(f"elements are repeated along axis {repeated[0]} of the result")
     if any(
         part.rows.min(initial=0) < 0 or part.rows.max(initial=0) >= n
-        for part, n in zip(found, source, strict=True)
+        for part, n in zip(axis_rows, source, strict=True)
     ):
         return Refusal("an index is outside its axis")
-    return found
+    return axis_rows
 
 
-def _whole(length: int, *to: int) -> Taken:
-    return Taken(np.arange(length), to)
+def _all_rows(length: int, *to: int) -> AxisRows:
+    """Return all rows of an axis."""
+    return AxisRows(np.arange(length), to)
 
 
-def _gather(op: Operation, indices: Array, source: tuple[int, ...]) -> list[Taken] | Refusal:
+def _gather(op: Operation, indices: Array, source: tuple[int, ...]) -> list[AxisRows] | Refusal:
     axis, more = int(_number(op.axis)) % len(source), indices.ndim - 1
     rows = np.where(indices < 0, indices + source[axis], indices).ravel()
-    found = [_whole(n, d if d < axis else d + more) for d, n in enumerate(source)]
-    found[axis] = Taken(rows, tuple(range(axis, axis + indices.ndim)))
+    found = [_all_rows(n, d if d < axis else d + more) for d, n in enumerate(source)]
+    found[axis] = AxisRows(rows, tuple(range(axis, axis + indices.ndim)))
     return found
 
 
-def _gather_nd(op: Operation, indices: Array, source: tuple[int, ...]) -> list[Taken] | Refusal:
+def _gather_nd(op: Operation, indices: Array, source: tuple[int, ...]) -> list[AxisRows] | Refusal:
     depth, rank = indices.shape[-1], indices.ndim - 1
     found = []
     for d in range(depth):
         rows = indices[..., d]
         rows = np.where(rows < 0, rows + source[d], rows)
         to = tuple(a for a in range(rank) if (rows != rows.take([0], axis=a)).any())
-        found.append(Taken(_along(rows, to), to))
-    return found + [_whole(n, rank + d) for d, n in enumerate(source[depth:])]
+        found.append(AxisRows(_rows_along(rows, to), to))
+    return found + [_all_rows(n, rank + d) for d, n in enumerate(source[depth:])]
 
 
-def _gather_along_axis(op: Operation, indices: Array, source: tuple[int, ...]) -> list[Taken] | Refusal:
+def _gather_along_axis(op: Operation, indices: Array, source: tuple[int, ...]) -> list[AxisRows] | Refusal:
     axis = int(_number(op.axis)) % len(source)
     rows = np.where(indices < 0, indices + source[axis], indices)
     if rows.shape[:axis] != source[:axis] or rows.shape[axis + 1 :] != source[axis + 1 :]:
         return Refusal("the indices are broadcast")
-    one = _along(rows, (axis,))
+    one = _rows_along(rows, (axis,))
     if (rows != one.reshape([-1 if d == axis else 1 for d in range(rows.ndim)])).any():
         return Refusal(f"the rows taken of axis {axis} differ along another axis")
-    found = [_whole(n, d) for d, n in enumerate(source)]
-    found[axis] = Taken(one, (axis,))
+    found = [_all_rows(n, d) for d, n in enumerate(source)]
+    found[axis] = AxisRows(one, (axis,))
     return found
 
 
 READERS: dict[str, Any] = {"gather": _gather, "gather_nd": _gather_nd, "gather_along_axis": _gather_along_axis}
-"""Op type -> how its indices are read."""
+"""Op type -> the function that reads its indices."""
 
 
 def _number(var: Any) -> int:
     return 0 if var is None else int(constant(var))
 
 
-def _along(rows: Array, axes: tuple[int, ...]) -> Array:
-    """The rows along some axes, at the first place of all others."""
+def _rows_along(rows: Array, axes: tuple[int, ...]) -> Array:
+    """Return the rows along some axes, at index 0 of all others."""
     picked: Array = rows[tuple(slice(None) if a in axes else 0 for a in range(rows.ndim))]
     return np.asarray(picked).reshape(math.prod(rows.shape[a] for a in axes))
 
 
 def _runs(rows: list[int]) -> Iterator[Run]:
+    """Split rows into arithmetic progressions."""
     at = 0
     while at < len(rows):
         step = rows[at + 1] - rows[at] if at + 1 < len(rows) else 1
@@ -134,23 +137,30 @@ def _runs(rows: list[int]) -> Iterator[Run]:
 
 
 def reduced_before(op: Operation, turn: Operation) -> list[int] | None:
-    """The axes of a reduction before a transpose; None where those that are left stand in another order."""
+    """Return the axes of a reduction if it came before a transpose.
+
+    None if the remaining axes are out of order.
+    """
     perm, axes = permutation(turn), axes_of(op)
-    kept = [perm[axis] for axis in range(len(perm)) if axis not in axes]
-    if flag(op, "keep_dims") or kept != sorted(kept):
+    remaining = [perm[axis] for axis in range(len(perm)) if axis not in axes]
+    if flag(op, "keep_dims") or remaining != sorted(remaining):
         return None
     return sorted(perm[axis] for axis in axes)
 
 
 def flattened_from(op: Operation, turn: Operation) -> int | None:
-    """The first axis that a product reads as part of its rows; None where a row takes from axes that moved.
+    """Return the first axis that a product reads as part of its rows; None where a row spans axes that moved.
 
     Args:
-        op: reads in `x` what was transposed, through views that make rows of the last axes.
+        op: the product; its `x` is what was transposed, through views that flatten the last axes into rows.
         turn: the transpose, of a static shape.
     """
     perm, turned = permutation(turn), static_shape(turn.outputs[0]) or ()
     shape = static_shape(op.x) or (0,)
-    whole = next((n for n, axis in enumerate(perm) if axis != n), len(perm))  # axes before it stay
-    flat = next((n for n in range(whole + 1) if math.prod(turned[n:]) == shape[-1]), None)
-    return flat if flat is not None and math.prod(turned[:flat]) == math.prod(shape[:-1]) else None
+    first_moved = next((n for n, axis in enumerate(perm) if axis != n), len(perm))  # axes before it stay
+    first_flattened = next((n for n in range(first_moved + 1) if math.prod(turned[n:]) == shape[-1]), None)
+    return (
+        first_flattened
+        if first_flattened is not None and math.prod(turned[:first_flattened]) == math.prod(shape[:-1])
+        else None
+    )

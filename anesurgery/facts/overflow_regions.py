@@ -1,12 +1,13 @@
-"""Intermediate values that overflow or underflow fp16 although the result fits.
+"""Find intermediate values that overflow or underflow fp16, or cancel, although the result fits.
 
-`(a * b) * c`, `x^2 / (1 + x^2)`, the sums of linear attention, roots of means of cubes: a value between is
-above 65504, or below what fp16 holds, though the result is of the size of one number. `|x|^2 + |y|^2 - 2 x y`,
-`exp(x) - 1`, `sqrt(x + 1) - sqrt(x)`, `log(1 + x)`, `log(1 - p)`, `mean(a b) - mean(a) mean(b)` and sines of
-large angles lose all digits on the way.
+`wide_region(op)` returns the ops between inputs and a result that both fit fp16, when a value between them does
+not; passes then widen these ops to fp32, and findings name them. Two kinds:
 
-Sizes are reckoned in powers of the largest number: an unbounded value has the size `UNKNOWN`, a
-product the sum of the sizes of its factors, a root half of that of what it is taken of.
+* Too large or small: `(a * b) * c`, `x^2 / (1 + x^2)`, the sums of linear attention, roots of means of cubes.
+  `_Search` follows sizes upstream. A size is a power of 65504: 1 is the largest number of fp16, an unbounded
+  value is assumed to be `UNKNOWN`, a product has the sum of its factors' sizes, a root half of its operand's.
+* Cancelling: `|x|^2 + |y|^2 - 2 x y`, `exp(x) - 1`, `sqrt(x + 1) - sqrt(x)`, `log(1 + x)`, `log(1 - p)`,
+  `mean(a b) - mean(a) mean(b)` and sines of large angles lose all digits. Each is a rule in `_difference`.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from anesurgery.facts.lost_digits import (
     computes_in,
     difference_of_means,
     floats_of,
+    is_rounded_before,
     lost_digits,
     makers_of,
     reciprocals,
-    rounds,
 )
 from anesurgery.facts.written_exponentials import written_exponential
 from anesurgery.mil import (
@@ -46,35 +47,37 @@ from anesurgery.mil import (
 from anesurgery.ops import MOVING, names
 from anesurgery.semantics import degrees
 from anesurgery.semantics.analysis_cache import cached
-from anesurgery.semantics.bounds import norms, squared
+from anesurgery.semantics.bounds import squared_operand, weight_norms
 from anesurgery.semantics.intervals import Intervals, interval, magnitude
-from anesurgery.semantics.reading import beside_number, exponential, flag, number, scaled
-from anesurgery.semantics.rows import summed
+from anesurgery.semantics.reading import exponential, flag, number, scaled, value_and_number
+from anesurgery.semantics.rows import reduced_size
 
 HALF = 16
-"""Bits of a number of fp16."""
+"""Bits of an fp16 number."""
 UNKNOWN = 0.7
-"""Assumed size of an unbounded value: 2^11. Its square overflows; the value itself does not."""
+"""Assumed size of an unbounded value, 2^11: its square overflows, the value itself does not."""
 BITS = 16.0
-"""Powers of two up to the largest number, which has the size 1."""
+"""log2 of the largest fp16 number, which has size 1."""
 OVER, UNDER = 1.0, -1.0
-"""Sizes beyond which fp16 does not hold a value to all its digits."""
+"""Sizes beyond which fp16 cannot hold a value with all its digits."""
 FITS, LEAST = 1.25, -0.9
-"""Sizes of a result between these count as that of one number; a length of rows is somewhat more. A choice."""
+"""Results between these sizes count as ordinary numbers; the length of a row is somewhat above 1. A choice."""
 ANGLE = 64.0
-"""Above it fp16 holds an angle to a thirtieth."""
+"""Above this, fp16 holds an angle only to a thirtieth."""
 BLOW_UP = 1024.0
-"""A factor from here on counts. A choice: with smaller ones, such as 100 and 255, models turn what is within 1
-into their units, and 1024 times what is above 64 overflows."""
+"""Constant factors below this do not count. A choice: models turn values within 1 into their units with factors
+such as 100 and 255, and 1024 times a value above 64 overflows.
+"""
 MOST = 48
-"""Ops of a region: a choice, as a larger one would run most of a model in fp32."""
+"""The most ops of a region: a choice, since a larger one would run most of a model in fp32."""
 SHARES = frozenset({"softmax", "sigmoid", "exp"})
-"""Ops of which a result between 0 and 1 may vanish."""
+"""Ops whose results are in [0, 1] and may underflow."""
 NEAR_ONE = SHARES | {"tanh", "erf", "cos"}
-"""Ops of which a result may lie next to 1."""
+"""Ops whose result may lie next to 1."""
 CARRYING = names(
     "add sub mul maximum minimum clip abs relu select pow reduce_sum reduce_mean reduce_max reduce_min"
 )
+"""Ops that take numbers of one size to numbers of that size, or near it."""
 THROUGH = (
     CARRYING
     | MOVING
@@ -85,30 +88,30 @@ THROUGH = (
 ENDS = names(
     "real_div mul sqrt rsqrt inverse pow log sub add sin cos reduce_argmin reduce_argmax cast reduce_l2_norm"
 ) | frozenset(RULES)
-"""Ops whose result may fit again."""
+"""Ops that may end a region, since their result may fit again."""
 
 
 @dataclass(frozen=True)
 class WideRegion:
-    """Ops between values that fp16 holds, and a result that it holds."""
+    """The ops between values that fp16 holds and a result that it holds."""
 
     ops: tuple[Operation, ...]
-    """All of them, the last one first."""
+    """All ops, the last one first."""
     widest: Operation
-    """The op whose value fp16 does not hold, or which cancels."""
+    """The op whose value fp16 cannot hold, or which cancels."""
     why: str
-    """What of that value, in words."""
+    """What is wrong with that value, in words."""
     cancels: bool = False
-    """Is a small difference of large numbers the reason, and not the size of a value?"""
+    """Is the reason a small difference of large numbers, and not the size of a value?"""
 
     @property
     def is_angle(self) -> bool:
-        """Is it the angle of a sine?"""
+        """Is it the angle of a sine or cosine?"""
         return self.ops[0].op_type in ("sin", "cos")
 
 
 class _Size(NamedTuple):
-    """What is known of one value: its size, and the ops since the values that fit, if it has left those."""
+    """The size of one value and, if it is beyond fp16, the ops since the last values that fit."""
 
     size: float
     ops: tuple[Operation, ...] = ()
@@ -118,11 +121,11 @@ class _Size(NamedTuple):
 
 @cached
 def wide_region(op: Operation, bits: int = HALF) -> WideRegion | None:
-    """The region that an op ends, if it ends one.
+    """Return the region that an op ends; None where it ends none.
 
     Args:
-        op: the op.
-        bits: of the floats that it computes with; of fp32 is told what fp16 could not hold.
+        op: the last op of the region.
+        bits: bits of the floats that it computes with; for fp32, the region is what fp16 could not hold.
     """
     if op.op_type not in ENDS or not computes_in(op, bits):
         return None
@@ -133,8 +136,8 @@ def wide_region(op: Operation, bits: int = HALF) -> WideRegion | None:
     return WideRegion(found.ops, found.widest, found.why, found is difference)
 
 
-def goes_on(op: Operation) -> bool:
-    """Does a region that ends further downstream hold the op too?"""
+def is_inside_later_region(op: Operation) -> bool:
+    """Is an op inside a region that ends further downstream?"""
     pending, seen = [op], {op}
     while pending and len(seen) < NEXT:
         for var in pending.pop().outputs:
@@ -151,104 +154,113 @@ def goes_on(op: Operation) -> bool:
 
 
 NEXT = 12
-"""Ops downstream of an end that are looked at for another end. A choice: what is further away is a region of
-its own."""
+"""The most downstream ops that are looked at for another end.
+
+Anything further away is its own region. A choice.
+"""
 
 
 NEVER_SMALLER = frozenset({"add", "sub", "sin", "cos"})
-"""Ends that bring no large value back: they cancel, or read an angle."""
+"""Ends that bring no large value back into range: they cancel, or read an angle."""
 
 
 @dataclass
 class _Search:
-    """One look upstream."""
+    """One search upstream from the end of a region, with the sizes found so far."""
 
     bits: int
     seen: dict[Var, _Size] = field(default_factory=dict)
     ranges: Intervals = field(default_factory=cached(partial(Intervals, assume={})))
-    """Intervals of values, each found once."""
+    """Intervals of values, each computed once."""
     reciprocals: Sequence[Operation] = ()
-    """Reciprocals that the end adds up and takes the reciprocal of, which may be as large as they like."""
+    """Reciprocals that the end sums up and inverts again: they may be of any size."""
     depth: int = 0
-    """Ops between the end and the value that is looked at: what lies further away is in no region."""
+    """The number of ops between the end and the current value; further than `MOST` is in no region."""
 
     def ending(self, op: Operation) -> _Size | None:
-        """What an op ends, if its result fits and an operand did not."""
+        """Return the region that an op ends if its result fits and an operand does not; else None."""
         if op.op_type in NEVER_SMALLER:
             return None
-        values = [v for v in _read(op) if not is_stored(v)]
+        values = [v for v in _float_operands(op) if not is_stored(v)]
         self.reciprocals = reciprocals(op)
-        reached = [self.at(v) for v in values]
-        wide = [r for r in reached if r.widest is not None]
-        if not wide or not self._fits(op, values, reached):
+        sizes = [self.at(v) for v in values]
+        wide = [r for r in sizes if r.widest is not None]
+        if not wide or not self._fits(op, values, sizes):
             return None
         worst = max(wide, key=lambda r: abs(r.size))
         scaled = is_stored(op.y) if op.op_type == "real_div" else op.op_type == "mul" and len(values) == 1
-        if scaled and worst.widest is not None and not _of_two(worst.widest):
-            return None  # `scale_scores`, `scale_powers`, `sum_to_mean` and `halve_exponent` scale before
-        return _Size(0.0, _joined(op, reached), worst.widest, worst.why)
+        if scaled and worst.widest is not None and not _no_pass_scales_before(worst.widest):
+            return None  # other passes scale before it: `scale_scores`, `scale_powers`, ...
+        return _Size(0.0, _with_wide_ops_before(op, sizes), worst.widest, worst.why)
 
-    def _fits(self, op: Operation, values: list[Var], reached: list[_Size]) -> bool:
+    def _fits(self, op: Operation, values: list[Var], sizes: list[_Size]) -> bool:
+        """Does the result of an op fit fp16 although an operand does not?"""
         if op.op_type in ("log", "reduce_argmin", "reduce_argmax"):
             return True
         if op.op_type == "cast":
             return np_dtype(op.outputs[0]).kind in "iu"
-        if op.op_type == "real_div" and len(reached) == 2 and all(r.widest is not None for r in reached):
+        if op.op_type == "real_div" and len(sizes) == 2 and all(r.widest is not None for r in sizes):
             return True
-        if op.op_type == "mul" and len(values) == 2 and _shrinks(values, reached):
+        if op.op_type == "mul" and len(values) == 2 and _may_shrink_product(values, sizes):
             return True
         return LEAST <= self.size(op) <= FITS and _is_ratio(op)
 
     def at(self, var: Var) -> _Size:
-        """What is known of a value."""
+        """Return the size of a value."""
         if var not in self.seen:
-            self.seen[var] = _Size(0.0)  # of a loop, which no program has
+            self.seen[var] = _Size(0.0)  # ends the recursion if the graph had a loop
             self.depth += 1
-            self.seen[var] = self._found(var)
+            self.seen[var] = self._compute(var)
             self.depth -= 1
         return self.seen[var]
 
-    def _found(self, var: Var) -> _Size:
+    def _compute(self, var: Var) -> _Size:
+        """Compute the size of a value from the op that makes it."""
         op = var.op
         if self.bits == HALF and (narrowed := _narrowed(var)) is not None:
             return narrowed
         far = len(self.seen) > 4 * MOST or self.depth > MOST
         if op is None or far or is_stored(var) or op.op_type not in THROUGH or not computes_in(op, self.bits):
-            return _Size(_leaf(var))
+            return _Size(_size_from_interval(var))
         weight = {"matmul": "y", "linear": "weight"}.get(op.op_type, "")
         if weight and is_stored(op.inputs.get(weight)):
             one = self.at(op.x)
             if one.widest is None:
-                return _weighted(op, one.size) or _Size(_leaf(var))
-            return _Size(one.size, _joined(op, [one]), one.widest, one.why)
+                return _overflow_by_weights(op, one.size) or _Size(_size_from_interval(var))
+            return _Size(one.size, _with_wide_ops_before(op, [one]), one.widest, one.why)
         most = max(map(abs, self.ranges.of(var)))
         size = min(self.size(op), math.log2(max(most, 1.0)) / BITS)
-        reached = [_beside(op, self.at(v), size) for v in _read(op) if not is_stored(v)]
-        reached += [cancels] if (cancels := _covariance(op)) is not None else []
-        why = _leaves(op, size, reached)
+        sizes = [_term_size(op, self.at(v), size) for v in _float_operands(op) if not is_stored(v)]
+        sizes += [cancels] if (cancels := _covariance(op)) is not None else []
+        why = _why_it_leaves_fp16(op, size, sizes)
         if op in self.reciprocals and not why:
             why = f"%{var.name}, a reciprocal of what may be below {1 / fp16.LARGEST:.2g}, overflows"
         if why:
             maker = producer(op.x, *NEAR_ONE) if op.op_type == "reduce_prod" else None
-            return _Size(size, (*_joined(op, reached), *([] if maker is None else [maker])), op, why)
-        wide = max((r for r in reached if r.widest is not None), key=lambda r: abs(r.size), default=None)
+            return _Size(
+                size, (*_with_wide_ops_before(op, sizes), *([] if maker is None else [maker])), op, why
+            )
+        wide = max((r for r in sizes if r.widest is not None), key=lambda r: abs(r.size), default=None)
         if wide is None or op.op_type == "log":
             return _Size(size)
-        return _Size(size, _joined(op, reached), wide.widest, wide.why)
+        return _Size(size, _with_wide_ops_before(op, sizes), wide.widest, wide.why)
 
     def size(self, op: Operation) -> float:
-        """The size of a result, by those of the operands."""
-        return _grown(op, lambda v: 0.0 if is_stored(v) else self.at(v).size)
+        """Return the size of an op's result from those of its operands."""
+        return _result_size(op, lambda v: 0.0 if is_stored(v) else self.at(v).size)
 
 
-def _of_two(op: Operation) -> bool:
-    """Is it a running sum, or a product of two values, in front of which nothing else scales?"""
+def _no_pass_scales_before(op: Operation) -> bool:
+    """Is an op a running sum, or a product of two values, before which no other pass scales?"""
     return op.op_type == "cumsum" or (op.op_type == "mul" and op.x is not op.y and len(floats_of(op)) == 2)
 
 
 @cached
 def _narrowed(var: Var) -> _Size | None:
-    """What a cast makes of a product in fp32 with a number beyond fp16, as coremltools leaves such products."""
+    """Return the size of an fp32 product with a number beyond fp16 that is cast to fp16; None for other values.
+
+    coremltools leaves such products when it converts to fp16.
+    """
     cast = producer(var, "cast")
     maker = producer(cast.x, "mul", "real_div") if cast is not None else None
     if cast is None or maker is None or np_dtype(cast.x) != np.float32 or np_dtype(var) != np.float16:
@@ -260,89 +272,89 @@ def _narrowed(var: Var) -> _Size | None:
     return _Size(UNKNOWN + math.log2(abs(times)) / BITS, (), cast, why)
 
 
-def _beside(op: Operation, one: _Size, size: float) -> _Size:
-    """A term of a sum; one that is small beside another may vanish."""
+def _term_size(op: Operation, one: _Size, size: float) -> _Size:
+    """Return the size of a term; one that is small beside the rest of a sum may vanish, and needs no region."""
     vanishes = op.op_type in ("add", "sub", "maximum") and one.size < min(size, 0.0)
     return _Size(one.size) if vanishes else one
 
 
 @cached
-def _read(op: Operation) -> list[Var]:
-    """The numbers that an op computes with."""
+def _float_operands(op: Operation) -> list[Var]:
+    """Return the floats that an op computes with, without epsilons and the like."""
     return [
         v for name, v in operands(op) if np_dtype(v).kind == "f" and name not in ("epsilon", "alpha", "beta")
     ]
 
 
 @cached
-def _leaf(var: Var) -> float:
-    """The size of a value by its interval, or as of any."""
+def _size_from_interval(var: Var) -> float:
+    """Return the size of a value from its interval, at most `UNKNOWN`."""
     most = magnitude(var, products=1)
     return UNKNOWN if math.isinf(most) else min(UNKNOWN, math.log2(max(most, 1.0)) / BITS)
 
 
-def _grown(op: Operation, of: Callable[[Var], float]) -> float:
-    """The size of a result by those of the operands: by its degree, and by the terms of a sum."""
-    if op.op_type in FLAT:
-        return FLAT[op.op_type]
+def _result_size(op: Operation, of: Callable[[Var], float]) -> float:
+    """Return the size of a result from its degree and the sizes of its operands, its constants and terms."""
+    if op.op_type in FIXED_SIZES:
+        return FIXED_SIZES[op.op_type]
     scale = None if op.op_type == "linear" else degrees.scaled(op, of)
-    size = max(map(of, _read(op)), default=0.0) if scale is None else scale.result
+    size = max(map(of, _float_operands(op)), default=0.0) if scale is None else scale.result
     if op.op_type == "reduce_prod":
-        return summed(op) * size
+        return reduced_size(op) * size
     if op.op_type in ("matmul", "cumsum", "reduce_sum", "reduce_sum_square"):
-        terms = _terms(op)
+        terms = _summed_terms(op)
         return size + (math.log2(max(terms, 1.0)) / BITS if math.isfinite(terms) else 0.0)
-    stored = [v for v in _read(op) if is_stored(v)]
-    typical = _typical(stored[0]) if stored and op.op_type in ("mul", "real_div") else 1.0
+    stored = [v for v in _float_operands(op) if is_stored(v)]
+    typical = _median_magnitude(stored[0]) if stored and op.op_type in ("mul", "real_div") else 1.0
     if op.op_type == "real_div":
         return size - math.log2(max(typical, 1.0)) / BITS
     return size + (max(math.log2(typical) / BITS, -UNKNOWN) if 0 < typical < 1 or typical >= BLOW_UP else 0.0)
 
 
-FLAT = {"exp": 0.0, "log": 0.1}
-"""Ops whose result has one size: of an exponential, where it does not overflow."""
+FIXED_SIZES = {"exp": 0.0, "log": 0.1}
+"""Ops whose result always has one size (of an exponential, where it does not overflow)."""
 
 
-def _terms(op: Operation) -> float:
-    """The numbers, or products, that an op adds up; infinite where a length is dynamic."""
+def _summed_terms(op: Operation) -> float:
+    """Return how many numbers or products an op adds up; infinite where a length is dynamic."""
     if op.op_type not in ("matmul", "cumsum"):
-        return summed(op)
+        return reduced_size(op)
     along = -2 if flag(op, "transpose_x") else -1
     length = op.x.shape[int(number(op.axis) or 0) if op.op_type == "cumsum" else along]
     return math.inf if is_symbolic(length) else float(length)
 
 
 @cached
-def _typical(var: Var) -> float:
-    """The median magnitude of a constant."""
+def _median_magnitude(var: Var) -> float:
+    """Return the median magnitude of a constant, 1 if it is not read."""
     value = constant(var)
     known = value is not None and np.size(value) > 0
     return float(np.median(np.abs(np.asarray(value, np.float64)))) if known else 1.0
 
 
-def _leaves(op: Operation, size: float, reached: list[_Size]) -> str:
-    """How a value leaves fp16 at an op, in words; "" where it does not."""
+def _why_it_leaves_fp16(op: Operation, size: float, sizes: list[_Size]) -> str:
+    """Return how a value first leaves fp16 at this op, in words; "" where it does not."""
     out = op.outputs[0]
-    wide = any(r.widest is not None for r in reached)
-    if (grows := exponential(op)) is not None:
-        most = max(interval(grows[0])[1] * grows[1], interval(grows[0])[0] * grows[1])
+    is_wide_before = any(r.widest is not None for r in sizes)
+    if (power := exponential(op)) is not None:
+        most = max(interval(power[0])[1] * power[1], interval(power[0])[0] * power[1])
         return f"%{out.name}, an exponential without a bound, overflows" if most > fp16.LARGEST_EXPONENT else ""
-    if op.op_type == "reduce_prod" and summed(op) >= 4:
-        return f"%{out.name} is a product of {summed(op):g} numbers" if interval(op.x)[0] < 0.5 else ""
-    if op.op_type in ("real_div", "inverse") and not wide:
+    if op.op_type == "reduce_prod" and reduced_size(op) >= 4:
+        return f"%{out.name} is a product of {reduced_size(op):g} numbers" if interval(op.x)[0] < 0.5 else ""
+    if op.op_type in ("real_div", "inverse") and not is_wide_before:
         return _small_divisor(op)
     if op.op_type == "matmul" and any(producer(v, "softmax") is not None for v in (op.x, op.y)):
         return ""
-    if size > OVER and not any(r.size > OVER for r in reached) and op.op_type not in ("add", "sub"):
+    if size > OVER and not any(r.size > OVER for r in sizes) and op.op_type not in ("add", "sub"):
         return f"%{out.name} overflows above {fp16.LARGEST:.0f}"
-    if size < UNDER and not any(r.size < UNDER for r in reached):
+    if size < UNDER and not any(r.size < UNDER for r in sizes):
         return f"%{out.name} is too small for fp16"
     return ""
 
 
-def _weighted(op: Operation, size: float) -> _Size | None:
-    """A product whose weights make numbers so much larger that it overflows, as those of a camera do."""
-    rows = norms(op)
+def _overflow_by_weights(op: Operation, size: float) -> _Size | None:
+    """Return the size of a product that overflows since its weights are as large as those of a camera."""
+    rows = weight_norms(op)
     if rows is None or rows.length < BLOW_UP or magnitude(op.outputs[0], products=1) <= fp16.LARGEST:
         return None
     grown = size + math.log2(rows.length) / BITS
@@ -351,7 +363,7 @@ def _weighted(op: Operation, size: float) -> _Size | None:
 
 
 def _small_divisor(op: Operation) -> str:
-    """A division by what a guard keeps from 0, but not from where a quotient overflows."""
+    """Return a reason if a guard keeps a divisor from 0, but so near to it that the quotient overflows."""
     divisor = op.y if op.op_type == "real_div" else op.x
     guard = producer(divisor, "add", "maximum", "clip")
     if guard is None:
@@ -365,13 +377,13 @@ def _small_divisor(op: Operation) -> str:
     return f"%{op.outputs[0].name}, a quotient by {least:.2g} or more, overflows"
 
 
-def _joined(op: Operation, reached: list[_Size]) -> tuple[Operation, ...]:
-    """An op, and those upstream that are wide too; each once."""
-    return tuple(dict.fromkeys((op, *(o for r in reached if r.widest is not None for o in r.ops))))
+def _with_wide_ops_before(op: Operation, sizes: list[_Size]) -> tuple[Operation, ...]:
+    """Return an op and the wide ops upstream of it, each once."""
+    return tuple(dict.fromkeys((op, *(o for r in sizes if r.widest is not None for o in r.ops))))
 
 
-def _shrinks(values: list[Var], reached: list[_Size]) -> bool:
-    """Is a product of two values multiplied with a third, which may be small?"""
+def _may_shrink_product(values: list[Var], reached: list[_Size]) -> bool:
+    """Is an overflowing product of two values multiplied with a third, which may be small?"""
     for wide, var, other in ((reached[0], values[0], values[1]), (reached[1], values[1], values[0])):
         maker = producer(var, "mul")
         if (
@@ -388,13 +400,13 @@ def _shrinks(values: list[Var], reached: list[_Size]) -> bool:
 
 
 def _is_mask(var: Var) -> bool:
-    """Was it cast from a boolean, or does it hold 0 and 1 as far as is known?"""
+    """Was a value cast from a boolean or an integer?"""
     cast = producer(var, "cast")
     return cast is not None and np_dtype(cast.x).kind in "biu"
 
 
 def _is_ratio(op: Operation) -> bool:
-    """Is the result smaller than what it is made of because something divides, or a root is taken?"""
+    """Does a division or a root make the result smaller than what it is computed from?"""
     if op.op_type == "mul":
         makers = [producer(v, "inverse", "rsqrt", "real_div", "pow") for v in (op.x, op.y)]
         return any(m is not None for m in makers) or any(is_stored(v) for v in (op.x, op.y))
@@ -407,7 +419,7 @@ def _is_ratio(op: Operation) -> bool:
 
 
 def _angle(op: Operation, bits: int) -> _Size | None:
-    """The sine of a large angle, with the ops that make it of numbers and frequencies, and round it."""
+    """Match the sine or cosine of a large angle, with the ops that compute and round the angle."""
     if (
         op.op_type not in ("sin", "cos")
         or magnitude(op.x, products=1) <= ANGLE
@@ -415,7 +427,7 @@ def _angle(op: Operation, bits: int) -> _Size | None:
     ):
         return None
     makers = makers_of(op.x, MAKERS, bits)
-    if bits == HALF and not rounds(op, makers):
+    if bits == HALF and not is_rounded_before(op, makers):
         return None
     return _Size(
         0.0,
@@ -426,8 +438,15 @@ def _angle(op: Operation, bits: int) -> _Size | None:
 
 
 def _difference(op: Operation, bits: int) -> _Size | None:
-    """What cancels: squares less twice a product, exp(x) - 1, roots of neighbours, what is near 1 in a log."""
-    rules = (_distances, _covariance, _near_zero, _neighbours, _near_number, _complement)
+    """Try the rules for cancellation, those of `lost_digits` included."""
+    rules = (
+        _distances,
+        _covariance,
+        _exp_minus_one,
+        _difference_of_neighbours,
+        _small_change_of_constant,
+        _log_of_complement,
+    )
     size = next((size for rule in rules if (size := rule(op)) is not None), None)
     if size is None and (loss := lost_digits(op, bits)) is not None:
         size = _Size(0.0, loss.ops, loss.widest, loss.why)
@@ -435,15 +454,15 @@ def _difference(op: Operation, bits: int) -> _Size | None:
 
 
 def _with_wide(ops: tuple[Operation, ...], bits: int) -> tuple[Operation, ...]:
-    """Some ops, and those that make what they read where fp16 does not hold it."""
+    """Return ops together with those that make their operands, where these are beyond fp16."""
     own, search = {v for op in ops for v in op.outputs}, _Search(bits)
-    entries = dict.fromkeys(v for op in ops for v in _read(op) if v not in own and not is_stored(v))
+    entries = dict.fromkeys(v for op in ops for v in _float_operands(op) if v not in own and not is_stored(v))
     return tuple(dict.fromkeys((*ops, *(o for v in entries if (at := search.at(v)).widest for o in at.ops))))
 
 
 @cached
 def _covariance(op: Operation) -> _Size | None:
-    """`mean(a b) - mean(a) mean(b)`, where `centre_variance` does not take the mean away first."""
+    """Match `mean(a b) - mean(a) mean(b)`, unless the pass `centre_variance` subtracts the mean first."""
     values, ops = difference_of_means(op)
     squares = len(values) == 1 and ops[1].op_type == "reduce_mean"
     if squares or all(np.ptp(interval(v)) <= ALIKE for v in values):
@@ -453,7 +472,7 @@ def _covariance(op: Operation) -> _Size | None:
 
 
 def _distances(op: Operation) -> _Size | None:
-    """`|x|^2 + |y|^2 - 2 x y`, at the last of its additions."""
+    """Match `|x|^2 + |y|^2 - 2 x y`, at the last of its additions."""
     if op.op_type not in ("add", "sub") or any(r.op_type in ("add", "sub") for r in op.outputs[0].child_ops):
         return None
     terms, ops, pending = list[Operation](), [op], [op.x, op.y]
@@ -464,20 +483,20 @@ def _distances(op: Operation) -> _Size | None:
         ops.append(maker)
         if (
             maker.op_type in ("matmul", "linear")
-            or squared(maker) is not None
+            or squared_operand(maker) is not None
             or maker.op_type == "reduce_sum_square"
         ):
             terms.append(maker)
         else:
-            pending += [v for v in _read(maker) if not is_stored(v)]
+            pending += [v for v in _float_operands(maker) if not is_stored(v)]
     squares = [t for t in terms if t.op_type not in ("matmul", "linear")]
     products = [t for t in terms if t not in squares]
-    sources = {squared(t) or t.x for t in squares}
+    sources = {squared_operand(t) or t.x for t in squares}
     if (
         not squares
         or len(products) != 1
         or len(squares) > 2
-        or not any(_made_of(products[0], s) for s in sources)
+        or not any(_reads_source(products[0], s) for s in sources)
     ):
         return None
     if all(np.ptp(interval(s)) <= ALIKE for s in sources):
@@ -488,22 +507,22 @@ def _distances(op: Operation) -> _Size | None:
 
 DISTANCES = MOVING | names("add sub mul real_div reduce_sum reduce_sum_square square pow matmul linear")
 ALIKE = 2.0
-"""Values within this of each other cancel no more than the last digits."""
+"""The spread of values within which only the last digits cancel."""
 
 
-def _made_of(product: Operation, source: Var) -> bool:
-    """Does a product read a value, perhaps scaled or turned?"""
-    pending = [v for v in _read(product) if not is_stored(v)]
+def _reads_source(product: Operation, source: Var) -> bool:
+    """Does a product read a value, perhaps scaled or transposed?"""
+    pending = [v for v in _float_operands(product) if not is_stored(v)]
     for _ in range(8):
         if source in pending:
             return True
         makers = [producer(v, "mul", "transpose", *MOVING) for v in pending]
-        pending = [v for m in makers if m is not None for v in _read(m) if not is_stored(v)]
+        pending = [v for m in makers if m is not None for v in _float_operands(m) if not is_stored(v)]
     return False
 
 
-def _near_zero(op: Operation) -> _Size | None:
-    """exp(x) - 1 where x may be near 0, with what is added to it before; and without x again."""
+def _exp_minus_one(op: Operation) -> _Size | None:
+    """Match `exp(x) - 1` where x may be near 0, with further terms of the sum; also `exp(x) - 1 - x`."""
     if op.op_type not in ("sub", "add"):
         return None
     terms, ops = _terms_of(op)
@@ -521,7 +540,7 @@ def _near_zero(op: Operation) -> _Size | None:
 
 
 def _terms_of(op: Operation) -> tuple[list[tuple[float, Var]], list[Operation]]:
-    """What a sum adds up and takes away, each with its sign, and the ops that do it."""
+    """Return (sign, value) for each term of a sum, and the ops that add them."""
     terms, ops, pending = list[tuple[float, Var]](), list[Operation](), [(1.0, op.outputs[0])]
     while pending:
         sign, var = pending.pop()
@@ -535,18 +554,18 @@ def _terms_of(op: Operation) -> tuple[list[tuple[float, Var]], list[Operation]]:
 
 
 TERMS = 4
-"""Additions that are looked through for what cancels."""
+"""The most additions of one sum that are searched for terms that cancel."""
 
 
-def _neighbours(op: Operation) -> _Size | None:
-    """`sqrt(x + c) - sqrt(x)` and its like, of numbers that may lie next to each other."""
+def _difference_of_neighbours(op: Operation) -> _Size | None:
+    """Match `sqrt(x + c) - sqrt(x)` and the like, where both arguments may be large and near each other."""
     makers = [producer(v, *SMOOTH) for v in (op.x, op.y)] if op.op_type == "sub" else []
     if not makers or makers[0] is None or makers[1] is None or makers[0].op_type != makers[1].op_type:
         return None
     one, other = makers[0], makers[1]
     if one.op_type == "pow" and number(one.y) != number(other.y):
         return None
-    (source, more), (same, less) = _moved(one.x), _moved(other.x)
+    (source, more), (same, less) = _without_added_constant(one.x), _without_added_constant(other.x)
     if source is not same or more == less or magnitude(source) <= FAR * abs(more - less):
         return None
     why = f"%{op.x.name} and %{op.y.name} are nearly equal where %{source.name} is large"
@@ -556,42 +575,42 @@ def _neighbours(op: Operation) -> _Size | None:
 
 
 SMOOTH = names("sqrt log pow rsqrt inverse atan")
-"""Ops of which neighbouring numbers, if they are large, give nearly the same."""
+"""Ops that give nearly equal results for large neighbouring numbers."""
 FAR = 16.0
 """How many times their distance numbers must be for five binary digits to be lost."""
 
 
-def _near_number(op: Operation) -> _Size | None:
-    """`sqrt(x + c) - sqrt(c)`, its like, and log(1 + x), where x may be near 0."""
-    wanted = 0.0 if op.op_type == "log" else None
+def _small_change_of_constant(op: Operation) -> _Size | None:
+    """Match `sqrt(x + c) - sqrt(c)` and the like, and `log(1 + x)`, where x may be near 0."""
+    subtracted = 0.0 if op.op_type == "log" else None
     maker = op if op.op_type == "log" else None
-    if op.op_type in ("add", "sub") and (beside := beside_number(op)) is not None:
-        maker, wanted = producer(beside[0], *SMOOTH), beside[1] * (-1 if op.op_type == "add" else 1)
-    if maker is None or wanted is None or written_exponential(op) is not None:
+    if op.op_type in ("add", "sub") and (pair := value_and_number(op)) is not None:
+        maker, subtracted = producer(pair[0], *SMOOTH), pair[1] * (-1 if op.op_type == "add" else 1)
+    if maker is None or subtracted is None or written_exponential(op) is not None:
         return None
-    source, more = _moved(maker.x)
+    source, shift = _without_added_constant(maker.x)
     low, high = interval(source)
-    near = more > 0 and abs(_at(maker, more) - wanted) <= STEP * max(abs(wanted), STEP)
-    if not near or low >= NEAR * more or high <= -NEAR * more or high - low <= 2 * ALIKE * more:
+    near = shift > 0 and abs(_smooth_result(maker, shift) - subtracted) <= STEP * max(abs(subtracted), STEP)
+    if not near or low >= NEAR * shift or high <= -NEAR * shift or high - low <= 2 * ALIKE * shift:
         return None
-    why = f"%{op.outputs[0].name} loses its digits where %{source.name} is small beside {more:g}"
+    why = f"%{op.outputs[0].name} loses its digits where %{source.name} is small beside {shift:g}"
     return _Size(0.0, tuple(dict.fromkeys((op, maker, cast(Operation, maker.x.op)))), op, why)
 
 
 STEP = 2.0**-9
-"""How far, relatively, a number of fp16 may be from the one that was meant."""
+"""How far, relatively, an fp16 constant may be from the number that was meant."""
 
 
-def _at(op: Operation, x: float) -> float:
-    """What an op of `SMOOTH` makes of a number above 0."""
+def _smooth_result(op: Operation, x: float) -> float:
+    """Return the result of an op of `SMOOTH` for a number above 0; NaN where it is unknown."""
     power = {"sqrt": 0.5, "rsqrt": -0.5, "inverse": -1.0}.get(op.op_type) or number(op.inputs.get("y"))
     if op.op_type in ("log", "atan"):
         return math.log(x) if op.op_type == "log" else math.atan(x)
     return math.nan if power is None else x**power
 
 
-def _moved(var: Var) -> tuple[Var, float]:
-    """A value, and the number that is added to it."""
+def _without_added_constant(var: Var) -> tuple[Var, float]:
+    """Return a value and the constant that is added to it."""
     maker = producer(var, "add", "sub")
     if maker is not None and (more := number(maker.y)) is not None:
         return maker.x, -more if maker.op_type == "sub" else more
@@ -601,24 +620,24 @@ def _moved(var: Var) -> tuple[Var, float]:
 
 
 def _is_tanh(op: Operation) -> bool:
-    """Is it divided as a tanh is, that is written out?"""
+    """Is the difference divided as in a tanh that is written out?"""
     form = (written_exponential(r) for r in consumers(op.outputs[0]))
     return any(f is not None and op in f.ops for f in form)
 
 
 NEAR = 0.05
-"""An exponent from which exp(x) - 1 keeps six binary digits of fp16."""
+"""The exponent up to which exp(x) - 1 keeps fewer than six binary digits of fp16."""
 
 
-def _complement(op: Operation) -> _Size | None:
-    """A logarithm of 1 - p, p / (1 - p) or p / q, of shares that may be next to 1 or vanish."""
+def _log_of_complement(op: Operation) -> _Size | None:
+    """Match a logarithm of 1 - p, p / (1 - p) or p / q, where probabilities may be next to 1 or 0."""
     if op.op_type != "log":
         return None
     inner = producer(op.x, "sub", "real_div", "mul")
     if inner is None:
         return None
     ops, shares = [op, inner], list[Operation]()
-    pending = [v for v in _read(inner) if not is_stored(v)]
+    pending = [v for v in _float_operands(inner) if not is_stored(v)]
     while pending and len(ops) <= MOST:
         maker = producer(pending.pop(), "add", "sub", "real_div", "mul", *MOVING, *NEAR_ONE)
         if maker is None or maker in ops:
@@ -627,7 +646,7 @@ def _complement(op: Operation) -> _Size | None:
         if maker.op_type in NEAR_ONE:
             shares.append(maker)
         else:
-            pending += [v for v in _read(maker) if not is_stored(v)]
+            pending += [v for v in _float_operands(maker) if not is_stored(v)]
     if not shares or not any(_next_to_an_end(s) for s in shares):
         return None
     if inner.op_type == "mul" and len(shares) < 2:
@@ -637,5 +656,6 @@ def _complement(op: Operation) -> _Size | None:
 
 
 def _next_to_an_end(share: Operation) -> bool:
+    """May a probability be next to 0, or (for a sigmoid) next to 1?"""
     low, high = interval(share.outputs[0])
     return low < 1e-3 or (share.op_type != "softmax" and 0.99 < high <= 1.01)

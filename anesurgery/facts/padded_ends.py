@@ -1,4 +1,9 @@
-"""What values hold beyond the length given: masks that hide what was filled up, zeros that add nothing."""
+"""What values hold beyond their given length when a model of a longer fixed length runs a shorter input.
+
+Inputs are filled up, for instance with masked positions. `End` describes the elements of a value beyond the
+given length along one axis: masks that hide them, or zeros that add nothing. `end_of_result` takes ends through
+an op; `shipping.filling` asks whether the outputs within the length are the same as without filling.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +16,30 @@ import numpy as np
 from anesurgery.facts.attention import MASKED
 from anesurgery.mil import Array, Operation, Var, constant, is_stored, np_dtype
 from anesurgery.ops import names
-from anesurgery.semantics.bounds import of_constant
+from anesurgery.semantics.bounds import constant_range
 from anesurgery.semantics.intervals import Intervals
 
 TABLE = ""
-"""The source of what a table as wide as long says, such as a causal mask."""
+"""The name of the source for tables as wide as long, such as a causal mask."""
 DEEPEST = -3e4
-"""Two masks above this add up to a number of fp16; below it a row that is hidden altogether may be NaN."""
+"""Two masks above this add up to a finite fp16 number; below it a row in which all is masked may be NaN."""
 MOST_EXPONENT = 11.0
-"""exp of more is infinite in fp16."""
+"""exp of more than this is infinite in fp16."""
 MOVES = names("expand_dims identity reshape slice_by_index squeeze tile transpose")
 
 
 @dataclass(frozen=True)
 class End:
-    """Where the elements lie whose place is beyond the length along one axis, and not along the others.
-
-    Attributes:
-        low: the least.
-        high: the largest.
-        loose: is a finite number that is not known added to that?
-        sources: the inputs whose filling says so, and `TABLE`.
-    """
+    """The range of the elements that lie beyond the length along one axis, and within it along the others."""
 
     low: float
+    """The least."""
     high: float
+    """The largest."""
     loose: bool = False
+    """Is an unknown finite number added to that?"""
     sources: frozenset[str] = frozenset()
+    """The inputs whose filling this depends on, and `TABLE`."""
 
     @property
     def hides(self) -> bool:
@@ -52,36 +54,38 @@ class End:
 
 UNKNOWN = End(0.0, 0.0, loose=True)
 EITHER = End(0.0, 1.0)
-"""A boolean of which nothing is known."""
+"""The end of a boolean of which nothing is known."""
 
 
-def unknown(var: Var) -> End:
-    """What is known without looking: booleans are 0 or 1."""
+def unknown_end(var: Var) -> End:
+    """Return what is known without looking: booleans are 0 or 1, other values are finite."""
     return EITHER if np_dtype(var).kind == "b" else UNKNOWN
 
 
-def of_stored(var: Var) -> End:
-    """All elements of a constant."""
-    low, high = of_constant(var) if constant(var) is not None else (-math.inf, math.inf)
+def end_of_constant(var: Var) -> End:
+    """Return the range of all elements of a constant."""
+    low, high = constant_range(var) if constant(var) is not None else (-math.inf, math.inf)
     return End(low, high) if math.isfinite(low) or math.isfinite(high) or low == high else UNKNOWN
 
 
-def of_table(table: Array, axes: frozenset[int], axis: int) -> End:
-    """The elements of a table whose place along `axis` is beyond those along the other axes of its length.
+def end_of_table(table: Array, axes: frozenset[int], axis: int) -> End:
+    """Return the range of elements of a table whose index along `axis` is beyond those along the other `axes`.
 
-    For every length these are the elements that stand in rows within it and columns beyond it.
+    For every length these are the elements in rows within it and columns beyond it.
     """
-    places = {
+    indices = {
         a: np.arange(n).reshape([-1 if b == a else 1 for b in range(table.ndim)])
         for a, n in enumerate(table.shape)
     }
-    beyond = places[axis] > 0
+    beyond = indices[axis] > 0
     for other in axes - {axis}:
-        beyond = beyond & (places[axis] > places[other])
-    held = table[np.broadcast_to(beyond, table.shape)]
-    if not held.size or table.dtype.kind not in "biuf" or np.isnan(held.astype(np.float64)).any():
+        beyond = beyond & (indices[axis] > indices[other])
+    elements = table[np.broadcast_to(beyond, table.shape)]
+    if not elements.size or table.dtype.kind not in "biuf" or np.isnan(elements.astype(np.float64)).any():
         return UNKNOWN
-    return End(float(held.min()), float(held.max()), sources=frozenset({TABLE} if len(axes) > 1 else ()))
+    return End(
+        float(elements.min()), float(elements.max()), sources=frozenset({TABLE} if len(axes) > 1 else ())
+    )
 
 
 def _sum(x: End, y: End) -> End:
@@ -116,6 +120,7 @@ def _smaller(x: End, y: End) -> End:
 
 
 def _truth(known_true: bool, known_false: bool) -> End:
+    """Return the end of a boolean that is known to be true or false, else `EITHER`."""
     return End(1.0, 1.0) if known_true else End(0.0, 0.0) if known_false else EITHER
 
 
@@ -150,10 +155,11 @@ PAIRS: Mapping[str, Callable[[End, End], End]] = {
     "logical_and": lambda x, y: End(min(x.low, y.low), min(x.high, y.high)),
     "logical_or": lambda x, y: End(max(x.low, y.low), max(x.high, y.high)),
 }
-"""Op of two operands -> what becomes of their ends."""
+"""Op of two operands -> the function that gives the end of its result."""
 
 
-def _chosen(cond: End, a: End, b: End) -> End:
+def _select_end(cond: End, a: End, b: End) -> End:
+    """Return the end of a select."""
     if cond.low == cond.high:
         return replace(a if cond.low else b, sources=a.sources | b.sources | cond.sources)
     if a.loose or b.loose:
@@ -162,7 +168,7 @@ def _chosen(cond: End, a: End, b: End) -> End:
 
 
 def _cast(x: End, var: Var) -> End:
-    """Numbers of another type; what is finite and not known stays so."""
+    """Return an end after a cast; unknown finite numbers stay so."""
     kind = np_dtype(var)
     if kind.kind == "b":
         return UNKNOWN if x.loose else _not(_equal(x, End(0.0, 0.0)))
@@ -171,39 +177,40 @@ def _cast(x: End, var: Var) -> End:
     return replace(x, low=low, high=high)
 
 
-def combined(op: Operation, read: Mapping[str, End]) -> End:
-    """The end of a result from those of the operands, by parameter."""
+def end_of_result(op: Operation, ends: Mapping[str, End]) -> End:
+    """Return the end of a result from those of the operands, by parameter."""
     out = op.outputs[0]
-    sources = frozenset().union(*(end.sources for end in read.values()))
-    if op.op_type in PAIRS and {"x", "y"} <= set(read):
-        found = PAIRS[op.op_type](read["x"], read["y"])
-    elif op.op_type == "select" and {"a", "b", "cond"} <= set(read):
-        found = _chosen(read["cond"], read["a"], read["b"])
+    sources = frozenset().union(*(end.sources for end in ends.values()))
+    if op.op_type in PAIRS and {"x", "y"} <= set(ends):
+        found = PAIRS[op.op_type](ends["x"], ends["y"])
+    elif op.op_type == "select" and {"a", "b", "cond"} <= set(ends):
+        found = _select_end(ends["cond"], ends["a"], ends["b"])
     elif op.op_type == "logical_not":
-        found = _not(read["x"])
+        found = _not(ends["x"])
     elif op.op_type == "cast":
-        found = _cast(read["x"], out)
+        found = _cast(ends["x"], out)
     elif op.op_type in MOVES:
-        found = read["x"]
+        found = ends["x"]
     else:
-        return unknown(out)
+        return unknown_end(out)
     if math.isnan(found.low) or math.isnan(found.high) or found in (UNKNOWN, EITHER):
-        return unknown(out)
+        return unknown_end(out)
     stored = _cast(found, out) if np_dtype(out).kind == "f" else found  # below -65504 fp16 has -inf alone
     return replace(stored, sources=sources)
 
 
 POSITIVE, WITHIN = names("inverse log rsqrt"), names("exp exp2")
 UNBOUNDED = names("acos acosh asin atanh floor_div mod tan")
+"""Ops that may give infinities or NaN for ordinary numbers."""
 
 
 def stays_finite(op: Operation) -> bool:
-    """Does an op make finite numbers of finite ones, so far as no magnitude passes the largest of the type?"""
+    """Does an op make finite numbers of finite ones, if none exceeds the largest of its dtype?"""
     if op.op_type in UNBOUNDED:
         return False
     if op.op_type == "real_div":
         known = is_stored(op.y) and constant(op.y) is not None
-        low, high = of_constant(op.y) if known else Intervals(stored=True).of(op.y)
+        low, high = constant_range(op.y) if known else Intervals(stored=True).of(op.y)
         return low > 0 or high < 0
     if op.op_type == "pow":
         power = np.asarray(constant(op.y) if constant(op.y) is not None else -1)

@@ -1,4 +1,8 @@
-"""Quotients that need care in fp16: of sums, by a mask or of a total, and those whose angle is taken."""
+"""Quotients that need care in fp16: quotients of sums, and angles of quotients (`atan2`).
+
+`quotient_of_sums` matches `sum(a) / sum(b)`, as in a mean over a mask: a sum may overflow although the quotient
+is ordinary. `quotient_angle` matches the angle of (y, x) in any spelling, where x may be 0.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +28,8 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import names
 from anesurgery.semantics.intervals import interval, is_half, magnitude
-from anesurgery.semantics.reading import beside_number, ints, number
-from anesurgery.semantics.rows import summed
+from anesurgery.semantics.reading import ints, number, value_and_number
+from anesurgery.semantics.rows import reduced_size
 
 FOLLOWED = frozenset({"add", "maximum", "clip", "tile"})
 """Ops that may stand between a sum and the division: guards and tiles."""
@@ -33,15 +37,15 @@ FOLLOWED = frozenset({"add", "maximum", "clip", "tile"})
 
 @dataclass(frozen=True)
 class QuotientOfSums:
-    """`sum(a) / sum(b)`, or `b / sum(|b|)`, the lower sum perhaps guarded and then tiled."""
+    """`sum(a) / sum(b)`, or `b / sum(|b|)`; the lower sum may be guarded and then tiled."""
 
     root: Operation
     below: Operation
     """The sum that divides."""
     between: tuple[Operation, ...]
-    """From that sum to the divisor, in this order: guards, and a tile."""
+    """The guards, and perhaps a tile, from that sum to the divisor, in this order."""
     above: Operation | None
-    """The sum that is divided; None: one of the numbers that are added below."""
+    """The sum that is divided; None where one of the added numbers is divided instead."""
 
     @property
     def sums(self) -> tuple[Operation, ...]:
@@ -50,8 +54,8 @@ class QuotientOfSums:
 
     @property
     def largest(self) -> float:
-        """What a sum can reach; infinite where nothing can be said."""
-        return max(magnitude(total.x) * summed(total) for total in self.sums)
+        """The largest magnitude that a sum can reach; infinite where nothing is known."""
+        return max(magnitude(total.x) * reduced_size(total) for total in self.sums)
 
     @property
     def overflows(self) -> bool:
@@ -60,38 +64,38 @@ class QuotientOfSums:
 
 
 def quotient_of_sums(op: Operation) -> QuotientOfSums | None:
-    """What a division of fp16 is, if it is one."""
+    """Return the quotient of sums that an fp16 division is; None for others."""
     if op.op_type != "real_div" or not is_half(op.outputs[0]):
         return None
     value, between = op.y, list[Operation]()
     while (maker := producer(value, *FOLLOWED)) is not None:
-        source = value_of(maker)
+        source = guarded_or_tiled(maker)
         if source is None:
             break
         between.insert(0, maker)
         value = source
     below, above = producer(value, "reduce_sum"), producer(op.x, "reduce_sum")
     sums = [total for total in (below, above) if total is not None]
-    if below is None or not all(math.isfinite(summed(total)) and ints(total, "axes") for total in sums):
+    if below is None or not all(math.isfinite(reduced_size(total)) and ints(total, "axes") for total in sums):
         return None
-    if above is None and not _part_of(op.x, below):
+    if above is None and not _is_term_of(op.x, below):
         return None
     return QuotientOfSums(op, below, tuple(between), above)
 
 
-def _part_of(var: Var, total: Operation) -> bool:
-    """Is the magnitude of each number at most that of the sum?"""
+def _is_term_of(var: Var, total: Operation) -> bool:
+    """Is each number of a value one of the nonnegative numbers (or their signed form) that a sum adds up?"""
     magnitudes = producer(total.x, "abs")
     if magnitudes is not None:
         return var in (magnitudes.x, total.x)
     return var is total.x and interval(var)[0] >= 0
 
 
-def value_of(op: Operation) -> Var | None:
-    """What a guard of one number is applied to, or what a tile repeats; None: it is something else."""
+def guarded_or_tiled(op: Operation) -> Var | None:
+    """Return the operand of a guard or a tile; None for other ops."""
     if op.op_type in ("clip", "tile"):
         return op.x if op.op_type == "tile" or (number(op.beta) or 0) == math.inf else None
-    guarded = beside_number(op)
+    guarded = value_and_number(op)
     if guarded is None or static_shape(guarded[0]) != static_shape(op.outputs[0]):
         return None
     return guarded[0]
@@ -107,61 +111,61 @@ OPS = names(
     "add sub mul real_div abs cast less less_equal greater greater_equal equal not_equal logical_and "
     "logical_or logical_xor logical_not select sign atan clip maximum minimum identity"
 )
-"""Ops that such an angle is written with."""
+"""Ops that an angle is written with."""
 ENDS = names("add sub mul select atan")
-"""Ops that may end one."""
+"""Ops that may be the last of an angle."""
 MOST = 40
-"""Ops of one; torch's has 30."""
+"""The most ops of an angle; that of torch has 30."""
 NEXT = 3
-"""Ops between an angle and a later op that is the angle too. A choice: selects and sums that tell the quadrants
-apart."""
+"""The most ops between an angle and a later op that is the angle, too: selects and sums for the quadrants."""
 LITTLE = 1e-6
-"""What is added to a divisor so that it is not 0, at most: of divisors of 0.01 and more, the least that are
-computed here, it changes nothing that fp16 tells apart."""
-CLOSE = 2e-3
-"""How far angles may be from the exact ones: pi in fp16 is off by 9.7e-4, and one of its steps there is 2e-3.
+"""The largest number added to a divisor so that it is not 0. For divisors of 0.01 and more (the least that are
+tried here) it changes nothing that fp16 can tell.
 """
+CLOSE = 2e-3
+"""How far angles may be from the exact ones: pi in fp16 is off by 9.7e-4, and a step of fp16 there is 2e-3."""
 SIZES = (1e-2, 0.3, 1.0, 2.5, 7.0, 300.0, 3e4)
-"""Magnitudes of the points at which ops are computed, quotients up to 3e6 among them."""
+"""Magnitudes of the coordinates that are tried; quotients go up to 3e6."""
 BESIDE = (0.5, 0.99, 1.01, 2.0)
-"""Factors of each constant of the ops, at which they are computed too: on both sides, and beyond it."""
+"""Factors of each constant of the ops, for coordinates on both sides of it."""
 
 
 @dataclass(frozen=True)
 class QuotientAngle:
-    """The angle of y and x."""
+    """The angle of (y, x), written with several ops."""
 
     y: Var
     x: Var
     ops: tuple[Operation, ...]
-    """All that it is written with, the last one first."""
+    """All ops, the last one first."""
     turns: bool
-    """Does it tell all four quadrants apart, as atan2 does, and not two?"""
+    """Does it tell all four quadrants apart, as atan2 does, and not two as atan does?"""
 
 
 def quotient_angle(op: Operation) -> QuotientAngle | None:
-    """The angle that an op is the last of, where its divisor may be 0; None for all others."""
+    """Return the angle that an op is the last of, if the divisor may be 0; None for other ops."""
     angle = _angle(op)
-    return None if angle is None or _goes_on(angle) else angle
+    return None if angle is None or _continues_downstream(angle) else angle
 
 
 def may_divide_by_zero(division: Operation) -> bool:
-    """May a divisor be 0, or be that but for a little which fp16 does not hold?"""
+    """May a divisor be 0, or 0 plus a number that fp16 does not hold?"""
     x = _divisor(division.y)
     low, high = interval(x)
     return low <= 0 <= high and not is_stored(x) and not _is_replaced(x)
 
 
 def _angle(op: Operation) -> QuotientAngle | None:
+    """Return the angle if the ops give that of (y, x) at all points that are tried; else None."""
     division = _division(op)
     if division is None:
         return None
     y, x = division.x, _divisor(division.y)
-    ops = _between(op, y, x) if may_divide_by_zero(division) and not is_stored(y) else None
+    ops = _ops_between(op, y, x) if may_divide_by_zero(division) and not is_stored(y) else None
     if ops is None or y.shape != op.outputs[0].shape or x.shape != y.shape:
         return None
     points = _points(ops)
-    angles = _computed(op, y, x, points)
+    angles = _results_at_points(op, y, x, points)
     if angles is None:
         return None
     for turns, exact in ((True, np.arctan2(*points)), (False, np.arctan(points[0] / points[1]))):
@@ -171,7 +175,7 @@ def _angle(op: Operation) -> QuotientAngle | None:
 
 
 def _points(ops: tuple[Operation, ...]) -> Array:
-    """Points [2, n], y and x, in all quadrants: of ordinary sizes, and beside each constant of some ops."""
+    """Return points [2, n] of y and x in all quadrants: ordinary sizes, and near each constant of the ops."""
     stored = (v for op in ops for v in op_inputs(op).values() if isinstance(v, Var) and is_stored(v))
     numbers = {abs(n) for v in stored if not isinstance(v.val, str) and (n := number(v)) is not None}
     sizes = sorted({*SIZES, *(n * factor for n in numbers if n > LITTLE for factor in BESIDE)})
@@ -180,7 +184,7 @@ def _points(ops: tuple[Operation, ...]) -> Array:
 
 
 def _division(op: Operation) -> Operation | None:
-    """The division of the one arc tangent that is made before an op, of few ops."""
+    """Return the division inside the one arc tangent upstream of an op, within `MOST` ops; else None."""
     pending, seen = [op], {op}
     while pending and len(seen) <= MOST:
         one = pending.pop()
@@ -194,12 +198,12 @@ def _division(op: Operation) -> Operation | None:
 
 
 def _values(op: Operation) -> list[Var]:
-    """What an op computes with, and is no constant."""
+    """Return the operands of an op that are not stored."""
     return [v for _, v in operands(op) if not is_stored(v)]
 
 
 def _divisor(var: Var) -> Var:
-    """The x of `x + a little`, where x is near 0, or everywhere."""
+    """Return the x of `x + a little`, where the little number may be added only where x is near 0."""
     add = producer(var, "add")
     for value, other in () if add is None else ((add.x, add.y), (add.y, add.x)):
         shift = producer(other, "mul")
@@ -211,13 +215,13 @@ def _divisor(var: Var) -> Var:
 
 
 def _is_replaced(var: Var) -> bool:
-    """Does a number stand where a divisor would be 0?"""
+    """Is a number selected where a divisor would be 0?"""
     select = producer(var, "select")
     return select is not None and any(is_stored(v) and number(v) for v in (select.a, select.b))
 
 
-def _between(op: Operation, y: Var, x: Var) -> tuple[Operation, ...] | None:
-    """All ops from y and x to an op; None where something else comes in."""
+def _ops_between(op: Operation, y: Var, x: Var) -> tuple[Operation, ...] | None:
+    """Return all ops from y and x to an op; None where another value comes in."""
     ops, pending = list[Operation](), [op]
     while pending:
         one = pending.pop()
@@ -236,8 +240,8 @@ def _between(op: Operation, y: Var, x: Var) -> tuple[Operation, ...] | None:
     return tuple(ops)
 
 
-def _computed(op: Operation, y: Var, x: Var, points: Array) -> Array | None:
-    """What an op makes of some numbers; None where a constant is no single number."""
+def _results_at_points(op: Operation, y: Var, x: Var, points: Array) -> Array | None:
+    """Return what an op gives at the points; None where a constant is not a single number."""
     values: dict[Var, torch.Tensor] = dict(zip((y, x), torch.from_numpy(points), strict=True))
 
     def of(var: Var) -> Any:
@@ -261,8 +265,8 @@ def _computed(op: Operation, y: Var, x: Var, points: Array) -> Array | None:
     return angles
 
 
-def _goes_on(angle: QuotientAngle) -> bool:
-    """Is an op further downstream the angle too, which tells places on the axes apart?"""
+def _continues_downstream(angle: QuotientAngle) -> bool:
+    """Is an op further downstream the same angle, with the points on the axes told apart?"""
     reached = [angle.ops[0]]
     for _ in range(NEXT):
         reached = [r for op in reached for v in op.outputs for r in consumers(v) if r.op_type in ENDS]

@@ -1,14 +1,15 @@
 """Follow the tokens of a decoder through its ops: on which axis each value holds them.
 
-From the input on, each value that depends on the tokens has labels on its axes:
+`follow(block, inputs)` labels the axes of each value that depends on the tokens:
 
-* `NEW`: one row for each token that is given;
+* `NEW`: one row for each given token;
 * `SEEN`: one column for each token that is looked at (attention scores);
-* `WEIGHTS`: the same after a causal softmax, so that what lies ahead of a token weighs nothing.
+* `WEIGHTS`: like `SEEN` after a causal softmax, so that tokens ahead have weight 0.
 
-An op that mixes tokens in another way than causal attention or a convolution that looks back is a refusal.
-What is left then depends, for each token, on that token and on what was looked at of those before it: a cache
-of this is enough.
+Ops with a function in `RULES` may combine tokens, as causal attention and convolutions that look back do. Any
+other op that mixes tokens is refused. If nothing is refused, each token's results depend on itself and on the
+keys and values (`looked_at`) of earlier tokens, so a cache of these is enough: conversions to stateful decoders
+build it from the result.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from anesurgery.facts.masks import causal_window, window_of
 from anesurgery.mil import Block, Operation, Var, consumers, operands, producer, static_shape
 from anesurgery.ops import LOOKUPS, MOVING, POINTWISE, names
 from anesurgery.semantics.reading import axis_of, flag, ints, sliced
-from anesurgery.semantics.rows import Operand, Place, places_of, staying
+from anesurgery.semantics.rows import Operand, Place, axes_not_squeezed, places_of
 
 NEW, SEEN, WEIGHTS = "new", "seen", "weights"
 
@@ -43,7 +44,7 @@ LOST = {
     **dict.fromkeys(("slice_by_index", "slice_by_size"), "it takes some of the tokens only"),
     **dict.fromkeys(LOOKUPS, "it picks some of the tokens"),
 }
-"""Why an axis of tokens does not come out of an op; of others: it mixes tokens."""
+"""Op type -> why the token axis does not survive it; other ops mix tokens."""
 
 
 @dataclass
@@ -51,67 +52,67 @@ class Tokens:
     """Where the values of a block hold the tokens."""
 
     axes: dict[Var, Axes] = field(default_factory=dict)
-    """Of each value that depends on the tokens."""
+    """Value that depends on the tokens -> its labelled axes."""
     looked_at: dict[tuple[Operation, str], Var] = field(default_factory=dict)
-    """The keys and values: (product, its parameter) -> the operand."""
+    """(product, parameter) -> the operand that holds keys or values."""
     tables: dict[Operation, dict[Var, Axes]] = field(default_factory=dict)
-    """What each op reads that does not depend on the tokens but has a row or a column for each."""
+    """Op -> its operands that do not depend on the tokens but have a row or column for each; axes labelled."""
     windows: dict[Operation, int] = field(default_factory=dict)
-    """Softmax or fused attention -> how many tokens each one sees at most, itself counted."""
+    """Softmax or fused attention -> how many tokens one token sees at most, itself included."""
     masks: dict[object, int | Refusal] = field(default_factory=dict)
-    """The window of each mask, or why it is not causal; all layers share one, as a rule."""
+    """Mask -> its window, or why it is not causal; layers usually share one mask."""
     reaches: dict[Operation, int] = field(default_factory=dict)
-    """Convolution along the tokens -> how many before its own each result looks at."""
+    """Convolution along the tokens -> how many tokens before its own a result looks at."""
     zeros: dict[Var, Operation] = field(default_factory=dict)
-    """What has zeros before the first token -> the pad that puts them there."""
+    """Value with zeros before the first token -> the pad that puts them there."""
     beyond: dict[Var, int] = field(default_factory=dict)
-    """What holds more than the tokens, behind them -> the axis."""
+    """Value with more entries behind those of the tokens -> the axis."""
     first: dict[Operation, int] = field(default_factory=dict)
-    """Slice that takes the tokens, and nothing behind them -> the axis of its result."""
+    """Slice that takes the tokens and nothing behind them -> the axis of its result."""
 
     @property
     def length(self) -> int:
-        """How many tokens are given."""
+        """The number of given tokens."""
         var = next(iter(self.axes))
         return int(var.shape[self.new_axis(var)])
 
     def new_axis(self, var: Var) -> int:
-        """The axis of a value that holds the given tokens."""
+        """Return the axis of a value that holds the given tokens."""
         return next(axis for axis, label in self.axes[var].items() if label == NEW)
 
 
 def follow(block: Block, inputs: Mapping[Var, int]) -> Tokens | Refusal:
-    """Where the tokens go, or which op mixes them in a way that a cache cannot follow.
+    """Return where the tokens go; a refusal names the op that mixes them in a way that a cache cannot follow.
 
     Args:
         block: the block.
-        inputs: the inputs that hold something for each token, and on which axis.
+        inputs: input with an entry for each token -> the axis of the tokens.
     """
-    found = Tokens({var: {axis: NEW} for var, axis in inputs.items()})
+    tokens = Tokens({var: {axis: NEW} for var, axis in inputs.items()})
     for op in block.operations:
-        if not any(v in found.axes for _, v in operands(op)):
+        if not any(v in tokens.axes for _, v in operands(op)):
             continue
         if any(static_shape(v) is None for v in op.outputs):
             return Refusal("a shape is dynamic", op)
-        made = labels_of(op, found)
-        if isinstance(made, Refusal):
-            return Refusal(made.reason, op)
-        found.axes |= dict.fromkeys(op.outputs, made)
-        found.tables[op] = tables(op, found)
-    more = [v for v in block.outputs if v in found.beyond or v in found.zeros]
-    lost = [v for v in block.outputs if NEW not in found.axes.get(v, {}).values()] + more
-    if lost:
-        return Refusal(f"the output %{lost[0].name} has no axis of tokens", lost[0].op)
-    return found
+        labels = labels_of(op, tokens)
+        if isinstance(labels, Refusal):
+            return Refusal(labels.reason, op)
+        tokens.axes |= dict.fromkeys(op.outputs, labels)
+        tokens.tables[op] = tables(op, tokens)
+    with_others = [v for v in block.outputs if v in tokens.beyond or v in tokens.zeros]
+    without_tokens = [v for v in block.outputs if NEW not in tokens.axes.get(v, {}).values()] + with_others
+    if without_tokens:
+        return Refusal(f"the output %{without_tokens[0].name} has no axis of tokens", without_tokens[0].op)
+    return tokens
 
 
 def lengthened(op: Operation, axes: Axes, length: Mapping[str, int]) -> dict[str, list[int] | list[bool]]:
-    """The parameters of an op that say how many tokens there are, for another number of them.
+    """Return the parameters of an op that state how many tokens there are, changed for another number of them.
 
     Args:
         op: the op.
         axes: the labels of its result.
-        length: the length of axes with each label.
+        length: label -> the new length of axes with this label.
     """
     sized = {"reshape": "shape", "slice_by_size": "size"}
     if op.op_type in sized:
@@ -119,7 +120,7 @@ def lengthened(op: Operation, axes: Axes, length: Mapping[str, int]) -> dict[str
         return {sized[op.op_type]: [length[axes[a]] if a in axes else int(d) for a, d in shape]}
     if op.op_type in ("slice_by_index", "slice_update"):
         masks = {name: ints(op, name) or [0] * op.x.rank for name in ("begin_mask", "end_mask")}
-        whole = {a for place, a in enumerate(staying(op)) if place in axes}
+        whole = {a for place, a in enumerate(axes_not_squeezed(op)) if place in axes}
         return {name: [bool(m) or a in whole for a, m in enumerate(given)] for name, given in masks.items()}
     if op.op_type == "squeeze" and op.inputs.get("axes") is None:
         return {"axes": [a for a, d in enumerate(op.x.shape) if d == 1]}
@@ -127,7 +128,7 @@ def lengthened(op: Operation, axes: Axes, length: Mapping[str, int]) -> dict[str
 
 
 def tables(op: Operation, tokens: Tokens) -> dict[Var, Axes]:
-    """The operands that do not depend on the tokens but have a row or a column for each, with these axes."""
+    """Return the operands that do not depend on the tokens but have a row or column for each; axes labelled."""
     out = op.outputs[0]
     labels = tokens.axes.get(out, {})
     if op.op_type == "scaled_dot_product_attention":
@@ -135,14 +136,16 @@ def tables(op: Operation, tokens: Tokens) -> dict[Var, Axes]:
         shift = 0 if mask is None else out.rank - mask.rank
         columns = {out.rank - 2: NEW, out.rank - 1: SEEN}
         places = {} if mask is None else {mask: [a + shift for a in range(mask.rank)]}
-        return _long(places, columns)
+        return _labels_of_long_axes(places, columns)
     if op.op_type in FREE_OF_TABLES or op in tokens.reaches:
         return {}
-    return _long({o.var: o.places for o in places_of(op) or () if o.var not in tokens.axes}, labels)
+    return _labels_of_long_axes(
+        {o.var: o.places for o in places_of(op) or () if o.var not in tokens.axes}, labels
+    )
 
 
-def _long(places: Mapping[Var, Sequence[Place]], labels: Axes) -> dict[Var, Axes]:
-    """The labels of the axes of operands that are longer than 1."""
+def _labels_of_long_axes(places: Mapping[Var, Sequence[Place]], labels: Axes) -> dict[Var, Axes]:
+    """Return the labels of operands' axes that are longer than 1."""
     axes = {
         var: {
             a: labels[at]
@@ -154,41 +157,41 @@ def _long(places: Mapping[Var, Sequence[Place]], labels: Axes) -> dict[Var, Axes
     return {var: some for var, some in axes.items() if some}
 
 
-Made: TypeAlias = "Axes | Refusal"
+Labels: TypeAlias = "Axes | Refusal"
 
 
-def labels_of(op: Operation, tokens: Tokens) -> Made:
-    """The labels of what an op makes, or why the tokens cannot be followed through it."""
+def labels_of(op: Operation, tokens: Tokens) -> Labels:
+    """Return the labels of an op's results, or why the tokens cannot be followed through it."""
     if any(v in tokens.beyond for _, v in operands(op)):
         return _beyond(op, tokens)
     if op.op_type != "conv" and any(v in tokens.zeros for _, v in operands(op)):
         return Refusal("it reads tokens with zeros before the first one, as only a convolution may")
-    return RULES.get(op.op_type, _carried)(op, tokens)
+    return RULES.get(op.op_type, _labels_by_axes)(op, tokens)
 
 
-def _carried(op: Operation, tokens: Tokens) -> Made:
-    """Labels go where the axes of the operands go."""
+def _labels_by_axes(op: Operation, tokens: Tokens) -> Labels:
+    """Put labels where the axes of the operands go."""
     axes = places_of(op)
     if axes is None:
         return Refusal(LOST.get(op.op_type, f"how {op.op_type} treats the tokens is not known"))
-    holding = [o for o in axes if o.var in tokens.axes]
-    if any(v in tokens.axes for _, v in operands(op) if v not in {o.var for o in holding}):
+    with_tokens = [o for o in axes if o.var in tokens.axes]
+    if any(v in tokens.axes for _, v in operands(op) if v not in {o.var for o in with_tokens}):
         return Refusal("what it moves does not depend on the tokens, but where to does")
-    labels = _met(op, holding, tokens)
+    labels = _combined_labels(op, with_tokens, tokens)
     if isinstance(labels, Refusal):
         return labels
     if len({label == NEW for label in labels.values()}) < len(labels):
         return Refusal("each token meets all others")
-    for operand in holding:
-        held = {operand.places[axis]: label for axis, label in tokens.axes[operand.var].items()}
-        whole = any(place in labels.keys() - held.keys() for place in operand.places)
-        if whole or (NEW in labels.values() and NEW not in held.values()):
+    for operand in with_tokens:
+        placed = {operand.places[axis]: label for axis, label in tokens.axes[operand.var].items()}
+        lacks_axis = any(place in labels.keys() - placed.keys() for place in operand.places)
+        if lacks_axis or (NEW in labels.values() and NEW not in placed.values()):
             return Refusal(f"%{operand.var.name} depends on all tokens, and meets values of single ones")
-    return labels if op.op_type in KEEPS_ZEROS else _opened(labels)
+    return labels if op.op_type in KEEPS_ZEROS else _weights_to_seen(labels)
 
 
-def _met(op: Operation, holding: Sequence[Operand], tokens: Tokens) -> dict[int, str] | Refusal:
-    """The labels of all operands where their axes go, or why one has no place there."""
+def _combined_labels(op: Operation, holding: Sequence[Operand], tokens: Tokens) -> dict[int, str] | Refusal:
+    """Return the union of all operands' labels by axis of the result, or why two do not agree."""
     labels: dict[int, str] = {}
     for operand in holding:
         for axis, label in tokens.axes[operand.var].items():
@@ -203,13 +206,13 @@ def _met(op: Operation, holding: Sequence[Operand], tokens: Tokens) -> dict[int,
     return labels
 
 
-def _opened(axes: Axes) -> dict[int, str]:
-    """Weights that were changed may be other than 0 ahead of a token."""
+def _weights_to_seen(axes: Axes) -> dict[int, str]:
+    """Turn `WEIGHTS` into `SEEN`, since weights that were changed may be other than 0 ahead of a token."""
     return {axis: SEEN if label == WEIGHTS else label for axis, label in axes.items()}
 
 
-def _matmul(op: Operation, tokens: Tokens) -> Made:
-    """Rows and columns; where both factors depend on the tokens, the second holds what is looked at."""
+def _matmul(op: Operation, tokens: Tokens) -> Labels:
+    """Label rows and columns; where both factors depend on the tokens, the second one is looked at."""
     out, sides = op.outputs[0], {}
     for name, flipped in (("x", flag(op, "transpose_x")), ("y", flag(op, "transpose_y"))):
         var = op.inputs[name]
@@ -222,29 +225,32 @@ def _matmul(op: Operation, tokens: Tokens) -> Made:
     x, y = sides["x"], sides["y"]
     batch = {axis: label for axis, label in (x | y).items() if axis < -2}
     inner, rows, columns = (x.get(-1), y.get(-2)), x.get(-2), y.get(-1)
-    if (apart := _apart(op, sides, batch)) is not None:
-        return apart
-    found = dict(batch)
+    if (refusal := _batch_refusal(op, sides, batch)) is not None:
+        return refusal
+    labels = dict(batch)
     if inner == (WEIGHTS, NEW) and rows == NEW and columns is None:
         tokens.looked_at[op, "y"] = op.y
-        found[-2] = NEW
+        labels[-2] = NEW
     elif inner != (None, None):
         word = "scores that no causal softmax has masked" if SEEN in inner else "tokens"
         return Refusal(f"it sums over {word}")
     elif rows == NEW and columns == NEW:
         tokens.looked_at[op, "y"] = op.y
-        found |= {-2: NEW, -1: SEEN}
+        labels |= {-2: NEW, -1: SEEN}
     elif rows is not None and columns is not None:
         return Refusal("both its factors hold tokens, and one of them scores")
     else:
-        found |= {axis: label for axis, label in ((-2, rows), (-1, columns)) if label is not None}
+        labels |= {axis: label for axis, label in ((-2, rows), (-1, columns)) if label is not None}
         if op.x in tokens.axes and op.y in tokens.axes and NEW not in batch.values():
             return Refusal("one of its factors depends on all tokens")
-    return _opened({axis + out.rank: label for axis, label in found.items()})
+    return _weights_to_seen({axis + out.rank: label for axis, label in labels.items()})
 
 
-def _apart(op: Operation, sides: Mapping[str, Axes], batch: Axes) -> Refusal | None:
-    """Why a product of matrices for each token (of axes from the end) mixes tokens; None if it does not."""
+def _batch_refusal(op: Operation, sides: Mapping[str, Axes], batch: Axes) -> Refusal | None:
+    """Return why a product with a matrix for each token mixes tokens; None if it does not.
+
+    Axes in `sides` and `batch` are counted from the end.
+    """
     for name, labels in sides.items():
         var = op.inputs[name]
         if any(labels.get(axis, label) != label for axis, label in batch.items()):
@@ -256,8 +262,8 @@ def _apart(op: Operation, sides: Mapping[str, Axes], batch: Axes) -> Refusal | N
     return None
 
 
-def _fused(op: Operation, tokens: Tokens) -> Made:
-    """Attention in one op."""
+def _fused(op: Operation, tokens: Tokens) -> Labels:
+    """Label the result of fused attention."""
     given = {name: op.inputs[name] for name in ("query", "key", "value")}
     for var in given.values():
         if tokens.axes.get(var) != {var.rank - 2: NEW}:
@@ -270,13 +276,13 @@ def _fused(op: Operation, tokens: Tokens) -> Made:
     return {op.query.rank - 2: NEW}
 
 
-def _conv(op: Operation, tokens: Tokens) -> Made:
-    """A window along the tokens that looks back; what it reads is kept, as keys are."""
+def _conv(op: Operation, tokens: Tokens) -> Labels:
+    """Label a convolution along the tokens that looks back; its operand is looked at, as keys are."""
     labels = tokens.axes.get(op.x, {})
     axis = next((a for a, label in labels.items() if label == NEW), 0)
     pad = tokens.zeros.get(op.x)
-    if op.weight in tokens.axes or (pad is None and (axis < 2 or windows.pointwise(op, axis))):
-        return _carried(op, tokens)
+    if op.weight in tokens.axes or (pad is None and (axis < 2 or windows.is_pointwise_along(op, axis))):
+        return _labels_by_axes(op, tokens)
     zeros = windows.zeros_before(pad, axis) if pad is not None else 0
     if isinstance(zeros, Refusal) or set(labels.values()) != {NEW}:
         return Refusal("it does not hold the tokens on one axis") if not isinstance(zeros, Refusal) else zeros
@@ -291,12 +297,12 @@ def _conv(op: Operation, tokens: Tokens) -> Made:
     return {axis: NEW}
 
 
-def _pad(op: Operation, tokens: Tokens) -> Made:
-    """Zeros before the first token, for a convolution to look at."""
+def _pad(op: Operation, tokens: Tokens) -> Labels:
+    """Accept zeros before the first token, for a convolution to look at."""
     labels = tokens.axes[op.x]
     moved = [a for a, label in labels.items() if op.x.shape[a] != op.outputs[0].shape[a]]
     if not moved or set(labels.values()) != {NEW}:
-        return _carried(op, tokens)
+        return _labels_by_axes(op, tokens)
     zeros = windows.zeros_before(op, moved[0])
     if isinstance(zeros, Refusal):
         return zeros
@@ -304,22 +310,22 @@ def _pad(op: Operation, tokens: Tokens) -> Made:
     return labels
 
 
-def _concat(op: Operation, tokens: Tokens) -> Made:
-    """Scores of sinks, which are no tokens, may stand behind those of the tokens."""
+def _concat(op: Operation, tokens: Tokens) -> Labels:
+    """Accept scores of sinks, which are no tokens, behind those of the tokens."""
     first, rest = op.values[0], op.values[1:]
     labels, along = tokens.axes.get(first, {}), (ints(op, "axis") or [0])[0] % op.outputs[0].rank
     if labels.get(along) != SEEN or any(v in tokens.axes for v in rest):
-        return _carried(op, tokens)
+        return _labels_by_axes(op, tokens)
     tokens.beyond[op.outputs[0]] = along
-    return _opened(labels)
+    return _weights_to_seen(labels)
 
 
-def _log_sum(op: Operation, tokens: Tokens) -> Made:
-    """The weight of all scores that a causal mask keeps, as sinks are compared with."""
+def _log_sum(op: Operation, tokens: Tokens) -> Labels:
+    """Accept the log-sum-exp of scores that a causal mask keeps, as attention sinks use."""
     labels, along = tokens.axes[op.x], ints(op, "axes")
     masked = [a for a, label in labels.items() if label == SEEN]
     if [a % op.x.rank for a in along] != masked or masked != [op.x.rank - 1]:
-        return _carried(op, tokens)
+        return _labels_by_axes(op, tokens)
     window = window_of(chain_to(op.x), op)
     if isinstance(window, Refusal):
         return window
@@ -327,67 +333,69 @@ def _log_sum(op: Operation, tokens: Tokens) -> Made:
     return {a: label for a, label in labels.items() if a not in masked}
 
 
-def _reduce_max(op: Operation, tokens: Tokens) -> Made:
-    """The maximum of scores, where it is only taken away before their softmax: that changes nothing."""
+def _reduce_max(op: Operation, tokens: Tokens) -> Labels:
+    """Accept the maximum of scores if it is only subtracted before their softmax, which changes nothing."""
     labels = tokens.axes[op.x]
     along = next((a for a, label in labels.items() if label == SEEN), -1)
     if not is_maximum_of(op, along):
-        return _carried(op, tokens)
+        return _labels_by_axes(op, tokens)
     return {a: label for a, label in labels.items() if a != along}
 
 
-def _sub(op: Operation, tokens: Tokens) -> Made:
-    """Scores without their maximum are scores."""
+def _sub(op: Operation, tokens: Tokens) -> Labels:
+    """Scores less their maximum are scores."""
     if op.x in tokens.axes and SEEN in tokens.axes[op.x].values() and shifted_by_maximum(op):
         return tokens.axes[op.x]
-    return _carried(op, tokens)
+    return _labels_by_axes(op, tokens)
 
 
-def _beyond(op: Operation, tokens: Tokens) -> Made:
-    """What holds more than the tokens is changed element by element, weighed, or cut to the tokens."""
-    out, held = op.outputs[0], [v for _, v in operands(op) if v in tokens.beyond]
-    axis = tokens.beyond[held[0]]
-    if len({(tokens.beyond[v] - v.rank) for v in held}) > 1:
+def _beyond(op: Operation, tokens: Tokens) -> Labels:
+    """Label an op on values with more than the tokens: pointwise, a softmax, or a cut to the tokens."""
+    out, longer = op.outputs[0], [v for _, v in operands(op) if v in tokens.beyond]
+    axis = tokens.beyond[longer[0]]
+    if len({(tokens.beyond[v] - v.rank) for v in longer}) > 1:
         return Refusal("it reads what stands behind the tokens")
     if op.op_type in ("slice_by_index", "slice_by_size"):
         return _first(op, axis, tokens)
-    labels = RULES.get(op.op_type, _carried)(op, tokens)
+    labels = RULES.get(op.op_type, _labels_by_axes)(op, tokens)
     if isinstance(labels, Refusal) or op.op_type == "reduce_max":
         return labels
-    others = [v for _, v in operands(op) if v not in held]
+    others = [v for _, v in operands(op) if v not in longer]
     if op.op_type == "transpose":
         axis = (ints(op, "perm")).index(axis)
-    elif op.op_type not in POINTWISE | names("cast softmax") or any(_reaches(v, axis, out) for v in others):
+    elif op.op_type not in POINTWISE | names("cast softmax") or any(
+        _varies_along(v, axis, out) for v in others
+    ):
         return Refusal("it reads what stands behind the tokens")
     tokens.beyond[out] = axis
     return labels
 
 
-def _reaches(var: Var, axis: int, out: Var) -> bool:
-    """Has an operand a place for each of an axis of the result?"""
+def _varies_along(var: Var, axis: int, out: Var) -> bool:
+    """Does an operand have an element for each index of an axis of the result?"""
     at = axis - out.rank + var.rank
     return at >= 0 and var.shape[at] != 1
 
 
-def _first(op: Operation, axis: int, tokens: Tokens) -> Made:
-    """A slice of the tokens at the beginning of an axis, and of all of the other ones."""
+def _first(op: Operation, axis: int, tokens: Tokens) -> Labels:
+    """Accept a slice that takes the tokens at the beginning of an axis, and all of the other axes."""
     x, out, labels = op.x, op.outputs[0], tokens.axes[op.x]
-    whole = [a for a in range(x.rank) if a != axis and a in labels]
+    other_axes = [a for a in range(x.rank) if a != axis and a in labels]
     parts = sliced(op)
     if any(part.begin is None or part.stride != 1 for part in parts) or out.rank != x.rank:
         return Refusal("how it takes tokens is not known")
-    starts = all(parts[a].begin == 0 for a in (axis, *whole))
-    if not starts or out.shape[axis] != tokens.length or any(out.shape[a] != x.shape[a] for a in whole):
+    starts = all(parts[a].begin == 0 for a in (axis, *other_axes))
+    if not starts or out.shape[axis] != tokens.length or any(out.shape[a] != x.shape[a] for a in other_axes):
         return Refusal("it takes other than the tokens of what holds more")
     tokens.first[op] = axis
     return labels
 
 
-def _softmax(op: Operation, tokens: Tokens) -> Made:
-    """A softmax along those that are looked at makes weights of scores."""
+def _softmax(op: Operation, tokens: Tokens) -> Labels:
+    """A softmax along the tokens that are looked at makes weights of scores."""
     axes, along = tokens.axes[op.x], axis_of(op)
     if axes.get(along) != SEEN:
-        return _carried(op, tokens)
+        return _labels_by_axes(op, tokens)
     window = _window(op, tokens.masks)
     if isinstance(window, Refusal):
         return window
@@ -396,7 +404,7 @@ def _softmax(op: Operation, tokens: Tokens) -> Made:
 
 
 def _window(op: Operation, known: dict[object, int | Refusal]) -> int | Refusal:
-    """How far a softmax looks back, or why it is not causal; a chain of the same masks is read once."""
+    """Return how far a softmax looks back, or why it is not causal; each chain of masks is read once."""
     scores = masked_scores(op)
     chain = mask_chain(op) if scores is op.x else chain_to(scores)
     if isinstance(chain, Refusal):
@@ -407,7 +415,7 @@ def _window(op: Operation, known: dict[object, int | Refusal]) -> int | Refusal:
     return known[key]
 
 
-Rule: TypeAlias = "Callable[[Operation, Tokens], Made]"
+Rule: TypeAlias = "Callable[[Operation, Tokens], Labels]"
 
 RULES: dict[str, Rule] = {
     "concat": _concat,
@@ -420,10 +428,10 @@ RULES: dict[str, Rule] = {
     "softmax": _softmax,
     "sub": _sub,
 }
-"""Ops in which tokens meet as attention lets them; in all others their labels go where the axes go."""
+"""Op type -> the rule for ops in which tokens may meet; for all others labels go where the axes go."""
 
 FREE_OF_TABLES = names("matmul softmax")
-"""Ops of which no operand has a row for each token."""
+"""Ops none of whose operands has a row for each token."""
 
 
 # Attention sinks: columns beside the scores that take their share of a softmax, and are dropped after it.
@@ -433,24 +441,24 @@ FREE_OF_TABLES = names("matmul softmax")
 
 
 def is_maximum_of(op: Operation, axis: int) -> bool:
-    """Is it the maximum along an axis that is only taken away before a softmax along it?"""
+    """Is an op the maximum along an axis that is only subtracted before a softmax along that axis?"""
     along = [a % op.x.rank for a in ints(op, "axes") or ()]
     if op.op_type != "reduce_max" or along != [axis] or not flag(op, "keep_dims"):
         return False
     shifted = consumers(op.outputs[0])
-    return bool(shifted) and all(_shifts(s, op) and _only_weighed(s, axis) for s in shifted)
+    return bool(shifted) and all(_subtracts_maximum(s, op) and _only_softmax_reads(s, axis) for s in shifted)
 
 
-def _shifts(op: Operation, maximum: Operation) -> bool:
-    """Does it take the maximum away from what it is the maximum of?"""
+def _subtracts_maximum(op: Operation, maximum: Operation) -> bool:
+    """Does an op subtract the maximum from the value that it is the maximum of?"""
     return op.op_type == "sub" and op.x is maximum.x and op.y is maximum.outputs[0]
 
 
-def _only_weighed(op: Operation, axis: int) -> bool:
-    """Do only softmaxes along an axis read it, perhaps in another type?"""
+def _only_softmax_reads(op: Operation, axis: int) -> bool:
+    """Do only softmaxes along an axis read the result, perhaps through casts?"""
     readers = consumers(op.outputs[0])
     return bool(readers) and all(
-        _only_weighed(r, axis)
+        _only_softmax_reads(r, axis)
         if r.op_type == "cast"
         else r.op_type == "softmax" and (ints(r, "axis") or [-1])[0] % r.x.rank == axis
         for r in readers
@@ -458,7 +466,7 @@ def _only_weighed(op: Operation, axis: int) -> bool:
 
 
 def shifted_by_maximum(op: Operation) -> bool:
-    """Is it a value from which its own maximum is taken away, which softmaxes alone read?"""
+    """Does an op subtract the maximum of a value from it, for softmaxes only?"""
     maximum = producer(op.y, "reduce_max") if op.op_type == "sub" else None
     if maximum is None or op.x is not maximum.x:
         return False
@@ -467,13 +475,13 @@ def shifted_by_maximum(op: Operation) -> bool:
 
 
 def masked_scores(softmax: Operation) -> Var:
-    """The scores of tokens that a softmax weighs: what it reads, without sinks and maxima."""
-    end = found = softmax.x
+    """Return the scores of tokens that a softmax weighs: its operand without sinks and maxima."""
+    end = scores = softmax.x
     while (op := producer(end, "cast", "sub", "concat")) is not None:
         if op.op_type == "concat":
             return op.values[0]
         if op.op_type == "sub" and not shifted_by_maximum(op):
             break
         end = op.x
-        found = end if op.op_type == "sub" else found
-    return found
+        scores = end if op.op_type == "sub" else scores
+    return scores

@@ -1,9 +1,8 @@
-"""Integers: where they lie, whether ids can be negative, and which ops make the same numbers in fp16.
+"""Integers: their ranges, whether ids can be negative, and which integer ops give the same numbers in fp16.
 
-fp16 holds every integer up to 2048. What is computed of integers that stay within it is the same in floats, op
-by op; a condition is 0 or 1.
-
-The answers hold for all inputs: `never_negative` rests on intervals, and not on numbers that were tried.
+fp16 holds every integer up to 2048, so integer ops whose values stay within that can be computed in floats. The
+answers hold for all inputs: they rest on intervals, not on numbers that were tried. The last section reads the
+guards (`select(ids >= 0, ids, ids + rows)`) that conversions put before lookups.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ MOVES = (
     | JOINING
     | LOOKUPS
 )
-"""Ops that hand numbers on, whatever their type."""
+"""Ops that pass numbers on, whatever their dtype."""
 TRUTHS = LOGICAL | {"logical_not"}
 
 NUMBERS = {"select": ("a", "b"), **dict.fromkeys(JOINING, ("values",))}
-"""The operands that hold numbers, where they are not `x` and `y`."""
+"""Op type -> the operands that hold numbers, where they are not `x` and `y`."""
 
 
-def operands_of(op: Operation) -> Iterator[tuple[str, Var]]:
-    """The operands of an op that hold numbers, with their parameter."""
+def number_operands(op: Operation) -> Iterator[tuple[str, Var]]:
+    """Yield the operands of an op that hold numbers, with their parameter."""
     for name in NUMBERS.get(op.op_type, ("x", "y")):
         given = op.inputs.get(name)
         for var in given if isinstance(given, (list, tuple)) else [given]:
@@ -55,8 +54,8 @@ def operands_of(op: Operation) -> Iterator[tuple[str, Var]]:
                 yield name, var
 
 
-def makes_whole(var: Var) -> Operation | None:
-    """The op that makes an integer or a condition out of others, if floats can do it too."""
+def integer_op(var: Var) -> Operation | None:
+    """Return the op that makes an integer or a condition, if floats can compute it too; else None."""
     op = var.op
     if op is None or np_dtype(var).kind not in "iub":
         return None
@@ -70,15 +69,15 @@ def makes_whole(var: Var) -> Operation | None:
 
 
 def whole_results(op: Operation) -> str | None:
-    """Does an op that computes make whole numbers, `ALWAYS` or `OF_WHOLE` ones?"""
+    """Return `ALWAYS` or `OF_WHOLE` if an op gives whole numbers always or for whole operands; else None."""
     row = SPECS.get(op.op_type)
     return None if row is None else row.whole
 
 
-def source(var: Var) -> Var:
-    """Where an integer comes from, before it was moved or made wider."""
-    while (op := makes_whole(var)) is not None and (op.op_type in MOVES or _widens(op)):
-        given = list(operands_of(op))
+def unmoved_source(var: Var) -> Var:
+    """Return where an integer comes from, before it was moved or widened."""
+    while (op := integer_op(var)) is not None and (op.op_type in MOVES or _widens(op)):
+        given = list(number_operands(op))
         if len(given) != 1:
             break
         var = given[0][1]
@@ -86,63 +85,68 @@ def source(var: Var) -> Var:
 
 
 def from_inputs(var: Var) -> bool:
-    """Is an integer or a condition made of integers that the caller gives?"""
+    """Is an integer or a condition computed from integer inputs of the caller?"""
     seen, todo = set[Var](), [var]
     while todo:
-        at = todo.pop()
-        if at in seen or np_dtype(at).kind == "f" or constant(at) is not None:
+        value = todo.pop()
+        if value in seen or np_dtype(value).kind == "f" or constant(value) is not None:
             continue
-        if at.op is None:
+        if value.op is None:
             return True
-        seen.add(at)
-        todo += [v for _, v in operands(at.op)]
+        seen.add(value)
+        todo += [v for _, v in operands(value.op)]
     return False
 
 
 def _widens(op: Operation) -> bool:
-    """A cast of integers to a type that holds all of them."""
+    """Is an op a cast of integers to a type that holds all of them?"""
     given, made = np_dtype(op.x) if op.op_type == "cast" else None, np_dtype(op.outputs[0])
     return given is not None and given.kind in "iu" and made.kind == "i" and np.can_cast(given, made)
 
 
 class WholeNumbers:
-    """What is known of integers, given what the caller promises of inputs."""
+    """Ranges of integers, given what the caller promises about inputs (name -> range)."""
 
     def __init__(self, assume: Mapping[str, Range]) -> None:
         self.intervals = Intervals(assume=assume)
 
     def known(self, var: Var) -> Range:
-        """Where an integer lies: as assumed, or by what makes it; anywhere, if its type may not hold that."""
+        """Return the range of an integer: as promised, or from the ops that compute it, cut to its dtype."""
         return self.intervals.of(var)
 
     def reach(self, var: Var) -> float:
-        """The largest magnitude."""
+        """Return the largest magnitude of an integer."""
         return max(map(abs, self.known(var)))
 
     def leaves(self, var: Var, most: int) -> str:
-        """Why the floats of an integer may be others; "" when they are the same."""
-        for value in _upstream(var, lambda v: _whole_operands(source(v)) if np_dtype(v).kind != "f" else []):
-            if np_dtype(value).kind != "f" and (why := self._leaves_at(source(value), most)):
+        """Return why an integer computed in floats may differ, given floats exact up to `most`.
+
+        "" if it is the same.
+        """
+        for value in _upstream(
+            var, lambda v: _whole_operands(unmoved_source(v)) if np_dtype(v).kind != "f" else []
+        ):
+            if np_dtype(value).kind != "f" and (why := self._leaves_at(unmoved_source(value), most)):
                 return why
         return ""
 
     def _leaves_at(self, at: Var, most: int) -> str:
         if not self.reach(at) <= most:
             return f"%{at.name} {in_words(self.reach(at))}, above {most}"
-        op = makes_whole(at)
+        op = integer_op(at)
         if op is not None and op.op_type in ("floor_div", "mod") and not (number(op.y) or 0) > 0:
             return f"%{at.name} is divided by %{op.y.name}, which is not a positive constant"
         return ""
 
 
 def _whole_operands(var: Var) -> list[Var]:
-    """What an integer is computed from."""
-    op = makes_whole(var)
-    return [] if op is None else [v for _, v in operands_of(op)]
+    """Return the operands that an integer is computed from."""
+    op = integer_op(var)
+    return [] if op is None else [v for _, v in number_operands(op)]
 
 
 def _upstream(var: Var, sources: Callable[[Var], Iterable[Var]]) -> Iterator[Var]:
-    """A value, then what it comes from, the first sources first; each once, however often it is read."""
+    """Yield a value, then what it comes from, first sources first, each once."""
     seen, pending = set[Var](), [var]
     while pending:
         value = pending.pop()
@@ -153,12 +157,15 @@ def _upstream(var: Var, sources: Callable[[Var], Iterable[Var]]) -> Iterator[Var
 
 
 def in_words(reach: float) -> str:
-    """How far an integer is known to reach."""
+    """Return words for how large an integer may get."""
     return "has an unknown range" if reach == math.inf else f"reaches {reach:g}"
 
 
-def symbolic(var: Var) -> str:
-    """A symbolic shape among what is done to an integer, which another op would name otherwise; "" if none."""
+def symbolic_reason(var: Var) -> str:
+    """Return a reason if an integer depends on a symbolic shape, which another op would name otherwise.
+
+    Else "".
+    """
     for value in _upstream(var, lambda v: [s for s in _whole_operands(v) if np_dtype(s).kind != "f"]):
         if static_shape(value) is None:
             return f"%{value.name} has the symbolic shape {tuple(value.shape)}"
@@ -168,12 +175,12 @@ def symbolic(var: Var) -> str:
 
 
 def is_whole(var: Var) -> bool:
-    """Is a float known to hold whole numbers only?"""
+    """Does a float hold whole numbers only?"""
     return all(_whole_itself(v) is not False for v in _upstream(var, _whole_through))
 
 
 def _whole_itself(var: Var) -> bool | None:
-    """Is a value whole by itself? None where that is so if its sources are."""
+    """Is a value whole by itself? None where that depends on its sources."""
     if (value := constant(var)) is not None:
         return bool(np.all(np.asarray(value) == np.floor(value)))
     op = var.op
@@ -185,11 +192,11 @@ def _whole_itself(var: Var) -> bool | None:
 
 
 def _whole_through(var: Var) -> list[Var]:
-    return [v for _, v in operands_of(cast(Operation, var.op))] if _whole_itself(var) is None else []
+    return [v for _, v in number_operands(cast(Operation, var.op))] if _whole_itself(var) is None else []
 
 
 def before_casts(ids: Var, low: int, high: int) -> Var:
-    """The value before the integer casts that keep every number of [low, high)."""
+    """Return the value before integer casts that keep every number of [low, high)."""
     cast = producer(ids, "cast")
     while cast is not None and np_dtype(cast.x).kind in "iu" and _holds(ids, low, high):
         ids = cast.x
@@ -203,7 +210,7 @@ def _holds(ids: Var, low: int, high: int) -> bool:
 
 
 def before_guard(ids: Var, rows: int) -> Var | None:
-    """The ids that `select(ids >= 0, ids, ids + rows)` makes non-negative, or None: no such guard here."""
+    """Return the ids that `select(ids >= 0, ids, ids + rows)` makes nonnegative; None without such a guard."""
     guard = producer(ids, "select")
     test = producer(guard.cond, "greater_equal") if guard is not None else None
     wrapped = producer(guard.b, "add") if guard is not None else None
@@ -217,7 +224,7 @@ def before_guard(ids: Var, rows: int) -> Var | None:
 
 
 def serves_only(ids: Var, lookup: Operation) -> bool:
-    """Do the ids serve this lookup alone, directly or through casts and its guard?"""
+    """Do ids serve one lookup alone, directly or through casts and its guard?"""
     values = [ids]
     while values:
         value = values.pop()
@@ -231,5 +238,5 @@ def serves_only(ids: Var, lookup: Operation) -> bool:
 
 
 def never_negative(var: Var) -> bool:
-    """Is it certain that no element of `var` is below zero, whatever the inputs of the program are?"""
+    """Is it certain that no element is below zero, whatever the inputs are?"""
     return stored_interval(var)[0] >= 0

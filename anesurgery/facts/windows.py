@@ -1,12 +1,10 @@
-"""Where the windows of a convolution or a pool lie: what they pad, and which tokens or frames they read.
+"""Windows of convolutions and pools: their padding, and which elements along an axis they read.
 
-A convolution along the tokens that looks back only, as state-space models and LFM2 have it: each result depends
-on its own token and the `reach` before it; before the first token stand zeros. Where it pads its end too, its
-last results look ahead, and are cut off by what reads them.
-
-Along an axis that is filled up, a window that ends at its own place, behind padding at the beginning, reads
-nothing of what was filled up. One that reaches further reads, at the shorter length, the zeros of its padding;
-it reads the same where what was filled up is zero there, as behind a multiplication by a mask.
+Two uses. `token_axes` asks whether a convolution along the tokens looks back only, as in state-space models and
+LFM2: then each result depends on its own token and the `reach` before it, with zeros before the first token.
+`shipping.filling` asks whether windows along a filled-up axis read what was filled up (`windows_kept`): they do
+not if they end at their own index; those that reach further must find zeros there, as the padding of the
+shorter length would give.
 """
 
 from __future__ import annotations
@@ -25,32 +23,39 @@ from anesurgery.semantics.reading import ints, number, sliced
 
 @dataclass(frozen=True)
 class WindowAxis:
-    """The windows along one axis."""
+    """The windows along one axis; lengths in elements."""
 
     at: int
+    """The axis."""
     size: int
     stride: int
     length: int
+    """The length of the input's axis."""
     count: int
+    """The number of windows."""
     before: int
+    """The padding before the first element."""
 
     @property
     def around(self) -> tuple[int, int]:
-        """What is read before the beginning and beyond the end."""
+        """The numbers of padded elements that are read before the beginning and beyond the end."""
         return self.before, max(self.after, 0)
 
     @property
     def after(self) -> int:
-        """What is read beyond the end; negative where the last elements are not read."""
+        """The number of elements read beyond the end; negative where the last elements are not read."""
         return (self.count - 1) * self.stride + self.size - self.length - self.before
 
     @property
     def whole(self) -> bool:
-        """Does one window cover everything?"""
+        """Does one window cover the whole axis?"""
         return self.count == 1 and self.after >= 0
 
     def counted(self, exclude: bool) -> Array:
-        """For each window, how many of its elements count."""
+        """Return for each window how many of its elements count in an average.
+
+        With `exclude`, padding does not.
+        """
         begin = np.arange(self.count) * self.stride - self.before
         if not exclude:
             return np.full(self.count, self.size)
@@ -58,7 +63,7 @@ class WindowAxis:
 
 
 def window_pads(op: Operation) -> list[int]:
-    """The padding of a conv or pool of static shape: before and after each spatial axis in turn."""
+    """Return the padding of a conv or pool of static shape: before and after each spatial axis in turn."""
     kind, spatial = str(constant(op.inputs.get("pad_type")) or "valid"), len(op.x.shape) - 2
     if kind == "custom":
         return ints(op, "pad") or [0] * 2 * spatial
@@ -66,18 +71,18 @@ def window_pads(op: Operation) -> list[int]:
         return [0] * 2 * spatial
     window = ints(op, "kernel_sizes") or [int(d) for d in op.weight.shape[2:]]
     strides, dilations = (ints(op, n) or [1] * spatial for n in ("strides", "dilations"))
-    found = []
+    pads = []
     for i in range(spatial):
         reach = dilations[i] * (window[i] - 1) + 1
         length, made = int(op.x.shape[2 + i]), int(op.outputs[0].shape[2 + i])
         total = max((made - 1) * strides[i] + reach - length, 0)
         less, more = total // 2, total - total // 2
-        found += [more, less] if kind == "same_lower" else [less, more]
-    return found
+        pads += [more, less] if kind == "same_lower" else [less, more]
+    return pads
 
 
 def window_axes(op: Operation) -> list[WindowAxis]:
-    """The windows along each axis."""
+    """Return the windows along each spatial axis of a pool."""
     window, pads = ints(op, "kernel_sizes"), window_pads(op)
     strides = ints(op, "strides") or [1] * len(window)
     shapes = list(zip(op.x.shape[2:], op.outputs[0].shape[2:], strict=True))
@@ -87,19 +92,19 @@ def window_axes(op: Operation) -> list[WindowAxis]:
     ]
 
 
-def pointwise(op: Operation, axis: int) -> bool:
-    """Does a convolution treat every place of an axis of its input alone?"""
+def is_pointwise_along(op: Operation, axis: int) -> bool:
+    """Does a convolution treat every index along an axis of its input separately?"""
     at = axis - 2
     strides = ints(op, "strides") or [1] * (op.x.rank - 2)
     return at >= 0 and op.weight.shape[axis] == strides[at] == 1 and not any(_pads(op, at))
 
 
 def reach(op: Operation, axis: int, zeros: int) -> int | Refusal:
-    """How many tokens before its own each result of a convolution looks at; or why it is not causal.
+    """Return how many tokens before its own a result of a convolution looks at; or why it is not causal.
 
     Args:
         op: the convolution, of static shape.
-        axis: of its input, which holds the tokens.
+        axis: the axis of its input that holds the tokens.
         zeros: how many zeros stand before the first token already.
     """
     at = axis - 2
@@ -143,11 +148,11 @@ def _pads(op: Operation, at: int) -> list[int]:
 def unpadded(op: Operation) -> Var:
     """What a convolution reads, before a `pad` of constants that only convolutions read."""
     before: Operation | None = op.x.op
-    return before.x if before is not None and is_edge(before) else op.x
+    return before.x if before is not None and is_pad_of_convs(before) else op.x
 
 
-def is_edge(op: Operation) -> bool:
-    """Is it a `pad` of constants, whose result is read by convolutions alone?"""
+def is_pad_of_convs(op: Operation) -> bool:
+    """Is an op a `pad` with constants whose result only convolutions read?"""
     if op.op_type != "pad" or is_output(op.outputs[0]) or not is_stored(op.pad):
         return False
     if str(constant(op.inputs.get("mode")) or "constant") != "constant":
@@ -155,8 +160,8 @@ def is_edge(op: Operation) -> bool:
     return all(reader.op_type == "conv" and reader.x is op.outputs[0] for reader in consumers(op.outputs[0]))
 
 
-def is_cut(op: Operation) -> bool:
-    """Is it a convolution of whose result all readers take as many places as it reads, from the first on?"""
+def is_cut_to_input(op: Operation) -> bool:
+    """Do all readers of a convolution cut its result to the length of its input, from the first index on?"""
     made, readers = op.outputs[0], consumers(op.outputs[0])
     if op.op_type != "conv" or is_output(made) or not readers or any(n > 1 for n in ints(op, "strides")):
         return False
@@ -167,29 +172,29 @@ def is_cut(op: Operation) -> bool:
         wanted != made.shape
         and cut == readers
         and steady
-        and all(begins_first(r, range(made.rank)) for r in cut)
+        and all(begins_at_zero(r, range(made.rank)) for r in cut)
     )
 
 
-def begins_first(op: Operation, axes: Iterable[int]) -> bool:
-    """Does a slice begin at the first place of some axes?"""
+def begins_at_zero(op: Operation, axes: Iterable[int]) -> bool:
+    """Does a slice begin at index 0 of some axes?"""
     parts = sliced(op)
     return all(parts[axis].begin == 0 for axis in axes)
 
 
 def windows_kept(op: Operation, axis: int, end: End) -> Refusal | None:
-    """Why windows along an axis would read what was filled up; None where they do not, or read zeros.
+    """Return why windows along an axis would read what was filled up; None where they do not, or read zeros.
 
     Args:
-        op: a convolution of static shape whose result is as long as `unpadded` along the axis, or, where
-            it moves by more than 1, as long as that part of it. Lengths are multiples of that.
-        axis: of what it reads.
-        end: what lies beyond the length there.
+        op: a convolution of static shape. Its result is as long as `unpadded` along the axis, divided by the
+            stride; lengths are multiples of the stride.
+        axis: the axis of its input.
+        end: the elements beyond the length there.
     """
     at = axis - 2
     if at < 0:
         return Refusal(f"{op.op_type} reads across the padded axis", op)
-    before, behind = _edge(op, axis)
+    before, behind = _pad_before_conv(op, axis)
     if behind and constant(op.x.op.inputs.get("constant_val")) not in (None, 0):
         return Refusal(
             f"{op.op_type} reads across the padded axis: its edge is filled with another number than 0", op
@@ -203,12 +208,12 @@ def windows_kept(op: Operation, axis: int, end: End) -> Refusal | None:
 
 
 def stride_along(op: Operation, axis: int) -> int:
-    """By how much the windows of a convolution move along an axis of what it reads."""
+    """Return the stride of a convolution along an axis of its input."""
     return int((ints(op, "strides") or [1] * (op.x.rank - 2))[axis - 2])
 
 
-def _edge(op: Operation, axis: int) -> tuple[int, int]:
-    """How much a `pad` before it adds at the beginning and the end of an axis."""
+def _pad_before_conv(op: Operation, axis: int) -> tuple[int, int]:
+    """Return how much a `pad` before a convolution adds at the beginning and the end of an axis."""
     if unpadded(op) is op.x:
         return 0, 0
     pads = ints(op.x.op, "pad")

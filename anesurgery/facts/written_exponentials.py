@@ -1,9 +1,10 @@
-"""Which function was written out with an exponential: softplus, sigmoid, tanh, softmax, or a logarithm.
+"""Match functions that are written out with an exponential, such as softplus as `log(1 + exp(x))`.
 
-`log(1 + exp(x))`, `1 / (1 + exp(-x))` and `exp(x) / (1 + exp(x))`, in whichever order and with whichever op of
-division, `(exp(x) - 1) / (exp(x) + 1)`, `sinh(x) / cosh(x)`, `log(cosh(x))`, `exp(x) / sum(exp(x))` and
-`log(sum(exp(x)))`: the exponential overflows in fp16 from 11.09 on, though the result is small. In
-`log(softmax(x))` and `log(sigmoid(x))` what the logarithm reads vanishes below -16.6.
+The exponential overflows in fp16 from 11.09 on, though the result is small; passes replace the ops by the
+function. The forms: `log(1 + exp(x))`, `1 / (1 + exp(-x))` and `exp(x) / (1 + exp(x))`, in any order and with
+any op of division, `(exp(x) - 1) / (exp(x) + 1)`, `sinh(x) / cosh(x)`, `log(cosh(x))`, `exp(x) / sum(exp(x))`,
+`log(sum(exp(x)))` and `log(exp(x) + exp(y))`. In `log(softmax(x))` and `log(sigmoid(x))` it is the operand of
+the logarithm that underflows, below -16.6.
 """
 
 from __future__ import annotations
@@ -15,59 +16,59 @@ from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.reading import flag, guard_of, ints, number
 
 LOG_GUARD = 1e-7
-"""The largest epsilon of a logarithm that 1 + exp(x), which is at least 1, hides in fp32 too."""
+"""The largest epsilon of a logarithm of 1 + exp(x) that changes nothing in fp32, as the sum is at least 1."""
 NO_GUARD = 1e-37
-"""The largest epsilon of a logarithm that guards nothing: a softmax so small is 0 in fp32 too."""
+"""The largest epsilon of a logarithm that guards nothing: a softmax that small is 0 in fp32, too."""
 MOST_GUARD = 0.1
-"""The largest number that is taken for the guard of a logarithm, and not for a part of what it is taken of."""
+"""The largest number that counts as the guard of a logarithm, and not as a part of its operand."""
 INVERSE_GUARD = 1.1e-4
-"""As for `LOG_GUARD`: what a converter adds when it divides, and less than half a step of fp16 at 1."""
+"""The largest epsilon of an inverse of 1 + exp(x) that is ignored; converters add 1e-4 when they divide."""
 
 
 @dataclass(frozen=True)
 class WrittenExponential:
-    """One function in several ops."""
+    """One function that is written out in several ops."""
 
     op_type: str
     """ "softplus", "sigmoid", "tanh", "tanh_of_half", "softmax", "reduce_log_sum_exp", "log_add_exp",
     "log_cosh", "log_softmax" or "log_sigmoid"."""
     exponential: Operation
-    """An `exp`, or the `cosh` or `sinh` that grows as one; of a logarithm of a share, what makes the share."""
+    """The `exp`, `cosh` or `sinh`; for a logarithm of a probability, the softmax or sigmoid."""
     ops: tuple[Operation, ...]
-    """All that is written out, the last op first."""
+    """All ops, the last one first."""
     opposite: bool = False
     """Is it the function of the negated exponent?"""
     factor: Var | None = None
-    """What is multiplied with the result; of a logarithm of two exponentials, the second exponent."""
+    """The value that the result is multiplied with; for `log(exp(x) + exp(y))`, the second exponent."""
     total: Operation | None = None
     """The sum of the exponentials, where there is one."""
     guard: float = 0.0
-    """What is added to the number that a logarithm reads, or what that number is at least."""
+    """The number that is added to the operand of a logarithm, or that it is at least."""
     clips: bool = False
-    """Is it the least, and not added?"""
+    """Is the guard a lower limit, and not added?"""
 
 
 LOGS_OF_SHARES = frozenset({"log_softmax", "log_sigmoid"})
-"""What reads a number that may vanish; no exponential of theirs overflows."""
+"""Functions whose operand may underflow; none of their exponentials overflows."""
 
 
 ENDS = frozenset({"log", "inverse", "real_div", "pow", "mul"})
-"""What such a form ends with."""
+"""Ops that such a form ends with."""
 
 
 def written_exponential(op: Operation) -> WrittenExponential | None:
-    """What an op ends, if it is one of these forms of floats; None for all others."""
+    """Return the written-out function that an op ends; None for other ops and for integers."""
     if op.op_type not in ENDS or np_dtype(op.outputs[0]).kind != "f":
         return None
     if op.op_type == "mul":
-        return _quotient(op, op.x, op.y) or _quotient(op, op.y, op.x)
+        return _exp_times_reciprocal(op, op.x, op.y) or _exp_times_reciprocal(op, op.y, op.x)
     if op.op_type == "log":
         return _softplus(op) or _log_of_two(op) or _log_of_cosh(op) or _log_of_sum(op) or _log_of_share(op)
-    return _tanh(op) or _divided(op) or _softmax(op)
+    return _tanh(op) or _divided_by_one_plus_exp(op) or _softmax(op)
 
 
-def negated(var: Var) -> Var | None:
-    """The value of which this is the negation, if it was written so."""
+def negation_operand(var: Var) -> Var | None:
+    """Return the value that this one is the negation of; None if it is not written as a negation."""
     maker = producer(var, "mul", "real_div", "sub")
     if maker is None:
         return None
@@ -80,8 +81,8 @@ def negated(var: Var) -> Var | None:
     return source if source is not None and source.shape == var.shape else None
 
 
-def _one_more(var: Var) -> tuple[Operation, Operation] | None:
-    """The addition and the exponential of 1 + exp(x)."""
+def _one_plus_exp(var: Var) -> tuple[Operation, Operation] | None:
+    """Return the addition and the exponential of 1 + exp(x); None for other values."""
     add = producer(var, "add")
     if add is None:
         return None
@@ -93,7 +94,7 @@ def _one_more(var: Var) -> tuple[Operation, Operation] | None:
 
 
 def _softplus(op: Operation) -> WrittenExponential | None:
-    inner = _one_more(op.x)
+    inner = _one_plus_exp(op.x)
     epsilon = number(op.inputs.get("epsilon"))
     bare = producer(op.x, "exp")
     if bare is not None and epsilon == 1:  # as converters write log1p
@@ -111,7 +112,7 @@ def _log_of_cosh(op: Operation) -> WrittenExponential | None:
 
 
 def _log_of_two(op: Operation) -> WrittenExponential | None:
-    """The logarithm of the sum of two exponentials of one shape."""
+    """Match the logarithm of the sum of two exponentials of one shape."""
     add = producer(op.x, "add")
     both = [] if add is None else [producer(v, "exp") for v in (add.x, add.y)]
     epsilon = number(op.inputs.get("epsilon"))
@@ -123,8 +124,8 @@ def _log_of_two(op: Operation) -> WrittenExponential | None:
     return WrittenExponential("log_add_exp", first, (op, add, first, second), factor=second.x)
 
 
-def _summed(var: Var) -> tuple[Operation, Operation] | None:
-    """The sum and the exponential of a sum of exponentials that may be large."""
+def _sum_of_exponentials(var: Var) -> tuple[Operation, Operation] | None:
+    """Return the sum and the exponential of `sum(exp(x))` where x may be above 0; None for other values."""
     total = producer(var, "reduce_sum")
     exponential = producer(total.x, "exp") if total is not None else None
     if total is None or exponential is None or not ints(total, "axes") or interval(exponential.x)[1] <= 0:
@@ -133,7 +134,7 @@ def _summed(var: Var) -> tuple[Operation, Operation] | None:
 
 
 def _log_of_sum(op: Operation) -> WrittenExponential | None:
-    inner = _summed(op.x)
+    inner = _sum_of_exponentials(op.x)
     epsilon = number(op.inputs.get("epsilon"))
     if inner is None or not 0 <= (epsilon or 0) <= LOG_GUARD:
         return None
@@ -141,7 +142,7 @@ def _log_of_sum(op: Operation) -> WrittenExponential | None:
 
 
 def _log_of_share(op: Operation) -> WrittenExponential | None:
-    """The logarithm of a softmax, of a sigmoid, or of 1 less a sigmoid, with or without a guard."""
+    """Match the logarithm of a softmax, of a sigmoid, or of 1 less a sigmoid, with or without a guard."""
     guarded = log_guard(op.x, number(op.inputs.get("epsilon")) or 0.0)
     if guarded is None:
         return None
@@ -157,7 +158,10 @@ def _log_of_share(op: Operation) -> WrittenExponential | None:
 
 
 def log_guard(var: Var, epsilon: float) -> tuple[Var, float, bool, tuple[Operation, ...]] | None:
-    """What a logarithm reads without its guard, the guard, whether that is the least, and its op."""
+    """Return (operand without its guard, guard, is it a lower limit, its op) for a logarithm.
+
+    None if too large.
+    """
     if epsilon > NO_GUARD:
         return (var, epsilon, False, ()) if epsilon < MOST_GUARD else None
     op = producer(var, "add", "maximum", "clip")
@@ -168,7 +172,7 @@ def log_guard(var: Var, epsilon: float) -> tuple[Var, float, bool, tuple[Operati
 
 
 def _tanh(op: Operation) -> WrittenExponential | None:
-    """(exp(x) - exp(-x)) / (exp(x) + exp(-x)), sinh(x) / cosh(x), or (exp(x) - 1) / (exp(x) + 1)."""
+    """Match (exp(x) - exp(-x)) / (exp(x) + exp(-x)), sinh(x) / cosh(x), or (exp(x) - 1) / (exp(x) + 1)."""
     if op.op_type != "real_div":
         return None
     sine, cosine = producer(op.x, "sinh"), producer(op.y, "cosh")
@@ -182,7 +186,7 @@ def _tanh(op: Operation) -> WrittenExponential | None:
     first, second = producer(top.x, "exp"), producer(top.y, "exp")
     shape = op.outputs[0].shape
     if first is not None and second is not None:
-        if first.x.shape != shape or negated(second.x) is not first.x:
+        if first.x.shape != shape or negation_operand(second.x) is not first.x:
             return None
         return WrittenExponential("tanh", first, (op, top, bottom, first, second))
     exponential, one = (first, top.y) if first is not None else (second, top.x)
@@ -198,7 +202,7 @@ def _same_and_one(top: Operation, bottom: Operation) -> bool:
 
 
 def _softmax(op: Operation) -> WrittenExponential | None:
-    inner = _summed(op.y) if op.op_type == "real_div" else None
+    inner = _sum_of_exponentials(op.y) if op.op_type == "real_div" else None
     top = producer(op.x, "exp")
     if inner is None or top is None or top.x is not inner[1].x:
         return None
@@ -207,14 +211,14 @@ def _softmax(op: Operation) -> WrittenExponential | None:
     return WrittenExponential("softmax", inner[1], (op, *inner), total=inner[0])
 
 
-def _divided(op: Operation) -> WrittenExponential | None:
-    """Something divided by 1 + exp(x)."""
+def _divided_by_one_plus_exp(op: Operation) -> WrittenExponential | None:
+    """Match something divided by 1 + exp(x)."""
     if op.op_type == "real_div":
-        inner, factor = _one_more(op.y), None if number(op.x) == 1 else op.x
+        inner, factor = _one_plus_exp(op.y), None if number(op.x) == 1 else op.x
     else:
         guarded = op.op_type == "inverse" and 0 <= (number(op.inputs.get("epsilon")) or 0) <= INVERSE_GUARD
         whole = guarded or (op.op_type == "pow" and number(op.y) == -1)
-        inner, factor = (_one_more(op.x) if whole else None), None
+        inner, factor = (_one_plus_exp(op.x) if whole else None), None
     if inner is None:
         return None
     exponential = inner[1]
@@ -223,13 +227,13 @@ def _divided(op: Operation) -> WrittenExponential | None:
         return WrittenExponential("sigmoid", exponential, (op, *inner), True) if plain else None
     if factor is exponential.outputs[0]:
         return WrittenExponential("sigmoid", exponential, (op, *inner))
-    if _rests_on(factor, exponential):  # it overflows too, and infinity times 0 is NaN
+    if _depends_on(factor, exponential):  # it overflows too, and infinity times 0 is NaN
         return None
     return WrittenExponential("sigmoid", exponential, (op, *inner), True, factor)
 
 
-def _rests_on(var: Var, op: Operation) -> bool:
-    """Is a value computed from what an op makes, within a few ops?"""
+def _depends_on(var: Var, op: Operation) -> bool:
+    """Is a value computed from an op's result, within a few ops?"""
     reached = [var]
     for _ in range(NEAR):
         makers = [v.op for v in reached if v.op is not None]
@@ -240,20 +244,19 @@ def _rests_on(var: Var, op: Operation) -> bool:
 
 
 NEAR = 4
-"""Ops between an exponential and a numerator; `1 - 2 * exp(x)` has two, and a cast on either side makes four.
-"""
+"""The most ops between an exponential and a numerator: `1 - 2 * exp(x)` has two, and casts make it four."""
 
 
-def _quotient(op: Operation, top: Var, bottom: Var) -> WrittenExponential | None:
-    """exp(x) times the reciprocal of 1 + exp(x), or times the sigmoid of -x that it has become."""
+def _exp_times_reciprocal(op: Operation, top: Var, bottom: Var) -> WrittenExponential | None:
+    """Match exp(x) times the reciprocal of 1 + exp(x), or times the sigmoid of -x that it has become."""
     exponential = producer(top, "exp")
     maker = producer(bottom, "inverse", "pow", "real_div", "sigmoid")
     if exponential is None or maker is None:
         return None
     if maker.op_type == "sigmoid":
-        same = negated(maker.x) is exponential.x or negated(exponential.x) is maker.x
+        same = negation_operand(maker.x) is exponential.x or negation_operand(exponential.x) is maker.x
         return WrittenExponential("sigmoid", exponential, (op, maker, exponential)) if same else None
-    inner = _divided(maker)
+    inner = _divided_by_one_plus_exp(maker)
     if inner is None or inner.exponential is not exponential or inner.factor is not None:
         return None
     return WrittenExponential("sigmoid", exponential, (op, *inner.ops))

@@ -16,7 +16,7 @@ from anesurgery.numeric.forms import ROOTS, centred
 from anesurgery.numeric.squares import norm_of
 from anesurgery.ops import PRODUCTS
 from anesurgery.semantics.analysis_cache import cached
-from anesurgery.semantics.bounds import Interval, gain, norms, of_constant
+from anesurgery.semantics.bounds import Interval, constant_range, norm_gain_and_offset, weight_norms
 from anesurgery.semantics.intervals import Intervals
 from anesurgery.semantics.reading import ints
 
@@ -47,11 +47,11 @@ class _BehindNorms(Intervals):
         """Return the interval of a result; norms and products have bounds of their own here."""
         most = math.inf
         if (normalised := _norm(op)) is not None:
-            scale, shift = gain(op)
+            scale, shift = norm_gain_and_offset(op)
             most = max(math.sqrt(NUMBERS), _largest_behind(*normalised)) * scale + shift
-        elif op.op_type in PRODUCTS and (rows := norms(op)) is not None:
+        elif op.op_type in PRODUCTS and (rows := weight_norms(op)) is not None:
             bias = op.inputs.get("bias")
-            start = 0.0 if bias is None else max(map(abs, of_constant(bias)))
+            start = 0.0 if bias is None else max(map(abs, constant_range(bias)))
             low, high = self.at(op.x)
             most = max(abs(low), abs(high)) * rows.length + start if math.isfinite(high - low) else math.inf
         elif (left := centred(var)) is not None:  # the mean of a click is nearly 0

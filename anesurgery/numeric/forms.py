@@ -22,9 +22,9 @@ from anesurgery.ops import PRODUCTS, names
 from anesurgery.semantics import degrees
 from anesurgery.semantics.analysis_cache import cached
 from anesurgery.semantics.bounds import MOST as LARGE
-from anesurgery.semantics.bounds import squared
+from anesurgery.semantics.bounds import squared_operand
 from anesurgery.semantics.reading import axes_of, flag, guard_of, ints, number, scaled
-from anesurgery.semantics.rows import summed
+from anesurgery.semantics.rows import reduced_size
 
 SQUARES = names("reduce_sum_square reduce_l2_norm")
 REDUCED = SQUARES | names("reduce_sum reduce_mean")
@@ -175,7 +175,7 @@ class _Search:
         if op is None or var in self.below or len(self.ops) > MOST:
             return self.below.get(var, frozenset())
         self.below[var] = frozenset()
-        source = op.x if op.op_type in SQUARES else squared(op)
+        source = op.x if op.op_type in SQUARES else squared_operand(op)
         if op is self.root or (source is None and op.op_type != "log"):
             self.below[var] = self.rows_of_operands(op)
         elif source is not None:
@@ -225,7 +225,7 @@ class _Search:
         found = self.powers()
         if found is None:
             return None
-        averaged = math.prod(summed(op) for op in sums if op.op_type == "reduce_mean")
+        averaged = math.prod(reduced_size(op) for op in sums if op.op_type == "reduce_mean")
         ops, axes = tuple(self.ops), next(iter(along), ())
         return Form(self.root, self.rows, self.same, ops, *found, _gains(ops), axes, averaged)
 
@@ -279,12 +279,12 @@ def _gains(ops: Sequence[Operation]) -> dict[Var, float]:
         of = [gains.get(v, 1.0) for _, v in operands(op) if not is_stored(v)]
         gain = sum(of) if op.op_type == "add" else math.prod(of)
         if op.op_type in REDUCED and op.op_type != "reduce_mean":
-            gain *= math.sqrt(summed(op)) if op.op_type == "reduce_l2_norm" else summed(op)
+            gain *= math.sqrt(reduced_size(op)) if op.op_type == "reduce_l2_norm" else reduced_size(op)
         elif (mix := mixing(op)) is not None:
             gain *= mix.most
         elif op.op_type in DIVISIONS and (times := scaled(op)) is not None:
             gain *= times[1]
-        elif op.op_type in ROOTS and squared(op) is None:
+        elif op.op_type in ROOTS and squared_operand(op) is None:
             gain **= 0.5 if op.op_type == "sqrt" or number(op.inputs.get("y")) == 0.5 else -0.5
         gains[op.outputs[0]] = gain
     return gains

@@ -9,7 +9,7 @@ import numpy as np
 from anesurgery.mil import Maker, Operation, Var, any_symbolic, producer
 from anesurgery.numeric.hazard import Found, Hazard
 from anesurgery.regions.small_builds import again
-from anesurgery.semantics.bounds import squared
+from anesurgery.semantics.bounds import squared_operand
 from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.reading import axes_of, flag, ints
 
@@ -17,8 +17,11 @@ from anesurgery.semantics.reading import axes_of, flag, ints
 def _variance_by_subtraction(op: Operation) -> Found | None:
     """Match mean(x * x) - mean(x) ** 2."""
     first, square = producer(op.x, "reduce_mean"), producer(op.y)
-    mean, squares = producer(squared(square), "reduce_mean"), producer(None if first is None else first.x)
-    if first is None or mean is None or mean.x is not squared(squares):
+    mean, squares = (
+        producer(squared_operand(square), "reduce_mean"),
+        producer(None if first is None else first.x),
+    )
+    if first is None or mean is None or mean.x is not squared_operand(squares):
         return None
     over = [(axes_of(mean), flag(mean, "keep_dims")) for mean in (first, mean)]
     return Found(op, first, squares, square, mean, x=mean.x, first=first, over=over)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from anesurgery.errors import LoadError
-from anesurgery.facts.dependence import rounds
+from anesurgery.facts.dependence import loop_rounds
 from anesurgery.mil import Operation, Var, is_constexpr, is_stored, operands, producer
 from anesurgery.placement.durations import Key, Time
 from anesurgery.placement.rules.slow import makers, notch_payload
@@ -502,4 +502,4 @@ def time_of_shaped(shaped: Shaped, units: Sequence[str | None], target: Target, 
 
 def _is_undecided(op: Operation) -> bool:
     """Does a value of the run decide how often its blocks run?"""
-    return op.op_type == "cond" or (op.op_type == "while_loop" and rounds(op) is None)
+    return op.op_type == "cond" or (op.op_type == "while_loop" and loop_rounds(op) is None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from operator import add
 from typing import Any, TypeAlias
 
-from anesurgery.facts.dependence import fixed_ops, rounds
+from anesurgery.facts.dependence import fixed_ops, loop_rounds
 from anesurgery.files.copying import origins
 from anesurgery.files.package import Loaded
 from anesurgery.mil import (
@@ -285,7 +285,7 @@ def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> lis
                 findings += (FIXED.finding(f"%{name} is the same in every run", name),)
             costs, work = costs and costs.times(times), work.times(times)
             rows.append(Judged(op, depth, legal, findings, work, costs, times))
-            inner = times * (rounds(op) or 1) if op.op_type == "while_loop" else times
+            inner = times * (loop_rounds(op) or 1) if op.op_type == "while_loop" else times
             for nested in op.blocks:
                 walk(nested, depth + 1, inner)
 

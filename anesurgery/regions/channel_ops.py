@@ -1,7 +1,9 @@
-"""What each op does to channels-first twins: the table, elementwise ops and views.
+"""The rules for ops of a channels-first region: how each op is written on the twins of its operands.
 
-A rule is asked with the layouts that are known. It may ask for the layout of an operand that has none, which
-then enters the region with a transposition.
+A region is a part of a program that is rebuilt with channels first; the *twin* of a value holds the same
+numbers in the order batch, channels, tokens (see `layouts`). `step_of(op, layouts)` looks up the rule of an op
+in `RULES` and returns a `Step` with the layouts of its results and a function that builds it. A rule may ask
+for a layout for an operand that has none yet; this then enters the region with a transposition.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import BROADCASTING, REDUCTIONS, UNARY, VIEWS
 from anesurgery.regions import channel_products
-from anesurgery.regions.channel_products import sequence
+from anesurgery.regions.channel_products import sequence_layout
 from anesurgery.regions.channel_steps import Layouts, Rule, Step, Twins
 from anesurgery.regions.layouts import (
     BATCH,
@@ -44,12 +46,13 @@ from anesurgery.semantics.reading import axes_of, axis_of, axis_slice, flag, int
 # Norms, reductions and parts of one axis in a channels-first region.
 
 WIDEST = 256
-"""Channels of a head whose parts are exchanged by a convolution: heads have 32 to 256, and a matrix of 256 x
-256 has 65,536 products for each position."""
+"""The most channels of a head whose parts are exchanged by a convolution: heads have 32 to 256, and a 256 x 256
+matrix takes 65,536 products for each position.
+"""
 
 
-def _apart(layout: Layout, axes: Sequence[int]) -> tuple[Groups, list[int]] | None:
-    """The axes of a twin with the atoms of some of the value's axes apart, and where they are."""
+def _axes_split_off(layout: Layout, axes: Sequence[int]) -> tuple[Groups, list[int]] | None:
+    """Return the twin's axes with the atoms of some axes of the value split off, and the positions of these."""
     chosen = {a for axis in axes for a in layout.axes[axis]}
     if not chosen:
         return None
@@ -59,70 +62,72 @@ def _apart(layout: Layout, axes: Sequence[int]) -> tuple[Groups, list[int]] | No
 
 
 def layer_norm(op: Operation, layouts: Layouts) -> Step | None:
-    """A norm over channels, or over those of each head."""
+    """Build a norm over channels, or over those of each head."""
     shape, axes = static_shape(op.x), axes_of(op)
     if shape is None:
         return None
-    if layouts.get(op.x) is None and not (axes == [len(shape) - 1] and layouts.ask(op.x, sequence(shape))):
+    if layouts.get(op.x) is None and not (
+        axes == [len(shape) - 1] and layouts.ask(op.x, sequence_layout(shape))
+    ):
         return None
     layout = layouts.get(op.x)
-    apart = None if layout is None else _apart(layout, axes)
-    if layout is None or apart is None or len(axes) != 1 or len(apart[1]) != 1:
+    split_axes = None if layout is None else _axes_split_off(layout, axes)
+    if layout is None or split_axes is None or len(axes) != 1 or len(split_axes[1]) != 1:
         return None
     order = layout.column_order(axes[0])
 
     def build(t: Twins) -> list[Var]:
-        x = t.seen(op.x, [layout.length(g) for g in apart[0]])
+        x = t.seen(op.x, [layout.length(g) for g in split_axes[0]])
         changed = {
             k: t.stored(op.inputs[k], f"norm_{layout.sizes + layout.axes[axes[0]]}", lambda v: v[order])
             for k in ("gamma", "beta")
             if order is not None and op.inputs.get(k) is not None
         }
-        return [t.mb.layer_norm(**{**op_inputs(op), **changed, "x": x, "axes": apart[1]})]
+        return [t.mb.layer_norm(**{**op_inputs(op), **changed, "x": x, "axes": split_axes[1]})]
 
     return Step((layout,), build)
 
 
 def reduction(op: Operation, layouts: Layouts) -> Step | None:
-    """A reduction over some of the atoms."""
+    """Build a reduction over some of the atoms."""
     layout, axes = layouts.get(op.x), axes_of(op)
-    apart = None if layout is None else _apart(layout, axes)
-    if layout is None or apart is None:
+    split_axes = None if layout is None else _axes_split_off(layout, axes)
+    if layout is None or split_axes is None:
         return None
     result = layout.without(axes, flag(op, "keep_dims"))
 
     def build(t: Twins) -> list[Var]:
-        x = t.seen(op.x, [layout.length(g) for g in apart[0]])
-        return [getattr(t.mb, op.op_type)(x=x, axes=apart[1], keep_dims=True)]
+        x = t.seen(op.x, [layout.length(g) for g in split_axes[0]])
+        return [getattr(t.mb, op.op_type)(x=x, axes=split_axes[1], keep_dims=True)]
 
     return Step((result,), build) if result.sizes else None
 
 
 def softmax(op: Operation, layouts: Layouts) -> Step | None:
-    """Over one axis of the twin."""
+    """Build a softmax over one axis of the twin."""
     layout = layouts.get(op.x)
-    apart = None if layout is None else _apart(layout, [axis_of(op)])
-    if layout is None or apart is None or len(apart[1]) != 1:
+    split_axes = None if layout is None else _axes_split_off(layout, [axis_of(op)])
+    if layout is None or split_axes is None or len(split_axes[1]) != 1:
         return None
 
     def build(t: Twins) -> list[Var]:
-        return [t.mb.softmax(x=t.seen(op.x, [layout.length(g) for g in apart[0]]), axis=apart[1][0])]
+        return [t.mb.softmax(x=t.seen(op.x, [layout.length(g) for g in split_axes[0]]), axis=split_axes[1][0])]
 
     return Step((layout,), build)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the only atom of an axis stands in a twin."""
+class AtomPlace:
+    """Where an axis of the value that is a single atom stands in a twin."""
 
     groups: Groups
     axis: int
     unit: int
-    """Elements of the twin's axis for one of the atom."""
+    """How many elements of the twin's axis belong to one element of the atom."""
 
     @classmethod
-    def of(cls, layout: Layout, axis: int) -> Place | None:
-        """None where the axis is not one atom."""
+    def of(cls, layout: Layout, axis: int) -> AtomPlace | None:
+        """Return the place of an axis; None where it is not a single atom."""
         if len(layout.axes[axis]) != 1:
             return None
         (atom,) = layout.axes[axis]
@@ -139,15 +144,15 @@ class Place:
         return cls(tuple(groups), at, math.prod(layout.sizes[a] for a in rest[1:]))
 
     def shape(self, layout: Layout, size: int) -> list[int]:
-        """Of the twin of a value whose axis has a length."""
+        """Return the shape of the twin if the axis of the value has length `size`."""
         lengths = [layout.length(group) for group in self.groups]
         return [*lengths[: self.axis], size * self.unit, *lengths[self.axis + 1 :]]
 
 
 def sliced_axes(op: Operation, layouts: Layouts) -> Step | None:
-    """A part of one axis, which is one atom."""
+    """Build a slice of one axis that is a single atom."""
     layout, cut = layouts.get(op.x), axis_slice(op)
-    place = None if layout is None or cut is None else Place.of(layout, cut.axis)
+    place = None if layout is None or cut is None else AtomPlace.of(layout, cut.axis)
     if layout is None or cut is None or place is None or (cut.stride != 1 and place.unit != 1):
         return None
     result = layout.resized(cut.axis, cut.size)
@@ -166,9 +171,9 @@ def sliced_axes(op: Operation, layouts: Layouts) -> Step | None:
 
 
 def split(op: Operation, layouts: Layouts) -> Step | None:
-    """Parts of one axis, which is one atom."""
+    """Build a split of one axis that is a single atom."""
     layout, axis = layouts.get(op.x), axis_of(op)
-    place = None if layout is None else Place.of(layout, axis)
+    place = None if layout is None else AtomPlace.of(layout, axis)
     if layout is None or place is None:
         return None
     sizes = [int(v.shape[axis]) for v in op.outputs]
@@ -183,12 +188,12 @@ def split(op: Operation, layouts: Layouts) -> Step | None:
 
 
 def concat(op: Operation, layouts: Layouts) -> Step | None:
-    """Parts of each head in another order, or other values side by side."""
+    """Build a concat of parts of each head in another order, or of values side by side."""
     return _exchange(op, layouts) or _side_by_side(op, layouts)
 
 
 def _exchange(op: Operation, layouts: Layouts) -> Step | None:
-    """Parts of the channels of each head exchanged, with signs: a convolution in groups, of ones and zeros."""
+    """Exchange parts of each head's channels, with signs, by a grouped convolution with ones and minus ones."""
     exchanged, axis = exchange(op), axis_of(op)
     layout = None if exchanged is None else layouts.get(exchanged[0])
     if exchanged is None or layout is None:
@@ -206,12 +211,12 @@ def _exchange(op: Operation, layouts: Layouts) -> Step | None:
         x = t.seen(source, [layout.length(g) for g in layout.groups])
         return [t.mb.conv(x=x, weight=weight, groups=count)]
 
-    inner = {op for v in op.values for op in _makers(v)}
+    inner = {op for v in op.values for op in _slice_and_signs(v)}
     return Step((layout,), build, alone=tuple(inner))
 
 
-def _makers(var: Var) -> Iterator[Operation]:
-    """A slice and the multiplications after it, as far as nothing else reads them."""
+def _slice_and_signs(var: Var) -> Iterator[Operation]:
+    """Yield a slice and the multiplications after it, as far as nothing else reads them."""
     while var.op is not None and len(consumers(var)) == 1 and not is_output(var):
         yield var.op
         if var.op.op_type != "mul":
@@ -220,36 +225,36 @@ def _makers(var: Var) -> Iterator[Operation]:
 
 
 def _side_by_side(op: Operation, table: Layouts) -> Step | None:
-    """Values along one atom; those without a layout enter with that of the others."""
+    """Concatenate values along one atom; those without a layout enter with that of the others."""
     axis, values = axis_of(op), list(op.values)
     layouts = [table.get(v) for v in values]
-    like = next((x for x in layouts if x is not None and len(x.axes[axis]) == 1), None)
-    place = None if like is None else Place.of(like, axis)
-    if like is None or place is None or flag(op, "interleave"):
+    reference = next((x for x in layouts if x is not None and len(x.axes[axis]) == 1), None)
+    place = None if reference is None else AtomPlace.of(reference, axis)
+    if reference is None or place is None or flag(op, "interleave"):
         return None
     sizes = [int(v.shape[axis]) for v in values]
-    wanted = [like.resized(axis, n) for n in sizes]
-    for var, layout, wish in zip(values, layouts, wanted, strict=True):
-        if constant(var) is None and (layout or wish) != wish:
+    wanted_layouts = [reference.resized(axis, n) for n in sizes]
+    for var, layout, wanted_layout in zip(values, layouts, wanted_layouts, strict=True):
+        if constant(var) is None and (layout or wanted_layout) != wanted_layout:
             return None
-        if constant(var) is None and layout is None and not table.ask(var, wish):
+        if constant(var) is None and layout is None and not table.ask(var, wanted_layout):
             return None
 
     def build(t: Twins) -> list[Var]:
         parts = []
-        for var, size, wish in zip(values, sizes, wanted, strict=True):
+        for var, size, wanted_layout in zip(values, sizes, wanted_layouts, strict=True):
             if constant(var) is None:
-                parts.append(t.seen(var, place.shape(like, size)))
+                parts.append(t.seen(var, place.shape(reference, size)))
             else:
-                moved = t.constant(var, wish, wish.groups)
-                parts.append(t.mb.reshape(x=moved, shape=place.shape(like, size)))
+                moved = t.constant(var, wanted_layout, wanted_layout.groups)
+                parts.append(t.mb.reshape(x=moved, shape=place.shape(reference, size)))
         return [t.mb.concat(values=parts, axis=place.axis)]
 
-    return Step((like.resized(axis, sum(sizes)),), build)
+    return Step((reference.resized(axis, sum(sizes)),), build)
 
 
 def tile(op: Operation, layouts: Layouts) -> Step | None:
-    """An axis of length 1 is repeated: keys and values for several heads of queries."""
+    """Repeat an axis of length 1, as keys and values for several heads of queries."""
     layout, reps = layouts.get(op.x), ints(op, "reps")
     grown = [axis for axis, n in enumerate(reps) if n > 1]
     if layout is None or len(grown) != 1 or layout.axes[grown[0]]:
@@ -272,12 +277,13 @@ def tile(op: Operation, layouts: Layouts) -> Step | None:
 
 
 TILED = 1 << 24
-"""Bytes up to which a constant is repeated so that a twin needs no other view: 17 MB. A choice, as they are
-read each time."""
+"""Constants of up to this many bytes are repeated so that a twin needs no other view: 17 MB. A choice, since
+they are read in each run.
+"""
 
 
 def step_of(op: Operation, layouts: Layouts) -> Step | None:
-    """The op on twins; None where it is none of the region's."""
+    """Return how an op is built on twins; None where it does not belong to the region."""
     rule = RULES.get(op.op_type)
     if rule is None or any(static_shape(v) is None or np_dtype(v).kind != "f" for v in op.outputs):
         return None
@@ -286,14 +292,14 @@ def step_of(op: Operation, layouts: Layouts) -> Step | None:
 
 
 def _elementwise(op: Operation, layouts: Layouts) -> Step | None:
-    """All operands are broadcast to the result; those without a layout enter with theirs."""
+    """Broadcast all operands to the result; those without a layout enter with the result's."""
     operands = {k: op.inputs[k] for k in ("x", "y", "cond", "a", "b") if isinstance(op.inputs.get(k), Var)}
     moving = {k: v for k, v in operands.items() if constant(v) is None and np.prod(v.shape) > 1}
     layout = _broadcast_to(op.outputs[0], [layouts.get(v) for v in moving.values()])
-    if layout is None or not all(layouts.get(v) or _enters(layouts, v, layout) for v in moving.values()):
+    if layout is None or not all(layouts.get(v) or _can_enter(layouts, v, layout) for v in moving.values()):
         return None
     shapes = {k: fixed_shape(v) for k, v in operands.items()}
-    free = [s for k, s in shapes.items() if k in moving or np.prod(s) * _copies(layout, s) > TILED]
+    free = [s for k, s in shapes.items() if k in moving or np.prod(s) * _bytes_of_copies(layout, s) > TILED]
     groups = groups_for(layout, free)
     repeated = {
         k: operands[k] for k in shapes if k not in moving and shapes[k] and constant(operands[k]) is not None
@@ -301,9 +307,9 @@ def _elementwise(op: Operation, layouts: Layouts) -> Step | None:
 
     def build(t: Twins) -> list[Var]:
         used = groups
-        whole = [t.now(v) for v in moving.values() if fixed_shape(v) == fixed_shape(op.outputs[0])]
-        if groups == layout.groups and whole:
-            used = groups_of(layout, fixed_shape(whole[0])) or groups
+        full_size = [t.now(v) for v in moving.values() if fixed_shape(v) == fixed_shape(op.outputs[0])]
+        if groups == layout.groups and full_size:
+            used = groups_of(layout, fixed_shape(full_size[0])) or groups
         changed = {k: t.seen(v, seen_shape(layout, used, shapes[k])) for k, v in moving.items()}
         changed |= {k: t.constant(v, layout, used) for k, v in repeated.items()}
         return [getattr(t.mb, op.op_type)(**{**op_inputs(op), **changed})]
@@ -312,24 +318,24 @@ def _elementwise(op: Operation, layouts: Layouts) -> Step | None:
 
 
 def _broadcast_to(out: Var, layouts: Sequence[Layout | None]) -> Layout | None:
-    """The layout of a value to which others are broadcast, as far as theirs are known."""
-    told = [layout for layout in layouts if layout is not None]
-    if not told:
+    """Return the layout of a value to which operands are broadcast, as far as theirs are known; else None."""
+    known = [layout for layout in layouts if layout is not None]
+    if not known:
         return None
-    layout: Layout | None = told[0]
-    for other in told[1:]:
+    layout: Layout | None = known[0]
+    for other in known[1:]:
         layout = None if layout is None else broadcast(layout, other)
     raised = None if layout is None else layout.raised(out.rank)
     return raised if raised is not None and raised.shape == fixed_shape(out) else None
 
 
-def _enters(layouts: Layouts, var: Var, layout: Layout) -> bool:
+def _can_enter(layouts: Layouts, var: Var, layout: Layout) -> bool:
     """Can a value without a layout enter the region?"""
     return np_dtype(var).kind == "f" and layouts.ask(var, layout.restricted(fixed_shape(var)))
 
 
-def _copies(layout: Layout, shape: Sequence[int]) -> int:
-    """How often a constant is repeated where its channels and tokens are one axis each; times four bytes."""
+def _bytes_of_copies(layout: Layout, shape: Sequence[int]) -> int:
+    """Return how often a constant is repeated so that channels and tokens are one axis each, times 4 bytes."""
     seen = seen_shape(layout, layout.groups, shape)
     full = [math.prod(layout.sizes[a] for a in group) for group in layout.groups]
     partial = [f // s for f, s in zip(full, seen, strict=True) if s > 1]
@@ -353,7 +359,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(REDUCTIONS, reduction),
     "concat": concat,
     "layer_norm": layer_norm,
-    "linear": channel_products.weighted,
+    "linear": channel_products.weighted_product,
     "matmul": channel_products.product,
     "scaled_dot_product_attention": channel_products.fused,
     "slice_by_index": sliced_axes,
@@ -362,8 +368,8 @@ RULES: dict[str, Rule] = {
     "tile": tile,
     "transpose": _transpose,
 }
-"""Op type -> what it does to twins.
+"""Op type -> the rule that builds it on twins.
 
-No query over rows: these say where an axis goes, not in which order the numbers of channels that were folded
-into one axis stand there, which of them an op needs apart, nor how the op is written on a twin.
+The table of `semantics.rows` cannot replace these: it says where an axis goes, but not in which order channels
+stand that were folded into one axis, which of them an op needs apart, or how the op is written on a twin.
 """

@@ -20,7 +20,10 @@ from anesurgery.semantics.reading import flag
 
 
 def weight_of(op: Operation) -> tuple[Var, bool] | None:
-    """The weight of a product over the last axis, and does it stand as (in, out)?"""
+    """Return the stored weight of a product over the last axis, and whether it stands as (in, out).
+
+    None for others.
+    """
     if op.op_type == "linear":
         return op.weight, False
     if flag(op, "transpose_x") or op.x.rank < 2 or is_stored(op.x) or op.y.rank != 2:
@@ -29,8 +32,8 @@ def weight_of(op: Operation) -> tuple[Var, bool] | None:
     return (op.y, not flag(op, "transpose_y")) if stored else None
 
 
-def why_not(op: Operation) -> str:
-    """Why a product with a weight is in no region; "" for other ops."""
+def reason_outside_region(op: Operation) -> str:
+    """Return why a product with a weight is in no region; "" for other ops."""
     stored = weight_of(op) if op.op_type in ("linear", "matmul") else None
     if stored is None:
         return ""
@@ -39,24 +42,24 @@ def why_not(op: Operation) -> str:
         return f"%{op.x.name} has the dynamic shape {tuple(map(str, op.x.shape))}"
     if not is_stored(weight):
         return f"the weight %{weight.name} is dynamic"
-    if sequence(shape) is None:
+    if sequence_layout(shape) is None:
         return f"%{op.x.name} of shape {shape} has no axis of several tokens beside its channels"
     return "channels first it would only add transpositions at its ends"
 
 
-def sequence(shape: Sequence[int]) -> Layout | None:
-    """The layout of rows of channels: the last axis holds channels, the one or two before it tokens."""
+def sequence_layout(shape: Sequence[int]) -> Layout | None:
+    """Return the layout of rows of channels: channels on the last axis, tokens on the one or two before it."""
     roles = {2: "tc", 3: "btc", 4: "bttc"}.get(len(shape))
     layout = None if roles is None else Layout.of(shape, roles)
     return layout if layout is not None and layout.having(TOKENS) and layout.having(CHANNELS) else None
 
 
-def weighted(op: Operation, layouts: Layouts) -> Step | None:
-    """A product over all channels is a 1x1 convolution."""
+def weighted_product(op: Operation, layouts: Layouts) -> Step | None:
+    """Build a product over all channels as a 1x1 convolution."""
     stored, shape = weight_of(op), static_shape(op.x)
     if stored is None or shape is None or not is_stored(stored[0]):
         return None
-    if layouts.get(op.x) is None and not layouts.ask(op.x, sequence(shape)):
+    if layouts.get(op.x) is None and not layouts.ask(op.x, sequence_layout(shape)):
         return None
     layout, (weight, turned) = layouts.get(op.x), stored
     if layout is None or sorted(layout.axes[-1]) != list(layout.having(CHANNELS)):
@@ -78,7 +81,7 @@ def weighted(op: Operation, layouts: Layouts) -> Step | None:
 
 
 def _with_channels(rest: Layout, size: int) -> Layout:
-    """A layout without channels, with some in its last axis."""
+    """Return a layout without channels extended by `size` channels on its last axis."""
     if size == 1:
         return rest
     first = len(rest.having("b"))
@@ -90,14 +93,14 @@ def _with_channels(rest: Layout, size: int) -> Layout:
 
 
 def product(op: Operation, layouts: Layouts) -> Step | None:
-    """A product with a weight, or of two values of attention."""
-    if (step := weighted(op, layouts)) is not None:
+    """Build a product with a stored weight, or one of the two products of attention."""
+    if (step := weighted_product(op, layouts)) is not None:
         return step
     return _scores(op, layouts) or _weighted_sum(op, layouts)
 
 
-def _split_matrix(layout: Layout, contracted: int, free: int, role: str) -> bool:
-    """Is the order of the twin: the leading axes, then channels, then tokens; the contracted ones of a role?"""
+def _is_channels_by_tokens(layout: Layout, contracted: int, free: int, role: str) -> bool:
+    """Does a twin hold leading axes, then channels, then tokens, with the contracted axes of the given role?"""
     leading = [a for axis in layout.axes[:-2] for a in axis]
     last = (layout.axes[contracted], layout.axes[free])
     channels, tokens = last if role == CHANNELS else (last[1], last[0])
@@ -105,33 +108,33 @@ def _split_matrix(layout: Layout, contracted: int, free: int, role: str) -> bool
     return kinds and [*leading, *channels, *tokens] == list(range(len(layout.sizes)))
 
 
-def _matrix(layout: Layout, channels: int, tokens: int) -> list[int]:
-    """The shape of a twin as the leading axes, channels, and tokens."""
+def _matrix_shape(layout: Layout, channels: int, tokens: int) -> list[int]:
+    """Return the shape of a twin as leading axes, channels, tokens."""
     shape = layout.shape
     return [*shape[:-2], shape[channels], shape[tokens]]
 
 
-def _sides(op: Operation) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The contracted and the free axis of both operands."""
+def _contracted_and_free_axes(op: Operation) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return (contracted, free) axes of both operands of a matmul, counted from the end."""
     x = (-2, -1) if flag(op, "transpose_x") else (-1, -2)
     y = (-1, -2) if flag(op, "transpose_y") else (-2, -1)
     return x, y
 
 
 def _scores(op: Operation, layouts: Layouts) -> Step | None:
-    """Queries times keys, summed over channels: (tokens, tokens), which needs no twin."""
+    """Build queries times keys, summed over channels; the scores (tokens, tokens) need no twin."""
     x, y = layouts.get(op.x), layouts.get(op.y)
-    at_x, at_y = _sides(op)
-    if x is None or min(op.x.rank, op.y.rank) < 2 or not _split_matrix(x, *at_x, CHANNELS):
+    at_x, at_y = _contracted_and_free_axes(op)
+    if x is None or min(op.x.rank, op.y.rank) < 2 or not _is_channels_by_tokens(x, *at_x, CHANNELS):
         return None
-    if y is not None and not _split_matrix(y, *at_y, CHANNELS):
+    if y is not None and not _is_channels_by_tokens(y, *at_y, CHANNELS):
         return None
     if y is None and is_stored(op.y):
         return None
 
     def build(t: Twins) -> list[Var]:
-        left = t.seen(op.x, _matrix(x, *at_x))
-        right = t.plain(op.y) if y is None else t.seen(op.y, _matrix(y, *at_y))
+        left = t.seen(op.x, _matrix_shape(x, *at_x))
+        right = t.plain(op.y) if y is None else t.seen(op.y, _matrix_shape(y, *at_y))
         turned = y is None and flag(op, "transpose_y")
         return [t.mb.matmul(x=left, y=right, transpose_x=True, transpose_y=turned)]
 
@@ -139,29 +142,29 @@ def _scores(op: Operation, layouts: Layouts) -> Step | None:
 
 
 def _weighted_sum(op: Operation, layouts: Layouts) -> Step | None:
-    """Values summed with the weights of attention, which have no twin: both sides exchanged and transposed."""
+    """Build values times attention weights, which have no twin: (channels, tokens) times transposed weights."""
     x, y = layouts.get(op.x), layouts.get(op.y)
     if (x is None) == (y is None) or min(op.x.rank, op.y.rank) < 2:
         return None
-    (at, weights, var), layout = ((1, op.x, op.y), y) if x is None else ((0, op.y, op.x), x)
-    contracted, free = _sides(op)[at]
-    if layout is None or is_stored(weights) or not _split_matrix(layout, contracted, free, TOKENS):
+    (weights_side, weights, var), layout = ((1, op.x, op.y), y) if x is None else ((0, op.y, op.x), x)
+    contracted, free = _contracted_and_free_axes(op)[weights_side]
+    if layout is None or is_stored(weights) or not _is_channels_by_tokens(layout, contracted, free, TOKENS):
         return None
-    out = _summed(layout, fixed_shape(op.outputs[0]), turned=at == 0)
+    out = _weighted_sum_layout(layout, fixed_shape(op.outputs[0]), turned=weights_side == 0)
     if out is None:
         return None
     # the product is (channels, tokens): weights as (tokens summed over, tokens)
-    turned = not flag(op, "transpose_x") if at == 1 else flag(op, "transpose_y")
+    turned = not flag(op, "transpose_x") if weights_side == 1 else flag(op, "transpose_y")
 
     def build(t: Twins) -> list[Var]:
-        values = t.seen(var, _matrix(layout, free, contracted))
+        values = t.seen(var, _matrix_shape(layout, free, contracted))
         return [t.mb.matmul(x=values, y=t.plain(weights), transpose_y=turned)]
 
-    return Step((out,), build, products=at)
+    return Step((out,), build, products=weights_side)
 
 
-def _summed(layout: Layout, out: Sequence[int], turned: bool) -> Layout | None:
-    """The layout of weighted values: their channels, and the tokens of the weights."""
+def _weighted_sum_layout(layout: Layout, out: Sequence[int], turned: bool) -> Layout | None:
+    """Return the layout of weighted values: their channels, and the tokens of the weights."""
     rank = len(layout.axes)
     tokens = out[-1] if turned else out[-2]
     roles = [layout.roles[axis[0]] if axis else CHANNELS for axis in layout.axes]
@@ -175,17 +178,19 @@ def _summed(layout: Layout, out: Sequence[int], turned: bool) -> Layout | None:
 
 
 def fused(op: Operation, table: Layouts) -> Step | None:
-    """Fused attention as its parts: queries are scaled, the scores keep their form, values are summed."""
+    """Build fused attention as its parts: scaled queries times keys, the softmax, and the sum of values."""
     layouts = [table.get(v) for v in (op.query, op.key, op.value)]
-    if any(x is None or not _split_matrix(x, -1, -2, CHANNELS) for x in layouts):
+    if any(x is None or not _is_channels_by_tokens(x, -1, -2, CHANNELS) for x in layouts):
         return None
     mask, out = op.inputs.get("attn_mask"), op.outputs[0]
-    result = _summed(layouts[2], fixed_shape(out), turned=False) if layouts[2] is not None else None
+    result = (
+        _weighted_sum_layout(layouts[2], fixed_shape(out), turned=False) if layouts[2] is not None else None
+    )
     if result is None or (mask is not None and np_dtype(mask) != np_dtype(op.query)):
         return None
 
     def build(t: Twins) -> list[Var]:
-        shapes = [_matrix(layout, -1, -2) for layout in layouts if layout is not None]
+        shapes = [_matrix_shape(layout, -1, -2) for layout in layouts if layout is not None]
         scale, *rest = in_factors(1 / math.sqrt(int(op.query.shape[-1])), np_dtype(op.query))
         scaled = seen_as(t.mb, t.mb.mul(x=t.now(op.query), y=scale), shapes[0])
         keys, values = t.seen(op.key, shapes[1]), t.seen(op.value, shapes[2])

@@ -1,4 +1,8 @@
-"""One op of a channels-first region: what a rule is asked, and how values get the layouts that it needs."""
+"""The pieces of a channels-first region: the interface of rules, and how values enter and leave it.
+
+`Step` is what a rule of `channel_ops` returns for one op; `Layouts` and `Twins` are what it may ask.
+`entering_twin` builds the twin of a value from outside, `leaving_value` brings a twin back to the old form.
+"""
 
 from __future__ import annotations
 
@@ -17,55 +21,64 @@ from anesurgery.semantics.reading import axis_of, permutation
 
 
 class Layouts(Protocol):
-    """The layouts that are known, as a rule sees them."""
+    """The layouts that are known so far, as a rule sees them."""
 
     def get(self, var: Var) -> Layout | None:
-        """The layout of a value, or None."""
+        """Return the layout of a value, or None."""
 
     def ask(self, var: Var, layout: Layout | None) -> bool:
-        """Let a value enter the region with a layout, unless it has another one."""
+        """Let a value enter the region with a layout; False if it has another one."""
 
 
 class Twins(Protocol):
-    """The twins that are built so far."""
+    """The twins that are built so far, as a step sees them."""
 
     mb: Maker
 
     def seen(self, var: Var, shape: Sequence[int]) -> Var:
-        """The twin of a value in some shape."""
+        """Return the twin of a value in the given shape."""
 
     def now(self, var: Var) -> Var:
-        """The twin of a value in the shape that it has, which has four axes or more."""
+        """Return the twin of a value in its own shape, which has four axes or more."""
 
     def constant(self, var: Var, layout: Layout, groups: Groups) -> Var:
-        """The twin of a constant that is broadcast to a value of the layout."""
+        """Return the twin of a constant that is broadcast to a value of the layout."""
 
     def stored(self, var: Var, what: str, make: Callable[[Array], Array]) -> Var:
-        """A constant made of another one."""
+        """Return a constant that `make` computes from another one.
+
+        `what` is the key under which it is shared.
+        """
 
     def plain(self, var: Var) -> Var:
-        """A value that has no twin."""
+        """Return a value without a twin in its old form."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """An op of a region."""
+    """How one op of a region is built on twins."""
 
     outs: tuple[Layout | None, ...]
-    """The layouts of its results; None for one that keeps its form."""
+    """The layouts of the results; None for a result that keeps its form."""
     build: Callable[[Twins], Sequence[Var | None]]
-    """Makes its results; None where the twin of `x` is that of the result as well."""
+    """Builds the results; None in place of one whose twin is that of `x`."""
     products: int = 0
-    """1 for a product that gains from it."""
+    """How many products gain from channels first."""
     alone: tuple[Operation, ...] = ()
-    """Ops upstream that it stands for, where it computes otherwise and is checked by itself."""
+    """Upstream ops that the step replaces as well.
+
+    Their rewrite is checked by itself, since it computes differently.
+    """
 
 
 Rule: TypeAlias = "Callable[[Operation, Layouts], Step | None]"
 
 
-def wishes(op: Operation, layout: Layout) -> dict[Var, Layout] | None:
-    """For each operand that needs one, its layout; None where there is none, or the op has no such form."""
+def operand_layouts(op: Operation, layout: Layout) -> dict[Var, Layout] | None:
+    """Return operand -> the layout that it needs for the result to have `layout`.
+
+    None where that is impossible.
+    """
     if any(static_shape(v) is None for _, v in operands(op)):
         return None
     wished: dict[Var, Layout | None] = {}
@@ -86,12 +99,12 @@ def wishes(op: Operation, layout: Layout) -> dict[Var, Layout] | None:
     return {v: x for v, x in wished.items() if x is not None}
 
 
-FREE = VIEWS | {"transpose"}
-"""Ops of which a twin knows nothing."""
+MOVES_NOTHING = VIEWS | {"transpose"}
+"""Ops that move nothing in a twin."""
 
 
-class Named:
-    """A maker that names what it makes after a value."""
+class NamingMaker:
+    """A maker that names all ops that it builds after a value."""
 
     def __init__(self, mb: Maker, value: Var) -> None:
         self._mb, self._name = mb, f"{value.name}_twin"
@@ -105,50 +118,52 @@ class Named:
         )
 
 
-def upstream(var: Var, layout: Layout) -> Iterator[tuple[Var, Layout]]:
-    """A value and the values that it is a view or a transposition of, with their layouts."""
+def upstream_views(var: Var, layout: Layout) -> Iterator[tuple[Var, Layout]]:
+    """Yield a value and the values that it is a view or transposition of, with their layouts."""
     while True:
         yield var, layout
-        wished = wishes(var.op, layout) if var.op is not None and var.op.op_type in FREE else None
+        wished = (
+            operand_layouts(var.op, layout) if var.op is not None and var.op.op_type in MOVES_NOTHING else None
+        )
         if wished is None:
             return
         ((var, layout),) = wished.items()
 
 
-def entered(mb: Maker, var: Var, layout: Layout) -> Var:
-    """The twin of a value from outside, made once for all who ask."""
+def entering_twin(mb: Maker, var: Var, layout: Layout) -> Var:
+    """Return the twin of a value from outside; it is built once for all readers."""
 
     def make(maker: Maker) -> Var:
-        return twin(Named(maker, var), var, layout, layout.groups)
+        return build_twin(NamingMaker(maker, var), var, layout, layout.groups)
 
     if layout.is_view:
         return make(mb)
     return mb.shared_value(("twin", var, layout), [var], make)
 
 
-def twin(mb: Maker, var: Var, layout: Layout, groups: Groups) -> Var:
-    """A value in the order of a layout, with axes of these groups, by one transposition at most."""
+def build_twin(mb: Maker, var: Var, layout: Layout, groups: Groups) -> Var:
+    """Build the twin of a value with axes of the given groups, by one transposition at most."""
     if layout.is_view:
-        return view(mb, var, lengths(layout, groups))
-    if (perm := straight(layout, groups)) is not None:
+        return view(mb, var, twin_shape(layout, groups))
+    if (perm := permutation_to_groups(layout, groups)) is not None:
         return mb.transpose(x=var, perm=perm)
-    shape, perm = _old_axes(layout)
+    shape, perm = _atom_axes(layout)
     moved = mb.transpose(x=seen_as(mb, var, shape), perm=perm)
-    return view(mb, moved, lengths(layout, groups))
+    return view(mb, moved, twin_shape(layout, groups))
 
 
-def left(mb: Maker, twin: Var, old: Var, layout: Layout) -> Var:
-    """A value in its old form, made from its twin."""
+def leaving_value(mb: Maker, twin: Var, old: Var, layout: Layout) -> Var:
+    """Bring a twin back to the value's old form."""
     if layout.is_view:
         return view(mb, twin, fixed_shape(old))
-    shape, perm = _old_axes(layout)
+    shape, perm = _atom_axes(layout)
     moved = view(mb, twin, [shape[p] for p in perm])
     moved = mb.transpose(x=moved, perm=[perm.index(i) for i in range(len(perm))])
     return view(mb, moved, fixed_shape(old))
 
 
 def view(mb: Maker, var: Var, shape: Sequence[int]) -> Var:
-    """A view; an axis of length 1 between the others is put in or taken out by name."""
+    """Build a view; one axis of length 1 at position 2 is added or removed by expand_dims or squeeze."""
     old, new = fixed_shape(var), tuple(shape)
     seen: Var
     if new == (*old[:2], 1, *old[2:]):
@@ -160,27 +175,27 @@ def view(mb: Maker, var: Var, shape: Sequence[int]) -> Var:
     return seen
 
 
-def lengths(layout: Layout, groups: Groups) -> list[int]:
-    """The shape of a twin with axes of these groups."""
+def twin_shape(layout: Layout, groups: Groups) -> list[int]:
+    """Return the shape of a twin with axes of these groups."""
     return [layout.length(group) for group in groups]
 
 
-def straight(layout: Layout, groups: Groups) -> list[int] | None:
-    """The order of the value's axes that gives these groups, if there is one."""
-    left, perm = list(range(len(layout.axes))), list[int]()
+def permutation_to_groups(layout: Layout, groups: Groups) -> list[int] | None:
+    """Return the permutation of the value's axes that gives these groups; None where there is none."""
+    remaining, perm = list(range(len(layout.axes))), list[int]()
     for group in groups:
-        fits = [axis for axis in left if layout.axes[axis] == group]
+        fits = [axis for axis in remaining if layout.axes[axis] == group]
         if not fits:
             return None
         perm.append(fits[0])
-        left.remove(fits[0])
-    return perm if not left else None
+        remaining.remove(fits[0])
+    return perm if not remaining else None
 
 
-def _old_axes(layout: Layout) -> tuple[list[int], list[int]]:
-    """The value with an axis for each atom, and the order of these axes in the twin."""
+def _atom_axes(layout: Layout) -> tuple[list[int], list[int]]:
+    """Return the value's shape with one axis for each atom, and the order of these axes in the twin."""
     axes: list[tuple[int, ...]] = [(a,) for axis in layout.axes for a in axis]
     if all(len(axis) < 2 for axis in layout.axes):
         axes = list(layout.axes)  # its own, those of length 1 in front
     perm = sorted(range(len(axes)), key=lambda i: axes[i] or (-1,))
-    return lengths(layout, tuple(axes)), perm
+    return twin_shape(layout, tuple(axes)), perm

@@ -1,7 +1,8 @@
-"""The few values, or vectors, that stand for many with the least squared error: k-means.
+"""Choose the few values (or vectors) that stand for many with the least squared error: k-means for palettes.
 
-Of values the best ones are found, by the kmeans1d that coremltools brings; of vectors good ones are, by
-Lloyd's steps (coremltools asks scikit-learn for these, on which nothing else here depends).
+Scalars use the exact kmeans1d that coremltools brings; vectors use Lloyd's algorithm (coremltools would need
+scikit-learn for these, on which nothing else here depends). `clustered` serves plain weights, `weighted`
+weights whose errors count differently.
 """
 
 from __future__ import annotations
@@ -17,73 +18,74 @@ with quiet_host():
     from coremltools._deps import _kmeans1d
 
 ROUNDS = 25
-"""Steps in which the values move to the means of their members: they end earlier where none moves. A choice."""
+"""The most Lloyd steps; they end earlier when no value moves. A choice."""
 MOST_ROWS = 1 << 16
-"""Vectors that are looked at to find the values: 256 for each of 256 values."""
+"""The most vectors from which a table is found: 256 for each of 256 entries."""
 PARTS = 16
-"""Of numbers, so many means of near ones for each value stand for all: the error of the best values for these
-is at most 1.1e-3 above the least, of 6 bits 6e-5 (normal, Laplace and Student's t of three degrees)."""
+"""Scalars are first replaced by this many means for each entry. That raises the error of the best table by at
+most 1.1e-3 (for 6 bits 6e-5; measured for normal, Laplace and Student's t of three degrees).
+"""
 HALF = 15
-"""The exponent of the largest number of fp16 below infinity: numbers that fall into one of fp16 are near."""
+"""The exponent of the largest finite fp16 number: numbers that round to the same fp16 number are merged."""
 LEAST_PARTS = 1 << 12
-"""But no fewer than these, which take no time."""
+"""The least number of means in all, which takes no noticeable time."""
 
 
 def clustered(groups: Sequence[Array], entries: int, tables: Array | None = None) -> tuple[Array, list[Array]]:
-    """A table of values for each group of rows, and the entry next to each row.
+    """Return a table of values for each group of rows, and the nearest entry of each row.
 
     Args:
-        groups: [rows, width] each.
-        entries: of a table.
-        tables: [groups, entries, width]: given, they are only looked up.
+        groups: arrays [rows, width].
+        entries: the number of entries of a table.
+        tables: [groups, entries, width]; if given, rows are only looked up in these.
 
     Returns:
-        The tables, and for each group the entries of its rows.
+        The tables [groups, entries, width], and for each group the entry of each row.
     """
     chosen = [_table(rows, entries) for rows in groups] if tables is None else list(tables)
     return np.stack(chosen), [_nearest(rows, table) for rows, table in zip(groups, chosen, strict=True)]
 
 
 def _table(rows: Array, entries: int) -> Array:
-    """The values of one group; entries that none needs are 0."""
+    """Return the table [entries, width] of one group; unused entries are 0."""
     distinct, counts = np.unique(rows, return_counts=True, axis=0 if rows.shape[1] > 1 else None)
     distinct = distinct.reshape(-1, rows.shape[1])
     table = np.zeros((entries, rows.shape[1]))
     if len(distinct) <= entries:
         table[: len(distinct)] = distinct
         return table
-    return _means(distinct, counts, entries)
+    return _find_table(distinct, counts, entries)
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Different vectors, and how much each counts."""
+    """Distinct vectors, and the weight of each."""
 
     known: Array
-    """[number, width]; numbers are sorted."""
+    """[number, width]; scalars are sorted."""
     weights: Array
     """[number]."""
 
 
 def weighted(totals: Totals, entries: int) -> Array:
-    """The values with the least squared error where some count for more than others.
+    """Return the table with the least squared error where some vectors count more than others.
 
     Args:
-        totals: the vectors.
-        entries: of the table.
+        totals: the vectors with their weights.
+        entries: the number of entries of the table.
 
     Returns:
-        [entries, width]; 0 where none is needed.
+        [entries, width]; unused entries are 0.
     """
     table = np.zeros((entries, totals.known.shape[1]))
     if len(totals.known) <= entries:
         table[: len(totals.known)] = totals.known
         return table
-    return _means(totals.known, totals.weights, entries)
+    return _find_table(totals.known, totals.weights, entries)
 
 
-def totals(vectors: Array, weights: Array) -> Totals:
-    """The different vectors, and how much each counts; of very many numbers the means of near ones.
+def distinct_with_weights(vectors: Array, weights: Array) -> Totals:
+    """Return the distinct vectors and their total weights; of very many scalars, means of near ones.
 
     Args:
         vectors: [number, width].
@@ -93,21 +95,21 @@ def totals(vectors: Array, weights: Array) -> Totals:
     if width > 1 or len(vectors) <= MOST_ROWS:
         distinct, places = np.unique(vectors, return_inverse=True, axis=0 if width > 1 else None)
         return Totals(distinct.reshape(-1, width), np.bincount(places.ravel(), weights))
-    return near([(vectors.ravel(), weights)], float(np.abs(vectors).max()))
+    return merged_by_fp16([(vectors.ravel(), weights)], float(np.abs(vectors).max()))
 
 
-def near(pieces: Iterable[tuple[Array, Array]], largest: float) -> Totals:
-    """The means of numbers that are near each other, and how much they count together.
+def merged_by_fp16(pieces: Iterable[tuple[Array, Array]], largest: float) -> Totals:
+    """Return the means of scalars that round to the same fp16 number, with their total weights.
 
     Args:
-        pieces: [number] each, and how much each counts.
-        largest: the size of the largest of all.
+        pieces: pairs of arrays [number]: the scalars and their weights.
+        largest: the largest magnitude of all scalars, by which they are scaled to the fp16 range.
     """
     _, exponent = np.frexp(largest)
     counts, sums = np.zeros(1 << 16), np.zeros(1 << 16)
     for values, weights in pieces:
         half = (values * 2.0 ** (HALF - exponent)).astype(np.float16)
-        places = (half + np.float16(0)).view(np.uint16)  # which has one zero
+        places = (half + np.float16(0)).view(np.uint16)  # -0 becomes 0
         counts += np.bincount(places, weights, minlength=1 << 16)
         sums += np.bincount(places, weights * values, minlength=1 << 16)
     held = counts > 0
@@ -116,17 +118,17 @@ def near(pieces: Iterable[tuple[Array, Array]], largest: float) -> Totals:
     return Totals(distinct[order, None], counts[held][order])
 
 
-def _means(distinct: Array, counts: Array, entries: int) -> Array:
-    """The values of more rows than entries, each of which counts several times."""
+def _find_table(distinct: Array, counts: Array, entries: int) -> Array:
+    """Return the table for more distinct rows than entries; `counts` are their weights."""
     parts = max(LEAST_PARTS, PARTS * entries)
     if distinct.shape[1] == 1 and len(distinct) > parts:
-        distinct, counts = _merged(distinct[:, 0], counts, parts)
+        distinct, counts = _merged_neighbours(distinct[:, 0], counts, parts)
     if distinct.shape[1] == 1 and _kmeans1d is not None:  # it needs a compiled part, which some builds lack
         return np.array(_kmeans1d.cluster(distinct[:, 0], entries, weights=counts).centroids)[:, None]
     if len(distinct) > MOST_ROWS:
-        some = np.random.default_rng(0).choice(len(distinct), MOST_ROWS, replace=False)
-        distinct, counts = distinct[some], counts[some]
-    values = _spread_out(distinct, counts, entries)
+        sample = np.random.default_rng(0).choice(len(distinct), MOST_ROWS, replace=False)
+        distinct, counts = distinct[sample], counts[sample]
+    values = _initial_table(distinct, counts, entries)
     for _ in range(ROUNDS):
         nearest = _nearest(distinct, values)
         total = np.bincount(nearest, counts, entries)
@@ -138,27 +140,28 @@ def _means(distinct: Array, counts: Array, entries: int) -> Array:
     return values
 
 
-def _merged(distinct: Array, counts: Array, parts: int) -> tuple[Array, Array]:
-    """The means of near numbers, and how often each counts.
+def _merged_neighbours(distinct: Array, counts: Array, parts: int) -> tuple[Array, Array]:
+    """Return the means of neighbouring scalars, and their total counts.
 
-    Parts are as wide as the best values lie apart: by the cube root of how densely the numbers lie.
+    Parts are as wide as the entries of the best table are apart: by the cube root of the density of the
+    scalars.
 
     Args:
-        distinct: sorted.
+        distinct: sorted scalars.
         counts: how often each counts.
-        parts: how many.
+        parts: the number of means.
     """
-    apart = np.gradient(distinct)
-    reach = np.cumsum(np.cbrt(counts * apart**2))
-    places = np.minimum((reach / reach[-1] * parts).astype(np.int64), parts - 1)
+    gaps = np.gradient(distinct)
+    position = np.cumsum(np.cbrt(counts * gaps**2))
+    places = np.minimum((position / position[-1] * parts).astype(np.int64), parts - 1)
     total = np.bincount(places, counts)
     held = total > 0
     means = np.bincount(places, counts * distinct)[held] / total[held]
     return means[:, None], total[held]
 
 
-def _spread_out(distinct: Array, counts: Array, entries: int) -> Array:
-    """Values to begin with: each one drawn far from those before it (k-means++)."""
+def _initial_table(distinct: Array, counts: Array, entries: int) -> Array:
+    """Return the first table by k-means++: each entry is drawn far from those before it."""
     rng = np.random.default_rng(0)
     chosen = [int(rng.choice(len(distinct), p=counts / counts.sum()))]
     far = ((distinct - distinct[chosen[0]]) ** 2).sum(1)
@@ -171,7 +174,7 @@ def _spread_out(distinct: Array, counts: Array, entries: int) -> Array:
 
 
 def _nearest(rows: Array, table: Array) -> Array:
-    """The entry next to each row."""
+    """Return the nearest entry of each row."""
     if table.shape[1] == 1:
         order = np.argsort(table[:, 0], kind="stable")
         values = table[order, 0]

@@ -1,8 +1,9 @@
-"""Edit compressed weights in their compressed form, so that they decode bit for bit to the edited weight.
+"""Edit compressed weights without decoding them: the result decodes bit for bit to the edited weight.
 
-Indices, quantized numbers and masks are edited as the weight is; scales, offsets and tables as the blocks are
-that they stand for. Padding must decode to what it is filled with: a palette may need an entry for it. What a
-form cannot hold is refused, unless the caller wants it decoded or encoded again.
+`edit_weight(mb, weight, edit, name)` is what passes call; an `Edit` transposes, cuts, pads or merges axes.
+Indices, quantized numbers and masks are edited as the weight is; scales, offsets and tables as the blocks of
+elements that they belong to. Padding must decode to its fill: a palette may need an entry for that. What a form
+cannot hold is refused, unless the caller allows it to be decoded or encoded again (`stored_like`).
 """
 
 from __future__ import annotations
@@ -19,31 +20,31 @@ from anesurgery.files import weights
 from anesurgery.interpret.ops.constexpr import decompress
 from anesurgery.mil import Array, Maker, Operation, Var, is_compressed, is_stored, operands, types
 from anesurgery.regions.weight_edits import Edit
-from anesurgery.semantics.bounds import found_of
+from anesurgery.semantics.bounds import facts_of_array
 
 PALETTE_BITS = (1, 2, 3, 4, 6, 8)
-"""Bits that an index of a palette may have."""
+"""The index widths of palettes, in bits."""
 PACKED_BITS = (1, 2, 4, 6, 8)
-"""The same in the form of iOS 16."""
+"""The same in the packed form of iOS 16."""
 
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """An op that decodes, to be built: its inputs are arrays, or results of other such ops."""
+    """A decoding op that is still to be built: its inputs are arrays, or results of other such ops."""
 
     op_type: str
     inputs: Mapping[str, Any]
 
     @property
     def arrays(self) -> dict[tuple[str, str], Any]:
-        """What it holds, and what it is decoded from does: (op type, input) -> array or number."""
+        """(op type, input) -> array or number, for this op and the ops that it reads."""
         arrays: dict[tuple[str, str], Any] = {}
         for name, value in self.inputs.items():
             arrays |= value.form.arrays if isinstance(value, Result) else {(self.op_type, name): value}
         return arrays
 
     def of(self, change: Callable[[Array], Array]) -> Form:
-        """The same ops with other arrays; one that several inputs are results of stays one."""
+        """Return the same ops with changed arrays; an op whose results several inputs read stays one op."""
         forms: dict[Form, Form] = {}
 
         def other(form: Form) -> Form:
@@ -61,7 +62,7 @@ class Form:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """One of the results of an op that decodes."""
+    """One result of a decoding op."""
 
     form: Form
     number: int = 0
@@ -71,27 +72,27 @@ Part = Array | Result
 
 
 def decoded(var: Var) -> Array:
-    """The numbers of a stored weight, compressed or not."""
+    """Return the numbers of a stored weight, compressed or not."""
     numbers: dict[Var, Array] = {}
-    for op in _chain(var):
+    for op in _decoding_ops(var):
         numbers |= zip(op.outputs, decompress(op, numbers), strict=True)
     return np.asarray(numbers.get(var, var.val))
 
 
-def _chain(var: Var) -> list[Operation]:
-    """The ops that decode a weight, in an order in which they run."""
+def _decoding_ops(var: Var) -> list[Operation]:
+    """Return the ops that decode a weight, in an order in which they run."""
     if not is_compressed(var):
         return []
     assert var.op is not None
-    before = [op for _, v in operands(var.op) for op in _chain(v)]
+    before = [op for _, v in operands(var.op) for op in _decoding_ops(v)]
     return list(dict.fromkeys([*before, var.op]))
 
 
 def edited(var: Var, edit: Edit, fill: float = 0.0) -> Part:
-    """A stored weight after an edit, in the form in which it is stored.
+    """Return a stored weight after an edit, in the form in which it is stored.
 
     Raises:
-        Refused: that form cannot hold it, and why.
+        Refused: that form cannot hold it; the message says why.
     """
     if not is_stored(var):
         raise Refused(f"%{var.name} is not stored")
@@ -105,10 +106,10 @@ def edited(var: Var, edit: Edit, fill: float = 0.0) -> Part:
 
 
 def edit_weight(mb: Maker, weight: Var, edit: Edit, name: str) -> Var:
-    """A stored weight after an edit, made once for all who ask; compressed in the same form if it was.
+    """Build a stored weight after an edit, once for all who ask; a compressed one keeps its form.
 
     Raises:
-        Refused: its compressed form cannot hold it; a rewrite that asks is then refused.
+        Refused: its compressed form cannot hold it; the rewrite is then refused.
     """
     key = ("edited", weight, edit.key)
     if not is_compressed(weight):
@@ -121,10 +122,10 @@ def edit_weight(mb: Maker, weight: Var, edit: Edit, name: str) -> Var:
 
 
 def _applied(edit: Edit, array: Array) -> Array:
-    """An array after an edit; a large one that a copy of the program holds already is not made again."""
+    """Return an array after an edit; large results are shared with other copies of the program."""
     if array.nbytes < LARGE:
         return edit.apply(array)
-    made: Any = found_of(array).setdefault("edits", WeakValueDictionary())
+    made: Any = facts_of_array(array).setdefault("edits", WeakValueDictionary())
     result: Array | None = made.get(edit.key)
     if result is None:
         result = made[edit.key] = edit.apply(array)
@@ -132,11 +133,11 @@ def _applied(edit: Edit, array: Array) -> Array:
 
 
 LARGE = 1 << 20
-"""Bytes of an array from which on its edits are looked up: a choice, as small ones are soon made."""
+"""Arrays of this many bytes or more share their edits: a choice, since small ones are soon made."""
 
 
 def build(mb: Maker, part: Part, name: str) -> Var:
-    """The ops that decode an edited weight."""
+    """Build the ops that decode an edited weight."""
     by_form: dict[Form, tuple[Var, ...]] = {}
 
     def of(part: Any, name: str) -> Any:
@@ -153,8 +154,8 @@ def build(mb: Maker, part: Part, name: str) -> Var:
     return of(part, name)
 
 
-def _given(op: Operation, name: str) -> Any:
-    """The input of an op, None where it has none."""
+def _optional_input(op: Operation, name: str) -> Any:
+    """Return an input of an op, None where it is absent."""
     return op.inputs.get(name)
 
 
@@ -164,37 +165,41 @@ def _cast(op: Operation, edit: Edit, fill: float) -> Form:
 
 
 def _affine(op: Operation, edit: Edit, fill: float) -> Form:
-    """IOS 16: one scale and zero point for all, or for each place along an axis."""
+    """Edit the iOS 16 form: one scale and zero point for all, or one for each index along an axis."""
     scale, zero = np.asarray(op.scale.val), np.asarray(op.zero_point.val)
     axis = int(op.axis.val) % len(edit.shape)
-    at = next(i for i, new in enumerate(edit.axes) if axis in new.sources)
+    new_axis = next(i for i, new in enumerate(edit.axes) if axis in new.sources)
     counts = [n if i == axis else 1 for i, n in enumerate(edit.shape)]
-    numbers = np.maximum(np.append(edit.numbers(edit.axes[at], counts), 0)[edit.axes[at].index], 0)
+    numbers = np.maximum(np.append(edit.numbers(edit.axes[new_axis], counts), 0)[edit.axes[new_axis].index], 0)
     scale, zero = (v[numbers] if v.ndim else v for v in (scale, zero))
     data = edit.apply(np.asarray(op.quantized_data.val))
     if edit.pads:
-        _only_zero(fill, op)
-        _positive(scale, op)
-        along = [-1 if i == at else 1 for i in range(data.ndim)]
-        zeros = np.broadcast_to(zero.reshape(along) if zero.ndim else zero, data.shape)
+        _require_zero_fill(fill, op)
+        _require_positive(scale, op)
+        broadcast = [-1 if i == new_axis else 1 for i in range(data.ndim)]
+        zeros = np.broadcast_to(zero.reshape(broadcast) if zero.ndim else zero, data.shape)
         data[edit.padding()] = zeros[edit.padding()]
-    return Form(op.op_type, {"quantized_data": data, "zero_point": zero, "scale": scale, "axis": np.int32(at)})
+    return Form(
+        op.op_type, {"quantized_data": data, "zero_point": zero, "scale": scale, "axis": np.int32(new_axis)}
+    )
 
 
-def _only_zero(fill: float, op: Operation) -> None:
+def _require_zero_fill(fill: float, op: Operation) -> None:
+    """Refuse a fill other than 0."""
     if fill != 0:
         raise Refused(f"%{op.outputs[0].name} is padded with {fill:g}, which {op.op_type} may not hold")
 
 
-def _positive(scale: Array, op: Operation) -> None:
+def _require_positive(scale: Array, op: Operation) -> None:
+    """Refuse negative scales, which would decode padding to -0.0."""
     if bool((scale < 0).any()):
         raise Refused(f"%{op.outputs[0].name} has a negative scale, which makes -0.0 of padding")
 
 
 def _scales(op: Operation, edit: Edit) -> dict[str, Part]:
-    """The scales and offsets of blocks."""
+    """Edit the scales and offsets of blocks."""
     blocks = edit.of_blocks(op.scale.shape)
-    offset = _given(op, "offset")
+    offset = _optional_input(op, "offset")
     parts: dict[str, Part] = {"scale": edited(op.scale, blocks)}
     return parts if offset is None else {**parts, "offset": edited(offset, blocks)}
 
@@ -203,8 +208,8 @@ def _blockwise(op: Operation, edit: Edit, fill: float) -> Form:
     parts = _scales(op, edit)
     if not edit.pads:
         return Form(op.op_type, {"data": edited(op.data, edit), **parts})
-    _only_zero(fill, op)
-    _positive(decoded(op.scale), op)
+    _require_zero_fill(fill, op)
+    _require_positive(decoded(op.scale), op)
     if "offset" not in parts:
         return Form(op.op_type, {"data": edited(op.data, edit), **parts})
     offset = parts["offset"]
@@ -224,9 +229,9 @@ def _blockwise(op: Operation, edit: Edit, fill: float) -> Form:
 
 
 def _sparse(op: Operation, edit: Edit, fill: float) -> Form:
-    """Numbers where a mask is set, zero elsewhere."""
+    """Edit numbers where a mask is set, zero elsewhere."""
     if edit.pads:
-        _only_zero(fill, op)
+        _require_zero_fill(fill, op)
     inner = op.nonzero_data
     if is_compressed(inner):
         masked = edited(inner, edit)
@@ -234,7 +239,7 @@ def _sparse(op: Operation, edit: Edit, fill: float) -> Form:
         shared = is_compressed(op.mask)  # the mask is the other result of the op that decodes the numbers
         mask: Part = Result(masked.form, 0) if shared else edited(op.mask, edit)
         return Form(op.op_type, {"nonzero_data": masked, "mask": mask})
-    packed = _given(op, "shape") is not None
+    packed = _optional_input(op, "shape") is not None
     old = unpacked(op.mask.val, 1, edit.shape) if packed else np.asarray(op.mask.val)
     mask = edit.apply(old)
     data = _nonzero(np.asarray(inner.val), old, edit, mask)
@@ -245,21 +250,21 @@ def _sparse(op: Operation, edit: Edit, fill: float) -> Form:
 
 
 def _nonzero(data: Array, old: Array, edit: Edit, mask: Array) -> Array:
-    """The numbers of a sparse weight in their new order."""
+    """Return the numbers of a sparse weight in their new order."""
     places = np.zeros(old.shape, np.int64)
     places[old != 0] = np.arange(data.size)
     return data[edit.apply(places)[mask != 0]].view(data.dtype)
 
 
 def _sparse_blockwise(op: Operation, edit: Edit, fill: float) -> Form:
-    """Quantized numbers where a mask is set."""
+    """Edit quantized numbers where a mask is set."""
     return Form(op.op_type, {**_masked(op, "data_mask", "nonzero_data", edit, fill), **_scales(op, edit)})
 
 
 def _masked(op: Operation, mask_name: str, data_name: str, edit: Edit, fill: float) -> dict[str, Part]:
-    """The mask and the numbers of a form whose results are a mask and numbers."""
+    """Edit the mask and the numbers of a form that gives both as results."""
     if edit.pads:
-        _only_zero(fill, op)
+        _require_zero_fill(fill, op)
     mask, data = op.inputs[mask_name], op.inputs[data_name]
     if is_compressed(data):
         cut = edited(data, edit)
@@ -271,7 +276,7 @@ def _masked(op: Operation, mask_name: str, data_name: str, edit: Edit, fill: flo
 
 
 def _sparse_palette(op: Operation, edit: Edit, fill: float) -> Form:
-    """Indices of a palette where a mask is set."""
+    """Edit indices of a palette where a mask is set."""
     inner, vector = _vectors(op, edit)
     parts = _masked(op, "indices_mask", "indices_nonzero_data", inner, fill)
     blocks = inner.of_blocks(op.lut.shape[:-2]).followed_by(op.lut.shape[-2:])
@@ -279,9 +284,9 @@ def _sparse_palette(op: Operation, edit: Edit, fill: float) -> Form:
 
 
 def _vectors(op: Operation, edit: Edit) -> tuple[Edit, dict[str, Any]]:
-    """The edit of the indices of a palette, whose entries may be vectors, and the axis of these."""
+    """Return the edit of a palette's indices (entries may be vectors), and the vector axis as an input."""
     width = int(op.lut.shape[-1])
-    vector_axis = _given(op, "vector_axis")
+    vector_axis = _optional_input(op, "vector_axis")
     if width == 1:
         return edit, {} if vector_axis is None else {"vector_axis": np.int32(0)}
     regrouped = edit.of_vectors(int(vector_axis.val) % len(edit.shape), width)
@@ -291,8 +296,8 @@ def _vectors(op: Operation, edit: Edit) -> tuple[Edit, dict[str, Any]]:
 
 
 def _palette(op: Operation, edit: Edit, fill: float) -> Form:
-    """Indices into tables, one for each block."""
-    if _given(op, "shape") is not None:
+    """Edit indices into tables, one table for each block."""
+    if _optional_input(op, "shape") is not None:
         return _packed_palette(op, edit, fill)
     inner, vector = _vectors(op, edit)
     blocks = inner.of_blocks(op.lut.shape[:-2])
@@ -307,7 +312,7 @@ def _palette(op: Operation, edit: Edit, fill: float) -> Form:
 
 
 def _padded(op: Operation, palette: _Palette, lut: Part) -> dict[str, Part]:
-    """The indices and the tables, with an entry for padding wherever one is needed."""
+    """Return indices and tables that have an entry for padding wherever one is needed, in the fewest bytes."""
     if (free := palette.with_entry()) is not None:
         return {"indices": free.indices, "lut": lut}
     plain = isinstance(lut, np.ndarray)
@@ -323,7 +328,7 @@ def _padded(op: Operation, palette: _Palette, lut: Part) -> dict[str, Part]:
 
 
 def _packed_palette(op: Operation, edit: Edit, fill: float) -> Form:
-    """IOS 16: one table for all, the indices packed."""
+    """Edit the iOS 16 form: one table for all, and packed indices."""
     table = np.asarray(op.lut.val)
     bits = int(table.size).bit_length() - 1
     indices = edit.apply(unpacked(op.indices.val, bits, edit.shape))
@@ -341,24 +346,24 @@ def _packed_palette(op: Operation, edit: Edit, fill: float) -> Form:
 
 
 def unpacked(packed: Any, bits: int, shape: tuple[int, ...]) -> Array:
-    """Numbers of a few bits, in a byte each, from those packed into bytes in the form of iOS 16."""
+    """Return numbers of a few bits, in a byte each, that were packed in the form of iOS 16."""
     return np.asarray(weights.unpack(np.asarray(packed), bits, False, shape)).astype(np.uint8)
 
 
 @dataclass(frozen=True, eq=False)
 class _Palette:
-    """Edited indices and tables, the padding of which must still decode to a number."""
+    """Edited indices and tables whose padding must still decode to the fill."""
 
     indices: Array
     tables: Array
     """[blocks along each axis ..., entries, numbers of an entry]."""
     edit: Edit
-    """Of the indices."""
+    """The edit of the indices."""
     fill: float
 
     @property
     def groups(self) -> Array:
-        """Give the number of its table for each index."""
+        """The number of its table for each index."""
         blocks = self.tables.shape[:-2]
         return self.edit.spread(np.arange(int(np.prod(blocks))).reshape(blocks))
 
@@ -373,16 +378,16 @@ class _Palette:
         return self.indices.size * self.bits // 8 + self.tables.nbytes
 
     def bytes_with(self, tables: Array) -> int:
-        """The bytes with other tables."""
+        """Return the bytes with other tables."""
         return self.indices.size * self.bits // 8 + tables.nbytes
 
     def with_entry(self) -> _Palette | None:
-        """Padding is an entry of each table that is the number already; None where one has none."""
+        """Use an entry of each table that holds the fill already; None where a table has none."""
         same = (self.tables == self.fill) & (np.signbit(self.tables) == np.signbit(self.fill))
         return self._with(same.all(axis=-1), self.tables)
 
     def with_free_entry(self) -> _Palette | None:
-        """An entry of each table that no index names becomes the number; None where each is named."""
+        """Put the fill into an entry of each table that no index uses; None where all are used."""
         entries = self.tables.shape[-2]
         kept = ~self.edit.padding()
         count = int(np.prod(self.tables.shape[:-2]))
@@ -391,12 +396,12 @@ class _Palette:
         first = np.zeros_like(free.reshape(count, entries))
         rows = np.arange(count)
         first[rows, free.reshape(count, entries).argmax(axis=1)] = free.reshape(count, entries).any(axis=1)
-        wanted = first.reshape(self.tables.shape[:-1])
-        tables = np.where(wanted[..., None], np.asarray(self.fill, self.tables.dtype), self.tables)
-        return self._with(wanted, tables.view(self.tables.dtype))
+        chosen = first.reshape(self.tables.shape[:-1])
+        tables = np.where(chosen[..., None], np.asarray(self.fill, self.tables.dtype), self.tables)
+        return self._with(chosen, tables.view(self.tables.dtype))
 
     def wider(self, allowed: tuple[int, ...]) -> _Palette | None:
-        """Tables with more entries; None where they have as many as can be."""
+        """Add entries to the tables, with wider indices; None where no wider index is allowed."""
         bits = next((b for b in allowed if b > self.bits), None)
         if bits is None:
             return None
@@ -410,7 +415,7 @@ class _Palette:
         return replace(self, indices=indices.view(kind), tables=tables)
 
     def _with(self, usable: Array, tables: Array) -> _Palette | None:
-        """Padding as the first entry of each table that is usable."""
+        """Set padding to the first usable entry of each table; None where a table that is needed has none."""
         needed = np.unique(self.groups[self.edit.padding()])
         flat = usable.reshape(-1, usable.shape[-1])
         if not flat[needed].any(axis=1).all():
@@ -430,4 +435,4 @@ FORMS: dict[str, Callable[[Operation, Edit, float], Form]] = {
     "constexpr_sparse_blockwise_shift_scale": _sparse_blockwise,
     "constexpr_sparse_to_dense": _sparse,
 }
-"""Op type -> what makes the same form of the edited weight."""
+"""Op type -> the function that returns the same form of the edited weight."""

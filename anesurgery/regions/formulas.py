@@ -1,6 +1,7 @@
-"""Functions as formulas of ops that the Neural Engine has, and how far they are off over a range.
+"""Functions written as formulas of ops that the Neural Engine has, and the error of these formulas.
 
-The polynomials of asin and erf are 4.4.45 and 7.1.26 of Abramowitz and Stegun's handbook.
+`written("sin", mb, x)` builds a formula; `relative_error` measures it on a grid, which decides whether a pass
+may use it. The polynomials of asin, atan and erf are 4.4.45, 4.4.49 and 7.1.26 of Abramowitz and Stegun.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from anesurgery.mil import mb as host
 Formula = Callable[[Any, Var], Var]
 
 GRID = 4097
-"""Numbers on which an error is measured: 4,096 equal steps and both ends, more than fp16 has between two powers
-of two."""
+"""The number of points at which an error is measured, more than fp16 numbers between two powers of two."""
 PI_HIGH = 3.140625
 """pi in eight bits, so that small multiples are exact in fp16; `PI_LOW` is the rest."""
 PI_LOW = math.pi - PI_HIGH
@@ -37,11 +37,11 @@ DOMAINS: dict[str, tuple[float, float]] = {
     "atanh": (-1 + 2**-10, 1 - 2**-10),
     "tan": (-1.375, 1.375),
 }
-"""Where a function is defined, and its formula of use."""
+"""Op type -> the interval in which it is defined and its formula is accurate enough."""
 
 
 class _Numbers:
-    """A maker that takes Python numbers in the type of an operand."""
+    """A maker that takes Python floats in the dtype of an operand."""
 
     def __init__(self, maker: Any, x: Var) -> None:
         self.maker, self.type = maker, np_dtype(x).type
@@ -55,7 +55,7 @@ class _Numbers:
         return build
 
     def polynomial(self, x: Var, coefficients: Sequence[float]) -> Var:
-        """c0 + x (c1 + x (c2 + ...))."""
+        """Build c0 + x (c1 + x (c2 + ...))."""
         *lower, last = coefficients
         total: Any = float(last)
         for c in reversed(lower):
@@ -63,8 +63,8 @@ class _Numbers:
         return total
 
 
-def _reduced(m: _Numbers, x: Var, shift: float) -> tuple[Var, Var]:
-    """What is left of x - (n + shift) pi for the nearest n, and -1 to the power of n."""
+def _reduced_angle(m: _Numbers, x: Var, shift: float) -> tuple[Var, Var]:
+    """Build x - (n + shift) pi for the nearest integer n, and -1 to the power of n."""
     turns = m.mul(x=x, y=1 / math.pi)
     n = m.round(x=m.sub(x=turns, y=shift) if shift else turns)
     at = m.add(x=n, y=shift) if shift else n
@@ -73,43 +73,47 @@ def _reduced(m: _Numbers, x: Var, shift: float) -> tuple[Var, Var]:
     return left, m.sub(x=1.0, y=m.mul(x=odd, y=2.0))
 
 
-def _odd(m: _Numbers, x: Var, coefficients: Sequence[float]) -> Var:
+def _odd_polynomial(m: _Numbers, x: Var, coefficients: Sequence[float]) -> Var:
+    """Build x times a polynomial of x^2."""
     return m.mul(x=x, y=m.polynomial(m.square(x=x), coefficients))
 
 
 def _circular(m: _Numbers, x: Var, shift: float, coefficients: Sequence[float]) -> Var:
-    left, sign = _reduced(m, x, shift)
-    return m.mul(x=_odd(m, left, coefficients), y=sign)
+    """Build a sine or cosine from the reduced angle."""
+    left, sign = _reduced_angle(m, x, shift)
+    return m.mul(x=_odd_polynomial(m, left, coefficients), y=sign)
 
 
 def _acos_of(m: _Numbers, size: Var) -> Var:
-    """The arc of a cosine of [0, 1]."""
+    """Build the arc cosine of a number in [0, 1]."""
     root = m.sqrt(x=m.maximum(x=m.sub(x=1.0, y=size), y=0.0))
     return m.mul(x=root, y=m.polynomial(size, ARC))
 
 
 def _asin(m: _Numbers, x: Var) -> Var:
+    """Build the arc sine, from the arc cosine of the magnitude and the sign."""
     arc = m.sub(x=math.pi / 2, y=_acos_of(m, m.abs(x=x)))
     return m.mul(x=m.sign(x=x), y=arc)
 
 
 def _atan(m: _Numbers, x: Var) -> Var:
-    """The smaller of |x| and 1 / |x|; above 1 the angle is what is left of a right one."""
+    """Build the arc tangent from the smaller of |x| and 1 / |x|; above 1 it is pi/2 less that angle."""
     size = m.abs(x=x)
     large = m.cast(x=m.greater(x=size, y=1.0), dtype="fp16" if m.type is np.float16 else "fp32")
     ratio = m.real_div(x=m.minimum(x=size, y=1.0), y=m.maximum(x=size, y=1.0))
-    angle = _odd(m, ratio, ARCTANGENT)
+    angle = _odd_polynomial(m, ratio, ARCTANGENT)
     rest = m.mul(x=large, y=m.sub(x=math.pi / 2, y=m.mul(x=angle, y=2.0)))
     return m.mul(x=m.sign(x=x), y=m.add(x=angle, y=rest))
 
 
 def _halves(m: _Numbers, x: Var) -> dict[str, Var]:
-    """exp(x) / 2 as x and exp(-x) / 2 as y, which overflow only where their sum does."""
+    """Build exp(x) / 2 as x and exp(-x) / 2 as y; they overflow only where cosh does."""
     half = math.log(2)
     return {"x": m.exp(x=m.sub(x=x, y=half)), "y": m.exp(x=m.sub(x=-half, y=x))}
 
 
 def _atanh(m: _Numbers, x: Var) -> Var:
+    """Build (log(1 + x) - log(1 - x)) / 2."""
     both = m.sub(x=m.log(x=m.add(x=x, y=1.0)), y=m.log(x=m.sub(x=1.0, y=x)))
     return m.mul(x=both, y=0.5)
 
@@ -129,7 +133,9 @@ def _softplus(m: _Numbers, x: Var) -> Var:
 FORMULAS: dict[str, Formula] = {
     "sin": lambda m, x: _circular(m, x, 0.0, (1.0, *SINE)),
     "cos": lambda m, x: _circular(m, x, 0.5, (-1.0, *(-c for c in SINE))),
-    "tan": lambda m, x: m.real_div(x=_odd(m, x, (1.0, *SINE)), y=m.polynomial(m.square(x=x), (1.0, *COSINE))),
+    "tan": lambda m, x: m.real_div(
+        x=_odd_polynomial(m, x, (1.0, *SINE)), y=m.polynomial(m.square(x=x), (1.0, *COSINE))
+    ),
     "asin": _asin,
     "acos": lambda m, x: m.sub(x=math.pi / 2, y=_asin(m, x)),
     "atan": _atan,
@@ -144,16 +150,16 @@ FORMULAS: dict[str, Formula] = {
 
 
 def written(kind: str, maker: Any, x: Var) -> Var:
-    """An op type of x by its formula."""
+    """Build an op type of x by its formula."""
     return FORMULAS[kind](_Numbers(maker, x), x)
 
 
 FARTHEST = 10.0
-"""Up to here softplus was right on every chip; from here on it is its operand to 5e-6."""
+"""The point up to which softplus was right on every chip; beyond it, softplus is its operand to 5e-6."""
 
 
 def safe_softplus(maker: Any, x: Var) -> Var:
-    """softplus(min(x, 10)) + max(x - 10, 0): the op below what engines get wrong, and a line above.
+    """Build softplus(min(x, 10)) + max(x - 10, 0): the op where engines get it right, a line above.
 
     max(x, 0) + log(1 + exp(-|x|)) would lose the digits of negative numbers: in fp16 it is 0 from -7.7 on.
     """
@@ -163,14 +169,14 @@ def safe_softplus(maker: Any, x: Var) -> Var:
 
 
 def log_sum_exp(maker: Any, x: Var, axes: Sequence[int], keep: bool, epsilon: float = 0.0) -> Var:
-    """The largest number, plus the logarithm of the sum of the exponentials of what is left without it.
+    """Build the largest number plus the logarithm of the sum of exp(x - largest).
 
     Args:
         maker: builds the ops.
         x: the exponents.
-        axes: over which the sum is taken.
-        keep: do these axes stay, with length 1?
-        epsilon: of the logarithm; the largest number counts as 0 at least where there is one.
+        axes: the axes that are summed over.
+        keep: keep these axes with length 1?
+        epsilon: the epsilon of the logarithm; if above 0, the largest number counts as 0 at least.
     """
     largest = maker.reduce_max(x=x, axes=axes, keep_dims=True)
     if epsilon:
@@ -181,8 +187,11 @@ def log_sum_exp(maker: Any, x: Var, axes: Sequence[int], keep: bool, epsilon: fl
 
 
 @lru_cache(maxsize=256)
-def measured(kind: str, low: float, high: float, dtype: str) -> float:
-    """The largest error of a formula on a grid, in the arithmetic of a type, relative to the largest result."""
+def relative_error(kind: str, low: float, high: float, dtype: str) -> float:
+    """Return the largest error of a formula on a grid over [low, high], relative to the largest result.
+
+    The formula is computed in the arithmetic of `dtype`, the exact result in fp32.
+    """
     from anesurgery.interpret.predictor import run
 
     spec = host.TensorSpec((GRID,), dtype=types.fp16 if dtype == "fp16" else types.fp32)

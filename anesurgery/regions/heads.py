@@ -1,7 +1,9 @@
-"""One attention with its inner values, and its operands as heads of channels.
+"""One attention taken apart, and its queries, keys and values as heads of channels.
 
-Queries and values are brought to (batch, heads times width, 1, tokens), keys to (batch, tokens, 1, heads times
-width). Keys and values that are repeated for several heads of queries are taken before that.
+`core_of(product)` finds an attention by the matmul that sums the values; `operands_of(core)` gives its operands
+with the layouts in which `split_heads` wants them: queries and values as (batch, heads * width, 1, tokens),
+keys as (batch, tokens, 1, heads * width). Keys and values that are repeated for several heads of queries are
+read before they are repeated.
 """
 
 from __future__ import annotations
@@ -26,35 +28,35 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.ops import POINTWISE
-from anesurgery.regions.channel_steps import FREE, straight, twin, upstream
+from anesurgery.regions.channel_steps import MOVES_NOTHING, build_twin, permutation_to_groups, upstream_views
 from anesurgery.regions.layouts import BATCH, CHANNELS, TOKENS, Groups, Layout
 from anesurgery.semantics.reading import axis_of, flag, ints, permutation
 
 
 @dataclass(frozen=True)
 class Core:
-    """One attention, of which nothing between its ends is read elsewhere."""
+    """One attention none of whose inner values is read elsewhere."""
 
     product: Operation
     between: tuple[tuple[Operation, str], ...]
-    """Elementwise ops from the scores to the softmax, with the name of the operand that carries the scores."""
+    """Elementwise ops from the scores to the softmax, each with the parameter that carries the scores."""
     softmax: Operation
     total: Operation
     """The product that sums the values."""
 
     @property
     def ops(self) -> list[Operation]:
-        """All of them, the last one first."""
+        """All ops, the last one first."""
         return [self.total, self.softmax, *(op for op, _ in reversed(self.between)), self.product]
 
     def others(self, op: Operation, carried: str) -> dict[str, Var]:
-        """The operands of an elementwise op that are not the scores."""
+        """Return the operands of an elementwise op that are not the scores."""
         names = ("x", "y", "cond", "a", "b")
         return {k: op.inputs[k] for k in names if k != carried and isinstance(op.inputs.get(k), Var)}
 
 
 def core_of(total: Operation) -> Core | Refusal:
-    """The attention that ends with a product.
+    """Return the attention that ends with a product.
 
     Returns:
         The attention; a refusal where it cannot be taken apart; `NO_MATCH` where the product ends none.
@@ -85,21 +87,24 @@ def core_of(total: Operation) -> Core | Refusal:
 
 
 SCORES, SUM = "bkhc,bchq->bkhq", "bchk,bkhq->bchq"
-"""The einsums of one head."""
+"""The equations of attention as einsums with one head each."""
 
 
 @dataclass(frozen=True)
 class Queries:
-    """The queries of an attention, and the axes that count them."""
+    """The queries of an attention, and the axes along which queries are counted."""
 
     var: Var
     axis: int
+    """The axis of `var` with the queries."""
     scores: int
+    """The axis of the scores with the queries."""
     result: int
+    """The axis of the result with the queries."""
 
 
 def queries_of(core: Core) -> Queries | Refusal:
-    """Where the queries of an attention stand, as two matmuls or two einsums."""
+    """Return the queries of an attention that consists of two matmuls or two einsums; else why not."""
     product, total, weights = core.product, core.total, core.softmax.outputs[0]
     rank = weights.rank
     if product.op_type == total.op_type == "einsum":
@@ -116,38 +121,39 @@ def queries_of(core: Core) -> Queries | Refusal:
 
 
 @dataclass(frozen=True)
-class Operand:
+class HeadOperand:
     """Queries, keys or values, with the layout in which they are wanted."""
 
     var: Var
     layout: Layout
     heads: tuple[int, ...]
-    """For each head of the result, the head here."""
+    """For each head of the result, the head of this operand."""
 
     def build(self, mb: Maker) -> Var:
-        """(batch, channels, 1, tokens) of the layout: all heads side by side."""
-        places = list(upstream(self.var, self.layout))
+        """Build (batch, channels, 1, tokens) of the layout: all heads side by side."""
+        places = list(upstream_views(self.var, self.layout))
         views = [p for p in places if p[1].is_view]
-        turned = [p for p in places if straight(p[1], _flat(p[1]))]
+        turned = [p for p in places if permutation_to_groups(p[1], _flat_groups(p[1]))]
         var, layout = [*views[:1], *turned[-1:], *places][0]  # as far upstream as one transposition goes
-        return twin(mb, var, layout, _flat(layout))
+        return build_twin(mb, var, layout, _flat_groups(layout))
 
 
-def _flat(layout: Layout) -> Groups:
+def _flat_groups(layout: Layout) -> Groups:
+    """Return the axes (batch, channels, 1, tokens) of a twin."""
     return layout.having(BATCH), layout.having(CHANNELS), (), layout.having(TOKENS)
 
 
 @dataclass(frozen=True)
-class Operands:
-    """What an attention reads."""
+class HeadOperands:
+    """Queries, keys and values of an attention."""
 
-    query: Operand
-    key: Operand
-    value: Operand
+    query: HeadOperand
+    key: HeadOperand
+    value: HeadOperand
 
 
-def operands_of(core: Core) -> Operands | Refusal:
-    """Queries, keys and values of an attention of rank 4, with heads on axis 1."""
+def operands_of(core: Core) -> HeadOperands | Refusal:
+    """Return queries, keys and values of an attention of rank 4 with heads on axis 1; else why not."""
     product, total = core.product, core.total
     out = static_shape(total.outputs[0])
     if out is None or len(out) != 4 or any(static_shape(v) is None for _, v in operands(product)):
@@ -161,40 +167,40 @@ def operands_of(core: Core) -> Operands | Refusal:
     query = "ct" if flag(product, "transpose_x") else "tc"
     key = "tc" if flag(product, "transpose_y") else "ct"
     value = "ct" if turned else "tc"
-    wanted = [
+    with_roles = [
         (product.x, "bc" + query),
         (product.y, "bt" + key.translate(str.maketrans("tc", "ct"))),
         (total.x if turned else total.y, "bc" + value),
     ]
-    three = list[Operand]()
-    for var, roles in wanted:
-        operand = _operand(var, roles, out[1])
+    found = list[HeadOperand]()
+    for var, roles in with_roles:
+        operand = _head_operand(var, roles, out[1])
         if isinstance(operand, Refusal):
             return Refusal(operand.reason, total)
-        three.append(operand)
-    if three[0].heads != tuple(range(out[1])):
+        found.append(operand)
+    if found[0].heads != tuple(range(out[1])):
         return Refusal("several heads share their queries", total)
-    return Operands(*three)
+    return HeadOperands(*found)
 
 
-def _operand(var: Var, roles: str, heads: int) -> Operand | Refusal:
-    """An operand, before it is repeated for several heads."""
+def _head_operand(var: Var, roles: str, heads: int) -> HeadOperand | Refusal:
+    """Return one operand, from before it is repeated for several heads."""
     shape = fixed_shape(var)
     if shape[1] not in (1, heads):
         return Refusal(f"%{var.name} has {shape[1]} heads for {heads}")
     layout = Layout.of(shape, roles)
     if shape[1] == 1:
-        return Operand(var, layout, (0,) * heads)
-    *_, (source, seen) = upstream(var, layout)
+        return HeadOperand(var, layout, (0,) * heads)
+    *_, (source, seen) = upstream_views(var, layout)
     if (tile := producer(source, "tile")) is not None and static_shape(tile.x) is not None:
-        untiled = _before_tile(tile, seen, roles[1], heads)
+        untiled = _untiled_operand(tile, seen, roles[1], heads)
         if untiled is not None:
             return untiled
-    return Operand(var, layout, tuple(range(heads)))
+    return HeadOperand(var, layout, tuple(range(heads)))
 
 
-def _before_tile(tile: Operation, layout: Layout, role: str, heads: int) -> Operand | None:
-    """What is repeated, if each of its heads is, as a whole."""
+def _untiled_operand(tile: Operation, layout: Layout, role: str, heads: int) -> HeadOperand | None:
+    """Return the operand of a tile if the tile repeats whole heads; else None."""
     repeated = [axis for axis, n in enumerate(ints(tile, "reps")) if n > 1]
     if len(repeated) != 1 or len(layout.axes[repeated[0]]) != 1 or tile.x.shape[repeated[0]] != 1:
         return None
@@ -206,24 +212,24 @@ def _before_tile(tile: Operation, layout: Layout, role: str, heads: int) -> Oper
     if layout.length(leading) != heads or atom not in leading:
         return None
     sizes = [layout.sizes[a] for a in leading]
-    once = [1 if a == atom else layout.sizes[a] for a in leading]
-    which = np.broadcast_to(np.arange(np.prod(once)).reshape(once), sizes).reshape(-1)
+    sizes_before = [1 if a == atom else layout.sizes[a] for a in leading]
+    heads_before = np.broadcast_to(np.arange(np.prod(sizes_before)).reshape(sizes_before), sizes).reshape(-1)
     rest = layout.kept(set(range(len(layout.sizes))) - {atom}, layout.axes)
-    return Operand(tile.x, rest, tuple(which.tolist()))
+    return HeadOperand(tile.x, rest, tuple(heads_before.tolist()))
 
 
 def mask_layout(shape: Sequence[int]) -> Layout:
-    """Of a mask over (batch, heads, queries, keys), as (batch, heads times keys, 1, queries)."""
+    """Return the layout of a mask over (batch, heads, queries, keys), as (batch, heads * keys, 1, queries)."""
     whole = (1,) * (4 - len(shape)) + tuple(shape)
     return Layout.of(whole, "bctc")
 
 
-def result(core: Core) -> tuple[Var, Layout]:
-    """The last of the views of what an attention gives, where each is read by the next only."""
+def last_view_of_result(core: Core) -> tuple[Var, Layout]:
+    """Return the last of the views of an attention's result, as far as each is read by the next only."""
     var = core.total.outputs[0]
     turned = core.total.y is core.softmax.outputs[0]
     layout = Layout.of(fixed_shape(var), "bcct" if turned else "bctc")
-    while not is_output(var) and len(readers := consumers(var)) == 1 and readers[0].op_type in FREE:
+    while not is_output(var) and len(readers := consumers(var)) == 1 and readers[0].op_type in MOVES_NOTHING:
         (reader,) = readers
         after = reader.outputs[0]
         moved = reader.op_type == "transpose"
@@ -235,5 +241,5 @@ def result(core: Core) -> tuple[Var, Layout]:
 
 
 def is_scalar(var: Var) -> bool:
-    """Is it one number?"""
+    """Does a value hold a single number?"""
     return np.prod(fixed_shape(var)) == 1 and (constant(var) is not None or var.rank <= 4)

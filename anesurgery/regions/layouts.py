@@ -1,8 +1,9 @@
-"""How the axes of a value stand in its channels-first twin, and what views and broadcasts do to that.
+"""Layouts: how the axes of a value are arranged in its channels-first twin.
 
 The twin of a value holds the same numbers in the order batch, channels, tokens, usually as (batch, channels, 1,
-tokens). Its axes are made of *atoms*, so that heads (of 12 times 64 channels, say) can be axes of the value
-and channels of the twin: splitting, merging and transposing axes of the value then moves nothing in the twin.
+tokens). Its axes consist of *atoms*. For example a value (batch, tokens, 12 heads, 64) has the atoms 12 and 64,
+which are separate axes of the value but together the 768 channels of the twin. So splitting, merging and
+transposing axes of the value changes the layout only, and moves nothing in the twin.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from anesurgery.mil import Array
 BATCH, CHANNELS, TOKENS = ROLES = "bct"
 
 Groups = tuple[tuple[int, ...], ...]
-"""The axes of a twin: the atoms of each, in order; an empty one has length 1."""
+"""The axes of a twin: the atoms of each, in order; an empty group is an axis of length 1."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The atoms of a twin in its order, and which of them make up each axis of the value.
+    """The atoms of a twin in their order, and which of them make up each axis of the value.
 
-    Made by the methods below only, which leave out atoms of length 1 and merge those that are never apart.
+    Build it with the methods below only: they leave out atoms of length 1, and merge atoms that are never
+    apart.
     """
 
     sizes: tuple[int, ...]
@@ -37,7 +39,7 @@ class Layout:
 
     @classmethod
     def of(cls, shape: Sequence[int], roles: str) -> Layout:
-        """A value each of whose axes is one atom: `Layout.of((1, 16, 64), "btc")`."""
+        """Return the layout of a value whose axes are one atom each: `Layout.of((1, 16, 64), "btc")`."""
         order = sorted((a for a, d in enumerate(shape) if d > 1), key=lambda a: (ROLES.index(roles[a]), a))
         axes = tuple((order.index(a),) if a in order else () for a in range(len(shape)))
         return cls(tuple(shape[a] for a in order), "".join(roles[a] for a in order), axes).normal()
@@ -48,11 +50,11 @@ class Layout:
         return tuple(self.length(axis) for axis in self.axes)
 
     def length(self, atoms: Iterable[int]) -> int:
-        """How long an axis is that is made of these atoms."""
+        """Return the length of an axis that consists of these atoms."""
         return math.prod(self.sizes[a] for a in atoms)
 
     def having(self, role: str) -> tuple[int, ...]:
-        """The atoms of a role."""
+        """Return the atoms of a role."""
         return tuple(a for a, r in enumerate(self.roles) if r == role)
 
     @property
@@ -62,14 +64,14 @@ class Layout:
 
     @property
     def groups(self) -> Groups:
-        """The axes of the twin: batch, channels, 1, tokens; tokens of two axes of the value keep both."""
+        """The axes of the twin: batch, channels, 1, tokens; tokens on two axes of the value keep both."""
         tokens = [axis for axis in self.axes if any(self.roles[a] == TOKENS for a in axis)]
         apart = len(tokens) == 2 and sum(tokens, ()) == self.having(TOKENS)
         last = tuple(tokens) if apart else ((), self.having(TOKENS))
         return self.having(BATCH), self.having(CHANNELS), *last
 
     def normal(self) -> Layout:
-        """The same with neighbours merged that are neighbours in the value as well."""
+        """Return the layout with atoms merged that are neighbours in the twin and in the value."""
         follows = {b for axis in self.axes for a, b in pairwise(axis) if b == a + 1}
         joined = [a in follows and self.roles[a] == self.roles[a - 1] for a in range(len(self.sizes))]
         number = (np.cumsum([not j for j in joined]) - 1).tolist()
@@ -81,7 +83,10 @@ class Layout:
         return Layout(tuple(sizes), roles, axes)
 
     def cut(self, parts: dict[int, Sequence[int]]) -> Layout:
-        """Some atoms in parts, the most significant first; not merged again."""
+        """Return the layout with some atoms cut into parts, the most significant first.
+
+        They are not merged again.
+        """
         runs, sizes, roles = [], list[int](), ""
         for atom, size in enumerate(self.sizes):
             new = [n for n in parts.get(atom, (size,)) if n > 1]
@@ -92,7 +97,7 @@ class Layout:
         return Layout(tuple(sizes), roles, axes)
 
     def kept(self, atoms: Iterable[int], axes: Iterable[tuple[int, ...]]) -> Layout:
-        """Some of the atoms, and the axes that they make up."""
+        """Return the layout of a value that has only some of the atoms, on the given axes."""
         left = sorted(atoms)
         new = {a: i for i, a in enumerate(left)}
         sizes = tuple(self.sizes[a] for a in left)
@@ -100,24 +105,24 @@ class Layout:
         return Layout(sizes, "".join(self.roles[a] for a in left), moved).normal()
 
     def without(self, axes: Sequence[int], keep_dims: bool) -> Layout:
-        """After a reduction over axes."""
+        """Return the layout after a reduction over axes."""
         gone = {a for axis in axes for a in self.axes[axis]}
         left = [axis for i, axis in enumerate(self.axes) if keep_dims or i not in axes]
         return self.kept(set(range(len(self.sizes))) - gone, left)
 
     def resized(self, axis: int, size: int) -> Layout:
-        """With another length of an axis that is one atom."""
+        """Return the layout with another length of an axis that is a single atom."""
         (atom,) = self.axes[axis]
         sizes = (*self.sizes[:atom], size, *self.sizes[atom + 1 :])
         layout = Layout(sizes, self.roles, self.axes)
         return layout.normal() if size > 1 else layout.cut({atom: ()}).normal()
 
     def transposed(self, perm: Sequence[int]) -> Layout:
-        """Put the axes of the value in another order."""
+        """Return the layout with the axes of the value in another order."""
         return Layout(self.sizes, self.roles, tuple(self.axes[p] for p in perm)).normal()
 
     def reshaped(self, shape: Sequence[int]) -> Layout | None:
-        """The value at another shape; None where its axes cut across atoms."""
+        """Return the layout of the value at another shape; None where its axes cut across atoms."""
         parts: dict[int, list[int]] = {}
         flat = [a for axis in self.axes for a in axis]
         left, rest = list(flat), 1
@@ -145,7 +150,10 @@ class Layout:
         return Layout(fine.sizes, fine.roles, tuple(axes)).normal()
 
     def restricted(self, shape: Sequence[int]) -> Layout | None:
-        """Of an operand that is broadcast to this value; None where it is not one."""
+        """Return the layout of an operand that is broadcast to this value.
+
+        None where its shape does not fit.
+        """
         first = len(self.axes) - len(shape)
         if first < 0:
             return None
@@ -155,11 +163,14 @@ class Layout:
         return self.kept({a for axis in whole for a in axis}, whole)
 
     def raised(self, rank: int) -> Layout:
-        """The layout with axes of length 1 in front."""
+        """Return the layout with axes of length 1 in front, up to a rank."""
         return Layout(self.sizes, self.roles, ((),) * (rank - len(self.axes)) + self.axes)
 
     def divided(self, axis: int, sizes: Sequence[int]) -> Layout | None:
-        """With the atoms of an axis cut so that their lengths are `sizes`; None where that is not possible."""
+        """Return the layout with the atoms of an axis cut into lengths `sizes`.
+
+        None where that is not possible.
+        """
         parts, left = dict[int, Sequence[int]](), list(sizes)
         for atom in self.axes[axis]:
             taken: list[int] = []
@@ -171,7 +182,7 @@ class Layout:
         return self.cut(parts)
 
     def column_order(self, axis: int) -> Array | None:
-        """Where the twin's channels stand in an axis of the value; None for the same order."""
+        """Return where the twin's channels stand in an axis of the value; None for the same order."""
         atoms = self.axes[axis]
         if list(atoms) == sorted(atoms):
             return None
@@ -180,7 +191,7 @@ class Layout:
 
 
 def broadcast(one: Layout, other: Layout) -> Layout | None:
-    """The layout of what two values are broadcast to; None where their twins do not fit."""
+    """Return the layout of the value to which two are broadcast; None where their twins do not fit."""
     rank = max(len(one.axes), len(other.axes))
     pair = [one.raised(rank), other.raised(rank)]
     for axis in range(rank):
@@ -209,7 +220,7 @@ def broadcast(one: Layout, other: Layout) -> Layout | None:
 
 
 def _common(factors: Sequence[Sequence[int]]) -> list[int] | None:
-    """Lengths into which two products of equal value can both be cut."""
+    """Return lengths into which two products of equal value can both be cut."""
     ends = sorted({math.prod(f[i:]) for f in factors for i in range(len(f) + 1)}, reverse=True)
     pairs = list(pairwise(ends))
     if math.prod(factors[0]) != math.prod(factors[1]) or any(a % b for a, b in pairs):
@@ -218,11 +229,11 @@ def _common(factors: Sequence[Sequence[int]]) -> list[int] | None:
 
 
 def groups_for(layout: Layout, operands: Sequence[Sequence[int]]) -> Groups:
-    """The axes of a twin such that each operand has all of an axis or has length 1 there.
+    """Return axes of a twin such that each operand has all of an axis, or has length 1 there.
 
     Args:
-        layout: of the result.
-        operands: the shapes of what is broadcast to it.
+        layout: the layout of the result.
+        operands: the shapes of the operands that are broadcast to it.
     """
     rank = len(layout.axes)
     shapes = [(1,) * (rank - len(s)) + tuple(s) for s in operands]
@@ -241,7 +252,7 @@ def groups_for(layout: Layout, operands: Sequence[Sequence[int]]) -> Groups:
 
 
 def groups_of(layout: Layout, shape: Sequence[int]) -> Groups | None:
-    """The axes that a twin of this shape has; None where it cuts across atoms."""
+    """Return the axes of a twin of the given shape; None where it cuts across atoms."""
     groups, left = [], list(range(len(layout.sizes)))
     for size in shape:
         group: list[int] = []
@@ -254,20 +265,23 @@ def groups_of(layout: Layout, shape: Sequence[int]) -> Groups | None:
 
 
 def seen_shape(layout: Layout, groups: Groups, shape: Sequence[int]) -> list[int]:
-    """The shape of an operand's twin where the result has these groups."""
+    """Return the shape of an operand's twin if the result has these groups."""
     whole = (1,) * (len(layout.axes) - len(shape)) + tuple(shape)
     there = {a for i, axis in enumerate(layout.axes) if whole[i] > 1 for a in axis}
     return [math.prod(layout.sizes[a] for a in group if a in there) for group in groups]
 
 
 def twin_of(value: Array, layout: Layout, groups: Groups) -> Array:
-    """The twin of a constant that is broadcast to a value; repeated where an axis takes only part of it."""
-    whole = value.reshape((1,) * (len(layout.axes) - value.ndim) + value.shape)
+    """Return the twin of a constant that is broadcast to a value.
+
+    Repeated where an axis takes only a part of it.
+    """
+    padded_rank = value.reshape((1,) * (len(layout.axes) - value.ndim) + value.shape)
     sizes: list[int] = []
-    for n, axis in zip(whole.shape, layout.axes, strict=True):
+    for n, axis in zip(padded_rank.shape, layout.axes, strict=True):
         sizes += [layout.sizes[a] if n > 1 else 1 for a in axis]
     atoms = [a for axis in layout.axes for a in axis]
-    moved = whole.reshape(sizes).transpose(np.argsort(atoms))
+    moved = padded_rank.reshape(sizes).transpose(np.argsort(atoms))
     for group in groups:
         if len({moved.shape[a] > 1 for a in group}) > 1:
             full = [layout.sizes[a] if a in group else n for a, n in enumerate(moved.shape)]

@@ -1,8 +1,8 @@
-"""Make one-hot rows for integer ids, exactly, although the comparison runs in fp16.
+"""Build one-hot rows for integer ids that are exact although the comparison runs in fp16.
 
 fp16 holds every integer only up to 2048. A larger id is split into two digits while it is still an integer; the
-one-hot row of the id is the outer product of the one-hot rows of its digits. The rows are made by `equal`:
-coremltools folds `one_hot` + `matmul` back into a gather.
+one-hot row of the id is the outer product of the one-hot rows of its digits. `one_hot_lookup` multiplies the
+rows with a table. They are built with `equal`, since coremltools folds `one_hot` + `matmul` back into a gather.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import numpy as np
 from anesurgery import fp16
 from anesurgery.interpret.arithmetic.precision import forget
 from anesurgery.mil import Array, Maker, Var
-from anesurgery.semantics.bounds import FINITE, found_of
+from anesurgery.semantics.bounds import FINITE, facts_of_array
 
 LEAST_BASE = 64
-"""Smallest number of low digits: tables padded for the ANE have a multiple of it as rows."""
+"""The smallest number of low digits: tables that are padded for the ANE have a multiple of it as rows."""
 
 CHUNK = 1024
-"""Rows of a table that are looked at together: some megabytes at the widths of embeddings."""
+"""The rows of a table that are read at a time: some megabytes at the widths of embeddings."""
 
 DTypeLike = np.dtype[Any]
 
 
 def digit_base(rows: int) -> int:
-    """The smallest power of two, at least 64, that leaves at most 2048 high digits."""
+    """Return the smallest power of two, at least 64, that leaves at most 2048 high digits."""
     base = LEAST_BASE
     while base * fp16.LAST_INTEGER < rows:
         base *= 2
@@ -36,14 +36,14 @@ def digit_base(rows: int) -> int:
 
 
 def one_hot_width(rows: int) -> int:
-    """How long the rows are that `one_hot_pieces` makes: `rows`, or the next multiple of the base."""
+    """Return the length of the rows that `one_hot_pieces` builds: `rows`, or the next multiple of the base."""
     base = digit_base(rows)
     return rows if rows <= fp16.LAST_INTEGER else -(-rows // base) * base
 
 
 def is_finite(table: Array) -> bool:
-    """Is every element finite?"""
-    found = found_of(table)
+    """Is every element finite? The answer is remembered for the array."""
+    found = facts_of_array(table)
     if FINITE not in found:
         found[FINITE] = _has_finite_exponents(table)
     return bool(found[FINITE])
@@ -63,9 +63,12 @@ def _has_finite_exponents(table: Array) -> bool:
 
 
 def one_hot_pieces(mb: Maker, ids: Var, rows: int, dtype: DTypeLike, most: int) -> list[tuple[int, Var]]:
-    """One-hot rows of int32 ids in pieces of at most `most` columns, each with its first column.
+    """Build one-hot rows of int32 ids in pieces of at most `most` columns.
 
     An id outside [0, rows) gives zeros, up to the width of the rows.
+
+    Returns:
+        Pairs (first column, piece).
     """
     name = "fp16" if dtype == np.float16 else "fp32"
     if rows <= fp16.LAST_INTEGER:
@@ -85,25 +88,25 @@ def one_hot_pieces(mb: Maker, ids: Var, rows: int, dtype: DTypeLike, most: int) 
 
 
 def _runs(count: int, most: int) -> list[range]:
-    """[0, count) as runs of nearly equal length, none longer than `most`."""
+    """Split [0, count) into runs of nearly equal length, none longer than `most`."""
     pieces = -(-count // most)
     edges = [count * i // pieces for i in range(pieces + 1)]
     return [range(a, b) for a, b in pairwise(edges)]
 
 
 def _equals(mb: Maker, number: Var, values: range, axis: int, dtype: DTypeLike) -> Var:
-    """1 where the number is the value that stands there along `axis`, else 0."""
+    """Build 1 where a number equals the value that stands there along `axis`, else 0."""
     rank = number.rank
 
-    def ladder() -> Array:
-        return np.arange(values.start, values.stop, dtype=dtype).reshape(_along(rank, axis))
+    def axis_values() -> Array:
+        return np.arange(values.start, values.stop, dtype=dtype).reshape(_shape_along_axis(rank, axis))
 
     key = ("ladder", values.start, values.stop, rank, axis, dtype.name)
-    rungs = mb.shared(key, ladder, f"numbers_{values.start}_to_{values.stop - 1}")
-    return mb.cast(x=mb.equal(x=number, y=rungs), dtype="fp16" if dtype == np.float16 else "fp32")
+    compared = mb.shared(key, axis_values, f"numbers_{values.start}_to_{values.stop - 1}")
+    return mb.cast(x=mb.equal(x=number, y=compared), dtype="fp16" if dtype == np.float16 else "fp32")
 
 
-def _along(rank: int, axis: int) -> Sequence[int]:
+def _shape_along_axis(rank: int, axis: int) -> Sequence[int]:
     shape = [1] * rank
     shape[axis] = -1
     return shape

@@ -1,11 +1,11 @@
-"""How padding of the last axis goes through ops, and the values that are padded together, built anew.
+"""Pad the last axis of a region of values, and follow which number each op puts into the padded lanes.
 
-The number in the padded lanes is followed, so that no infinity or NaN ever meets a zero weight: 0 where
-weights made the padding, then what each op makes of it, or "finite, not known". Dynamic values count as
-finite; where a product of the model overflows, a padded sum may be NaN in place of infinite.
-
-A region begins at products with constant weights, goes on through elementwise ops, and ends where a product
-takes the padding up (zeros in its weight) or where a value is cut.
+`find_region(product, size)` collects the values that must be padded together: from products with constant
+weights, through elementwise ops, to products that absorb the padding (zeros in their weight) or to values that
+are cut again. `build` writes the region anew. A *lane* is an index along the last axis. Lanes hold 0 where
+weights made the padding, then whatever each op makes of that, or None for "finite, but unknown": no infinity or
+NaN may ever meet a zero weight. Dynamic values count as finite; where a product of the model overflows, a
+padded sum may be NaN where the original is infinite.
 """
 
 from __future__ import annotations
@@ -39,30 +39,33 @@ from anesurgery.regions.weight_edits import Edit
 from anesurgery.semantics.rows import results_at
 
 CARRIERS = UNARY - SINGULAR - {"logical_not"}
-"""Elementwise ops of one value, which carry padding; at 0 an epsilon decides what the singular ones make."""
+"""Elementwise ops of one value that carry padding.
+
+Singular ones do not, as an epsilon decides what they give at 0.
+"""
 
 BINARY = ARITHMETIC - {"floor_div", "mod"}
-"""Elementwise ops of two values, which carry padding."""
+"""Elementwise ops of two values that carry padding."""
 
 WILD = OVERFLOWING | {"pow", "real_div"}
-"""Carriers that may make an infinity or NaN of an ordinary number: they need a number that is known."""
+"""Carriers that may make an infinity or NaN of an ordinary number: their lanes must be known."""
 
 DIVISOR = 0.01
-"""Smallest number of a lane that is divided by: rounding cannot make a 0 of it."""
+"""The smallest divisor in a lane: rounding cannot make it 0."""
 
 FILL = {("real_div", "y"): 1.0}
-"""What pads a constant operand: 0, but where that would divide by zero."""
+"""(op type, parameter) -> the fill of a constant operand where 0 would divide by zero."""
 
 
 def padded_constant(mb: Maker, weight: Var, axis: int, size: int, fill: float = 0.0) -> Var:
-    """A stored weight padded at the end of one axis, once for all who ask; compressed if it was.
+    """Build a stored weight padded at the end of one axis, once for all who ask; compressed if it was.
 
     Args:
         mb: the builder of the edit.
         weight: the weight.
-        axis: which axis, not negative.
+        axis: the axis, not negative.
         size: its new length.
-        fill: what it is padded with; other than 0 for plain constants only.
+        fill: the padding; other than 0 for plain constants only.
     """
     if weight.shape[axis] == size:
         return weight
@@ -79,7 +82,10 @@ def padded_constant(mb: Maker, weight: Var, axis: int, size: int, fill: float = 
 
 
 def product_axis(op: Operation) -> tuple[Var, int] | None:
-    """The stored weight of a product and the axis of it that becomes the last axis of the result."""
+    """Return the stored weight of a product, and its axis that becomes the last axis of the result.
+
+    Else None.
+    """
     if op.op_type == "linear" and is_stored(op.weight):
         bias = op.inputs.get("bias")
         fits = bias is None or (constant(bias) is not None and bias.shape == (op.weight.shape[0],))
@@ -90,7 +96,7 @@ def product_axis(op: Operation) -> tuple[Var, int] | None:
 
 
 def contracted_axis(op: Operation, value: Var) -> tuple[Var, int] | None:
-    """The stored weight of a product and the axis of it that meets the last axis of `value`."""
+    """Return the stored weight of a product, and its axis that meets the last axis of `value`; else None."""
     product = product_axis(op)
     if product is None or op.x is not value:
         return None
@@ -102,7 +108,7 @@ def contracted_axis(op: Operation, value: Var) -> tuple[Var, int] | None:
 
 
 def contracts_both(op: Operation) -> bool:
-    """Does a product of two run-time values sum over the last axis of both?"""
+    """Does a product of two dynamic values sum over the last axis of both?"""
     if op.op_type != "matmul" or is_stored(op.x) or is_stored(op.y):
         return False
     flags = bool(constant(op.transpose_y)), bool(constant(op.transpose_x))
@@ -110,7 +116,7 @@ def contracts_both(op: Operation) -> bool:
 
 
 def is_pointwise_conv(op: Operation) -> bool:
-    """A convolution whose kernel is 1 in every axis, with stride 1 and no padding: it works lane by lane."""
+    """Is an op a 1x1 convolution with stride 1 and no padding, which works on each lane separately?"""
     if op.op_type != "conv" or not is_stored(op.weight) or is_stored(op.x):
         return False
     spatial = op.weight.shape[2:]
@@ -123,11 +129,11 @@ def is_pointwise_conv(op: Operation) -> bool:
 
 
 def lanewise(op: Operation, length: int) -> list[Var] | None:
-    """The values that must be padded for `op` to make a padded result; None when it cannot, whatever they hold.
+    """Return the values that must be padded for `op` to give a padded result; None where it cannot.
 
     Args:
         op: an op that is not a product with a constant weight.
-        length: of the last axis of its result.
+        length: the length of the last axis of its result.
     """
     if op.op_type in CARRIERS:
         return [op.x]
@@ -142,12 +148,12 @@ def lanewise(op: Operation, length: int) -> list[Var] | None:
 
 
 def lane_after(op: Operation, lanes: Mapping[Var, float | None], length: int) -> float | None:
-    """What the padded lanes of an op's result hold; None: finite, not known; NaN: it must not be padded.
+    """Return what padded lanes of an op's result hold; None: finite, unknown; NaN: it must not be padded.
 
     Args:
         op: an op that is `lanewise` or a product with a constant weight.
-        lanes: what the lanes of padded values hold.
-        length: of the last axis before padding.
+        lanes: padded value -> what its lanes hold.
+        length: the length of the last axis before padding.
     """
     if product_axis(op) is not None:
         return 0.0  # its weight and its bias are padded with zeros
@@ -155,7 +161,7 @@ def lane_after(op: Operation, lanes: Mapping[Var, float | None], length: int) ->
         return 0.0 if lanes[op.y] == 0 else None
     if op.op_type == "conv":
         return 0.0 if lanes[op.x] == 0 and op.inputs.get("bias") is None else None
-    numbers = {k: _number(op, k, lanes, length) for k in ("x", "y") if op.inputs.get(k) is not None}
+    numbers = {k: _lane_of_operand(op, k, lanes, length) for k in ("x", "y") if op.inputs.get(k) is not None}
     if any(n is not None and not math.isfinite(n) for n in numbers.values()):
         return math.nan
     if op.op_type == "mul" and 0.0 in numbers.values():
@@ -163,11 +169,11 @@ def lane_after(op: Operation, lanes: Mapping[Var, float | None], length: int) ->
     if None in numbers.values() or not _is_safe(op, numbers):
         divided = op.op_type == "real_div" and _is_safe(op, numbers)
         return math.nan if op.op_type in WILD and not divided else None
-    return _apply(op, numbers)
+    return _lane_result(op, numbers)
 
 
-def _number(op: Operation, name: str, lanes: Mapping[Var, Any], length: int) -> float | None:
-    """What an operand holds in the padded lanes; None: not known; not finite when a constant is not."""
+def _lane_of_operand(op: Operation, name: str, lanes: Mapping[Var, Any], length: int) -> float | None:
+    """Return what an operand holds in the padded lanes; None: unknown; NaN: a constant is not finite."""
     value: Var = op.inputs[name]
     if value in lanes:
         return lanes[value]
@@ -183,7 +189,7 @@ def _number(op: Operation, name: str, lanes: Mapping[Var, Any], length: int) -> 
 
 
 def _is_safe(op: Operation, numbers: Mapping[str, float | None]) -> bool:
-    """Is the op finite also where a number is a little off, by rounding?"""
+    """Is the result finite even if a number is a little off by rounding?"""
     y = numbers.get("y")
     if op.op_type == "real_div":
         divisor = constant(op.y) if y is None else y
@@ -194,8 +200,8 @@ def _is_safe(op: Operation, numbers: Mapping[str, float | None]) -> bool:
     return True
 
 
-def _apply(op: Operation, numbers: Mapping[str, float | None]) -> float | None:
-    """The op's meaning, on one lane."""
+def _lane_result(op: Operation, numbers: Mapping[str, float | None]) -> float | None:
+    """Compute the op on one lane; None where the result may be subnormal or is unknown."""
     if op.op_type in ZERO_PRESERVING and numbers["x"] == 0:
         return 0.0
     results = results_at(op, {k: [n] for k, n in numbers.items() if n is not None})
@@ -214,17 +220,17 @@ class Region:
     length: int
     size: int
     entry: Var | None = None
-    """A value that is padded by an op of its own, for convolutions to read."""
+    """The value that an op of its own pads, for convolutions to read."""
     lanes: dict[Var, float | None] = field(default_factory=dict)
-    """What the padded lanes of each value hold; None: finite, not known."""
+    """Padded value -> what its padded lanes hold; None: finite, unknown."""
     taken_up: dict[Operation, None] = field(default_factory=dict)
-    """Products that sum over the padded axis (in order, as a set)."""
+    """Products that sum over the padded axis (an ordered set)."""
 
     @property
     def ops(self) -> list[Operation]:
         """The ops that are built anew, each after those whose results it reads."""
         makers = [v.op for v in self.lanes if v.op is not None and v is not self.entry]
-        return in_order([*makers, *self.taken_up])
+        return in_reading_order([*makers, *self.taken_up])
 
     @property
     def edges(self) -> list[Var]:
@@ -238,20 +244,20 @@ class Region:
 
 
 def find_region(root: Operation, size: int) -> Region:
-    """The region around a product, or downstream of the input of a convolution.
+    """Return the region around a product, or downstream of the input of a convolution.
 
     Args:
         root: the product.
-        size: what the last axis of its result is padded to.
+        size: the padded length of the last axis of its result.
     """
     region = Region(root.outputs[0].shape[-1], size, root.x if root.op_type == "conv" else None)
     finder = _Finder(region, root)
     reached = finder.reach()
     if region.entry is not None:
         region.lanes[region.entry] = 0.0
-    for op in in_order(v.op for v in reached if v.op is not None and v is not region.entry):
-        wanted = [] if product_axis(op) is not None else lanewise(op, region.length) or []
-        if all(v in region.lanes for v in wanted):
+    for op in in_reading_order(v.op for v in reached if v.op is not None and v is not region.entry):
+        needed = [] if product_axis(op) is not None else lanewise(op, region.length) or []
+        if all(v in region.lanes for v in needed):
             lane = lane_after(op, region.lanes, region.length)
             if lane is None or not math.isnan(lane):
                 region.lanes[op.outputs[0]] = lane
@@ -259,8 +265,8 @@ def find_region(root: Operation, size: int) -> Region:
     return region
 
 
-def in_order(ops: Iterable[Operation]) -> list[Operation]:
-    """The ops, each after those among them whose results it reads."""
+def in_reading_order(ops: Iterable[Operation]) -> list[Operation]:
+    """Return the ops in an order in which each follows those among them whose results it reads."""
     wanted, done = dict.fromkeys(ops), dict[Operation, None]()
     stack = [(op, False) for op in reversed(wanted)]
     while stack:
@@ -274,13 +280,13 @@ def in_order(ops: Iterable[Operation]) -> list[Operation]:
 
 
 class _Finder:
-    """Follows padding from value to value."""
+    """Finds the values that are padded together."""
 
     def __init__(self, region: Region, root: Operation) -> None:
         self._region, self._root, self._block = region, root, root.enclosing_block
 
     def reach(self) -> dict[Var, None]:
-        """Everything connected with the root, whatever its lanes would hold."""
+        """Return everything connected with the root, whatever its lanes would hold."""
         seeds = [self._region.entry] if self._region.entry is not None else self._root.outputs
         reached, queue = dict.fromkeys(seeds), list(seeds)
         while queue:
@@ -291,7 +297,7 @@ class _Finder:
         return reached
 
     def _near(self, value: Var) -> list[Var]:
-        """The values that are padded together with this one."""
+        """Return the values that must be padded together with this one."""
         near: list[Var] = []
         if value is not self._region.entry and value.op is not None:
             near += self._needed(value.op) or []
@@ -305,19 +311,20 @@ class _Finder:
         return near
 
     def _needed(self, op: Operation) -> list[Var] | None:
-        """What must be padded for the op's result to be; None when that is not possible."""
+        """Return what must be padded for the op's result to be padded; None where that is not possible."""
         if product_axis(op) is not None or not self._fits(op.outputs[0]):
             return None
         needed = lanewise(op, self._region.length)
         return needed if needed and all(self._can_be_padded(v) for v in needed) else None
 
     def _fits(self, value: Var) -> bool:
+        """Is a value a float whose last axis has the region's length?"""
         shape = static_shape(value)
         length = shape[-1] if shape else 0
         return length == self._region.length and np_dtype(value).kind == "f"
 
     def _can_be_padded(self, value: Var) -> bool:
-        """Is the value made by an op of the block that makes or carries padding?"""
+        """Does an op of the block that makes or carries padding compute the value?"""
         if value is self._region.entry:
             return True
         op = value.op
@@ -326,11 +333,12 @@ class _Finder:
         return product_axis(op) is not None or bool(lanewise(op, self._region.length))
 
     def takers(self) -> dict[Operation, None]:
-        """The products that sum over the last axis of what is padded."""
+        """Return the products that sum over the last axis of padded values."""
         readers = (op for value in self._region.lanes for op in consumers(value))
         return dict.fromkeys(op for op in readers if op.enclosing_block is self._block and self._takes_up(op))
 
     def _takes_up(self, op: Operation) -> bool:
+        """Does a product sum over the padded axis, with lanes that add 0?"""
         lanes = self._region.lanes
         if contracts_both(op):
             return op.x in lanes and op.y in lanes and 0.0 in (lanes[op.x], lanes[op.y])
@@ -338,7 +346,11 @@ class _Finder:
 
 
 def build(mb: Maker, region: Region) -> dict[Var, Var]:
-    """Build a region anew with padding; what replaces what: cut values, and results of what took it up."""
+    """Build a region anew with padding.
+
+    Returns:
+        Old value -> the value that replaces it: cut values, and results of products that took the padding up.
+    """
     maker = _Maker(mb, region)
     for op in region.ops:
         maker.make(op)
@@ -348,7 +360,7 @@ def build(mb: Maker, region: Region) -> dict[Var, Var]:
 
 
 class _Maker:
-    """Makes the padded twins of a region's values, each right before the op that it replaces."""
+    """Builds the padded twins of a region's values, each right before the op that it replaces."""
 
     def __init__(self, mb: Maker, region: Region) -> None:
         self._mb, self._region = mb, region
@@ -360,13 +372,13 @@ class _Maker:
     def make(self, op: Operation) -> None:
         """Build one op anew."""
         at, out = self._mb.before(op), op.outputs[0]
-        wanted = self._wanted(op)
+        wanted = self._padded_parameters(op)
         inputs = {k: self._twins[v] if k in wanted else self._plain(v) for k, v in op_inputs(op).items()}
         twin: Var = getattr(at, op.op_type)(**inputs | self._constants(at, op))
         (self._twins if out in self._region.lanes else self.replaced)[out] = twin
 
-    def _wanted(self, op: Operation) -> set[str]:
-        """The inputs of which an op reads the padded twin."""
+    def _padded_parameters(self, op: Operation) -> set[str]:
+        """Return the parameters of an op for which it reads the padded twin."""
         lanes = self._region.lanes
         if op in self._region.taken_up:
             return {"x", "y"} if contracts_both(op) else {"x"}
@@ -376,7 +388,7 @@ class _Maker:
         return {k for k, v in op.inputs.items() if isinstance(v, Var) and v in needed and v in lanes}
 
     def _constants(self, at: Maker, op: Operation) -> dict[str, Var]:
-        """The constant inputs that are padded."""
+        """Return the constant inputs, padded."""
         region, size, weighs = self._region, self._region.size, product_axis(op)
         if weighs is None:
             return self._operands(at, op) if op.op_type in BINARY else {}
@@ -392,7 +404,7 @@ class _Maker:
         return padded | {"weight" if op.op_type == "linear" else "y": weight}
 
     def _operands(self, at: Maker, op: Operation) -> dict[str, Var]:
-        """Constants of the region's length in elementwise ops."""
+        """Return the padded constants of the region's length in elementwise ops."""
         operands, region = {}, self._region
         for name in ("x", "y"):
             value: Var = op.inputs[name]
@@ -402,13 +414,13 @@ class _Maker:
         return operands
 
     def _plain(self, value: Any) -> Any:
-        """A value without padding, as a new op may read it."""
+        """Return a value without padding, as a new op may read it."""
         if not isinstance(value, Var) or value in self.replaced or value is self._region.entry:
             return self.replaced.get(value, value) if isinstance(value, Var) else value
         return self.cut(value) if value in self._region.lanes else value
 
     def cut(self, value: Var) -> Var:
-        """A padded value without its padding, cut once."""
+        """Return a padded value without its padding; it is cut once."""
         if value not in self.replaced:
             assert value.op is not None
             at, end = self._mb.before(value.op), list(value.shape)
@@ -417,7 +429,7 @@ class _Maker:
         return self.replaced[value]
 
     def _entry(self, value: Var) -> Var:
-        """A value padded by an op, right where it becomes known in the block."""
+        """Pad a value by an op, right where it becomes known in the block."""
         block, op = self._mb.block, value.op
         here = op is not None and op.enclosing_block is block
         first = next_op(op) if op is not None and here else next(iter(block.operations))

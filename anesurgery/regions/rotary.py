@@ -1,4 +1,9 @@
-"""Rotary positions: what cosines and sines make of each position, and halves of heads that are exchanged."""
+"""Rotary positions: tables of cosines and sines by position, and halves of heads that are exchanged.
+
+`of_positions` finds values each of whose rows is computed from one position, so that a pass can store them as a
+table. `table_product` and `cos_or_sin` recognise stored tables of cosines or sines. `exchange` reads the concat
+that swaps and negates halves of heads as a matrix.
+"""
 
 from __future__ import annotations
 
@@ -29,23 +34,23 @@ from anesurgery.regions.views import seen_as
 from anesurgery.semantics.reading import AxisSlice, axis_of, axis_slice, flag, number
 
 LEAST_ROWS = 4
-"""From so many positions on a table is recognised: fewer rows fit other formulas as well."""
+"""The fewest positions of a table that is recognised: fewer rows would fit other formulas as well."""
 ROUNDING = 4e-3
-"""What fp16 and the fp32 of large angles leave of a sum that is 0: four steps of fp16 at 1."""
+"""Rounding error of a sum that should be 0 (in fp16, or in fp32 for large angles): four steps of fp16 at 1."""
 
 
 @dataclass(frozen=True)
-class OfPositions:
-    """A value of which each row is made from one position."""
+class PositionRows:
+    """A value each of whose rows is computed from one position."""
 
     value: Var
     axis: int
-    """Of the rows."""
+    """The axis of the rows."""
     positions: Var
     """Integers, one for each row."""
 
     def table(self, count: int) -> Array:
-        """The rows of the positions 0 to count - 1, flat, in fp32 arithmetic."""
+        """Return the rows of positions 0 to count - 1, [count, elements of a row], in fp32 arithmetic."""
         shape = fixed_shape(self.positions)
         length = fixed_shape(self.value)[self.axis]
         ops = [op for op in slice_back([self.value], {self.positions}) if op.op_type != "const"]
@@ -57,13 +62,13 @@ class OfPositions:
         return np.concatenate(rows)[:count]
 
     def shaped(self, rows: Array) -> Array:
-        """Flat rows in the shape of the value."""
+        """Return flat rows in the shape of the value."""
         shape = fixed_shape(self.value)
         others = [size for axis, size in enumerate(shape) if axis != self.axis]
         return np.moveaxis(rows.reshape([shape[self.axis], *others]), 0, self.axis)
 
     def placed(self, mb: Maker, rows: Var) -> Var:
-        """Rows that an op made, in the shape of the value."""
+        """Build rows that an op made in the shape of the value."""
         shape, at = fixed_shape(self.value), self.axis
         seen = seen_as(mb, rows, (shape[at], *(size for axis, size in enumerate(shape) if axis != at)))
         if any(size > 1 for size in shape[:at]):
@@ -78,15 +83,15 @@ class OfPositions:
         return all(not is_output(v) and set(consumers(v)) <= ops for v in (self.positions, *results))
 
 
-def of_positions(value: Var) -> OfPositions | Refusal:
-    """A value of which each row is made from one integer.
+def of_positions(value: Var) -> PositionRows | Refusal:
+    """Return a value each of whose rows is computed from one integer, with these integers.
 
     Returns:
-        The value with its positions; a refusal where a length is dynamic, or a row has several; `NO_MATCH`
-        where it is made from no integers.
+        The value with its positions; a refusal where a length is dynamic, or a row has several positions;
+        `NO_MATCH` where it is not computed from integers.
     """
     shape = static_shape(value)
-    source = _integers(value)
+    source = _integer_source(value)
     if source is None:
         return NO_MATCH
     places = static_shape(source)
@@ -97,93 +102,101 @@ def of_positions(value: Var) -> OfPositions | Refusal:
         return Refusal(f"%{source.name} of shape {places} has more than one axis of positions")
     why = Refusal(f"the rows of %{value.name} are not made from one position each")
     for axis in (a for a, size in enumerate(shape) if size == length):
-        followed = _followed(value, axis, source)
+        followed = _row_axis_of_source(value, axis, source)
         if followed is not None and places[followed] == length:
-            return OfPositions(value, axis, source)
+            return PositionRows(value, axis, source)
     return why
 
 
-def _integers(value: Var) -> Var | None:
-    """The only dynamic value that floats are computed from, if it holds integers."""
+def _integer_source(value: Var) -> Var | None:
+    """Return the only dynamic value that floats are computed from, if it holds integers; else None."""
     ends, stack, seen = set[Var](), [value], {value}
     while stack:
         var = stack.pop()
         if var.op is None or (np_dtype(var).kind in "iu" and var.op.op_type not in VIEWS):
             ends.add(var)
             continue
-        fresh = [v for v in _dynamic(var.op) if v not in seen]
+        fresh = [v for v in _dynamic_operands(var.op) if v not in seen]
         seen.update(fresh)
         stack += fresh
     source = ends.pop() if len(ends) == 1 else None
     return source if source is not None and np_dtype(source).kind in "iu" else None
 
 
-def _dynamic(op: Operation) -> list[Var]:
-    return [v for v in op.inputs.values() if isinstance(v, Var) and not _fixed(v)] + [
-        v for values in op.inputs.values() if isinstance(values, (list, tuple)) for v in values if not _fixed(v)
+def _dynamic_operands(op: Operation) -> list[Var]:
+    """Return the operands of an op that are not constants."""
+    return [v for v in op.inputs.values() if isinstance(v, Var) and not _is_constant_op(v)] + [
+        v
+        for values in op.inputs.values()
+        if isinstance(values, (list, tuple))
+        for v in values
+        if not _is_constant_op(v)
     ]
 
 
-def _fixed(var: Var) -> bool:
+def _is_constant_op(var: Var) -> bool:
     return var.op is not None and var.op.op_type.startswith("const")
 
 
-def _followed(value: Var, axis: int, source: Var) -> int | None:
-    """The axis of the source along which the rows of a value stand; None where they are mixed on the way."""
-    wanted, stack = {value: axis}, [value]
+def _row_axis_of_source(value: Var, axis: int, source: Var) -> int | None:
+    """Return the axis of the source along which the rows of a value stand.
+
+    None where rows are mixed on the way.
+    """
+    row_axes, stack = {value: axis}, [value]
     while stack:
         var = stack.pop()
         if var is source or var.op is None:
             continue
-        rows = _rows(var.op, wanted[var])
-        if rows is None or set(rows) != {v for v in _dynamic(var.op) if v in rows or v.rank}:
+        rows = _rows(var.op, row_axes[var])
+        if rows is None or set(rows) != {v for v in _dynamic_operands(var.op) if v in rows or v.rank}:
             return None
         for other, at in rows.items():
-            if wanted.setdefault(other, at) != at:
+            if row_axes.setdefault(other, at) != at:
                 return None
             stack.append(other)
-    return wanted.get(source)
+    return row_axes.get(source)
 
 
 def _rows(op: Operation, axis: int) -> dict[Var, int] | None:
-    """As `rows_read`; and the columns of a product with a constant on the left."""
+    """Return `rows_read`, or the columns of a product with a constant on the left."""
     if op.op_type == "matmul" and constant(op.x) is not None and axis == op.outputs[0].rank - 1:
         return {op.y: op.y.rank - (2 if flag(op, "transpose_y") else 1)}
     return rows_read(op, axis)
 
 
 @dataclass(frozen=True)
-class Turn:
-    """A product with a constant table of cosines or sines, a row for each position."""
+class TableProduct:
+    """A product with a constant table of cosines or sines that has a row for each position."""
 
     other: Var
     table: Array
     axis: int
-    """Of the positions."""
+    """The axis of the positions."""
     word: str
     """Either "cos" or "sin"."""
 
     @property
     def rows(self) -> Array:
-        """The table with a flat row for each position."""
+        """The table as [positions, elements of a row]."""
         return np.moveaxis(self.table, self.axis, 0).reshape(self.table.shape[self.axis], -1)
 
 
-def turned_by(op: Operation) -> Turn | None:
-    """The constant cosines or sines that a product reads."""
+def table_product(op: Operation) -> TableProduct | None:
+    """Return the constant cosines or sines that a product reads; None for other products."""
     for other, var in ((op.x, op.y), (op.y, op.x)):
         table = np.asarray(constant(var))
         if table.dtype.kind != "f" or constant(other) is not None or not np.isfinite(table).all():
             continue
         for axis in (a for a, size in enumerate(table.shape) if size >= LEAST_ROWS):
-            turn = Turn(other, table, axis, "")
-            if word := angles(turn.rows.astype(np.float64)):
+            turn = TableProduct(other, table, axis, "")
+            if word := cos_or_sin(turn.rows.astype(np.float64)):
                 return replace(turn, word=word)
     return None
 
 
-def angles(rows: Array) -> str:
-    """Are rows the cosines or the sines of positions times speeds, times a factor? Empty where they are not.
+def cos_or_sin(rows: Array) -> str:
+    """Return "cos" or "sin" if rows are a factor times the cosines or sines of position * speed; else "".
 
     Both follow `row[p + 1] + row[p - 1] = 2 c row[p]`, with the cosine of the speed as c, in each column.
     """
@@ -197,8 +210,8 @@ def angles(rows: Array) -> str:
     return "cos" if np.abs(rows[0]).max() > ROUNDING else "sin"
 
 
-def part_of(var: Var, axis: int) -> tuple[Var, AxisSlice, float] | None:
-    """A part of an axis of a value, times 1 or -1."""
+def signed_part(var: Var, axis: int) -> tuple[Var, AxisSlice, float] | None:
+    """Return a value, the part of its axis that is read, and the factor 1 or -1; None for other values."""
     factor = 1.0
     while (op := producer(var, "mul")) is not None:
         value, var = (number(op.y), op.x) if constant(op.x) is None else (number(op.x), op.y)
@@ -213,9 +226,12 @@ def part_of(var: Var, axis: int) -> tuple[Var, AxisSlice, float] | None:
 
 
 def exchange(op: Operation) -> tuple[Var, Array] | None:
-    """The value whose parts along the axis of a concat are exchanged, and the matrix that does so."""
+    """Return the value whose parts a concat exchanges along its axis, and the matrix that does so.
+
+    Else None.
+    """
     axis, size = axis_of(op), int(op.outputs[0].shape[axis_of(op)])
-    parts: Sequence[tuple[Var, AxisSlice, float] | None] = [part_of(v, axis) for v in op.values]
+    parts: Sequence[tuple[Var, AxisSlice, float] | None] = [signed_part(v, axis) for v in op.values]
     source = parts[0][0] if parts and parts[0] is not None else None
     if source is None or any(p is None or p[0] is not source for p in parts):
         return None

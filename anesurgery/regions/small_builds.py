@@ -1,4 +1,7 @@
-"""The few ops that many rewrites build: an op again, a part of an axis, another shape, another float type."""
+"""The small building blocks of rewrites: an op again, a part of an axis, another shape, another float type.
+
+They build nothing where there is nothing to do: `reshaped` to the same shape returns its operand.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,19 @@ from anesurgery.mil import (
     op_inputs,
 )
 from anesurgery.semantics.reading import each_axis
-from anesurgery.semantics.rows import squeezed, staying
+from anesurgery.semantics.rows import axes_not_squeezed, squeezed_axes
 
 
 def again(mb: Maker, op: Operation, **changed: Any) -> Var:
-    """The same op with some inputs changed; `name=` is the wish for its name. An op of one result."""
+    """Build the same op with some inputs changed; `name=` asks for a name. For ops with one result."""
     return getattr(mb, op.op_type)(**{**op_inputs(op), **changed})
 
 
 def cut(mb: Maker, x: Var, axis: int, start: int, length: int, stride: int = 1, **named: str) -> Var:
-    """What an axis holds from `start` on, `length` far, each `stride`-th; `x` itself where that is all."""
+    """Return `length` elements of an axis from `start` on, or every `stride`-th.
+
+    `x` itself where that is all.
+    """
     if length == x.shape[axis] and stride == 1:
         return x
     begin, end = [0] * x.rank, [int(d) for d in x.shape]
@@ -39,7 +45,10 @@ def cut(mb: Maker, x: Var, axis: int, start: int, length: int, stride: int = 1, 
 
 
 def parted(mb: Maker, x: Var, axis: int, sizes: Sequence[int] | int, **named: str) -> list[Var]:
-    """Parts of an axis of these lengths, or so many equal ones; `x` itself where it is one."""
+    """Return parts of an axis, of the given lengths or of equal ones (an int).
+
+    `x` itself where it is one part.
+    """
     if (sizes if isinstance(sizes, int) else len(sizes)) == 1:
         return [x]
     form = {"num_splits": sizes} if isinstance(sizes, int) else {"split_sizes": list(sizes)}
@@ -48,17 +57,17 @@ def parted(mb: Maker, x: Var, axis: int, sizes: Sequence[int] | int, **named: st
 
 
 def joined(mb: Maker, parts: Sequence[Var], axis: int, **named: str) -> Var:
-    """Values side by side; a single one as it is."""
+    """Concatenate values along an axis; a single one is returned as it is."""
     return parts[0] if len(parts) == 1 else mb.concat(values=tuple(parts), axis=axis, **named)
 
 
 def reshaped(mb: Maker, x: Var, shape: Sequence[int], **named: str) -> Var:
-    """The same elements in another shape; `x` itself where that is its own."""
+    """Return the same elements in another shape; `x` itself where that is its own."""
     return x if tuple(x.shape) == tuple(shape) else mb.reshape(x=x, shape=list(shape), **named)
 
 
 def rebuild(mb: Maker, tail: Tail, row: Var) -> Var:
-    """The ops of a tail again, with `row` (one position of its source) in the place of the source."""
+    """Build the ops of a tail again on `row`, one position of the tail's source."""
     new: dict[Var, Var] = {tail.source: row}
 
     def swap(value: Any) -> Any:
@@ -70,8 +79,8 @@ def rebuild(mb: Maker, tail: Tail, row: Var) -> Var:
         inputs = {name: swap(v) for name, v in op_inputs(op).items()}
         if op.op_type == "reshape":
             inputs["shape"] = [1 if a == axis else d for a, d in enumerate(op.outputs[0].shape)]
-        if op.op_type == "squeeze":  # not the axis of the rows, which has become one long
-            inputs["axes"] = squeezed(op)
+        if op.op_type == "squeeze":  # without the axis of the rows, which now has length 1
+            inputs["axes"] = squeezed_axes(op)
         if op.op_type == "slice_by_index":
             inputs |= _all_of(op, axis)
         new[op.outputs[0]] = getattr(mb, op.op_type)(**inputs, name=f"{op.name}_row")
@@ -79,8 +88,8 @@ def rebuild(mb: Maker, tail: Tail, row: Var) -> Var:
 
 
 def _all_of(op: Operation, axis: int) -> dict[str, list[bool]]:
-    """Masks that make a slice take all of an axis of its result, whatever its length has become."""
-    whole = staying(op)[axis]
+    """Return masks that make a slice take all of an axis of its result, whatever its length is now."""
+    whole = axes_not_squeezed(op)[axis]
     return {
         name: [m or a == whole for a, m in enumerate(each_axis(op, name, False))]
         for name in ("begin_mask", "end_mask")
@@ -88,7 +97,7 @@ def _all_of(op: Operation, axis: int) -> dict[str, list[bool]]:
 
 
 def last_row(mb: Maker, value: Var, axis: int) -> Var:
-    """The last position of an axis, by a slice whose bounds are known before the model runs."""
+    """Return the last position of an axis, by a slice with constant bounds."""
     shape = list(value.shape)
     here = [a == axis for a in range(len(shape))]
     if any_symbolic(shape):
@@ -100,7 +109,7 @@ def last_row(mb: Maker, value: Var, axis: int) -> Var:
 
 
 def framed(mb: Maker, x: Var, axis: int, frame: int, count: int, left: int) -> Var:
-    """The axis in `count` frames, `left` zeros first; the elements of a frame are channels."""
+    """Split an axis into `count` frames, `left` zeros first; the elements of a frame become channels."""
     shape = [int(d) for d in x.shape]
     right = frame * count - left - shape[axis]
     if right < 0:
@@ -120,7 +129,7 @@ def framed(mb: Maker, x: Var, axis: int, frame: int, count: int, left: int) -> V
 
 
 def unfolded(mb: Maker, x: Var, axis: int, phases: int, results: int) -> Var:
-    """The phases among the channels become neighbours on the axis; `results` of them stay."""
+    """Interleave phases that are channels into the axis, and keep `results` elements of it."""
     b, channels, *spatial = (int(d) for d in x.shape)
     if phases > 1:
         if channels == phases:
@@ -137,7 +146,11 @@ def unfolded(mb: Maker, x: Var, axis: int, phases: int, results: int) -> Var:
 
 
 def for_readers(mb: Maker, old: Var, new: Var) -> dict[Var, Var]:
-    """Replace a value by one that may be narrower; a reader that made it as narrow is not needed any more."""
+    """Return old -> new value, cast back if the new one is narrower.
+
+    If the only reader of the old value casts it to that narrower dtype, the reader's result is replaced
+    instead.
+    """
     readers = consumers(old)
     if len(readers) == 1 and not is_output(old) and np_dtype(old) != np_dtype(new):
         narrowed: Var = readers[0].outputs[0]
@@ -147,19 +160,19 @@ def for_readers(mb: Maker, old: Var, new: Var) -> dict[Var, Var]:
 
 
 def dtype_word(dtype: np.dtype[np.generic]) -> str:
-    """A float type as `cast` names it."""
+    """Return a float dtype as `cast` names it."""
     return "fp16" if dtype == np.float16 else "fp32"
 
 
 def as_dtype(mb: Maker, var: Var, dtype: np.dtype[np.generic]) -> Var:
-    """A value in a float type."""
+    """Return a value in a float dtype."""
     if np_dtype(var) == dtype:
         return var
     return mb.cast(x=var, dtype=dtype_word(dtype))
 
 
 def again_on(mb: Maker, op: Operation, x: Var) -> Var:
-    """An op that stood between the mask and the softmax, on the new operand."""
+    """Build an op that stood between the mask and the softmax on a new operand."""
     if op.op_type == "cast":
         return as_dtype(mb, x, np_dtype(op.outputs[0]))
     if op.op_type in ("mul", "real_div"):

@@ -1,7 +1,8 @@
-"""Which axes of an op travel together, and the same op with its axes grouped in another way.
+"""Merge and split axes around an op: which neighbouring axes an op treats alike, and the op on merged axes.
 
-A *view* lists groups of adjacent axes: each group becomes one axis, and an empty group a new axis of length 1.
-`[(0, 1), (2,)]` looks at `2x3x4` as `6x4`, `[(), (0,), (1,)]` at `2x3` as `1x2x3`. No element moves.
+A *view* is a list of groups of adjacent axes. Each group becomes one axis, and an empty group a new axis of
+length 1: `[(0, 1), (2,)]` views `2x3x4` as `6x4`, `[(), (0,), (1,)]` views `2x3` as `1x2x3`. No element moves.
+`frame(op)` says which views an op allows and builds it on one; passes use it to bring ops to rank 4.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from anesurgery.semantics.rows import CONTRACTED, places_of
 
 
 def joins_of_result(op: Operation) -> tuple[bool, ...]:
-    """For each axis of the result but the last: is the next one of the same operands, and repeated for others?
+    """For each axis of the result but the last: do it and the next have the same operands?
 
-    An axis of length 1 goes with its neighbour. Operands without axes are repeated along all.
+    An axis of length 1 goes with its neighbour. Operands without axes are broadcast along all.
     """
     operands, sizes = places_of(op) or (), fixed_shape(op.outputs[0])
     read = [o.places for o in operands if o.places]
@@ -48,7 +49,7 @@ def joins_of_result(op: Operation) -> tuple[bool, ...]:
 def joins_of_operand(op: Operation, var: Var) -> tuple[bool, ...]:
     """For each axis of an operand but the last: do it and the next go to neighbours, or are both contracted?
 
-    Axes that are mixed stay alone. One of length 1 that is kept goes along with any other that is.
+    Mixed axes are never joined. An axis of length 1 that is kept may join any other kept axis.
     """
     sizes = fixed_shape(var)
     places = next((o.places for o in places_of(op) or () if o.var is var), ())
@@ -71,16 +72,19 @@ Build: TypeAlias = "Callable[[Maker, Groups], list[Var]]"
 
 @dataclass(frozen=True)
 class Frame:
-    """The axes of an op: their lengths, which neighbours may merge, and the op on a view of them."""
+    """The axes of an op: their lengths, which neighbours may merge, and how the op is built on a view."""
 
     sizes: tuple[int, ...]
     joins: tuple[bool, ...]
-    """For each axis but the last: may it merge with the next?"""
+    """For each axis but the last: may it merge with the next one?"""
     build: Build
-    """Makes the op on a view; one value for each output, still to be brought to the old shape."""
+    """Builds the op on a view; its results still have to be reshaped to the old shape."""
 
     def merged(self, most: int) -> list[tuple[int, ...]] | None:
-        """A view of at most `most` axes, shortest products first (long axes leave the ANE), or None."""
+        """Return a view of at most `most` axes, or None.
+
+        Short axes merge first, since long ones leave the ANE.
+        """
         groups: list[tuple[int, ...]] = [(axis,) for axis in range(len(self.sizes))]
         while len(groups) > most:
             pairs = [
@@ -95,19 +99,19 @@ class Frame:
         return groups
 
     def lifted(self, rank: int) -> list[tuple[int, ...]]:
-        """A view with new axes of length 1 in front."""
+        """Return a view with new axes of length 1 in front, up to a rank."""
         new = rank - len(self.sizes)
         return [*[()] * new, *((axis,) for axis in range(len(self.sizes)))]
 
 
 def tensors(op: Operation) -> list[Var]:
-    """The values that an op computes with and makes, without constants that only describe it."""
+    """Return the operands that an op computes with and its results, without constant parameters."""
     read = [v for k, v in operands(op) if k in ("x", "y", "cond", "a", "b", "values")]
     return [*read, *op.outputs]
 
 
 def seen_as(mb: Maker, var: Var, shape: Sequence[int]) -> Var:
-    """The same elements in another shape; constants are reshaped once, and views of views are skipped."""
+    """Return the same elements in another shape; constants are reshaped once, views of views are skipped."""
     shape, old = tuple(shape), fixed_shape(var)
     if shape == old or not old:
         return var
@@ -131,38 +135,40 @@ def seen_as(mb: Maker, var: Var, shape: Sequence[int]) -> Var:
 
 
 def shape_rank(var: Var) -> int:
-    """Number of axes."""
+    """Return the number of axes."""
     return len(var.shape or ())
 
 
 def frame(op: Operation) -> Frame | Refusal:
-    """The axes of an op, or why they are not known."""
+    """Return the axes of an op, or why they are not known."""
     make = FRAMES.get(op.op_type)
     return Refusal(f"nothing is known of the axes of {op.op_type}", op) if make is None else make(op)
 
 
-def _same(op: Operation, mb: Maker, **changed: Any) -> list[Var]:
+def _built_again(op: Operation, mb: Maker, **changed: Any) -> list[Var]:
     """Build an op again with some inputs changed."""
     results = getattr(mb, op.op_type)(**{**op_inputs(op), **changed})
     return list(results) if isinstance(results, (tuple, list)) else [results]
 
 
-def _grouped(shape: Sequence[int], groups: Groups) -> list[int]:
+def _group_lengths(shape: Sequence[int], groups: Groups) -> list[int]:
+    """Return the lengths of the groups of a view."""
     return [math.prod(shape[axis] for axis in group) for group in groups]
 
 
-def _aligned(var: Var, rank: int) -> tuple[int, ...]:
+def _shape_of_rank(var: Var, rank: int) -> tuple[int, ...]:
+    """Return the shape of a value with ones in front, up to a rank."""
     shape = fixed_shape(var)
     return (1,) * (rank - len(shape)) + shape
 
 
-def _seen(mb: Maker, var: Var, rank: int, groups: Groups) -> Var:
-    """An operand of a broadcasting op, on a view of the op's axes; scalars stay scalars."""
-    return seen_as(mb, var, _grouped(_aligned(var, rank), groups))
+def _operand_on_view(mb: Maker, var: Var, rank: int, groups: Groups) -> Var:
+    """Return an operand of a broadcasting op on a view of the op's axes; scalars stay scalars."""
+    return seen_as(mb, var, _group_lengths(_shape_of_rank(var, rank), groups))
 
 
-def _moved(axes: Sequence[int], groups: Groups) -> list[int]:
-    """Where the axes of an op went in a view."""
+def _axes_in_view(axes: Sequence[int], groups: Groups) -> list[int]:
+    """Return where axes of an op are in a view."""
     return [i for i, group in enumerate(groups) if group and group[0] in axes]
 
 
@@ -171,7 +177,9 @@ def _elementwise(op: Operation) -> Frame:
     names = [k for k in ("x", "y", "cond", "a", "b") if isinstance(op.inputs.get(k), Var)]
 
     def build(mb: Maker, groups: Groups) -> list[Var]:
-        return _same(op, mb, **{k: _seen(mb, op.inputs[k], len(sizes), groups) for k in names})
+        return _built_again(
+            op, mb, **{k: _operand_on_view(mb, op.inputs[k], len(sizes), groups) for k in names}
+        )
 
     return Frame(sizes, joins_of_result(op), build)
 
@@ -182,26 +190,28 @@ def _reduction(op: Operation) -> Frame:
     keep = bool(op.outputs[0].shape)  # a scalar has no axes to keep
 
     def build(mb: Maker, groups: Groups) -> list[Var]:
-        moved = _moved(axes, groups)
-        return _same(op, mb, x=_seen(mb, op.x, len(sizes), groups), axes=moved, keep_dims=keep)
+        moved = _axes_in_view(axes, groups)
+        return _built_again(
+            op, mb, x=_operand_on_view(mb, op.x, len(sizes), groups), axes=moved, keep_dims=keep
+        )
 
     return Frame(sizes, joins_of_operand(op, op.x), build)
 
 
 def _along_one_axis(op: Operation) -> Frame:
-    """softmax, cumsum, argmax, split, concat: one axis is theirs, the others are carried."""
+    """Return the frame of softmax, cumsum, argmax, split or concat: one axis is theirs, others may merge."""
     first = op.inputs["values"][0] if "values" in op.inputs else op.x
     sizes, axis = fixed_shape(first), axis_of(op)
 
     def build(mb: Maker, groups: Groups) -> list[Var]:
-        changed: dict[str, Any] = {"axis": _moved([axis], groups)[0]}
+        changed: dict[str, Any] = {"axis": _axes_in_view([axis], groups)[0]}
         if "values" in op.inputs:
-            changed["values"] = [_seen(mb, v, len(sizes), groups) for v in op.inputs["values"]]
+            changed["values"] = [_operand_on_view(mb, v, len(sizes), groups) for v in op.inputs["values"]]
         else:
-            changed["x"] = _seen(mb, op.x, len(sizes), groups)
+            changed["x"] = _operand_on_view(mb, op.x, len(sizes), groups)
         if op.inputs.get("keep_dims") is not None:
             changed["keep_dims"] = bool(op.outputs[0].shape)
-        return _same(op, mb, **changed)
+        return _built_again(op, mb, **changed)
 
     return Frame(sizes, joins_of_operand(op, first), build)
 
@@ -211,8 +221,8 @@ def _layer_norm(op: Operation) -> Frame:
     axes = axes_of(op)
 
     def build(mb: Maker, groups: Groups) -> list[Var]:
-        moved = _moved(axes, groups)
-        return _same(op, mb, x=_seen(mb, op.x, len(sizes), groups), axes=moved)
+        moved = _axes_in_view(axes, groups)
+        return _built_again(op, mb, x=_operand_on_view(mb, op.x, len(sizes), groups), axes=moved)
 
     return Frame(sizes, joins_of_operand(op, op.x), build)
 
@@ -221,7 +231,7 @@ def _linear(op: Operation) -> Frame:
     sizes = fixed_shape(op.x)
 
     def build(mb: Maker, groups: Groups) -> list[Var]:
-        return _same(op, mb, x=_seen(mb, op.x, len(sizes), groups))
+        return _built_again(op, mb, x=_operand_on_view(mb, op.x, len(sizes), groups))
 
     return Frame(sizes, joins_of_operand(op, op.x), build)
 
@@ -233,8 +243,8 @@ def _matmul(op: Operation) -> Frame | Refusal:
     sizes = fixed_shape(op.outputs[0])
 
     def build(mb: Maker, groups: Groups) -> list[Var]:
-        x, y = (_seen(mb, v, rank, groups) for v in (op.x, op.y))
-        return _same(op, mb, x=x, y=y)
+        x, y = (_operand_on_view(mb, v, rank, groups) for v in (op.x, op.y))
+        return _built_again(op, mb, x=x, y=y)
 
     batched = max(len(sizes) - 3, 0)  # joins; rows and columns stay alone, for the op needs both
     alone = [False] * (len(sizes) - 1 - batched)
@@ -270,7 +280,7 @@ def _slice(op: Operation) -> Frame | Refusal:
 
         return [
             mb.slice_by_index(
-                x=_seen(mb, op.x, rank, groups),
+                x=_operand_on_view(mb, op.x, rank, groups),
                 begin=pick(begin, 0),
                 end=pick(end, 0),
                 stride=pick(stride, 1),
@@ -286,31 +296,31 @@ def _transpose(op: Operation) -> Frame:
     sizes, perm = fixed_shape(op.x), permutation(op)
 
     def build(mb: Maker, groups: Groups) -> list[Var]:
-        places = [_place(group, sizes, perm) for group in groups]
+        places = [_transposed_place(group, sizes, perm) for group in groups]
         moved = sorted(range(len(groups)), key=lambda g: places[g])
-        return [mb.transpose(x=_seen(mb, op.x, len(sizes), groups), perm=moved)]
+        return [mb.transpose(x=_operand_on_view(mb, op.x, len(sizes), groups), perm=moved)]
 
     return Frame(sizes, joins_of_operand(op, op.x), build)
 
 
-def _place(group: tuple[int, ...], sizes: Sequence[int], perm: list[int]) -> int:
-    """Where a group of axes goes: to where its first axis goes that is longer than 1."""
+def _transposed_place(group: tuple[int, ...], sizes: Sequence[int], perm: list[int]) -> int:
+    """Return where a transpose takes a group: where its first axis longer than 1 goes."""
     if not group:
         return -1
     return perm.index(next((axis for axis in group if sizes[axis] != 1), group[0]))
 
 
 FOUR = 4
-"""Axes in which two neighbouring blocks can be exchanged, whatever stands around them."""
+"""Four axes are enough to exchange two neighbouring blocks of axes, whatever stands around them."""
 
 
 def transpose_by_blocks(mb: Maker, op: Operation, at_most: int) -> Var:
-    """Any transposition as a few of at most so many axes, or four; those of length 1 hold no order, and go."""
+    """Build a transposition as a few with at most `at_most` axes (or four); axes of length 1 are left out."""
     sizes, x = fixed_shape(op.x), op.x
-    wanted = [axis for axis in permutation(op) if sizes[axis] != 1]
-    order = sorted(wanted)
-    while len(runs := _runs(order, wanted)) > 1:
-        blocks, perm = _move(runs, wanted, sizes, max(at_most, FOUR))
+    target = [axis for axis in permutation(op) if sizes[axis] != 1]
+    order = sorted(target)
+    while len(runs := _runs(order, target)) > 1:
+        blocks, perm = _best_move(runs, target, sizes, max(at_most, FOUR))
         x = seen_as(mb, x, [_length(block, sizes) for block in blocks])
         x = mb.transpose(x=x, perm=perm)
         order = [axis for place in perm for axis in blocks[place]]
@@ -318,7 +328,7 @@ def transpose_by_blocks(mb: Maker, op: Operation, at_most: int) -> Var:
 
 
 def _runs(order: Sequence[int], wanted: Sequence[int]) -> list[list[int]]:
-    """The axes in their order, those together that follow each other in the wanted one as well."""
+    """Return the axes in their order, grouped into runs that also follow each other in the wanted order."""
     place = {axis: i for i, axis in enumerate(wanted)}
     runs: list[list[int]] = []
     for axis in order:
@@ -329,12 +339,12 @@ def _runs(order: Sequence[int], wanted: Sequence[int]) -> list[list[int]]:
     return runs
 
 
-def _move(
+def _best_move(
     runs: list[list[int]], wanted: Sequence[int], sizes: Sequence[int], at_most: int
 ) -> tuple[list[list[int]], list[int]]:
-    """Blocks of runs and the permutation of them that leaves the fewest runs.
+    """Return blocks of runs, and the permutation of these blocks that leaves the fewest runs.
 
-    Of equals one that keeps the last axis, as rows are stored padded; then that of the shortest axes.
+    Among equals, prefer one that keeps the last axis, whose rows are stored padded, then one with shorter axes.
     """
     best: tuple[tuple[int, bool, int], list[list[int]], list[int]] | None = None
     for cuts in combinations(range(1, len(runs)), min(len(runs), at_most) - 1):
@@ -350,6 +360,7 @@ def _move(
 
 
 def _length(block: Sequence[int], sizes: Sequence[int]) -> int:
+    """Return the number of elements of a block of axes."""
     return math.prod(sizes[axis] for axis in block)
 
 
@@ -365,4 +376,4 @@ FRAMES: dict[str, Callable[[Operation], Frame | Refusal]] = {
     "slice_by_index": _slice,
     "transpose": _transpose,
 }
-"""Op type -> how its axes travel."""
+"""Op type -> the function that returns its frame."""

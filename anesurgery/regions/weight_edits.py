@@ -1,7 +1,8 @@
-"""Edits of a weight that compute nothing: its axes transposed, cut, reordered, padded at the end, merged.
+"""Edits of a weight that only move elements: transpose, cut, reorder, pad at the end, merge axes.
 
-An edit says of each new axis which old axes it is made of, and which of their elements it takes. The same edit
-holds for numbers that stand for blocks of elements, as scales and tables do (`of_blocks`).
+An `Edit` says of which old axes each new axis consists and which of their elements it takes, for example
+`Edit.of((4, 6)).taken(0, range(2)).transposed([1, 0])`. The same edit can be derived for numbers that belong to
+blocks of elements, as scales and tables do (`of_blocks`), so that compressed weights are edited alike.
 """
 
 from __future__ import annotations
@@ -19,38 +20,38 @@ from anesurgery.ops import VIEWS
 from anesurgery.semantics.reading import axis_slice, permutation
 
 PAD = -1
-"""Stands for an element of the padding."""
+"""The index of an element of the padding."""
 
 PARTS = 16
-"""Into which a weight is cut while it is copied: a choice; of a table of embeddings, some megabytes each."""
+"""The number of parts in which a weight is copied: for a table of embeddings a few megabytes each. A choice."""
 
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """A new axis: elements of some old axes, which are merged in this order."""
+    """A new axis: elements of some old axes, merged in this order."""
 
     sources: tuple[int, ...]
     index: Array
-    """For each new element the old one, or `PAD`."""
+    """For each new element the index of the old one among the merged axes, or `PAD`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Edit:
-    """Each old axis is part of exactly one new axis."""
+    """A rearrangement of a weight; each old axis is part of exactly one new axis."""
 
     shape: tuple[int, ...]
-    """Of the weight before the edit."""
+    """The shape before the edit."""
     axes: tuple[Axis, ...]
 
     @classmethod
     def of(cls, shape: Sequence[int]) -> Edit:
-        """The edit that changes nothing."""
+        """Return the edit that changes nothing."""
         lengths = tuple(int(n) for n in shape)
         return cls(lengths, tuple(Axis((i,), np.arange(n)) for i, n in enumerate(lengths)))
 
     @classmethod
     def reshaped(cls, old: Sequence[int], new: Sequence[int]) -> Edit | None:
-        """The edit that gives a weight another shape; None where an axis would be split."""
+        """Return the edit that gives a weight another shape; None where an axis would be split."""
         axes, at = list[Axis](), 0
         for length in new:
             first, size = at, 1
@@ -73,7 +74,7 @@ class Edit:
 
     @property
     def key(self) -> Hashable:
-        """Equal for equal edits."""
+        """A hashable that is equal for equal edits."""
         return self.shape, tuple((axis.sources, axis.index.tobytes()) for axis in self.axes)
 
     @property
@@ -90,26 +91,26 @@ class Edit:
         return any((axis.index == PAD).any() for axis in self.axes)
 
     def transposed(self, perm: Sequence[int]) -> Edit:
-        """The edit with the axes in another order after it."""
+        """Return the edit, followed by a transposition of the new axes."""
         return replace(self, axes=tuple(self.axes[i] for i in perm))
 
     def taken(self, axis: int, index: Array | Sequence[int] | range) -> Edit:
-        """And then some elements of an axis, in the order given."""
+        """Return the edit, followed by taking some elements of an axis, in the order given."""
         old = self.axes[axis]
         return self._with(axis, Axis(old.sources, old.index[np.asarray(index, np.intp)]))
 
     def padded(self, axis: int, size: int) -> Edit:
-        """Pad an axis at its end."""
+        """Return the edit, followed by padding an axis at its end."""
         old = self.axes[axis]
         more = np.full(size - len(old.index), PAD)
         return self._with(axis, Axis(old.sources, np.concatenate([old.index, more])))
 
     def expanded(self, at: int) -> Edit:
-        """Put in a new axis of length 1."""
+        """Return the edit, followed by a new axis of length 1."""
         return replace(self, axes=(*self.axes[:at], Axis((), np.zeros(1, np.intp)), *self.axes[at:]))
 
     def merged(self, first: int, last: int) -> Edit:
-        """And then the axes from `first` to `last`, both included, as one."""
+        """Return the edit, followed by merging the axes from `first` to `last`, both included."""
         parts = self.axes[first : last + 1]
         index = np.zeros(1, np.intp)
         for part in parts:
@@ -120,7 +121,7 @@ class Edit:
         return replace(self, axes=(*self.axes[:first], joint, *self.axes[last + 1 :]))
 
     def squeezed(self, axis: int) -> Edit:
-        """Leave out an axis of length 1.
+        """Return the edit, followed by leaving out an axis of length 1.
 
         Raises:
             ValueError: it is longer, or the only axis.
@@ -136,48 +137,48 @@ class Edit:
         return replace(self, axes=(*self.axes[:at], axis, *self.axes[at + 1 :]))
 
     def _length(self, axis: Axis) -> int:
-        """Elements of the old axes of a new one."""
+        """Return the number of elements of the old axes of a new one."""
         return math.prod(self.shape[s] for s in axis.sources)
 
     def apply(self, array: Array, fill: float = 0) -> Array:
-        """An array of the old shape after the edit."""
+        """Return an array of the old shape after the edit."""
         order = [s for axis in self.axes for s in axis.sources]
         edited = array.transpose(order).reshape([self._length(axis) for axis in self.axes])
         kept = [np.flatnonzero(axis.index != PAD) for axis in self.axes]
         for at, (axis, places) in enumerate(zip(self.axes, kept, strict=True)):
-            edited = _along(edited, at, axis.index[places])
+            edited = _taken_along(edited, at, axis.index[places])
         if self.pads:  # written once: a table of embeddings is the largest weight of many models
             inner = edited
             edited = np.full(self.result, fill, edited.dtype) if fill else np.zeros(self.result, edited.dtype)
             if any(map(_scattered, kept)):
                 edited[np.ix_(*kept)] = inner
             else:
-                _copy(inner, edited[tuple(map(_run, kept))])
-        return np.asarray(edited, order="C").view(array.dtype)  # numpy drops what says: less than a byte
+                _copy(inner, edited[tuple(map(_as_slice, kept))])
+        return np.asarray(edited, order="C").view(array.dtype)  # numpy drops the marks of types below a byte
 
     def padding(self) -> Array:
-        """Which elements of the result are padding."""
+        """Return a bool array of the new shape, True for elements of the padding."""
         padded = np.zeros(self.result, bool)
         for at, axis in enumerate(self.axes):
             padded[(slice(None),) * at + (axis.index == PAD,)] = True
         return padded
 
     def of_blocks(self, blocks: Sequence[int], *, apart: bool = False) -> Edit:
-        """The edit of numbers that stand for blocks of elements; the new blocks are as large as can be.
+        """Return the edit of numbers that belong to blocks of elements; new blocks are as large as possible.
 
         Args:
-            blocks: how many there are along each old axis; each number is a divisor of the length.
-            apart: does padding stand in blocks of its own? Otherwise it joins any block.
+            blocks: the number of blocks along each old axis; each divides the length.
+            apart: must padding stand in blocks of its own? Otherwise it joins any block.
         """
         axes = []
         for axis in self.axes:
             numbers = np.append(self.numbers(axis, blocks), PAD)[axis.index]
-            rows = numbers.reshape(-1, _block(numbers, apart)).max(axis=1)
+            rows = numbers.reshape(-1, _block_length(numbers, apart)).max(axis=1)
             axes.append(Axis(axis.sources, rows if apart else np.maximum(rows, 0)))
         return Edit(tuple(map(int, blocks)), tuple(axes))
 
     def numbers(self, axis: Axis, blocks: Sequence[int]) -> Array:
-        """For each element of the old axes of a new one, the number of its block."""
+        """Return for each element of the old axes of a new one the number of its block."""
         numbers = np.zeros(1, np.intp)
         for s in axis.sources:
             own = np.arange(self.shape[s]) // (self.shape[s] // int(blocks[s]))
@@ -185,9 +186,9 @@ class Edit:
         return numbers
 
     def of_vectors(self, axis: int, width: int) -> tuple[Edit, int] | None:
-        """The edit of vectors of elements that lie along an old axis, and their axis afterwards.
+        """Return the edit of vectors of elements along an old axis, and the axis of vectors afterwards.
 
-        None where the edit cuts a vector, or lets its elements lie otherwise.
+        None where the edit cuts a vector, or reorders its elements.
         """
         at = next(i for i, new in enumerate(self.axes) if axis in new.sources)
         new = self.axes[at]
@@ -203,45 +204,45 @@ class Edit:
         return edited, at
 
     def followed_by(self, lengths: Sequence[int]) -> Edit:
-        """The same edit of an array with more axes after those, which it does not change."""
+        """Return the same edit of an array with more axes at the end, which do not change."""
         rank = len(self.shape)
         more = tuple(Axis((rank + i,), np.arange(n)) for i, n in enumerate(lengths))
         return Edit((*self.shape, *map(int, lengths)), (*self.axes, *more))
 
     def spread(self, values: Array) -> Array:
-        """Values of blocks of the result, one for each element."""
+        """Repeat values of blocks of the result for each of their elements."""
         for at, (few, many) in enumerate(zip(values.shape, self.result, strict=False)):
             values = np.repeat(values, many // few, axis=at) if few != many else values
         return values
 
 
 def _copy(source: Array, target: Array) -> None:
-    """Copy an array a part at a time, so that memory need not hold all of one that is mapped."""
+    """Copy an array in parts, so that memory need not hold all of a mapped one."""
     for part, place in zip(np.array_split(source, PARTS), np.array_split(target, PARTS), strict=True):
         place[...] = part
         forget(part)
 
 
 def _scattered(places: Array) -> bool:
-    """Are these not one after another?"""
+    """Are indices not consecutive?"""
     return len(places) > 1 and bool((np.diff(places) != 1).any())
 
 
-def _run(places: Array) -> slice:
-    """Places that stand one after another."""
+def _as_slice(places: Array) -> slice:
+    """Return consecutive indices as a slice."""
     first = int(places[0]) if len(places) else 0
     return slice(first, first + len(places))
 
 
-def _along(array: Array, axis: int, places: Array) -> Array:
-    """Some elements of an axis; a view where they stand one after another."""
+def _taken_along(array: Array, axis: int, places: Array) -> Array:
+    """Return some elements of an axis; a view if they are consecutive."""
     if _scattered(places):
         return np.take(array, places, axis)
-    return array[(slice(None),) * axis + (_run(places),)]
+    return array[(slice(None),) * axis + (_as_slice(places),)]
 
 
-def _block(numbers: Array, apart: bool) -> int:
-    """The largest length of pieces that hold one number each, and padding."""
+def _block_length(numbers: Array, apart: bool) -> int:
+    """Return the largest length of pieces that each hold one number and padding."""
     count = len(numbers)
     for size in sorted((n for n in range(1, count + 1) if count % n == 0), reverse=True):
         rows = numbers.reshape(-1, size)
@@ -254,12 +255,12 @@ def _block(numbers: Array, apart: bool) -> int:
 
 
 def pieces(shape: Sequence[int], axis: int, edges: Sequence[int]) -> list[Edit]:
-    """The edits that cut an axis at some places, the first and the last of which are its ends."""
+    """Return the edits that cut an axis at `edges`, the first and the last of which are its ends."""
     return [Edit.of(shape).taken(axis % len(shape), range(a, b)) for a, b in pairwise(edges)]
 
 
 def edit_of(op: Operation) -> Edit | None:
-    """What an op does to its operand; None where that is no edit of axes."""
+    """Return what an op does to its operand as an edit; None where it is not one."""
     old, new = (static_shape(v) for v in (op.inputs.get("x"), op.outputs[0]) if v is not None)
     if old is None or new is None:
         return None

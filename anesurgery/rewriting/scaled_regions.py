@@ -31,7 +31,7 @@ from anesurgery.numeric.squares import norm_of
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.session import Session
 from anesurgery.semantics import degrees
-from anesurgery.semantics.bounds import squared
+from anesurgery.semantics.bounds import squared_operand
 from anesurgery.semantics.degrees import SUMS_OF_PRODUCTS, TIED, Scaled, is_float
 from anesurgery.semantics.reading import ints
 
@@ -158,8 +158,8 @@ class ScaledRegions:
     def copy_before_norms(self) -> None:
         """Let each norm read a copy of its operand, times 1, so that it can have a scale of its own."""
         with self.function:
-            for op in [op for op in self.function.operations if squared(op) is not None]:
-                source = squared(op)
+            for op in [op for op in self.function.operations if squared_operand(op) is not None]:
+                source = squared_operand(op)
                 assert source is not None
                 norms = {r: norm_of(r) for r in consumers(source)}
                 readers = [r for r, norm in norms.items() if r is op or (norm and source in norm.rows)]
@@ -358,7 +358,7 @@ def source_of(var: Var) -> Var:
     """The value to scale where one is too large: of squares, their sums and means, what was squared."""
     op, steps = var.op, 4
     while op is not None and steps and op.op_type in WITHIN_NORMS:
-        if (source := squared(op)) is not None:
+        if (source := squared_operand(op)) is not None:
             return source
         op, steps = op.x.op, steps - 1
     return var

@@ -1,4 +1,8 @@
-"""A cache of the answers about a program while nothing edits it: many rules ask the same of one op."""
+"""Cache what rules ask about a program while nothing edits it: many rules ask the same about one op.
+
+Functions decorated with `cached` keep their results inside a `with caching() as clear:` block. Whoever edits
+the program calls `clear()` after each edit, since results are keyed by the ops and values themselves.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +15,33 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_ANSWERS: ContextVar[dict[Any, Any] | None] = ContextVar("answers", default=None)
+_RESULTS: ContextVar[dict[Any, Any] | None] = ContextVar("answers", default=None)
 
 
 @contextmanager
 def caching() -> Iterator[Callable[[], None]]:
-    """Cache the results of `cached` functions within; yields what empties the cache, for after each edit."""
-    answers = dict[Any, Any]()
-    token = _ANSWERS.set(answers)
+    """Cache the results of `cached` functions inside the block; yields the function that empties the cache."""
+    results = dict[Any, Any]()
+    token = _RESULTS.set(results)
     try:
-        yield answers.clear
+        yield results.clear
     finally:
-        _ANSWERS.reset(token)
+        _RESULTS.reset(token)
 
 
 def cached(function: Callable[P, R]) -> Callable[P, R]:
     """Cache a function's results until the program is edited; outside `caching` nothing is cached."""
 
     @wraps(function)
-    def asked(*args: P.args, **kwargs: P.kwargs) -> R:
-        answers = _ANSWERS.get()
-        if answers is None:
+    def with_cache(*args: P.args, **kwargs: P.kwargs) -> R:
+        results = _RESULTS.get()
+        if results is None:
             return function(*args, **kwargs)
         key = (function, args, tuple(kwargs.items())) if kwargs else (function, args)
-        answer: Any = answers.get(key, answers)
-        if answer is answers:
-            answer = answers[key] = function(*args, **kwargs)
-        known: R = answer
-        return known
+        cached_result: Any = results.get(key, results)
+        if cached_result is results:
+            cached_result = results[key] = function(*args, **kwargs)
+        result: R = cached_result
+        return result
 
-    return asked
+    return with_cache

@@ -1,7 +1,9 @@
-"""How results scale when operands do: the degree of each op, and which of its constants scale with it.
+"""The degree of each op: how its results scale when its operands do, and which of its constants must scale too.
 
-Operands times `u ** e` give results times `u ** scaled(op, ...).result`, if the constants of the op are
-multiplied by their own powers of u. Scaling by a power of two is exact in fp16, up to underflow.
+If operands are multiplied by powers `u ** e`, results are multiplied by `u ** scaled(op, exponent_of).result`,
+provided that the constants in `.constants` are multiplied by the powers named there. For example `square` of a
+value times u gives its result times u ** 2. Passes scale regions by powers of two, which is exact in fp16 up to
+underflow.
 """
 
 from __future__ import annotations
@@ -19,22 +21,22 @@ TIED = (
     | JOINING
     | names("add sub abs relu identity maximum minimum")
 )
-"""Ops whose float operands and results must all be scaled alike."""
+"""Ops whose float operands and results must all have the same scale."""
 
 ALIKE = TIED | names("gather reduce_mean reduce_sum reduce_max reduce_min leaky_relu reduce_l2_norm cast clip")
-"""Ops that hand on the scale of their operand."""
+"""Ops whose result has the scale of their operand."""
 
 SUMS_OF_PRODUCTS = WEIGHTED | {"conv"}
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """What comes of scaled operands."""
+    """The scale of an op's results and of its constants, as exponents of one factor."""
 
     result: float
     """The exponent of the results."""
     constants: Mapping[str, float] = field(default_factory=dict)
-    """Parameters with a constant that must be scaled too, and by what."""
+    """Parameter that holds a constant -> the exponent of the factor by which that has to be multiplied."""
 
 
 Exponents: TypeAlias = "Callable[[Var], float]"
@@ -46,17 +48,18 @@ def is_float(var: Var) -> bool:
 
 
 def scaled(op: Operation, of: Exponents) -> Scaled | None:
-    """What an op makes of operands that are scaled; None where it does not hand a scale on.
+    """Return the scales of an op's results and constants; None where it does not hand a scale on.
 
     Args:
         op: the op.
-        of: the exponent of a value; 0 of constants.
+        of: the function that gives the exponent of each value; 0 for constants.
     """
     degree = DEGREES.get(op.op_type)
     return None if degree is None or not all(map(is_float, op.outputs)) else degree(op, of)
 
 
-def _alike(op: Operation, of: Exponents) -> Scaled | None:
+def _same_scale(op: Operation, of: Exponents) -> Scaled | None:
+    """Return the one exponent that all dynamic operands share, which constants must get as well."""
     floats = [
         (name, v)
         for name, v in operands(op)
@@ -66,12 +69,12 @@ def _alike(op: Operation, of: Exponents) -> Scaled | None:
     if len(exponents) != 1:
         return None
     (exponent,) = exponents
-    fixed = [name for name, v in floats if producer(v, "const") is not None]
-    return None if "values" in fixed else Scaled(exponent, dict.fromkeys(fixed, exponent))
+    constants = [name for name, v in floats if producer(v, "const") is not None]
+    return None if "values" in constants else Scaled(exponent, dict.fromkeys(constants, exponent))
 
 
 def _product(op: Operation, of: Exponents) -> Scaled | None:
-    """A sum of products; its bias is scaled as the result."""
+    """Return the sum of the operands' exponents for a sum of products; the bias scales like the result."""
     if op.op_type == "matmul":
         return Scaled(of(op.x) + of(op.y))
     if producer(op.inputs.get("weight"), "const") is None:
@@ -81,12 +84,13 @@ def _product(op: Operation, of: Exponents) -> Scaled | None:
 
 
 def _power(op: Operation, of: Exponents) -> Scaled | None:
+    """Return the exponent times the power, where that is a constant."""
     exponent = number(op.y)
     return None if exponent is None else Scaled(exponent * of(op.x))
 
 
 DEGREES: dict[str, Callable[[Operation, Exponents], Scaled | None]] = {
-    **dict.fromkeys(ALIKE, _alike),
+    **dict.fromkeys(ALIKE, _same_scale),
     **dict.fromkeys(SUMS_OF_PRODUCTS, _product),
     **dict.fromkeys(("square", "reduce_sum_square"), lambda op, of: Scaled(2 * of(op.x))),
     "pow": _power,
@@ -97,4 +101,4 @@ DEGREES: dict[str, Callable[[Operation, Exponents], Scaled | None]] = {
     "mul": lambda op, of: Scaled(of(op.x) + of(op.y)),
     "real_div": lambda op, of: Scaled(of(op.x) - of(op.y)),
 }
-"""Op type -> what a scale becomes."""
+"""Op type -> the function that gives the scales of its results and constants."""

@@ -1,4 +1,7 @@
-"""Tell whether two computations are the same: same ops, same shapes, same constants, wired alike."""
+"""Fingerprints that say whether two edits are the same computation: same ops, shapes, constants and wiring.
+
+Checks of edits use them to test each distinct edit once: a decoder repeats the same one in every layer.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,17 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Array, Operation, Var, constant
-from anesurgery.semantics.bounds import found_of
+from anesurgery.semantics.bounds import facts_of_array
 from anesurgery.text import type_text
 
 INLINE = 1 << 22
-"""Constants of up to this many bytes are compared by content, larger ones by identity: a choice, between the
-time of reading them and of checking an edit that is like another."""
+"""Constants of up to this many bytes are compared by content, larger ones by identity. A choice between the
+time of reading a constant and of checking the same edit twice.
+"""
 SHORT = 64
-"""Bytes of constants that are compared as they are."""
-_counted = itertools.count()
-"""Numbers for large constants, of which no two get one, not even one that lies where another lay."""
+"""Constants of up to this many bytes are put into the fingerprint as they are, larger ones as a hash."""
+_serial_numbers = itertools.count()
+"""Numbers for large constants. Not `id`: another array may later lie at the same address."""
 
 
 def fingerprint(
@@ -28,49 +32,52 @@ def fingerprint(
     new: Sequence[Operation],
     weights: Mapping[Var, int] | None = None,
 ) -> Hashable:
-    """Equal for edits that are the same computation (names do not matter).
+    """Return a hashable that is equal for edits that are the same computation (names do not matter).
 
     Args:
         replaced: pairs (old value, new value).
         old: the ops of the old side.
-        new: those of the new side.
-        weights: constants that may hold anything, each with the number of its content.
+        new: the ops of the new side.
+        weights: constants whose content does not matter -> a number that is equal for equal content.
     """
     numbers: dict[Var, int] = {}
 
-    def known(var: Any) -> Hashable:
+    def value_key(var: Any) -> Hashable:
         if isinstance(var, (list, tuple)):
-            return tuple(known(v) for v in var)
+            return tuple(value_key(v) for v in var)
         if not isinstance(var, Var):
             return repr(var)
         if weights is not None and var in weights:
             return ("any", weights[var], type_text(var))
         value = constant(var)
         if value is not None:
-            return ("constant", _content(np.asarray(value)))
+            return ("constant", _content_key(np.asarray(value)))
         return (numbers.setdefault(var, len(numbers)), type_text(var))
 
-    def written(op: Operation) -> Hashable:
-        inputs = tuple((k, known(v)) for k, v in op.inputs.items() if v is not None)
-        nested = tuple((each(block.inputs), side(block.operations), each(block.outputs)) for block in op.blocks)
-        return (op.op_type, str(op.opset_version), inputs, nested, each(op.outputs))
+    def op_key(op: Operation) -> Hashable:
+        inputs = tuple((k, value_key(v)) for k, v in op.inputs.items() if v is not None)
+        nested = tuple(
+            (value_keys(block.inputs), ops_key(block.operations), value_keys(block.outputs))
+            for block in op.blocks
+        )
+        return (op.op_type, str(op.opset_version), inputs, nested, value_keys(op.outputs))
 
-    def each(values: Iterable[Var]) -> Hashable:
-        return tuple(known(v) for v in values)
+    def value_keys(values: Iterable[Var]) -> Hashable:
+        return tuple(value_key(v) for v in values)
 
-    def side(ops: Iterable[Operation]) -> Hashable:
-        return tuple(written(op) for op in ops if op.op_type != "const")
+    def ops_key(ops: Iterable[Operation]) -> Hashable:
+        return tuple(op_key(op) for op in ops if op.op_type != "const")
 
-    sides = side(old), side(new)
-    return (sides, tuple((known(a), known(b)) for a, b in replaced))
+    sides = ops_key(old), ops_key(new)
+    return (sides, tuple((value_key(a), value_key(b)) for a, b in replaced))
 
 
-def _content(array: Array) -> Hashable:
-    """What a constant holds, or which it is."""
+def _content_key(array: Array) -> Hashable:
+    """Return the content of a constant as a key: its bytes, their hash, or a serial number for large ones."""
     if array.nbytes <= SHORT:
         return array.dtype.str, array.shape, array.tobytes()
-    found = found_of(array)
-    if "content" not in found:
-        known = array.nbytes <= INLINE
-        found["content"] = hashlib.blake2b(array.tobytes()).digest() if known else next(_counted)
-    return array.dtype.str, array.shape, found["content"]
+    facts = facts_of_array(array)
+    if "content" not in facts:
+        is_read = array.nbytes <= INLINE
+        facts["content"] = hashlib.blake2b(array.tobytes()).digest() if is_read else next(_serial_numbers)
+    return array.dtype.str, array.shape, facts["content"]

@@ -1,9 +1,12 @@
-"""Where a value lies before any input is known: an interval from the ops that make it; how large products are.
+"""Bound values before any input is known: the interval of a value follows from the ops that compute it.
 
-The unknown is infinite: `(-inf, inf)` says nothing. `interval` is that of real numbers, which findings ask for:
-what a value would be where its dtype ends. `stored_interval` is that of the numbers which the program computes,
-rounded outwards in the dtype of each value; it is infinite where a value may overflow, and proofs rest on it.
-Weights are read only where what they multiply is bounded, and those of more than `MOST` elements never.
+There are two kinds. `interval` is in real numbers, as if no dtype ended; findings about overflow ask for it.
+`stored_interval` is of the numbers that the program computes, rounded outwards in the dtype of each value; it
+is infinite where a value may overflow, and proofs rest on it. `ANY`, (-inf, inf), means that nothing is known.
+What each op does to intervals is in `rows`. Weights of more than `MOST` elements are never read.
+
+The second half bounds attention scores by the lengths of heads, which decides whether a mask's fill still
+masks.
 """
 
 from __future__ import annotations
@@ -27,33 +30,39 @@ from anesurgery.semantics.bounds import (
     FUNCTION,
     MOST,
     Interval,
-    found_of,
-    of_constant,
-    outwards,
+    constant_range,
+    facts_of_array,
     row_length,
+    widened_by_rounding,
 )
 from anesurgery.semantics.reading import axis_of, flag, ints, scaled
 from anesurgery.semantics.rows import SPECS, OpSpec, reach
 
 STEPS = 48
-"""Ops that are looked at for one interval: more are seldom needed, and each question costs as many."""
+"""The most ops that one question looks at: more are seldom needed, and every question would pay for them."""
 DEEP = 100
-"""The same where many questions share what is learned; Python calls five functions for each op, of 1,000."""
+"""The same for questions that share results. Python allows 1,000 nested calls, and an op takes five."""
 
 OF_TYPES: dict[str, Interval] = {"b": (0, 1), "u": (0, math.inf)}
-"""What the kind of a type says: booleans are 0 or 1, and unsigned integers not negative."""
+"""Kind of a dtype -> what it says: booleans are 0 or 1, unsigned integers are not negative."""
 
 WRAPPING = names("abs add cast cumsum exp2 floor_div matmul mul pow real_div reduce_prod reduce_sum square sub")
-"""Ops whose results, in integers, start again or stop at the ends of their type."""
+"""Ops whose integer results wrap or saturate at the ends of their type."""
 
 UNCHANGED = UNROUNDED | MOVING | PADDING | names("max_pool resize_nearest_neighbor upsample_nearest_neighbor")
-"""Ops whose results are numbers of their dtype before they are rounded; a cast to a narrower float is not."""
+"""Ops that make no rounding error. A cast to a narrower float is none of them."""
 ROUNDED_ONCE = names("add sub mul real_div sqrt square")
 """Ops that IEEE arithmetic rounds correctly."""
 
 
 class Intervals:
-    """One question, and how far it may still look; or many questions that share what is learned."""
+    """Answers one question about intervals, or, with `assume`, many questions that share their results.
+
+    Args:
+        products: how many products with stored weights to look through; 0: products are unbounded.
+        assume: name of an input -> its interval. None: one question only, with nothing shared.
+        stored: bound the numbers as computed in each dtype? Else real numbers.
+    """
 
     def __init__(
         self, products: int = 0, assume: Mapping[str, Interval] | None = None, *, stored: bool = False
@@ -63,60 +72,64 @@ class Intervals:
         self.shared: dict[Var, Interval] | None = None if assume is None else {}
 
     def of(self, var: Var) -> Interval:
-        """The answer to another question."""
+        """Return the interval of a value as a new question, which may look at `DEEP` ops again."""
         self.steps = DEEP
         return self.at(var)
 
     def at(self, var: Any) -> Interval:
-        """The interval of a value."""
+        """Return the interval of a value within the current question."""
         if not isinstance(var, Var):
             return ANY
         if self.shared is None:
-            return self._found(var)
+            return self._compute(var)
         if var not in self.shared:
-            interval = self._found(var)
+            interval = self._compute(var)
             if self.steps <= 0:  # more could be learned
                 return interval
             self.shared[var] = interval
         return self.shared[var]
 
-    def _found(self, var: Var) -> Interval:
+    def _compute(self, var: Var) -> Interval:
+        """Return the interval of a value from the op that computes it, cut to what its dtype holds."""
         op, kind = var.op, np_dtype(var).kind
-        of_type = OF_TYPES.get(kind, ANY)
+        type_range = OF_TYPES.get(kind, ANY)
         if op is None:
-            return self.assume.get(var.name, of_type)
+            return self.assume.get(var.name, type_range)
         if self.steps <= 0 or kind == "b":
-            return of_type
+            return type_range
         if op.op_type == "const":
-            return of_constant(var)
+            return constant_range(var)
         self.steps -= 1
         low, high = self.result(op, var)
-        if kind in "iu":  # what is computed in floats is cut off towards zero
+        if kind in "iu":  # floats are truncated
             low, high = (math.trunc(v) if math.isfinite(v) else v for v in (low, high))
-        if kind in "iu" and op.op_type in WRAPPING and not _holds(var, low, high):
-            return of_type
-        return max(low, of_type[0]), min(high, of_type[1])
+        if kind in "iu" and op.op_type in WRAPPING and not _fits_integer_type(var, low, high):
+            return type_range
+        return max(low, type_range[0]), min(high, type_range[1])
 
     def result(self, op: Operation, var: Var) -> Interval:
-        """In numbers without end, of operands as they are."""
+        """Return the interval of one result of an op, before an integer dtype cuts it."""
         row = SPECS.get(op.op_type)
         if row is None:
             return ANY
         if row.positions is not None and var in op.outputs[row.positions :][:1]:
-            return 0.0, _last_place(op)
+            return 0.0, _largest_index(op)
         if row.range is None or isinstance(row.range, tuple):
             return row.range or ANY
         low, high = self.rounded(op, row.range(op, self), _roundings(op, row))
         return max(low, row.limits[0]), min(high, row.limits[1])
 
     def rounded(self, op: Operation, ends: Interval, roundings: float) -> Interval:
-        """Where numbers lie that an op makes, its result or others on the way, after so many roundings."""
+        """Return the interval of numbers that an op computes, results or sums, after some roundings."""
         dtype = np_dtype(op.outputs[0])
-        return outwards(ends, dtype, roundings) if self.stored and dtype.kind == "f" else ends
+        return widened_by_rounding(ends, dtype, roundings) if self.stored and dtype.kind == "f" else ends
 
 
-def _last_place(op: Operation) -> float:
-    """The largest place that an op may give: the last of its axis; infinite where no length is known."""
+def _largest_index(op: Operation) -> float:
+    """Return the largest index that an op may give: the last of its axis.
+
+    Infinite where the shape is dynamic.
+    """
     shape = static_shape(op.x)
     if shape is None or op.op_type == "shape":
         return math.inf
@@ -125,32 +138,32 @@ def _last_place(op: Operation) -> float:
 
 
 def _roundings(op: Operation, row: OpSpec) -> float:
-    """How often the result of an op is rounded, the sums on the way to it included."""
+    """Return how often the result of an op is rounded, the sums on the way to it included."""
     if op.op_type in UNCHANGED:
         return EXACT
     if op.op_type in ROUNDED_ONCE:
         return CORRECT
-    return FUNCTION + (0 if row.terms is None else 2 * row.terms(op))  # a product and a sum for each
+    return FUNCTION + (0 if row.terms is None else 2 * row.terms(op))  # one product and one sum per term
 
 
-def _holds(var: Var, low: float, high: float) -> bool:
-    """Does the integer type of a value hold all of an interval?"""
+def _fits_integer_type(var: Var, low: float, high: float) -> bool:
+    """Can the integer type of a value hold all of an interval?"""
     limits = np.iinfo(np_dtype(var))
     return bool(limits.min <= low and high <= limits.max)
 
 
 def interval(var: Any, products: int = 0) -> Interval:
-    """Where a value lies, whatever the inputs are; `ANY` where nothing can be said.
+    """Return the interval of a value for all inputs, in real numbers; `ANY` where nothing is known.
 
     Args:
         var: the value.
-        products: through how many products with stored weights to look.
+        products: how many products with stored weights to look through.
     """
     return _interval(var, products, stored=False) if isinstance(var, Var) else ANY
 
 
 def stored_interval(var: Var) -> Interval:
-    """Where a value lies as the program computes it, rounded in the dtype of each value on the way."""
+    """Return the interval of a value as the program computes it, rounded in each dtype on the way."""
     return _interval(var, 0, stored=True)
 
 
@@ -160,13 +173,13 @@ def _interval(var: Var, products: int, *, stored: bool) -> Interval:
 
 
 def magnitude(var: Any, products: int = 0) -> float:
-    """The largest magnitude of a value; infinite where nothing can be said."""
+    """Return the largest magnitude of a value; infinite where nothing is known."""
     low, high = interval(var, products)
     return max(abs(low), abs(high))
 
 
 def product(op: Operation) -> float:
-    """What a sum of a conv, linear or matmul with stored weights can reach; infinite where it is unbounded."""
+    """Return the largest sum of a conv, linear or matmul with stored weights; infinite if it is unbounded."""
     return reach(op, Intervals())
 
 
@@ -184,12 +197,18 @@ LEAST_SCALE = 0.1
 
 
 def masked_up_to(fill: float) -> float:
-    """Up to which magnitude of scores a fill masks, and any other that does, and sums stay on the engine."""
+    """Return the largest magnitude of scores that a fill still masks.
+
+    It masks like any other fill that does, and the sum of score and fill stays within the engine's fp16 range.
+    """
     return min((-max(MASKED, fill) - VANISHES / LEAST_SCALE) / 2, fp16.CEILING + fill)
 
 
 def score_limits(root: Operation, scores: Var, most: float) -> dict[Var, float]:
-    """Scores with their largest magnitude; for fused attention, queries and keys with theirs."""
+    """Return values -> largest magnitude at which scores stay within `most`: the scores, or queries and keys.
+
+    For fused attention (which has no value with the scores) these are the queries and keys, also before a cast.
+    """
     if root.op_type == "softmax":
         return {scores: most}
     casts = [producer(v, "cast") for v in (root.query, root.key)]
@@ -198,11 +217,11 @@ def score_limits(root: Operation, scores: Var, most: float) -> dict[Var, float]:
 
 
 def stored_score(var: Var, enough: float = 0.0) -> float:
-    """The largest magnitude of scores as a program computes them: of a matmul, times numbers.
+    """Return the largest magnitude of scores as computed: a matmul's results, perhaps times numbers.
 
     Args:
         var: the scores.
-        enough: a bound up to it is not made better.
+        enough: a bound up to this is good enough, and is not made tighter.
     """
     growth = 1.0
     while var.op is not None and (factor := scaled(var.op)) is not None:
@@ -210,29 +229,35 @@ def stored_score(var: Var, enough: float = 0.0) -> float:
     if var.op is None or var.op.op_type != "matmul":
         return math.inf
     growth *= ROUNDED_HALVES
-    return growth * _of_heads(var.op, enough / growth if growth else math.inf, stored=True)
+    return growth * _product_of_head_lengths(var.op, enough / growth if growth else math.inf, stored=True)
 
 
-def _of_heads(op: Operation, enough: float, *, stored: bool = False) -> float:
-    """The largest product of two heads, with singular values only where what is found sooner is too much."""
+def _product_of_head_lengths(op: Operation, enough: float, *, stored: bool = False) -> float:
+    """Return the largest product of two heads.
+
+    Exact singular values only where the rough bound exceeds `enough`.
+    """
     most = math.inf
     for roughly in (True, False):
         if most > enough:
-            most = math.prod(head_length(v, axis, stored=stored, roughly=roughly) for v, axis in _sides(op))
+            most = math.prod(
+                head_length(v, axis, stored=stored, roughly=roughly)
+                for v, axis in _operands_and_summed_axes(op)
+            )
     return most
 
 
-def _sides(op: Operation) -> tuple[tuple[Var, int], tuple[Var, int]]:
-    """Both operands of a matmul, with the axes over which it sums."""
+def _operands_and_summed_axes(op: Operation) -> tuple[tuple[Var, int], tuple[Var, int]]:
+    """Return both operands of a matmul, each with the axis over which it sums."""
     return (op.x, -2 if flag(op, "transpose_x") else -1), (op.y, -1 if flag(op, "transpose_y") else -2)
 
 
 def largest_score(op: Operation, enough: float) -> float:
-    """The largest magnitude that a matmul of two values can give; infinite where nothing bounds it.
+    """Return the largest magnitude that a matmul of two values can give; infinite where nothing bounds it.
 
     Args:
         op: the matmul.
-        enough: a bound below it is not made better.
+        enough: a bound below this is good enough, and is not made tighter.
     """
     terms = op.x.shape[-2 if flag(op, "transpose_x") else -1]
     if is_symbolic(terms):
@@ -240,87 +265,96 @@ def largest_score(op: Operation, enough: float) -> float:
     most = magnitude(op.x, products=2) * magnitude(op.y, products=2) * int(terms)
     if most < enough:
         return most
-    return min(most, _of_heads(op, enough))
+    return min(most, _product_of_head_lengths(op, enough))
 
 
 def head_length(value: Var, axis: int, *, stored: bool = False, roughly: bool = False) -> float:
-    """The largest Euclidean length of a value along an axis that holds the numbers of one head.
+    """Return the largest Euclidean length of one attention head; infinite where it is not of the form below.
 
-    They come of a linear layer behind a norm. A head is no longer than a row of the norm times the largest
-    singular value of its weights, and its bias: sums of magnitudes say several times as much, which no row
-    reaches in all numbers at once. A layer that gives queries, keys and values is split behind it.
+    The form is a norm, a linear layer and a reshape into heads, perhaps with a split into queries, keys and
+    values and with transposes. A head is no longer than a row of the norm times the largest singular value of
+    its weights, plus its bias. Sums of magnitudes would bound it several times higher, which no row reaches
+    everywhere at once.
 
     Args:
-        value: a head, or several.
-        axis: along which its numbers lie.
-        stored: as they are computed in their dtype? Else in real numbers.
-        roughly: may singular values be bounded by more, which is found sooner?
+        value: one or several heads.
+        axis: the axis that holds the numbers of one head.
+        stored: bound the numbers as computed in their dtype? Else as real numbers.
+        roughly: use an upper bound of the singular value that is found faster?
     """
-    at = axis % value.rank
+    head_axis = axis % value.rank
     while (moved := producer(value, "transpose")) is not None:
-        value, at = moved.x, ints(moved, "perm")[at] % value.rank
-    if at != value.rank - 1:
+        value, head_axis = moved.x, ints(moved, "perm")[head_axis] % value.rank
+    if head_axis != value.rank - 1:
         return math.inf
     size = static_shape(value)
-    split = producer(value, "reshape")
-    if split is not None and not _splits_last(static_shape(split.x), size):
+    head_split = producer(value, "reshape")
+    if head_split is not None and not _only_splits_last_axis(static_shape(head_split.x), size):
         return math.inf
-    whole = value if split is None else split.x
-    parts = producer(whole, "split")
-    if parts is not None and size is not None and _cuts_between_heads(parts, size[-1]):
-        whole = parts.x
-    layer = producer(whole, "linear")
-    longest = None if layer is None or size is None else _longest(layer, size[-1], roughly)
-    if layer is None or longest is None:
+    rows = value if head_split is None else head_split.x
+    qkv_split = producer(rows, "split")
+    if qkv_split is not None and size is not None and _keeps_heads_whole(qkv_split, size[-1]):
+        rows = qkv_split.x
+    layer = producer(rows, "linear")
+    layer_bounds = None if layer is None or size is None else _singular_value_and_bias(layer, size[-1], roughly)
+    if layer is None or layer_bounds is None:
         return math.inf
-    return (row_length(layer.x, stored=stored) * longest[0] + longest[1]) * (ROUNDED_HALVES if stored else 1)
+    return (row_length(layer.x, stored=stored) * layer_bounds[0] + layer_bounds[1]) * (
+        ROUNDED_HALVES if stored else 1
+    )
 
 
-def _cuts_between_heads(op: Operation, size: int) -> bool:
-    """Does a split of the last axis leave heads of so many numbers whole?"""
+def _keeps_heads_whole(op: Operation, size: int) -> bool:
+    """Does a split of the last axis leave heads of `size` numbers in one piece?"""
     return axis_of(op) == op.x.rank - 1 and all(
         shape is not None and shape[-1] % size == 0 for shape in map(static_shape, op.outputs)
     )
 
 
-def _splits_last(before: tuple[int, ...] | None, after: tuple[int, ...] | None) -> bool:
-    """Does a reshape cut the last axis into two, and nothing else?"""
-    return before is not None and after is not None and (*before[:-1], before[-1]) == _joined(after)
+def _only_splits_last_axis(before: tuple[int, ...] | None, after: tuple[int, ...] | None) -> bool:
+    """Does a reshape split the last axis into two and change nothing else?"""
+    return (
+        before is not None and after is not None and (*before[:-1], before[-1]) == _with_last_two_joined(after)
+    )
 
 
-def _joined(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _with_last_two_joined(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape whose last two axes are joined into one."""
     return (*shape[:-2], math.prod(shape[-2:]))
 
 
-def _longest(layer: Operation, size: int, roughly: bool) -> tuple[float, float] | None:
-    """The largest singular value of weights of so many outputs, and the longest bias; None where not read."""
+def _singular_value_and_bias(layer: Operation, size: int, roughly: bool) -> tuple[float, float] | None:
+    """Return the largest singular value of a head's weights and its longest bias; None for large weights."""
     weight, bias = constant(layer.weight), layer.inputs.get("bias")
     offset = None if bias is None else constant(bias)
     if weight is None or (bias is not None and offset is None) or np.size(weight) > MOST:
         return None
-    found, key = found_of(weight), ("singular value", size, roughly)
-    if key not in found:
-        found[key] = _singular_value(weight, size, roughly) * ROUNDED
+    facts, key = facts_of_array(weight), ("singular value", size, roughly)
+    if key not in facts:
+        facts[key] = _largest_singular_value(weight, size, roughly) * ROUNDED
         forget(weight)
     shift = 0.0 if offset is None else np.linalg.norm(np.reshape(offset, (-1, size)), axis=1).max()
-    return found[key], float(shift)
+    return facts[key], float(shift)
 
 
-def _singular_value(weight: Array, size: int, roughly: bool) -> float:
-    """The largest singular value of so many rows; roughly, by the products of a few rows with each other."""
+def _largest_singular_value(weight: Array, size: int, roughly: bool) -> float:
+    """Return the largest singular value over all groups of `size` rows of a weight.
+
+    Roughly: an upper bound from the products of `FEW` rows with each other.
+    """
     rows = math.gcd(size, FEW) if roughly else size
-    parts = as_tensor(weight).float().reshape(-1, rows, weight.shape[-1])
-    products = parts @ parts.mT
+    groups = as_tensor(weight).float().reshape(-1, rows, weight.shape[-1])
+    products = groups @ groups.mT
     if not roughly:
         squares = torch.linalg.eigvalsh(products)
-    else:  # the largest eigenvalue of a sum is at most the sum of those, and each at most the root of squares
+    else:  # an eigenvalue is at most the Frobenius norm, and that of a sum at most the sum of theirs
         squares = torch.linalg.matrix_norm(products).reshape(-1, size // rows).sum(1)
     return math.sqrt(max(float(squares.max()), 0.0))
 
 
 FEW = 16
-"""Rows of weights of which a rough bound is made at once: of 64, it takes a third of the time."""
+"""The rows of weights in one group of a rough bound: groups of 64 take three times as long."""
 ROUNDED = 1 + 1e-4
-"""More than rounding does to a singular value in fp32."""
+"""A margin for singular values in fp32, larger than their rounding error."""
 ROUNDED_HALVES = 1.1
-"""What rounding in fp16 does to lengths and scores: a sum of 128 terms in a row is off by 6 %."""
+"""A margin for lengths and scores in fp16: a running sum of 128 terms is off by up to 6 %."""

@@ -1,4 +1,8 @@
-"""Small readers that the tables of findings share: sizes, weights, parameters, words, and consumers."""
+"""Readers of ops and values that rules, passes and findings share.
+
+Sections: types and sizes; parameters (axes, slices, numbers); small algebraic forms such as `x * c` and
+`exp(x)`; words for reports; and the consumers of a value, followed through other ops.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +28,8 @@ from anesurgery.ops import CARRIERS
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What a type says: is it a tensor or scalar of numbers, of which element type, shape and bytes?"""
+class TypeFacts:
+    """What the type of a value says: is it a tensor (or scalar) of numbers, its dtype, shape and itemsize."""
 
     is_tensor: bool
     dtype: str
@@ -35,53 +39,56 @@ class Kind:
 
 
 @lru_cache(maxsize=4096)
-def _kind(sym_type: Any) -> Kind:
+def _kind(sym_type: Any) -> TypeFacts:
     wrapped = sym_type.wrapped_type() if types.is_state(sym_type) else sym_type
     tensor = types.is_tensor(wrapped)
     element = wrapped.get_primitive() if tensor else wrapped
     if not (tensor or types.is_scalar(wrapped)) or types.is_str(element):
-        return Kind(False, "", (), 0)
+        return TypeFacts(False, "", (), 0)
     lengths = wrapped.get_shape() if tensor else ()
     shape = tuple(1 if is_symbolic(d) else int(d) for d in lengths)
     dtype = str(types.builtin_to_string(element))
     bits = int("".join(filter(str.isdigit, dtype)) or 8)
-    return Kind(wrapped is sym_type, dtype, shape, bits / 8)
+    return TypeFacts(wrapped is sym_type, dtype, shape, bits / 8)
 
 
-def kind_of(var: Var) -> Kind:
-    """What the type of a value says; of a state, that it is not a tensor, and the shape of the one it holds."""
+def kind_of(var: Var) -> TypeFacts:
+    """Return what the type of a value says.
+
+    A state is not a tensor, but has the shape of the tensor it holds.
+    """
     return _kind(var.sym_type)
 
 
 def is_tensor(var: Var) -> bool:
-    """Is it a tensor or a scalar of numbers (and no list, state or string)?"""
+    """Is a value a tensor or a scalar of numbers (and not a list, a state or a string)?"""
     return kind_of(var).is_tensor
 
 
 def shape_of(var: Var) -> tuple[int, ...]:
-    """Lengths of a tensor, 1 for dynamic ones; of a state, those of its tensor."""
+    """Return the shape of a tensor, or of the tensor that a state holds, with 1 for dynamic lengths."""
     return kind_of(var).shape
 
 
 def size_of(var: Var) -> int:
-    """Bytes, rows not padded; 0 for what is not a tensor."""
+    """Return the size of a value in bytes, without padding; 0 for what is not a tensor."""
     kind = kind_of(var)
     return math.ceil(math.prod(kind.shape) * kind.itemsize) if kind.is_tensor else 0
 
 
 def elements(var: Var) -> int:
-    """Number of elements; dynamic lengths count as one."""
+    """Return the number of elements; dynamic lengths count as 1."""
     return math.prod(shape_of(var))
 
 
 def weight(op: Operation) -> Var | None:
-    """The stored weight of a conv, linear or matmul; None where it is computed."""
+    """Return the stored weight of a conv, linear or matmul; None where it is computed."""
     var = op.inputs.get("y" if op.op_type == "matmul" else "weight")
     return var if isinstance(var, Var) and is_stored(var) else None
 
 
 def channels(op: Operation) -> tuple[int, int, int] | None:
-    """Outputs, inputs (of one group) and taps of a product with a stored weight of static shape."""
+    """Return (outputs, inputs of one group, taps) of a product with a stored weight; None for other ops."""
     var = weight(op)
     shape = static_shape(var) if var is not None else None
     if shape is None or len(shape) < 2:
@@ -95,62 +102,65 @@ def channels(op: Operation) -> tuple[int, int, int] | None:
 
 
 def flag(op: Operation, name: str) -> bool:
-    """A boolean parameter; False when absent."""
+    """Return a boolean parameter; False when absent."""
     return bool(constant(op.inputs.get(name)))
 
 
 def ints(op: Operation, name: str) -> list[int]:
-    """A parameter of integers; empty when it is absent or dynamic."""
+    """Return a parameter of integers as a list; empty when it is absent or dynamic."""
     value = constant(op.inputs.get(name))
     return [] if value is None else [int(v) for v in getattr(value, "flat", [value])]
 
 
 def each_axis(op: Operation, name: str, absent: Any) -> list[Any]:
-    """A constant parameter of an op on x, a value for each axis of x.
+    """Return a constant parameter of an op on x as a list with one value for each axis of x.
 
     Args:
-        op: the op, as a slice.
+        op: the op, such as a slice.
         name: the parameter.
-        absent: the value for each axis where it is not there.
+        absent: the value for each axis where the parameter is absent.
     """
     values = constant(op.inputs.get(name))
     return [absent] * op.x.rank if values is None else [type(absent)(value) for value in values]
 
 
 @dataclass(frozen=True)
-class Along:
-    """What a slice takes along one axis, in places as the op states them: negative ones count from the end."""
+class SliceRange:
+    """The indices that a slice takes along one axis, as the op states them.
+
+    Negative ones count from the end.
+    """
 
     begin: int | None
-    """The first place, 0 where the op leaves it open (and steps forward); None where it is dynamic."""
+    """The first index, 0 where the op leaves it open (and steps forward); None where it is dynamic."""
     end: int | None
-    """The place behind the last; None where it is dynamic, or left open."""
+    """The index behind the last; None where it is dynamic or left open."""
     to_end: bool
-    """Is the end left open, so that all that follows is taken?"""
+    """Is the end left open, so that everything from the first index on is taken?"""
     stride: int
     single: bool
     """Is one element taken, and the axis dropped?"""
 
     def places(self, size: int) -> tuple[int, int] | None:
-        """The first place and the one behind the last of an axis of a length; None where one is dynamic."""
-        begin = None if self.begin is None else _from_front(self.begin, size)
+        """Return (first, behind the last) index for an axis of length `size`; None where one is dynamic."""
+        begin = None if self.begin is None else _nonnegative_index(self.begin, size)
         if begin is None or self.single:
             return None if begin is None else (begin, begin + 1)
         if self.end is None:
             return (begin, size) if self.to_end else None
-        return begin, _from_front(self.end, size)
+        return begin, _nonnegative_index(self.end, size)
 
 
-def _from_front(place: int, size: int) -> int:
+def _nonnegative_index(place: int, size: int) -> int:
     return min(place + size if place < 0 else place, size)
 
 
-def sliced(op: Operation) -> list[Along]:
-    """What a slice takes along each axis of x."""
+def sliced(op: Operation) -> list[SliceRange]:
+    """Return the range that a slice takes along each axis of x."""
     begins, ends = ints(op, "begin"), ints(op, "end")
     opens, closes, single = (each_axis(op, f"{n}_mask", False) for n in ("begin", "end", "squeeze"))
     return [
-        Along(
+        SliceRange(
             0 if opens[axis] else begins[axis] if begins else None,
             ends[axis] if ends and not closes[axis] else None,
             closes[axis],
@@ -162,7 +172,10 @@ def sliced(op: Operation) -> list[Along]:
 
 
 def slice_places(op: Operation) -> tuple[list[int], list[int]] | None:
-    """Where a slice begins and ends on each axis, from the front; None where one is dynamic, or the shape."""
+    """Return (begins, ends) of a slice for all axes, none negative.
+
+    None where one, or the shape, is dynamic.
+    """
     shape = static_shape(op.x)
     pairs = [] if shape is None else [along.places(n) for along, n in zip(sliced(op), shape, strict=True)]
     known = [pair for pair in pairs if pair is not None]
@@ -172,23 +185,23 @@ def slice_places(op: Operation) -> tuple[list[int], list[int]] | None:
 
 
 def axis_of(op: Operation) -> int:
-    """The axis that an op works along, not negative; the last where it names none."""
+    """Return the axis that an op works along, not negative; the last where it names none."""
     first: Var = op.inputs["values"][0] if "values" in op.inputs else op.x
     return (ints(op, "axis") or [-1])[0] % max(first.rank, 1)  # numbers are joined into a vector
 
 
 def axes_of(op: Operation) -> list[int]:
-    """The axes that an op on x works over, not negative; all where it names none."""
+    """Return the axes that an op on x works over, not negative; all where it names none."""
     return [axis % op.x.rank for axis in ints(op, "axes") or range(op.x.rank)]
 
 
 def permutation(op: Operation) -> list[int]:
-    """The axes of a transpose, not negative."""
+    """Return the axes of a transpose, not negative."""
     return [axis % op.x.rank for axis in ints(op, "perm")]
 
 
 def number(var: Any) -> float | None:
-    """The value of a constant with one element."""
+    """Return the value of a constant with one element; None for other values."""
     if not isinstance(var, Var) or math.prod(static_shape(var) or (2,) * var.rank) != 1:
         return None
     value = constant(var)
@@ -198,7 +211,7 @@ def number(var: Any) -> float | None:
 
 
 def clipped_divisor(op: Operation) -> tuple[float, float] | None:
-    """The ends of the clip of `m / clip(m)`; None for other divisions."""
+    """Return (least, largest) of the clip in `m / clip(m)`; None for other divisions."""
     clip = producer(op.y, "clip")
     if clip is None or clip.x is not op.x:
         return None
@@ -207,14 +220,17 @@ def clipped_divisor(op: Operation) -> tuple[float, float] | None:
 
 
 def scaled(op: Operation) -> tuple[Any, float] | None:
-    """A value and the number that it is multiplied with, or divided by, by an op; None for all others."""
+    """Return a value and the number that an op multiplies it by (or divides it by, inverted).
+
+    None for other ops.
+    """
     if op.op_type == "real_div" and (divisor := number(op.y)):
         return op.x, 1 / divisor
-    return beside_number(op) if op.op_type == "mul" else None
+    return value_and_number(op) if op.op_type == "mul" else None
 
 
 def exponential(op: Operation | None) -> tuple[Any, float] | None:
-    """The exponent of `exp(x)`, or of a power of a positive number, and the logarithm of that number."""
+    """Return the exponent and the logarithm of the base of `exp(x)`, or of a power of a constant above 0."""
     if op is None or op.op_type not in ("exp", "pow"):
         return None
     if op.op_type == "exp":
@@ -223,8 +239,8 @@ def exponential(op: Operation | None) -> tuple[Any, float] | None:
     return (op.y, math.log(base)) if base is not None and 0 < base < math.inf else None
 
 
-def beside_number(op: Operation) -> tuple[Any, float] | None:
-    """The value and the one number that an op takes as x and y, in either order; None without a number."""
+def value_and_number(op: Operation) -> tuple[Any, float] | None:
+    """Return the value and the single number that an op takes as x and y, in either order; None without one."""
     for value, other in ((op.x, op.y), (op.y, op.x)):
         if (single := number(other)) is not None:
             return value, single
@@ -232,13 +248,14 @@ def beside_number(op: Operation) -> tuple[Any, float] | None:
 
 
 def guard_of(op: Operation | None) -> tuple[Any, float, float] | None:
-    """What an op keeps away from 0, the number that it adds or is at least, and the end that it cuts off.
+    """Return (value, least, most) of an op that keeps a value away from 0; None for other ops.
 
-    None for other ops than `add`, `maximum` and `clip` of a value, in its shape, with a number from 0 on.
+    Such ops are `add`, `maximum` and `clip` with a number from 0 on (least), if the value keeps its shape.
+    `most` is the upper end of a clip, else infinite.
     """
     if op is None or op.op_type not in ("add", "maximum", "clip"):
         return None
-    value, least = (op.x, number(op.alpha)) if op.op_type == "clip" else beside_number(op) or (op.x, None)
+    value, least = (op.x, number(op.alpha)) if op.op_type == "clip" else value_and_number(op) or (op.x, None)
     most = number(op.beta) if op.op_type == "clip" else math.inf
     if least is None or most is None or least < 0 or value.shape != op.outputs[0].shape:
         return None
@@ -246,7 +263,7 @@ def guard_of(op: Operation | None) -> tuple[Any, float, float] | None:
 
 
 def scaled_by_all(op: Operation) -> tuple[Any, float, tuple[Operation, ...]] | None:
-    """A value, the number that one or several ops in a row multiply it with, and the ops, the last first."""
+    """Return (value, factor, ops): a chain of ops, last first, that multiplies a value by numbers."""
     found = scaled(op)
     if found is None:
         return None
@@ -255,8 +272,11 @@ def scaled_by_all(op: Operation) -> tuple[Any, float, tuple[Operation, ...]] | N
     return (*found, (op,)) if more is None else (more[0], found[1] * more[1], (op, *more[2]))
 
 
-def whole_power(var: Any) -> tuple[Any, int, tuple[Operation, ...]] | None:
-    """The base and the exponent, 2 or more, of a power or of products of one value; and what makes it."""
+def integer_power(var: Any) -> tuple[Any, int, tuple[Operation, ...]] | None:
+    """Return (base, exponent, ops) of an integer power from 2 on, written as a power or as products.
+
+    Else None.
+    """
     op = var.op
     if op is None:
         return None
@@ -270,19 +290,19 @@ def whole_power(var: Any) -> tuple[Any, int, tuple[Operation, ...]] | None:
     if op.x is op.y:
         return op.x, 2, (op,)
     for inner, other in ((op.x, op.y), (op.y, op.x)):
-        found = whole_power(inner)
+        found = integer_power(inner)
         if found is not None and found[0] is other:
             return found[0], found[1] + 1, (op, *found[2])
     return None
 
 
 def in_decibels(value: float, before: str = "", digits: int = 1) -> str:
-    """How near two results are, in words: "PSNR 41.2 dB", "identical" or "not finite".
+    """Return how near two results are, in words: "PSNR 41.2 dB", "identical" or "not finite".
 
     Args:
-        value: in dB; infinite where nothing differs, and less than any number where one side is not finite.
-        before: what stands before a number.
-        digits: after the point.
+        value: in dB; inf where nothing differs, -inf or NaN where one side is not finite.
+        before: the text in front of a number.
+        digits: how many digits follow the decimal point.
     """
     if math.isinf(value) or math.isnan(value):
         return "identical" if value > 0 else "not finite"
@@ -290,12 +310,12 @@ def in_decibels(value: float, before: str = "", digits: int = 1) -> str:
 
 
 def shape_in_words(shape: Any) -> str:
-    """A shape for a reader: "1x64x32x32", "1x?x64" with a dynamic length, or "scalar"."""
+    """Return a shape as text: "1x64x32x32", "1x?x64" with a dynamic length, or "scalar"."""
     return "x".join("?" if is_symbolic(d) else str(d) for d in shape) or "scalar"
 
 
 def readers_after(var: Var, through: frozenset[str] = CARRIERS) -> Iterator[Operation]:
-    """The readers of a value; those of a type in `through` are followed to their readers."""
+    """Yield the consumers of a value; consumers of a type in `through` are replaced by their own consumers."""
     stack, seen = [var], {var}
     while stack:
         for op in consumers(stack.pop()):
@@ -308,13 +328,13 @@ def readers_after(var: Var, through: frozenset[str] = CARRIERS) -> Iterator[Oper
 
 
 def reaches_output(var: Var, through: frozenset[str]) -> bool:
-    """Is a value an output of its block, as it is or through ops of these types?"""
+    """Is a value an output of its block, either directly or through ops of these types?"""
     stack, seen = [var], {var}
     while stack:
-        found = stack.pop()
-        if is_output(found):
+        value = stack.pop()
+        if is_output(value):
             return True
-        fresh = [v for op in consumers(found) if op.op_type in through for v in op.outputs if v not in seen]
+        fresh = [v for op in consumers(value) if op.op_type in through for v in op.outputs if v not in seen]
         seen.update(fresh)
         stack += fresh
     return False
@@ -322,29 +342,29 @@ def reaches_output(var: Var, through: frozenset[str]) -> bool:
 
 @dataclass(frozen=True)
 class AxisSlice:
-    """Which part of which axis."""
+    """The part of one axis that a slice takes."""
 
     axis: int
     begin: int
     end: int
     stride: int = 1
     dropped: bool = False
-    """Does the result lack the axis (of which one element is taken)?"""
+    """Is one element taken and the axis removed?"""
 
     @property
     def size(self) -> int:
-        """How many elements it takes."""
+        """The number of elements that it takes."""
         return -(-(self.end - self.begin) // self.stride)
 
 
 def axis_slice(op: Operation) -> AxisSlice | None:
-    """What a `slice_by_index` takes, where that is part of one axis, forward; else None."""
+    """Return what a `slice_by_index` takes if that is part of one axis, forward; else None."""
     shape, places = static_shape(op.x), slice_places(op)
     if shape is None or places is None:
         return None
     rows = enumerate(zip(*places, sliced(op), strict=True))
-    each = [AxisSlice(a, b, e, 1 if s.single else s.stride, s.single) for a, (b, e, s) in rows]
-    parts = [part for part, size in zip(each, shape, strict=True) if part.size != size or part.dropped]
+    slices = [AxisSlice(a, b, e, 1 if s.single else s.stride, s.single) for a, (b, e, s) in rows]
+    parts = [part for part, size in zip(slices, shape, strict=True) if part.size != size or part.dropped]
     if len(parts) != 1 or parts[0].stride < 1 or parts[0].size < 1:
         return None
     return parts[0]

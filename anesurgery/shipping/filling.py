@@ -20,13 +20,20 @@ from anesurgery.facts.padded_ends import (
     TABLE,
     UNKNOWN,
     End,
-    combined,
-    of_stored,
-    of_table,
+    end_of_constant,
+    end_of_result,
+    end_of_table,
     stays_finite,
-    unknown,
+    unknown_end,
 )
-from anesurgery.facts.windows import begins_first, is_cut, is_edge, stride_along, unpadded, windows_kept
+from anesurgery.facts.windows import (
+    begins_at_zero,
+    is_cut_to_input,
+    is_pad_of_convs,
+    stride_along,
+    unpadded,
+    windows_kept,
+)
 from anesurgery.files.joining import default_function
 from anesurgery.files.package import Loaded
 from anesurgery.files.size_index import Padding, axes_in_words
@@ -55,7 +62,7 @@ from anesurgery.rewriting.fixed_shapes import Shapes, barred
 from anesurgery.rewriting.graph_edits import widen_choices
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.semantics.reading import each_axis, ints, sliced
-from anesurgery.semantics.rows import CONTRACTED, Axes, places_of, reshaped
+from anesurgery.semantics.rows import CONTRACTED, Axes, places_of, reshape_axes
 
 HIDING = -1e4
 """What a mask that is added is filled up with: it hides in fp16, twice too."""
@@ -512,7 +519,9 @@ class _Walk:
 
     def waits(self, op: Operation) -> bool:
         """Do ops behind it tell: convolutions behind an edge, or slices behind a convolution?"""
-        return (is_edge(op) and op.x in self.held) or (is_cut(op) and unpadded(op) in self.held)
+        return (is_pad_of_convs(op) and op.x in self.held) or (
+            is_cut_to_input(op) and unpadded(op) in self.held
+        )
 
     def _cut(self, op: Operation) -> Operation | None:
         """The convolution that pads both ends of whose places a slice takes the first."""
@@ -625,7 +634,7 @@ class _Walk:
         if value is None:
             return rows
         table = np.asarray(value)
-        return replace(rows, table=table, ends={a: of_table(table, rows.axes, a) for a in rows.axes})
+        return replace(rows, table=table, ends={a: end_of_table(table, rows.axes, a) for a in rows.axes})
 
     def _made(self, op: Operation) -> Rows | None:
         """A table of the length: of places, of one number, or the first rows of a longer one."""
@@ -704,7 +713,7 @@ class _Walk:
             return refusal
         if op.op_type == "scaled_dot_product_attention" and self.long(op.key) & {op.key.rank - 2}:
             return self._attention(op, read)
-        axes = reshaped(op) if op.op_type == "reshape" else places_of(op)
+        axes = reshape_axes(op) if op.op_type == "reshape" else places_of(op)
         if axes is None or not set(read) <= {o.var for o in axes}:
             return Refusal(f"it is not known whether {op.op_type} reads across the padded axis", op)
         kept = self._placed(op, axes)
@@ -738,7 +747,7 @@ class _Walk:
         return any(zero) and len(zero) == len(held) and all(self.held[o.var].finite for o in held)
 
     def _of(self, var: Var, axis: int) -> End:
-        return self.held[var].ends.get(axis, unknown(var))
+        return self.held[var].ends.get(axis, unknown_end(var))
 
     def _end(self, op: Operation, axes: Axes, axis: int) -> End:
         """What lies beyond the length along an axis of the result."""
@@ -748,13 +757,13 @@ class _Walk:
         for operand in axes:
             var, at = operand.var, operand.places.index(axis) if axis in operand.places else None
             if is_stored(var):
-                read[operand.name] = of_stored(var)
+                read[operand.name] = end_of_constant(var)
             elif var in self.held and at in self.held[var].axes:
                 read[operand.name] = self._of(var, at)
             else:
-                read[operand.name] = unknown(var)
+                read[operand.name] = unknown_end(var)
         finite = all(self.held[o.var].finite for o in axes if o.var in self.held)
-        return combined(op, read) if finite or op.op_type == "select" else unknown(op.outputs[0])
+        return end_of_result(op, read) if finite or op.op_type == "select" else unknown_end(op.outputs[0])
 
     def _hidden(self, op: Operation, scores: Var, axis: int, rank: int) -> Refusal | None:
         """Why a softmax gives weight to what lies beyond the length; None where it does not."""
@@ -854,7 +863,7 @@ def _says(op: Operation, name: str, default: Any = False) -> Any:
 def _from_first(op: Operation, axes: Iterable[int]) -> bool:
     """Does a slice take places from the first to the end of some axes?"""
     steps, ends = each_axis(op, "stride", 1), each_axis(op, "end_mask", False)
-    return begins_first(op, axes) and all(steps[a] > 0 and ends[a] for a in axes)
+    return begins_at_zero(op, axes) and all(steps[a] > 0 and ends[a] for a in axes)
 
 
 def _takes_first(op: Operation, axis: int) -> bool:

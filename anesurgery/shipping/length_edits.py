@@ -24,7 +24,7 @@ from anesurgery.facts.windows import window_pads
 from anesurgery.mil import Array, Operation, Var, constant, consumers, dtype_name, operands, types
 from anesurgery.ops import BINARY, NORMS, POINTWISE, RECURRENT, REDUCTIONS, names
 from anesurgery.semantics.reading import each_axis, ints, number
-from anesurgery.semantics.rows import places_of, reshaped
+from anesurgery.semantics.rows import places_of, reshape_axes
 from anesurgery.shipping.meeting_axes import Operand, Place, groups, operand_of, placed
 
 Column: TypeAlias = tuple[int, ...]
@@ -229,7 +229,7 @@ def _origins(op: Operation, var: Var, axis: int, lengths: Lengths) -> list[tuple
         if (own := _literal(maker, at, lengths)) is not None:
             origins.append((maker, own, at))
             continue
-        axes = reshaped(maker) if maker.op_type == "reshape" else places_of(maker)
+        axes = reshape_axes(maker) if maker.op_type == "reshape" else places_of(maker)
         if axes is None:
             raise Refused(why)
         length, before = value.shape[at], len(pending) + len(origins)

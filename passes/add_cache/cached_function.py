@@ -419,7 +419,7 @@ def _of_one_length(ops: Sequence[Operation], tokens: Tokens) -> Refusal | None:
             continue
         (axis,) = axes
         rows = np.moveaxis(table, axis, 0).reshape(table.shape[axis], -1)
-        if len(rows) < rotary.LEAST_ROWS or rotary.angles(rows.astype(np.float64)) != "cos":
+        if len(rows) < rotary.LEAST_ROWS or rotary.cos_or_sin(rows.astype(np.float64)) != "cos":
             continue
         if (why := frequencies.of_one_length(rows)) is not None:
             return Refusal(f"%{var.name}: {why}; {OTHERWISE}", op)

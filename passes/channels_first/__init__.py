@@ -62,7 +62,7 @@ class ChannelsFirst(Rewrite):
         """The region that begins here, if it pays."""
         region = next((r for r in channel_regions.regions(m.block) if m.root in r.steps), None)
         if region is None:
-            reason = channel_products.why_not(m.root)
+            reason = channel_products.reason_outside_region(m.root)
             return Refusal(reason, m.root) if reason else an.NO_MATCH
         if not region.products + region.transposes:
             return an.NO_MATCH

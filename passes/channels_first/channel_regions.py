@@ -31,7 +31,16 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.regions.channel_ops import step_of
-from anesurgery.regions.channel_steps import FREE, Named, Step, entered, left, lengths, upstream, wishes
+from anesurgery.regions.channel_steps import (
+    MOVES_NOTHING,
+    NamingMaker,
+    Step,
+    entering_twin,
+    leaving_value,
+    operand_layouts,
+    twin_shape,
+    upstream_views,
+)
 from anesurgery.regions.layouts import Groups, Layout, twin_of
 from anesurgery.regions.views import seen_as
 
@@ -70,7 +79,7 @@ class Region:
         """What enters and the views of it, which something outside can go on reading."""
         free = set(self.entries)
         for op in self.steps:
-            if op.op_type in FREE and op.x in free:
+            if op.op_type in MOVES_NOTHING and op.x in free:
                 free |= set(op.outputs)
         return free
 
@@ -116,13 +125,13 @@ class Region:
         inner = set(self.steps[single].alone) if single is not None else set()
         before = list(self.steps)[: None if single is None else list(self.steps).index(single)]
         others = [op for op in before if op not in inner]
-        if single is not None and all(op.op_type in FREE for op in others):
+        if single is not None and all(op.op_type in MOVES_NOTHING for op in others):
             return Region({op: self.steps[op] for op in [*before, single]}, self.layouts)
         return Region({op: self.steps[op] for op in self._up_to(others, count)}, self.layouts)
 
     def _up_to(self, ops: Sequence[Operation], count: int) -> Sequence[Operation]:
         """The first of some ops, cut where few values go on, so that layers which are alike are cut alike."""
-        cost = list(accumulate(op.op_type not in FREE for op in ops))
+        cost = list(accumulate(op.op_type not in MOVES_NOTHING for op in ops))
         if not ops or cost[-1] <= count // 2:
             return ops
         going = self._going(ops)
@@ -219,7 +228,7 @@ class _Finder:
         if step is None:
             return False
         outs = {v: x for v, x in zip(op.outputs, step.outs, strict=True) if x is not None}
-        if op.op_type not in FREE and self.settled(op, outs):
+        if op.op_type not in MOVES_NOTHING and self.settled(op, outs):
             return False
         if any(self.layouts.get(v, x) != x for v, x in outs.items()):
             return False
@@ -237,7 +246,7 @@ class _Finder:
 
     def makes(self, var: Var) -> bool:
         """Is a value computed in a region?"""
-        while var.op in self.steps and var.op.op_type in FREE:
+        while var.op in self.steps and var.op.op_type in MOVES_NOTHING:
             var = var.op.x
         return var.op in self.steps
 
@@ -248,9 +257,9 @@ class _Finder:
             op, layout = var.op, self.layouts[var]
             if op is None or op in self.steps or op.enclosing_block is not self.block:
                 continue
-            if layout.is_view and op.op_type not in FREE:
+            if layout.is_view and op.op_type not in MOVES_NOTHING:
                 continue
-            wished = wishes(op, layout)
+            wished = operand_layouts(op, layout)
             new = None if wished is None else {v: x for v, x in wished.items() if v not in self.layouts}
             if new is not None and sum(_moves(v, x) for v, x in new.items()) <= _moves(var, layout):
                 grown = self.take(op, new) or grown
@@ -264,7 +273,7 @@ def _reads(op: Operation, ops: set[Operation]) -> bool:
 
 def _moves(var: Var, layout: Layout) -> bool:
     """Does a value need a transposition to get a layout? Not if it was transposed from there."""
-    return not any(place.is_view for _, place in upstream(var, layout))
+    return not any(place.is_view for _, place in upstream_views(var, layout))
 
 
 def connected(region: Region) -> list[Region]:
@@ -290,13 +299,13 @@ def trimmed(region: Region) -> Region:
     """Without ops at its end that make what leaves longer: it is transposed before them."""
     steps = dict(region.steps)
     for op in reversed(region.ops):
-        left = Region(steps, region.layouts)
-        results = left.made(op)
+        rest = Region(steps, region.layouts)
+        results = rest.made(op)
         if not results or any(reader in steps for v in results for reader in consumers(v)):
             continue
-        others = [v for v in left.read(op) if v.op in steps and not left.leaves(v)]
-        saved = sum(np.prod(fixed_shape(v)) for v in left.moved(results))
-        added = sum(np.prod(fixed_shape(v)) for v in left.moved(others))
+        others = [v for v in rest.read(op) if v.op in steps and not rest.leaves(v)]
+        saved = sum(np.prod(fixed_shape(v)) for v in rest.moved(results))
+        added = sum(np.prod(fixed_shape(v)) for v in rest.moved(others))
         if added < saved:
             del steps[op]
     return Region(steps, region.layouts)
@@ -344,7 +353,7 @@ class _Build:
         """All ops in order."""
         exits = set(self._region.exits)
         for op, step in self._region.steps.items():
-            self.mb = Named(self._start.before(op), op.outputs[0])
+            self.mb = NamingMaker(self._start.before(op), op.outputs[0])
             for var, layout, twin in zip(op.outputs, step.outs, step.build(self), strict=True):
                 if layout is None:
                     assert twin is not None
@@ -352,7 +361,7 @@ class _Build:
                     continue
                 self._twins[var] = self._twin(op.x) if twin is None else twin
                 if var in exits:
-                    twin = left(self.mb, self._twin(var), var, layout)
+                    twin = leaving_value(self.mb, self._twin(var), var, layout)
                     self._replaced[var] = twin
                     assert twin.op is not None
                     _LEFT.setdefault(twin.op, {})[twin.op.outputs.index(twin)] = layout
@@ -360,7 +369,7 @@ class _Build:
 
     def _twin(self, var: Var) -> Var:
         if var not in self._twins:
-            self._twins[var] = entered(self.mb, var, self._region.layouts[var])
+            self._twins[var] = entering_twin(self.mb, var, self._region.layouts[var])
         return self._twins[var]
 
     def seen(self, var: Var, shape: Sequence[int]) -> Var:
@@ -373,7 +382,7 @@ class _Build:
     def now(self, var: Var) -> Var:
         """The twin of a value in the shape that it has, which has four axes or more."""
         twin, layout = self._twin(var), self._region.layouts[var]
-        return twin if twin.rank >= 4 else self.seen(var, lengths(layout, layout.groups))
+        return twin if twin.rank >= 4 else self.seen(var, twin_shape(layout, layout.groups))
 
     def constant(self, var: Var, layout: Layout, groups: Groups) -> Var:
         """The twin of a constant that is broadcast to a value of the layout."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.facts.dependence import rounds, times_run
+from anesurgery.facts.dependence import loop_rounds, ops_with_run_counts
 from anesurgery.mil import Operation, Program, Var, mb, walk_ops
 from anesurgery.passes.unroll_loop.inlining import Inliner
 
@@ -41,7 +41,7 @@ COUNTED = {
 @pytest.mark.parametrize("name", COUNTED)
 def test_a_counter_says_how_often(name: str) -> None:
     start, more, step, wanted = COUNTED[name]
-    assert rounds(of(loop(start, more, step))) == wanted
+    assert loop_rounds(of(loop(start, more, step))) == wanted
     walked = Inliner(None, 64, 2000)
     walked.control(of(loop(start, more, step)))
     assert 2000 - walked.left == wanted, "one product in each round"
@@ -49,7 +49,7 @@ def test_a_counter_says_how_often(name: str) -> None:
 
 def test_other_arithmetic_of_single_numbers_counts_too() -> None:
     more = lambda i: mb.logical_not(x=mb.equal(x=i, y=np.int32(16)))  # noqa: E731
-    assert rounds(of(loop(1, more, lambda i: mb.mul(x=i, y=np.int32(2))))) == 4
+    assert loop_rounds(of(loop(1, more, lambda i: mb.mul(x=i, y=np.int32(2))))) == 4
 
 
 def test_a_condition_that_a_round_hands_on_counts() -> None:
@@ -65,7 +65,7 @@ def test_a_condition_that_a_round_hands_on_counts() -> None:
         test = lambda go, i, h: mb.greater(x=go, y=np.float32(1e-6))  # noqa: E731
         return mb.while_loop(_cond=test, _body=body, loop_vars=(np.float32(2), np.float32(0), x))[2]
 
-    assert rounds(of(program)) == 3
+    assert loop_rounds(of(program)) == 3
 
 
 @pytest.mark.one_of(5)
@@ -79,7 +79,7 @@ def test_a_condition_that_a_round_hands_on_counts() -> None:
 def test_what_never_ends_or_is_unknown_is_not_counted(
     more: Callable[[Var], Var], step: Callable[[Var], Var]
 ) -> None:
-    assert rounds(of(loop(1, more, step))) is None
+    assert loop_rounds(of(loop(1, more, step))) is None
 
 
 def test_what_an_input_decides_is_not_counted() -> None:
@@ -88,7 +88,7 @@ def test_what_an_input_decides_is_not_counted() -> None:
         less = lambda h: mb.squeeze(x=mb.less(x=h, y=np.float32(5)), axes=[0])  # noqa: E731
         return mb.while_loop(_cond=less, _body=lambda h: (mb.add(x=h, y=np.float32(1)),), loop_vars=(x,))
 
-    assert rounds(of(program)) is None
+    assert loop_rounds(of(program)) is None
 
 
 def test_each_round_counts_in_an_inspection() -> None:
@@ -110,6 +110,6 @@ def test_an_op_runs_once_for_each_round_of_the_loops_around_it() -> None:
     def program(x: Var) -> Var:
         return counted(3, lambda h: counted(5, lambda g: mb.matmul(x=g, y=g), h), x)
 
-    runs = [(op.op_type, times) for op, times in times_run(program.functions["main"])]
+    runs = [(op.op_type, times) for op, times in ops_with_run_counts(program.functions["main"])]
     assert sorted(times for kind, times in runs if kind == "while_loop") == [1, 3]
     assert [times for kind, times in runs if kind == "matmul"] == [15]

@@ -11,7 +11,7 @@ from anesurgery.errors import ProofError
 from anesurgery.mil import Program, mb, types, walk_ops
 from anesurgery.passes.approximate import LACKING, Approximate
 from anesurgery.regions import formulas
-from anesurgery.regions.formulas import DOMAINS, FORMULAS, measured
+from anesurgery.regions.formulas import DOMAINS, FORMULAS, relative_error
 from anesurgery.testing import apply_pass, assert_same_numbers
 
 
@@ -34,7 +34,7 @@ def test_each_formula_stays_within_what_it_states(kind: str, half: bool) -> None
     after, session = apply_pass(Approximate(functions=(kind,)), program)
     assert kind not in {op.op_type for op in walk_ops(after)}, session.refusals
     numbers = {"x": np.linspace(low, high, 257).astype(np.float16 if half else np.float32)}
-    stated = measured(kind, low, high, "fp16" if half else "fp32")
+    stated = relative_error(kind, low, high, "fp16" if half else "fp32")
     (note,) = session.notes
     assert f"{kind} is off by at most {stated:.1e}" in note
     assert_same_numbers(
@@ -49,12 +49,12 @@ def test_tabled_formulas_are_as_near_as_their_table_says(kind: str, stated: floa
 
     The first coefficient of the arctangent with a 9 too many gives 1.7e-4.
     """
-    assert measured(kind, -1.0, 1.0, "fp32") < stated
+    assert relative_error(kind, -1.0, 1.0, "fp32") < stated
 
 
 def test_a_long_range_of_sines_is_reduced() -> None:
-    assert measured("sin", -60.0, 60.0, "fp32") < 1e-4
-    assert measured("cos", -12.0, 12.0, "fp16") < 5e-3
+    assert relative_error("sin", -60.0, 60.0, "fp32") < 1e-4
+    assert relative_error("cos", -12.0, 12.0, "fp16") < 5e-3
 
 
 def test_only_what_the_target_lacks_is_replaced() -> None:
@@ -76,7 +76,7 @@ def test_nobody_gets_it_unasked() -> None:
 def test_a_wrong_coefficient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong formula; the stated error is believed here, so that the check of the site must find it."""
     monkeypatch.setattr(formulas, "ARC", (1.5707288, -0.2121144, 0.0742610, 0.0187293))
-    monkeypatch.setattr("anesurgery.regions.formulas.measured", lambda *_: 0.0)
+    monkeypatch.setattr("anesurgery.regions.formulas.relative_error", lambda *_: 0.0)
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(Approximate(functions=("asin",)), bounded("asin", -1, 1))
 

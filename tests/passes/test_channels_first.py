@@ -16,7 +16,7 @@ from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, new_symbol, types, walk_ops
 from anesurgery.passes.channels_first import ChannelsFirst, channel_regions
 from anesurgery.placement.target import Target
-from anesurgery.regions.channel_steps import FREE
+from anesurgery.regions.channel_steps import MOVES_NOTHING
 from anesurgery.regions.layouts import Layout
 from anesurgery.testing import apply_pass, assert_same_numbers
 
@@ -250,7 +250,7 @@ def test_regions_are_renewed_as_they_would_be_found(monkeypatch: pytest.MonkeyPa
     def both(self: Any) -> Any:
         found = renew(self)
         sides = [
-            [r.ops for r in regions if not {op.op_type for op in r.steps} <= FREE]
+            [r.ops for r in regions if not {op.op_type for op in r.steps} <= MOVES_NOTHING]
             for regions in (found, channel_regions._Finder(self.block).find())
         ]
         assert sides[0] == sides[1]

@@ -105,14 +105,14 @@ def attention(
 
 def test_the_wrong_keys_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: heads take turns with their keys instead of sharing them with their neighbours."""
-    right = heads._before_tile
+    right = heads._untiled_operand
 
     def wrong(*given: Any) -> Any:
         found = right(*given)
         assert found is not None
-        return heads.Operand(found.var, found.layout, (0, 1, 0, 1))
+        return heads.HeadOperand(found.var, found.layout, (0, 1, 0, 1))
 
-    monkeypatch.setattr(heads, "_before_tile", wrong)
+    monkeypatch.setattr(heads, "_untiled_operand", wrong)
     with pytest.raises(ProofError):
         apply_pass(SplitHeads(), attention(shared=2))
 

@@ -180,7 +180,7 @@ def test_a_wrong_zero_point_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> No
     _, weight = weight_of(lambda: affine(np.int8, 5), False)
     right = held(weight, numbers())
     monkeypatch.setattr(reencoding, "_quantized", wrong)
-    monkeypatch.setattr(reencoding, "_stretched", lambda cells, old, new: new)
+    monkeypatch.setattr(reencoding, "_rescaled_or_new", lambda cells, old, new: new)
     assert held(weight, numbers()) < right - 6
 
 
@@ -201,7 +201,7 @@ def test_many_numbers_are_found_by_means_of_near_ones(monkeypatch: pytest.Monkey
     """Of numbers with long tails, where the wrong version, parts of one width, is too coarse in the middle."""
     numbers = np.random.default_rng(2).standard_t(3, (20000, 1))
     few = _off(numbers, 256)
-    monkeypatch.setattr(clusters, "_merged", _evenly_merged)
+    monkeypatch.setattr(clusters, "_merged_neighbours", _evenly_merged)
     even = _off(numbers, 256)
     monkeypatch.setattr(clusters, "LEAST_PARTS", len(numbers))
     assert few <= 1.002 * _off(numbers, 256)
@@ -224,10 +224,13 @@ def test_very_many_numbers_are_counted_by_what_they_are_near(
     few = np.concatenate([half, [0.0, -0.0]]) * size
     many = rng.standard_normal(2000) * size
     weights = rng.random(len(many))
-    exact = [clusters.totals(few[:, None], weights[: len(few)]), clusters.totals(many[:, None], weights)]
+    exact = [
+        clusters.distinct_with_weights(few[:, None], weights[: len(few)]),
+        clusters.distinct_with_weights(many[:, None], weights),
+    ]
     monkeypatch.setattr(clusters, "MOST_ROWS", 100)
     for values, known in zip((few, many), exact, strict=True):
-        near = clusters.totals(values[:, None], weights[: len(values)])
+        near = clusters.distinct_with_weights(values[:, None], weights[: len(values)])
         assert (np.diff(near.known[:, 0]) > 0).all()
         sums = [float(each.known[:, 0] @ each.weights) for each in (known, near)]
         assert sums[1] == pytest.approx(sums[0], rel=1e-12)
@@ -237,7 +240,7 @@ def test_very_many_numbers_are_counted_by_what_they_are_near(
         ]
         assert off[1] <= 1.001 * off[0]
     np.testing.assert_allclose(
-        clusters.totals(few[:, None], weights[: len(few)]).known, exact[0].known, rtol=1e-12
+        clusters.distinct_with_weights(few[:, None], weights[: len(few)]).known, exact[0].known, rtol=1e-12
     )
 
 

@@ -7,7 +7,7 @@ import gc
 import numpy as np
 import pytest
 
-from anesurgery.semantics.bounds import LEAST, found_of
+from anesurgery.semantics.bounds import LEAST, facts_of_array
 
 
 def test_what_is_found_goes_with_the_array() -> None:
@@ -15,7 +15,7 @@ def test_what_is_found_goes_with_the_array() -> None:
     seen = []
     for number in range(50):
         array = np.full(LEAST, number)
-        assert found_of(array).setdefault("first", number) == number == found_of(array)["first"]
+        assert facts_of_array(array).setdefault("first", number) == number == facts_of_array(array)["first"]
         seen.append(id(array))
         del array
         gc.collect()
@@ -24,5 +24,5 @@ def test_what_is_found_goes_with_the_array() -> None:
 
 @pytest.mark.parametrize("small", [np.zeros(LEAST - 1), np.float16(1), "word", None])
 def test_of_a_small_array_nothing_is_kept(small: object) -> None:
-    found_of(small)["first"] = 1
-    assert found_of(small) == {}
+    facts_of_array(small)["first"] = 1
+    assert facts_of_array(small) == {}

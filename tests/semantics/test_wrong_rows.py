@@ -19,7 +19,7 @@ from anesurgery.ops import UNARY
 from anesurgery.regions import views
 from anesurgery.semantics import degrees
 from anesurgery.semantics.bounds import ANY
-from anesurgery.semantics.rows import ALWAYS, CONTRACTED, MIXED, OF_WHOLE, SPECS, OpSpec, same
+from anesurgery.semantics.rows import ALWAYS, CONTRACTED, MIXED, OF_WHOLE, SPECS, OpSpec, range_of_x
 
 TRIED = 60
 """Random programs of an op with a wrong row, at most."""
@@ -219,7 +219,7 @@ def wrong_meanings(op_type: str, row: OpSpec) -> Iterator[WrongRow]:
     """The range, the axes and the work of an op, each stated otherwise."""
     for what, change in BOUNDS.items():
         changed = _bounds(change)
-        if isinstance(row.range, tuple) or row.range not in (None, same):
+        if isinstance(row.range, tuple) or row.range not in (None, range_of_x):
             yield WrongRow("range", SPECS, op_type, what, changed, row_checks.outside_its_interval)
         if row.whole is not None and row.range is not None and _takes(op_type, "int32"):
             yield WrongRow("integers", SPECS, op_type, what, changed, row_checks.outside_its_integers)

@@ -22,12 +22,12 @@ from anesurgery.facts import dependence, token_axes
 from anesurgery.facts.whole_numbers import (
     MOVES,
     WholeNumbers,
+    integer_op,
     is_whole,
-    makes_whole,
-    operands_of,
+    number_operands,
     whole_results,
 )
-from anesurgery.facts.whole_numbers import symbolic as symbolic_shape
+from anesurgery.facts.whole_numbers import symbolic_reason as symbolic_shape
 from anesurgery.interpret import Evaluator, evaluate
 from anesurgery.interpret.arithmetic.precision import Double
 from anesurgery.mil import Array, Maker, Operation, Var, add_input, constant, mb, np_dtype, static_shape
@@ -37,7 +37,7 @@ from anesurgery.regions import padding, views
 from anesurgery.regions.small_builds import rebuild
 from anesurgery.semantics import degrees, rows
 from anesurgery.semantics.bounds import EXACT as EXACT_ENDS
-from anesurgery.semantics.bounds import outwards
+from anesurgery.semantics.bounds import widened_by_rounding
 from anesurgery.semantics.intervals import Intervals
 from anesurgery.semantics.reading import ints
 from anesurgery.semantics.rows import ALWAYS, CONTRACTED, OF_WHOLE, Axes, places_of, slices_read
@@ -65,7 +65,7 @@ def outside_its_stored_interval(sample: Sample) -> str:
         ranges = promised(sample, rng)
         values = {var: numbers(operand, ranges[var], rng) for var, operand in sample.operands.items()}
         for var in (v for v in values if np_dtype(v).kind == "f"):
-            ranges[var] = outwards(ranges[var], np_dtype(var), EXACT_ENDS)
+            ranges[var] = widened_by_rounding(ranges[var], np_dtype(var), EXACT_ENDS)
             values[var] = values[var].to(torch.from_numpy(np.zeros(0, np_dtype(var))).dtype).float()
         for var in sample.op.outputs:
             low, high = Intervals(1, {v.name: r for v, r in ranges.items()}, stored=True).at(var)
@@ -79,7 +79,7 @@ def outside_its_stored_interval(sample: Sample) -> str:
 
 def outside_its_integers(sample: Sample) -> str:
     """The same for `whole_numbers`, which knows integers."""
-    if any(makes_whole(v) is None for v in sample.op.outputs):
+    if any(integer_op(v) is None for v in sample.op.outputs):
         return ""
     return _outside(sample, lambda ranges, var: WholeNumbers({v.name: r for v, r in ranges.items()}).known(var))
 
@@ -524,7 +524,7 @@ def differs_in_floats(sample: Sample) -> str:
     """Integers that `whole_numbers` computes in fp16 are others there."""
     (out, *more), rng = sample.op.outputs, random.Random(sample.seed)
     ranges = {v: (max(low, -40.0), min(high, 40.0)) for v, (low, high) in promised(sample, rng).items()}
-    if any(low > high for low, high in ranges.values()) or more or makes_whole(out) is None:
+    if any(low > high for low, high in ranges.values()) or more or integer_op(out) is None:
         return ""
     whole = WholeNumbers({v.name: r for v, r in ranges.items() if np_dtype(v).kind != "f"})  # NaN is no integer
     if whole.leaves(out, fp16.LAST_INTEGER) or symbolic_shape(out):
@@ -548,7 +548,8 @@ def makes_fractions(sample: Sample) -> str:
     if made != ALWAYS:
         values = {v: t.round() if t.is_floating_point() else t for v, t in values.items()}
         if any(
-            v not in values and np_dtype(v).kind == "f" and not is_whole(v) for _, v in operands_of(sample.op)
+            v not in values and np_dtype(v).kind == "f" and not is_whole(v)
+            for _, v in number_operands(sample.op)
         ):
             return ""
     for result in evaluate(sample.ops, values, sample.op.outputs, Double()):
@@ -565,7 +566,7 @@ def counts_other_rounds(sample: Sample) -> str:
         return ""
     ranges = promised(sample, rng)
     values = {var: numbers(operand, ranges[var], rng) for var, operand in sample.operands.items()}
-    counted = dependence._number(out, {v: t.reshape(-1)[0].item() for v, t in values.items()})
+    counted = dependence._single_number(out, {v: t.reshape(-1)[0].item() for v, t in values.items()})
     if counted is None:
         return ""
     (result,) = evaluate(sample.ops, values, [out], "fp16")

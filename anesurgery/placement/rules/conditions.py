@@ -28,7 +28,7 @@ from anesurgery.placement.rules.slow import lut, palette_scale
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
 from anesurgery.semantics.analysis_cache import cached
-from anesurgery.semantics.bounds import of_constant
+from anesurgery.semantics.bounds import constant_range
 from anesurgery.semantics.reading import (
     flag,
     ints,
@@ -60,7 +60,7 @@ def _fill(op: Operation) -> tuple[float, Var] | None:
     for name, var in operands(op):
         if name == "cond" or not is_stored(var) or np_dtype(var).kind != "f":
             continue
-        low, high = of_constant(var)
+        low, high = constant_range(var)
         low = -high if op.op_type == "sub" and name == "y" else low
         if high < math.inf and low < DEEPEST and (lowest is None or low < lowest[0]):
             lowest = (low, var)

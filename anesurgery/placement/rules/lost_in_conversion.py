@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from anesurgery import fp16
-from anesurgery.facts.dependence import ROW_LOOKUPS, same_rows
+from anesurgery.facts.dependence import ROW_LOOKUPS, looks_up_equal_rows
 from anesurgery.facts.quotients import quotient_angle
 from anesurgery.facts.windows import window_axes
 from anesurgery.interpret.table import TABLE
@@ -225,7 +225,7 @@ def _still(op: Operation, still: dict[Var, str]) -> str:
         return f"{op.op_type} %{op.outputs[0].name} takes a value from itself"
     if op.op_type == "mul" and any(is_stored(v) and np.all(constant(v) == 0) for v in (op.x, op.y)):
         return f"mul %{op.outputs[0].name} multiplies by 0"
-    if op.op_type in ROW_LOOKUPS and same_rows(op):
+    if op.op_type in ROW_LOOKUPS and looks_up_equal_rows(op):
         return f"all rows of the table of {op.op_type} %{op.outputs[0].name} are the same"
     read = [v for _, v in operands(op)]
     if not read or not all(v in still for v in read):

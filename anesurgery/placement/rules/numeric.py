@@ -47,9 +47,9 @@ from anesurgery.placement.rules.conditions import (
 )
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
-from anesurgery.semantics.bounds import ANY, of_constant
+from anesurgery.semantics.bounds import ANY, constant_range
 from anesurgery.semantics.reading import exponential, guard_of, ints, number, readers_after, sliced
-from anesurgery.semantics.rows import summed
+from anesurgery.semantics.rows import reduced_size
 
 _numeric = partial(Rule, kind="numeric")
 
@@ -209,7 +209,7 @@ def wide_between(op: Operation, target: Target) -> str:
         region is None
         or region.cancels
         or region.is_angle
-        or overflow_regions.goes_on(op)
+        or overflow_regions.is_inside_later_region(op)
         or _is_known_form(op)
     ):
         return ""
@@ -276,7 +276,7 @@ def infinite_constant(op: Operation, target: Target) -> str:
     for _, var in operands(op):
         if not is_stored(var) or np_dtype(var) != np.float16 or producer(var, "const") is None:
             continue
-        low, high = of_constant(var)
+        low, high = constant_range(var)
         held = (low, high) != ANY or np.size(constant(var)) == 1
         if held and max(abs(low), abs(high)) > fp16.LARGEST and fill(op) is None:
             return f"%{var.name} holds {high if high > fp16.LARGEST else low:g}"
@@ -371,7 +371,7 @@ def _reads_an_id(op: Operation) -> bool:
     if op.op_type in COMPARISONS or op.op_type == "gather":
         return bool(tables) or op.op_type == "gather"
     return op.op_type in ("mul", "matmul") and any(
-        of_constant(v)[1] <= 1 and of_constant(v)[0] > 0 for v in tables
+        constant_range(v)[1] <= 1 and constant_range(v)[0] > 0 for v in tables
     )
 
 
@@ -379,7 +379,7 @@ def compared_integers(op: Operation, target: Target) -> str:
     """A table of integers in fp16 that has passed 2048."""
     for _, var in operands(op):
         if is_stored(var) and np_dtype(var) == np.float16 and np.prod(static_shape(var) or ()) > 1:
-            _, high = of_constant(var)
+            _, high = constant_range(var)
             if fp16.LAST_INTEGER < high < math.inf and not np.any(np.asarray(constant(var)) % 1):
                 return f"%{var.name} holds integers up to {high:.0f}, and fp16 skips some of them"
     return ""
@@ -387,7 +387,7 @@ def compared_integers(op: Operation, target: Target) -> str:
 
 def long_sum(op: Operation, target: Target) -> str:
     """A sum of many values that are not known to be small."""
-    count = summed(op) if _half(op) else 0
+    count = reduced_size(op) if _half(op) else 0
     if count < LONG or math.isinf(count) or any(_divided_by_sums(op)):
         return ""
     most = bounds.magnitude(op.x) * count
@@ -403,7 +403,7 @@ def divided_sum(op: Operation, target: Target) -> str:
     if quotient is None:
         return ""
     return (
-        f"{summed(op):.0f} values are added for the quotient %{quotient.root.outputs[0].name}, "
+        f"{reduced_size(op):.0f} values are added for the quotient %{quotient.root.outputs[0].name}, "
         f"which may be small where a sum of it overflows above {fp16.LARGEST:.0f}"
     )
 

@@ -14,9 +14,9 @@ from functools import partial
 from anesurgery.byte_counts import byte_words
 from anesurgery.errors import Refusal
 from anesurgery.facts.attention import attention_of
-from anesurgery.facts.dependence import rounds
+from anesurgery.facts.dependence import loop_rounds
 from anesurgery.facts.makeup import AFTER_HEADS
-from anesurgery.facts.moves import flattened_from, reduced_before, taken
+from anesurgery.facts.moves import flattened_from, gathered_rows, reduced_before
 from anesurgery.mil import (
     Operation,
     Var,
@@ -40,7 +40,7 @@ from anesurgery.placement.evidence import Grade, Rule, Scope, general
 from anesurgery.placement.inspection import Estimate
 from anesurgery.placement.target import CHIPS, SOURCES, Target
 from anesurgery.regions.channel_products import weight_of
-from anesurgery.semantics.bounds import squared
+from anesurgery.semantics.bounds import squared_operand
 from anesurgery.semantics.reading import (
     channels,
     elements,
@@ -141,7 +141,7 @@ def written_norm(op: Operation, target: Target) -> str:
         inner = producer(inner.x, "reduce_mean") or producer(inner.y, "reduce_mean")
     if inner is None or inner.op_type != "reduce_mean":
         return ""
-    centred = producer(squared(producer(inner.x)), "sub")
+    centred = producer(squared_operand(producer(inner.x)), "sub")
     mean = producer(centred.y, "reduce_mean") if centred is not None else None
     if centred is None or mean is None or mean.x is not centred.x:
         return ""
@@ -480,7 +480,7 @@ def constant_rows(op: Operation, target: Target) -> str:
     """A gather at constant indices from a value of the run."""
     if constant(op.indices) is None or is_stored(op.x):
         return ""
-    rows = taken(op)
+    rows = gathered_rows(op)
     return "" if isinstance(rows, Refusal) else f"%{op.outputs[0].name} takes rows at constant indices"
 
 
@@ -631,7 +631,7 @@ def stepwise(op: Operation, target: Target) -> str:
     """The network of a loop, its rounds, and the estimates of the loop and of straight code."""
     if not (network := recurrent_step(op)):
         return ""
-    if (count := rounds(op)) is None:
+    if (count := loop_rounds(op)) is None:
         return f"%{op.name} steps through {network}, as often as an input says"
     ops = [inner for block in op.blocks for inner in block.operations if not is_weight(inner)]
     staying = [o for o in ops if o.op_type in STAYING and np_dtype(o.outputs[0]).kind == "f"]

@@ -44,7 +44,7 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
 from anesurgery.byte_counts import byte_words
 from anesurgery.interpret.ops import constexpr
-from anesurgery.placement.memory import dense
+from anesurgery.placement.memory import decompressed_bytes
 from anesurgery.placement.rules import legality
 from anesurgery.regions import clusters, reencoding
 from anesurgery.regions.small_builds import again
@@ -76,7 +76,7 @@ class ChannelScales(Rewrite):
     def run(self, program: Program, session: Session) -> None:
         """Apply it, unless plain weights are more than a program may hold."""
         limit, chip = an.Target.parse(session.target).least("program")
-        whole = max(map(dense, program.functions.values()))
+        whole = max(map(decompressed_bytes, program.functions.values()))
         if self.form == "plain" and whole > limit:
             words = f"decompressed, the weights take {byte_words(whole)}; {chip} runs {byte_words(limit)}"
             session.refuse(self.name, f'{words} a program: use form="int8" or "palette"')

@@ -48,7 +48,7 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Session, Var, mb
 from anesurgery.mil import is_weight, reads
-from anesurgery.placement.verdicts import Judged, choose, judge, likeliest
+from anesurgery.placement.verdicts import Judged, choose, judge, likeliest_cost
 
 IN_TURN = an.ops.IMPURE | an.ops.STATEFUL | an.ops.LISTS
 """Ops that keep their order among each other."""
@@ -116,7 +116,7 @@ class _Plan:
         present = tuple(self.judged)
         now, others = self.worth(present), dict.fromkeys(map(tuple, self.orders()))
         others.pop(present, None)
-        cheap = [order for order in others if round(likeliest(self.rows(order), self.target)) <= now[0]]
+        cheap = [order for order in others if round(likeliest_cost(self.rows(order), self.target)) <= now[0]]
         rated = [(self.worth(order), order) for order in cheap]
         fit = [
             (worth, order)

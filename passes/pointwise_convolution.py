@@ -40,7 +40,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Pass, Refusal, Rewrite, Var, mb
-from anesurgery.placement.cost import UP_TO
+from anesurgery.placement.cost import LAST_FEW_ROWS_FAMILY
 from anesurgery.regions import channel_products
 
 
@@ -59,7 +59,7 @@ class PointwiseConvolution(Rewrite):
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """On the chips where single rows were seen to stay on the CPU."""
-        return (cls(most=target.least("axis")[0]),) if min(target.families) <= UP_TO else ()
+        return (cls(most=target.least("axis")[0]),) if min(target.families) <= LAST_FEW_ROWS_FAMILY else ()
 
     def check(self, m: Match) -> Match | Refusal:
         """One row, and a stored weight of few enough channels."""

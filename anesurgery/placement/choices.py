@@ -304,7 +304,7 @@ def cost_in_words(rows: Sequence[OpRow], ops: Sequence[Operation]) -> str:
             for row in rows
             if row.depth == 0 and (e := row.estimate) is not None
         ]
-        totals.append(verdicts.total(steps, verdicts.shortest(steps)))
+        totals.append(verdicts.path_cost(steps, verdicts.cheapest_path(steps)))
     return f"Core ML's estimate {_milliseconds(totals[0])} -> {_milliseconds(totals[1])}"
 
 

@@ -42,11 +42,11 @@ from anesurgery.placement.target import Target
 from anesurgery.placement.timing import time_of_shaped
 from anesurgery.placement.verdicts import (
     Judged,
-    at_each,
     choose,
     judge_shaped,
     longest_chain,
     segments_of,
+    units_at_each_shape,
     with_times,
 )
 from anesurgery.semantics.analysis_cache import caching
@@ -167,7 +167,7 @@ def inspect_program(
     of_version, of_format = _of_format(loaded, target)
     unmoved = lost_in_conversion.of_function(chosen) if advice and loaded.absent is None else ()
     findings = tuple(dict.fromkeys((*of_version, *unmoved, *doubts, *about_load, *about_shapes)))
-    each = at_each(loaded, function, shaped.flexible, target, rules, doubts)
+    each = units_at_each_shape(loaded, function, shaped.flexible, target, rules, doubts)
     advised = unit_advice.advice(shaped.function, target) if advice else None
     notes = (*_notes(target, advised, loaded.absent), *shaped.notes, *(f"estimated {one}" for one in each))
     notes += (*of_format, *((f"{NO_TIME}{timed.why}",) if timed.why else ()))

@@ -1,7 +1,8 @@
-"""What a function asks of memory, from dtypes and shapes: no weight is read.
+"""Compute the memory that a function needs, and find what is too large for a target.
 
-Weights count as they are stored, each once. Activations live from the op that makes them to the last that reads
-them, views included, since the engine copies them. Symbolic axes count as one element.
+`inspect` calls `measure`, which uses dtypes and shapes only and reads no weights. Weights count as stored,
+each once. An activation lives from the op that returns it to the last op that reads it; views count too,
+since the engine copies them. Symbolic axes count as one element.
 """
 
 from __future__ import annotations
@@ -33,75 +34,78 @@ from anesurgery.placement.target import CHIPS, SOURCES, Target
 from anesurgery.semantics.reading import elements, is_tensor, shape_in_words, size_of
 
 FAILED_IMAGE = 3 * 5568 * 5568 * 2
-"""Bytes of an fp16 image that did not compile."""
+"""Bytes of an fp16 image of 1x3x5568x5568, which did not compile for the engine."""
 NEAR = 0.8
-"""Share of the address space from which the reports (3 to 3.75 GB on M1) begin."""
-
-
-APP = {"A19": 5_000_000_000}
-"""Bytes of an app at which iOS ended it, about: an iPhone 17 Pro (john-rocky/CoreML-LLM). Of others nothing is
-known."""
+"""A program that takes this share of the address space is reported: failures began there (3 to 3.75 GB on
+M1)."""
+APP_LIMITS = {"A19": 5_000_000_000}
+"""Chip -> about how many bytes an app took when iOS ended it: an iPhone 17 Pro (john-rocky/CoreML-LLM). No
+other phone has a published number."""
 
 
 def measure(function: Function, target: Target) -> tuple[Memory, tuple[Finding, ...]]:
-    """What a function asks of memory, and what is too much of it for a target.
+    """Return the memory that a function needs, and findings about what is too large for a target.
 
     Args:
         function: a MIL function.
-        target: its smallest limit counts.
+        target: chips and OS; the smallest limit of its chips counts.
 
     Returns:
-        sizes in bytes, and findings about the function as a whole.
+        Sizes in bytes, and findings about the function as a whole.
     """
     ops = list(walk_ops(function))
-    stored, values = _weights(ops), {v: size_of(v) for v in _values(function, ops)}
+    stored, values = _weight_bytes(ops), {v: size_of(v) for v in _run_time_values(function, ops)}
     largest = max(values, key=lambda v: values[v], default=None)
     limit, chip = target.least("program")
     memory = Memory(
         weights=stored,
-        activations=_peak(ops, values),
+        activations=_peak_bytes(ops, values),
         largest=0 if largest is None else values[largest],
         limit=limit,
         chunks=max(1, math.ceil(stored / limit)),
-        states=sum(map(_held, function.inputs.values())),
-        state_traffic=sum(map(_traffic, ops)),
-        expanded=dense(function) if any(map(is_constexpr, ops)) else 0,
-        app=_app(target),
+        states=sum(map(_state_bytes, function.inputs.values())),
+        state_traffic=sum(map(_state_traffic, ops)),
+        expanded=decompressed_bytes(function) if any(map(is_constexpr, ops)) else 0,
+        app=_app_limit(target),
     )
     if not target.uses_ane:
         return memory, ()
-    findings = [*_of_weights(function, memory, target, chip), *_of_values(values, largest, target)]
+    findings = [*_weight_findings(function, memory, target, chip), *_value_findings(values, largest, target)]
     return memory, tuple(findings)
 
 
-def _app(target: Target) -> int | None:
-    """What an app may take on the phones of a target; None where a chip is none, or nothing is known."""
-    phones = all(CHIPS[name].platform == "iOS" for name in target.chips)
-    return min((APP[name] for name in target.chips if name in APP), default=None) if phones else None
+def _app_limit(target: Target) -> int | None:
+    """Return the bytes that an app may take on all chips of a target; None if unknown, or if one is a Mac's."""
+    if any(CHIPS[name].platform != "iOS" for name in target.chips):
+        return None
+    return min((APP_LIMITS[name] for name in target.chips if name in APP_LIMITS), default=None)
 
 
-def _weights(ops: Sequence[Operation]) -> int:
-    """Bytes of the constants; two of the same memory count once."""
-    seen: dict[object, int] = {}
+def _weight_bytes(ops: Sequence[Operation]) -> int:
+    """Return the bytes of the constants; two that share their memory count once."""
+    sizes: dict[object, int] = {}
     for op in ops:
         if op.op_type == "const" and is_tensor(out := op.outputs[0]):
             value, size = out.val, size_of(out)
-            array = isinstance(value, np.ndarray)
-            place = value.__array_interface__["data"][0] if array else op  # a scalar has no place of its own
-            seen[place, size] = size
-    return sum(seen.values())
+            is_array = isinstance(value, np.ndarray)
+            address = value.__array_interface__["data"][0] if is_array else op  # a scalar has no address
+            sizes[address, size] = size
+    return sum(sizes.values())
 
 
-def _held(state: Var) -> int:
-    """Bytes that a state holds; 0 for other inputs."""
+def _state_bytes(state: Var) -> int:
+    """Return the bytes that a state holds; 0 for other inputs."""
     if not types.is_state(state.sym_type):
         return 0
-    held = state.sym_type.wrapped_type()
-    return int(math.prod(held.get_shape()) * types.nptype_from_builtin(held.get_primitive())().itemsize)
+    tensor = state.sym_type.wrapped_type()
+    return int(math.prod(tensor.get_shape()) * types.nptype_from_builtin(tensor.get_primitive())().itemsize)
 
 
-def _traffic(op: Operation) -> int:
-    """Bytes that an op writes to a state, and that others read of its value: a slice counts by its own size."""
+def _state_traffic(op: Operation) -> int:
+    """Return the bytes that an op writes to a state, and that other ops read of its value.
+
+    Of a slice only its own size counts, read or written.
+    """
     if op.op_type not in ("read_state", "coreml_update_state"):
         return 0
     out, moved = op.outputs[0], 0
@@ -116,8 +120,8 @@ def _traffic(op: Operation) -> int:
     return moved
 
 
-def dense(function: Function) -> int:
-    """Bytes of the weights when the compressed ones are decompressed."""
+def decompressed_bytes(function: Function) -> int:
+    """Return the bytes of all weights when the compressed ones are decompressed."""
     packed = [op for op in walk_ops(function) if is_constexpr(op)]
     inner = {v for op in packed for v in op.inputs.values() if isinstance(v, Var)}
     plain = [op.outputs[0] for op in walk_ops(function) if op.op_type == "const" and is_tensor(op.outputs[0])]
@@ -125,27 +129,27 @@ def dense(function: Function) -> int:
     return sum(map(size_of, ends)) + sum(size_of(v) for v in plain if v not in inner)
 
 
-def _values(function: Function, ops: Iterable[Operation]) -> Iterator[Var]:
-    """The values of run time: the inputs, and what ops make of them."""
+def _run_time_values(function: Function, ops: Iterable[Operation]) -> Iterator[Var]:
+    """Yield the values of run time: the inputs, and the outputs of ops that are not weights."""
     yield from function.inputs.values()
     for op in ops:
         if not is_weight(op):
             yield from op.outputs
 
 
-def _peak(ops: Iterable[Operation], values: dict[Var, int]) -> int:
-    """The largest sum of sizes of values that live at once."""
-    places, ends = _places(ops)
+def _peak_bytes(ops: Iterable[Operation], values: dict[Var, int]) -> int:
+    """Return the largest sum of bytes of values that live at the same time."""
+    places, ends = _places_and_ends(ops)
     change = [0] * (len(places) + 2)
     for var, count in values.items():
         op = producer(var)
         change[0 if op is None else places[op]] += count
-        change[_dies(var, places, ends, len(places)) + 1] -= count
+        change[_last_place(var, places, ends, len(places)) + 1] -= count
     return max(accumulate(change), default=0)
 
 
-def _places(ops: Iterable[Operation]) -> tuple[dict[Operation, int], dict[Operation, int]]:
-    """Each op's place in file order, and the place at which its nested blocks end."""
+def _places_and_ends(ops: Iterable[Operation]) -> tuple[dict[Operation, int], dict[Operation, int]]:
+    """Return for each op its place in file order, and the place of the last op in its nested blocks."""
     places = {op: i for i, op in enumerate(ops)}
     ends = dict(places)
     for op in reversed(list(places)):
@@ -155,18 +159,18 @@ def _places(ops: Iterable[Operation]) -> tuple[dict[Operation, int], dict[Operat
     return places, ends
 
 
-def _dies(var: Var, places: dict[Operation, int], ends: dict[Operation, int], last: int) -> int:
-    """The place of the last op that reads a value; a loop that reads it holds it to its end."""
+def _last_place(var: Var, places: dict[Operation, int], ends: dict[Operation, int], last: int) -> int:
+    """Return the place of the last op that reads a value; a loop that reads it keeps it to the loop's end."""
     home = var.op.enclosing_block if var.op is not None else None
-    readers = [ends[_outermost(op, home)] for op in consumers(var) if op in places]
+    readers = [ends[_ancestor_in(op, home)] for op in consumers(var) if op in places]
     for block in var.consuming_blocks:
         readers.append(last if block.outer_op is None else ends[block.outer_op])
     own = 0 if var.op is None else places[var.op]
     return max([own, *readers])
 
 
-def _outermost(op: Operation, home: Block | None) -> Operation:
-    """The op of a block in which another one lies (for inputs: of the function)."""
+def _ancestor_in(op: Operation, home: Block | None) -> Operation:
+    """Return the op of the block `home` that is or encloses an op; None stands for the function's own block."""
     while op.enclosing_block is not home and op.enclosing_block is not None:
         outer = op.enclosing_block.outer_op
         if outer is None:
@@ -220,7 +224,8 @@ IMAGE = _rule(
 )
 
 
-def _of_weights(function: Function, memory: Memory, target: Target, chip: str) -> Iterator[Finding]:
+def _weight_findings(function: Function, memory: Memory, target: Target, chip: str) -> Iterator[Finding]:
+    """Yield what is too large about the weights: for one program, all programs, or when decompressed."""
     limit, stored = memory.limit or 0, memory.weights
     if stored > limit:
         yield OVER.finding(
@@ -233,22 +238,23 @@ def _of_weights(function: Function, memory: Memory, target: Target, chip: str) -
             yield ADDRESS.finding(
                 f"{byte_words(stored)} of weights; {name} has {byte_words(space)} for all programs"
             )
-    # What is decompressed cannot be more than 16 times what is stored (one bit for sixteen).
-    if stored <= limit < 16 * stored and (whole := dense(function)) > limit:
+    # Decompressed weights take at most 16 times the stored bytes: 16 bits for 1.
+    if stored <= limit < 16 * stored and (dense := decompressed_bytes(function)) > limit:
         yield DENSE.finding(
-            f"{byte_words(stored)} of weights are {byte_words(whole)} decompressed; {chip} runs programs of "
+            f"{byte_words(stored)} of weights are {byte_words(dense)} decompressed; {chip} runs programs of "
             f"{byte_words(limit)}"
         )
 
 
-def _of_values(values: dict[Var, int], largest: Var | None, target: Target) -> Iterator[Finding]:
+def _value_findings(values: dict[Var, int], largest: Var | None, target: Target) -> Iterator[Finding]:
+    """Yield what is too large about activations: for the on-chip memory, or as an image."""
     if largest is None or static_shape(largest) is None:
         return
-    room, chip = target.least("working_set")
-    over = [v for v, count in values.items() if count > room]
+    limit, chip = target.least("working_set")
+    over = [v for v, count in values.items() if count > limit]
     if over:
         yield WORKING.finding(
-            f"larger than {byte_words(room)} ({chip}): {len(over)} of {len(values)} values; the largest, "
+            f"larger than {byte_words(limit)} ({chip}): {len(over)} of {len(values)} values; the largest, "
             f"%{largest.name} {shape_in_words(largest.shape)}, takes {byte_words(values[largest])}"
         )
     if 2 * elements(largest) >= FAILED_IMAGE:
@@ -257,4 +263,4 @@ def _of_values(values: dict[Var, int], largest: Var | None, target: Target) -> I
 
 
 RULES = (OVER, ADDRESS, DENSE, WORKING, IMAGE)
-"""What `measure` may say."""
+"""The rules whose findings `measure` returns."""

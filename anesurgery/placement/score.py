@@ -1,11 +1,12 @@
 """The score of a model on a target, and what one score gains and loses over another, in words.
 
-What decides is the expected time. A step loses where an op that was legal becomes illegal, the model gets
-slower, or what it is made of grows without a clear gain in time (`LOSSES`). It gains where it gets faster or,
-in equal time, less of it cannot run on the ANE, or there are fewer switches between units (`GAINS`). Times
-whose difference cannot be told, with costs that do not rise, are equal; so that they do not add up, what a
-search finds must not be slower than the model as given ("whole"). Shares of the ANE are shown, and decide
-nothing.
+The search of `apply` scores each trial and asks `new.loss(old)` and `new.gain(old)`; both return words for
+the report ("" for none). The expected time decides. A step loses if a legal op becomes illegal, the model
+gets slower, or it grows without a clear gain in time (`LOSSES`). It gains if it gets faster or, in equal
+time, fewer ops are illegal on the ANE or there are fewer switches between units (`GAINS`). Times count as
+equal if the band is too wide to tell them apart and the cost does not rise; so that small rises do not add
+up, the "whole" loss compares the end of a search with its start. The share on the ANE is shown, but only in
+`OFF` does it decide.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from anesurgery.placement.target import Target
 
 @dataclass(frozen=True)
 class Bound:
-    """How much one measure of a model may grow where no clear gain in time pays for it."""
+    """How much one measure of a model may grow without a clear gain in time."""
 
     words: str
     times: float
+    """The largest ratio to the measure before."""
     more: int
-    """What counts for nothing in any model."""
+    """A rise up to this amount is always allowed."""
     size: bool = False
     """Is it in bytes?"""
 
@@ -44,44 +46,46 @@ BOUNDS = {
     "casts": Bound("casts", 1.5, 4),
     "transposes": Bound("transposes", 1.5, 8),
 }
-"""A choice: weights and flop cost on every device; ops, casts and transposes may be the price of legal ones."""
+"""Field of `Score` -> its bound. A choice: weights and flop cost on every device, so they get least; more
+ops, casts and transposes may be the price of legal ops."""
 
 
 OFF = ("legal", "share")
-"""Losses where no chip is named, and of a gain that was measured, which was with the products on the ANE."""
+"""The losses that count if no chip is named, or if a gain was measured: it was measured with products on the
+ANE."""
 WORTH = ("loading", "enough time", "any switches", "weights", "layers")
-"""What a plan as a whole must gain, of `GAINS`."""
+"""The gains of `GAINS` of which a whole plan needs one."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """All functions of a program together.
+    """The measures of a model on a target, summed over all functions of its program.
 
     Attributes:
-        ops: number of ops, constants left out.
-        on_ops: those that prefer the ANE.
-        flop: floating point operations of all.
-        on_flop: of the ops that prefer the ANE.
-        perhaps_flop: of ops whose unit is unknown but may be the engine.
-        perhaps_ops: how many these are.
-        switches: changes of the unit.
-        estimate: the cost in microseconds, by which a model is compared with another form of itself.
-        at_worst: the same in the view that is worst for many small ops.
-        time: the expected time on the chip that the target names, which decides where both forms have one.
-        doubt: the share of it that hangs on ops of which it is not known whether the ANE runs them.
-        unknown: ops without a verdict or an estimate.
-        findings: number of findings, where they were looked for.
-        legal: function and name of the ops that are legal on the ANE.
-        illegal: the same of those that are not.
-        illegal_flop: of the latter.
-        legal_flop: of the ops that are legal on the ANE.
-        weights: bytes as stored, what is stored twice counted twice.
+        ops: number of ops, without constants.
+        on_ops: number of ops that prefer the ANE.
+        flop: floating point operations of all ops.
+        on_flop: floating point operations of the ops that prefer the ANE.
+        perhaps_flop: floating point operations of the ops whose unit is unknown but may be the ANE.
+        perhaps_ops: number of those ops.
+        switches: number of changes of the unit.
+        estimate: Core ML's cost in microseconds, to compare forms of one model; not a run time.
+        at_worst: the cost under the assumptions that are worst for many small ops.
+        time: the expected time on the target's chip; it decides if both models have one.
+        doubt: the share by which the time would grow if all ops of unknown unit ran on the CPU.
+        unknown: number of ops without a verdict or an estimate.
+        findings: number of findings, if the inspection looked for them.
+        legal: (number of the function, name) of the ops that the ANE can run.
+        illegal: (number of the function, name) of the ops that it cannot run.
+        illegal_flop: floating point operations of the illegal ops.
+        legal_flop: floating point operations of the legal ops.
+        weights: bytes as stored; functions that share weights each count them.
         moved: bytes that all ops read and write at run time.
-        casts: ops of that type.
-        transposes: likewise.
-        unplaced: ops of which it is not known where they run.
-        refused: why the OS does not load the model, in words; "" where nothing says so.
-        untimed: why no time is known, in words; "" where one is, or nobody says.
+        casts: number of casts.
+        transposes: number of transpositions.
+        unplaced: number of ops whose unit is unknown.
+        refused: why the OS does not load the model, in words; "" if it does, as far as known.
+        untimed: why there is no time, in words; "" if there is one, or no reason is known.
     """
 
     ops: int
@@ -146,32 +150,32 @@ class Score:
     @classmethod
     def of_layers(cls, *inspections: Inspection) -> Score:
         """Return the score of networks, or of pipelines of networks, without constants."""
-        parts = [part for one in inspections for part in _parts(one)]
+        parts = [part for one in inspections for part in _with_parts(one)]
         constants = [{row.name for row in part.ops if row.op_type in CONSTANTS} for part in parts]
-        return cls.of(list(map(_without, parts, constants)))
+        return cls.of(list(map(_without_ops, parts, constants)))
 
     @classmethod
     def of_upgraded(cls, loaded: Loaded, target: Target) -> Score:
         """Return the score to compare with layers, which have no casts of inputs and outputs."""
         ends = map(_casts_at_ends, loaded.program.functions.values())
-        return cls.of(list(map(_without, placed(loaded, target), ends)))
+        return cls.of(list(map(_without_ops, placed(loaded, target), ends)))
 
     @property
     def share(self) -> dict[str, float]:
-        """The shares of the flop and of the ops that are on the ANE; 1 where there are none."""
+        """The shares of the flop and of the ops that are on the ANE; 1 for a model without any."""
         return self._shares(self.on_flop, self.on_ops)
 
     @property
     def share_at_most(self) -> dict[str, float]:
-        """The same if each op of which that is not known were on the ANE, where it may be."""
+        """The shares if each op of unknown unit that the ANE may run is on it."""
         return self._shares(self.on_flop + self.perhaps_flop, self.on_ops + self.perhaps_ops)
 
     @property
     def can_run(self) -> dict[str, float]:
         """The shares that the ANE can run, whether or not Core ML would choose it.
 
-        By these a network and the ML Program made of it are compared: a network has no cost model, so nobody
-        can say what Core ML would choose there.
+        They compare a neural network with the ML Program made of it: without a cost model of networks, Core
+        ML's choice is unknown.
         """
         return self._shares(self.legal_flop, len(self.legal))
 
@@ -180,48 +184,55 @@ class Score:
 
     @property
     def expected(self) -> Expected:
-        """How long it takes."""
+        """The expected speed, to compare with that of another model."""
         return Expected(self.estimate, self.at_worst, self.time, self.doubt)
 
     def over(self, before: Score) -> Ratio:
-        """The expected time, as a multiple of that before."""
+        """Return the expected time as a multiple of the time before."""
         return self.expected.over(before.expected)
 
     def takes(self, before: Score, verb: str = "") -> str:
-        """Both times in words, "expected time 2 ms -> 1.9 ms"; the relative cost where none is known."""
+        """Return both times, "expected time 2 ms -> 1.9 ms"; the relative cost if a time is unknown."""
         return self.expected.words(before.expected, verb)
 
     def loss(self, before: Score, of: Iterable[str] = ("legal", "time", "size")) -> str:
-        """The first of some `LOSSES` that it has, in words; "" for none."""
+        """Return the first of some `LOSSES` against the model before, in words; "" for none."""
         return next(filter(None, (LOSSES[name](before, self) for name in of)), "")
 
     def gain(self, before: Score) -> str:
-        """What a step gains, in words, with what grows for it; "" for nothing."""
+        """Return what a step gains, in words, with the measures beyond their bounds; "" for nothing."""
         better = self.worth(before, ("time", "legal", "switches"))
-        grown = self.outgrown(before) if better else []
-        return f"{better}; {', '.join(grown)}" if grown else better
+        growth = self.over_bounds(before) if better else []
+        return f"{better}; {', '.join(growth)}" if growth else better
 
     def worth(self, before: Score, of: Iterable[str] = WORTH) -> str:
-        """The first of some `GAINS` that it has, by default of those of a whole plan, in words; "" for none."""
+        """Return the first of some `GAINS`, by default those of a whole plan, in words; "" for none."""
         return next(filter(None, (GAINS[name](before, self) for name in of)), "")
 
     def paid(self, before: Score) -> list[str]:
-        """What grew beyond its bound, weights also where they are few, and for what gain: one line, or none."""
-        more = self.weights > before.weights * BOUNDS["weights"].times
-        grown = self.outgrown(before, {"weights"} if more else ())
-        return [f"{self.takes(before)}, for which the model grew: {', '.join(grown)}"] if grown else []
+        """Return a line on what grew beyond its bound for a gain; no line if nothing grew so.
 
-    def outgrows(self, before: Score, what: str) -> bool:
-        """Is one measure beyond its bound?"""
+        A ratio of weights beyond the bound is told even in small models.
+        """
+        more_weights = self.weights > before.weights * BOUNDS["weights"].times
+        growth = self.over_bounds(before, {"weights"} if more_weights else ())
+        return [f"{self.takes(before)}, for which the model grew: {', '.join(growth)}"] if growth else []
+
+    def is_over_bound(self, before: Score, what: str) -> bool:
+        """Has one measure grown beyond its bound?"""
         bound, old, new = BOUNDS[what], getattr(before, what), getattr(self, what)
         return bool(new > max(old * bound.times, old + bound.more))
 
-    def outgrown(self, before: Score, more: Iterable[str] = ()) -> list[str]:
-        """What is beyond its bound, or among `more`, in words."""
-        return [_from(before, self, what) for what in BOUNDS if self.outgrows(before, what) or what in more]
+    def over_bounds(self, before: Score, more: Iterable[str] = ()) -> list[str]:
+        """Return the measures that are beyond their bounds, or among `more`, in words."""
+        return [
+            _change_of_measure(before, self, what)
+            for what in BOUNDS
+            if self.is_over_bound(before, what) or what in more
+        ]
 
     def grows(self, before: Score) -> bool:
-        """Is it larger by any measure?"""
+        """Is any measure of `BOUNDS` larger than before?"""
         return any(getattr(self, what) > getattr(before, what) for what in BOUNDS)
 
     def __str__(self) -> str:
@@ -233,10 +244,10 @@ class Score:
 
 
 Compare = Callable[[Score, Score], str]
-"""What the second score loses, or gains, over the first, in words; "" for nothing."""
+"""Compare an old score with a new one; returns what the new one loses, or gains, in words, "" for nothing."""
 
 
-def _barred(old: Score, new: Score) -> str:
+def _lost_legality(old: Score, new: Score) -> str:
     if lost := sorted(old.legal & new.illegal):
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         return f"%{lost[0][1]}{more} would no longer be legal on the ANE"
@@ -248,70 +259,82 @@ def _slower(old: Score, new: Score) -> str:
     return f"the {new.takes(old, ' would rise')}" if ratio.slower and not ratio.equal else ""
 
 
-def _grown(old: Score, new: Score) -> str:
-    if not (grown := new.outgrown(old)) or new.over(old).clear:
+def _unpaid_growth(old: Score, new: Score) -> str:
+    if not (growth := new.over_bounds(old)) or new.over(old).clear:
         return ""
     worst = multiple(new.at_worst, old.at_worst)
     more = f" (at worst, relative cost {from_to(1.0, worst, '')})" if worst > 1 else ""
-    return f"{', '.join(grown)} would grow, and the {new.takes(old)}{more} is no clear gain"
+    return f"{', '.join(growth)} would grow, and the {new.takes(old)}{more} is no clear gain"
 
 
-def _dearer(old: Score, new: Score) -> str:
+def _slower_overall(old: Score, new: Score) -> str:
     verb, times = " of the whole would rise", new.expected.times(old.expected)
     if times is not None and times[1].ms > times[0].ms * (1 + SAME):
         return f"the expected time{verb} {from_to(times[0].ms, times[1].ms)}"
-    dearer = new.estimate > old.estimate * (1 + SAME)
-    return f"the {new.expected.relative(old.expected, verb)}" if dearer else ""
+    costs_more = new.estimate > old.estimate * (1 + SAME)
+    return f"the {new.expected.relative(old.expected, verb)}" if costs_more else ""
 
 
-def _less_on_ane(old: Score, new: Score) -> str:
-    """A share that falls because less is left on the ANE, as where two layers became one, is no loss."""
+def _lower_ane_share(old: Score, new: Score) -> str:
+    """The share of the work on the ANE falls, and the work elsewhere rises.
+
+    A share that falls only because work on the ANE was removed, as by fusing two layers, is not a loss.
+    """
     was, now = old.share["flop"], new.share["flop"]
     if old.flop and now < was and new.flop - new.on_flop > old.flop - old.on_flop:
-        return f"the share of the work on the ANE would fall {_percents(was, now)}"
+        return f"the share of the work on the ANE would fall {_share_change(was, now)}"
     if old.on_flop or not old.flop:
         return ""
     was, now = (one.perhaps_flop / one.flop if one.flop else 1.0 for one in (old, new))
-    return f"the share of the work that may be on the ANE would fall {_percents(was, now)}" if now < was else ""
+    return (
+        f"the share of the work that may be on the ANE would fall {_share_change(was, now)}"
+        if now < was
+        else ""
+    )
 
 
-def _falling(measure: str, words: str) -> Compare:
-    """A loss of one share, of the flop or of the ops."""
+def _falling_share(measure: str, words: str) -> Compare:
+    """Return a comparison that finds the first share of a property, of the flop or of the ops, that falls."""
 
-    def less(old: Score, new: Score) -> str:
-        pairs = [(what, was, getattr(new, measure)[what]) for what, was in getattr(old, measure).items()]
-        fell = [one for one in pairs if one[2] < one[1] and getattr(old, one[0])]
-        return next((f"the share of the {w} {words} would fall {_percents(a, b)}" for w, a, b in fell), "")
+    def compare(old: Score, new: Score) -> str:
+        for what, was in getattr(old, measure).items():
+            now = getattr(new, measure)[what]
+            if now < was and getattr(old, what):
+                return f"the share of the {what} {words} would fall {_share_change(was, now)}"
+        return ""
 
-    return less
+    return compare
 
 
 LOSSES: dict[str, Compare] = {
-    "legal": _barred,
+    "legal": _lost_legality,
     "time": _slower,
-    "size": _grown,
-    "whole": _dearer,
-    "share": _less_on_ane,
-    "can run": _falling("can_run", "that the ANE can run"),
-    "shown": _falling("share", "that inspect expects on the ANE"),
+    "size": _unpaid_growth,
+    "whole": _slower_overall,
+    "share": _lower_ane_share,
+    "can run": _falling_share("can_run", "that the ANE can run"),
+    "shown": _falling_share("share", "that inspect expects on the ANE"),
 }
 
 
 def _faster(old: Score, new: Score, most: float = 1 - SAME) -> str:
-    """Unless only since what became unknown is not priced."""
+    """The time falls below a share of it; not counted if more ops are unknown, since these have no cost."""
     return new.takes(old) if new.over(old).best < most and new.unknown <= old.unknown else ""
 
 
-def _freed(old: Score, new: Score) -> str:
-    """Less is illegal on the ANE, and more of it than what became unknown."""
-    was, now = (old.illegal_flop, len(old.illegal)), (new.illegal_flop, len(new.illegal))
-    risen, freed = new.unknown - old.unknown, was[1] - now[1]
-    if was == now or now[0] > was[0] or now[1] > was[1] or 0 < risen >= freed:
+def _fewer_illegal(old: Score, new: Score) -> str:
+    """Fewer ops, or ops of less flop, are illegal on the ANE, and fewer ops became unknown than legal."""
+    newly_unknown, newly_legal = new.unknown - old.unknown, len(old.illegal) - len(new.illegal)
+    flop_falls = old.illegal_flop - new.illegal_flop
+    if newly_legal < 0 or flop_falls < 0 or not (newly_legal or flop_falls):
         return ""
-    at = 1 if freed else 0
-    rise = _percents(old.can_run["ops"], new.can_run["ops"])
-    words = f"{('flop', 'ops')[at]} that cannot run on the ANE {_counts(was[at], now[at])}"
-    return f"{words} (share of the ops that can {rise})"
+    if 0 < newly_unknown >= newly_legal:
+        return ""
+    what, counts = "ops", (len(old.illegal), len(new.illegal))
+    if not newly_legal:
+        what, counts = "flop", (old.illegal_flop, new.illegal_flop)
+    rise = _share_change(old.can_run["ops"], new.can_run["ops"])
+    return f"{what} that cannot run on the ANE {_count_change(*counts)} (share of the ops that can {rise})"
 
 
 def _fewer_switches(old: Score, new: Score) -> str:
@@ -320,89 +343,93 @@ def _fewer_switches(old: Score, new: Score) -> str:
 
 
 def _fewer_findings(old: Score, new: Score) -> str:
-    """At no higher estimate."""
-    dearer = new.over(old).slower or new.unknown > old.unknown or new.switches > old.switches
-    return f"findings {old.findings} -> {new.findings}" if new.findings < old.findings and not dearer else ""
+    """There are fewer findings, at no higher time, unknown ops or switches."""
+    worse = new.over(old).slower or new.unknown > old.unknown or new.switches > old.switches
+    return f"findings {old.findings} -> {new.findings}" if new.findings < old.findings and not worse else ""
 
 
-def _smaller(old: Score, new: Score) -> str:
-    return ", ".join(_from(old, new, what) for what in BOUNDS if old.outgrows(new, what))
+def _smaller_measures(old: Score, new: Score) -> str:
+    return ", ".join(_change_of_measure(old, new, what) for what in BOUNDS if old.is_over_bound(new, what))
 
 
-LEAST = 0.02
-"""The share of the expected time, or of the weights, that a plan must gain: less is nothing."""
+LEAST_GAIN = 0.02
+"""The share of the expected time, or of the weights, that a plan must gain to be worth it. A choice."""
 
 
-def _lighter(old: Score, new: Score) -> str:
-    return _smaller(old, new) if new.weights < (1 - LEAST) * old.weights and new.unknown <= old.unknown else ""
+def _smaller_weights(old: Score, new: Score) -> str:
+    return (
+        _smaller_measures(old, new)
+        if new.weights < (1 - LEAST_GAIN) * old.weights and new.unknown <= old.unknown
+        else ""
+    )
 
 
 def _more_layers(old: Score, new: Score) -> str:
-    """Of the layers of a network, which have no cost, more can run on the ANE, and it takes no longer."""
+    """More layers of a neural network can run on the ANE, and it takes no longer; layers have no cost."""
     slower = None not in (old.time, new.time) and new.time.ms > old.time.ms  # type: ignore[union-attr]
-    if old.estimate or slower or len(new.illegal) >= len(old.illegal) or _barred(old, new):
+    if old.estimate or slower or len(new.illegal) >= len(old.illegal) or _lost_legality(old, new):
         return ""
     return f"layers that cannot run on the ANE {len(old.illegal)} -> {len(new.illegal)}"
 
 
 def _in_equal_time(gain: Compare) -> Compare:
-    """A gain that counts only where the model gets no slower."""
+    """Return a comparison whose gain counts only if the model gets no slower."""
     return lambda old, new: "" if _slower(old, new) else gain(old, new)
 
 
-def _may_run(score: Score) -> int:
+def _possible_ane_flop(score: Score) -> int:
     return score.on_flop + score.perhaps_flop
 
 
 GAINS: dict[str, Compare] = {
     "loading": lambda old, new: f"it loads, where {old.refused}" if old.refused and not new.refused else "",
     "time": _faster,
-    "enough time": lambda old, new: _faster(old, new, 1 - LEAST),
-    "legal": _in_equal_time(_freed),
+    "enough time": lambda old, new: _faster(old, new, 1 - LEAST_GAIN),
+    "legal": _in_equal_time(_fewer_illegal),
     "switches": _in_equal_time(_fewer_switches),
     "any switches": _fewer_switches,
     "on the ANE": lambda old, new: "more" if new.on_flop > old.on_flop or new.on_ops > old.on_ops else "",
-    "perhaps": lambda old, new: "more" if _may_run(new) > _may_run(old) else "",
+    "perhaps": lambda old, new: "more" if _possible_ane_flop(new) > _possible_ane_flop(old) else "",
     "findings": _fewer_findings,
-    "size": _smaller,
-    "weights": _lighter,
+    "size": _smaller_measures,
+    "weights": _smaller_weights,
     "layers": _more_layers,
 }
 
 
-def _from(old: Score, new: Score, what: str) -> str:
-    """One measure of `BOUNDS` before and after: "weights 100 MB -> 115 MB"."""
+def _change_of_measure(old: Score, new: Score, what: str) -> str:
+    """Return one measure of `BOUNDS` before and after: "weights 100 MB -> 115 MB"."""
     bound, pair = BOUNDS[what], (getattr(old, what), getattr(new, what))
-    return f"{bound.words} {' -> '.join(map(byte_words, pair)) if bound.size else _counts(*pair)}"
+    return f"{bound.words} {' -> '.join(map(byte_words, pair)) if bound.size else _count_change(*pair)}"
 
 
-def _parts(inspection: Inspection) -> list[Inspection]:
-    """A report, and those of the parts of a pipeline."""
-    return [inspection, *(one for part in inspection.parts.values() for one in _parts(part))]
+def _with_parts(inspection: Inspection) -> list[Inspection]:
+    """Return an inspection, followed by those of the parts of a pipeline."""
+    return [inspection, *(one for part in inspection.parts.values() for one in _with_parts(part))]
 
 
-def _without(part: Inspection, names: set[str]) -> Inspection:
-    """A report without some ops."""
+def _without_ops(part: Inspection, names: set[str]) -> Inspection:
+    """Return an inspection without the rows of some ops."""
     return replace(part, ops=tuple(row for row in part.ops if row.name not in names))
 
 
 def _casts_at_ends(function: Function) -> set[str]:
-    """The names of the casts of inputs and outputs."""
+    """Return the names of the casts of inputs and outputs."""
     casts = [op for op in function.operations if op.op_type == "cast"]
     return {op.outputs[0].name for op in casts if op.x.op is None or op.outputs[0] in function.outputs}
 
 
 def placed(model: Loaded | Program, target: Target, *, advice: bool = False) -> list[Inspection]:
-    """The inspection of each function of a program; without advice, of what is legal and where it runs only.
+    """Return the inspection of each function of a program; without advice only verdicts and units.
 
-    The specification of a loaded model says at which shapes a flexible one is judged.
+    Of a loaded model with flexible inputs, the specification gives the shapes at which it is judged.
     """
     loaded = Loaded.of(model)
     return [inspect_program(loaded, target, function=name, advice=advice) for name in loaded.program.functions]
 
 
-def _counts(old: int, new: int) -> str:
-    """Two numbers with as many digits as it takes to tell them apart: "8.65 M -> 50.1 M", "12 -> 8"."""
+def _count_change(old: int, new: int) -> str:
+    """Return two numbers with as many digits as it takes to tell them apart: "8.65 M -> 50.1 M", "12 -> 8"."""
     for unit, size in (("G", 10**9), ("M", 10**6), ("", 1)):
         if max(old, new) >= size:
             short = [
@@ -414,7 +441,7 @@ def _counts(old: int, new: int) -> str:
     return f"{old:,} -> {new:,}"
 
 
-def _percents(old: float, new: float) -> str:
-    """Two shares with as many digits as it takes to tell them apart."""
+def _share_change(old: float, new: float) -> str:
+    """Return two shares with as many digits as it takes to tell them apart: "81.2% -> 96.4%"."""
     digits = next((n for n in (1, 2, 4) if f"{old:.{n}%}" != f"{new:.{n}%}"), None)
     return f"stays {old:.1%}" if digits is None else f"{old:.{digits}%} -> {new:.{digits}%}"

@@ -1,9 +1,11 @@
 """Estimate how long a function takes on the Neural Engine of one chip, from what its ops ask of the hardware.
 
-An op takes Core ML's own estimate times a factor of the engine's generation, or as long as its weights take to
-be read where that is more. To these come a fixed cost of a prediction, changes of the unit, and a least time
-for each op of the longest chain of ops that wait for one another. All numbers stand in `time_table.json`,
-which `tests/benchmarks/time_fit.py` fits to published measurements; docs/latency.md shows the errors.
+An op takes the larger of two times: Core ML's own estimate (`cost.py`) times a factor of the engine's
+generation, or the time to read its weights. Each prediction adds a fixed cost, a cost for each change of the
+unit, and a least time for each op on the longest chain of dependent ops. `inspect` calls `time_of_shaped`
+with the judged ops; a `Load` holds what they ask of the hardware, and `Rates` the numbers of one chip. All
+numbers are in `time_table.json`, which `tests/benchmarks/time_fit.py` fits to published measurements;
+docs/latency.md shows the errors.
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ from anesurgery.semantics.reading import elements, kind_of, shape_of, size_of
 from anesurgery.semantics.rows import runtime
 
 LONG = 1024
-"""Positions from which attention is slower than estimated: measured at 197 (it is not) and 1,500 (it is)."""
+"""From this number of positions on, attention is slower than estimated. Measured at 197 (it is not) and 1,500
+(it is)."""
 PRODUCTS = frozenset({"conv", "conv_transpose", "linear", "matmul", "einsum", "scaled_dot_product_attention"})
 PLAIN, PALETTE, INT8, INT4, SPARSE, W8A8, JOINT = "", "palette", "int8", "int4", "sparse", "w8a8", "joint"
-"""Forms of weights; int8 and int4 with one scale, or one for each output channel."""
+"""How weights are stored; int8 and int4 have one scale, or one for each output channel."""
 FORMS = {
     PALETTE: "a palette",
     INT8: "int8",
@@ -42,23 +45,23 @@ FORMS = {
     W8A8: "int8, with int8 activations",
     JOINT: "several compressions in one",
 }
-"""In words."""
+"""The compressed forms of weights in words."""
 
 
 class OpLoad(NamedTuple):
-    """What an op, or `count` equal ones, asks for in one run.
+    """The work of one op, or of `count` equal ops, in one run.
 
     Attributes:
-        op_type: of MIL.
+        op_type: the op type of MIL.
         us: Core ML's own estimate on its unit, in microseconds.
         weight: bytes of weights that it reads, as stored.
-        long: is it part of attention over `LONG` positions or more?
+        long: is it part of attention over at least `LONG` positions?
         cpu: does it run on the CPU?
-        chain: does it lie on the longest chain of ops that wait for one another?
-        form: of its weights.
+        chain: is it on the longest chain of dependent ops?
+        form: how its weights are stored.
         rows: positions that share each weight, where the form of the weights matters; else 0.
         notch: does reading its weights stall, as `rules.slow.dma_notch` finds?
-        count: how many such ops there are, each round of a loop counted.
+        count: how many such ops there are; an op in a loop counts once for each round.
     """
 
     op_type: str
@@ -75,12 +78,12 @@ class OpLoad(NamedTuple):
 
 @dataclass(frozen=True)
 class Load:
-    """What a function asks for.
+    """The work of a function.
 
     Attributes:
-        ops: in file order, or merged.
-        switches: how often the unit changes, where that costs something.
-        doubtful: where ops run on the CPU instead of which that is not known; None without such ops.
+        ops: the work of its ops, in file order, or merged.
+        switches: how often the unit changes at a cost.
+        doubtful: the work if all ops of unknown unit run on the CPU; None if there are no such ops.
     """
 
     ops: tuple[OpLoad, ...]
@@ -93,7 +96,7 @@ class Load:
         return all(op.cpu for op in self.ops)
 
     def merged(self) -> Load:
-        """Joins equal ops into one entry."""
+        """Return the load with one entry for all equal ops."""
         counted: Counter[OpLoad] = Counter()
         for op in self.ops:
             counted[op._replace(count=1)] += op.count
@@ -101,11 +104,11 @@ class Load:
 
 
 def load_of(judged: Sequence[Judged], units: Sequence[str | None], doubted: bool = False) -> Load:
-    """What judged ops ask for; ops of unknown unit count on the ANE where it may run them.
+    """Return the work of judged ops; ops of unknown unit count on the ANE unless it cannot run them.
 
     Args:
         judged: the ops.
-        units: of them.
+        units: the unit of each op.
         doubted: may all of it run on the CPU, for a reason that concerns the whole model?
     """
     chain = longest_chain([j.op for j in judged])
@@ -116,23 +119,24 @@ def load_of(judged: Sequence[Judged], units: Sequence[str | None], doubted: bool
 
 
 def _load(judged: Sequence[Judged], on_cpu: Sequence[bool], chain: set[Operation]) -> Load:
-    ops = tuple(_op(j, cpu, j.op in chain) for j, cpu in zip(judged, on_cpu, strict=True))
-    return Load(ops, _switches(on_cpu))
+    ops = tuple(_op_load(j, cpu, j.op in chain) for j, cpu in zip(judged, on_cpu, strict=True))
+    return Load(ops, _count_switches(on_cpu))
 
 
-def _switches(on_cpu: Sequence[bool]) -> int:
-    """Changes of the unit that cost something.
+def _count_switches(on_cpu: Sequence[bool]) -> int:
+    """Count the changes of the unit that cost something.
 
-    The result has to come back to the CPU in any case, and Core ML's segmenter charges as much for a last op
-    on the
-    ANE as for a change before it: the last change to the CPU is a part of the dispatch.
+    A last change to the CPU is free: the result comes back to the CPU in any case, and Core ML's segmenter
+    charges as much for a last op on the ANE as for a change before it.
     """
-    changes = [b for a, b in pairwise(on_cpu) if a != b]
-    return len(changes) - bool(changes and changes[-1])
+    changes_to_cpu = [after for before, after in pairwise(on_cpu) if before != after]
+    if changes_to_cpu and changes_to_cpu[-1]:
+        return len(changes_to_cpu) - 1
+    return len(changes_to_cpu)
 
 
-def _op(one: Judged, cpu: bool, chained: bool) -> OpLoad:
-    """Estimates of judged ops are of all rounds; a load is of one."""
+def _op_load(one: Judged, cpu: bool, chained: bool) -> OpLoad:
+    """Return the work of one op in one round of its loop; the estimate of a judged op is for all rounds."""
     op, estimate = one.op, one.estimate
     us = 0.0 if estimate is None else ((estimate.cpu if cpu else estimate.ane) or 0.0) / max(one.rounds, 1)
     if op.op_type not in PRODUCTS:
@@ -146,13 +150,14 @@ def _op(one: Judged, cpu: bool, chained: bool) -> OpLoad:
 
 
 def _is_long(op: Operation) -> bool:
+    """Is an op a product of two run-time values over at least `LONG` positions, as in attention?"""
     if op.op_type != "matmul" or len(runtime(op)) < 2:
         return False
     return max((*shape_of(op.x)[-2:], *shape_of(op.y)[-2:])) >= LONG
 
 
 def rows_of(op: Operation) -> int:
-    """Positions that share each weight of a product: its results over its output channels."""
+    """Return how many positions share each weight of a product: its outputs divided by its output channels."""
     weight = next(
         (v for n in ("weight", "y", "x") if (v := op.inputs.get(n)) is not None and is_stored(v)), None
     )
@@ -164,14 +169,14 @@ def rows_of(op: Operation) -> int:
 
 
 def form_of(op: Operation) -> tuple[str, int]:
-    """How the weights of a product are stored, and in how many bytes; (`PLAIN`, 0) if not compressed."""
+    """Return the form of a product's compressed weights and their bytes; (`PLAIN`, 0) if not compressed."""
     decoders = makers(op)
     if not decoders:
         return PLAIN, 0
-    return _form(op, decoders), _stored(decoders[0])
+    return _weight_form(op, decoders), _stored_bytes(decoders[0])
 
 
-def _form(op: Operation, decoders: Sequence[Operation]) -> str:
+def _weight_form(op: Operation, decoders: Sequence[Operation]) -> str:
     kind = decoders[0].op_type
     if kind == "constexpr_cast":
         return PLAIN
@@ -185,18 +190,18 @@ def _form(op: Operation, decoders: Sequence[Operation]) -> str:
     return (W8A8 if quantized else INT8) if wide else INT4
 
 
-def _stored(maker: Operation) -> int:
-    """Bytes of all that a weight is made of."""
+def _stored_bytes(maker: Operation) -> int:
+    """Return the bytes of all constants from which a weight is decompressed."""
     total = 0
     for value in maker.inputs.values():
         if isinstance(value, Var) and value.op is not None:
             inner = is_constexpr(value.op)
-            total += _stored(value.op) if inner else size_of(value)
+            total += _stored_bytes(value.op) if inner else size_of(value)
     return total
 
 
 def longest_chain(ops: Sequence[Operation]) -> set[Operation]:
-    """The ops of a longest chain of which each waits for the one before."""
+    """Return the ops on a longest chain in which each op reads a result of the op before it."""
     best: dict[Var, tuple[int, Operation]] = {}
     before: dict[Operation, Operation | None] = {}
     last: tuple[int, Operation] | None = None
@@ -218,28 +223,26 @@ VARIABLE = "ANESURGERY_TIME_TABLE"
 """Environment variable: path of a table to use instead, as `anesurgery calibrate` writes it."""
 FORMAT = "anesurgery.times/1"
 FEW = 16
-"""Rows up to which a product is bound by reading its weights, whatever their form."""
-APART = 3.0
-"""How many times the times may differ in which ops of unknown legality run on the ANE or on the CPU; the
-errors of published rows are within it, so more says nothing."""
-
-
-ALONE = 1.4
-"""Deviation of the logarithm of what the CPU takes where all runs there: DenseNet-121 took 1.45 times the
-estimate (M1 Max), and Qwen3-0.6B over 128 positions a seventh of it (M5 Pro, 46 ms with CPU_ONLY:
+"""Up to this number of rows a product is bound by reading its weights, whatever their form."""
+MOST_DIFFERENCE = 3.0
+"""No time is given if it differs more than so many times between ops of unknown unit on the ANE and on the
+CPU: errors against published times are smaller than that."""
+CPU_DEVIATION = 1.4
+"""Standard deviation of the logarithm of the time where all ops run on the CPU. DenseNet-121 took 1.45 times
+the estimate (M1 Max), and Qwen3-0.6B over 128 positions a seventh of it (M5 Pro, 46 ms with CPU_ONLY:
 FluidInference/mobius#77)."""
 OF_CPU = "Core ML's own estimate of the CPU"
-"""The source of such a time."""
+"""The source of a time where all ops run on the CPU."""
 
 
 class Spent(NamedTuple):
     """Microseconds that one run of an op takes.
 
     Attributes:
-        kind: source of cost.
-        own: by Core ML's estimate.
-        reading: beyond that, until its weights are read.
-        waiting: beyond both, on the longest chain.
+        kind: source of cost: "CPU", "products" or "memory".
+        own: Core ML's estimate, times the factors of the chip.
+        reading: what reading the weights takes beyond that.
+        waiting: what the least time of an op on the longest chain adds to both.
     """
 
     kind: str
@@ -249,21 +252,23 @@ class Spent(NamedTuple):
 
     @property
     def total(self) -> float:
-        """The time of all."""
+        """The sum of the three."""
         return self.own + self.reading + self.waiting
 
 
 @dataclass(frozen=True)
 class Rates:
-    """The numbers of one chip.
+    """The fitted numbers of one chip.
 
     Attributes:
-        factor: of its generation, times Core ML's estimates.
+        factor: of its generation; it multiplies Core ML's estimates.
         gb: GB/s at which it reads weights.
-        fixed, switch, floor: microseconds of a prediction, a change of the unit, and the least of a chained op.
-        long: how many times attention over long sequences takes more.
-        notch: how many times longer weights in the notch take to be read.
-        forms: of weights: what they cost.
+        fixed, switch, floor: microseconds of a prediction, of a change of the unit, and the least time of an
+        op on
+            the longest chain.
+        long: how many times longer attention over long sequences takes.
+        notch: how many times longer it takes to read weights that `rules.slow.dma_notch` finds.
+        forms: form of weights -> its factors "reading", "computing" and "grows" (with rows).
     """
 
     factor: float
@@ -277,7 +282,7 @@ class Rates:
 
     @classmethod
     def of(cls, table: Mapping[str, Any], family: int, chip: str) -> Rates:
-        """The numbers of a chip as it is sold ("M4 Pro")."""
+        """Return the numbers of a chip by the name under which it is sold ("M4 Pro")."""
         own = str(family)
         return cls(
             table["factor"][own],
@@ -287,61 +292,72 @@ class Rates:
             table["floor_us"],
             table["long"],
             table["notch"].get(own, 1.0),
-            {name: _on(form, own) for name, form in table["forms"].items() if family in form["families"]},
+            {
+                name: _form_on_generation(form, own)
+                for name, form in table["forms"].items()
+                if family in form["families"]
+            },
         )
 
     def spent(self, op: OpLoad) -> Spent:
-        """What one run of an op takes."""
+        """Return the microseconds of one run of an op."""
         if op.cpu:
             reading = op.weight / self.gb / 1e3
             return Spent("CPU", op.us) if op.us >= reading else Spent("CPU", 0.0, reading)
         own = op.us * self.factor * (self.long if op.long else 1.0)
         bytes_ = op.weight * (self.notch if op.notch else 1.0)
         if op.form != PLAIN:
-            own, bytes_ = own * self._computing(op), bytes_ * self.forms[op.form].get("reading", 1.0)
+            own, bytes_ = own * self._computing_factor(op), bytes_ * self.forms[op.form].get("reading", 1.0)
         reading = max(bytes_ / self.gb / 1e3 - own, 0.0)
         waiting = max(self.floor - own - reading, 0.0) if op.chain else 0.0
         return Spent("products" if op.op_type in PRODUCTS else "memory", own, reading, waiting)
 
-    def _computing(self, op: OpLoad) -> float:
-        """How many times longer a product with compressed weights computes."""
+    def _computing_factor(self, op: OpLoad) -> float:
+        """Return how many times longer a product computes with compressed weights."""
+        if op.rows <= FEW:
+            return 1.0
         form = self.forms[op.form]
-        more = max(op.rows, FEW) / FEW
-        return float(form.get("computing", 1.0) * more ** form.get("grows", 0.0)) if op.rows > FEW else 1.0
+        return float(form.get("computing", 1.0) * (op.rows / FEW) ** form.get("grows", 0.0))
 
 
-def _on(form: Mapping[str, Any], family: str) -> Mapping[str, Any]:
-    """A form of weights on a generation: some fold it, and read more than is stored."""
+def _form_on_generation(form: Mapping[str, Any], family: str) -> Mapping[str, Any]:
+    """Return the factors of a form of weights on a generation; some expand it and read more than is stored."""
     folded = form.get("reading_on", {}).get(family)
     return form if folded is None else {**form, "reading": folded}
 
 
 def bandwidth(rates: Mapping[str, float], family: int, chip: str) -> float:
-    """GB/s of a chip; else the mean of its kind (plain, or one of Pro, Max and Ultra) in the nearest engine."""
+    """Return the GB/s at which a chip reads weights.
+
+    For a chip without a rate this is the geometric mean of the chips of its kind (plain, or one of Pro, Max
+    and Ultra) in the nearest generation; of all chips if none of its kind has a rate; infinite without any
+    rates.
+    """
     if chip in rates:
         return float(rates[chip])
-    away = {
-        name: abs(CHIPS[name.split()[0]].family - family) for name in rates if (" " in name) == (" " in chip)
-    } or dict.fromkeys(rates, 0)
-    nearest = [math.log(rates[name]) for name, steps in away.items() if steps == min(away.values())]
+    alike = [name for name in rates if (" " in name) == (" " in chip)]
+    distances = {name: abs(CHIPS[name.split()[0]].family - family) for name in alike}
+    if not alike:
+        distances = dict.fromkeys(rates, 0)
+    nearest = [math.log(rates[name]) for name, d in distances.items() if d == min(distances.values())]
     return math.exp(math.fsum(nearest) / len(nearest)) if nearest else math.inf
 
 
 def table() -> dict[str, Any]:
-    """The numbers as fitted, or those of the file that `ANESURGERY_TIME_TABLE` names.
+    """Return the fitted numbers, or those of the file that `ANESURGERY_TIME_TABLE` names.
 
     Raises:
-        LoadError: that file is no table.
+        LoadError: that file is not a table of times.
     """
     return read_table(os.environ.get(VARIABLE) or TABLE)
 
 
 @lru_cache(maxsize=4)
 def read_table(path: str | Path) -> dict[str, Any]:
-    """A table.
+    """Read and check a table of times.
 
     Raises:
-        LoadError: the file cannot be read, or holds something else.
+        LoadError: the file cannot be read, or is not a table of times.
     """
     try:
         read: dict[str, Any] = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
@@ -355,16 +371,17 @@ def read_table(path: str | Path) -> dict[str, Any]:
 
 
 def microseconds(load: Load, rates: Rates) -> dict[Key, float]:
-    """Microseconds by source of cost and op type."""
-    return added_up(load, rates, [rates.spent(op) for op in load.ops])
+    """Return the microseconds of a load by source of cost and op type."""
+    return sum_costs(load, rates, [rates.spent(op) for op in load.ops])
 
 
-def added_up(load: Load, rates: Rates, each: Iterable[Spent]) -> dict[Key, float]:
-    """Microseconds by source of cost and op type, of what each op takes."""
+def sum_costs(load: Load, rates: Rates, each: Iterable[Spent]) -> dict[Key, float]:
+    """Add up the microseconds of each op by source of cost and op type, with switches and dispatch."""
     spent: defaultdict[Key, float] = defaultdict(float)
     reading = waiting = 0.0
     for op, one in zip(load.ops, each, strict=True):
-        name = f"{op.op_type} (long)" if op.long else f"{op.op_type} ({op.form})" if op.form else op.op_type
+        detail = "long" if op.long else op.form
+        name = f"{op.op_type} ({detail})" if detail else op.op_type
         spent[one.kind, name] += one.own * op.count
         reading += one.reading * op.count
         waiting += one.waiting * op.count
@@ -375,7 +392,7 @@ def added_up(load: Load, rates: Rates, each: Iterable[Spent]) -> dict[Key, float
 
 
 def deviation(key: Key, table: Mapping[str, Any]) -> float:
-    """How far the logarithm of what a source of cost takes may be off."""
+    """Return the standard deviation of the logarithm of the time of a source of cost."""
     kind, name = key
     form = name.rpartition(" (")[2].rstrip(")") if name.endswith(")") else ""
     more = table["forms"][form]["off"] if form in table["forms"] else 0.0
@@ -385,11 +402,11 @@ def deviation(key: Key, table: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True)
 class Timed:
-    """What is known of the time of a function.
+    """The time of a function, or the reason why there is none.
 
     Attributes:
-        time: None where nothing allows it.
-        why: there is none, in words.
+        time: the time of one prediction; None if nothing allows an estimate.
+        why: why there is no time, in words; "" if there is one.
         each: milliseconds of each op, in file order; empty without a time.
     """
 
@@ -399,7 +416,7 @@ class Timed:
 
 
 def why_not_of(target: Target, numbers: Mapping[str, Any] | None = None) -> str:
-    """Why there is no time of any model on a target, in words; "" where there may be."""
+    """Return why no model has a time on a target, in words; "" if models may have one."""
     if len(target.families) != 1:
         return "name one chip (target M4, A16): generations of the engine differ several times"
     (family,) = target.families
@@ -410,8 +427,8 @@ def why_not_of(target: Target, numbers: Mapping[str, Any] | None = None) -> str:
     return ""
 
 
-def _of_forms(load: Load, target: Target, numbers: Mapping[str, Any]) -> str:
-    """Which form of weights was not measured on a generation, and where."""
+def _unmeasured_form(load: Load, target: Target, numbers: Mapping[str, Any]) -> str:
+    """Return which form of weights was not measured on a generation, in words; "" if all were."""
     (family,) = target.families
     for form in sorted({op.form for op in load.ops if op.form != PLAIN and not op.cpu}):
         measured_form = numbers["forms"].get(form)
@@ -429,52 +446,54 @@ def _of_forms(load: Load, target: Target, numbers: Mapping[str, Any]) -> str:
 
 
 def time_of(load: Load, target: Target, numbers: Mapping[str, Any] | None = None) -> Time | str:
-    """The time on the engine of one chip, or why there is none.
+    """Return the time on the engine of one chip, or why there is none.
 
     Args:
-        load: what the function asks for.
+        load: the work of the function.
         target: names one chip, or chips of one generation.
-        numbers: a table; the fitted one by default.
+        numbers: a table of times; the fitted one by default.
     """
     result = timed(load, target, numbers)
     return result.why if result.time is None else result.time
 
 
 def timed(load: Load, target: Target, numbers: Mapping[str, Any] | None = None) -> Timed:
-    """The time, that of each op, or why there is none; see `time_of`."""
+    """Return the time with that of each op, or why there is none; see `time_of`."""
     numbers = table() if numbers is None else numbers
-    if why := why_not_of(target, numbers) or _of_forms(load, target, numbers):
+    if why := why_not_of(target, numbers) or _unmeasured_form(load, target, numbers):
         return Timed(None, why)
-    time, each = _time(load, target, numbers)
+    time, each = _time_and_ops(load, target, numbers)
     if not time.ms:
         return Timed(None, "no estimate of any op is known")
     if load.on_cpu and time.parts.get("CPU", 0.0) >= time.ms / 2:
-        return Timed(_of_cpu(time), each=each)
+        return Timed(_cpu_time(time), each=each)
     if load.doubtful is None:
         return Timed(time, each=each)
-    other, _ = _time(load.doubtful, target, numbers)
-    if max(time.ms, other.ms) > APART * min(time.ms, other.ms):
+    other, _ = _time_and_ops(load.doubtful, target, numbers)
+    if max(time.ms, other.ms) > MOST_DIFFERENCE * min(time.ms, other.ms):
         both = f"{time.ms:.3g} ms if it does, {other.ms:.3g} ms if not"
-        return Timed(None, f"of {_which(load)} it is not known if the Neural Engine runs them: {both}")
+        return Timed(
+            None, f"of {_doubtful_ops_in_words(load)} it is not known if the Neural Engine runs them: {both}"
+        )
     return Timed(time.spanning(other), each=each)
 
 
-def _of_cpu(time: Time) -> Time:
-    """The time of what the CPU does alone: behind its estimates is next to no measurement."""
-    off = {key: ALONE if key[0] == "CPU" else own for key, own in time.off.items()}
+def _cpu_time(time: Time) -> Time:
+    """Return the time with the wide band of the CPU, whose estimates rest on next to no measurements."""
+    off = {key: CPU_DEVIATION if key[0] == "CPU" else own for key, own in time.off.items()}
     return Time.of(time.by_op, off, 0.0, **{**time.rest, "measurements": 0, "source": OF_CPU})
 
 
-def _which(load: Load) -> str:
+def _doubtful_ops_in_words(load: Load) -> str:
     return "all ops" if load.doubtful is not None and load.doubtful.on_cpu else "some ops"
 
 
-def _time(load: Load, target: Target, numbers: Mapping[str, Any]) -> tuple[Time, tuple[float, ...]]:
-    """The time, and the milliseconds of each op with all its runs; dispatch and switches belong to none."""
+def _time_and_ops(load: Load, target: Target, numbers: Mapping[str, Any]) -> tuple[Time, tuple[float, ...]]:
+    """Return the time, and the milliseconds of each op with all its runs, without dispatch and switches."""
     (family,) = target.families
     own, rates = str(family), Rates.of(numbers, family, target.marketed[0])
     each = [rates.spent(op) for op in load.ops]
-    spent = {key: us / 1e3 for key, us in added_up(load, rates, each).items()}
+    spent = {key: us / 1e3 for key, us in sum_costs(load, rates, each).items()}
     off = {key: deviation(key, numbers) for key in spent}
     provenance = {name: numbers[name][own] for name in ("measurements", "source")}
     common = 0.0 if load.on_cpu else numbers["deviation"][own]
@@ -483,13 +502,13 @@ def _time(load: Load, target: Target, numbers: Mapping[str, Any]) -> tuple[Time,
 
 
 def time_of_shaped(shaped: Shaped, units: Sequence[str | None], target: Target, doubted: bool = False) -> Timed:
-    """The time of a judged function, or why there is none; ops that were judged are not judged again.
+    """Return the time of a judged function, or why there is none.
 
     Args:
         shaped: the function and its judged ops.
-        units: of the ops.
+        units: the unit of each op.
         target: names one chip, or chips of one generation.
-        doubted: does something known of the whole model leave open where it runs?
+        doubted: may all of it run on the CPU, for a reason that concerns the whole model?
     """
     if why := why_not_of(target):
         return Timed(None, why)
@@ -501,5 +520,5 @@ def time_of_shaped(shaped: Shaped, units: Sequence[str | None], target: Target, 
 
 
 def _is_undecided(op: Operation) -> bool:
-    """Does a value of the run decide how often its blocks run?"""
+    """Is it unknown before the run how often the blocks of an op run?"""
     return op.op_type == "cond" or (op.op_type == "while_loop" and loop_rounds(op) is None)

@@ -1,4 +1,10 @@
-"""Judge the ops of a function, choose their units together, and cut it into segments."""
+"""Judge each op of a function, choose the units of all ops together, and cut the function into segments.
+
+`inspector.inspect_program` calls it in this order: `judge_shaped` asks the rules about each op (can the
+engine run it, what does it cost), `choose` finds the cheapest path over CPU, engine and GPU, as Core ML's
+segmenter does, and `segments_of` groups neighbouring ops of one unit. Where estimates or verdicts are
+uncertain, paths are found for the extremes (`View`), and an op has a unit only if all of them agree on it.
+"""
 
 from __future__ import annotations
 
@@ -50,119 +56,126 @@ from anesurgery.semantics.rows import Work, runtime, work_of
 
 
 class Legality:
-    """The rows that concern a target, by op type."""
+    """The rules of legality that concern a target, by op type."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        speaking = [r for r in FORBIDDEN if r.scope.concerns(target)]
-        self._any = [r for r in speaking if not r.ops]
-        self._far = [rule for rule in speaking if rule.far]
+        concerned = [r for r in FORBIDDEN if r.scope.concerns(target)]
+        self._any = [r for r in concerned if not r.ops]
+        self._far = [rule for rule in concerned if rule.far]
         self._own: dict[str, list[Rule]] = {}
-        for rule in speaking:
+        for rule in concerned:
             for op_type in rule.ops:
                 self._own.setdefault(op_type, []).append(rule)
 
     def forbids(self, rule: Rule) -> bool:
-        """Rows of the private compiler raise no more than a doubt on the chip on which Core ML was measured."""
+        """Does a rule that applies make an op illegal, and not only doubtful?
+
+        Rules read from the private compiler only raise a doubt on the chip on which Core ML itself was
+        measured.
+        """
         return rule.legal is False and not (rule.scope.via != "Core ML" and self.target.on_measured_chip)
 
-    def _found(self, rule: Rule, op: Operation) -> str:
-        """What a row finds in an op, in words; "" where it does not speak of it."""
+    def _words_of(self, rule: Rule, op: Operation) -> str:
+        """Return what a rule finds in an op, in words; "" if the rule does not apply to it."""
         return rule.test(op, self.target) if rule.test is not None else f"{op.op_type}: {rule.because}"
 
-    def looks_far(self, op: Operation) -> bool:
-        """May a row look further than at the neighbours of an op?"""
+    def may_look_far(self, op: Operation) -> bool:
+        """May a rule look further than at the neighbours of an op, so that its verdict cannot be cached?"""
         far = {rule.far for rule in self._far if not rule.ops or op.op_type in rule.ops}
         integers = conditions.WIDE | conditions.INDEX
         return "any" in far or ("integers" in far and bool(conditions.typed(conditions.values(op), integers)))
 
     def speaking(self, op: Operation) -> Iterator[Finding]:
-        """Every row that forbids an op or makes it doubtful, of which a verdict names the first."""
+        """Yield the finding of every rule that forbids an op or makes it doubtful; a verdict has the first."""
         for rule in (*self._own.get(op.op_type, ()), *self._any):
-            if value := self._found(rule, op):
+            if value := self._words_of(rule, op):
                 yield self._finding(rule, op, value)
 
     def _finding(self, rule: Rule, op: Operation, value: str) -> Finding:
         return rule.finding_of(op, op.outputs[0].name, value, self.target)
 
     def verdict(self, op: Operation) -> tuple[bool | None, Finding | None]:
-        """Can the ANE run the op? True; False with the reason; or None, with what makes it doubtful.
+        """Can the ANE run the op?
 
-        None without a finding: no row knows the op, or the integers that it works on.
+        Returns:
+            (True, None); (False, the reason); or, where it is unknown, (None, what makes it doubtful). The
+            last is (None, None) if no rule knows the op, or the integers that it works on.
         """
         doubt: Finding | None = None
         for rule in (*self._own.get(op.op_type, ()), *self._any):
-            value = self._found(rule, op)
+            value = self._words_of(rule, op)
             if value and self.forbids(rule):
                 return False, self._finding(rule, op, value)
             if value and doubt is None:
                 doubt = self._finding(rule, op, value)
-        listed = op.op_type in LEGAL or op.op_type in WITH_STATE or splits_attention(op)
-        return (True if listed and doubt is None and not _untried(op) else None), doubt
+        listed = op.op_type in LEGAL or op.op_type in WITH_STATE or is_split_attention(op)
+        return (True if listed and doubt is None and not _has_untried_integers(op) else None), doubt
 
 
-def splits_attention(op: Operation) -> bool:
-    """Is it an einsum of one head, channels before tokens?"""
+def is_split_attention(op: Operation) -> bool:
+    """Is an op an einsum of attention over one head, with channels before tokens?"""
     return op.op_type == "einsum" and constant(op.equation) in SPLIT_ATTENTION
 
 
-def _untried(op: Operation) -> bool:
-    """Does it work on integers with which it was not seen?"""
+def _has_untried_integers(op: Operation) -> bool:
+    """Does an op work on integers with which it was never seen on the engine?"""
     if op.op_type not in INDEXED and conditions.typed(conditions.values(op), conditions.INDEX):
         return True
     return op.op_type not in READS_BYTES and bool(conditions.typed(runtime(op), conditions.BYTES))
 
 
 LAUNCH = SWITCH = OUTPUT = 125.0
-"""Microseconds: a segment on the ANE, a change of the unit, the last op off the CPU."""
+"""Costs in Core ML's segmenter, in microseconds: of a segment on the ANE, of a change of the unit, and of a
+last op that is not on the CPU."""
 
 CPU, ANE, GPU = range(3)
 Costs = Sequence[float]
-"""Of one op on each unit, in microseconds; infinite where it cannot run."""
+"""The costs of one op on CPU, ANE and GPU, in microseconds; infinite where it cannot run."""
 
 
-def _enter(unit: int) -> float:
+def _entry_cost(unit: int) -> float:
     return LAUNCH if unit == ANE else 0.0
 
 
-def _move(old: int, new: int) -> float:
-    return 0.0 if old == new else SWITCH + _enter(new)
+def _switch_cost(old: int, new: int) -> float:
+    return 0.0 if old == new else SWITCH + _entry_cost(new)
 
 
-def _end(unit: int) -> float:
+def _exit_cost(unit: int) -> float:
     return 0.0 if unit == CPU else OUTPUT
 
 
-def shortest(steps: Sequence[Costs]) -> list[int]:
-    """The unit of each op; of equal paths, one that is longer on the unit that comes first."""
+def cheapest_path(steps: Sequence[Costs]) -> list[int]:
+    """Return the unit of each op on the path of least cost; if paths are equal, lower unit numbers win."""
     if not steps:
         return []
     units = [u for u, column in enumerate(zip(*steps, strict=True)) if min(column) < math.inf] or [CPU]
     steps = [[step[u] for u in units] for step in steps] if len(units) < len(steps[0]) else steps
-    costs, came = list(map(add, map(_enter, units), steps[0])), list[list[int]]()
-    moves = [[_move(old, new) for old in units] for new in units]
+    costs, origins_of_steps = list(map(add, map(_entry_cost, units), steps[0])), list[list[int]]()
+    moves = [[_switch_cost(old, new) for old in units] for new in units]
     for step in steps[1:]:
-        origins, reached = [], []
+        origins, new_costs = [], []
         for row, work in zip(moves, step, strict=True):
-            ways = list(map(add, costs, row))
-            least = min(ways)
-            origins.append(ways.index(least))
-            reached.append(least + work)
-        came.append(origins)
-        costs = reached
-    path = [min(range(len(units)), key=lambda at: costs[at] + _end(units[at]))]
-    for origins in reversed(came):
+            costs_by_origin = list(map(add, costs, row))
+            least = min(costs_by_origin)
+            origins.append(costs_by_origin.index(least))
+            new_costs.append(least + work)
+        origins_of_steps.append(origins)
+        costs = new_costs
+    path = [min(range(len(units)), key=lambda at: costs[at] + _exit_cost(units[at]))]
+    for origins in reversed(origins_of_steps):
         path.append(origins[path[-1]])
     return [units[at] for at in reversed(path)]
 
 
-def total(steps: Sequence[Costs], path: Sequence[int]) -> float:
-    """The cost of a path in microseconds."""
+def path_cost(steps: Sequence[Costs], path: Sequence[int]) -> float:
+    """Return the cost of a path in microseconds, with launches and switches."""
     if not steps:
         return 0.0
     work = sum(step[unit] for step, unit in zip(steps, path, strict=True))
-    moves = sum(_move(a, b) for a, b in itertools.pairwise(path))
-    return _enter(path[0]) + work + moves + _end(path[-1])
+    moves = sum(_switch_cost(a, b) for a, b in itertools.pairwise(path))
+    return _entry_cost(path[0]) + work + moves + _exit_cost(path[-1])
 
 
 UNITS = {CPU: "cpu", ANE: "ane", GPU: "gpu"}
@@ -170,7 +183,7 @@ UNITS = {CPU: "cpu", ANE: "ane", GPU: "gpu"}
 
 @dataclass
 class Judged:
-    """What is known of one op; its unit is chosen last."""
+    """One op with its verdict, findings and estimate; `choose` gives its unit later."""
 
     op: Operation
     depth: int
@@ -180,16 +193,16 @@ class Judged:
     work: Work
     estimate: Estimate | None
     rounds: int = 1
-    """How often it runs, in a loop of so many rounds."""
+    """How often it runs in one prediction: the number of rounds of the loops around it."""
 
     @property
     def name(self) -> str:
-        """The name of the first result: it lives in packages, the name of the op does not."""
+        """The name of the first output: packages store it, but not the name of the op."""
         return self.op.outputs[0].name
 
 
 class Findings:
-    """Rows that speak about speed and numbers, by op type."""
+    """The rules about speed and numbers that concern a target, by op type."""
 
     def __init__(self, rules: Iterable[Rule], target: Target) -> None:
         self.target = target
@@ -198,33 +211,35 @@ class Findings:
         for rule in rules:
             if not rule.scope.concerns(target):
                 continue
-            for home in [self._own.setdefault(t, []) for t in rule.ops] or [self._any]:
-                home.append(rule)
+            for op_type in rule.ops:
+                self._own.setdefault(op_type, []).append(rule)
+            if not rule.ops:
+                self._any.append(rule)
 
     def about(self, op: Operation) -> tuple[Finding, ...]:
-        """What the rows say of an op."""
+        """Return what the rules find in an op."""
         rules = (*self._own.get(op.op_type, ()), *self._any)
         said = [(r, r.test(op, self.target)) for r in rules if r.test is not None]
         return tuple(r.finding_of(op, op.outputs[0].name, value, self.target) for r, value in said if value)
 
 
 Verdict: TypeAlias = tuple[bool | None, Finding | None, Work, Estimate | None]
-"""Can the ANE run an op, why not, what it computes, and what that costs."""
+"""(can the ANE run the op, why not, what it computes, what that costs)."""
 
 
 @dataclass(eq=False)
 class Known:
-    """Verdicts of the ops of a program, for copies of it made within: what an edit left is not judged again."""
+    """A cache of verdicts for trial edits: ops that an edit left unchanged in a copy are not judged again."""
 
     origins: dict[Any, Any] = field(default_factory=dict)
-    """Op or value of a copy -> of which it is one, through copies of copies."""
+    """Op or value of a copy -> the original of it, also through copies of copies."""
     verdicts: dict[tuple[Any, ...], Verdict] = field(default_factory=dict)
     judged: int = 0
-    """Ops that were judged anew."""
+    """The number of ops that were not in the cache."""
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """Note copies, and take verdicts of them from here."""
+        """Use this cache inside a `with` block, and record the copies that are made there."""
         token = _KNOWN.set(self)
         try:
             with origins(self.origins):
@@ -233,18 +248,18 @@ class Known:
             _KNOWN.reset(token)
 
     def verdict(self, op: Operation, legality: Legality) -> Verdict:
-        """That of an op that reads the same values, and whose results the same ops read."""
-        key = legality.target, *self._neighbours(op)
+        """Return the verdict of an op, cached if the op, its operands and its consumers are unchanged."""
+        key = legality.target, *self._cache_key_parts(op)
         found = self.verdicts.get(key)
         if found is None:
             self.judged += 1
             found = _verdict(op, legality)
-            if not legality.looks_far(op):
+            if not legality.may_look_far(op):
                 self.verdicts[key] = found
         return found
 
-    def _neighbours(self, op: Operation) -> Iterator[Any]:
-        """What a verdict looks at: values are the same where name and type are too, which edits may change."""
+    def _cache_key_parts(self, op: Operation) -> Iterator[Any]:
+        """Yield all that a verdict depends on; an edit may keep a value and change its name or type."""
         first = self.origins.get
         yield first(op, op)
         for v in (*op.outputs, *(v for one in (op, *makers(op)) for _, v in operands(one))):
@@ -263,9 +278,9 @@ def _verdict(op: Operation, legality: Legality) -> Verdict:
 
 
 def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> list[Judged]:
-    """Every op in file order, constants left out, nested blocks included.
+    """Judge every op in file order, without constants, with nested blocks.
 
-    What an op of a loop computes and costs counts once for each round, where their number is known.
+    The work and cost of an op in a loop are multiplied by the number of rounds, where that is known.
     """
     legality, notes = Legality(target), Findings(rules, target)
     verdict = _verdict if (known := _KNOWN.get()) is None else known.verdict
@@ -278,7 +293,7 @@ def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> lis
                 continue
             legal, why, work, costs = verdict(op, legality)
             if depth and legal is not False:
-                legal, why = False, _nested(op)
+                legal, why = False, _nesting_finding(op)
             findings = ((why,) if why else ()) + notes.about(op)
             if op in fixed and not any(is_output(v) for v in op.outputs):
                 name = op.outputs[0].name
@@ -295,18 +310,18 @@ def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> lis
 
 
 def longest_chain(judged: Iterable[Judged]) -> int:
-    """Ops of the longest row in which each waits for the one before; those of a loop count in each round."""
+    """Return the number of ops on the longest chain of dependent ops; ops of a loop count in each round."""
     ends: dict[Var, int] = {}
     for one in judged:
         end = one.rounds + max((ends.get(v, 0) for v in runtime(one.op)), default=0)
         ends |= dict.fromkeys((*one.op.outputs, *(v for b in one.op.blocks for v in b.inputs)), end)
-        for outer in _around(one.op):
+        for outer in _enclosing_ops(one.op):
             ends |= {v: max(ends[v], end) for v in outer.outputs}
     return max(ends.values(), default=0)
 
 
-def _around(op: Operation) -> Iterator[Operation]:
-    """The ops in whose blocks an op stands, the innermost first."""
+def _enclosing_ops(op: Operation) -> Iterator[Operation]:
+    """Yield the control flow ops around an op, the innermost first."""
     block = op.enclosing_block
     while block is not None and block.outer_op is not None:
         yield block.outer_op
@@ -325,19 +340,19 @@ NESTED = general(
 )
 
 
-def _nested(op: Operation) -> Finding:
-    outer = next(_around(op))
+def _nesting_finding(op: Operation) -> Finding:
+    outer = next(_enclosing_ops(op))
     return NESTED.finding(f"inside {outer.op_type} %{outer.name}", op.outputs[0].name)
 
 
 @dataclass(frozen=True)
 class View:
-    """What is taken for true where it is not known, while a path is looked for.
+    """The assumptions about uncertain ops under which a path is found.
 
     Attributes:
         hopeful: doubtful ops are legal, and estimates are off in favour of the ANE; otherwise the opposite.
             None: doubtful ops are illegal, and estimates are right.
-        gpu: what the GPU costs: "guess", "free", or "" where it is out of the question.
+        gpu: what the GPU costs: "guess" (by estimate), "free", or "" where it may not be used.
         ane: may the ANE run anything at all?
     """
 
@@ -347,7 +362,7 @@ class View:
 
 
 def views(target: Target, doubts: Sequence[Finding] = ()) -> tuple[View, ...]:
-    """The extremes between which the truth lies; an op has a place where all of them give it the same.
+    """Return the extreme assumptions; an op has a known unit only if all of them give the same one.
 
     Args:
         target: chips, OS and compute units.
@@ -365,48 +380,48 @@ def views(target: Target, doubts: Sequence[Finding] = ()) -> tuple[View, ...]:
 def choose(
     judged: Sequence[Judged], target: Target, doubts: Sequence[Finding] = ()
 ) -> tuple[list[str | None], float]:
-    """The unit that each op prefers, None where it is not known; and what the likeliest path costs."""
-    ways = views(target, doubts)
-    paths = [shortest([_costs(j, target, view) for j in judged]) for view in ways]
+    """Return the unit that each op prefers (None if unknown), and the likeliest cost in microseconds."""
+    paths = [cheapest_path([_costs(j, target, view) for j in judged]) for view in views(target, doubts)]
     units = [
-        UNITS[path[0]] if len(set(path)) == 1 and _is_known(j) else None
+        UNITS[path[0]] if len(set(path)) == 1 and _has_known_place(j) else None
         for j, *path in zip(judged, *paths, strict=True)
     ]
-    return units, likeliest(judged, target)
+    return units, likeliest_cost(judged, target)
 
 
-def likeliest(judged: Sequence[Judged], target: Target) -> float:
-    """What the likeliest path costs in microseconds."""
+def likeliest_cost(judged: Sequence[Judged], target: Target) -> float:
+    """Return the cost of the path without pessimism or optimism, in microseconds."""
     plain = [_costs(j, target, View(None, "guess" if target.gpu_fitted else "")) for j in judged]
-    return total(plain, shortest(plain))
+    return path_cost(plain, cheapest_path(plain))
 
 
-def _is_known(judged: Judged) -> bool:
-    """An op without an estimate has a place only where the ANE is out of the question."""
+def _has_known_place(judged: Judged) -> bool:
+    """May a unit be named for an op? Without an estimate only if the ANE cannot run it."""
     return judged.legal is False or judged.estimate is not None
 
 
 def _costs(judged: Judged, target: Target, view: View) -> tuple[float, float, float]:
-    """The costs of the op on each unit."""
+    """Return the microseconds of an op on (CPU, ANE, GPU); infinite where it cannot run."""
     guess = judged.estimate or Estimate(0.0, 0.0)
-    ane, cpu = _times(guess, view.hopeful)
+    ane, cpu = _estimated_times(guess, view.hopeful)
     may = target.uses_ane and view.ane
     legal = may and (judged.legal or (judged.legal is None and bool(view.hopeful)))
-    return cpu, ane if legal else math.inf, _on_gpu(judged, guess, view, legal)
+    return cpu, ane if legal else math.inf, _gpu_cost(judged, guess, view, legal)
 
 
-def _times(guess: Estimate, hopeful: bool | None) -> tuple[float, float]:
-    """(ANE, CPU) as estimated, or as far off as may be, in favour of the ANE or against it."""
-    told = (guess.ane or 0.0, guess.cpu or 0.0)
+def _estimated_times(guess: Estimate, hopeful: bool | None) -> tuple[float, float]:
+    """Return (ANE, CPU) as estimated, or with the largest error in favour of the ANE or against it."""
+    estimated = (guess.ane or 0.0, guess.cpu or 0.0)
     if hopeful is None:
-        return told
-    choose_ = max if hopeful else min
-    ane, cpu = choose_([told, *guess.or_else], key=lambda pair: pair[1] - pair[0])
+        return estimated
+    extreme = max if hopeful else min
+    ane, cpu = extreme([estimated, *guess.or_else], key=lambda pair: pair[1] - pair[0])
     off_ane, off_cpu = guess.off
     return (ane / off_ane, cpu * off_cpu) if hopeful else (ane * off_ane, cpu / off_cpu)
 
 
-def _on_gpu(judged: Judged, guess: Estimate, view: View, legal: bool) -> float:
+def _gpu_cost(judged: Judged, guess: Estimate, view: View, legal: bool) -> float:
+    """Return the microseconds on the GPU; infinite for sums of products that the ANE may run (`cost.SUMS`)."""
     if view.gpu == "free":
         return 0.0
     fits = view.gpu and guess.gpu is not None and not (legal and judged.op.op_type in cost.SUMS)
@@ -416,7 +431,7 @@ def _on_gpu(judged: Judged, guess: Estimate, view: View, legal: bool) -> float:
 def segments_of(
     judged: Sequence[Judged], units: Sequence[str | None], function: Function
 ) -> tuple[tuple[Segment, ...], list[int]]:
-    """The segments in file order, and the number of that of each op."""
+    """Return the segments in file order, and for each op the number of its segment."""
     changed = [a != b for a, b in itertools.pairwise(units)]
     numbers = list(itertools.accumulate(changed, initial=0))[: len(units)]
     home = {v: n for j, n in zip(judged, numbers, strict=True) for v in j.op.outputs}
@@ -432,7 +447,13 @@ def segments_of(
 def with_times(
     segments: Iterable[Segment], numbers: Sequence[int], each: Sequence[float]
 ) -> tuple[Segment, ...]:
-    """The segments with the milliseconds of their ops; `numbers` says to which an op belongs."""
+    """Return the segments with the milliseconds of their ops.
+
+    Args:
+        segments: without times.
+        numbers: the number of the segment of each op.
+        each: milliseconds of each op; if empty, the segments stay without times.
+    """
     if not each:
         return tuple(segments)
     spent: defaultdict[int, float] = defaultdict(float)
@@ -445,7 +466,7 @@ def _segment(
     number: int, members: Sequence[Judged], unit: str | None, home: dict[Var, int], results: set[Var]
 ) -> Segment:
     read = dict.fromkeys(v for j in members for _, v in operands(j.op) if not is_stored(v))
-    readers = {v: _readers(v, home) - {number} for j in members for v in j.op.outputs}
+    readers = {v: _reading_segments(v, home) - {number} for j in members for v in j.op.outputs}
     outside = [v for v, others in readers.items() if others or v in results]
     return Segment(
         number,
@@ -457,16 +478,16 @@ def _segment(
     )
 
 
-def _readers(var: Var, home: dict[Var, int]) -> set[int]:
+def _reading_segments(var: Var, home: dict[Var, int]) -> set[int]:
     return {home[out] for op in var.child_ops for out in op.outputs if out in home}
 
 
-MOST = 16
-"""Enumerated shapes that are looked at; Core ML takes up to 128. A choice: each is an inspection of the whole
-model."""
+MOST_SHAPES = 16
+"""The most enumerated shapes that are judged; Core ML takes up to 128. A choice: each costs as much as an
+inspection of the whole model."""
 AT_DEFAULT = "shapes, estimates and units are those of the default shape, {}"
 IN_RANGE = "other shapes of a range are not known"
-SOME = "{} of {} enumerated shapes are estimated, the default first"
+SOME_SHAPES = "{} of {} enumerated shapes are estimated, the default first"
 NO_DEFAULT = (
     "the default shape of {} is not known: dynamic lengths count as 1, and what reads them has no unit; a MIL "
     "program does not tell it, so give the path of the model, or what `load` gives, as it is"
@@ -475,13 +496,13 @@ NO_DEFAULT = (
 
 @dataclass(frozen=True)
 class Shaped:
-    """A function whose ops were judged.
+    """A function whose ops were judged, at its default shape if its inputs are flexible.
 
     Attributes:
-        function: the one that was judged, with fixed inputs where a default shape is known.
+        function: the function that was judged; its inputs are fixed if a default shape is known.
         judged: its ops.
-        flexible: the shapes that it names; None where all are fixed.
-        notes: what the reader must know about the shape.
+        flexible: the shapes that its inputs allow; None if all are fixed.
+        notes: for the report: at which shape the ops were judged, and what is unknown at others.
     """
 
     function: Function
@@ -497,32 +518,37 @@ def judge_shaped(loaded: Loaded, name: str | None, target: Target, rules: Iterab
     shapes = flexible(function, description_of(loaded.description, name))
     if shapes is None:
         return Shaped(function, judged)
-    fixed = _at(loaded, name, shapes.default, target, rules)
-    if fixed is None and shapes.default and _all_one(function, shapes.default):
-        return Shaped(function, judged, shapes, _notes(shapes))
+    fixed = _judged_at(loaded, name, shapes.default, target, rules)
+    if fixed is None and shapes.default and _are_all_one(function, shapes.default):
+        return Shaped(function, judged, shapes, _shape_notes(shapes))
     if fixed is None:
         dynamic = [n for n, v in function.inputs.items() if any_symbolic(v.shape or ())]
         words = ", ".join(f"%{n}" for n in dynamic)
-        return Shaped(function, list(map(_unknown, judged)), shapes, (NO_DEFAULT.format(words),))
-    both = [_both(a, b) for a, b in zip(judged, fixed.judged, strict=True)]
-    return Shaped(fixed.function, both, shapes, _notes(shapes))
+        return Shaped(
+            function, list(map(_without_dynamic_estimate, judged)), shapes, (NO_DEFAULT.format(words),)
+        )
+    both = [_merge_verdicts(a, b) for a, b in zip(judged, fixed.judged, strict=True)]
+    return Shaped(fixed.function, both, shapes, _shape_notes(shapes))
 
 
 def found_by(loaded: Loaded, target: Target, rules: Sequence[Rule]) -> Iterator[Finding]:
-    """What some rules say of the ops of all functions."""
+    """Yield the findings of some rules only, about the ops of all functions."""
     asked = {rule.id for rule in rules}
     shaped = (judge_shaped(loaded, name, target, rules) for name in loaded.program.functions)
     yield from (f for one in shaped for judged in one.judged for f in judged.findings if f.rule in asked)
 
 
-def _notes(shapes: Flexible) -> tuple[str, ...]:
-    """Says at which shape the ops are told, and what is not."""
-    rest = SOME.format(MOST, len(shapes.listed)) if len(shapes.listed) > MOST else ""
-    rest = rest if shapes.listed else IN_RANGE
-    return tuple(filter(None, (AT_DEFAULT.format(in_words(shapes.default)), rest)))
+def _shape_notes(shapes: Flexible) -> tuple[str, ...]:
+    """Return notes on the shape at which the ops were judged, and on shapes that were not."""
+    notes = [AT_DEFAULT.format(in_words(shapes.default))]
+    if not shapes.listed:
+        notes.append(IN_RANGE)
+    elif len(shapes.listed) > MOST_SHAPES:
+        notes.append(SOME_SHAPES.format(MOST_SHAPES, len(shapes.listed)))
+    return tuple(notes)
 
 
-def at_each(
+def units_at_each_shape(
     loaded: Loaded,
     name: str | None,
     declared: Flexible | None,
@@ -530,19 +556,22 @@ def at_each(
     rules: Iterable[Rule],
     doubts: Sequence[Finding] = (),
 ) -> tuple[AtShape, ...]:
-    """The units at each enumerated shape, `MOST` at most; doubts about the whole count at each."""
-    rules, told = tuple(rules), []
-    for shapes in [] if declared is None else declared.listed[:MOST]:
-        fixed = _at(loaded, name, shapes, target, rules)
+    """Count the ops on each unit at each enumerated shape, for at most `MOST_SHAPES` of them.
+
+    Doubts about the whole model count at each shape.
+    """
+    rules, counts = tuple(rules), []
+    for shapes in [] if declared is None else declared.listed[:MOST_SHAPES]:
+        fixed = _judged_at(loaded, name, shapes, target, rules)
         units: Sequence[str | None] = [None] if fixed is None else choose(fixed.judged, target, doubts)[0]
-        told.append(AtShape(in_words(shapes), dict(Counter(unit or "unknown" for unit in units))))
-    return tuple(told)
+        counts.append(AtShape(in_words(shapes), dict(Counter(unit or "unknown" for unit in units))))
+    return tuple(counts)
 
 
-def _at(
+def _judged_at(
     loaded: Loaded, name: str | None, shapes: Shapes, target: Target, rules: tuple[Rule, ...]
 ) -> Shaped | None:
-    """The function at one shape, op for op."""
+    """Judge a copy of the function with inputs fixed to one shape; None if its ops would not be the same."""
     if not shapes:
         return None
     function = function_of(loaded.program, name)
@@ -551,8 +580,8 @@ def _at(
     return None if fixed is None else Shaped(fixed, judge(fixed, target, rules))
 
 
-def _all_one(function: Function, shapes: Shapes) -> bool:
-    """Are the dynamic lengths 1 at a shape, which is what they count as where they stay dynamic?"""
+def _are_all_one(function: Function, shapes: Shapes) -> bool:
+    """Are all dynamic lengths 1 at a shape? Verdicts on dynamic lengths count them as 1, so they hold there."""
     pairs = [
         (d, n)
         for name, shape in shapes.items()
@@ -561,17 +590,19 @@ def _all_one(function: Function, shapes: Shapes) -> bool:
     return all(n == 1 for d, n in pairs if is_symbolic(d))
 
 
-def _both(dynamic: Judged, fixed: Judged) -> Judged:
-    """What is said at the default shape, and what is said because lengths are dynamic."""
-    verdicts = {dynamic.legal, fixed.legal}
-    legal = False if False in verdicts else None if None in verdicts else True
-    said = [f for f in fixed.findings if f.rule != FIXED.id]  # a length that was fixed is no constant
-    more: list[Finding] = [f for f in dynamic.findings if f.rule not in {g.rule for g in said}]
-    return replace(fixed, legal=legal, findings=(*said, *more))
+def _merge_verdicts(dynamic: Judged, fixed: Judged) -> Judged:
+    """Return the verdict at the default shape, with what holds only because lengths are dynamic."""
+    legal = True if dynamic.legal and fixed.legal else None
+    if dynamic.legal is False or fixed.legal is False:
+        legal = False
+    own = [f for f in fixed.findings if f.rule != FIXED.id]  # a length fixed for judging is not a constant
+    own_rules = {f.rule for f in own}
+    more = [f for f in dynamic.findings if f.rule not in own_rules]
+    return replace(fixed, legal=legal, findings=(*own, *more))
 
 
-def _unknown(judged: Judged) -> Judged:
-    """Drops the estimate of an op that reads or makes a dynamic length."""
+def _without_dynamic_estimate(judged: Judged) -> Judged:
+    """Drop the estimate of an op that reads or returns a value of dynamic shape."""
     return replace(judged, estimate=None) if _is_dynamic(judged.op) else judged
 
 

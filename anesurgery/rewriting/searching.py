@@ -227,7 +227,7 @@ class Search:
         made = {name for change in trial.session.changes for name in change.after}
         later = [change for one in end.path[len(trial.steps) :] for change in one.session.changes]
         replaced = any(name in made for change in later for name in change.before)
-        lean = new.gain(old.score) and not new.outgrown(old.score)
+        lean = new.gain(old.score) and not new.over_bounds(old.score)
         return not lean or (replaced and new.grows(old.score))
 
     def leave_out(self, step: Pass, why: str) -> None:

@@ -53,7 +53,7 @@ from anesurgery.mil import (
     static_shape,
     types,
 )
-from anesurgery.placement.cost import UP_TO
+from anesurgery.placement.cost import LAST_FEW_ROWS_FAMILY
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
 from anesurgery.regions.compressed_weights import decoded
@@ -69,7 +69,8 @@ from anesurgery.splitting.split import split
 from anesurgery.surgery import Recipe, Surgery, apply
 
 SINGLE_ROWS = "pointwise_convolution"
-"""Up to the A14 and the M1, where a product of one row was seen on the CPU at each width (`cost.UP_TO`)."""
+"""The pass for products of one row, which were seen on the CPU at each width up to the A14 and the M1
+(`cost.LAST_FEW_ROWS_FAMILY`)."""
 STAGES, REPORT, STEPS = "stages", "report.json", "steps"
 COMPRESSED, UNPACKED = "compressed", "unpacked"
 MODEL, ASSET, CHUNKS = "model.mlpackage", "model.aimodel", "chunks"
@@ -459,7 +460,7 @@ class _Builder:
                 _picked(step, head).save(place)
                 return
             surgery = apply(model, _steps(**steps), target=own.target, prove=None, quiet=self.quiet)
-            if own.target is not None and max(Target.parse(own.target).families) <= UP_TO:
+            if own.target is not None and max(Target.parse(own.target).families) <= LAST_FEW_ROWS_FAMILY:
                 surgery = apply(surgery.program, SINGLE_ROWS, prove=None, quiet=True)
             one_row = registry.make_pass("select_last_token", position="input")
             surgery = apply(surgery.program, one_row, prove=None, quiet=True)

@@ -10,7 +10,7 @@ import pytest
 from scores import scored
 
 from anesurgery.placement.durations import Time, from_to, rounded
-from anesurgery.placement.score import OFF, Score, _counts, placed
+from anesurgery.placement.score import OFF, Score, _count_change, placed
 from anesurgery.placement.target import Target
 
 HERE = frozenset({(0, "a"), (0, "b")})
@@ -109,8 +109,8 @@ def test_fewer_switches_are_a_gain_in_equal_time() -> None:
 
 
 def test_large_numbers_are_said_in_units() -> None:
-    assert _counts(8_650_752, 50_069_504) == "8.65 M -> 50.1 M"
-    assert _counts(8_650_752, 8_650_753) == "8,650,752 -> 8,650,753"
+    assert _count_change(8_650_752, 50_069_504) == "8.65 M -> 50.1 M"
+    assert _count_change(8_650_752, 8_650_753) == "8,650,752 -> 8,650,753"
 
 
 def test_fewer_findings_are_tidier_unless_they_cost() -> None:

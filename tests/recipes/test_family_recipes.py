@@ -72,7 +72,7 @@ def test_a_recipe_makes_no_model_slower(
         note for note in surgery.notes if "measured, which counts more than that the expected time" in note
     ]
     assert after.estimate <= before.estimate * (1 + SAME) or "DistilBERT" in str(measured)
-    if after.outgrows(before, "weights"):
+    if after.is_over_bound(before, "weights"):
         assert after.over(before).clear
         assert any("for which the model grew: weights" in note for note in surgery.notes) or recipe == "auto"
 

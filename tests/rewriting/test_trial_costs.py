@@ -94,5 +94,5 @@ def test_what_is_reused_is_what_would_be_judged_anew(monkeypatch: pytest.MonkeyP
     def by_op(self: Known, op: Operation) -> Iterator[Any]:
         yield self.origins.get(op, op)
 
-    monkeypatch.setattr(Known, "_neighbours", by_op)
+    monkeypatch.setattr(Known, "_cache_key_parts", by_op)
     assert list(differing())

@@ -35,7 +35,7 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import ATTENTION, POINTWISE, PRODUCTS, REDUCTIONS, UNARY, VIEWS, WEIGHTED, names
 from anesurgery.placement import cost
-from anesurgery.placement.cost import UP_TO
+from anesurgery.placement.cost import LAST_FEW_ROWS_FAMILY
 from anesurgery.placement.evidence import Grade, Rule, Scope, general
 from anesurgery.placement.inspection import Estimate
 from anesurgery.placement.target import CHIPS, SOURCES, Target
@@ -841,7 +841,9 @@ REPAIRED = (
         "thisisthepy/torchnative: ANEDECODE.md",
         test=single_row,
         grade=Grade.REPORTED,
-        scope=Scope(frozenset(c.family for c in CHIPS.values() if c.family <= UP_TO), "seen on M1"),
+        scope=Scope(
+            frozenset(c.family for c in CHIPS.values() if c.family <= LAST_FEW_ROWS_FAMILY), "seen on M1"
+        ),
         remedy="pointwise_convolution",
     ),
     _slow(

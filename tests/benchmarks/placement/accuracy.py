@@ -211,7 +211,7 @@ def speed(count: int = 10_000) -> Table:
     whole = time.perf_counter() - started
     steps = [(r.estimate.cpu or 0.0, r.estimate.ane or 0.0) for r in found.ops if r.estimate]
     started = time.perf_counter()
-    verdicts.shortest(steps)
+    verdicts.cheapest_path(steps)
     table = Table("ops", "inspect", "of it the shortest path", title="time on this machine")
     table.add_row(str(len(found.ops)), f"{whole:.2f} s", f"{time.perf_counter() - started:.3f} s")
     return table

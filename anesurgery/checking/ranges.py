@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -329,7 +330,8 @@ class _Exact(Listener):
         """Bound the partial sums from the operands."""
         self._bound = None
         if op.op_type in SUMS and inputs["x"].is_floating_point():
-            self._bound = bound(op.op_type, dict(inputs))
+            with suppress(RuntimeError):  # of operands that do not fit, which the op says in words
+                self._bound = bound(op.op_type, dict(inputs))
 
     def after(self, op: Operation, outputs: Sequence[Any]) -> None:
         """Widen the range of each output."""

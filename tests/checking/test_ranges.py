@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import anesurgery as ane
 from anesurgery import registry
 from anesurgery.checking.ranges import Ranges
 from anesurgery.errors import InterpretError, SurgeryError
-from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.mil import Program, Var, ct, mb, new_symbol, types
 
 
 def program_of(build: Callable[[Var], Var], *shape: int) -> Program:
@@ -127,3 +128,15 @@ def test_shares_of_a_calibration_set_merge_to_the_whole() -> None:
         ane.ranges(program, samples, shard="5/5")
     with pytest.raises(SurgeryError, match="this is no result of `ranges`"):
         Ranges.from_json({"ops": []})
+
+
+def test_sizes_that_do_not_fit_are_said_by_the_op() -> None:
+    """The wrong version: an error of torch from the bound of the sum, which no caller expects."""
+    size = new_symbol()
+
+    @mb.program(input_specs=[mb.TensorSpec((2, size))], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Any:
+        return mb.matmul(x=x, y=np.ones((4, 3), np.float32), name="y")
+
+    with pytest.raises(InterpretError, match="op y failed"):
+        ane.ranges(program, [{"x": np.ones((2, 5), np.float32)}])

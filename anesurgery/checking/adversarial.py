@@ -1,9 +1,10 @@
-"""Draw inputs that tell two computations apart: places, and numbers of every kind and scale.
+"""Draw inputs that tell two computations apart: numbers of every kind and scale, and indices into tables.
 
 Among them are both zeros, subnormals, ties, the whole range of integers, infinities and NaN. A round is one
-draw for all values that both sides read. What is known of a value (its interval, the table that it indexes)
-bounds it. A condition such as x = 5 holds for one number of all, so each constant of both sides is met for
-certain, beside constants of its size: beside much larger numbers what happens there is below any tolerance.
+draw for all values that both sides read; `schedule` lists the kinds of rounds. What is known of a value bounds
+it: its interval, or the table that it indexes. A condition such as x = 5 holds for a single number, so each
+constant of both sides is hit on purpose, together with constants of its size: beside much larger numbers a
+difference there would vanish below any tolerance.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Set a converted model beside the PyTorch module that it was made of: `against_torch`."""
+"""Compare a converted model with the PyTorch module that it was made from, call by call: `against_torch`.
+
+The module runs in PyTorch while its calls are recorded; for each recorded tensor the nearest value of the
+converted program is looked for, since conversions rename, fuse and transpose. The report says at which
+submodule the two part first.
+"""
 
 from __future__ import annotations
 

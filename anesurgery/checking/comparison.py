@@ -1,4 +1,8 @@
-"""Compare two models by the numbers they give: PSNR, errors, KL divergence, top-k, first diverging op."""
+"""Compare two models (`ane.compare`): by the numbers that they give, and with `prove=True` by a proof.
+
+The report has PSNR, errors, KL divergence and top-k for each output, and the first op that differs. The last
+section compares interfaces: names, dtypes, shapes and described lengths.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from anesurgery.checking.lengths import (
 )
 from anesurgery.checking.lockstep import ModelProof, prove_models
 from anesurgery.checking.trial_lengths import Plan, apart_lengths, plan_of
-from anesurgery.checking.trials import tried
+from anesurgery.checking.trials import run_trial
 from anesurgery.display import Drawn, finite
 from anesurgery.doors import door
 from anesurgery.errors import InterfaceError, InterpretError, IsPipeline, LoadError, SurgeryError
@@ -563,7 +567,7 @@ def prove_function(
     free = not how["contract"] and all(_alike(v, new.inputs.get(n)) for n, v in old.inputs.items())
     plan = _plan(old, new, declared_lengths(a.program, a.spec)) if free else Plan(())
     plan = replace(plan, others=(), gap="") if plan.alike and proof.proved else plan
-    proof = proof.tried(tried(old, new, values, assume=assume, plan=plan, **how))
+    proof = proof.tried(run_trial(old, new, values, assume=assume, plan=plan, **how))
     if not free:
         return shown_at(proof, old, new, values)
     if plan.gap:

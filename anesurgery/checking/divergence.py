@@ -1,4 +1,8 @@
-"""Find the first op at which two programs give different numbers."""
+"""Find the first op at which two programs give different numbers: `ane.first_divergence`.
+
+The reference runs once and keeps the values that have a partner in the candidate; the candidate's run stops at
+the first value that differs.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +31,14 @@ class Divergence:
 
     op_type: str
     name: str
-    """Of the value in the second program."""
+    """The name of the value in the second program."""
     other: str
-    """Of the value in the first program that it was compared with."""
+    """The name of the value in the first program that it was compared with."""
     psnr: float
     """In dB; minus infinite where the shapes differ."""
     max_abs: float
     note: str = ""
-    """What else there is: shapes that differ, elements that are NaN or infinite on one side only."""
+    """Shapes that differ, or elements that are NaN or infinite on one side only, in words."""
 
     def __str__(self) -> str:
         other = "" if self.other == self.name else f" (against {self.other})"
@@ -87,44 +91,44 @@ def first_divergence(
     old, new = function_of(first, function), function_of(second, function)
     pairs = dict(zip(new.outputs, old.outputs, strict=False)) | PAIRINGS[by](old, new)
     shaped = () if contract else frozenset(new.outputs)
-    kept = _Keep(set(pairs.values()))
+    kept = _ValueKeeper(set(pairs.values()))
     Executable(first, function=function, precision=precision)(inputs, listener=kept)
-    watch = _Watch(pairs, kept.values, gate, shaped)
+    watch = _DivergenceWatch(pairs, kept.values, gate, shaped)
     try:
         Executable(second, function=function, precision=precision)(
             adapt_inputs(contract, inputs), listener=watch
         )
-    except _Found as found:
+    except _DivergenceFound as found:
         return found.divergence
     return None
 
 
-def _arrays(op: Operation, outputs: Sequence[Any]) -> list[tuple[Var, Array]]:
-    """The tensors that an op made; floats as fp32."""
+def _tensor_results(op: Operation, outputs: Sequence[Any]) -> list[tuple[Var, Array]]:
+    """Return the tensors among an op's results; floats as fp32."""
     tensors = ((v, x.detach().cpu()) for v, x in zip(op.outputs, outputs, strict=True) if hasattr(x, "detach"))
     return [(v, (x.float() if x.is_floating_point() else x).numpy()) for v, x in tensors]
 
 
-class _Keep(Listener):
-    """A listener that keeps some values."""
+class _ValueKeeper(Listener):
+    """A listener that keeps copies of some values."""
 
-    def __init__(self, wanted: set[Var]) -> None:
-        self._wanted = wanted
+    def __init__(self, kept_vars: set[Var]) -> None:
+        self._wanted = kept_vars
         self.values: dict[Var, Array] = {}
 
     def after(self, op: Operation, outputs: Sequence[Any]) -> None:
-        """Copy what is wanted: a state may be written later."""
-        for var, value in _arrays(op, outputs):
+        """Copy the values that are kept: a state may be overwritten later."""
+        for var, value in _tensor_results(op, outputs):
             if var in self._wanted:
                 self.values[var] = value.copy()
 
 
-class _Found(Exception):  # noqa: N818 - ends a run, and is not an error
+class _DivergenceFound(Exception):  # noqa: N818 - ends a run, and is not an error
     def __init__(self, divergence: Divergence) -> None:
         self.divergence = divergence
 
 
-class _Watch(_Keep):
+class _DivergenceWatch(_ValueKeeper):
     """A listener that stops the run at the first value that differs."""
 
     def __init__(
@@ -133,8 +137,8 @@ class _Watch(_Keep):
         self._pairs, self._reference, self._gate, self._shaped = pairs, reference, gate, shaped
 
     def after(self, op: Operation, outputs: Sequence[Any]) -> None:
-        """Compare what has a partner; a shape may change inside, and not in an output."""
-        for var, value in _arrays(op, outputs):
+        """Compare values that have a partner; shapes may differ inside, but not in outputs."""
+        for var, value in _tensor_results(op, outputs):
             other = self._pairs.get(var)
             expected = None if other is None else self._reference.get(other)
             if other is None or expected is None:
@@ -142,22 +146,26 @@ class _Watch(_Keep):
             if expected.shape != value.shape:
                 if var in self._shaped:
                     note = f"shape {value.shape} against {expected.shape}"
-                    raise _Found(Divergence(op.op_type, var.name, other.name, -math.inf, math.inf, note))
+                    raise _DivergenceFound(
+                        Divergence(op.op_type, var.name, other.name, -math.inf, math.inf, note)
+                    )
                 continue
             row = compare_arrays(var.name, expected, value)
             unequal = expected.dtype.kind != "f" and row.max_abs > 0
             if row.psnr < self._gate or row.bad or unequal:
                 note = f"{row.bad} elements are undefined on one side only" if row.bad else ""
-                raise _Found(Divergence(op.op_type, var.name, other.name, row.psnr, row.max_abs, note))
+                raise _DivergenceFound(
+                    Divergence(op.op_type, var.name, other.name, row.psnr, row.max_abs, note)
+                )
 
 
-def _values(function: Function) -> list[Var]:
+def _computed_values(function: Function) -> list[Var]:
     return [v for op in function.operations if op.op_type != "const" for v in op.outputs]
 
 
 def _by_name(a: Function, b: Function) -> dict[Var, Var]:
-    named = {v.name: v for v in _values(a)}
-    return {v: named[v.name] for v in _values(b) if v.name in named}
+    named = {v.name: v for v in _computed_values(a)}
+    return {v: named[v.name] for v in _computed_values(b) if v.name in named}
 
 
 def _by_position(a: Function, b: Function) -> dict[Var, Var]:
@@ -165,7 +173,7 @@ def _by_position(a: Function, b: Function) -> dict[Var, Var]:
         assert var.op is not None
         return var.op.op_type, type_text(var)
 
-    old, new = _values(a), _values(b)
+    old, new = _computed_values(a), _computed_values(b)
     matcher = difflib.SequenceMatcher(None, list(map(key, old)), list(map(key, new)), autojunk=False)
     return {
         new[block.b + i]: old[block.a + i] for block in matcher.get_matching_blocks() for i in range(block.size)
@@ -176,4 +184,4 @@ PAIRINGS: dict[str, Callable[[Function, Function], dict[Var, Var]]] = {
     "name": _by_name,
     "position": _by_position,
 }
-"""How values of two functions are paired: (first, second) -> {value of the second: value of the first}."""
+"""Name of a pairing -> the function (first, second) -> {value of the second: value of the first}."""

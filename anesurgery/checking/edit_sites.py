@@ -1,7 +1,7 @@
-"""The site of an edit: what is replaced, the ops of both sides, and what they read from outside.
+"""The site of an edit: what is replaced, the ops of both sides, and the values that they read from outside.
 
-`check_site` compares both sides of a site, and `proofs.prove` proves them equal. A large site is checked on
-fewer rows, or on one plane of a picture, where both sides treat all rows or planes alike.
+`site_of` finds it; `checking.site.check_site` then compares both sides, and `proofs.prove` proves them equal. A
+large site is checked on fewer rows, or on one plane of a picture, if both sides treat all rows or planes alike.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Site:
 def site_of(
     replaced: Sequence[tuple[Var, Var]], new_ops: Sequence[Operation], matched: Sequence[Operation]
 ) -> Site:
-    """The site of an edit: see `checking.site.check_site`."""
+    """Return the site of an edit; the parameters are those of `checking.site.check_site`."""
     replaced, new_ops = _without_last_casts(replaced, new_ops)
     new_ops = [*_decoders_of(new_ops), *new_ops]  # compressed weights are constants, and no numbers to be drawn
     inside = {v for op in new_ops for v in op.outputs}
@@ -60,7 +60,7 @@ def site_of(
 def _without_last_casts(
     replaced: Sequence[tuple[Var, Var]], new_ops: Sequence[Operation]
 ) -> tuple[list[tuple[Var, Var]], list[Operation]]:
-    """The pairs and the new ops without last casts to a type in which the old side computes: both round so."""
+    """Return the pairs and new ops without last casts to a dtype in which the old side computes: both round."""
     read = {v for op in new_ops for v in reads(op)}
     pairs, last = [], set[Operation]()
     for old, new in replaced:
@@ -84,7 +84,7 @@ def _is_computed_in_type_of(old: Var, new: Var) -> bool:
 
 
 def _decoders_of(ops: Sequence[Operation]) -> list[Operation]:
-    """The ops not among some that decode the weights which these read."""
+    """Return the ops that decode compressed weights which some ops read, without these ops themselves."""
     weights = [v for op in ops for v in reads(op) if is_compressed(v)]
     return [op for op in slice_back(weights, set()) if op.op_type != "const" and op not in set(ops)]
 
@@ -93,40 +93,40 @@ def _decoders_of(ops: Sequence[Operation]) -> list[Operation]:
 
 
 ROWS = 2
-"""Rows of an excerpt: one would be taken for an axis that broadcasts."""
+"""The least rows of an excerpt: a single one would be taken for an axis that broadcasts."""
 SHAPED = names("slice_by_index slice_by_size slice_update")
 """Ops that hold the number of rows in a parameter; `lengths.evaluator` adapts reshapes."""
 
 MOST_ELEMENTS = 1 << 18
-"""A value with more elements is cut: 1 MB in fp32, a choice."""
+"""Values with more elements are cut: 1 MB in fp32. A choice."""
 
 Axes = dict[Var, int]
 """Value -> the axis of its rows."""
 
 
 def row_axes(site: Site) -> Axes | None:
-    """The axis of the rows in each value that has them, for the longest axis that both sides go along."""
-    return next(_row_axes(site), None)
+    """Return the row axis of each value with rows, for the longest axis that both sides treat row by row."""
+    return next(_all_row_axes(site), None)
 
 
-def _row_axes(site: Site) -> Iterator[Axes]:
-    """The same for each axis that both sides go along, the longest first."""
+def _all_row_axes(site: Site) -> Iterator[Axes]:
+    """Yield the same for each such axis, the longest first."""
     values = [v for pair in site.replaced for v in pair]
     shapes = {static_shape(v) for v in values}
     shape = shapes.pop() if len(shapes) == 1 else None
     for axis in sorted(range(len(shape or ())), key=lambda a: -shape[a]):  # type: ignore[index]
         axes = dict.fromkeys(values, axis)
-        if shape[axis] > ROWS and _handles_rows_apart([*site.old_ops, *site.new_ops], axes):  # type: ignore[index]
+        if shape[axis] > ROWS and _works_row_by_row([*site.old_ops, *site.new_ops], axes):  # type: ignore[index]
             yield axes
 
 
 @contextmanager
 def on_fewer_rows(site: Site, whole: Collection[Var]) -> Iterator[bool]:
-    """Let the values of a large site have fewer rows, along axes at each place of which both sides do the same.
+    """Let the values of a large site have fewer rows, along axes on which both sides treat all indices alike.
 
     Args:
         site: the edit.
-        whole: what is drawn whole: no such axis is one of theirs, nor of a constant.
+        whole: values that are drawn whole: neither they nor constants may be cut.
 
     Yields:
         Is anything cut?
@@ -134,7 +134,7 @@ def on_fewer_rows(site: Site, whole: Collection[Var]) -> Iterator[bool]:
     with ExitStack() as cuts:
         cut = False
         for axes in (
-            _row_axes(site) if _largest_value(site) > MOST_ELEMENTS and not symbols_of(site.drawn) else ()
+            _all_row_axes(site) if _largest_value(site) > MOST_ELEMENTS and not symbols_of(site.drawn) else ()
         ):
             (value, axis), *_ = axes.items()
             there = drawn_shape(value)[axis]
@@ -146,13 +146,13 @@ def on_fewer_rows(site: Site, whole: Collection[Var]) -> Iterator[bool]:
 
 
 def _largest_value(site: Site) -> int:
-    """Elements of the largest value of a site that is no constant."""
+    """Return the elements of the largest value of a site that is not a constant."""
     computed = (v for op in (*site.old_ops, *site.new_ops) if op.op_type != "const" for v in op.outputs)
     return max((math.prod(drawn_shape(v)) for v in (*site.drawn, *computed) if is_tensor(v)), default=0)
 
 
-def _handles_rows_apart(ops: Sequence[Operation], axes: Axes) -> bool:
-    """Follow the rows from results to what they are made of; does every op treat each row by itself?"""
+def _works_row_by_row(ops: Sequence[Operation], axes: Axes) -> bool:
+    """Does every op treat each row separately, if rows are followed from results to operands?"""
     computed = [op for op in ops if op.op_type != "const"]
     for op in reversed(computed):
         rows = _rows_read(op, axes)
@@ -162,7 +162,7 @@ def _handles_rows_apart(ops: Sequence[Operation], axes: Axes) -> bool:
 
 
 def _rows_read(op: Operation, axes: Axes) -> Axes | None:
-    """What an op reads row by row, which is nothing where its result has no rows; None: it mixes them."""
+    """Return the row axes of operands, empty where the result has no rows; None where the op mixes rows."""
     wanted = [axes[v] for v in op.outputs if v in axes]
     if not wanted:
         return {}
@@ -173,16 +173,16 @@ def _rows_read(op: Operation, axes: Axes) -> Axes | None:
 
 
 def constants_among(axes: Axes) -> Axes:
-    """The constants that have rows."""
+    """Return the constants that have rows."""
     return {v: at for v, at in axes.items() if producer(v, "const") is not None}
 
 
 UNCOUNTED = POINTWISE | names("avg_pool l2_pool max_pool reduce_mean pad slice_by_index")
-"""Ops with no parameter that says how many planes there are (a slice has masks in its place)."""
+"""Ops without a parameter that says how many planes there are (a slice has masks for that)."""
 
 
 def treats_planes_alike(site: Site) -> bool:
-    """Does each op of both sides work on each plane of [images, channels, spatial...] by itself, and alike?
+    """Does each op of both sides work on each plane of [images, channels, spatial...] separately, and alike?
 
     Every value has the same images and channels, and no constant differs between them.
     """
@@ -210,7 +210,7 @@ def _plane_by_plane(op: Operation, planes: set[tuple[int, ...] | None]) -> bool:
 
 
 def _have_planes(values: Iterable[Var], planes: set[tuple[int, ...] | None]) -> bool:
-    """Do values that the model computes have these images and channels?"""
+    """Do computed values have these images and channels?"""
     return all(
         producer(v, "const") is None
         and (shape := static_shape(v)) is not None

@@ -1,8 +1,9 @@
-"""How near a model comes to what it means, in fp16 and in the engine's arithmetic, on some inputs.
+"""Measure how near a model comes, in fp16 and in the engine's arithmetic, to its results in fp32.
 
-What it means is the model as given, in fp32 as it is stored. A program that computes in fp32 runs on no engine:
-in "fp16" it counts as it is with every value rounded, which is what a conversion to fp16 makes of it, or a GPU
-of a neural network.
+`Yardstick(program).measure(...)` compares edited programs with the program as given, in fp32 as stored, on
+sampled inputs; `rewriting.checks` uses it to refuse edits that lose digits. A program that computes in fp32
+runs on no engine. "fp16" then means that every value is rounded, as a conversion to fp16, or a GPU for a neural
+network, would do.
 """
 
 from __future__ import annotations
@@ -39,27 +40,27 @@ SLACK = 1.0
 SAME = 90.0
 """dB from which fp16 is as near as it can be; nothing beyond is counted."""
 SEEDS = 2
-"""Inputs that are drawn where none are given: of one, the order of rounding decides too often."""
+"""The number of drawn inputs where none are given: with one, chance in rounding decides too often."""
 MOST_FLOP = 1 << 31
-"""A program of more is not measured: each of ten runs would take a good part of a second."""
+"""Programs with more operations are not measured: each of ten runs would take much of a second."""
 
 
 class EachInHalf:
-    """Every value is rounded to fp16, whatever its type says: read as well as made."""
+    """An arithmetic that rounds every value to fp16 whatever its dtype, when read and when computed."""
 
     def meaning(self, op: Operation, row: Implementation) -> Callable[..., Any]:
-        """The function between roundings."""
+        """Return the op's function between roundings."""
         return lambda **operands: rounded_halves(
             row.function(**{k: rounded_halves(v) for k, v in operands.items()})
         )
 
 
 def rounded_halves(value: Any, round_: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Any:
-    """Tensors and slopes rounded to fp16; a guard that fp16 would take for 0 stays.
+    """Return tensors and slopes rounded to fp16; a guard that fp16 would make 0 stays.
 
     Args:
-        value: what an op reads or makes.
-        round_: how tensors are rounded, by default to the nearest.
+        value: what an op reads or computes.
+        round_: how tensors are rounded; to nearest by default.
     """
     if isinstance(value, (list, tuple)):
         return type(value)(rounded_halves(v, round_) for v in value)
@@ -71,12 +72,12 @@ def rounded_halves(value: Any, round_: Callable[[torch.Tensor], torch.Tensor] | 
 
 
 def as_half(program: Program) -> str | Arithmetic:
-    """The arithmetic that stands for fp16: that of the types, or every value rounded where none is of fp16."""
+    """Return the arithmetic of fp16: that of the dtypes, or every value rounded where no dtype is fp16."""
     return "fp16" if _has_halves(program) else EachInHalf()
 
 
 def as_engine(program: Program, engine: str) -> str | Arithmetic:
-    """The engine's arithmetic, which reads numbers of fp16 where the types say fp32 of all, weights too."""
+    """Return the engine's arithmetic, which reads fp16 even if all dtypes, also of weights, are fp32."""
     return engine if _has_halves(program) else OnEngine(engine)
 
 
@@ -86,13 +87,13 @@ def _has_halves(program: Program) -> bool:
 
 @dataclass(frozen=True)
 class OnEngine:
-    """An engine that is given a program of fp32: what it reads is rounded to fp16 first."""
+    """The arithmetic of an engine for a program in fp32: operands are rounded to fp16 first."""
 
     engine: str
     """Its arithmetic, as "ane:M1"."""
 
     def meaning(self, op: Operation, row: Implementation) -> Callable[..., Any]:
-        """The function between roundings."""
+        """Return the op's function between roundings."""
         function, round_ = (
             meaning(op, row, self.engine),
             neural_engine.rounding(chip_of(self.engine), op.op_type),
@@ -104,12 +105,12 @@ class OnEngine:
 
 
 def nearness(wanted: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
-    """The PSNR in dB of the least exact output of floats; minus infinite where one is not finite."""
+    """Return the PSNR in dB of the least exact float output; minus infinite where one is not finite."""
     return min((_near(v, np.asarray(outputs[n])) for n, v in _floats(wanted).items()), default=math.inf)
 
 
 NOTHING_ALIKE = 0.0
-"""PSNR in dB of an error as large as the numbers: of an output that has another length."""
+"""PSNR in dB of an error as large as the numbers, given to an output of another length."""
 
 
 def _near(wanted: Array, value: Array) -> float:
@@ -132,11 +133,11 @@ class Near(dict[str, float]):
 
 
 TINY = 100 * fp16.LEAST / math.sqrt(12)
-"""A largest number, 1.7e-6, below which the rounding of fp16 leaves less than 40 dB."""
+"""The largest number below which fp16 rounding leaves less than 40 dB: 1.7e-6."""
 
 
 class _FirstTiny(Listener):
-    """The first value whose numbers are all so small that fp16 keeps less than 40 dB of them."""
+    """Finds the first value whose numbers are all so small that fp16 keeps less than 40 dB of them."""
 
     def __init__(self) -> None:
         self.words = ""
@@ -151,7 +152,7 @@ class _FirstTiny(Listener):
 
 
 def _not_numbers(meant: Values) -> str:
-    """The first output that is NaN even in fp32, in words: what it is compared with says nothing there."""
+    """Return words about the first output that is NaN even in fp32, so that comparing says nothing; else ""."""
     shares = {name: float(np.isnan(v).mean()) for name, v in _floats(meant).items() if v.size}
     return next(
         (f"output %{name} is NaN to {share:.0%}, in fp32 too" for name, share in shares.items() if share), ""
@@ -159,7 +160,7 @@ def _not_numbers(meant: Values) -> str:
 
 
 def _other_length(meant: Values, outputs: Values) -> str:
-    """The first output of another shape than is meant, in words: it has as many rows as numbers say."""
+    """Return words about the first output of another shape than in fp32; else ""."""
     shapes = {name: (np.shape(v), np.shape(outputs[name])) for name, v in _floats(meant).items()}
     words = (
         f"output %{name} is {shape_in_words(new)}, and {shape_in_words(old)} in fp32"
@@ -175,11 +176,11 @@ def _floats(values: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def less_exact(before: Mapping[str, float], after: Mapping[str, float]) -> str:
-    """In which arithmetic outputs are further from what the model means, in words; "" for none.
+    """Return in which arithmetic outputs are further from those in fp32 after an edit, in words; "" for none.
 
     Args:
         before: arithmetic -> dB, as `Yardstick.measure` gives it.
-        after: the same after an edit.
+        after: the same after the edit.
     """
     for arithmetic, old in before.items():
         if (new := after[arithmetic]) < min(old, SAME) - SLACK:
@@ -219,7 +220,7 @@ class Yardstick:
 
     @cached_property
     def samples(self) -> dict[tuple[str, int], Values]:
-        """Inputs by function and number."""
+        """(function, number) -> inputs."""
         functions = self.program.functions
         if self.inputs and len(functions) == 1:
             return {(next(iter(functions)), i): values for i, values in enumerate(self.inputs)}
@@ -230,13 +231,13 @@ class Yardstick:
         }
 
     def undefined(self, program: Program, contract: Iterable[InterfaceChange] = ()) -> int:
-        """On how many of `flat` everywhere an output in fp16 is not finite.
+        """Return for how many numbers of `flat`, put everywhere into the inputs, an fp16 output is not finite.
 
-        Masks are of 0 and 1, which are hardly ever drawn, and a constant that is infinite is NaN times 0. What
-        the model means is no measure there, as it may be NaN itself.
+        Masks hold 0 and 1, which are hardly ever drawn, and an infinite constant times 0 is NaN. The fp32
+        result is no measure there, as it may be NaN itself.
 
         Args:
-            program: this one, or what edits made of it.
+            program: this program, or what edits made of it.
             contract: how they changed the interface.
         """
         if self.flop > MOST_FLOP or call_of(contract := list(contract)) is not None:
@@ -253,7 +254,7 @@ class Yardstick:
 
     @cached_property
     def flop(self) -> float:
-        """Floating point operations of a run of each function."""
+        """Floating point operations of one run of each function."""
         runs = (run for function in self.program.functions.values() for run in ops_with_run_counts(function))
         return sum(times * work_of(op).flop for op, times in runs if op.op_type != "const")
 

@@ -1,4 +1,9 @@
-"""How far two results are apart, and how sure it is that two computations are the same: metrics and grades."""
+"""Grades and metrics of checks: how sure a check is, what it found, and how far two results are apart.
+
+First half: `Grade`, `Tolerance`, `Promise` (what a pass says about its edits) and `SiteCheck` (what the check
+of one edit found), with the words for reports. Second half: `compare_arrays` measures two outputs (PSNR,
+errors, KL divergence, top-k).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +36,7 @@ class Grade(IntEnum):
 
     @property
     def words(self) -> str:
-        """The grade as reports say it."""
+        """The grade in the words of reports."""
         return {1: "checked", 2: "exhaustive", 3: "proved", 4: "bit for bit"}[self.value]
 
 
@@ -41,7 +46,7 @@ REQUIRED = {
     "proved": Grade.PROVED,
     "bits": Grade.BITS,
 }
-"""What `require=` may be."""
+"""The values of `require=`."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Tolerance:
 
 EXACT = Tolerance()
 REASSOCIATED = Tolerance(1e-5)
-"""For sums in another order: fp32 rounding of a few thousand terms stays below it."""
+"""The tolerance for sums in another order: fp32 rounding of a few thousand terms stays below it."""
 
 
 class AtMost(float):
@@ -77,24 +82,24 @@ class AtMost(float):
 
 @dataclass(frozen=True)
 class Promise:
-    """What a pass says about its edits."""
+    """What a pass promises about its edits."""
 
     tolerance: Tolerance = EXACT
     tolerates_nonfinite: bool = True
-    """Does it hold for infinities and NaN too? False is a declared exception that reports name."""
+    """Does the promise hold for infinities and NaN, too? False is a declared exception that reports name."""
     magnitude: float = math.inf
-    """Up to which magnitude of what an edit reads it holds: a precondition that reports name."""
+    """The largest magnitude of an edit's operands for which it holds: a precondition that reports name."""
     limits: Mapping[Any, float] = field(default_factory=dict)
-    """The same of single values, in its place; an `AtMost` limits the numbers above 0."""
+    """Value -> the largest magnitude of it, in place of `magnitude`."""
 
 
 PLAIN = Promise()
-"""Equal everywhere."""
+"""The promise of bit-equal results everywhere."""
 
 
 @dataclass(frozen=True)
 class SiteCheck:
-    """What comparing the old and the new values of one edit found."""
+    """What the comparison of the old and the new values of one edit found."""
 
     max_abs: float
     max_rel: float
@@ -104,7 +109,10 @@ class SiteCheck:
     """Number of elements compared."""
     grade: Grade = Grade.NUMBERS
     bound: float | None = None
-    """Probability that a proof says so of two different computations stays below it; None without a proof."""
+    """The probability that a proof passes for two different computations is below this.
+
+    None without a proof.
+    """
     seed: int = 0
     finite_only: bool = False
     """The pass declares that it holds for finite numbers only."""
@@ -114,7 +122,7 @@ class SiteCheck:
     """Elements that differ where the old side defines nothing, so that they were not compared: finite inputs
     give NaN, or infinity if the pass declares that it holds for finite numbers only."""
     untried: tuple[str, ...] = ()
-    """Kinds of numbers that were not tried, since the site is large or the old side overflows on them."""
+    """Kinds of numbers that were not tried, as the site is large or the old side overflows on them."""
     overflow: float = math.inf
     """Inputs of this magnitude make the new side overflow in fp16 as stored, and not the old one."""
     underflow: float = 0.0
@@ -122,16 +130,16 @@ class SiteCheck:
     loses: float = 0.0
     """Inputs of this magnitude make the new side lose digits in fp16 as stored that the old one keeps."""
     ranged: bool = False
-    """It rests on ranges that the interval analysis shows."""
+    """Does the grade rest on ranges that the interval analysis shows?"""
     no_proof: str = ""
     """Why there is no proof."""
     counterexample: str = ""
     """Inputs on which both sides differ, to be pasted into Python."""
     lengths: tuple[int, ...] = ()
-    """The least and the largest length of dynamic axes that was tried, where nothing is known of others."""
+    """(least, largest) length of dynamic axes that was tried, where nothing is known about others."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {k: finite(v) for k, v in {**vars(self), "grade": self.words}.items()}
 
     @property
@@ -140,35 +148,35 @@ class SiteCheck:
         return on_lengths(self.lengths) if self.lengths else self.grade.words
 
     def on_lengths(self, least: int, most: int, gap: str) -> SiteCheck:
-        """The same as far as it was shown: on lengths up to one.
+        """Return the check with a grade that holds only for the lengths that were tried.
 
         Args:
             least: the least length of dynamic axes that was tried.
             most: the largest one.
-            gap: why nothing is known of others.
+            gap: why nothing is known about others.
         """
         grade = min(self.grade, Grade.NUMBERS)
         return replace(self, grade=grade, bound=None, no_proof=self.no_proof or gap, lengths=(least, most))
 
     @property
     def preconditions(self) -> str:
-        """What the pass declares that the edit needs; empty for nothing."""
+        """What the pass declares that the edit needs, in words; "" for nothing."""
         what = f"numbers of magnitude up to {self.magnitude:g}" if math.isfinite(self.magnitude) else ""
         return f"finite {what or 'numbers'}" if self.finite_only else what
 
     def within(self, tolerance: Tolerance) -> bool:
-        """Does the difference keep the promise?"""
+        """Is the difference within a tolerance?"""
         return self.max_abs == 0 if tolerance.rtol == 0 else self.max_rel <= tolerance.rtol
 
 
 def on_lengths(lengths: Sequence[int]) -> str:
-    """The grade of what was tried on some lengths, and is not known of others."""
+    """Return the words for a grade that was reached on some lengths only."""
     least, most = lengths
     return f"checked on length {most}" if least == most else f"checked on lengths {least} to {most}"
 
 
-def weaker(one: SiteCheck, other: SiteCheck) -> SiteCheck:
-    """What two checks of one edit, of different sizes, show together."""
+def combined_check(one: SiteCheck, other: SiteCheck) -> SiteCheck:
+    """Return what two checks of one edit, at different sizes, show together."""
     worse = max(one, other, key=lambda c: (c.max_rel, c.max_abs, -c.grade))
     bounds = [c.bound for c in (one, other) if c.bound is not None]
     return replace(
@@ -188,11 +196,11 @@ def weaker(one: SiteCheck, other: SiteCheck) -> SiteCheck:
 
 
 def summary(checks: Iterable[SiteCheck], *, fine: bool = True) -> str:
-    """How many edits reached which grade: ``3 bit for bit, 2 proved, 1 checked on 4096 numbers``.
+    """Return how many edits reached which grade: ``3 bit for bit, 2 proved, 1 checked on 4096 numbers``.
 
     Args:
-        checks: of the edits.
-        fine: with what each grade rests on, and what stands against a higher one?
+        checks: the checks of the edits.
+        fine: add what each grade rests on, and what speaks against a higher one?
     """
     by_grade: dict[tuple[Grade, tuple[int, ...]], list[SiteCheck]] = {}
     for check in checks:
@@ -210,7 +218,7 @@ def summary(checks: Iterable[SiteCheck], *, fine: bool = True) -> str:
 
 
 def _fine_print(checks: Sequence[SiteCheck]) -> list[str]:
-    """What the grades rest on, and what stands against a higher one."""
+    """Return what the grades rest on, and what speaks against a higher one, as clauses."""
     needs = Counter(c.preconditions for c in checks if c.preconditions)
     said = [f"{n} {'holds' if n == 1 else 'hold'} for {what} only" for what, n in needs.items()]
     if ranged := sum(c.ranged for c in checks):
@@ -218,7 +226,7 @@ def _fine_print(checks: Sequence[SiteCheck]) -> list[str]:
             f"{ranged} {'rests' if ranged == 1 else 'rest'} on ranges that the interval analysis shows"
             + " with rounding, and numbers upstream keep"
         )
-    said += _in_halves(checks)
+    said += _fp16_clauses(checks)
     unproved = Counter(c.no_proof for c in checks if c.no_proof)
     said += [f"{n} not proved: {why}" for why, n in unproved.items()]
     gaps = Counter(f"not tried on {' or '.join(c.untried)}" for c in checks if c.untried)
@@ -228,8 +236,8 @@ def _fine_print(checks: Sequence[SiteCheck]) -> list[str]:
     return said
 
 
-def _in_halves(checks: Sequence[SiteCheck]) -> list[str]:
-    """What new sides do in fp16 that the old ones do not, and from which magnitude on."""
+def _fp16_clauses(checks: Sequence[SiteCheck]) -> list[str]:
+    """Return clauses about new sides that do worse than old ones in fp16, with the magnitudes of inputs."""
     over = [c.overflow for c in checks if math.isfinite(c.overflow)]
     under = [c.underflow for c in checks if c.underflow]
     loses = [c.loses for c in checks if c.loses]
@@ -262,7 +270,7 @@ TOP_K = 5
 """How many of the best entries count for top-k containment."""
 
 AT_ONCE = 1 << 17
-"""Elements of rows that are exponentiated together: what stays in a processor's cache."""
+"""Elements of rows that are exponentiated at once: they stay in a processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -287,20 +295,20 @@ class OutputComparison:
     bad: int
     """Elements that are NaN or infinite on one side only, or in different ways."""
     compared: int
-    """Elements that are finite on both sides: all that the other numbers speak about."""
+    """Elements that are finite on both sides; the other numbers are about these only."""
     undefined: int = 0
     """Elements that are NaN or infinite in the same way on both sides, and not by design."""
     logits: bool = False
-    """Is it a choice among classes or tokens? Of other values `kl` and `top_k` mean nothing."""
+    """Are the values logits of classes or tokens? For other values `kl` and `top_k` mean nothing."""
 
     @property
     def is_vacuous(self) -> bool:
-        """Are there elements, and none of them finite on both sides?"""
+        """Are there elements, but none that is finite on both sides?"""
         return self.compared == 0 and 0 not in self.shape
 
     @property
     def failure(self) -> str:
-        """What is wrong whatever the gate is, in words; empty if nothing is."""
+        """What is wrong whatever the gate is, in words; "" if nothing is."""
         if self.bad:
             return f"{self.name}: {_elements(self.bad)} NaN or infinite on one side only"
         if self.is_vacuous:
@@ -317,10 +325,10 @@ def _elements(count: int) -> str:
 
 
 def compare_arrays(name: str, a: Array, b: Array, meant: Array | None = None) -> OutputComparison:
-    """The measures of one output.
+    """Return the measures of one output.
 
     Args:
-        name: of the output.
+        name: the name of the output.
         a: the reference.
         b: the candidate, of the same shape.
         meant: the values that are infinite by design, in the place and with the sign that both sides should
@@ -336,15 +344,19 @@ def compare_arrays(name: str, a: Array, b: Array, meant: Array | None = None) ->
     finite = np.isfinite(x) & np.isfinite(y)
     compared = int(finite.sum())
     bad, undefined = (0, 0) if compared == a.size else _not_finite(x, y, finite, meant)
-    apart = np.asarray(x - y if compared == a.size else x[finite] - y[finite])
+    difference = np.asarray(x - y if compared == a.size else x[finite] - y[finite])
     peak = _peak(x if compared == a.size else x[finite])
-    max_abs = _peak(apart)
-    whole = a.dtype.kind in "biu"
-    kl, top_k = (None, None) if whole or compared < a.size else _rows(x, y)
-    if whole:
+    max_abs = _peak(difference)
+    is_integer = a.dtype.kind in "biu"
+    kl, top_k = (None, None) if is_integer or compared < a.size else _rows(x, y)
+    if is_integer:
         ratio = psnr(1.0, math.sqrt(float(np.mean(a != b)))) if a.size else math.inf
     else:
-        ratio = psnr(peak, math.sqrt(float(np.mean(np.square(apart, out=apart))))) if compared else math.inf
+        ratio = (
+            psnr(peak, math.sqrt(float(np.mean(np.square(difference, out=difference)))))
+            if compared
+            else math.inf
+        )
     return OutputComparison(
         name,
         tuple(a.shape),
@@ -360,12 +372,12 @@ def compare_arrays(name: str, a: Array, b: Array, meant: Array | None = None) ->
 
 
 def _peak(x: Array) -> float:
-    """The largest magnitude, of finite numbers."""
+    """Return the largest magnitude of finite numbers."""
     return max(float(x.max(initial=0.0)), -float(x.min(initial=0.0)))
 
 
 def _not_finite(x: Array, y: Array, finite: Array, meant: Array | None) -> tuple[int, int]:
-    """Elements that are not finite and differ, and those that agree and are not meant to be so."""
+    """Return the number of non-finite elements that differ, and of those that agree without being meant."""
     agree = (x == y) | (np.isnan(x) & np.isnan(y))
     intended = np.isinf(x) & (x == meant) if meant is not None else np.zeros(x.shape, bool)
     return int((~agree & ~finite).sum()), int((agree & ~finite & ~intended).sum())

@@ -1,4 +1,8 @@
-"""What symbolic dimensions stand for while an edit or a model is checked, and the lengths that are declared."""
+"""Lengths of symbolic dimensions: those used while an edit or model is checked, and those a model declares.
+
+`with_lengths({s: 7})` sets them for a block; inside it `length_of` and `drawn_shape` give numbers. `with_rows`
+lets large values have fewer rows. `declared_lengths` reads the ranges and lists of shapes in a specification.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +18,18 @@ from anesurgery.interpret.features import allowed_shapes
 from anesurgery.mil import Operation, Program, Var, is_symbolic, types
 
 SYMBOL_LENGTH = 3
-"""Length that stands for a symbolic dimension while an edit is checked, at first."""
+"""The length of a symbolic dimension while an edit is checked, unless `with_lengths` sets another."""
 LONGEST_DRAWN = 1 << 24
-"""Where the search for the length of a symbol ends: an axis of 16 million elements is longer than any."""
+"""The largest length that is searched for a symbol: no axis has 16 million elements."""
 
 Lengths = Mapping[Any, int]
-"""Symbolic dimension -> what it stands for; `SYMBOL_LENGTH` for any other."""
+"""Symbol -> its length; `SYMBOL_LENGTH` for any other."""
 _lengths: ContextVar[Lengths] = ContextVar("lengths", default=MappingProxyType({}))
 
 
 @contextmanager
 def with_lengths(lengths: Lengths) -> Iterator[None]:
-    """Let symbolic dimensions stand for other lengths, for a while."""
+    """Set the lengths of symbols inside the block."""
     token = _lengths.set(lengths)
     try:
         yield
@@ -34,7 +38,7 @@ def with_lengths(lengths: Lengths) -> Iterator[None]:
 
 
 def length_of(dimension: Any) -> int:
-    """A dimension, or what a symbolic one stands for: 2 s + 1 follows from s."""
+    """Return a dimension, or the length of a symbolic one; that of 2 s + 1 follows from s."""
     if not is_symbolic(dimension):
         return int(dimension)
     lengths = _lengths.get()
@@ -49,7 +53,7 @@ _shapes: ContextVar[Mapping[Var, tuple[int, ...]]] = ContextVar("shapes", defaul
 
 @contextmanager
 def with_rows(axes: Mapping[Var, int], rows: int) -> Iterator[None]:
-    """Let values have fewer rows, each along an axis, for a while."""
+    """Let values have only `rows` rows, each along its axis, inside the block."""
     fewer = {
         v: tuple(rows if at == axis else n for at, n in enumerate(drawn_shape(v))) for v, axis in axes.items()
     }
@@ -61,55 +65,55 @@ def with_rows(axes: Mapping[Var, int], rows: int) -> Iterator[None]:
 
 
 def drawn_shape(var: Var) -> tuple[int, ...]:
-    """The shape of the values that stand for a var."""
+    """Return the shape of the numbers that are drawn for a value."""
     fewer = _shapes.get().get(var)
     return tuple(map(length_of, var.shape or ())) if fewer is None else fewer
 
 
 def evaluator(ops: Sequence[Operation], wanted: Sequence[Var], precision: Any = "fp32") -> interpret.Evaluator:
-    """Ops ready to run on values of the shapes that are drawn."""
+    """Return ops ready to run on values of the drawn shapes."""
     return interpret.Evaluator(ops, wanted, precision).reshaping(_shapes.get())
 
 
 def sizes_of(var: Var) -> Sequence[Any]:
-    """The sizes of the axes of a value; a list has none."""
+    """Return the dimensions of a value; a list has none."""
     return () if types.is_list(var.sym_type) else var.shape or ()
 
 
 def symbols_of(values: Iterable[Var]) -> list[Any]:
-    """The symbols in the shapes of some values, in the order in which they occur."""
+    """Return the symbols in the shapes of some values, in the order in which they occur."""
     sizes = [d for var in values for d in sizes_of(var) if is_symbolic(d)]
     return list(dict.fromkeys(s for d in sizes for s in sorted(d.free_symbols, key=str)))
 
 
 Range = tuple[int, "int | None"]
-"""The least and the largest length; None for no bound."""
+"""(least, largest) length; None for no upper bound."""
 
 
 @dataclass(frozen=True)
 class Declared:
-    """The lengths that a model declares for the symbols in the shapes of its inputs."""
+    """The lengths that a model declares for the symbols in its inputs' shapes."""
 
     ranges: Mapping[Any, Range] = field(default_factory=dict)
     listed: tuple[Lengths, ...] = ()
-    """The lengths that may occur together, where a model lists its shapes."""
+    """Combinations of lengths, where a model lists its shapes."""
 
     def range_of(self, symbol: Any) -> Range:
-        """The range of a symbol; one of which nothing is known begins at 1."""
+        """Return the range of a symbol; one of which nothing is declared begins at 1."""
         return self.ranges.get(symbol, (1, None))
 
     def together(self, symbols: Sequence[Any]) -> list[Lengths]:
-        """The listed lengths of some symbols; none where they are not listed."""
+        """Return the listed combinations of lengths of some symbols; empty where they are not listed."""
         listed = [{s: one[s] for s in symbols} for one in self.listed if set(symbols) <= one.keys()]
         return list({tuple(one.values()): one for one in listed}.values())
 
 
 NOTHING = Declared()
-"""What a bare program declares."""
+"""The declaration of a program without a specification."""
 
 
 def declared_lengths(program: Program, spec: Any) -> Declared:
-    """The lengths that a specification declares for the inputs of a program, in all its functions."""
+    """Return the lengths that a specification declares for a program's inputs, over all functions."""
     if spec is None:
         return NOTHING
     described = {f.name: list(f.input) for f in spec.description.functions}
@@ -132,25 +136,25 @@ def declared_lengths(program: Program, spec: Any) -> Declared:
 
 
 def _lengths_in(var: Var, shape: Sequence[tuple[int, int]]) -> dict[Any, Range]:
-    """The range of each symbol in one of the shapes that an input may have."""
+    """Return the range of each symbol in one of the shapes that an input may have."""
     pairs = [(size, ends) for size, ends in zip(var.shape or (), shape, strict=False) if is_symbolic(size)]
     return {size: (max(low, 1), high if high >= 0 else None) for size, (low, high) in pairs}
 
 
 def _united(ranges: Sequence[Range]) -> Range:
-    """The least range that holds some."""
+    """Return the least range that contains all."""
     ends = [high for _, high in ranges if high is not None]
     return min(low for low, _ in ranges), max(ends) if len(ends) == len(ranges) else None
 
 
 def _intersected(before: Range, low: int, high: int | None) -> Range:
-    """What is left of a range, since another holds too."""
+    """Return the part of a range within [low, high]."""
     ends = [end for end in (before[1], high) if end is not None]
     return max(before[0], low), min(ends, default=None)
 
 
 def least_length(size: Any, symbol: Any, wanted: int) -> int:
-    """The least length of a symbol at which a size that grows with it is as large as wanted."""
+    """Return the least length of a symbol at which a size that grows with it is at least `wanted`."""
     if size.is_Symbol:
         return max(1, wanted)
     low, high = 1, LONGEST_DRAWN

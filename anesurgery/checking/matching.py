@@ -1,8 +1,9 @@
-"""Tell whether a value of one program is a value of another: by names, over the field, or by numbers.
+"""Decide whether a value of one program equals a value of another: by names, over a prime field, or by numbers.
 
-Names are hashes of how elements are computed, so equal names are equal bits. Where they part, the ops since
-the last values known to be the same are evaluated over the field, in which each name is a variable. What
-neither shows is compared on numbers. From a match on, both values have the same names, whichever grade it has.
+`lockstep` calls `match` for pairs of values while both programs run. Names are hashes of how each element is
+computed: equal names mean equal bits. If names differ, the ops since the last matched values are evaluated over
+the field, with the names as variables. If that fails too, the numbers are compared. After a match both values
+have the same names, whatever its grade.
 """
 
 from __future__ import annotations
@@ -27,23 +28,24 @@ from anesurgery.interpret.arithmetic.field import Image
 from anesurgery.mil import Operation, Var
 
 Move = Callable[[torch.Tensor], torch.Tensor]
-"""Puts the elements of a value of the first program into the layout of one of the second."""
+"""Brings the elements of a value of the first program into the layout of one of the second."""
 
 LARGEST_SLICE = 64
-"""Ops between known values, on either side, up to which the field is tried: a choice, as a try that fails has
-cost all of them."""
+"""The most ops since matched values, on either side, for which the field is tried: a choice, since a try that
+fails has cost all of them.
+"""
 MOST_AXES = 5
-"""Axes longer than 1 up to which every order of them is tried: 120 orders, and ops have no more axes."""
+"""The most axes longer than 1 of which every order is tried: 120 orders."""
 
 
 def still(values: torch.Tensor) -> torch.Tensor:
-    """Keeps the elements in the layout that they have."""
+    """Return values in their own layout."""
     return values
 
 
 @dataclass(frozen=True)
 class Match:
-    """Two values are the same, by some grade."""
+    """Two values are the same, with a grade."""
 
     grade: Grade
     bound: float = 0.0
@@ -54,14 +56,14 @@ class Match:
 def match(
     a: NamedValue, b: NamedValue, names: Bitwise, gate: float, *, exact: Move | None = None
 ) -> Match | None:
-    """Find out whether `b` is `a` in some layout, and give both the same names if so.
+    """Return how sure it is that `b` is `a` in some layout, and give both the same names; None if it is not.
 
     Args:
         a: a value of the first program.
-        b: of the second.
+        b: a value of the second.
         names: the arithmetic of the names.
         gate: PSNR in dB from which on numbers count as equal.
-        exact: the one layout that counts; any by default.
+        exact: the only layout that counts; any by default.
     """
     if exact is None and a.serial == b.serial:
         return Match(Grade.BITS)
@@ -91,7 +93,7 @@ def match(
 def _over_points(
     a: NamedValue, b: NamedValue, moves: Sequence[Move], seed: int
 ) -> tuple[Proof | None, Move, str]:
-    """A proof over the field with the layout in which it holds, or why there is none."""
+    """Return a proof over the field, the layout in which it holds, and why there is none."""
     reason = ""
     try:
         seed = seed_of(seed, [op for value in (a, b) for op in upstream(value)[0]])
@@ -111,14 +113,14 @@ def _over_points(
 
 
 def same_names(a: NamedValue, b: NamedValue, names: Bitwise, move: Move) -> bool:
-    """Have two values the same names in a layout?"""
+    """Do two values have the same names in a layout?"""
     if a.names is None or b.names is None:
         return False
     return names.image(a.names).map(move).same(names.image(b.names))
 
 
 def layouts(old: Sequence[int], new: Sequence[int]) -> Iterator[Move]:
-    """How the elements of one shape may lie in another: axes in some order, others of length 1 put in."""
+    """Yield how elements of one shape may lie in another: axes reordered, and axes of length 1 put in."""
     if math.prod(old) != math.prod(new):
         return
     wanted, long = list(new), [n for n in old if n > 1]
@@ -134,7 +136,7 @@ def layouts(old: Sequence[int], new: Sequence[int]) -> Iterator[Move]:
 
 
 def closeness(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The PSNR; infinite for equal numbers.
+    """Return the PSNR; infinite for equal numbers.
 
     Minus infinite for other shapes, for integers that differ, and where an element is NaN or infinite on one
     side only. NaN on both sides is no difference; `compared` says how many elements are left.
@@ -154,7 +156,7 @@ def closeness(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def compared(a: torch.Tensor, b: torch.Tensor) -> int:
-    """How many elements are numbers on either side: NaN on both shows nothing."""
+    """Return how many elements are not NaN on both sides."""
     return a.numel() - int(((a != a) & (b != b)).sum())
 
 
@@ -190,7 +192,7 @@ def _agree(
 
 
 def _over_field(value: NamedValue, arithmetic: Algebraic, shared: torch.Tensor | None) -> Image:
-    """A value over the field, where the names of values that are known, and those given, are variables."""
+    """Return a value over the field, with variables for the names of known values and the given names."""
     makers, edges = upstream(value)
     bound: dict[Var, Any] = {v.var: _variables(v, arithmetic) for v in edges}
     for op, values in makers.items():
@@ -201,7 +203,7 @@ def _over_field(value: NamedValue, arithmetic: Algebraic, shared: torch.Tensor |
 
 
 def _known(value: NamedValue, image: Any, arithmetic: Algebraic, shared: torch.Tensor) -> Any:
-    """An image in which elements with certain names are variables."""
+    """Return an image in which elements with certain names are replaced by variables."""
     if not isinstance(value.names, Image):
         return image
     there = torch.isin(_key_of(value.names), shared)
@@ -211,7 +213,7 @@ def _known(value: NamedValue, image: Any, arithmetic: Algebraic, shared: torch.T
 
 
 def _shared(a: NamedValue, b: NamedValue) -> torch.Tensor:
-    """The names that occur on both sides since the last values that are known."""
+    """Return the names that occur on both sides since the last known values."""
     sides = []
     for value in (a, b):
         makers, edges = upstream(value)
@@ -222,12 +224,12 @@ def _shared(a: NamedValue, b: NamedValue) -> torch.Tensor:
 
 
 def _key_of(names: Image) -> torch.Tensor:
-    """One number for each name, the same for its negative."""
+    """Return one number for each name, the same for its negative."""
     return field.packed(field.signed(names)[0])
 
 
 def _variables(value: NamedValue, arithmetic: Algebraic) -> Any:
-    """A variable for each name; that of the negative of a name is the negative."""
+    """Return a variable for each name; the negative of a name gets the negative variable."""
     if value.names is None:
         raise Unnamed(f"the elements of {value.var.name} have no names: {value.reason}")
     if isinstance(value.names, list):
@@ -248,7 +250,7 @@ class Unnamed(InterpretError):  # noqa: N818 - says what is missing
 
 
 def upstream(value: NamedValue) -> tuple[dict[Operation, dict[Var, NamedValue]], list[NamedValue]]:
-    """The ops that made a value out of values that are known, with what they made, and the known values.
+    """Return the ops that computed a value from known values, with their results, and the known values.
 
     Raises:
         Unnamed: there are too many ops.

@@ -1,8 +1,9 @@
-"""Run a function op by op, and give each element of each value a name that says how it is computed.
+"""Run a function op by op, and give each element of each value a name: a hash of how it is computed.
 
-`lockstep` runs two whole models so, side by side. Elements with equal names are equal. Both models share one
-table: an op of the second on the same operands as an op of the first is not computed again. A value is dropped
-after its last reader; one that has no counterpart yet keeps the op and the operands that it is made of.
+`lockstep` runs two whole models this way, side by side. Elements with equal names are equal. Both models share
+one table, so an op of the second model on the same operands as an op of the first is not computed again. A
+value is dropped after its last reader; one without a counterpart yet keeps the op and the operands that made
+it.
 """
 
 from __future__ import annotations
@@ -27,8 +28,7 @@ from anesurgery.interpret.arithmetic.symbolic import UNLIKE
 from anesurgery.mil import Function, Operation, Var, constant, is_constexpr, is_weight, operands, reads, types
 
 LARGEST_VALUE = 1 << 27
-"""Elements of a value or a constant of a whole model, at most: 1.1 GB as the 64 bits of each that numbering
-computes with."""
+"""The most elements of a value or constant of a whole model: naming takes 64 bits for each, 1.1 GB in all."""
 
 _serials = itertools.count()
 
@@ -57,7 +57,7 @@ class NamedValue:
         """The weakest grade by which anything upstream was matched."""
 
     def forget(self) -> None:
-        """Drop what it is made of: from here on, its elements are known by their names."""
+        """Drop what made it: from here on its elements are known by their names."""
         self.op, self.operands = None, ()
 
 
@@ -151,23 +151,23 @@ class FunctionRun:
         return results
 
     def reach(self, var: Var) -> NamedValue | None:
-        """Run until a value is there; None if it is there no more."""
+        """Run until a value is there, and return it; None if it was dropped."""
         while var not in self.values and self.place.get(var, -1) >= self._at:
             self.step()
         return self.values.get(var)
 
     def there(self, var: Var) -> NamedValue:
-        """An output, which may be a constant."""
+        """Return an output, which may be a constant."""
         return self.values[var] if var in self.values else self.constant(var)
 
     def release(self, var: Var) -> None:
-        """Nobody asks for this value any more."""
+        """Note that nobody needs this value any more."""
         self._kept.discard(var)
         self._drop(var)
 
     def constant(self, var: Var) -> NamedValue:
-        """A constant as a value."""
-        numbers = Evaluator(_constants([var]), [var])({})[0]
+        """Return a constant as a value."""
+        numbers = Evaluator(_decoding_ops([var]), [var])({})[0]
         return NamedValue(var, numbers, numbers)
 
     def _drop(self, var: Var) -> None:
@@ -182,7 +182,9 @@ class FunctionRun:
         remembered = None if self._first else self._table.find(key, len(op.outputs))
         used = [self.values[v] for v in dict.fromkeys(reads(op)) if v in self.values]
         if remembered is not None:
-            results = [_twin(var, value, used) for var, value in zip(op.outputs, remembered, strict=True)]
+            results = [
+                _same_elements(var, value, used) for var, value in zip(op.outputs, remembered, strict=True)
+            ]
             for value in remembered:
                 value.forget()
             return results
@@ -216,15 +218,15 @@ class FunctionRun:
         if op.op_type != "read_state":
             var = op.inputs["value"]
             self.states[state] = self.values[var] if var in self.values else self.constant(var)
-        return _twin(op.outputs[0], self.states[state], [self.states[state]])
+        return _same_elements(op.outputs[0], self.states[state], [self.states[state]])
 
     def _evaluate(self, op: Operation, bound: Mapping[Var, Any], arithmetic: Any) -> list[Any]:
         ops = [*constants_of_ops([op]), op]
         return Evaluator(ops, op.outputs, arithmetic)(bound)
 
 
-def _twin(var: Var, value: NamedValue, used: Sequence[NamedValue]) -> NamedValue:
-    """Another var that holds the same elements in the same layout."""
+def _same_elements(var: Var, value: NamedValue, used: Sequence[NamedValue]) -> NamedValue:
+    """Return another var that holds the same elements in the same layout."""
     twin = NamedValue(var, value.numbers, value.names, reason=value.reason)
     twin.serial = value.serial
     twin.grade = min((v.grade for v in used), default=Grade.BITS)
@@ -232,15 +234,15 @@ def _twin(var: Var, value: NamedValue, used: Sequence[NamedValue]) -> NamedValue
 
 
 def constants_of_ops(ops: Sequence[Operation]) -> list[Operation]:
-    """The compressed constants that some ops read."""
-    return _constants([v for op in ops for v in reads(op)])
+    """Return the compressed constants that some ops read."""
+    return _decoding_ops([v for op in ops for v in reads(op)])
 
 
-def _constants(vars_: Sequence[Var]) -> list[Operation]:
-    """The compressed constants among some values, with what they are made of, in an order in which they run."""
+def _decoding_ops(vars_: Sequence[Var]) -> list[Operation]:
+    """Return the ops that decode the compressed constants among some values, in an order in which they run."""
     decoders: dict[Operation, None] = {}
     for var in vars_:
         if var.op is not None and is_constexpr(var.op):
-            decoders |= dict.fromkeys(_constants([v for _, v in operands(var.op)]))
+            decoders |= dict.fromkeys(_decoding_ops([v for _, v in operands(var.op)]))
             decoders[var.op] = None
     return list(decoders)

@@ -1,4 +1,9 @@
-"""Run both sides of an edit on the same adversarial numbers, and measure how far apart they are."""
+"""Run both sides of an edit on the same adversarial numbers, and measure how far apart they are.
+
+`checking.site.check_site` calls `compare_numbers` for edits that no proof covers. Small differences may be
+rounding: `rounding` runs the old side in fp64 with its operands slightly off to see. A difference that remains
+is shrunk to a small counterexample and written as Python (`shrunk`).
+"""
 
 from __future__ import annotations
 
@@ -32,19 +37,19 @@ Undefined = Sequence[torch.Tensor | None]
 FINER = float(np.finfo(np.float64).eps / np.finfo(np.float32).eps)
 """What is left in fp64 of a difference that is only rounding in fp32."""
 UNCOUNTED = CARRIERS | MOVING | PADDING | {"const"}
-"""Ops that round nothing by themselves; what a cast rounds is counted apart."""
+"""Ops that do not round by themselves; rounding by casts is counted separately."""
 HALF, WIDEST = 2, 8
 """Bytes of fp16, and of the widest floats."""
 ROUNDED_OFF = float(np.finfo(np.float32).eps)
-"""Share of most values that is no difference in the smallest row: fp32 rounds as much off."""
+"""The share of typical values that counts as no difference in the smallest row: fp32 rounds as much."""
 ROW = 8
-"""Numbers of a row that is looked at by itself: of fewer, the largest may be near 0 by chance."""
+"""The least length of a row that is judged by itself: in shorter ones the largest may be near 0 by chance."""
 FAITHFUL = (
     CARRIERS | MOVING | PADDING | names("const add sub mul real_div linear matmul conv reduce_sum reduce_mean")
 )
-"""Ops whose results are off by a share of their terms where operands are: nothing in them is approximated."""
+"""Ops whose results are off by a share of their terms if operands are: nothing in them is approximated."""
 FEW_NUMBERS = 1 << 14
-"""Numbers read up to which each element is looked at by itself: that runs the old side `DRAWS` times more."""
+"""Up to this many numbers each element is looked at by itself, which runs the old side `DRAWS` times more."""
 SLACK = 16.0
 """How many times what rounding was seen to do a difference has to be, to be none: that was seen on `DRAWS`
 draws only, and the largest of more is larger; an error that matters is larger by far."""
@@ -68,16 +73,18 @@ class BothSides:
     old_ops: Sequence[Operation]
     new_ops: Sequence[Operation]
     drawn: Sequence[Var]
-    """What both sides read from outside."""
+    """The values that both sides read from outside."""
     carried: Sequence[Var]
-    """What the new side reads from inside the old side: computed, not drawn."""
+    """The values that the new side reads from inside the old side: computed, not drawn."""
     exact: bool = False
     """Are equal bits promised?"""
 
     def __post_init__(self) -> None:
         # fp32 reads fp16 exactly and never rounds to it, so what fp16 loses shows only where it is computed in
         old, new = self.old_ops, self.new_ops
-        lost = any(map(_to_half, old)) != any(map(_to_half, new)) or _narrowest(new) < _narrowest(old)
+        lost = any(map(_is_lossy_cast, old)) != any(map(_is_lossy_cast, new)) or _narrowest(new) < _narrowest(
+            old
+        )
         self._precision = "fp16" if lost or (self.exact and _narrowest([*old, *new]) == HALF) else "fp32"
         self._old, self._new = self._both(self._precision)
 
@@ -86,7 +93,7 @@ class BothSides:
         return old, evaluator(self.new_ops, [new for _, new in self.replaced], precision)
 
     def run(self, numbers: Numbers) -> Pairs:
-        """The pairs (old value, new value)."""
+        """Return pairs (old value, new value)."""
         return self._pairs(self._old, self._new, numbers)
 
     def run_double(self, numbers: Numbers) -> Pairs:
@@ -94,7 +101,7 @@ class BothSides:
         return self._pairs(*self._both(Double()), numbers)
 
     def spread(self, numbers: Numbers, rtol: float) -> list[list[torch.Tensor]]:
-        """The old values in fp64, again and again with each operand of each op off by `rtol` of it."""
+        """Return the old values in fp64 `DRAWS` times, with the operands of each op off by up to `rtol`."""
         old = self._both(Double(rtol))[0]
         return [old(numbers)[: len(self.replaced)] for _ in range(DRAWS)]
 
@@ -110,8 +117,8 @@ class BothSides:
         return list(zip(olds, news, strict=True))
 
 
-def _to_half(op: Operation) -> bool:
-    """Does the op cast to a float that cannot hold all that it is given?"""
+def _is_lossy_cast(op: Operation) -> bool:
+    """Does an op cast to a float that cannot hold all of its operand?"""
     if op.op_type != "cast" or np_dtype(op.inputs["x"]).kind not in "iu":
         return narrows(op)
     low, high = stored_interval(op.inputs["x"])
@@ -119,7 +126,7 @@ def _to_half(op: Operation) -> bool:
 
 
 def _narrowest(ops: Sequence[Operation]) -> int:
-    """Bytes of the narrowest floats in which some ops compute."""
+    """Return the bytes of the narrowest floats in which some ops compute."""
     counted = (op for op in ops if op.op_type not in UNCOUNTED and not is_constexpr(op))
     dtypes = (np_dtype(v) for op in counted for v in op.outputs)
     return min((dtype.itemsize for dtype in dtypes if dtype.kind == "f"), default=WIDEST)
@@ -133,9 +140,9 @@ class Apart(NamedTuple):
     """`max_abs` over the largest finite magnitude of the old value, or of what flows through the old side where
     that cancels and the difference is rounding (`rounding`); infinite for integers that are not equal."""
     values: int
-    """Elements compared."""
+    """Elements that were compared."""
     left_out: int
-    """Elements that differ and were not compared, since the old ones mean nothing."""
+    """Elements that differ but were not compared, since the old ones mean nothing."""
 
 
 @dataclass
@@ -157,7 +164,7 @@ class Difference:
         return self.max_abs == 0 if rtol == 0 else self.max_rel <= rtol
 
     def add(self, parts: Sequence[Apart], numbers: Numbers) -> None:
-        """One more round."""
+        """Add one more round."""
         max_abs, max_rel = max(p.max_abs for p in parts), max(p.max_rel for p in parts)
         self.values += sum(p.values for p in parts)
         self.left_out += sum(p.left_out for p in parts)
@@ -169,16 +176,16 @@ class Difference:
 def compare_numbers(
     sides: BothSides, drawing: Drawing, rng: np.random.Generator, promise: Promise, more: Iterable[str] = ()
 ) -> Difference:
-    """The worst difference over all rounds, or over those up to the first that breaks the promise.
+    """Return the worst difference over all rounds, or over those up to the first that breaks the promise.
 
     Where finite inputs give NaN, the old side defines nothing. Where inputs that are not finite give NaN, so
     must the new side, unless the pass declares that it holds for finite numbers only.
 
     Args:
         sides: the old and the new ops.
-        drawing: what to know for drawing.
-        rng: to draw from.
-        promise: what is compared with.
+        drawing: what is known about the values to be drawn.
+        rng: the source of random numbers.
+        promise: the promise that differences are compared with.
         more: kinds of rounds beside those of the schedule.
 
     Raises:
@@ -201,7 +208,7 @@ def compare_numbers(
             numbers |= {v: as_tensor(x) for v, x in meet(sides.drawn, drawing, plain, at).items()}
         pairs = sides.run(numbers)
         if promise.tolerance.rtol and kind != "nonfinite" and _overflows(pairs):
-            numbers = _calmer(numbers, pairs)
+            numbers = _without_overflows(numbers, pairs)
             pairs = sides.run(numbers)
         undefined = [torch.isnan(old) if old.is_floating_point() else None for old, _ in pairs]
         if kind == "nonfinite":
@@ -225,8 +232,8 @@ def _overflows(pairs: Pairs) -> bool:
     return any(bool(torch.isinf(old).any()) for old, _ in pairs)
 
 
-def _calmer(numbers: Numbers, pairs: Pairs) -> Numbers:
-    """The numbers, but 1 where an old value of the same shape is infinite, so that the others are tried."""
+def _without_overflows(numbers: Numbers, pairs: Pairs) -> Numbers:
+    """Return the numbers with 1 where an old value of the same shape is infinite, to try the other elements."""
     calm = dict(numbers)
     for (var, values), (old, _) in itertools.product(numbers.items(), pairs):
         if values.is_floating_point() and values.shape == old.shape:

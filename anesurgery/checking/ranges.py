@@ -1,7 +1,8 @@
-"""The range certificate: run a calibration set, and say which values leave fp16 or the engine's arithmetic.
+"""The range certificate (`ane.ranges`): run a calibration set, and report values that leave fp16 or the engine.
 
-Ranges come from the exact arithmetic; what overflows, saturates or becomes NaN is watched for in runs in fp16
-and in the arithmetic measured on Neural Engines. The latter is an estimate.
+Ranges come from exact runs. What overflows, saturates or becomes NaN is watched for in runs in fp16 and in the
+arithmetic that was measured on Neural Engines; the latter is an estimate. Shares of a set can run on several
+workers, and their results are merged.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ Values = Mapping[str, Any]
 
 MASK_OPS = frozenset({"band_part", "fill", "fill_like", "select", "sub", "mul", "add"})
 SCALING = dict.fromkeys(("overflow", "saturates", "may saturate"), "scale_ranges")
-"""Kind of hazard -> the pass that helps; infinities of masks are for `causal_mask_tensor`."""
+"""Kind of hazard -> the pass that helps; for infinities of masks that is `causal_mask_tensor`."""
 
 
 @dataclass(frozen=True)
 class Hazard:
-    """One way in which an op leaves an arithmetic."""
+    """One way in which an op's values leave an arithmetic."""
 
     arithmetic: str
     """ "fp32", "fp16" or "ane" (with its chip)."""
@@ -44,7 +45,7 @@ class Hazard:
     """ "overflow" (beyond 65504), "saturates" (a sum of products reaches 32768), "may saturate" (it can, in
     some order of its terms), "nan", "infinite"."""
     value: float
-    """The magnitude that shows it, from the exact run."""
+    """The magnitude in the exact run that shows it."""
     remedy: str | None
     """The pass that may help; None when there is none."""
 
@@ -58,7 +59,7 @@ def _help(remedy: str | None) -> str:
 
 @dataclass
 class OpRange:
-    """What one op gave over the calibration set, in the exact arithmetic."""
+    """What one op gave over the calibration set, in exact arithmetic."""
 
     name: str
     op_type: str
@@ -70,13 +71,13 @@ class OpRange:
 
     @property
     def largest(self) -> float:
-        """The largest magnitude; NaN where there was one."""
+        """The largest magnitude; NaN if there was a NaN."""
         if math.isnan(self.minimum):
             return math.nan
         return max(abs(self.minimum), abs(self.maximum)) if self.minimum <= self.maximum else 0.0
 
     def joined(self, other: OpRange) -> OpRange:
-        """The range of both."""
+        """Return the union of two ranges."""
         low, high = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
         if math.isnan(self.minimum) or math.isnan(other.minimum):
             low = high = math.nan

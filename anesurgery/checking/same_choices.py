@@ -1,8 +1,9 @@
-"""Two runs of a program in which ops choose the same places among nearly equal values.
+"""Compare two runs although ops such as `topk` choose different places among nearly equal values.
 
-Where scores are nearly equal, rounding decides which of them a `topk` gives first, and what is gathered there
-stands in another row. The PSNR of such outputs says nothing of their rows. So the second run is repeated with
-the places of the first, and judged by these outputs and by how near the values are that it would have chosen.
+Rounding decides which of two nearly equal scores a `topk` gives first, and what is gathered there then stands
+in another row. The PSNR of such outputs says nothing about their rows. So the second run is repeated with the
+places of the first (`SamePlaces`), and judged by these outputs and by how near the values are that it would
+have chosen.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from anesurgery.interpret import Listener
 from anesurgery.mil import Operation, Program, walk_ops
 
 PLACES = {"topk": 1, "argsort": 0, "reduce_argmax": 0, "reduce_argmin": 0}
-"""Ops that choose places along one axis -> which output holds these."""
+"""Op that chooses places along one axis -> the index of the output that holds them."""
 
 
 def chooses(program: Program) -> bool:
-    """Does an op choose places?"""
+    """Does an op of the program choose places?"""
     return any(op.op_type in PLACES for op in walk_ops(program))
 
 
 class Places(Listener):
-    """The places that ops choose in a run, by the name of the value that holds them."""
+    """Records the places that ops choose in a run: name of the value that holds them -> places."""
 
     def __init__(self) -> None:
         self.chosen: dict[str, torch.Tensor] = {}
@@ -41,24 +42,24 @@ class Places(Listener):
 
 @dataclass
 class SamePlaces(Listener):
-    """A run whose ops give the places of another one.
+    """Makes the ops of a run give the places of another run.
 
     Args:
-        chosen: places by the name of their value; an op without them, or of another shape, chooses itself.
+        chosen: name of the value -> places; an op without them, or of another shape, chooses itself.
     """
 
     chosen: Mapping[str, torch.Tensor]
     moved: list[str] = field(default_factory=list)
-    """What the ops would have chosen otherwise, in words."""
+    """What each op would have chosen otherwise, in words."""
     near: float = float("inf")
-    """PSNR in dB between the values at the places of both, the least of all ops."""
+    """The least PSNR of all ops, in dB, between the values at both sets of places."""
 
     def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
         """Keep the values among which an op is about to choose."""
         self._read = inputs
 
     def after(self, op: Operation, outputs: Sequence[Any]) -> None:
-        """Put the places of the other run in, with the values that are there."""
+        """Replace the places by those of the other run, with the values that are there."""
         at = PLACES.get(op.op_type, -1)
         if not 0 <= at < len(outputs) or (given := self.chosen.get(op.outputs[at].name)) is None:
             return

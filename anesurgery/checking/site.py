@@ -1,7 +1,8 @@
-"""Check one edit: both sides are compared before the old ops are removed, and the result carries its grade.
+"""Check one edit (`check_site`): compare both sides before the old ops are removed, and grade the result.
 
-What it costs is the size of the edit, not of the model: the values that both sides read from outside stand for
-themselves, or are drawn.
+In order: a proof (bit for bit, or over a prime field), all values of a small domain, adversarial numbers. The
+cost is that of the edit, not of the model: values that both sides read from outside are drawn, or stand for any
+value.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from anesurgery.checking.grades import (
     Promise,
     SiteCheck,
     Tolerance,
-    weaker,
+    combined_check,
 )
 from anesurgery.checking.lengths import (
     NOTHING,
@@ -273,7 +274,7 @@ def _checked(
                 result = _without_meaning(site, sample, seed, lengths, reason, first=weakest is None)
         if isinstance(result, SiteCheck):
             tried.append(lengths)
-            weakest = result if weakest is None else weaker(weakest, result)
+            weakest = result if weakest is None else combined_check(weakest, result)
             if not weakest.within(promise.tolerance):
                 return weakest
         elif weakest is None and error is None:

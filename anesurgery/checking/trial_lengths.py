@@ -1,4 +1,9 @@
-"""Which lengths an edit or a model is tried at, and whether what is shown there holds for every length."""
+"""Choose the lengths at which an edit or a model is tried, and say whether these decide for every length.
+
+`plan_of` reads the ops of both sides (`use_of`): if they treat every length alike, a proof at a few lengths
+holds for all. Else the plan has the ends of the declared range and the neighbours of each constant that a
+length may meet (a window, a slice, a comparison), and a reason why other lengths remain unknown.
+"""
 
 from __future__ import annotations
 
@@ -50,22 +55,21 @@ from anesurgery.semantics.reading import ints
 from anesurgery.semantics.rows import BROADCAST, CONTRACTED, MIXED, places_of
 
 APART_LENGTHS = (4, 2, 7, 5)
-"""Lengths of the symbolic dimensions after the first one, each with one of its own, in turn."""
+"""The lengths of symbols when each one has its own."""
 LONG = 17
-"""Length of all of them in the end: what holds up to a limit only is seen there."""
+"""A longer length for all symbols, which shows what holds only up to a limit."""
 EVERY = 48
-"""Ranges of up to this many lengths are tried whole: so many short trials cost less than one long one."""
+"""Ranges of up to this many lengths are tried completely: so many short trials cost less than one long one."""
 MOST_PERIOD = 16
-"""Remainders of a length that are tried: strides of four layers that halve it. So far all lengths are."""
+"""The most remainders of a length that are tried: four layers with stride 2 have 16. Up to there all are."""
 MOST_ADDED = 4
-"""Constants that are added to lengths of which all sums and differences are tried: 81 of them. A choice."""
+"""The most constants added to lengths of which all sums and differences are tried (81). A choice."""
 LONGEST = 20.0
 """The logarithm of more than any length."""
 MOST = 1 << 22
-"""Elements of all values, over all lengths beside the first few, up to which these are tried: a proof looks at
-some 10 million in a second."""
+"""The most elements of all values over all lengths beside the first: a proof takes some 10 million a second."""
 MOST_TRIALS = 128
-"""Lengths of an edit at most: a check by numbers takes some 10 ms at each, however small it is."""
+"""The most lengths of an edit: a check by numbers takes some 10 ms at each, however small it is."""
 
 
 @dataclass(frozen=True)
@@ -73,27 +77,27 @@ class Plan:
     """The lengths to try."""
 
     first: tuple[Lengths, ...] = ({},)
-    """Each dimension with a length of its own, long ones, and 1: with all kinds of numbers."""
+    """Lengths that are tried with all kinds of numbers: one for each symbol, long ones, and 1."""
     others: tuple[Lengths, ...] = ()
-    """The ends of what is declared, and the neighbours of what the length may meet."""
+    """The ends of the declared range, and the neighbours of constants that a length may meet."""
     alike: bool = True
-    """Is the length used alike, whatever it is, so that a proof needs the first lengths alone?"""
+    """Do the ops treat every length alike, so that a proof needs the first lengths only?"""
     gap: str = ""
-    """Why these say nothing about every length; empty where they do."""
+    """Why these say nothing about every length; "" where they do."""
 
     @property
     def all(self) -> tuple[Lengths, ...]:
-        """All of them, the first ones first."""
+        """All lengths, the first ones first."""
         return *self.first, *self.others
 
 
 def apart_lengths(symbols: Iterable[Any]) -> Lengths:
-    """A length of its own for each symbol."""
+    """Return a different length for each symbol."""
     return dict(zip(symbols, itertools.cycle(APART_LENGTHS), strict=False))
 
 
 def span(lengths: Iterable[Lengths]) -> tuple[int, int]:
-    """The least and the largest among some lengths."""
+    """Return the least and the largest of some lengths."""
     several = [n for one in lengths for n in one.values()]
     return min(several, default=SYMBOL_LENGTH), max(several, default=SYMBOL_LENGTH)
 
@@ -106,15 +110,15 @@ def plan_of(
     most: int = MOST,
     twins: Mapping[Any, Any] = MappingProxyType({}),
 ) -> Plan:
-    """The lengths to try of an edit or a model.
+    """Return the lengths at which an edit or a model is tried.
 
     Args:
-        inputs: what has the dimensions.
+        inputs: the values with symbolic dimensions.
         sides: the ops of both sides, in order.
-        results: what others read of the ops.
-        declared: what the model declares.
-        most: elements of all values, over all lengths beside the first ones.
-        twins: symbol of the second side -> the symbol of the inputs that is as long, where these differ.
+        results: the results that others read.
+        declared: the lengths that the model declares.
+        most: the most elements of all values, over all lengths beside the first ones.
+        twins: symbol of the second side -> the equal symbol of the inputs, where these differ.
     """
     inputs = list(inputs)
     symbols = symbols_of(inputs)
@@ -132,8 +136,8 @@ def plan_of(
     elif listed := declared.together(symbols):
         chosen, wanted, gap = [min(listed, key=cost)], listed, ""
     else:
-        chosen = _distinct([_inside(one, declared) for one in plain])
-        wanted, gap = _wanted(symbols, use, declared)
+        chosen = _distinct([_nearest_declared(one, declared) for one in plain])
+        wanted, gap = _telling_lengths(symbols, use, declared)
     left = [one for one in _distinct(wanted) if one not in chosen]
     kept = _affordable(left, cost, most)
     if len(kept) < len(left):
@@ -145,21 +149,21 @@ def _distinct(lengths: Iterable[Lengths]) -> list[Lengths]:
     return list({tuple(one.items()): one for one in lengths}.values())
 
 
-def _inside(lengths: Lengths, declared: Declared) -> Lengths:
-    """The nearest lengths that are declared."""
+def _nearest_declared(lengths: Lengths, declared: Declared) -> Lengths:
+    """Return the nearest lengths that are declared."""
     ranges = {s: declared.range_of(s) for s in lengths}
     return {s: max(ranges[s][0], min(n, ranges[s][1] or n)) for s, n in lengths.items()}
 
 
-def _wanted(symbols: Sequence[Any], use: LengthUse, declared: Declared) -> tuple[list[Lengths], str]:
-    """The lengths that tell the most, and why they do not tell all."""
+def _telling_lengths(symbols: Sequence[Any], use: LengthUse, declared: Declared) -> tuple[list[Lengths], str]:
+    """Return the lengths that tell the most, and why they do not tell all."""
     inside = {s for d in use.sizes for s in d.free_symbols} & {*symbols}
     foreign = any(not d.free_symbols <= {*symbols} for d in use.sizes)
     met = list(symbols) if foreign or not inside else [s for s in symbols if s in inside]
     ranges = [declared.range_of(s) for s in met]
     low, ends = min(r[0] for r in ranges), [r[1] for r in ranges if r[1] is not None]
     high = max(ends) if len(ends) == len(ranges) else None
-    rest = _inside(dict.fromkeys(symbols, SYMBOL_LENGTH), declared)
+    rest = _nearest_declared(dict.fromkeys(symbols, SYMBOL_LENGTH), declared)
 
     alone = met if len(met) > 1 and (foreign or use.joint) else []
     least = {s: declared.range_of(s)[0] for s in met}
@@ -168,7 +172,7 @@ def _wanted(symbols: Sequence[Any], use: LengthUse, declared: Declared) -> tuple
         kept = sorted({n for n in lengths if low <= n and (high is None or n <= high)})
         together = [dict.fromkeys(met, n) for n in kept]
         one_by_one = [{**least, s: n} for s in alone for n in kept]
-        return [_inside({**rest, **lengths}, declared) for lengths in (*together, *one_by_one)]
+        return [_nearest_declared({**rest, **lengths}, declared) for lengths in (*together, *one_by_one)]
 
     gap = _gap(use, symbols, high) if use.use is not Use.LOCAL else ""
     if high is not None and high - low < EVERY:
@@ -218,7 +222,7 @@ def _farther(symbols: Sequence[Any], ops: Sequence[Operation], declared: Declare
     wanted = [dict.fromkeys(symbols, round(n)) for n in sorted({*met, *ends}) if 1 <= n < LONGEST_DRAWN]
     endless = any(high is None for _, high in ranges)
     gap = "the model declares no largest length" if endless else ""
-    return [_inside(lengths, declared) for lengths in wanted], gap
+    return [_nearest_declared(lengths, declared) for lengths in wanted], gap
 
 
 def _solved(use: LengthUse, symbols: Sequence[Any]) -> list[int]:
@@ -319,13 +323,13 @@ WEIGHTS = names(
 )
 """Parameters whose numbers no place and no length meets."""
 LARGEST = 1 << 24
-"""Numbers beyond this are no lengths."""
+"""Numbers beyond this are not lengths."""
 SMALL = 64
-"""Constants of up to this many elements may hold a limit: parameters of ops do, weights and tables do not."""
+"""Constants of up to this many elements may hold a limit: parameters do, weights and tables do not."""
 
 
 class Use(IntEnum):
-    """How the length is used, from the least to the most."""
+    """How a length is used, from the least to the most."""
 
     ALIKE = 0
     LOCAL = 1
@@ -341,46 +345,46 @@ class LengthUse:
     constants: tuple[int, ...] = ()
     """The integers that a length may meet, ascending."""
     reach: int = 0
-    """Beyond this length, windows and places meet no constant."""
+    """Beyond this length, windows and indices meet no constant."""
     period: int = 1
-    """By its remainder the length is used differently."""
+    """The length is used differently by its remainder modulo this."""
     sizes: tuple[Any, ...] = ()
-    """The symbolic sizes that are met."""
+    """The symbolic sizes that are used."""
     offsets: tuple[int, ...] = ()
-    """What is added to numbers that are made of lengths, each as often as on the side that adds it most."""
+    """Constants added to numbers computed from lengths, each as often as on the side that adds it most."""
     joint: bool = False
     """Are several lengths compared with each other?"""
     compared: tuple[Any, ...] = ()
-    """The sizes of which numbers are compared."""
+    """The sizes whose numbers are compared."""
     unlike: bool = False
-    """Does one length look up one row of a table that the other side has not?"""
+    """Does one side look up a row of a table by length that the other side does not have?"""
 
 
-class _Number(NamedTuple):
-    """How a value follows from lengths."""
+class _NumberFromLengths(NamedTuple):
+    """How a value is computed from lengths."""
 
     scaled: bool
-    """Was one of them multiplied?"""
+    """Was a length multiplied?"""
     times: Mapping[Any, tuple[float, float]]
-    """Size -> how often it is in the value, at least and at most."""
+    """Size -> how often it is contained in the value, at least and at most."""
 
 
-Numbers = dict[Var, _Number]
-"""The values that are computed of lengths and constants alone."""
+Numbers = dict[Var, _NumberFromLengths]
+"""Values computed from lengths and constants only."""
 
 
 def use_of(sides: Sequence[Iterable[Operation]], results: Sequence[Var] = ()) -> LengthUse:
-    """How the ops of both sides use dynamic lengths.
+    """Return how the ops of both sides use dynamic lengths.
 
     Args:
-        sides: the ops of each, in the order in which they run.
-        results: what others read of them.
+        sides: the ops of each side, in the order in which they run.
+        results: the results that others read.
     """
     apart = [[op for op in ops if op.op_type != "const"] for ops in sides]
     computed = [op for ops in apart for op in ops]
     if not any(_is_dynamic(op) for op in computed):
         return LengthUse()
-    numbers = _numbers(computed)
+    numbers = _numbers_from_lengths(computed)
     if numbers and _only_shapes(computed, numbers, results):
         computed, numbers = [op for op in computed if not numbers.keys() & {*op.outputs}], {}
     met = [op for op in computed if not _alike(op)]
@@ -411,13 +415,13 @@ def use_of(sides: Sequence[Iterable[Operation]], results: Sequence[Var] = ()) ->
 
 
 def _is_dynamic(op: Operation) -> bool:
-    """Has a value that the op reads or makes a symbolic size?"""
+    """Does an op read or compute a value of symbolic size?"""
     inner = (v for one in nested_ops(op) for v in one.outputs)
     return any(any_symbolic(sizes_of(v)) for v in (*reads(op), *op.outputs, *inner))
 
 
-def _numbers(ops: Sequence[Operation]) -> Numbers:
-    """The values that are computed of lengths and constants alone."""
+def _numbers_from_lengths(ops: Sequence[Operation]) -> Numbers:
+    """Return the values that are computed from lengths and constants only."""
     numbers: Numbers = {}
     for op in ops:
         read = [v for v in reads(op) if constant(v) is None and not is_stored(v)]
@@ -426,13 +430,13 @@ def _numbers(ops: Sequence[Operation]) -> Numbers:
         if op.op_type in ANGLES or not (counted or (read and all(v in numbers for v in read))):
             continue
         if op.op_type in COMPARISONS | LOGICAL:
-            numbers |= dict.fromkeys(op.outputs, _Number(False, {}))
+            numbers |= dict.fromkeys(op.outputs, _NumberFromLengths(False, {}))
             continue
         times = _times(op, read, numbers, counted=counted)
         plain = op.op_type in SUMMING and not _steps_apart(op)
         scaled = not plain or any(v in numbers and numbers[v].scaled for v in read)
         scaled = scaled or any(max(-low, high) > 1 for low, high in times.values())
-        numbers |= dict.fromkeys(op.outputs, _Number(scaled, times))
+        numbers |= dict.fromkeys(op.outputs, _NumberFromLengths(scaled, times))
     return numbers
 
 

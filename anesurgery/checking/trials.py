@@ -1,8 +1,8 @@
-"""Try a whole model and its rewritten form on adversarial inputs, at several lengths.
+"""Run a whole model and its rewritten form on adversarial inputs, at several lengths: `run_trial`.
 
-A proof speaks of real numbers, and numbers on one sample of no others: a clip whose bound the sample does not
-reach, a tie, an integer that wraps around, a length that no sample has. What is found here is an input of the
-model, so it counts whatever a proof says.
+A proof is about real numbers, and one sample says nothing about other inputs: a clip whose bound the sample
+does not reach, a tie, an integer that wraps around, a length that no sample has. What is found here is an input
+of the model, so it counts whatever a proof says.
 """
 
 from __future__ import annotations
@@ -54,11 +54,13 @@ from anesurgery.mil import Array, Function, Operation, Var, is_symbolic, is_weig
 from anesurgery.semantics.rows import work_of
 
 ORDINARY = 1e4
-"""Magnitude of inputs up to which nothing may overflow that did not before: several such numbers add up to one
-of fp16, which ends at 65,504."""
+"""The magnitude of inputs up to which nothing may overflow that did not before: several such numbers still sum
+up to less than 65,504.
+"""
 MOST_OFF = 2.0
-"""How many times what errors of the gate do to the old side is still no difference: both sides may be off by as
-much, either way."""
+"""The new side may be off by this many times what errors at the gate do to the old side: both sides may be off
+by as much, either way.
+"""
 ROUNDS = (
     ("normal", math.inf),
     ("near", 8.0),
@@ -73,16 +75,17 @@ ROUNDS = (
     ("special", math.inf),
     ("largest", math.inf),
 )
-"""The kinds of rounds, and the largest magnitude in each."""
+"""The kinds of rounds, each with the largest magnitude of its numbers."""
 AT_LENGTHS = (("normal", math.inf), ("peak", math.inf), ("dip", math.inf))
-"""Those at lengths beside the first ones: one number of a row is where norms and shares tell the length."""
+"""The rounds at further lengths: a single large or small number in a row is where norms and softmaxes depend on
+the length.
+"""
 AGAIN, FEWEST = 3, 2
-"""How often they are repeated for a small model, and how many rounds a large one gets."""
+"""How often the rounds are repeated for a small model, and the fewest rounds of a large one."""
 MOST_EFFORT, OVERHEAD = 1 << 31, 1 << 16
-"""Operations and bytes moved in all rounds, about, which take seconds on one core; what an op costs however
-small it is."""
+"""The most operations and bytes moved in all rounds (seconds on one core); the least cost of an op."""
 SHOWN = 8
-"""Lengths that a report names each: about what a line holds."""
+"""The most lengths that a report lists, about what a line holds."""
 
 Outputs = dict[str, torch.Tensor]
 
@@ -92,19 +95,19 @@ class Trial:
     """What adversarial inputs showed."""
 
     values: int = 0
-    """Numbers of outputs that were compared: what the first model gives as infinite or NaN shows nothing."""
+    """Finite numbers of outputs that were compared: infinities and NaN of the first model show nothing."""
     lengths: tuple[int, ...] = ()
     """Lengths of dynamic dimensions that were tried."""
     failure: str = ""
-    """How both differ, in words."""
+    """How the two differ, in words; "" where they do not."""
     counterexample: str = ""
-    """Inputs on which they do, as Python."""
+    """Inputs on which they differ, as Python."""
     finite_only: bool = False
     """Do they differ where an input is infinite or NaN?"""
 
     @property
     def words(self) -> str:
-        """What was tried, and what came out."""
+        """What was tried and what came out, in words."""
         listed = f"the lengths {', '.join(map(str, self.lengths))}"
         if len(self.lengths) > SHOWN:
             listed = f"{len(self.lengths)} lengths from {min(self.lengths)} to {max(self.lengths)}"
@@ -131,7 +134,7 @@ class _Both:
         self._plain: dict[Function, Evaluator] = {}
 
     def bounds(self) -> Bounds:
-        """Where integers must lie: inside what the caller assumes, and what they address."""
+        """Return the ranges of integers: what the caller assumes, and the tables and axes that they index."""
         limits = address_bounds(self.inputs, list(walk_ops(self.old)))
         for var, (low, high) in self.assumed.items():
             least, most = limits.get(var, (low, high))
@@ -152,7 +155,7 @@ class _Both:
         return _numbers(outputs) | {f"state {v.name}": box.value for v, box in boxes.items()}
 
     def before(self, numbers: Numbers, arithmetic: Any = "fp32") -> Outputs:
-        """The outputs of the first function."""
+        """Return the outputs of the first function."""
         plain = {v.name: x.numpy() for v, x in numbers.items()}
         outputs = self._run(self.old, plain, arithmetic)
         if not self.contract:
@@ -161,19 +164,19 @@ class _Both:
         return {n: as_tensor(x) for n, x in adapted.items()}
 
     def after(self, numbers: Numbers, arithmetic: Any = "fp32") -> Outputs:
-        """The outputs of the second."""
+        """Return the outputs of the second function."""
         plain = adapt_inputs(self.contract, {v.name: x.numpy() for v, x in numbers.items()})
         return self._run(self.new, plain, arithmetic)
 
     def meaning(self, numbers: Numbers) -> Outputs | None:
-        """The outputs of the first function; None where it takes no such inputs."""
+        """Return the outputs of the first function; None where it cannot take these inputs."""
         try:
             return self.before(numbers)
         except InterpretError:
             return None
 
-    def apart(self, numbers: Numbers, old: Outputs) -> list[str]:
-        """The outputs that differ by more than the gate, and not since the old ones are unsteady there."""
+    def differing_outputs(self, numbers: Numbers, old: Outputs) -> list[str]:
+        """Return the names of outputs that differ beyond the gate and the old ones' own rounding."""
         new = self.after(numbers)
         floats = [x for x in numbers.values() if x.is_floating_point() and x.numel()]
         strict = all(float(x.abs().max()) <= ORDINARY for x in floats)
@@ -188,7 +191,7 @@ class _Both:
     def _not_rounding(
         self, numbers: Numbers, names: Sequence[str], old: Any, new: Any, strict: bool
     ) -> list[str]:
-        """Those that differ in fp64 too, by more than errors of the gate in what the old side rounds do."""
+        """Return those that also differ in fp64 by more than errors at the gate would change the old side."""
         share = 10 ** (-self.gate / 20)
         finer, finer_new = self.before(numbers, Double()), self.after(numbers, Double())
         moved = [self.before(numbers, Unsteady(share, seed)) for seed in range(DRAWS)]
@@ -208,14 +211,14 @@ class _Both:
 
 
 def _numbers(outputs: Mapping[str, Any]) -> Outputs:
-    """Outputs as numbers: those of a dictionary by their keys; a label follows from its probabilities."""
+    """Return outputs as numbers: those of a dictionary by its keys; a label follows from its probabilities."""
     of_keys = {n: x for n, x in outputs.items() if isinstance(x, Mapping)}
     listed = {n: torch.tensor([float(x[key]) for key in sorted(x)]) for n, x in of_keys.items()}
     return {n: x for n, x in outputs.items() if isinstance(x, torch.Tensor)} | listed
 
 
 def _defined(old: torch.Tensor, new: torch.Tensor, strict: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both values, equal where the old one means nothing."""
+    """Return both values, made equal where the old one means nothing."""
     if old.shape != new.shape or not old.is_floating_point():
         return old, new
     undefined = torch.isnan(old) if strict else ~torch.isfinite(old) | ~torch.isfinite(new)
@@ -223,7 +226,7 @@ def _defined(old: torch.Tensor, new: torch.Tensor, strict: bool) -> tuple[torch.
 
 
 def _nearness(old: torch.Tensor, new: torch.Tensor) -> float:
-    """The PSNR in dB of the worst row along any axis, or of all; rows that rounding may make are left out."""
+    """The PSNR in dB of the worst row along any axis, or of all; rows as small as rounding are left out."""
     whole = closeness(old, new)
     if not math.isfinite(whole) or old.shape != new.shape:
         return whole
@@ -238,7 +241,7 @@ def _nearness(old: torch.Tensor, new: torch.Tensor) -> float:
     return whole
 
 
-def tried(
+def run_trial(
     old: Function,
     new: Function,
     sample: Mapping[str, Array],
@@ -254,10 +257,11 @@ def tried(
     Args:
         old: the reference.
         new: the candidate.
-        sample: inputs of `old`, by name: their shapes come first, and integers where no others can be drawn.
+        sample: inputs of `old`, by name; their shapes come first. Their integers are used where no others can
+            be drawn.
         contract: declared interface changes.
-        gate: PSNR in dB up to which outputs count as equal.
-        assume: input -> the least and the largest integer that is given.
+        gate: PSNR in dB from which outputs count as equal.
+        assume: name of an input -> (least, largest) integer that is given.
         seed: of the numbers.
         plan: other lengths to try.
     """
@@ -267,18 +271,18 @@ def tried(
     for size in (sampled_lengths(both.inputs, sample), *filter(None, plan.all)):
         with with_lengths(size):
             fewest = size in plan.others
-            for numbers in _drawn(both, ops, sample, seed, fewest=fewest):
+            for numbers in _drawn_inputs(both, ops, sample, seed, fewest=fewest):
                 if (wanted := both.meaning(numbers)) is None:
                     continue
                 if words := _failure(both, numbers, wanted, size):
-                    return Trial(compared, tuple(lengths), words, _example(both, numbers))
+                    return Trial(compared, tuple(lengths), words, _counterexample(both, numbers))
                 compared += sum(int(torch.isfinite(x).sum()) for x in wanted.values())
                 lengths += [n for n in set(size.values()) if n not in lengths]
-    return Trial(compared, tuple(lengths), finite_only=_only_finite(both, seed))
+    return Trial(compared, tuple(lengths), finite_only=_differ_on_nonfinite(both, seed))
 
 
-def _only_finite(both: _Both, seed: int) -> bool:
-    """Do both differ where an input is infinite or NaN?"""
+def _differ_on_nonfinite(both: _Both, seed: int) -> bool:
+    """Do the two differ where an input is infinite or NaN?"""
     rng = np.random.default_rng(seed)
     drawing = Drawing(lambda var, rng: None, (), both.bounds())
     for i in range(AGAIN):
@@ -296,19 +300,19 @@ def _only_finite(both: _Both, seed: int) -> bool:
 
 
 def _failure(both: _Both, numbers: Numbers, old: Outputs, size: Lengths) -> str:
-    """How both differ on some inputs; empty where they do not."""
+    """Return how the two differ on some inputs, in words; "" where they do not."""
     try:
-        names = both.apart(numbers, old)
+        names = both.differing_outputs(numbers, old)
     except InterpretError as error:
         alike = len(set(size.values())) == 1 or not size
         return f"the second model cannot be run: {str(error).splitlines()[0]}" if alike else ""
     return f"adversarial inputs give another {', '.join(names)}" if names else ""
 
 
-def _drawn(
+def _drawn_inputs(
     both: _Both, ops: Sequence[Operation], sample: Mapping[str, Array], seed: int, *, fewest: bool
 ) -> Iterator[Numbers]:
-    """Inputs, round by round; integers as in the sample where the old side takes no others."""
+    """Yield inputs, round by round; integers are those of the sample where the old side takes no others."""
     bounds = both.bounds()
     rng, constants = np.random.default_rng(seed), constants_of(ops)
     inside = [list(walk_ops(function)) for function in (both.old, both.new)]
@@ -323,10 +327,10 @@ def _drawn(
     effort = sum(n * (OVERHEAD + (work := work_of(op)).flop + work.moved) for op, n in runs)
     count = max(FEWEST, min(AGAIN * len(ROUNDS), MOST_EFFORT // max(effort, 1)))
     count = FEWEST if fewest else count
-    bounds |= {} if fewest or count <= FEWEST else _places(both, bounds, seed)
+    bounds |= {} if fewest or count <= FEWEST else _accepted_places(both, bounds, seed)
     whole = {v: as_tensor(sample[v.name]) for v in both.inputs if np_dtype(v).kind in "iu"}
     sampled = all(tuple(x.shape) == drawn_shape(v) for v, x in whole.items())
-    aims = itertools.islice(_aims(both, ops, bounds, rng), 0 if fewest else count)
+    aims = itertools.islice(_aimed_inputs(both, ops, bounds, rng), 0 if fewest else count)
     kinds = AT_LENGTHS if fewest else itertools.islice(itertools.cycle(ROUNDS), count)
     rounds: list[tuple[str, float, dict[Var, Array]]] = [(kind, most, {}) for kind, most in kinds]
     for kind, magnitude, aim in itertools.chain(rounds, (("normal", math.inf, aim) for aim in aims)):
@@ -339,8 +343,8 @@ def _drawn(
         yield numbers
 
 
-def _places(both: _Both, bounds: Bounds, seed: int) -> Bounds:
-    """Up to where the first model takes integers that say where or how many."""
+def _accepted_places(both: _Both, bounds: Bounds, seed: int) -> Bounds:
+    """Return the ranges in which the first model accepts integers that say where or how many."""
 
     def taken(places: Bounds) -> bool:
         drawing, rng = Drawing(lambda var, rng: None, bounds=bounds | places), np.random.default_rng(seed)
@@ -353,7 +357,7 @@ def _places(both: _Both, bounds: Bounds, seed: int) -> Bounds:
 def _apart_at(
     both: _Both, var: Var, bounds: Bounds, sample: Mapping[str, Array], ops: Sequence[Operation]
 ) -> list[int]:
-    """The integers that an input may be at which both sides differ, beside a sample of the others."""
+    """Return the integers of an input at which the two differ, with the other inputs as in the sample."""
     low, high = bounds.get(var, (0, len(rows_read(ops)) - 1))
     if np.ndim(low) or np.ndim(high) or both.contract:
         return []
@@ -366,18 +370,20 @@ def _apart_at(
     return apart_at(run, var, range(int(low), int(high) + 1), ops)
 
 
-def _aims(
+def _aimed_inputs(
     both: _Both, ops: Sequence[Operation], bounds: Bounds, rng: np.random.Generator
 ) -> Iterator[dict[Var, Array]]:
-    """Inputs that take each constant of both sides; see `aiming`."""
+    """Yield inputs that hit each constant of both sides; see `adversarial.aimed`."""
     drawing = Drawing(lambda var, rng: None, bounds=bounds)
     return aimed(both.inputs, drawing, targets(ops), rng, apart=True)
 
 
-def _example(both: _Both, numbers: Numbers) -> str:
+def _counterexample(both: _Both, numbers: Numbers) -> str:
+    """Return a small counterexample as Python."""
+
     def still(candidate: Numbers) -> bool:
         try:
-            return bool(both.apart(candidate, both.before(candidate)))
+            return bool(both.differing_outputs(candidate, both.before(candidate)))
         except InterpretError:
             return False
 
@@ -398,6 +404,6 @@ def _state_shape(var: Var) -> tuple[int, ...]:
 
 
 def sampled_lengths(inputs: Sequence[Var], sample: Mapping[str, Array]) -> Lengths:
-    """The lengths that the sample has."""
+    """Return the lengths that the sample has."""
     pairs = ((d, n) for v in inputs for d, n in zip(v.shape or (), np.shape(sample[v.name]), strict=True))
     return {d: n for d, n in pairs if is_symbolic(d) and d.is_Symbol}

@@ -43,10 +43,7 @@ from anesurgery.semantics.rows import SPECS, places_of, slices_read
 
 
 def slice_back(targets: Iterable[Var], stop: set[Var]) -> list[Operation]:
-    """Return the ops that `targets` depend on, in an order in which they can run.
-
-    Values in `stop` end the search.
-    """
+    """The ops that `targets` depend on, in an order in which they can run; values in `stop` end the search."""
     order: dict[Operation, None] = {}
     stack: list[tuple[Operation, bool]] = [(v.op, False) for v in targets if v.op is not None and v not in stop]
     while stack:
@@ -99,10 +96,7 @@ def _is_fixed(op: Operation, known: set[Var]) -> bool:
 
 
 def shape_only(op: Operation) -> Var | None:
-    """Return the operand whose numbers change nothing, such as indices into a table of equal rows.
-
-    None without.
-    """
+    """The operand whose numbers change nothing, such as indices into a table of equal rows; None without."""
     unread: Var | None = None
     if op.op_type in SHAPE_ONLY_OPERANDS:
         unread = op.inputs[SHAPE_ONLY_OPERANDS[op.op_type]]

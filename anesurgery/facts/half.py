@@ -61,7 +61,7 @@ NORMS = names("layer_norm instance_norm l2_norm")
 GUARDED = {"log": 1e-45, "rsqrt": 1e-12, "inverse": 1e-4}
 """Ops that fail at zero, and the epsilon that they add by default."""
 SIZED = frozenset({"add", "sub", "mul", "floor_div", "mod", "minimum", "maximum", "select", "abs"}) | CARRIERS
-"""Ops whose result is no larger than a few of their operands."""
+"""Elementwise ops of integers, and ops that move their operand."""
 INTEGER_TO_INTEGER = SIZED | names(
     "concat stack split slice_by_index slice_by_size gather tile reverse reduce_sum cumsum fill"
 )
@@ -72,7 +72,7 @@ HANDS_ON_GUARD = (
     names("add maximum clip abs square sqrt reduce_max reduce_sum tile split slice_by_index slice_by_size")
     | CARRIERS
 )
-"""Ops whose result is as small as the guarded number that they read."""
+"""Ops that hand a guarded number on."""
 SUMS = CARRIERS | names("sqrt square mul pow reduce_sum reduce_mean add")
 """Ops that may stand between squares and a guard."""
 LINEAR = (
@@ -110,13 +110,7 @@ class Verdicts:
 def judge(
     ops: Iterable[Operation], ranges: Mapping[str, Interval], keep: frozenset[str] = frozenset()
 ) -> Verdicts:
-    """Judge ops in file order.
-
-    Args:
-        ops: the ops, in file order.
-        ranges: name of a value -> its range, where the caller knows it.
-        keep: names of values whose ops stay fp32 in any case.
-    """
+    """Judge ops in file order; `ranges` maps names to known ranges, `keep` names values that stay fp32."""
     verdicts = Verdicts()
     for op in ops:
         if op.op_type == "const" or not _uses_fp32(op):

@@ -1,6 +1,6 @@
 """Find inputs and values that only mask scores, as in `(1 - mask) * -10000`; they are taken to hold 0 and 1.
 
-`half` asks so that an integer mask may become fp16, and checks draw 0 and 1 for an input that `is_mask` finds.
+`half` asks about casts of such values (`masks_scores`), `integers_as_floats` about inputs (`is_mask`).
 """
 
 from __future__ import annotations

@@ -108,10 +108,7 @@ class Loss:
 
 
 def lost_digits(op: Operation, bits: int) -> Loss | None:
-    """Return the loss of a form that ends with an op which computes in floats of `bits` bits.
-
-    None without one.
-    """
+    """The loss of a form that ends with an op which computes in floats of `bits` bits; None without one."""
     rule = RULES.get(op.op_type)
     return None if rule is None else rule(op, bits)
 

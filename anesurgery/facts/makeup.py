@@ -1,7 +1,6 @@
 """What a network consists of: attention, convolutions, lookups, pictures; and which outputs are logits.
 
-Recipes ask `makeup` whether they apply to a model, as for a decoder or an image encoder; checks ask
-`logits_of`.
+Recipes ask `makeup` whether they apply to a model; comparisons and compression ask `logits_of`.
 """
 
 from __future__ import annotations

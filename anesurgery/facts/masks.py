@@ -170,10 +170,7 @@ def _is_bias(term: Var) -> bool:
 
 
 def conditions_of(mask: Var) -> list[Var] | None:
-    """Return the dynamic booleans that a mask is computed from, pointwise.
-
-    None if it depends on anything else.
-    """
+    """The dynamic booleans that a mask is computed from, pointwise; None if it depends on anything else."""
     found: dict[Var, None] = {}
     stack, seen = [mask], {mask}
     while stack:
@@ -277,10 +274,7 @@ def _compute_keep(chain: Chain, bound: Bound, shifted: bool) -> Array | Refusal:
 
 
 def _offsets(chain: Chain, bound: Bound) -> tuple[Array, Array] | None:
-    """Return what becomes of scores that are all 0, and of scores that are all 1.
-
-    None if it cannot be computed.
-    """
+    """Return what becomes of scores that are all 0, and of scores that are all 1; None if that is unknown."""
     if is_sum(chain):
         total = np.zeros(chain.size, np.float32)
         for term, _ in _terms(chain):
@@ -380,19 +374,13 @@ def _is_range(var: Var | None, steps: int = 8) -> bool:
 
 
 def against_causal_attention(op: Operation) -> Refusal | None:
-    """Return why a softmax or fused attention is not causal.
-
-    None where it is. All callers use this one test.
-    """
+    """Return why a softmax or fused attention is not causal; None where it is. All callers use this test."""
     found = causal_window(op)
     return found if isinstance(found, Refusal) else None
 
 
 def causal_window(op: Operation) -> int | Refusal:
-    """Return how many keys a query sees at most, from the farthest to its own.
-
-    Or why the attention is not causal.
-    """
+    """Return how many keys a query sees at most, from the farthest to its own; or why it is not causal."""
     return window_of(mask_chain(op), op)
 
 

@@ -137,10 +137,7 @@ def _runs(rows: list[int]) -> Iterator[Run]:
 
 
 def reduced_before(op: Operation, turn: Operation) -> list[int] | None:
-    """Return the axes of a reduction if it came before a transpose.
-
-    None if the remaining axes are out of order.
-    """
+    """The axes of a reduction if it came before a transpose; None if the remaining axes are out of order."""
     perm, axes = permutation(turn), axes_of(op)
     remaining = [perm[axis] for axis in range(len(perm)) if axis not in axes]
     if flag(op, "keep_dims") or remaining != sorted(remaining):

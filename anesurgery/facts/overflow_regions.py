@@ -77,7 +77,6 @@ NEAR_ONE = SHARES | {"tanh", "erf", "cos"}
 CARRYING = names(
     "add sub mul maximum minimum clip abs relu select pow reduce_sum reduce_mean reduce_max reduce_min"
 )
-"""Ops that take numbers of one size to numbers of that size, or near it."""
 THROUGH = (
     CARRYING
     | MOVING

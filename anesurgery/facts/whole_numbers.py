@@ -119,9 +119,9 @@ class WholeNumbers:
         return max(map(abs, self.known(var)))
 
     def leaves(self, var: Var, most: int) -> str:
-        """Return why an integer computed in floats may differ, given floats exact up to `most`.
+        """Return why an integer computed in floats that are exact up to `most` may differ.
 
-        "" if it is the same.
+        "" if it does not.
         """
         for value in _upstream(
             var, lambda v: _whole_operands(unmoved_source(v)) if np_dtype(v).kind != "f" else []
@@ -162,10 +162,7 @@ def in_words(reach: float) -> str:
 
 
 def symbolic_reason(var: Var) -> str:
-    """Return a reason if an integer depends on a symbolic shape, which another op would name otherwise.
-
-    Else "".
-    """
+    """A reason if an integer depends on a symbolic shape, which another op would name otherwise; else ""."""
     for value in _upstream(var, lambda v: [s for s in _whole_operands(v) if np_dtype(s).kind != "f"]):
         if static_shape(value) is None:
             return f"%{value.name} has the symbolic shape {tuple(value.shape)}"

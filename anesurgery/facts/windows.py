@@ -52,10 +52,7 @@ class WindowAxis:
         return self.count == 1 and self.after >= 0
 
     def counted(self, exclude: bool) -> Array:
-        """Return for each window how many of its elements count in an average.
-
-        With `exclude`, padding does not.
-        """
+        """Return how many elements of each window count in an average; with `exclude`, padding does not."""
         begin = np.arange(self.count) * self.stride - self.before
         if not exclude:
             return np.full(self.count, self.size)

@@ -158,10 +158,7 @@ def _log_of_share(op: Operation) -> WrittenExponential | None:
 
 
 def log_guard(var: Var, epsilon: float) -> tuple[Var, float, bool, tuple[Operation, ...]] | None:
-    """Return (operand without its guard, guard, is it a lower limit, its op) for a logarithm.
-
-    None if too large.
-    """
+    """Return (operand without its guard, guard, is it a limit, its op) for a logarithm; None if too large."""
     if epsilon > NO_GUARD:
         return (var, epsilon, False, ()) if epsilon < MOST_GUARD else None
     op = producer(var, "add", "maximum", "clip")

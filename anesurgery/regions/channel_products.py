@@ -20,10 +20,7 @@ from anesurgery.semantics.reading import flag
 
 
 def weight_of(op: Operation) -> tuple[Var, bool] | None:
-    """Return the stored weight of a product over the last axis, and whether it stands as (in, out).
-
-    None for others.
-    """
+    """Return the stored weight of a product over the last axis, and whether it is (in, out); else None."""
     if op.op_type == "linear":
         return op.weight, False
     if flag(op, "transpose_x") or op.x.rank < 2 or is_stored(op.x) or op.y.rank != 2:

@@ -45,10 +45,7 @@ class Twins(Protocol):
         """Return the twin of a constant that is broadcast to a value of the layout."""
 
     def stored(self, var: Var, what: str, make: Callable[[Array], Array]) -> Var:
-        """Return a constant that `make` computes from another one.
-
-        `what` is the key under which it is shared.
-        """
+        """A constant that `make` computes from another one; `what` is the key under which it is shared."""
 
     def plain(self, var: Var) -> Var:
         """Return a value without a twin in its old form."""
@@ -75,10 +72,7 @@ Rule: TypeAlias = "Callable[[Operation, Layouts], Step | None]"
 
 
 def operand_layouts(op: Operation, layout: Layout) -> dict[Var, Layout] | None:
-    """Return operand -> the layout that it needs for the result to have `layout`.
-
-    None where that is impossible.
-    """
+    """Return operand -> the layout that it needs for the result to have `layout`; None if impossible."""
     if any(static_shape(v) is None for _, v in operands(op)):
         return None
     wished: dict[Var, Layout | None] = {}

@@ -83,10 +83,7 @@ class Layout:
         return Layout(tuple(sizes), roles, axes)
 
     def cut(self, parts: dict[int, Sequence[int]]) -> Layout:
-        """Return the layout with some atoms cut into parts, the most significant first.
-
-        They are not merged again.
-        """
+        """The layout with some atoms cut into parts, the most significant first; they are not merged again."""
         runs, sizes, roles = [], list[int](), ""
         for atom, size in enumerate(self.sizes):
             new = [n for n in parts.get(atom, (size,)) if n > 1]
@@ -150,10 +147,7 @@ class Layout:
         return Layout(fine.sizes, fine.roles, tuple(axes)).normal()
 
     def restricted(self, shape: Sequence[int]) -> Layout | None:
-        """Return the layout of an operand that is broadcast to this value.
-
-        None where its shape does not fit.
-        """
+        """The layout of an operand that is broadcast to this value; None where its shape does not fit."""
         first = len(self.axes) - len(shape)
         if first < 0:
             return None
@@ -167,10 +161,7 @@ class Layout:
         return Layout(self.sizes, self.roles, ((),) * (rank - len(self.axes)) + self.axes)
 
     def divided(self, axis: int, sizes: Sequence[int]) -> Layout | None:
-        """Return the layout with the atoms of an axis cut into lengths `sizes`.
-
-        None where that is not possible.
-        """
+        """The layout with the atoms of an axis cut into lengths `sizes`; None where that is not possible."""
         parts, left = dict[int, Sequence[int]](), list(sizes)
         for atom in self.axes[axis]:
             taken: list[int] = []
@@ -272,10 +263,7 @@ def seen_shape(layout: Layout, groups: Groups, shape: Sequence[int]) -> list[int
 
 
 def twin_of(value: Array, layout: Layout, groups: Groups) -> Array:
-    """Return the twin of a constant that is broadcast to a value.
-
-    Repeated where an axis takes only a part of it.
-    """
+    """The twin of a constant that is broadcast to a value; repeated where an axis takes only a part of it."""
     padded_rank = value.reshape((1,) * (len(layout.axes) - value.ndim) + value.shape)
     sizes: list[int] = []
     for n, axis in zip(padded_rank.shape, layout.axes, strict=True):

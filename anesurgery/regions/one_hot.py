@@ -1,8 +1,8 @@
 """Build one-hot rows for integer ids that are exact although the comparison runs in fp16.
 
 fp16 holds every integer only up to 2048. A larger id is split into two digits while it is still an integer; the
-one-hot row of the id is the outer product of the one-hot rows of its digits. `one_hot_lookup` multiplies the
-rows with a table. They are built with `equal`, since coremltools folds `one_hot` + `matmul` back into a gather.
+one-hot row of the id is the outer product of the one-hot rows of its digits. Passes such as `embedding_matmul`
+multiply the rows with a table. `equal` builds them: coremltools folds `one_hot` + `matmul` back into a gather.
 """
 
 from __future__ import annotations

@@ -82,10 +82,7 @@ def padded_constant(mb: Maker, weight: Var, axis: int, size: int, fill: float = 
 
 
 def product_axis(op: Operation) -> tuple[Var, int] | None:
-    """Return the stored weight of a product, and its axis that becomes the last axis of the result.
-
-    Else None.
-    """
+    """The stored weight of a product, and its axis that becomes the last axis of the result; else None."""
     if op.op_type == "linear" and is_stored(op.weight):
         bias = op.inputs.get("bias")
         fits = bias is None or (constant(bias) is not None and bias.shape == (op.weight.shape[0],))

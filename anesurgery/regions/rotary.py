@@ -139,10 +139,7 @@ def _is_constant_op(var: Var) -> bool:
 
 
 def _row_axis_of_source(value: Var, axis: int, source: Var) -> int | None:
-    """Return the axis of the source along which the rows of a value stand.
-
-    None where rows are mixed on the way.
-    """
+    """The axis of the source along which the rows of a value stand; None where rows are mixed on the way."""
     row_axes, stack = {value: axis}, [value]
     while stack:
         var = stack.pop()
@@ -226,10 +223,7 @@ def signed_part(var: Var, axis: int) -> tuple[Var, AxisSlice, float] | None:
 
 
 def exchange(op: Operation) -> tuple[Var, Array] | None:
-    """Return the value whose parts a concat exchanges along its axis, and the matrix that does so.
-
-    Else None.
-    """
+    """The value whose parts a concat exchanges along its axis, and the matrix that does so; else None."""
     axis, size = axis_of(op), int(op.outputs[0].shape[axis_of(op)])
     parts: Sequence[tuple[Var, AxisSlice, float] | None] = [signed_part(v, axis) for v in op.values]
     source = parts[0][0] if parts and parts[0] is not None else None

@@ -32,10 +32,7 @@ def again(mb: Maker, op: Operation, **changed: Any) -> Var:
 
 
 def cut(mb: Maker, x: Var, axis: int, start: int, length: int, stride: int = 1, **named: str) -> Var:
-    """Return `length` elements of an axis from `start` on, or every `stride`-th.
-
-    `x` itself where that is all.
-    """
+    """Return `length` elements of an axis from `start` on, or every `stride`-th; `x` itself if that is all."""
     if length == x.shape[axis] and stride == 1:
         return x
     begin, end = [0] * x.rank, [int(d) for d in x.shape]
@@ -45,10 +42,7 @@ def cut(mb: Maker, x: Var, axis: int, start: int, length: int, stride: int = 1, 
 
 
 def parted(mb: Maker, x: Var, axis: int, sizes: Sequence[int] | int, **named: str) -> list[Var]:
-    """Return parts of an axis, of the given lengths or of equal ones (an int).
-
-    `x` itself where it is one part.
-    """
+    """Return parts of an axis, of given lengths or so many equal ones; `x` itself where it is one part."""
     if (sizes if isinstance(sizes, int) else len(sizes)) == 1:
         return [x]
     form = {"num_splits": sizes} if isinstance(sizes, int) else {"split_sizes": list(sizes)}

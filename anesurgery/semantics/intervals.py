@@ -126,10 +126,7 @@ class Intervals:
 
 
 def _largest_index(op: Operation) -> float:
-    """Return the largest index that an op may give: the last of its axis.
-
-    Infinite where the shape is dynamic.
-    """
+    """The largest index that an op may give: the last of its axis; infinite where the shape is dynamic."""
     shape = static_shape(op.x)
     if shape is None or op.op_type == "shape":
         return math.inf
@@ -233,10 +230,7 @@ def stored_score(var: Var, enough: float = 0.0) -> float:
 
 
 def _product_of_head_lengths(op: Operation, enough: float, *, stored: bool = False) -> float:
-    """Return the largest product of two heads.
-
-    Exact singular values only where the rough bound exceeds `enough`.
-    """
+    """The largest product of two heads; exact singular values only where the rough bound exceeds `enough`."""
     most = math.inf
     for roughly in (True, False):
         if most > enough:

@@ -53,10 +53,7 @@ def _kind(sym_type: Any) -> TypeFacts:
 
 
 def kind_of(var: Var) -> TypeFacts:
-    """Return what the type of a value says.
-
-    A state is not a tensor, but has the shape of the tensor it holds.
-    """
+    """Return what the type of a value says; a state is no tensor, but has the shape of the tensor it holds."""
     return _kind(var.sym_type)
 
 
@@ -126,10 +123,7 @@ def each_axis(op: Operation, name: str, absent: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class SliceRange:
-    """The indices that a slice takes along one axis, as the op states them.
-
-    Negative ones count from the end.
-    """
+    """Indices that a slice takes along one axis, as the op states them; negative ones count from the end."""
 
     begin: int | None
     """The first index, 0 where the op leaves it open (and steps forward); None where it is dynamic."""
@@ -172,10 +166,7 @@ def sliced(op: Operation) -> list[SliceRange]:
 
 
 def slice_places(op: Operation) -> tuple[list[int], list[int]] | None:
-    """Return (begins, ends) of a slice for all axes, none negative.
-
-    None where one, or the shape, is dynamic.
-    """
+    """Return (begins, ends) of a slice for all axes, none negative; None where one or the shape is dynamic."""
     shape = static_shape(op.x)
     pairs = [] if shape is None else [along.places(n) for along, n in zip(sliced(op), shape, strict=True)]
     known = [pair for pair in pairs if pair is not None]
@@ -220,10 +211,7 @@ def clipped_divisor(op: Operation) -> tuple[float, float] | None:
 
 
 def scaled(op: Operation) -> tuple[Any, float] | None:
-    """Return a value and the number that an op multiplies it by (or divides it by, inverted).
-
-    None for other ops.
-    """
+    """A value and the number that an op multiplies it by (or divides it by, inverted); None for other ops."""
     if op.op_type == "real_div" and (divisor := number(op.y)):
         return op.x, 1 / divisor
     return value_and_number(op) if op.op_type == "mul" else None
@@ -273,10 +261,7 @@ def scaled_by_all(op: Operation) -> tuple[Any, float, tuple[Operation, ...]] | N
 
 
 def integer_power(var: Any) -> tuple[Any, int, tuple[Operation, ...]] | None:
-    """Return (base, exponent, ops) of an integer power from 2 on, written as a power or as products.
-
-    Else None.
-    """
+    """Return (base, exponent, ops) of an integer power from 2 on, written as power or products; else None."""
     op = var.op
     if op is None:
         return None

@@ -69,10 +69,7 @@ from anesurgery.semantics.reading import (
 
 
 def image_of_interval(op: Operation, numbers: Interval) -> Interval | None:
-    """Return an unary op's results at both ends of an interval.
-
-    None if a parameter is dynamic or one is NaN.
-    """
+    """An unary op's results at both ends of an interval; None if a parameter is dynamic or one is NaN."""
     ends = results_at(op, {"x": numbers})
     return None if ends is None or any(map(math.isnan, ends)) else (ends[0], ends[1])
 
@@ -326,10 +323,7 @@ def _slice_by_size_axes(op: Operation) -> Axes | None:
 
 
 def _slice_update_axes(op: Operation) -> Axes | None:
-    """An axis keeps its place if the update is as long and written in order.
-
-    None if begin or end is dynamic.
-    """
+    """An axis keeps its place if the update is as long and written in order; None if an end is dynamic."""
     plain = not any(each_axis(op, "squeeze_mask", False)) and op.update.rank == op.x.rank
     if not plain or any(constant(op.inputs[name]) is None for name in ("begin", "end")):
         return None
@@ -502,10 +496,7 @@ def _squared_interval(ends: Interval) -> Interval:
 
 
 def _pow_range(op: Operation, ranges: Ranges) -> Interval:
-    """Squares, powers of a constant, and constant powers of numbers above 0 have a range.
-
-    Rounding is included.
-    """
+    """Squares, powers of a constant, and constant powers of numbers above 0 have a range, with rounding."""
     if squared_operand(op) is not None:
         return _square_range(op, ranges)
     if exponential(op) is not None:
@@ -1025,10 +1016,7 @@ def _reduction_axes(op: Operation, word: str = CONTRACTED) -> Axes | None:
 
 
 def _axes_beside_named(op: Operation) -> Axes | None:
-    """Axes that the op does not name keep their places.
-
-    If it names none, it works along the last (cumsum: first).
-    """
+    """Axes that the op does not name keep their places; by default it works along the last (cumsum: first)."""
     name = ALONG[op.op_type]
     if op.inputs.get(name) is not None and not ints(op, name):
         return None

@@ -1,8 +1,11 @@
-"""`certify`: the error of every op in fp16 and in the engine's arithmetic, what it grows to, and a verdict.
+"""`certify`: measure the error of every op in fp16 and in the engine's arithmetic, and give a verdict.
 
 The model runs exactly and in each arithmetic, op by op (`interpret.several_arithmetics`): once with errors
-carried along, and once with exact inputs to each op, which isolates the op's own error. An error is that of one
-set of inputs; `search` looks for worse ones between the least and the largest number of each input.
+carried along, and once with exact inputs to each op, which isolates the op's own error. Errors are those of
+one set of inputs; `search` looks for worse ones between the least and the largest number of each input. The
+file has four
+sections: the certificate, errors over many calls (`step_errors`), the search for worse inputs (`Trial`,
+`Slopes`), and norms whose epsilon the conversion changed (`EpsilonWatch`).
 """
 
 from __future__ import annotations
@@ -62,9 +65,9 @@ from anesurgery.semantics.reading import in_decibels
 
 Values = Mapping[str, Array]
 GATE = 40.0
-"""PSNR in dB: an error of a hundredth of the largest value."""
+"""The default least PSNR in dB: it is reached by errors of a hundredth of the largest value."""
 MARGIN = 4.0
-"""A value this near to the end of fp16 is at risk: other inputs may be so many times as large."""
+"""A value is at risk if so many times of it overflows fp16. A choice: other inputs may give larger values."""
 
 
 @dataclass(frozen=True)
@@ -140,12 +143,12 @@ class Certificate(Drawn):
             "ops": rows,
             "choices": [finite(vars(c) | {"margin": list(c.margin)}) for c in self.choices],
             "notes": list(self.notes),
-            "over_steps": None if self.over is None else _plain(self.over),
+            "over_steps": None if self.over is None else _steps_to_json(self.over),
         }
 
 
-def _plain(over: StepErrors) -> dict[str, Any]:
-    """Errors over steps as plain data."""
+def _steps_to_json(over: StepErrors) -> dict[str, Any]:
+    """Return the errors over many calls as plain data."""
     decibels = {a: [finite({"db": v})["db"] for v in row] for a, row in over.decibels.items()}
     return vars(over) | {"steps": over.count, "decibels": decibels}
 
@@ -175,7 +178,8 @@ def certify(
         search: how many further sets of inputs to try, within the range of each given input. Floats follow
             gradients of the largest values and of the error; integers change at random. There is no search if
             given inputs fail.
-        steps: how many calls in a row to try, with outputs fed back to inputs. States live on, and the sets of
+        steps: how many calls in a row to try, with outputs fed back to inputs. States live on, and the sets
+        of
             inputs are used in turn.
         feedback: output -> the input that it feeds, for `steps`; found by names, else by shapes, when absent.
         seed: of the sampled inputs and of the search.
@@ -183,10 +187,10 @@ def certify(
             model as it is stored.
 
     Returns:
-        The errors of each op and of the outputs, and a verdict. "fails": a given or drawn set of inputs misses
-        the gate, an output is not finite, or a choice (a class, an index) changes. "at risk": only the search
-        found such inputs, a value comes near 65504, an output ignores all inputs, the conversion lost a part of
-        the model, or the engine was reported wrong for an op. "holds": none of these.
+        The errors of each op and of the outputs, and a verdict. "fails": a given or drawn set of inputs
+        misses the gate, an output is not finite, or a choice (a class, an index) changes. "at risk": only the
+        search found such inputs, a value comes near 65504, an output ignores all inputs, the conversion lost
+        a part of the model, or the engine was reported wrong for an op. "holds": none of these.
 
     Raises:
         InterpretError: inputs that do not fit.
@@ -197,28 +201,24 @@ def certify(
     loaded = load(model)
     both = ("fp16", arithmetic_of(target))
     first = Predictor(loaded, function=function)
-    samples = (
-        [first.sample(seed)] if inputs is None else [inputs] if isinstance(inputs, Mapping) else list(inputs)
-    )
-    if not (called_with := samples):
-        raise SurgeryError("certify: the list of inputs is empty; give at least one set")
-    trial = _Trial(loaded, function, both, gate)
-    samples = [bound(loaded, v, function) for v in samples]
+    called_with = [first.sample(seed)] if inputs is None else _input_sets(inputs)
+    trial = _Comparer(loaded, function, both, gate)
+    samples = [bound(loaded, v, function) for v in called_with]
     one = len(samples) == 1 and not search
-    worst = _Tried(samples[0]) if one else min(map(trial.judged, samples), key=_Tried.badness)
-    walk = _Walk(trial, loaded.program, function, samples, worst)
+    worst = _TriedInputs(samples[0]) if one else min(map(trial.judged, samples), key=_TriedInputs.badness)
+    walk = _WorstInputSearch(trial, loaded.program, function, samples, worst)
     if search and not worst.misses:
         worst = walk.worst_of(search, np.random.default_rng(seed))
     inspection = inspect_program(loaded, Target.parse(target), function=function)
     as_given = inspect_other(model, Target.parse(target), inspect_program) or inspection
-    walked = trial.rows(worst.values, _findings(inspection), _norms(loaded.program, function))
+    walked = trial.rows(worst.values, _numeric_findings(inspection), _norm_repairs(loaded.program, function))
     rows, outputs = walked.rows, walked.outputs
-    choices = _kept(walked.choices, loaded.program, function, worst.values, inspection)
+    choices = _choices_with_repairs(walked.choices, loaded.program, function, worst.values, inspection)
     over = step_errors(loaded, function, both, called_with, steps, feedback) if steps > 1 else None
     verdict, why = _verdict(rows, outputs, trial.misses(outputs), worst.described, gate)
     found = tuple(without_small(inspection.all_findings, walked.norms_off))
-    beside = _beside(trial, choices, over, worst.values, first.sample(seed + 1), gate)
-    for other in (beside, unseen(found), _judged(loaded, model, worst.values, function, gate, engine)):
+    beside = _further_verdict(trial, choices, over, worst.values, first.sample(seed + 1), gate)
+    for other in (beside, unseen(found), _engine_verdict(loaded, model, worst.values, function, gate, engine)):
         verdict, why = _worse((verdict, why), other)
     return Certificate(
         rows,
@@ -235,20 +235,32 @@ def certify(
     )
 
 
-def _check_feedback(feedback: Mapping[str, str] | None, steps: int) -> None:
-    """See that outputs are not fed back to a model that is called once.
+def _input_sets(inputs: Values | Iterable[Values]) -> list[Any]:
+    """Return the given sets of inputs as a list.
 
     Raises:
-        SurgeryError: they are.
+        SurgeryError: there are none.
+    """
+    sets = [inputs] if isinstance(inputs, Mapping) else list(inputs)
+    if not sets:
+        raise SurgeryError("certify: the list of inputs is empty; give at least one set")
+    return sets
+
+
+def _check_feedback(feedback: Mapping[str, str] | None, steps: int) -> None:
+    """Refuse `feedback` for a single call.
+
+    Raises:
+        SurgeryError: pairs were given, and only one step.
     """
     if feedback and steps == 1:
         raise SurgeryError("feedback= is for several calls in a row; give steps=2 or more")
 
 
-def _judged(
+def _engine_verdict(
     loaded: Loaded, subject: Any, values: Values, function: str | None, gate: float, engine: str
 ) -> tuple[str, str]:
-    """What another engine makes of the model: it fails where the outputs are not those of the interpreter."""
+    """Return the verdict of another engine: "fails" if its outputs differ from those of the interpreter."""
     if engine == INTERPRETER:
         return "holds", ""
     found = compare(loaded.program, subject, values, gate=gate, function=function, engine=engine)
@@ -256,31 +268,31 @@ def _judged(
 
 
 def arithmetic_of(target: str | None) -> str:
-    """The arithmetic of the engine of a target, as far as one is known of its chip: "ane:M1", else "ane"."""
+    """Return the arithmetic of a target's engine: "ane:M1" if that of its chip is known, else "ane"."""
     chips = [chip for chip in Target.parse(target).chips if chip in CHIPS] if target else []
     return f"ane:{chips[0]}" if len(chips) == 1 else "ane"
 
 
-def _norms(program: Program, function: str | None) -> dict[str, str]:
-    """Name of the square in a norm -> the pass that writes the norm in a form that fp16 holds."""
+def _norm_repairs(program: Program, function: str | None) -> dict[str, str]:
+    """Return {name of the square in a norm: the pass that rewrites the norm so that fp16 holds it}."""
     return {v.name: name for v, name in repairs_of_squares(function_of(program, function)).items()}
 
 
-def _findings(inspection: Inspection) -> dict[str, tuple[Any, ...]]:
-    """The numeric findings of `inspect`, by op."""
+def _numeric_findings(inspection: Inspection) -> dict[str, tuple[Any, ...]]:
+    """Return {name of an op: the numeric findings of `inspect` about it}."""
     return {row.name: tuple(f for f in row.findings if f.kind == "numeric") for row in inspection.ops}
 
 
 @dataclass(frozen=True)
-class _Tried:
-    """A set of inputs, and what came of it.
+class _TriedInputs:
+    """A set of inputs, with the errors of the outputs on it.
 
     Attributes:
         values: the inputs.
         misses: the outputs that miss the gate, in words.
-        psnr: the lowest of an output; minus infinite where one is not finite on one side only.
-        headroom: dB that its values leave below the end of fp16.
-        described: how the search came to it, and what it holds; empty if it was given or drawn.
+        psnr: the lowest PSNR of an output in dB; minus infinity if an output is not finite.
+        headroom: the distance in dB of the largest value of an op from the end of fp16.
+        described: how the search found the inputs, and where they lie; "" if they were given or drawn.
     """
 
     values: Values
@@ -290,23 +302,23 @@ class _Tried:
     described: str = ""
 
     def badness(self) -> tuple[bool, float]:
-        """Orders sets of inputs: the least is the worst."""
+        """Return a sort key: the worst inputs come first."""
         return not self.misses, self.psnr
 
     def distance(self, gate: float) -> float:
-        """How many dB are missing to a failure, by what is nearest to one."""
+        """Return the dB to the nearest failure: to the gate, or to the end of fp16."""
         return min(self.psnr - gate, self.headroom)
 
 
 @dataclass(frozen=True)
-class _Walked:
-    """What one set of inputs shows, op by op.
+class _OpByOp:
+    """The errors on one set of inputs, op by op.
 
     Attributes:
         rows: the errors of every op.
-        outputs: arithmetic -> how near each output is.
-        choices: the ops that choose.
-        norms_off: op that adds an epsilon -> by how much of itself the conversion changed the norm.
+        outputs: arithmetic -> the error of each output.
+        choices: the ops that choose among floats.
+        norms_off: op that adds an epsilon -> the relative change of its norm in the conversion.
     """
 
     rows: tuple[OpError, ...]
@@ -315,44 +327,52 @@ class _Walked:
     norms_off: dict[str, float]
 
 
-class _Walk:
+class _WorstInputSearch:
     """The search for worse inputs, from the worst of those that were given."""
 
     def __init__(
-        self, trial: _Trial, program: Program, function: str | None, samples: Sequence[Values], first: _Tried
+        self,
+        trial: _Comparer,
+        program: Program,
+        function: str | None,
+        samples: Sequence[Values],
+        first: _TriedInputs,
     ) -> None:
         self._trial, self._program, self._function = trial, program, function
         self._ranges, self._worst, self._nearest = ranges_of(samples), first, first
         self.tried = 0
 
-    def worst_of(self, rounds: int, rng: np.random.Generator) -> _Tried:
-        """The worst inputs after some tries, each way in turn; a way that torch cannot go is left."""
-        left = trials(self._program, self._function, self._worst.values, self._ranges) if self._ranges else []
-        while left and self.tried < rounds:
-            way = left.pop(0)
-            if way.uphill is None:
-                way.point = self._nearest.values
+    def worst_of(self, rounds: int, rng: np.random.Generator) -> _TriedInputs:
+        """Return the worst inputs after some rounds of the trials in turn.
+
+        A trial ends if torch cannot differentiate the ops that it needs.
+        """
+        queue = trials(self._program, self._function, self._worst.values, self._ranges) if self._ranges else []
+        while queue and self.tried < rounds:
+            trial = queue.pop(0)
+            if trial.uphill is None:
+                trial.point = self._nearest.values
             try:
-                values = way.next(self._ranges, rng)
+                values = trial.next(self._ranges, rng)
             except RuntimeError:
                 continue
-            left.append(way)
+            queue.append(trial)
             self.tried += 1
             tried = self._trial.judged(values)
             if tried.badness() < self._worst.badness():
-                self._worst = replace(tried, described=f"by {way.name}; {described(values, self._ranges)}")
+                self._worst = replace(tried, described=f"by {trial.name}; {described(values, self._ranges)}")
             if tried.distance(self._trial.gate) < self._nearest.distance(self._trial.gate):
                 self._nearest = tried
         return self._worst
 
 
-def _near(output: OutputComparison) -> float:
-    """The PSNR of an output; minus infinite where some of it is not finite, on one side or on both."""
+def _psnr_of_output(output: OutputComparison) -> float:
+    """Return the PSNR of an output in dB; minus infinity if an element is not finite on either side."""
     return -math.inf if output.bad or output.undefined or math.isnan(output.psnr) else output.psnr
 
 
-class _Trial:
-    """One model in several arithmetics."""
+class _Comparer:
+    """Runs one model in several arithmetics and compares the results with the exact ones."""
 
     def __init__(self, loaded: Loaded, function: str | None, arithmetics: Sequence[str], gate: float) -> None:
         if not math.isfinite(gate):
@@ -361,18 +381,18 @@ class _Trial:
         self._chosen, self.gate = logits_of(function_of(loaded.program, function)), gate
         self._program, self._function = loaded.program, function
 
-    def judged(self, values: Values) -> _Tried:
-        """A set of inputs, with how near the outputs are, without a look at each op."""
+    def judged(self, values: Values) -> _TriedInputs:
+        """Return a set of inputs with the errors of the outputs on it; ops are not compared one by one."""
         peaks = Peaks()
         exact = self._all.exact(values, listener=peaks)
         outputs = {a: self._compared(exact, other(values), values) for a, other in self._all.others.items()}
-        psnr = min((_near(o) for compared in outputs.values() for o in compared), default=math.inf)
-        return _Tried(values, self.misses(outputs), psnr, peaks.headroom)
+        psnr = min((_psnr_of_output(o) for compared in outputs.values() for o in compared), default=math.inf)
+        return _TriedInputs(values, self.misses(outputs), psnr, peaks.headroom)
 
     def _compared(
         self, exact: Mapping[str, Any], rounded: Mapping[str, Any], values: Values
     ) -> tuple[OutputComparison, ...]:
-        """The outputs of floats beside the exact ones; infinities count as meant where fp64 gives them too."""
+        """Compare float outputs with the exact ones; an infinity is right if fp64 gives it too."""
         arrays = {n: np.asarray(v) for n, v in exact.items() if np.asarray(v).dtype.kind == "f"}
         rows = tuple(compare_arrays(n, v, np.asarray(rounded[n])) for n, v in arrays.items())
         if any(row.undefined for row in rows):
@@ -381,11 +401,11 @@ class _Trial:
         return rows
 
     def misses(self, outputs: Mapping[str, Sequence[OutputComparison]]) -> list[str]:
-        """The outputs that are too far, or of which another class or token is the best, in words."""
+        """Return the outputs that miss the gate, or whose best class or token changes, in words."""
         words = []
         for arithmetic, compared in outputs.items():
             for o in compared:
-                if _near(o) < self.gate:
+                if _psnr_of_output(o) < self.gate:
                     far = _not_finite(o) or f"reaches {o.psnr:.1f} dB"
                     words.append(f"{o.name} {far} in {arithmetic}")
                 elif o.name in self._chosen and o.top_k is not None and o.top_k < 1:
@@ -396,8 +416,8 @@ class _Trial:
 
     def rows(
         self, values: Values, findings: Mapping[str, tuple[Any, ...]], norms: Mapping[str, str]
-    ) -> _Walked:
-        """The errors of every op on one set of inputs, and of the outputs; the choices, and the norms."""
+    ) -> _OpByOp:
+        """Return the errors of every op and output on one set of inputs, with choices and changed norms."""
         rows, watch = [], ChoiceWatch(self._all.exact.function, values)
         norms_off = EpsilonWatch(self._all.exact.function)
         for results in self._all(values):
@@ -405,17 +425,17 @@ class _Trial:
             norms_off.see(results)
             row = op_error(results)
             if row is not None:
-                said = findings.get(row.name, ())
-                rules = tuple(dict.fromkeys(f.rule for f in said))
-                named = [norms[row.name]] if row.name in norms else [f.remedy for f in said if f.remedy]
-                repairs = tuple(dict.fromkeys(named))
+                about_op = findings.get(row.name, ())
+                rules = tuple(dict.fromkeys(f.rule for f in about_op))
+                remedies = [norms[row.name]] if row.name in norms else [f.remedy for f in about_op if f.remedy]
+                repairs = tuple(dict.fromkeys(remedies))
                 rows.append(replace(row, rules=rules, repairs=repairs))
         exact = self._all.outputs["fp32"]
         outputs = {a: self._compared(exact, self._all.outputs[a], values) for a in self._all.others}
-        return _Walked(with_repairs_beside(rows, self.gate), outputs, watch.choices, norms_off.changes)
+        return _OpByOp(with_repairs_beside(rows, self.gate), outputs, watch.choices, norms_off.changes)
 
     def unmoved(self, values: Values, others: Values) -> list[str]:
-        """The outputs that neither other inputs nor the same ones in reverse order tell apart."""
+        """Return the outputs that change neither with other inputs nor with reversed ones."""
         first = {n: v for n, v in self._all.exact(values).items() if isinstance(v, np.ndarray) and v.size}
         names = list(first)
         for inputs in (others, {n: np.flip(v) for n, v in values.items()}):
@@ -430,16 +450,16 @@ class _Trial:
 
 
 def _not_finite(output: OutputComparison) -> str:
-    """How much of an output is NaN or infinite, in words; "" for nothing."""
+    """Return the share of an output that is NaN or infinite, in words; "" for none."""
     count = output.bad + output.undefined
     total = output.compared + count
     return f"is NaN or infinite in {count / total:.0%} of its elements" if count else ""
 
 
-def _kept(
+def _choices_with_repairs(
     choices: Sequence[Choice], program: Program, function: str | None, values: Values, inspection: Inspection
 ) -> tuple[Choice, ...]:
-    """The choices that change, with the ops that keep them in fp32, and their cost in time."""
+    """Return all choices, the worst first; those that change with the ops to keep in fp32, and their cost."""
     ops = {op.outputs[0].name: op for op in choosing_ops(function_of(program, function))}
     named = []
     for choice in sorted(choices, key=lambda c: -c.worst):
@@ -452,19 +472,22 @@ def _kept(
     return tuple(named)
 
 
-def _beside(
-    trial: _Trial,
+def _further_verdict(
+    trial: _Comparer,
     choices: Sequence[Choice],
     over: StepErrors | None,
     values: Values,
     others: Values,
     gate: float,
 ) -> tuple[str, str]:
-    """The verdict of what no PSNR of one call shows: choices, many calls, outputs that nothing moves."""
+    """Return the verdict on what the PSNR of one call does not show.
+
+    These are choices that change, errors over many calls, and outputs that ignore all inputs.
+    """
     changed = [choice for choice in choices if choice.worst]
     if changed:
         keep = changed[0].exact_ops
-        words = f"; {_names(keep)} in fp32 keep them ({changed[0].cost})" if keep else ""
+        words = f"; {_ops_in_words(keep)} in fp32 keep them ({changed[0].cost})" if keep else ""
         return "fails", changed[0].words + words
     if over is not None and (below := over.below(gate)):
         ends = ", ".join(f"below {gate:g} dB from step {k} on in {a}" for a, k in below.items())
@@ -474,13 +497,13 @@ def _beside(
     return "holds", "" if over is None else over.words
 
 
-def _names(ops: Sequence[str]) -> str:
-    """Some ops in words."""
+def _ops_in_words(ops: Sequence[str]) -> str:
+    """Return some names of ops in words: all of up to 3, else the first and the last."""
     return ", ".join(ops) if len(ops) <= 3 else f"{len(ops)} ops, {ops[0]} to {ops[-1]},"
 
 
 def _worse(first: tuple[str, str], second: tuple[str, str]) -> tuple[str, str]:
-    """The worse of two verdicts; of equal ones, both reasons."""
+    """Return the worse of two (verdict, reason) pairs; of equal verdicts, with both reasons."""
     order = ("holds", "at risk", "fails")
     worst = max(first, second, key=lambda pair: order.index(pair[0]))
     both = [why for verdict, why in (first, second) if verdict == worst[0] and why]
@@ -494,7 +517,7 @@ def _verdict(
     searched: str,
     gate: float,
 ) -> tuple[str, str]:
-    """The verdict, and what it rests on; `searched` says how inputs were found that were not given."""
+    """Return the verdict on one set of inputs and the reason; `searched` says how a search found them."""
     worst = min(rows, key=lambda row: row.worst, default=None)
     blamed = "" if worst is None else f"; the largest error enters at {worst.op_type} {worst.name}"
     blamed += f" ({', '.join(worst.repairs)} may help)" if worst is not None and worst.repairs else ""
@@ -510,7 +533,7 @@ def _verdict(
         return "at risk", f"{reaches}; fp16 ends at {fp16.LARGEST:.0f}{helps}"
     if not any(o.compared for compared in outputs.values() for o in compared) and any(outputs.values()):
         return "fails", "no output holds a finite number"
-    least = min((_near(o) for compared in outputs.values() for o in compared), default=math.inf)
+    least = min((_psnr_of_output(o) for compared in outputs.values() for o in compared), default=math.inf)
     if least == math.inf:
         return "holds", "every output is identical"
     return "holds", f"every output reaches {least:.1f} dB, and {gate:g} dB are required"
@@ -519,17 +542,17 @@ def _verdict(
 # Errors over many calls: outputs that feed inputs, and states, carry them from one call to the next.
 
 SIDES = names("in out input output new next old prev previous past present updated n t")
-"""Words of a name that say on which side of a call a value is."""
+"""Words in names that tell an input from an output: `past_key` and `present_key` are a pair."""
 
 
 @dataclass(frozen=True)
 class StepErrors:
-    """How near the outputs stay to the exact ones while they feed themselves.
+    """The errors of the outputs over many calls, with outputs fed back to inputs.
 
     Attributes:
-        feedback: output -> the input that it is given to in the next call.
+        feedback: output -> the input that it feeds in the next call.
         guessed: were the pairs found by their shapes, and not by their names or by the caller?
-        states: names of the states that live on from call to call.
+        states: names of the states, which keep their values from call to call.
         decibels: arithmetic -> PSNR in dB of the worst output of each call.
     """
 
@@ -544,13 +567,13 @@ class StepErrors:
         return len(next(iter(self.decibels.values())))
 
     def below(self, gate: float) -> dict[str, int]:
-        """Arithmetic -> the first call, from 1, whose outputs miss the gate; only those that do."""
+        """Return {arithmetic: the first call, from 1, whose outputs miss the gate}, without those that pass."""
         first = {a: next((k for k, v in enumerate(row, 1) if v < gate), 0) for a, row in self.decibels.items()}
         return {a: k for a, k in first.items() if k}
 
     @property
     def words(self) -> str:
-        """What feeds what, and the error of the first and of the last call."""
+        """The feedback, and the errors of the first and of the last call, in words."""
         fed = ", ".join(f"{out} -> {name}" for out, name in self.feedback.items())
         fed += " (guessed from equal shapes; feedback= changes it)" if self.guessed else ""
         fed = "; ".join(filter(None, (fed, f"states {', '.join(self.states)}" if self.states else "")))
@@ -574,9 +597,9 @@ def step_errors(
     Args:
         loaded: the model.
         function: which function; `main` or the first by default.
-        arithmetics: those beside the exact one.
-        samples: sets of inputs, used in turn; of an input that is fed back the first set counts.
-        steps: how many calls.
+        arithmetics: the arithmetics to compare with the exact one.
+        samples: sets of inputs, used in turn; of an input that is fed back only the first set is used.
+        steps: the number of calls.
         feedback: output -> input; found by names, and else by shapes, when absent.
 
     Raises:
@@ -588,8 +611,8 @@ def step_errors(
     entries, exits = predictors["fp32"].ports
     states = tuple(n for n, v in entries.items() if types.is_state(v.sym_type))
     pairs, guessed = (dict(feedback), False) if feedback else pairs_of(entries, exits, bool(states))
-    _check(pairs, entries, exits, states)
-    runs = [_calls(predictor, samples, pairs, steps) for predictor in predictors.values()]
+    _check_pairs(pairs, entries, exits, states)
+    runs = [_outputs_of_calls(predictor, samples, pairs, steps) for predictor in predictors.values()]
     rows: list[list[float]] = [[] for _ in arithmetics]
     for exact, *others in zip(*runs, strict=True):
         for row, outputs in zip(rows, others, strict=True):
@@ -598,10 +621,10 @@ def step_errors(
     return StepErrors(pairs, guessed, states, decibels)
 
 
-def _calls(
+def _outputs_of_calls(
     predictor: Predictor, samples: Sequence[Mapping[str, Any]], pairs: Mapping[str, str], steps: int
 ) -> Iterator[Mapping[str, Any]]:
-    """The outputs of each call."""
+    """Yield the outputs of each call, and feed them back to the next one."""
     states = predictor.make_state() or None
     fed: dict[str, Array] = {}
     for k in range(steps):
@@ -614,30 +637,29 @@ def _calls(
 def pairs_of(
     entries: Mapping[str, Var], exits: Mapping[str, Var], has_states: bool = False
 ) -> tuple[dict[str, str], bool]:
-    """Which output feeds which input, and whether that was guessed from shapes.
+    """Return {output: the input that it feeds}, and whether the pairs were guessed from shapes.
 
-    Names that differ only in words such as in and out are pairs. Where there are none, and no states, an input
-    and an output of the same shape are, if they are the only ones of that shape.
+    Names that differ only in words such as "in" and "out" are pairs. If there are no such names and no
+    states, an input and an output are a pair if no other one has their shape.
     """
     plain = {n: v for n, v in entries.items() if _is_array(v)}
     by_stem = {_stem(name): name for name in plain}
     named = {
         out: by_stem[_stem(out)]
         for out, var in exits.items()
-        if _is_array(var) and _stem(out) in by_stem and _like(var, plain[by_stem[_stem(out)]])
+        if _is_array(var) and _stem(out) in by_stem and _have_same_shape(var, plain[by_stem[_stem(out)]])
     }
     if named or has_states:
         return named, False
-    alike = {
-        out: [n for n, v in plain.items() if _like(var, v)] for out, var in exits.items() if _is_array(var)
-    }
-    single = {out: fitting[0] for out, fitting in alike.items() if len(fitting) == 1}
+    arrays = {out: var for out, var in exits.items() if _is_array(var)}
+    candidates = {out: [n for n, v in plain.items() if _have_same_shape(var, v)] for out, var in arrays.items()}
+    single = {out: inputs[0] for out, inputs in candidates.items() if len(inputs) == 1}
     taken = list(single.values())
     return {out: name for out, name in single.items() if taken.count(name) == 1}, True
 
 
 def _stem(name: str) -> str:
-    """A name without the words that say on which side of a call it is."""
+    """Return a name without the words of `SIDES`."""
     words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name)
     return "_".join(w.lower() for w in words if w.lower() not in SIDES) or name
 
@@ -646,19 +668,19 @@ def _is_array(var: Var) -> bool:
     return types.is_tensor(var.sym_type) and np_dtype(var).kind in "fiu"
 
 
-def _like(a: Var, b: Var) -> bool:
-    """Have two values the same static shape and kind?"""
+def _have_same_shape(a: Var, b: Var) -> bool:
+    """Do two values have the same static shape, and the same kind of dtype?"""
     shape = static_shape(a)
     return shape is not None and shape == static_shape(b) and np_dtype(a).kind == np_dtype(b).kind
 
 
-def _check(
+def _check_pairs(
     pairs: Mapping[str, str], entries: Mapping[str, Var], exits: Mapping[str, Var], states: Sequence[str]
 ) -> None:
-    """See that outputs feed inputs.
+    """Check that the pairs are outputs and inputs of equal shapes.
 
     Raises:
-        SurgeryError: none does, one of a pair is unknown, or their shapes differ.
+        SurgeryError: there are neither pairs nor states, a name is unknown, or shapes differ.
     """
     if not pairs and not states:
         raise SurgeryError(
@@ -669,38 +691,42 @@ def _check(
         for side, wanted, there in (("output", out, exits), ("input", name, entries)):
             if wanted not in there:
                 raise SurgeryError(f"feedback: no {side} {wanted!r}; {near_matches(wanted, there)}")
-        if not _like(exits[out], entries[name]):
+        if not _have_same_shape(exits[out], entries[name]):
             shapes = [tuple(v.shape or ()) for v in (exits[out], entries[name])]
             raise SurgeryError(f"feedback: {out} is {shapes[0]}, and {name} is {shapes[1]}")
 
 
-# Look for inputs on which numbers go wrong, within the range of those that were given.
+# The search for worse inputs, within the range of the given ones.
 #
-# Where floats come in, torch differentiates the interpreter: the steepest way up of the largest values, and of
-# the error of the outputs in fp16, leads to an end of the range. Integers are changed at random places, and a
-# change that comes nearer to a failure is kept.
+# For float inputs torch differentiates the interpreter, and a trial follows the gradient of one of the largest
+# values, or of the error of the outputs in fp16. Random changes start from the inputs that came nearest to a
+# failure; integers change only so.
 
 Tensors = Mapping[str, Array]
 Ranges = Mapping[str, tuple[float, float]]
-TARGETS = 4
-"""Values that are made larger: those that are the largest on the first inputs, and each magnitude once. A
-choice: each is one search."""
-CHANGED = 0.25
-"""Share of the numbers that a random change draws anew. A choice: of all, nothing of what was good would stay.
-"""
-SMALLEST = 1e-30
+MOST_TARGETS = 4
+"""The most values whose gradients are followed: the largest ones on the first inputs, one of each magnitude.
+A
+choice: each is a trial of its own."""
+REDRAWN_SHARE = 0.25
+"""Share of the numbers that a random change replaces. A choice: a change of all would lose what the trial
+found."""
+LOG_FLOOR = 1e-30
 """Added to an error before its logarithm: below any error of fp16."""
 
 
 @dataclass
 class Trial:
-    """How the next inputs follow from those before.
+    """One way to find worse inputs: along a gradient, or by random changes.
 
     Attributes:
         name: in words, as "the gradient of y".
         point: the inputs tried last.
-        uphill: inputs -> what is to grow, and its gradients by input; None where numbers are drawn.
-        step: how far a gradient is followed, of the range: at first to its end.
+        uphill: a function of the inputs that gives the number to increase, and its gradients by input; None
+        for
+            random changes.
+        step: the share of the range by which inputs move; 1 at first, halved after each step that gains
+        nothing.
     """
 
     name: str
@@ -710,7 +736,7 @@ class Trial:
     _best: tuple[float, Tensors, dict[str, Array]] | None = field(default=None, repr=False)
 
     def next(self, ranges: Ranges, rng: np.random.Generator) -> Tensors:
-        """The inputs to try next.
+        """Return the inputs to try next.
 
         Raises:
             RuntimeError: torch cannot differentiate an op on the way.
@@ -728,7 +754,7 @@ class Trial:
 
 
 def ranges_of(samples: Sequence[Tensors]) -> dict[str, tuple[float, float]]:
-    """Input -> the least and the largest of its finite numbers in all samples, where there are any."""
+    """Return {input: (least, largest) of its finite numbers in all samples}, without inputs that have none."""
     ends = {}
     for name in samples[0]:
         arrays = [np.asarray(v[name]) for v in samples if name in v]
@@ -740,7 +766,7 @@ def ranges_of(samples: Sequence[Tensors]) -> dict[str, tuple[float, float]]:
 
 
 def moved(point: Tensors, gradients: Mapping[str, Array], ranges: Ranges, step: float) -> Tensors:
-    """Inputs after a step up, each number by the same share of the range, and not beyond its ends."""
+    """Return inputs after a step along the signs of gradients, by a share of the range, clipped to it."""
     new = dict(point)
     for name, gradient in gradients.items():
         low, high = ranges[name]
@@ -750,20 +776,21 @@ def moved(point: Tensors, gradients: Mapping[str, Array], ranges: Ranges, step: 
 
 
 def drawn_anew(point: Tensors, ranges: Ranges, rng: np.random.Generator) -> Tensors:
-    """Inputs with some numbers drawn anew, evenly between the ends of the range."""
+    """Return inputs with some numbers drawn anew, uniformly over the range."""
     new = dict(point)
     for name, (low, high) in ranges.items():
         value = np.asarray(point[name])
-        whole = value.dtype.kind in "iu"
-        fresh = (
-            rng.integers(int(low), int(high) + 1, value.shape) if whole else rng.uniform(low, high, value.shape)
-        )
-        new[name] = np.where(rng.random(value.shape) < CHANGED, fresh, value).astype(value.dtype)
+        fresh: Array
+        if value.dtype.kind in "iu":
+            fresh = rng.integers(int(low), int(high) + 1, value.shape)
+        else:
+            fresh = rng.uniform(low, high, value.shape)
+        new[name] = np.where(rng.random(value.shape) < REDRAWN_SHARE, fresh, value).astype(value.dtype)
     return new
 
 
 def described(values: Tensors, ranges: Ranges) -> str:
-    """What is special in some inputs, in words: where their numbers lie in the range."""
+    """Return in words where the numbers of each input lie in its range."""
     words = []
     for name, (low, high) in ranges.items():
         numbers = np.asarray(values[name]).astype(np.float64)
@@ -773,32 +800,32 @@ def described(values: Tensors, ranges: Ranges) -> str:
 
 
 def trials(program: Program, function: str | None, first: Tensors, ranges: Ranges) -> list[Trial]:
-    """All ways from the first inputs: gradients where there are floats, and random changes."""
+    """Return the trials that start from the first inputs: gradients for float inputs, and random changes."""
     floats = [n for n in ranges if np.asarray(first[n]).dtype.kind == "f" and ranges[n][0] < ranges[n][1]]
-    every = []
+    by_gradient = []
     if floats:
         slopes = Slopes(program, function, floats)
         for op in slopes.largest(first):
-            every.append(Trial(f"the gradient of {op.outputs[0].name}", first, partial(slopes.of, op)))
-        every.append(Trial("the gradient of the error of the outputs", first, slopes.of_error))
-    return [*every, Trial("random changes", first)]
+            by_gradient.append(Trial(f"the gradient of {op.outputs[0].name}", first, partial(slopes.of, op)))
+        by_gradient.append(Trial("the gradient of the error of the outputs", first, slopes.of_error))
+    return [*by_gradient, Trial("random changes", first)]
 
 
 class Peaks(Listener):
-    """The largest magnitude of the first output of each op that is stored in fp16."""
+    """A listener that records the largest magnitude of the first output of each op, if that is fp16."""
 
     def __init__(self) -> None:
         self.found: dict[Operation, float] = {}
 
     @property
     def headroom(self) -> float:
-        """How many dB all of them leave below the end of fp16; negative beyond it."""
+        """The distance in dB of the largest value from the end of fp16; negative beyond it."""
         if not all(map(math.isfinite, self.found.values())):
             return -math.inf
         return psnr(fp16.LARGEST, max(self.found.values(), default=0.0))
 
     def after(self, op: Operation, outputs: Sequence[Any]) -> None:
-        """Look."""
+        """Record the largest magnitude of the first output."""
         value = outputs[0] if outputs and np_dtype(op.outputs[0]) == np.float16 else None
         if isinstance(value, torch.Tensor) and value.numel():
             self.found[op] = float(torch.linalg.vector_norm(value, math.inf))
@@ -807,7 +834,7 @@ class Peaks(Listener):
 class Slopes:
     """Gradients of a function's values by its inputs of floats, in exact arithmetic and in fp16.
 
-    Rounding counts as if it were not there when gradients are taken, as torch takes those of a cast.
+    Gradients ignore rounding, as those of a cast in torch do.
     """
 
     def __init__(self, program: Program, function: str | None, floats: Sequence[str]) -> None:
@@ -817,7 +844,7 @@ class Slopes:
         self._floats = floats
 
     def largest(self, values: Tensors) -> list[Operation]:
-        """The ops of the function with the largest values, of those of one magnitude the first."""
+        """Return the `MOST_TARGETS` ops with the largest values, one for each magnitude (to 4 digits)."""
         peaks = Peaks()
         self._exact(values, listener=peaks)
         by_size: dict[float, Operation] = {}
@@ -825,24 +852,27 @@ class Slopes:
         for op, peak in peaks.found.items():
             if op in top and math.isfinite(peak):
                 by_size.setdefault(float(f"{peak:.4g}"), op)
-        return [by_size[size] for size in sorted(by_size, reverse=True)[:TARGETS]]
+        return [by_size[size] for size in sorted(by_size, reverse=True)[:MOST_TARGETS]]
 
     def of(self, op: Operation, values: Tensors) -> tuple[float, dict[str, Array]]:
-        """The largest magnitude of an op's first output, and its gradients by input."""
-        leaves, env = self._bound(self._exact, values)
+        """Return the largest magnitude of an op's first output, and its gradients by input."""
+        leaves, env = self._leaves_and_environment(self._exact, values)
         with torch.enable_grad():
-            for step, outputs in _walk(self._exact, env):
+            for step, outputs in _run_steps(self._exact, env):
                 if step is op:
-                    return self._slope(outputs[0].abs().amax(), leaves)
+                    return self._height_and_gradients(outputs[0].abs().amax(), leaves)
         raise RuntimeError(f"{op.outputs[0].name} was not computed")
 
     def of_error(self, values: Tensors) -> tuple[float, dict[str, Array]]:
-        """The logarithm of the error of the outputs in fp16 over their size, and its gradients."""
-        leaves, exact = self._bound(self._exact, values)
-        half = {v: leaves.get(v.name, value) for v, value in self._bound(self._half, values)[1].items()}
+        """Return the sum over outputs of the logarithm of their relative error in fp16, and its gradients."""
+        leaves, exact = self._leaves_and_environment(self._exact, values)
+        half = {
+            v: leaves.get(v.name, value)
+            for v, value in self._leaves_and_environment(self._half, values)[1].items()
+        }
         with torch.enable_grad():
             for executable, env in ((self._exact, exact), (self._half, half)):
-                for _ in _walk(executable, env):
+                for _ in _run_steps(executable, env):
                     pass
             error = torch.zeros(())
             for var in self._exact.function.outputs:
@@ -850,17 +880,19 @@ class Slopes:
                     e.plan.value(env, var) for e, env in ((self._exact, exact), (self._half, half))
                 )
                 if isinstance(wanted, torch.Tensor) and wanted.is_floating_point():
-                    noise = (rounded - wanted).square().mean() / (wanted.detach().abs().amax() ** 2 + SMALLEST)
-                    error = error + torch.log(noise + SMALLEST)
-            return self._slope(error, leaves)
+                    noise = (rounded - wanted).square().mean() / (wanted.detach().abs().amax() ** 2 + LOG_FLOOR)
+                    error = error + torch.log(noise + LOG_FLOOR)
+            return self._height_and_gradients(error, leaves)
 
-    def _bound(self, executable: Executable, values: Tensors) -> tuple[dict[str, torch.Tensor], dict[Any, Any]]:
-        """The inputs of floats as leaves, by name, and the first environment."""
+    def _leaves_and_environment(
+        self, executable: Executable, values: Tensors
+    ) -> tuple[dict[str, torch.Tensor], dict[Any, Any]]:
+        """Return the float inputs as leaves of autograd, by name, and the environment of a run."""
         env = sampling.bind(executable.function, values, None)
         leaves = {v.name: value.clone().requires_grad_() for v, value in env.items() if v.name in self._floats}
         return leaves, {v: leaves.get(v.name, value) for v, value in env.items()}
 
-    def _slope(
+    def _height_and_gradients(
         self, height: torch.Tensor, leaves: Mapping[str, torch.Tensor]
     ) -> tuple[float, dict[str, Array]]:
         slopes = torch.autograd.grad(height, list(leaves.values()), allow_unused=True)
@@ -872,32 +904,32 @@ class Slopes:
         return float(height.detach()), arrays
 
 
-def _walk(executable: Executable, env: dict[Any, Any]) -> Iterator[tuple[Operation, Sequence[Any]]]:
-    """Each op of a function, and what it gave."""
+def _run_steps(executable: Executable, env: dict[Any, Any]) -> Iterator[tuple[Operation, Sequence[Any]]]:
+    """Run a function step by step; yield each op with its outputs."""
     for step in executable.plan.steps:
-        caught = _Last()
+        caught = _LastOutputs()
         executable.plan.take(step, env, caught)
         yield step.op, caught.outputs
 
 
-class _Last(Listener):
-    """What was given last: by an op, after those of its blocks."""
+class _LastOutputs(Listener):
+    """A listener that keeps the last outputs: those of an op come after those of the ops in its blocks."""
 
     def __init__(self) -> None:
         self.outputs: Sequence[Any] = ()
 
     def after(self, op: Operation, outputs: Sequence[Any]) -> None:
-        """Keep it."""
+        """Keep the outputs."""
         self.outputs = outputs
 
 
-# By how much norms are off whose epsilon grew in the conversion, on the inputs of a run.
+# The error of norms whose epsilon grew in the conversion, on the inputs of a run.
 
 RULE = "lost-epsilon"
 
 
 class EpsilonWatch:
-    """What a walk shows of the norms of a function."""
+    """Records, while ops run one by one, what is needed for the error of norms whose epsilon grew."""
 
     def __init__(self, function: Function) -> None:
         found = ((op.outputs[0].name, grown_epsilon(op)) for op in walk_ops(function))
@@ -906,7 +938,7 @@ class EpsilonWatch:
         self._seen: dict[Var, Any] = {}
 
     def see(self, results: OpResults) -> None:
-        """Keep what a norm is off by."""
+        """Record the exact scale and mean of a norm."""
         self._seen |= {
             var: value
             for var, value in zip(results.op.outputs, results.exact, strict=True)
@@ -915,7 +947,7 @@ class EpsilonWatch:
 
     @property
     def changes(self) -> dict[str, float]:
-        """The op that adds the epsilon -> by how much of itself the norm is off."""
+        """{op that adds the epsilon: the relative change of the norm}."""
         return {
             name: grown.change(self._seen[grown.scale], self._seen[grown.mean])
             for name, grown in self._grown.items()
@@ -924,7 +956,7 @@ class EpsilonWatch:
 
 
 def without_small(findings: Iterable[Finding], changes: dict[str, float]) -> Iterator[Finding]:
-    """The findings, but for those of norms that are right on the inputs at hand."""
+    """Yield the findings, without those about norms that hardly change on these inputs."""
     for finding in findings:
         if finding.rule != RULE or not changes.get(finding.op, 1.0) < LEAST_CHANGE:
             yield finding

@@ -1,7 +1,8 @@
-"""What a statement about the Neural Engine rests on: grades, scopes, rules and findings.
+"""Rules about the Neural Engine, the evidence for them (`Grade`, `Scope`), and what they find (`Finding`).
 
-A statement through Core ML (`via="Core ML"`) is what an app sees. Those made through the private compiler
-(`via="compiler"`) are graded below: where both speak about one op, only Core ML's counts.
+A `Rule` is a row of a table in `rules/`: its `test` returns what it found in an op, in words, and `inspect`
+reports that as a `Finding`. Evidence through Core ML (`via="Core ML"`) is what an app sees; it overrides
+evidence from the private compiler (`via="compiler"`) about the same op.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ class Grade(enum.Enum):
 
 @dataclass(frozen=True)
 class Scope:
-    """The chips, systems and ways on which a statement was found to hold.
+    """The chips and systems for which a rule holds, and through which software that was found.
 
     Attributes:
         families: generations of the engine (`Chip.family`) that it concerns; empty for all.
-        os: where it was seen, in words ("seen on M4, macOS 27.0.1"); empty when not said.
-        until: per platform, the last major release on which it holds; empty for no end.
-        since: per platform, the first one; a target without an OS may be on it.
+        os: where it was seen, in words ("seen on M4, macOS 27.0.1"); "" if the source does not say.
+        until: (platform, last major release on which it holds) pairs; empty for no end.
+        since: (platform, first major release) pairs; a target without an OS is always concerned.
         model_type: "mlprogram", "neuralnetwork", or "any".
         via: "Core ML", or "compiler" for the private ANE compiler.
     """
@@ -50,7 +51,7 @@ class Scope:
     via: str = "Core ML"
 
     def concerns(self, target: Target) -> bool:
-        """Does it speak about any chip of the target, on its OS?"""
+        """Does it include any chip of the target, on its OS?"""
         if self.families and not self.families & target.families:
             return False
         if target.platform is None or target.os is None:
@@ -60,13 +61,13 @@ class Scope:
 
     def __str__(self) -> str:
         chips = [n for n, c in CHIPS.items() if c.family in self.families]
-        where = [", ".join(chips) if chips else "all chips", self.os, "compiler" * (self.via != "Core ML")]
-        return ", ".join(filter(None, where))
+        software = "" if self.via == "Core ML" else "compiler"
+        return ", ".join(filter(None, [", ".join(chips) or "all chips", self.os, software]))
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is to be said about one op, or about the model (`op` is empty then).
+    """One result of a rule, about an op, or about the model as a whole.
 
     Attributes:
         rule: id of the rule.
@@ -74,12 +75,12 @@ class Finding:
             "speed", "memory", "numeric", "interface" or "shape".
         message: what was found, with the value found.
         because: why it matters.
-        source: where that is known from.
+        source: who measured or said it.
         grade: how well it is supported.
-        scope: chips, OS and way on which it was seen, in words.
-        remedy: the name of the pass that repairs it; None where none exists.
-        advice: what the user can do where no pass exists.
-        op: name of the op.
+        scope: the chips and OS on which it was seen, in words.
+        remedy: the name of the pass that repairs it; None if there is none.
+        advice: what the user can do if there is no pass.
+        op: name of the op; "" for a finding about the model.
     """
 
     rule: str
@@ -99,29 +100,31 @@ class Finding:
 
 
 RemedyFor: TypeAlias = Callable[[Any, Target], str | None]
-"""The pass for an op or layer on a target, by name."""
+"""A function that returns the name of the pass for an op or layer on a target; None for no pass."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A row of a table: which ops, on which condition, with which verdict, known from where.
+    """A row of a table of rules: the ops, the condition, the verdict and its source.
 
     Attributes:
         id: a short name, cited by findings.
         ops: op types; empty for all.
-        because: one sentence.
+        because: why it matters, in one sentence.
         source: who measured or said it.
-        legal: False: the ANE cannot run it; True: it can; None: nothing is decided; a row of legality then
-            makes it doubtful, others speak about speed or numbers only.
-        test: the value found in words where the condition holds, else ""; None for no condition.
+        legal: False: the ANE cannot run the op; True: it can; None: a rule of the kind "legality" makes the
+        op
+            doubtful, and other kinds do not decide this.
+        test: returns the value found, in words, if the condition holds, else ""; None for no condition.
         grade: how well it is supported.
-        scope: where it was seen.
-        kind: of the findings it makes.
-        remedy: a pass by name.
-        remedy_for: the pass that changes an op which the test finds; absent where `remedy` does for all.
-        advice: what to do where no pass exists.
-        far: at which ops its test looks further than at what they read and what reads their results: "any",
-            "integers" for those that compute with integers, "" for none.
+        scope: the chips and OS for which it holds.
+        kind: the kind of its findings (see `Finding`).
+        remedy: the name of the pass that repairs every finding; None if there is none.
+        remedy_for: returns the pass for one op, if that depends on the op; it then replaces `remedy`.
+        advice: what to do if there is no pass.
+        far: for which ops the test looks beyond their operands and consumers, so that its result cannot be
+        cached:
+            "any", "integers" for ops on integers, "" for none.
     """
 
     id: str
@@ -139,12 +142,12 @@ class Rule:
     remedy_for: RemedyFor | None = None
 
     def finding_of(self, op: Any, name: str, message: str, target: Target) -> Finding:
-        """What the rule says about an op (or layer), with the pass that changes it."""
-        found = self.finding(message, name)
-        return found if self.remedy_for is None else replace(found, remedy=self.remedy_for(op, target))
+        """Return the finding about an op or layer, with the pass that repairs it."""
+        finding = self.finding(message, name)
+        return finding if self.remedy_for is None else replace(finding, remedy=self.remedy_for(op, target))
 
     def finding(self, message: str, op: str = "") -> Finding:
-        """What the rule says about an op."""
+        """Return a finding about the op of a name, or about the model."""
         return Finding(
             self.id,
             self.kind,
@@ -160,20 +163,18 @@ class Rule:
 
 
 def general(id: str, because: str, source: str, **row: Any) -> Rule:
-    """A rule that names no op types: it is about every op, a function or a model.
+    """Return a rule without op types: it is about every op, a function or a model.
 
     Args:
         id: a short name, cited by findings.
-        because: one sentence.
+        because: why it matters, in one sentence.
         source: who measured or said it.
         row: the other fields of `Rule`.
     """
     return Rule(id, frozenset(), because, source, **row)
 
 
-# Rules of `inspect` that stand beside the tables: a file for each pass that brings its own, and a user's.
-#
-# A file `rules/finds_<pass>.py` with `RULES` is found by its name, so a new pass needs no entry in any list.
+# Rules outside the tables: those in files `rules/finds_<pass>.py`, found by name, and the user's own.
 
 FOLDER = Path(__file__).parent / "rules"
 _OWN: dict[str, Rule] = {}
@@ -203,17 +204,17 @@ def register_rule(rule: Rule) -> Rule:
 
 
 def unregister_rule(rule_id: str) -> None:
-    """Forget a rule of the user's own."""
+    """Remove one of the user's own rules, if it is registered."""
     _OWN.pop(rule_id, None)
 
 
 def rules_beside() -> tuple[Rule, ...]:
-    """The rules of files named after a pass, and the user's own."""
-    return (*_found(), *_OWN.values())
+    """Return the rules of files named after a pass, and the user's own."""
+    return (*_rules_in_files(), *_OWN.values())
 
 
 @cache
-def _found() -> tuple[Rule, ...]:
+def _rules_in_files() -> tuple[Rule, ...]:
     names = sorted(m.name for m in pkgutil.iter_modules([str(FOLDER)]) if m.name.startswith("finds_"))
     files = [importlib.import_module(f"{__package__}.rules.{name}") for name in names]
     return tuple(rule for file in files for rule in file.RULES)

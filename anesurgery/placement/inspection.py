@@ -1,4 +1,8 @@
-"""The whole report of `inspect`: rows of ops, segments, findings, memory."""
+"""The report of `inspect`: rows of ops, segments, findings, memory, time, and a summary in words.
+
+`inspector` builds it; `anesurgery.show` draws it as text, Markdown and HTML, and `to_json` gives it as plain
+data.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,14 @@ from anesurgery.placement.rules.loading import refusal
 from anesurgery.placement.target import Target
 from anesurgery.placement.unit_advice import UnitAdvice
 
-NAMED = 3
-"""Passes that are named at most: one line of a terminal; the report has the rest."""
+MOST_NAMED = 3
+"""The most passes that a summary names: they fit one line of a terminal, and the report has the rest."""
 SOFT = ("speed", "numeric", "conversion")
 """Kinds of findings that do not take an op off the ANE."""
 NO_TIME = "no time: "
-"""Before the note that says why there is none."""
+"""The start of the note that says why there is no time."""
 FORMAT, VERSION = "anesurgery.inspection", 1
-"""What the JSON of an inspection is. The version rises when a key goes or means something else."""
+"""The format of an inspection's JSON. The version rises when a key is removed or changes its meaning."""
 UNITS = ("ane", "gpu", "cpu", None)
 """Compute units; None where nothing allows a verdict."""
 
@@ -41,12 +45,13 @@ class Estimate:
     gpu: float | None = None
     """A guess fitted to four models of an M4 Pro, for runs that may use the GPU; None where it fits nothing."""
     off: tuple[float, float] = (1.0, 1.0)
-    """How many times too large or too small the estimates of the ANE and of the CPU may be."""
+    """(ANE, CPU): how many times too large or too small the estimates may be."""
     or_else: tuple[tuple[float, float], ...] = ()
-    """(ANE, CPU) of the classes that it may belong to as well: no case lies near enough to tell."""
+    """Other estimates (ANE, CPU) that are as likely: by published cases the op may belong to these classes
+    too."""
 
     def times(self, count: int) -> Estimate:
-        """The time of so many runs."""
+        """Return the estimate of several runs."""
         if count == 1:
             return self
         ane, cpu, gpu = (None if value is None else value * count for value in (self.ane, self.cpu, self.gpu))
@@ -55,24 +60,24 @@ class Estimate:
 
 @dataclass(frozen=True)
 class OpRow:
-    """One op and what is said about it.
+    """One op with its verdict, unit, findings and estimates.
 
     Attributes:
         index: place in file order.
-        name: of the op (of its first output).
+        name: the name of its first output.
         op_type: MIL op type, or layer type of a neural network.
         shape: of the first output, in words ("1x64x32x32").
         dtype: of the first output.
         legal: can the ANE run it? None: unknown.
         preferred: "ane", "cpu", "gpu", or None: unknown.
         segment: number of the segment it belongs to.
-        findings: what rules say about it.
-        flop: floating point operations, multiply and add counted as two.
+        findings: what rules found in it.
+        flop: floating point operations; a multiply and an add count as two.
         bytes: read and written at run time.
         estimate: None where there is no data.
         measured: the unit that Core ML's own plan names, when it was asked.
         depth: nesting in control flow; 0 outside.
-        rounds: how often it runs in one prediction, in a loop of so many rounds.
+        rounds: how often it runs in one prediction: the number of rounds of the loops around it.
         ms: milliseconds of all its runs in one prediction, estimated as `Inspection.time` is; None without
         that.
         weights: bytes of the constants that it reads.
@@ -133,19 +138,18 @@ class Segment:
 
 @dataclass(frozen=True)
 class Memory:
-    """What the model asks of memory; bytes.
+    """The memory that a model needs, in bytes.
 
     Attributes:
-        weights: as stored, compressed ones as compressed.
-        activations: the largest sum of values that live at once, each fp16 value with its last axis as it is.
+        weights: all weights as stored: compressed ones count as compressed.
+        activations: the largest sum of values that live at the same time, without padding of the last axis.
         largest: the largest single value.
-        limit: weights that one program may hold on the target; None when unknown.
-        chunks: programs of equal weight that would fit.
-        states: what the states hold.
-        state_traffic: what one call reads of them and writes to them, slices by their own size.
-        expanded: the weights when compressed ones are expanded, as units that keep fp16 hold them; 0 where
-            none is.
-        app: what an app may take on the target, where one was ended that took more; None when unknown.
+        limit: the weights that one program may hold on the target; None if unknown.
+        chunks: the number of programs of equal weight that would fit the limit.
+        states: all states.
+        state_traffic: what one call reads from states and writes to them; slices count by their own size.
+        expanded: the weights decompressed, as on units that compute with fp16; 0 if no weight is compressed.
+        app: what an app may take on the target before iOS ends it, as was seen of one; None if unknown.
     """
 
     weights: int
@@ -160,12 +164,12 @@ class Memory:
 
     @property
     def needed(self) -> int:
-        """Weights as stored, and beside them as expanded, activations and states: what was killed held all."""
+        """Weights as stored and as expanded, activations and states: apps that iOS ended held all of them."""
         return self.weights + self.expanded + self.activations + self.states
 
     @property
     def left(self) -> int | None:
-        """What is left of `app` for everything else; below 0 where it is too little."""
+        """The part of `app` that is left for everything else, negative if none; None if unknown."""
         return None if self.app is None else self.app - self.needed
 
     def to_json(self) -> dict[str, int | None]:
@@ -187,7 +191,8 @@ class Inspection(Drawn):
         notes: limits of this report: parts that are not modelled or were not measured.
         measured: does each row have the unit of Core ML's own plan?
         parts: the reports of the parts of a pipeline, by name.
-        cost: cost of the chosen path in microseconds, as Core ML's segmenter counts it: estimates, launches and
+        cost: cost of the chosen path in microseconds, as Core ML's segmenter counts it: estimates, launches
+        and
             switches. It is not a run time. None if there is none.
         at_shapes: the units at each enumerated shape; the ops are those of the default one.
         functions: of a package with several functions, and of a folder of sizes, the inspection of each by
@@ -238,12 +243,12 @@ class Inspection(Drawn):
     @property
     def summary(self) -> str:
         """The report in one sentence: share, time, ops that run elsewhere and why, and passes that may help."""
-        return _sentence(self, self._rows())
+        return _summary_of(self, self._rows())
 
     @property
     def headline(self) -> str:
         """The headline: how many ops run on the Neural Engine, and the time."""
-        return _headline(self, self._rows())
+        return _headline_of(self, self._rows())
 
     @property
     def details(self) -> str:
@@ -263,12 +268,12 @@ class Inspection(Drawn):
     @property
     def residency(self) -> dict[str, float]:
         """The share of the ANE: of the ops, and of the floating point operations."""
-        return self._shares(lambda row: row.preferred == "ane")
+        return self._shares_of(lambda row: row.preferred == "ane")
 
     @property
     def residency_at_most(self) -> dict[str, float]:
         """The share if every op of unknown unit ran on the ANE."""
-        return self._shares(
+        return self._shares_of(
             lambda row: row.preferred == "ane" or (row.preferred is None and row.legal is not False)
         )
 
@@ -277,7 +282,7 @@ class Inspection(Drawn):
         """Why there is no time, in words; "" if there is one."""
         return next((n.removeprefix(NO_TIME) for n in self.notes if n.startswith(NO_TIME)), "")
 
-    def _shares(self, counts: Callable[[OpRow], bool]) -> dict[str, float]:
+    def _shares_of(self, counts: Callable[[OpRow], bool]) -> dict[str, float]:
         rows = self._rows()
         flop = sum(r.flop for r in rows)
         mine = [r for r in rows if counts(r)]
@@ -305,7 +310,7 @@ class Inspection(Drawn):
         Raises:
             KeyError: no op of that name.
         """
-        return next((r for r in self._rows() if r.name == name), None) or _missing(name)
+        return next((r for r in self._rows() if r.name == name), None) or _raise_unknown_op(name)
 
     def __repr__(self) -> str:
         share, ops = between(self.residency["ops"], self.residency_at_most["ops"]), len(self._rows())
@@ -361,39 +366,43 @@ class Inspection(Drawn):
         }
 
 
-def _missing(name: str) -> OpRow:
+def _raise_unknown_op(name: str) -> OpRow:
     raise KeyError(f"no op {name!r} in this inspection")
 
 
-def _headline(inspection: Inspection, rows: Sequence[OpRow]) -> str:
+def _headline_of(inspection: Inspection, rows: Sequence[OpRow]) -> str:
     """``On iPhone 13 (A15), 97 of 100 ops run on the Neural Engine; 14.9 ms (6.2 to 36) by estimate``.
 
     Args:
-        inspection: what is said.
-        rows: its ops, those of its parts included.
+        inspection: the inspection.
+        rows: its ops, with those of its parts.
     """
     if inspection.refused:
         return f"{inspection.refused}."
     if not rows:
         return "There are no ops to place."
     time = "" if inspection.time is None else f"; {inspection.time} by estimate"
-    return f"On {inspection.target.words}, {_placed(inspection, rows)}{time}"
+    return f"On {inspection.target.words}, {_ops_on_engine(inspection, rows)}{time}"
 
 
-def _sentence(inspection: Inspection, rows: Sequence[OpRow]) -> str:
-    """The headline, what may be wrong, the op elsewhere that costs most, and what may help."""
+def _summary_of(inspection: Inspection, rows: Sequence[OpRow]) -> str:
+    """Return the headline, what may be wrong, the costliest op off the engine, and passes to try."""
     if inspection.refused or not rows:
-        return _headline(inspection, rows)
+        return _headline_of(inspection, rows)
     short = in_short(inspection.all_findings)
     if inspection.fixing:
-        first = _headline(replace(inspection, time=None), rows)
+        first = _headline_of(replace(inspection, time=None), rows)
         words = [first, short, f"its sizes vary, so fix them first: {inspection.fixing}"]
         return "; ".join(filter(None, words))
-    return "; ".join(filter(None, [_headline(inspection, rows), short, _elsewhere(rows), _help(rows)]))
+    return "; ".join(
+        filter(
+            None, [_headline_of(inspection, rows), short, _costliest_op_elsewhere(rows), _passes_to_try(rows)]
+        )
+    )
 
 
-def _placed(inspection: Inspection, rows: Sequence[OpRow]) -> str:
-    """How many ops run on the engine, "6 to 8" where that is not known of two, and their share of the work."""
+def _ops_on_engine(inspection: Inspection, rows: Sequence[OpRow]) -> str:
+    """Return in words how many ops run on the engine, "6 to 8" if two are unknown, and their work."""
     mine = sum(row.preferred == "ane" for row in rows)
     most = mine + sum(row.preferred is None and row.legal is not False for row in rows)
     if mine == len(rows):
@@ -401,8 +410,9 @@ def _placed(inspection: Inspection, rows: Sequence[OpRow]) -> str:
     if all(row.preferred is None for row in rows):
         return "it is not known where the ops run"
     if not most:
-        legal = all(row.legal for row in rows) and inspection.target.uses_ane
-        return f"no op runs on the Neural Engine{', since the estimate finds it no faster' * legal}"
+        could_run = all(row.legal for row in rows) and inspection.target.uses_ane
+        reason = ", since the estimate finds it no faster" if could_run else ""
+        return f"no op runs on the Neural Engine{reason}"
     count = f"{mine:,}" if mine == most else f"{mine:,} to {most:,}"
     work = between(inspection.residency["flop"], inspection.residency_at_most["flop"])
     share = f" ({work} of the work)" if any(row.flop for row in rows) else ""
@@ -412,48 +422,58 @@ def _placed(inspection: Inspection, rows: Sequence[OpRow]) -> str:
 UNIT_NAMES = {"ane": "Neural Engine", "cpu": "CPU", "gpu": "GPU"}
 
 
-def _elsewhere(rows: Sequence[OpRow]) -> str:
-    """The op that takes the most time off the engine, by the estimate, or computes the most there; and why."""
-    away = [row for row in rows if row.preferred not in ("ane", None) and _blocking(row)]
+def _costliest_op_elsewhere(rows: Sequence[OpRow]) -> str:
+    """Return in words the op off the engine that takes the most time, by the estimate, and why it is there.
+
+    Without times, it is the op with the most floating point operations.
+    """
+    away = [row for row in rows if row.preferred not in ("ane", None) and _findings_off_engine(row)]
     if not away:
         return ""
     row = max(away, key=lambda r: (r.ms or 0.0, r.flop))
-    why = _blocking(row)[0].message.replace(f"%{row.name} ", "it ", 1)
+    why = _findings_off_engine(row)[0].message.replace(f"%{row.name} ", "it ", 1)
     return f"{row.op_type} {row.name} runs on the {UNIT_NAMES[row.preferred or '']}: {why}"
 
 
-LITTLE = 0.001
-"""Share of the time below which an op is not worth a pass."""
+LEAST_SHARE_OF_TIME = 0.001
+"""An op with a smaller share of the time is not worth a pass."""
 
 
-def _help(rows: Sequence[OpRow]) -> str:
-    """The passes for what keeps ops away, those for most time first; none for ops that take next to no time."""
+def _passes_to_try(rows: Sequence[OpRow]) -> str:
+    """Return in words the passes that move ops to the engine, those for the most time first.
+
+    Ops that take less than `LEAST_SHARE_OF_TIME` do not count.
+    """
     saved: dict[str, float] = {}
     whole = sum(row.ms or 0.0 for row in rows)
     for row in rows:
-        remedies = [finding.remedy for finding in _blocking(row) if finding.remedy]
-        if remedies and (row.ms is None or row.ms >= LITTLE * whole):
+        remedies = [finding.remedy for finding in _findings_off_engine(row) if finding.remedy]
+        if remedies and (row.ms is None or row.ms >= LEAST_SHARE_OF_TIME * whole):
             saved[remedies[0]] = saved.get(remedies[0], 0.0) + (row.ms or 0.0)
     if not saved:
         return ""
     named = sorted(saved, key=lambda name: -saved[name])
-    more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
-    return f"try {', '.join(named[:NAMED])}{more}"
+    more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+    return f"try {', '.join(named[:MOST_NAMED])}{more}"
 
 
-def _blocking(row: OpRow) -> list[Finding]:
-    """What keeps an op off the engine."""
+def _findings_off_engine(row: OpRow) -> list[Finding]:
+    """Return the findings that keep an op off the engine."""
     return [f for f in row.findings if f.kind not in SOFT] if row.preferred != "ane" else []
 
 
 def between(least: float, most: float) -> str:
-    """A share in percent; a range where it is not known of some ops whether they run there: "0 to 92%"."""
+    """Return a share in percent, or a range if the unit of some ops is unknown: "0 to 92%"."""
     low, high = percent(least), percent(most)
     return high if low == high else f"{low.removesuffix('%')} to {high}"
 
 
 def percent(share: float) -> str:
-    """A share in whole percent; 0 and 100 are exact, and what is near them has a digit more."""
+    """Return a share in whole percent; near 0 and 100 with one digit more, so that both are exact."""
     digits = 1 if 0 < share < 0.01 or 0.99 <= share < 1 else 0
     shown = f"{100 * share:.{digits}f}"
-    return f"{'99.9' if shown == '100.0' else '<0.1' if share and shown == '0.0' else shown}%"
+    if shown == "100.0":  # rounded up: the share is below 1
+        return "99.9%"
+    if share and shown == "0.0":
+        return "<0.1%"
+    return f"{shown}%"

@@ -1,4 +1,10 @@
-"""`inspect`: for each op whether the ANE can run it, which unit Core ML would choose, why, and what helps."""
+"""`inspect`: predict which unit Core ML chooses for each op, say why, and name what helps.
+
+`inspect` is the public call and `anesurgery inspect` its command. It loads any kind of model; ML Programs go
+to `inspect_program`, which asks the rules (`RULES`) through `verdicts`, and adds memory, time and notes;
+other models go to `models`. A package with several functions, and a folder of sizes, get one inspection for
+each (`of_functions`, `of_sizes`). `why` explains one op: every rule that was asked about it, and the result.
+"""
 
 from __future__ import annotations
 
@@ -66,9 +72,10 @@ NO_GPU = (
 )
 
 BY_VALUE = (*numeric.RULES, *faulty_ops.MASK_RULES, *faulty_ops.RULES, *lost_in_conversion.RULES)
-"""The tables that ask what constants hold."""
+"""The rules that read the values of constants."""
 RULES = (*slow.RULES, *BY_VALUE, *shapes.RULES, *legality.SPEED, *slow.REPAIRED, *slow.LOOPS)
-"""The tables; `rules_beside` adds rules that stand in files of their own, and the user's."""
+"""The rules about speed, numbers and shapes; `rules_beside` adds those in files of their own, and the
+user's."""
 TRANSLATED = (
     "this is the translation of a neural network into an ML Program; Core ML runs the network itself layer by "
     "layer, by rules of its own: give the path of its file to have the layers inspected"
@@ -96,7 +103,8 @@ def inspect(
             older format, pipelines and other models are inspected by their own rules.
         target: chips and OS, as "M1/macOS 14", "M4+", "any" (the default: every chip).
         compute_units: CPU_AND_NE (the default), ALL, CPU_AND_GPU or CPU_ONLY; a name, or one of coremltools.
-        inputs: arrays by name, or a list of such mappings. The model then runs, and each numeric finding gives
+        inputs: arrays by name, or a list of such mappings. The model then runs, and each numeric finding
+        gives
             the values that its op reaches.
         function: which function; `main` or the first by default.
         measured: ask Core ML too (macOS 14.4 or later). Elsewhere a note says that it was not asked.
@@ -126,17 +134,17 @@ def inspect(
             inspection = replace(inspection, notes=(*inspection.notes, TRANSLATED))
         each = {} if function else of_functions(loaded, device, inspect_program)
         inspection = with_functions(inspection, each)
-    return _beside(inspection, model, device, function) if measured else inspection
+    return _with_compute_plan(inspection, model, device, function) if measured else inspection
 
 
-def _version(loaded: Loaded) -> int:
-    """Of the specification that a program was read from, also where it is given alone."""
+def _specification_version(loaded: Loaded) -> int:
+    """Return the version of the specification that a program was read from, even if given alone."""
     origin = origin_of(loaded.program)
     return loaded.version if origin is None else max(loaded.version, origin.version)
 
 
-def _named(loaded: Loaded) -> tuple[str, str]:
-    """What a report calls the model, and the place that a command takes."""
+def _label_and_place(loaded: Loaded) -> tuple[str, str]:
+    """Return the model's name in the report, and the path for commands that the report suggests."""
     label = "MIL program" if loaded.source is None else given_words(str(loaded.source))
     return label, "MODEL" if loaded.source is None or label == THIS else label
 
@@ -145,8 +153,17 @@ def _named(loaded: Loaded) -> tuple[str, str]:
 def inspect_program(
     loaded: Loaded, target: Target, *, inputs: Any = None, function: str | None = None, advice: bool = True
 ) -> Inspection:
-    """The inspection of an ML Program; without advice, `RULES` and those beside them are not asked."""
-    chosen, rules = function_of(loaded.program, function), _rules(loaded) if advice else ()
+    """Return the inspection of one function of an ML Program.
+
+    Args:
+        loaded: the model.
+        target: chips, OS and compute units.
+        inputs: samples on which numeric findings are checked; None for no run.
+        function: which function; `main` or the first by default.
+        advice: without it only legality, units and times are computed: `RULES` and the user's rules are not
+        asked.
+    """
+    chosen, rules = function_of(loaded.program, function), _rules_to_ask(loaded) if advice else ()
     shaped = judge_shaped(loaded, function, target, rules)
     budget, about_memory = memory.measure(shaped.function, target)
     judged, doubts = shaped.judged, whole_model.doubts(chosen, shaped.flexible, budget, target)
@@ -160,10 +177,10 @@ def inspect_program(
     units, path = choose(judged, target, doubts)
     segments, numbers = segments_of(judged, units, shaped.function)
     timed = time_of_shaped(shaped, units, target, bool(doubts))
-    seen = _sampled(loaded, inputs, target, function)
+    seen = _observed_on_samples(loaded, inputs, target, function)
     columns = zip(judged, units, numbers, timed.each or [None] * len(judged), strict=True)
-    rows = tuple(_row(i, j, unit, number, seen, ms) for i, (j, unit, number, ms) in enumerate(columns))
-    label, place = _named(loaded)
+    rows = tuple(_op_row(i, j, unit, number, seen, ms) for i, (j, unit, number, ms) in enumerate(columns))
+    label, place = _label_and_place(loaded)
     of_version, of_format = _of_format(loaded, target)
     unmoved = lost_in_conversion.of_function(chosen) if advice and loaded.absent is None else ()
     findings = tuple(dict.fromkeys((*of_version, *unmoved, *doubts, *about_load, *about_shapes)))
@@ -189,17 +206,19 @@ def inspect_program(
 
 
 def _of_format(loaded: Loaded, target: Target) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
-    """Whether the target loads the format at all, and notes on models of it."""
+    """Return findings on whether the target loads the model's format, and notes on models of that format."""
     if (own := registry.rules_of(loaded.source)) is None:
-        return tuple(loading.of_version(_version(loaded), target)), ()
+        return tuple(loading.of_version(_specification_version(loaded), target)), ()
     return own.of_model(target), (own.NOTE,)
 
 
-def _sampled(loaded: Loaded, inputs: Any, target: Target, function: str | None) -> sampled.Observed | None:
-    """What a run on samples shows; None without any.
+def _observed_on_samples(
+    loaded: Loaded, inputs: Any, target: Target, function: str | None
+) -> sampled.Observed | None:
+    """Return the values that a run on samples reaches; None without samples.
 
     Raises:
-        LoadError: the weights are not there.
+        LoadError: the weights are missing.
     """
     if inputs is None:
         return None
@@ -208,15 +227,15 @@ def _sampled(loaded: Loaded, inputs: Any, target: Target, function: str | None) 
     return sampled.observed(loaded, inputs, target, function)
 
 
-def _rules(loaded: Loaded) -> tuple[Rule, ...]:
-    """The tables to ask: without its weights nothing is known of a model's numbers."""
+def _rules_to_ask(loaded: Loaded) -> tuple[Rule, ...]:
+    """Return the rules to ask about a model; rules that read constants are left out if weights are missing."""
     asked = RULES if loaded.absent is None else tuple(rule for rule in RULES if rule not in BY_VALUE)
     if (own := registry.rules_of(loaded.source)) is not None:
         asked = (*(own.carried(rule) for rule in asked if rule not in faulty_ops.RULES), *own.RULES)
     return (*asked, *rules_beside())
 
 
-def _row(
+def _op_row(
     index: int, judged: Judged, unit: str | None, segment: int, seen: sampled.Observed | None, ms: float | None
 ) -> OpRow:
     op, first, name = judged.op, judged.op.outputs[0], judged.name
@@ -243,7 +262,7 @@ def _row(
     )
 
 
-def _beside(inspection: Inspection, model: Any, target: Target, function: str | None) -> Inspection:
+def _with_compute_plan(inspection: Inspection, model: Any, target: Target, function: str | None) -> Inspection:
     return compute_plan.beside(inspection, compute_plan.plan(model, target, function))
 
 
@@ -268,7 +287,7 @@ InspectProgram = Callable[..., Inspection]
 
 
 def of_functions(loaded: Loaded, target: Target, inspect_program: InspectProgram) -> dict[str, Inspection]:
-    """Name -> inspection, of a package with several functions; of another nothing."""
+    """Return {name: inspection} for a package with several functions; {} for one with a single function."""
     names = list(loaded.program.functions)
     if len(names) < 2:
         return {}
@@ -276,7 +295,7 @@ def of_functions(loaded: Loaded, target: Target, inspect_program: InspectProgram
 
 
 def of_sizes(folder: Path, target: Target, inspect_program: InspectProgram) -> dict[str, Inspection]:
-    """Name -> inspection of each size in a folder of sizes, in rising order.
+    """Return {name: inspection} of each size in a folder of sizes, in rising order.
 
     Raises:
         LoadError: a package cannot be read, or `sizes.json` is damaged.
@@ -289,7 +308,7 @@ def of_sizes(folder: Path, target: Target, inspect_program: InspectProgram) -> d
 def of_folder(
     folder: Path, target: Target, inspect_program: InspectProgram, size: str | None = None
 ) -> Inspection:
-    """The inspection of a folder of sizes: that of one size, or of the largest, which tells of all.
+    """Return the inspection of one size of a folder, or that of the largest with notes on all sizes.
 
     Raises:
         LoadError: a package cannot be read, or `sizes.json` is damaged.
@@ -297,26 +316,26 @@ def of_folder(
     """
     sizes = of_sizes(folder, target, inspect_program)
     if size is None:
-        told = with_functions(replace(list(sizes.values())[-1], model=str(folder)), sizes)
-        return replace(told, notes=(*_leaving(sizes), *told.notes))
+        of_all = with_functions(replace(list(sizes.values())[-1], model=str(folder)), sizes)
+        return replace(of_all, notes=(*_first_size_off_engine(sizes), *of_all.notes))
     if size not in sizes:
         raise UnknownName("size", size, list(sizes))
     return sizes[size]
 
 
 def with_functions(inspection: Inspection, functions: Mapping[str, Inspection]) -> Inspection:
-    """An inspection that tells of each function in a note."""
+    """Return an inspection with those of all functions, and a note with the summary of each."""
     if not functions:
         return inspection
-    told = [f"{name}: {one.summary}" for name, one in functions.items()]
-    return replace(inspection, functions=dict(functions), notes=(*told, *inspection.notes))
+    summaries = [f"{name}: {one.summary}" for name, one in functions.items()]
+    return replace(inspection, functions=dict(functions), notes=(*summaries, *inspection.notes))
 
 
-def _leaving(sizes: Mapping[str, Inspection]) -> tuple[str, ...]:
-    """A note of the first size at which the engine cannot run what it can at the size before, if any."""
+def _first_size_off_engine(sizes: Mapping[str, Inspection]) -> tuple[str, ...]:
+    """Return a note on the first size with an op that the engine cannot run, but can at the size before."""
     for (smaller, before), (name, after) in itertools.pairwise(sizes.items()):
-        legal = {place for place, row in _placed(before).items() if row.legal}
-        lost = [row for place, row in _placed(after).items() if row.legal is False and place in legal]
+        legal = {place for place, row in _rows_by_place(before).items() if row.legal}
+        lost = [row for place, row in _rows_by_place(after).items() if row.legal is False and place in legal]
         if lost:
             more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
             first = f"{lost[0].op_type} {lost[0].name}{more}"
@@ -324,8 +343,8 @@ def _leaving(sizes: Mapping[str, Inspection]) -> tuple[str, ...]:
     return ()
 
 
-def _placed(inspection: Inspection) -> dict[tuple[str, int], OpRow]:
-    """Each op by its type, and how many of that type stand before it: names differ between conversions."""
+def _rows_by_place(inspection: Inspection) -> dict[tuple[str, int], OpRow]:
+    """Return the rows by (op type, number of ops of that type before it): names differ between conversions."""
     counts = Counter[str]()
     placed = dict[tuple[str, int], OpRow]()
     for row in inspection.ops:
@@ -339,11 +358,11 @@ NO, OTHER_TARGET = "no", "other chip or OS"
 
 @dataclass(frozen=True)
 class Consulted:
-    """A rule that speaks about an op's type.
+    """A rule about an op's type, and its result for the op.
 
     Attributes:
-        rule: the row of the table.
-        said: what it found; "no" where its condition does not hold; "other chip or OS" where it was not asked.
+        rule: the rule.
+        said: what it found; "no" if its condition does not hold; "other chip or OS" if it was not asked.
     """
 
     rule: Rule
@@ -383,7 +402,7 @@ class Why(Drawn):
 
 
 def why(model: Loaded | Program, op: str, target: Target, function: str | None = None) -> Why:
-    """Why an op of an ML Program is placed as it is.
+    """Explain the placement of an op of an ML Program.
 
     Raises:
         UnknownName: no op of that name.
@@ -396,11 +415,11 @@ def why(model: Loaded | Program, op: str, target: Target, function: str | None =
         raise UnknownName("op", op, difflib.get_close_matches(op, judged, 8, 0) or judged)
     chosen = judged[op]
     about = [rule for rule in (*FORBIDDEN, *rules) if not rule.ops or chosen.op_type in rule.ops]
-    asked = [Consulted(rule, _said(rule, chosen, target)) for rule in about]
+    asked = [Consulted(rule, _result_of_rule(rule, chosen, target)) for rule in about]
     return Why(inspection.row(op), tuple(sorted(asked, key=lambda consulted: not consulted.found)))
 
 
-def _said(rule: Rule, op: Operation, target: Target) -> str:
+def _result_of_rule(rule: Rule, op: Operation, target: Target) -> str:
     if not rule.scope.concerns(target):
         return OTHER_TARGET
     if rule.test is None:

@@ -1,4 +1,4 @@
-"""What a model is meant for: chips, an OS, compute units, and the limits that come with them.
+"""Parse and describe a target: chips, an OS, compute units, and the limits of the chips.
 
 `Target.parse("M1/macOS 14")` names one chip and one OS; "M1-M3", "M4+" and "any" name several chips, and a
 verdict then holds for each of them. Limits come from the table `CHIPS`; the source of each is in `SOURCES`.
@@ -35,7 +35,7 @@ PRODUCTS: dict[str, str] = {
     }.items()
     for product in products.split(",")
 }
-"""Product -> its chip, by the name that says which."""
+"""Product -> its chip, by the full name: "A17 Pro"."""
 IDENTIFIERS: dict[str, str] = {
     identifier: product
     for product, identifiers in {
@@ -84,11 +84,11 @@ IDENTIFIERS: dict[str, str] = {
     }.items()
     for identifier in identifiers.split()
 }
-"""What a device calls itself -> the product; as in yuetyam/jyutping (UIDevice+modelName.swift)."""
+"""Identifier that a device reports -> the product, from yuetyam/jyutping (UIDevice+modelName.swift)."""
 
 
 def _plain(words: str) -> str:
-    """A name as people write it: "iphone13", "iPhone-13" and "iPhone 13" are one, and "A15 Bionic" is A15."""
+    """Normalise a name: "iphone13", "iPhone-13" and "iPhone 13" become one, and "A15 Bionic" becomes "a15"."""
     return re.sub(r"[\s_-]+|bionic", "", words.lower())
 
 
@@ -109,7 +109,7 @@ _WITH_CHIP = re.compile(r"(?P<product>.*\S)\s*\((?P<chip>[am]\d+[^()]*)\)", re.I
 
 
 def named(words: str) -> tuple[str, str]:
-    """Chip and product that words name.
+    """Return the chip and the product that words name.
 
     Returns:
         ("A17 Pro", "iPhone 15 Pro") for "iPhone 15 Pro", "iphone15pro", "iPhone16,1" and "iPhone 15 Pro
@@ -127,7 +127,7 @@ def named(words: str) -> tuple[str, str]:
 
 
 def products_of(chip: str) -> list[str]:
-    """The products with a chip or a variant of it, phones first: A17 came in the iPhone 15 Pro."""
+    """Return the products with a chip or a variant of it, phones first: the iPhone 15 Pro for A17."""
     named_so = [product for product, own in PRODUCTS.items() if own.split()[0] == chip]
     return sorted(named_so, key=lambda product: not product.startswith("iPhone"))
 
@@ -137,9 +137,9 @@ COMPUTE_UNITS = ("CPU_AND_NE", "ALL", "CPU_ONLY", "CPU_AND_GPU")
 
 @dataclass(frozen=True)
 class Chip:
-    """A chip: its generation of the Neural Engine and what is known of it.
+    """A chip: the generation of its Neural Engine, and its limits.
 
-    Lengths are in elements, memory in bytes; None where nothing is known.
+    Lengths are in elements, memory in bytes; None if unknown. `SOURCES` says where each number comes from.
     """
 
     name: str
@@ -153,15 +153,15 @@ class Chip:
     kernel_w: int | None
     kernel_h: int | None
     program: int
-    """Weights that one program may hold."""
+    """The bytes of weights that one program may hold."""
     address_space: int | None = None
-    """Of all programs loaded together."""
+    """The bytes that all loaded programs share."""
     working_set: int = 2 << 20
-    """On-chip memory in which the largest operand should find room."""
+    """The bytes of on-chip memory, which the largest operand should fit."""
     cores: int = 16
-    """As Apple counts them, of the plain chip; an Ultra has twice as many."""
+    """The number of cores of the plain chip's engine, as Apple counts them; an Ultra has twice as many."""
     bandwidth: str | None = None
-    """Rate at which weights were seen to stream, in GB/s, with the chips on which they were."""
+    """The measured rate at which weights are read, in GB/s, in words: "64 to 67; Max 119"."""
 
 
 def _row(names: str, family: int, platform: str, first_os: int, **limits: Any) -> list[Chip]:
@@ -233,7 +233,7 @@ _MARKETED = re.compile(r"\s*(pro|max|ultra)\b", re.IGNORECASE)
 
 
 def family_of(chip: str) -> int:
-    """The generation of the engine of a chip by the name under which it is sold: "M4 Pro"."""
+    """Return the generation of the engine of a chip by the name under which it is sold: "M4 Pro"."""
     return CHIPS[chip.split()[0]].family
 
 
@@ -268,7 +268,7 @@ class Target:
 
     @classmethod
     def parse(cls, text: str | Target | None, compute_units: Any = None) -> Target:
-        """A target from words: "M1/macOS 14", "iPhone 15 Pro/iOS 18", "M4+", "macOS 15", "any".
+        """Return the target that words name: "M1/macOS 14", "iPhone 15 Pro/iOS 18", "M4+", "macOS 15", "any".
 
         Args:
             text: chip, product or group, and OS, with a slash between them; None for any.
@@ -301,7 +301,7 @@ class Target:
 
     @classmethod
     def newest(cls) -> list[Target]:
-        """The newest chip of each generation of the engine, on the newest OS, the oldest generation first."""
+        """Return the newest chip of each generation of the engine, oldest first, on the newest OS."""
         last = {chip.family: chip for chip in sorted(CHIPS.values(), key=lambda chip: chip.first_os)}
         chips = [last[family] for family in sorted(last)]
         return [cls.parse(f"{c.name}/{c.platform} {OS_VERSIONS[c.platform][-1]}") for c in chips]
@@ -344,7 +344,7 @@ class Target:
 
     @property
     def on_measured_chip(self) -> bool:
-        """Is it of the one generation of which a chip was put through Core ML op by op, an M4 of any kind?"""
+        """Is it an M4 of any kind, the chip on which Core ML was measured op by op?"""
         return self.chips == (MEASURED,)
 
     @property
@@ -373,17 +373,17 @@ class Target:
         return self.compute_units == "ALL" and self.on_measured_chip and self.platform != "iOS" and not larger
 
     def least(self, limit: str) -> tuple[int, str]:
-        """The smallest value of a limit over the chips, and the chip that has it.
+        """Return the smallest value of a limit over the chips, and the chip that has it.
 
         Raises:
-            KeyError: nothing is known of it on any of them.
+            KeyError: the limit is unknown on all of them.
         """
         return _least(self.chips, limit)
 
 
 @cached
 def _least(chips: tuple[str, ...], limit: str) -> tuple[int, str]:
-    """The same, asked once for each limit: rules ask it of every op."""
+    """Return the result of `Target.least`, cached since rules ask for it at every op."""
     limits = [(v, n) for n in chips if (v := getattr(CHIPS[n], limit)) is not None]
     if not limits:
         raise KeyError(limit)
@@ -391,7 +391,7 @@ def _least(chips: tuple[str, ...], limit: str) -> tuple[int, str]:
 
 
 def spans(families: Iterable[int]) -> str:
-    """The chips of some generations of the engine, in words: "A14 to A16 and M1 to M3"."""
+    """Return the chips of some generations of the engine, in words: "A14 to A16 and M1 to M3"."""
     wanted, said = set(families), list[str]()
     for letter in "AM":
         numbers = sorted(int(c.name[1:]) for c in CHIPS.values() if c.name[0] == letter and c.family in wanted)
@@ -417,7 +417,7 @@ def _chips(text: str) -> tuple[str, ...]:
 
 
 def _spread(plain: str, text: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Ranges that `GROUPS` does not name: "M2+", "A14-A17"; `text` is as it was written."""
+    """Return the chips of a range that `GROUPS` does not name, as "M2+"; `text` is quoted in the error."""
     match = re.fullmatch(r"([AM])(\d+)(?:\+|-\1?(\d+))", plain, re.IGNORECASE)
     chosen: tuple[str, ...] = ()
     if match:

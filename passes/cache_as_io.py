@@ -76,7 +76,7 @@ def _called(names: Sequence[str]) -> Any:
         held = {n: v for n, v in function_of(model, None).inputs.items() if n in names}
         empty = {n: np.zeros(an.static_shape(v) or (), an.np_dtype(v)) for n, v in held.items()}
         outputs = run(model, {**values, **empty}, precision=precision)
-        return {n: v for n, v in outputs.items() if n.removesuffix("_out") not in held}
+        return {n: v for n, v in outputs.items() if n not in {f"{name}_out" for name in held}}
 
     return call
 

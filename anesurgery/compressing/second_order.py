@@ -18,7 +18,7 @@ from anesurgery.mil import Array
 
 BLOCKS = (128, 16)
 """Sizes of the nested blocks of columns whose errors are applied in one matrix product. They change the time,
-not the result."""
+not the result, but that zeros are chosen within a block of the first size."""
 STRIPE = 256
 """Columns of a matrix that are multiplied together. It changes the time, not the result."""
 DAMPING = 0.01

@@ -478,8 +478,8 @@ def masked_scores(softmax: Operation) -> Var:
     """Return the scores of tokens that a softmax weighs: its operand without sinks and maxima."""
     end = scores = softmax.x
     while (op := producer(end, "cast", "sub", "concat")) is not None:
-        if op.op_type == "concat":
-            return op.values[0]
+        if op.op_type == "concat":  # along another axis the parts are heads, each with a mask of its own
+            return op.values[0] if axis_of(op) == axis_of(softmax) else scores
         if op.op_type == "sub" and not shifted_by_maximum(op):
             break
         end = op.x

@@ -67,7 +67,7 @@ def needs_of(
         var, most = next(iter(open_.items()))
         why = str(error).splitlines()[0]
         return Refusal(f"holds up to {most:g}, and what %{var.name} reaches could not be computed: {why}")
-    words = _words(session)
+    words = _words(session, program, function)
     for var, most in open_.items():
         if not reached[var] <= most:
             return Refusal(
@@ -115,18 +115,24 @@ def _observed(session: Session, program: Program, name: str) -> dict[tuple[str, 
 
 
 def _inputs(session: Session, program: Program, name: str) -> list[Mapping[str, Any]]:
-    """The inputs that the caller gave, as the program takes them now; a drawn set where they do not fit."""
+    """Return the inputs that the caller gave; one random set if they do not fit the program."""
     function = program.functions[name]
+    given = _given_inputs(session, program, function)
+    return given or [sample_function(function, seed=session.seed, images=session.images)]
+
+
+def _given_inputs(session: Session, program: Program, function: Function) -> list[Mapping[str, Any]]:
+    """Return the inputs that the caller gave, as the program takes them now; none if they do not fit."""
+    if len(program.functions) > 1:
+        return []
     names = {entry for entry, var in function.inputs.items() if not types.is_state(var.sym_type)}
-    adapted = [
-        adapt_inputs(session.contract, values) for values in session.samples if len(program.functions) == 1
-    ]
-    if adapted and all(names <= values.keys() for values in adapted):
-        return [{entry: values[entry] for entry in names} for values in adapted]
-    return [sample_function(function, seed=session.seed, images=session.images)]
+    adapted = [adapt_inputs(session.contract, values) for values in session.samples]
+    if not all(names <= values.keys() for values in adapted):
+        return []
+    return [{entry: values[entry] for entry in names} for values in adapted]
 
 
-def _words(session: Session) -> str:
-    """Where values were seen."""
-    count = len(session.samples)
+def _words(session: Session, program: Program, function: Function) -> str:
+    """Return on which inputs values were seen."""
+    count = len(_given_inputs(session, program, function))
     return "drawn inputs" if not count else f"{count} given set{'s' if count > 1 else ''} of inputs"

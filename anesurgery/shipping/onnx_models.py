@@ -116,9 +116,14 @@ def _judged(loaded: Loaded, session: Any, path: Path) -> str:
     predictor, near = Predictor(loaded, precision="fp32"), list[float]()
     stored = {one.name for one in session.get_overridable_initializers()}
     asked = [one for one in session.get_inputs() if one.name not in stored]  # coremltools changes their names
+    ends = len(asked), len(session.get_outputs())
     for values in map(predictor.sample, range(SEEDS)):
+        results = predictor(values)
+        if ends != (held := (len(values), len(results))):
+            words = f"{ends[0]} inputs and {ends[1]} outputs became {held[0]} and {held[1]}"
+            raise LoadError(f"{path}: the conversion cannot be compared with onnxruntime: {words}")
         given = {one.name: _as_asked(v, one.type) for one, v in zip(asked, values.values(), strict=True)}
-        pairs = zip(session.get_outputs(), session.run(None, given), predictor(values).values(), strict=True)
+        pairs = zip(session.get_outputs(), session.run(None, given), results.values(), strict=True)
         for told, wanted, found in pairs:
             near += _near(path, told.name, np.asarray(wanted), np.asarray(found))
     if not near:

@@ -282,7 +282,17 @@ def unmasked_sum(x: Var) -> Var:
     return mb.matmul(x=mb.matmul(x=x, y=x, transpose_y=True), y=x, name="sum")
 
 
+def one_masked_head(x: Var) -> Var:
+    """Heads that are joined after a mask of the first one alone: the second sees what comes."""
+    x = mb.transpose(x=mb.reshape(x=x, shape=[1, 8, 2, 2]), perm=[0, 2, 1, 3])
+    first, second = mb.split(x=mb.matmul(x=x, y=x, transpose_y=True), num_splits=2, axis=1)
+    masked = mb.add(x=first, y=np.triu(np.full((8, 8), -1e4, np.float32), 1))
+    weights = mb.softmax(x=mb.concat(values=[masked, second], axis=1), axis=-1, name="both")
+    return mb.matmul(x=weights, y=x, name="y")
+
+
 MIXED = {
+    "both: nothing is masked": one_masked_head,
     "weights: nothing is masked": bidirectional,
     "sum: it sums over scores that no causal softmax has masked": unmasked_sum,
     "running: it mixes tokens": lambda x: mb.cumsum(x=x, axis=1, name="running"),

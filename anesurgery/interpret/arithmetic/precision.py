@@ -29,16 +29,15 @@ from anesurgery.mil import Operation, Var, np_dtype, operands, producer, quiet_h
 from anesurgery.ops import CARRIERS, UNROUNDED, names
 
 PRECISIONS = ("fp32", "fp16", "ane")
-SUMMING = frozenset(
-    {"avg_pool", "conv", "conv_quantized", "conv_transpose", "cumsum", "einsum", "instance_norm"}
+SUMMING = names(
+    """
+    avg_pool conv conv_quantized conv_transpose cumsum einsum instance_norm l2_norm l2_pool layer_norm linear
+    local_response_norm matmul scaled_dot_product_attention softmax
+    """
 )
 """Ops that sum, besides reductions. torch sums in the order of the memory, which a transpose upstream changes:
 their operands are made contiguous, so that the bits do not depend on how a value came about or where a model is
 split."""
-SUMMING |= {"l2_norm", "l2_pool", "layer_norm", "linear", "local_response_norm", "matmul"}
-SUMMING |= {"scaled_dot_product_attention", "softmax"}
-"""Ops that sum, reductions aside: torch sums in the order of the memory, which a transpose upstream changes.
-Bits would then depend on how a value came about, and differ where a model is cut."""
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 """Rounds a result."""
 

@@ -18,7 +18,7 @@ import torch
 from anesurgery.compressing.grids import EVERY
 from anesurgery.compressing.second_order import SLAB
 from anesurgery.compressing.weight_forms import IOS18, WeightForm
-from anesurgery.files.weights import pack
+from anesurgery.files.sub_byte import pack
 from anesurgery.mil import Array, types
 from anesurgery.regions.clusters import (
     MOST_ROWS,

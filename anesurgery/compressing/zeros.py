@@ -19,7 +19,7 @@ from anesurgery.compressing.grids import EVERY, Grid, ScaledGrid
 from anesurgery.compressing.second_order import HessianFactor, round_columns
 from anesurgery.compressing.tables import TableGrid
 from anesurgery.compressing.weight_forms import IOS18
-from anesurgery.files.weights import pack
+from anesurgery.files.sub_byte import pack
 from anesurgery.mil import Array, types
 from anesurgery.regions.compressed_weights import Form, Result
 

@@ -40,7 +40,7 @@ from anesurgery.errors import LoadError
 from anesurgery.files.interface import new_spec
 from anesurgery.files.package import Loaded
 from anesurgery.files.protobuf import version_of
-from anesurgery.files.weights import unpack
+from anesurgery.files.sub_byte import unpack
 from anesurgery.mil import (
     Array,
     Function,

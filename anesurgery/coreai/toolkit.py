@@ -25,7 +25,7 @@ import numpy as np
 
 from anesurgery.coreai.dtypes import bits_of
 from anesurgery.errors import LoadError
-from anesurgery.files.weights import pack
+from anesurgery.files.sub_byte import pack
 
 if TYPE_CHECKING:
     from anesurgery.mil import Array  # coremltools, which the child process with the runtime never needs

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import LoadError
-from anesurgery.files import weights
+from anesurgery.files import sub_byte
 from anesurgery.files.mil_types import (
     MIL,
     NAME,
@@ -266,7 +266,7 @@ def store(tensor: Any, name: str, values: Any) -> None:
         array = np.asarray(values).astype(_container(name))
         tensor.bytes.SetInParent()
         whole = _bits(name) >= 8
-        tensor.bytes.values = (array if whole else weights.pack(array, _bits(name))).tobytes()
+        tensor.bytes.values = (array if whole else sub_byte.pack(array, _bits(name))).tobytes()
     elif name in FIELDS:
         field, dtype = FIELDS[name]
         getattr(tensor, field).SetInParent()
@@ -294,7 +294,7 @@ def elements(tensor: Any, name: str, count: int | None) -> Any:
             raise LoadError(f"a constant of {name} has {len(raw)} bytes; convert the model again")
         return raw.view(dtype)
     count = len(raw) * 8 // _bits(name) if count is None else count
-    return weights.unpack(raw, _bits(name), name.startswith("int"), (count,))
+    return sub_byte.unpack(raw, _bits(name), name.startswith("int"), (count,))
 
 
 # -- programs --------------------------------------------------------------------------------------------

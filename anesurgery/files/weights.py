@@ -16,17 +16,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
 from anesurgery.errors import LoadError
+from anesurgery.files import sub_byte
 from anesurgery.files.progress import advance
 from anesurgery.files.source import SourceFile
 from anesurgery.mil import Array, Var, types
-
-if TYPE_CHECKING:
-    from anesurgery.mil import Array
 
 POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\n(?:[a-z0-9.-]+ [^\n]*\n)*?size (\d+)\n", re.DOTALL
@@ -201,7 +199,7 @@ class WeightFile:
         size = -(-count * bits // 8)
         self._fits(blob, size, shape, name, PACKED.get(name, blob.code), 8 * size - count * bits)
         raw = np.asarray(self._map[blob.data : blob.data + blob.size])
-        array = unpack(raw, bits, not element.is_unsigned(), shape)
+        array = sub_byte.unpack(raw, bits, not element.is_unsigned(), shape)
         array = array.view(types.nptype_from_builtin(element))  # which tells coremltools the type
         array.flags.writeable = False
         self._unpacked[array.ctypes.data] = (blob, weakref.ref(array))
@@ -378,7 +376,7 @@ def _stored(var: Var, array: Array) -> tuple[int, Any, int]:
     """Data type code, bytes and padding in bits of a constant; numpy's buffers are not typed as such."""
     if types.is_sub_byte(var.dtype):
         bits = int(var.dtype.get_bitwidth())
-        raw = pack(array, bits)
+        raw = sub_byte.pack(array, bits)
         return PACKED[types.builtin_to_string(var.dtype)], raw, 8 * raw.nbytes - array.size * bits
     if array.dtype.name not in STORED:
         raise LoadError(f"%{var.name}: a weight file cannot hold {array.dtype}; cast it to fp16 or fp32")
@@ -398,38 +396,3 @@ def _copy_range(source: int, target: BinaryIO, count: int, at: int, to: int) -> 
                 return done  # some file systems say 0 of files that they cannot copy
     target.seek(to)
     return target.write(os.pread(source, count, at))
-
-
-AT_ONCE = 1 << 20
-"""Elements packed together, so that memory stays small; a multiple of 8, so that a piece ends with a byte."""
-
-
-def pack(values: Array, bits: int) -> Array:
-    """The bytes of some elements."""
-    flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    pieces = [flat[i : i + AT_ONCE] for i in range(0, flat.size, AT_ONCE)]
-    planes = (np.unpackbits(p[:, None], axis=1, count=bits, bitorder="little") for p in pieces)
-    packed = [np.packbits(p.reshape(-1), bitorder="little") for p in planes]
-    return np.concatenate(packed) if packed else np.empty(0, np.uint8)
-
-
-def _elements(piece: Array, bits: int, count: int) -> Array:
-    """The elements of the bytes of a piece, without their signs."""
-    if 8 % bits == 0:  # shifts of whole bytes, which take a third of the time of single bits
-        shifts = np.arange(0, 8, bits, dtype=np.uint8)
-        return ((piece[:, None] >> shifts) & np.uint8((1 << bits) - 1)).reshape(-1)[:count]
-    planes = np.unpackbits(piece, count=count * bits, bitorder="little").reshape(count, bits)
-    return np.packbits(planes, axis=1, bitorder="little")[:, 0]
-
-
-def unpack(packed: Array, bits: int, signed: bool, shape: tuple[int, ...]) -> Array:
-    """The elements of some bytes."""
-    elements = np.empty(int(np.prod(shape, dtype=np.int64)), np.uint8)
-    for start in range(0, elements.size, AT_ONCE):
-        count = min(AT_ONCE, elements.size - start)
-        piece = packed[start * bits // 8 : -(-(start + count) * bits // 8)]
-        elements[start : start + count] = _elements(piece, bits, count)
-    if not signed:
-        return elements.reshape(shape)
-    sign = np.uint8(1 << (bits - 1))
-    return ((elements ^ sign) - sign).view(np.int8).reshape(shape)

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from anesurgery.errors import Refused
-from anesurgery.files import weights
+from anesurgery.files import sub_byte
 from anesurgery.interpret.ops.constexpr import decompress
 from anesurgery.mil import Array, Maker, Operation, Var, is_compressed, is_stored, operands, types
 from anesurgery.regions.weight_edits import Edit
@@ -246,7 +246,7 @@ def _sparse(op: Operation, edit: Edit, fill: float) -> Form:
     if not packed:
         return Form(op.op_type, {"nonzero_data": data, "mask": mask})
     shape = np.array(edit.result, np.uint32)
-    return Form(op.op_type, {"nonzero_data": data, "mask": weights.pack(mask, 1), "shape": shape})
+    return Form(op.op_type, {"nonzero_data": data, "mask": sub_byte.pack(mask, 1), "shape": shape})
 
 
 def _nonzero(data: Array, old: Array, edit: Edit, mask: Array) -> Array:
@@ -342,12 +342,12 @@ def _packed_palette(op: Operation, edit: Edit, fill: float) -> Form:
         indices, table = packed.indices, packed.tables.ravel()
         bits = int(table.size).bit_length() - 1
     shape = np.array(edit.result, np.uint32)
-    return Form(op.op_type, {"indices": weights.pack(indices, bits), "lut": table, "shape": shape})
+    return Form(op.op_type, {"indices": sub_byte.pack(indices, bits), "lut": table, "shape": shape})
 
 
 def unpacked(packed: Any, bits: int, shape: tuple[int, ...]) -> Array:
     """Return numbers of a few bits, in a byte each, that were packed in the form of iOS 16."""
-    return np.asarray(weights.unpack(np.asarray(packed), bits, False, shape)).astype(np.uint8)
+    return np.asarray(sub_byte.unpack(np.asarray(packed), bits, False, shape)).astype(np.uint8)
 
 
 @dataclass(frozen=True, eq=False)

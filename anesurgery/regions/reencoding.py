@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import Refused
-from anesurgery.files import weights
+from anesurgery.files import sub_byte
 from anesurgery.interpret.ops.constexpr import DECODERS
 from anesurgery.mil import Array, Operation, Var, is_compressed, operands, types
 from anesurgery.regions.clusters import clustered
@@ -273,7 +273,7 @@ def _packed_palette(op: Operation, numbers: Array, edit: Edit) -> Form:
     lut = tables.reshape(-1).astype(table.dtype)
     shape = np.array(edit.result, np.uint32)
     return Form(
-        op.op_type, {"indices": weights.pack(places.astype(np.uint8), bits), "lut": lut, "shape": shape}
+        op.op_type, {"indices": sub_byte.pack(places.astype(np.uint8), bits), "lut": lut, "shape": shape}
     )
 
 
@@ -328,7 +328,7 @@ def _sparse(op: Operation, numbers: Array, edit: Edit) -> Form:
             op.op_type, {"nonzero_data": data, "mask": mask.astype(np.uint8).view(types.np_uint1_dtype)}
         )
     shape = np.array(edit.result, np.uint32)
-    packed = weights.pack(mask.astype(np.uint8), 1)
+    packed = sub_byte.pack(mask.astype(np.uint8), 1)
     return Form(op.op_type, {"nonzero_data": data, "mask": packed, "shape": shape})
 
 

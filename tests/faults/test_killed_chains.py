@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.files import weights
+from anesurgery.files import sub_byte
 from anesurgery.files.weights import WeightWriter
 from anesurgery.files.writing import SCRATCH
 from anesurgery.mil import Program, Var, ct, mb, walk_ops
@@ -45,7 +45,7 @@ def encoded(model: Path) -> ane.Surgery:
 
     @mb.program(input_specs=[mb.TensorSpec((2, 32))], opset_version=ct.target.iOS16)
     def made(x: Var) -> Var:
-        packed, shape = weights.pack(indices.reshape(32, 32), 4), np.array([32, 32], np.uint32)
+        packed, shape = sub_byte.pack(indices.reshape(32, 32), 4), np.array([32, 32], np.uint32)
         weight = mb.constexpr_lut_to_dense(indices=packed, lut=table, shape=shape)
         return mb.linear(x=x, weight=mb.mul(x=weight, y=np.float32(scale)), bias=second.weight.val[0], name="y")
 

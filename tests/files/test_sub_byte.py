@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anesurgery.files import weights
+from anesurgery.files import sub_byte, weights
 from anesurgery.files.package import Loaded, save
 from anesurgery.files.weights import PACKED, WeightFile
 from anesurgery.loading import load
@@ -36,7 +36,7 @@ def test_as_coremltools_packs_them(tmp_path: Path, name: str, count: int) -> Non
     del writer  # it writes when it goes
     file = WeightFile(tmp_path / "weight.bin")
     np.testing.assert_array_equal(file.unpacked(offset, element, (count,)), given)
-    blob, packed = file.blob(offset), weights.pack(given, element.get_bitwidth())
+    blob, packed = file.blob(offset), sub_byte.pack(given, element.get_bitwidth())
     assert (blob.code, blob.padding) == (PACKED[name], 8 * packed.size - count * element.get_bitwidth())
     stored = (tmp_path / "weight.bin").read_bytes()[blob.data : blob.data + blob.size]
     assert stored == packed.tobytes()
@@ -46,10 +46,10 @@ def test_as_coremltools_packs_them(tmp_path: Path, name: str, count: int) -> Non
 def test_pieces(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """What is packed in pieces is what is packed at once."""
     element, given = types.string_to_builtin(name), values(name, 100)
-    whole = weights.pack(given, element.get_bitwidth())
-    monkeypatch.setattr(weights, "AT_ONCE", 16)
-    np.testing.assert_array_equal(weights.pack(given, element.get_bitwidth()), whole)
-    again = weights.unpack(whole, element.get_bitwidth(), not element.is_unsigned(), (100,))
+    whole = sub_byte.pack(given, element.get_bitwidth())
+    monkeypatch.setattr(sub_byte, "AT_ONCE", 16)
+    np.testing.assert_array_equal(sub_byte.pack(given, element.get_bitwidth()), whole)
+    again = sub_byte.unpack(whole, element.get_bitwidth(), not element.is_unsigned(), (100,))
     np.testing.assert_array_equal(again, given)
 
 

@@ -13,7 +13,7 @@ from pass_cases import refuses, rewrites, stays, table
 
 import anesurgery as ane
 from anesurgery.errors import ProofError
-from anesurgery.files import weights
+from anesurgery.files import sub_byte
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes import fold_constants
 from anesurgery.passes.fold_constants import FoldConstants
@@ -124,7 +124,7 @@ def with_palette(opset: Any, make: Callable[[Var], Var]) -> Program:
     @mb.program(input_specs=[mb.TensorSpec((1,), dtype=types.fp16)], opset_version=opset)
     def program(x: Var) -> Var:
         if opset == ct.target.iOS16:
-            packed, shape = weights.pack(indices.reshape(8, 6), 4), np.array([8, 6], np.uint32)
+            packed, shape = sub_byte.pack(indices.reshape(8, 6), 4), np.array([8, 6], np.uint32)
             w = mb.constexpr_lut_to_dense(indices=packed, lut=table, shape=shape)
         else:
             lut = np.stack([table, table[::-1]]).reshape(2, 1, 16, 1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from anesurgery.errors import Refused
-from anesurgery.files import weights
+from anesurgery.files import sub_byte
 from anesurgery.mil import Array, Program, Var, ct, is_compressed, mb, types
 from anesurgery.regions import compressed_weights
 from anesurgery.regions.compressed_weights import decoded, edit_weight
@@ -44,7 +44,7 @@ def affine(vector: bool) -> Callable[[], Var]:
 
 
 def packed_palette(bits: int, named: int) -> Var:
-    packed = weights.pack(numbers(SHAPE, named), bits)
+    packed = sub_byte.pack(numbers(SHAPE, named), bits)
     return mb.constexpr_lut_to_dense(indices=packed, lut=halves(2**bits), shape=np.array(SHAPE, np.uint32))
 
 
@@ -52,7 +52,7 @@ def packed_sparse() -> Var:
     mask = numbers(SHAPE, 2)
     shape = np.array(SHAPE, np.uint32)
     return mb.constexpr_sparse_to_dense(
-        nonzero_data=halves(int(mask.sum())), mask=weights.pack(mask, 1), shape=shape
+        nonzero_data=halves(int(mask.sum())), mask=sub_byte.pack(mask, 1), shape=shape
     )
 
 
@@ -244,7 +244,7 @@ def test_padding_prefers_an_entry_that_is_there(monkeypatch: pytest.MonkeyPatch)
     table[5] = 0
     program, weight = weight_of(
         lambda: mb.constexpr_lut_to_dense(
-            indices=weights.pack(numbers(SHAPE, 16), 4), lut=table, shape=np.array(SHAPE, np.uint32)
+            indices=sub_byte.pack(numbers(SHAPE, 16), 4), lut=table, shape=np.array(SHAPE, np.uint32)
         ),
         ct.target.iOS16,
     )

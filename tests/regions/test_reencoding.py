@@ -11,7 +11,7 @@ import pytest
 
 from anesurgery.checking.grades import psnr
 from anesurgery.errors import Refused
-from anesurgery.files import weights
+from anesurgery.files import sub_byte
 from anesurgery.mil import Array, Program, Var, ct, is_compressed, mb, types
 from anesurgery.regions import clusters, reencoding
 from anesurgery.regions.clusters import clustered
@@ -49,14 +49,14 @@ def affine(dtype: type, zero: int) -> Var:
 
 
 def packed_palette() -> Var:
-    indices = weights.pack(whole(1, 64), 6)
+    indices = sub_byte.pack(whole(1, 64), 6)
     return mb.constexpr_lut_to_dense(indices=indices, lut=halves(2, 64), shape=np.array(SHAPE, np.uint32))
 
 
 def packed_sparse() -> Var:
     mask = whole(1, 2)
     data, shape = halves(2, int(mask.sum())), np.array(SHAPE, np.uint32)
-    return mb.constexpr_sparse_to_dense(nonzero_data=data, mask=weights.pack(mask, 1), shape=shape)
+    return mb.constexpr_sparse_to_dense(nonzero_data=data, mask=sub_byte.pack(mask, 1), shape=shape)
 
 
 def blocks(kind: str, offset: bool) -> Var:

@@ -14,7 +14,7 @@ import anesurgery as ane
 from anesurgery.errors import SurgeryError
 from anesurgery.files.interface import new_spec
 from anesurgery.files.package import Loaded
-from anesurgery.files.weights import pack
+from anesurgery.files.sub_byte import pack
 from anesurgery.mil import Program, ct, mb, op_types, types, walk_ops
 from anesurgery.rewriting import newer_opsets
 from anesurgery.rewriting.newer_opsets import DIFFERENCES, Difference, changes, raised, why_not

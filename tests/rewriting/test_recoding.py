@@ -13,7 +13,7 @@ import anesurgery as ane
 from anesurgery.checking.grades import psnr
 from anesurgery.commands import app as cli
 from anesurgery.errors import SurgeryError
-from anesurgery.files import weights
+from anesurgery.files import sub_byte
 from anesurgery.mil import Array, Program, Var, ct, is_compressed, mb, walk_ops
 
 RNG = np.random.default_rng(3)
@@ -35,14 +35,14 @@ def int8(channels: bool) -> Any:
 
 
 def palette() -> Var:
-    indices = weights.pack(RNG.integers(0, 16, SHAPE).astype(np.uint8), 4)
+    indices = sub_byte.pack(RNG.integers(0, 16, SHAPE).astype(np.uint8), 4)
     return mb.constexpr_lut_to_dense(indices=indices, lut=np.sort(floats(16)), shape=SHAPES)
 
 
 def sparse() -> Var:
     mask = RNG.integers(0, 2, SHAPE).astype(np.uint8)
     return mb.constexpr_sparse_to_dense(
-        nonzero_data=floats(int(mask.sum())), mask=weights.pack(mask, 1), shape=SHAPES
+        nonzero_data=floats(int(mask.sum())), mask=sub_byte.pack(mask, 1), shape=SHAPES
     )
 
 

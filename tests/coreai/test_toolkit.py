@@ -41,6 +41,14 @@ def test_without_the_package_it_says_how_to_get_it() -> None:
     assert "pip install 'anesurgery[coreai]'" in done.stderr
 
 
+def test_the_child_loads_neither_torch_nor_coremltools() -> None:
+    """Each run starts a process, which would take ten times as long with them."""
+    code = (
+        "import sys, anesurgery.coreai.child; print([m for m in ('torch', 'coremltools') if m in sys.modules])"
+    )
+    assert run_child([sys.executable, "-c", code], cwd=ROOT).stdout.strip() == "[]"
+
+
 def test_no_other_file_imports_it() -> None:
     engine = [p for p in (ROOT / "anesurgery").rglob("*.py") if p.name != "toolkit.py"]
     found = [p.name for p in engine if "import coreai" in (t := p.read_text()) or "from coreai" in t]

@@ -145,7 +145,7 @@ def test_few_values_make_an_exact_palette() -> None:
 def test_plain_weights_must_fit_into_a_program(
     target: str, acts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_scales, "dense", lambda function: 3 << 29)
+    monkeypatch.setattr(channel_scales, "decompressed_bytes", lambda function: 3 << 29)
     surgery = ane.apply(linear(), [ChannelScales()], target=target, quiet=True)
     assert bool(surgery.changes) is acts
     assert any("decompressed, the weights take 1.61 GB" in str(why) for _, why in surgery.refusals) is not acts

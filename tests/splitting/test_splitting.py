@@ -391,7 +391,7 @@ def test_chunks_equal_a_whole_whose_weights_find_no_room(monkeypatch: pytest.Mon
         return mb.relu(x=mb.linear(x=mb.linear(x=x, weight=weights[0]), weight=weights[1]), name="y")
 
     loaded = ane.load(program)
-    monkeypatch.setattr(arithmetic, "KEPT", 5 * wide * narrow)  # of one, and not of two
+    monkeypatch.setattr(arithmetic, "CACHE_LIMIT", 5 * wide * narrow)  # of one, and not of two
     assert ane.compare(loaded, ane.split(loaded, 2), precision="fp16").psnr == np.inf
 
 

@@ -29,8 +29,8 @@ from anesurgery.errors import InterpretError
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.algebraic import Algebraic
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
+from anesurgery.interpret.arithmetic.constant_memory import release_pages
 from anesurgery.interpret.arithmetic.field import LANES, LEAST, Image, Zero
-from anesurgery.interpret.arithmetic.precision import forget
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Symbolic
 from anesurgery.mil import Array, Operation, Var, constant, np_dtype, reads, types
 from anesurgery.ops import names
@@ -366,7 +366,7 @@ def _content(array: Array) -> Hashable | None:
     if _is_one_number(ordered):
         return None
     content = ordered.dtype.str, hashlib.blake2b(ordered.data, digest_size=16).digest()
-    forget(ordered)
+    release_pages(ordered)
     return content
 
 

@@ -84,7 +84,7 @@ from anesurgery.checking.numbers import (
 )
 from anesurgery.facts.dependence import slice_back
 from anesurgery.interpret import Evaluator
-from anesurgery.interpret.arithmetic.precision import Double
+from anesurgery.interpret.arithmetic.fp64 import Double
 from anesurgery.interpret.sampling import LOOKUPS
 from anesurgery.mil import Array, any_symbolic, constant, ct, reads
 from anesurgery.ops import CONTRACTIONS, CONTROL, LISTS, RANDOM, STATEFUL
@@ -211,13 +211,13 @@ def _for_any_weights(
 @contextmanager
 def _trimmed(site: Site) -> Iterator[None]:
     """Give back the memory that the check of a large edit took."""
-    from anesurgery.interpret.arithmetic.precision import trim
+    from anesurgery.interpret.arithmetic.constant_memory import trim_heap
 
     yield
     results = (v for op in (*site.old_ops, *site.new_ops) for v in op.outputs)
     values = (v for v in results if types.is_tensor(v.sym_type))
     if any(math.prod(drawn_shape(v)) > LARGE_VALUE for v in values):
-        trim()
+        trim_heap()
 
 
 def _of_bits(proof: Proof, seed: int) -> SiteCheck:

@@ -48,7 +48,7 @@ from anesurgery.errors import InterpretError
 from anesurgery.facts.dependence import ops_with_run_counts
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs
 from anesurgery.interpret import Evaluator
-from anesurgery.interpret.arithmetic.precision import Double, Unsteady
+from anesurgery.interpret.arithmetic.fp64 import Double, PerturbedRounding
 from anesurgery.interpret.state import Box
 from anesurgery.mil import Array, Function, Operation, Var, is_symbolic, is_weight, np_dtype, types, walk_ops
 from anesurgery.semantics.rows import work_of
@@ -194,7 +194,7 @@ class _Both:
         """Return those that also differ in fp64 by more than errors at the gate would change the old side."""
         share = 10 ** (-self.gate / 20)
         finer, finer_new = self.before(numbers, Double()), self.after(numbers, Double())
-        moved = [self.before(numbers, Unsteady(share, seed)) for seed in range(DRAWS)]
+        moved = [self.before(numbers, PerturbedRounding(share, seed)) for seed in range(DRAWS)]
         differing = []
         for name in names:
             a, b = _defined(old[name], new[name], strict)

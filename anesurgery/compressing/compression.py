@@ -49,7 +49,7 @@ from anesurgery.files.package import Loaded
 from anesurgery.files.plot_files import save_picture
 from anesurgery.files.protobuf import version_of
 from anesurgery.files.sharing import workers
-from anesurgery.interpret.arithmetic.precision import CACHE_LIMIT
+from anesurgery.interpret.arithmetic.constant_memory import CACHE_LIMIT
 from anesurgery.interpret.features import check_names
 from anesurgery.interpret.predictor import Predictor, bound, check_ids
 from anesurgery.mil import Program, exclusive

@@ -34,7 +34,7 @@ from anesurgery.compressing.weight_forms import MOST_VECTOR
 from anesurgery.facts.makeup import logits_of
 from anesurgery.files.package import Loaded, save
 from anesurgery.files.sharing import Shard, Workers, result
-from anesurgery.interpret.arithmetic.precision import CACHE_LIMIT
+from anesurgery.interpret.arithmetic.constant_memory import CACHE_LIMIT
 from anesurgery.interpret.core import Executable, Step
 from anesurgery.interpret.forks import Forks
 from anesurgery.mil import Array, Operation, Var

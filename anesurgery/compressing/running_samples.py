@@ -18,7 +18,7 @@ import torch
 
 from anesurgery.files.arrays import set_aside
 from anesurgery.interpret import sampling
-from anesurgery.interpret.arithmetic.precision import forget
+from anesurgery.interpret.arithmetic.constant_memory import release_pages
 from anesurgery.interpret.core import Env, Executable, Plan, Step
 from anesurgery.mil import Array, Operation, Var
 
@@ -107,7 +107,7 @@ def _run_step(plan: Plan, step: Step, envs: Sequence[Env], folder: Path | None) 
     for name in step.to_widen:
         var = step.op.inputs[name]
         if plan.widened.pop(var, None) is not None:
-            forget(var.val)
+            release_pages(var.val)
 
 
 def _value_bytes(env: Env) -> int:

@@ -26,7 +26,9 @@ from anesurgery.files.arrays import set_aside
 from anesurgery.files.source import SourceFile
 from anesurgery.files.weights import source_of
 from anesurgery.interpret import attentions, sampling, state
+from anesurgery.interpret.arithmetic import constant_memory
 from anesurgery.interpret.arithmetic import precision as dtypes
+from anesurgery.interpret.arithmetic.constant_memory import as_tensor, needs_widening, release_pages, widen
 from anesurgery.interpret.ops import constexpr, control, tensor
 from anesurgery.interpret.ops.reduction import linear
 from anesurgery.interpret.ops.tensor import sliced_at
@@ -134,7 +136,7 @@ class Plan:
         cache_limit: int | None = None,
     ) -> None:
         self.arithmetic, self.device = dtypes.check(arithmetic), check_device(device)
-        self.cache_limit = dtypes.CACHE_LIMIT if cache_limit is None else cache_limit
+        self.cache_limit = constant_memory.CACHE_LIMIT if cache_limit is None else cache_limit
         self.constants: Env = dict(outside.constants) if outside else {}
         self.decompressed: dict[Var, Array] = dict(outside.decompressed) if outside else {}
         self.steps: list[Step] = []
@@ -171,7 +173,10 @@ class Plan:
             return True
         if is_constexpr(op):
             arrays = constexpr.decompress(op, self.decompressed)
-            if sum(array.nbytes for array in (*self.decompressed.values(), *arrays)) > dtypes.CACHE_LIMIT:
+            if (
+                sum(array.nbytes for array in (*self.decompressed.values(), *arrays))
+                > constant_memory.CACHE_LIMIT
+            ):
                 arrays = [set_aside(array) for array in arrays]
             self.decompressed |= zip(op.outputs, arrays, strict=True)
             return True
@@ -221,7 +226,7 @@ class Plan:
                 continue  # an input is dropped before the last op, where all is computed
             for name, var in attention.reads:
                 if var in self.constants or _is_const(var):
-                    fixed[name] = dtypes.widen(self.value({}, var))
+                    fixed[name] = widen(self.value({}, var))
                 else:
                     reads.append((name, var))
             dead = [v for op in attention.ops for v in steps[op].dead]
@@ -247,12 +252,12 @@ class Plan:
                 fixed[name] = self.constants[value]
             else:
                 reads.append((name, value))
-        to_widen = [] if moves else [name for name, value in fixed.items() if dtypes.needs_widening(value)]
+        to_widen = [] if moves else [name for name, value in fixed.items() if needs_widening(value)]
         return fixed, reads, to_widen
 
     def _tensor(self, array: Any) -> torch.Tensor:
         """Return an array as a tensor on the device."""
-        return move(dtypes.as_tensor(array), self.device)
+        return move(as_tensor(array), self.device)
 
     def _fixed(self, op: Operation, name: str, var: Var) -> Any:
         """Return a constant input: a tensor for what an op computes with, plain Python for its settings."""
@@ -284,7 +289,7 @@ class Plan:
         widened = stored.float()
         if self.runs > 1 and self.widened_bytes <= self.cache_limit:
             self.widened[var] = widened
-            dtypes.forget(var.val)
+            release_pages(var.val)
         return widened
 
     @property
@@ -331,7 +336,7 @@ class Plan:
         results = self._compute(step, arguments, env, listener)
         if self.runs == 1 or self.widened_bytes > self.cache_limit:  # else they are kept from the second run on
             for name in step.to_widen:
-                dtypes.forget(step.op.inputs[name].val)
+                release_pages(step.op.inputs[name].val)
         operands = None if step.function is None else arguments.values()
         for (var, dtype, rounding), value in zip(step.outs, results, strict=True):
             is_final = rounding is None and getattr(value, "dtype", None) is dtype
@@ -377,7 +382,7 @@ class Plan:
         arguments = dict(step.fixed)
         for name, source in step.reads:
             is_list = source.__class__ is tuple
-            arguments[name] = [dtypes.widen(self.value(env, v)) for v in source] if is_list else env[source]
+            arguments[name] = [widen(self.value(env, v)) for v in source] if is_list else env[source]
         return arguments
 
     def _check_sources(self) -> None:
@@ -537,7 +542,7 @@ class Evaluator:
         self, ops: Sequence[Operation], wanted: Sequence[Var], precision: str | dtypes.Arithmetic = "fp32"
     ) -> None:
         self.wanted = list(wanted)
-        self.plan = Plan(ops, wanted, precision, cache_limit=dtypes.SMALL_CACHE_LIMIT)
+        self.plan = Plan(ops, wanted, precision, cache_limit=constant_memory.SMALL_CACHE_LIMIT)
 
     def reshaping(self, shapes: Mapping[Var, Sequence[int]]) -> Evaluator:
         """Set the result shapes of reshapes, and return itself: for runs on fewer rows than the ops say."""
@@ -554,7 +559,7 @@ class Evaluator:
         env: Env = {v: dtypes.finish(t, dtypes.run_dtype(v, arithmetic), None) for v, t in bindings.items()}
         with torch.inference_mode():
             self.plan.run(env, listener)
-            return [dtypes.widen(self.plan.value(env, v)) for v in self.wanted]
+            return [widen(self.plan.value(env, v)) for v in self.wanted]
 
 
 def evaluate(
@@ -713,5 +718,5 @@ def _of_list(function: Callable[..., Any], values: Sequence[Any], constants: Map
     """Bind a function of one list of values, some of which may be constants."""
     if len(values) != 1:
         return None
-    items = [(v, dtypes.widen(constants[v]) if v in constants else None) for v in values[0]]
+    items = [(v, widen(constants[v]) if v in constants else None) for v in values[0]]
     return lambda env: function([env[v] if known is None else known for v, known in items])

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from anesurgery.errors import InterpretError
 from anesurgery.files.runner_file import model_of
-from anesurgery.interpret.arithmetic.precision import cache_limit_for_many_runs
+from anesurgery.interpret.arithmetic.constant_memory import cache_limit_for_many_runs
 from anesurgery.interpret.decoder_calls import Call, Tables, calls_of, tables_of
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.interpret.sampler import Sampler, is_whole

@@ -20,7 +20,8 @@ from anesurgery.files import size_index
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded
 from anesurgery.files.sequence import ModelSequence
 from anesurgery.interpret import features, state
-from anesurgery.interpret.arithmetic.precision import run_dtype, to_numpy, widen
+from anesurgery.interpret.arithmetic.constant_memory import widen
+from anesurgery.interpret.arithmetic.precision import run_dtype, to_numpy
 from anesurgery.interpret.core import Executable
 from anesurgery.interpret.sampling import indexed_rows, sample_function
 from anesurgery.interpret.table import Listener

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from anesurgery.interpret import sampling
-from anesurgery.interpret.arithmetic import precision as dtypes
+from anesurgery.interpret.arithmetic import constant_memory
 from anesurgery.interpret.core import Env, Executable, Step
 from anesurgery.interpret.forks import copied
 from anesurgery.interpret.state import Box
@@ -101,7 +101,7 @@ class SeveralArithmetics:
             for var in weights:
                 for plan in plans:
                     plan.widened.pop(var, None)
-                dtypes.forget(var.val)
+                constant_memory.release_pages(var.val)
 
 
 class _OutputsOf(Listener):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery import fp16
-from anesurgery.interpret.arithmetic.precision import forget
+from anesurgery.interpret.arithmetic.constant_memory import release_pages
 from anesurgery.mil import Array, Maker, Var
 from anesurgery.semantics.bounds import FINITE, facts_of_array
 
@@ -58,7 +58,7 @@ def _has_finite_exponents(table: Array) -> bool:
         chunk = table[start : start + CHUNK]
         if (chunk.view(word) & sign_off).max(initial=0) >= infinity:
             return False
-        forget(chunk)
+        release_pages(chunk)
     return True
 
 

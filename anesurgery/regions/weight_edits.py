@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from anesurgery.interpret.arithmetic.precision import forget
+from anesurgery.interpret.arithmetic.constant_memory import release_pages
 from anesurgery.mil import Array, Operation, static_shape
 from anesurgery.ops import VIEWS
 from anesurgery.semantics.reading import axis_slice, permutation
@@ -220,7 +220,7 @@ def _copy(source: Array, target: Array) -> None:
     """Copy an array in parts, so that memory need not hold all of a mapped one."""
     for part, place in zip(np.array_split(source, PARTS), np.array_split(target, PARTS), strict=True):
         place[...] = part
-        forget(part)
+        release_pages(part)
 
 
 def _scattered(places: Array) -> bool:

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from anesurgery.interpret.arithmetic.precision import as_tensor, forget
+from anesurgery.interpret.arithmetic.constant_memory import as_tensor, release_pages
 from anesurgery.mil import Array, Operation, Var, constant, np_dtype, producer, static_shape
 from anesurgery.semantics.reading import channels, flag, ints, number, weight
 
@@ -76,7 +76,7 @@ def _least_and_largest(var: Var) -> Interval:
         return ANY
     is_fp16 = np.asarray(value).dtype == np.float16  # numpy takes sixty times as long for fp16
     low, high = map(float, torch.aminmax(as_tensor(value)) if is_fp16 else (np.min(value), np.max(value)))
-    forget(value)
+    release_pages(value)
     return ANY if math.isnan(low) or math.isnan(high) else (low, high)
 
 
@@ -165,7 +165,7 @@ class WeightNorms:
         rows = numbers.flatten(0, -2) if self.by_columns else numbers.flatten(1)
         floats = rows if rows.is_floating_point() else rows.float()
         lengths = torch.linalg.vector_norm(floats, order, dim=0 if self.by_columns else 1, dtype=torch.float32)
-        forget(constant(self.weight))
+        release_pages(constant(self.weight))
         return float(lengths.max())
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from anesurgery import fp16
-from anesurgery.interpret.arithmetic.precision import as_tensor, forget
+from anesurgery.interpret.arithmetic.constant_memory import as_tensor, release_pages
 from anesurgery.mil import Array, Operation, Var, constant, is_symbolic, np_dtype, producer, static_shape
 from anesurgery.ops import MOVING, PADDING, UNROUNDED, names
 from anesurgery.semantics.analysis_cache import cached
@@ -326,7 +326,7 @@ def _singular_value_and_bias(layer: Operation, size: int, roughly: bool) -> tupl
     facts, key = facts_of_array(weight), ("singular value", size, roughly)
     if key not in facts:
         facts[key] = _largest_singular_value(weight, size, roughly) * ROUNDED
-        forget(weight)
+        release_pages(weight)
     shift = 0.0 if offset is None else np.linalg.norm(np.reshape(offset, (-1, size)), axis=1).max()
     return facts[key], float(shift)
 

@@ -12,7 +12,7 @@ import anesurgery as ane
 from anesurgery.compressing import running_samples
 from anesurgery.files import arrays as module
 from anesurgery.files.arrays import LEAST, set_aside
-from anesurgery.interpret.arithmetic import precision
+from anesurgery.interpret.arithmetic import constant_memory
 from anesurgery.mil import Array, Program, Var, ct, mb, types
 
 RNG = np.random.default_rng(41)
@@ -68,7 +68,7 @@ def test_what_is_on_the_disk_changes_no_weight(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(module, "LEAST", 0)
     monkeypatch.setattr(running_samples, "MOST_VALUES", 0)
-    monkeypatch.setattr(precision, "CACHE_LIMIT", 0)
+    monkeypatch.setattr(constant_memory, "CACHE_LIMIT", 0)
     rooms = "compressing.correcting", "compressing.running_samples", "interpret.core"
     for room in rooms:
         monkeypatch.setattr(f"anesurgery.{room}.set_aside", counted)

@@ -14,7 +14,7 @@ from coremltools.converters.mil.mil import get_new_symbol
 from anesurgery.errors import InterpretError
 from anesurgery.files.package import save
 from anesurgery.interpret import Executable, Listener, Predictor, attentions
-from anesurgery.interpret.arithmetic import precision as dtypes
+from anesurgery.interpret.arithmetic import constant_memory
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb
 
@@ -146,12 +146,12 @@ def linear(kind: Any) -> Program:
     return made
 
 
-@pytest.mark.parametrize("room", [dtypes.CACHE_LIMIT, 0])
+@pytest.mark.parametrize("room", [constant_memory.CACHE_LIMIT, 0])
 @pytest.mark.parametrize("kind", [np.float16, np.float32])
 def test_constants_kept_ready_change_nothing(
     kind: Any, room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dtypes, "CACHE_LIMIT", room)
+    monkeypatch.setattr(constant_memory, "CACHE_LIMIT", room)
     predictor = Predictor(save(load(linear(kind)), tmp_path / "linear.mlpackage"))
     values = {"x": np.random.default_rng(1).standard_normal((2, 400)).astype(np.float32)}
     plan, found = predictor.executables[0].plan, []
@@ -172,10 +172,10 @@ def test_only_mapped_files_are_given_back(tmp_path: Path) -> None:
         changed = mapped
         if mode == "c":
             changed[5000] = 1
-        dtypes.forget(changed[100:60000].reshape(2, -1))
+        constant_memory.release_pages(changed[100:60000].reshape(2, -1))
         assert changed[5000] == (1 if mode == "c" else 5000)
-    dtypes.forget(stored)
-    dtypes.forget(None)
+    constant_memory.release_pages(stored)
+    constant_memory.release_pages(None)
     assert torch.equal(torch.from_numpy(stored), torch.arange(1 << 16, dtype=torch.float32))
 
 

@@ -25,7 +25,7 @@ from anesurgery.files.package import Loaded
 from anesurgery.files.sequence import Chain
 from anesurgery.files.weights import WeightWriter
 from anesurgery.interpret import Predictor
-from anesurgery.interpret.arithmetic import precision as arithmetic
+from anesurgery.interpret.arithmetic import constant_memory
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.splitting import split
 
@@ -391,7 +391,7 @@ def test_chunks_equal_a_whole_whose_weights_find_no_room(monkeypatch: pytest.Mon
         return mb.relu(x=mb.linear(x=mb.linear(x=x, weight=weights[0]), weight=weights[1]), name="y")
 
     loaded = ane.load(program)
-    monkeypatch.setattr(arithmetic, "CACHE_LIMIT", 5 * wide * narrow)  # of one, and not of two
+    monkeypatch.setattr(constant_memory, "CACHE_LIMIT", 5 * wide * narrow)  # of one, and not of two
     assert ane.compare(loaded, ane.split(loaded, 2), precision="fp16").psnr == np.inf
 
 

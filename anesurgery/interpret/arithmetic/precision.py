@@ -1,22 +1,14 @@
 """The arithmetic of the interpreter: the dtypes of a run, how results are rounded, and what a cast loses.
 
-Floats are torch float32 while a program runs; only in `Double` they are fp64. "fp32" reads fp16 exactly and
-never rounds to fp16 (the reference). "fp16" rounds the result of each op to the dtype that the program says,
-with sums in fp32. "ane", or "ane:M1" for a chip, estimates what was measured on Neural Engines
+Floats are torch float32 while a program runs; only in `fp64.Double` they are fp64. "fp32" reads fp16 exactly
+and never rounds to fp16 (the reference). "fp16" rounds the result of each op to the dtype that the program
+says, with sums in fp32. "ane", or "ane:M1" for a chip, estimates what was measured on Neural Engines
 (`measured.ELEMENTS`). Integers of every width run as int32.
-
-In fp64 a difference that is only rounding is 2^-29 of what it is in fp32; any other difference stays. With
-operands that are off by a share, a run shows what errors of that size do to a result, also where sums cancel.
 """
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import os
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,9 +16,10 @@ import torch
 
 from anesurgery.errors import InterpretError
 from anesurgery.interpret.arithmetic import neural_engine
+from anesurgery.interpret.arithmetic.constant_memory import SMALL_CONSTANT
 from anesurgery.interpret.table import Implementation, to_int32
-from anesurgery.mil import Operation, Var, np_dtype, operands, producer, quiet_host, types
-from anesurgery.ops import CARRIERS, UNROUNDED, names
+from anesurgery.mil import Operation, Var, np_dtype, operands, producer, types
+from anesurgery.ops import CARRIERS, names
 
 PRECISIONS = ("fp32", "fp16", "ane")
 SUMMING = names(
@@ -41,31 +34,8 @@ split."""
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 """Rounds a result."""
 
-CACHED = 1 << 16
-"""Constants of up to this many elements are always kept in fp32; larger ones are widened when an op needs
-them."""
-
 PLAIN = (torch.Tensor, bool, int, float, str, type(None))
 """Types of the arguments of ops, but for states and lists."""
-
-CACHE_LIMIT = 1 << 30
-"""The most bytes of large constants that a plan keeps in fp32, from its second run on."""
-
-
-SMALL_CACHE_LIMIT = 1 << 26
-"""The same for a few ops that run a few times: keeping more costs memory and saves nothing."""
-
-
-def cache_limit_for_many_runs() -> int:
-    """Return a limit for a program that will run many times: half of the memory that is available."""
-    with suppress(OSError, IndexError, ValueError):  # Linux says what it can take back from its file cache
-        kilobytes = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]
-        return max(CACHE_LIMIT, 1024 * int(kilobytes) // 2)
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # not on every system
-        return CACHE_LIMIT
-    return max(CACHE_LIMIT, free // 2)
 
 
 class Arithmetic(Protocol):
@@ -182,7 +152,7 @@ def finish(
 
 def _is_large_and_own(value: torch.Tensor, arguments: Iterable[Any]) -> bool:
     """Is it a large float32 result whose memory is not shared with an argument?"""
-    if value.dtype != torch.float32 or value.numel() <= CACHED or not value.is_contiguous():
+    if value.dtype != torch.float32 or value.numel() <= SMALL_CONSTANT or not value.is_contiguous():
         return False
     each = [
         x for argument in arguments for x in (argument if isinstance(argument, tuple | list) else (argument,))
@@ -191,52 +161,6 @@ def _is_large_and_own(value: torch.Tensor, arguments: Iterable[Any]) -> bool:
         return False
     held = {x.untyped_storage().data_ptr() for x in each if isinstance(x, torch.Tensor)}
     return value.untyped_storage().data_ptr() not in held
-
-
-def widen(value: Any) -> Any:
-    """Return fp16 as float32, and everything else as it is."""
-    return value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.float16 else value
-
-
-def needs_widening(value: Any) -> bool:
-    """Must a constant be widened before use, or is it so large that its memory is given back after it?"""
-    if not isinstance(value, torch.Tensor):
-        return False
-    return value.dtype == torch.float16 or (value.dtype == torch.float32 and value.numel() > CACHED)
-
-
-def forget(array: Any) -> None:
-    """Give back the memory of a view of a mapped file; the file is read again when the view is."""
-    owner = array
-    while isinstance(getattr(owner, "base", None), np.ndarray):
-        owner = owner.base
-    mapped: Any = getattr(owner, "base", None)
-    if not (isinstance(owner, np.memmap) and owner.mode == "r" and hasattr(mapped, "madvise")):
-        return
-    begin = array.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
-    first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
-    length = (begin + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
-    if length > 0:
-        mapped.madvise(mmap.MADV_DONTNEED, first, length)
-
-
-def trim() -> None:
-    """Give freed memory back to the system: glibc keeps it, and memory mapped later would come on top."""
-    with suppress(OSError, TypeError, AttributeError):  # not on every system
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def as_tensor(array: Any) -> torch.Tensor:
-    """Return a constant as a tensor: a view of the (memory-mapped) array where torch has its dtype."""
-    array = np.asarray(array)
-    if array.dtype.kind == "u" and array.dtype != np.uint8:
-        array = array.astype(np.int64 if array.dtype.itemsize > 2 else np.int32)
-    with quiet_host():  # the array is not writable, and nobody writes to it
-        tensor = torch.from_numpy(np.ascontiguousarray(array)).reshape(array.shape)
-    if tensor.dtype.is_floating_point or tensor.dtype == torch.bool:
-        tensor = tensor.float() if tensor.dtype == torch.float64 else tensor
-        return tensor.float() if tensor.dtype == torch.float16 and tensor.numel() <= CACHED else tensor
-    return tensor.to(torch.int32)
 
 
 def to_numpy(value: Any, var: Var, precision: str | Arithmetic) -> Any:
@@ -264,65 +188,3 @@ def _fits(var: Var, size: int) -> bool:
     if before is None or before.op_type not in CARRIERS:
         return False
     return _fits(before.inputs["x"], size)
-
-
-STEADY = UNROUNDED | CARRIERS
-"""Ops that make no float by rounding."""
-ROUNDED_ONCE = names("add sub")
-"""Ops that round their result and nothing else: two numbers that are alike have an exact difference."""
-EXPONENT = ("pow", "y")
-"""An operand that is not off: a negative number has a power for whole exponents only."""
-
-
-class Double:
-    """Floats are fp64 between ops.
-
-    Args:
-        off: each float that an op reads is off by this share of it, up or down; of a sum of two numbers,
-            the result is.
-        seed: of the directions.
-    """
-
-    floats = torch.float64
-
-    def __init__(self, off: float = 0.0, seed: int = 0) -> None:
-        self.off, self.generator = off, torch.Generator().manual_seed(seed)
-
-    def meaning(self, op: Operation, row: Implementation) -> Callable[..., Any]:
-        """The function on fp64 operands."""
-        if op.op_type in ROUNDED_ONCE:
-            return lambda **operands: self._wide(row.function(**{k: _double(v) for k, v in operands.items()}))
-
-        def function(**operands: Any) -> Any:
-            return row.function(
-                **{k: (_double if (op.op_type, k) == EXPONENT else self._wide)(v) for k, v in operands.items()}
-            )
-
-        return function
-
-    def _wide(self, value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(self._wide, value))
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-            return value
-        if not self.off:
-            return value.double()
-        up = torch.randint(0, 2, value.shape, generator=self.generator)
-        return value.double() * (1 + self.off * (2 * up - 1))
-
-
-class Unsteady(Double):
-    """The arithmetic of fp64 in which the floats that an op makes by rounding are off; what it is given is not.
-
-    A tie among inputs stays a tie, and a bound that they meet is met.
-    """
-
-    def meaning(self, op: Operation, row: Implementation) -> Callable[..., Any]:
-        """The function, whose results are off."""
-        if row.moves or op.op_type in STEADY:
-            return Double().meaning(op, row)
-        return lambda **operands: self._wide(row.function(**{k: _double(v) for k, v in operands.items()}))
-
-
-def _double(value: Any) -> Any:
-    return Double()._wide(value)

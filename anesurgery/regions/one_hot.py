@@ -7,7 +7,7 @@ multiply the rows with a table. `equal` builds them: coremltools folds `one_hot`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -62,29 +62,28 @@ def _has_finite_exponents(table: Array) -> bool:
     return True
 
 
-def one_hot_pieces(mb: Maker, ids: Var, rows: int, dtype: DTypeLike, most: int) -> list[tuple[int, Var]]:
+def one_hot_pieces(mb: Maker, ids: Var, rows: int, dtype: DTypeLike, most: int) -> Iterator[tuple[int, Var]]:
     """Build one-hot rows of int32 ids in pieces of at most `most` columns.
 
     An id outside [0, rows) gives zeros, up to the width of the rows.
 
-    Returns:
-        Pairs (first column, piece).
+    Yields:
+        Pairs (first column, piece); each is built when it is asked for, so that one piece lives at a time.
     """
     name = "fp16" if dtype == np.float16 else "fp32"
     if rows <= fp16.LAST_INTEGER:
         number = mb.expand_dims(x=mb.cast(x=ids, dtype=name), axes=[-1])
-        return [(0, _equals(mb, number, range(rows), -1, dtype))]
+        yield 0, _equals(mb, number, range(rows), -1, dtype)
+        return
     base = digit_base(rows)
     high = mb.cast(x=mb.floor_div(x=ids, y=np.int32(base)), dtype=name)
     low = mb.cast(x=mb.mod(x=ids, y=np.int32(base)), dtype=name)
     high, low = (mb.expand_dims(x=digit, axes=[-2, -1]) for digit in (high, low))
     low_hot = _equals(mb, low, range(base), -1, dtype)
-    pieces = []
     for digits in _runs(one_hot_width(rows) // base, most // base):
         both = mb.mul(x=_equals(mb, high, digits, -2, dtype), y=low_hot)
         row = mb.reshape(x=both, shape=[*ids.shape, len(digits) * base])
-        pieces.append((digits.start * base, row))
-    return pieces
+        yield digits.start * base, row
 
 
 def _runs(count: int, most: int) -> list[range]:

@@ -1,4 +1,4 @@
-"""A transpose goes into what reads it: the columns of a weight, or the axes of a reduction or norm.
+"""Remove a transpose by reordering what reads it: a weight's columns, or the axes of a reduction or norm.
 
 Before::
 
@@ -17,16 +17,16 @@ After::
       return %y
     }
 
-A model of TensorFlow moves its channels last before it flattens them for a dense layer, or takes their means.
-The weights of the layer can stand in the order of channels first instead; a reduction can name other axes. A
-layer norm or softmax between a transpose and its inverse, as PyTorch norms the channels of pictures, can name
-another axis too. Ops that treat each number alike may stand between.
+A TensorFlow model moves its channels last before it flattens them for a dense layer or averages them. The
+weights of the dense layer can be stored for channels first instead, and a reduction can name other axes. A
+layer norm or softmax between a transpose and its inverse (PyTorch's norm over the channels of an image) can
+name another axis too. Elementwise ops may stand in between.
 
 Refuses when the reshape flattens axes that the transpose takes from elsewhere, when the weight is dynamic, when
 a reduction leaves its axes in another order, and when a norm is over several axes.
 
-Why it helps: moving the last axis writes the whole value anew, tens of microseconds at a few MB (reported on M1
-Max, macOS 13 to 14). What the pass gains was not measured.
+Why it helps: a transpose of the last axis rewrites the whole tensor, which takes tens of microseconds at a few
+MB (reported on M1 Max, macOS 13 to 14). What the pass gains was not measured.
 
 Grade: proved.
 """

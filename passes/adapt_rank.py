@@ -1,4 +1,4 @@
-"""A linear or a fused attention of more than four axes becomes one of merged axes, between reshapes.
+"""Run a linear or fused attention of more than four axes on merged axes, between two reshapes.
 
 Before::
 
@@ -16,12 +16,12 @@ After::
       return %y
     }
 
-Of a linear, all axes but the last become one; of an attention, all axes before the heads.
+A linear merges all axes but the last; an attention merges all axes before the heads.
 
-Refuses when a shape is symbolic, and an attention whose mask is broadcast over the axes that are merged.
+Refuses when a shape is symbolic, and when an attention mask is broadcast over the axes to merge.
 
 Why it helps: strings of the compiler say that linear and fused attention take at most four axes (reported). A
-reshape of static shape moves nothing. What it gains was not measured.
+reshape of static shape moves no data. What the pass gains was not measured.
 
 Grade: bit for bit.
 """

@@ -1,28 +1,33 @@
-"""Run the passes that an inspection names, singly and in pairs, and keep those that help.
+"""Run the passes that an inspection suggests, singly and in pairs, and keep those that help.
 
-Candidates are the passes that findings of the inspection name, with the options that suit the target, and
-`group_by_unit`, which needs no finding. Each is tried on a copy of the program, which is inspected again;
-where none pays by itself, pairs are tried: a step, and then one that is named after it, also a step that
-helps against a second reason why an op is off the ANE. Where the model grew, each step is left out once,
-since a later one may do without it. Where a step changes results, single passes are tried again without it,
-and as good an end is preferred. A trial is kept only if no op that was legal becomes illegal, the expected
-time does not rise, neither weights nor flop, bytes moved or ops grow much without a clear gain in time, and
-something is better: less time, or, in equal time, less that cannot run on the ANE at all, fewer switches
-between units, fewer findings; or a gain was measured on the target, which counts more than the estimate and
-is named (`sequence_layout`). A pass that changes what the model gives back (`select_last_token`) is kept only
-for a decoder, where each position sees those before it alone; one that makes inputs and outputs fp16, only
-where the target pays for the casts. `keep_interface` rules out both. A pass that rounds values
-(`compute_fp16`) is kept only where more runs on the ANE for it, or the time falls by a tenth. What then makes
-the outputs of sampled inputs less exact, in fp16 or in the arithmetic of the chip, is undone. Last, a model
-of up to 2^29 stored numbers that has norms over a root runs in fp16 on the inputs given, or once on sampled
-ones: `rms_norm` and `group_norm` change those whose squares are beyond a quarter of 65504, whatever that
-costs. The notes of the surgery say what was gained; its refusals, what was not kept, what keeps ops off the
-ANE still, and what a conversion lost or reports call wrong: other passes repair that, by name.
+The candidates are the passes that findings of the inspection name, with the options that suit the target, and
+`group_by_unit`, which needs no finding. Each candidate is tried on a copy of the program, and the copy is
+inspected again. If no single pass helps, pairs are tried: a pass and one that is listed after it, or one that
+removes a second reason why an op is off the ANE. If the model grew, each pass is left out once, since a later
+one may make it unnecessary. If a pass changes results, single passes are tried again without it, and an equally
+good outcome without it is preferred.
 
-Refuses when no candidate makes the model stand better.
+A trial is kept only if no supported op becomes unsupported, the expected time does not rise, and weights, flop,
+bytes moved and number of ops do not grow much without a clear gain in time. It must also improve something:
+less time; or, at equal time, less work that cannot run on the ANE at all, fewer switches between units, or
+fewer findings. A gain that was measured on the target counts more than the estimate, and the notes name it
+(`sequence_layout`).
 
-Why it helps: it repairs what is wrong and nothing else. The estimate is Core ML's own formula as far as it was
-found (M4, macOS 27.0.1) and no run time; a pass that only numbers or alignment ask for may be left out for it.
+Some passes have conditions of their own. A pass that changes the outputs (`select_last_token`) is kept only for
+a decoder, in which each position sees earlier ones only. A pass that makes inputs and outputs fp16 is kept only
+where the target loses time with the casts. `keep_interface` rules out both. A pass that rounds values
+(`compute_fp16`) is kept only if more work runs on the ANE with it, or the time falls by a tenth. A pass that
+makes the outputs less exact on sampled inputs, in fp16 or in the arithmetic of the chip, is undone. Finally, a
+model of up to 2^29 stored numbers with norms over a root runs once in fp16 on the inputs given, or on sampled
+ones: `rms_norm` and `group_norm` change the norms whose squares exceed a quarter of 65504, whatever that costs.
+
+The notes of the surgery say what was gained. Its refusals say what was not kept, what still keeps ops off the
+ANE, and what a conversion lost or reports call wrong; other passes repair the latter when you name them.
+
+Refuses when no candidate improves the model.
+
+Why it helps: it repairs what is wrong and nothing else. The estimate is Core ML's own formula as far as it is
+known (M4, macOS 27.0.1), not a run time; so it may leave out a pass that only numbers or alignment call for.
 
 Grade: none: the shape changes on purpose.
 """

@@ -1,4 +1,4 @@
-"""On request: a function that the engine lacks becomes a formula of ops that it has, within a stated error.
+"""On request, replace a function that the engine lacks by a formula with a stated error.
 
 Before::
 
@@ -18,18 +18,19 @@ After::
       return %y
     }
 
-Sines and cosines are reduced to half a period, with pi in two parts, and a polynomial; tangents are their
-quotient; asin and acos are a root times a polynomial; the hyperbolic functions are sums of exponentials,
-atanh one of logarithms. The error is measured over the range of the operand, in the arithmetic of the
-program, and stated in the notes of the surgery. The range is what the ops before it show, or else `limit`.
+Sines and cosines are reduced to half a period, with pi in two parts, and then a polynomial computes them; a
+tangent is their quotient. asin and acos are a root times a polynomial. The hyperbolic functions are sums of
+exponentials, and atanh is a sum of logarithms. The pass measures the error over the range of the operand, in
+the arithmetic of the program, and states it in the notes of the surgery. The range is what the ops before it
+imply, or else `limit`.
 
-Refuses when the error is above `most_error`, with the error and the range, and when a range is outside of
-what the function takes. `auto` never tries it. Which functions are replaced: those that the target lacks, or
-`functions`.
+Refuses when the error is above `most_error`, with the error and the range, and when the range exceeds the
+domain of the function. `auto` never tries this pass. It replaces the functions that the target lacks, or those
+in `functions`.
 
-Why it helps: asin, acos, tan, sinh, cosh and atanh were not placed on the ANE in any form
-(measured through Core ML on M4, macOS 27); the tables of the compiler have no sine before A16 and M3
-(reported). What it gains in time was not measured.
+Why it helps: asin, acos, tan, sinh, cosh and atanh were not placed on the ANE in any form (measured through
+Core ML on M4, macOS 27); the tables of the compiler have no sine before A16 and M3 (reported). What the pass
+gains in time was not measured.
 
 Grade: checked: it is an approximation.
 """

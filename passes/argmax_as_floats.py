@@ -1,4 +1,4 @@
-"""The index of the largest number is counted in floats, so that only a cast to integers stays off the engine.
+"""Find the index of the largest number in floats, so that only a final cast to integers stays off the engine.
 
 Before::
 
@@ -20,16 +20,16 @@ After::
       return %y
     }
 
-The constant counts the places from the end, so that of equal numbers the first counts, as before. The same for
-`reduce_argmin`. Casts of the index to floats go; readers
-of the integer get it by a cast. Holds for finite numbers and infinities, not for NaN.
+A constant numbers the positions from the end, so that the first of several equal numbers wins, as before.
+`reduce_argmin` is rewritten in the same way. Casts of the index to floats are removed; readers that need the
+integer get a cast. The rewrite is right for finite numbers and infinities, but not for NaN.
 
-Refuses when the axis has more than `most_places` places, up to which fp16 counts exactly, or an unknown
-length; and when the numbers are integers.
+Refuses when the axis is longer than `most_places`, up to which fp16 counts exactly, or has an unknown length;
+and when the numbers are integers.
 
-Why it helps: an index of int32 keeps the search for the maximum on the CPU (measured, M4, macOS 27.0.1, by
-751K/Apple-Neural-Engine-Microarchitecture-Study-M6), at the end of every model that labels pixels. What this
-gains in time was not measured.
+Why it helps: an int32 index keeps the search for the maximum on the CPU (measured, M4, macOS 27.0.1, by
+751K/Apple-Neural-Engine-Microarchitecture-Study-M6), at the end of every model that labels pixels. What the
+pass gains in time was not measured.
 
 Grade: checked: that a number equals the largest one is opaque in the field.
 """

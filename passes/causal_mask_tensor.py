@@ -18,23 +18,24 @@ After::
       return %weights
     }
 
-The mask is read by what it does and not by how it is written (`select`, additive, multiply and add, boolean,
-built at run time from ranges and comparisons, tensor or operand of fused attention): whatever stands between
-the scores and the softmax is evaluated. A condition on an input (padding) is split off, made a term of its own
-small shape, and combined with the causal part once for all layers; other terms are added as they were. If such
-a term follows an op that replaces scores (`select`), the scores are multiplied by 0 or 1 first, so that none
-shows through a large term.
+The pass reads a mask by its effect: it evaluates whatever stands between the scores and the softmax. So it does
+not matter whether the mask is a `select`, an addition, a product and an addition, boolean, built at run time
+from ranges and comparisons, a tensor, or an operand of fused attention. A condition on an input (padding)
+becomes a term of its own small shape, which is combined with the causal part once for all layers. Other terms
+are added as before. If such a term follows an op that replaces scores (`select`), the scores are multiplied by
+0 or 1 first; otherwise a large term could make a replaced score visible again.
 
 `as_input=True` makes the mask an input of the model. The tensor has the element type of the scores: fp16 in an
-fp16 program; scores that are made fp32 only for the softmax are masked before that.
+fp16 program. Scores that are cast to fp32 only for the softmax are masked before the cast.
 
-Rows that keep something give what they gave, since exp(fill) is 0. Rows that keep nothing (left padding, also
-by a large negative term) give finite weights: those of the scores without a mask. A term that lifts what the
-fill masks is refused, by its range or on the inputs.
+Rows in which some position stays visible keep their weights, since exp(fill) is 0. Rows in which every position
+is masked (left padding, also by a large negative term) get finite weights: those of the unmasked scores. The
+pass refuses a term that would lift a masked score to a visible one; it looks at the term's range, or at its
+values on the inputs.
 
-Refuses when an element is neither kept as it is nor masked (a bias), when a position sees one ahead of it,
-when a row keeps nothing at conversion, when the number of positions is symbolic, when what depends on an
-input is not a conjunction, or when it replaces scores before another term is added.
+Refuses when an element is neither kept unchanged nor masked (a bias), when a position sees a later one, when a
+row masks every position at conversion, when the number of positions is symbolic, and when a condition on an
+input is not a conjunction, or replaces scores before another term is added.
 
 Why it helps: `band_part`, run-time ranges and int32 comparisons never run on the ANE (measured: M4, macOS 27),
 an fp32 mask sends the scores to the CPU (reported: M1 Max, macOS 13), and its softmax does not handle -inf

@@ -1,10 +1,10 @@
-"""A variance as a difference of means becomes the mean of the squared differences from the mean.
+"""Compute a variance as the mean of squared differences from the mean, not as a difference of two means.
 
-Refuses when both means are not over the same axes of the same value, and when all values lie within 2 of each
-other.
+Refuses when the two means are not over the same axes of the same value, and when all values lie within 2 of
+each other.
 
-Why it helps: two large numbers cancel. At a mean of 100 and a spread of 1 fp16 leaves no digit, and a
-negative variance makes the root after it NaN (computed). What it costs in time was not measured.
+Why it helps: two large numbers cancel. At a mean of 100 and a spread of 1, fp16 leaves no correct digit, and
+the root of a negative variance is NaN (computed). What the rewrite costs in time was not measured.
 
 Grade: proved.
 """

@@ -1,4 +1,4 @@
-"""A pool with a large window becomes a chain of pools with small windows.
+"""Replace a pool with a large window by a chain of pools with small windows.
 
 Before::
 
@@ -15,17 +15,18 @@ After::
       return %y
     }
 
-A window that steps by its own length is cut into windows of windows: 40 is 5 windows of 8. Other maxima are a
-chain of pools with stride 1, and the stride last: the largest of 11 neighbours is that of 4 windows of 8. Other
-averages are sums of shifted averages of parts of the window, axis by axis; a window that covers an axis is a
-mean. Where edges do not count, in full or in part, the averages are scaled by constants. The root of a sum of
-squares (l2_pool) is one of such roots where windows do not overlap, and else made of the average of squares.
+If the window is as long as the stride, it is split into windows of windows: 40 is 5 windows of 8. Any other
+maximum becomes a chain of pools with stride 1 whose last pool has the stride: the largest of 11 neighbours is
+the largest of 4 windows of 8. Any other average becomes a sum of shifted averages over parts of the window,
+axis by axis; a window that covers a whole axis is a mean. If padding is not counted, or only partly, constants
+scale the averages. A root of a sum of squares (l2_pool) becomes a chain of such roots if windows do not
+overlap, and otherwise a root of averaged squares.
 
-Refuses when a length is symbolic, when a window lies outside of what it pads, and when fp16 windows of l2_pool
-overlap: squares leave the range of fp16.
+Refuses when a length is symbolic, when a window lies entirely in the padding, and when fp16 windows of l2_pool
+overlap: the squares could exceed fp16.
 
-Why it helps: max_pool is taken up to 8 wide, or 32 (measured through Core ML on M4, macOS 27), average pools
-up to 29 on M1 and 31 from M2 on (tables of the compiler). Maxima are proved bit-exact, averages proved.
+Why it helps: max_pool is taken up to 8 wide, or 32 (measured through Core ML on M4, macOS 27), average pools up
+to 29 on M1 and 31 from M2 on (tables of the compiler). Maxima are proved bit-exact, averages proved.
 
 Grade: proved.
 """

@@ -1,4 +1,4 @@
-"""Weights with a scale for each block become plain numbers, or get one scale for each output channel.
+"""Replace block-wise scales of a weight by plain numbers, or by one scale for each output channel.
 
 Before::
 
@@ -15,20 +15,20 @@ After::
       return %y
     }
 
-Where all blocks of an output channel have the same scale, that scale is kept, and nothing else changes.
-Otherwise `form` decides. "plain" (the default) stores the decompressed numbers: not a bit of a result
-changes, and the weight grows, which the notes state. "int8" rounds them to 8 bits with one scale for each
-output channel, "palette" to the 256 values that fit them best; the notes state how far the weights are off,
-and whole models are to be compared.
+If all blocks of an output channel have the same scale, that scale is kept, and nothing else changes. Otherwise
+`form` decides. "plain" (the default) stores the decompressed numbers: every result stays the same bit for bit,
+and the weight grows, which the notes state. "int8" rounds the numbers to 8 bits with one scale for each output
+channel; "palette" rounds them to the 256 values that fit best. The notes state the error of the rounded
+weights; compare the whole models.
 
 Refuses when a weight holds infinities or NaN, when a rounded weight is off by more than `most_error` of the
-largest number of its channel, for a palette below iOS 18 (macOS 15), and where plain weights are more than a
+largest number of its channel, for a palette below iOS 18 (macOS 15), and when plain weights would exceed what a
 program of the target may hold.
 
 Why it helps: Core ML refuses convolutions and products whose weights have a scale for each block ("ANE only
 support per-cout/per-tensor quantization": reported on M5 Pro with macOS 27.0, and on M2, where 129 ops of a
-classifier left the ANE); one scale for each channel and palettes stayed there. What it gains in time was not
-measured.
+classifier left the ANE); one scale for each channel and palettes stayed there. What the pass gains in time was
+not measured.
 
 Grade: bit for bit.
 """

@@ -1,11 +1,11 @@
-"""A product that is quantized is clipped to what the quantization can hold.
+"""Clip a product that is quantized afterwards to the range that the quantization can hold.
 
 Refuses when no factor of the product is dequantized, and when the quantization has a scale for each channel.
 
-Why it helps: the engine multiplied with the code of an operand dequantized by the scale of the output: 2, 4
-and 8 where 1 is right, and a clip of the product to the range of the output repaired it (measured, M5 Pro,
-macOS 27.0: cadamcat, coreai-qdq-multiply-scale). The clip changes no number: quantization stops at the same
-ends. What it costs in time was not measured.
+Why it helps: the engine multiplied the code of a dequantized operand by the scale of the output: 2, 4 and 8
+where 1 is right. A clip of the product to the range of the output repaired it (measured, M5 Pro, macOS 27.0:
+cadamcat, coreai-qdq-multiply-scale). The clip changes no number, since quantization saturates at the same
+values. What it costs in time was not measured.
 
 Grade: checked: that quantization stops where the clip does is no identity of polynomials.
 """

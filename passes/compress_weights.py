@@ -1,4 +1,4 @@
-"""Weights take the form that the target runs fast, each corrected by what the ops that read it see.
+"""Compress weights into the formats that the target runs fast, corrected on sample inputs.
 
 Before::
 
@@ -15,18 +15,18 @@ After::
       return %y
     }
 
-It is `anesurgery.compress` as a step of a recipe, or after one: the samples, some dozens of real ones, are its
-`inputs`, or those of the surgery; sampled ones by default, which say little about a trained model. The model is
-compressed as a whole, every function and every member of a pipeline. The report has a line for each weight with
-its form, and in the notes the loss on the samples that were held out.
+This is `anesurgery.compress` as a step of a recipe. The samples, a few dozen real ones, are its `inputs`, or
+those of the surgery. Without any, random samples are used, which say little about a trained model. The whole
+model is compressed: every function, and every member of a pipeline. The report has a line for each weight with
+its format; the notes give the loss on the held-out samples.
 
-Refuses when a weight has no form that is fast by evidence, when an op that reads it would leave the Neural
-Engine, when one member of a pipeline is asked for alone, when the model is older than iOS 16, when several
-functions take the samples, or none does, and more={"function": name} does not say whose they are, and when
-inputs that were drawn, since none were given, make NaN or infinity.
+Refuses when evidence shows no fast format for a weight, when an op that reads it would leave the Neural Engine,
+when only one member of a pipeline is asked for, when the model is older than iOS 16, when several functions
+accept the samples, or none does, and more={"function": name} does not say which is meant, and when random
+inputs, drawn because none were given, make NaN or infinity.
 
-Why it helps: fewer bytes are read, and the forms taken are no slower than fp16 by published times; the evidence
-is in docs/compressed-weights.md and docs/latency.md.
+Why it helps: fewer bytes are read, and the chosen formats are no slower than fp16 by published times; the
+evidence is in docs/compressed-weights.md and docs/latency.md.
 
 Grade: none: weights are rounded; outputs are compared on samples held out.
 """

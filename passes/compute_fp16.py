@@ -1,23 +1,23 @@
-"""Programs and parts of programs that compute in fp32 compute in fp16, but for the ops that fp16 would break.
+"""Convert fp32 computation to fp16, except for the ops that would break in fp16.
 
-Inputs and outputs keep their types, with casts at the ends; constants are stored as fp16. Each op is judged
-by its constants, by intervals that hold for every input, and by `ranges`, what is known of values by name:
-promised, as `{"mask": (0, 1)}`, or observed, `{r.name: (r.minimum, r.maximum) for r in ane.ranges(m).rows}`.
-Epsilons of norms below 1e-7 become 1e-7; a variance that fp16 does not hold becomes 1, gamma taking its root.
-Finite fills of masks beyond fp16 become -3e4: the softmax gives the same zeros, as scores stay above -2e4. An
-input that does nothing but mask scores is taken to hold 0 and 1, and rows that are masked by sums to keep a
-score; the notes of the surgery say so. Nested blocks stay.
+Inputs and outputs keep their types, with casts at both ends; constants are stored as fp16. Each op is judged by
+its constants, by intervals that hold for every input, and by `ranges`: known ranges of values by name, either
+promised (`{"mask": (0, 1)}`) or observed (`{r.name: (r.minimum, r.maximum) for r in ane.ranges(m).rows}`).
+Epsilons of norms below 1e-7 become 1e-7. A variance that fp16 cannot hold becomes 1, and gamma takes its root.
+Finite mask fills beyond fp16 become -3e4: the softmax still gives zeros, because scores stay above -2e4. The
+pass assumes that an input that only masks scores holds 0 and 1, and that a row masked by sums keeps some score;
+the notes of the surgery state these assumptions. Nested blocks stay as they are.
 
-Refuses when an op has a constant or a result above 65504 (so a constant mask that masks a whole row by sums),
-when a guard such as x + 1e-12 becomes zero (then
-also the squares that it guards, the division, and all sums whose logarithm is taken), when it may hold
-integers above 2048, and when the op takes no fp16. Each op that stays is reported with the value; what is
-unknown is taken to fit, so compare whole models (60 dB).
+Refuses when an op has a constant or a result above 65504 (which includes a constant mask that masks a whole row
+by sums), when a guard such as x + 1e-12 becomes zero (then the squares that it guards, the division, and all
+sums whose logarithm is taken stay too), when it may hold integers above 2048, and when the op takes no fp16.
+The report gives the value for each op that stays. A value of unknown range is assumed to fit, so compare the
+whole models (60 dB).
 
 Why it helps: the ANE computes in fp16 and int8; fp32 ops stay on the CPU or GPU (documented by Apple for all
 chips; "Unsupported tensor format: fp32" was measured through Core ML on M4, macOS 27, and on M1, macOS 14.6).
 Epsilons below the least fp16 number vanish (Apple's own port uses 1e-7). Intervals and promises hold for all
-inputs; observed ranges are checked on the samples they come from.
+inputs; observed ranges are checked on the samples that they come from.
 
 Grade: none: fp16 rounds each value.
 """

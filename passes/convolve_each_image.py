@@ -1,4 +1,4 @@
-"""A convolution of several images with dynamic weights becomes one convolution for each image.
+"""Split a convolution of several images with run-time weights into one convolution for each image.
 
 Before::
 
@@ -19,9 +19,8 @@ After::
 
 Refuses when the number of images is symbolic or above `most_images`.
 
-Why it helps: weights of the run and more than one image made the compiler crash on M1 and were ignored on M3
-Max (reported, tables of the compiler); through Core ML a single image was placed on an M4 (measured, macOS
-27.0.1).
+Why it helps: run-time weights and more than one image made the compiler crash on M1 and were ignored on M3 Max
+(reported, tables of the compiler); through Core ML a single image was placed on an M4 (measured, macOS 27.0.1).
 
 Grade: bit for bit.
 """

@@ -1,4 +1,4 @@
-"""A slice within the last axis is taken within the axis before it, between two transposes.
+"""Slice the last axis as the axis before it, between two transposes.
 
 Before::
 
@@ -16,16 +16,17 @@ After::
       return %s
     }
 
-Ends that a mask leaves open, and places counted from the end, are read by the lengths of the axes, as
-`x[..., 4:]` and `x[..., -1:]` of PyTorch are converted. Of `x[..., 4]`, which takes the axis away, nothing is
-turned back. The parts of a `split` of the last axis are those of the axis before it, each turned back.
+Slice ends that a mask leaves open, and positions counted from the end, are resolved by the axis lengths;
+PyTorch's `x[..., 4:]` and `x[..., -1:]` are converted so. After `x[..., 4]`, which removes the axis, no second
+transpose is needed. A `split` of the last axis becomes a split of the axis before it, and each part is
+transposed back.
 
 Refuses when the slice has a stride, and when intervals show that the value stays below 4094. A slice that
-begins at 0, and one of a value of one axis, is left.
+begins at 0, and one of a tensor with one axis, is left as it is.
 
-Why it helps: on H13 and H14 a slice of the last axis that begins after 0 makes magnitudes from 4095 on
-infinite (measured, M1 and M2, through the private compiler: sbryngelson/ane-guide), and so do the parts of a
-split after the first. It costs two transposes, one more for each part, whose time was not measured.
+Why it helps: on H13 and H14 a slice of the last axis that begins after 0 makes magnitudes from 4095 on infinite
+(measured, M1 and M2, through the private compiler: sbryngelson/ane-guide), and so do the parts of a split after
+the first. The rewrite costs two transposes, one more for each part, whose time was not measured.
 
 Grade: bit for bit.
 """

@@ -18,18 +18,18 @@ After::
       return %y
     }
 
-The query is scaled, not the scores, so that their products stay small in fp16; where fp16 rounds 1/sqrt(width),
-the scores are scaled too, by a number from 1 to 2 that makes up for it. A boolean mask becomes the
-selection of scores or of `fill`, which is finite: a row of which nothing is kept gives a mean, as Core ML's own
-op does, where torch gives zeros or NaN.
+The query is scaled instead of the scores, so that their products stay small in fp16. If fp16 rounds
+1/sqrt(width), a second factor from 1 to 2 on the scores makes up for it. A boolean mask selects between the
+scores and `fill`, which is finite. A row whose keys are all masked gives a mean, as Core ML's own op does;
+torch gives zeros or NaN.
 
-Refuses when a shape is dynamic, and when queries and keys are so large that their scores may leave fp16, or
-come near to the fill.
+Refuses when a shape is dynamic, and when queries and keys are so large that their scores may exceed fp16, or
+come near the fill.
 
-Why it helps: under iOS and macOS 27 fused attention did not apply a mask that no op of the same procedure makes
-(reported, M1 Max, macOS 27.0: ironblock/sidekick), and under 26.1 it gave infinities and NaN (reported:
-pytorch/executorch issue 15833). Core ML prefers the engine for it only from about 2 million elements for each
-of query, key and value (measured, M4, macOS 27.0.1, 751K); the parts have no such bound.
+Why it helps: under iOS and macOS 27 fused attention did not apply a mask unless an op of the same procedure
+makes it (reported, M1 Max, macOS 27.0: ironblock/sidekick), and under 26.1 it gave infinities and NaN
+(reported: pytorch/executorch issue 15833). Core ML prefers the engine for it only from about 2 million elements
+for each of query, key and value (measured, M4, macOS 27.0.1, 751K); the parts have no such bound.
 
 Grade: proved.
 """

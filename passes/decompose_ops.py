@@ -1,4 +1,4 @@
-"""A remainder, product, running sum or one-hot row, which the Neural Engine lacks, is written with other ops.
+"""Write a remainder, product, running sum or one-hot row, which the Neural Engine lacks, with other ops.
 
 Before::
 
@@ -25,14 +25,14 @@ After::
 | `one_hot` | a comparison with 0, 1, 2, ... |
 
 Refuses when a length is symbolic; a `mod` whose divisor is not a constant power of two, unless both sides are
-whole numbers up to 2048 (elsewhere rounding may reach the divisor); a product of more than `most_factors`
-numbers; a running sum of more than `most_length` steps, whose matrix would grow with the square; more than
-2048 classes, which fp16 cannot count; and running sums and remainders of integers, which `integers_as_floats`
-makes floats first.
+whole numbers up to 2048 (otherwise rounding may give the divisor itself); a product of more than `most_factors`
+numbers; a running sum of more than `most_length` steps, whose matrix grows with the square; more than 2048
+classes, which fp16 cannot count; and running sums and remainders of integers, which `integers_as_floats`
+converts to floats first.
 
 Why it helps: none of these ops was placed on the ANE in any form (measured through Core ML on M4, macOS 27),
-while those that take their place were. What it gains in time was not measured. A running sum by a product
-takes finite numbers: 0 times infinity is no number.
+while the ops that replace them were. What the pass gains in time was not measured. A running sum as a product
+needs finite numbers: 0 times infinity is NaN.
 
 Grade: proved.
 """

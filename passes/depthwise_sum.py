@@ -1,4 +1,4 @@
-"""A depthwise convolution that makes one position becomes a product with its kernel and a sum.
+"""A depthwise convolution with a single output position becomes a product with its kernel and a sum.
 
 Before::
 
@@ -15,13 +15,14 @@ After::
       return %y
     }
 
-A decoder that keeps the last few columns of its input, and convolves them in each step, has such convolutions.
+Such convolutions occur in decoders that keep the last few columns of their input and convolve them in each
+step.
 
 Refuses when the convolution pads, when a shape is symbolic, when a group has more than one channel, and when
-the weight is compressed or dynamic. With fewer than `least` groups it does not apply.
+the weight is compressed or dynamic. The pass does not apply to fewer than `least` groups.
 
 Why it helps: ten such convolutions of one decoder, with 1024 groups or more, ran on the CPU (reported, one
-model for A19, iOS 26: john-rocky/CoreML-LLM); what it gains in time was not measured.
+model for A19, iOS 26: john-rocky/CoreML-LLM); what the pass gains in time was not measured.
 
 Grade: proved.
 """

@@ -1,4 +1,4 @@
-"""Convolutions between space_to_batch and batch_to_space are dilated convolutions of the image itself.
+"""Merge space_to_batch, convolutions and batch_to_space into dilated convolutions of the image itself.
 
 Before::
 
@@ -16,16 +16,16 @@ After::
       return %y
     }
 
-space_to_batch deals the pixels of each block out to images of their own; a convolution there reads every second
-(third, ...) pixel of the image. Chains and sums of such convolutions go at once, with the ops between them that
-treat each number, or each channel, alike. What is padded before, and cropped after, becomes padding of the
-convolution.
+space_to_batch deals the pixels of each block out to separate images, so a convolution there reads every second
+(third, ...) pixel of the original image. The pass rewrites whole chains and sums of such convolutions, with the
+elementwise and per-channel ops between them. Padding before them, and cropping after them, becomes padding of
+the convolution.
 
-Refuses when another op stands between the two, when a value between them is read elsewhere, when the blocks
-differ, when a convolution has a stride, and when a stored operand differs between images or pixels.
+Refuses when another op stands between the two, when a value between them is read elsewhere, when the block
+sizes differ, when a convolution has a stride, and when a stored operand differs between images or pixels.
 
-Why it helps: TensorFlow writes dilated convolutions this way. The pixels are not moved twice; coremltools does
-the same where nothing but one convolution stands between. What it gains in time was not measured.
+Why it helps: TensorFlow writes dilated convolutions this way. The pixels are no longer moved twice; coremltools
+does the same if only one convolution stands between. What the pass gains in time was not measured.
 
 Grade: bit for bit.
 """

@@ -1,32 +1,31 @@
 """Look rows of a constant table up by multiplying one-hot rows with the table.
 
-fp16 holds integers exactly only up to 2048, so an id is first split, as an integer, into two digits that fp16
-holds; its one-hot row is the outer product of the one-hot rows of the digits. Tables of up to 2048 rows need
-no digits. Each sum has one non-zero term, so the rows are those of the table, bit for bit (but -0.0 may
-become 0.0); an id outside the table gives zeros. A table with more than `max_inner` rows is read in pieces,
-and the products are added.
+fp16 holds integers exactly only up to 2048. So a larger id is first split, as an integer, into two digits that
+fp16 holds, and the one-hot row of the id is the outer product of the one-hot rows of the digits. Each sum has
+one non-zero term, so the result is the row of the table, bit for bit (but -0.0 may become 0.0). An id outside
+the table gives zeros. A table with more than `max_inner` rows is read in pieces, and the products are added.
 
-`most_rows` leaves longer tables to the CPU: recipes of encoders replace the lookups of positions and token
-types alone.
+Tables longer than `most_rows` stay lookups on the CPU: the recipes for encoders replace only the lookups of
+positions and token types.
 
-A table that a tied head reads too stays as it is, so that it is not stored twice; with `pad_tied=True` it is
-padded as `pad_last_axis` will pad the head's after this pass, and both read one constant. The guard that lets
-negative ids count from the end stays, and a gather that counts so by itself (before iOS 17) is given one,
-unless the ids cannot be negative: by proof, or by `nonnegative_ids=True`, which the notes then repeat.
+A table that a tied head reads too is not padded, so that it is stored only once. With `pad_tied=True` it is
+padded as `pad_last_axis` will pad the head's table after this pass, and both read one constant. The guard that
+lets negative ids count from the end stays, and a gather that does so by itself (before iOS 17) gets one. The
+guard is dropped only if ids cannot be negative: by proof, or by your promise `nonnegative_ids=True`, which the
+notes repeat.
 
-`mode="input"` takes the lookup out of the model: the rows become an input, named `<ids>_embeds`, and the
-table is written beside the package as `<package>.<ids>_embeds.npy`, decoded if it was compressed; in the
-other mode it stays compressed.
+`mode="input"` takes the lookup out of the model: the rows become an input named `<ids>_embeds`, and the table
+is written beside the package as `<package>.<ids>_embeds.npy`, decoded if it was compressed. In the other mode a
+compressed table stays compressed.
 
 Refuses when the table is not float, not of rank 2, has more than `most_rows` rows (2048²), or holds infinities
 or NaN (zero times these is NaN); when the lookup is not along axis 0 or has batch dimensions; when the ids have
 a symbolic shape or not rank 1 to 3; in mode "input", when the ids are computed.
 
-Why it helps: a gather with run-time int32 indices never runs on the ANE, and neither does its guard
-(measured: M4, macOS 27; other chips by other sources); equal, cast, mul and matmul do. The inner axis of a
-matmul is limited to 16384 (reported: M1 to M3) or 32768 (measured: M4). The product costs rows x width
-multiplications for each id, 20 G for 512 ids of GPT-2; whether that beats a lookup on the CPU was not
-measured.
+Why it helps: a gather with run-time int32 indices never runs on the ANE, and neither does its guard (measured:
+M4, macOS 27; other chips by other sources); equal, cast, mul and matmul do. The inner axis of a matmul is
+limited to 16384 (reported: M1 to M3) or 32768 (measured: M4). The product costs rows x width multiplications
+for each id, 20 G for 512 ids of GPT-2; whether that is faster than a lookup on the CPU was not measured.
 
 Grade: checked: it rests on the range of the ids.
 """

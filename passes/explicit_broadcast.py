@@ -1,4 +1,4 @@
-"""Give the operands of an elementwise op one rank, and where it is asked for one shape.
+"""Give all operands of an elementwise op the same rank and, on request, the same shape.
 
 Before::
 
@@ -17,18 +17,18 @@ After::
       return %y
     }
 
-A constant is reshaped once for all ops that read it in that rank; a run-time value gets an `expand_dims`.
-Repeating values to the full shape is left to options, since it costs memory: GPT-2's 768 biases would become
-512x768 at each of 24 places. Constant scalars stay, since even the legacy layers multiply and add scalars.
-With ranks above `max_rank`, or with `rank4`, the pass `rerank` does its part of the work.
+A constant is reshaped once for all ops that read it at that rank; a run-time value gets an `expand_dims`.
+Options make the pass repeat values to the full shape. That costs memory: each of GPT-2's 24 biases of 768
+numbers would become 512x768. Constant scalars stay, since even the legacy layers multiply and add scalars. For
+ranks above `max_rank`, or with `rank4`, the pass `rerank` does its part of the work.
 
 Refuses when a shape is symbolic, when an operand of `select` is wider than the result, or when the repeated
 constant is larger than `materialize_limit`.
 
-Why it helps: the legacy NeuralNetwork layers that broadcast or take any rank were reported off the ANE
-(iOS 13 to 15; obsolete for ML Programs). In ML Programs every kind of broadcast is legal (measured: M4,
-macOS 27), so one rank is a normal form and no speed-up there; the full shapes are for the legacy form.
-Rank above 5 does leave the ANE (measured, all chips).
+Why it helps: the legacy NeuralNetwork layers that broadcast or take any rank were reported off the ANE (iOS 13
+to 15; obsolete for ML Programs). In ML Programs every kind of broadcast is legal (measured: M4, macOS 27), so
+there a common rank is a normal form and no speed-up; the full shapes are for the legacy form. Rank above 5 does
+leave the ANE (measured, all chips).
 
 Grade: bit for bit.
 """

@@ -1,4 +1,4 @@
-"""Dynamic shapes become static, and what is known then is computed once.
+"""Make dynamic shapes static, and compute once what depends on them only.
 
 Before::
 
@@ -18,21 +18,21 @@ After::
     }
 
 `shapes` gives the shapes of inputs: `FixShapes(shapes={"ids": (1, 128)})`, on the command line `--set
-'shapes={"ids": [1, 128]}'`. A dynamic axis of which nothing is said takes the size that was given for the
-same axis of another input, else 1 where it is the first one (the batch), else `length`. Types are inferred
-anew from the inputs on, and `fold_constants` computes the arithmetic of shapes. The inputs and outputs that
-change are declared.
+'shapes={"ids": [1, 128]}'`. A dynamic axis that is not given takes the size given for the same axis of another
+input; otherwise the first axis (the batch) becomes 1, and any other axis becomes `length`. Types are inferred
+again from the inputs on, and `fold_constants` computes the arithmetic of shapes. The changed inputs and outputs
+are declared.
 
-`sizes` makes several functions of the one that there is, which share every weight: of lengths
-(`sizes=[64, 128]`, functions `length_64` and `length_128`), or of shapes by name
-(`sizes={"short": {"ids": [1, 64]}, "long": {"ids": [1, 512]}}`). The first is the default.
+`sizes` makes several functions from the one function of the model; they share every weight. They are named by
+length (`sizes=[64, 128]` makes `length_64` and `length_128`) or by you (`sizes={"short": {"ids": [1, 64]},
+"long": {"ids": [1, 512]}}`). The first is the default.
 
-Refuses when no shape is dynamic, for images, when control flow or lists depend on the shape, and several
-sizes below iOS 18 or of a model that has several functions already.
+Refuses when no shape is dynamic, for images, when control flow or lists depend on the shape, and several sizes
+below iOS 18 or for a model that already has several functions.
 
 Why it helps: the arithmetic of shapes is int32, which stays on the CPU (measured, M4, macOS 27.0.1, by
 751K/Apple-Neural-Engine-Microarchitecture-Study-M6); passes that need lengths (`unroll_recurrent`, masks,
-lookups) apply to static shapes only. What it gains in time was not measured.
+lookups) apply to static shapes only. What the pass gains in time was not measured.
 
 Grade: none: the interface changes.
 """

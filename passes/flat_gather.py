@@ -1,15 +1,16 @@
-"""A `gather_nd` at places of the run becomes a gather along one axis, at places that are counted in one number.
+"""Turn a `gather_nd` at run-time indices into a gather along one axis.
 
-The gathered axes become one, and a place is the sum of its coordinates, each times the elements of the axes
-after it, in int32. Negative coordinates count from the end before iOS 17; those outside an axis, of which
-nothing is defined, become the nearest within.
+The gathered axes are merged into one. The new index is computed in int32: the sum of the coordinates, each
+times the number of elements in the axes after it. Negative coordinates count from the end before iOS 17. A
+coordinate outside its axis, for which the op defines nothing, is moved to the nearest one inside.
 
-Refuses when a shape is symbolic, for one place alone, and does not apply to integers or constant places.
+Refuses when a shape is symbolic and for a single index. The pass does not apply to integers or constant
+indices.
 
-Why it helps: at indices of the run `gather_nd` gave zeros on the engine, and was right on the CPU and the GPU
-(reported, iPhone 17 Pro: john-rocky/CoreML-LLM). A gather at indices of the run is refused by the engine
-(measured through Core ML on M4, macOS 27), so that it runs where it is right; `one_hot_lookup` makes a product
-of it where that is small. What it costs in time was not measured.
+Why it helps: with run-time indices `gather_nd` gave zeros on the engine, and was right on the CPU and the GPU
+(reported, iPhone 17 Pro: john-rocky/CoreML-LLM). The engine refuses a gather with run-time indices (measured
+through Core ML on M4, macOS 27), so it runs where it is right; `one_hot_lookup` makes a product of it where
+that is small. What the rewrite costs in time was not measured.
 
 Grade: checked: it rests on the range of the places.
 """

@@ -18,14 +18,14 @@ After::
 Each output channel of the weight is multiplied by gamma / sqrt(variance + epsilon), computed in fp64; the bias
 takes up the rest.
 
-A compressed weight is decoded, and encoded again, where `apply` is told so (`compressed="reencode"`).
+With `compressed="reencode"` in `apply`, a compressed weight is decoded and encoded again.
 
-Refuses when a parameter is compressed or dynamic, when a weight is dynamic, or compressed and to stay so, when
-a scale is infinite or NaN, and when the weights are fp16, which would be rounded once more
-(`allow_rounding=True` accepts that; compare whole models).
+Refuses when a parameter is compressed or dynamic, when a weight is dynamic, or compressed without that option,
+when a scale is infinite or NaN, and when the weights are fp16, which would be rounded once more
+(`allow_rounding=True` accepts that; compare the whole models).
 
-Why it helps: one op less, which reads and writes the tensor; batch_norm itself is legal on the ANE (measured
-through Core ML, M4, macOS 27), and what this gains was not measured.
+Why it helps: there is one op less, which reads and writes the tensor; batch_norm itself is legal on the ANE
+(measured through Core ML, M4, macOS 27), and what this gains was not measured.
 
 Grade: checked: folded weights are rounded.
 """

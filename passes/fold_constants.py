@@ -1,4 +1,4 @@
-"""What depends on no input is computed once, when the model is rewritten.
+"""Compute values that depend on no input once, when the pass runs, and store them as constants.
 
 Before::
 
@@ -18,20 +18,21 @@ After::
       return %y
     }
 
-Each value is what the ops mean: computed in fp32, and rounded to fp16 once, where it is stored. Rounded after
-each op a count beyond 2,048 stands still, and the cosine of a large angle is another one. A static shape counts
-as known, and so does what is read of a table whose rows are all the same. Integers of ranges that have nothing
-in common differ: `assume={"input_ids": (2, 50264)}` says that no id is the padding 1, and positions that are
-counted are constant. Such a fold is compared with the test that it replaces, at the ends of the ranges of
-inputs too. Values of equal content are stored once. A value that would take more memory than `most_growth`
-beyond the constants it was made from stays computed, and so do outputs of the model; what such an op reads is
-folded.
+Each value is computed in fp32 and rounded to fp16 once, when it is stored. If it were rounded after each op, a
+running count would stop at 2,048, and the cosine of a large angle would be wrong. A static shape is a known
+value, and so is a row read from a table whose rows are all equal. Two integers whose ranges do not overlap are
+known to differ: `assume={"input_ids": (2, 50264)}` says that no id is the padding 1, so positions that count
+such ids are constant. Such a fold is compared with the test that it replaces, also at the ends of the input
+ranges. Equal values are stored once. A value stays computed if it would take more than `most_growth` bytes
+beyond the constants that it is made from, or if it is an output of the model; the values that such an op reads
+are still folded.
 
-Refuses when an op is unknown to the interpreter, when a value would grow the weights beyond the limit, and when
-an output itself depends on no input; and where coremltools, which infers many such values too, infers another
-one, and the interpreter does not give that either when it rounds after each op. Compressed weights are
-transposed, reshaped and cut in their form, and stay compressed; sums and products of them are folded where
-`apply` is told so (`compressed="reencode"`). Random numbers and states are no constants.
+Compressed weights are transposed, reshaped and sliced in their form, and stay compressed. Sums and products of
+them are folded only with `compressed="reencode"` in `apply`. Random numbers and states are not constants.
+
+Refuses when the interpreter does not know an op, when a value would grow the weights beyond the limit, when an
+output depends on no input, and when coremltools infers another value and the interpreter, rounding after each
+op, does not confirm it.
 
 Why it helps: masks and positions of today's transformers are written as gather_nd, cast and comparisons of
 integers, which stay on the CPU (measured: M4, macOS 27.0.1). What folding gains in time was not measured.

@@ -1,15 +1,15 @@
-"""A last axis beyond the limit of the chip is folded into two.
+"""Fold a last axis that is too long for the chip into two axes.
 
-Ops that treat each number alike work on rows of equal length. A convolution reads a few numbers of the row
-before and of the row after, which are put beside each row; zeros stand at the ends, as the padding had it. A
-convolution with a stride, and a pool that does not overlap, keep the rows apart where the stride divides them.
-Neighbouring ops share the rows: a reshape stays only where a long value enters or leaves a region.
+Elementwise ops then work on rows of equal length. A convolution also reads a few numbers of the previous and
+the next row; the pass puts these beside each row, and zeros at both ends, like the padding before. A
+convolution with a stride, or a pool that does not overlap, works on separate rows if the stride divides their
+length. Neighbouring ops share the rows: reshapes remain only where a long value enters or leaves a region.
 
-Refuses when the axis has no divisor that gives rows of at most half the limit, when padding and stride change
-the length otherwise than by the stride, when the stride does not divide a row, and for dynamic weights.
+Refuses when the axis has no divisor that gives rows of at most half the limit, when padding and stride do not
+change the length exactly by the stride, when the stride does not divide a row, and for dynamic weights.
 
 Why it helps: axes beyond 16384 (M1 to M3) or 65536 (M4 on) keep an op off the engine (reported on M1 Max,
-measured on M4, macOS 27.0.1). What it gains in time was not measured.
+measured on M4, macOS 27.0.1). What the pass gains in time was not measured.
 
 Grade: bit for bit.
 """

@@ -1,4 +1,4 @@
-"""Scales that multiply the tables of a palette go into the tables.
+"""Multiply the tables of a palette by its scales once, when the pass runs.
 
 Before::
 
@@ -17,13 +17,13 @@ After::
       return %y
     }
 
-They are multiplied as the load would multiply them, so that not a bit changes. Tables of fp16 stay as large
-as they were; tables of 8 bits become twice as large, and the indices stay what they are.
+The products are rounded as Core ML would round them at load, so no bit changes. Tables of fp16 keep their size;
+tables of 8 bits double in size. The indices stay as they are.
 
-Refuses when the tables or the scales are made at run time.
+Refuses when the tables or the scales are computed at run time.
 
-Why it helps: palettes with scales for channels ended the process at load (an abort of MPSGraph, reported on
-M4, macOS 26.6.2; coremltools pull request 2688). What it gains in time was not measured.
+Why it helps: palettes with scales for channels ended the process at load (an abort of MPSGraph, reported on M4,
+macOS 26.6.2; coremltools pull request 2688). What the pass gains in time was not measured.
 
 Grade: bit for bit.
 """

@@ -18,17 +18,17 @@ After::
       return %y
     }
 
-Factors of the query, the key and the scores are taken together; where they do not come to 1/sqrt(width), which
-the fused op multiplies by itself, the query is multiplied by the rest.
+The factors on the query, the key and the scores are combined. The fused op multiplies by 1/sqrt(width) itself;
+the query is multiplied by whatever factor remains.
 
 Refuses when the program is older than iOS 18, when scores or weights of attention are read elsewhere, when
-something other than factors and masks that are added stands between them, when a factor comes after a mask,
-when heads of keys or values are broadcast, when a mask is of another type or the same for all keys, and when a
-shape is dynamic.
+anything other than factors and added masks stands between them, when a factor comes after a mask, when heads of
+keys or values are broadcast, when a mask is of another type or the same for all keys, and when a shape is
+dynamic.
 
-Why it helps: it is what Core ML's GPU kernels take. On the Neural Engine Core ML preferred it from about 2
-million elements for each of query, key and value only (measured, M4, macOS 27.0.1, 751K), and it gave NaN under
-OS 26.1 (reported: pytorch/executorch issue 15833); so it runs on request.
+Why it helps: Core ML's GPU kernels take this op. On the Neural Engine Core ML preferred it only from about 2
+million elements for each of query, key and value (measured, M4, macOS 27.0.1, 751K), and it gave NaN under OS
+26.1 (reported: pytorch/executorch issue 15833). So recipes use it only on request.
 
 Grade: proved.
 """

@@ -1,4 +1,4 @@
-"""A softplus, sigmoid, softmax or logsumexp that is written out with an exponential becomes the stable form.
+"""Replace a softplus, sigmoid, softmax or logsumexp written out with exponentials by its stable form.
 
 Before::
 
@@ -20,29 +20,35 @@ After::
       return %y
     }
 
-The op alone, of numbers that stay below 10.4, above which engines were reported to give 0.
+| written out | becomes |
+|---|---|
+| `log(1 + exp(x))` | `softplus(x)`, or `softplus(min(x, 10)) + max(x - 10, 0)` |
+| `1 / (1 + exp(-x))`, `exp(x) / (1 + exp(x))` | `sigmoid(x)`; another numerator is multiplied with it |
+| `exp(x) / sum(exp(x))` | `softmax(x)` |
+| `log(sum(exp(x)))` | `m + log(sum(exp(x - m)))`, where m is the largest x |
+| `log(exp(a) + exp(b))` | `max(a, b) + softplus(-abs(a - b))` |
+| `(exp(x) - 1) / (exp(x) + 1)` | `tanh(x / 2)` |
+| `sinh(x) / cosh(x)` | `tanh(x)` |
+| `log(cosh(x))` | `abs(x) + log(0.5 + exp(-2 abs(x)) / 2)` |
+| `log(softmax(x))` | `x - m - log(sum(exp(x - m)))` |
+| `log(sigmoid(x))` | `-softplus(-x)` |
 
-`1 / (1 + exp(-x))`, with any op of division, and `exp(x) / (1 + exp(x))` become `sigmoid`; another numerator
-is multiplied with it. `exp(x) / sum(exp(x))` becomes `softmax`, and `log(sum(exp(x)))` becomes `m +
-log(sum(exp(x - m)))`, where m is the largest x, and no less than 0 where the logarithm has an epsilon.
-`log(exp(a) + exp(b))` becomes `max(a, b) + softplus(-|a - b|)`, `(exp(x) - 1) / (exp(x) + 1)` becomes `tanh(x
-/ 2)`, `sinh(x) / cosh(x)` becomes `tanh(x)`, `log(cosh(x))` becomes `|x| + log(0.5 + exp(-2 |x|) / 2)`,
-`log(softmax(x))` becomes `x - m - log(sum(exp(x - m)))`, and `log(sigmoid(x))` becomes `-softplus(-x)`; a
-number that is added before such a logarithm, or the least that it reads, is applied to the result.
+The plain softplus is for values that stay below 10.4; above that, engines were reported to give 0. If the
+logarithm of a sum has an epsilon, m is at least 0. A number that is added before such a logarithm, or a lower
+limit of its operand, is applied to the result.
 
-With `form="digits"`, `1 / (1 + exp(-x))` stays written out, of exponents up to 11, and the logarithm of a share
-that is not small is taken of the share: more ops, for chips whose sigmoid is a table, and for sums of small
-logarithms. A recipe that judges exactness takes this form where the other one costs digits.
+With `form="digits"`, `1 / (1 + exp(-x))` stays written out, with exponents up to 11, and the logarithm of a
+softmax output that is not small is taken directly. This form has more ops. It is for chips whose sigmoid is a
+table, and for sums of small logarithms. A recipe takes it where the other form loses digits.
 
-Refuses when the op is no such form, when an epsilon in it is more than the result hides, or when the largest
-number was taken away before the exponential of a sum.
+Refuses when the op is none of these forms, when an epsilon in it is larger than the result hides, or when the
+largest number was already subtracted before the exponential of a sum.
 
 Why it helps: the exponential overflows in fp16 from 11.09 on: the softplus is then infinite, and 11.09 in the
 engine's arithmetic, and exp(x) / (1 + exp(x)) and exp(x) / sum(exp(x)) are NaN (computed by the interpreter).
-The op is right for every x. In exact arithmetic both are the same function, but for an epsilon of `inverse`,
-which takes at most 1.1e-4 of the result, and one of `log`, at most 1e-7; the default one of `log`, 1e-45,
-is left out, and decided below -103 in fp32. What it gains in time was not
-measured.
+The new form is right for every x. In exact arithmetic both are the same function, except for an epsilon of
+`inverse`, which takes at most 1.1e-4 of the result, and one of `log`, at most 1e-7; the default epsilon of
+`log`, 1e-45, is left out, and mattered only below -103 in fp32. What the pass gains in time was not measured.
 
 Grade: checked: that a logarithm or a quotient of exponentials is the op is no identity of polynomials.
 """

@@ -1,4 +1,4 @@
-"""A gather at constant indices becomes slices, and the views that put them where they belong.
+"""Replace a gather at constant indices by slices, and the reshapes and transposes that arrange them.
 
 Before::
 
@@ -18,16 +18,16 @@ After::
       return %rolled, %same
     }
 
-The indices are read axis by axis: rows that lie evenly are one slice (and a reverse, where they run backwards),
-several such pieces are concatenated; a transpose and a reshape follow where axes move. A gather that takes
-everything in order becomes a reshape, or vanishes.
+The indices are read axis by axis. Evenly spaced rows are one slice (and a reverse, if they run backwards);
+several such pieces are concatenated. A transpose and a reshape follow if axes move. A gather that takes
+everything in order becomes a reshape, or disappears.
 
-Refuses when the indices are dynamic, when a shape is dynamic, when more than `most_pieces` slices were needed,
-when elements are repeated along an axis of the result or are not taken axis by axis, and for batch dimensions.
+Refuses when the indices are dynamic, when a shape is dynamic, when more than `most_pieces` slices would be
+needed, when elements are repeated along an axis of the result or are not taken axis by axis, and for batch
+dimensions.
 
-Why it helps: integers of 32 bits keep a gather on the CPU (measured: M4, macOS 27.0.1), while a view is folded
-away. What slices gain over a gather that is legal was not measured, so `auto` keeps it only where its estimate
-falls.
+Why it helps: int32 keeps a gather on the CPU (measured: M4, macOS 27.0.1), while a reshape is folded away. What
+slices gain over a gather that is legal was not measured, so `auto` keeps the pass only if its estimate falls.
 
 Grade: bit for bit.
 """

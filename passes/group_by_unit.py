@@ -1,4 +1,4 @@
-"""Move the ops that stay off the Neural Engine together, so that the others form longer runs.
+"""Reorder ops so that those off the Neural Engine stand together, and the others form longer runs.
 
 Before::
 
@@ -20,13 +20,13 @@ After::
       return %y
     }
 
-Core ML places ops in file order, and each change of the unit costs: one lookup between two runs splits the
-Neural Engine's work, and small ops before it stay on the CPU with it. Several orders are tried, in which an op
-still comes after all that it reads: ops off the engine as early or as late as they can run, alone or with the
-short chains of legal ops that lead to them; and small legal ops, which stay off as the first of a run, after
-larger ones. The one with the lowest estimate is taken; of equal ones, that with the least flop and the fewest
-ops off the engine. None is taken that leaves more of either off it. Random numbers, states, lists and control
-flow keep their order among each other.
+Core ML places ops in file order, and each change of the unit costs time: one lookup between two runs splits the
+Neural Engine's work, and small ops before it stay on the CPU with it. The pass tries several orders in which
+each op still comes after everything that it reads. It moves ops off the engine as early or as late as possible,
+alone or with the short chains of legal ops that lead to them. It moves small legal ops, which Core ML leaves
+off the engine at the start of a run, behind larger ones. The order with the lowest estimate is taken; among
+equal ones, the one with the least flop and the fewest ops off the engine. No order is taken that puts more of
+either off it. Random numbers, states, lists and control flow keep their order among each other.
 
 Refuses when no other order is better on the target.
 

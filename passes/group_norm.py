@@ -1,16 +1,16 @@
-"""A norm that takes the mean away is computed in a form whose squares cannot overflow in fp16.
+"""Compute a norm that subtracts the mean in a form whose squares cannot overflow in fp16.
 
-Halves of the values lose their mean and are divided by a unit, so that fp16 holds their squares; it is 1 where
-the largest that is left in a group is neither too large nor too small to be squared. The mean of what is left
-is taken away too: it is what rounding did to the first one. `form="layer_norm"` gives
-one layer norm over the same axes instead.
+Each value is halved, its group's mean is subtracted, and the result is divided by a unit so that fp16 holds its
+square. The unit is 1 if the largest magnitude of the group is neither too large nor too small to be squared.
+The mean of the result is subtracted as well: it is the rounding error of the first mean. `form="layer_norm"`
+gives one layer norm over the same axes instead.
 
 Refuses when the values are not of fp16, when intervals show that their squares do not overflow, when the
 epsilon is 0 in fp16, and when a shape is dynamic.
 
-Why it helps: group norms are converted to their parts, where the square of a difference above 255 overflows in
-fp16. What the further ops cost, and whether the compiler's own layer norm overflows over so many axes, was not
-measured, so it runs on request.
+Why it helps: a group norm is converted to its parts, where the square of a difference above 255 overflows in
+fp16. The cost of the extra ops, and whether the compiler's own layer norm overflows over so many axes, was not
+measured, so recipes use it only on request.
 
 Grade: checked: that a factor goes through a root is no identity of polynomials.
 """

@@ -1,34 +1,35 @@
-"""A decoder that reads all its tokens at once becomes two functions that keep the keys and values.
+"""Turn a decoder that reads all its tokens at once into two functions that keep keys and values in a cache.
 
-`prefill` reads the prompt, 64 tokens a call, and `decode` one token; both share every weight. `position`
-says how many tokens came before. The keys and values of each attention are written there and kept: before
-heads are repeated, after rotation. What is constant for each token (learned positions, cos and sin, masks,
-biases of attention) is cut at the position as the model runs: a matrix that depends on distances only, as
-masks do, by one slice of its diagonals. Attention with a sliding window keeps a ring: the window and one call
-of `prefill`, where that is less than the context, with a state of its own. `windows="mask"` keeps the whole
-context and the mask, as targets need on which two states may fail.
+`prefill` reads the prompt, 64 tokens a call, and `decode` reads one token; both share every weight. The input
+`position` is the number of tokens that came before. Each attention writes its keys and values into the cache at
+that position: after rotation, and before heads are repeated. Constants with one row per token (learned
+positions, cosines and sines, masks, attention biases) are sliced at the position when the model runs. A matrix
+that depends on distances only, such as a causal mask, is one slice of its diagonals. Attention with a sliding
+window keeps a ring, if that is shorter than the context: the window and one call of `prefill`, in a state of
+its own. `windows="mask"` keeps the whole context and the mask instead, for targets on which two states may
+fail.
 
-`writes="blend"` writes no slice: what is kept is multiplied by 0 where tokens are new, and what is new by
-one-hot rows of its places. Each number is a sum with one term that is not 0, and so exact. What is kept is read
-once and written once then, and no op but masks and tables needs the position (`position_function`).
+`writes="blend"` updates the cache without a slice: the old cache times 0 at the new tokens, plus the new rows
+placed by a product with one-hot rows. Each number is a sum with one non-zero term, so it is exact. The cache is
+then read once and written once, and only masks and tables need the position (`position_function`).
 
-`cache="state"` keeps all in one state (one for each shape), `cache="io"` in inputs `cache_0`, ... that come
-back as outputs `cache_0_out`, ... for the next call. `context` is the most tokens, all that the model reads
-by default. `shorter` are prefills of fewer tokens, and `width` is how many `decode` reads, of which the last
-is new: on some engines queries of one or two positions fail where four run. `contexts` are smaller contexts
-with functions of their own, as `prefill_256` and `decode_256`: they share all weights and what is kept, of
-which they read the first rows, and `generate` takes the smallest that fits. `fixed` makes other inputs
-constants first, as `{"attention_mask": 1}`; inputs with a row for each
-position, as cosines and sines, stay inputs, with the rows of one call. Call `prefill` and
-`decode` in any order, or let `anesurgery.generate` do it. A model that will be cut by `anesurgery.split` gets
-a state for each chunk: `chunks=4`, or by weights, `chunks="950 MB"`, or "target" for its limit.
+`cache="state"` keeps the cache in states, one for each shape. `cache="io"` uses inputs `cache_0`, ... and
+outputs `cache_0_out`, ..., which the caller hands to the next call. `context` is the largest number of tokens,
+by default as many as the model reads. `shorter` adds prefills of fewer tokens. `width` is the number of tokens
+that `decode` reads, of which the last is new: some engines fail on one or two queries and run four. `contexts`
+adds functions for smaller contexts (`prefill_256`, `decode_256`): they share all weights and read the first
+rows of the same cache, and `generate` calls the smallest that fits. `fixed` first turns other inputs into
+constants: `{"attention_mask": 1}`. Inputs with one row per position, such as cosines and sines, stay inputs and
+hold the rows of one call. Call `prefill` and `decode` in any order, or let `anesurgery.generate` do it. A model
+that `anesurgery.split` will cut needs a state for each chunk: `chunks=4`, by weights `chunks="950 MB"`, or
+`chunks="target"` for the limit of the target.
 
 Refuses when an attention is not causal or an op mixes tokens in another way, when the input of the tokens
-cannot be told, and when the model is older than iOS 18. Rotary positions whose frequencies may be those of one
-length of text ("dynamic", and both sets of a longrope) are refused too: once folded they are a table like any
-other, and shorter texts may have to get another one. `fixed_rope=True` says that they hold for every length.
+cannot be told, and when the model is older than iOS 18. It also refuses rotary frequencies that may belong to
+one text length only ("dynamic", and both sets of a longrope): in a converted model they are a fixed table, and
+shorter texts may need another one. With `fixed_rope=True` you promise that they hold for every length.
 
-Why it helps: without a cache each new token costs a pass over all of them. A state that is read, updated by
+Why it helps: without a cache each new token costs a pass over all tokens. A state that is read, updated by
 `slice_update` and written back stays on the ANE; one state does on every chip that was seen, two fail on
 M-series with macOS 26.0.1 (reported: CoreML-LLM).
 

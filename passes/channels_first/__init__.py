@@ -1,22 +1,23 @@
 """Sequences (batch, tokens, channels) become (batch, channels, 1, tokens), over whole regions.
 
-A region begins at rows of channels that a product or a norm reads: the last axis holds channels, the one or two
-before it tokens. It takes in every op that has a form there. A product with a constant weight becomes a 1x1
-convolution; norms and reductions go to axis 1; elementwise ops come along, their constants transposed when the
-model is rewritten; views and transpositions of heads are nothing, since heads times their width are the
-channels; a product of attention sums over channels or tokens where they stand, and the scores keep their form;
-fused attention is taken apart. Halves of each head that are exchanged (rotary positions) are a convolution in
-groups, of ones and zeros; dynamic values are taken to be finite there. What remains of transpositions stands at
-the ends. A long region is rebuilt in parts of a layer or so, each proved.
+A region begins where a product or a norm reads a sequence: the last axis holds channels, and the one or two
+axes before it hold tokens. The region takes in every op that has a channels-first form. A product with a
+constant weight becomes a 1x1 convolution. Norms and reductions move to axis 1. Elementwise ops move along, and
+their constants are transposed when the pass runs. Reshapes and transposes that split channels into heads
+disappear, since heads times their width are the channels. A product inside attention sums over channels or
+tokens in their new positions, and the scores keep their shape; fused attention is taken apart. Halves of each
+head that change places (rotary positions) become a grouped convolution of ones and zeros; this takes run-time
+values to be finite. Only the transposes at the two ends of a region remain. A long region is rebuilt in parts
+of about one layer, and each part is proved.
 
-Refuses when a region has more transpositions at its ends than products and transpositions inside, when a shape
-is dynamic, when there is one token only, and when a compressed weight cannot be reordered in its form.
+Refuses when a region has more transposes at its ends than products and transposes inside, when a shape is
+dynamic, when there is only one token, and when a compressed weight cannot be reordered in its form.
 
-Why it helps: Apple's port of DistilBERT in this layout, with split heads, went from 55 to 8.7 ms (measured,
-M1 Max: apple/ml-ane-transformers) and was up to 10 times as fast (Apple, iPhone 13). A SigLIP that was on
-the engine as a whole gained 10 to 13 % and lost on the GPU (measured, M4 Pro and M5 Max:
-erwinzhang7/coreml-compute-placement). So it runs on request, but for text encoders on M1, M1 Max and A15
-(`sequence_layout`).
+Why it helps: Apple's port of DistilBERT in this layout, with split heads, went from 55 to 8.7 ms (measured, M1
+Max: apple/ml-ane-transformers) and was up to 10 times as fast (Apple, iPhone 13). A SigLIP that was on the
+engine as a whole gained 10 to 13 % and lost on the GPU (measured, M4 Pro and M5 Max:
+erwinzhang7/coreml-compute-placement). So recipes use it only on request, except for text encoders on M1, M1 Max
+and A15 (`sequence_layout`).
 
 Grade: bit for bit.
 """

@@ -1,4 +1,4 @@
-"""An exponential that is made small afterwards is taken of half the number, and squared.
+"""Compute an exponential that is made small afterwards from half its exponent, and square the result.
 
 Before::
 
@@ -18,13 +18,13 @@ After::
       return %y
     }
 
-So is `exp(a) * d^2`, as in the likelihood of a normal distribution, which becomes `(exp(a / 2) * d)^2`.
+`exp(a) * d^2`, as in the likelihood of a normal distribution, likewise becomes `(exp(a / 2) * d)^2`.
 
 Refuses when the values are not of fp16, when the factor is neither a square nor a constant number between 0 and
 1, and when intervals show that the exponential does not overflow.
 
-Why it helps: the exponential overflows in fp16 above 11.09, though what is made of it would be small
-(computed). Two ops more; what they cost in time was not measured.
+Why it helps: the exponential overflows in fp16 above 11.09, even if the final result is small (computed). The
+rewrite adds two ops; what they cost in time was not measured.
 
 Grade: checked: that an exponential of a half is a root is no identity of polynomials.
 """

@@ -1,18 +1,20 @@
-"""A guard against 0 that is subnormal in fp16 is divided by a unit of what it guards, and is normal then.
+"""Rescale a guard against 0 that is subnormal in fp16, so that it becomes a normal number.
 
-The unit is 1 where the number is so large that fp16 does not see the guard beside it, 1/16 to 1/4 and more, and
-each number stays what it was there, to the last digit. Roots, reciprocals and quotients are rewritten too:
-`a / (x + e)` becomes `(a / u) / (x / u + e / u)`. A guard that is added and one that is the least number
-(`maximum`, `clip`) are held alike, as what fp16 has rounded them to: that converters wrote 6e-8 for 1e-10 is
-lost. An epsilon of a norm, or of a bare reciprocal root, that is 0 in fp16 becomes 6e-8, the smallest number
-that is not: a variance v beside it is changed by 6e-8 / v, which fp16 does not see from 1.2e-4 on.
+The guard, and the value that it protects, are divided by a unit. The unit is 1 for values so large that adding
+the guard does not change them in fp16 (from 1/16, 1/4 or more on), so these keep every digit; it is smaller for
+smaller values. Roots, reciprocals and quotients are rewritten too: `a / (x + e)` becomes `(a / u) / (x / u + e
+/ u)`. A guard may be added, or be a lower limit (`maximum`, `clip`). Its value is what fp16 rounded it to: if a
+converter wrote 6e-8 for 1e-10, the smaller number is lost. An epsilon of a norm, or of a bare reciprocal root,
+that is 0 in fp16 becomes 6e-8, the smallest fp16 number that is not 0. That changes a variance v by the share
+6e-8 / v, which fp16 does not show from 1.2e-4 on.
 
-Refuses when what is guarded is never so small, when a divisor may be negative, and when its least number is
+Refuses when the protected value is never so small, when a divisor may be negative, and when a lower limit is
 6e-8, as converters write every smaller one: elementwise ops were seen to hold it.
 
 Why it helps: the multiplier of H13 takes subnormal numbers for 0 (measured through the private compiler:
 sbryngelson/ANEForge), and a log-mel front end with a guard of 1e-6 had a cosine of 0.046 (M1 Max:
-findit-studio/coremlit); which ops it reaches is not known. What the further ops cost in time was not measured.
+findit-studio/coremlit); which other ops it affects is not known. What the extra ops cost in time was not
+measured.
 
 Grade: checked: that a factor goes through a root or a logarithm is no identity of polynomials.
 """

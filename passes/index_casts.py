@@ -1,4 +1,4 @@
-"""A lookup reads its indices as they are, without the casts to shorter integers and back.
+"""Let a lookup read its indices directly, without casts to shorter integers and back.
 
 Before::
 
@@ -15,10 +15,10 @@ After::
       return %y
     }
 
-coremltools makes the indices of short tables 16 bits long, once for the guard of negative ids and once for the
-lookup. A cast goes where its type holds every index that the axis has: from -length to length - 1, or from 0
-where the lookup reads unsigned integers. Indices outside of that have no meaning in either form, but not
-always the same one.
+coremltools makes the indices of short tables 16 bits wide: once for the guard of negative ids and once for the
+lookup. A cast is removed if its type can hold every valid index: from -length to length - 1, or from 0 if the
+lookup reads unsigned integers. Indices outside that range are undefined both before and after, but may give
+different results.
 
 Refuses when the axis is longer than the type of a cast can count, and when its length is dynamic.
 

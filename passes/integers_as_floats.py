@@ -1,4 +1,4 @@
-"""Masks and lengths that are compared or counted as integers are computed in fp16, where that is exact.
+"""Compute integer comparisons and counts, such as masks and lengths, in fp16 where that is exact.
 
 Before::
 
@@ -18,21 +18,21 @@ After::
       return %y, %z
     }
 
-An integer leaves the integers at a comparison or at a cast to floats. What only moves it, or makes another
-integer of it (sums, bounds, selections, running sums, quotients by a constant), is done after one cast of its
-source. An integer up to 2047 is compared rightly with any other, since rounding keeps the order; what is made
-of integers must stay within 2048, with all that it is made of. Conditions that are combined (and, or, not,
-xor) are 0 and 1 until the last: the smaller, the larger, 1 - x, |x - y|.
+Integer arithmetic ends at a comparison, or at a cast to floats. Instead of casting there, the pass casts the
+source once, and does everything in between in floats: moves, sums, limits, selections, running sums, and
+quotients by a constant. A number up to 2047 compares correctly with any other integer, since rounding keeps the
+order. All results of the arithmetic must stay within 2048. Conditions become 0 and 1, and `and`, `or`, `not`
+and `xor` become the minimum, the maximum, 1 - x and |x - y|.
 
-Refuses when a shape is symbolic, when neither side of a comparison is known to be within 2047, when a result
-may leave 2048, each with the range found, and when a divisor is no positive constant;
-`assume={"mask": (0, 1)}` promises the range of an input. With `masks=True`, as the recipes of encoders have it,
-inputs that mask attention and do nothing else are taken to be 0 and 1, where that helps. The notes say so.
+Refuses when a shape is symbolic, when neither side of a comparison is known to stay within 2047, when a result
+may exceed 2048 (each with the range found), and when a divisor is not a positive constant; `assume={"mask": (0,
+1)}` promises the range of an input. With `masks=True`, the default in the recipes for encoders, inputs that
+only mask attention are assumed to be 0 and 1, if that helps. The notes say so.
 
 Why it helps: every op that reads or makes int32 stays on the CPU, and so do casts between int32 and fp16
-(measured through Core ML on M4, macOS 27): one cast at the entry takes the place of a chain. The tables of
-the compiler have no path for `logical_and` (reported; Core ML placed one on that M4). Proved: fp16 holds
-every integer up to 2048, and rounding is monotone.
+(measured through Core ML on M4, macOS 27); one cast at the start replaces a chain of them. The tables of the
+compiler have no path for `logical_and` (reported; Core ML placed one on that M4). Proved: fp16 holds every
+integer up to 2048, and rounding is monotone.
 
 Grade: proved.
 """

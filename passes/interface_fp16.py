@@ -1,4 +1,4 @@
-"""Inputs and outputs that hold fp32 hold fp16: the casts at both ends of an fp16 program go away.
+"""Change fp32 inputs and outputs of an fp16 program to fp16, and remove the casts at both ends.
 
 Before::
 
@@ -16,17 +16,17 @@ After::
       return %y
     }
 
-The change is declared: the caller gives fp16 arrays and gets them. `auto` makes it where every chip of the
-target pays for the casts (`keep_interface=True` prevents it). Where ops read an input as fp32, or make an
-output in fp32, a cast stands between (`compute_fp16` before it makes most of these fp16).
+The change is declared: the caller passes fp16 arrays and gets them. `auto` makes the change if every chip of
+the target loses time with the casts; `keep_interface=True` prevents it. If ops read an input as fp32, or
+compute an output in fp32, a cast is added there (run `compute_fp16` first to make most of these fp16).
 
-Refuses when the program is for iOS 15, whose interface has no fp16 (`newer_opset` makes it one for iOS 16,
-which is declared; `auto` does so where the target takes it), when an input or output is an image, and when an
-output is an input as well.
+Refuses when the program is for iOS 15, whose interface has no fp16 (`newer_opset` upgrades it to iOS 16, which
+is declared; `auto` does so if the target allows it), when an input or output is an image, and when an output is
+also an input.
 
-Why it helps: on M1 with macOS 14.6 the casts at the ends ran on the CPU; on M4 with macOS 27 they are legal
-on the ANE (both measured through Core ML). Where a cast goes away, results are the same as proved by types: the
-caller rounds what the cast rounded. Where one is added, the value is rounded once more.
+Why it helps: on M1 with macOS 14.6 the casts at the ends ran on the CPU; on M4 with macOS 27 they are legal on
+the ANE (both measured through Core ML). Where a cast is removed, the types prove that the results are the same:
+the caller rounds what the cast rounded. Where one is added, the value is rounded once more.
 
 Grade: none: the interface changes.
 """

@@ -1,15 +1,15 @@
-"""An input that comes back as an output becomes a state: the model keeps it.
+"""Turn an input that comes back as an output into a state, which the model keeps.
 
-By default each input `NAME` with an output `NAME_out` of the same type; `pairs` names others, as
-`{"keys": "new_keys"}`. Where several slices are written one after another, each goes into the state at once,
-and what reads the value reads it from there. A state begins with zeros: so must the caller's first input.
+By default the pass pairs each input `NAME` with an output `NAME_out` of the same type; `pairs` names others:
+`{"keys": "new_keys"}`. If several slices are written one after another, each is written to the state at once,
+and later ops read the state. A state begins with zeros, so the caller's first input must be zeros too.
 
-Refuses when no input comes back, when a pair is not of one static shape in fp16, which is what states hold,
+Refuses when no input comes back, when a pair does not have one static shape in fp16 (states hold nothing else),
 when the output is not computed, and when the model is older than iOS 18.
 
-Why it helps: the cache is not handed in and out at each call; what is read, updated by `slice_update` and
-written back stays on the ANE (reported: M4, macOS 27.0, and macOS 15, by 4rg0naut/silicon-ledger-public). What
-it gains in time was not measured.
+Why it helps: the cache is no longer passed in and out at each call; a state that is read, updated by
+`slice_update` and written back stays on the ANE (reported: M4, macOS 27.0, and macOS 15, by
+4rg0naut/silicon-ledger-public). What the pass gains in time was not measured.
 
 Grade: none: the interface changes.
 """

@@ -1,10 +1,10 @@
-"""States of the same shape, but for the first axis, become one: stacked along it.
+"""Stack states of the same shape (the first axis may differ) into one state.
 
-Each state has its rows of the joined one, in the order of the inputs. Reads take a slice of it, and updates
-write at the same place of these rows. `joined` is the name of the new state.
+Each old state has its own rows of the new one, in the order of the inputs. Reads slice these rows, and updates
+write to them. `joined` is the name of the new state.
 
-Refuses when there are no two states of the same type whose other axes agree in each function, when what is
-updated is not what the state holds at that time, and when a branch or a loop uses one of them.
+Refuses when no two states have the same type and the same other axes in each function, when an update starts
+from something other than the current content of the state, and when a branch or a loop uses one of them.
 
 Why it helps: one state works where two fail with 0x1d (reported: john-rocky/CoreML-LLM, M-series, macOS
 26.0.1); two work on A19.

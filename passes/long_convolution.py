@@ -1,4 +1,4 @@
-"""A convolution whose kernel is too wide or too high becomes a small one over frames, which are channels.
+"""Turn a convolution whose kernel is too wide or too high into a small one over frames, stored as channels.
 
 Before::
 
@@ -16,16 +16,18 @@ After::
       return %y
     }
 
-The long axis is cut into frames of `stride * phases` elements, which become channels; `phases` neighbouring
-results become channels too and are unfolded at the end. The weights are the old ones, shifted for each phase,
-with zeros between them, so the folded kernel is about `phases` times shorter. A dilation is written into the
-weights. Taps that were not there are multiplied with zeros; values are taken to be finite. A kernel that is too
-wide and too high is folded twice. Where the weights of the phases would be too many, the kernel is cut into
-pieces instead: the input, shifted by a piece each time, makes the channels, and the weights stay as many.
+The long axis is cut into frames of `stride * phases` elements, and each frame becomes channels. `phases`
+neighbouring results are computed as channels too, and are unfolded at the end. The new weights are the old
+ones, shifted for each phase, with zeros between them, so the new kernel is about `phases` times shorter. A
+dilation is written into the weights. The added zeros are multiplied with values that the pass takes to be
+finite. A kernel that is both too wide and too high is folded twice. If the weights of all phases would be too
+many, the kernel is cut into pieces instead: the input, shifted by one piece at a time, becomes channels, and
+the number of weights stays the same.
 
-Refuses when lengths are symbolic, when the weight is dynamic, or compressed in a form that does not hold its
-numbers beside zeros (a full palette without one; `compressed=` allows it), and when no number of phases up to
-`most_phases` makes the kernel small enough. Pieces are for weights of phases above 16 million numbers.
+Refuses when lengths are symbolic, when the weight is dynamic, or compressed in a form that cannot hold the
+added zeros (a full palette without a zero; `compressed=` allows it), and when no number of phases up to
+`most_phases` makes the kernel small enough. Pieces are used when the phases would need more than 16 million
+numbers.
 
 Why it helps: kernels up to 15 wide and 31 high are taken on M4 (measured through Core ML, macOS 27), up to 13
 and 29 on M1 and A14 and up to 16 and 32 on M2 and M3 (tables of the compiler); larger ones run on the CPU. The

@@ -1,14 +1,14 @@
-"""A slice that is written at a dynamic place is blended in with a mask.
+"""Replace a slice update at a run-time position by a blend with a mask.
 
-Several rows that are written at once are brought to their places by a product with one-hot rows first, which
-is exact: each sum has one non-zero term. What is constant of the place, as the layer in a shared cache, becomes
-part of the mask.
+If several rows are written at once, a product with one-hot rows first moves them to their positions. That
+product is exact, since each sum has one non-zero term. Constant parts of the position, such as the layer in a
+shared cache, become part of the mask.
 
-Refuses when more than one axis or none has a dynamic place, when the place or the size cannot be read, when
-several rows are written along another axis than the last but one, and when several rows are integers.
+Refuses when more than one axis or none has a dynamic position, when the position or the size cannot be read,
+when several rows are written along another axis than the last but one, and when several rows are integers.
 
-Why it helps: the ANE takes a slice_update as the write of a state only (reported: M4, macOS 27.0, and macOS 15,
-by 4rg0naut/silicon-ledger-public); a selection is legal anywhere. What it gains in time was not measured.
+Why it helps: the ANE takes a slice_update only as the write of a state (reported: M4, macOS 27.0, and macOS 15,
+by 4rg0naut/silicon-ledger-public); a selection is legal anywhere. What the pass gains in time was not measured.
 
 Grade: checked: it rests on the place lying inside.
 """

@@ -1,4 +1,4 @@
-"""A mean of very many values over several axes is taken axis by axis.
+"""Compute a mean of very many values over several axes one axis at a time.
 
 Before::
 
@@ -18,8 +18,8 @@ After::
 Refuses when the values are not of fp16, are fewer than 262144, or lie along one axis.
 
 Why it helps: a reduction has a narrow running sum (measured, M1 and M5, through the private compiler:
-sbryngelson/ane-guide), which loses what is small beside it; each of these sums is short. What it costs in
-time was not measured.
+sbryngelson/ane-guide), which loses small terms; each of the new sums is short. What the rewrite costs in time
+was not measured.
 
 Grade: proved.
 """

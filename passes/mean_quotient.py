@@ -1,4 +1,4 @@
-"""A sum that is divided by a sum becomes a mean divided by a mean.
+"""Replace a sum divided by a sum by a mean divided by a mean.
 
 Before::
 
@@ -20,15 +20,16 @@ After::
       return %y
     }
 
-Refuses when no sum may overflow in fp16, when more than `most` values are added (of which few may be other
-than 0: their mean may then be too small for fp16), and when a negative number is added to the sum that
-divides. `x / sum(|x|)` becomes `x / mean(|x|)`, times one divided by the count; sums over different counts
-are scaled likewise. A guard is divided by the count too, and is no less than 6e-8 then, which is fp16's least
-number: another result only where the mean of what is added is not much more.
+`x / sum(|x|)` becomes `x / mean(|x|)`, times one divided by the count; sums over different counts are scaled
+accordingly. A guard is divided by the count too, but is at least 6e-8, the smallest fp16 number. That changes
+the result only where the mean of the summed values is not much larger than that.
 
-Why it helps: in fp16 a sum overflows above 65504, and what is divided by it is then 0, infinite or NaN,
-though the quotient of the means has the size of one number (computed by the interpreter). What it costs in
-time was not measured; of sums over the same count no op is added.
+Refuses when no sum may overflow in fp16, when more than `most` values are added (if only a few of them are not
+0, their mean may be too small for fp16), and when a negative number is added to the divisor.
+
+Why it helps: in fp16 a sum overflows above 65504, and the quotient is then 0, infinite or NaN, though the
+quotient of the means is an ordinary number (computed by the interpreter). What the rewrite costs in time was
+not measured; for sums over the same count it adds no op.
 
 Grade: proved.
 """

@@ -15,14 +15,14 @@ After::
       return %y
     }
 
-A constant `y` is negated itself, so that one op stays one op. Integers stay integers.
+If `y` is a constant, the constant is negated, so the number of ops stays the same. Integers stay integers.
 
 Refuses when the operands are neither float nor int32, or when a constant holds the most negative integer, whose
 negation does not exist.
 
 Why it helps: the legacy NeuralNetwork form has no plain subtraction (Apple documents `subtractBroadcastable` as
-its layer, reported off the ANE on iOS 12 to 15). In ML Programs `sub` itself is legal on the ANE (measured:
-M4, macOS 27), so for them this is a normal form and no speed-up: not measured elsewhere.
+its layer, reported off the ANE on iOS 12 to 15). In ML Programs `sub` itself is legal on the ANE (measured: M4,
+macOS 27), so for them this is a normal form and no speed-up: not measured elsewhere.
 
 Grade: bit for bit.
 """

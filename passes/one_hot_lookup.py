@@ -1,17 +1,17 @@
-"""Rows that are gathered or sliced at dynamic places become a product with one-hot rows, for short axes.
+"""Replace a gather or slice at a run-time position on a short axis by a product with one-hot rows.
 
-A place is compared with the number of each row; the product with what is equal is the row itself, since all
-others are multiplied by 0. Negative places count from the end. Places are counted in fp16, exactly up to
+The position is compared with the number of each row; the product of the resulting 0s and 1 with the rows is the
+wanted row itself. Negative positions count from the end. Positions are counted in fp16, which is exact up to
 2047.
 
 Refuses when a shape is symbolic, for integers, for axes of more than `most_rows` rows, when the product would
-take more than `most_work` multiplications (with the bytes that it reads, and those that the gather reads),
-and for tables of two axes, which are those of `embedding_matmul`.
+take more than `most_work` multiplications (counting the bytes that it reads, and those that the gather reads),
+and for tables of two axes, which `embedding_matmul` handles.
 
-Why it helps: a gather at indices of the run, and a slice that is not known when the model is compiled, are
-refused (measured through Core ML on M4, macOS 27), while a product and a comparison were placed. The cast of
-the place from int32 stays on the CPU. For long axes the product costs more than the gather does there; what
-it gains for short ones was not measured. It takes finite numbers: 0 times infinity is no number.
+Why it helps: the engine refuses a gather at run-time indices, and a slice that is not known when the model is
+compiled (measured through Core ML on M4, macOS 27), while a product and a comparison were placed. The cast of
+the position from int32 stays on the CPU. For long axes the product costs more than the gather on the CPU; what
+it gains for short ones was not measured. It needs finite numbers: 0 times infinity is NaN.
 
 Grade: checked: it rests on the range of the places.
 """

@@ -1,19 +1,20 @@
-"""Pad the last axis of products with constant weights to a multiple, and cut it once where the region ends.
+"""Pad the last axis of products with constant weights to a multiple, and cut it where the region ends.
 
-The weight of the first product is padded with zeros, elementwise ops carry the padding, a product that sums
-over the axis takes it up (its weight has zeros there, or both its operands are padded), and what else reads a
-value gets it cut, once for each value. A chain of 1x1 convolutions is padded along its width, at its start, and
-cut at its end. Products of run-time values (scores of attention) are padded only where an operand already is;
-softmax, norms, reductions and views end a region.
+The weight of the first product is padded with zeros, and elementwise ops carry the padding. A product that sums
+over the padded axis absorbs it: its weight has zeros there, or both its operands are padded. Every other reader
+gets the value cut back, once for each value. A chain of 1x1 convolutions is padded along its width at its start
+and cut at its end. Products of two run-time values (scores of attention) are padded only if an operand is
+padded already; softmax, norms, reductions and reshapes end a region.
 
 Compressed weights are padded in their form; a palette without a zero gets one.
 
-Refuses when a shape is symbolic, when the axis has length 1 (padding would multiply it), when a compressed
-weight cannot hold the zeros, and where 1x1 convolutions would get more pads and cuts than they are. An op that
-could make an infinity or NaN of what the padding holds ends the region. Dynamic values are taken to be finite.
+Refuses when a shape is symbolic, when the axis has length 1 (padding would multiply the work), when a
+compressed weight cannot hold the zeros, and when 1x1 convolutions would get more pads and cuts than there are
+convolutions. An op that could make an infinity or NaN from the padding ends the region. Run-time values are
+taken to be finite.
 
-Why it helps: rows are stored in units of 64 bytes, 32 fp16 elements (documented by Apple, all chips); a unit
-of 64 elements is reported and covers both. What it gains was not measured.
+Why it helps: rows are stored in units of 64 bytes, 32 fp16 elements (documented by Apple, all chips); a unit of
+64 elements is reported and covers both. What padding gains was not measured.
 
 Grade: proved.
 """

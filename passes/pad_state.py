@@ -1,8 +1,8 @@
-"""The last axis of a state is padded to a multiple of 32.
+"""Pad the last axis of a state to a multiple of 32.
 
-The lanes that are added hold zeros: updates are padded, and what is read is cut. The values are the same.
+The added elements hold zeros: updates are padded, and reads are cut back, so the values stay the same.
 
-Refuses when the width is a multiple already, when a write covers only a part of the last axis, and when a
+Refuses when the width is already a multiple, when a write covers only a part of the last axis, and when a
 branch or a loop uses the state.
 
 Why it helps: a state 270 wide failed on the ANE, one of 256 ran (measured, M4, macOS 15.2: coremltools issue

@@ -1,23 +1,24 @@
-"""The fill of a mask that comes from an input becomes a finite number.
+"""Make the fill of a mask that is computed from an input a finite number.
 
-Every constant below -32000 that the mask of a softmax is written with (`mul`, `add`, `select`, `sub`,
-`maximum`, `minimum`) becomes `fill`; what is computed from inputs alone is made once for all layers. In fp16
-the largest numbers of fp32 are infinite, and `(1 - mask) * -inf` is NaN wherever the mask keeps a score.
+Every constant below -32000 in the mask of a softmax (`mul`, `add`, `select`, `sub`, `maximum`, `minimum`)
+becomes `fill`; a mask that depends on inputs only is computed once for all layers. In fp16 the largest numbers
+of fp32 are infinite, and `(1 - mask) * -inf` is NaN wherever the mask keeps a score.
 
-Holds for masks of 0 and 1. Rows that keep something give what they gave, since exp(fill) is 0. Rows that keep
-nothing had equal weights where the old fill was so low that scores vanished beside it, or NaN; where a fill is
-added they now have the weights of the scores without a mask. With `equal=True` their weights are equal again:
-what a mask has lowered is cut off at half of the fill, by a `maximum` for each mask, as `safe_numbers` does.
+The pass assumes masks of 0 and 1. Rows in which some position stays visible keep their weights, since exp(fill)
+is 0. Rows in which every position is masked had equal weights, if the old fill was so low that scores vanished
+beside it, or NaN. If the fill is added, they now have the weights of the unmasked scores. With `equal=True`
+their weights are equal again: a `maximum` for each mask cuts masked scores off at half the fill, as
+`safe_numbers` does.
 
-With `equal=True` a mask of two sums, and that of fused attention, stays as it is without it: keys of one mask
-and of both were not alike.
+`equal=True` leaves a mask of two sums, and that of fused attention, as it is: there, keys hidden by one mask
+and by both were treated differently.
 
-Refuses when the mask is causal (`causal_mask_tensor` makes one tensor of it), and when a fill is also a
-result of the model.
+Refuses when the mask is causal (`causal_mask_tensor` makes one tensor of it), and when a fill is also a result
+of the model.
 
 Why it helps: the softmax of the engine does not handle -inf (Apple, for Core AI), and a number below -32768
-becomes it where the sum is fused with the product (measured ceiling: M1 to M6). A fill of -1e4 is what
-Apple's own transformers use. What it gains in time was not measured.
+becomes -inf where the sum is fused with the product (measured ceiling: M1 to M6). A fill of -1e4 is what
+Apple's own transformers use. What the pass gains in time was not measured.
 
 Grade: checked: it rests on the size of the scores.
 """

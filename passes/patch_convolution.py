@@ -15,15 +15,15 @@ After::
       return %y
     }
 
-Each output is the same sum as before; a kernel may add its terms in another order. An image whose sides are no
-multiple of the patch is cut first: the rest takes no part in a convolution without padding.
+Each output is the same sum as before; a kernel may add its terms in another order. If the sides of the image
+are not multiples of the patch, the image is cut first: a convolution without padding ignores the rest.
 
 Refuses when strides differ from the kernel or the kernel is not square, for padding, dilation and groups, when
-the weight or a shape is dynamic, and when a compressed weight cannot be brought into that order. Kernels below
-`least` stay.
+the weight or a shape is dynamic, and when a compressed weight cannot be brought into the new order. Kernels
+below `least` stay.
 
 Why it helps: kernels beyond the tables of the chip stay off the engine (measured: M4, macOS 27.0.1, above 15x31
-(width x height) but for 16x16; reported for M1 above 13x29), and patch embeddings of 32x32 with them;
+(width x height) except 16x16; reported for M1 above 13x29), and patch embeddings of 32x32 with them;
 space_to_depth and a 1x1 convolution are legal. What that gains in time was not measured.
 
 Grade: proved.

@@ -1,4 +1,4 @@
-"""The model gives the likeliest token of each row, or the likeliest few with their logits.
+"""Let the model return the likeliest token of each row, or the likeliest few with their logits.
 
 Before::
 
@@ -15,21 +15,21 @@ After::
       return %tokens
     }
 
-`k` above 1 gives `top_values` and `top_tokens`, largest first. `cap` bends these logits as
-`cap * tanh(logits / cap)`, and `temperature` divides them: both keep the order, so that only `k` numbers are
-computed. `output` names the logits, the widest output by default. `anesurgery.generate` reads such models.
-With `select_last_token` one row is left.
+With `k` above 1 the outputs are `top_values` and `top_tokens`, largest first. `cap` limits these logits as `cap
+* tanh(logits / cap)`, and `temperature` divides them; both keep the order, so only `k` numbers are computed.
+`output` names the logits, by default the widest output. `anesurgery.generate` reads such models. Run
+`select_last_token` as well to return one row only.
 
-`each_part=True` is for a head that was cut by vocabulary (`split_head`): `part_tokens` and `part_values` hold
-the likeliest token of each part and its logit, the parts on the last axis, and the reader takes the best. No
-row of the whole vocabulary is joined then. A head that was not cut has one part.
+`each_part=True` is for a head that was cut by vocabulary (`split_head`). `part_tokens` and `part_values` then
+hold the likeliest token of each part and its logit, with the parts on the last axis, and the caller takes the
+best; the row of the whole vocabulary is never joined. A head that was not cut has one part.
 
-Refuses when no output holds floats for more than one word, for fewer words than `k`, and when these are drawn
-at random.
+Refuses when no output holds floats for more than one word, when there are fewer words than `k`, and when the
+logits are random numbers.
 
-Why it helps: a few numbers leave the model in place of a row for each word of the vocabulary. The search itself
-stays on the CPU: an index of int32 does (measured, M4, macOS 27.0.1, by
-751K/Apple-Neural-Engine-Microarchitecture-Study-M6). What it gains in time was not measured.
+Why it helps: the model returns a few numbers instead of a row for each word of the vocabulary. The search
+itself stays on the CPU, since its index is int32 (measured, M4, macOS 27.0.1, by
+751K/Apple-Neural-Engine-Microarchitecture-Study-M6). What the pass gains in time was not measured.
 
 Grade: none: the interface changes.
 """

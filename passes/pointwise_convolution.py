@@ -16,9 +16,9 @@ After::
       return %y
     }
 
-The channels of the row are those of the pixel; products that read one row share its reshape. Compressed
-weights are reshaped in their form. Each output is the same sum as before; a kernel may add its terms in
-another order. A table that an embedding reads as well is stored a second time.
+The numbers of the row become the channels of the pixel; products that read the same row share its reshape.
+Compressed weights are reshaped in their form. Each output is the same sum as before; a kernel may add its terms
+in another order. A table that an embedding reads as well is stored a second time.
 
 Refuses when the weight or a shape is dynamic, and when there are more than `most` outputs or inputs: longer
 heads left the engine as convolutions too (`split_head` cuts them first).
@@ -26,7 +26,7 @@ heads left the engine as convolutions too (`split_head` cuts them first).
 Why it helps: on an M1 a `linear` of one row stayed on the CPU at each width that was tried, while 1x1
 convolutions of one pixel went to the ANE as Core ML's estimates say: from 4.7 million weights on alone, and 16
 of 576 channels one after the other (reported, M1: thisisthepy/torchnative). So `auto` tries it up to the A14
-and M1. What it gains in time was not measured.
+and M1. What the pass gains in time was not measured.
 
 Grade: bit for bit.
 """

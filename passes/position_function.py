@@ -1,20 +1,20 @@
-"""What depends on the position only is computed by a function of its own, once for each call.
+"""Compute everything that depends only on the position in a function of its own, once for each call.
 
-The masks, cosines, sines and places of a decoder become inputs of `prefill` and `decode`. `decode_inputs` reads
-`position` and gives them all, under the names of the inputs; `anesurgery.generate` calls it before `decode`. A
-boolean passes as 0 or 1, an integer of fewer than 32 bits as one of 32.
+The masks, cosines, sines and indices of a decoder become inputs of `prefill` and `decode`. The function
+`decode_inputs` reads `position` and returns all of them, under the names of those inputs; `anesurgery.generate`
+calls it before `decode`. A boolean is passed as 0 or 1, and a shorter integer as int32.
 
-`lookup=True` moves the lookup of embeddings there as well: `decode_inputs` reads the tokens too, and `decode`
-gets their rows. In a model that is cut into chunks it then stands in the chunk of the head, which reads the
-same table where both are tied, and the table is stored once. Where that head was cut by vocabulary, its parts
-are looked up in, and of their rows the one is taken whose part holds the token.
+`lookup=True` moves the embedding lookup there as well: `decode_inputs` also reads the tokens, and `decode` gets
+their rows. In a model cut into chunks, this function is placed in the chunk of the head, which reads the same
+table if both are tied, so the table is stored once. If that head was cut by vocabulary, each part is looked up,
+and the row of the part that holds the token is taken.
 
-Refuses when no function has an input `position`, or nothing but other inputs depends on it, and below iOS 18,
-where a model has one function.
+Refuses when no function has an input `position`, when no op depends on the position only, and below iOS 18,
+where a model has a single function.
 
-Why it helps: int32 arithmetic and slices at a dynamic place run on the CPU (measured, M4, macOS 27.0.1, by
+Why it helps: int32 arithmetic and slices at a run-time position run on the CPU (measured, M4, macOS 27.0.1, by
 751K/Apple-Neural-Engine-Microarchitecture-Study-M6); between the layers of a decoder each of them costs two
-switches. What it gains in time was not measured.
+switches. What the pass gains in time was not measured.
 
 Grade: none: the interface changes.
 """

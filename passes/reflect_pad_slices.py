@@ -16,8 +16,8 @@ After::
       return %y
     }
 
-Axis by axis: a mirrored edge is a slice without the outermost element, reversed; a repeated edge is the
-outermost element, once for each place.
+The pass works axis by axis. A mirrored edge is a slice without the outermost element, reversed; a repeated edge
+is the outermost element, as often as needed.
 
 Refuses when the amounts are dynamic, when a padded axis is symbolic, and when an edge is repeated more than
 `most_repeats` times.

@@ -1,4 +1,4 @@
-"""An identity goes; what read it reads its operand.
+"""Remove an identity op: its readers read its operand.
 
 Before::
 
@@ -19,8 +19,8 @@ After::
 
 Refuses when it makes an output of the model: outputs have names of their own.
 
-Why it helps: nothing was measured about where an identity runs; without it the question does not arise, and
-patterns of other passes find what stands on both sides of it.
+Why it helps: nothing was measured about where an identity runs. Without it that does not matter, and patterns
+of other passes match across the place where it stood.
 
 Grade: bit for bit.
 """

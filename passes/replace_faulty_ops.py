@@ -1,4 +1,4 @@
-"""An op that was reported to give wrong numbers on the Neural Engine is written in a form that was right.
+"""Rewrite an op that was reported to give wrong numbers on the Neural Engine in a form that was right.
 
 Before::
 
@@ -31,10 +31,10 @@ After::
 | `batch-norm-volume` | `batch_norm` of rank 5 | a product and a sum |
 | `int8-zero-point` | weights of int8 with zero point 0 | uint8 with zero point 128, the same numbers |
 
-A softplus or a sum whose values are known to stay below the range that is wrong is left as it is.
+A softplus or a sum stays as it is if its values are known to stay below the range that is wrong.
 
-Refuses when a shape is symbolic, when a parameter is not a constant, when an `output_shape` is larger than
-the full result, and when a resample takes the nearest pixel, which rounding could change.
+Refuses when a shape is symbolic, when a parameter is not a constant, when an `output_shape` is larger than the
+full result, and when a resample takes the nearest pixel, which rounding could change.
 
 Why it helps: each row was reported with wrong numbers, or with a crash (docs/engine-faults.md has chip, OS and
 source). What it costs in time was not measured.

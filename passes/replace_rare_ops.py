@@ -1,4 +1,4 @@
-"""Rare ops become common ones: crop, flatten2d, reshape_like and clamped_relu.
+"""Replace the rare ops crop, flatten2d, reshape_like and clamped_relu by common ones.
 
 Before::
 
@@ -14,12 +14,12 @@ After::
       return %y
     }
 
-A crop is a slice, `flatten2d` and `reshape_like` are reshapes, and `clamped_relu` is the minimum of a leaky
-relu and its limit. A converted transposed convolution with output padding ends in a crop.
+A crop becomes a slice, `flatten2d` and `reshape_like` become reshapes, and `clamped_relu` becomes the minimum
+of a leaky relu and its limit. A converted transposed convolution with output padding ends in a crop.
 
 Refuses when a new shape is symbolic, or when a limit is stored in a wider type than x and x rounds it.
 
-Why it helps: of these ops no placement was found, while slices, reshapes, `leaky_relu` and `minimum` were
+Why it helps: no placement of these ops was found, while slices, reshapes, `leaky_relu` and `minimum` were
 placed on the ANE of an M4 (measured through Core ML, macOS 27).
 
 Grade: bit for bit.

@@ -1,4 +1,4 @@
-"""What a scatter writes at constant places becomes slices and a concatenation; at dynamic places, selections.
+"""Replace a scatter by slices and a concatenation; at run-time indices, by selections.
 
 Before::
 
@@ -15,20 +15,21 @@ After::
       return %y
     }
 
-Rows that stay are a slice of the data; rows that are written are a slice of the updates, added to the data
-where the mode says so (or subtracted, multiplied, ...). At dynamic places each update is selected where its
-place equals the number of the row, one update after another; the numbers of up to 2047 rows are exact in
-fp16.
+Rows that are not written are slices of the data. Rows that are written are slices of the updates, added to the
+data if the mode says so (or subtracted, multiplied, ...). At run-time indices, each update is selected where
+its index equals the number of the row, one update after another; fp16 holds the numbers of up to 2047 rows
+exactly.
 
-Places that repeat with a period, as those of a slice `x[..., :32]` in a flat tensor, are columns of a table
-with one row for each period; what was joined before, and a shape that the elements had before, is found again.
+Indices that repeat with a period, like those of a slice `x[..., :32]` in a flattened tensor, are treated as
+columns of a table with one row for each period. A slice that is exactly one part of an earlier concat becomes
+that part, and a reshape back to an earlier shape is left out.
 
-Refuses when a shape is symbolic, when more than `most_pieces` pieces or `most_updates` dynamic updates were
-needed, when dynamic places have several coordinates, and for integers, which stay off the engine anyway.
+Refuses when a shape is symbolic, when more than `most_pieces` pieces or `most_updates` run-time updates would
+be needed, when run-time indices have several coordinates, and for integers, which stay off the engine anyway.
 
-Why it helps: scatter and scatter_along_axis were not placed on the ANE in any form (measured through Core ML
-on M4, macOS 27; scatter_nd is reported), while slices, concatenations, comparisons and selections were. A
-dynamic place is still an int32, whose one cast stays on the CPU.
+Why it helps: scatter and scatter_along_axis were not placed on the ANE in any form (measured through Core ML on
+M4, macOS 27; scatter_nd is reported), while slices, concatenations, comparisons and selections were. A run-time
+index is still an int32, whose one cast stays on the CPU.
 
 Grade: bit for bit.
 """
@@ -101,14 +102,14 @@ class ReplaceScatter(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var | dict[Var, Var]:
         """Pieces of data and updates, or one selection for each update."""
         if m.rows is None:
-            return _selected(mb, m)
+            return _select_updates(mb, m)
         out = m.root.outputs[0]
-        whole = _joined(mb, m.root, m.rows, m.pieces, m.mode)
-        return {old: _seen(mb, whole, an.static_shape(old) or ()) for old in (m.views or (out,))}
+        whole = _concatenate_pieces(mb, m.root, m.rows, m.pieces, m.mode)
+        return {old: _with_shape(mb, whole, an.static_shape(old) or ()) for old in (m.views or (out,))}
 
 
 def _views(out: Var) -> tuple[Var, ...]:
-    """The shapes in which alone a result is read; none where it is read as it is."""
+    """Return the reshapes of a result if nothing else reads it; else an empty tuple."""
     readers = an.consumers(out)
     alone = not an.is_output(out) and all(
         r.op_type == "reshape" and an.static_shape(r.outputs[0]) for r in readers
@@ -116,44 +117,46 @@ def _views(out: Var) -> tuple[Var, ...]:
     return tuple(r.outputs[0] for r in readers) if alone else ()
 
 
-def _joined(mb: Builder, op: an.Operation, rows: _Rows, pieces: Sequence[_Piece], mode: str) -> Var:
-    """The pieces side by side."""
-    data, updates = _seen(mb, op.data, rows.data), _seen(mb, op.updates, rows.updates)
+def _concatenate_pieces(mb: Builder, op: an.Operation, rows: _Rows, pieces: Sequence[_Piece], mode: str) -> Var:
+    """Build the concatenation of the pieces."""
+    data, updates = _with_shape(mb, op.data, rows.data), _with_shape(mb, op.updates, rows.updates)
     parts = []
     for piece in pieces:
-        new = [_cut(mb, updates, rows.axis, u, piece.length) for u in piece.updates]
+        new = [_take_rows(mb, updates, rows.axis, u, piece.length) for u in piece.updates]
         if new and mode == "update":
             parts.append(new[0])
             continue
-        kept = _cut(mb, data, rows.axis, piece.start, piece.length)
+        kept = _take_rows(mb, data, rows.axis, piece.start, piece.length)
         for u in new:
             kept = getattr(mb, MODES[mode])(x=kept, y=u)
         parts.append(kept)
     return small_builds.joined(mb, parts, rows.axis)
 
 
-def _selected(mb: Builder, m: Match) -> Var:
-    """Each update where its place is the number of the row; a negative place counts from the end."""
+def _select_updates(mb: Builder, m: Match) -> Var:
+    """Build a selection for each update, where its index equals the row number; negative ones count back."""
     op, axis, shape = m.root, m.axis, an.static_shape(m.root.data) or ()
     rank, length = len(shape), np.float16(shape[axis])
     one = tuple(m.count if a == axis else 1 for a in range(rank))
     along = op.op_type == "scatter_along_axis"
-    at = mb.cast(x=op.indices if along else _seen(mb, op.indices, one), dtype="fp16")
+    at = mb.cast(x=op.indices if along else _with_shape(mb, op.indices, one), dtype="fp16")
     behind = mb.cast(x=mb.less(x=at, y=np.float16(0)), dtype="fp16")
     at = mb.add(x=at, y=mb.mul(x=behind, y=length))
     numbers = np.arange(shape[axis], dtype=np.float16).reshape([-1 if a == axis else 1 for a in range(rank)])
-    updates = _seen(mb, op.updates, (*shape[:axis], m.count, *shape[axis + 1 :])) if not along else op.updates
+    updates = (
+        _with_shape(mb, op.updates, (*shape[:axis], m.count, *shape[axis + 1 :])) if not along else op.updates
+    )
     data: Var = op.data
     for i in range(m.count):
-        here = mb.equal(x=_cut(mb, at, axis, i, 1), y=numbers)
-        new = _cut(mb, updates, axis, i, 1)
+        here = mb.equal(x=_take_rows(mb, at, axis, i, 1), y=numbers)
+        new = _take_rows(mb, updates, axis, i, 1)
         new = new if m.mode == "update" else getattr(mb, MODES[m.mode])(x=data, y=new)
         data = mb.select(cond=here, a=new, b=data)
     return data
 
 
-def _cut(mb: Builder, x: Var, axis: int, start: int, length: int) -> Var:
-    """Some rows; of rows that were joined before, the part that they are."""
+def _take_rows(mb: Builder, x: Var, axis: int, start: int, length: int) -> Var:
+    """Slice rows; if they are exactly one part of an earlier concat, return that part."""
     if length == x.shape[axis]:
         return x
     joined = an.producer(x, "concat")
@@ -172,8 +175,8 @@ def _cut(mb: Builder, x: Var, axis: int, start: int, length: int) -> Var:
     return mb.slice_by_size(x=x, begin=begin, size=size)
 
 
-def _seen(mb: Builder, x: Var, shape: Sequence[int]) -> Var:
-    """Return the elements in another shape, which they may have had before."""
+def _with_shape(mb: Builder, x: Var, shape: Sequence[int]) -> Var:
+    """Reshape a value; an earlier value that already has the shape is used instead."""
     while tuple(x.shape) != tuple(shape) and (view := an.producer(x, "reshape")) is not None:
         x = view.x
     return reshaped(mb, x, shape)

@@ -1,4 +1,4 @@
-"""An op of too many axes, or of too few, is rewritten at a supported rank.
+"""Rewrite an op with too many axes, or too few, at a supported rank.
 
 Before::
 
@@ -18,19 +18,19 @@ After::
       return %z
     }
 
-Above `at_most` axes, neighbours that travel together are merged: those that are broadcast alike, reduced alike,
-or stay neighbours in a transposition (one that keeps none becomes a few, without axes of length 1). Below
-`at_least` axes, new ones of length 1 are put in front, for float ops only: integers of few axes are indices
-and shapes. Views of views are skipped, so that the changes of rank stand at the edge of a region and not around
-each op.
+Above `at_most` axes, neighbouring axes that stay together are merged: those that are broadcast alike, reduced
+alike, or stay neighbours in a transpose. A transpose in which no two axes stay neighbours becomes several
+transposes, without axes of length 1. Below `at_least` axes, axes of length 1 are added in front, for float ops
+only: integers of few axes are indices and shapes. Reshapes of reshapes are skipped, so that the changes of rank
+stand at the edge of a region and not around each op.
 
 Refuses when a shape is symbolic, when no merge that the op allows brings the rank down, or when a slice starts
-or ends at a dynamic place. Ops of a kind that it does not know, with too many axes, are reported.
+or ends at a run-time position. An op of an unknown kind with too many axes is reported.
 
-Why it helps: more than five axes cannot be converted (coremltools refuses to write them: as a pass of the
-conversion this one makes such models convertible), or run on the CPU (measured, all chips).
-The rank-4 forms are those of the legacy NeuralNetwork layers, whose ND kinds were reported off the ANE on
-iOS 13 to 15; for ML Programs they are not needed (measured: M4, macOS 27), so `at_least` is 0.
+Why it helps: a model with more than five axes cannot be converted (coremltools refuses to write it; as a pass
+of the conversion this one makes such models convertible), or runs on the CPU (measured, all chips). The rank-4
+forms are those of the legacy NeuralNetwork layers, whose ND kinds were reported off the ANE on iOS 13 to 15; ML
+Programs do not need them (measured: M4, macOS 27), so `at_least` is 0.
 
 Grade: bit for bit.
 """

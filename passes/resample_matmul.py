@@ -1,4 +1,4 @@
-"""A crop, an affine map or a resampling at constant places becomes a product with a constant matrix.
+"""Replace a crop, an affine map or a resampling with constant coordinates by a product with a constant matrix.
 
 Before::
 
@@ -16,16 +16,16 @@ After::
       return %y
     }
 
-Each pixel made is a weighted sum of pixels read, by weights that depend on the places alone. The interpreter
-gives them: what the op makes of an image with a single 1. Where pixels outside of the image have a value, it
-is added.
+Each output pixel is a weighted sum of input pixels, and the weights depend on the coordinates alone. The
+interpreter computes them: it runs the op on images with a single 1. If pixels outside the image have a value,
+that value is added.
 
-Refuses when places or shapes are dynamic, for batches of several images, for integers, and when the matrix
-would have more than `most_numbers` numbers, with how many that are.
+Refuses when coordinates or shapes are dynamic, for batches of several images, for integers, and when the matrix
+would have more than `most_numbers` numbers (the refusal says how many).
 
 Why it helps: crop_resize ran on the CPU alone (measured through Core ML on M4, macOS 27); by the tables of the
 compiler the older generations have no texture unit (reported). A product with a dense matrix reads all pixels
-for each one that it makes: that pays for small images only, and was not measured. It takes finite numbers.
+for each output pixel: that pays for small images only, and was not measured. It needs finite numbers.
 
 Grade: checked: resampling is opaque in the field.
 """

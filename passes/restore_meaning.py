@@ -1,4 +1,4 @@
-"""On request: what a conversion is known to have lost is written again, where the graph still tells it.
+"""On request, restore what a conversion is known to have lost, if the graph still shows it.
 
 Before::
 
@@ -23,12 +23,14 @@ After::
 | `lost-int16` | a gather of int16 | a gather of int32 |
 | `lost-average` | a mean of windows beyond the end | the same without what lies beyond |
 
-The outputs change: what was converted is not what the model meant. So `auto` never tries it, and no edit is
-compared; compare the result with the model before the conversion (`against_torch`).
+The outputs change, because the converted model did not mean what the original did. So `auto` never tries this
+pass, and no edit is compared with the ops before it; compare the result with the model before the conversion
+(`against_torch`).
 
-Refuses when a mean has padding as well, which would not count then either.
+Refuses when a mean has padding as well, which would then not count either.
 
-Why it helps: the numbers are those of the model again. Each form was reported (the findings name the sources).
+Why it helps: the numbers are those of the original model again. Each loss was reported (the findings name the
+sources).
 
 Grade: none: the numbers change on purpose.
 """

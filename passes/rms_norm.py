@@ -1,17 +1,17 @@
-"""A norm by the root mean square is computed in a form whose squares cannot overflow in fp16.
+"""Compute a root mean square norm in a form whose squares cannot overflow in fp16.
 
-The values of a norm are divided by a unit, so that fp16 holds their squares; epsilon is divided by its square.
-The unit is 1 where the largest magnitude is neither so large that its square overflows nor so small that it
-vanishes: then each number stays what it was, to the last digit. `form="layer_norm"` gives the layer norm of
-[x, -x] instead, whose mean is 0, over one axis.
+The values of a norm are divided by a unit, so that fp16 holds their squares; epsilon is divided by the square
+of the unit. The unit is 1 if the largest magnitude is neither so large that its square overflows nor so small
+that it vanishes; then every number keeps all its digits. `form="layer_norm"` uses the layer norm of [x, -x]
+instead, whose mean is 0, over one axis.
 
 Refuses when the values are not of fp16, when intervals show that their squares do not overflow, when the
 epsilon is 0 in fp16, when a shape is dynamic, and for a layer norm over several axes.
 
-Why it helps: x * x overflows above 255 in fp16; coremltools converts torch's own `rms_norm` by the largest
-magnitude too. The written-out form with `rsqrt` was 13 % (256 channels) and 22 % (512) faster than the layer
-norm of [x, -x] (measured, M4 Max: john-rocky/CoreML-LLM). What the seven further ops cost was not measured, so
-it runs on request.
+Why it helps: x * x overflows above 255 in fp16; coremltools, too, converts torch's own `rms_norm` by the
+largest magnitude. The written-out form with `rsqrt` was 13 % (256 channels) and 22 % (512) faster than the
+layer norm of [x, -x] (measured, M4 Max: john-rocky/CoreML-LLM). What the seven extra ops cost was not measured,
+so recipes use it only on request.
 
 Grade: checked: that a factor goes through a root is no identity of polynomials.
 """

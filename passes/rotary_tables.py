@@ -1,22 +1,22 @@
-"""Cosines and sines of dynamic positions become rows of a table; halves of heads are exchanged by a product.
+"""Look cosines and sines of run-time positions up in a table, and swap halves of heads by a product.
 
-Each row of a cosine or sine that is made from one integer position is computed for all `positions` when the
-model is rewritten, in fp32. `form` says how a row is found: "one_hot", by a product with the one-hot row of the
-position; "gather", by a lookup; "inputs", by the caller, to whom the table is left beside the package;
-"constants", not at all: positions are taken to be 0, 1, 2 and so on. Tables that are constants already, as in
-decoders that read all tokens at once, become inputs `cos` and `sin` in the form "inputs". Parts of the last
-axis that are put together in another order, with signs, as rotary positions need them, become a product with a
-matrix of ones, up to `widest` numbers.
+A cosine or sine that is computed from one integer position becomes a row of a table. The table has `positions`
+rows, computed in fp32 when the pass runs. `form` says how a row is read. "one_hot" multiplies with the one-hot
+row of the position. "gather" is a lookup. "inputs" lets the caller pass the rows; the table is saved beside the
+package. "constants" takes the positions to be 0, 1, 2 and so on, and stores the rows. If the tables are already
+constants, as in decoders that read all tokens at once, "inputs" turns them into inputs `cos` and `sin`. Parts
+of the last axis that rotary positions reorder, with signs, become a product with a matrix of ones, up to
+`widest` numbers.
 
-Refuses when it is not known how many positions there are, when rows are made of several positions, when shapes
-are dynamic, when there are more positions than one product holds, and, for "inputs" and "constants", when the
+Refuses when the number of positions is unknown, when rows are computed from several positions, when shapes are
+dynamic, when there are more positions than one product holds, and, for "inputs" and "constants", when the
 positions are computed, or read elsewhere.
 
 Why it helps: sines and cosines are not on the engine before A17 and M3 (tables of the compiler, reported);
 rotary positions belong in constants or inputs (Apple, for Core AI); fp16 counts exactly up to 2048 only. Slices
 of the last axis that begin within it turned numbers from 4095 on into infinity on M1 and M2, and their concat
 gave wrong elements on M2 (measured, by the compiler and not through Core ML: sbryngelson/ane-guide). What the
-products cost was not measured, so it runs on request.
+products cost was not measured, so recipes use it only on request.
 
 Grade: checked: a table holds what the interpreter computed.
 """

@@ -1,4 +1,4 @@
-"""A palette that is scaled before a product is multiplied as it is; the scales come after the product.
+"""Multiply with a palette before its scales are applied, and apply the scales to the product.
 
 Before::
 
@@ -18,14 +18,14 @@ After::
       return %y
     }
 
-Each output channel is multiplied by its own scale, and a bias is added after that. Weights stay compressed. The
-numbers differ only because the scaled weights were rounded to fp16.
+Each output channel of the product is multiplied by its scale, and a bias is added after that. Weights stay
+compressed. The numbers differ only because the scaled weights used to be rounded to fp16.
 
 Refuses when there are several scales for one output channel, or offsets, or when the scales are dynamic.
 
 Why it helps: a palette with scales for each channel leaves the ANE when it is scaled first (Apple's words on
-coremltools' own pass for it, which no default pipeline runs; no chip or OS is named). What it gains was not
-measured. In fp16 the sums are of other sizes: scales far from 1 may overflow before they are applied.
+coremltools' own pass for it, which no default pipeline runs; no chip or OS is named). What the pass gains was
+not measured. The fp16 sums have another size: scales far from 1 may make them overflow.
 
 Grade: proved.
 """

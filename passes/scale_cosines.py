@@ -1,14 +1,14 @@
-"""The cosine of two rows is taken of rows whose squares fp16 holds.
+"""Compute a cosine similarity from rows that are scaled so that fp16 holds their squares.
 
-Each row is divided by a unit, which is 1 where its largest magnitude is neither too large nor too small to be
-squared. The lengths may be roots of their own, or `reduce_l2_norm`; the least that their product may be is
-divided by both units. `scale_roots` repairs a length by itself.
+Each row is divided by a unit, which is 1 if its largest magnitude is neither too large nor too small to be
+squared. The lengths may be separate roots, or `reduce_l2_norm`; a lower limit of their product is divided by
+both units. `scale_roots` repairs a length that stands alone.
 
 Refuses when the values are not of fp16, when intervals show that neither the product nor the squares overflow,
 and when a shape is dynamic.
 
 Why it helps: the product of two rows overflows in fp16 where their numbers are above 255, though the cosine is
-at most 1 (computed). What the further ops cost in time was not measured.
+at most 1 (computed). What the extra ops cost in time was not measured.
 
 Grade: checked: that a factor goes through a root is no identity of polynomials.
 """

@@ -1,4 +1,4 @@
-"""A power that is made small afterwards is taken of a smaller number.
+"""Take a power that is made small afterwards of a smaller number.
 
 Before::
 
@@ -18,16 +18,16 @@ After::
       return %y
     }
 
-The number is divided by a power of two, so that what is left of the factor is no less than 1. Powers that are
-added up, or of which a mean is taken, before the sum is made small, are rewritten too. So are powers that
-stored weights multiply, as behind a squared relu: the weights grow by the power of two, to 1 at most.
+The number is divided by a power of two, chosen so that the remaining factor is at least 1. Powers that are
+summed or averaged before they are made small are rewritten too. So are powers that stored weights multiply, as
+after a squared relu: the weights grow by the power of two, up to a magnitude of 1.
 
-Refuses when the values are not of fp16, when the exponent is no whole number from 2 on, when the factor is no
-constant number below 1, when weights are compressed or too large to make anything small, and when intervals
-show that the power does not overflow.
+Refuses when the values are not of fp16, when the exponent is not a whole number from 2 on, when the factor is
+not a constant number below 1, when weights are compressed or too large to make anything small, and when
+intervals show that the power does not overflow.
 
-Why it helps: a cube of fp16 overflows above 40, a square above 255, though what is made of it would be small
-(computed). The ops are as many as before, or one more; what that costs in time was not measured.
+Why it helps: a cube of fp16 overflows above 40, a square above 255, even if the final result is small
+(computed). There are as many ops as before, or one more; what that costs in time was not measured.
 
 Grade: proved.
 """

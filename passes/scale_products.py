@@ -1,4 +1,4 @@
-"""Weights whose sums may pass 32768 are divided by a power of two, and the result is multiplied by it.
+"""Divide weights whose sums may pass 32768 by a power of two, and multiply the result by it.
 
 Before::
 
@@ -17,12 +17,12 @@ After::
       return %y
     }
 
-Refuses when the weights are not of fp16, compressed or no constants, when nothing bounds the sums or they
-stay below 32768, and when a weight or bias that fp16 holds in full would lose digits.
+Refuses when the weights are not of fp16, compressed or not constant, when nothing bounds the sums or they stay
+below 32768, and when a weight or bias that fp16 holds exactly would lose digits.
 
 Why it helps: a result or partial sum of products of magnitude 32768 or more becomes infinite on the engine,
-even where later terms cancel it (measured, M1 to M6: sbryngelson/ane-guide; 751K), and products of single
-numbers go on to 65504. The multiplication is one op more; what it costs in time was not measured.
+even if later terms cancel it (measured, M1 to M6: sbryngelson/ane-guide; 751K), while single numbers may reach
+65504. The multiplication is one op more; what it costs in time was not measured.
 
 Grade: proved.
 """

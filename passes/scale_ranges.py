@@ -1,19 +1,18 @@
-"""Values beyond what fp16 holds are scaled by a power of two, and scaled back by the norm or weight after them.
+"""Scale values beyond the fp16 range by a power of two, and undo it in the norm or weight after them.
 
-Regions are chosen by calibration: the model runs on `inputs` (sampled ones by default), and values above the
-limit, half of 65504 or of 32768 for sums of products, name their region: all that sums and moves tie to them,
-as a residual stream. The scale of a region goes into the constants that make it (weights, bias, tables of
-factors) and is taken away by the epsilon of the norm, the weight or the factor that reads it; where nothing
-takes it, one multiplication does. A norm reads a copy with a scale of its own where its squares need another.
-Activations that saturate, as gelu, silu and tanh do, read their operand clipped to 32 on both sides; where the
-tail is x itself, what is beyond 32 is added.
-All factors are powers of two: in fp32 nothing changes but epsilons, which stay above 1e-7 in fp16; the pass
-compares both models in fp32 and fails below 90 dB. Each region, with its exponent and its
-largest value before, is in the report.
+Calibration finds the regions: the model runs on `inputs` (sampled ones by default). The limit is half of 65504,
+or half of 32768 for sums of products. A value above its limit marks its region: all values that sums and moves
+connect to it, such as a residual stream. The scale goes into the constants that make the region (weights,
+biases, tables of factors). It is removed by the epsilon of the norm, the weight or the factor that reads the
+region, or else by one multiplication. A norm whose squares need another scale reads a copy of its own.
+Activations that saturate (gelu, silu, tanh) read their operand clipped to 32 on both sides; if the function
+approaches x, the part beyond 32 is added back. All factors are powers of two, so in fp32 only epsilons change,
+which stay above 1e-7 in fp16. The pass compares both models in fp32 and fails below 90 dB. The report has each
+region with its exponent and its largest value before.
 
 Refuses when nothing exceeds the limit, when a region needs more than 2^-20, and when scaling gains nothing: as
-many values exceed their limits after it. What is an output, or read by an op that hands on no scale, is scaled
-back beyond the limit, which is reported. Infinities that masks hold are for `causal_mask_tensor`.
+many values exceed their limits after it. An output, or an operand of an op that cannot pass a scale on, is
+scaled back beyond the limit, and the report says so. Infinities in masks are for `causal_mask_tensor`.
 
 Why it helps: fp16 ends at 65504, and sums of products of the ANE at 32768 (measured: M1, M2, M2 Pro, M4, M5,
 M6); squares overflow above 256.

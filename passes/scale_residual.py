@@ -1,19 +1,19 @@
-"""A residual stream beyond 65504 that only norms read is scaled by a power of two where it is made.
+"""Scale a residual stream beyond 65504, if only norms read it, by a power of two where it is made.
 
-Everything that adds to the stream is scaled by 2^-k in its weights, or by one product where it has none, and
-the epsilons of the norms by 2^-2k: a norm gives the same for a stream of another scale. In fp32 nothing
-changes; both models are compared and the pass fails below 90 dB. The squares inside the norms are for
-`rms_norm`, which comes after it.
+Everything that adds to the stream is scaled by 2^-k: in its weights, or by one product if it has none. The
+epsilons of the norms are scaled by 2^-2k, since a norm gives the same result for a scaled stream. In fp32
+nothing changes; both models are compared, and the pass fails below 90 dB. Run `rms_norm` afterwards for the
+squares inside the norms.
 
-The stream is measured on `inputs`, those of the surgery, or drawn ones. `scale_ranges` does more: it scales
-what other ops read too, and lets norms read copies.
+The stream is measured on `inputs`, those of the surgery, or random ones. `scale_ranges` does more: it also
+scales values that other ops read, and lets norms read copies.
 
-Refuses when no value passes half of 65504, when something else than a norm reads the stream, as an output
-does, when it needs more than 2^-20, and when the weights do not hold the scaled numbers exactly.
+Refuses when no value passes half of 65504, when anything other than a norm reads the stream (an output does),
+when the stream needs more than 2^-20, and when the weights do not hold the scaled numbers exactly.
 
 Why it helps: fp16 ends at 65504, and a stream beyond it is infinite. Streams of Gemma 3 and Qwen pass it;
-scaled ones ran on the engine (reported: sbryngelson/ANEForge, pull request 51). It adds no op, or one for an
-embedding.
+scaled ones ran on the engine (reported: sbryngelson/ANEForge, pull request 51). The pass adds no op, or one for
+an embedding.
 
 Grade: none: epsilons are rounded; whole models are compared.
 """

@@ -1,17 +1,17 @@
-"""The root, or the logarithm, of a sum of squares is taken of values that are divided by a unit.
+"""Take the root, or the logarithm, of a sum of squares of values that are divided by a unit.
 
-The unit is 1 where the largest magnitude of a row is neither so large that its squares overflow nor so small
-that they vanish: then each number stays what it was, to the last digit. The magnitude of complex numbers,
-`sqrt(re * re + im * im)`, is rewritten too, and what is added as an epsilon is divided by the square of the
-unit. The logarithm of a power becomes that of the smaller numbers plus twice the logarithm of the unit, and the
-least that it reads is divided by the square of it too. `rms_norm` and `group_norm` do so for whole norms, whose
-reciprocal roots are left to them.
+The unit is 1 if the largest magnitude of a row is neither so large that its squares overflow nor so small that
+they vanish; then every number keeps all its digits. The magnitude of complex numbers, `sqrt(re * re + im *
+im)`, is rewritten too. An added epsilon is divided by the square of the unit. The logarithm of a power becomes
+the logarithm of the smaller numbers plus twice the logarithm of the unit, and a lower limit of its operand is
+divided by the square of the unit. `rms_norm` and `group_norm` do the same for whole norms, so this pass leaves
+their reciprocal roots to them.
 
-Refuses when the values are not of fp16, when intervals show that the squares and their sum do not overflow,
-and when a shape is dynamic.
+Refuses when the values are not of fp16, when intervals show that the squares and their sum do not overflow, and
+when a shape is dynamic.
 
-Why it helps: squares overflow in fp16 above 255, though the root would be small (computed). What the further
-ops cost in time was not measured.
+Why it helps: squares overflow in fp16 above 255, even if the root is small (computed). What the extra ops cost
+in time was not measured.
 
 Grade: checked: that a factor goes through a root is no identity of polynomials.
 """

@@ -1,4 +1,4 @@
-"""Scores of attention, and other products of two values, are scaled before they are made, not after.
+"""Scale attention scores, and other products of two run-time values, before the product instead of after it.
 
 Before::
 
@@ -18,15 +18,15 @@ After::
       return %y
     }
 
-The query is scaled, or the key where it has fewer numbers. A covariance or a Gram matrix, which is divided by
-the number of values, is a product of two smaller sides.
+The query is scaled, or the key if it has fewer numbers. A covariance or Gram matrix that is divided by the
+number of values becomes a product of two scaled operands.
 
-Refuses when a side of the product is stored, when the factor is no constant number, is 0, or is 1 and more, and
-when intervals show that the product stays below 32768.
+Refuses when an operand of the product is stored, when the factor is not a constant number, is 0, or is 1 or
+more, and when intervals show that the product stays below 32768.
 
-Why it helps: sums of products end at 32768 on the engine (measured, M1 to M6), and query times key lost most
-to fp16 in a probe of one kind of op at a time, 35 dB (measured, M1 Max: smpanaro/more-ane-transformers). What
-it gains in time was not measured.
+Why it helps: sums of products end at 32768 on the engine (measured, M1 to M6), and query times key lost most to
+fp16 in a probe of one kind of op at a time, 35 dB (measured, M1 Max: smpanaro/more-ane-transformers). What the
+pass gains in time was not measured.
 
 Grade: proved.
 """

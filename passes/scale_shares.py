@@ -1,6 +1,4 @@
-"""The weights of attention over many keys are multiplied by 64 before their product with the values.
-
-The result is divided by 64.
+"""Multiply attention weights over many keys by 64 before their product with the values.
 
 Before::
 
@@ -20,13 +18,15 @@ After::
       return %y
     }
 
+The result is divided by 64.
+
 Refuses when the values are not of fp16, when they exceed 1,023, since the product would overflow, when the
 softmax is not over the axis that is summed, and when it is over fewer keys than 2048.
 
-Why it helps: over 4,096 keys the product was 5.2 to 5.4 % off on the engine, of equal weights 3.95 %, and
-0.06 % with 64 times the weights (measured, M5 Pro, macOS 27.0, Core AI: cadamcat,
-attention-product-precision). Why is not known. Two ops more over the scores and the result; what they cost in
-time was not measured.
+Why it helps: over 4,096 keys the product was 5.2 to 5.4 % off on the engine, 3.95 % with equal weights, and
+0.06 % with 64 times the weights (measured, M5 Pro, macOS 27.0, Core AI: cadamcat, attention-product-precision).
+The reason is not known. The pass adds two ops over the scores and the result; what they cost in time was not
+measured.
 
 Grade: checked: the softmax of thousands of keys leaves the field no sharp bound.
 """

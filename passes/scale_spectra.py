@@ -1,15 +1,15 @@
-"""The logarithm of bands of a power spectrum is taken of numbers that are divided by a unit of their frame.
+"""Take the logarithm of bands of a power spectrum after dividing each frame by a unit.
 
-The unit is 1 where the largest number of a frame is 1 or more and no band of it adds up to more than 16376:
-then each number stays what it was, to the last digit. What is added before the logarithm, and the least that it
-reads, are divided by the square of the unit. Numbers below 2^-12, or 72 dB below the largest of a frame that is
-divided, square to 0.
+The unit is 1 if the largest number of a frame is at least 1 and no band of it sums to more than 16376; then
+every number keeps all its digits. The number added before the logarithm, and a lower limit of its operand, are
+divided by the square of the unit. In a frame that is divided, numbers below 2^-12, or 72 dB below the largest
+one, become 0 when they are squared.
 
 Refuses when the values are not of fp16, when intervals show that neither the squares nor the bands overflow,
 when a weight is negative, and when a shape is dynamic.
 
-Why it helps: squares above 255 overflow in fp16, though the logarithm is small: a log-mel front end had a
-cosine of 0.046 (measured, M1 Max: findit-studio/coremlit). What the further ops cost in time was not measured.
+Why it helps: squares above 255 overflow in fp16, even if the logarithm is small: a log-mel front end had a
+cosine of 0.046 (measured, M1 Max: findit-studio/coremlit). What the extra ops cost in time was not measured.
 
 Grade: checked: that a factor goes out of a logarithm is no identity of polynomials.
 """

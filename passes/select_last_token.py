@@ -19,23 +19,24 @@ After::
       return %logits
     }
 
-The logits become one row, which the contract of the result says. `position="last"` takes the last position,
-by a slice with constant bounds and never a gather. `position="input"` adds a one-hot float input,
-`position_one_hot`, that picks the position by a matmul (exact: one non-zero term; all hidden states must be
-finite), so a prompt may be padded on either side.
+The logits become one row; the contract of the result says so. `position="last"` takes the last position by a
+slice with constant bounds, never by a gather. `position="input"` adds a one-hot float input,
+`position_one_hot`, that selects the position by a matmul, so a prompt may be padded on either side. The matmul
+is exact: each sum has one non-zero term. All hidden states must be finite.
 
-The cut lies at the last value that alone carries what the norm and the head read, usually the residual
-stream; everything downstream must treat each position alike. `depth="block"` goes on through what else is
-row-wise: the last MLP, as a rule. The logits are the widest output of rank 3 that a head (a linear, or a
-matmul with a constant) leads to, or the one that `output` names. A model that selects its last position by
-itself, after the norm or after the head, does so earlier and by a slice. Other outputs stay as they are.
+The selection is made at the last value that alone carries everything that the norm and the head read, usually
+the residual stream; everything after it must treat each position alike. `depth="block"` selects even earlier,
+before other row-wise ops: usually before the last MLP. The logits are the output that `output` names, by
+default the widest output of rank 3 that a head (a linear, or a matmul with a constant) leads to. If a model
+already selects its last position after the norm or after the head, the pass moves the selection forward and
+makes it a slice. Other outputs stay as they are.
 
 Refuses when no head leads to the output, when a value between the head and the output mixes positions or is
 read elsewhere, and, for `position="input"`, when the length is symbolic.
 
-Why it helps: the head is the largest product of a small language model and all rows but one are thrown away.
-GPT-2 medium 95 to 52 ms, GPT-2 XL 30 % less (measured by more-ane-transformers: M1 Max, macOS 13 to 14);
-there, `x[:, [-1], :]` became a gather and left the ANE.
+Why it helps: the head is the largest product of a small language model, and all rows but one are thrown away.
+GPT-2 medium 95 to 52 ms, GPT-2 XL 30 % less (measured by more-ane-transformers: M1 Max, macOS 13 to 14); there,
+`x[:, [-1], :]` became a gather and left the ANE.
 
 Grade: none: the shape changes on purpose.
 """

@@ -1,16 +1,16 @@
-"""Sequences go channels first and attention goes head by head, in one step: the layout of Apple's transformers.
+"""Use the layout of Apple's transformers: sequences channels first, and attention head by head, in one step.
 
-`channels_first`, then `split_heads`; with `block`, `tile_queries` after them. `encoder_ane` and `auto` take it
-for text encoders on the chips on which that was measured to help, M1 (and M1 Max) and A15; all recipes of
-families take it on request, `layout="channels_first"`, and none with `layout="as_given"`. It is undone as a
-whole where something is lost by it, unless it was asked for: then a warning says what. It is proved a layer at
-a time; layers that differ in their weights only are proved once.
+The pass runs `channels_first` and then `split_heads`; with `block`, also `tile_queries`. `encoder_ane` and
+`auto` use it for text encoders on the chips on which it was measured to help: M1 (and M1 Max) and A15. All
+family recipes use it on request, `layout="channels_first"`, and never with `layout="as_given"`. If it makes
+anything worse, it is undone as a whole, unless you asked for it: then a warning says what is worse. It is
+proved one layer at a time; layers that differ only in their weights are proved once.
 
-Refuses when `channels_first` and `split_heads` do; and `layout="by_evidence"` where nothing was measured.
+Refuses when `channels_first` and `split_heads` do; and with `layout="by_evidence"` where nothing was measured.
 
 Why it helps: Apple's port of DistilBERT in this layout went from 55 to 8.7 ms (measured, M1 Max:
-apple/ml-ane-transformers) and was up to 10 times as fast (Apple, iPhone 13). A SigLIP that was on the
-engine as a whole gained 10 to 13 % and lost on the GPU (measured, M4 Pro and M5 Max:
+apple/ml-ane-transformers) and was up to 10 times as fast (Apple, iPhone 13). A SigLIP that was on the engine as
+a whole gained 10 to 13 % and lost on the GPU (measured, M4 Pro and M5 Max:
 erwinzhang7/coreml-compute-placement).
 
 Grade: bit for bit.

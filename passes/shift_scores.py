@@ -1,4 +1,4 @@
-"""The largest score is taken away before scores are made larger for a softmax.
+"""Subtract the largest score before scores are multiplied by a large factor for a softmax.
 
 Before::
 
@@ -18,14 +18,14 @@ After::
       return %y
     }
 
-A softmax does not change when one number is taken from all scores of a row. What is left of the largest is
-0, and of numbers near it the difference is exact; the others become negative, down to minus infinity.
+A softmax does not change when the same number is subtracted from all scores of a row. The largest score becomes
+0, and differences of scores near it are exact; the others become negative, down to minus infinity.
 
-Refuses when intervals show that the scores do not overflow, and of values of which nothing is known when the
-factor is at most 32: they are taken for no larger than 2048, as elsewhere.
+Refuses when intervals show that the scores do not overflow. If the range of the values is unknown and the
+factor is at most 32, it refuses too: such values are assumed to be at most 2048, as elsewhere.
 
 Why it helps: `1000 x` overflows in fp16 from 66 on, and the softmax of a row with two infinities is NaN
-(computed). Two ops more; what they cost in time was not measured.
+(computed). The pass adds two ops; what they cost in time was not measured.
 
 Grade: checked: a softmax leaves the field no sharp bound.
 """

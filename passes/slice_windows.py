@@ -1,4 +1,4 @@
-"""Sliding windows, and sequences that are reversed up to a constant length, become slices.
+"""Replace sliding_windows, and reverse_sequence with constant lengths, by slices.
 
 Before::
 
@@ -16,14 +16,16 @@ After::
       return %y
     }
 
-Windows that do not overlap are a reshape; others are stacked, window by window or, where that is less, place
-by place of all windows. A sequence is a slice that is reversed and the rest, for each run of equal lengths.
+Windows that do not overlap become a reshape. Other windows are stacked one by one or, if that takes fewer
+slices, one position of all windows at a time. A sequence becomes its reversed slice and the rest, for each run
+of equal lengths.
 
-Refuses when a shape is symbolic, when a length is dynamic, and when more than `most_slices` were needed.
+Refuses when a shape is symbolic, when a length is dynamic, and when more than `most_slices` slices would be
+needed.
 
 Why it helps: the compiler has no converter for these ops (measured through Core ML on M4, macOS 27;
-reverse_sequence is reported), while slices, reversals and stacks were placed on the ANE. What it gains was
-not measured.
+reverse_sequence is reported), while slices, reversals and stacks were placed on the ANE. What the pass gains
+was not measured.
 
 Grade: bit for bit.
 """

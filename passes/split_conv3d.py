@@ -1,15 +1,14 @@
 """A 3-D convolution becomes a sum of 2-D convolutions, one for each step of the kernel's depth.
 
-The depth goes beside the batch, so that each step of the kernel's depth is one 2-D convolution of a slice of
-it. Edges of the depth are padded with zeros first. Compressed weights are cut in their form. Steps that do not
-overlap, as in the patches of a film, become channels: one convolution is enough.
+The depth axis is merged with the batch, so that each step of the kernel's depth is one 2-D convolution of a
+slice. Edges of the depth are padded with zeros first. Compressed weights are sliced in their form. If the steps
+do not overlap, as in the patches of a video, they become channels, and one convolution is enough.
 
-Refuses when a shape is symbolic, when the weight is dynamic, and when the kernel is deeper than
-`most_depth`.
+Refuses when a shape is symbolic, when the weight is dynamic, and when the kernel is deeper than `most_depth`.
 
 Why it helps: the tables of the compiler have no 3-D convolution (reported), while Core ML placed one on an M4
-with macOS 27: on chips of other generations than A17, A18 and M4 it is in doubt. What it gains in time was not
-measured. The same products are summed in another order; zeros at the edges take finite weights.
+with macOS 27; on other generations than A17, A18 and M4 it is in doubt. What the pass gains in time was not
+measured. The same products are summed in another order; the zeros at the edges need finite weights.
 
 Grade: proved.
 """

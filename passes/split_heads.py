@@ -1,18 +1,18 @@
-"""Attention is computed head by head, with channels before tokens.
+"""Compute attention head by head, with channels before tokens.
 
-Queries, keys and values are brought to (batch, channels, 1, tokens), where they do not stand so already
-(`channels_first`); keys are transposed once, before they are split. Each head is two einsums with a softmax
-over axis 1 between them; masks are transposed and split, constant ones when the model is rewritten. Keys and
-values that several heads of queries share are not repeated.
+Queries, keys and values are brought to (batch, channels, 1, tokens), unless `channels_first` has already done
+that; keys are transposed once, before they are split. Each head is two einsums with a softmax over axis 1
+between them. Masks are transposed and split; for constant masks this is done when the pass runs. Keys and
+values that several query heads share are not repeated.
 
-Refuses when scores or weights of attention are read elsewhere, when something other than elementwise ops stands
-between them, when a factor has another number of axes than four, and when there are more than `most` heads.
+Refuses when scores or weights of attention are read elsewhere, when anything other than elementwise ops stands
+between them, when a factor does not have four axes, and when there are more than `most` heads.
 
 Why it helps: part of the layout with which Apple's port of DistilBERT went from 55 to 8.7 ms (measured, M1 Max:
 apple/ml-ane-transformers); the UNet of Stable Diffusion went from 1040 to 726 ms on the engine, and from 280 to
 377 ms on the GPU (apple/ml-stable-diffusion). A SigLIP that was on the engine as a whole gained 10 to 13 %
-(measured, M4 Pro and M5 Max: erwinzhang7/coreml-compute-placement). So it runs on request, but for text
-encoders on M1, M1 Max and A15 (`sequence_layout`).
+(measured, M4 Pro and M5 Max: erwinzhang7/coreml-compute-placement). So recipes use it only on request, except
+for text encoders on M1, M1 Max and A15 (`sequence_layout`).
 
 Grade: bit for bit.
 """

@@ -1,4 +1,4 @@
-"""A product over a very long axis becomes several over parts of it, which are added.
+"""Split a product over a very long axis into products over parts of it, and add these.
 
 Before::
 
@@ -18,15 +18,16 @@ After::
       return %y
     }
 
-The parts are of nearly equal length. Stored weights are cut when the pass runs, compressed ones in their form.
-Rows that a reshape flattens (the channels of an image, say) are cut before it, so that no long row is made.
+The parts have nearly equal lengths. Stored weights are cut when the pass runs, compressed ones in their form.
+Rows that a reshape flattens (for example the channels of an image) are cut before the reshape, so that no long
+row is made.
 
 Refuses when the summed length is symbolic, and when a palette's vectors would be cut.
 
 Why it helps: a product of more than 32768 terms does not fit into the memory for kernels (65536 bytes) and was
 not placed on the ANE (measured through Core ML on M4, macOS 27); axes beyond 16384 keep an op off the engine of
 M1 to M3 (reported). The same products are summed in another order: proved algebraically, and checked at each
-site in fp32. What it gains in time was not measured.
+site in fp32. What the pass gains in time was not measured.
 
 Grade: proved.
 """

@@ -1,16 +1,16 @@
-"""An angle of a quotient becomes that of the smaller number over the larger, turned into its quadrant.
+"""Compute the angle of a quotient from the smaller number over the larger, and move it to the right quadrant.
 
-`torch.atan2` is converted to `atan(y / (x + a little))` with comparisons that tell the quadrants apart; other
-spellings are found by computing them at points of all quadrants. Where both are 0 the angle is 0. The signs of
-zeros count as they do in `torch.atan2`: a negative number that fp16 rounds to -0 keeps its side.
+`torch.atan2` is converted to `atan(y / (x + a small constant))`, with comparisons that find the quadrant. The
+pass recognizes other spellings by computing them at points of all quadrants. If both numbers are 0, the angle
+is 0. The signs of zeros count as in `torch.atan2`: a negative number that fp16 rounds to -0 keeps its sign.
 
-Refuses when an inner value is read elsewhere; does not apply where the divisor cannot be 0.
+Refuses when an inner value is read elsewhere; does not apply if the divisor cannot be 0.
 
-Why it helps: 0 / 0 is NaN in fp16, in which the little that converters add is 0 or the smallest number, and a
+Why it helps: 0 / 0 is NaN in fp16, in which the constant that converters add is 0 or the smallest number, and a
 quotient of small numbers keeps few digits (computed). torch's composition gives 0 where y is 0 and x negative,
-in fp32 too; the angle is pi there, as in torch. The quotient here is at most 1, and its divisor not 0; of 4
-over a number only the sign counts. It costs about as many ops as torch's composition has, and fifteen more than
-a bare arc tangent; the time was not measured.
+in fp32 too; the angle is pi there, as in torch. The new quotient is at most 1, and its divisor is not 0. It
+costs about as many ops as torch's composition, and fifteen more than a bare arc tangent; the time was not
+measured.
 
 Grade: checked: an arc tangent is no polynomial.
 """

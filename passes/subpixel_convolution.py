@@ -1,4 +1,4 @@
-"""A transposed convolution becomes a convolution whose channels are unfolded to neighbours.
+"""A transposed convolution becomes a convolution with more channels, which are then unfolded into pixels.
 
 Before::
 
@@ -15,16 +15,17 @@ After::
       return %y
     }
 
-Each element of the result is a sum over the few inputs that reach it; which ones repeats with the stride. The
-elements of one stride become channels of a convolution over the input, with the taps of the old kernel among
-its weights, and zeros where a tap does not reach. What the op cuts off, or adds at the end, moves the taps.
+Each output element is a sum over the few inputs that reach it, and which inputs these are repeats with the
+stride. So the outputs within one stride become channels of a convolution over the input. Its weights are the
+taps of the old kernel, with zeros where a tap does not reach. If the op crops its output or adds to its end,
+the taps are shifted accordingly.
 
 Refuses when lengths are symbolic, for 3-D ones, when the weight is compressed or dynamic, and when the new
 weight would hold more than 16 million numbers.
 
-Why it helps: the convolution works on the short axis; where only the result is longer than the chip takes
-(16384 on M1 to M3, reported; 65536 on M4, measured), the products stay on the engine. Kernels are as many times
-shorter as the stride. What it gains in time was not measured.
+Why it helps: the convolution works on the short axis; if only the result is longer than the chip takes (16384
+on M1 to M3, reported; 65536 on M4, measured), the products stay on the engine. Kernels get shorter by the
+stride. What the pass gains in time was not measured.
 
 Grade: proved.
 """

@@ -1,4 +1,4 @@
-"""A sum of many values that is then made small becomes a mean.
+"""Replace a sum of many values that is made small afterwards by a mean.
 
 Before::
 
@@ -16,11 +16,11 @@ After::
       return %y
     }
 
-Refuses when the values are not of fp16, when what the sum is multiplied with is no constant number below 1,
-when intervals show that the sum does not overflow, and when the number of values is not known.
+Refuses when the values are not of fp16, when the factor of the sum is not a constant number below 1, when
+intervals show that the sum does not overflow, and when the number of values is not known.
 
 Why it helps: a reduce_sum has the range of fp16 and a narrow running sum (measured, M1 and M5, through the
-private compiler: sbryngelson/ane-guide). What it gains in time was not measured.
+private compiler: sbryngelson/ane-guide). What the pass gains in time was not measured.
 
 Grade: proved.
 """

@@ -1,4 +1,4 @@
-"""A threshold is the larger one of its operand and a constant.
+"""Write a threshold as the maximum of its operand and a constant.
 
 Before::
 
@@ -14,9 +14,9 @@ After::
       return %y
     }
 
-Refuses when the constant is NaN, of which the two ops make different numbers.
+Refuses when the constant is NaN, for which the two ops give different numbers.
 
-Why it helps: `maximum` was placed on the ANE of an M4, macOS 27, through Core ML; of `threshold` no measurement
+Why it helps: `maximum` was placed on the ANE of an M4, macOS 27, through Core ML; no measurement of `threshold`
 was found, so an inspection does not count it as legal. Upgraded networks write ReLU6 with it. Proved by the
 definitions of both ops: the same numbers bit by bit.
 

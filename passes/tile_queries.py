@@ -1,14 +1,14 @@
-"""Long attention is computed for some queries at a time.
+"""Compute long attention for one block of queries at a time.
 
-Queries are split into blocks of `block`; each block goes through the products, the masks (split likewise) and
+Queries are split into blocks of `block`. Each block goes through the products, the masks (split likewise) and
 the softmax by itself, and the results are concatenated. Each number is computed as before.
 
-Refuses when scores or weights of attention are read elsewhere, when something other than elementwise ops stands
+Refuses when scores or weights of attention are read elsewhere, when anything other than elementwise ops stands
 between them, and when the number of queries is dynamic.
 
 Why it helps: the scores of a block need less memory than those of all queries. The UNet of Stable Diffusion was
-10 to 30 % faster so, with split heads (Apple: apple/ml-stable-diffusion, which names no chip for it). It was
-not measured by itself; it runs on request.
+10 to 30 % faster with it and split heads (Apple: apple/ml-stable-diffusion, which names no chip for it). The
+pass was not measured by itself, so recipes use it only on request.
 
 Grade: bit for bit.
 """

@@ -1,4 +1,4 @@
-"""The guard that lets negative ids count from the end goes where none is negative, else becomes one op.
+"""Remove the guard that lets negative ids count from the end, or make it one op.
 
 Before::
 
@@ -19,15 +19,15 @@ After::
       return %y
     }
 
-Ids that the program computes are never negative where that follows from the ops (an argmax, a clip at 0). Of
-inputs the caller must say so: `assume={"input_ids": (0, 50256)}`, or `--assume input_ids=0:50256`. The notes of
-the surgery repeat the assumption: ids outside of it then give other results, or none. Without it a guard that
-serves only lookups of a table of as many rows becomes `mod(ids, rows)`: the same for every id that the table
-has, from -rows to rows - 1. With `nonnegative=True`, as the recipes of language models have it, such a guard
-goes: their ids come from a tokenizer. The notes say so.
+The guard is removed if no id can be negative. For ids that the program computes, this follows from the ops (an
+argmax, a clip at 0). For inputs you must promise it: `assume={"input_ids": (0, 50256)}`, or `--assume
+input_ids=0:50256`. The notes of the surgery repeat the promise: other ids then give other results, or none.
+Without a promise, a guard that only serves lookups of a table with as many rows becomes `mod(ids, rows)`, which
+is the same for every valid id, from -rows to rows - 1. With `nonnegative=True`, the default in the recipes for
+language models, such a guard is removed, because ids come from a tokenizer. The notes say so.
 
-Refuses when an id may be negative and something else reads it than such a lookup, and when a range that is
-assumed begins below 0.
+Refuses when an id may be negative and anything other than such a lookup reads it, and when a promised range
+begins below 0.
 
 Why it helps: integer arithmetic stays on the CPU (measured: M4, macOS 27.0.1), and coremltools writes the three
 ops before each lookup of a table. What they cost in time was not measured.

@@ -1,4 +1,4 @@
-"""A recurrent op over a short sequence becomes its steps: products, sums and activations.
+"""Unroll a recurrent op over a short sequence into products, sums and activations.
 
 Before::
 
@@ -18,10 +18,10 @@ After::
       return %y_1
     }
 
-What the input adds to the gates is one product for all steps; each step adds one product of the state. LSTM
-(peepholes, clipped cells), GRU (the reset gate before or after its product) and simple RNN; every direction,
-activation and initial state. A reverse sequence keeps the order of the op: its first row is the step computed
-first.
+The contribution of the input to the gates is one product for all steps; each step adds one product of the
+state. The pass covers LSTM (peepholes, clipped cells), GRU (the reset gate before or after its product) and
+simple RNN, with every direction, activation and initial state. A reverse sequence keeps the order of the op:
+its first row is the step computed first.
 
 Refuses when the sequence is symbolic or longer than `max_steps` (the program grows by about 12 ops for each
 step and direction), and when constants are compressed.

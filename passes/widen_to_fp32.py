@@ -1,4 +1,4 @@
-"""What fp16 cannot hold between values that it holds is computed in fp32.
+"""Compute in fp32 what fp16 cannot hold between values that it can.
 
 Before::
 
@@ -20,27 +20,30 @@ After::
       return %y
     }
 
-Ops between values that fp16 holds are computed in fp32 where one of them is beyond 65504 or below what fp16
-holds, as far as intervals, constants and weights tell: products of three, quotients of powers and of
-exponentials, roots of means of powers, the sums of linear attention and of shares by hand, logarithms of
-products of shares and of `1 + 10,000 x`, also where coremltools has left the product in fp32. So are small
-differences (`|x|^2 + |y|^2 - 2 x y`, `exp(x) - 1`, `log(1 - p)`, `1 - p / (p + r)`, of integers, and of places
-of a running sum), fractions of large numbers, angles by their cosine, large angles of sines, with the running
-counts that they are made of, other counts beyond 2048, and `mean(a b) - mean(a) mean(b)` of windows. The region
-begins at casts of what it reads, or at the fp32 that was rounded to that, and ends where the result is of the
-size of one number.
+The pass finds regions whose inputs and results fit fp16, and in which a value between exceeds 65504, or is
+smaller than fp16 holds, as far as intervals, constants and weights tell. Such regions are products of three
+factors, quotients of powers and of exponentials, roots of means of powers, the sums of linear attention and of
+hand-written softmaxes, and logarithms of products of probabilities or of `1 + 10,000 x`, also if coremltools
+left the product in fp32.
 
-With `ops=("scores", "logits")` the named ops compute in fp32, and no others; between those that follow each
-other nothing is rounded. `certify` names the ops that keep a choice, as the best k of a detector, from
-changing.
+It also finds regions in which fp16 leaves no correct digit: small differences (`|x|^2 + |y|^2 - 2 x y`, `exp(x)
+- 1`, `log(1 - p)`, `1 - p / (p + r)`, differences of integers and of positions in a running sum), fractions of
+large numbers, angles from their cosine, sines of large angles with the running counts that they are computed
+from, other counts beyond 2048, and `mean(a b) - mean(a) mean(b)` over windows. A region begins with casts of
+its inputs, or with the fp32 values that were rounded to them, and ends where the result has the size of an
+ordinary number.
 
-Refuses when a part of the region is in another block, and when a named op has blocks; does not apply where
+With `ops=("scores", "logits")` only the named ops compute in fp32, and nothing is rounded between named ops
+that follow each other. `certify` names the ops whose rounding changes a choice, such as the best k of a
+detector.
+
+Refuses when a part of the region is in another block, and when a named op has blocks; does not apply if
 intervals show that all values fit.
 
-Why it helps: fp16 gives infinities, zeros or no digit there (computed). Ops of fp32 run on the CPU or GPU, on
-no Neural Engine (documented by Apple; measured through Core ML on M1, macOS 14.6, and M4, macOS 27), so the
-right numbers cost a change of the unit; other steps of `safe_numbers` come first, and keep to the engine. The
-time was not measured.
+Why it helps: fp16 gives infinities, zeros or no correct digit there (computed). fp32 ops run on the CPU or GPU,
+on no Neural Engine (documented by Apple; measured through Core ML on M1, macOS 14.6, and M4, macOS 27), so the
+right numbers cost a change of the unit. Other passes of `safe_numbers`, which stay on the engine, run first.
+The time was not measured.
 
 Grade: proved: integers above 2048 and numbers of fp32, which fp16 rounds, are compared in the whole model only.
 """

@@ -1,16 +1,16 @@
-"""A loop with a constant number of rounds becomes straight code, and a list the values that were written to it.
+"""Unroll a loop with a constant number of rounds, and replace a list by the values that were written to it.
 
-The counter of a loop is computed beforehand, and with it whether a round runs; what does not change from
-round to round is written once. Of a `cond` by a dynamic condition, both branches are computed and one is
-selected. What is read of a list is a slice of what was written to it, or the value itself; so are the rows of a
-tensor that a loop fills by `scatter`, as a GRU of torch does, which are joined once at the end.
+The pass computes the counter of the loop, and thereby whether a round runs. Ops that do not change from round
+to round are written once. For a `cond` with a run-time condition, both branches are computed and one is
+selected. An element read from a list is the value that was written there, or a slice of it; the same holds for
+the rows of a tensor that a loop fills by `scatter`, as a GRU of torch does, which are joined once at the end.
 
 Refuses when the number of rounds depends on an input, when it is above `max_rounds`, when more than `most_ops`
 ops would be written, when a nested op draws random numbers or updates a state, when a selected branch gives a
-list or a symbolic shape, and when an element of a list is read that was not written at a known place.
+list or a symbolic shape, and when an element of a list is read that was not written at a known index.
 
 Why it helps: control flow and lists stay on the CPU (hollance/neural-engine, smpanaro/more-ane-transformers,
-reported). What it gains was not measured.
+reported). What unrolling gains was not measured.
 
 Grade: bit for bit.
 """

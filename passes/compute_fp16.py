@@ -52,9 +52,9 @@ class ComputeFp16(Pass):
     follows = ("unroll_recurrent", "fold_batch_norm")
     caveat = "values are rounded to fp16; compare the outputs on your own inputs"
     ranges: Mapping[str, tuple[float, float]] | None = None
-    """What is known of values by name: (least, largest), promised or observed."""
+    """Name of a value -> its known range (least, largest), promised or observed."""
     keep: Sequence[str] = ()
-    """Results by name whose ops stay fp32 whatever fp16 holds."""
+    """Names of results whose ops stay fp32 even if fp16 could hold them."""
 
     def run(self, program: Program, session: Session) -> None:
         """Convert each function, op by op."""
@@ -71,27 +71,27 @@ class ComputeFp16(Pass):
 
 @dataclass
 class _Conversion:
-    """One function on its way to fp16."""
+    """Convert one function: first all fp16 ops are made beside the old ones, then the old ones are removed."""
 
     edits: an.GraphEdits
     verdicts: half_facts.Verdicts
     half: dict[Var, Var] = field(default_factory=dict)
     """fp32 value -> the same value in fp16."""
     replaced: list[tuple[an.Operation, list[Var]]] = field(default_factory=list)
-    """Old ops, each with the values that stand for its results (none for a cast that only falls away)."""
+    """Old ops, each with its new results (none for a cast that is only removed)."""
 
     def convert(self) -> None:
-        """Make the fp16 ops beside the old ones, then let what still reads fp32 read casts of them."""
+        """Make the fp16 ops beside the old ones, then give readers of fp32 a cast and remove the old ops."""
         for op in list(self.edits.function.operations):
             if op.op_type == "cast":
-                self.cast(op)
+                self.convert_cast(op)
             elif op.op_type != "const" and not op.blocks and op not in self.verdicts.stays:
-                self.rebuild(op)
+                self.make_fp16_op(op)
         for op, news in reversed(self.replaced):
-            self.retire(op, news)
+            self.remove(op, news)
 
-    def cast(self, op: an.Operation) -> None:
-        """A cast to fp32 of what fp16 holds is nothing but its operand, and so is a cast back."""
+    def convert_cast(self, op: an.Operation) -> None:
+        """Remove a cast between fp16 and fp32, or cast to fp16 directly where fp16 ops read the result."""
         (out,) = op.outputs
         if an.dtype_name(out) == "fp32" and an.dtype_name(op.x) == "fp16":
             self.half[out] = op.x
@@ -99,22 +99,22 @@ class _Conversion:
         elif an.dtype_name(out) == "fp16" and op.x in self.half and not an.is_output(out):
             self.edits.replace(out, self.half[op.x])
             self.replaced.append((op, []))
-        elif an.dtype_name(out) == "fp32" and op not in self.verdicts.stays and self.wanted(out):
-            self.done(op, [self.edits.before(op).cast(x=op.x, dtype="fp16", name=f"{op.name}_fp16")])
+        elif an.dtype_name(out) == "fp32" and op not in self.verdicts.stays and self.has_fp16_reader(out):
+            self.record(op, [self.edits.before(op).cast(x=op.x, dtype="fp16", name=f"{op.name}_fp16")])
 
-    def wanted(self, var: Var) -> bool:
+    def has_fp16_reader(self, var: Var) -> bool:
         """Does an op that becomes fp16 read the value?"""
         readers = [r for r in var.child_ops if r.op_type != "cast" and not r.blocks]
         return any(r not in self.verdicts.stays for r in readers)
 
-    def rebuild(self, op: an.Operation) -> None:
-        """The op with fp16 in place of every fp32 operand."""
+    def make_fp16_op(self, op: an.Operation) -> None:
+        """Build the op again with fp16 in place of every fp32 operand."""
         if not any(
             an.dtype_name(v) == "fp32" and half_facts.takes_half(op, name) for name, v in an.operands(op)
         ):
             return
         inputs = {k: self.operand(op, k, v) for k, v in an.op_inputs(op).items()}
-        if (scale := half_facts.unit_scale(op)) is not None:  # the epsilon is in it
+        if (scale := half_facts.unit_scale(op)) is not None:  # gamma / sqrt(variance + epsilon)
             ones, gamma = np.ones_like(scale, np.float16), scale.astype(np.float16)
             inputs |= {"variance": ones, "gamma": gamma, "epsilon": np.float16(EPSILON)}
         results = getattr(self.edits.before(op), op.op_type)(**inputs, name=f"{op.name}_fp16")
@@ -122,10 +122,10 @@ class _Conversion:
         for old, new in zip(op.outputs, news, strict=True):
             if types.is_tensor(new.sym_type) and any_symbolic(new.shape):
                 set_type(new, types.tensor(new.dtype, old.shape))  # the same op has the same dynamic sizes
-        self.done(op, news)
+        self.record(op, news)
 
-    def done(self, op: an.Operation, news: list[Var]) -> None:
-        """Record an op that has its fp16 form."""
+    def record(self, op: an.Operation, news: list[Var]) -> None:
+        """Record the edit of an op, and the fp16 values of its results."""
         new = news[0].op
         assert new is not None
         for old, var in zip(op.outputs, news, strict=True):
@@ -135,11 +135,11 @@ class _Conversion:
                 self.half[old] = var
         self.replaced.append((op, news))
         fills = [self.verdicts.fills[v] for _, v in an.operands(op) if v in self.verdicts.fills]
-        self.edits.removed.append(op)  # once all that reads it has its fp16 form
+        self.edits.removed.append(op)  # `remove` does so when all its readers have their fp16 form
         self.edits.record(op.name, "; ".join(fills), unchecked=ROUNDED, after=op_words([new]))
 
     def operand(self, op: an.Operation, name: str, value: Any) -> Any:
-        """What the fp16 op reads in place of an operand of the fp32 one."""
+        """Return what the fp16 op reads in place of an operand of the fp32 op."""
         if isinstance(value, (list, tuple)):
             return tuple(self.operand(op, name, v) for v in value)
         if an.dtype_name(value) != "fp32" or not half_facts.takes_half(op, name):
@@ -148,11 +148,13 @@ class _Conversion:
             return np.float16(max(an.number(value) or 0.0, EPSILON))
         if value not in self.half:
             const = an.producer(value, "const")
-            self.half[value] = self.beside(value, value, "fp16") if const is None else self.stored(value, const)
+            self.half[value] = (
+                self.cast_after(value, value, "fp16") if const is None else self.constant(value, const)
+            )
         return self.half[value]
 
-    def stored(self, var: Var, maker: an.Operation) -> Var:
-        """A constant in fp16, in the place of the old one."""
+    def constant(self, var: Var, maker: an.Operation) -> Var:
+        """Make the fp16 version of a constant, right before it."""
         value: an.Array = np.asarray(an.constant(var), np.float32)
         if var in self.verdicts.fills:
             value = np.where(np.isfinite(value), np.clip(value, -half_facts.FILL, half_facts.FILL), value)
@@ -160,17 +162,17 @@ class _Conversion:
             half: Var = self.edits.before(maker).const(val=value.astype(np.float16), name=f"{var.name}_fp16")
         return half
 
-    def beside(self, var: Var, like: Var, dtype: str) -> Var:
-        """A cast of a value, right after what makes `like`."""
+    def cast_after(self, var: Var, like: Var, dtype: str) -> Var:
+        """Make a cast of a value, right after the op that makes `like`."""
         return self.edits.after(like).cast(x=var, dtype=dtype, name=f"{like.name}_{dtype}")
 
-    def retire(self, op: an.Operation, news: list[Var]) -> None:
-        """Take an old op away; casts stand in for its results where they are still read as fp32."""
+    def remove(self, op: an.Operation, news: list[Var]) -> None:
+        """Remove an old op; readers that still need its fp32 results get casts."""
         takes_over: list[tuple[Var, Var]] = []
-        for old, new in zip(op.outputs, news, strict=False):  # none, where a cast only falls away
+        for old, new in zip(op.outputs, news, strict=False):  # `news` is empty for a cast that is only removed
             output = an.is_output(old)
             if old is not new and (old.child_ops or output):
-                self.edits.replace(old, self.beside(new, old, "fp32"))
+                self.edits.replace(old, self.cast_after(new, old, "fp32"))
             if not output and not an.is_output(new):  # an output of the same type has taken the name already
                 takes_over.append((old, new))
         self.edits.remove([op])

@@ -74,13 +74,13 @@ from anesurgery.rewriting import graph_edits
 from anesurgery.semantics.reading import size_of
 
 FEW = 1 << 10
-"""Numbers at the head of a value that tell most values apart."""
+"""The first elements of a value that serve as its key among the constants."""
 COMPUTED = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "real_div": np.divide}
-"""Op type -> what is computed of a compressed weight and another constant, where that is allowed."""
+"""Op type -> the function of a compressed weight and another constant, where computing with it is allowed."""
 COMPUTED_ONCE = "computed by the interpreter; coremltools infers no value to compare it with"
 ROUNDED_ONCE = "rounded once; after each op, as coremltools has it, it would be another value"
 ENDS = 0.6
-"""Share of ends of promised ranges among the integers that a test of equality is compared on."""
+"""The share of samples that are drawn at the ends of an assumed range, to check a folded equality test."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ class FoldConstants(Pass):
 
 @dataclass(frozen=True)
 class _NeverEqual(Rewrite):
-    """A test of equality between integers whose ranges have nothing in common is a constant.
+    """Fold an equality test of two integers whose ranges do not overlap.
 
-    It depends on inputs, so it is compared with what it was, at the ends of what may be assumed of these.
+    The test depends on inputs, so the constant is compared with it, also at the ends of the assumed ranges.
     """
 
     name: ClassVar[str] = "fold_constants"
@@ -140,7 +140,10 @@ class _NeverEqual(Rewrite):
 
 @dataclass
 class _Folding:
-    """One function: the constants made in it, by what tells most contents apart."""
+    """Fold one function.
+
+    `stored` holds the constants made so far, under their dtype, shape and first elements.
+    """
 
     step: FoldConstants
     session: Session
@@ -148,32 +151,32 @@ class _Folding:
     stored: dict[tuple[object, ...], list[tuple[an.Array, Var]]] = field(default_factory=dict)
 
     def visit(self, block: Block) -> None:
-        """Fold from the last fixed op on: an op that is refused stays, and what it reads is folded."""
+        """Fold from the last fixed op backwards: if an op is refused, the values that it reads are folded."""
         for op in list(block.operations):
-            self.compressed(op)
+            self.edit_compressed(op)
         fixed = dependence.fixed_ops(block)
-        staying = set[an.Operation]()
+        refused = set[an.Operation]()
         for op in reversed(fixed):
             used = [
                 v
                 for v in op.outputs
-                if an.is_output(v) or any(o not in fixed or o in staying for o in v.child_ops)
+                if an.is_output(v) or any(o not in fixed or o in refused for o in v.child_ops)
             ]
             if not used:
                 continue
-            values = self.values(op, used, fixed)
+            values = self.values_of(op, used, fixed)
             if isinstance(values, Refusal):
                 self.session.refuse(self.step.name, values)
-                staying.add(op)
+                refused.add(op)
             else:
                 self.fold(op, used, values)
 
-    def compressed(self, op: an.Operation) -> None:
-        """Move, merge or cut a compressed weight in its form; compute with it where that is allowed."""
+    def edit_compressed(self, op: an.Operation) -> None:
+        """Apply an op to a compressed weight: a move or slice in its form; arithmetic only where allowed."""
         weight = next((v for v in reads(op) if is_compressed(v)), None)
         if weight is None or is_constexpr(op) or any(map(an.is_output, op.outputs)):
             return
-        edit, computing = weight_edits.edit_of(op), op.op_type in COMPUTED and _computes(op, weight)
+        edit, computing = weight_edits.edit_of(op), op.op_type in COMPUTED and _is_arithmetic(op, weight)
         grown = reencoding.stored_bytes(weight) * size_of(op.outputs[0]) // max(1, size_of(weight))
         if edit is None and not computing:
             return
@@ -194,10 +197,10 @@ class _Folding:
             self.edits.compare(op.name, (op.outputs[0], edited))
             self.replace(op, op.outputs, [edited], (f"compressed weight {edited.name}",))
 
-    def values(
+    def values_of(
         self, op: an.Operation, used: list[Var], fixed: dict[an.Operation, None]
     ) -> list[an.Array] | Refusal:
-        """What an op gives, or why it stays computed."""
+        """Return the values of an op's outputs that are used, or why the op stays."""
         if outputs := [v.name for v in used if an.is_output(v)]:
             return Refusal(f"the output %{outputs[0]} depends on no input", op)
         outside = {v for o in fixed if (v := dependence.shape_only(o)) is not None and v.op not in fixed}
@@ -210,62 +213,62 @@ class _Folding:
             return Refusal(f"as a constant %{used[0].name} would grow the weights by {grown}", op)
         try:
             running = [o for o in ops if o.op_type != "const"]
-            values = computed(running, used, outside)
+            values = compute(running, used, outside)
         except InterpretError as error:
             return Refusal(f"not computed: {str(error).splitlines()[0]}", op)
         shown: Mapping[str, object] = {"unchecked": COMPUTED_ONCE}
-        if all(map(is_inferred, used)):
-            seen = against_host(used, values, self.session.seed)
-            shown = {"proof": seen}
-            if isinstance(seen, Refusal):  # coremltools rounds after each op
-                rounded = against_host(used, computed(running, used, outside, "fp16"), self.session.seed)
-                if isinstance(rounded, Refusal):
-                    return rounded
-                shown = {"unchecked": f"{ROUNDED_ONCE}: {seen.reason}"}
+        if all(map(_is_inferred, used)):
+            agreement = compare_with_host(used, values, self.session.seed)
+            shown = {"proof": agreement}
+            if isinstance(agreement, Refusal):  # coremltools rounds after each op
+                rounded = compute(running, used, outside, "fp16")
+                if isinstance(refusal := compare_with_host(used, rounded, self.session.seed), Refusal):
+                    return refusal
+                shown = {"unchecked": f"{ROUNDED_ONCE}: {agreement.reason}"}
         if self.session.prove_sites:
             self.edits.shown = shown
         return values
 
     def fold(self, op: an.Operation, used: list[Var], values: list[an.Array]) -> None:
-        """Put constants in the place of results, and take away what only they needed."""
+        """Replace the results of an op by constants, and remove the ops that only it needed."""
         graph_edits.widen_choice(op)
-        held = [self.constant(value, var, op) for value, var in zip(values, used, strict=True)]
-        self.replace(op, used, held, tuple(f"const {v.name}" for v in held))
+        constants = [self.constant(value, var, op) for value, var in zip(values, used, strict=True)]
+        self.replace(op, used, constants, tuple(f"const {v.name}" for v in constants))
 
     def replace(
-        self, op: an.Operation, used: Sequence[Var], held: Sequence[Var], after: tuple[str, ...]
+        self, op: an.Operation, used: Sequence[Var], constants: Sequence[Var], after: tuple[str, ...]
     ) -> None:
-        """Let the readers of an op read what is stored, and record it."""
-        for old, new in zip(used, held, strict=True):
+        """Let the readers of an op read the constants, and record the edit."""
+        for old, new in zip(used, constants, strict=True):
             self.edits.replace(old, new)
         self.edits.remove([op])
         self.edits.record(op.name, after=after)
 
     def constant(self, value: an.Array, var: Var, op: an.Operation) -> Var:
-        """A constant at the head of the function; the same one for equal content."""
-        alike = self.stored.setdefault((value.dtype.str, value.shape, value.ravel()[:FEW].tobytes()), [])
-        held = next((one for made, one in alike if same_bits(made, value)), None)
-        if held is None:
-            held = self.edits.first().const(val=np.asarray(value, order="C"), name=f"{var.name}_folded")
-            stamp(held.op, op)
-            alike.append((value, held))
-        return held
+        """Return a constant at the head of the function; equal values share one."""
+        candidates = self.stored.setdefault((value.dtype.str, value.shape, value.ravel()[:FEW].tobytes()), [])
+        constant = next((var for content, var in candidates if _same_bits(content, value)), None)
+        if constant is None:
+            constant = self.edits.first().const(val=np.asarray(value, order="C"), name=f"{var.name}_folded")
+            stamp(constant.op, op)
+            candidates.append((value, constant))
+        return constant
 
 
-def _computes(op: an.Operation, weight: Var) -> bool:
-    """Are both operands stored, and is the result of the shape of the weight?"""
+def _is_arithmetic(op: an.Operation, weight: Var) -> bool:
+    """Are both operands stored, and has the result the shape of the weight?"""
     return an.is_stored(op.x) and an.is_stored(op.y) and op.outputs[0].shape == weight.shape
 
 
-def computed(
+def compute(
     ops: Sequence[an.Operation], wanted: Sequence[Var], outside: Iterable[Var] = (), precision: str = "fp32"
 ) -> list[an.Array]:
-    """What ops that depend on no input give.
+    """Return values that depend on no input, each in its dtype.
 
     Args:
-        ops: in an order in which they can run.
-        wanted: values they make.
-        outside: values of which only the shape is read.
+        ops: the ops that make them, in an order in which they can run.
+        wanted: the values to return.
+        outside: values of which the ops read only the shape.
         precision: "fp32", or "fp16" to round after each op, as coremltools does where it infers values.
 
     Raises:
@@ -273,46 +276,46 @@ def computed(
     """
     import torch
 
-    held = {v: torch.int32 if an.np_dtype(v).kind in "iu" else torch.float32 for v in outside}
-    shapes = {
+    dtypes = {v: torch.int32 if an.np_dtype(v).kind in "iu" else torch.float32 for v in outside}
+    zeros = {  # only their shapes are read
         v: torch.zeros((), dtype=dtype).expand(shape)
-        for v, dtype in held.items()
+        for v, dtype in dtypes.items()
         if (shape := an.static_shape(v)) is not None
     }
-    tensors = interpret.evaluate(ops, shapes, wanted, precision=precision)
+    tensors = interpret.evaluate(ops, zeros, wanted, precision=precision)
     with np.errstate(over="ignore"):  # a mask of -1e9 is -inf in fp16
-        return [_stored_as(t, an.np_dtype(v)) for t, v in zip(tensors, wanted, strict=True)]
+        return [_to_array(t, an.np_dtype(v)) for t, v in zip(tensors, wanted, strict=True)]
 
 
-def _stored_as(tensor: Any, dtype: np.dtype[Any]) -> an.Array:
-    """A tensor as an array of a type; torch rounds to fp16 many times as fast as numpy."""
+def _to_array(tensor: Any, dtype: np.dtype[Any]) -> an.Array:
+    """Return a tensor as an array; torch rounds to fp16 many times as fast as numpy."""
     halves = dtype == np.float16 and tensor.is_floating_point()
     return np.asarray((tensor.half() if halves else tensor).numpy()).astype(dtype, copy=False)
 
 
-# What coremltools makes of ops that depend on no input: a second computation of what is folded.
+# coremltools infers many of these values too, which makes it a second, independent computation.
 
 
 ROUNDING = 1e-2
 """An element that differs by more than this share of itself is no rounding, even of long sums in fp16."""
 
 
-def is_inferred(var: Var) -> bool:
+def _is_inferred(var: Var) -> bool:
     """Does coremltools infer the numbers of a value?"""
     return var.val is not None and np.asarray(var.val).dtype.kind in "biuf"
 
 
-def against_host(vars_: Sequence[Var], values: Sequence[an.Array], seed: int = 0) -> SiteCheck | Refusal:
-    """Hold the values of ops that depend on no input against those that coremltools infers.
+def compare_with_host(vars_: Sequence[Var], values: Sequence[an.Array], seed: int = 0) -> SiteCheck | Refusal:
+    """Compare values that the interpreter computed with those that coremltools inferred.
 
     Args:
-        vars_: what the ops make, all of it inferred.
-        values: the same as the interpreter computed it.
+        vars_: the values, all of them inferred.
+        values: the same values as the interpreter computed them.
         seed: of the session, for the report.
 
     Returns:
-        How near they are: of equal bits nothing is left to try, as there is nothing to vary. A refusal with
-        both numbers where they differ by more than rounding.
+        The check, exhaustive if all bits are equal, since no input can vary. A refusal with both numbers if
+        they differ by more than rounding.
     """
     worst, relative, count = 0.0, 0.0, 0
     for var, value in zip(vars_, values, strict=True):
@@ -320,18 +323,19 @@ def against_host(vars_: Sequence[Var], values: Sequence[an.Array], seed: int = 0
         if other.shape != value.shape:
             return Refusal(f"%{var.name} has the shape {value.shape}, and {other.shape} by coremltools", var.op)
         count += value.size
-        if same_bits(value, other):
+        if _same_bits(value, other):
             continue
-        apart, share = _apart(value, other)
-        if np.any(share > (ROUNDING if value.dtype.kind == "f" else 0)):
-            at = np.unravel_index(int(np.argmax(share)), value.shape)
+        differences, relative_ones = _differences(value, other)
+        if np.any(relative_ones > (ROUNDING if value.dtype.kind == "f" else 0)):
+            at = np.unravel_index(int(np.argmax(relative_ones)), value.shape)
             return Refusal(f"%{var.name} holds {value[at]}, and {other[at]} by coremltools", var.op)
-        worst, relative = max(worst, np.max(apart, initial=0)), max(relative, np.max(share, initial=0))
+        worst = max(worst, np.max(differences, initial=0))
+        relative = max(relative, np.max(relative_ones, initial=0))
     grade = Grade.NUMBERS if worst else Grade.EXHAUSTIVE
     return SiteCheck(float(worst), float(relative), count, grade, None, seed)
 
 
-def same_bits(value: an.Array, other: an.Array) -> bool:
+def _same_bits(value: an.Array, other: an.Array) -> bool:
     """Are two arrays of one shape of the same type, and equal bit for bit?"""
     words = f"u{value.dtype.itemsize}"
     if value.dtype != other.dtype:
@@ -340,14 +344,14 @@ def same_bits(value: an.Array, other: an.Array) -> bool:
     return np.array_equal(one, two)
 
 
-def _apart(value: an.Array, other: an.Array) -> tuple[an.Array, an.Array]:
-    """Return by how much each element differs, absolutely and relatively; infinite where one is no number."""
+def _differences(value: an.Array, other: an.Array) -> tuple[an.Array, an.Array]:
+    """Return the absolute and relative difference of each element; infinite if only one is NaN or infinite."""
     wide, others = value.astype(np.float64), other.astype(np.float64)
     same = (wide == others) | (np.isnan(wide) & np.isnan(others))
     with np.errstate(all="ignore"):
-        apart = np.where(same, 0.0, np.abs(wide - others))
-        share = np.where(same, 0.0, apart / np.abs(others))
-    return apart, np.nan_to_num(share, nan=np.inf, posinf=np.inf)
+        absolute = np.where(same, 0.0, np.abs(wide - others))
+        relative = np.where(same, 0.0, absolute / np.abs(others))
+    return absolute, np.nan_to_num(relative, nan=np.inf, posinf=np.inf)
 
 
 @an.example((1, 4), dtype="fp16", opset="iOS17")

@@ -61,31 +61,33 @@ class IntegersAsFloats(Rewrite):
 
     name = "integers_as_floats"
     kinds = an.ops.COMPARISONS | whole_numbers.TRUTHS | {"cast"}
-    """Where integers end: comparisons, casts to floats and conditions; and what combines conditions."""
+    """Where integers end: comparisons, casts to floats or conditions, and the ops that combine conditions."""
     shares_inner = True
     assume: Mapping[str, Range] | None = None
-    """Input -> the least and the largest value that the caller will give; those of the surgery by default."""
+    """Input -> the least and the largest value that the caller will pass; those of the surgery by default."""
     of_inputs: bool = True
-    """Also what is made of integer inputs, as attention masks are."""
+    """Also rewrite values that depend on integer inputs, as attention masks do."""
 
     masks: bool = False
     """Are inputs that mask attention, and do nothing else, 0 and 1?"""
 
     def run(self, program: Program, session: Session) -> None:
-        """Apply it with what the surgery assumes; then with what masks hold, where that is more."""
+        """Run with the assumptions of the surgery; after a refusal again with masks as 0 and 1."""
         assumed, start = {**session.assume, **(self.assume or {})}, len(session.refusals)
         super().run(program, session)
         inputs = [v for f in program.functions.values() for v in f.inputs.values() if self.masks]
-        held = {
-            v.name: (0, 1) for v in inputs if v.name not in assumed and _whole(v) and integer_masks.is_mask(v)
+        masks = {
+            v.name: (0, 1)
+            for v in inputs
+            if v.name not in assumed and _is_integer(v) and integer_masks.is_mask(v)
         }
-        if not held or len(session.refusals) == start:
+        if not masks or len(session.refusals) == start:
             return
         del session.refusals[start:]
-        super(IntegersAsFloats, replace(self, assume={**assumed, **held})).run(program, session)
+        super(IntegersAsFloats, replace(self, assume={**assumed, **masks})).run(program, session)
 
     def check(self, m: Match) -> Match | Refusal:
-        """Integers whose floats tell the same."""
+        """Accept an op whose result is the same on floats."""
         op = m.root
         if m.block.outer_op is not None:
             return an.NO_MATCH  # a loop is off the engine with all that is in it
@@ -94,25 +96,29 @@ class IntegersAsFloats(Rewrite):
         ):
             return an.NO_MATCH
         if op.op_type in whole_numbers.TRUTHS:
-            return self.combined(m)
+            return self.check_condition(m)
         if op.op_type in an.ops.COMPARISONS:
-            return self.compared(m)
+            return self.check_comparison(m)
         after, before = an.np_dtype(op.outputs[0]), an.np_dtype(op.x)
-        if before.kind not in "iub" or after.kind not in "fb" or (after.kind == "f" and not _computed(op.x)):
+        if (
+            before.kind not in "iub"
+            or after.kind not in "fb"
+            or (after.kind == "f" and not _has_integer_op(op.x))
+        ):
             return an.NO_MATCH
         if after.kind == before.kind or _stored(op.x):
             return an.NO_MATCH
         most = 1 << 24 if after == np.float32 else an.fp16.LAST_INTEGER
         reason = whole_numbers.symbolic_reason(op.x) or (
-            "" if _moved(op.x) else self.numbers().leaves(op.x, most)
+            "" if _is_only_moved(op.x) else self.numbers().leaves(op.x, most)
         )
         return Refusal(reason, op) if reason else m.bind(dtype=after if after.kind == "f" else HALF)
 
-    def combined(self, m: Match) -> Match | Refusal:
-        """Conditions that are combined: once, at the last op that does.
+    def check_condition(self, m: Match) -> Match | Refusal:
+        """Accept the last op of a chain that combines conditions (and, or, not, xor).
 
         Returns:
-            The match; a refusal where a condition stays; None where a later op combines them.
+            The match; a refusal if a condition has to stay; `NO_MATCH` if a later op combines the result.
         """
         op = m.root
         readers = an.consumers(op.outputs[0])
@@ -127,39 +133,40 @@ class IntegersAsFloats(Rewrite):
         )
         return Refusal(reason, op) if reason else m.bind(dtype=HALF)
 
-    def compared(self, m: Match) -> Match | Refusal:
-        """Two integers of which one is small: rounding keeps the order.
+    def check_comparison(self, m: Match) -> Match | Refusal:
+        """Accept a comparison in which one integer stays within 2047: rounding then keeps the order.
 
         Returns:
-            The match; a refusal where rounding may change the order; None where the op compares no integers.
+            The match; a refusal if rounding may change the order; `NO_MATCH` if the op compares no integers.
         """
         op = m.root
         if an.np_dtype(op.x) != np.int32 or (_stored(op.x) and _stored(op.y)):
             return an.NO_MATCH
-        if open_ := next((why for v in (op.x, op.y) if (why := whole_numbers.symbolic_reason(v))), ""):
-            return Refusal(open_, op)
+        for v in (op.x, op.y):
+            if symbolic := whole_numbers.symbolic_reason(v):
+                return Refusal(symbolic, op)
         numbers = self.numbers()
         sides = {v: numbers.reach(v) for v in (op.x, op.y)}
         if min(sides.values()) >= an.fp16.LAST_INTEGER:
             words = " and ".join(f"%{v.name} {whole_numbers.in_words(most)}" for v, most in sides.items())
             return Refusal(f"{words}; one of them must stay within {an.fp16.LAST_INTEGER - 1}", op)
-        reasons = (numbers.leaves(v, an.fp16.LAST_INTEGER) for v in sides if not _moved(v))
+        reasons = (numbers.leaves(v, an.fp16.LAST_INTEGER) for v in sides if not _is_only_moved(v))
         reason = next((r for r in reasons if r), "")
         return Refusal(reason, op) if reason else m.bind(dtype=HALF)
 
     def numbers(self) -> whole_numbers.WholeNumbers:
-        """What is known of the integers."""
+        """Return what is known of the ranges of integers."""
         return whole_numbers.WholeNumbers(self.assume or {})
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
-        """Integers of the range that is known; where it is not, others around the limit too."""
+        """Draw integers of the known range; if it is unknown or wide, up to three times the limit."""
         if an.np_dtype(var) != np.int32:
             return None
         low, high = np.clip(self.numbers().known(var), -3 * an.fp16.LAST_INTEGER, 3 * an.fp16.LAST_INTEGER)
         return rng.integers(int(low), int(high) + 1, drawn_shape(var)).astype(np.int32)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Make the same op on floats."""
+        """Build the same op on floats."""
         op, floats = m.root, _Floats(mb, m.dtype)
         if op.op_type in an.ops.COMPARISONS:
             return getattr(mb, op.op_type)(x=floats.of(op.x), y=floats.of(op.y))
@@ -169,7 +176,7 @@ class IntegersAsFloats(Rewrite):
         return number
 
 
-def _whole(var: Var) -> bool:
+def _is_integer(var: Var) -> bool:
     return not an.types.is_state(var.sym_type) and an.np_dtype(var).kind == "i"
 
 
@@ -177,33 +184,33 @@ def _stored(var: Var) -> bool:
     return var.op is not None and var.op.op_type == "const"
 
 
-def _computed(var: Var) -> bool:
-    """Is there work on integers or conditions before a cast?"""
+def _has_integer_op(var: Var) -> bool:
+    """Does an op on integers or conditions make the value?"""
     return whole_numbers.integer_op(var) is not None
 
 
-def _moved(var: Var) -> bool:
-    """Was it only moved since it became an integer at run time?"""
+def _is_only_moved(var: Var) -> bool:
+    """Did no arithmetic touch the value since it became an integer at run time?"""
     return whole_numbers.integer_op(whole_numbers.unmoved_source(var)) is None
 
 
-# The ops that make the numbers of integers and conditions in floats.
+# Building the float version of integers and conditions.
 
 
 def _literal(parameter: Any) -> Any:
-    """A parameter as it can be given before the constant that holds it."""
+    """Return the value of a constant parameter, which can be given before the op that holds it."""
     value = an.constant(parameter) if isinstance(parameter, Var) else None
     return parameter if value is None else value
 
 
-def _is_view(op: an.Operation) -> bool:
+def _keeps_number(op: an.Operation) -> bool:
     """Does a cast or an identity keep the number?"""
     kinds = an.np_dtype(op.x).kind, an.np_dtype(op.outputs[0]).kind
     return kinds[0] in "iub" and (kinds[1] in "iu" or kinds[0] == "b")
 
 
 class _Floats:
-    """The floats of integers and conditions, each made once for all edits."""
+    """Builds the float version of integers and conditions, each once for all edits."""
 
     def __init__(self, maker: Any, dtype: np.dtype[Any]) -> None:
         self.maker, self.dtype = maker, dtype
@@ -211,17 +218,17 @@ class _Floats:
         self.made: dict[Var, Any] = {}
 
     def of(self, var: Var) -> Any:
-        """Give the numbers of a value as floats."""
+        """Return the numbers of a value as floats: a Var, or an array for a constant."""
         if var not in self.made:
-            self.made[var] = self._of(var)
+            self.made[var] = self._build(var)
         return self.made[var]
 
-    def _of(self, var: Var) -> Any:
+    def _build(self, var: Var) -> Any:
         if (value := an.constant(var)) is not None:
             stored: an.Array = np.asarray(value).astype(self.dtype)
             return stored if stored.ndim else stored[()]
         op = whole_numbers.integer_op(var)
-        if op is not None and op.op_type in ("cast", "identity") and _is_view(op):
+        if op is not None and op.op_type in ("cast", "identity") and _keeps_number(op):
             return self.of(op.x)
         if op is None or (op.op_type == "cast" and an.np_dtype(op.x).kind == "f"):
             reads, build = [var], lambda maker: self.cast(maker, var, op)
@@ -230,11 +237,11 @@ class _Floats:
             others = [v for name, v in an.operands(op) if name not in dict(sides)]
             operands_read = [*others, *(v for _, v in sides)]
             reads = [v for v in operands_read if isinstance(v, Var) and an.constant(v) is None]
-            build = lambda maker: self.build(maker, op, sides)  # noqa: E731
+            build = lambda maker: self.build_op(maker, op, sides)  # noqa: E731
         return self.maker.shared_value((var, "as", self.name), reads or [var], build)
 
     def cast(self, maker: Maker, var: Var, op: an.Operation | None) -> Var:
-        """A value that has to be cast; what cuts a fraction off becomes a rounding towards zero."""
+        """Cast a value to floats; a cast of floats to integers becomes a rounding towards zero."""
         if op is None:
             return maker.cast(x=var, dtype=self.name)
         if an.np_dtype(var).kind == "b":
@@ -242,8 +249,8 @@ class _Floats:
         whole = maker.mul(x=maker.sign(x=op.x), y=maker.floor(x=maker.abs(x=op.x)))
         return whole if an.np_dtype(whole) == self.dtype else maker.cast(x=whole, dtype=self.name)
 
-    def build(self, maker: Maker, op: an.Operation, sides: Sequence[tuple[str, Any]]) -> Var:
-        """The op that stands for one of integers or conditions."""
+    def build_op(self, maker: Maker, op: an.Operation, sides: Sequence[tuple[str, Any]]) -> Var:
+        """Build the float op for an op on integers or conditions."""
         values = [v for _, v in sides]
         one = self.dtype.type(1)
         result: Var

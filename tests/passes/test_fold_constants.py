@@ -62,9 +62,9 @@ def test_positions_beyond_2048_are_counted(monkeypatch: pytest.MonkeyPatch) -> N
     assert kinds(after) == ["mul"]
     (last,) = [op for op in walk_ops(after) if op.op_type == "mul"]
     assert_close(last.y.val[0], np.cos(np.arange(1, 5001) / 2), 2**-11)
-    rounding = partial(fold_constants.computed, precision="fp16")
+    rounding = partial(fold_constants.compute, precision="fp16")
     monkeypatch.setattr(
-        fold_constants, "computed", lambda ops, wanted, outside=(): rounding(ops, wanted, outside)
+        fold_constants, "compute", lambda ops, wanted, outside=(): rounding(ops, wanted, outside)
     )
     with pytest.raises(ProofError, match="give another y"):
         ane.apply(waves, FoldConstants(), prove="both", quiet=True)

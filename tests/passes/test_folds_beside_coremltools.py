@@ -11,7 +11,7 @@ from anesurgery.checking.grades import Grade, SiteCheck
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array, Var, mb
 from anesurgery.passes import fold_constants
-from anesurgery.passes.fold_constants import against_host, is_inferred
+from anesurgery.passes.fold_constants import _is_inferred, compare_with_host
 from anesurgery.testing import apply_pass, assert_refuses
 
 
@@ -28,13 +28,13 @@ FLOATS = np.array([1.5, -np.inf, np.nan, 1000.0], np.float32)
 
 
 def test_equal_bits_leave_nothing_to_try() -> None:
-    seen = against_host([constant(FLOATS)], [FLOATS])
+    seen = compare_with_host([constant(FLOATS)], [FLOATS])
     assert isinstance(seen, SiteCheck)
     assert (seen.grade, seen.max_abs, seen.values) == (Grade.EXHAUSTIVE, 0.0, 4)
 
 
 def test_rounding_is_shown() -> None:
-    seen = against_host([constant(FLOATS)], [FLOATS * np.float32(1.001)])
+    seen = compare_with_host([constant(FLOATS)], [FLOATS * np.float32(1.001)])
     assert isinstance(seen, SiteCheck)
     assert seen.grade == Grade.NUMBERS
     assert seen.max_abs == pytest.approx(1.0, 1e-3)
@@ -53,7 +53,7 @@ def test_rounding_is_shown() -> None:
     ],
 )
 def test_another_value_is_refused_with_both(inferred: Array, value: Array, words: str) -> None:
-    seen = against_host([constant(inferred)], [value])
+    seen = compare_with_host([constant(inferred)], [value])
     assert isinstance(seen, Refusal)
     assert re.match(words, seen.reason), seen.reason
 
@@ -61,8 +61,8 @@ def test_another_value_is_refused_with_both(inferred: Array, value: Array, words
 def test_what_is_not_inferred_is_not_compared() -> None:
     program = mb.program(input_specs=[mb.TensorSpec((1,))])(lambda x: mb.relu(x=x))
 
-    assert not is_inferred(program.functions["main"].outputs[0])
-    assert is_inferred(constant(FLOATS))
+    assert not _is_inferred(program.functions["main"].outputs[0])
+    assert _is_inferred(constant(FLOATS))
 
 
 def test_a_fold_has_a_second_opinion() -> None:
@@ -71,6 +71,6 @@ def test_a_fold_has_a_second_opinion() -> None:
 
 
 def test_a_wrong_fold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = fold_constants.computed
-    monkeypatch.setattr(fold_constants, "computed", lambda *args: [value + 1 for value in right(*args)])
+    right = fold_constants.compute
+    monkeypatch.setattr(fold_constants, "compute", lambda *args: [value + 1 for value in right(*args)])
     assert_refuses(fold_constants.FoldConstants(), fold_constants.example(), "by coremltools")

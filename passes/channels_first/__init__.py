@@ -37,11 +37,11 @@ from anesurgery.regions import channel_ops, channel_products
 
 @dataclass(frozen=True)
 class ChannelsFirst(Rewrite):
-    """Regions of sequences go channels first; what remains of transpositions stands at their ends."""
+    """Regions of sequences become channels first, with transposes only at their ends."""
 
     name = "channels_first"
     kinds = frozenset(channel_ops.RULES)
-    """Every op that has a form on twins."""
+    """Every op that can be computed channels first."""
     tolerance = an.REASSOCIATED
     tolerates_nonfinite = False
     """Halves that are exchanged by a convolution: its zeros make NaN of an infinity."""
@@ -53,30 +53,30 @@ class ChannelsFirst(Rewrite):
         return () if isinstance(finds_sequence_layout.decided(target), Refusal) else (cls(),)
 
     def run(self, program: Program, session: Session) -> None:
-        """Region by region; what was found of them is not kept."""
+        """Rebuild region by region, and drop the regions found afterwards."""
         try:
             super().run(program, session)
         finally:
             channel_regions.forget()
 
     def check(self, m: Match) -> Match | Refusal:
-        """The region that begins here, if it pays."""
+        """Accept the region that the op belongs to, if rebuilding it pays."""
         region = next((r for r in channel_regions.regions(m.block) if m.root in r.steps), None)
         if region is None:
             reason = channel_products.reason_outside_region(m.root)
             return Refusal(reason, m.root) if reason else an.NO_MATCH
-        if not region.products + region.transposes:
+        if not region.products + region.removed_transposes:
             return an.NO_MATCH
         if not region.pays:
-            ends = f"{region.cut} transpositions at its ends"
-            inside = f"{region.products} products and {region.transposes} transpositions inside"
+            ends = f"{region.end_transposes} transpositions at its ends"
+            inside = f"{region.products} products and {region.removed_transposes} transpositions inside"
             reason = f"a region of {len(region.ops)} ops has {ends} for {inside}"
             return Refusal(reason, m.root) if region.ops[0] is m.root else an.NO_MATCH
         part = region.first(channel_regions.LARGEST)
         return m.bind(ops=tuple(part.ops), region=part)
 
     def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
-        """Build the region anew."""
+        """Rebuild the region channels first."""
         return channel_regions.build(mb, m.region)
 
 

@@ -1,8 +1,11 @@
-"""Find the regions of a block that can go channels first, and build them anew.
+"""Find the regions of a block that can be computed channels first, and rebuild them.
 
-A region begins at rows of channels that a product or a norm reads, and grows through all ops that have a form
-on twins, downstream as far as it goes and upstream where that needs no more transpositions. What enters and
-what leaves is transposed there; inside, views and transpositions of the old axes are nothing.
+The twin of a value is the same numbers in channels-first order: the twin of `(batch, tokens, channels)` is
+`(batch, channels, 1, tokens)`. A `Layout` says where the axes of a value stand in its twin, and a `Step` how
+an op is computed on twins (`channel_ops` has the table). A region begins where a product or a norm reads a
+sequence. It grows downstream through every op that has a step, and upstream as long as that needs no more
+transposes. Values are transposed where they enter and leave a region; inside, reshapes and transposes of the
+old axes disappear.
 """
 
 from __future__ import annotations
@@ -45,19 +48,24 @@ from anesurgery.regions.layouts import Groups, Layout, twin_of
 from anesurgery.regions.views import seen_as
 
 LARGEST = 24
-"""Ops of a region that are rebuilt, and checked, in one edit: a layer or two."""
+"""The most ops of a region that one edit rebuilds and checks: a layer or two."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """Ops that go channels first together, in order."""
+    """Ops that become channels first together.
+
+    Attributes:
+        steps: how each op is computed on twins, in the order in which they run.
+        layouts: the layout of the twin of each value.
+    """
 
     steps: dict[Operation, Step]
     layouts: dict[Var, Layout]
 
     @property
     def ops(self) -> list[Operation]:
-        """List them in the order in which they run."""
+        """The ops in the order in which they run."""
         return list(self.steps)
 
     def read(self, op: Operation) -> list[Var]:
@@ -70,57 +78,61 @@ class Region:
 
     @property
     def entries(self) -> list[Var]:
-        """The values that come from outside."""
+        """The values with twins that come from outside the region."""
         inside = {v for op in self.steps for v in self.made(op)}
         return [v for v in dict.fromkeys(v for op in self.steps for v in self.read(op)) if v not in inside]
 
     @property
-    def outer(self) -> set[Var]:
-        """What enters and the views of it, which something outside can go on reading."""
-        free = set(self.entries)
+    def entry_views(self) -> set[Var]:
+        """The entries and their reshapes: readers outside the region can keep reading the old values."""
+        views = set(self.entries)
         for op in self.steps:
-            if op.op_type in MOVES_NOTHING and op.x in free:
-                free |= set(op.outputs)
-        return free
+            if op.op_type in MOVES_NOTHING and op.x in views:
+                views |= set(op.outputs)
+        return views
 
     @property
     def exits(self) -> list[Var]:
-        """The values that something outside reads."""
-        free = self.outer
-        return [v for op in self.steps for v in self.made(op) if v not in free and self.leaves(v)]
+        """The values made in the region that are read outside."""
+        views = self.entry_views
+        return [v for op in self.steps for v in self.made(op) if v not in views and self.is_read_outside(v)]
 
-    def leaves(self, var: Var) -> bool:
-        """Does something outside read a value?"""
+    def is_read_outside(self, var: Var) -> bool:
+        """Does an op outside the region, or the caller, read a value?"""
         return is_output(var) or any(op not in self.steps for op in consumers(var))
 
-    def moved(self, values: Iterable[Var]) -> list[Var]:
-        """Return the values that need a transposition to enter or leave."""
+    def need_transpose(self, values: Iterable[Var]) -> list[Var]:
+        """Return the values that need a transpose to enter or leave."""
         return [v for v in values if not self.layouts[v].is_view]
 
     @property
     def products(self) -> int:
-        """How many products it has."""
+        """The number of products in the region."""
         return sum(step.products for step in self.steps.values())
 
     @property
-    def transposes(self) -> int:
-        """How many transpositions it makes superfluous."""
-        kept = {v for v in self.outer if self.leaves(v)}
+    def removed_transposes(self) -> int:
+        """The number of transposes that the region no longer needs."""
+        kept = {v for v in self.entry_views if self.is_read_outside(v)}
         return sum(op.op_type == "transpose" and op.outputs[0] not in kept for op in self.steps)
 
     @property
     def pays(self) -> bool:
-        """Are there no more transpositions than products that gain from it and transpositions that go?"""
-        gains = self.products or any(op in _LEFT for op in self.steps)  # goes on where another one ended
-        return self.cut <= self.products + self.transposes - (not gains)
+        """Are the transposes at the ends outweighed by products that gain and transposes that go?"""
+        gains = self.products or any(op in _EXIT_LAYOUTS for op in self.steps)  # it continues another region
+        return self.end_transposes <= self.products + self.removed_transposes - (not gains)
 
     @property
-    def cut(self) -> int:
-        """How many transpositions stand at its ends."""
-        return len(self.moved(self.entries)) + len(self.moved(self.exits))
+    def end_transposes(self) -> int:
+        """The number of transposes at the ends of the region."""
+        return len(self.need_transpose(self.entries)) + len(self.need_transpose(self.exits))
 
     def first(self, count: int) -> Region:
-        """Return its first ops, up to one that is checked by itself, or that one; views do not count."""
+        """Return the part of the region to rebuild first.
+
+        It is an op that has to be checked alone, if the region begins with one; else about `count` ops before
+        that op. Reshapes do not count.
+        """
         single = next((op for op, step in self.steps.items() if step.alone), None)
         inner = set(self.steps[single].alone) if single is not None else set()
         before = list(self.steps)[: None if single is None else list(self.steps).index(single)]
@@ -130,20 +142,20 @@ class Region:
         return Region({op: self.steps[op] for op in self._up_to(others, count)}, self.layouts)
 
     def _up_to(self, ops: Sequence[Operation], count: int) -> Sequence[Operation]:
-        """The first of some ops, cut where few values go on, so that layers which are alike are cut alike."""
+        """Return the first ops, cut where few values are alive, so that equal layers are cut at the same op."""
         cost = list(accumulate(op.op_type not in MOVES_NOTHING for op in ops))
         if not ops or cost[-1] <= count // 2:
             return ops
-        going = self._going(ops)
-        if cost[-1] > count and self.moved(self.entries):
-            ends = [i for i, n in enumerate(going) if n == 1 and 0 < cost[i] < count // 2]
-            if ends:  # what comes after it is alike in all layers
+        alive = self._live_counts(ops)
+        if cost[-1] > count and self.need_transpose(self.entries):
+            ends = [i for i, n in enumerate(alive) if n == 1 and 0 < cost[i] < count // 2]
+            if ends:  # the ops after it are the same in all layers
                 return ops[: ends[0] + 1]
         ends = [i for i in range(len(ops)) if count // 2 <= cost[i] <= count]
-        return ops[: min(ends, key=going.__getitem__) + 1]
+        return ops[: min(ends, key=alive.__getitem__) + 1]
 
-    def _going(self, ops: Sequence[Operation]) -> list[int]:
-        """How many values go on after each op; one at least."""
+    def _live_counts(self, ops: Sequence[Operation]) -> list[int]:
+        """Return how many values are alive after each op, at least 1."""
         last = {v: i for i, op in enumerate(self.steps) for v in self.read(op)}
         place = {op: i for i, op in enumerate(self.steps)}
         values: set[Var] = set()
@@ -156,128 +168,141 @@ class Region:
 
 @dataclass
 class _Finder:
-    """Gives layouts to the values of a block."""
+    """Assigns layouts to the values of a block, and steps to its ops.
+
+    Attributes:
+        layouts: the layouts that are decided.
+        steps: the ops that are taken.
+        asked: the layouts that the op at hand would need from values that have none yet.
+        new_layouts: the values whose readers have not been visited since they got a layout.
+        ops, index: the ops of the block when they were last visited, and their positions.
+    """
 
     block: Block
     layouts: dict[Var, Layout] = field(default_factory=dict)
     steps: dict[Operation, Step] = field(default_factory=dict)
     asked: dict[Var, Layout] = field(default_factory=dict)
-    laid: list[Var] = field(default_factory=list)
-    """Values that got a layout since it was last looked who reads them."""
+    new_layouts: list[Var] = field(default_factory=list)
     ops: list[Operation] = field(default_factory=list)
-    place: dict[Operation, int] = field(default_factory=dict)
+    index: dict[Operation, int] = field(default_factory=dict)
 
     def get(self, var: Var) -> Layout | None:
-        """The layout of a value, or None."""
+        """Return the layout of a value, or None."""
         return self.layouts.get(var) or self.asked.get(var)
 
     def ask(self, var: Var, layout: Layout | None) -> bool:
-        """Let a value enter with a layout, unless it has another one."""
+        """Ask for a layout of a value; is it free to have it?"""
         if layout is None or not layout.sizes or np_dtype(var).kind != "f" or static_shape(var) is None:
             return False
-        return self.get(var) == layout if self.get(var) else not self.asked.update({var: layout})
+        if current := self.get(var):
+            return current == layout
+        self.asked[var] = layout
+        return True
 
     def find(self) -> list[Region]:
-        """All regions, each one of ops that share twins."""
-        return self.grown(list(self.block.operations), set())
+        """Return all regions of the block."""
+        return self.visit(list(self.block.operations), set())
 
-    def renew(self) -> list[Region]:
-        """All regions after new ops took the place of some: what reads their results is looked at again."""
+    def update(self) -> list[Region]:
+        """Return all regions after an edit: new ops are visited, and old ones that read their results."""
         ops = list(self.block.operations)
         there = set(ops)
-        fresh = there.difference(self.ops)
+        to_visit = there.difference(self.ops)
         self.steps = {op: step for op, step in self.steps.items() if op in there}
-        again = {op for op, step in self.steps.items() if step.alone or _reads(op, fresh)}
+        again = {op for op, step in self.steps.items() if step.alone or _reads(op, to_visit)}
         used = {v for op in self.steps for v in (*op.outputs, *(v for _, v in operands(op)))}
         self.layouts = {v: x for v, x in self.layouts.items() if v in used}
         for op in again:
             del self.steps[op]
-        fresh |= again
-        return self.grown(ops, fresh)
+        return self.visit(ops, to_visit | again)
 
-    def grown(self, ops: list[Operation], fresh: set[Operation]) -> list[Region]:
-        """The regions after those of some ops that have a form are taken, or of all."""
-        self.ops, self.place = ops, {op: i for i, op in enumerate(ops)}
-        some = [op for op in ops if op in fresh] if fresh else ops
-        self.layouts |= {op.outputs[i]: x for op in ops if op in _LEFT for i, x in _LEFT[op].items()}
-        self.downstream(some)
-        while self.upstream():
-            self.downstream([op for v in self.laid for op in consumers(v)])
+    def visit(self, ops: list[Operation], to_visit: set[Operation]) -> list[Region]:
+        """Take ops from `to_visit` (all if it is empty), then grow both ways; return the regions of `ops`."""
+        self.ops, self.index = ops, {op: i for i, op in enumerate(ops)}
+        start = [op for op in ops if op in to_visit] if to_visit else ops
+        exits = [op for op in ops if op in _EXIT_LAYOUTS]
+        self.layouts |= {op.outputs[i]: x for op in exits for i, x in _EXIT_LAYOUTS[op].items()}
+        self.grow_downstream(start)
+        while self.grow_upstream():
+            self.grow_downstream([op for v in self.new_layouts for op in consumers(v)])
         steps = {op: self.steps[op] for op in ops if op in self.steps}
-        return [trimmed(region) for region in connected(Region(steps, self.layouts))]
+        return [_without_costly_ends(region) for region in connected(Region(steps, self.layouts))]
 
-    def downstream(self, ops: Iterable[Operation]) -> None:
-        """Take every op that has a form on the twins that are known, in order."""
-        waiting = [self.place[op] for op in ops if op in self.place]
+    def grow_downstream(self, ops: Iterable[Operation]) -> None:
+        """Take every op that has a step for the known layouts, and then readers of its results, in order."""
+        waiting = [self.index[op] for op in ops if op in self.index]
         heapify(waiting)
         while waiting:
             op = self.ops[heappop(waiting)]
-            self.laid.clear()
+            self.new_layouts.clear()
             if op not in self.steps and self.take(op, {}):
                 readers = {
-                    r for v in self.laid for r in consumers(v) if r in self.place and r not in self.steps
+                    r for v in self.new_layouts for r in consumers(v) if r in self.index and r not in self.steps
                 }
                 for reader in readers:
-                    heappush(waiting, self.place[reader])
-        self.laid.clear()
+                    heappush(waiting, self.index[reader])
+        self.new_layouts.clear()
 
-    def take(self, op: Operation, wished: dict[Var, Layout]) -> bool:
-        """Take an op, if it has a form, and gives the layouts that its results must have."""
-        self.asked = dict(wished)
+    def take(self, op: Operation, asked: dict[Var, Layout]) -> bool:
+        """Take an op if it has a step whose results have the layouts that are decided; was it taken?"""
+        self.asked = dict(asked)
         step = step_of(op, self)
         if step is None:
             return False
         outs = {v: x for v, x in zip(op.outputs, step.outs, strict=True) if x is not None}
-        if op.op_type not in MOVES_NOTHING and self.settled(op, outs):
+        if op.op_type not in MOVES_NOTHING and self.is_channels_first(op, outs):
             return False
         if any(self.layouts.get(v, x) != x for v, x in outs.items()):
             return False
         if any(v in self.layouts and v not in outs for v in op.outputs):
             return False
-        self.laid += [v for v in (*self.asked, *outs) if v not in self.layouts]
+        self.new_layouts += [v for v in (*self.asked, *outs) if v not in self.layouts]
         self.layouts |= self.asked | outs
         self.steps[op] = step
         return True
 
-    def settled(self, op: Operation, outs: dict[Var, Layout]) -> bool:
-        """Does an op work on twins already, of values from outside?"""
+    def is_channels_first(self, op: Operation, outs: dict[Var, Layout]) -> bool:
+        """Does an op already work channels first, on values from outside any region?"""
         read = {v: x for _, v in operands(op) if (x := self.get(v)) is not None}
-        return all(x.is_view for x in (*read.values(), *outs.values())) and not any(map(self.makes, read))
+        views = all(x.is_view for x in (*read.values(), *outs.values()))
+        return views and not any(map(self.is_in_region, read))
 
-    def makes(self, var: Var) -> bool:
-        """Is a value computed in a region?"""
+    def is_in_region(self, var: Var) -> bool:
+        """Does an op of a region compute a value, reshapes aside?"""
         while var.op in self.steps and var.op.op_type in MOVES_NOTHING:
             var = var.op.x
         return var.op in self.steps
 
-    def upstream(self) -> bool:
-        """Take the makers of what enters, where that needs no more transpositions; was there one?"""
-        grown = False
+    def grow_upstream(self) -> bool:
+        """Take ops that make entering values, if that needs no more transposes; was any taken?"""
+        taken = False
         for var in list(self.layouts):
             op, layout = var.op, self.layouts[var]
             if op is None or op in self.steps or op.enclosing_block is not self.block:
                 continue
             if layout.is_view and op.op_type not in MOVES_NOTHING:
                 continue
-            wished = operand_layouts(op, layout)
-            new = None if wished is None else {v: x for v, x in wished.items() if v not in self.layouts}
-            if new is not None and sum(_moves(v, x) for v, x in new.items()) <= _moves(var, layout):
-                grown = self.take(op, new) or grown
-        return grown
+            needed = operand_layouts(op, layout)
+            new = None if needed is None else {v: x for v, x in needed.items() if v not in self.layouts}
+            if new is None:
+                continue
+            if sum(_needs_transpose(v, x) for v, x in new.items()) <= _needs_transpose(var, layout):
+                taken = self.take(op, new) or taken
+        return taken
 
 
 def _reads(op: Operation, ops: set[Operation]) -> bool:
-    """Does an op read what some ops make?"""
+    """Does an op read a result of one of the ops?"""
     return any(v.op in ops for _, v in operands(op))
 
 
-def _moves(var: Var, layout: Layout) -> bool:
-    """Does a value need a transposition to get a layout? Not if it was transposed from there."""
-    return not any(place.is_view for _, place in upstream_views(var, layout))
+def _needs_transpose(var: Var, layout: Layout) -> bool:
+    """Does a value need a transpose to get a layout? Not if it was transposed from that layout."""
+    return not any(earlier.is_view for _, earlier in upstream_views(var, layout))
 
 
 def connected(region: Region) -> list[Region]:
-    """The parts of a region that share no twin."""
+    """Split a region into parts that share no twin."""
     parent: dict[Any, Any] = {}
 
     def root(item: Any) -> Any:
@@ -295,62 +320,62 @@ def connected(region: Region) -> list[Region]:
     return [Region(steps, region.layouts) for steps in parts.values()]
 
 
-def trimmed(region: Region) -> Region:
-    """Without ops at its end that make what leaves longer: it is transposed before them."""
+def _without_costly_ends(region: Region) -> Region:
+    """Drop last ops that enlarge the exits: the smaller values before them are transposed instead."""
     steps = dict(region.steps)
     for op in reversed(region.ops):
         rest = Region(steps, region.layouts)
         results = rest.made(op)
         if not results or any(reader in steps for v in results for reader in consumers(v)):
             continue
-        others = [v for v in rest.read(op) if v.op in steps and not rest.leaves(v)]
-        saved = sum(np.prod(fixed_shape(v)) for v in rest.moved(results))
-        added = sum(np.prod(fixed_shape(v)) for v in rest.moved(others))
+        others = [v for v in rest.read(op) if v.op in steps and not rest.is_read_outside(v)]
+        saved = sum(np.prod(fixed_shape(v)) for v in rest.need_transpose(results))
+        added = sum(np.prod(fixed_shape(v)) for v in rest.need_transpose(others))
         if added < saved:
             del steps[op]
     return Region(steps, region.layouts)
 
 
-_LEFT: WeakKeyDictionary[Any, dict[int, Layout]] = WeakKeyDictionary()
-"""Op -> the layouts of its results that left a region: ops after them can go on from there."""
+_EXIT_LAYOUTS: WeakKeyDictionary[Any, dict[int, Layout]] = WeakKeyDictionary()
+"""Last op of a rebuilt region -> the layouts of its results by index; another region continues from them."""
 
 _FOUND: dict[Block, tuple[_Finder, list[Region]]] = {}
 
 
 def regions(block: Block) -> list[Region]:
-    """The regions of a block, found once for each state of it, and kept until `forget`."""
+    """Return the regions of a block; they are updated after an edit, and kept until `forget`."""
     if block not in _FOUND:
         finder = _Finder(block)
         _FOUND[block] = finder, finder.find()
     finder, current = _FOUND[block]
     if finder.ops != list(block.operations):
-        current = finder.renew()
+        current = finder.update()
         _FOUND[block] = finder, current
     return current
 
 
 def forget() -> None:
-    """Let go of the blocks whose regions were found."""
+    """Drop the regions of all blocks."""
     _FOUND.clear()
 
 
 def build(mb: Maker, region: Region) -> dict[Var, Var]:
-    """Build a region anew; what replaces what: the values that leave it."""
+    """Rebuild a region channels first; return the new value for each value that leaves it."""
     return _Build(mb, region).run()
 
 
 class _Build:
-    """Makes the twins, each right before the op that it replaces."""
+    """Builds the twins of a region, each right before the op that it replaces."""
 
     def __init__(self, mb: Maker, region: Region) -> None:
         self._start, self._region = mb, region
         self.mb: Any = mb
         self._twins: dict[Var, Var] = {}
-        self._seen: dict[tuple[Var, tuple[int, ...]], Var] = {}
+        self._reshaped: dict[tuple[Var, tuple[int, ...]], Var] = {}
         self._replaced: dict[Var, Var] = {}
 
     def run(self) -> dict[Var, Var]:
-        """All ops in order."""
+        """Build all ops in order; return the new value for each value that leaves."""
         exits = set(self._region.exits)
         for op, step in self._region.steps.items():
             self.mb = NamingMaker(self._start.before(op), op.outputs[0])
@@ -364,7 +389,7 @@ class _Build:
                     twin = leaving_value(self.mb, self._twin(var), var, layout)
                     self._replaced[var] = twin
                     assert twin.op is not None
-                    _LEFT.setdefault(twin.op, {})[twin.op.outputs.index(twin)] = layout
+                    _EXIT_LAYOUTS.setdefault(twin.op, {})[twin.op.outputs.index(twin)] = layout
         return self._replaced
 
     def _twin(self, var: Var) -> Var:
@@ -373,26 +398,26 @@ class _Build:
         return self._twins[var]
 
     def seen(self, var: Var, shape: Sequence[int]) -> Var:
-        """The twin of a value in some shape."""
+        """Return the twin of a value, reshaped; each shape is built once."""
         key = self._twin(var), tuple(shape)
-        if key not in self._seen:
-            self._seen[key] = seen_as(self.mb, *key)
-        return self._seen[key]
+        if key not in self._reshaped:
+            self._reshaped[key] = seen_as(self.mb, *key)
+        return self._reshaped[key]
 
     def now(self, var: Var) -> Var:
-        """The twin of a value in the shape that it has, which has four axes or more."""
+        """Return the twin of a value, with at least four axes."""
         twin, layout = self._twin(var), self._region.layouts[var]
         return twin if twin.rank >= 4 else self.seen(var, twin_shape(layout, layout.groups))
 
     def constant(self, var: Var, layout: Layout, groups: Groups) -> Var:
-        """The twin of a constant that is broadcast to a value of the layout."""
+        """Return the twin of a constant that is broadcast to a value of the layout."""
         key = ("twin", var, layout, groups)
         return self.mb.shared(key, lambda: twin_of(np.asarray(constant(var)), layout, groups), var.name)
 
     def stored(self, var: Var, what: str, make: Callable[[Array], Array]) -> Var:
-        """A constant made of another one."""
+        """Return a constant that `make` computes from another one; `what` names it."""
         return self.mb.shared((what, var), lambda: make(np.asarray(constant(var))), var.name)
 
     def plain(self, var: Var) -> Var:
-        """A value that has no twin."""
+        """Return a value without a twin, as it is now."""
         return self._replaced.get(var, var)

@@ -245,7 +245,7 @@ def test_a_block_of_a_transformer(name: str) -> None:
 @pytest.mark.slow
 def test_regions_are_renewed_as_they_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """After each edit; regions of views alone, which are never rebuilt, do not count."""
-    renew, times = channel_regions._Finder.renew, []
+    renew, times = channel_regions._Finder.update, []
 
     def both(self: Any) -> Any:
         found = renew(self)
@@ -257,7 +257,7 @@ def test_regions_are_renewed_as_they_would_be_found(monkeypatch: pytest.MonkeyPa
         times.append(len(found))
         return found
 
-    monkeypatch.setattr(channel_regions._Finder, "renew", both)
+    monkeypatch.setattr(channel_regions._Finder, "update", both)
     for name in ("bert", "llama"):
         apply_pass(ChannelsFirst(), block(name, 2), prove=False)
     assert len(times) > 4

@@ -48,7 +48,7 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.interpret import decoder_calls
 from anesurgery.interpret.decoding import replay
-from anesurgery.passes.add_cache.cached_function import Caching, Reading, cached_functions
+from anesurgery.passes.add_cache.cached_function import CacheOptions, CallSize, cached_functions
 from anesurgery.placement.rules import loading
 from anesurgery.rewriting.passes import against_several
 from anesurgery.splitting.cuts import chunk_numbers
@@ -116,18 +116,18 @@ class AddCache(Pass):
         return None
 
     def run(self, program: Program, session: Session) -> None:
-        """Two copies of the function, each for its number of tokens.
+        """Replace the function by copies, each for its number of tokens.
 
         Raises:
             an.PassError: the context is too long; or nothing can be done, and `required` is set.
         """
-        refusal = self.made(program, session)
+        refusal = self.replace_function(program, session)
         if refusal is not None and self.required:
             raise an.PassError(f"{self.name}: {refusal}")
         session.refusals += [] if refusal is None else [(self.name, refusal)]
 
-    def made(self, program: Program, session: Session) -> Refusal | None:
-        """The two functions in place of one, or why not."""
+    def replace_function(self, program: Program, session: Session) -> Refusal | None:
+        """Put the cached functions in place of the one; or return why not."""
         ((name, function),) = program.functions.items()
         choices = decoder_calls.inputs_of(function, self.fixed or {})
         if isinstance(choices, Refusal):
@@ -146,7 +146,7 @@ class AddCache(Pass):
         calls = self.calls(context)
         chunk_of = chunk_numbers(program, self.limit(session))
         for chosen in choices:
-            how = self.caching(chosen, context, chunk_of)
+            how = self.cache_options(chosen, context, chunk_of)
             if not isinstance(built := cached_functions(session, program, calls, how), Refusal):
                 break
         if isinstance(built, Refusal):
@@ -164,27 +164,29 @@ class AddCache(Pass):
             session.notes.append(f"{self.name}: a state for each of {parts} chunks: split(model, {parts})")
         return None
 
-    def calls(self, context: int) -> dict[str, Reading]:
-        """What each function reads."""
+    def calls(self, context: int) -> dict[str, CallSize]:
+        """Return the name of each function and its sizes."""
         words = {context: ""} | {smaller: f"_{smaller}" for smaller in sorted(set(self.contexts))}
         lengths = {"prefill": self.prefill, "decode": self.width}
         lengths |= {f"prefill{n}": n for n in sorted(set(self.shorter))}
         return {
-            f"{name}{word}": Reading(min(length, size), size)
+            f"{name}{word}": CallSize(min(length, size), size)
             for size, word in words.items()
             for name, length in lengths.items()
             if name in ("prefill", "decode") or length < min(self.prefill, size)
         }
 
-    def caching(self, tokens: Mapping[str, int], context: int, chunk_of: Mapping[str, int]) -> Caching:
-        """What both functions agree about."""
+    def cache_options(
+        self, tokens: Mapping[str, int], context: int, chunk_of: Mapping[str, int]
+    ) -> CacheOptions:
+        """Return the options that all functions have in common."""
         state, blended = self.cache == "state", self.writes == "blend"
-        return Caching(
+        return CacheOptions(
             tokens, context, state, self.windows, blended, self.fixed or {}, self.fixed_rope, chunk_of
         )
 
     def limit(self, session: Session) -> int | str:
-        """The number of chunks, or the most weights of one, also where the target says it."""
+        """Return the number of chunks, or the most bytes of weights in one: as given, or by the target."""
         return (
             str(an.Target.parse(session.target).least("program")[0]) if self.chunks == "target" else self.chunks
         )
@@ -192,7 +194,7 @@ class AddCache(Pass):
     def change(
         self, name: str, old: an.Function, chosen: Mapping[str, int], functions: Mapping[str, an.Function]
     ) -> an.InterfaceChange:
-        """What callers must do otherwise."""
+        """Return what callers must change."""
         names = {name, *functions, *old.inputs, *(v.name for v in old.outputs)}
         names |= {n for f in functions.values() for n in (*f.inputs, *(v.name for v in f.outputs))}
         tokens, axis = next(iter(chosen.items()))

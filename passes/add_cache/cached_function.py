@@ -1,7 +1,11 @@
-"""Edit a decoder so that it reads a few tokens at a position, and keeps the keys and values of all before.
+"""Edit a decoder so that it reads a few tokens at a position, with the keys and values of earlier ones cached.
 
-The edit is in place: every op stays, with its name and its weights. What changes is how many tokens the values
-hold, and where the keys, the values and the rows of tables come from.
+The edit is in place: every op stays, with its name and its weights. Values shrink from all tokens to those of
+one call. The operands that need all tokens (keys, values, inputs of causal convolutions) come from the cache,
+and rows of tables are sliced at the position.
+
+A store is one tensor of the cache: a state, or an input that comes back as an output. It holds the kept values
+of one shape, stacked along its first axis.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from anesurgery.rewriting.driver import remove_dead
 from anesurgery.rewriting.session import Session
 
 Shape = tuple[int, int, int, str, int]
-"""Chunk, heads, width, type and rows of what is kept."""
+"""Chunk, heads, width, type and rows of a store."""
 
 MASKS = (
     "add_cache: sliding windows are masks over the whole context: rings would take one more state than the "
@@ -46,43 +50,46 @@ OTHERWISE = (
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What one function reads."""
+class CallSize:
+    """The sizes of one function.
+
+    Attributes:
+        length: the number of tokens in a call.
+        context: the most tokens that it sees, including those of the call.
+    """
 
     length: int
-    """Tokens in a call."""
     context: int
-    """The most tokens, those of the call among them."""
 
 
 @dataclass(frozen=True)
-class Caching:
-    """What the functions that share a cache agree about."""
+class CacheOptions:
+    """The options that all functions which share a cache have in common."""
 
     tokens: Mapping[str, int]
-    """The inputs that hold them, or a row for each position -> the axis of the tokens."""
+    """Input that holds the tokens, or a row for each position -> the axis of the tokens."""
     context: int
-    """The most tokens that are kept."""
+    """The most tokens that the cache holds."""
     as_state: bool
-    """Is what is kept in states, or in inputs and outputs?"""
+    """Is the cache in states? Else in inputs and outputs."""
     windows: str | None = None
-    """How sliding windows are kept: "ring" or "mask"; None: as the target takes it."""
+    """How sliding windows are kept: "ring" or "mask"; None: as the target allows."""
     blended: bool = False
-    """Is what is new blended in by products with one-hot rows, and not written as a slice?"""
+    """Are new rows blended in by products with one-hot rows? Else they are written as a slice."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Inputs that become constants -> a number, or an array that fits."""
+    """Input that becomes a constant -> a number, or an array that fits."""
     fixed_rope: bool = False
-    """Are the frequencies of rotary positions said to hold for texts of every length?"""
+    """Did the caller promise that rotary frequencies hold for texts of every length?"""
     chunk_of: Mapping[str, int] = field(default_factory=dict)
-    """Value -> the chunk that makes it, once the model is cut; what is kept for two chunks is kept apart."""
+    """Name of a value -> the chunk that will make it; each chunk has stores of its own."""
 
 
 def cached_functions(
-    session: Session, program: Program, calls: Mapping[str, Reading], how: Caching
+    session: Session, program: Program, calls: Mapping[str, CallSize], how: CacheOptions
 ) -> dict[str, Function] | Refusal:
-    """Copies of the one function of a program, each for what it reads; or why not.
+    """Return a cached copy of the one function of a program for each call size; or why there is none.
 
-    The note of the session says where rings would take a state too many, and masks are kept for that.
+    If rings would need more states than the target can run, the copies keep masks instead, and a note says so.
     """
     (name,) = program.functions
     target = None if session.target is None else Target.parse(session.target)
@@ -105,37 +112,35 @@ def cached_functions(
 
 @dataclass
 class CachedFunction:
-    """One function, for one number of tokens in a call."""
+    """The edit of one function."""
 
     session: Session
     function: Function
-    how: Caching
+    how: CacheOptions
     length: int
     context: int
-    """The most tokens that it looks at, of those that are kept."""
+    """The most tokens that the function sees, at most those that the cache holds."""
     longest: int
-    """The most tokens in a call of any function that shares what is kept."""
+    """The most tokens in a call of any function that shares the cache."""
     in_rings: bool
     """Are windows kept in rings?"""
     stores: dict[Shape, Var] = field(default_factory=dict)
-    """What each state or input holds now."""
-    caches: dict[Operation, Ring | None] = field(default_factory=dict)
-    """The ops of an attention -> the ring that it looks at; none where it looks at all that was read."""
+    """Store -> its content after the edits so far."""
     places: dict[Var, int] = field(default_factory=dict)
-    """Kept value -> its place in the store of its shape."""
+    """Kept value -> its index in the store of its shape."""
     store_of: dict[Var, Shape] = field(default_factory=dict)
-    """Kept value -> the shape of its store."""
-    filled: dict[Kept, Var] = field(default_factory=dict)
-    """What is kept -> the operand of a product that looks at all tokens."""
+    """Kept value -> its store."""
+    operand_of: dict[Kept, Var] = field(default_factory=dict)
+    """Kept value -> the operand of a product that reads all tokens."""
     rows: dict[Var, Var] = field(default_factory=dict)
-    """Kept value -> the rows of all tokens that are kept, those of this call among them."""
+    """Kept value -> the cached rows of all tokens, including those of this call."""
     blends: dict[Shape, dict[int, Var]] = field(default_factory=dict)
-    """Store -> place -> what it holds after what is new was blended in."""
-    held: dict[Shape, Var] = field(default_factory=dict)
-    """Store -> what it held before the call, where it is read once."""
+    """Store -> index -> its rows after the new ones were blended in."""
+    content_before: dict[Shape, Var] = field(default_factory=dict)
+    """Store -> its content before the call, which blending reads once."""
 
     def edit(self) -> Refusal | None:
-        """Edit the function; the refusal says why not, and then it is not to be used."""
+        """Edit the function; after a refusal the function is half edited and must be dropped."""
         with self.function:
             self.fix_inputs(self.how.fixed)
             chosen = map(chosen_by_length, self.function.operations)
@@ -152,8 +157,8 @@ class CachedFunction:
             if not self.how.fixed_rope and (refusal := _of_one_length(ops, tokens)) is not None:
                 return refusal
             self.kept = {key: caches.kept_for(v, tokens) for key, v in tokens.looked_at.items()}
-            self.rings = self.made_rings()
-            if (refusal := self.kept_twice()) is not None:
+            self.rings = self.find_rings()
+            if (refusal := self.ring_conflict()) is not None:
                 return refusal
             for var, axis in inputs.items():
                 self.shorten_input(var, axis)
@@ -164,13 +169,13 @@ class CachedFunction:
             for op in ops:
                 if (refusal := self.edit_op(op)) is not None:
                     return refusal
-            self.store_blends()
-            self.function.set_outputs([*self.function.outputs, *self.given_back()])
+            self.write_blends()
+            self.function.set_outputs([*self.function.outputs, *self.cache_outputs()])
         remove_dead(list(self.function.operations))
         return None
 
-    def made_rings(self) -> dict[Operation, Ring | None]:
-        """The rings of attentions and of convolutions that look back a few tokens only."""
+    def find_rings(self) -> dict[Operation, Ring | None]:
+        """Return the rings of ops in attentions with a window, and of causal convolutions."""
         spans = {op: reach + 1 for op, reach in self.tokens.reaches.items()}
         if self.in_rings:
             seen = {key: kept.value for key, kept in self.kept.items() if key[0] not in spans}
@@ -180,8 +185,8 @@ class CachedFunction:
             op: caches.ring(span, self.longest, self.how.context, runs_over=over) for op, span in spans.items()
         }
 
-    def kept_twice(self) -> Refusal | None:
-        """Why what is kept cannot be kept once: two that look at it need other rings."""
+    def ring_conflict(self) -> Refusal | None:
+        """Return a refusal if two readers of one kept value need different rings."""
         ring_of: dict[Var, Ring | None] = {}
         for (op, _), kept in self.kept.items():
             ring = self.rings.get(op)
@@ -190,17 +195,17 @@ class CachedFunction:
         return None
 
     def before(self, op: Operation) -> Builder:
-        """A builder that makes ops right before another."""
+        """Return a builder that makes ops right before another."""
         return Builder(self.session, self.function, "add_cache", op)
 
     def add_input(self, name: str, shape: tuple[int, ...], dtype: Any, state: bool = False) -> Var:
-        """An input or a state of a fresh name."""
+        """Add an input or a state with a fresh name."""
         return mil.add_input(
             self.function, self.session.fresh_name(self.function, name), shape, dtype, state=state
         )
 
     def fix_inputs(self, fixed: Mapping[str, Any]) -> None:
-        """Inputs that the caller makes constants."""
+        """Turn inputs into constants."""
         for name, number in fixed.items():
             if name not in self.function.inputs:
                 raise UnknownName("input", name, self.function.inputs)
@@ -222,7 +227,7 @@ class CachedFunction:
         )
 
     def shorten_input(self, tokens: Var, axis: int) -> None:
-        """The tokens, or the rows, of one call in place of all."""
+        """Shorten an input of all tokens, or of a row for each, to those of one call."""
         shape = [self.length if a == axis else int(d) for a, d in enumerate(tokens.shape)]
         new = mil.add_input(self.function, tokens.name, shape, tokens.dtype)
         self.tokens.axes[new] = self.tokens.axes[tokens]
@@ -230,7 +235,7 @@ class CachedFunction:
         self.kept = {key: replace(k, value=new) if k.value is tokens else k for key, k in self.kept.items()}
 
     def add_stores(self) -> None:
-        """A state or an input for each shape of what is kept."""
+        """Add a state or an input for each shape of kept values."""
         count: Counter[Shape] = Counter()
         for (product, _), kept in self.kept.items():
             if kept.value not in self.places:
@@ -244,13 +249,13 @@ class CachedFunction:
             self.stores[shape] = var
 
     def shape(self, product: Operation, kept: Kept) -> Shape:
-        """What must be equal for two to be kept together."""
+        """Return the store of a kept value: values with equal ones are stacked."""
         ring, chunk = self.rings.get(product), self.how.chunk_of.get(product.outputs[0].name, 0)
         rows = self.how.context if ring is None else ring.rows
         return chunk, kept.heads, kept.width, dtype_name(kept.value), rows
 
-    def given_back(self) -> list[Var]:
-        """The outputs that hold what is kept, where that is no state."""
+    def cache_outputs(self) -> list[Var]:
+        """Return the outputs that hand the cache back to the caller; none if it is in states."""
         if self.how.as_state:
             return []
         outputs = []
@@ -260,7 +265,7 @@ class CachedFunction:
         return outputs
 
     def edit_op(self, op: Operation) -> Refusal | None:
-        """Give an op its shorter operands, the rows of its tables, and the keys and values that are kept."""
+        """Give an op the slices of its tables, and its cached operands; adapt parameters with a length."""
         new: dict[Var, Var] = {}
         self.tables.mb = self.before(op)
         ring = self.rings.get(op)
@@ -270,27 +275,27 @@ class CachedFunction:
             if cut is None:
                 return Refusal(f"%{var.name} holds something for each token, and cannot be evaluated", op)
             new[var] = cut
-        changed = self.swapped(op, new)
+        changed = self.replaced_inputs(op, new)
         for (product, name), kept in self.kept.items():
             if product is op and op in self.tokens.reaches:
-                changed |= self.convolved(op, kept)
+                changed |= self.convolution_inputs(op, kept)
             elif product is op:
-                changed[name] = self.look_back(op, kept, seen)
+                changed[name] = self.cached_operand(op, kept, seen)
         axes = self.tokens.axes[op.outputs[0]]
         length = {NEW: self.length, SEEN: seen, WEIGHTS: seen}
         for name, value in lengthened(op, axes, length).items():
             array = np.array(value, bool if name.endswith("mask") else np.int32)
             changed[name] = self.before(op).const(val=array, name=f"{op.name}_{name}")
         if (axis := self.tokens.first.get(op)) is not None:
-            changed |= self.first(op, axis, length[axes[axis]])
+            changed |= self.first_slice_inputs(op, axis, length[axes[axis]])
         op.set_inputs(no_check_var_types=True, **changed)
         op.type_value_inference(overwrite_output=True)
         return None
 
-    def convolved(self, op: Operation, kept: Kept) -> dict[str, Any]:
-        """The parameters of a convolution that looks at the tokens before those of this call."""
+    def convolution_inputs(self, op: Operation, kept: Kept) -> dict[str, Any]:
+        """Return the inputs of a causal convolution that reads cached tokens in place of padding."""
         mb, ring, reach = self.before(op), self.rings.get(op), self.tokens.reaches[op]
-        rows = self.written(mb, kept, ring)
+        rows = self.updated_rows(mb, kept, ring)
         last = self.tables.last(ring, reach, dtype_name(rows))
         seen = mb.matmul(x=last, y=rows, name=f"{kept.value.name}_last")
         length = reach + self.length
@@ -299,8 +304,8 @@ class CachedFunction:
         pads = windows.without_pads(op, self.tokens.new_axis(op.outputs[0]))
         return {"x": x, **{n: mb.const(val=value, name=f"{op.name}_{n}") for n, value in pads.items()}}
 
-    def first(self, op: Operation, axis: int, length: int) -> dict[str, Any]:
-        """The parameters of a slice that takes as many from the beginning of an axis."""
+    def first_slice_inputs(self, op: Operation, axis: int, length: int) -> dict[str, Any]:
+        """Return the inputs of a slice that takes the first `length` elements of an axis."""
         if op.op_type == "slice_by_size":
             return {}
         mb, x = self.before(op), op.x
@@ -311,8 +316,8 @@ class CachedFunction:
         parts |= {"begin_mask": mask, "end_mask": mask}
         return {n: mb.const(val=value, name=f"{op.name}_{n}") for n, value in parts.items()}
 
-    def swapped(self, op: Operation, new: Mapping[Var, Var]) -> dict[str, Any]:
-        """The inputs of an op that read a value with another in its place."""
+    def replaced_inputs(self, op: Operation, new: Mapping[Var, Var]) -> dict[str, Any]:
+        """Return the inputs of an op that read replaced values, with the new ones."""
         operands: dict[str, Any] = {}
         for name, value in op.inputs.items():
             if isinstance(value, (list, tuple)) and any(v in new for v in value):
@@ -321,23 +326,23 @@ class CachedFunction:
                 operands[name] = new[value]
         return operands
 
-    def look_back(self, product: Operation, kept: Kept, seen: int) -> Var:
-        """Keep what is new at the position, and give all that is kept to a product."""
-        if kept not in self.filled:
+    def cached_operand(self, product: Operation, kept: Kept, seen: int) -> Var:
+        """Return the operand of a product with the cached tokens; it is built once for a kept value."""
+        if kept not in self.operand_of:
             mb = self.before(product)
-            rows = self.written(mb, kept, self.rings.get(product))
+            rows = self.updated_rows(mb, kept, self.rings.get(product))
             value = caches.from_rows(mb, kept, rows, seen)
-            self.filled[kept] = caches.through(mb, kept.way, value, self.tokens, seen)
-        return self.filled[kept]
+            self.operand_of[kept] = caches.through(mb, kept.way, value, self.tokens, seen)
+        return self.operand_of[kept]
 
-    def written(self, mb: Builder, kept: Kept, ring: Ring | None) -> Var:
-        """The rows of all tokens, after those of this call were written, once."""
+    def updated_rows(self, mb: Builder, kept: Kept, ring: Ring | None) -> Var:
+        """Return the cached rows of all tokens after this call's were written; the write is built once."""
         if kept.value not in self.rows:
             self.rows[kept.value] = self.write(mb, kept, ring)
         return self.rows[kept.value]
 
     def write(self, mb: Builder, kept: Kept, ring: Ring | None) -> Var:
-        """Write what is new, and read the rows of all tokens."""
+        """Write the rows of this call into the store, and read the rows of all tokens."""
         shape, at, name = self.store_of[kept.value], self.places[kept.value], kept.value.name
         rows = caches.as_rows(mb, kept, self.length)
         narrowed = self.how.as_state and dtype_name(kept.value) != "fp16"
@@ -345,12 +350,12 @@ class CachedFunction:
         if self.how.blended:
             value = self.blend(mb, kept, rows, ring)
             return mb.cast(x=value, dtype="fp32", name=f"{name}_fp32") if narrowed else value
-        begin = caches.place(mb, [at, 0], self.tables.slot(ring), [0], name=f"{name}_begin")
+        begin = caches.index_vector(mb, [at, 0], self.tables.slot(ring), [0], name=f"{name}_begin")
         size = np.array([1, kept.heads, self.length, kept.width], np.int32)
         end = mb.add(x=begin, y=size, name=f"{name}_end")
         store = self.stores[shape]
-        held = mb.read_state(input=store, name=f"{name}_before") if self.how.as_state else store
-        value = self.stored(mb, shape, f"{name}", x=held, update=rows, begin=begin, end=end)
+        content = mb.read_state(input=store, name=f"{name}_before") if self.how.as_state else store
+        value = self.update_store(mb, shape, f"{name}", x=content, update=rows, begin=begin, end=end)
 
         def part(first: int, last: int, word: str) -> Var:
             ends = {"begin": [at, 0, first, 0], "end": [at + 1, kept.heads, last, kept.width]}
@@ -360,31 +365,31 @@ class CachedFunction:
             over, first = part(ring.size, ring.size + self.length, "over"), part(0, self.length, "first")
             first = mb.select(cond=self.tables.ran_over(ring), a=over, b=first, name=f"{name}_around")
             ends = {"begin": [at, 0, 0, 0], "end": [at + 1, kept.heads, self.length, kept.width]}
-            value = self.stored(mb, shape, f"{name}_around", x=value, update=first, **ends)
+            value = self.update_store(mb, shape, f"{name}_around", x=value, update=first, **ends)
         all_rows = part(0, self.context if ring is None else ring.size, "kept")
         return mb.cast(x=all_rows, dtype="fp32", name=f"{name}_fp32") if narrowed else all_rows
 
     def blend(self, mb: Builder, kept: Kept, rows: Var, ring: Ring | None) -> Var:
-        """The rows of all tokens: those of this call at their slots, the others as they are held.
+        """Return the rows of all tokens: this call's in their slots, the others as the store holds them.
 
-        Each number is a sum with one term that is not 0, and so exact.
+        Each number is a sum with one non-zero term, and so exact.
         """
         shape, at, name = self.store_of[kept.value], self.places[kept.value], kept.value.name
-        if shape not in self.held:
-            self.held[shape] = store = self.stores[shape]
+        if shape not in self.content_before:
+            self.content_before[shape] = store = self.stores[shape]
             if self.how.as_state:
-                self.held[shape] = mb.read_state(input=store, name=f"{store.name}_before")
+                self.content_before[shape] = mb.read_state(input=store, name=f"{store.name}_before")
         slots = self.context if ring is None else shape[-1]
         ends = {"begin": [at, 0, 0, 0], "end": [at + 1, kept.heads, slots, kept.width]}
-        old = mb.slice_by_index(x=self.held[shape], **ends, name=f"{name}_before")
+        old = mb.slice_by_index(x=self.content_before[shape], **ends, name=f"{name}_before")
         stays, places = self.tables.blend(ring, dtype_name(rows))
-        placed = mb.mul if self.length == 1 else mb.matmul
-        new = placed(x=places, y=rows, name=f"{name}_placed")
+        product = mb.mul if self.length == 1 else mb.matmul
+        new = product(x=places, y=rows, name=f"{name}_placed")
         blended: Var = mb.add(x=mb.mul(x=old, y=stays, name=f"{name}_stays"), y=new, name=f"{name}_kept")
         self.blends.setdefault(shape, {})[at] = blended
         return blended
 
-    def store_blends(self) -> None:
+    def write_blends(self) -> None:
         """Write each store once, at the end; a state by an update of all of it, which stays on the ANE."""
         mb = self.before(self.function.operations[-1])
         for shape, by_place in self.blends.items():
@@ -392,16 +397,16 @@ class CachedFunction:
             value = mb.concat(values=parts, axis=0, name=f"{store.name}_after") if len(parts) > 1 else parts[0]
             if self.how.as_state:
                 ends = {"begin": [0] * value.rank, "end": [int(d) for d in value.shape]}
-                self.stored(mb, shape, store.name, x=self.held[shape], update=value, **ends)
-            elif value.shape[2] < shape[-1]:  # what a larger context keeps
+                self.update_store(mb, shape, store.name, x=self.content_before[shape], update=value, **ends)
+            elif value.shape[2] < shape[-1]:  # functions of larger contexts use the rest of the store
                 begin = [0, 0, int(value.shape[2]), 0]
-                rest = mb.slice_by_size(x=self.held[shape], begin=begin, size=[-1] * value.rank)
+                rest = mb.slice_by_size(x=self.content_before[shape], begin=begin, size=[-1] * value.rank)
                 self.stores[shape] = mb.concat(values=(value, rest), axis=2, name=f"{store.name}_all")
             else:
                 self.stores[shape] = value
 
-    def stored(self, mb: Builder, shape: Shape, name: str, **written: Any) -> Var:
-        """What a state or an input holds after a slice of it was written."""
+    def update_store(self, mb: Builder, shape: Shape, name: str, **written: Any) -> Var:
+        """Write a slice of a store; return its content afterwards."""
         value: Var = mb.slice_update(**written, name=f"{name}_update")
         if self.how.as_state:
             value = mb.coreml_update_state(state=self.stores[shape], value=value, name=f"{name}_after")
@@ -411,7 +416,7 @@ class CachedFunction:
 
 
 def _of_one_length(ops: Sequence[Operation], tokens: Tokens) -> Refusal | None:
-    """Why a table of cosines may be that of texts of one length, where numbers are turned by it."""
+    """Return a refusal if a table of rotary cosines may hold for texts of one length only."""
     turned = {v: (op, axes) for op in ops if op.op_type == "mul" for v, axes in tokens.tables[op].items()}
     for var, (op, axes) in turned.items():
         table = evaluate_static(var) if list(axes.values()) == [NEW] else None
@@ -428,18 +433,18 @@ def _of_one_length(ops: Sequence[Operation], tokens: Tokens) -> Refusal | None:
 
 # A choice of numbers by the length of the text: `select(max(position) + 1 > limit, long, short)`.
 #
-# A model of a fixed number of positions makes such a choice once. Where it falls on the side of longer texts,
-# the model is one of longer texts only: shorter ones, which it reads as well, were to get the other set.
+# In a model with a fixed number of positions the condition is constant. If it is true, every text gets the
+# numbers for long texts, although shorter texts should get the other ones.
 
 
 def number_in(var: Var) -> float | None:
-    """The one number that a value holds whatever the inputs are, or None."""
+    """Return the one number that a value holds whatever the inputs are, or None."""
     found = evaluate_static(var)
     return float(np.asarray(found).item()) if found is not None and np.size(found) == 1 else None
 
 
 def chosen_by_length(op: Operation) -> Refusal | None:
-    """Why a `select` must not become a part of a model that reads texts of any length."""
+    """Return a refusal if an op is a `select` that chooses numbers by the length of the text."""
     if op.op_type != "select" or (limit := limit_passed(op.cond, number_in)) is None:
         return None
     a, b = evaluate_static(op.a), evaluate_static(op.b)

@@ -1,12 +1,12 @@
-"""What a cache of keys and values needs to know: what to keep, and how masks and tables follow a position.
+"""The parts of a cache: which values to keep, rings for sliding windows, and tables sliced at the position.
 
-The maker's ops read `position`, an int32 input of one element: the number of tokens that came before.
+The ops built here read `position`, an int32 input of one element: the number of tokens before this call.
 
-A ring of `size` slots keeps the token at position p in slot p modulo its size. A query at p sees in a slot the
-token that is (p - slot) modulo size back, so its mask depends on that distance, once the ring has been around.
-The size leaves room for one call, so that a call overwrites no token that one of its own sees, and what lies
-ahead of a token seems to be farther back than the window reaches. Rows after the ring take what a write at its
-end runs over, which is then moved to the first slots.
+A ring of `size` slots keeps the token at position p in slot p modulo size. A query at position p finds in a
+slot the token that is (p - slot) modulo size back, so its mask depends on that distance as soon as the ring is
+full. The size leaves room for one call: no call overwrites a token that one of its own tokens still sees, and a
+token that lies ahead appears farther back than the window reaches. A write near the end of the ring runs into
+extra rows after it, which are then copied to the first slots.
 """
 
 from __future__ import annotations
@@ -29,13 +29,17 @@ from anesurgery.regions.small_builds import again
 
 @dataclass(frozen=True)
 class Kept:
-    """What is kept of keys or values: the smallest value that they are a rearrangement of."""
+    """A value to keep in the cache: the smallest one from which keys or values are only rearranged.
+
+    Attributes:
+        value: the value, with the tokens of this call.
+        axis: the axis of the tokens.
+        way: the ops from the value to the product that reads keys or values.
+    """
 
     value: Var
     axis: int
-    """The axis of the tokens."""
     way: tuple[Operation, ...]
-    """The ops from it to the product that reads keys or values."""
 
     @property
     def others(self) -> list[int]:
@@ -44,27 +48,27 @@ class Kept:
 
     @property
     def width(self) -> int:
-        """The numbers of each vector that is kept."""
+        """The length of each cached vector."""
         return int(self.value.shape[self.others[-1]])
 
     @property
     def heads(self) -> int:
-        """How many vectors are kept for each token."""
+        """The number of vectors that are cached for each token."""
         return math.prod(int(self.value.shape[a]) for a in self.others[:-1])
 
     @property
     def is_plain(self) -> bool:
-        """Is it `1 x heads x tokens x width` as it stands?"""
+        """Is the value already `1 x heads x tokens x width`?"""
         return self.value.rank == 4 and self.value.shape[0] == 1 and self.axis == 2
 
     @property
     def order(self) -> list[int]:
-        """The axes of the value, the last but one holding the tokens."""
+        """The permutation of the axes that puts the tokens last but one."""
         return [*self.others[:-1], self.axis, self.others[-1]]
 
 
 def kept_for(operand: Var, tokens: Tokens) -> Kept:
-    """What to keep of an operand that is looked at: before heads are repeated, say, but after rotation."""
+    """Return the value to keep for an operand of all tokens: before heads are repeated, after rotation."""
     way: list[Operation] = []
     best = Kept(operand, tokens.new_axis(operand), ())
     var = operand
@@ -82,7 +86,7 @@ def _size(var: Var) -> int:
 
 
 def as_rows(mb: Maker, kept: Kept, length: int) -> Var:
-    """The value that is kept as `1 x heads x tokens x width`."""
+    """Arrange a kept value as `1 x heads x tokens x width`."""
     rows = kept.value
     if kept.order != sorted(kept.order):
         rows = mb.transpose(x=rows, perm=kept.order)
@@ -93,7 +97,7 @@ def as_rows(mb: Maker, kept: Kept, length: int) -> Var:
 
 
 def from_rows(mb: Maker, kept: Kept, rows: Var, length: int) -> Var:
-    """The value as it was, for `length` tokens, from `1 x heads x tokens x width`."""
+    """Arrange `1 x heads x tokens x width` as the kept value was, now of `length` tokens."""
     shape = [length if a == kept.axis else int(kept.value.shape[a]) for a in kept.order]
     if static_shape(rows) != tuple(shape):
         rows = mb.reshape(x=rows, shape=shape, name=f"{kept.value.name}_seen")
@@ -103,17 +107,21 @@ def from_rows(mb: Maker, kept: Kept, rows: Var, length: int) -> Var:
 
 @dataclass
 class Tables:
-    """The constants of a function that have a row for each token, cut at the position as it runs."""
+    """Slices the constants with a row for each token at the position, at run time.
+
+    Attributes:
+        mb: the builder of the slices; the caller moves it downstream.
+        position: the input.
+        length: the number of tokens in a call.
+        context: the most tokens that the function reads.
+        most: the most tokens that the cache holds; rings are sized for it.
+    """
 
     mb: Maker
-    """The builder of the ops that cut; it may become another one further downstream."""
     position: Var
     length: int
-    """Tokens in a call."""
     context: int
-    """The most tokens that are looked at."""
     most: int
-    """The most tokens that are kept; rings are made for those."""
     _cuts: dict[tuple[Any, ...], Var] = field(default_factory=dict)
     _begins: dict[tuple[int, int, Var], Var] = field(default_factory=dict)
     _starts: dict[tuple[str, Ring | None], Var] = field(default_factory=dict)
@@ -121,12 +129,12 @@ class Tables:
     _lasts: dict[tuple[Ring | None, int, str], Var] = field(default_factory=dict)
 
     def cut(self, table: Var, axes: Axes, ring: Ring | None = None) -> Var | None:
-        """The rows and columns of a table for this call; None where it cannot be evaluated.
+        """Return the rows and columns of a table for this call; None if the table cannot be evaluated.
 
         Args:
-            table: a constant, or made of constants.
+            table: a constant, or computed from constants.
             axes: the labels of its axes.
-            ring: what holds the tokens that are looked at; all of them are kept by default.
+            ring: the ring that holds the tokens; None: the cache holds all of them.
         """
         key = (table, tuple(sorted(axes.items())), ring)
         if key not in self._cuts:
@@ -160,42 +168,45 @@ class Tables:
 
     @cached_property
     def diagonal(self) -> Var:
-        """The place in `diagonals` of the first row."""
-        return self._whole("sub", [self.context - 1], self.position, "diagonal")
+        """The index in `diagonals` at which the slice for this call starts."""
+        return self._integers("sub", [self.context - 1], self.position, "diagonal")
 
     def slot(self, ring: Ring | None) -> Var:
-        """Where the first token is kept."""
+        """Return the slot of the first token of this call."""
         if ring is None:
             return self.position
         if ("slot", ring) not in self._starts:
-            self._starts["slot", ring] = self._whole("mod", self.position, [ring.size], "slot")
+            self._starts["slot", ring] = self._integers("mod", self.position, [ring.size], "slot")
         return self._starts["slot", ring]
 
     def turn(self, ring: Ring) -> Var:
-        """The place in the table of a ring of its first slot: that of the position, less all rounds but one."""
+        """Return the column of slot 0 in `Ring.table`.
+
+        The position counts from the start of the last full round; all earlier rounds are subtracted.
+        """
         if ("turn", ring) not in self._starts:
-            rounds = self._whole("floor_div", self.position, [ring.size], "rounds")
-            rounds = self._whole("maximum", self._whole("sub", rounds, [1], "rounds"), [0], "rounds")
-            past = self._whole("mul", rounds, [ring.size], "rounds")
-            turn = self._whole("sub", self.position, past, "turn")
-            self._starts["turn", ring] = self._whole("sub", [ring.start(self.length)], turn, "turn")
+            rounds = self._integers("floor_div", self.position, [ring.size], "rounds")
+            rounds = self._integers("maximum", self._integers("sub", rounds, [1], "rounds"), [0], "rounds")
+            past = self._integers("mul", rounds, [ring.size], "rounds")
+            turn = self._integers("sub", self.position, past, "turn")
+            self._starts["turn", ring] = self._integers("sub", [ring.start(self.length)], turn, "turn")
         return self._starts["turn", ring]
 
     def ran_over(self, ring: Ring) -> Var:
-        """Which of the first slots a write at the end of a ring was meant for."""
+        """Return a mask of the first slots that the extra rows have to be copied to."""
         if ("over", ring) not in self._starts:
             steps = (np.arange(ring.size + self.length) < self.length)[None, None, :, None]
             stored = self._constant(steps, "over")
-            at = self._whole("sub", [ring.size], self.slot(ring), "over_from")
+            at = self._integers("sub", [ring.size], self.slot(ring), "over_from")
             self._starts["over", ring] = self._slice("over", stored, 2, at, [1, 1, self.length, 1])
         return self._starts["over", ring]
 
     def blend(self, ring: Ring | None, dtype: str) -> tuple[Var, Var]:
-        """Which slots keep what they hold, and for each token of a call a column of zeros with 1 at its slot.
+        """Return 1 for each slot that keeps its content, and the one-hot columns of the slots to write.
 
         Args:
-            ring: what holds the tokens; all of them are kept by default.
-            dtype: of what is kept: "fp16" or "fp32".
+            ring: the ring that holds the tokens; None: the cache holds all of them.
+            dtype: of the cache: "fp16" or "fp32".
         """
         if (ring, dtype) not in self._blends:
             slots = self.context if ring is None else ring.size
@@ -209,14 +220,14 @@ class Tables:
         return self._blends[ring, dtype]
 
     def last(self, ring: Ring | None, reach: int, dtype: str) -> Var:
-        """Return one-hot rows: for each of the last tokens before a call, and its own, 1 at the token's slot.
+        """Return one-hot rows of slots: of the last `reach` tokens before this call, and of its own tokens.
 
-        Rows of tokens before the first one are all zeros.
+        Rows that would stand for tokens before the first one are zeros.
 
         Args:
-            ring: what holds the tokens; all of them are kept by default.
-            reach: how many before the call.
-            dtype: of what is kept: "fp16" or "fp32".
+            ring: the ring that holds the tokens; None: the cache holds all of them.
+            reach: the number of tokens before the call.
+            dtype: of the cache: "fp16" or "fp32".
         """
         key = (ring, reach, dtype)
         if key not in self._lasts:
@@ -231,17 +242,17 @@ class Tables:
             self._lasts[key] = self.mb.cast(x=here, dtype=dtype, name="last_places")
         return self._lasts[key]
 
-    def _whole(self, op_type: str, x: Var | list[int], y: Var | list[int], name: str) -> Var:
-        """An op of whole numbers."""
+    def _integers(self, op_type: str, x: Var | list[int], y: Var | list[int], name: str) -> Var:
+        """Build an op on int32; lists are constants."""
         operands = {k: np.array(v, np.int32) if isinstance(v, list) else v for k, v in (("x", x), ("y", y))}
         return getattr(self.mb, op_type)(**operands, name=name)
 
     def _slice(self, name: str, stored: Var, axis: int, start: Var, shape: Sequence[int]) -> Var:
-        """A part of a constant that begins at a dynamic place of one axis."""
+        """Slice a constant from a run-time index of one axis."""
         key = (axis, stored.rank, start)
         if key not in self._begins:
             after = [0] * (stored.rank - axis - 1)
-            self._begins[key] = place(self.mb, [0] * axis, start, after, name=f"{start.name}_{axis}")
+            self._begins[key] = index_vector(self.mb, [0] * axis, start, after, name=f"{start.name}_{axis}")
         begin = self._begins[key]
         return self.mb.slice_by_size(x=stored, begin=begin, size=list(shape), name=f"{name}_at_position")
 
@@ -249,20 +260,23 @@ class Tables:
         return self.mb.const(val=np.asarray(value, order="C"), name=name)
 
 
-def place(mb: Maker, before: Sequence[int], at: Var, after: Sequence[int], name: str) -> Var:
-    """A vector of indices, one of them dynamic; `at` itself where there is no other."""
+def index_vector(mb: Maker, before: Sequence[int], at: Var, after: Sequence[int], name: str) -> Var:
+    """Build a vector of indices with one run-time index `at` among constant ones."""
     first, last = ([np.array(indices, np.int32)] if indices else [] for indices in (before, after))
     return mb.concat(values=(*first, at, *last), axis=0, name=name) if before or after else at
 
 
 def diagonals(value: Array, length: int) -> Array:
-    """Rows from which a slice at `last - position` takes the rows of a Toeplitz matrix from a position on."""
+    """Return shifted copies of the diagonals of a Toeplitz matrix.
+
+    A slice at `last - position` holds the `length` rows of the matrix from `position` on.
+    """
     row = np.concatenate([value[..., :0:-1, 0], value[..., 0, :]], axis=-1)  # by column - row, ascending
     return np.stack([np.roll(row, r, axis=-1) for r in range(length)], axis=-2)
 
 
 def through(mb: Maker, way: Sequence[Operation], value: Var, tokens: Tokens, length: int) -> Var:
-    """The ops of a way again, for keys or values of another number of tokens."""
+    """Repeat the ops of a way on a value of another number of tokens."""
     for op in way:
         changed = lengthened(op, tokens.axes[op.outputs[0]], {NEW: length})
         value = again(mb, op, **changed, x=value, name=f"{op.name}_seen")
@@ -270,22 +284,25 @@ def through(mb: Maker, way: Sequence[Operation], value: Var, tokens: Tokens, len
 
 
 MULTIPLE = 32
-"""What the rows of a ring are a multiple of: rows of 32 numbers of fp16 are the 64 bytes in which the engine
-stores them."""
+"""A ring has a multiple of this as rows: 32 numbers of fp16 fill the 64 bytes of the engine's rows."""
 
 
 @dataclass(frozen=True)
 class Ring:
-    """Slots for the keys or values of the last tokens."""
+    """Slots for the keys or values of the last tokens.
+
+    Attributes:
+        size: the number of slots.
+        rows: the slots and the extra rows that a write near the end runs into.
+    """
 
     size: int
     rows: int
-    """The slots, and what a write at the end runs over."""
 
     def table(self, matrix: Array, length: int) -> Array:
-        """A matrix by distance, for every place of a call: `length` rows, from which `size` columns are cut.
+        """Return a mask by distance with `length` rows, from which `size` columns are sliced at run time.
 
-        Column `start - turn` is that of slot 0, `turn` being the position, less all rounds but one.
+        Column `start - turn` belongs to slot 0, where `turn` is the position less all full rounds but one.
         """
         distance = np.arange(self.start(length), -self.size, -1)
         ahead = matrix[..., 0, np.maximum(-distance, 0)]
@@ -293,18 +310,18 @@ class Ring:
         return np.stack([np.roll(row, r, axis=-1) for r in range(length)], axis=-2)
 
     def start(self, length: int) -> int:
-        """The farthest distance in `table`."""
+        """Return the largest distance in `table`."""
         return 2 * self.size + length - 2
 
 
 def ring(window: int, call: int, context: int, *, runs_over: bool = True) -> Ring | None:
-    """The ring for a window, written by calls of so many tokens; None where all of the context takes less.
+    """Return the ring for a sliding window; None if keeping the whole context takes less.
 
     Args:
-        window: the most tokens that are looked at.
-        call: the most tokens that are written at once.
-        context: the most tokens that are kept elsewhere.
-        runs_over: is a write at the end of the ring one slice, which runs over it?
+        window: the most tokens that a query sees.
+        call: the most tokens that one call writes.
+        context: the most tokens that a cache without a ring holds.
+        runs_over: is a write one slice, which may run past the end of the ring?
     """
     over = call if call > 1 and runs_over else 0
     rows = -(-(window - 1 + call + over) // MULTIPLE) * MULTIPLE
@@ -312,13 +329,14 @@ def ring(window: int, call: int, context: int, *, runs_over: bool = True) -> Rin
 
 
 def windows(tokens: Tokens, kept: Mapping[tuple[Operation, str], Var]) -> dict[Operation, int]:
-    """The ops between keys, masks, weights and values of attentions -> the most tokens that they look at.
+    """Return the window of each op inside an attention: the most tokens that it reads.
 
-    Attentions that share keys or values have one window. Those with a table that is not by distance have none.
+    Attentions that share keys or values have one window. An attention has none if one of its tables (mask,
+    bias) does not depend on the distance alone.
 
     Args:
-        tokens: where the values of a function hold the tokens.
-        kept: what is kept of each operand that is looked at.
+        tokens: the token axes of the values of a function.
+        kept: (op, operand) -> the value that is kept for it.
     """
     graph = networkx.Graph()
     for var, axes in tokens.axes.items():

@@ -52,18 +52,18 @@ class UnrollLoop(Rewrite):
         if op.op_type in READERS:
             elements = list_length(op.ls) if op.op_type == "list_length" else elements_read(op)
             return elements if isinstance(elements, Refusal) else m.bind(elements=elements)
-        Inliner(None, self.max_rounds, self.most_ops).control(op)
+        Inliner(None, self.max_rounds, self.most_ops).inline_control(op)
         return m.bind(ops=(op, *_list_makers(op)))
 
     def rewrite(self, mb: Builder, m: Match) -> Any:
-        """The values of the outputs, each in straight code."""
+        """Build the ops of all rounds; return a value for each output."""
         op = m.root
         if op.op_type == "list_length":
             return mb.const(val=np.int32(m.elements))
         if op.op_type in READERS:
             return _gathered(mb, m.elements, op.op_type == "list_gather")
         inliner = Inliner(mb, self.max_rounds, self.most_ops)
-        values = [inliner.read(v) for v in inliner.control(op)]
+        values = [inliner.read(v) for v in inliner.inline_control(op)]
         pairs: dict[Var, Var] = {}
         for old, new in zip(op.outputs, values, strict=True):
             if an.types.is_list(old.sym_type):
@@ -73,12 +73,12 @@ class UnrollLoop(Rewrite):
 
 
 def _value(mb: Builder, value: Any) -> Var:
-    """A value of the program for what stands for an output."""
+    """Return a value for an output: as it is, or a constant."""
     return value if isinstance(value, Var) else mb.const(val=value)
 
 
 def _readers(ls: Var) -> list[an.Operation]:
-    """What reads known elements of a list, in its own block."""
+    """Return the ops in the block of a list that read elements at constant indices."""
     block = ls.op.enclosing_block if ls.op is not None else None
     return [
         r
@@ -90,7 +90,7 @@ def _readers(ls: Var) -> list[an.Operation]:
 
 
 def _list_makers(op: an.Operation) -> list[an.Operation]:
-    """The ops that made the lists which a loop is given."""
+    """Return the ops that make the lists which a loop reads."""
     makers: dict[an.Operation, None] = {}
     waiting = [v for v in reads(op) if an.types.is_list(v.sym_type)]
     while waiting:
@@ -102,7 +102,7 @@ def _list_makers(op: an.Operation) -> list[an.Operation]:
 
 
 def _gathered(mb: Builder, elements: Sequence[Element], stacked: bool) -> Var:
-    """The elements; stacked along a new first axis if more than one may be asked for."""
+    """Return elements of a list: stacked along a new first axis, or the single one."""
     if not stacked:
         return _row(mb, *elements[0], squeezed=True)
     values = {value for value, _ in elements}
@@ -116,7 +116,7 @@ def _gathered(mb: Builder, elements: Sequence[Element], stacked: bool) -> Var:
 
 
 def _row(mb: Builder, value: Var, row: int | None, squeezed: bool) -> Var:
-    """One element, with or without a first axis of length 1."""
+    """Return one element, with or without a first axis of length 1."""
     if row is None:
         return value if squeezed else mb.expand_dims(x=value, axes=[0])
     if value.shape[0] != 1:
@@ -125,14 +125,14 @@ def _row(mb: Builder, value: Var, row: int | None, squeezed: bool) -> Var:
     return mb.squeeze(x=value, axes=[0]) if squeezed else value
 
 
-# Where the elements of a list were written, where the places are constant.
+# Finding where the elements of a list were written, at constant indices.
 
 Element = tuple[Var, "int | None"]
-"""Where an element of a list comes from: a value, or a row of one."""
+"""The source of an element of a list: a value, and the row of it, or None for the whole value."""
 
 
 def list_length(ls: Var) -> int | Refusal:
-    """How long a list is."""
+    """Return the length of a list."""
     op = ls.op
     if op is None or op.op_type not in an.ops.LISTS:
         return Refusal(f"%{ls.name} comes from {'outside' if op is None else op.op_type}")
@@ -146,7 +146,7 @@ def list_length(ls: Var) -> int | Refusal:
 
 
 def elements_read(op: an.Operation) -> list[Element] | Refusal:
-    """The elements that an op reads of a list, or why they are not known."""
+    """Return the sources of the elements that an op reads, or why they are not known."""
     at = an.constant(op.inputs["index" if op.op_type == "list_read" else "indices"])
     if at is None:
         return Refusal(f"the places read of %{op.ls.name} are dynamic")
@@ -159,7 +159,7 @@ def elements_read(op: an.Operation) -> list[Element] | Refusal:
 
 
 def _element(ls: Var, at: int) -> Element | Refusal:
-    """Where one element was written last."""
+    """Return the source of the last write to one element."""
     op = ls.op
     if op is not None and op.op_type in ("list_write", "list_scatter"):
         places = an.constant(op.inputs["index" if op.op_type == "list_write" else "indices"])

@@ -1,7 +1,8 @@
-"""Nested blocks as straight code: what a loop computes round by round, as long as its condition is known.
+"""Inline nested blocks: the rounds of a loop one after another, as long as its condition is known.
 
-A value is known where it depends on no input: counters, and what is computed of them. The same walk is made
-without a maker, to count the rounds, and with one, to write the ops down.
+A value is known if it depends on no input: a counter, or a value computed from one. The inliner walks the
+blocks twice: without a maker, to check that all conditions are known and to count the rounds, and then with a
+maker, which builds the ops.
 """
 
 from __future__ import annotations
@@ -33,57 +34,62 @@ from anesurgery.ops import CONTROL, LISTS, RANDOM
 from anesurgery.regions.small_builds import joined
 
 LARGEST = 4096
-"""Most elements of a value that is computed beforehand: indices and shapes have fewer, and weights are left as
-they are."""
+"""The most elements of a value that is computed beforehand: indices and shapes, but not weights."""
 
 
 class Inliner:
-    """One walk through nested blocks; with a maker, the ops are written down on the way."""
+    """One walk through nested blocks; with a maker, it builds the ops on the way.
+
+    Attributes:
+        known: value of a block -> its number, if it depends on no input.
+        made: value of a block -> the value outside that stands for it in this round.
+        rows: value of a block -> a buffer that is written row by row, not concatenated yet.
+        varying: the values that change from round to round.
+        ops_left: how many more ops may be built.
+    """
 
     def __init__(self, maker: Maker | None, most_rounds: int, most_ops: int) -> None:
-        self.maker, self.most_rounds, self.left = maker, most_rounds, most_ops
+        self.maker, self.most_rounds, self.most_ops = maker, most_rounds, most_ops
+        self.ops_left = most_ops
         self.known: dict[Var, Any] = {}
         self.made: dict[Var, Var | None] = {}
         self.rows: dict[Var, Rows] = {}
-        """Buffers that are written row by row, not put together yet."""
         self.row_maker = RowMaker(maker)
         self.varying: set[Var] = set()
-        """What changes from round to round."""
-        self.most_ops = most_ops
 
     def value(self, var: Var | Rows) -> Any:
-        """What is known of a value; None where it depends on an input."""
+        """Return the number of a known value; None if it depends on an input."""
         if isinstance(var, Rows):
             return None
         stored = constant(var)
         return self.known.get(var) if stored is None else stored
 
-    def control(self, op: Operation) -> list[Var | Rows]:
-        """A `cond` or `while_loop` as straight code: the values that stand for its outputs.
+    def inline_control(self, op: Operation) -> list[Var | Rows]:
+        """Inline a `cond` or `while_loop`; return the values that stand for its outputs.
 
         Raises:
             Refused: the number of rounds is not known or too large, or the branches cannot both run.
         """
         if op.op_type == "cond":
-            return self.branches(op)
+            return self.inline_cond(op)
         condition, body = op.blocks
         values: list[Var | Rows] = list(op.loop_vars)
         self.find_varying(body, condition)
         for round_ in range(self.most_rounds + 1):
-            (go_on,) = self.block(condition, values)
-            if (going := self.value(go_on)) is None:
-                raise Refused(f"whether round {round_ + 1} runs depends on %{self.whole(go_on).name}")
-            if not np.all(going):
+            (go_on,) = self.inline_block(condition, values)
+            if (runs := self.value(go_on)) is None:
+                raise Refused(f"whether round {round_ + 1} runs depends on %{self.as_var(go_on).name}")
+            if not np.all(runs):
                 return values
-            values = self.block(body, values)
+            values = self.inline_block(body, values)
         raise Refused(f"the loop runs more than {self.most_rounds} rounds")
 
-    def branches(self, op: Operation) -> list[Var | Rows]:
-        """The branch that runs; where that is dynamic, both, and the outputs of one are selected."""
+    def inline_cond(self, op: Operation) -> list[Var | Rows]:
+        """Inline the branch that runs; if that depends on an input, both, and select the outputs of one."""
         condition = self.value(op.pred)
         if condition is not None:
-            return self.block(op.blocks[0 if np.all(condition) else 1], [])
-        yes, no = ([self.whole(v) for v in self.block(block, [])] for block in op.blocks)
+            return self.inline_block(op.blocks[0 if np.all(condition) else 1], [])
+        yes, no = ([self.as_var(v) for v in self.inline_block(block, [])] for block in op.blocks)
         for v in (v for pair in zip(yes, no, strict=True) for v in pair):
             if not types.is_tensor(v.sym_type) and not types.is_scalar(v.sym_type):
                 raise Refused(f"%{v.name} is a list, which cannot be selected by the dynamic %{op.pred.name}")
@@ -98,21 +104,21 @@ class Inliner:
                 results.append(self.maker.select(cond=cond, a=self.read(a), b=self.read(b)))
         return results
 
-    def block(self, block: Block, arguments: Sequence[Var | Rows]) -> list[Var | Rows]:
-        """The outputs of a block, given its inputs."""
+    def inline_block(self, block: Block, arguments: Sequence[Var | Rows]) -> list[Var | Rows]:
+        """Inline a block with the given inputs; return its outputs."""
         numbers = [self.value(v) for v in arguments]
         values = [v if isinstance(v, Rows) else self.rows.get(v) or self.made.get(v, v) for v in arguments]
         for var, value, new in zip(block.inputs, numbers, values, strict=True):
-            self.stands_for(var, new)
+            self.bind(var, new)
             if value is not None:
                 self.known[var] = value
         for op in block.operations:
             if op.op_type != "const":
-                self.op(op)
-        return [self.carried(v) for v in block.outputs]
+                self.inline_op(op)
+        return [self.output_of_block(v) for v in block.outputs]
 
-    def stands_for(self, var: Var, new: Var | Rows | None) -> None:
-        """Forget what stood for a value, and note what does now."""
+    def bind(self, var: Var, new: Var | Rows | None) -> None:
+        """Let a new value stand for a value of a block; what stood for it in the round before is dropped."""
         self.known.pop(var, None)
         self.rows.pop(var, None)
         self.made.pop(var, None)
@@ -121,8 +127,8 @@ class Inliner:
         else:
             self.made[var] = new
 
-    def carried(self, var: Var) -> Var | Rows:
-        """A value that leaves a block: as it was made, so that another round does not change it."""
+    def output_of_block(self, var: Var) -> Var | Rows:
+        """Return what stands for an output of a block now; the next round binds the output anew."""
         if constant(var) is not None:
             return var
         if var in self.rows:
@@ -131,32 +137,32 @@ class Inliner:
             if var in self.known:
                 self.known[new] = self.known[var]
             return new
-        return var if self.maker is None or var not in self.known else self.stored(var)
+        return var if self.maker is None or var not in self.known else self.as_constant(var)
 
-    def whole(self, var: Var | Rows) -> Var:
-        """A value that was written row by row, put together."""
+    def as_var(self, var: Var | Rows) -> Var:
+        """Return a value; rows are concatenated."""
         return self.row_maker.join(var) if isinstance(var, Rows) else var
 
-    def stored(self, var: Var) -> Var:
-        """A known value as a constant."""
+    def as_constant(self, var: Var) -> Var:
+        """Build a constant of a known value."""
         assert self.maker is not None
         value = np.asarray(self.known[var], np_dtype(var))
         return self.maker.const(val=value if value.ndim else value[()])
 
-    def op(self, op: Operation) -> None:
-        """One op: computed now, or written down."""
+    def inline_op(self, op: Operation) -> None:
+        """Compute an op now if its operands are known, or else build it."""
         if op.op_type in RANDOM or op.op_type == "coreml_update_state":
             raise Refused(f"{op.name} ({op.op_type}) does more than compute its results")
         first = op.outputs[0] if op.outputs else None
         if not self.varying.intersection(reads(op)) and (first in self.made or first in self.rows):
             return  # the same in every round
-        if not op.blocks and (self.compute(op) or self.rowwise(op)):
+        if not op.blocks and (self.compute(op) or self.use_rows(op)):
             return
-        self.left -= 1
-        if self.left < 0:
+        self.ops_left -= 1
+        if self.ops_left < 0:
             raise Refused(f"more than {self.most_ops} ops would be written")
         if op.op_type in CONTROL:
-            news: Sequence[Var | Rows] = self.control(op)
+            news: Sequence[Var | Rows] = self.inline_control(op)
         elif self.maker is None:
             news = op.outputs
         else:
@@ -164,32 +170,32 @@ class Inliner:
             built = getattr(self.maker, op.op_type)(name=op.name, **inputs)
             news = built if isinstance(built, (list, tuple)) else [built]
         for old, new in zip(op.outputs, news, strict=True):
-            self.stands_for(old, new)
+            self.bind(old, new)
             if (value := self.value(new)) is not None:
                 self.known[old] = value
 
-    def rowwise(self, op: Operation) -> bool:
-        """An op that writes, reads or casts rows of a buffer at a known place, without an op of its own."""
+    def use_rows(self, op: Operation) -> bool:
+        """Inline an op that writes, reads or casts rows of a buffer at a known index; was it one?"""
         if op.op_type == "scatter" and writes_rows(op):
             return self.write_row(op)
         if op.op_type == "cast":
-            return self.cast(op)
+            return self.inline_cast(op)
         rows = self.rows.get(op.x) if op.op_type == "gather" and reads_a_row(op) else None
-        at = None if rows is None else place_of(self.value(op.indices), rows.length)
+        at = None if rows is None else row_index(self.value(op.indices), rows.length)
         if rows is None or at is None:
             return False
         (out,) = op.outputs
         if (row := self.row_maker.row(rows, at, out.rank)) is not None:
-            self.stands_for(out, row)
+            self.bind(out, row)
         elif isinstance(rows.base, np.ndarray):
-            self.stands_for(out, None)
+            self.bind(out, None)
             self.known[out] = rows.base[at].reshape(static_shape(out) or ())
         return row is not None or isinstance(rows.base, np.ndarray)
 
     def write_row(self, op: Operation) -> bool:
-        """A scatter to one row."""
+        """Inline a scatter to one row at a known index; was it one?"""
         (out,) = op.outputs
-        at = place_of(self.value(op.indices), int(out.shape[0]))
+        at = row_index(self.value(op.indices), int(out.shape[0]))
         if at is None or op.updates.rank < out.rank - 1:
             return False
         rows, numbers = self.rows.get(op.data), self.value(op.data)
@@ -199,22 +205,22 @@ class Inliner:
         updates = op.updates if self.maker is None else self.read(op.updates)
         if not isinstance(updates, Var) or not replaces(op, rows, at):
             return False
-        self.stands_for(out, Rows(out, rows.base, {**rows.written, at: updates}))
+        self.bind(out, Rows(out, rows.base, {**rows.written, at: updates}))
         return True
 
-    def cast(self, op: Operation) -> bool:
-        """A cast of rows, or one that undoes a cast that lost nothing."""
+    def inline_cast(self, op: Operation) -> bool:
+        """Inline a cast: of each row, or left out if it undoes a cast that lost nothing; was it inlined?"""
         (out,), rows = op.outputs, self.rows.get(op.x)
         if rows is not None:
-            self.stands_for(out, self.row_maker.cast_rows(rows, out))
+            self.bind(out, self.row_maker.cast_rows(rows, out))
             return True
         if self.maker is None or types.is_list(op.x.sym_type):
             return False
-        self.stands_for(out, self.row_maker.cast(self.read(op.x), dtype_name(out), op.name))
+        self.bind(out, self.row_maker.cast(self.read(op.x), dtype_name(out), op.name))
         return True
 
     def compute(self, op: Operation) -> bool:
-        """Compute an op of known operands; was it?"""
+        """Compute an op whose operands are known; was it computed?"""
         needed = reads(op)
         if op.op_type in LISTS or is_constexpr(op) or any(self.value(v) is None for v in needed):
             return False
@@ -226,7 +232,7 @@ class Inliner:
         return True
 
     def results(self, op: Operation, needed: Sequence[Var]) -> list[Array]:
-        """What an op gives, in the arithmetic of the program."""
+        """Return the results of an op, computed in the arithmetic of the program."""
         import torch
 
         from anesurgery.interpret.core import evaluate
@@ -239,29 +245,29 @@ class Inliner:
         return [np.asarray(t.numpy()).astype(np_dtype(v)) for t, v in zip(tensors, op.outputs, strict=True)]
 
     def argument(self, operand: Any) -> Any:
-        """An operand of a new op."""
+        """Return an operand for a new op; lists become tuples."""
         if isinstance(operand, (list, tuple)):
             return tuple(self.read(v) for v in operand)
         return self.read(operand)
 
     def read(self, var: Var | Rows) -> Any:
-        """What stands for a value in the new ops; constants of a block move out of it."""
+        """Return what stands for a value in the new ops; constants of a block move out of it."""
         assert self.maker is not None
         if isinstance(var, Rows) or var in self.rows:
-            return self.whole(var if isinstance(var, Rows) else self.rows[var])
+            return self.as_var(var if isinstance(var, Rows) else self.rows[var])
         if (new := self.made.get(var)) is not None:
             var = new
         if var in self.known and constant(var) is None:
-            return self.stored(var)
+            return self.as_constant(var)
         value = constant(var)
         if value is None:
             return var
-        if isinstance(value, np.ndarray) and value.ndim and not self.visible(var):
+        if isinstance(value, np.ndarray) and value.ndim and not self.is_in_scope(var):
             return self.maker.shared((var,), lambda: value, var.name)
-        return var if self.visible(var) else value
+        return var if self.is_in_scope(var) else value
 
-    def visible(self, var: Var) -> bool:
-        """Is a constant in a block around the new ops?"""
+    def is_in_scope(self, var: Var) -> bool:
+        """Can the new ops read a constant where it stands?"""
         assert self.maker is not None
         assert var.op is not None
         block: Block | None = self.maker.block
@@ -270,7 +276,7 @@ class Inliner:
         return block is not None
 
     def find_varying(self, *blocks: Block) -> None:
-        """Note what depends on the inputs of blocks, or on nested ones."""
+        """Add the values that depend on inputs of the blocks, or on nested blocks, to `varying`."""
         for block in blocks:
             self.varying.update(block.inputs)
             for op in block.operations:
@@ -279,10 +285,10 @@ class Inliner:
                 self.find_varying(*op.blocks)
 
 
-# A tensor whose rows are written one by one at known places: what stands in each row, until it is joined.
+# Buffers whose rows are written one by one at known indices.
 #
-# A loop that collects its results by `scatter` reads and writes such a buffer in every round. In straight code
-# each row is a value of its own; one concatenation at the end makes the tensor.
+# A loop that collects its results by `scatter` reads and writes such a buffer in every round. Inlined, each row
+# is a value of its own, and one concatenation at the end makes the tensor.
 
 WIDER = {("fp16", "fp32"), ("int16", "int32"), ("uint16", "int32")}
 """Casts that lose nothing: the cast back gives what was there."""
@@ -290,12 +296,12 @@ WIDER = {("fp16", "fp32"), ("int16", "int32"), ("uint16", "int32")}
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A tensor, and what was written to some of its rows since.
+    """A tensor, and the values that were written to some of its rows.
 
     Attributes:
         like: a value of its type and shape.
-        base: the tensor before; an array where it is known.
-        written: number of the row -> a tensor of one row.
+        base: the tensor before the writes; an array if it is known.
+        written: index of a row -> its value, a tensor of one row.
     """
 
     like: Var
@@ -304,12 +310,12 @@ class Rows:
 
     @property
     def length(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return int(self.like.shape[0])
 
 
-def place_of(indices: Any, length: int) -> int | None:
-    """The row that known indices name; None where they name several, or none of the tensor."""
+def row_index(indices: Any, length: int) -> int | None:
+    """Return the one row that known indices name; None if they name several, or none of the tensor."""
     if indices is None or np.size(indices) != 1 or np.ndim(indices) > 1:
         return None
     at = int(np.ravel(indices)[0])
@@ -324,7 +330,7 @@ def writes_rows(op: Operation) -> bool:
 
 
 def replaces(op: Operation, rows: Rows, at: int) -> bool:
-    """Is a row afterwards what a scatter writes, by its mode or since it adds to zeros?"""
+    """Does a scatter replace a row: by its mode, or because it adds to zeros?"""
     mode, base = str(constant(op.mode)), rows.base
     zeros = at not in rows.written and isinstance(base, np.ndarray) and not np.any(base[at])
     return mode == "update" or (mode == "add" and zeros)
@@ -337,17 +343,17 @@ def reads_a_row(op: Operation) -> bool:
 
 
 class RowMaker:
-    """Makes the ops that rows need; each cast once. Without a maker, it only counts with placeholders."""
+    """Builds the ops for rows, each cast once; without a maker it returns placeholders."""
 
     def __init__(self, maker: Maker | None) -> None:
         self.maker = maker
         self.casts: dict[tuple[Var, str], Var] = {}
         self.sources: dict[Var, Var] = {}
-        """A cast that lost nothing -> what it was made of."""
+        """Result of a cast that lost nothing -> its operand."""
         self.joined: dict[Rows, Var] = {}
 
     def cast(self, value: Var, dtype: str, name: str | None = None) -> Var:
-        """A value in another type; a cast back is the value itself."""
+        """Cast a value to another type; casting back returns the value itself."""
         source = self.sources.get(value)
         if source is not None and dtype_name(source) == dtype:
             return source
@@ -361,21 +367,21 @@ class RowMaker:
         return self.casts[value, dtype]
 
     def cast_rows(self, rows: Rows, like: Var) -> Rows:
-        """Every row in the type of another value."""
+        """Cast every row to the type of another value."""
         dtype, base = dtype_name(like), rows.base
         new = base.astype(np_dtype(like)) if isinstance(base, np.ndarray) else self.cast(base, dtype)
         return Rows(like, new, {at: self.cast(v, dtype) for at, v in rows.written.items()})
 
     def row(self, rows: Rows, at: int, rank: int) -> Var | None:
-        """One row, with a first axis of length 1 or without it; None where it is one of the base."""
-        held = rows.written.get(at)
-        if held is None or self.maker is None or held.rank == rank:
-            return held
-        change = self.maker.expand_dims if held.rank < rank else self.maker.squeeze
-        return change(x=held, axes=[0])
+        """Return a written row, with a first axis of length 1 or without it; None if it was not written."""
+        value = rows.written.get(at)
+        if value is None or self.maker is None or value.rank == rank:
+            return value
+        change_rank = self.maker.expand_dims if value.rank < rank else self.maker.squeeze
+        return change_rank(x=value, axes=[0])
 
     def join(self, rows: Rows) -> Var:
-        """The tensor; where casts made its rows that lost nothing, it is joined before one cast."""
+        """Concatenate rows to their tensor; rows that were cast without loss are joined before one cast."""
         if self.maker is None:
             return rows.like
         if rows not in self.joined:
@@ -384,7 +390,7 @@ class RowMaker:
         return self.joined[rows]
 
     def before_cast(self, rows: Rows) -> Rows | None:
-        """The rows that casts were made of; None where one was not made so, or the base would be rounded."""
+        """Return the rows before their casts; None if one was not cast, or the base would be rounded."""
         sources = {at: self.sources.get(v) for at, v in rows.written.items()}
         cast_from = {at: v for at, v in sources.items() if v is not None}
         like = next(iter(cast_from.values()), None)
@@ -399,7 +405,7 @@ class RowMaker:
         return Rows(rows.like, source, cast_from) if same and source is not None else None
 
     def concat(self, rows: Rows) -> Var:
-        """The rows of the base and those that were written, in order."""
+        """Concatenate the rows of the base and the written ones, in order."""
         assert self.maker is not None
         rank, parts = rows.like.rank, list[Var]()
         for old, run in groupby(range(rows.length), lambda at: at not in rows.written):
@@ -411,7 +417,7 @@ class RowMaker:
         return joined(self.maker, parts, 0)
 
     def piece(self, base: Var | Array, first: int, count: int) -> Var:
-        """Some rows of the base; of an array, computed now."""
+        """Return some rows of the base: a slice, or a constant if the base is an array."""
         assert self.maker is not None
         part: Var
         if isinstance(base, np.ndarray):

@@ -43,8 +43,8 @@ def test_a_counter_says_how_often(name: str) -> None:
     start, more, step, wanted = COUNTED[name]
     assert loop_rounds(of(loop(start, more, step))) == wanted
     walked = Inliner(None, 64, 2000)
-    walked.control(of(loop(start, more, step)))
-    assert 2000 - walked.left == wanted, "one product in each round"
+    walked.inline_control(of(loop(start, more, step)))
+    assert 2000 - walked.ops_left == wanted, "one product in each round"
 
 
 def test_other_arithmetic_of_single_numbers_counts_too() -> None:

@@ -236,7 +236,7 @@ def test_rows_that_a_loop_collects_are_joined_once(start: float, mode: str) -> N
 def test_a_row_of_the_wrong_round_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong rewrite: the first state is read in every round."""
     monkeypatch.setattr(
-        "anesurgery.passes.unroll_loop.inlining.place_of", lambda at, length: min(int(at[0]), 1)
+        "anesurgery.passes.unroll_loop.inlining.row_index", lambda at, length: min(int(at[0]), 1)
     )
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(UnrollLoop(), collected(mode="update"))

@@ -10,9 +10,7 @@ import pytest
 from pass_cases import refuses, stays, table
 
 import anesurgery as ane
-from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
-from anesurgery.passes import fold_long_axis
 from anesurgery.passes.fold_long_axis import FoldLongAxis
 from anesurgery.placement.target import Target
 from anesurgery.testing import apply_pass, assert_same_numbers
@@ -101,18 +99,6 @@ def test_neighbouring_ops_share_their_rows() -> None:
 
     after, _ = apply_pass(STEP, built(net))
     assert kinds(after).count("reshape") == 2
-
-
-def test_rows_that_do_not_see_each_other_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong version: each row is padded with zeros."""
-
-    def alone(mb: Any, x: Var, window: tuple[int, int], name: str) -> Any:
-        pad = [0, 0, 0, 0, 0, 0, *window]
-        return mb.pad(x=x, pad=pad, mode="constant", constant_val=np.float32(0))
-
-    monkeypatch.setattr(fold_long_axis, "_neighbours", alone)
-    with pytest.raises(ProofError, match="old and new differ"):
-        apply_pass(STEP, built(lambda x: mb.conv(x=x, weight=weight(4, 4, 3), pad_type="same")))
 
 
 @pytest.mark.parametrize(("target", "limit"), [("M1", 16384), ("M4", 65536)])

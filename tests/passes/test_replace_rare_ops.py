@@ -32,14 +32,10 @@ FORMS: dict[str, Callable[[Var], Any]] = {
 
 
 def clamped_in_types(x: Any, limit: Any) -> Program:
-    @mb.program(
+    return mb.program(
         input_specs=[mb.TensorSpec((2, 3), dtype=types.numpy_type_to_builtin_type(x))],
         opset_version=ct.target.iOS17,
-    )
-    def program(x: Var) -> Any:
-        return mb.clamped_relu(x=x, alpha=type(limit)(0.25), beta=limit, name="y")
-
-    return program
+    )(lambda x: mb.clamped_relu(x=x, alpha=type(limit)(0.25), beta=limit, name="y"))
 
 
 @pytest.mark.slow

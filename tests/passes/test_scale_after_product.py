@@ -34,11 +34,9 @@ def scaled(scale: Array, *shape: int, **more: Any) -> Var:
 
 
 def built(body: Callable[[Var], Any], shape: tuple[int, ...]) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Any:
-        return body(x)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS18)(
+        lambda x: body(x)
+    )
 
 
 FORMS: dict[str, tuple[Callable[[Var], Any], tuple[int, ...]]] = {

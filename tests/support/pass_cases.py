@@ -62,6 +62,33 @@ OF_MAIN = {
 
 
 @dataclass(frozen=True)
+class Repaired:
+    """What a repair promises: on the inputs of the row numbers are not finite before, and right after.
+
+    Attributes:
+        arithmetic: of the interpreter.
+        rtol, atol: what each number may differ by from that of fp32.
+        largest: what it may differ by, of the largest number.
+        broken: are numbers not finite before?
+    """
+
+    arithmetic: str = "fp16"
+    rtol: float = 0.0
+    atol: float = 0.0
+    largest: float = 0.0
+    broken: bool = True
+
+    def check(self, before: Program, after: Program, inputs: Mapping[str, Array]) -> None:
+        """Run both."""
+        (wanted,) = run(before, inputs, precision="fp32").values()
+        (old,), (new,) = (run(p, inputs, precision=self.arithmetic).values() for p in (before, after))
+        assert np.isfinite(old).all() != self.broken
+        off = np.abs(new.astype(np.float64) - wanted)
+        bound = self.rtol * np.abs(wanted) + self.atol + self.largest * np.abs(wanted).max()
+        assert (off <= bound).all(), (off - bound).max()
+
+
+@dataclass(frozen=True)
 class Case:
     """A row of a table."""
 
@@ -82,6 +109,8 @@ class Case:
     """Its name, where the arguments are not told apart by theirs."""
     alone: Mapping[str, str] = field(default_factory=dict)
     """Surrounding -> why the row is not tried there."""
+    repaired: Repaired | None = None
+    """How near the numbers are in an arithmetic in which they were not."""
 
     def __str__(self) -> str:
         if self.kind not in KINDS:
@@ -187,6 +216,8 @@ def check(step: Pass, case: Case, request: pytest.FixtureRequest) -> None:
     _compare_result(request, after)
     if not case.differs:
         _same_numbers(step, case, model, after, session)
+    if case.repaired:
+        case.repaired.check(model, after, case.numbers(model))
 
 
 def check_there(step: Pass, case: Case, where: str, patch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -281,7 +312,11 @@ def result(model: Any) -> str:
 
 
 def _case(kind: str, build: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Case:
-    own = {k: options.pop(k) for k in ("step", "inputs", "rtol", "differs", "id", "alone") if k in options}
+    own = {
+        k: options.pop(k)
+        for k in ("step", "inputs", "rtol", "differs", "id", "alone", "repaired")
+        if k in options
+    }
     return Case(build, args, options, kind, **own)
 
 

@@ -263,17 +263,6 @@ def test_the_links_point_right(room: str) -> None:
 
 LIGHT = 61
 """Ceiling of the modules of this project that a plain pass brings."""
-FEW_PASSES = 6
-"""A word of `authoring` has more users than this, or stands in the tutorial."""
-TAUGHT = {"is_constant", "PassError", "PatternError"}
-
-
-def test_the_words_of_the_authors_are_those_that_most_passes_use() -> None:
-    from anesurgery import authoring
-
-    texts = [path.read_text(encoding="utf-8") for path in PASSES.rglob("*.py")]
-    used = {word: sum(bool(re.search(rf"\b{word}\b", t)) for t in texts) for word in authoring.__all__}
-    assert {word for word, count in used.items() if count <= FEW_PASSES} <= TAUGHT
 
 
 def test_a_pass_brings_little_with_it() -> None:
@@ -304,7 +293,3 @@ def test_every_public_name_exists() -> None:
 
     for name in anesurgery.__all__:
         assert getattr(anesurgery, name) is not None
-
-
-def test_no_test_folder_is_a_package() -> None:
-    assert not list(TESTS.rglob("__init__.py"))

@@ -79,11 +79,11 @@ def test_nan_stays(precision: str) -> None:
 
 
 def picked(index: int) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((3, 2)), mb.TensorSpec((2,), dtype=types.int32)])
-    def program(x: Var, at: Var) -> Var:
-        return mb.slice_by_index(x=x, begin=at, end=[0, 0], squeeze_mask=[True, False], end_mask=[False, True])
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((3, 2)), mb.TensorSpec((2,), dtype=types.int32)])(
+        lambda x, at: mb.slice_by_index(
+            x=x, begin=at, end=[0, 0], squeeze_mask=[True, False], end_mask=[False, True]
+        )
+    )
 
 
 @pytest.mark.parametrize("index", [-3, -1, 0, 2])

@@ -6,14 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
-from pass_cases import rewrites, table
+from pass_cases import refuses_each, rewrites, rewrites_each, table
 
 import anesurgery as ane
-from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
-from anesurgery.passes import absorb_transpose
+from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.passes.absorb_transpose import AbsorbTranspose
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 Body = Callable[[Var], Any]
 LAST, FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
@@ -62,15 +59,6 @@ CASES: dict[str, Program] = {
 }
 
 
-@pytest.mark.one_of(3)
-@pytest.mark.parametrize("name", CASES)
-def test_the_transpose_goes(name: str) -> None:
-    after, session = apply_pass(AbsorbTranspose(), CASES[name])
-    assert "transpose" not in {op.op_type for op in walk_ops(after)}, session.refusals
-    assert session.changes[0].proof is not None
-    assert_same_numbers(CASES[name], after, rtol=1e-5)
-
-
 REFUSALS: dict[str, Program] = {
     "rows of 12 are flattened across the axes [0, 2, 3, 1]": program_of(
         lambda x: mb.linear(x=flat(x, 2, 12), weight=numbers(5, 12))
@@ -85,26 +73,6 @@ REFUSALS: dict[str, Program] = {
         lambda x: (mb.linear(x=(last := flat(x, 1, 24)), weight=numbers(5, 24)), mb.relu(x=last))
     ),
 }
-
-
-@pytest.mark.parametrize("reason", REFUSALS)
-def test_refusals_name_the_value(reason: str) -> None:
-    assert_refuses(AbsorbTranspose(), REFUSALS[reason], reason)
-
-
-def test_columns_in_the_inverse_order_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong version: the columns go where they should come from."""
-    right = absorb_transpose._columns
-    monkeypatch.setattr(absorb_transpose, "_columns", lambda *given: np.argsort(np.asarray(right(*given))))
-    with pytest.raises(ane.SurgeryError, match="absorb_transpose"):
-        apply_pass(AbsorbTranspose(), CASES["linear"])
-
-
-def test_a_norm_of_another_axis_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong version: the axis keeps its number."""
-    monkeypatch.setattr(absorb_transpose, "_returns", lambda *given: [0, 1, 2, 3])
-    with pytest.raises(ane.SurgeryError, match="absorb_transpose"):
-        apply_pass(AbsorbTranspose(), CASES["softmax of channels"])
 
 
 def test_inspect_names_the_pass() -> None:
@@ -126,4 +94,10 @@ test_cases, test_surroundings = table(
         ),
         rtol=1e-05,
     ),
+    *rewrites_each(
+        CASES,
+        rtol=1e-5,
+        alone={"all": {"after the default pipeline": "coremltools asks each reduction for its axes"}},
+    ),
+    *refuses_each(REFUSALS),
 )

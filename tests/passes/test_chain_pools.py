@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pass_cases import refuses, rewrites, table
+from pass_cases import ignores, refuses, rewrites, table
 
 import anesurgery as ane
 from anesurgery.checking.grades import Grade
 from anesurgery.mil import Program, ct, mb, types, walk_ops
-from anesurgery.passes import chain_pools
 from anesurgery.passes.chain_pools import ChainPools
 from anesurgery.testing import apply_pass, assert_same_numbers
 
@@ -84,34 +83,6 @@ def test_many_channels_are_proved_as_one() -> None:
     assert proof.grade == Grade.BITS, proof.no_proof
 
 
-@pytest.mark.one_of(3)
-@pytest.mark.parametrize("name", PADDED)
-def test_the_first_pool_sees_the_edges(name: str) -> None:
-    after, session = apply_pass(ChainPools(), PADDED[name])
-    assert max(max(op.kernel_sizes.val) for op in walk_ops(after) if "pool" in op.op_type) <= 8, (
-        session.refusals
-    )
-    assert session.changes[0].proof is not None
-    assert_same_numbers(PADDED[name], after, rtol=1e-5 if name == "averages" else 0.0)
-
-
-def test_small_windows_are_no_match() -> None:
-    for kind, size in (("max_pool", 8), ("avg_pool", 14)):
-        _, session = apply_pass(ChainPools(), pool(kind, (1, 2, 30, 30), [size] * 2, [1, 1]))
-        assert not session.changes
-        assert not session.refusals
-
-
-def test_parts_that_are_shifted_by_one_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong version: every part of a window begins one element early."""
-    right = chain_pools._every
-    monkeypatch.setattr(
-        chain_pools, "_every", lambda mb, x, axis, at, by: right(mb, x, axis, max(at - 1, 0), by)
-    )
-    with pytest.raises(ane.SurgeryError, match="chain_pools"):
-        apply_pass(ChainPools(), AVERAGES["of an odd part"])
-
-
 @pytest.mark.parametrize("size", [1e-4, 1.0, 2e4])
 def test_roots_of_windows_that_do_not_overlap_keep_small_and_large_numbers(size: float) -> None:
     program = pool("l2_pool", (1, 2, 80, 80), [40, 40], [40, 40], dtype=types.fp16)
@@ -146,4 +117,7 @@ test_cases, test_surroundings = table(
         pad=[16, 0, 0, 0],
     ),
     refuses("squares, which leave fp16", pool, "l2_pool", (1, 2, 80, 80), [40, 40], [20, 20], dtype=types.fp16),
+    ignores(pool, "max_pool", (1, 2, 30, 30), [8, 8], [1, 1]),
+    ignores(pool, "avg_pool", (1, 2, 30, 30), [14, 14], [1, 1]),
+    *(rewrites(PADDED.__getitem__, name, rtol=1e-5 if name == "averages" else 0.0, id=name) for name in PADDED),
 )

@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pass_cases import refuses, table
+from pass_cases import refuses, rewrites, table
 from transformer_blocks import BLOCKS, block
 
 from anesurgery.checking.grades import Grade
-from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, new_symbol, types, walk_ops
 from anesurgery.passes.channels_first import ChannelsFirst, channel_regions
 from anesurgery.placement.target import Target
 from anesurgery.regions.channel_steps import MOVES_NOTHING
-from anesurgery.regions.layouts import Layout
 from anesurgery.testing import apply_pass, assert_same_numbers
 
 RNG = np.random.default_rng(0)
@@ -74,19 +72,6 @@ def interleaved(x: Var) -> Var:
     turned = mb.reshape(x=mb.transpose(x=heads, perm=[0, 1, 3, 2]), shape=[1, 8, 24])
     gamma = RNG.standard_normal(24).astype(np.float32)
     return linear(mb.layer_norm(x=turned, axes=[-1], gamma=gamma), 16)
-
-
-def test_channels_in_another_order_go_into_the_weights() -> None:
-    after, session = apply_pass(ChannelsFirst(), program := built(interleaved))
-    assert not {"reshape", "linear"} & kinds(after).keys()
-    assert session.changes
-    assert_same_numbers(program, after, rtol=1e-5)
-
-
-def test_the_wrong_order_of_channels_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Layout, "column_order", lambda self, axis: None)
-    with pytest.raises(ProofError):
-        apply_pass(ChannelsFirst(), built(interleaved))
 
 
 def test_constants_are_transposed() -> None:
@@ -274,4 +259,5 @@ test_cases, test_surroundings = table(
         ]
     ),
     refuses("has the dynamic shape", built, mlp, (1, new_symbol(), 16)),
+    rewrites(built, interleaved, rtol=1e-5),
 )

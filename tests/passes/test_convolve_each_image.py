@@ -32,16 +32,4 @@ def test_each_image_is_convolved_by_itself(how: dict[str, Any]) -> None:
     assert [[row.legal for row in rows if row.op_type == "conv"] for rows in found] == [[None], [True] * 3]
 
 
-def test_images_that_are_exchanged_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong version: the images come back in another order."""
-    right = ConvolveEachImage.rewrite
-    monkeypatch.setattr(
-        ConvolveEachImage,
-        "rewrite",
-        lambda self, builder, m: builder.reverse(x=right(self, builder, m), axes=[0]),
-    )
-    with pytest.raises(ane.SurgeryError, match="convolve_each_image"):
-        apply_pass(ConvolveEachImage(), conv(2))
-
-
 test_cases, test_surroundings = table(ConvolveEachImage(), refuses("there are 17 images, above 16", conv, 17))

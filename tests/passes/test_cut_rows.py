@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pass_cases import refuses, stays, table
+from pass_cases import Repaired, refuses, rewrites, stays, table
 
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, mb, types
@@ -23,47 +23,6 @@ def built(shape: tuple[int, ...], begin: int = 2, known: bool = False, **more: A
         )
 
     return program
-
-
-@pytest.mark.parametrize("shape", [(4, 8), (2, 4, 8), (1, 2, 3, 8)])
-def test_the_same_bits_for_every_rank(shape: tuple[int, ...]) -> None:
-    program = built(shape)
-    after, session = apply_pass(CutRows(), program)
-    assert len(session.changes) == 1
-    assert_same_numbers(program, after)
-    x = np.full(shape, 5000, np.float16)
-    (old,), (new,) = (run(p, {"x": x}, precision="ane:M1").values() for p in (program, after))
-    assert not np.isfinite(old).all()
-    assert np.array_equal(new, np.full(new.shape, 5000))
-
-
-@pytest.mark.parametrize(
-    "taken",
-    [
-        {"begin": [0, 2], "end": [1, 3], "end_mask": [True, True]},
-        {"begin": [0, -3], "end": [4, -1]},
-        {"begin": [3, -1], "end": [0, 8], "begin_mask": [True, False], "end_mask": [True, False]},
-        {"begin": [1, 2], "end": [3, 7], "stride": [1, 1], "squeeze_mask": [False, False]},
-        {"begin": [1, -2], "end": [3, 7], "squeeze_mask": [False, True]},
-        {"begin": [2, 3], "end": [3, 7], "squeeze_mask": [True, False]},
-        {"begin": [2, 3], "end": [0, 0], "squeeze_mask": [True, True]},
-        {
-            "begin": [0, 3],
-            "end": [0, 0],
-            "begin_mask": [True, False],
-            "end_mask": [True, True],
-            "squeeze_mask": [False, True],
-        },
-    ],
-)
-def test_open_ends_and_places_from_the_end(taken: dict[str, Any]) -> None:
-    @mb.program(input_specs=[mb.TensorSpec((4, 8), dtype=types.fp16)])
-    def program(x: Var) -> Var:
-        return mb.slice_by_index(x=x, **taken, name="y")
-
-    after, session = apply_pass(CutRows(), program)
-    assert len(session.changes) == 1
-    assert_same_numbers(program, after)
 
 
 @pytest.mark.parametrize("shape", [(3, 8), (2, 4, 8), (1, 2, 3, 8)])
@@ -94,6 +53,12 @@ def test_other_splits_stay() -> None:
     assert ["is at most 1" in refusal.reason for _, refusal in session.refusals] == [True]
 
 
+def sliced(**taken: Any) -> Program:
+    return mb.program(input_specs=[mb.TensorSpec((4, 8), dtype=types.fp16)])(
+        lambda x: mb.slice_by_index(x=x, **taken, name="y")
+    )
+
+
 test_cases, test_surroundings = table(
     CutRows(),
     stays(built, (4, 8), begin_mask=[False, True]),
@@ -101,4 +66,24 @@ test_cases, test_surroundings = table(
     refuses("the slice has a stride", built, (4, 8), stride=[1, 2]),
     stays(built, (8,)),
     stays(built, (4, 8), begin=0),
+    *(
+        rewrites(
+            built, shape, rtol=0, inputs={"x": np.full(shape, 5000, np.float16)}, repaired=Repaired("ane:M1")
+        )
+        for shape in ((4, 8), (2, 4, 8), (1, 2, 3, 8))
+    ),
+    *(
+        rewrites(sliced, **taken, rtol=0)
+        for taken in (
+            {"begin": [0, 2], "end": [1, 3], "end_mask": [True, True]},
+            {"begin": [0, -3], "end": [4, -1]},
+            {"begin": [3, -1], "end": [0, 8], "begin_mask": [True, False], "end_mask": [True, False]},
+            {"begin": [1, 2], "end": [3, 7], "stride": [1, 1], "squeeze_mask": [False, False]},
+            {"begin": [1, -2], "end": [3, 7], "squeeze_mask": [False, True]},
+            {"begin": [2, 3], "end": [3, 7], "squeeze_mask": [True, False]},
+            {"begin": [2, 3], "end": [0, 0], "squeeze_mask": [True, True]},
+            {"begin": [0, 3], "end": [0, 0], "begin_mask": [True, False]}
+            | {"end_mask": [True, True], "squeeze_mask": [False, True]},
+        )
+    ),
 )

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from pass_cases import refuses, rewrites, table
 
-from anesurgery.errors import PassError, ProofError
+from anesurgery.errors import PassError
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
-from anesurgery.passes import decompose_ops
 from anesurgery.passes.decompose_ops import DecomposeOps
 from anesurgery.testing import apply_pass, assert_same_numbers
 
@@ -63,14 +62,6 @@ def test_one_hot_rows(axis: int, on: float, off: float) -> None:
 def test_options_must_be_positive() -> None:
     with pytest.raises(PassError, match="most_length=0"):
         DecomposeOps(most_length=0)
-
-
-def test_a_wrong_triangle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong form: the sum begins one step late."""
-    right = decompose_ops._triangle
-    monkeypatch.setattr(decompose_ops, "_triangle", lambda n, exclusive, *rest: right(n, not exclusive, *rest))
-    with pytest.raises(ProofError, match="old and new differ"):
-        apply_pass(DecomposeOps(), program_of(lambda x: mb.cumsum(x=x, axis=0), 7))
 
 
 test_cases, test_surroundings = table(

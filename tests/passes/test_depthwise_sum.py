@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
-from pass_cases import refuses, stays, table
+from pass_cases import refuses, rewrites_each, stays, table
 
 import anesurgery as ane
-from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.passes.depthwise_sum import DepthwiseSum
-from anesurgery.testing import apply_pass, assert_same_numbers
 
 
 def conv(shape: tuple[int, ...], weight: tuple[int, ...], bias: bool = False, **how: Any) -> Program:
@@ -34,28 +32,6 @@ CASES = {
 }
 
 
-@pytest.mark.one_of(2)
-@pytest.mark.parametrize("name", CASES)
-def test_numbers_are_kept(name: str) -> None:
-    after, session = apply_pass(DepthwiseSum(), CASES[name])
-    assert "conv" not in {op.op_type for op in walk_ops(after)}, session.refusals
-    assert session.changes[0].proof is not None
-    assert_same_numbers(CASES[name], after, rtol=1e-5)
-
-
-def test_a_kernel_that_is_turned_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong version: the taps stand in the other order."""
-    right = DepthwiseSum.rewrite
-
-    def wrong(self: DepthwiseSum, builder: Any, m: Any) -> Any:
-        turned = builder.reverse(x=m.x, axes=[-1])
-        return right(self, builder, m.bind(x=turned))
-
-    monkeypatch.setattr(DepthwiseSum, "rewrite", wrong)
-    with pytest.raises(ane.SurgeryError, match="depthwise_sum"):
-        apply_pass(DepthwiseSum(), CASES["two dimensions"])
-
-
 def test_inspect_names_the_pass() -> None:
     rng = np.random.default_rng(0)
 
@@ -74,4 +50,5 @@ test_cases, test_surroundings = table(
     refuses("it pads [1, 1]", conv, (1, 6, 2), (6, 1, 4), pad_type="custom", pad=[1, 1]),
     refuses("3 groups make 6 channels of 6", conv, (1, 6, 4), (6, 2, 4), groups=3),
     stays(conv, (1, 6, 5), (6, 1, 4)),
+    *rewrites_each(CASES, rtol=1e-5),
 )

@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pass_cases import refuses, stays, table
+from pass_cases import refuses, rewrites, stays, table
 
 import anesurgery as ane
-from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
-from anesurgery.passes import fold_long_axis
 from anesurgery.passes.fold_long_axis import FoldLongAxis
 from anesurgery.placement.target import Target
 from anesurgery.testing import apply_pass, assert_same_numbers
@@ -31,88 +29,6 @@ def built(build: Callable[..., Any], shape: tuple[int, ...] = (2, 4, LENGTH), in
 
 def weight(out: int, inner: int, width: int) -> Any:
     return RNG.standard_normal((out, inner, width)).astype(np.float32)
-
-
-def kinds(program: Program) -> list[str]:
-    return [op.op_type for op in walk_ops(program) if op.op_type != "const"]
-
-
-@pytest.mark.one_of(2)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"width": 3, "pad_type": "same"},
-        {"width": 5, "pad_type": "custom", "pad": [4, 0]},
-        {"width": 5, "pad_type": "custom", "pad": [0, 4]},
-        {"width": 4, "pad_type": "same"},
-        {"width": 3, "pad_type": "same", "dilations": [3]},
-        {"width": 4, "pad_type": "custom", "pad": [1, 1], "strides": [2]},
-        {"width": 4, "pad_type": "valid", "strides": [4]},
-        {"width": 8, "pad_type": "custom", "pad": [2, 2], "strides": [4]},
-        {"width": 1, "pad_type": "valid"},
-        {"width": 3, "pad_type": "same", "groups": 4, "inner": 1},
-    ],
-)
-def test_convolutions_read_the_rows_beside(options: dict[str, Any]) -> None:
-    width, inner = options.pop("width"), options.pop("inner", 4)
-    bias = RNG.standard_normal(8).astype(np.float32)
-    program = built(lambda x: mb.conv(x=x, weight=weight(8, inner, width), bias=bias, **options))
-    after, session = apply_pass(STEP, program)
-    assert len(session.changes) == 1
-    (conv,) = (op for op in walk_ops(after) if op.op_type == "conv")
-    assert max(conv.x.shape[-1], conv.outputs[0].shape[-1]) <= STEP.limit
-    assert_same_numbers(program, after, rtol=1e-5)
-
-
-@pytest.mark.one_of(2)
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda x: mb.relu(x=x),
-        lambda x: mb.clip(x=x, alpha=np.float32(-1), beta=np.float32(1)),
-        lambda x: mb.mul(x=x, y=RNG.standard_normal((1, 4, 1)).astype(np.float32)),
-        lambda x: mb.add(x=x, y=RNG.standard_normal(LENGTH).astype(np.float32)),
-        lambda x: mb.sub(x=np.float32(1), y=x),
-        lambda x: mb.mul(x=x, y=mb.reduce_mean(x=x, axes=[2], keep_dims=True)),
-        lambda x: mb.select(cond=mb.greater(x=x, y=np.float32(0)), a=x, b=mb.exp(x=x)),
-        lambda x: mb.cast(x=x, dtype="fp16"),
-        lambda x: mb.max_pool(x=x, kernel_sizes=[2], strides=[2], pad_type="valid"),
-        lambda x: mb.avg_pool(
-            x=x, kernel_sizes=[4], strides=[4], pad_type="valid", exclude_padding_from_average=True
-        ),
-        lambda x: mb.instance_norm(x=x, epsilon=np.float32(1e-5)),
-        lambda x: mb.batch_norm(x=x, mean=np.ones(4, np.float32), variance=np.full(4, 2, np.float32)),
-    ],
-)
-def test_ops_that_work_on_rows(build: Callable[[Var], Any]) -> None:
-    program = built(build)
-    after, session = apply_pass(STEP, program)
-    assert session.changes
-    long = [op.op_type for op in walk_ops(after) for v in op.outputs if v.rank and v.shape[-1] == LENGTH]
-    assert set(long) <= {"reshape", "reduce_mean", "const"}
-    assert_same_numbers(program, after, rtol=1e-5)
-    assert not apply_pass(STEP, after)[1].changes
-
-
-def test_neighbouring_ops_share_their_rows() -> None:
-    def net(x: Var) -> Any:
-        a = mb.relu(x=mb.conv(x=x, weight=weight(4, 4, 3), pad_type="same"))
-        return mb.add(x=mb.conv(x=a, weight=weight(4, 4, 3), pad_type="same"), y=x)
-
-    after, _ = apply_pass(STEP, built(net))
-    assert kinds(after).count("reshape") == 2
-
-
-def test_rows_that_do_not_see_each_other_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong version: each row is padded with zeros."""
-
-    def alone(mb: Any, x: Var, window: tuple[int, int], name: str) -> Any:
-        pad = [0, 0, 0, 0, 0, 0, *window]
-        return mb.pad(x=x, pad=pad, mode="constant", constant_val=np.float32(0))
-
-    monkeypatch.setattr(fold_long_axis, "_neighbours", alone)
-    with pytest.raises(ProofError, match="old and new differ"):
-        apply_pass(STEP, built(lambda x: mb.conv(x=x, weight=weight(4, 4, 3), pad_type="same")))
 
 
 @pytest.mark.parametrize(("target", "limit"), [("M1", 16384), ("M4", 65536)])
@@ -154,6 +70,32 @@ def test_a_compressed_weight_stays_compressed(groups: int) -> None:
     assert_same_numbers(program, after, rtol=1e-5)
 
 
+def convolved(width: int, inner: int = 4, **options: Any) -> Callable[[Var], Any]:
+    bias = RNG.standard_normal(8).astype(np.float32)
+    return lambda x: mb.conv(x=x, weight=weight(8, inner, width), bias=bias, **options)
+
+
+def two_convolutions(x: Var) -> Any:
+    """They share the rows."""
+    a = mb.relu(x=mb.conv(x=x, weight=weight(4, 4, 3), pad_type="same"))
+    return mb.add(x=mb.conv(x=a, weight=weight(4, 4, 3), pad_type="same"), y=x)
+
+
+WHOLE: dict[str, Any] = {"pad_type": "valid", "exclude_padding_from_average": True}
+BY_ROWS: dict[str, Callable[[Var], Any]] = {
+    "relu": lambda x: mb.relu(x=x),
+    "clip": lambda x: mb.clip(x=x, alpha=np.float32(-1), beta=np.float32(1)),
+    "a factor for each channel": lambda x: mb.mul(x=x, y=np.arange(1, 5, dtype=np.float32).reshape(1, 4, 1)),
+    "a term for each place": lambda x: mb.add(x=x, y=np.arange(LENGTH, dtype=np.float32)),
+    "sub": lambda x: mb.sub(x=np.float32(1), y=x),
+    "a mean": lambda x: mb.mul(x=x, y=mb.reduce_mean(x=x, axes=[2], keep_dims=True)),
+    "select": lambda x: mb.select(cond=mb.greater(x=x, y=np.float32(0)), a=x, b=mb.exp(x=x)),
+    "cast": lambda x: mb.cast(x=x, dtype="fp16"),
+    "max_pool": lambda x: mb.max_pool(x=x, kernel_sizes=[2], strides=[2], pad_type="valid"),
+    "avg_pool": lambda x: mb.avg_pool(x=x, kernel_sizes=[4], strides=[4], **WHOLE),
+    "instance_norm": lambda x: mb.instance_norm(x=x, epsilon=np.float32(1e-5)),
+    "batch_norm": lambda x: mb.batch_norm(x=x, mean=np.ones(4, np.float32), variance=np.full(4, 2, np.float32)),
+}
 test_cases, test_surroundings = table(
     STEP,
     stays(built, lambda x: mb.relu(x=x), (1, 4, 32)),
@@ -178,4 +120,21 @@ test_cases, test_surroundings = table(
         built,
         lambda x: mb.max_pool(x=x, kernel_sizes=[3], strides=[1], pad_type="same"),
     ),
+    *(
+        rewrites(built, convolved(**options), rtol=1e-5, id=f"convolution, {options}")
+        for options in (
+            {"width": 3, "pad_type": "same"},
+            {"width": 5, "pad_type": "custom", "pad": [4, 0]},
+            {"width": 5, "pad_type": "custom", "pad": [0, 4]},
+            {"width": 4, "pad_type": "same"},
+            {"width": 3, "pad_type": "same", "dilations": [3]},
+            {"width": 4, "pad_type": "custom", "pad": [1, 1], "strides": [2]},
+            {"width": 4, "pad_type": "valid", "strides": [4]},
+            {"width": 8, "pad_type": "custom", "pad": [2, 2], "strides": [4]},
+            {"width": 1, "pad_type": "valid"},
+            {"width": 3, "pad_type": "same", "groups": 4, "inner": 1},
+        )
+    ),
+    *(rewrites(built, BY_ROWS[name], rtol=1e-5, id=name) for name in BY_ROWS),
+    rewrites(built, two_convolutions, rtol=1e-5),
 )

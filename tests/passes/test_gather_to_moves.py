@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pass_cases import refuses, stays, table
+from pass_cases import refuses, rewrites_each, stays, table
 
 from anesurgery.mil import Array, Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.gather_to_moves import GatherToMoves
@@ -30,32 +30,20 @@ def kinds(program: Program) -> list[str]:
     return [op.op_type for op in walk_ops(program) if op.op_type not in ("const", "add")]
 
 
-CASES: dict[str, tuple[Program, list[str]]] = {
-    "all of it vanishes": (built("gather", range(5), axis=1), []),
-    "one row": (built("gather", [2], axis=1), ["slice_by_index"]),
-    "one row, without its axis": (built("gather", 2, axis=1), ["slice_by_index", "reshape"]),
-    "two rows backwards": (built("gather", [2, 1], axis=2), ["slice_by_index", "reverse"]),
-    "backwards": (built("gather", [4, 3, 2, 1, 0], axis=1), ["reverse"]),
-    "every second": (built("gather", [0, 2, 4], axis=1), ["slice_by_index"]),
-    "a roll": (built("gather", [3, 4, 0, 1, 2], axis=1), ["slice_by_index"] * 2 + ["concat"]),
-    "a row twice": (built("gather", [1, 1], axis=1), ["slice_by_index"] * 2 + ["concat"]),
-    "a table of indices": (built("gather", [[0, 1], [2, 3]], axis=1), ["slice_by_index", "reshape"]),
-    "a transpose": (built("gather_nd", [[[i, j] for i in range(2)] for j in range(5)]), ["transpose"]),
-    "a row of the first axis": (built("gather_nd", [[1]]), ["slice_by_index"]),
-    "along an axis": (
-        built("gather_along_axis", np.broadcast_to(np.arange(5)[::-1, None], SHAPE), axis=1),
-        ["reverse"],
-    ),
+CASES: dict[str, Program] = {
+    "all of it vanishes": built("gather", range(5), axis=1),
+    "one row": built("gather", [2], axis=1),
+    "one row, without its axis": built("gather", 2, axis=1),
+    "two rows backwards": built("gather", [2, 1], axis=2),
+    "backwards": built("gather", [4, 3, 2, 1, 0], axis=1),
+    "every second": built("gather", [0, 2, 4], axis=1),
+    "a roll": built("gather", [3, 4, 0, 1, 2], axis=1),
+    "a row twice": built("gather", [1, 1], axis=1),
+    "a table of indices": built("gather", [[0, 1], [2, 3]], axis=1),
+    "a transpose": built("gather_nd", [[[i, j] for i in range(2)] for j in range(5)]),
+    "a row of the first axis": built("gather_nd", [[1]]),
+    "along an axis": built("gather_along_axis", np.broadcast_to(np.arange(5)[::-1, None], SHAPE), axis=1),
 }
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_each_form_becomes_moves(name: str) -> None:
-    program, expected = CASES[name]
-    after, session = apply_pass(GatherToMoves(), program)
-    assert kinds(after) == expected
-    assert all(change.proof for change in session.changes)
-    assert_same_numbers(program, after)
 
 
 @given(rows=st.lists(st.integers(-5, 4), min_size=1, max_size=6), axis=st.integers(0, 2), nested=st.booleans())
@@ -111,4 +99,5 @@ test_cases, test_surroundings = table(
     refuses("two axes of the source are read along one axis", built, "gather_nd", [[i, i] for i in range(2)]),
     refuses("elements are repeated along axis 0", built, "gather_nd", [[[0], [1]], [[0], [1]]]),
     stays(dynamic_indices_are_left_to_other_passes),
+    *rewrites_each(CASES, rtol=0),
 )

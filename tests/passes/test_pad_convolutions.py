@@ -173,15 +173,13 @@ def nested_blocks_have_regions_of_their_own() -> Program:
 
 
 def the_body_of_a_loop() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2, 8))])
-    def program(x: Var) -> Any:
-        return mb.while_loop(
+    return mb.program(input_specs=[mb.TensorSpec((2, 8))])(
+        lambda x: mb.while_loop(
             _cond=lambda i, h: mb.greater(x=i, y=np.int32(0)),
             _body=lambda i, h: (mb.sub(x=i, y=np.int32(1)), taken(mb.tanh(x=hidden(h)), 8)),
             loop_vars=(np.int32(3), x),
         )[1]
-
-    return program
+    )
 
 
 def a_partner_outside_the_block_stays_as_it_is() -> Program:

@@ -12,7 +12,6 @@ from scores import scored
 
 import anesurgery as ane
 from anesurgery.checking.grades import Grade
-from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, new_symbol, types, walk_ops
 from anesurgery.passes.pointwise_convolution import PointwiseConvolution
 from anesurgery.passes.split_head import SplitHead
@@ -70,13 +69,6 @@ def test_products_of_one_row_share_its_reshape() -> None:
     program = built(lambda x: (mb.linear(x=x, weight=weights(6, 8)), mb.linear(x=x, weight=weights(4, 8))))
     after, _ = apply_pass(PointwiseConvolution(), program)
     assert sorted(kinds(after)) == ["conv"] * 2 + ["reshape"] * 3
-
-
-def test_a_weight_that_is_not_turned_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong version: the weight of a matmul is taken as that of a linear."""
-    monkeypatch.setattr("anesurgery.regions.channel_products.weight_of", lambda op: (op.y, False))
-    with pytest.raises(ProofError):
-        apply_pass(PointwiseConvolution(), built(lambda x: mb.matmul(x=x, y=weights(8, 8))))
 
 
 @pytest.mark.parametrize(

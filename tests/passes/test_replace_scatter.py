@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from closeness import assert_close
-from pass_cases import refuses, table
+from pass_cases import refuses, rewrites, table
 
 import anesurgery as ane
-from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
-from anesurgery.passes import replace_scatter
 from anesurgery.passes.replace_scatter import MODES, ReplaceScatter
-from anesurgery.testing import apply_pass, assert_same_numbers, random_inputs
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 SCATTERS = {"scatter", "scatter_along_axis", "scatter_nd"}
 EVERY_MODE = ["update", *MODES]
@@ -36,76 +33,9 @@ def scattered(
     return program
 
 
-def held(program: Program, places: Any = None) -> Program:
-    """No scatter is left, each site was checked, and the numbers are the same, bit by bit."""
-    after, session = apply_pass(ReplaceScatter(), program)
-    assert not SCATTERS & {op.op_type for op in walk_ops(after)}, session.refusals
-    assert all(change.proof is not None for change in session.changes)
-    inputs = random_inputs(program, seed=1)
-    if places is not None:
-        inputs["k"] = np.asarray(places, np.int32)
-    assert_same_numbers(program, after, inputs)
-    assert isinstance(after, Program)
-    return after
-
-
-@pytest.mark.one_of(5)
-@pytest.mark.parametrize("mode", EVERY_MODE)
-@pytest.mark.parametrize("axis", [0, 1, -1])
-def test_constant_rows(mode: str, axis: int) -> None:
-    updates = [4, 5, 6]
-    updates[axis] = 3
-    held(scattered("scatter", [3, 0, 1], (4, 5, 6), tuple(updates), axis=axis, mode=mode))
-
-
-@pytest.mark.parametrize("mode", EVERY_MODE)
-def test_a_row_that_is_written_twice(mode: str) -> None:
-    held(scattered("scatter", [2, 0, 2, -1], (4, 3), (4, 3), axis=0, mode=mode))
-
-
-@pytest.mark.parametrize("places", [[[0, 1], [3, 2]], [[0, 0]], [[-1, -2]]], ids=["two", "first", "last"])
-def test_coordinates(places: Any) -> None:
-    held(scattered("scatter_nd", places, (4, 3, 2), (len(places), 2), mode="update"))
-    held(scattered("scatter_nd", places, (4, 3), (len(places),), mode="add"))
-
-
-@pytest.mark.parametrize("places", [[[1, 1, 1], [0, 0, 0]], [[0, 1, 1], [1, 0, 0]]], ids=["rows", "elements"])
-def test_places_along_an_axis(places: Any) -> None:
-    held(scattered("scatter_along_axis", places, (2, 3), (2, 3), axis=0, mode="update"))
-
-
-def test_places_of_two_axes() -> None:
-    held(scattered("scatter", [[0, 1], [3, 2]], (4, 3), (2, 2, 3), axis=0, mode="add"))
-
-
-@pytest.mark.one_of(5)
-@pytest.mark.parametrize("mode", EVERY_MODE)
-@pytest.mark.parametrize("places", [[1], [-1], [3]])
-def test_a_dynamic_row(mode: str, places: Any) -> None:
-    held(scattered("scatter", [0], (2, 4, 3), (2, 1, 3), dynamic=True, axis=1, mode=mode), places)
-
-
-def test_dynamic_rows_one_after_another() -> None:
-    held(scattered("scatter", [0, 0], (4, 3), (2, 3), dynamic=True, axis=0, mode="add"), [2, 2])
-    held(scattered("scatter_nd", [[0], [0]], (4, 3), (2, 3), dynamic=True, mode="update"), [[2], [3]])
-    held(
-        scattered("scatter_along_axis", [[0, 1, 2]], (4, 3), (1, 3), dynamic=True, axis=0, mode="update"),
-        [[3, 0, 3]],
-    )
-
-
 def columns(places: Any, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Where the elements of a slice of the last axis lie in the flat tensor."""
     return np.arange(np.prod(shape)).reshape(shape)[..., places].ravel()
-
-
-@pytest.mark.parametrize("places", [slice(0, 3), slice(2, 5), [4], [0, 2], [3, 1]], ids=str)
-@pytest.mark.parametrize("mode", ["update", "add"])
-def test_a_slice_of_an_inner_axis_is_columns(places: Any, mode: str) -> None:
-    flat = columns(places, (8, 5, 5))
-    program = scattered("scatter", flat, (200,), (len(flat),), axis=0, mode=mode)
-    after = held(program)
-    assert [op.op_type for op in walk_ops(after)].count("concat") == 1
 
 
 def test_two_halves_are_one_concat() -> None:
@@ -125,34 +55,6 @@ def test_two_halves_are_one_concat() -> None:
     kinds = [op.op_type for op in walk_ops(after) if op.op_type != "const"]
     assert kinds == ["reshape", "reshape", "concat", "reshape", "relu"]
     assert_same_numbers(program, after)
-
-
-def test_places_that_do_not_repeat_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong version: the first period is taken for all of them."""
-    right = columns(slice(0, 3), (40, 5)).reshape(40, 3)
-    right[7] += 1
-    program = scattered("scatter", right.ravel(), (200,), (120,), axis=0, mode="update")
-    after, _ = apply_pass(ReplaceScatter(), program)
-    assert any(op.op_type == "scatter" for op in walk_ops(after))
-    monkeypatch.setattr(
-        replace_scatter._Rows, "folded", lambda self: replace_scatter._Rows(1, (40, 5), (40, 3), np.arange(3))
-    )
-    with pytest.raises(ProofError, match="old and new differ"):
-        apply_pass(ReplaceScatter(), program)
-
-
-def test_an_update_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong version: of two updates of a row, the first one counts."""
-    right = replace_scatter._Rows.pieces
-
-    def wrong(self: Any, mode: str) -> Any:
-        back = replace_scatter._Rows(self.axis, self.data, self.updates, self.places.copy())
-        back.places[-1] = back.places[1]
-        return right(back, mode)
-
-    monkeypatch.setattr(replace_scatter._Rows, "pieces", wrong)
-    with pytest.raises(ProofError, match="old and new differ"):
-        apply_pass(ReplaceScatter(), scattered("scatter", [2, 0, 2], (4, 3), (3, 3), axis=0, mode="update"))
 
 
 def test_a_converted_scatter() -> None:
@@ -183,4 +85,63 @@ test_cases, test_surroundings = table(
     refuses("9 rows are written at dynamic", scattered, "scatter", range(9), (80,), (9,), dynamic=True, axis=0),
     refuses("fp16 counts up to 2047", scattered, "scatter", [0], (2048,), (1,), dynamic=True, axis=0),
     refuses("have 2 coordinates", scattered, "scatter_nd", [[0, 0]], (3, 3), (1,), dynamic=True),
+    *(
+        rewrites(scattered, "scatter", [3, 0, 1], (4, 5, 6), sizes, axis=axis, mode=mode, rtol=0)
+        for mode in EVERY_MODE
+        for axis, sizes in ((0, (3, 5, 6)), (1, (4, 3, 6)), (-1, (4, 5, 3)))
+    ),
+    *(
+        rewrites(scattered, "scatter", [2, 0, 2, -1], (4, 3), (4, 3), axis=0, mode=m, rtol=0)
+        for m in EVERY_MODE
+    ),
+    *(
+        rewrites(scattered, "scatter_nd", places, shape, (len(places), *shape[2:]), mode=mode, rtol=0)
+        for places in ([[0, 1], [3, 2]], [[0, 0]], [[-1, -2]])
+        for shape, mode in (((4, 3, 2), "update"), ((4, 3), "add"))
+    ),
+    *(
+        rewrites(scattered, "scatter_along_axis", places, (2, 3), (2, 3), axis=0, mode="update", rtol=0)
+        for places in ([[1, 1, 1], [0, 0, 0]], [[0, 1, 1], [1, 0, 0]])
+    ),
+    rewrites(scattered, "scatter", [[0, 1], [3, 2]], (4, 3), (2, 2, 3), axis=0, mode="add", rtol=0),
+    *(
+        rewrites(
+            scattered,
+            kind,
+            places,
+            shape,
+            sizes,
+            dynamic=True,
+            **options,
+            inputs={"k": np.array(read, np.int32)},
+            rtol=0,
+            id=f"{kind} at {read}, {options}",
+        )
+        for kind, places, shape, sizes, options, read in (
+            *(
+                ("scatter", [0], (2, 4, 3), (2, 1, 3), {"axis": 1, "mode": mode}, read)
+                for mode in EVERY_MODE
+                for read in ([1], [-1], [3])
+            ),
+            ("scatter", [0, 0], (4, 3), (2, 3), {"axis": 0, "mode": "add"}, [2, 2]),
+            ("scatter_nd", [[0], [0]], (4, 3), (2, 3), {"mode": "update"}, [[2], [3]]),
+            ("scatter_along_axis", [[0, 1, 2]], (4, 3), (1, 3), {"axis": 0, "mode": "update"}, [[3, 0, 3]]),
+        )
+    ),
+    *(
+        rewrites(
+            scattered,
+            "scatter",
+            flat,
+            (200,),
+            (len(flat),),
+            axis=0,
+            mode=mode,
+            rtol=0,
+            id=f"columns {places}, {mode}",
+        )
+        for places in (slice(0, 3), slice(2, 5), [4], [0, 2], [3, 1])
+        for flat in (columns(places, (8, 5, 5)),)
+        for mode in ("update", "add")
+    ),
 )

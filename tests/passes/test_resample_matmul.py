@@ -5,14 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
-from pass_cases import refuses, table
+from pass_cases import refuses, rewrites_each, table
 
-from anesurgery.errors import ProofError
-from anesurgery.mil import Program, Var, ct, mb, walk_ops
-from anesurgery.passes import resample_matmul
+from anesurgery.mil import Program, Var, ct, mb
 from anesurgery.passes.resample_matmul import ResampleMatmul
-from anesurgery.testing import apply_pass, assert_same_numbers
 
 BOXES = np.array([[0, 0, 3, 4], [1.5, -2, 2.5, 9]], np.float32)
 GRID = np.random.default_rng(0).uniform(-2, 6, (1, 3, 2, 2)).astype(np.float32)
@@ -70,32 +66,10 @@ CASES = {
 }
 
 
-@pytest.mark.one_of(3)
-@pytest.mark.parametrize("name", CASES)
-def test_the_product_makes_the_same_pixels(name: str) -> None:
-    after, session = apply_pass(ResampleMatmul(), CASES[name])
-    kinds = {op.op_type for op in walk_ops(after)}
-    assert not {"crop_resize", "resample", "affine"} & kinds, session.refusals
-    assert session.changes[0].proof is not None
-    assert_same_numbers(CASES[name], after, rtol=1e-5)
-
-
-def test_a_matrix_that_is_turned_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong version: the pixels are read backwards."""
-    right = resample_matmul._weights
-
-    def wrong(*given: Any) -> Any:
-        weights, outside = right(*given)
-        return weights[:, ::-1], outside
-
-    monkeypatch.setattr(resample_matmul, "_weights", wrong)
-    with pytest.raises(ProofError, match="old and new differ"):
-        apply_pass(ResampleMatmul(), CASES["constant"])
-
-
 test_cases, test_surroundings = table(
     ResampleMatmul(),
     refuses("%g is dynamic", resampled, dynamic=True),
     refuses("%x holds 2 images", crops, 2),
     refuses("2 x 20 x 6 = 240 numbers, above 9", crops, step=ResampleMatmul(most_numbers=9)),
+    *rewrites_each(CASES, rtol=1e-5),
 )

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from closeness import assert_close
+from pass_cases import refuses, rewrites, table
 
 from anesurgery.errors import PassError
 from anesurgery.interpret import run
-from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.passes.rms_norm import RmsNorm
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass
 
 HALF = np.float16
 Norm = Callable[[Var], Var]
@@ -59,35 +60,12 @@ def test_every_spelling_and_size(norm: Norm, size: float) -> None:
         assert not np.any(np.asarray(old))
 
 
-def test_the_layer_norm_of_both_signs() -> None:
-    after, _ = apply_pass(RmsNorm(form="layer_norm"), program := built(by_sqrt))
-    assert "layer_norm" in [op.op_type for op in walk_ops(after)]
-    assert_same_numbers(program, after, rtol=1e-5)
-
-
 def plain(x: Var) -> Var:
     return mb.mul(x=x, y=mb.rsqrt(x=mb.add(x=mean(mb.square(x=x)), y=np.float32(1e-5))))
 
 
 def without_epsilon(x: Var) -> Var:
     return mb.mul(x=x, y=mb.rsqrt(x=mb.add(x=mean(mb.square(x=x)), y=HALF(0)), epsilon=HALF(0)))
-
-
-@pytest.mark.parametrize(
-    ("step", "program", "reason"),
-    [
-        (RmsNorm(), lambda: built(plain, dtype=types.fp32), "%x holds float32"),
-        (
-            RmsNorm(),
-            lambda: built(lambda x: by_rsqrt(mb.tanh(x=x))),
-            "is at most 1: its squares do not overflow",
-        ),
-        (RmsNorm(), lambda: built(without_epsilon), "the epsilon is 0 in fp16"),
-        (RmsNorm(form="layer_norm"), lambda: built(by_power), "over the axes (1, 2), not over one"),
-    ],
-)
-def test_refuses(step: RmsNorm, program: Callable[[], Program], reason: str) -> None:
-    assert_refuses(step, program(), reason)
 
 
 def test_what_looks_similar_is_no_norm() -> None:
@@ -103,3 +81,13 @@ def test_what_looks_similar_is_no_norm() -> None:
         assert not apply_pass(RmsNorm(), built(norm))[1].changes
     with pytest.raises(PassError, match="form='lp'"):
         RmsNorm(form="lp")
+
+
+test_cases, test_surroundings = table(
+    RmsNorm(),
+    refuses("%x holds float32", built, plain, dtype=types.fp32),
+    refuses("is at most 1: its squares do not overflow", built, lambda x: by_rsqrt(mb.tanh(x=x))),
+    refuses("the epsilon is 0 in fp16", built, without_epsilon),
+    refuses("over the axes (1, 2), not over one", built, by_power, step=RmsNorm(form="layer_norm")),
+    rewrites(built, by_sqrt, step=RmsNorm(form="layer_norm"), rtol=1e-5),
+)

@@ -184,14 +184,3 @@ def parts_in_their_order_are_no_exchange() -> Program:
 
 
 test_cases, test_surroundings = table(RotaryTables(), stays(parts_in_their_order_are_no_exchange))
-
-
-def test_numbers_that_are_joined_are_no_exchange() -> None:
-    """Scalars have no last axis."""
-
-    @mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS17)
-    def program(x: Var) -> Any:
-        ends = (each(x=x, axes=[0, 1], keep_dims=False) for each in (mb.reduce_max, mb.reduce_min))
-        return mb.concat(values=list(ends), axis=0, name="y")
-
-    assert not apply_pass(RotaryTables(), program)[1].changes

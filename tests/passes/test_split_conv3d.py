@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close
+from pass_cases import refuses, rewrites_each, table
 
 import anesurgery as ane
-from anesurgery.errors import PassError, ProofError
-from anesurgery.mil import Program, Var, ct, mb, quiet_host, walk_ops
-from anesurgery.passes import split_conv3d
+from anesurgery.errors import PassError
+from anesurgery.mil import Program, Var, ct, mb, quiet_host
 from anesurgery.passes.split_conv3d import SplitConv3d
 from anesurgery.placement.target import Target
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import assert_refuses
 
 
 def convolved(
@@ -48,23 +48,7 @@ CASES: dict[str, Program] = {
 }
 
 
-@pytest.mark.one_of(3)
-@pytest.mark.parametrize("name", CASES)
-def test_the_numbers_stay(name: str) -> None:
-    after, session = apply_pass(SplitConv3d(), CASES[name])
-    assert {op.x.rank for op in walk_ops(after) if op.op_type == "conv"} == {4}, session.refusals
-    assert session.changes[0].proof is not None
-    assert_same_numbers(CASES[name], after, rtol=1e-5)
-
-
-def test_steps_that_do_not_overlap_are_one_convolution() -> None:
-    for name, count in {"patches of a film": 1, "patches, padded": 1, "patches in groups": 2}.items():
-        after, _ = apply_pass(SplitConv3d(), CASES[name])
-        assert sum(op.op_type == "conv" for op in walk_ops(after)) == count
-
-
 def test_refusals_name_what_was_found() -> None:
-    assert_refuses(SplitConv3d(most_depth=2), CASES["valid"], "the kernel is 3 deep, above 2")
     with pytest.raises(PassError, match="most_depth=0"):
         SplitConv3d(most_depth=0)
 
@@ -73,14 +57,6 @@ def test_refusals_name_what_was_found() -> None:
         return mb.conv(x=x, weight=w)
 
     assert_refuses(SplitConv3d(), program, "the weight %w is dynamic")
-
-
-def test_a_step_that_reads_the_wrong_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong version: no step moves along the depth."""
-    right = split_conv3d._rows
-    monkeypatch.setattr(split_conv3d, "_rows", lambda mb, x, start, *rest: right(mb, x, 0, *rest))
-    with pytest.raises(ProofError, match="old and new differ"):
-        apply_pass(SplitConv3d(), CASES["valid"])
 
 
 def test_a_converted_convolution() -> None:
@@ -104,3 +80,10 @@ def test_a_converted_convolution() -> None:
 def test_films_are_split_where_a_3d_convolution_is_in_doubt() -> None:
     assert SplitConv3d.variants(Target.parse("M1/macOS 14")) == (SplitConv3d(),)
     assert SplitConv3d.variants(Target.parse("M4/macOS 15")) == ()
+
+
+test_cases, test_surroundings = table(
+    SplitConv3d(),
+    *rewrites_each(CASES, rtol=1e-5),
+    refuses("the kernel is 3 deep, above 2", convolved, step=SplitConv3d(most_depth=2)),
+)

@@ -14,12 +14,10 @@ from pass_cases import refuses, rewrites, table
 from transformer_blocks import BLOCKS, Size, block
 
 from anesurgery.checking.grades import Grade
-from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.channels_first import ChannelsFirst
 from anesurgery.passes.fold_constants import FoldConstants
 from anesurgery.passes.split_heads import SplitHeads
-from anesurgery.regions import heads
 from anesurgery.rewriting.passes import Pipeline
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
@@ -101,20 +99,6 @@ def attention(
             lambda q, k, v, mask: built(q, k, v, mask)
         )
     return made
-
-
-def test_the_wrong_keys_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong version: heads take turns with their keys instead of sharing them with their neighbours."""
-    right = heads._untiled_operand
-
-    def wrong(*given: Any) -> Any:
-        found = right(*given)
-        assert found is not None
-        return heads.HeadOperand(found.var, found.layout, (0, 1, 0, 1))
-
-    monkeypatch.setattr(heads, "_untiled_operand", wrong)
-    with pytest.raises(ProofError):
-        apply_pass(SplitHeads(), attention(shared=2))
 
 
 def test_fused_attention_is_taken_apart_and_split() -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, rewrites_each, stays, table
 
 import anesurgery as ane
-from anesurgery.errors import PassError, ProofError
-from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
-from anesurgery.passes import split_inner_axis
+from anesurgery.errors import PassError
+from anesurgery.mil import Program, Var, ct, mb, new_symbol, types, walk_ops
 from anesurgery.passes.split_inner_axis import SplitInnerAxis
 from anesurgery.placement.target import Target
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
@@ -41,21 +41,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_parts_are_added(name: str) -> None:
-    after, session = apply_pass(SplitInnerAxis(most=4), CASES[name])
-    kinds = [op.op_type for op in walk_ops(after)]
-    assert kinds.count("matmul") + kinds.count("linear") == 3, session.refusals
-    assert session.changes[0].proof is not None
-    assert_same_numbers(CASES[name], after, rtol=1e-5)
-    assert not apply_pass(SplitInnerAxis(most=10), CASES[name])[1].changes
-
-
 def test_refusals_name_what_was_found() -> None:
-    from coremltools.converters.mil.mil import get_new_symbol
-
-    symbol = get_new_symbol()
-    assert_refuses(SplitInnerAxis(), product((2, symbol), (3, 4), transpose_y=True), "has the symbolic length")
     with pytest.raises(PassError, match="most=0"):
         SplitInnerAxis(most=0)
 
@@ -68,19 +54,6 @@ def test_refusals_name_what_was_found() -> None:
         )
 
     assert_refuses(SplitInnerAxis(most=4), vectors, "the edit cuts vectors of 2 numbers")
-
-
-def test_a_part_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong version: the first part of one side is taken twice."""
-    right = split_inner_axis._parts
-
-    def wrong(mb: Any, v: Var, axis: int, edges: Any) -> Any:
-        parts = right(mb, v, axis, edges)
-        return [parts[0], parts[0]] if axis == -1 else parts
-
-    monkeypatch.setattr(split_inner_axis, "_parts", wrong)
-    with pytest.raises(ProofError, match="old and new differ"):
-        apply_pass(SplitInnerAxis(most=5), CASES["dynamic"])
 
 
 def flattened(shape: tuple[int, ...], rows: tuple[int, ...]) -> Program:
@@ -132,3 +105,13 @@ def test_a_dense_layer_after_a_large_image_is_legal_on_an_m1() -> None:
     assert ("long-rows", "split_inner_axis") in {(f.rule, f.remedy) for f in found.all_findings}
     after = ane.apply(program, [step], prove=None, quiet=True).program
     assert all(row.legal for row in ane.inspect(after, target=target).ops)
+
+
+test_cases, test_surroundings = table(
+    SplitInnerAxis(most=4),
+    *rewrites_each(CASES, rtol=1e-5),
+    *(stays(CASES.__getitem__, name, step=SplitInnerAxis(most=10)) for name in CASES),
+    refuses(
+        "has the symbolic length", product, (2, new_symbol()), (3, 4), transpose_y=True, step=SplitInnerAxis()
+    ),
+)

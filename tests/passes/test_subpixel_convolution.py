@@ -11,7 +11,6 @@ from pass_cases import refuses, table
 import anesurgery as ane
 from anesurgery.checking.grades import Grade
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
-from anesurgery.passes import subpixel_convolution
 from anesurgery.passes.subpixel_convolution import SubpixelConvolution
 from anesurgery.testing import apply_pass, assert_same_numbers
 
@@ -66,16 +65,6 @@ def test_the_new_kernel_is_as_many_times_shorter_as_the_stride() -> None:
     after, _ = apply_pass(SubpixelConvolution(), made((1, 2, 9), (2, 1, 32), strides=[8]))
     (small,) = [op for op in walk_ops(after) if op.op_type == "conv"]
     assert small.weight.shape == (8, 2, 4)
-
-
-def test_taps_in_the_wrong_phase_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong version: what is cut off at the beginning is forgotten."""
-    right = subpixel_convolution._Phases.place
-    monkeypatch.setattr(
-        subpixel_convolution._Phases, "place", lambda p, tap: (right(p, tap)[0], (p.dilation * tap) % p.stride)
-    )
-    with pytest.raises(ane.SurgeryError, match="subpixel_convolution"):
-        apply_pass(SubpixelConvolution(), CASES["odd"])
 
 
 def test_the_products_of_a_long_result_stay_on_the_engine() -> None:

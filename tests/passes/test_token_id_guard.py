@@ -10,7 +10,7 @@ import pytest
 from pass_cases import refuses, rewrites, stays, table
 
 import anesurgery as ane
-from anesurgery.errors import PassError, ProofError, SurgeryError, UnknownName
+from anesurgery.errors import PassError, SurgeryError, UnknownName
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.token_id_guard import TokenIdGuard
 from anesurgery.testing import apply_pass, assert_same_numbers
@@ -41,14 +41,6 @@ def test_undeclared_ids_of_a_lookup_need_one_op() -> None:
     for first in range(-9, 9, 4):
         ids = np.clip(np.arange(first, first + 4), -9, 8).astype(np.int32)[None]
         assert_same_numbers(guarded(), after, {"x": ids})
-
-
-def test_the_proof_catches_a_range_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong version: ids drawn from below 0 show the difference."""
-    low = lambda self, m, var, rng: np.full(var.shape, -1, np.int32)  # noqa: E731
-    monkeypatch.setattr(TokenIdGuard, "sample", low)
-    with pytest.raises(ProofError):
-        apply_pass(TokenIdGuard(assume=IDS), guarded())
 
 
 def test_what_is_assumed_must_make_sense() -> None:

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close
-from pass_cases import refuses, rewrites, table
+from pass_cases import refuses, rewrites, rewrites_each, table
 
 import anesurgery as ane
-from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
 from anesurgery.ops import CONTROL, LISTS
 from anesurgery.passes.unroll_loop import UnrollLoop
@@ -76,72 +75,12 @@ def is_straight(program: Program) -> bool:
     return not (CONTROL | LISTS) & {op.op_type for op in walk_ops(program)}
 
 
-@pytest.mark.parametrize(("rounds", "start"), [(3, 0), (1, 0), (0, 0), (3, -2)])
-def test_a_counted_loop_keeps_its_numbers(rounds: int, start: int) -> None:
-    program = counted(rounds, start)
-    after, session = apply_pass(UnrollLoop(), program)
-    assert is_straight(after), session.refusals
-    assert_same_numbers(program, after)
-    assert all(change.proof is not None for change in session.changes)
-    kinds = [op.op_type for op in walk_ops(after)]
-    assert kinds.count("linear") == rounds - start
-    assert kinds.count("tanh") == (rounds > start), "what no round changes is written once"
-
-
-@pytest.mark.parametrize("pred", [True, False])
-def test_a_constant_branch_is_the_one_that_runs(pred: bool) -> None:
-    program = branched(pred)
-    after, _ = apply_pass(UnrollLoop(), program)
-    assert ("exp" in {op.op_type for op in walk_ops(after)}) == pred
-    assert is_straight(after)
-    assert_same_numbers(program, after)
-
-
 def test_a_dynamic_branch_is_selected() -> None:
     program = branched(None)
     after, session = apply_pass(UnrollLoop(), program)
     assert is_straight(after), session.refusals
     for seed in range(4):
         assert_same_numbers(program, after, random_inputs(program, seed=seed))
-
-
-@pytest.mark.parametrize("read", [(1, 0), (0,), (0, 1)])
-def test_the_last_write_counts(read: Any) -> None:
-    program = listed(read=read)
-    after, session = apply_pass(UnrollLoop(), program)
-    assert is_straight(after), session.refusals
-    assert_same_numbers(program, after)
-
-
-def test_a_loop_inside_a_loop() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((4,))])
-    def program(x: Var) -> Any:
-        def inner(j: Var, h: Var) -> tuple[Var, Var]:
-            return one_more(j), mb.sin(x=h)
-
-        def outer(i: Var, h: Var) -> tuple[Var, Var]:
-            deep = mb.while_loop(_cond=less(np.int32(2)), _body=inner, loop_vars=(i, h))[1]
-            return one_more(i), mb.mul(x=deep, y=np.float32(2))
-
-        return mb.while_loop(_cond=less(np.int32(2)), _body=outer, loop_vars=(np.int32(0), x))[1]
-
-    after, session = apply_pass(UnrollLoop(), program)
-    assert is_straight(after), session.refusals
-    assert [op.op_type for op in walk_ops(after)].count("sin") == 3
-    assert_same_numbers(program, after)
-
-
-def test_loop_variables_that_change_places() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((4,)), mb.TensorSpec((4,))])
-    def program(x: Var, y: Var) -> Any:
-        def swap(i: Var, a: Var, b: Var) -> tuple[Var, ...]:
-            return one_more(i), mb.relu(x=b), a
-
-        return mb.while_loop(_cond=less(np.int32(3)), _body=swap, loop_vars=(np.int32(0), x, y))[1:]
-
-    after, session = apply_pass(UnrollLoop(), program)
-    assert is_straight(after), session.refusals
-    assert_same_numbers(program, after)
 
 
 def dynamic_count() -> Program:
@@ -160,22 +99,6 @@ def dynamic_count() -> Program:
 def noisy(x: Var) -> Var:
     noise: Var = mb.random_normal(shape=np.array([3], np.int32), mean=np.float32(0), stddev=np.float32(1))
     return mb.add(x=x, y=noise)
-
-
-@pytest.mark.parametrize(
-    ("program", "reason"),
-    [
-        (dynamic_count(), "whether round 1 runs depends on %less"),
-        (counted(65), "the loop runs more than 64 rounds"),
-        (branched(None, noisy), "does more than compute its results"),
-        (listed(3, (2,)), "element 2 of %make_list_0 was never written"),
-        (listed(dynamic=True), "the places written of"),
-    ],
-    ids=["count", "long", "random", "unwritten", "place"],
-)
-def test_what_is_refused(program: Program, reason: str) -> None:
-    found = apply_pass(UnrollLoop(), program)[1].refusals
-    assert any(reason in refusal.reason for _, refusal in found), found
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
@@ -222,28 +145,48 @@ def collected(start: float = 0.0, mode: str = "add") -> Program:
     return program
 
 
-@pytest.mark.parametrize(("start", "mode"), [(0.0, "add"), (0.0, "update"), (0.5, "update")])
-def test_rows_that_a_loop_collects_are_joined_once(start: float, mode: str) -> None:
-    program = collected(start, mode)
-    after, session = apply_pass(UnrollLoop(), program)
-    kinds = [op.op_type for op in walk_ops(after)]
-    assert is_straight(after)
-    assert (kinds.count("scatter"), kinds.count("concat"), kinds.count("cast")) == (0, 1, 1), kinds
-    assert session.changes[0].proof is not None
-    assert_same_numbers(program, after, rtol=1e-6)
+@mb.program(input_specs=[mb.TensorSpec((4,))])
+def loop_in_a_loop(x: Var) -> Any:
+    def inner(j: Var, h: Var) -> tuple[Var, Var]:
+        return one_more(j), mb.sin(x=h)
+
+    def outer(i: Var, h: Var) -> tuple[Var, Var]:
+        deep = mb.while_loop(_cond=less(np.int32(2)), _body=inner, loop_vars=(i, h))[1]
+        return one_more(i), mb.mul(x=deep, y=np.float32(2))
+
+    return mb.while_loop(_cond=less(np.int32(2)), _body=outer, loop_vars=(np.int32(0), x))[1]
 
 
-def test_a_row_of_the_wrong_round_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong rewrite: the first state is read in every round."""
-    monkeypatch.setattr(
-        "anesurgery.passes.unroll_loop.inlining.row_index", lambda at, length: min(int(at[0]), 1)
-    )
-    with pytest.raises(ProofError, match="old and new differ"):
-        apply_pass(UnrollLoop(), collected(mode="update"))
+@mb.program(input_specs=[mb.TensorSpec((4,)), mb.TensorSpec((4,))])
+def changing_places(x: Var, y: Var) -> Any:
+    def swap(i: Var, a: Var, b: Var) -> tuple[Var, ...]:
+        return one_more(i), mb.relu(x=b), a
+
+    return mb.while_loop(_cond=less(np.int32(3)), _body=swap, loop_vars=(np.int32(0), x, y))[1:]
 
 
+def test_an_element_that_was_never_written() -> None:
+    _, session = apply_pass(UnrollLoop(), listed(3, (2,)))
+    assert "element 2 of %make_list_0 was never written" in str(session.refusals)
+
+
+STEP = UnrollLoop()
 test_cases, test_surroundings = table(
     UnrollLoop(most_ops=5),
     refuses("more than 5 ops would be written", counted, 3),
     rewrites(collected, 0.5, "add", rtol=1e-06, step=UnrollLoop()),
+    *(rewrites(counted, *case, step=STEP, rtol=0) for case in ((3, 0), (1, 0), (0, 0))),
+    rewrites(counted, 3, -2, step=STEP, rtol=0, alone={"mutated": "the round of 0 hides those before"}),
+    *(rewrites(branched, pred, step=STEP, rtol=0) for pred in (True, False)),
+    *(rewrites(listed, read=read, step=STEP, rtol=0) for read in ((1, 0), (0,), (0, 1))),
+    *rewrites_each(
+        {"a loop in a loop": loop_in_a_loop, "values that change places": changing_places}, step=STEP, rtol=0
+    ),
+    refuses("whether round 1 runs depends on %less", dynamic_count, step=STEP),
+    refuses("the loop runs more than 64 rounds", counted, 65, step=STEP),
+    refuses("does more than compute its results", branched, None, noisy, step=STEP),
+    refuses("the places written of", listed, dynamic=True, step=STEP),
+    rewrites(collected, 0.0, "add", rtol=1e-6, step=STEP),
+    rewrites(collected, 0.0, "update", rtol=1e-6, step=STEP),
+    rewrites(collected, 0.5, "update", rtol=1e-6, step=STEP),
 )

@@ -80,11 +80,9 @@ RECIPE = Recipe("two_steps", (TanhToSinh(), CumsumToExp()))
 
 
 def program() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((32, 512, 64, 64), dtype=types.fp16)], opset_version=ct.target.iOS17)
-    def made(x: Var) -> Var:
-        return mb.tanh(x=mb.cumsum(x=mb.tanh(x=x), axis=-1), name="y")
-
-    return made
+    return mb.program(
+        input_specs=[mb.TensorSpec((32, 512, 64, 64), dtype=types.fp16)], opset_version=ct.target.iOS17
+    )(lambda x: mb.tanh(x=mb.cumsum(x=mb.tanh(x=x), axis=-1), name="y"))
 
 
 def kinds(surgery: ane.Surgery) -> list[str]:

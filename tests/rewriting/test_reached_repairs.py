@@ -33,11 +33,9 @@ class _TenthMore(ScalePowers):
 
 
 def small_square() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)])
-    def program(x: Var) -> Var:
-        return mb.mul(x=mb.square(x=x), y=np.float16(1e-3), name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)])(
+        lambda x: mb.mul(x=mb.square(x=x), y=np.float16(1e-3), name="y")
+    )
 
 
 def names(steps: tuple[Pass, ...], x: Array) -> list[str] | None:

@@ -15,7 +15,7 @@ from test_random_programs import RESPELLED, STEPS
 import anesurgery as ane
 from anesurgery.interpret import Predictor
 from anesurgery.loading import load
-from anesurgery.mil import Array, Program, Var, ct, mb
+from anesurgery.mil import Array, Program, ct, mb
 
 
 def drawn(one: Sample, seed: int) -> dict[str, Array]:
@@ -53,12 +53,9 @@ def differing(samples: Sequence[Sample], folder: Path) -> Iterator[str]:
 
 def chain(steps: Sequence[Any]) -> Program:
     """Steps one after another, each of which may read the second input."""
-
-    @mb.program(input_specs=[mb.TensorSpec((4, 4)), mb.TensorSpec((4, 4))], opset_version=ct.target.iOS18)
-    def program(x: Var, y: Var) -> Var:
-        return mb.identity(x=reduce(lambda value, step: step(value, y), steps, x), name="out")
-
-    return program
+    return mb.program(
+        input_specs=[mb.TensorSpec((4, 4)), mb.TensorSpec((4, 4))], opset_version=ct.target.iOS18
+    )(lambda x, y: mb.identity(x=reduce(lambda value, step: step(value, y), steps, x), name="out"))
 
 
 def chains(count: int) -> Program:

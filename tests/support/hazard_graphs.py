@@ -68,6 +68,39 @@ def model(shape: tuple[int, ...], build: Build) -> Program:
     return mb.program(input_specs=[spec], opset_version=ct.target.iOS18)(lambda x: build(x))
 
 
+REPAIRS = {
+    "num-exp": "fuse_exponential",
+    "num-softmax": "fuse_exponential",
+    "num-log-softmax": "fuse_exponential",
+    "num-exp-range": "halve_exponent",
+    "num-root": "scale_roots",
+    "num-square": "scale_powers",
+    "num-quotient": "mean_quotient",
+    "num-scale-after": "scale_scores",
+    "num-between": "widen_to_fp32",
+    "num-cancel": "widen_to_fp32",
+    "num-angle": "widen_to_fp32",
+}
+"""Rule -> the pass that repairs it, where rows say nothing else."""
+
+
+def row(
+    name: str,
+    build: Build,
+    inputs: Array,
+    rule: str,
+    *,
+    twin: Build | None = None,
+    because: str = "",
+    **more: Any,
+) -> Hazard:
+    """A hazard of fp16, with a twin of bounded numbers; what goes wrong is the docstring of `build`."""
+    doc = (build.__doc__ or "").rstrip(".")
+    given = {"repair": REPAIRS.get(rule, ""), "arithmetic": "fp16"} | more
+    reason = because or doc[0].lower() + doc[1:]
+    return Hazard(name, build, inputs, twin or of_bounded(build), rule, because=reason, **given)
+
+
 def random(*shape: int, scale: float = 1.0, shift: float = 0.0) -> Array:
     """Normal numbers of fp16."""
     return (np.random.default_rng(0).standard_normal(shape) * scale + shift).astype(HALF)
@@ -99,78 +132,78 @@ def rows(reduce: Callable[..., Var], x: Var) -> Var:
 
 
 def softmax_written(x: Var) -> Var:
-    """exp(x) / sum(exp(x))."""
+    """The exponential overflows above 11.09."""
     e = mb.exp(x=x)
     return mb.real_div(x=e, y=rows(mb.reduce_sum, e), name="y")
 
 
 def logsumexp_written(x: Var) -> Var:
-    """log(sum(exp(x)))."""
+    """The exponential overflows above 11.09."""
     return mb.log(x=rows(mb.reduce_sum, mb.exp(x=x)), epsilon=NONE, name="y")
 
 
 def log_add_exp(x: Var) -> Var:
-    """log(exp(a) + exp(b))."""
+    """An exponential overflows above 11.09."""
     a, b = (mb.exp(x=v) for v in mb.split(x=x, num_splits=2, axis=1))
     return mb.log(x=mb.add(x=a, y=b), epsilon=NONE, name="y")
 
 
 def tanh_written(x: Var) -> Var:
-    """(exp(2 x) - 1) / (exp(2 x) + 1)."""
+    """An infinity is divided by an infinity."""
     e = mb.exp(x=mb.mul(x=x, y=HALF(2)))
     return mb.real_div(x=mb.sub(x=e, y=HALF(1)), y=mb.add(x=e, y=HALF(1)), name="y")
 
 
 def log_sigmoid(x: Var) -> Var:
-    """The logarithm of a probability."""
+    """A share below 6e-8 is 0, and its logarithm infinite."""
     return mb.log(x=mb.sigmoid(x=x), epsilon=NONE, name="y")
 
 
 def log_softmax(x: Var) -> Var:
-    """The form of coremltools."""
+    """A share below 6e-8 is 0, and its logarithm infinite."""
     return mb.log(x=mb.softmax(x=x, axis=-1), epsilon=NONE, name="y")
 
 
 def root_norm(x: Var) -> Var:
-    """A norm by the root mean square."""
+    """Squares above 255 overflow; a cast to fp32 around them may be folded away."""
     mean = rows(mb.reduce_mean, mb.square(x=x))
     return mb.mul(x=x, y=mb.rsqrt(x=mb.add(x=mean, y=HALF(1e-4)), epsilon=NONE), name="y")
 
 
 def l2_norm(x: Var) -> Var:
-    """Rows of length 1."""
+    """Squares above 255 overflow."""
     total = rows(mb.reduce_sum, mb.mul(x=x, y=x))
     return mb.real_div(x=x, y=mb.sqrt(x=mb.add(x=total, y=HALF(1e-4))), name="y")
 
 
 def layer_norm(x: Var) -> Var:
-    """A layer norm that is written out."""
+    """Squares above 255 overflow."""
     apart = mb.sub(x=x, y=rows(mb.reduce_mean, x))
     spread = mb.add(x=rows(mb.reduce_mean, mb.square(x=apart)), y=HALF(1e-4))
     return mb.mul(x=apart, y=mb.rsqrt(x=spread, epsilon=NONE), name="y")
 
 
 def variance(x: Var) -> Var:
-    """The mean of squares less the square of the mean."""
+    """Two large numbers cancel."""
     squares = rows(mb.reduce_mean, mb.square(x=x))
     return mb.sub(x=squares, y=mb.square(x=rows(mb.reduce_mean, x)), name="y")
 
 
 def magnitude(x: Var) -> Var:
-    """Of complex numbers."""
+    """Squares above 255 overflow."""
     a, b = mb.split(x=x, num_splits=2, axis=1)
     return mb.sqrt(x=mb.add(x=mb.square(x=a), y=mb.square(x=b)), name="y")
 
 
 def power_in_decibels(x: Var) -> Var:
-    """The logarithm of the power of complex numbers, no less than 1e-4."""
+    """Squares above 255 overflow, though the logarithm is small."""
     real, imaginary = (mb.square(x=v) for v in mb.split(x=x, num_splits=2, axis=1))
     power = mb.maximum(x=mb.add(x=real, y=imaginary), y=HALF(1e-4))
     return mb.mul(x=mb.log(x=power, epsilon=NONE), y=HALF(4.34), name="y")
 
 
 def log_mel(x: Var) -> Var:
-    """Bands of the power of complex numbers, no less than 1e-4."""
+    """Squares above 255 overflow, though the logarithm is small."""
     weights = np.abs(random(1, 20, 64, scale=0.02))[0]
     real, imaginary = (mb.square(x=mb.squeeze(x=v, axes=[1])) for v in mb.split(x=x, num_splits=2, axis=1))
     bands = mb.matmul(x=weights, y=mb.add(x=real, y=imaginary))
@@ -178,13 +211,13 @@ def log_mel(x: Var) -> Var:
 
 
 def deviation(x: Var) -> Var:
-    """The unbiased deviation of rows, as it is converted."""
+    """Squares above 255 overflow."""
     apart = mb.sub(x=x, y=rows(mb.reduce_mean, x))
     return mb.sqrt(x=mb.mul(x=rows(mb.reduce_mean, mb.square(x=apart)), y=HALF(64 / 63)), name="y")
 
 
 def cosine_written(x: Var) -> Var:
-    """As `torch.nn.functional.cosine_similarity` is converted."""
+    """Products above 65504 are divided by products above 65504."""
     a, b = mb.split(x=x, num_splits=2, axis=1)
     product, first, second = (rows(mb.reduce_sum, mb.mul(x=v, y=w)) for v, w in ((a, b), (a, a), (b, b)))
     lengths = mb.sqrt(x=mb.maximum(x=mb.mul(x=first, y=second), y=HALF(6e-8)))
@@ -192,17 +225,17 @@ def cosine_written(x: Var) -> Var:
 
 
 def length(x: Var) -> Var:
-    """Of rows."""
+    """Squares above 255 overflow."""
     return mb.sqrt(x=rows(mb.reduce_sum, mb.square(x=x)), name="y")
 
 
 def mean_by_sum(x: Var) -> Var:
-    """A sum over a picture, times one over its pixels."""
+    """The sum overflows before it is made small."""
     return mb.mul(x=mb.reduce_sum(x=x, axes=[-2, -1], keep_dims=True), y=HALF(1 / 16384), name="y")
 
 
 def masked_mean(x: Var) -> Var:
-    """The mean of the tokens that a mask keeps, as a quotient of sums."""
+    """The sum overflows before it is divided by the count."""
     mask = mb.cast(
         x=mb.greater(x=mb.slice_by_size(x=x, begin=[0, 0, 0], size=[-1, -1, 1]), y=HALF(0)), dtype="fp16"
     )
@@ -211,24 +244,24 @@ def masked_mean(x: Var) -> Var:
 
 
 def shares_of_magnitudes(x: Var) -> Var:
-    """x / sum(|x|), as a norm with p = 1."""
+    """The sum that divides is infinite, and all shares are 0."""
     total = mb.reduce_sum(x=mb.abs(x=x), axes=[-1], keep_dims=True)
     return mb.real_div(x=x, y=mb.maximum(x=total, y=HALF(2**-24)), name="y")
 
 
 def log_cosh(x: Var) -> Var:
-    """The logarithm of a hyperbolic cosine."""
+    """The hyperbolic cosine overflows above 11.78."""
     return mb.log(x=mb.cosh(x=x), epsilon=NONE, name="y")
 
 
 def late_scale(x: Var) -> Var:
-    """Attention whose scores are scaled after the product."""
+    """The product overflows before it is made small."""
     scores = mb.mul(x=mb.matmul(x=x, y=x, transpose_y=True), y=HALF(1 / 64))
     return mb.matmul(x=mb.softmax(x=scores, axis=-1), y=x, name="y")
 
 
 def covariance(x: Var) -> Var:
-    """Of eight rows."""
+    """The product overflows before it is divided by the number of values."""
     apart = mb.sub(x=x, y=rows(mb.reduce_mean, x))
     return mb.mul(x=mb.matmul(x=apart, y=apart, transpose_y=True), y=HALF(1 / 511), name="y")
 
@@ -278,12 +311,12 @@ def gelu_written(x: Var) -> Var:
 
 
 def cube(x: Var) -> Var:
-    """A third power that is made small afterwards."""
+    """A cube above 40 overflows, though it is made small afterwards."""
     return mb.mul(x=mb.pow(x=x, y=HALF(3)), y=HALF(1e-4), name="y")
 
 
 def counter(x: Var) -> Var:
-    """How many of the numbers so far are positive."""
+    """Fp16 skips integers above 2048, and 2048 + 1 is 2048."""
     return mb.cumsum(x=mb.cast(x=mb.greater(x=x, y=HALF(0)), dtype="fp16"), axis=1, name="y")
 
 
@@ -294,13 +327,13 @@ def angles(length: int) -> Build:
 
 
 def counted_angle(x: Var) -> Var:
-    """The cosine of half of the place, which is counted in the run."""
+    """Above 2048 a count in fp16 skips integers, and the angles are those of other places."""
     ones = mb.fill_like(ref_tensor=x, value=HALF(1))
     return mb.mul(x=x, y=mb.cos(x=mb.mul(x=mb.cumsum(x=ones, axis=1), y=HALF(0.5))), name="y")
 
 
 def quotient_angle(x: Var) -> Var:
-    """The angle of a complex number."""
+    """0 / 0 is NaN."""
     a, b = mb.split(x=x, num_splits=2, axis=1)
     return mb.atan(x=mb.real_div(x=a, y=b), name="y")
 
@@ -320,7 +353,7 @@ def in_quadrants(a: Var, b: Var) -> Var:
 
 
 def quadrants(x: Var) -> Var:
-    """The angle of complex numbers."""
+    """0 / 0 is NaN; torch's atan2 is converted to what gives 0, and not pi, where y is 0 and x negative."""
     return in_quadrants(*mb.split(x=x, num_splits=2, axis=1))
 
 
@@ -331,7 +364,7 @@ def right_quadrants(x: Var) -> Var:
 
 
 def covariance_of_means(x: Var) -> Var:
-    """The mean of products less the product of means."""
+    """Two large numbers cancel."""
     a, b = mb.split(x=x, num_splits=2, axis=1)
     return mb.sub(
         x=rows(mb.reduce_mean, mb.mul(x=a, y=b)),
@@ -341,13 +374,13 @@ def covariance_of_means(x: Var) -> Var:
 
 
 def variance_of_windows(x: Var) -> Var:
-    """As a structural similarity has it."""
+    """Two large numbers cancel."""
     pool = partial(mb.avg_pool, kernel_sizes=[4, 4], strides=[4, 4], pad_type="valid")
     return mb.sub(x=pool(x=mb.square(x=x)), y=mb.square(x=pool(x=x)), name="y")
 
 
 def small_divisor(x: Var) -> Var:
-    """A quotient by small numbers, that is made small again."""
+    """Divided by 1e-5 a number above 0.65 overflows, though it is made small afterwards."""
     a, b = mb.split(x=x, num_splits=2, axis=1)
     return mb.mul(x=mb.real_div(x=a, y=mb.maximum(x=mb.abs(x=b), y=HALF(1e-5))), y=b, name="y")
 
@@ -359,7 +392,7 @@ def divided_by_more(x: Var) -> Var:
 
 
 def norm_between_casts(x: Var) -> Var:
-    """A norm that is computed in fp32, between casts."""
+    """The casts may be folded away; make it fp16 (`compute_fp16`); `safe_numbers` repairs norms of fp16."""
     wide = mb.cast(x=x, dtype="fp32")
     mean = mb.add(x=rows(mb.reduce_mean, mb.square(x=wide)), y=np.float32(1e-4))
     return mb.cast(x=mb.mul(x=wide, y=mb.rsqrt(x=mean, epsilon=np.float32(0))), dtype="fp16", name="y")
@@ -384,23 +417,23 @@ def fused_under_table(masked: bool) -> Build:
 
 
 def exponential(x: Var) -> Var:
-    """A spread from its logarithm."""
+    """Above 11.09 it overflows, though it is made small afterwards."""
     return mb.mul(x=mb.exp(x=x), y=HALF(1e-3), name="y")
 
 
 def likelihood(x: Var) -> Var:
-    """A squared distance times a precision, of which the logarithm is the negative of the numbers."""
+    """A precision overflows above 11.09, though distances are small where it is large."""
     return mb.mul(x=mb.exp(x=mb.mul(x=x, y=HALF(-1))), y=mb.square(x=mb.add(x=x, y=HALF(13))), name="y")
 
 
 def squared_relu(x: Var) -> Var:
-    """The second half of a feed-forward part."""
+    """Squares above 255 overflow, though weights make them small."""
     weight = (np.random.default_rng(0).uniform(-0.05, 0.05, (8, 64))).astype(HALF)
     return mb.linear(x=mb.square(x=mb.relu(x=x)), weight=weight, name="y")
 
 
 def width_slice(x: Var) -> Var:
-    """The second half of the last axis."""
+    """Numbers from 4095 on become infinite."""
     return mb.slice_by_index(x=x, begin=[0, 0, 4], end=[1, 4, 8], name="y")
 
 
@@ -427,12 +460,12 @@ def wide_mask(kept: int) -> Build:
 
 
 def many_keys(x: Var) -> Var:
-    """Attention over all that there is."""
+    """The product with values is wrong; the mechanism is not known."""
     return mb.matmul(x=mb.softmax(x=mb.matmul(x=x, y=x, transpose_y=True), axis=-1), y=x, name="y")
 
 
 def large_mean(x: Var) -> Var:
-    """Of a picture."""
+    """A narrow running sum loses what is small beside it."""
     return mb.reduce_mean(x=x, axes=[-2, -1], keep_dims=True, name="y")
 
 
@@ -462,13 +495,13 @@ def rows_at_places(constant: bool) -> Build:
 
 
 def product_of_three(x: Var) -> Var:
-    """(a * b) * c."""
+    """A product above 65504 is made small by the third factor."""
     a, b, c = mb.split(x=x, num_splits=3, axis=1)
     return mb.mul(x=mb.mul(x=a, y=b), y=c, name="y")
 
 
 def linear_attention(x: Var) -> Var:
-    """q (k^T v) over q sum(k), of elu + 1, as it is converted."""
+    """Sums over all keys are divided by sums over all keys."""
     a, b, v = mb.split(x=x, num_splits=3, axis=0)
     q, k = (mb.add(x=mb.elu(x=w, alpha=HALF(1)), y=HALF(1)) for w in (a, b))
     total = mb.reduce_sum(x=k, axes=[-2], keep_dims=True)
@@ -477,43 +510,43 @@ def linear_attention(x: Var) -> Var:
 
 
 def square_over_more(x: Var) -> Var:
-    """x^2 / (1 + x^2), taken of the cube, as robust losses are weighed."""
+    """A power above 65504 is divided by one."""
     power = mb.mul(x=mb.square(x=x), y=x)
     return mb.real_div(x=power, y=mb.add(x=mb.abs(x=power), y=HALF(1e4)), name="y")
 
 
 def generalized_mean(x: Var) -> Var:
-    """The cube root of a mean of cubes."""
+    """Cubes above 65504 have a small root."""
     cubes = mb.pow(x=mb.clip(x=x, alpha=HALF(1e-6), beta=HALF(np.inf)), y=HALF(3))
     return mb.pow(x=mb.reduce_mean(x=cubes, axes=[-1], keep_dims=True), y=HALF(1 / 3), name="y")
 
 
 def distances(x: Var) -> Var:
-    """|x|^2 + |y|^2 - 2 x y."""
+    """Large squares and products nearly cancel."""
     total = rows(mb.reduce_sum, mb.square(x=x))
     product = mb.matmul(x=mb.mul(x=x, y=HALF(2)), y=x, transpose_y=True)
     return mb.sub(x=mb.add(x=total, y=mb.transpose(x=total, perm=[1, 0])), y=product, name="y")
 
 
 def shares_by_hand(x: Var) -> Var:
-    """Weights that are divided by their sum after the product with the values."""
+    """The product overflows before it is divided by the sum of the weights."""
     weights = mb.sigmoid(x=mb.matmul(x=bounded(x), y=bounded(x), transpose_y=True))
     return mb.real_div(x=mb.matmul(x=weights, y=x), y=rows(mb.reduce_sum, weights), name="y")
 
 
 def difference_of_roots(x: Var) -> Var:
-    """Of numbers that are 1 apart."""
+    """Two roots of large numbers have most digits in common."""
     size = mb.abs(x=x)
     return mb.sub(x=mb.sqrt(x=mb.add(x=size, y=HALF(1))), y=mb.sqrt(x=size), name="y")
 
 
 def log_of_more(x: Var) -> Var:
-    """log(1 + x)."""
+    """Next to 1 a sum is rounded to steps of 0.001."""
     return mb.log(x=mb.add(x=x, y=HALF(1)), epsilon=HALF(0), name="y")
 
 
 def log_of_many_times(x: Var) -> Var:
-    """log(1 + 10,000 |x|), as coremltools writes log(1 + |x| / 1e-4)."""
+    """10,000 times a number above 6.5 overflows, though its logarithm is small."""
     return mb.log(x=mb.mul(x=mb.abs(x=x), y=HALF(1e4)), epsilon=HALF(1), name="y")
 
 
@@ -529,29 +562,29 @@ def of_little(build: Build) -> Build:
 
 
 def log_of_rest(x: Var) -> Var:
-    """log(1 - exp(-|x|))."""
+    """Next to 1 a share is rounded to it, and the logarithm of 0 is infinite."""
     share = mb.exp(x=mb.mul(x=mb.abs(x=x), y=HALF(-1)))
     return mb.log(x=mb.sub(x=HALF(1), y=share), epsilon=NONE, name="y")
 
 
 def log_of_product(x: Var) -> Var:
-    """The logarithm of a product of probabilities."""
+    """A product of shares below 6e-8 is 0, and its logarithm infinite."""
     return mb.log(x=rows(mb.reduce_prod, mb.sigmoid(x=x)), epsilon=NONE, name="y")
 
 
 def hot_softmax(x: Var) -> Var:
-    """The softmax of scores at a temperature of a thousandth."""
+    """1000 times a score above 65 is infinite, and infinity less infinity NaN."""
     return mb.softmax(x=mb.mul(x=x, y=HALF(1000)), axis=-1, name="y")
 
 
 def fraction(x: Var) -> Var:
-    """The rest of a division by 7, as of a hash or a phase."""
+    """Above 64 fp16 holds a number to a thirtieth, and above 2048 no fraction of it."""
     turns = mb.real_div(x=x, y=HALF(7))
     return mb.sub(x=turns, y=mb.floor(x=turns), name="y")
 
 
 def angle_between(x: Var) -> Var:
-    """Of two rows, by their cosine."""
+    """Next to 1 fp16 has steps of 0.0005, whose arc cosine is 0.03."""
     a, b = mb.split(x=x, num_splits=2, axis=1)
     a, b = (mb.real_div(x=v, y=mb.sqrt(x=rows(mb.reduce_sum, mb.square(x=v)))) for v in (a, b))
     cosine = rows(mb.reduce_sum, mb.mul(x=a, y=b))
@@ -564,13 +597,13 @@ def angle_of_half(x: Var) -> Var:
 
 
 def sum_of_levels(x: Var) -> Var:
-    """The logarithm of the sum of powers of ten, as levels in decibels are added."""
+    """10 to the power of 4.82 and more overflows, though the logarithm is small."""
     power = mb.pow(x=HALF(10), y=mb.mul(x=x, y=HALF(0.1)))
     return mb.log(x=rows(mb.reduce_sum, power), epsilon=NONE, name="y")
 
 
 def companded(x: Var) -> Var:
-    """A mu-law decoder: 256^x - 1, made small."""
+    """The power is rounded to steps of 0.001 next to 1."""
     return mb.mul(x=mb.sub(x=mb.pow(x=HALF(256), y=x), y=HALF(1)), y=HALF(1 / 255), name="y")
 
 
@@ -585,7 +618,7 @@ def from_a_half(build: Build) -> Build:
 
 
 def harmonic_mean(x: Var) -> Var:
-    """The reciprocal of the mean of reciprocals, a thousandfold."""
+    """The reciprocal of less than 1.5e-5 overflows, though that of the sum is small."""
     total = rows(mb.reduce_sum, mb.inverse(x=x, epsilon=NONE))
     return mb.real_div(x=HALF(64000), y=total, name="y")
 
@@ -604,7 +637,7 @@ def gap(start: int) -> Build:
 
 
 def window_sum(x: Var) -> Var:
-    """The sums of 16 neighbours, as differences of a running sum."""
+    """Two places of a large sum have most digits in common."""
     total = mb.cumsum(x=x, axis=1)
     size = x.shape[1]
     ahead = mb.slice_by_index(x=total, begin=[0, 16], end=[1, size])
@@ -623,7 +656,7 @@ def camera(focal: float) -> Build:
 
 
 def shared_area(x: Var) -> Var:
-    """The area that pairs of boxes share, by that of both."""
+    """Areas in pixels overflow, though the share of two is at most 1."""
     one, other = mb.split(x=mb.abs(x=x), num_splits=2, axis=1)
     first, second, both = (mb.reduce_prod(x=v, axes=[-1]) for v in (one, other, mb.minimum(x=one, y=other)))
     return mb.real_div(x=both, y=mb.sub(x=mb.add(x=first, y=second), y=both), name="y")
@@ -658,31 +691,31 @@ def near_rows() -> Array:
 
 
 def unprojection(x: Var) -> Var:
-    """A place times a depth, over the focal length."""
+    """A place times a depth overflows before it is divided by the focal length."""
     a, b = mb.split(x=x, num_splits=2, axis=1)
     return mb.mul(x=mb.mul(x=a, y=b), y=HALF(1e-3), name="y")
 
 
 def versed_sine(x: Var) -> Var:
-    """1 - cos(x), a thousandfold, as rotations by small angles have it."""
+    """Next to 1 the cosine is rounded to steps of 0.0005."""
     return mb.mul(x=mb.sub(x=HALF(1), y=mb.cos(x=x)), y=HALF(1000), name="y")
 
 
 def spread(x: Var) -> Var:
-    """The variance of the place of a heat map."""
+    """Weighted squares overflow, and are nearly equal."""
     shares, places = mb.softmax(x=x, axis=-1), np.arange(x.shape[1], dtype=HALF)
     place, square = rows(mb.reduce_sum, mb.mul(x=shares, y=places)), mb.mul(x=shares, y=places)
     return mb.sub(x=rows(mb.reduce_sum, mb.mul(x=square, y=places)), y=mb.mul(x=place, y=place), name="y")
 
 
 def overlap(x: Var) -> Var:
-    """The sum of the roots of products of shares."""
+    """A product of two shares below 2.4e-4 is 0, and so is its root."""
     p, q = (mb.softmax(x=v, axis=-1) for v in mb.split(x=x, num_splits=2, axis=1))
     return rows(mb.reduce_sum, mb.sqrt(x=mb.mul(x=p, y=q)))
 
 
 def log_of_energy(x: Var) -> Var:
-    """The logarithm of 1 and a mean of squares."""
+    """Squares overflow, though the logarithm is small."""
     return mb.log(x=mb.add(x=rows(mb.reduce_mean, mb.square(x=x)), y=HALF(1)), epsilon=NONE, name="y")
 
 
@@ -693,879 +726,512 @@ def surely(build: Build) -> Build:
 
 WIDE = random(2, 64, scale=10)
 LARGE = random(2, 64, scale=500)
+COREMLIT = "cosine 0.046 (M1 Max: findit-studio/coremlit)"
+FOLDED_CAST = "a norm whose fp32 cast was folded away: infinite (iPhone 17 Pro: john-rocky/CoreML-LLM)"
 KAS = "cadamcat/llms-on-apple-neural-engine"
 HAZARDS: tuple[Hazard, ...] = (
-    Hazard(
+    row(
         "softplus",
         lambda x: mb.log(x=more(x), epsilon=NONE, name="y"),
         WIDE,
-        of_bounded(lambda x: mb.log(x=more(x), epsilon=NONE, name="y")),
         "num-exp",
-        "fuse_exponential",
-        "fp16",
-        "the exponential overflows above 11.09, though the result is small",
+        because="the exponential overflows above 11.09, though the result is small",
     ),
-    Hazard(
+    row(
         "sigmoid",
         lambda x: mb.real_div(x=mb.exp(x=x), y=more(x), name="y"),
         WIDE,
-        of_bounded(lambda x: mb.real_div(x=mb.exp(x=x), y=more(x), name="y")),
         "num-exp",
-        "fuse_exponential",
-        "fp16",
-        "an infinity is divided by an infinity",
+        because="an infinity is divided by an infinity",
     ),
-    Hazard(
+    row(
         "softmax",
         softmax_written,
         WIDE,
-        of_bounded(softmax_written),
         "num-softmax",
-        "fuse_exponential",
-        "fp16",
-        "the exponential overflows above 11.09",
-        "the op itself takes the largest score away: 1000 does no harm (M1: sbryngelson/ane-guide)",
+        measured="the op itself takes the largest score away: 1000 does no harm (M1: sbryngelson/ane-guide)",
     ),
-    Hazard(
-        "logsumexp",
-        logsumexp_written,
-        WIDE,
-        of_bounded(logsumexp_written),
-        "num-softmax",
-        "fuse_exponential",
-        "fp16",
-        "the exponential overflows above 11.09",
-    ),
-    Hazard(
-        "logarithm of two exponentials",
-        log_add_exp,
-        random(2, 2, 64, scale=10),
-        of_bounded(log_add_exp),
-        "num-exp",
-        "fuse_exponential",
-        "fp16",
-        "an exponential overflows above 11.09",
-    ),
-    Hazard(
-        "tanh",
-        tanh_written,
-        WIDE,
-        of_bounded(tanh_written),
-        "num-exp",
-        "fuse_exponential",
-        "fp16",
-        "an infinity is divided by an infinity",
-    ),
-    Hazard(
-        "logarithm of a hyperbolic cosine",
-        log_cosh,
-        WIDE,
-        of_bounded(log_cosh),
-        "num-exp",
-        "fuse_exponential",
-        "fp16",
-        "the hyperbolic cosine overflows above 11.78",
-    ),
-    Hazard(
-        "logarithm of a sigmoid",
-        log_sigmoid,
-        random(2, 64, scale=20),
-        of_bounded(log_sigmoid),
-        "num-log-softmax",
-        "fuse_exponential",
-        "fp16",
-        "a share below 6e-8 is 0, and its logarithm infinite",
-    ),
-    Hazard(
+    row("logsumexp", logsumexp_written, WIDE, "num-softmax"),
+    row("logarithm of two exponentials", log_add_exp, random(2, 2, 64, scale=10), "num-exp"),
+    row("tanh", tanh_written, WIDE, "num-exp"),
+    row("logarithm of a hyperbolic cosine", log_cosh, WIDE, "num-exp"),
+    row("logarithm of a sigmoid", log_sigmoid, random(2, 64, scale=20), "num-log-softmax"),
+    row(
         "logarithm of a softmax",
         log_softmax,
         random(2, 64, scale=20),
-        of_bounded(log_softmax),
         "num-log-softmax",
-        "fuse_exponential",
-        "fp16",
-        "a share below 6e-8 is 0, and its logarithm infinite",
-        "log(0) is -45440 (M1: sbryngelson/ane-guide)",
+        measured="log(0) is -45440 (M1: sbryngelson/ane-guide)",
     ),
-    Hazard(
-        "root mean square norm",
-        root_norm,
-        LARGE,
-        of_bounded(root_norm),
-        "num-square",
-        "rms_norm",
-        "fp16",
-        "squares above 255 overflow; a cast to fp32 around them may be folded away",
-        "a norm whose fp32 cast was folded away: infinite (iPhone 17 Pro: john-rocky/CoreML-LLM)",
-    ),
-    Hazard(
-        "norm of rows by their length",
-        l2_norm,
-        LARGE,
-        of_bounded(l2_norm),
-        "num-root",
-        "scale_roots",
-        "fp16",
-        "squares above 255 overflow",
-    ),
-    Hazard(
-        "layer norm, written out",
-        layer_norm,
-        LARGE,
-        of_bounded(layer_norm),
-        "num-square",
-        "group_norm",
-        "fp16",
-        "squares above 255 overflow",
-    ),
-    Hazard(
+    row("root mean square norm", root_norm, LARGE, "num-square", repair="rms_norm", measured=FOLDED_CAST),
+    row("norm of rows by their length", l2_norm, LARGE, "num-root"),
+    row("layer norm, written out", layer_norm, LARGE, "num-square", repair="group_norm"),
+    row(
         "variance as a difference of means",
         variance,
         random(2, 64, shift=100),
-        of_bounded(variance),
         "num-variance",
-        "centre_variance",
-        "fp16",
-        "two large numbers cancel",
+        repair="centre_variance",
     ),
-    Hazard(
+    row(
         "covariance as a difference of means",
         covariance_of_means,
         np.repeat(random(2, 1, 64, shift=30), 2, 1),
-        of_bounded(covariance_of_means),
         "num-cancel",
-        "widen_to_fp32",
-        "fp16",
-        "two large numbers cancel",
     ),
-    Hazard(
+    row(
         "variance of windows as a difference of means",
         variance_of_windows,
         random(1, 1, 16, 16, shift=100),
-        of_bounded(variance_of_windows),
         "num-cancel",
-        "widen_to_fp32",
-        "fp16",
-        "two large numbers cancel",
     ),
-    Hazard(
+    row(
         "norm between casts to fp32 and back",
         norm_between_casts,
         LARGE,
-        of_bounded(norm_between_casts),
         "num-folded-cast",
-        "",
-        "",
-        "the casts may be folded away; make it fp16 (`compute_fp16`); `safe_numbers` repairs norms of fp16",
-        "a norm whose fp32 cast was folded away: infinite (iPhone 17 Pro: john-rocky/CoreML-LLM)",
+        arithmetic="",
+        measured=FOLDED_CAST,
         target="A19/iOS 26",
     ),
-    Hazard(
+    row(
         "magnitude of complex numbers",
         magnitude,
         random(2, 2, 64, scale=500),
-        of_bounded(magnitude),
         "num-root",
-        "scale_roots",
-        "fp16",
-        "squares above 255 overflow",
-        "a log-mel front end: cosine 0.046 (M1 Max: findit-studio/coremlit)",
+        measured=f"a log-mel front end: {COREMLIT}",
     ),
-    Hazard(
+    row(
         "logarithm of a power",
         power_in_decibels,
         random(2, 2, 64, scale=500),
-        of_bounded(power_in_decibels),
         "num-root",
-        "scale_roots",
-        "fp16",
-        "squares above 255 overflow, though the logarithm is small",
-        "a log-mel front end: cosine 0.046 (M1 Max: findit-studio/coremlit)",
+        measured=f"a log-mel front end: {COREMLIT}",
     ),
-    Hazard(
-        "deviation of rows",
-        deviation,
-        LARGE,
-        of_bounded(deviation),
-        "num-root",
-        "scale_roots",
-        "fp16",
-        "squares above 255 overflow",
-    ),
-    Hazard(
+    row("deviation of rows", deviation, LARGE, "num-root"),
+    row(
         "log-mel front end",
         log_mel,
         random(1, 2, 64, 8, scale=500),
-        of_bounded(log_mel),
         "num-spectrum",
-        "scale_spectra",
-        "fp16",
-        "squares above 255 overflow, though the logarithm is small",
-        "cosine 0.046 (M1 Max: findit-studio/coremlit)",
+        repair="scale_spectra",
+        measured=COREMLIT,
     ),
-    Hazard(
-        "cosine of two rows",
-        cosine_written,
-        random(2, 2, 64, scale=500),
-        of_bounded(cosine_written),
-        "num-cosine",
-        "scale_cosines",
-        "fp16",
-        "products above 65504 are divided by products above 65504",
+    row(
+        "cosine of two rows", cosine_written, random(2, 2, 64, scale=500), "num-cosine", repair="scale_cosines"
     ),
-    Hazard(
-        "length of rows",
-        length,
-        LARGE,
-        of_bounded(length),
-        "num-root",
-        "scale_roots",
-        "fp16",
-        "squares above 255 overflow",
-    ),
-    Hazard(
+    row("length of rows", length, LARGE, "num-root"),
+    row(
         "mean as a sum",
         mean_by_sum,
         random(1, 4, 128, 128, shift=10),
-        of_bounded(mean_by_sum),
         "num-reduce",
-        "sum_to_mean",
-        "fp16",
-        "the sum overflows before it is made small",
-        "a reduction has the range of fp16 and a narrow running sum (M1, M5: sbryngelson/ane-guide)",
+        repair="sum_to_mean",
+        measured="a reduction has the range of fp16 and a narrow running sum (M1, M5: sbryngelson/ane-guide)",
     ),
-    Hazard(
-        "mean by a mask",
-        masked_mean,
-        random(1, 512, 8, scale=300, shift=300),
-        of_bounded(masked_mean),
-        "num-quotient",
-        "mean_quotient",
-        "fp16",
-        "the sum overflows before it is divided by the count",
-    ),
-    Hazard(
+    row("mean by a mask", masked_mean, random(1, 512, 8, scale=300, shift=300), "num-quotient"),
+    row(
         "shares of a sum of magnitudes",
         shares_of_magnitudes,
         random(2, 1024, scale=200),
-        lambda x: shares_of_magnitudes(mb.mul(x=bounded(x), y=HALF(8))),
         "num-quotient",
-        "mean_quotient",
-        "fp16",
-        "the sum that divides is infinite, and all shares are 0",
+        twin=lambda x: shares_of_magnitudes(mb.mul(x=bounded(x), y=HALF(8))),
     ),
-    Hazard(
+    row(
         "scores scaled too late",
         late_scale,
         random(1, 8, 64, scale=30),
-        of_bounded(late_scale),
         "num-scale-after",
-        "scale_scores",
-        "fp16",
-        "the product overflows before it is made small",
-        "query times key lost most to fp16 of all kinds of ops, 35 dB (M1 Max: smpanaro/more-ane-transformers)",
+        measured="query times key lost most to fp16 of all kinds of ops, 35 dB"
+        " (M1 Max: smpanaro/more-ane-transformers)",
     ),
-    Hazard(
-        "covariance",
-        covariance,
-        random(1, 8, 512, scale=100),
-        of_bounded(covariance),
-        "num-scale-after",
-        "scale_scores",
-        "fp16",
-        "the product overflows before it is divided by the number of values",
-    ),
-    Hazard(
+    row("covariance", covariance, random(1, 8, 512, scale=100), "num-scale-after"),
+    row(
         "sum of products beyond 32768",
         large_product(100),
         np.abs(random(2, 512, scale=10)),
-        large_product(10),
         "num-mac-32768",
-        "scale_products",
-        "ane",
-        "a partial sum of 32768 or more becomes infinite",
-        "M1, M2, M4, M5, M6 (sbryngelson/ane-guide; 751K)",
+        twin=large_product(10),
+        repair="scale_products",
+        arithmetic="ane",
+        because="a partial sum of 32768 or more becomes infinite",
+        measured="M1, M2, M4, M5, M6 (sbryngelson/ane-guide; 751K)",
     ),
-    Hazard(
+    row(
         "slice within the last axis",
         width_slice,
         random(1, 4, 8, scale=9000),
-        of_bounded(width_slice),
         "num-slice-q4",
-        "cut_rows",
-        "ane:M1",
-        "numbers from 4095 on become infinite",
-        "M1, M2 (sbryngelson/ane-guide, not through Core ML)",
+        repair="cut_rows",
+        arithmetic="ane:M1",
+        measured="M1, M2 (sbryngelson/ane-guide, not through Core ML)",
     ),
-    Hazard(
+    row(
         "causal mask of -inf",
         attention(-np.inf),
         random(1, 8, 16),
-        attention(-1e4),
         "num-mask-causal",
-        "causal_mask_tensor",
-        "",
-        "the softmax of the engine does not handle -inf (Apple's rules)",
+        twin=attention(-1e4),
+        repair="causal_mask_tensor",
+        arithmetic="",
+        because="the softmax of the engine does not handle -inf (Apple's rules)",
     ),
-    Hazard(
+    row(
         "causal mask of the lowest number",
         attention(-65504),
         random(1, 8, 16),
-        attention(-1e4),
         "num-mask-causal",
-        "causal_mask_tensor",
-        "",
-        "below -32768 a fill becomes -inf where the sum is fused with the product",
-        "finfo.min of fp32: 15 of 16 outputs not finite on the CPU (M1 Max: findit-studio/coremlit)",
+        twin=attention(-1e4),
+        repair="causal_mask_tensor",
+        arithmetic="",
+        because="below -32768 a fill becomes -inf where the sum is fused with the product",
+        measured="finfo.min of fp32: 15 of 16 outputs not finite on the CPU (M1 Max: findit-studio/coremlit)",
     ),
-    Hazard(
+    row(
         "rows that are masked whole",
         attention(-np.inf, -1),
         random(1, 8, 16),
-        attention(-1e4, -1),
         "num-mask-rows",
-        "padding_mask_tensor",
-        "",
-        "the softmax of a row that is all -inf is NaN",
-        "NaN becomes a large number (M5: FluidAudio issue 679)",
+        twin=attention(-1e4, -1),
+        repair="padding_mask_tensor",
+        arithmetic="",
+        because="the softmax of a row that is all -inf is NaN",
+        measured="NaN becomes a large number (M5: FluidAudio issue 679)",
     ),
-    Hazard(
+    row(
         "rows that a mask of fp32 leaves nothing",
         wide_mask(0),
         random(8, 8),
-        wide_mask(1),
         "num-mask-rows",
-        "padding_mask_tensor",
-        "fp16",
-        "a cast to fp16 makes -9e15 minus infinity, and the softmax of such a row is NaN",
+        twin=wide_mask(1),
+        repair="padding_mask_tensor",
+        because="a cast to fp16 makes -9e15 minus infinity, and the softmax of such a row is NaN",
     ),
-    Hazard(
+    row(
         "mask of fused attention times -inf",
         fused_attention(-np.inf),
         random(1, 1, 8, 8),
-        fused_attention(-1e4),
         "num-mask-product",
-        "padding_mask_tensor",
-        "",
-        "0 * -inf is NaN wherever a score is kept",
+        twin=fused_attention(-1e4),
+        repair="padding_mask_tensor",
+        arithmetic="",
+        because="0 * -inf is NaN wherever a score is kept",
     ),
-    Hazard(
+    row(
         "fused attention under a constant mask",
         fused_under_table(True),
         random(1, 1, 8, 16),
-        fused_under_table(False),
         "sdpa-mask",
-        "decompose_attention",
-        "",
-        "a mask that no op of the engine's own makes is ignored",
-        "a mask ignored, and no error (M1 Max, macOS 27.0: ironblock/sidekick)",
+        twin=fused_under_table(False),
+        repair="decompose_attention",
+        arithmetic="",
+        because="a mask that no op of the engine's own makes is ignored",
+        measured="a mask ignored, and no error (M1 Max, macOS 27.0: ironblock/sidekick)",
         target="M1/macOS 27",
     ),
-    Hazard(
+    row(
         "small shares of many keys",
         many_keys,
         random(1, 4096, 16, scale=0.1),
-        of_bounded(many_keys),
         "num-shares",
-        "scale_shares",
-        "",
-        "the product with values is wrong; the mechanism is not known",
-        f"5.2 to 5.4 % off over 4,096 keys; with 64 times the shares 0.06 % (M5 Pro, Core AI: {KAS})",
+        repair="scale_shares",
+        arithmetic="",
+        measured=f"5.2 to 5.4 % off over 4,096 keys; with 64 times the shares 0.06 % (M5 Pro, Core AI: {KAS})",
         twin_shape=(1, 512, 16),
     ),
-    Hazard(
+    row(
         "product between two quantizations",
         quantized_product(False),
         random(2, 64),
-        quantized_product(True),
         "num-qdq",
-        "clip_product",
-        "ane:M5",
-        "the code of the factor is dequantized by the scale of the output",
-        f"1, 2, 4, 8 where 1 is right (M5 Pro, macOS 27.0: {KAS})",
+        twin=quantized_product(True),
+        repair="clip_product",
+        arithmetic="ane:M5",
+        because="the code of the factor is dequantized by the scale of the output",
+        measured=f"1, 2, 4, 8 where 1 is right (M5 Pro, macOS 27.0: {KAS})",
     ),
-    Hazard(
+    row(
         "guard that is subnormal",
         log_guard(1e-6),
         np.zeros((2, 64), HALF),
-        log_guard(1e-4),
         "num-eps-subnormal",
-        "hold_guards",
-        "flushed",
-        "the multiplier of H13 takes subnormal numbers for 0",
-        "log-mel with a guard of 1e-6: cosine 0.046 (M1 Max: findit-studio/coremlit)",
+        twin=log_guard(1e-4),
+        repair="hold_guards",
+        arithmetic="flushed",
+        because="the multiplier of H13 takes subnormal numbers for 0",
+        measured="log-mel with a guard of 1e-6: cosine 0.046 (M1 Max: findit-studio/coremlit)",
     ),
-    Hazard(
+    row(
         "least number of a logarithm, subnormal",
         least_of_log(1e-5),
         np.zeros((2, 64), HALF),
-        least_of_log(1e-4),
         "num-eps-subnormal",
-        "hold_guards",
-        "flushed",
-        "the multiplier of H13 takes subnormal numbers for 0",
+        twin=least_of_log(1e-4),
+        repair="hold_guards",
+        arithmetic="flushed",
+        because="the multiplier of H13 takes subnormal numbers for 0",
     ),
-    Hazard(
+    row(
         "least length of rows, subnormal",
         unit_rows(1e-6),
         np.zeros((2, 64), HALF),
-        unit_rows(1e-4),
         "num-eps-subnormal",
-        "hold_guards",
-        "flushed",
-        "the multiplier of H13 takes subnormal numbers for 0, and 0 / 0 is NaN",
+        twin=unit_rows(1e-4),
+        repair="hold_guards",
+        arithmetic="flushed",
+        because="the multiplier of H13 takes subnormal numbers for 0, and 0 / 0 is NaN",
     ),
-    Hazard(
+    row(
         "least number of a logarithm, rounded by a converter",
         least_of_log(2.0**-24),
         np.zeros((2, 64), HALF),
-        least_of_log(1e-4),
         "num-eps",
-        "hold_guards",
-        "flushed",
-        "the conversion rounded 1e-10 to 6e-8 and lost the original value: convert in fp32; "
+        twin=least_of_log(1e-4),
+        repair="hold_guards",
+        arithmetic="flushed",
+        because="the conversion rounded 1e-10 to 6e-8 and lost the original value: convert in fp32; "
         "`compute_fp16` keeps it then",
     ),
-    Hazard(
+    row(
         "guard that is 0",
         root_guard(1e-12),
         np.zeros((2, 64), HALF),
-        root_guard(1e-4),
         "num-eps",
-        "hold_guards",
-        "",
-        "1e-12 is 0 in fp16, and 0 times infinity NaN; 6e-8 takes its place",
+        twin=root_guard(1e-4),
+        repair="hold_guards",
+        arithmetic="",
+        because="1e-12 is 0 in fp16, and 0 times infinity NaN; 6e-8 takes its place",
     ),
-    Hazard(
-        "third power",
-        cube,
-        random(2, 64, scale=60),
-        gelu_written,
-        "num-square",
-        "scale_powers",
-        "fp16",
-        "a cube above 40 overflows, though it is made small afterwards",
-    ),
-    Hazard(
+    row("third power", cube, random(2, 64, scale=60), "num-square", twin=gelu_written),
+    row(
         "running count",
         counter,
         np.ones((1, 4096), HALF),
-        counter,
         "num-count",
-        "widen_to_fp32",
-        "one by one",
-        "fp16 skips integers above 2048, and 2048 + 1 is 2048",
-        "M1, M5 (sbryngelson/ane-guide)",
+        twin=counter,
+        arithmetic="one by one",
+        measured="M1, M5 (sbryngelson/ane-guide)",
         twin_shape=(1, 1024),
+        repair="widen_to_fp32",
     ),
-    Hazard(
+    row(
         "sines of large angles",
         angles(4096),
         random(1, 4),
-        angles(32),
         "num-angle",
-        "widen_to_fp32",
-        "fp16",
-        "fp16 holds an angle of 2048 to one or two; `rotary_tables` makes tables, of positions",
+        twin=angles(32),
+        because="fp16 holds an angle of 2048 to one or two; `rotary_tables` makes tables, of positions",
     ),
-    Hazard(
+    row(
         "cosines of a running count",
         counted_angle,
         random(1, 5000, 4),
-        counted_angle,
         "num-angle",
-        "widen_to_fp32",
-        "fp16",
-        "above 2048 a count in fp16 skips integers, and the angles are those of other places",
+        twin=counted_angle,
         twin_shape=(1, 60, 4),
     ),
-    Hazard(
+    row(
         "angle of a quotient",
         quotient_angle,
         np.zeros((2, 2, 64), HALF),
-        guarded_angle,
         "num-atan",
-        "stable_angle",
-        "",
-        "0 / 0 is NaN",
-        "an atan2 of a phase: 0.82 even on the CPU (M1, M2, M2 Ultra: mattmireles/kokoro-coreml)",
+        twin=guarded_angle,
+        repair="stable_angle",
+        arithmetic="",
+        measured="an atan2 of a phase: 0.82 even on the CPU (M1, M2, M2 Ultra: mattmireles/kokoro-coreml)",
     ),
-    Hazard(
+    row(
         "angle in four quadrants",
         quadrants,
         np.zeros((2, 2, 64), HALF),
-        right_quadrants,
         "num-atan",
-        "stable_angle",
-        "",
-        "0 / 0 is NaN; torch's atan2 is converted to what gives 0, and not pi, where y is 0 and x negative",
-        "an atan2 of a phase: 0.82 even on the CPU (M1, M2, M2 Ultra: mattmireles/kokoro-coreml)",
+        twin=right_quadrants,
+        repair="stable_angle",
+        arithmetic="",
+        measured="an atan2 of a phase: 0.82 even on the CPU (M1, M2, M2 Ultra: mattmireles/kokoro-coreml)",
     ),
-    Hazard(
-        "exponential without a bound",
-        exponential,
-        random(2, 64, scale=4, shift=6),
-        of_bounded(exponential),
-        "num-exp-range",
-        "halve_exponent",
-        "fp16",
-        "above 11.09 it overflows, though it is made small afterwards",
-    ),
-    Hazard(
-        "exponential times a square",
-        likelihood,
-        random(2, 64, scale=0.05, shift=-13),
-        of_bounded(likelihood),
-        "num-exp-range",
-        "halve_exponent",
-        "fp16",
-        "a precision overflows above 11.09, though distances are small where it is large",
-    ),
-    Hazard(
-        "square in front of small weights",
-        squared_relu,
-        random(2, 64, scale=150),
-        of_bounded(squared_relu),
-        "num-square",
-        "scale_powers",
-        "fp16",
-        "squares above 255 overflow, though weights make them small",
-    ),
-    Hazard(
+    row("exponential without a bound", exponential, random(2, 64, scale=4, shift=6), "num-exp-range"),
+    row("exponential times a square", likelihood, random(2, 64, scale=0.05, shift=-13), "num-exp-range"),
+    row("square in front of small weights", squared_relu, random(2, 64, scale=150), "num-square"),
+    row(
         "product of three",
         product_of_three,
         random(2, 3, 64, scale=40) * np.array([10, 10, 1e-4], HALF).reshape(3, 1),
-        of_bounded(product_of_three),
         "num-between",
-        "widen_to_fp32",
-        "fp16",
-        "a product above 65504 is made small by the third factor",
     ),
-    Hazard(
+    row(
         "linear attention",
         linear_attention,
         random(3, 512, 16, scale=8, shift=4),
-        of_bounded(linear_attention),
         "num-between",
-        "widen_to_fp32",
-        "fp16",
-        "sums over all keys are divided by sums over all keys",
         twin_shape=(3, 32, 16),
     ),
-    Hazard(
-        "quotient of powers",
-        square_over_more,
-        random(2, 64, scale=60),
-        of_bounded(square_over_more),
-        "num-between",
-        "widen_to_fp32",
-        "fp16",
-        "a power above 65504 is divided by one",
-    ),
-    Hazard(
+    row("quotient of powers", square_over_more, random(2, 64, scale=60), "num-between"),
+    row(
         "quotient by small numbers",
         small_divisor,
         np.concatenate([random(2, 1, 64), random(2, 1, 64, scale=1e-5)], 1),
-        divided_by_more,
         "num-between",
-        "widen_to_fp32",
-        "fp16",
-        "divided by 1e-5 a number above 0.65 overflows, though it is made small afterwards",
+        twin=divided_by_more,
     ),
-    Hazard(
-        "logarithm of many times a number",
-        log_of_many_times,
-        np.abs(random(2, 64, scale=20)),
-        of_bounded(log_of_many_times),
-        "num-between",
-        "widen_to_fp32",
-        "fp16",
-        "10,000 times a number above 6.5 overflows, though its logarithm is small",
-    ),
-    Hazard(
+    row("logarithm of many times a number", log_of_many_times, np.abs(random(2, 64, scale=20)), "num-between"),
+    row(
         "logarithm of a product in fp32",
         log_of_narrowed,
         np.abs(random(2, 64)),
-        of_little(log_of_narrowed),
         "num-between",
-        "widen_to_fp32",
-        "fp16",
-        "a product with 1e6 stays in fp32, and the cast of it to fp16 overflows, though its logarithm is small",
+        twin=of_little(log_of_narrowed),
+        because="a product with 1e6 stays in fp32, and the cast of it to fp16 overflows,"
+        " though its logarithm is small",
     ),
-    Hazard(
-        "generalized mean",
-        generalized_mean,
-        np.abs(random(2, 64, scale=50)),
-        of_bounded(generalized_mean),
-        "num-between",
-        "widen_to_fp32",
-        "fp16",
-        "cubes above 65504 have a small root",
-    ),
-    Hazard(
-        "expanded distances",
-        distances,
-        random(16, 16, shift=30),
-        of_bounded(distances),
-        "num-cancel",
-        "widen_to_fp32",
-        "fp16",
-        "large squares and products nearly cancel",
-    ),
-    Hazard(
-        "shares by hand times values",
-        shares_by_hand,
-        random(512, 16, scale=30, shift=200),
-        of_bounded(shares_by_hand),
-        "num-between",
-        "widen_to_fp32",
-        "fp16",
-        "the product overflows before it is divided by the sum of the weights",
-    ),
-    Hazard(
+    row("generalized mean", generalized_mean, np.abs(random(2, 64, scale=50)), "num-between"),
+    row("expanded distances", distances, random(16, 16, shift=30), "num-cancel"),
+    row("shares by hand times values", shares_by_hand, random(512, 16, scale=30, shift=200), "num-between"),
+    row(
         "exp(x) - 1 near 0",
         lambda x: mb.sub(x=mb.exp(x=x), y=HALF(1), name="y"),
         random(2, 64, scale=1e-3),
-        surely(lambda x: mb.sub(x=mb.exp(x=x), y=HALF(1), name="y")),
         "num-cancel",
-        "widen_to_fp32",
-        "fp16",
-        "the exponential is rounded to steps of 0.001 next to 1",
+        twin=surely(lambda x: mb.sub(x=mb.exp(x=x), y=HALF(1), name="y")),
+        because="the exponential is rounded to steps of 0.001 next to 1",
     ),
-    Hazard(
+    row(
         "difference of the roots of neighbours",
         difference_of_roots,
         random(2, 64, scale=20, shift=2000),
-        of_bounded(difference_of_roots),
         "num-cancel",
-        "widen_to_fp32",
-        "fp16",
-        "two roots of large numbers have most digits in common",
     ),
-    Hazard(
+    row(
         "logarithm of 1 + x near 0",
         log_of_more,
         np.abs(random(2, 64, scale=1e-3)),
-        lambda x: log_of_more(mb.add(x=mb.abs(x=x), y=HALF(1))),
         "num-cancel",
-        "widen_to_fp32",
-        "fp16",
-        "next to 1 a sum is rounded to steps of 0.001",
+        twin=lambda x: log_of_more(mb.add(x=mb.abs(x=x), y=HALF(1))),
     ),
-    Hazard(
+    row(
         "logarithm of the rest of a share",
         log_of_rest,
         np.abs(random(2, 64, scale=1e-3)) + HALF(1e-4),
-        surely(log_of_rest),
         "num-cancel",
-        "widen_to_fp32",
-        "fp16",
-        "next to 1 a share is rounded to it, and the logarithm of 0 is infinite",
+        twin=surely(log_of_rest),
     ),
-    Hazard(
+    row(
         "logarithm of a product of shares",
         log_of_product,
         random(2, 32),
-        surely(log_of_product),
         "num-between",
-        "widen_to_fp32",
-        "fp16",
-        "a product of shares below 6e-8 is 0, and its logarithm infinite",
+        twin=surely(log_of_product),
     ),
-    Hazard(
+    row(
         "softmax at a low temperature",
         hot_softmax,
         random(2, 64, scale=200),
-        of_bounded(hot_softmax),
         "num-scores",
-        "shift_scores",
-        "fp16",
-        "1000 times a score above 65 is infinite, and infinity less infinity NaN",
+        repair="shift_scores",
     ),
-    Hazard(
-        "fraction of a large number",
-        fraction,
-        (np.arange(128).reshape(2, 64) * 30).astype(HALF),
-        of_bounded(fraction),
-        "num-cancel",
-        "widen_to_fp32",
-        "fp16",
-        "above 64 fp16 holds a number to a thirtieth, and above 2048 no fraction of it",
+    row(
+        "fraction of a large number", fraction, (np.arange(128).reshape(2, 64) * 30).astype(HALF), "num-cancel"
     ),
-    Hazard(
-        "angle of nearly parallel rows",
-        angle_between,
-        near_rows(),
-        angle_of_half,
-        "num-cancel",
-        "widen_to_fp32",
-        "fp16",
-        "next to 1 fp16 has steps of 0.0005, whose arc cosine is 0.03",
-    ),
-    Hazard(
-        "sum of levels",
-        sum_of_levels,
-        random(2, 64, scale=5, shift=60),
-        of_bounded(sum_of_levels),
-        "num-between",
-        "widen_to_fp32",
-        "fp16",
-        "10 to the power of 4.82 and more overflows, though the logarithm is small",
-    ),
-    Hazard(
+    row("angle of nearly parallel rows", angle_between, near_rows(), "num-cancel", twin=angle_of_half),
+    row("sum of levels", sum_of_levels, random(2, 64, scale=5, shift=60), "num-between"),
+    row(
         "power of a number less 1",
         companded,
         random(2, 64, scale=0.003),
-        from_a_half(companded),
         "num-cancel",
-        "widen_to_fp32",
-        "fp16",
-        "the power is rounded to steps of 0.001 next to 1",
+        twin=from_a_half(companded),
     ),
-    Hazard(
+    row(
         "harmonic mean",
         harmonic_mean,
         np.abs(random(2, 64, scale=2e-5)) + HALF(1e-6),
-        away_from_zero(harmonic_mean),
         "num-between",
-        "widen_to_fp32",
-        "fp16",
-        "the reciprocal of less than 1.5e-5 overflows, though that of the sum is small",
+        twin=away_from_zero(harmonic_mean),
     ),
-    Hazard(
+    row(
         "difference of integers",
         gap(6001),
         np.ones((1, 64), HALF),
-        gap(1),
         "num-cancel",
-        "widen_to_fp32",
-        "fp16",
-        "above 2048 fp16 skips integers before they are subtracted",
+        twin=gap(1),
+        because="above 2048 fp16 skips integers before they are subtracted",
     ),
-    Hazard(
+    row(
         "sums of windows by a running sum",
         window_sum,
         random(1, 4096, shift=2),
-        of_bounded(window_sum),
         "num-cancel",
-        "widen_to_fp32",
-        "fp16",
-        "two places of a large sum have most digits in common",
         twin_shape=(1, 64),
     ),
-    Hazard(
+    row(
         "points of a camera",
         camera(1000),
         random(16, 3, scale=10, shift=100),
-        of_bounded(camera(1)),
         "num-between",
-        "widen_to_fp32",
-        "fp16",
-        "a focal length in pixels times a place overflows before it is divided by the depth",
+        twin=of_bounded(camera(1)),
+        because="a focal length in pixels times a place overflows before it is divided by the depth",
     ),
-    Hazard(
-        "product of two, made small",
-        unprojection,
-        random(2, 64, scale=100, shift=700),
-        of_bounded(unprojection),
-        "num-between",
-        "widen_to_fp32",
-        "fp16",
-        "a place times a depth overflows before it is divided by the focal length",
-    ),
-    Hazard(
+    row("product of two, made small", unprojection, random(2, 64, scale=100, shift=700), "num-between"),
+    row(
         "areas of boxes",
         shared_area,
         random(16, 4, 2, scale=100, shift=600),
-        surely(shared_area),
         "num-between",
-        "widen_to_fp32",
-        "fp16",
-        "areas in pixels overflow, though the share of two is at most 1",
+        twin=surely(shared_area),
     ),
-    Hazard(
+    row(
         "a small power less 1",
         power_less_one(0.01),
         np.abs(random(2, 64, scale=20)) + HALF(0.5),
-        surely(power_less_one(2)),
         "num-cancel",
-        "widen_to_fp32",
-        "fp16",
-        "each number of fp16 to the power 0.01 is next to 1",
+        twin=surely(power_less_one(2)),
+        because="each number of fp16 to the power 0.01 is next to 1",
     ),
-    Hazard(
-        "1 - cos(x) near 0",
-        versed_sine,
-        random(2, 64, scale=0.02),
-        surely(versed_sine),
-        "num-cancel",
-        "widen_to_fp32",
-        "fp16",
-        "next to 1 the cosine is rounded to steps of 0.0005",
-    ),
-    Hazard(
+    row("1 - cos(x) near 0", versed_sine, random(2, 64, scale=0.02), "num-cancel", twin=surely(versed_sine)),
+    row(
         "spread of a heat map",
         spread,
         bump(),
-        of_bounded(lambda x: rows(mb.reduce_sum, mb.mul(x=x, y=np.full((64,), 0.01, HALF)))),
         "num-cancel",
-        "widen_to_fp32",
-        "fp16",
-        "weighted squares overflow, and are nearly equal",
+        twin=of_bounded(lambda x: rows(mb.reduce_sum, mb.mul(x=x, y=np.full((64,), 0.01, HALF)))),
         twin_shape=(1, 64),
     ),
-    Hazard(
-        "root of a product of shares",
-        overlap,
-        random(2, 128, scale=8),
-        of_bounded(overlap),
-        "num-cancel",
-        "widen_to_fp32",
-        "fp16",
-        "a product of two shares below 2.4e-4 is 0, and so is its root",
-        twin_shape=(2, 8),
-    ),
-    Hazard(
+    row("root of a product of shares", overlap, random(2, 128, scale=8), "num-cancel", twin_shape=(2, 8)),
+    row(
         "logarithm of 1 and an energy",
         log_of_energy,
         random(2, 64, scale=6000),
-        surely(log_of_energy),
         "num-cancel",
-        "widen_to_fp32",
-        "fp16",
-        "squares overflow, though the logarithm is small",
+        twin=surely(log_of_energy),
     ),
-    Hazard(
+    row(
         "rest of a share",
         rest_of_share(0.01),
         np.abs(random(2, 64, scale=50, shift=100)),
-        surely(rest_of_share(0.5)),
         "num-cancel",
-        "widen_to_fp32",
-        "fp16",
-        "a share next to 1 is rounded to 1",
+        twin=surely(rest_of_share(0.5)),
+        because="a share next to 1 is rounded to 1",
     ),
-    Hazard(
+    row(
         "gather_nd at indices of the run",
         rows_at_places(False),
         np.abs(random(4, 4)),
-        rows_at_places(True),
         "num-gather-nd",
-        "flat_gather",
-        "",
-        "all zeros; a gather along one axis runs where it is right",
-        "iPhone 17 Pro (john-rocky/CoreML-LLM)",
+        twin=rows_at_places(True),
+        repair="flat_gather",
+        arithmetic="",
+        because="all zeros; a gather along one axis runs where it is right",
+        measured="iPhone 17 Pro (john-rocky/CoreML-LLM)",
     ),
-    Hazard(
+    row(
         "mean of a million numbers",
         large_mean,
         random(1, 1, 1024, 1024, shift=0.5),
-        large_mean,
         "num-mean",
-        "mean_of_means",
-        "",
-        "a narrow running sum loses what is small beside it",
-        "M1, M5 (sbryngelson/ane-guide)",
+        twin=large_mean,
+        repair="mean_of_means",
+        arithmetic="",
+        measured="M1, M5 (sbryngelson/ane-guide)",
         twin_shape=(1, 1, 64, 64),
     ),
 )

@@ -53,11 +53,39 @@ FOLDED = 2.0**-11
 FEW = 32
 """Rows of a table that `make test` runs whole; of twice as many it runs each other one that is rewritten."""
 EVERYWHERE = (*SURROUNDINGS, "after the default pipeline", "saved and loaded", "mutated")
+KINDS = ("rewrites", "stays", "ignores")
 OF_MAIN = {
     "integers_as_floats": "integers that come from a block may be any",
     "select_last_token": "the logits are outputs of the function",
 }
 """Rewrites that do not look into blocks, and why."""
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What a repair promises: on the inputs of the row numbers are not finite before, and right after.
+
+    Attributes:
+        arithmetic: of the interpreter.
+        rtol, atol: what each number may differ by from that of fp32.
+        largest: what it may differ by, of the largest number.
+        broken: are numbers not finite before?
+    """
+
+    arithmetic: str = "fp16"
+    rtol: float = 0.0
+    atol: float = 0.0
+    largest: float = 0.0
+    broken: bool = True
+
+    def check(self, before: Program, after: Program, inputs: Mapping[str, Array]) -> None:
+        """Run both."""
+        (wanted,) = run(before, inputs, precision="fp32").values()
+        (old,), (new,) = (run(p, inputs, precision=self.arithmetic).values() for p in (before, after))
+        assert np.isfinite(old).all() != self.broken
+        off = np.abs(new.astype(np.float64) - wanted)
+        bound = self.rtol * np.abs(wanted) + self.atol + self.largest * np.abs(wanted).max()
+        assert (off <= bound).all(), (off - bound).max()
 
 
 @dataclass(frozen=True)
@@ -68,7 +96,7 @@ class Case:
     args: tuple[Any, ...]
     options: Mapping[str, Any]
     kind: str
-    """"rewrites", "stays", or the words of the refusal."""
+    """"rewrites", "stays", "ignores", or the words of the refusal."""
     step: Pass | None = None
     """The pass with other options."""
     inputs: Any = None
@@ -81,9 +109,11 @@ class Case:
     """Its name, where the arguments are not told apart by theirs."""
     alone: Mapping[str, str] = field(default_factory=dict)
     """Surrounding -> why the row is not tried there."""
+    repaired: Repaired | None = None
+    """How near the numbers are in an arithmetic in which they were not."""
 
     def __str__(self) -> str:
-        if self.kind not in ("rewrites", "stays"):
+        if self.kind not in KINDS:
             return self.kind
         if self.id:
             return self.id
@@ -120,6 +150,28 @@ def stays(build: Callable[..., Any], *args: Any, **options: Any) -> Case:
     return _case("stays", build, args, options)
 
 
+def ignores(build: Callable[..., Any], *args: Any, **options: Any) -> Case:
+    """The pass changes nothing, and has nothing to say."""
+    return _case("ignores", build, args, options)
+
+
+def rewrites_each(
+    models: Mapping[str, Any], alone: Mapping[str, Mapping[str, str]] | None = None, **options: Any
+) -> list[Case]:
+    """A row for each model, or what makes it, under its name; `alone` by that name."""
+    kept = alone or {}
+    return [rewrites(_maker(m), id=name, alone=kept.get(name, {}), **options) for name, m in models.items()]
+
+
+def refuses_each(models: Mapping[str, Any], **options: Any) -> list[Case]:
+    """A row for each model, or what makes it, under the words of its refusal."""
+    return [refuses(words, _maker(model), **options) for words, model in models.items()]
+
+
+def _maker(model: Any) -> Callable[[], Any]:
+    return model if callable(model) and not isinstance(model, Program) else lambda: model
+
+
 def table(step: Pass, *cases: Case) -> tuple[Callable[..., None], Callable[..., None] | None]:
     """The tests of a table: each row, and each rewritten row in every surrounding."""
     counted, share = Counter[str](), 1 + len(cases) // FEW
@@ -148,13 +200,15 @@ def table(step: Pass, *cases: Case) -> tuple[Callable[..., None], Callable[..., 
 def check(step: Pass, case: Case, request: pytest.FixtureRequest) -> None:
     """One row: the result, the proofs, the numbers, a second run."""
     model = case.model()
-    if case.kind not in ("rewrites", "stays"):
+    if case.kind not in KINDS:
         assert_refuses(step, model, case.kind)
         return
     after, session = apply_pass(step, model)
-    if case.kind == "stays":
+    if case.kind != "rewrites":
         assert not session.changes, text_of(after)
+        assert case.kind == "stays" or not session.refusals, reasons(session)
         assert text_of(after) == text_of(model)
+        assert isinstance(model, Program) or case.kind == "stays" or after == model
         return
     assert session.changes, f"{step.name} changed nothing; refusals: {reasons(session)}"
     assert all(change.proof is not None or change.unchecked for change in session.changes), session.changes
@@ -162,6 +216,8 @@ def check(step: Pass, case: Case, request: pytest.FixtureRequest) -> None:
     _compare_result(request, after)
     if not case.differs:
         _same_numbers(step, case, model, after, session)
+    if case.repaired:
+        case.repaired.check(model, after, case.numbers(model))
 
 
 def check_there(step: Pass, case: Case, where: str, patch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -256,7 +312,11 @@ def result(model: Any) -> str:
 
 
 def _case(kind: str, build: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Case:
-    own = {k: options.pop(k) for k in ("step", "inputs", "rtol", "differs", "id", "alone") if k in options}
+    own = {
+        k: options.pop(k)
+        for k in ("step", "inputs", "rtol", "differs", "id", "alone", "repaired")
+        if k in options
+    }
     return Case(build, args, options, kind, **own)
 
 

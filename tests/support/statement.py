@@ -62,6 +62,26 @@ def says(rule: str) -> Read:
     return lambda found: rule in {f.rule for f in found.all_findings}
 
 
+def can(name: str, build: Callable[[], Program], target: str, **more: Any) -> Statement:
+    """The engine can run the last op."""
+    return Statement(name, build, target, legal, True, **more)
+
+
+def cannot(name: str, build: Callable[[], Program], target: str, **more: Any) -> Statement:
+    """The engine cannot run the last op."""
+    return Statement(name, build, target, legal, False, **more)
+
+
+def warns(rule: str, name: str, build: Callable[[], Program], target: str, **more: Any) -> Statement:
+    """There is a finding of a rule."""
+    return Statement(name, build, target, says(rule), True, **more)
+
+
+def no_warning(rule: str, name: str, build: Callable[[], Program], target: str, **more: Any) -> Statement:
+    """There is no finding of a rule."""
+    return Statement(name, build, target, says(rule), False, **more)
+
+
 def half(*shape: int) -> Any:
     return np.full(shape, 0.01, np.float16)
 

@@ -15,23 +15,25 @@ from statement import (
     all_on,
     attention,
     blocks,
+    can,
+    cannot,
     chained,
     conv,
     half,
-    legal,
     linear,
     masked,
+    no_warning,
     of,
     op,
     palette,
     product,
     quantized,
     repeated,
-    says,
     sparse,
     states,
     unit,
     updated,
+    warns,
     weighing,
     written,
 )
@@ -92,40 +94,23 @@ PLACED = [
 """Where Core ML's own choice was published."""
 
 ATTENTION = [
-    Statement("lmhead-split: said on M1", of(linear(32000, 16), (1, 16)), "M1", says("lmhead-split"), True),
-    Statement(
-        "lmhead-split: not on A19", of(conv(262144, 8, 1, 1), (1, 8, 1, 1)), A19, says("lmhead-split"), False
-    ),
-    Statement(
-        "lmhead-split-harm: said", of(conv(262144, 8, 1, 1), (1, 8, 1, 1)), A19, says("lmhead-whole"), True
-    ),
-    Statement(
-        "lmhead-axis: a convolution with channels first",
-        of(conv(32000, 16, 1, 1), (1, 16, 1, 1)),
-        "M1",
-        legal,
-        True,
-    ),
-    Statement("lmhead-last-token: said", of(linear(512, 16), (1, 8, 16)), ANY, says("lmhead-last-token"), True),
-    Statement("sdpa: legal", attention(1, 8, 128, 64), M4, legal, True),
-    Statement(
-        "sdpa: no device on M1 Max", attention(1, 12, 128, 32), "M1 Max/macOS 27", legal, False, sure=False
-    ),
-    Statement("sdpa-os26: said", attention(1, 8, 128, 64), "M4/macOS 26", says("sdpa-os26"), True),
-    Statement(
-        "fused attention: a mask from outside", masked(lambda m: m), "M1 Max/macOS 27", says("sdpa-mask"), True
-    ),
-    Statement(
+    warns("lmhead-split", "lmhead-split: said on M1", of(linear(32000, 16), (1, 16)), "M1"),
+    no_warning("lmhead-split", "lmhead-split: not on A19", of(conv(262144, 8, 1, 1), (1, 8, 1, 1)), A19),
+    warns("lmhead-whole", "lmhead-split-harm: said", of(conv(262144, 8, 1, 1), (1, 8, 1, 1)), A19),
+    can("lmhead-axis: a convolution with channels first", of(conv(32000, 16, 1, 1), (1, 16, 1, 1)), "M1"),
+    warns("lmhead-last-token", "lmhead-last-token: said", of(linear(512, 16), (1, 8, 16)), ANY),
+    can("sdpa: legal", attention(1, 8, 128, 64), M4),
+    cannot("sdpa: no device on M1 Max", attention(1, 12, 128, 32), "M1 Max/macOS 27", sure=False),
+    warns("sdpa-os26", "sdpa-os26: said", attention(1, 8, 128, 64), "M4/macOS 26"),
+    warns("sdpa-mask", "fused attention: a mask from outside", masked(lambda m: m), "M1 Max/macOS 27"),
+    no_warning(
+        "sdpa-mask",
         "fused attention: a mask made beside it",
         masked(lambda m: mb.mul(x=m, y=np.float16(-1e4))),
         "M1 Max/macOS 27",
-        says("sdpa-mask"),
-        False,
     ),
-    Statement(
-        "fused attention: not said of OS 18", masked(lambda m: m), "M1/macOS 15", says("sdpa-mask"), False
-    ),
-    Statement("num-silu: said", of(op("silu")), "M1 Max/macOS 27", says("num-silu"), True),
+    no_warning("sdpa-mask", "fused attention: not said of OS 18", masked(lambda m: m), "M1/macOS 15"),
+    warns("num-silu", "num-silu: said", of(op("silu")), "M1 Max/macOS 27"),
     Statement(
         "matmul with a constant stays on the CPU",
         of(lambda x: mb.matmul(x=x, y=half(384, 384)), (1500, 384)),
@@ -139,7 +124,7 @@ ATTENTION = [
 """Section 3.5: products, attention, heads."""
 
 DYNAMIC = [
-    Statement("dyn-range: said", RANGED, "iPhone/iOS 17", says("dyn-range"), True),
+    warns("dyn-range", "dyn-range: said", RANGED, "iPhone/iOS 17"),
     Statement(
         "dyn-range: the default is on the ANE",
         RANGED,
@@ -155,9 +140,7 @@ DYNAMIC = [
     Statement(
         "dyn-enumerated: the CPU, M4 Pro", LISTED, "M4 Pro/macOS 26", lambda f: f.counts.get("ane", 0), 0
     ),
-    Statement(
-        "dyn-enumerated: reports conflict", LISTED, "M1 Max/macOS 27", says("dyn-enumerated-disputed"), True
-    ),
+    warns("dyn-enumerated-disputed", "dyn-enumerated: reports conflict", LISTED, "M1 Max/macOS 27"),
     Statement(
         "dyn-enumerated: the default is on the ANE",
         LISTED,
@@ -185,11 +168,11 @@ DYNAMIC = [
         lambda f: [r.legal for r in f.ops if r.op_type == "slice_update"],
         [True],
     ),
-    Statement("state-max-types: three", states((1, 64), (1, 64), (1, 64)), A19, says("state-max-types"), True),
-    Statement("two states on a Mac", states((1, 64), (1, 64)), "M4/macOS 26", says("state-two"), True),
-    Statement("two states on A19", states((1, 64), (1, 64)), A19, says("state-two"), False),
-    Statement("opset: states on macOS 14", states((1, 64)), M1, says("opset"), True),
-    Statement("opset: states on macOS 15", states((1, 64)), M2, says("opset"), False),
+    warns("state-max-types", "state-max-types: three", states((1, 64), (1, 64), (1, 64)), A19),
+    warns("state-two", "two states on a Mac", states((1, 64), (1, 64)), "M4/macOS 26"),
+    no_warning("state-two", "two states on A19", states((1, 64), (1, 64)), A19),
+    warns("opset", "opset: states on macOS 14", states((1, 64)), M1),
+    no_warning("opset", "opset: states on macOS 15", states((1, 64)), M2),
     Statement(
         "opset: an op of iOS 18 on iOS 15",
         attention(1, 2, 8, 16),
@@ -197,7 +180,7 @@ DYNAMIC = [
         lambda f: (f.findings[0].rule, f.status),
         ("opset", 2),
     ),
-    Statement(
+    cannot(
         "ctrl-flow",
         of(
             lambda x: mb.cond(
@@ -207,51 +190,44 @@ DYNAMIC = [
             )
         ),
         ANY,
-        legal,
-        False,
     ),
 ]
 """Section 3.6: shapes, states, control flow; and what an OS can load."""
 
 SIZES = [
-    Statement("size-1gb-ios: 900 MB", weighing(900), "A16/iOS 17", says("size-program"), False),
-    Statement("size-1gb-ios: 1100 MB", weighing(1100), "A16/iOS 17", says("size-program"), True),
-    Statement("size-1.4gb: A19 Pro", weighing(1330), A19, says("size-program"), False),
-    Statement("size-2gb-weights: 1.5 GB", weighing(1500), "M5", says("size-program"), False),
-    Statement("size-2gb-weights: 3.4 GB", weighing(3300), "M5", says("size-program"), True),
-    Statement("size-m1-vm: one program of 3.1 GB", weighing(3000), "M1", says("size-program"), True),
-    Statement("size-m1-vm: 4 GB", weighing(3800), "M1", says("size-address-space"), True),
-    Statement("size-m1-vm: not on M2", weighing(3000), "M2", says("size-address-space"), False),
-    Statement("size-big-image", of(op("relu"), (1, 3, 5568, 5568)), "M4", says("size-big-image"), True),
-    Statement(
+    no_warning("size-program", "size-1gb-ios: 900 MB", weighing(900), "A16/iOS 17"),
+    warns("size-program", "size-1gb-ios: 1100 MB", weighing(1100), "A16/iOS 17"),
+    no_warning("size-program", "size-1.4gb: A19 Pro", weighing(1330), A19),
+    no_warning("size-program", "size-2gb-weights: 1.5 GB", weighing(1500), "M5"),
+    warns("size-program", "size-2gb-weights: 3.4 GB", weighing(3300), "M5"),
+    warns("size-program", "size-m1-vm: one program of 3.1 GB", weighing(3000), "M1"),
+    warns("size-address-space", "size-m1-vm: 4 GB", weighing(3800), "M1"),
+    no_warning("size-address-space", "size-m1-vm: not on M2", weighing(3000), "M2"),
+    warns("size-big-image", "size-big-image", of(op("relu"), (1, 3, 5568, 5568)), "M4"),
+    warns(
+        "compile-fanin",
         "compile-fanin: said",
         of(lambda x: mb.concat(values=[mb.mul(x=x, y=np.float16(n)) for n in range(2, 15)], axis=1)),
         "M1",
-        says("compile-fanin"),
-        True,
     ),
 ]
 """Section 3.7: sizes."""
 
 COMPRESSED = [
-    Statement(
-        "comp-palette-ok", of(lambda x: mb.linear(x=x, weight=palette(4, 32, 64)), (1, 64)), ANY, legal, True
-    ),
-    Statement(
+    can("comp-palette-ok", of(lambda x: mb.linear(x=x, weight=palette(4, 32, 64)), (1, 64)), ANY),
+    warns(
+        "comp-group",
         "comp-group: a table for each channel",
         of(lambda x: mb.linear(x=x, weight=palette(4, 32, 64, groups=32)), (1, 64)),
         "A17/iOS 18",
-        says("comp-group"),
-        True,
     ),
-    Statement(
+    no_warning(
+        "comp-group",
         "comp-group: groups of 8",
         of(lambda x: mb.linear(x=x, weight=palette(4, 32, 64, groups=4)), (1, 64)),
         "A17/iOS 18",
-        says("comp-group"),
-        False,
     ),
-    Statement(
+    cannot(
         "comp-pcs",
         of(
             lambda x: mb.linear(
@@ -260,50 +236,34 @@ COMPRESSED = [
             (1, 64),
         ),
         "A17/iOS 18",
-        legal,
-        False,
     ),
-    Statement(
-        "comp-bits: 2",
-        of(lambda x: mb.linear(x=x, weight=palette(2, 32, 64)), (1, 64)),
-        ANY,
-        says("comp-bits"),
-        True,
-    ),
-    Statement(
+    warns("comp-bits", "comp-bits: 2", of(lambda x: mb.linear(x=x, weight=palette(2, 32, 64)), (1, 64)), ANY),
+    can(
         "comp-int8: per channel",
         of(lambda x: mb.linear(x=x, weight=blocks(np.int8, (32, 64), 32, 1)), (1, 64)),
         M2,
-        legal,
-        True,
     ),
-    Statement(
+    can(
         "comp-int4: per channel",
         of(lambda x: mb.linear(x=x, weight=blocks(types.np_int4_dtype, (32, 64), 32, 1)), (1, 64)),
         M2,
-        legal,
-        True,
     ),
     *[
-        Statement(
+        cannot(
             f"comp-blockwise: {chip}",
             of(lambda x: mb.linear(x=x, weight=blocks(types.np_int4_dtype, (32, 64), 32, 2)), (1, 64)),
             chip,
-            legal,
-            False,
         )
         for chip in (M2, "M5 Pro/macOS 27", M4, A19)
     ],
-    Statement("comp-sparse", of(lambda x: mb.linear(x=x, weight=sparse(32, 64)), (1, 64)), ANY, legal, True),
-    Statement(
+    can("comp-sparse", of(lambda x: mb.linear(x=x, weight=sparse(32, 64)), (1, 64)), ANY),
+    cannot(
         "comp-stride",
         of(lambda x: mb.conv(x=x, weight=palette(4, 8, 64, 3, 3), strides=[3, 3])),
         ANY,
-        legal,
-        False,
         sure=False,
     ),
-    Statement(
+    cannot(
         "comp-lut-axis: a table for each block of a row",
         of(
             lambda x: mb.linear(
@@ -315,14 +275,12 @@ COMPRESSED = [
             (1, 64),
         ),
         A19,
-        legal,
-        False,
         sure=False,
     ),
-    Statement("comp-w8a8: M4", of(quantized), M4, legal, True),
-    Statement("comp-w8a8: A17 Pro", of(quantized), "A17/iOS 18", legal, True),
+    can("comp-w8a8: M4", of(quantized), M4),
+    can("comp-w8a8: A17 Pro", of(quantized), "A17/iOS 18"),
     Statement("comp-w8a8-bad: A19", of(quantized), A19, lambda f: f.ops[0].legal, False, sure=False),
-    Statement(
+    cannot(
         "comp-joint: a table of int8 that is scaled",
         of(
             lambda x: mb.linear(
@@ -337,8 +295,6 @@ COMPRESSED = [
             (1, 64),
         ),
         A19,
-        legal,
-        False,
         sure=False,
     ),
 ]

@@ -17,13 +17,15 @@ from statement import (
     Statement,
     all_on,
     blocks,
+    can,
     half,
-    legal,
+    no_warning,
     of,
     palette,
     program,
     says,
     states,
+    warns,
     weighing,
 )
 
@@ -356,14 +358,7 @@ REPORTS: tuple[Report, ...] = (
     ),
     Report("R026", silent="nothing in the graph tells that it does not compile"),
     Report("R027", silent=WEIGHTS),
-    Report(
-        "R029",
-        (
-            Statement(
-                "R029: a mask of -inf", masked_scores(), "M1 Max/macOS 26", says("num-mask-product"), True
-            ),
-        ),
-    ),
+    Report("R029", (warns("num-mask-product", "R029: a mask of -inf", masked_scores(), "M1 Max/macOS 26"),)),
     Report("R031", silent=GPU),
     Report("R036", (faster("R036: a palette at 1,024 positions", gate("palette"), gate("fp16"), "slower"),)),
     Report("R037", (faster("R037: a palette in an MLP", gate("palette"), gate("fp16"), "slower"),)),
@@ -394,19 +389,14 @@ REPORTS: tuple[Report, ...] = (
         "R059",
         (
             Statement("R059: a range", RANGED, "M5 Pro/macOS 26", none_on_ane, True, sure=False),
-            Statement("R059: a range is doubtful", RANGED, "M5 Pro/macOS 26", says("dyn-range-disputed"), True),
+            warns("dyn-range-disputed", "R059: a range is doubtful", RANGED, "M5 Pro/macOS 26"),
         ),
     ),
     Report("R061", outside="hints at run time"),
     Report("R062", silent="the graph is not public"),
     Report("R064", silent=GPU),
     Report(
-        "R066",
-        (
-            Statement(
-                "R066: a root without a guard", of(root_of_mean, (1, 64)), "A19/iOS 26", says("num-eps"), True
-            ),
-        ),
+        "R066", (warns("num-eps", "R066: a root without a guard", of(root_of_mean, (1, 64)), "A19/iOS 26"),)
     ),
     Report(
         "R067",
@@ -420,7 +410,7 @@ REPORTS: tuple[Report, ...] = (
             ),
         ),
     ),
-    Report("R069", (Statement("R069: a sparse palette stays", sparse_palette(), "Mac/macOS 26", legal, True),)),
+    Report("R069", (can("R069: a sparse palette stays", sparse_palette(), "Mac/macOS 26"),)),
     Report("R071", silent="a decoder of which neither time is in the table"),
     *[
         Report(
@@ -441,8 +431,8 @@ REPORTS: tuple[Report, ...] = (
         Report(
             name,
             (
-                Statement(f"{name}: no memory", products(*failed), "A17/iOS 18", says("compile-memory"), True),
-                Statement(f"{name}: enough", products(*ran), "A17/iOS 18", says("compile-memory"), False),
+                warns("compile-memory", f"{name}: no memory", products(*failed), "A17/iOS 18"),
+                no_warning("compile-memory", f"{name}: enough", products(*ran), "A17/iOS 18"),
             ),
         )
         for name, failed, ran in (("R077", (128, 1024), (130, 1024)), ("R079", (1, 2048), (64, 2048)))
@@ -452,24 +442,22 @@ REPORTS: tuple[Report, ...] = (
     Report(
         "R084",
         (
-            Statement(
-                "R084: a palette and a state", stateful("palette"), "M4/macOS 26", says("state-palette"), True
-            ),
-            Statement("R084: fp16 and a state", stateful("fp16"), "M4/macOS 26", says("state-palette"), False),
+            warns("state-palette", "R084: a palette and a state", stateful("palette"), "M4/macOS 26"),
+            no_warning("state-palette", "R084: fp16 and a state", stateful("fp16"), "M4/macOS 26"),
         ),
     ),
-    Report("R086", (Statement("R086: 667 MB", weighing(640), "Mac/macOS 26", says("load-minutes"), True),)),
+    Report("R086", (warns("load-minutes", "R086: 667 MB", weighing(640), "Mac/macOS 26"),)),
     Report("R087", (Statement("R087: a range", RANGED, "M2 Max/macOS 15", none_on_ane, True, sure=False),)),
     Report(
         "R089",
         (
-            Statement("R089: 270 fails", states((1, 2, 3, 270)), "M4/macOS 15", says("state-width-32"), True),
-            Statement("R089: 256 runs", states((1, 2, 3, 256)), "M4/macOS 15", says("state-width-32"), False),
+            warns("state-width-32", "R089: 270 fails", states((1, 2, 3, 270)), "M4/macOS 15"),
+            no_warning("state-width-32", "R089: 256 runs", states((1, 2, 3, 256)), "M4/macOS 15"),
         ),
     ),
     Report("R091", silent=WEIGHTS),
-    Report("R092", (Statement("R092: 3.8 GB", weighing(3600), "M3/macOS 15", says("size-leaves"), True),)),
-    Report("R094", (Statement("R094: 1.3 GB", weighing(1300), "M4 Pro/macOS 15", says("load-minutes"), True),)),
+    Report("R092", (warns("size-leaves", "R092: 3.8 GB", weighing(3600), "M3/macOS 15"),)),
+    Report("R094", (warns("load-minutes", "R094: 1.3 GB", weighing(1300), "M4 Pro/macOS 15"),)),
     Report(
         "R096",
         (
@@ -485,17 +473,15 @@ REPORTS: tuple[Report, ...] = (
     Report(
         "R097",
         (
-            Statement("R097: 32,768", products(64, 32768), "M5/macOS 26", says("compile-history"), True),
-            Statement("R097: 8,192", products(64, 8192), "M5/macOS 26", says("compile-history"), False),
+            warns("compile-history", "R097: 32,768", products(64, 32768), "M5/macOS 26"),
+            no_warning("compile-history", "R097: 8,192", products(64, 8192), "M5/macOS 26"),
         ),
     ),
     Report("R102", (Statement("R102: all on the ANE", mamba(), "A19/iOS 26", all_on, "ane"),)),
     Report("R104", (Statement("R104: on the ANE", prefill(), "M5 Pro/macOS 26", mostly_on_ane, True),)),
     Report("R106", silent=GPU),
     Report("R107", outside="ONNX Runtime"),
-    Report(
-        "R109", (Statement("R109: four norms", norms(4), "M5 Max/macOS 27", says("compile-norm-values"), True),)
-    ),
+    Report("R109", (warns("compile-norm-values", "R109: four norms", norms(4), "M5 Max/macOS 27"),)),
     Report("R111", outside="the private compiler"),
     Report("R112", silent=GPU),
     Report(
@@ -505,8 +491,8 @@ REPORTS: tuple[Report, ...] = (
         "R116",
         (
             Statement("R116: 3.1 GB", weighing(3000), "M1 Max/macOS 13", none_on_ane, True, sure=False),
-            Statement("R116: it is said", weighing(3000), "M1 Max/macOS 13", says("size-leaves"), True),
-            Statement("R116: 1.5 GB", weighing(1450), "M1 Max/macOS 13", says("size-leaves"), False),
+            warns("size-leaves", "R116: it is said", weighing(3000), "M1 Max/macOS 13"),
+            no_warning("size-leaves", "R116: 1.5 GB", weighing(1450), "M1 Max/macOS 13"),
         ),
     ),
     Report("R117", silent="the graph is not public, and its author doubts the row"),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from statement import ANY, Statement, all_on, half, ints, of, op, says
+from statement import ANY, Statement, all_on, half, ints, of, op, says, warns
 
 from anesurgery.mil import Program, Var, mb
 from anesurgery.placement import Inspection
@@ -89,24 +89,22 @@ NUMBERS = [
         False,
         inputs=ones(1, 8),
     ),
-    Statement(
+    warns(
+        "sampled-overflow",
         "num-pe-fp16: and no more",
         of(lambda x: mb.mul(x=mb.mul(x=x, y=np.float16(256)), y=np.float16(256)), (1, 8)),
         "M4",
-        says("sampled-overflow"),
-        True,
         inputs=ones(1, 8),
     ),
-    Statement("num-norm-rms: squares", of(op("square"), (1, 8)), ANY, says("num-square"), True),
-    Statement(
+    warns("num-square", "num-norm-rms: squares", of(op("square"), (1, 8)), ANY),
+    warns(
+        "num-eps",
         "num-eps: 1e-12",
         of(
             lambda x: mb.rsqrt(x=mb.reduce_mean(x=mb.square(x=mb.tanh(x=x)), axes=[1]), epsilon=np.float16(0)),
             (1, 8),
         ),
         ANY,
-        says("num-eps"),
-        True,
     ),
     *[
         Statement(
@@ -118,7 +116,8 @@ NUMBERS = [
         )
         for chip, seen in (("M1", True), ("M2", True), ("M5", False))
     ],
-    Statement(
+    warns(
+        "num-int",
         "num-int: ids as fp16",
         ints(
             lambda x: mb.mul(
@@ -127,8 +126,6 @@ NUMBERS = [
             (1,),
         ),
         ANY,
-        says("num-int"),
-        True,
     ),
 ]
 """Section 4: numbers."""

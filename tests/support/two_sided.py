@@ -38,6 +38,23 @@ def with_any_batch(spec: Any) -> Any:
     return spec
 
 
+def with_sizes(spec: Any, *ranges: tuple[int, int]) -> Any:
+    """A copy of the network whose first input has sizes from one number to another along each axis."""
+    given, spec = spec, type(spec)()
+    spec.CopyFrom(given)
+    for low, high in ranges:
+        spec.description.input[0].type.multiArrayType.shapeRange.sizeRanges.add(lowerBound=low, upperBound=high)
+    return spec
+
+
+def with_output(spec: Any, blob: str) -> Any:
+    """A copy of the network of which a blob is an output too."""
+    given, spec = spec, type(spec)()
+    spec.CopyFrom(given)
+    spec.description.output.add(name=blob).type.multiArrayType.dataType = 65568
+    return spec
+
+
 def layers_after(step: LayerPass, spec: Any, inputs: Mapping[str, Array] | None = None) -> list[Any]:
     """The layers after a pass, which gives the same numbers as it promises."""
     after, session = apply_pass(step, spec)

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pass_cases import refuses, rewrites, table
+from pass_cases import ignores, refuses, rewrites, stays, table
+from two_sided import with_output
 
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.fusing import FuseLinear
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, text_of
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 STEP = FuseLinear()
 Link = tuple[str, dict[str, Any]]
@@ -45,31 +46,6 @@ def after(spec: Any) -> Any:
     assert all(change.proof is not None for change in session.changes)
     assert_same_numbers(spec, found, rtol=STEP.tolerance.rtol)
     return found
-
-
-def layers_after(spec: Any) -> list[str]:
-    return [text.split(" = ")[1] for text in text_of(after(spec)).splitlines()[1:-2]]
-
-
-def test_the_row_goes_on_where_it_may() -> None:
-    found = layers_after(row(times(3), times(5), times(2), times(0.25)))
-    assert found == ["multiply(%x, alpha=3)", "activation(%b1, linear={alpha=2.5})"]
-
-
-@pytest.mark.parametrize("links", [[times(2)], [times(2), ABS], [ABS, times(2)]])
-def test_does_not_apply(links: list[Link]) -> None:
-    spec = row(*links)
-    found, session = apply_pass(STEP, spec)
-    assert found == spec
-    assert not session.refusals
-
-
-def test_a_blob_that_others_read_ends_the_row() -> None:
-    spec = row(times(2), times(4))
-    spec.description.output.add(name="b1").type.multiArrayType.dataType = 65568
-    found, session = apply_pass(STEP, spec)
-    assert found == spec
-    assert not session.changes
 
 
 VALUES = np.random.default_rng(0).standard_normal((4, 4, 1, 1)).astype(np.float32)
@@ -130,17 +106,6 @@ QUANTIZED: Fields = {
 }
 
 
-def test_weights_that_are_computed() -> None:
-    fields: Fields = {"outputChannels": 4, "kernelChannels": 4, "kernelSize": [1, 1], "valid": {}}
-    layers = [
-        make_layer("activation", ["x"], ["m"], linear={"alpha": -1.0}),
-        make_layer("convolution", ["m", "w"], ["c"], **fields),
-        make_layer("activation", ["c"], ["y"], linear={"alpha": -1.0}),
-    ]
-    spec = make_network({"x": (1, 4, 2, 2), "w": (4, 4, 1, 1)}, layers, ["y"])
-    assert_refuses(STEP, spec, "the weights of the convolution are computed")
-
-
 test_cases, test_surroundings = table(
     STEP,
     *(
@@ -186,4 +151,26 @@ test_cases, test_surroundings = table(
     ),
     rewrites(row, times(-0.5), times(-2), ABS),
     rewrites(row, times(2), convolved(weights(VALUES)), line(-1)),
+    rewrites(row, times(3), times(5), times(2), times(0.25)),
+    *(ignores(row, *links) for links in ([times(2)], [times(2), ABS], [ABS, times(2)])),
+    stays(with_output, row(times(2), times(4)), "b1"),
+    refuses(
+        "the weights of the convolution are computed",
+        make_network,
+        {"x": (1, 4, 2, 2), "w": (4, 4, 1, 1)},
+        [
+            make_layer("activation", ["x"], ["m"], linear={"alpha": -1.0}),
+            make_layer(
+                "convolution",
+                ["m", "w"],
+                ["c"],
+                outputChannels=4,
+                kernelChannels=4,
+                kernelSize=[1, 1],
+                valid={},
+            ),
+            make_layer("activation", ["c"], ["y"], linear={"alpha": -1.0}),
+        ],
+        ["y"],
+    ),
 )

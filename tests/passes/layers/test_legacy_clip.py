@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from pass_cases import refuses, rewrites, table
-from two_sided import Shape, kinds_after, layers_after, two, with_any_batch, with_constant
+from two_sided import kinds_after, two, with_any_batch, with_constant
 
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.broadcasting import MOST_NEGATIVE, LegacyClip
-from anesurgery.testing import assert_refuses
 
 MAX, MIN = "maxBroadcastable", "minBroadcastable"
 STEP = LegacyClip()
@@ -30,70 +28,13 @@ def chain(*steps: tuple[str, float], outputs: tuple[str, ...] = (), rank5: bool 
     return make_network({"x": shape}, layers, [*outputs, f"b{len(steps) - 1}"], rank5=rank5)
 
 
-@pytest.mark.one_of(2)
-@pytest.mark.parametrize("rank5", [False, True])
-@pytest.mark.parametrize("bounds", [(-0.5, 0.75), (0.0, 6.0), (-3.0, -1.0)])
-@pytest.mark.parametrize("swapped", [False, True])
-def test_two_bounds_are_a_clip(bounds: tuple[float, float], swapped: bool, rank5: bool) -> None:
-    steps = [(MAX, bounds[0]), (MIN, bounds[1])]
-    (clip,) = layers_after(STEP, chain(*steps[:: -1 if swapped else 1], rank5=rank5))
-    assert (clip.clip.minVal, clip.clip.maxVal) == bounds
-    assert list(clip.input) == ["x"]
-
-
-def test_a_minimum_starts_at_the_most_negative_number() -> None:
-    (clip,) = layers_after(STEP, chain((MIN, 0.5)))
-    assert (clip.clip.minVal, clip.clip.maxVal) == (MOST_NEGATIVE, 0.5)
-
-
 def test_an_inner_value_that_others_read_stays() -> None:
     spec = chain((MAX, -0.5), (MIN, 0.5), outputs=("z",))
     spec.neuralNetwork.layers.append(make_layer("activation", ["b0"], ["z"], tanh={}))
     assert kinds_after(STEP, spec) == ["unary", "clip", "activation"]
 
 
-@pytest.mark.one_of(4)
-@pytest.mark.parametrize("kind", [MAX, MIN])
-@pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize(
-    ("x", "constant", "stored"),
-    [
-        ((1, 2, 4, 4), (2, 1, 1), (1, 2, 1, 1)),
-        ((2, 3, 4, 5), (3, 1, 1), (2, 3, 1, 1)),
-        ((2, 3, 4, 5), (1, 3, 1, 1), (2, 3, 1, 1)),
-        ((2, 3, 4, 5), (3, 4, 5), (2, 3, 4, 5)),
-        ((2, 1, 3, 4, 5), (3, 1, 1), (2, 1, 3, 1, 1)),
-        ((1, 3), (3,), (1, 3)),
-    ],
-)
-def test_a_constant_gets_the_batch_of_the_other_side(
-    kind: str, first: bool, x: Shape, constant: Shape, stored: Shape
-) -> None:
-    value = np.random.default_rng(0).standard_normal(constant).astype(np.float32)
-    load, plain = layers_after(STEP, with_constant(kind, x, value, first=first))
-    assert tuple(load.loadConstantND.shape) == stored
-    assert plain.WhichOneof("layer") == kind.removesuffix("Broadcastable")
-    assert list(plain.input) == ["x", load.output[0]]
-
-
-def test_a_constant_among_arrays_of_rank_5() -> None:
-    value = np.arange(3, dtype=np.float32).reshape(3, 1, 1)
-    load, plain = layers_after(STEP, with_constant(MIN, SHAPE[1:], value, rank5=True))
-    assert list(load.loadConstantND.shape) == [1, 1, 3, 1, 1]
-    assert plain.WhichOneof("layer") == "min"
-
-
-def test_numbers_and_constants_without_a_form() -> None:
-    for number in (np.inf, -np.inf, MOST_NEGATIVE):
-        assert_refuses(STEP, chain((MIN, number)), "bounds no finite numbers")
-    rows = with_constant(MAX, SHAPE, np.arange(4, dtype=np.float32).reshape(4, 1))
-    assert_refuses(STEP, rows, "1x3x4x5 and 4x1 are not among")
-    few = with_constant(MAX, (4, 3), np.arange(3, dtype=np.float32))
-    assert_refuses(STEP, few, "4x3 and 3 are not among")
-    any_batch = with_any_batch(with_constant(MAX, SHAPE, np.arange(3, dtype=np.float32).reshape(3, 1, 1)))
-    assert_refuses(STEP, any_batch, "may differ where a size is dynamic")
-    larger = with_constant(MAX, (3, 1, 1), np.ones((2, 3, 1, 1), np.float32))
-    assert_refuses(STEP, larger, "3x1x1 and 2x3x1x1 are not among")
+CHANNELS = np.arange(3, dtype=np.float32).reshape(3, 1, 1)
 
 
 test_cases, test_surroundings = table(
@@ -139,5 +80,34 @@ test_cases, test_surroundings = table(
             first=True,
         )
         for kind in [MAX, MIN]
+    ),
+    *(
+        rewrites(chain, *[(MAX, low), (MIN, high)][::order], rank5=rank5)
+        for low, high in [(-0.5, 0.75), (0.0, 6.0), (-3.0, -1.0)]
+        for order in (1, -1)
+        for rank5 in (False, True)
+    ),
+    *(
+        rewrites(with_constant, kind, x, np.random.default_rng(0).standard_normal(c).astype(np.float32), first)
+        for x, c in [
+            ((1, 2, 4, 4), (2, 1, 1)),
+            ((2, 3, 4, 5), (3, 1, 1)),
+            ((2, 3, 4, 5), (1, 3, 1, 1)),
+            ((2, 3, 4, 5), (3, 4, 5)),
+            ((2, 1, 3, 4, 5), (3, 1, 1)),
+            ((1, 3), (3,)),
+        ]
+        for kind in (MAX, MIN)
+        for first in (False, True)
+    ),
+    rewrites(with_constant, MIN, SHAPE[1:], CHANNELS, rank5=True),
+    *(refuses("bounds no finite numbers", chain, (MIN, number)) for number in (np.inf, -np.inf, MOST_NEGATIVE)),
+    refuses(
+        "1x3x4x5 and 4x1 are not among", with_constant, MAX, SHAPE, np.arange(4, dtype=np.float32).reshape(4, 1)
+    ),
+    refuses("4x3 and 3 are not among", with_constant, MAX, (4, 3), np.arange(3, dtype=np.float32)),
+    refuses("may differ where a size is dynamic", with_any_batch, with_constant(MAX, SHAPE, CHANNELS)),
+    refuses(
+        "3x1x1 and 2x3x1x1 are not among", with_constant, MAX, (3, 1, 1), np.ones((2, 3, 1, 1), np.float32)
     ),
 )

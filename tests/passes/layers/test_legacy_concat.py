@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from pass_cases import refuses, rewrites, table
-from two_sided import Shape, layers_after, with_any_batch
+from two_sided import Shape, with_any_batch
 
 from anesurgery.interpret import run
 from anesurgery.neuralnetwork.importing import import_network
@@ -21,15 +21,6 @@ def joined(*shapes: Shape, axis: int, interleave: bool = False, rank5: bool = Fa
     names = [f"x{i}" for i in range(len(shapes))]
     layer = make_layer("concatND", names, ["y"], axis=axis, interleave=interleave)
     return make_network(dict(zip(names, shapes, strict=True)), [layer], ["y"], rank5=rank5)
-
-
-def test_only_the_sequence_is_a_sequence_concat() -> None:
-    flags = []
-    for axis in (0, 2):
-        spec = joined((2, 1, 2, 4, 5), (2, 1, 2, 4, 5), axis=axis)
-        (layer,) = layers_after(STEP, spec)
-        flags.append(layer.concat.sequenceConcat)
-    assert flags == [True, False]
 
 
 def test_infinite_numbers_stay_where_they_are_along_rows() -> None:

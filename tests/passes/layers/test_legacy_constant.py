@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
-from pass_cases import refuses, table
+from pass_cases import refuses, rewrites, table
 from two_sided import Shape, kinds_after, layers_after
 
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
@@ -23,16 +22,6 @@ def read_by(kind: str, shape: Shape, rank5: bool = False, outputs: tuple[str, ..
         make_layer(kind, ["x", "c"], ["y"]),
     ]
     return make_network({"x": x}, layers, outputs, rank5=rank5)
-
-
-@pytest.mark.parametrize("rank5", [False, True])
-@pytest.mark.parametrize("kind", ["maxBroadcastable", "subtractBroadcastable"])
-@pytest.mark.parametrize("last", [(3, 4, 5), (3, 1, 1), (1, 4, 5), (1, 1, 1)])
-def test_five_axes(last: Shape, kind: str, rank5: bool) -> None:
-    spec = read_by(kind, (1, 1, *last), rank5)
-    first, _ = layers_after(STEP, spec)
-    assert first.WhichOneof("layer") == "loadConstant"
-    assert tuple(first.loadConstant.shape) == last
 
 
 def test_half_precision_stays() -> None:
@@ -66,4 +55,10 @@ test_cases, test_surroundings = table(
         for rank5 in [False, True]
     ),
     refuses("it is an output of the network", read_by, "maxBroadcastable", (1, 1, 3, 1, 1), outputs=("y", "c")),
+    *(
+        rewrites(read_by, kind, (1, 1, *last), rank5)
+        for last in [(3, 4, 5), (3, 1, 1), (1, 4, 5), (1, 1, 1)]
+        for kind in ("maxBroadcastable", "subtractBroadcastable")
+        for rank5 in (False, True)
+    ),
 )

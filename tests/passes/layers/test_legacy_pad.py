@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from pass_cases import refuses, rewrites, table
-from two_sided import Shape, kinds_after, layers_after, with_any_batch
+from two_sided import Shape, kinds_after, with_any_batch
 
 from anesurgery.interpret import run
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.cutting import LegacyPad
-from anesurgery.testing import apply_pass, assert_refuses
+from anesurgery.testing import apply_pass
 
 STEP = LegacyPad()
 ONE = ["slice", "activation"]
@@ -62,23 +62,6 @@ def test_amounts(x: Shape, amounts: list[int], value: float, expected: list[str]
     np.testing.assert_array_equal(found, np.pad(numbers, margins, constant_values=value))
 
 
-@pytest.mark.parametrize(
-    ("sizes", "shape"),
-    [
-        ([0, 0, 0, 0, 0, 6, 7, 0], (2, 3, 6, 7)),
-        ([0, 2, 0, 3, 0, 6, 0, 0], (2, 3, 6, 5)),
-        ([0, 0, 0, 5, 0, 1, 0, 5], (2, 5, 4, 5)),
-    ],
-)
-def test_sizes_of_the_result(sizes: list[int], shape: Shape) -> None:
-    spec = padded((2, 3, 4, 5), sizes, to_size=True)
-    kinds_after(STEP, spec)
-    after, _ = apply_pass(STEP, spec)
-    x = np.ones((2, 3, 4, 5), np.float32)
-    found = run(import_network(after, keep_names=True).program, {"x": x})["y"]
-    assert found.shape == shape
-
-
 def test_amounts_from_a_constant() -> None:
     spec = padded((2, 3, 4, 5), [])
     amounts = np.array([0, 0, 0, 0, 1, 0, 0, 2])
@@ -100,13 +83,6 @@ def _from_an_input() -> Any:
     return make_network({"x": (3, 4), "a": (4,)}, [layer], ["y"])
 
 
-def test_channels_can_be_left_alone() -> None:
-    step = LegacyPad(channels=False)
-    assert_refuses(step, padded((2, 3, 4, 5), [0, 0, 0, 2, 0, 0, 1, 1]), "switched off")
-    layers = layers_after(step, padded((2, 3, 4, 5), [0, 0, 0, 0, 0, 0, 1, 1]))
-    assert layers[0].WhichOneof("layer") == "padding"
-
-
 test_cases, test_surroundings = table(
     STEP,
     rewrites(with_any_batch, padded((2, 3, 4, 5), [0, 0, 0, 0, 1, 1, 1, 1])),
@@ -122,4 +98,10 @@ test_cases, test_surroundings = table(
         for amounts in [[0] * 6 + [1, 0, 0, 1], [0] * 4 + [0, 1] + [0] * 4]
     ),
     rewrites(padded, (2, 3, 4, 5), [0] * 8, read="z"),
+    *(
+        rewrites(padded, (2, 3, 4, 5), sizes, to_size=True)
+        for sizes in ([0, 0, 0, 0, 0, 6, 7, 0], [0, 2, 0, 3, 0, 6, 0, 0], [0, 0, 0, 5, 0, 1, 0, 5])
+    ),
+    refuses("switched off", padded, (2, 3, 4, 5), [0, 0, 0, 2, 0, 0, 1, 1], step=LegacyPad(channels=False)),
+    rewrites(padded, (2, 3, 4, 5), [0, 0, 0, 0, 0, 0, 1, 1], step=LegacyPad(channels=False)),
 )

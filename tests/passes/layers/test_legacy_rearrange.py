@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 from pass_cases import refuses, rewrites, stays, table
+from two_sided import with_output, with_sizes
 
 from anesurgery.network_editing.network import Network
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.layers.moving import LegacyRearrange
-from anesurgery.testing import apply_pass, assert_refuses, assert_rewrites, assert_same_numbers, network_text
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, network_text
 
 STEP = LegacyRearrange()
 Shape = tuple[int, ...]
@@ -79,37 +80,12 @@ def test_a_pixel_shuffle_is_one_layer_where_the_version_has_it(version: int, exp
     assert after.specificationVersion == version
 
 
-def test_a_dynamic_size_is_refused() -> None:
-    spec = row_of((1, 6, 1, 1), [("expandDims", {"axes": [0]}), ("squeeze", {"axes": [0]})])
-    sizes = spec.description.input[0].type.multiArrayType.shapeRange.sizeRanges
-    for low, high in ((1, 4), (6, 6), (1, 1), (1, 1)):
-        sizes.add(lowerBound=low, upperBound=high)
-    assert_refuses(STEP, spec, "dynamic")
-
-
 def test_a_blob_that_others_read_ends_a_row() -> None:
     spec = row_of((1, 6, 2, 4), SHUFFLE)
     spec.neuralNetwork.layers.append(make_layer("activation", ["b1"], ["z"], tanh={}))
     spec.description.output.add(name="z").type.multiArrayType.dataType = 65568
     # The first two keep five axes between them; the last one is a row of its own.
     assert_refuses(STEP, spec, "makes 5 axes of 4")
-
-
-def test_an_output_inside_a_row_ends_it() -> None:
-    spec = row_of((1, 6, 1, 1), SQUEEZED)
-    spec.description.output.add(name="b0").type.multiArrayType.dataType = 65568
-    assert_refuses(STEP, spec, "makes 2 axes of 4")
-
-
-def test_an_output_that_nothing_moves_is_made_by_a_layer() -> None:
-    layers = [make_layer("expandDims", ["x"], ["b"], axes=[0]), make_layer("squeeze", ["b"], ["y"], axes=[0])]
-    after = """
-network(%x: 2x3) {
-  %y: 2x3 = activation(%x, linear={alpha=1})
-  return %y
-}
-"""
-    assert_rewrites(STEP, make_network({"x": (2, 3)}, layers, ["y"]), after)
 
 
 test_cases, test_surroundings = table(
@@ -215,5 +191,19 @@ test_cases, test_surroundings = table(
             make_layer("activation", ["d"], ["y"], linear={"alpha": -1}),
         ],
         ["y"],
+    ),
+    refuses(
+        "dynamic",
+        with_sizes,
+        row_of((1, 6, 1, 1), [("expandDims", {"axes": [0]}), ("squeeze", {"axes": [0]})]),
+        *[(1, 4), (6, 6), (1, 1), (1, 1)],
+    ),
+    refuses("makes 2 axes of 4", with_output, row_of((1, 6, 1, 1), SQUEEZED), "b0"),
+    rewrites(
+        make_network,
+        {"x": (2, 3)},
+        [make_layer("expandDims", ["x"], ["b"], axes=[0]), make_layer("squeeze", ["b"], ["y"], axes=[0])],
+        ["y"],
+        id="an output that nothing moves",
     ),
 )

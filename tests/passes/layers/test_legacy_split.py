@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from pass_cases import refuses, rewrites, table
-from two_sided import Shape, layers_after, with_any_batch
+from two_sided import Shape, with_any_batch
 
 from anesurgery.errors import PassError, Refusal
 from anesurgery.network_editing.layer_pass import LayerRewrite, Site
@@ -28,12 +28,6 @@ def parts(
     return make_network({"x": x}, [layer], [names[i] for i in read or range(count)], rank5=rank5)
 
 
-def test_parts_that_nobody_reads_need_no_layer() -> None:
-    (layer,) = layers_after(STEP, parts((1, 6, 4, 5), 2, [1, 2, 1], read=(1,)))
-    assert list(layer.output) == ["y1"]
-    assert (layer.slice.startIndex, layer.slice.endIndex) == (1, 3)
-
-
 def test_what_is_read_is_never_left_out() -> None:
     class Forgets(LayerRewrite):
         name = "forgets"
@@ -45,12 +39,6 @@ def test_what_is_read_is_never_left_out() -> None:
 
     with pytest.raises(PassError, match="nothing makes 'y1' any more, which is read"):
         apply_pass(Forgets(), parts((1, 6, 4, 5), 1, [6, 0]))
-
-
-def test_a_dynamic_batch() -> None:
-    after, session = apply_pass(STEP, with_any_batch(parts((1, 6, 4, 5), 1, 2)))
-    assert session.changes, session.refusals
-    assert [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers] == ["split"]
 
 
 test_cases, test_surroundings = table(
@@ -82,4 +70,6 @@ test_cases, test_surroundings = table(
         ],
         ["z"],
     ),
+    rewrites(parts, (1, 6, 4, 5), 2, [1, 2, 1], read=(1,)),
+    rewrites(with_any_batch, parts((1, 6, 4, 5), 1, 2)),
 )

@@ -3,43 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from pass_cases import refuses, rewrites, table
-from two_sided import Shape, layers_after, two, with_constant
+from two_sided import two, with_constant
 
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.layers.broadcasting import LegacySubtract
 
 KIND = "subtractBroadcastable"
 STEP = LegacySubtract()
-
-
-@pytest.mark.parametrize(
-    ("x", "z", "negated_first"),
-    [
-        ((1, 3, 4, 5), (1, 3, 4, 5), False),
-        ((2, 3, 4, 5), (2, 3, 1, 1), False),
-        ((2, 3, 4, 5), (2, 1, 4, 5), False),
-        ((3, 4, 5), (1, 1, 1), False),
-        ((7,), (7,), False),
-        ((1, 3, 1, 1), (1, 3, 4, 5), True),
-        ((2, 1, 4, 5), (2, 3, 4, 5), True),
-    ],
-)
-def test_computed_blobs(x: Shape, z: Shape, negated_first: bool) -> None:
-    negative, added = layers_after(STEP, two(KIND, x, z))
-    assert (negative.WhichOneof("layer"), added.WhichOneof("layer")) == ("activation", "add")
-    assert list(negative.input) == ["z"]
-    assert list(added.input).index(negative.output[0]) == (0 if negated_first else 1)
-
-
-def test_one_number_is_negated_or_stays() -> None:
-    value = np.array([0.75], np.float32)
-    found = [
-        layers_after(STEP, with_constant(KIND, (1, 3, 4, 5), value, first))[0].activation.linear
-        for first in (False, True)
-    ]
-    assert [(p.alpha, p.beta) for p in found] == [(1, -0.75), (-1, 0.75)]
 
 
 test_cases, test_surroundings = table(
@@ -90,5 +61,21 @@ test_cases, test_surroundings = table(
             ((3, 4, 5), True),
         ]
         for rank5 in [False, True]
+    ),
+    *(
+        rewrites(two, KIND, x, z)
+        for x, z in [
+            ((1, 3, 4, 5), (1, 3, 4, 5)),
+            ((2, 3, 4, 5), (2, 3, 1, 1)),
+            ((2, 3, 4, 5), (2, 1, 4, 5)),
+            ((3, 4, 5), (1, 1, 1)),
+            ((7,), (7,)),
+            ((1, 3, 1, 1), (1, 3, 4, 5)),
+            ((2, 1, 4, 5), (2, 3, 4, 5)),
+        ]
+    ),
+    *(
+        rewrites(with_constant, KIND, (1, 3, 4, 5), np.array([0.75], np.float32), first)
+        for first in (False, True)
     ),
 )

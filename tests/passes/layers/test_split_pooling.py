@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from one_layer import floats
-from pass_cases import refuses, table
-from two_sided import with_any_batch
+from pass_cases import ignores, refuses, rewrites, table
+from two_sided import with_any_batch, with_sizes
 
 import anesurgery as ane
 from anesurgery.mil import Array
@@ -18,7 +18,7 @@ from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.layers.windows import SplitPooling
 from anesurgery.placement.rules.layer_rules import POOL_KERNEL, POOL_STRIDE
-from anesurgery.testing import apply_pass, assert_refuses
+from anesurgery.testing import apply_pass
 
 STEP = SplitPooling()
 Pair = tuple[int, int]
@@ -56,38 +56,6 @@ def both(spec: Any, x: Array) -> tuple[Array, Array, list[str]]:
 def whole(*shape: int) -> Array:
     """Small whole numbers, multiples of 16 so that means over 16 elements are whole too."""
     return 16 * np.random.default_rng(0).integers(-9, 9, shape).astype(np.float32)
-
-
-@pytest.mark.one_of(20)
-@pytest.mark.parametrize("rank5", [False, True])
-@pytest.mark.parametrize("kind", ["MAX", "AVERAGE", "L2"])
-@pytest.mark.parametrize(
-    ("size", "kernel", "stride", "kinds"),
-    [
-        ((80, 80), (80, 80), (80, 80), ["pooling"]),  # global
-        ((4, 4), (4, 4), (4, 4), ["pooling"]),
-        ((5, 14), (5, 14), (1, 1), ["pooling"]),
-        ((16, 16), (4, 4), (4, 4), ["pooling"] * 2),
-        ((18, 17), (4, 4), (4, 4), ["pooling"] * 2),  # a rest is not read
-        ((16, 16), (8, 4), (8, 4), ["pooling"] * 3),
-        ((52, 26), (26, 13), (2, 1), ["pooling"] * 2),
-        ((12, 12), (3, 3), (3, 3), ["pooling", "slice", "slice"]),
-        ((14, 12), (6, 2), (6, 2), ["pooling", "pooling", "slice"]),
-        ((14, 14), (13, 13), (5, 1), ["pooling", "slice"]),
-        ((9, 9), (1, 1), (3, 3), None),
-        ((54, 4), (27, 1), (27, 1), ["pooling", "slice"] * 3),
-        ((9, 9), (2, 3), (1, 4), None),
-    ],
-)
-def test_windows_inside(
-    kind: str, size: Pair, kernel: Pair, stride: Pair, kinds: list[str] | None, rank5: bool
-) -> None:
-    spec = pooled(size, kernel, stride, kind, rank5)
-    old, new, found = both(spec, floats(*((2, *size) if rank5 else (1, 2, *size))))
-    if kinds is not None and kind != "MAX":
-        assert found == kinds
-    if kind == "MAX":
-        np.testing.assert_array_equal(new, old)
 
 
 @pytest.mark.one_of(60)
@@ -138,68 +106,7 @@ def test_means_may_name_a_padding_that_adds_nothing(padding: dict[str, Any], exc
     np.testing.assert_array_equal(new, old)
 
 
-def test_one_window_of_a_mean_without_its_padding() -> None:
-    form = valid(1, 1, 0, 2) | {"avgPoolExcludePadding": True}
-    _, _, kinds = both(pooled((2, 2), (4, 4), (4, 4), "AVERAGE", **form), floats(1, 2, 2, 2))
-    assert kinds == ["pooling"]
-
-
-@pytest.mark.parametrize("kind", ["AVERAGE", "L2"])
-@pytest.mark.parametrize(
-    ("size", "kernel", "stride", "padding", "words"),
-    [
-        (30, 15, 1, {}, "a kernel of 15 at steps of 1 is not made of windows of at most 13"),
-        (90, 29, 29, {}, "a kernel of 29 at steps of 29 is not made of windows"),
-        (17, 4, 4, {"same": {}}, "it counts or leaves out padding"),
-        (17, 4, 4, valid(1, 1, 1, 1), "it counts or leaves out padding"),
-        (18, 4, 4, {"includeLastPixel": {}}, "it counts or leaves out padding"),
-    ],
-)
-def test_means_that_steps_cannot_make(
-    kind: str, size: int, kernel: int, stride: int, padding: dict[str, Any], words: str
-) -> None:
-    spec = pooled((size, size), (kernel, kernel), (stride, stride), kind, **padding)
-    assert_refuses(STEP, spec, words)
-
-
-def test_windows_of_padding_only_are_refused() -> None:
-    """The second has one after the last pixel, as the format's formula says."""
-    for stride, padding in ((3, valid(3, 0, 0, 0)), (4, {"includeLastPixel": {}})):
-        spec = pooled((16, 16), (3, 3), (stride, stride), **padding)
-        assert_refuses(STEP, spec, "a window of 3 lies in the padding only")
-
-
-def test_a_root_of_one_square_stays_a_root() -> None:
-    """A kernel of 1 leaves maxima and means to slices, but the sign of a number goes."""
-    for kind, kinds in (("MAX", ["slice"] * 2), ("L2", ["pooling", *["slice"] * 2])):
-        _, _, found = both(pooled((9, 9), (1, 1), (3, 3), kind), floats(1, 2, 9, 9))
-        assert found == kinds
-
-
-def test_dynamic_sizes_are_refused() -> None:
-    spec = pooled((16, 16), (4, 4), (4, 4))
-    ranges = spec.description.input[0].type.multiArrayType.shapeRange.sizeRanges
-    for low, high in ((1, 1), (2, 2), (16, 64), (16, 16)):
-        ranges.add(lowerBound=low, upperBound=high)
-    assert_refuses(STEP, spec, "height or width of 'x' is dynamic")
-
-
-def test_any_batch() -> None:
-    spec = with_any_batch(pooled((18, 16), (12, 4), (12, 4)))
-    old, new, _ = both(spec, floats(3, 2, 18, 16))
-    np.testing.assert_array_equal(new, old)
-
-
-def test_poolings_within_the_limits_stay() -> None:
-    for form in ({"kernelSize": [13, 13], "stride": [2, 2]}, {"globalPooling": True}):
-        spec = make_network(
-            {"x": (1, 2, 32, 32)}, [make_layer("pooling", ["x"], ["y"], valid={}, **form)], ["y"]
-        )
-        after, session = apply_pass(STEP, spec)
-        assert after == spec
-        assert not session.refusals
-
-
+EXCLUDED = valid(1, 1, 0, 2) | {"avgPoolExcludePadding": True}
 test_cases, test_surroundings = table(
     STEP,
     refuses(
@@ -207,4 +114,57 @@ test_cases, test_surroundings = table(
         lambda: pooled((2, 2), (4, 4), (4, 4), "AVERAGE", **valid(1, 1, 1, 1)),
         id="one window of a mean with its padding is refused",
     ),
+    *(
+        rewrites(pooled, size, kernel, stride, kind, rank5, rtol=0 if kind == "MAX" else 1e-5)
+        for size, kernel, stride in [
+            ((80, 80), (80, 80), (80, 80)),  # global
+            ((4, 4), (4, 4), (4, 4)),
+            ((5, 14), (5, 14), (1, 1)),
+            ((16, 16), (4, 4), (4, 4)),
+            ((18, 17), (4, 4), (4, 4)),  # a rest is not read
+            ((16, 16), (8, 4), (8, 4)),
+            ((52, 26), (26, 13), (2, 1)),
+            ((12, 12), (3, 3), (3, 3)),
+            ((14, 12), (6, 2), (6, 2)),
+            ((14, 14), (13, 13), (5, 1)),
+            ((9, 9), (1, 1), (3, 3)),
+            ((54, 4), (27, 1), (27, 1)),
+            ((9, 9), (2, 3), (1, 4)),
+        ]
+        for kind in ("MAX", "AVERAGE", "L2")
+        for rank5 in (False, True)
+    ),
+    *(
+        refuses(words, pooled, (size, size), (kernel, kernel), (stride, stride), kind, **padding)
+        for size, kernel, stride, padding, words in [
+            (30, 15, 1, {}, "a kernel of 15 at steps of 1 is not made of windows of at most 13"),
+            (90, 29, 29, {}, "a kernel of 29 at steps of 29 is not made of windows"),
+            (17, 4, 4, {"same": {}}, "it counts or leaves out padding"),
+            (17, 4, 4, valid(1, 1, 1, 1), "it counts or leaves out padding"),
+            (18, 4, 4, {"includeLastPixel": {}}, "it counts or leaves out padding"),
+        ]
+        for kind in ("AVERAGE", "L2")
+    ),
+    # The second has a window of padding only after the last pixel, as the format's formula says.
+    refuses("a window of 3 lies in the padding only", pooled, (16, 16), (3, 3), (3, 3), **valid(3, 0, 0, 0)),
+    refuses("a window of 3 lies in the padding only", pooled, (16, 16), (3, 3), (4, 4), includeLastPixel={}),
+    rewrites(
+        lambda: pooled((2, 2), (4, 4), (4, 4), "AVERAGE", **EXCLUDED),
+        rtol=1e-5,
+        id="a mean without its padding",
+    ),
+    refuses(
+        "height or width of 'x' is dynamic",
+        with_sizes,
+        pooled((16, 16), (4, 4), (4, 4)),
+        *[(1, 1), (2, 2), (16, 64), (16, 16)],
+    ),
+    rewrites(
+        with_any_batch,
+        pooled((18, 16), (12, 4), (12, 4)),
+        inputs={"x": np.random.default_rng(0).standard_normal((3, 2, 18, 16)).astype(np.float32)},
+        rtol=0,
+    ),
+    ignores(pooled, (32, 32), (13, 13), (2, 2)),
+    ignores(pooled, (32, 32), (), (), valid={}, globalPooling=True),
 )

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from one_layer import floats
-from pass_cases import refuses, rewrites, table
-from two_sided import with_any_batch
+from pass_cases import ignores, refuses, rewrites, table
+from two_sided import with_any_batch, with_sizes
 
 import anesurgery as ane
 from anesurgery.mil import Array
@@ -174,22 +174,6 @@ def test_computed_weights() -> None:
     assert_refuses(STEP, spec, "its weights are computed")
 
 
-def test_plain_convolutions_stay() -> None:
-    spec = dilated((3, 3), (1, 1))
-    after, session = apply_pass(STEP, spec)
-    assert after == spec
-    assert not session.refusals
-
-
-def test_dynamic_sizes() -> None:
-    for distance in (2, 4):
-        spec = dilated((3, 3), (distance, distance))
-        ranges = spec.description.input[0].type.multiArrayType.shapeRange.sizeRanges
-        for low, high in ((1, 1), (4, 4), (19, 64), (22, 22)):
-            ranges.add(lowerBound=low, upperBound=high)
-        assert_refuses(STEP, spec, "height or width of 'x' is dynamic")
-
-
 test_cases, test_surroundings = table(
     STEP,
     refuses("cost 7.0 times the multiplications, more than 4; by phases: the", dilated, (3, 3), (4, 3)),
@@ -202,4 +186,14 @@ test_cases, test_surroundings = table(
     refuses("20x20 times 44100 weights are more", dilated, (3, 3), (20, 20), (64, 64), channels=(70, 70)),
     refuses("it is a deconvolution", dilated, (3, 3), (2, 2), isDeconvolution=True, channels=(4, 4)),
     *(rewrites(with_any_batch, dilated((3, 3), dilation)) for dilation in [(2, 2), (4, 4)]),
+    ignores(dilated, (3, 3), (1, 1)),
+    *(
+        refuses(
+            "height or width of 'x' is dynamic",
+            with_sizes,
+            dilated((3, 3), (distance, distance)),
+            *[(1, 1), (4, 4), (19, 64), (22, 22)],
+        )
+        for distance in (2, 4)
+    ),
 )

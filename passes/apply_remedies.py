@@ -186,7 +186,7 @@ def _left(start: Trial, end: Trial) -> Iterator[tuple[str, Refusal]]:
 
 def _wrong(end: Trial) -> Iterator[tuple[str, Refusal]]:
     """What a conversion lost, and what reports call wrong, in the new model."""
-    for words in findings_in_words.still_wrong(end.findings):
+    for words in findings_in_words.unrepaired(end.findings):
         yield "apply_remedies", Refusal(words)
 
 

@@ -55,7 +55,7 @@ from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 from anesurgery.facts import windows
 from anesurgery.interpret.arithmetic.engine_faults import FAULTS, decoder_of
 from anesurgery.interpret.ops.windows import transposed_cuts
-from anesurgery.placement.rules.faulty_ops import reached
+from anesurgery.placement.rules.faulty_ops import fault_words
 from anesurgery.regions import formulas
 
 
@@ -295,7 +295,7 @@ class ReplaceFaultyOps(Rewrite):
         """A form that was reported, and values that reach what is wrong."""
         op = m.root
         for fault in REPAIRED:
-            if (self.only and fault.name not in self.only) or not reached(fault, op):
+            if (self.only and fault.name not in self.only) or not fault_words(fault, op):
                 continue
             if why := FORMS[fault.name].missing(op):
                 return Refusal(why, op)

@@ -101,9 +101,9 @@ def _chosen(source: str, steps: str | None, option: list[str] | None) -> Any:
 
 def _fitting(source: str) -> str:
     """The recipe for whatever the model is."""
-    from anesurgery.placement.models import of_layers
+    from anesurgery.placement.models import is_layered
 
-    return "neuralnetwork_ane" if of_layers(source) else "auto"
+    return "neuralnetwork_ane" if is_layered(source) else "auto"
 
 
 def _place(source: str, chosen: Any, named: Path | None, overwrite: bool, format: str | None) -> Path:

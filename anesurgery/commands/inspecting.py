@@ -108,10 +108,10 @@ def _check(asked: Mapping[str, Any]) -> None:
 def _check_files(model: str, html: Path | None, fix: Path | None, overwrite: bool) -> None:
     """Refuse places that cannot be written to, before any work is done."""
     from anesurgery.files.writing import check_target
-    from anesurgery.placement.models import of_layers
+    from anesurgery.placement.models import is_layered
 
     if fix is not None:
-        suffix = ".mlmodel" if of_layers(model) else ".mlpackage"
+        suffix = ".mlmodel" if is_layered(model) else ".mlpackage"
         check_target(Path(model).expanduser(), fix.expanduser(), overwrite, suffix)
     check_pages(overwrite, html)
 
@@ -132,11 +132,11 @@ def _repair(
     Returns:
         How wrong its outputs are, "" where they reach the gate; and the passes that changed it.
     """
-    from anesurgery.placement.models import of_layers
+    from anesurgery.placement.models import is_layered
     from anesurgery.surgery import apply, find_recipe
 
     auto = find_recipe("auto").with_options(compute_units=call["compute_units"])
-    chosen = find_recipe("neuralnetwork_ane") if of_layers(model) else auto
+    chosen = find_recipe("neuralnetwork_ane") if is_layered(model) else auto
     surgery = apply(model, chosen, target=call["target"], **how, quiet=call.silent)
     with waiting("saving", call.silent):
         surgery.save(package, overwrite=overwrite)
@@ -149,10 +149,10 @@ def _repair(
 def _why(call: Call, model: str, op: str) -> Outcome:
     from anesurgery.loading import load
     from anesurgery.placement.inspector import why
-    from anesurgery.placement.models import of_layers
+    from anesurgery.placement.models import is_layered
     from anesurgery.placement.target import Target
 
-    if of_layers(model):
+    if is_layered(model):
         raise SurgeryError("--why reads ML Programs; layers of a neural network show their rules in the report")
     with waiting("inspecting", call.silent):
         reasons = why(load(model), op, Target.parse(call["target"], call["compute_units"]), call["function"])

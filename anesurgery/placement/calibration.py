@@ -1,8 +1,8 @@
-"""Fit the table of times to files that `anesurgery measure` wrote.
+"""Fit the table of times to files that `anesurgery measure` wrote (`anesurgery calibrate`).
 
-What was published is known before. The factor and the fixed cost of each measured generation move from the
-table as far as the files are surer than it; everything else stays. Logarithms of times are fitted, and rows
-that are far off count less.
+Two numbers of each measured generation of the engine are fitted: the factor on all its times and the fixed cost
+of a prediction. The published table is the prior: the numbers move away from it only as far as the files are
+more certain. The fit is robust least squares on logarithms of times: rows that are far off count less.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from anesurgery.placement.target import CHIPS, Target, family_of
 from anesurgery.placement.timing import Load, OpLoad, Rates, load_of, microseconds, table
 from anesurgery.placement.verdicts import choose, judge_shaped
 
-# -- the files ----------------------------------------------------------------------------------------
+# The files.
 
 UNITS = "CPU_AND_NE"
-MOSTLY = 0.9
-"""Share of the ops that are expected on the Neural Engine which Core ML's plan has to give to it as well:
-otherwise the time is that of another division of the model."""
+LEAST_AGREEMENT = 0.9
+"""Core ML's plan must give this share of the ops that are predicted on the Neural Engine to it: otherwise the
+measured time belongs to another division of the model."""
 CHIP = re.compile(r"\b([AM]\d+)( Pro| Max| Ultra)?\b")
 
 
@@ -43,12 +43,12 @@ class Row:
     """A measured time.
 
     Attributes:
-        model: its name; with the generation of the chip, the key of its features.
-        chip: as it is sold.
-        ms: of one prediction with CPU_AND_NE.
+        model: its name; with the generation of the chip it identifies `load`.
+        chip: the chip as it is sold: "M4 Pro".
+        ms: milliseconds of one prediction with CPU_AND_NE.
         source: who measured it.
-        units: that the source names, or "not stated".
-        load: what the model asks for.
+        units: the compute units that the source names, or "not stated".
+        load: the work of the model's ops.
     """
 
     model: str
@@ -60,24 +60,24 @@ class Row:
 
     @property
     def family(self) -> int:
-        """Generation of the engine."""
+        """The generation of the engine."""
         return family_of(self.chip)
 
 
 def load_from(plain: Mapping[str, Any]) -> Load:
-    """A load as `load_to` writes it."""
+    """Return the load that `load_to` wrote."""
     return Load(tuple(OpLoad(*op) for op in plain["ops"]), plain["switches"])
 
 
 def load_to(load: Load) -> dict[str, Any]:
-    """A load as plain data, equal ops merged."""
+    """Return a load as plain data, equal ops merged."""
     merged = load.merged()
     ops = [[round(v, 4) if isinstance(v, float) else v for v in op] for op in merged.ops]
     return {"switches": merged.switches, "ops": ops}
 
 
 def features_of(loaded: Loaded, function: str | None, host: str) -> dict[str, Any] | None:
-    """What a model asks for on the chip of a host; None where the host names no chip that is known."""
+    """Return the load of a model on a host's chip, as plain data; None if the chip is unknown."""
     chip = chip_of(host)
     if chip is None:
         return None
@@ -87,13 +87,13 @@ def features_of(loaded: Loaded, function: str | None, host: str) -> dict[str, An
 
 
 def chip_of(host: str) -> str | None:
-    """The chip as it is sold, of a host in words: "Apple M4 Pro, macOS 15.3"."""
+    """Return the chip as it is sold ("M4 Pro") from a host in words ("Apple M4 Pro, macOS 15.3"); else None."""
     chip = CHIP.search(host)
     return None if chip is None or chip[1] not in CHIPS else chip[1] + (chip[2] or "")
 
 
 def read_row(path: str | os.PathLike[str]) -> Row:
-    """The time with `UNITS` in a file that `measure` wrote.
+    """Return the time with `UNITS` in a file that `measure` wrote.
 
     Raises:
         LoadError: the file cannot be read, or has no time of the Neural Engine to fit to.
@@ -132,16 +132,16 @@ def _load(plain: Mapping[str, Any]) -> Load:
 
 def _check_plan(ops: Iterable[Mapping[str, Any]]) -> None:
     expected = [op for op in ops if op["expected"] == "ane" and op["unit"]]
-    there = sum(op["unit"] == "ane" for op in expected)
-    if expected and there < MOSTLY * len(expected):
+    agreeing = sum(op["unit"] == "ane" for op in expected)
+    if expected and agreeing < LEAST_AGREEMENT * len(expected):
         raise ValueError(
-            f"Core ML's plan gives {there} of {len(expected)} ops to the Neural Engine that were expected "
+            f"Core ML's plan gives {agreeing} of {len(expected)} ops to the Neural Engine that were expected "
             "there: its time is that of another division"
         )
 
 
 def read_folder(folder: Path) -> tuple[list[Row], list[str]]:
-    """The rows of the JSON files of a folder, in order of their names; and why others are none."""
+    """Return the rows of the JSON files of a folder, ordered by file name, and why other files have none."""
     rows, skipped = list[Row](), list[str]()
     for path in sorted(folder.glob("*.json")):
         try:
@@ -151,23 +151,22 @@ def read_folder(folder: Path) -> tuple[list[Row], list[str]]:
     return rows, skipped
 
 
-# -- the fit ------------------------------------------------------------------------------------------
+# The fit.
 
-NOISE, FIXED, UNSEEN = 0.15, 0.5, 0.4
-"""Deviations of logarithms: of a row, of a fixed cost, and of the factor
-of a generation that the table lacks. The first two are those of the published fit
-(`tests/benchmarks/time_fit.py`); the last is twice what a generation lies off the line over the generations
-there."""
-STEPS, SMALL = 50, 1e-6
-"""Steps of a fit at most, and the length of a step that ends it. A choice: rows have 3 or 4 digits."""
+ROW_DEVIATION, FIXED_COST_DEVIATION, NEW_FACTOR_DEVIATION = 0.15, 0.5, 0.4
+"""Standard deviations of logarithms: of a measured time, of a fixed cost, and of the factor of a generation
+that the table lacks. The first two are those of the published fit (`tests/benchmarks/time_fit.py`); the last is
+twice the distance of a generation from the line over the generations there."""
+MOST_STEPS, LAST_STEP = 50, 1e-6
+"""The fit ends after so many steps, or after a step shorter than this. A choice: times have 3 or 4 digits."""
 
 Numbers = Mapping[str, tuple[float | None, float]]
-"""What is compared: (before, after) by name; None where it did not exist before."""
+"""Name of a number -> (before, after); None if the table did not have it before."""
 
 
 @dataclass(frozen=True)
 class Added:
-    """A measured model and its estimates by both tables, in milliseconds; None without its generation."""
+    """A measured model and its estimates in ms by both tables; None if a table lacks its generation."""
 
     model: str
     chip: str
@@ -178,13 +177,13 @@ class Added:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A fit.
+    """The result of `calibrate`.
 
     Attributes:
-        table: the table with the numbers of the measured generations.
+        table: the table with new numbers for the measured generations.
         added: the rows of the files.
-        skipped: why other files gave none.
-        numbers: what changed.
+        skipped: why other files have no row.
+        numbers: the numbers that changed.
     """
 
     table: dict[str, Any]
@@ -193,9 +192,9 @@ class Calibrated:
     numbers: Numbers
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: the new table, and what changed."""
-        numbers = {name: {"before": pair[0], "after": pair[1]} for name, pair in self.numbers.items()}
-        added = [asdict(one) for one in self.added]
+        """Return plain data: the new table, and what changed."""
+        numbers = {name: {"before": before, "after": after} for name, (before, after) in self.numbers.items()}
+        added = [asdict(row) for row in self.added]
         return {"table": self.table, "added": added, "skipped": list(self.skipped), "changed": numbers}
 
 
@@ -205,10 +204,10 @@ def calibrate(folder: str | Path) -> Calibrated:
     Raises:
         SurgeryError: there is no such folder, or no file in it gives a row; the reasons are named.
     """
-    place = Path(folder).expanduser()
-    if not place.is_dir():
+    path = Path(folder).expanduser()
+    if not path.is_dir():
         raise SurgeryError(f"{folder} is no folder; give one with files that `anesurgery measure` wrote")
-    rows, skipped = read_folder(place)
+    rows, skipped = read_folder(path)
     if not rows:
         why = "; ".join(skipped) or "it holds no .json"
         raise SurgeryError(
@@ -216,94 +215,97 @@ def calibrate(folder: str | Path) -> Calibrated:
         )
     before, after = table(), fit(rows, table())
     added = [Added(r.model, r.chip, r.ms, estimate(r, before), estimate(r, after)) for r in rows]
-    return Calibrated(after, added, skipped, _numbers(rows, before, after))
+    return Calibrated(after, added, skipped, _changed_numbers(rows, before, after))
 
 
 def fit(rows: Sequence[Row], published: Mapping[str, Any]) -> dict[str, Any]:
-    """A table with the most likely factor and fixed cost of each generation that rows are of."""
+    """Return the table with the most likely factor and fixed cost of each generation among the rows."""
     fitted = copy.deepcopy(dict(published))
     for family in sorted({row.family for row in rows}):
-        mine, key = [row for row in rows if row.family == family], str(family)
+        of_family, key = [row for row in rows if row.family == family], str(family)
         if key not in published["factor"]:
-            _begin(fitted, published, key)
-        x, off = _solve(mine, fitted, key)
-        fitted["factor"][key], fitted["fixed_us"][key] = (float(f"{v:.4g}") for v in np.exp(x))
-        fitted["deviation"][key] = round(off, 3)
-        fitted["measurements"][key] += len(mine)
-        sources = dict.fromkeys([*filter(None, [fitted["source"][key]]), *(row.source for row in mine)])
+            _add_generation(fitted, published, key)
+        logarithms, deviation = _most_likely(of_family, fitted, key)
+        fitted["factor"][key], fitted["fixed_us"][key] = (float(f"{v:.4g}") for v in np.exp(logarithms))
+        fitted["deviation"][key] = round(deviation, 3)
+        fitted["measurements"][key] += len(of_family)
+        sources = dict.fromkeys([*filter(None, [fitted["source"][key]]), *(row.source for row in of_family)])
         fitted["source"][key] = "; ".join(sources)
     return fitted
 
 
-def _begin(fitted: dict[str, Any], published: Mapping[str, Any], key: str) -> None:
-    """Give a generation that the table lacks the numbers of the nearest one."""
+def _add_generation(fitted: dict[str, Any], published: Mapping[str, Any], key: str) -> None:
+    """Give a generation that the table lacks the numbers of the nearest generation."""
     nearest = min(published["factor"], key=lambda other: abs(int(other) - int(key)))
     for name in ("factor", "fixed_us", "switch_us"):
         fitted[name][key] = published[name][nearest]
-    fitted["deviation"][key], fitted["measurements"][key], fitted["source"][key] = UNSEEN, 0, ""
+    fitted["deviation"][key], fitted["measurements"][key], fitted["source"][key] = NEW_FACTOR_DEVIATION, 0, ""
 
 
-def _solve(rows: Sequence[Row], numbers: Mapping[str, Any], key: str) -> tuple[Array, float]:
-    """Logarithms of factor and fixed cost (Gauss and Newton's steps), and the deviation of the first."""
-    known = np.log([numbers["factor"][key], numbers["fixed_us"][key]])
-    sure = np.diag([1 / numbers["deviation"][key], 1 / FIXED])
+def _most_likely(rows: Sequence[Row], numbers: Mapping[str, Any], key: str) -> tuple[Array, float]:
+    """Return log([factor, fixed cost]) by Gauss-Newton steps, and the deviation of the first."""
+    prior = np.log([numbers["factor"][key], numbers["fixed_us"][key]])
+    prior_weight = np.diag([1 / numbers["deviation"][key], 1 / FIXED_COST_DEVIATION])
 
-    def errors(at: Array) -> Array:
+    def residuals(at: Array) -> Array:
         factor, fixed = np.exp(at)
-        tried = {
+        table_at = {
             **numbers,
             "factor": {**numbers["factor"], key: factor},
             "fixed_us": {**numbers["fixed_us"], key: fixed},
         }
-        return np.array([math.log(row.ms / (estimate(row, tried) or row.ms)) / NOISE for row in rows])
-
-    def look(at: Array) -> tuple[float, Array, Array]:
-        """What is minimised, the matrix of the next step, and the way down."""
-        now, left = errors(at), sure @ (known - at)
-        slopes = np.stack([(now - errors(at + step)) / step.sum() for step in 1e-5 * np.eye(2)], axis=1)
-        weights = 1 / np.sqrt(1 + now**2)  # a row that is far off counts less
-        loss = float(2 * (1 / weights - 1).sum() + (left**2).sum())
-        return (
-            loss,
-            slopes.T @ (weights[:, None] * slopes) + sure @ sure,
-            slopes.T @ (weights * now) + sure @ left,
+        return np.array(
+            [math.log(row.ms / (estimate(row, table_at) or row.ms)) / ROW_DEVIATION for row in rows]
         )
 
-    x = known
-    loss, normal, down = look(x)
-    for _ in range(STEPS):
-        step = np.linalg.solve(normal, down)
-        while (then := look(x + step))[0] > loss and np.abs(step).max() > SMALL:
+    def normal_equations(at: Array) -> tuple[float, Array, Array]:
+        """Return the loss, and the matrix and right side of the equations for the next step."""
+        errors, from_prior = residuals(at), prior_weight @ (prior - at)
+        slopes = np.stack([(errors - residuals(at + d)) / d.sum() for d in 1e-5 * np.eye(2)], axis=1)
+        weights = 1 / np.sqrt(1 + errors**2)  # a row that is far off counts less
+        loss = float(2 * (1 / weights - 1).sum() + (from_prior**2).sum())
+        return (
+            loss,
+            slopes.T @ (weights[:, None] * slopes) + prior_weight @ prior_weight,
+            slopes.T @ (weights * errors) + prior_weight @ from_prior,
+        )
+
+    x = prior
+    loss, matrix, right = normal_equations(x)
+    for _ in range(MOST_STEPS):
+        step = np.linalg.solve(matrix, right)
+        while (following := normal_equations(x + step))[0] > loss and np.abs(step).max() > LAST_STEP:
             step = step / 2
-        x, (loss, normal, down) = x + step, then
-        if np.abs(step).max() <= SMALL:
+        x, (loss, matrix, right) = x + step, following
+        if np.abs(step).max() <= LAST_STEP:
             break
-    return x, float(np.sqrt(np.linalg.inv(normal)[0, 0]))
+    return x, float(np.sqrt(np.linalg.inv(matrix)[0, 0]))
 
 
 def estimate(row: Row, numbers: Mapping[str, Any]) -> float | None:
-    """Milliseconds; None where the table has nothing of the generation."""
+    """Return the milliseconds of a row by a table; None if the table lacks its generation."""
     if str(row.family) not in numbers["factor"]:
         return None
     return sum(microseconds(row.load, Rates.of(numbers, row.family, row.chip)).values()) / 1000
 
 
-def _numbers(rows: Sequence[Row], before: Mapping[str, Any], after: Mapping[str, Any]) -> Numbers:
-    found: dict[str, tuple[float | None, float]] = {}
+def _changed_numbers(rows: Sequence[Row], before: Mapping[str, Any], after: Mapping[str, Any]) -> Numbers:
+    """Return the fitted numbers before and after, and the median error on models left out of the fit."""
+    numbers: dict[str, tuple[float | None, float]] = {}
     for key in sorted({str(row.family) for row in rows}, key=int):
-        found[f"factor of H{key}"] = (before["factor"].get(key), after["factor"][key])
-        found[f"fixed cost of H{key}, us"] = (before["fixed_us"].get(key), after["fixed_us"][key])
-    unseen = {model: fit([r for r in rows if r.model != model], before) for model in {r.model for r in rows}}
-    old, new = _errors(rows, lambda row: before), _errors(rows, lambda row: unseen[row.model])
+        numbers[f"factor of H{key}"] = (before["factor"].get(key), after["factor"][key])
+        numbers[f"fixed cost of H{key}, us"] = (before["fixed_us"].get(key), after["fixed_us"][key])
+    without = {model: fit([r for r in rows if r.model != model], before) for model in {r.model for r in rows}}
+    old, new = _error_ratios(rows, lambda row: before), _error_ratios(rows, lambda row: without[row.model])
     if new:
-        found["each model of yours left out: median error"] = (median(old) if old else None, median(new))
-    return found
+        numbers["each model of yours left out: median error"] = (median(old) if old else None, median(new))
+    return numbers
 
 
-def _errors(rows: Sequence[Row], table_of: Any) -> list[float]:
-    """How many times longer or shorter each row took than its table says."""
-    told = [(row, ms) for row in rows if (ms := estimate(row, table_of(row))) is not None]
-    return [math.exp(abs(math.log(row.ms / ms))) for row, ms in told]
+def _error_ratios(rows: Sequence[Row], table_of: Any) -> list[float]:
+    """Return the error of each row as a ratio of at least 1, by the table that `table_of(row)` returns."""
+    estimated = [(row, ms) for row in rows if (ms := estimate(row, table_of(row))) is not None]
+    return [math.exp(abs(math.log(row.ms / ms))) for row, ms in estimated]
 
 
 def write_table(numbers: Mapping[str, Any], path: Path) -> Path:

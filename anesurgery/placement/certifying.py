@@ -53,11 +53,11 @@ from anesurgery.mil import (
 from anesurgery.ops import names
 from anesurgery.placement.choices import Choice, ChoiceWatch, choosing_ops, cost_in_words, exact_ops
 from anesurgery.placement.evidence import Finding
-from anesurgery.placement.findings_in_words import reported, unseen
+from anesurgery.placement.findings_in_words import hidden_risks, report_lines
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.models import inspect_other
-from anesurgery.placement.op_errors import OpError, op_error, with_repairs_beside
+from anesurgery.placement.op_errors import OpError, op_error, with_repairs_of_neighbours
 from anesurgery.placement.rules.lost_in_conversion import LEAST_CHANGE, grown_epsilon
 from anesurgery.placement.target import Target
 from anesurgery.registry import INTERPRETER
@@ -218,7 +218,11 @@ def certify(
     verdict, why = _verdict(rows, outputs, trial.misses(outputs), worst.described, gate)
     found = tuple(without_small(inspection.all_findings, walked.norms_off))
     beside = _further_verdict(trial, choices, over, worst.values, first.sample(seed + 1), gate)
-    for other in (beside, unseen(found), _engine_verdict(loaded, model, worst.values, function, gate, engine)):
+    for other in (
+        beside,
+        hidden_risks(found),
+        _engine_verdict(loaded, model, worst.values, function, gate, engine),
+    ):
         verdict, why = _worse((verdict, why), other)
     return Certificate(
         rows,
@@ -231,7 +235,7 @@ def certify(
         worst.values,
         choices,
         over,
-        (*filter(None, [as_given.refused]), *reported(found)),
+        (*filter(None, [as_given.refused]), *report_lines(found)),
     )
 
 
@@ -432,7 +436,7 @@ class _Comparer:
                 rows.append(replace(row, rules=rules, repairs=repairs))
         exact = self._all.outputs["fp32"]
         outputs = {a: self._compared(exact, self._all.outputs[a], values) for a in self._all.others}
-        return _OpByOp(with_repairs_beside(rows, self.gate), outputs, watch.choices, norms_off.changes)
+        return _OpByOp(with_repairs_of_neighbours(rows, self.gate), outputs, watch.choices, norms_off.changes)
 
     def unmoved(self, values: Values, others: Values) -> list[str]:
         """Return the outputs that change neither with other inputs nor with reversed ones."""

@@ -1,7 +1,8 @@
-"""Outputs that are choices: topk, argmax, sorting, suppression, comparisons of floats.
+"""Outputs that are choices (topk, argmax, argsort, suppression, comparisons of floats), for `certify`.
 
-Of a choice no PSNR is of use. What counts is the margin between what was chosen and the next, beside the error
-of the scores, and how many choices change; and which ops must compute in fp32 to keep them.
+A PSNR says nothing about a choice. What counts is how many choices change in fp16 or on the engine, the margin
+between the chosen score and the next beside the error of the scores, and which ops must compute in fp32 so that
+no choice changes (`exact_ops`).
 """
 
 from __future__ import annotations
@@ -40,28 +41,27 @@ from anesurgery.placement.inspection import OpRow
 
 CHOOSING = names("topk reduce_argmax reduce_argmin argsort non_maximum_suppression") | COMPARISONS
 """Ops whose results are choices among floats."""
-GIVEN = MOVING | names("cast concat stack one_hot")
-"""Ops that hand a choice on as it is."""
-PLACES = {"topk": 1, "non_maximum_suppression": 2}
-"""The output that holds what was chosen, where it is not the first."""
+PASSING_ON = MOVING | names("cast concat stack one_hot")
+"""Ops that pass a choice on without changing it."""
+CHOICE_OUTPUT = {"topk": 1, "non_maximum_suppression": 2}
+"""Op type -> index of the output that holds the indices of what was chosen; 0 for others."""
 MOST_TRIALS = 24
-"""Runs in which ops of fp32 are sought: bisection of 4,000 ops takes 12, and as many try to leave one out."""
+"""Runs to find the ops for fp32: bisection of 4,000 ops takes 12, and 12 more try to leave single ops out."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One op that chooses.
+    """An op that chooses, and how its choices change by rounding.
 
     Attributes:
-        name: of the op.
+        name: the name of the op.
         op_type: MIL op type.
-        margin: the least and the median distance between the last that was chosen and the next; NaN where an op
-            has none.
+        margin: (least, median) difference between the last chosen score and the next; NaN where an op has none.
         error: arithmetic -> the largest error of its scores.
-        changed: arithmetic -> the share of its choices that differ.
-        exact_ops: names of the ops that keep the choices if they compute in fp32; none where nothing changes,
-            or where none were found.
-        cost: what they cost in time, in words.
+        changed: arithmetic -> the share of its choices that differ from exact arithmetic.
+        exact_ops: names of the ops that must compute in fp32 so that no choice changes; empty if nothing
+            changes, or if none were found.
+        cost: the time that computing them in fp32 costs, in words.
     """
 
     name: str
@@ -74,44 +74,43 @@ class Choice:
 
     @property
     def worst(self) -> float:
-        """The largest share that changes in an arithmetic."""
+        """The largest share of changed choices over all arithmetics."""
         return max(self.changed.values(), default=0.0)
 
     @property
     def words(self) -> str:
-        """The margin beside the error, and how many choices change."""
+        """The margins, the error of the scores, and the share of choices that change."""
         arithmetic = max(self.changed, key=lambda a: self.changed[a])
         least, median = self.margin
         gap = "" if math.isnan(least) else f"margins from {least:.2g}, {median:.2g} in the middle; "
-        said = (
-            f"{self.op_type} {self.name}: {gap}scores are off by {self.error[arithmetic]:.2g} in {arithmetic}"
-        )
-        return f"{said}; {self.worst:.1%} of choices change"
+        error = f"scores are off by {self.error[arithmetic]:.2g} in {arithmetic}"
+        return f"{self.op_type} {self.name}: {gap}{error}; {self.worst:.1%} of choices change"
 
 
 def scores_of(op: Operation) -> tuple[Var, ...]:
-    """What an op chooses by; none where it chooses nothing, or among integers or constants alone."""
+    """Return the float operands that an op chooses by; () for ops that choose nothing, or among constants."""
     if op.op_type not in CHOOSING:
         return ()
-    read = (op.x, op.y) if op.op_type in COMPARISONS else (op.scores,) if "scores" in op.inputs else (op.x,)
-    floats = [v for v in read if np_dtype(v).kind == "f"]
+    ranked = op.scores if "scores" in op.inputs else op.x
+    scores = (op.x, op.y) if op.op_type in COMPARISONS else (ranked,)
+    floats = [v for v in scores if np_dtype(v).kind == "f"]
     return tuple(floats) if any(not is_stored(v) for v in floats) else ()
 
 
 def chosen(op: Operation, results: Sequence[Any]) -> torch.Tensor:
-    """What an op chose: places, or booleans."""
-    value: torch.Tensor = results[PLACES.get(op.op_type, 0)]
+    """Return the result that holds an op's choice: indices, or booleans of a comparison."""
+    value: torch.Tensor = results[CHOICE_OUTPUT.get(op.op_type, 0)]
     return value
 
 
 def changed_share(op: Operation, exact: torch.Tensor, other: torch.Tensor) -> float:
-    """The share of choices that differ; of a topk, of the set of places in each row."""
+    """Return the share of choices that differ; for a topk the order of the chosen indices does not count."""
     if exact.shape != other.shape or not exact.numel():
         return float(exact.shape != other.shape)
     if op.op_type == "topk":
         exact, other = (torch.sort(v.movedim(_axis(op), -1), -1).values for v in (exact, other))
-        same = (exact[..., :, None] == other[..., None, :]).any(-1)
-        return float((~same).float().mean())
+        is_kept = (exact[..., :, None] == other[..., None, :]).any(-1)
+        return float((~is_kept).float().mean())
     return float((exact != other).float().mean())
 
 
@@ -121,7 +120,7 @@ def _axis(op: Operation) -> int:
 
 
 def margin(op: Operation, scores: Sequence[torch.Tensor]) -> tuple[float, float]:
-    """The least and the median distance between what was chosen and the next; NaN where there is no next."""
+    """Return (least, median) difference between the last chosen score and the next; NaN without a next."""
     if op.op_type in COMPARISONS:
         gaps = (scores[0] - scores[-1]).abs() if len(scores) > 1 else scores[0].abs()
     elif op.op_type == "non_maximum_suppression":
@@ -130,29 +129,28 @@ def margin(op: Operation, scores: Sequence[torch.Tensor]) -> tuple[float, float]
         ordered = torch.sort(
             scores[0].movedim(_axis(op), -1), -1, descending=op.op_type != "reduce_argmin"
         ).values
-        apart = (ordered[..., :-1] - ordered[..., 1:]).abs()
+        differences = (ordered[..., :-1] - ordered[..., 1:]).abs()
         count = int(op.k.val) if op.op_type == "topk" and op.k.val is not None else 1
-        if not 0 < count <= apart.shape[-1]:
+        if not 0 < count <= differences.shape[-1]:
             return math.nan, math.nan
-        gaps = apart.amin(-1) if op.op_type == "argsort" else apart[..., count - 1]
+        gaps = differences.amin(-1) if op.op_type == "argsort" else differences[..., count - 1]
     gaps = gaps[torch.isfinite(gaps)]
     return (float(gaps.min()), float(gaps.median())) if gaps.numel() else (math.nan, math.nan)
 
 
 @dataclass(frozen=True)
-class Partly:
-    """An arithmetic in which some ops compute in fp32, between casts, and all others as it says."""
+class PartlyExact:
+    """An arithmetic for the interpreter: the ops in `exact` compute in fp32, all others as `rest` names."""
 
     rest: str
     exact: frozenset[Operation]
 
     def meaning(self, op: Operation, row: Implementation) -> Callable[..., Any]:
-        """The exact function; or that of the arithmetic, of operands in fp16."""
+        """Return the function of an op; outside `exact`, its operands and results are rounded to fp16."""
         if op in self.exact:
             return row.function
         function = meaning(op, row, self.rest)
-        halves = any(np_dtype(v) == np.float16 for v in op.outputs)
-        if not halves:
+        if not any(np_dtype(v) == np.float16 for v in op.outputs):
             return function
         chip = None if self.rest == "fp16" else rounding(chip_of(self.rest), op.op_type)
         return lambda **operands: rounded_halves(
@@ -161,21 +159,19 @@ class Partly:
 
 
 def upstream(function: Function, scores: Sequence[Var]) -> list[Operation]:
-    """The ops of fp16 that make some values, in file order; what is in a nested block is not among them."""
+    """Return the fp16 ops that some values depend on, in file order, without those of nested blocks."""
     reached, pending = set[Operation](), [v.op for v in scores if v.op is not None]
     while pending:
         op = pending.pop()
         if op not in reached and op.op_type != "const":
             reached.add(op)
-            pending += [v.op for v in _read(op) if v.op is not None]
+            pending += [v.op for v in _operand_values(op) if v.op is not None]
     return [op for op in function.operations if op in reached and _is_half(op)]
 
 
-def _read(op: Operation) -> list[Var]:
-    values = (
-        v for value in op.inputs.values() for v in (value if isinstance(value, (list, tuple)) else [value])
-    )
-    return [v for v in values if isinstance(v, Var)]
+def _operand_values(op: Operation) -> list[Var]:
+    lists = (value if isinstance(value, (list, tuple)) else [value] for value in op.inputs.values())
+    return [v for values in lists for v in values if isinstance(v, Var)]
 
 
 def _is_half(op: Operation) -> bool:
@@ -185,61 +181,64 @@ def _is_half(op: Operation) -> bool:
 def exact_ops(
     program: Program, function: str | None, values: Mapping[str, Array], op: Operation, arithmetic: str
 ) -> list[Operation]:
-    """The ops that keep a choice if they compute in fp32: the fewest before it, less those that may go.
+    """Return ops that keep a choice unchanged if they compute in fp32, and as few as the search finds.
+
+    Bisection finds the shortest run of ops before the choice that suffices; then single ops of it are left out
+    while the choice stays the same.
 
     Args:
         program: the program.
-        function: which function.
+        function: the name of the function.
         values: its inputs.
         op: the op that chooses.
-        arithmetic: of all other ops.
+        arithmetic: the arithmetic of all other ops.
 
     Returns:
-        The ops in file order, with the op itself at the end; none where all of them do not keep the choices, or
-        cannot be run so.
+        The ops in file order, with the op itself at the end; [] if all ops before it do not suffice, or if the
+        program cannot run so.
     """
-    place = op.outputs[PLACES.get(op.op_type, 0)].name
-    meant = run(program, values, function=function, outputs=[place])[place]
+    name = op.outputs[CHOICE_OUTPUT.get(op.op_type, 0)].name
+    exact = torch.as_tensor(np.asarray(run(program, values, function=function, outputs=[name])[name]))
     before = upstream(function_of(program, function), scores_of(op))
     trials = 0
 
-    def keeps(ops: Sequence[Operation]) -> bool:
+    def keeps_choice(ops: Sequence[Operation]) -> bool:
         nonlocal trials
         trials += 1
-        how: Any = Partly(arithmetic, frozenset((*ops, op)))
-        got = run(program, values, function=function, outputs=[place], precision=how)[place]
-        return changed_share(op, torch.as_tensor(np.asarray(meant)), torch.as_tensor(np.asarray(got))) == 0
+        precision: Any = PartlyExact(arithmetic, frozenset((*ops, op)))
+        result = run(program, values, function=function, outputs=[name], precision=precision)[name]
+        return changed_share(op, exact, torch.as_tensor(np.asarray(result))) == 0
 
     try:
-        if not before or not keeps(before):
+        if not before or not keeps_choice(before):
             return []
-        low, high = 0, len(before)  # all from `low` on keep them, from `high` on do not
+        low, high = 0, len(before)  # fp32 from `low` on suffices, from `high` on it does not
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if keeps(before[middle:]) else (low, middle)
+            low, high = (middle, high) if keeps_choice(before[middle:]) else (low, middle)
         ops = before[low:]
-        for one in list(ops):
-            left = [other for other in ops if other is not one]
-            if trials < MOST_TRIALS and left and keeps(left):
-                ops = left
+        for candidate in list(ops):
+            remaining = [other for other in ops if other is not candidate]
+            if trials < MOST_TRIALS and remaining and keeps_choice(remaining):
+                ops = remaining
     except InterpretError:
         return []
     return [*ops, op]
 
 
 def choosing_ops(function: Function) -> list[Operation]:
-    """The ops of a function that choose among floats for an output, and not for a computation."""
-    return [op for op in walk_ops(function) if scores_of(op) and _is_given(op)]
+    """Return the ops that choose among floats and whose choice is an output, not just used in a computation."""
+    return [op for op in walk_ops(function) if scores_of(op) and _reaches_output(op)]
 
 
-def _is_given(op: Operation) -> bool:
-    """Does what an op chose come to an output, moved, cast or as the places of a gather?"""
-    reached, pending = set[Var](), [op.outputs[PLACES.get(op.op_type, 0)]]
+def _reaches_output(op: Operation) -> bool:
+    """Does the choice of an op reach an output, apart from moves, casts and one_hot?"""
+    reached, pending = set[Var](), [op.outputs[CHOICE_OUTPUT.get(op.op_type, 0)]]
     while pending:
         var = pending.pop()
         if is_output(var):
             return True
-        for reader in (r for r in consumers(var) if r.op_type in GIVEN):
+        for reader in (r for r in consumers(var) if r.op_type in PASSING_ON):
             fresh = [v for v in reader.outputs if v not in reached]
             reached.update(fresh)
             pending += fresh
@@ -247,45 +246,45 @@ def _is_given(op: Operation) -> bool:
 
 
 class ChoiceWatch:
-    """Watches the ops that choose (argmax, topk, sort) in a run: what did rounding change?"""
+    """Collects the `Choice` of each choosing op of a function; `see` gets the results of op after op."""
 
     def __init__(self, function: Function, values: Mapping[str, Any]) -> None:
         self._scores = {op: scores_of(op) for op in choosing_ops(function)}
-        self._wanted = {v for scores in self._scores.values() for v in scores}
-        self._seen: dict[Var, tuple[Any, Mapping[str, Any]]] = {}
+        self._watched = {v for scores in self._scores.values() for v in scores}
+        self._seen: dict[Var, tuple[Any, Mapping[str, Any]]] = {}  # (exact, by arithmetic)
         self.choices: tuple[Choice, ...] = ()
         for name, var in function.inputs.items():
-            if var in self._wanted and name in values:
+            if var in self._watched and name in values:
                 value = torch.as_tensor(np.asarray(values[name])).float()
                 self._seen[var] = (value, {})
 
     def see(self, results: OpResults) -> None:
-        """Keep scores, and compare what was chosen by them."""
+        """Remember scores, and compare the choices made by them."""
         for k, var in enumerate(results.op.outputs):
-            if var in self._wanted:
+            if var in self._watched:
                 self._seen[var] = (results.exact[k], {a: v[k] for a, v in results.grown.items()})
         scores = self._scores.get(results.op, ())
         if not scores or any(v not in self._seen for v in scores if not is_stored(v)):
             return
-        op, exact = results.op, [_value(v, self._seen) for v in scores]
+        op, exact = results.op, [_exact_value(v, self._seen) for v in scores]
         changed = {
             a: changed_share(op, chosen(op, results.exact), chosen(op, v)) for a, v in results.grown.items()
         }
         error = {
-            a: max(_off(self._seen[v][0], self._seen[v][1].get(a)) for v in scores if v in self._seen)
+            a: max(_largest_error(self._seen[v][0], self._seen[v][1].get(a)) for v in scores if v in self._seen)
             for a in results.grown
         }
         choice = Choice(op.outputs[0].name, op.op_type, margin(op, exact), error, changed)
         self.choices = (*self.choices, choice)
 
 
-def _value(var: Var, seen: Mapping[Var, tuple[Any, Any]]) -> torch.Tensor:
-    """A value in exact arithmetic; a constant as it is stored."""
+def _exact_value(var: Var, seen: Mapping[Var, tuple[Any, Any]]) -> torch.Tensor:
+    """Return a value in exact arithmetic; a constant as it is stored."""
     return seen[var][0] if var in seen else torch.as_tensor(np.asarray(var.val)).float()
 
 
-def _off(exact: torch.Tensor, other: torch.Tensor | None) -> float:
-    """The largest difference of finite numbers; 0 of an input, which is given."""
+def _largest_error(exact: torch.Tensor, other: torch.Tensor | None) -> float:
+    """Return the largest difference of finite numbers; 0 for an input, which has no error."""
     if other is None or exact.shape != other.shape:
         return 0.0
     difference = (exact.float() - other.float()).abs()
@@ -293,14 +292,14 @@ def _off(exact: torch.Tensor, other: torch.Tensor | None) -> float:
 
 
 def cost_in_words(rows: Sequence[OpRow], ops: Sequence[Operation]) -> str:
-    """What Core ML would estimate of a model with these ops in fp32, off the engine; "" without estimates."""
-    exact = {v.name for op in ops for v in op.outputs}
+    """Return Core ML's estimate of the model before and after these ops compute in fp32, off the engine."""
+    in_fp32 = {v.name for op in ops for v in op.outputs}
     if any(row.estimate is None for row in rows if row.depth == 0):
         return "nothing is known of their time"
     totals = []
-    for kept in (frozenset[str](), exact):
+    for off_engine in (frozenset[str](), in_fp32):
         steps = [
-            (float(e.cpu or 0), float(e.ane or 0) if row.legal and row.name not in kept else math.inf)
+            (float(e.cpu or 0), float(e.ane or 0) if row.legal and row.name not in off_engine else math.inf)
             for row in rows
             if row.depth == 0 and (e := row.estimate) is not None
         ]

@@ -1,9 +1,9 @@
-"""Ask Core ML itself where each op runs, on a Mac, and put the answer beside the prediction.
+"""Ask Core ML itself where each op runs, on a Mac, and add the answer to the prediction.
 
 Core ML's compute plan (`MLComputePlan`, macOS 14.4) names a preferred unit for each op of a compiled model. It
-speaks about the Mac at hand, and not about other chips of the target. Making it compiles the model for the
-engine, which took minutes for convolutions of 16x16 (751K, M4, macOS 27.0.1). A plan can be recorded as JSON on
-one machine and shown on another.
+holds for this Mac, not for other chips of the target. Making it compiles the model for the engine, which took
+minutes for convolutions of 16x16 (751K, M4, macOS 27.0.1). `inspect(..., measured=True)` calls `plan` and
+`with_plan`; `record` and `replay` carry a plan to another machine as JSON.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from anesurgery.mil import ct, quiet_host
 from anesurgery.placement.inspection import UNITS, Inspection, OpRow
 from anesurgery.placement.target import COMPUTE_UNITS, Target
 
-FIRST = (14, 4)
-"""The macOS in which the compute plan appeared."""
+FIRST_MACOS = (14, 4)
+"""The first macOS with the compute plan."""
 
 NOT_HERE = "not measured: Core ML's plan needs macOS 14.4 or later"
 NO_ANSWER = "not measured: Core ML's plan names no unit for any op of this model"
 DEVICES = {"MLNeuralEngineComputeDevice": "ane", "MLGPUComputeDevice": "gpu", "MLCPUComputeDevice": "cpu"}
-"""Class of a device in coremltools -> unit."""
+"""Name of a device class in coremltools -> unit."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Plan:
     """Core ML's own plan for a model.
 
     Attributes:
-        units: name of an op (of its first output) or layer -> "ane", "gpu" or "cpu"; a part of a pipeline
-            puts its place before the name: "1/conv". Ops without an answer are absent. Empty: not asked.
-        host: chip and OS that were asked.
-        compute_units: those that the plan was made for.
+        units: name of an op (of its first output) or layer -> "ane", "gpu" or "cpu". In a pipeline the index of
+            the part comes first: "1/conv". Ops without an answer are absent; empty if Core ML was not asked.
+        host: chip and OS of the Mac: "Apple M4, macOS 15.3".
+        compute_units: the setting that the plan was made for.
     """
 
     units: dict[str, str] = field(default_factory=dict)
@@ -49,15 +49,15 @@ class Plan:
 
 
 def plan(model: Any, target: Target, function: str | None = None) -> Plan:
-    """Ask Core ML on this machine.
+    """Return Core ML's plan for a model on this machine.
 
     Args:
         model: path of a package or `.mlmodel`, or an MLModel.
-        target: its compute units are used; its chips and OS are not, the plan is for this Mac.
-        function: of a model that has several; `main`, or the first, by default.
+        target: only its compute units are used; the plan is for the chip and OS of this Mac.
+        function: the function of a model that has several; `main`, or the first, by default.
 
     Returns:
-        An empty plan where the machine is no Mac, or its macOS is older than 14.4.
+        The plan; an empty one on other machines than Macs, and before macOS 14.4.
 
     Raises:
         LoadError: Core ML does not compile or load the model.
@@ -68,7 +68,7 @@ def plan(model: Any, target: Target, function: str | None = None) -> Plan:
 
 
 def ask(model: Any, target: Target) -> Any:
-    """The `MLComputePlan` of a model on this Mac.
+    """Return the `MLComputePlan` of a model on this Mac.
 
     Raises:
         LoadError: Core ML does not compile or load the model.
@@ -82,23 +82,23 @@ def ask(model: Any, target: Target) -> Any:
 
 
 def available() -> bool:
-    """Is this a Mac whose Core ML can be asked?"""
+    """Is this a Mac whose Core ML makes compute plans?"""
     if sys.platform != "darwin":
         return False
     version = tuple(int(n) for n in re.findall(r"\d+", platform.mac_ver()[0])[:2])
-    return version >= FIRST
+    return version >= FIRST_MACOS
 
 
 def host() -> str:
-    """Chip and OS of this Mac, in words: "Apple M4, macOS 15.3"."""
-    asked = subprocess.run(
+    """Return chip and OS of this Mac, in words: "Apple M4, macOS 15.3"."""
+    brand = subprocess.run(
         ["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False
     )
-    return f"{asked.stdout.strip() or platform.machine()}, macOS {platform.mac_ver()[0]}"
+    return f"{brand.stdout.strip() or platform.machine()}, macOS {platform.mac_ver()[0]}"
 
 
 def _compiled(model: Any) -> str:
-    """The folder of the compiled model."""
+    """Return the folder of the compiled model; compile it if needed."""
     if isinstance(model, ct.models.MLModel):
         try:
             return str(model.get_compiled_model_path())
@@ -112,19 +112,19 @@ def _compiled(model: Any) -> str:
 
 
 def read(compiled: Any, function: str | None = None) -> dict[str, str]:
-    """The units in an `MLComputePlan`, by name of op or layer, nested blocks included."""
-    return dict(_read(compiled, compiled.model_structure, function, ""))
+    """Return the units in an `MLComputePlan`, by name of op or layer, nested blocks included."""
+    return dict(_named_units(compiled, compiled.model_structure, function, ""))
 
 
-def _read(compiled: Any, structure: Any, function: str | None, place: str) -> Iterator[tuple[str, str]]:
+def _named_units(compiled: Any, structure: Any, function: str | None, prefix: str) -> Iterator[tuple[str, str]]:
     if structure.pipeline is not None:
         for index, (_, part) in enumerate(structure.pipeline.sub_models):
-            yield from _read(compiled, part, None, f"{place}{index}/")
+            yield from _named_units(compiled, part, None, f"{prefix}{index}/")
     elif structure.neuralnetwork is not None:
         for layer in structure.neuralnetwork.layers:
             usage = compiled.get_compute_device_usage_for_neuralnetwork_layer(layer)
             if unit := _unit(usage):
-                yield place + layer.name, unit
+                yield prefix + layer.name, unit
     elif structure.program is not None:
         functions = structure.program.functions
         name = function or ("main" if "main" in functions else next(iter(functions)))
@@ -132,19 +132,19 @@ def _read(compiled: Any, structure: Any, function: str | None, place: str) -> It
             if operation.operator_name.rpartition(".")[2] == "const" or not operation.outputs:
                 continue
             if unit := _unit(compiled.get_compute_device_usage_for_mlprogram_operation(operation)):
-                yield place + operation.outputs[0].name, unit
+                yield prefix + operation.outputs[0].name, unit
 
 
 @dataclass(frozen=True)
-class Answer:
+class PlannedOp:
     """What a plan says about one op.
 
     Attributes:
-        name: of its first output.
+        name: the name of its first output.
         op: its type, without the opset.
-        unit: that it prefers; None: none is named.
+        unit: the preferred unit; None if the plan names none.
         supported: the units that can run it.
-        cost: its share of the cost of the whole; None: not said.
+        cost: its share of the cost of the whole model; None if the plan does not say it.
     """
 
     name: str
@@ -154,8 +154,8 @@ class Answer:
     cost: float | None
 
 
-def answers(compiled: Any, function: str | None = None) -> list[Answer]:
-    """What an `MLComputePlan` says about each op of an ML Program, constants left out.
+def planned_ops(compiled: Any, function: str | None = None) -> list[PlannedOp]:
+    """Return what an `MLComputePlan` says about each op of an ML Program, except constants.
 
     Raises:
         SurgeryError: it is the plan of another kind of model.
@@ -165,25 +165,26 @@ def answers(compiled: Any, function: str | None = None) -> list[Answer]:
         raise SurgeryError("only plans of ML Programs are recorded; convert the model to one")
     name = function or ("main" if "main" in program.functions else next(iter(program.functions)))
     operations = [op for op in _operations(program.functions[name].block) if op.outputs]
-    return [_answer(compiled, op) for op in operations if op.operator_name.rpartition(".")[2] != "const"]
+    return [_planned_op(compiled, op) for op in operations if op.operator_name.rpartition(".")[2] != "const"]
 
 
-def _answer(compiled: Any, operation: Any) -> Answer:
+def _planned_op(compiled: Any, operation: Any) -> PlannedOp:
     usage = compiled.get_compute_device_usage_for_mlprogram_operation(operation)
     cost = compiled.get_estimated_cost_for_mlprogram_operation(operation)
-    able = () if usage is None else [DEVICES.get(type(d).__name__) for d in usage.supported_compute_devices]
-    return Answer(
+    devices = () if usage is None else usage.supported_compute_devices
+    supported = [DEVICES.get(type(device).__name__) for device in devices]
+    return PlannedOp(
         operation.outputs[0].name,
         operation.operator_name.rpartition(".")[2],
         _unit(usage),
-        tuple(unit for unit in able if unit),
+        tuple(unit for unit in supported if unit),
         None if cost is None else float(cost.weight),
     )
 
 
 def by_spelling(rows: Iterable[OpRow]) -> dict[str, OpRow]:
-    """The rows by each name that a plan may give their op."""
-    return {spelled: row for row in rows for spelled in reversed(_spellings(row.name))}
+    """Return the rows by every name that a plan may give their op."""
+    return {spelling: row for row in rows for spelling in reversed(_spellings(row.name))}
 
 
 def _operations(block: Any) -> Iterator[Any]:
@@ -197,61 +198,66 @@ def _unit(usage: Any) -> str | None:
     return None if usage is None else DEVICES.get(type(usage.preferred_compute_device).__name__)
 
 
-def beside(inspection: Inspection, recorded: Plan) -> Inspection:
-    """The inspection with what Core ML said in each row, and a note on how far both agree.
+def with_plan(inspection: Inspection, plan: Plan) -> Inspection:
+    """Return an inspection with Core ML's unit in each row, and a note on how far prediction and plan agree.
 
     Args:
         inspection: a prediction.
-        recorded: from `plan` or `replay`; an empty one gives a note and nothing else.
+        plan: the result of `plan` or `replay`; for an empty one only a note is added.
     """
-    if not recorded.units:
-        said = NO_ANSWER if recorded.host else NOT_HERE
-        return replace(inspection, notes=(*inspection.notes, said))
-    told = _fill(inspection, recorded.units, "")
-    rows = list(_rows(told))
-    asked = [r for r in rows if r.measured is not None]
-    agree = sum(r.measured == r.preferred for r in asked)
-    by = f" ({recorded.host})" if recorded.host else ""
-    words = [f"measured{by}: the plan agrees on {agree} of {len(asked)} ops"]
-    if len(asked) < len(rows):
-        words.append(f"the plan says nothing about {len(rows) - len(asked)} ops")
-    if recorded.compute_units not in ("", inspection.target.compute_units):
-        words.append(f"the plan was made for {recorded.compute_units}")
-    return replace(told, notes=(*told.notes, *words))
+    if not plan.units:
+        note = NO_ANSWER if plan.host else NOT_HERE
+        return replace(inspection, notes=(*inspection.notes, note))
+    with_units = _with_units(inspection, plan.units, "")
+    rows = list(_all_rows(with_units))
+    answered = [row for row in rows if row.measured is not None]
+    agreeing = sum(row.measured == row.preferred for row in answered)
+    host_words = f" ({plan.host})" if plan.host else ""
+    notes = [f"measured{host_words}: the plan agrees on {agreeing} of {len(answered)} ops"]
+    if len(answered) < len(rows):
+        notes.append(f"the plan says nothing about {len(rows) - len(answered)} ops")
+    if plan.compute_units not in ("", inspection.target.compute_units):
+        notes.append(f"the plan was made for {plan.compute_units}")
+    return replace(with_units, notes=(*with_units.notes, *notes))
 
 
-def _fill(inspection: Inspection, units: dict[str, str], place: str) -> Inspection:
-    ops = tuple(replace(row, measured=_found(units, place, row.name)) for row in inspection.ops)
+def _with_units(inspection: Inspection, units: dict[str, str], prefix: str) -> Inspection:
+    """Fill the `measured` field of each row; `prefix` is the place in a pipeline, such as "1/"."""
+    ops = tuple(replace(row, measured=_unit_of(units, prefix, row.name)) for row in inspection.ops)
     parts = {
-        name: _fill(part, units, f"{place}{index}/")
+        name: _with_units(part, units, f"{prefix}{index}/")
         for index, (name, part) in enumerate(inspection.parts.items())
     }
     return replace(inspection, ops=ops, parts=parts, measured=True)
 
 
-def _found(units: dict[str, str], place: str, name: str) -> str | None:
-    """The unit of an op; the first of several outputs ends in _0, and names are compiled to identifiers."""
-    return next((units[place + s] for s in _spellings(name) if place + s in units), None)
+def _unit_of(units: dict[str, str], prefix: str, name: str) -> str | None:
+    return next((units[prefix + s] for s in _spellings(name) if prefix + s in units), None)
 
 
 def _spellings(name: str) -> list[str]:
-    written = [name, f"{name}_0"]
-    return [s for k in written for s in (k, re.sub(r"\W", "_", k, flags=re.ASCII))]
+    """Return the names that a plan may give an op.
+
+    The first of several outputs ends in _0, and compiling replaces characters that no identifier has by _.
+    """
+    names = [name, f"{name}_0"]
+    return [s for n in names for s in (n, re.sub(r"\W", "_", n, flags=re.ASCII))]
 
 
-def _rows(inspection: Inspection) -> Iterator[OpRow]:
+def _all_rows(inspection: Inspection) -> Iterator[OpRow]:
+    """Yield the rows of an inspection and of its parts."""
     yield from inspection.ops
     for part in inspection.parts.values():
-        yield from _rows(part)
+        yield from _all_rows(part)
 
 
-def record(recorded: Plan) -> str:
-    """A plan as JSON, to be shown on another machine."""
-    return json.dumps(vars(recorded), indent=1)
+def record(plan: Plan) -> str:
+    """Return a plan as JSON, to be shown on another machine."""
+    return json.dumps(vars(plan), indent=1)
 
 
 def replay(text: str) -> Plan:
-    """A plan that `record` wrote.
+    """Return the plan that `record` wrote.
 
     Raises:
         SurgeryError: it is no such JSON, or names a unit that does not exist.
@@ -261,8 +267,8 @@ def replay(text: str) -> Plan:
         replayed = Plan(dict(content["units"]), str(content["host"]), str(content["compute_units"]))
     except (ValueError, KeyError, TypeError) as error:
         raise SurgeryError(f"no recorded plan: {error!r}; write one with record(plan(...))") from error
-    wrong = sorted({str(u) for u in replayed.units.values()} - {str(u) for u in UNITS if u})
-    if wrong or replayed.compute_units not in ("", *COMPUTE_UNITS):
-        what = f"unit {wrong[0]!r}" if wrong else f"compute units {replayed.compute_units!r}"
+    unknown = sorted({str(u) for u in replayed.units.values()} - {str(u) for u in UNITS if u})
+    if unknown or replayed.compute_units not in ("", *COMPUTE_UNITS):
+        what = f"unit {unknown[0]!r}" if unknown else f"compute units {replayed.compute_units!r}"
         raise SurgeryError(f"no recorded plan: {what} does not exist; record it again")
     return replayed

@@ -1,17 +1,17 @@
-"""Measure a model with Core ML on a Mac, with what was expected beside it, so that others can learn from it.
+"""Measure a model with Core ML on a Mac and record the prediction beside it, so that rates can be learned.
 
-The file is JSON and holds no weights:
+`anesurgery measure` calls `measure` and writes its result as JSON, without weights:
 
 * `format`: "anesurgery.measurement/1"; `host`: chip and OS; `coremltools`: its version;
 * `model`: name of the file; `function`: null for the default one; `compile_s`: seconds that compiling took;
-* `asks`: what the ops of an ML Program ask for on this chip, from which times are fitted (`demand.OpLoad`, in
+* `asks`: the work of the ops of an ML Program on this chip, from which times are fitted (`timing.OpLoad`, in
   the order of its fields, equal ops merged); null for other models;
 * `settings`, one for each setting of compute units: `compute_units`; `timing` (`stopwatch.Timing`: seconds of
   the first and of a later load, milliseconds of predictions), null where Core ML does not load or run it so;
   `ops`, Core ML's plan, null where it makes none; `error`: why something is null, in words.
 
 Each op has `name`, `op` (its type), `unit` (chosen; null: none named), `supported` (units), `cost` (its share
-of the whole), and what was expected: `legal`, `expected`, `ane_us`, `cpu_us`, `flop`, `bytes`.
+of the whole), and the prediction: `legal`, `expected`, `ane_us`, `cpu_us`, `flop`, `bytes`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from anesurgery.placement import compute_plan
 from anesurgery.placement.calibration import features_of
 from anesurgery.placement.inspection import OpRow
 from anesurgery.placement.inspector import inspect
-from anesurgery.placement.rates_from_plans import MEASURED
+from anesurgery.placement.rates_from_plans import MEASUREMENT_FORMAT
 from anesurgery.placement.target import Target
 
 SETTINGS = ("CPU_AND_NE", "CPU_AND_GPU", "ALL", "CPU_ONLY")
-"""Of compute units, in the order in which they are measured."""
+"""The settings of compute units, in the order in which they are measured."""
 
 
 def measure(
@@ -47,15 +47,15 @@ def measure(
     runs: int = 50,
     progress: Callable[[str], object] = lambda words: None,
 ) -> dict[str, Any]:
-    """Load and run a model on this Mac, ask Core ML where its ops run, and put beside it what is expected.
+    """Load and run a model on this Mac, ask Core ML where its ops run, and add the prediction.
 
     Args:
         model: path of a package or `.mlmodel`.
-        target: what is expected is said for its chips and OS.
-        function: of a model that has several.
+        target: the chips and OS of the prediction.
+        function: the function of a model that has several.
         settings: names of compute units to measure.
         runs: number of timed predictions for each setting.
-        progress: called with what is being done.
+        progress: called with the name of each step.
 
     Raises:
         SurgeryError: this is no Mac with macOS 14.4 or later, or no setting could be measured.
@@ -67,34 +67,36 @@ def measure(
     inputs = predictor.sample()
     inputs = present(predictor.inputs, inputs) if predictor.inputs else inputs
     progress("compiling")
-    place, seconds = compiled(str(Path(model).expanduser()))
+    place, seconds = compile_model(str(Path(model).expanduser()))
     rows = []
     for units in settings:
         progress(units)
         rows.append(
-            _setting(model, place, replace(target, compute_units=units), inputs, function, runs, predictor)
+            _measured_setting(
+                model, place, replace(target, compute_units=units), inputs, function, runs, predictor
+            )
         )
     if all(row["timing"] is None and row["ops"] is None for row in rows):
         raise SurgeryError(f"Core ML measures nothing of {model}: {rows[0]['error']}")
     return {
-        "format": MEASURED,
+        "format": MEASUREMENT_FORMAT,
         "host": compute_plan.host(),
         "coremltools": str(ct.__version__),
         "model": Path(str(model)).name,
         "function": function,
         "compile_s": seconds,
-        "asks": _asks(predictor, function),
+        "asks": _work_of_ops(predictor, function),
         "settings": rows,
     }
 
 
-def _asks(predictor: Predictor, function: str | None) -> dict[str, Any] | None:
-    """What the ops of an ML Program ask for on this chip; None of other models. The file is not read again."""
+def _work_of_ops(predictor: Predictor, function: str | None) -> dict[str, Any] | None:
+    """Return the work of the ops of an ML Program on this chip; None for other models. Reads no file again."""
     program = program_of(predictor)
     return None if program is None else features_of(program, function, compute_plan.host())
 
 
-def _setting(
+def _measured_setting(
     model: Any,
     place: str,
     target: Target,
@@ -103,27 +105,27 @@ def _setting(
     runs: int,
     predictor: Predictor,
 ) -> dict[str, Any]:
-    """One row: what could be measured, and in words what could not."""
+    """Return the row of one setting; what could not be measured is null, and `error` says why."""
     row: dict[str, Any] = {"compute_units": target.compute_units, "timing": None, "ops": None, "error": None}
     stateful = bool(predictor.make_state())
     try:
         units = target.compute_units
-        timing = timed(place, units, inputs, function=function, stateful=stateful, runs=runs)
+        timing = time_model(place, units, inputs, function=function, stateful=stateful, runs=runs)
         row["timing"] = timing.to_json()
-        answers = compute_plan.answers(compute_plan.ask(place, target), function)
+        planned = compute_plan.planned_ops(compute_plan.ask(place, target), function)
         expected = compute_plan.by_spelling(inspect(model, target, function=function).ops)
-        ops = [_op(answer, expected.get(answer.name)) for answer in answers]
+        ops = [_plan_beside_prediction(op, expected.get(op.name)) for op in planned]
         row["ops"] = ops if any(op["unit"] for op in ops) else None
     except (LoadError, SurgeryError) as error:
         row["error"] = str(error)
     return row
 
 
-def _op(answer: compute_plan.Answer, row: OpRow | None) -> dict[str, Any]:
+def _plan_beside_prediction(planned: compute_plan.PlannedOp, row: OpRow | None) -> dict[str, Any]:
     estimate = None if row is None else row.estimate
     return {
-        **vars(answer),
-        "supported": list(answer.supported),
+        **vars(planned),
+        "supported": list(planned.supported),
         "legal": None if row is None else row.legal,
         "expected": None if row is None else row.preferred,
         "ane_us": None if estimate is None else estimate.ane,
@@ -133,17 +135,17 @@ def _op(answer: compute_plan.Answer, row: OpRow | None) -> dict[str, Any]:
     }
 
 
-# How long Core ML takes on this Mac to compile, load and run a model, for one setting of compute units.
+# The time that Core ML takes on this Mac to compile, load and run a model with one setting of compute units.
 
 CLOCK: Callable[[], float] = time.perf_counter
-"""Seconds since some moment."""
+"""Returns seconds since a fixed moment; tests replace it."""
 
 LOADS = 3
-"""The first is the one in which the engine's program is made; the median of the others is a later load."""
-WARM = 5
-"""Predictions before those that count: the first ones wake the engine."""
-LEAST = 10
-"""Predictions below which a spread says nothing; so many are made whatever they take."""
+"""How often a model is loaded. The first load makes the engine's program; of the rest the median counts."""
+WARM_UP = 5
+"""Predictions before the timed ones: the first ones wake the engine."""
+LEAST_PREDICTIONS = 10
+"""Predictions that are timed however long they take: a spread over fewer says nothing."""
 
 
 @dataclass(frozen=True)
@@ -151,11 +153,11 @@ class Predictions:
     """Times of single predictions, in milliseconds.
 
     Attributes:
-        count: of predictions, those to warm up left out.
-        median: of their times.
+        count: number of timed predictions.
+        median: their median.
         least: the shortest.
-        low: nine of ten took longer.
-        high: nine of ten took less.
+        low: the first decile: nine of ten took longer.
+        high: the last decile: nine of ten took less.
     """
 
     count: int
@@ -167,13 +169,13 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Timing:
-    """One setting of compute units.
+    """The times of one setting of compute units.
 
     Attributes:
-        first_load: seconds of the first load in this process. The system keeps what it made for the engine, so
-            that this is a first load only on a machine that never loaded the model.
+        first_load: seconds of the first load in this process. The system caches the engine's program, so this
+            is a true first load only on a machine that never loaded the model.
         later_load: seconds, the median of the loads after it.
-        predictions: with one set of sampled inputs.
+        predictions: times of predictions with one set of sampled inputs.
     """
 
     first_load: float
@@ -181,12 +183,12 @@ class Timing:
     predictions: Predictions
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return asdict(self)
 
 
-def compiled(model: str) -> tuple[str, float]:
-    """The folder of the compiled model, and the seconds that compiling took.
+def compile_model(model: str) -> tuple[str, float]:
+    """Compile a model; return the folder of the compiled model, and the seconds that it took.
 
     Raises:
         LoadError: Core ML does not compile it.
@@ -200,7 +202,7 @@ def compiled(model: str) -> tuple[str, float]:
     return place, CLOCK() - start
 
 
-def timed(
+def time_model(
     place: str,
     compute_units: str,
     inputs: Mapping[str, Any],
@@ -210,47 +212,47 @@ def timed(
     runs: int = 50,
     seconds: float = 20.0,
 ) -> Timing:
-    """Load a compiled model and run it.
+    """Load a compiled model several times and time its predictions.
 
     Args:
         place: folder of the compiled model.
         compute_units: a name of `coremltools.ComputeUnit`.
-        inputs: as Core ML takes them, by name.
-        function: of a model that has several.
-        stateful: does it keep states? One set of states then serves all predictions.
-        runs: predictions that count, after those that warm up.
-        seconds: after which no further prediction is made, once there are `LEAST`.
+        inputs: name -> value, as Core ML takes them.
+        function: the function of a model that has several.
+        stateful: does it keep states? All predictions then share one set of states.
+        runs: number of timed predictions, after those that warm up.
+        seconds: no further prediction starts after this time, once there are `LEAST_PREDICTIONS`.
 
     Raises:
         LoadError: Core ML does not load or run it so.
     """
-    own = {} if function is None else {"function_name": function}
+    options = {} if function is None else {"function_name": function}
     loads = list[float]()
     try:
         for _ in range(LOADS):
             start = CLOCK()
-            model = ct.models.CompiledMLModel(place, ct.ComputeUnit[compute_units], **own)
+            model = ct.models.CompiledMLModel(place, ct.ComputeUnit[compute_units], **options)
             loads.append(CLOCK() - start)
         state = {"state": model.make_state()} if stateful else {}
-        taken = list(_taken(lambda: model.predict(dict(inputs), **state), runs, seconds))
+        durations = list(_prediction_times(lambda: model.predict(dict(inputs), **state), runs, seconds))
     except Exception as error:
         raise LoadError(f"{compute_units}: {error}") from error
-    return Timing(loads[0], statistics.median(loads[1:]), _spread(taken))
+    return Timing(loads[0], statistics.median(loads[1:]), _summary(durations))
 
 
-def _taken(predict: Callable[[], Any], runs: int, seconds: float) -> Iterator[float]:
-    """Milliseconds of each prediction that counts."""
-    for _ in range(WARM):
+def _prediction_times(predict: Callable[[], Any], runs: int, seconds: float) -> Iterator[float]:
+    """Warm up, then yield the milliseconds of each timed prediction."""
+    for _ in range(WARM_UP):
         predict()
     begin = CLOCK()
     for count in range(runs):
         start = CLOCK()
-        if count >= LEAST and start - begin > seconds:
+        if count >= LEAST_PREDICTIONS and start - begin > seconds:
             return
         predict()
         yield 1000 * (CLOCK() - start)
 
 
-def _spread(taken: list[float]) -> Predictions:
-    tenths = statistics.quantiles(taken, n=10, method="inclusive") if len(taken) > 1 else taken * 9
-    return Predictions(len(taken), statistics.median(taken), min(taken), tenths[0], tenths[-1])
+def _summary(times: list[float]) -> Predictions:
+    deciles = statistics.quantiles(times, n=10, method="inclusive") if len(times) > 1 else times * 9
+    return Predictions(len(times), statistics.median(times), min(times), deciles[0], deciles[-1])

@@ -1,6 +1,7 @@
-"""Rates that were learned from plans: how many times the formulas are off, by op type.
+"""Hold corrections of the cost formulas, learned from Core ML's plans on the user's own devices.
 
-A table is a JSON file that `anesurgery learn` writes and `anesurgery inspect --rates` reads:
+`rates_from_plans.learn` makes them, and `cost.estimate` applies them. The file is JSON; `anesurgery learn`
+writes it, `anesurgery inspect --rates` reads it:
 
     {"format": "anesurgery.rates/1", "hosts": ["Apple M2, macOS 15.3"],
      "rates": {"conv": {"ane": {"factor": 1.2, "off": 1.1, "cases": 14}}}}
@@ -24,12 +25,12 @@ UNITS = ("ane", "cpu")
 
 @dataclass(frozen=True)
 class Correction:
-    """What the estimates of one op type on one unit are corrected by.
+    """The correction of the estimates of one op type on one unit.
 
     Attributes:
-        factor: the estimate is the formula's times this.
-        off: how many times the corrected estimate was wrong at most, each case judged by the others.
-        cases: number of cases.
+        factor: the corrected estimate is `factor` times the formula's.
+        off: the largest ratio of a case to its estimate with the factor learned from the other cases.
+        cases: the number of ops in the plans that it was learned from.
     """
 
     factor: float
@@ -39,24 +40,24 @@ class Correction:
 
 @dataclass(frozen=True)
 class Corrections:
-    """A user's own table.
+    """The user's own table of corrections.
 
     Attributes:
         hosts: chips and systems whose plans it comes from.
-        rates: op type -> unit -> what was learned.
+        rates: op type -> unit ("ane", "cpu") -> correction.
     """
 
     hosts: tuple[str, ...]
     rates: Mapping[str, Mapping[str, Correction]]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: what the file holds."""
+        """Return the content of the file as plain data."""
         rates = {op: {u: asdict(c) for u, c in units.items()} for op, units in self.rates.items()}
         return {"format": FORMAT, "hosts": list(self.hosts), "rates": rates}
 
 
 def read_corrections(path: str | os.PathLike[str]) -> Corrections:
-    """A table that `learn` wrote.
+    """Read a table that `anesurgery learn` wrote.
 
     Raises:
         LoadError: the file cannot be read, or is no such table.

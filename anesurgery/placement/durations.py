@@ -1,4 +1,9 @@
-"""Hold an estimated time and its band, and compare two of them."""
+"""An estimated time with its band, and the comparison of two times.
+
+`timing.py` makes a `Time` of a function: the sum of several sources of cost ("products", "memory", ...), each
+per op type, with the deviation of its error. `change` gives the ratio of two times and its band; errors that
+both times share cancel, so the band of a ratio is narrower than the bands of the times.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 Key = tuple[str, str]
-"""Source of cost (products, memory, weights, waiting, CPU, switches, dispatch), and op type or ""."""
+"""(source of cost, op type or ""). The sources are those of `Time.parts`."""
 
-ALIKE = 1.03
-"""Times of which one is longer by less are equal. A choice: runs of one model on one device differ as much."""
-
-
+EQUAL_WITHIN = 1.03
+"""Times whose ratio is below this are equal. A choice: runs of one model on one device differ as much."""
 SHORTEST = 0.001
-"""Milliseconds below which a time is not told in digits: a dispatch alone takes a hundred times as long."""
-NEAR = 1.1
-"""A ratio below it is said with a digit more."""
+"""Milliseconds below which no digits are shown: a dispatch alone takes a hundred times as long."""
+NEAR_RATIO = 1.1
+"""A ratio below this is shown with three digits instead of two."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +31,15 @@ class Time:
     Attributes:
         ms: the estimate.
         low, high: the band that should hold 80 % of measurements.
-        measurements: published times behind the factor of the generation; 0 of a model that runs on the CPU
-            alone, whose time is Core ML's own estimate.
-        source: of these.
-        parts: milliseconds by source of cost: products, memory (ops that only move numbers), weights (until
-            they are read), waiting (of small ops for one another), CPU, switches, dispatch.
-        by_op: milliseconds by source of cost and op type; the errors of one key are taken as common to two
-        times.
-        off: by key, the deviation of the logarithm of what it takes.
-        reach: deviations to both sides that the band reaches.
-        unlike: how large the error of work is that only one of two times has, beside that of its key.
+        measurements: number of published times behind the factor of the generation; 0 for a model that runs on
+            the CPU alone, whose time is Core ML's own estimate.
+        source: who published these times.
+        parts: milliseconds by source of cost: products, memory (ops that only move numbers), weights (reading
+            them), waiting (of small ops for one another), CPU, switches, dispatch.
+        by_op: milliseconds by key; two times are assumed to have the same error in one key.
+        off: key -> standard deviation of the logarithm of its milliseconds.
+        reach: the half width of the band in standard deviations.
+        unlike: the error of work that only one of two times has, as a multiple of the error of its key.
     """
 
     ms: float
@@ -53,13 +55,13 @@ class Time:
 
     @classmethod
     def of(cls, by_op: Mapping[Key, float], off: Mapping[Key, float], common: float, **rest: Any) -> Time:
-        """The time that sources of cost add up to.
+        """Return the sum of several sources of cost, with its band.
 
         Args:
             by_op: milliseconds by key.
-            off: by key, the deviation of the logarithm.
-            common: that of all keys together: the factor of the generation.
-            rest: the other attributes; `reach` among them.
+            off: key -> deviation of the logarithm.
+            common: the deviation of an error that all keys share: that of the generation's factor.
+            rest: the other attributes, `reach` among them.
         """
         ms, parts = sum(by_op.values()), defaultdict[str, float](float)
         for (kind, _), part in by_op.items():
@@ -71,16 +73,16 @@ class Time:
 
     @property
     def rest(self) -> dict[str, Any]:
-        """What `of` takes besides sources of cost."""
+        """The arguments of `of` besides the sources of cost."""
         return {name: getattr(self, name) for name in ("measurements", "source", "reach", "unlike")}
 
     def spanning(self, other: Time) -> Time:
-        """This time or another one, as it is not known which: the middle of both, the band around both."""
-        ms, by_op = math.sqrt(self.ms * other.ms), _middle(self.by_op, other.by_op)
+        """Return the time if it is either this or another one: their geometric mean, and a band over both."""
+        ms, by_op = math.sqrt(self.ms * other.ms), _mean_by_key(self.by_op, other.by_op)
         scale = ms / sum(by_op.values())
         by_op, off = {key: part * scale for key, part in by_op.items()}, {**other.off, **self.off}
-        apart = abs(math.log(self.ms / other.ms)) / 2
-        widened = {key: math.hypot(value, apart) for key, value in off.items()}
+        half_distance = abs(math.log(self.ms / other.ms)) / 2
+        widened = {key: math.hypot(value, half_distance) for key, value in off.items()}
         spanned = Time.of(by_op, off, 0.0, **self.rest)
         low, high = min(self.low, other.low), max(self.high, other.high)
         return replace(spanned, low=low, high=high, off=widened)
@@ -92,30 +94,30 @@ class Time:
         return f"{ms} ms ({low} to {high})"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; what only comparing needs is left out."""
+        """Return plain data, without the attributes that only comparing needs."""
         return {k: v for k, v in vars(self).items() if k not in ("by_op", "off", "reach", "unlike")}
 
 
-def _middle(one: Mapping[Key, float], other: Mapping[Key, float]) -> dict[Key, float]:
+def _mean_by_key(one: Mapping[Key, float], other: Mapping[Key, float]) -> dict[Key, float]:
     return {key: (one.get(key, 0.0) + other.get(key, 0.0)) / 2 for key in {**one, **other}}
 
 
 def total(times: Iterable[Time]) -> Time:
-    """Of models that run one after the other on one chip; their errors are taken as common."""
-    every = list(times)
+    """Return the time of models that run one after the other on one chip; they share their errors."""
+    parts = list(times)
     by_op, off = defaultdict[Key, float](float), dict[Key, float]()
-    for time in every:
+    for time in parts:
         off |= time.off
         for key, part in time.by_op.items():
             by_op[key] += part
-    summed = Time.of(by_op, off, 0.0, **max(every, key=lambda one: one.measurements).rest)
-    return replace(summed, low=sum(t.low for t in every), high=sum(t.high for t in every))
+    summed = Time.of(by_op, off, 0.0, **max(parts, key=lambda time: time.measurements).rest)
+    return replace(summed, low=sum(t.low for t in parts), high=sum(t.high for t in parts))
 
 
 def total_of(times: Sequence[Time | None]) -> Time | None:
-    """The total where each is known, and there is one at all."""
-    stated = [time for time in times if time is not None]
-    return total(stated) if stated and len(stated) == len(times) else None
+    """Return the total of several times; None if one is unknown, or if there are none."""
+    known = [time for time in times if time is not None]
+    return total(known) if known and len(known) == len(times) else None
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class Change:
     Attributes:
         before, after: both times.
         ratio: after / before; below 1 is faster.
-        low, high: the band of the ratio that should hold 80 %: what both sides share cancels.
+        low, high: the band that should hold 80 % of measured ratios; errors that both sides share cancel.
     """
 
     before: Time
@@ -144,30 +146,34 @@ class Change:
 
     @property
     def better(self) -> bool | None:
-        """Is it faster? None where the band of the ratio does not leave out 1."""
-        return True if self.high < 1 else False if self.low > 1 else None
+        """Is it faster? None if 1 lies in the band of the ratio, so that it is not known."""
+        if self.low <= 1 <= self.high:
+            return None
+        return self.high < 1
 
     @property
     def verdict(self) -> str:
-        """How many times as fast or slow, with the band; "perhaps" where that does not leave out 1."""
-        if 1 / ALIKE < self.ratio < ALIKE:
+        """How many times as fast or slow, with the band; "perhaps" if 1 lies in the band."""
+        if 1 / EQUAL_WITHIN < self.ratio < EQUAL_WITHIN:
             return "as fast as before"
-        sure, faster = "perhaps" if self.better is None else "about", self.ratio < 1
-        values = (1 / self.ratio, 1 / self.high, 1 / self.low) if faster else (self.ratio, self.low, self.high)
-        best, low, high = (rounded(value, 3 if value < NEAR else 2) for value in values)
-        return f"{sure} {best} times as {'fast' if faster else 'slow'} ({low} to {high})"
+        certainty, is_faster = "perhaps" if self.better is None else "about", self.ratio < 1
+        values = (self.ratio, self.low, self.high)
+        if is_faster:
+            values = (1 / self.ratio, 1 / self.high, 1 / self.low)
+        times, low, high = (rounded(value, 3 if value < NEAR_RATIO else 2) for value in values)
+        return f"{certainty} {times} times as {'fast' if is_faster else 'slow'} ({low} to {high})"
 
 
 def rounded(value: float, digits: int = 2) -> str:
-    """A number to some digits, never with an exponent: "2.8", "130"."""
+    """Return a number with some significant digits, never with an exponent: "2.8", "130"."""
     exact = f"{float(f'{value:.{digits}g}'):.12f}"
     return exact.rstrip("0").rstrip(".")
 
 
 def from_to(before: float, after: float, unit: str = " ms") -> str:
-    """Two numbers, with as many digits as tell them apart: "2.031 ms -> 2.034 ms"."""
-    most = 9  # more than any two need that differ by what counts
-    for digits in range(3, most):
+    """Return two numbers with as many digits as make them differ: "2.031 ms -> 2.034 ms"."""
+    most_digits = 9  # enough for any difference that matters
+    for digits in range(3, most_digits):
         words = rounded(before, digits), rounded(after, digits)
         if words[0] != words[1] or before == after:
             break
@@ -175,16 +181,17 @@ def from_to(before: float, after: float, unit: str = " ms") -> str:
 
 
 def change(before: Time, after: Time) -> Change:
-    """The ratio of two times and its band.
+    """Return the ratio of two times and its band.
 
-    A source of cost and op type errs alike on both sides, so of the shares p and q that it has of the times
-    before and after, only q - p of its error is left in the ratio. Work that only one side has comes with an
-    error of its own. Towards 1 the band goes no further than where the bands of the two times meet: times whose
-    bands lie apart are told apart. Where no measurement is behind one of them, the other way neither.
+    A key has the same relative error on both sides. If it takes the share p of the time before and q of the
+    time after, the ratio keeps only q - p of that error. Work that only one side has adds an error of its own.
+
+    The band does not reach further towards 1 than the bands of the two times allow: if these do not overlap,
+    the ratio's band excludes 1. If one time has no measurements, the other end is limited in the same way.
     """
     off = {**before.off, **after.off}
-    left = [part * off.get(key, 0.0) for key in off for part in _left(key, before, after)]
-    ratio, band = after.ms / before.ms, math.exp(max(before.reach, after.reach) * math.hypot(*left))
+    errors = [part * off.get(key, 0.0) for key in off for part in _remaining_shares(key, before, after)]
+    ratio, band = after.ms / before.ms, math.exp(max(before.reach, after.reach) * math.hypot(*errors))
     low, high = ratio / band, ratio * band
     measured = before.measurements and after.measurements
     if ratio > 1 or not measured:
@@ -194,9 +201,9 @@ def change(before: Time, after: Time) -> Change:
     return Change(before, after, ratio, low, high)
 
 
-def _left(key: Key, before: Time, after: Time) -> tuple[float, float]:
-    """How much of the error of a key is left in the ratio: of what both sides share, and of the rest."""
+def _remaining_shares(key: Key, before: Time, after: Time) -> tuple[float, float]:
+    """Return the shares of a key's error that the ratio keeps: from common work, and from work of one side."""
     old, new = before.by_op.get(key, 0.0), after.by_op.get(key, 0.0)
-    return new / after.ms - old / before.ms, max(before.unlike, after.unlike) * abs(new - old) / max(
-        before.ms, after.ms
-    )
+    of_common_work = new / after.ms - old / before.ms
+    of_other_work = max(before.unlike, after.unlike) * abs(new - old) / max(before.ms, after.ms)
+    return of_common_work, of_other_work

@@ -112,8 +112,7 @@ class Rule:
         ops: op types; empty for all.
         because: why it matters, in one sentence.
         source: who measured or said it.
-        legal: False: the ANE cannot run the op; True: it can; None: a rule of the kind "legality" makes the
-        op
+        legal: False: the ANE cannot run the op; True: it can; None: a rule of the kind "legality" makes the op
             doubtful, and other kinds do not decide this.
         test: returns the value found, in words, if the condition holds, else ""; None for no condition.
         grade: how well it is supported.
@@ -123,8 +122,7 @@ class Rule:
         remedy_for: returns the pass for one op, if that depends on the op; it then replaces `remedy`.
         advice: what to do if there is no pass.
         far: for which ops the test looks beyond their operands and consumers, so that its result cannot be
-        cached:
-            "any", "integers" for ops on integers, "" for none.
+            cached: "any", "integers" for ops on integers, "" for none.
     """
 
     id: str

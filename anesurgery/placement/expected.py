@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anesurgery.placement.cost import CPU_SUMS, MEMORY, SLOWER
-from anesurgery.placement.durations import ALIKE, Time, change, from_to
+from anesurgery.placement.durations import EQUAL_WITHIN, Time, change, from_to
 from anesurgery.placement.inspection import Inspection, OpRow
 
 RECURRENT = frozenset({"gru", "lstm", "rnn"})
@@ -117,7 +117,7 @@ class Expected:
         if (pair := self.times(before)) is None:
             return Ratio(cost, max(cost / CLEARLY, at_worst), cost=cost)
         times = change(*pair)
-        certain = times.high < 1 / ALIKE or times.low > ALIKE
+        certain = times.high < 1 / EQUAL_WITHIN or times.low > EQUAL_WITHIN
         if not before.cost:  # layers of a neural network have no cost
             return Ratio(times.ratio, times.high, certain, times.ratio)
         larger = max(times.ratio, cost)

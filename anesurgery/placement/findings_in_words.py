@@ -1,4 +1,8 @@
-"""What findings say that no run shows: a part that a conversion lost, and reports about ops of a model."""
+"""Lines about findings that no numeric check shows: parts that a conversion lost, and ops reported to be wrong.
+
+`certify` takes its verdict "at risk" from `hidden_risks`, the first line of `inspect` uses `in_short`, and
+`auto` prints `unrepaired`. A line stands for all findings of one rule.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,17 @@ from dataclasses import dataclass
 
 from anesurgery.placement.evidence import Finding, Grade
 from anesurgery.placement.rules.faulty_ops import CLAIMS, WARNINGS
-from anesurgery.placement.rules.loading import ROWS
+from anesurgery.placement.rules.loading import REPORTS
 
 ON_ROWS = "lost-epsilon"
-"""Nearly every decoder has it, and it counts on rows with a spike alone: no headline."""
-FAILING_LOADS = frozenset(row.id for row in ROWS)
-"""Claims about the load; warnings have other names."""
+"""Nearly every decoder has this finding, and it matters only on rows with a spike, so no headline names it."""
+FAILING_LOADS = frozenset(report.id for report in REPORTS)
+"""Ids of claims about the load; warnings have other ids."""
 
 
 @dataclass(frozen=True)
-class Said:
-    """The findings of one rule, in one line."""
+class RuleFindings:
+    """The findings of one rule, shown in one line by the first of them."""
 
     first: Finding
     count: int
@@ -28,71 +32,75 @@ class Said:
 
     @property
     def help(self) -> str:
-        """What repairs it, in words."""
+        """The pass that repairs the finding, and the advice, in words."""
         by_name = f"apply {self.first.remedy}" if self.first.remedy else ""
         return " or ".join(filter(None, [by_name, self.first.advice]))
 
 
-def by_rule(findings: Iterable[Finding]) -> list[Said]:
-    """Findings, those of one rule together."""
+def grouped_by_rule(findings: Iterable[Finding]) -> list[RuleFindings]:
+    """Group findings by rule, in the order of the first finding of each."""
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
         groups.setdefault(finding.rule, []).append(finding)
-    return [Said(group[0], len(group)) for group in groups.values()]
+    return [RuleFindings(group[0], len(group)) for group in groups.values()]
 
 
 def is_lost(finding: Finding) -> bool:
-    """Is it a part that conversions were reported to lose?"""
+    """Is the finding about a part that conversions were reported to lose?"""
     return finding.kind == "conversion" and finding.grade is Grade.REPORTED
 
 
 def is_reported(finding: Finding) -> bool:
-    """Does it rest on a report about the op, on this chip or another?"""
+    """Does the finding rest on a report of wrong numbers, on this chip or another?"""
     return finding.rule in CLAIMS or finding.rule in WARNINGS
 
 
-def unseen(findings: Iterable[Finding]) -> tuple[str, str]:
-    """A verdict on what no run shows: a lost part, and an op that the target computes wrong in some way."""
-    said = by_rule(f for f in findings if is_lost(f) or _is_unknown_fault(f))
-    return ("at risk", "; ".join(f"{one}; {one.help}" for one in said)) if said else ("holds", "")
+def hidden_risks(findings: Iterable[Finding]) -> tuple[str, str]:
+    """Return (verdict, why) about errors that no run on Linux shows: ("at risk", words) or ("holds", "").
+
+    These are parts that the conversion lost, and ops whose wrong results on the target cannot be computed.
+    """
+    groups = grouped_by_rule(f for f in findings if is_lost(f) or _is_unknown_fault(f))
+    if not groups:
+        return "holds", ""
+    return "at risk", "; ".join(f"{group}; {group.help}" for group in groups)
 
 
 def is_claim(finding: Finding) -> bool:
-    """Was the op reported wrong on this very target?"""
+    """Was the op reported wrong on the target itself?"""
     return finding.rule in CLAIMS
 
 
 def _is_unknown_fault(finding: Finding) -> bool:
-    """Is it a claim of which no arithmetic knows what comes out?"""
+    """Is it a claim whose wrong results the interpreter cannot compute?"""
     return is_claim(finding) and CLAIMS[finding.rule].wrong is None
 
 
 def in_short(findings: Iterable[Finding]) -> str:
-    """The lost parts, the claims and the loads that fail, by rule, each with its repair; "" for none."""
+    """Name the rules about lost parts, wrong ops and failing loads, each with its repair; "" for none."""
     findings = list(findings)
-    wrong = _short(
-        "numbers may be wrong", (f for f in findings if (is_lost(f) and f.rule != ON_ROWS) or is_claim(f))
-    )
-    loads = _short("the load may hang or fail", (f for f in findings if f.rule in FAILING_LOADS))
-    return "; ".join(filter(None, [wrong, loads]))
+    wrong = (f for f in findings if (is_lost(f) and f.rule != ON_ROWS) or is_claim(f))
+    failing = (f for f in findings if f.rule in FAILING_LOADS)
+    lines = [_rule_list("numbers may be wrong", wrong), _rule_list("the load may hang or fail", failing)]
+    return "; ".join(filter(None, lines))
 
 
-def _short(what: str, findings: Iterable[Finding]) -> str:
-    """What may happen, by the rules that say so."""
+def _rule_list(what: str, findings: Iterable[Finding]) -> str:
+    """Return "<what>: <rule> (<repair>), ..."; "" without findings."""
     words = [
-        f"{one.first.rule} ({one.first.remedy or one.first.advice or 'no pass repairs it'})"
-        for one in by_rule(findings)
+        f"{group.first.rule} ({group.first.remedy or group.first.advice or 'no pass repairs it'})"
+        for group in grouped_by_rule(findings)
     ]
     return f"{what}: {', '.join(words)}" if words else ""
 
 
-def reported(findings: Iterable[Finding]) -> Iterator[str]:
-    """A line for each report of wrong numbers."""
-    for said in by_rule(filter(is_reported, findings)):
-        yield f"{said}; {said.help}"
+def report_lines(findings: Iterable[Finding]) -> Iterator[str]:
+    """Yield a line for each rule that reports wrong numbers."""
+    for group in grouped_by_rule(filter(is_reported, findings)):
+        yield f"{group}; {group.help}"
 
 
-def still_wrong(findings: Iterable[Finding]) -> Iterator[str]:
-    """A line for what `auto` leaves: it keeps the results of the package, whatever other chips do."""
-    for said in by_rule(f for f in findings if is_lost(f) or is_reported(f)):
-        yield f"left as it is: {said}; {said.help}"
+def unrepaired(findings: Iterable[Finding]) -> Iterator[str]:
+    """Yield a line for each rule whose findings `auto` does not repair: repairing would change the results."""
+    for group in grouped_by_rule(f for f in findings if is_lost(f) or is_reported(f)):
+        yield f"left as it is: {group}; {group.help}"

@@ -1,7 +1,8 @@
 """Models whose input shapes may vary: which shapes they name, and a copy of the program at one of them.
 
-What runs where is estimated at the default shape and at each enumerated one. Of the other shapes of a range
-nothing is said: up to iOS 17.3 only the default was for the engine, and later systems were seen to do the same.
+`verdicts.py` estimates where ops run at the default shape and at each enumerated one. It says nothing about
+the other shapes of a range: up to iOS 17.3 only the default ran on the engine, and later systems were seen to
+do the same.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from anesurgery.mil import Function, Program, Var, any_symbolic, static_shape
 from anesurgery.semantics.reading import shape_in_words
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Input -> its shape."""
+"""Name of an input -> its shape."""
 
 
 @dataclass(frozen=True)
 class Flexible:
-    """The shapes that a function may be called with.
+    """The shapes that the dynamic inputs of a function may have.
 
     Attributes:
-        default: of each dynamic input; empty where the model does not say.
-        listed: each enumerated combination, the default first; empty for a range.
+        default: the default shapes; empty where the model does not say.
+        listed: every enumerated combination of shapes, the default first; empty for a range.
     """
 
     default: dict[str, tuple[int, ...]]
@@ -36,57 +37,60 @@ class Flexible:
 
 @dataclass(frozen=True)
 class AtShape:
-    """An enumerated shape, and where the ops run at it.
+    """Where the ops run at one enumerated shape.
 
     Attributes:
-        shape: in words: "x 1x3x256x256".
-        counts: number of ops by preferred unit, "unknown" among them.
+        shape: the shapes in words: "x 1x3x256x256".
+        counts: preferred unit, or "unknown" -> number of ops.
     """
 
     shape: str
     counts: dict[str, int]
 
     def __str__(self) -> str:
-        named = ", ".join(f"{count} {unit}" for unit, count in self.counts.items())
-        return f"at {self.shape}: {named}"
+        counts = ", ".join(f"{count} {unit}" for unit, count in self.counts.items())
+        return f"at {self.shape}: {counts}"
 
 
 def dynamic_inputs(function: Function) -> dict[str, Var]:
-    """The inputs with a dynamic length."""
+    """Return the inputs with a dynamic length, by name."""
     return {n: v for n, v in function.inputs.items() if any_symbolic(v.shape or ())}
 
 
-def flexible(function: Function, description: Any = None) -> Flexible | None:
-    """The shapes of a function with dynamic inputs; None where all are fixed.
+def flexible_shapes(function: Function, description: Any = None) -> Flexible | None:
+    """Return the shapes of a function with dynamic inputs; None if all inputs are fixed.
 
     Args:
-        function: a MIL function; one that was just converted tells its shapes by itself.
-        description: of the function, in the specification of its model.
+        function: a MIL function; one that was just converted has its shapes in `input_types`.
+        description: its `FunctionDescription` or `ModelDescription`, if it was loaded from a file.
     """
     dynamic = dynamic_inputs(function)
     if not dynamic:
         return None
-    told = [
-        s for s in (*_described(description), *_converted(function)) if s[0] in dynamic and _fits(s, dynamic)
+    declared = [
+        one
+        for one in (*_shapes_in_description(description), *_shapes_of_conversion(function))
+        if one[0] in dynamic and _is_complete(one, dynamic[one[0]])
     ]
-    default = {name: shape for name, shape, _ in told}
+    default = {name: shape for name, shape, _ in declared}
     if default.keys() != dynamic.keys():
         return Flexible({})
-    lists = {name: listed for name, _, listed in told}
-    count = min(map(len, lists.values()))
-    listed = tuple({n: shapes[i] for n, shapes in lists.items()} for i in range(count))
+    enumerated = {name: shapes for name, _, shapes in declared}
+    count = min(map(len, enumerated.values()))
+    listed = tuple({n: shapes[i] for n, shapes in enumerated.items()} for i in range(count))
     return Flexible(default, tuple(sorted(listed, key=lambda s: s != default)))
 
 
-Told = tuple[str, tuple[int, ...], list[tuple[int, ...]]]
-"""Name, default shape, enumerated shapes."""
+DeclaredInput = tuple[str, tuple[int, ...], list[tuple[int, ...]]]
+"""(name of an input, its default shape, its enumerated shapes)."""
 
 
-def _fits(told: Told, dynamic: Mapping[str, Var]) -> bool:
-    return len(told[1]) == len(dynamic[told[0]].shape) and all(told[1])
+def _is_complete(declared: DeclaredInput, var: Var) -> bool:
+    """Has a default shape a positive length for each axis?"""
+    return len(declared[1]) == len(var.shape) and all(declared[1])
 
 
-def _described(description: Any) -> Iterator[Told]:
+def _shapes_in_description(description: Any) -> Iterator[DeclaredInput]:
     for feature in getattr(description, "input", ()):
         array, image = feature.type.multiArrayType, feature.type.imageType
         if feature.type.WhichOneof("Type") == "multiArrayType":
@@ -97,7 +101,7 @@ def _described(description: Any) -> Iterator[Told]:
             yield feature.name, _ints((1, channels, image.height, image.width)), sizes
 
 
-def _converted(function: Function) -> Iterator[Told]:
+def _shapes_of_conversion(function: Function) -> Iterator[DeclaredInput]:
     for declared in getattr(function, "input_types", None) or ():
         shape = declared.shape
         listed = [_ints(s.shape) for s in getattr(shape, "shapes", ())]
@@ -110,42 +114,43 @@ def _ints(lengths: Any) -> tuple[int, ...]:
 
 
 def description_of(description: Any, function: str | None) -> Any:
-    """The part of a description that is of one function; None without a description."""
+    """Return the description of one function of a model; None without a description."""
     if description is None:
         return None
-    named = {f.name: f for f in description.functions}
-    return named.get(function or description.defaultFunctionName) or description
+    functions = {f.name: f for f in description.functions}
+    return functions.get(function or description.defaultFunctionName) or description
 
 
-def at(program: Program, name: str, shapes: Shapes) -> Function | None:
-    """A copy of a function whose inputs have fixed shapes, its constants shared; None where it has none there.
+def function_at(program: Program, name: str, shapes: Shapes) -> Function | None:
+    """Return a copy of a function at fixed input shapes; None if its ops do not accept these shapes.
 
-    The ops are those of the function, in their order; what they make is inferred anew.
+    The ops and their order are the same, and the constants are shared. The shapes of all results are inferred
+    again.
     """
-    alone = Program()
-    alone.add_function(name, program.functions[name])
-    held, version = protobuf.HeldWeights(), protobuf.version_of(alone)
-    spec = protobuf.to_proto(alone, version, held.store)
+    single = Program()
+    single.add_function(name, program.functions[name])
+    weights, version = protobuf.HeldWeights(), protobuf.version_of(single)
+    spec = protobuf.to_proto(single, version, weights.store)
     for port in spec.functions[name].inputs:
         for axis, length in enumerate(shapes.get(port.name, ())):
             port.type.tensorType.dimensions[axis].constant.size = length
     try:
-        program_there = protobuf.from_proto(spec, version, held.read)
+        fixed = protobuf.from_proto(spec, version, weights.read)
     except LoadError:
         return None
-    function = program_there.functions[name]
+    function = fixed.functions[name]
     return function if all(static_shape(v) is not None for v in function.inputs.values()) else None
 
 
 def in_words(shapes: Shapes) -> str:
-    """The shapes by name: x 1x3x256x256, y 1x8."""
+    """Return shapes as text: "x 1x3x256x256, y 1x8"."""
     return ", ".join(f"{name} {shape_in_words(shape)}" for name, shape in shapes.items())
 
 
-def fixing(shapes: Flexible | None, model: str) -> str:
-    """The command that fixes the shapes of a model that takes a range of them; "" for other models."""
+def fix_command(shapes: Flexible | None, model: str) -> str:
+    """Return the command that fixes the shapes of a model with a range of them; "" for other models."""
     if shapes is None or shapes.listed:
         return ""
     sizes = json.dumps({name: list(shape) for name, shape in shapes.default.items()})
-    chosen = f" --set {shlex.quote(f'shapes={sizes}')}" if shapes.default else ""
-    return f"anesurgery fix {shlex.quote(model)} fix_shapes fixed.mlpackage{chosen}"
+    setting = f" --set {shlex.quote(f'shapes={sizes}')}" if shapes.default else ""
+    return f"anesurgery fix {shlex.quote(model)} fix_shapes fixed.mlpackage{setting}"

@@ -1,4 +1,7 @@
-"""A folder of models: each is inspected, or run for its ranges, by itself, and shared out over workers."""
+"""Inspect every model of a folder, or compute its ranges, on several worker processes or a Dask cluster.
+
+A model that cannot be read does not stop the others: the result then holds the reason as a string.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class Folder(Drawn):
     """The result for each model in a folder.
 
     Attributes:
-        path: of the folder.
+        path: the folder.
         models: name in the folder -> the result, or the reason why the model was refused.
     """
 
@@ -41,34 +44,41 @@ class Folder(Drawn):
     @property
     def refused(self) -> dict[str, str]:
         """The reason for each refused model, by its name."""
-        return {name: one for name, one in self.models.items() if isinstance(one, str)}
+        return {name: result for name, result in self.models.items() if isinstance(result, str)}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: the report of each model by name, or its error."""
-        return {n: {"error": one} if isinstance(one, str) else one.to_json() for n, one in self.models.items()}
+        """Return plain data: the report of each model by name, or {"error": reason}."""
+        return {
+            name: {"error": result} if isinstance(result, str) else result.to_json()
+            for name, result in self.models.items()
+        }
 
 
 def is_folder_of_models(path: Path) -> bool:
-    """Is a path a folder that may hold models, and no model itself?"""
-    own = path.suffix in SUFFIXES or is_chain(path) or is_sized(path)
-    return path.is_dir() and not own
+    """Is a path a folder that may hold models, and not a model itself?"""
+    return path.is_dir() and not _is_model(path)
+
+
+def _is_model(path: Path) -> bool:
+    """Is a path a model, a chain of chunks, or one model in several sizes?"""
+    return path.suffix in SUFFIXES or is_chain(path) or is_sized(path)
 
 
 def models_in(folder: Path) -> list[Path]:
-    """The models in a folder, by name; those of folders in it are not looked for.
+    """Return the models in a folder, by name; subfolders are not searched.
 
     Raises:
         LoadError: there are none.
     """
-    held = sorted(p for p in folder.iterdir() if p.suffix in SUFFIXES or is_chain(p) or is_sized(p))
-    if not held:
+    models = sorted(filter(_is_model, folder.iterdir()))
+    if not models:
         if is_checkpoint(folder):
             raise LoadError(f"{folder} {CHECKPOINT}")
         package = next((p for p in folder.resolve().parents if p.suffix in SUFFIXES), None)
         if package is not None:
             raise LoadError(f"{folder} is a part of {package}; give that")
         raise LoadError(f"{folder} holds no model; models end in {', '.join(SUFFIXES)}")
-    return held
+    return models
 
 
 @door("target")
@@ -84,15 +94,16 @@ def inspect_folder(
     """Inspect every model in a folder: see `inspect`.
 
     Args:
-        folder: of packages, .mlmodel and .mlmodelc files, chunks and sizes.
+        folder: a folder of packages, .mlmodel and .mlmodelc files, chains of chunks and sized models.
         target: chips and OS, as "M1/macOS 14"; every chip by default.
         compute_units: a name; CPU_AND_NE by default.
-        jobs: processes of this machine.
-        scheduler: of Dask, in place of these: its address, or a client. Its workers see the folder too.
+        jobs: number of worker processes on this machine.
+        scheduler: a Dask scheduler's address, or a client, instead of local processes; its workers must see the
+            folder.
         progress: called after each model.
 
     Returns:
-        By the name in the folder, the inspection of each model, or the reason in words why there is none.
+        The inspection of each model by its name in the folder, or the reason in words why there is none.
 
     Raises:
         LoadError: the folder holds no model.
@@ -100,7 +111,7 @@ def inspect_folder(
         SurgeryError: no such workers.
     """
     Target.parse(target, compute_units)
-    return _each(folder, _inspected, (target, compute_units), jobs, scheduler, progress)
+    return _run_each(folder, _inspect_model, (target, compute_units), jobs, scheduler, progress)
 
 
 @door("seed")
@@ -113,50 +124,52 @@ def ranges_folder(
     scheduler: str | Any = None,
     progress: Progress | None = None,
 ) -> Folder:
-    """The ranges of every model in a folder on sampled inputs: see `ranges`.
+    """Compute the ranges of every model in a folder on sampled inputs: see `ranges`.
 
     Args:
-        folder: of packages, .mlmodel and .mlmodelc files.
+        folder: a folder of packages, .mlmodel and .mlmodelc files.
         chip: the chip whose arithmetic counts ("M1"). Default: limits that hold on every measured chip.
-        seed: of the sampled inputs.
-        jobs: processes of this machine.
-        scheduler: of Dask, in place of these: its address, or a client. Its workers see the folder too.
+        seed: seed of the sampled inputs.
+        jobs: number of worker processes on this machine.
+        scheduler: a Dask scheduler's address, or a client, instead of local processes; its workers must see the
+            folder.
         progress: called after each model.
 
     Returns:
-        By the name in the folder, the ranges of each model, or the reason in words why there is none.
+        The ranges of each model by its name in the folder, or the reason in words why there are none.
 
     Raises:
         LoadError: the folder holds no model.
         SurgeryError: no such workers.
     """
-    return _each(folder, _ranged, (chip, seed), jobs, scheduler, progress)
+    return _run_each(folder, _model_ranges, (chip, seed), jobs, scheduler, progress)
 
 
-def _each(
+def _run_each(
     folder: str | os.PathLike[str],
-    look: Callable[..., Any],
+    task: Callable[..., Any],
     options: tuple[Any, ...],
     jobs: int,
     scheduler: Any,
     progress: Progress | None,
 ) -> Folder:
+    """Call `task(path of a model, *options)` for each model of a folder on the workers."""
     path = Path(folder).expanduser().absolute()
     models = models_in(path)
-    with workers(jobs, scheduler) as those:
-        count = None if progress is None else lambda done: progress(done, len(models))
-        reports = those.each(look, [(str(model), *options) for model in models], count)
-    return Folder(path, {model.name: one for model, one in zip(models, reports, strict=True)})
+    with workers(jobs, scheduler) as pool:
+        report = None if progress is None else lambda done: progress(done, len(models))
+        results = pool.each(task, [(str(model), *options) for model in models], report)
+    return Folder(path, {model.name: result for model, result in zip(models, results, strict=True)})
 
 
-def _inspected(model: str, target: str | None, units: str | None) -> Inspection | str:
+def _inspect_model(model: str, target: str | None, units: str | None) -> Inspection | str:
     try:
         return inspect(model, target, compute_units=units)
     except SurgeryError as error:
         return str(error)
 
 
-def _ranged(model: str, chip: str | None, seed: int) -> Ranges | str:
+def _model_ranges(model: str, chip: str | None, seed: int) -> Ranges | str:
     try:
         return ranges(model, chip=chip, seed=seed)
     except SurgeryError as error:

@@ -29,7 +29,7 @@ from anesurgery.loading import load_graph
 from anesurgery.mil import Operation, Program, dtype_name, exclusive, function_of
 from anesurgery.placement import compute_plan, memory, unit_advice
 from anesurgery.placement.evidence import Finding, Rule, rules_beside
-from anesurgery.placement.flexible import fixing
+from anesurgery.placement.flexible import fix_command
 from anesurgery.placement.inspection import NO_TIME, Inspection, OpRow
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.rules import (
@@ -39,8 +39,10 @@ from anesurgery.placement.rules import (
     lost_in_conversion,
     numeric,
     sampled,
+    save_changes,
     shapes,
     slow,
+    slow_loads,
     whole_model,
 )
 from anesurgery.placement.rules.legality import FORBIDDEN
@@ -169,10 +171,10 @@ def inspect_program(
     judged, doubts = shaped.judged, whole_model.doubts(chosen, shaped.flexible, budget, target)
     about_load = (
         *loading.of_function(shaped.function, target),
-        *whole_model.slow_loads(shaped.function, budget, target),
+        *slow_loads.of_function(shaped.function, budget, target),
         *about_memory,
     )
-    about_shapes = (*shapes.of_model(chosen, target, shaped.flexible), *shapes.save_changes(loaded.program))
+    about_shapes = (*shapes.of_model(chosen, target, shaped.flexible), *save_changes.of_program(loaded.program))
     doubts = (*doubts, *whole_model.failing((*about_load, *about_shapes), target))
     units, path = choose(judged, target, doubts)
     segments, numbers = segments_of(judged, units, shaped.function)
@@ -201,7 +203,7 @@ def inspect_program(
         advice=advised,
         time=timed.time,
         chain=longest_chain(shaped.judged),
-        fixing=fixing(shaped.flexible, place),
+        fixing=fix_command(shaped.flexible, place),
     )
 
 
@@ -214,7 +216,7 @@ def _of_format(loaded: Loaded, target: Target) -> tuple[tuple[Finding, ...], tup
 
 def _observed_on_samples(
     loaded: Loaded, inputs: Any, target: Target, function: str | None
-) -> sampled.Observed | None:
+) -> sampled.SampledRanges | None:
     """Return the values that a run on samples reaches; None without samples.
 
     Raises:
@@ -224,7 +226,7 @@ def _observed_on_samples(
         return None
     if loaded.absent is not None:
         raise LoadError(f"no run without weights: {loaded.absent}")
-    return sampled.observed(loaded, inputs, target, function)
+    return sampled.ranges_on_samples(loaded, inputs, target, function)
 
 
 def _rules_to_ask(loaded: Loaded) -> tuple[Rule, ...]:
@@ -236,12 +238,17 @@ def _rules_to_ask(loaded: Loaded) -> tuple[Rule, ...]:
 
 
 def _op_row(
-    index: int, judged: Judged, unit: str | None, segment: int, seen: sampled.Observed | None, ms: float | None
+    index: int,
+    judged: Judged,
+    unit: str | None,
+    segment: int,
+    seen: sampled.SampledRanges | None,
+    ms: float | None,
 ) -> OpRow:
     op, first, name = judged.op, judged.op.outputs[0], judged.name
     findings = judged.findings
     if seen is not None:
-        findings = (*(seen.beside(f, op) for f in findings), *seen.findings.get(name, ()))
+        findings = (*(seen.with_magnitudes(f, op) for f in findings), *seen.findings.get(name, ()))
     return OpRow(
         index,
         name,
@@ -263,7 +270,7 @@ def _op_row(
 
 
 def _with_compute_plan(inspection: Inspection, model: Any, target: Target, function: str | None) -> Inspection:
-    return compute_plan.beside(inspection, compute_plan.plan(model, target, function))
+    return compute_plan.with_plan(inspection, compute_plan.plan(model, target, function))
 
 
 def _notes(target: Target, advised: unit_advice.UnitAdvice | None, absent: str | None) -> tuple[str, ...]:

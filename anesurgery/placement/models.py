@@ -1,4 +1,8 @@
-"""Inspect each kind of model in its way: networks by layer, pipelines by part, others in a line."""
+"""Inspect models that are not an ML Program: neural networks, pipelines, chains of chunks, and others.
+
+`inspect` calls `inspect_other` first and goes on itself if that returns None. A network is inspected layer by
+layer, a pipeline or chain part by part. For a model without tensor ops (a tree ensemble) a note says so.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,7 @@ WITHOUT_OPS: dict[str, str] = {
     "nonMaximumSuppression": "a non-maximum suppression model",
     "identity": "an identity model",
 }
-"""Kind of model -> its name. These have no tensor ops; Core ML runs them on the CPU."""
+"""Type in the specification -> name of the kind of model. Core ML runs these on the CPU; they have no ops."""
 
 CLOSED: dict[str, str] = {
     "customModel": "a custom model: its code is in the app",
@@ -60,13 +64,13 @@ CLOSED: dict[str, str] = {
     "wordEmbedding": "a word embedding of the OS",
     "audioFeaturePrint": "Apple's audio feature extractor, which is part of the OS",
 }
-"""Kind of model -> its name. What these run on is not in the file."""
+"""Type in the specification -> name. The file does not contain what these run."""
 
 InspectProgram = Callable[[Loaded, Target], Inspection]
 
 
 def kind_of(model: Any) -> str:
-    """The type of a model as the specification names it: "mlProgram", "pipeline", "neuralNetwork", ...
+    """Return the type of a model as the specification names it: "mlProgram", "pipeline", "neuralNetwork", ...
 
     Args:
         model: path, MLModel, MIL program or Loaded.
@@ -80,14 +84,14 @@ def kind_of(model: Any) -> str:
 
 
 def _is_program(model: Any) -> bool:
-    """Is it an ML Program in memory, or a file of another format that is read into one?"""
+    """Is it an ML Program in memory, or a file of another format (ONNX, ...) that is read into one?"""
     if isinstance(model, (str, os.PathLike)):
         return reader_of(Path(model)) is not None
     return isinstance(model, (Program, Loaded))
 
 
 def spec_of(model: Any) -> Any:
-    """The specification of a model on disk or of an MLModel.
+    """Return the specification of a model on disk or of an MLModel.
 
     Raises:
         LoadError: it cannot be read, or is not a model.
@@ -99,8 +103,8 @@ def spec_of(model: Any) -> Any:
     return read_spec(program.locate(Path(model).expanduser())[0])
 
 
-def of_layers(model: Any) -> bool:
-    """Is it a neural network, or a pipeline with one and without ML Programs?
+def is_layered(model: Any) -> bool:
+    """Is a model a neural network (with layers instead of ops), or a pipeline with one and without ML Programs?
 
     Raises:
         LoadError: it cannot be read.
@@ -111,15 +115,15 @@ def of_layers(model: Any) -> bool:
 
 
 def inspect_other(model: Any, target: Target, inspect_program: InspectProgram) -> Inspection | None:
-    """Inspect whatever is no ML Program.
+    """Inspect a model that is not an ML Program.
 
     Args:
         model: path, MLModel, MIL program or Loaded.
         target: chips, OS and compute units.
-        inspect_program: called for each ML Program in a pipeline.
+        inspect_program: called for each ML Program in a pipeline or chain.
 
     Returns:
-        None where the model is an ML Program itself.
+        The inspection; None if the model is an ML Program itself.
 
     Raises:
         LoadError: it cannot be read, or is not a model.
@@ -129,15 +133,15 @@ def inspect_other(model: Any, target: Target, inspect_program: InspectProgram) -
     if isinstance(model, (str, os.PathLike)) and is_chain(Path(model).expanduser()):
         model = load_chain(model)
     if isinstance(model, Chain):
-        return _chain(model, target, inspect_program)
+        return _inspect_chain(model, target, inspect_program)
     spec = spec_of(model)
     if spec.WhichOneof("Type") == PROGRAM:
         return None
-    inspection = _part(spec, target, _label(model), _Programs(model, inspect_program))
+    inspection = _inspect_part(spec, target, _label(model), _ProgramInspector(model, inspect_program))
     return replace(inspection, findings=(*of_version(spec.specificationVersion, target), *inspection.findings))
 
 
-def _chain(chain: Chain, target: Target, inspect_program: InspectProgram) -> Inspection:
+def _inspect_chain(chain: Chain, target: Target, inspect_program: InspectProgram) -> Inspection:
     label = "the chain"
     parts = {}
     for number, chunk in enumerate(chain.chunks, 1):
@@ -146,23 +150,23 @@ def _chain(chain: Chain, target: Target, inspect_program: InspectProgram) -> Ins
             inspect_network(chunk.spec, target, words) if is_network(chunk) else inspect_program(chunk, target)
         )
         parts[f"chunk_{number}"] = replace(inspection, model=words)
-    return _whole(parts, label, target, "a chain")
+    return _combined(parts, label, target, "a chain")
 
 
-def _whole(parts: dict[str, Inspection], label: str, target: Target, kind: str, *notes: str) -> Inspection:
-    """The inspection of models that run one after the other."""
-    time, why = _time(parts)
-    said = (f"{kind} of {len(parts)} models, which run one after the other", *notes, *why)
-    return Inspection(label, target, (), notes=said, parts=parts, time=time)
+def _combined(parts: dict[str, Inspection], label: str, target: Target, kind: str, *notes: str) -> Inspection:
+    """Return the inspection of models that run one after the other."""
+    time, why_not = _total_time(parts)
+    first_note = f"{kind} of {len(parts)} models, which run one after the other"
+    return Inspection(label, target, (), notes=(first_note, *notes, *why_not), parts=parts, time=time)
 
 
-def _time(parts: Mapping[str, Inspection]) -> tuple[Time | None, tuple[str, ...]]:
-    """Of models that run one after the other, each with its fixed cost; or in words why there is none."""
+def _total_time(parts: Mapping[str, Inspection]) -> tuple[Time | None, tuple[str, ...]]:
+    """Return the time of models that run one after the other, and notes: why there is none, if so."""
     with_ops = {name: part for name, part in parts.items() if part.ops or part.parts}
-    without = [name for name, part in with_ops.items() if part.time is None]
+    untimed = [name for name, part in with_ops.items() if part.time is None]
     times = [part.time for part in with_ops.values() if part.time is not None]
-    if without or not times:
-        return None, (f"{NO_TIME}there is none of {', '.join(without) or 'a part'}",)
+    if untimed or not times:
+        return None, (f"{NO_TIME}there is none of {', '.join(untimed) or 'a part'}",)
     return total(times), ()
 
 
@@ -170,8 +174,8 @@ def _label(model: Any) -> str:
     return str(model) if isinstance(model, (str, os.PathLike)) else "the model"
 
 
-class _Programs:
-    """Inspects the ML Programs of one pipeline, whose weights lie in one folder."""
+class _ProgramInspector:
+    """Inspects the ML Programs of one pipeline, whose weights are in one folder."""
 
     def __init__(self, model: Any, inspect_program: InspectProgram) -> None:
         path = model.package_path if isinstance(model, ct.models.MLModel) else model
@@ -186,29 +190,31 @@ class _Programs:
         return replace(self._inspect(loaded, target), model=label)
 
 
-def _part(spec: Any, target: Target, label: str, programs: _Programs) -> Inspection:
+def _inspect_part(spec: Any, target: Target, label: str, programs: _ProgramInspector) -> Inspection:
+    """Inspect one model of a pipeline, or the model itself, by its type."""
     kind = str(spec.WhichOneof("Type"))
     if kind == PROGRAM:
         return programs(spec, target, label)
     if kind in NETWORKS:
         return inspect_network(spec, target, label)
     if kind in PIPELINES:
-        return _pipeline(PIPELINES[kind](spec), target, label, programs)
-    return Inspection(label, target, (), notes=(_line(kind),))
+        return _inspect_pipeline(PIPELINES[kind](spec), target, label, programs)
+    return Inspection(label, target, (), notes=(_note_without_ops(kind),))
 
 
-def _pipeline(pipeline: Any, target: Target, label: str, programs: _Programs) -> Inspection:
+def _inspect_pipeline(pipeline: Any, target: Target, label: str, programs: _ProgramInspector) -> Inspection:
     names = part_names(pipeline)
     parts = {
-        name: _part(spec, target, f"{name} of {label}", programs)
+        name: _inspect_part(spec, target, f"{name} of {label}", programs)
         for name, spec in zip(names, pipeline.models, strict=True)
     }
-    bare = [name for name, part in parts.items() if not part.ops and not part.parts]
-    left_out = [f"without ops, and not counted in the status: {', '.join(bare)}"] if bare else []
-    return _whole(parts, label, target, "a pipeline", *left_out)
+    without_ops = [name for name, part in parts.items() if not part.ops and not part.parts]
+    notes = [f"without ops, and not counted in the status: {', '.join(without_ops)}"] if without_ops else []
+    return _combined(parts, label, target, "a pipeline", *notes)
 
 
-def _line(kind: str) -> str:
+def _note_without_ops(kind: str) -> str:
+    """Return the note about a type of model that has no tensor ops, or whose ops are not in the file."""
     if kind in WITHOUT_OPS:
         return f"{WITHOUT_OPS[kind]} has no tensor ops; Core ML runs it on the CPU"
     what = CLOSED.get(kind, f"a model of type {kind}")

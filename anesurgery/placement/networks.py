@@ -1,7 +1,8 @@
-"""Inspect a neural-network model (`.mlmodel`), layer by layer, by the rules of its own format.
+"""Inspect a neural-network model (`.mlmodel`) layer by layer, by the rules of its own format (`layer_rules`).
 
-There is no cost model for these models: a layer that the ANE can run is counted as running there. Shapes are
-inferred by building the layers as MIL ops; where that fails, those that the file has are told.
+`inspect` comes here through `models.inspect_other`. No cost model is known for these models, so a layer that
+the ANE can run counts as running there. Shapes are inferred by building the layers as MIL ops; where that
+fails, the shapes in the file are used.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from anesurgery.neuralnetwork.spec import network_of, walk_layers
 from anesurgery.placement import cost
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import NO_TIME, Inspection, OpRow, Segment
-from anesurgery.placement.rules.faulty_ops import of_layers
+from anesurgery.placement.rules.faulty_ops import findings_of_layers
 from anesurgery.placement.rules.layer_rules import BROADCASTABLE, OLD_FORMAT, RANK_FREE, Described, judge
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import Timed, load_of, timed, why_not_of
@@ -29,10 +30,10 @@ from anesurgery.semantics.reading import kind_of
 from anesurgery.semantics.rows import Work, work_of
 
 CONSTANTS = {"loadConstant", "loadConstantND"}
-"""Layers that compute nothing; the first kind is left out, the second gets a row for what is said of it."""
+"""Layers that compute nothing. The first kind gets no row; the second does, since rules are about it."""
 
 UNKNOWN: tuple[int, ...] = (-1,)
-"""The shape of a value of which the file does not say it."""
+"""Stands for the shape of a value that is not known."""
 
 NO_COSTS = "no cost model is known for neural networks: each layer that the ANE can run counts as running there"
 OLD_RULES = "what is known about neural networks dates from 2018 to 2022; later systems were not measured"
@@ -59,45 +60,42 @@ class _Layer:
 
 
 def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
-    """Where the layers of a neural network run, as far as that is known.
+    """Return where the layers of a neural network run, as far as that is known.
 
     Args:
-        spec: specification of a model, one of `NETWORKS`.
+        spec: the specification of a model of one of the types in `NETWORKS`.
         target: chips, OS and compute units.
-        label: the model in words.
+        label: the model in words, for messages.
 
     Returns:
-        Rows in file order, those of nested networks after the layer that holds them; constants of the first
-        kind are left out. `flop` is that of the ops of an ML Program for the layer, nested ones included
-        (0 for all where a layer cannot be built); `dtype` is "", `bytes` is 0, `memory` is None: the file
-        does not say.
-        Where no ML Program can be made of a sound network, a note says why.
+        An inspection with rows in file order, those of nested networks after the layer that holds them, without
+        `loadConstant` layers. `flop` is that of the MIL ops for the layer, nested ones included (0 for all rows
+        if a layer cannot be built). `dtype` is "", `bytes` is 0 and `memory` is None: the file does not say.
+        If a sound network cannot become an ML Program, a note says why.
 
     Raises:
         LoadError: the network is damaged.
     """
     network = getattr(spec, spec.WhichOneof("Type"))
-    layers = [
-        described for described in starmap(_Layer, walk_layers(network)) if described.kind != "loadConstant"
-    ]
+    layers = [layer for layer in starmap(_Layer, walk_layers(network)) if layer.kind != "loadConstant"]
     blobs = _blobs(spec)
-    shapes = _shapes(spec, layers, blobs)
-    constants = frozenset(name for one in layers if one.kind == "loadConstantND" for name in one.spec.output)
+    shapes = _shapes_by_name(spec, layers, blobs)
+    constants = frozenset(name for la in layers if la.kind == "loadConstantND" for name in la.spec.output)
     rows = [_row(index, layer, target, shapes, constants) for index, layer in enumerate(layers)]
-    rows = [replace(r, flop=_flop(blobs, one)) for r, one in zip(rows, layers, strict=True)]
+    rows = [replace(row, flop=_flop(blobs, layer)) for row, layer in zip(rows, layers, strict=True)]
     numbers, segments = _segments(layers, rows, shapes, {f.name for f in spec.description.output})
     rows = [replace(row, segment=number) for row, number in zip(rows, numbers, strict=True)]
-    named = [(row, next(iter(one.spec.output), one.spec.name)) for row, one in zip(rows, layers, strict=True)]
+    named = [(row, next(iter(la.spec.output), la.spec.name)) for row, la in zip(rows, layers, strict=True)]
     timed = time_of_network(blobs, named, target)
     if timed.each:
         rows = [replace(row, ms=ms) for row, ms in zip(rows, timed.each, strict=True)]
-    faults, obstacle = _as_program(spec, label, target)
+    faults, obstacle = _faults_and_obstacle(spec, label, target)
     return Inspection(
         label,
         target,
         tuple(rows),
         with_times(segments, numbers, timed.each),
-        (*_about(rows), *faults),
+        (*_format_findings(rows), *faults),
         None,
         (*_notes(rows, target), *obstacle, *([f"{NO_TIME}{timed.why}"] if timed.why else [])),
         time=timed.time,
@@ -137,7 +135,7 @@ def _unit(legal: bool | None, target: Target) -> str | None:
 
 
 def _blobs(spec: Any) -> Blobs | None:
-    """What is known of the blobs from the layers; None where an input cannot be read."""
+    """Return the blobs of a network, built from its layers; None if an input cannot be read."""
     try:
         return Blobs(network_of(spec), spec.description)
     except SurgeryError:
@@ -145,7 +143,7 @@ def _blobs(spec: Any) -> Blobs | None:
 
 
 def _flop(blobs: Blobs | None, layer: _Layer) -> int:
-    """Of the ops that are built for a layer; 0 for one inside another, and where some layer cannot be built."""
+    """Return the flop of the ops of a layer; 0 for a nested layer, and if some layer cannot be built."""
     if blobs is None or blobs.missing or layer.depth:
         return 0
     ops = blobs.ops.get(next(iter(layer.spec.output), layer.spec.name), ())
@@ -153,8 +151,8 @@ def _flop(blobs: Blobs | None, layer: _Layer) -> int:
     return sum(work_of(op).flop for op in (*ops, *nested))
 
 
-def _shapes(spec: Any, layers: Sequence[_Layer], blobs: Blobs | None) -> dict[str, tuple[int, ...]]:
-    """Shapes by name of value: inferred, of the interface, and what converters wrote into the layers."""
+def _shapes_by_name(spec: Any, layers: Sequence[_Layer], blobs: Blobs | None) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of values: of inputs and outputs, else inferred, else as converters wrote them."""
     shapes = {} if blobs is None else _inferred(blobs, layers)
     for layer in layers:
         named = [*zip(layer.spec.input, layer.spec.inputTensor, strict=False)]
@@ -169,19 +167,19 @@ def _shapes(spec: Any, layers: Sequence[_Layer], blobs: Blobs | None) -> dict[st
 
 
 def _inferred(blobs: Blobs, layers: Sequence[_Layer]) -> dict[str, tuple[int, ...]]:
-    """The shapes that are known from the layers, (channel, height, width) where arrays have rank 5."""
+    """Return the shapes that follow from the layers; (C, H, W) in networks with arrays of rank 5."""
     inferred: dict[str, tuple[int, ...]] = {}
     for name in {n for layer in layers for n in [*layer.spec.input, *layer.spec.output]}:
         shape = blobs.shape(name)
         if shape is not None and None not in shape:
             sizes = tuple(int(d or 0) for d in shape)
-            old = blobs.ctx.legacy and len(sizes) == 5 and sizes[:2] == (1, 1)
-            inferred[name] = sizes[2:] if old else sizes
+            has_old_rank = blobs.ctx.legacy and len(sizes) == 5 and sizes[:2] == (1, 1)
+            inferred[name] = sizes[2:] if has_old_rank else sizes
     return inferred
 
 
 def feature_shape(feature: Any) -> tuple[int, ...]:
-    """The shape of an input or output: of an image (C, H, W), of a vector (C, 1, 1); () where it has none."""
+    """Return the shape of an input or output: (C, H, W) of an image, (C, 1, 1) of a vector; () without one."""
     kind = feature.type.WhichOneof("Type")
     if kind == "imageType":
         image = feature.type.imageType
@@ -196,23 +194,21 @@ def feature_shape(feature: Any) -> tuple[int, ...]:
 def _segments(
     layers: Sequence[_Layer], rows: Sequence[OpRow], shapes: dict[str, tuple[int, ...]], results: set[str]
 ) -> tuple[list[int], list[Segment]]:
-    """Number of the segment of each row, and the segments; constants are made first, wherever they stand."""
+    """Return the segment number of each row, and the segments; constants come first, wherever they stand."""
     order = sorted(range(len(rows)), key=lambda i: layers[i].kind not in CONSTANTS)
     numbers, units = [0] * len(rows), list[str | None]()
-    for place, i in enumerate(order):
-        if place == 0 or rows[i].preferred != units[-1]:
+    for i in order:
+        if not units or rows[i].preferred != units[-1]:
             units.append(rows[i].preferred)
         numbers[i] = len(units) - 1
-    maker = {name: numbers[i] for i, layer in enumerate(layers) for name in layer.spec.output}
-    read: dict[str, set[int]] = {}
+    segment_of = {name: numbers[i] for i, layer in enumerate(layers) for name in layer.spec.output}
+    readers: dict[str, set[int]] = {}
     for i, layer in enumerate(layers):
         for name in layer.spec.input:
-            read.setdefault(name, set()).add(numbers[i])
+            readers.setdefault(name, set()).add(numbers[i])
+    names = [[row.name for row, m in zip(rows, numbers, strict=True) if m == n] for n in range(len(units))]
     return numbers, [
-        _segment(
-            n, unit, [rows[i].name for i in range(len(rows)) if numbers[i] == n], maker, read, shapes, results
-        )
-        for n, unit in enumerate(units)
+        _segment(n, unit, names[n], segment_of, readers, shapes, results) for n, unit in enumerate(units)
     ]
 
 
@@ -220,30 +216,42 @@ def _segment(
     number: int,
     unit: str | None,
     ops: list[str],
-    maker: dict[str, int],
-    read: dict[str, set[int]],
+    segment_of: dict[str, int],
+    readers: dict[str, set[int]],
     shapes: dict[str, tuple[int, ...]],
     results: set[str],
 ) -> Segment:
-    own = {name for name, n in maker.items() if n == number}
+    """Return a segment with the values that cross its border.
+
+    Args:
+        number: its number.
+        unit: the unit of its layers.
+        ops: the names of its layers.
+        segment_of: value -> number of the segment that computes it.
+        readers: value -> numbers of the segments that read it.
+        shapes: value -> shape.
+        results: outputs of the model.
+    """
     inputs = [
         name
-        for name, by in read.items()
-        if number in by and name not in own and (name in maker or name in shapes)
+        for name, numbers in readers.items()
+        if number in numbers and segment_of.get(name) != number and (name in segment_of or name in shapes)
     ]
-    outputs = [n for n in maker if n in own and (n in results or read.get(n, set()) - {number})]
-    readers = {n for name in outputs for n in read.get(name, set())} - {number}
+    own = [name for name, n in segment_of.items() if n == number]
+    outputs = [name for name in own if name in results or readers.get(name, set()) - {number}]
+    following = {n for name in outputs for n in readers.get(name, set())} - {number}
     return Segment(
         number,
         unit,
         tuple(ops),
         {n: shapes.get(n, UNKNOWN) for n in inputs},
         {n: shapes.get(n, UNKNOWN) for n in outputs},
-        tuple(sorted(readers)),
+        tuple(sorted(following)),
     )
 
 
-def _about(rows: Sequence[OpRow]) -> Iterator[Finding]:
+def _format_findings(rows: Sequence[OpRow]) -> Iterator[Finding]:
+    """Yield the finding about layers that need not be off the engine in an ML Program."""
     old = Counter(r.op_type for r in rows if r.op_type in BROADCASTABLE | RANK_FREE)
     if old:
         words = ", ".join(f"{n} {kind}" for kind, n in old.most_common())
@@ -262,14 +270,14 @@ def _notes(rows: Sequence[OpRow], target: Target) -> Iterator[str]:
         yield ON_ALL if target.uses_ane else ON_GPU
 
 
-def _as_program(spec: Any, label: str, target: Target) -> tuple[list[Finding], list[str]]:
-    """What the ops of a network are reported to get wrong; or why no ML Program can be made of a sound one.
+def _faults_and_obstacle(spec: Any, label: str, target: Target) -> tuple[list[Finding], list[str]]:
+    """Return (findings about wrong ops, []), or ([], [why a sound network cannot become an ML Program]).
 
     Raises:
-        LoadError: it is damaged; also where a sound layer before the damage cannot be built.
+        LoadError: the network is damaged, also if a sound layer before the damage cannot be built.
     """
     try:
-        return list(of_layers(import_network(spec, label).program, target)), []
+        return list(findings_of_layers(import_network(spec, label).program, target)), []
     except NotExpressible as error:
         if (damage := _damage(spec)) is not None:
             raise LoadError(f"{label}: {damage}") from damage
@@ -277,7 +285,7 @@ def _as_program(spec: Any, label: str, target: Target) -> tuple[list[Finding], l
 
 
 def _damage(spec: Any) -> LoadError | None:
-    """What is wrong with a layer, whatever cannot be built before it."""
+    """Return what is wrong with a damaged layer; None if all are sound."""
     try:
         errors = Blobs(network_of(spec), spec.description).errors
     except NotExpressible:
@@ -285,19 +293,19 @@ def _damage(spec: Any) -> LoadError | None:
     return next((error for error in errors if not isinstance(error, NotExpressible)), None)
 
 
-# Estimate how long a neural network takes, from the ops that stand for its layers, in fp16.
+# The time of a neural network, estimated from the MIL ops of its layers in fp16.
 
-FULL = "fp32"
-"""The dtype in which layers are built; the engine computes in fp16, which moves half of the bytes."""
+BUILT_DTYPE = "fp32"
+"""The dtype in which layers are built. The engine computes in fp16, which moves half of the bytes."""
 
 
 def time_of_network(blobs: Blobs | None, layers: Sequence[tuple[OpRow, str]], target: Target) -> Timed:
-    """The time of a network, and that of each layer.
+    """Return the time of a network and of each layer, or why there is none.
 
     Args:
-        blobs: what is known of the blobs; None where an input cannot be read.
-        layers: the row of each layer, and the name of its first output.
-        target: names one chip, or chips of one generation.
+        blobs: the blobs of the network; None if an input could not be read.
+        layers: (row, name of the first output) of each layer.
+        target: one chip, or chips of one generation; other targets have no time.
     """
     if why := why_not_of(target):
         return Timed(None, why)
@@ -305,14 +313,16 @@ def time_of_network(blobs: Blobs | None, layers: Sequence[tuple[OpRow, str]], ta
         return Timed(None, "some layers cannot be built as ops, or are nested: nothing prices them")
     if any(any_symbolic(v.shape or ()) for v in blobs.function.inputs.values()):
         return Timed(None, "its shapes vary, and published times of such models disagree several times")
-    owned = [(at, op) for at, (_, name) in enumerate(layers) for op in _ops(blobs, name)]
-    rows = [layers[at][0] for at, _ in owned]
-    judged = [_judged(op, row, target) for row, (_, op) in zip(rows, owned, strict=True)]
-    spent = timed(load_of(judged, [row.preferred for row in rows]), target)
+    ops = [(index, op) for index, (_, name) in enumerate(layers) for op in _ops(blobs, name)]
+    rows = [layers[index][0] for index, _ in ops]
+    judged = [_judged(op, row, target) for row, (_, op) in zip(rows, ops, strict=True)]
+    time_of_ops = timed(load_of(judged, [row.preferred for row in rows]), target)
+    if not time_of_ops.each:
+        return time_of_ops
     each = [0.0] * len(layers)
-    for (at, _), ms in zip(owned, spent.each, strict=bool(spent.each)):
-        each[at] += ms
-    return replace(spent, each=tuple(each) if spent.each else ())
+    for (index, _), ms in zip(ops, time_of_ops.each, strict=True):
+        each[index] += ms
+    return replace(time_of_ops, each=tuple(each))
 
 
 def _ops(blobs: Blobs, name: str) -> Iterable[Operation]:
@@ -320,13 +330,13 @@ def _ops(blobs: Blobs, name: str) -> Iterable[Operation]:
 
 
 def _judged(op: Operation, row: OpRow, target: Target) -> Judged:
-    work = _halved(op)
+    work = _work_in_fp16(op)
     return Judged(op, 0, row.legal, (), work, cost.estimate(op, work, target))
 
 
-def _halved(op: Operation) -> Work:
-    """What an op asks for when its numbers are fp16."""
+def _work_in_fp16(op: Operation) -> Work:
+    """Return the work of an op whose numbers are fp16."""
     work = work_of(op)
-    if kind_of(op.outputs[0]).dtype != FULL:
+    if kind_of(op.outputs[0]).dtype != BUILT_DTYPE:
         return work
     return Work(work.read // 2, work.constant // 2, work.written // 2, work.flop)

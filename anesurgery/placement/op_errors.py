@@ -1,4 +1,8 @@
-"""How far each op is from exact arithmetic, alone and with the errors of the ops before it."""
+"""The error of each op in fp16 and on the engine, for `certify`: alone, and with the errors of earlier ops.
+
+Errors are PSNR in dB against exact arithmetic, by arithmetic ("fp16", "ane"). A histogram shows the values of
+an op in each arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +20,19 @@ from anesurgery.interpret.several_arithmetics import OpResults
 from anesurgery.mil import operands
 
 BINS = 24
-"""Bars of a histogram: as many as can be told apart in half of a narrow page."""
-LOOKED_AT = 4096
-"""Elements of a value that are counted into its histogram, evenly taken: their shares are right to 2 %."""
+"""Bins of a histogram: as many as can be seen in half of a narrow page."""
+MOST_SAMPLES = 4096
+"""Elements of a value that its histogram counts, evenly spaced; the shares of the bins are right to 2 %."""
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """How the numbers of a value are spread, in exact arithmetic and in the others, over the same bins.
+    """The histogram of a value in exact arithmetic and in the others, over the same bins.
 
     Attributes:
-        low: where the first bin begins: a little below the least finite number in exact arithmetic.
-        high: where the last ends, a little above the largest.
-        counts: arithmetic, "fp32" among them -> elements in each bin.
+        low: the start of the first bin, a little below the least finite number in exact arithmetic.
+        high: the end of the last bin, a little above the largest finite number.
+        counts: arithmetic ("fp32" is exact) -> elements in each bin.
         outside: arithmetic -> elements below or above all bins, or not finite.
     """
 
@@ -40,18 +44,18 @@ class Histogram:
 
 @dataclass(frozen=True)
 class OpError:
-    """One op.
+    """The error of one op.
 
     Attributes:
-        name: of its first output.
+        name: the name of its first output.
         op_type: MIL op type; a loop or a branch is one op.
-        own: arithmetic -> PSNR in dB of its worst output where all that it reads is right.
-        grown: the same where errors of the ops before it are in what it reads.
-        largest: magnitude in exact arithmetic.
-        rules: numeric findings of `inspect` about it.
-        repairs: passes that they name; of an op below the gate without one, those of the ops beside it.
-        reads: first outputs of the ops that it reads, constants among them.
-        histogram: of its first output of floats, where errors have grown.
+        own: arithmetic -> PSNR in dB of its worst output, computed from exact operands.
+        grown: arithmetic -> the same, computed from operands with the errors of the ops before it.
+        largest: the largest magnitude of its outputs in exact arithmetic.
+        rules: ids of numeric findings of `inspect` about it.
+        repairs: passes that these findings name; for an op below the gate without one, those of its neighbours.
+        reads: names of the first outputs of the ops that it reads, constants among them.
+        histogram: histogram of its first output of floats, with the errors of the ops before it.
     """
 
     name: str
@@ -66,100 +70,101 @@ class OpError:
 
     @property
     def worst(self) -> float:
-        """Its own PSNR in the arithmetic in which it is lowest."""
+        """The lowest of its own PSNRs over all arithmetics."""
         return min(self.own.values(), default=math.inf)
 
 
 def op_error(results: OpResults) -> OpError | None:
-    """The errors of one op; None where it gives no floats."""
+    """Return the errors of one op; None if it has no outputs of floats."""
     floats = [k for k, v in enumerate(results.exact) if isinstance(v, torch.Tensor) and v.is_floating_point()]
     if not floats:
         return None
     exact = [results.exact[k] for k in floats]
     sizes = [largest_of(v) for v in exact]
 
-    def errors(by_arithmetic: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
-        return {
-            a: min(
-                decibels(value, outputs[k], size) for k, value, size in zip(floats, exact, sizes, strict=True)
-            )
-            for a, outputs in by_arithmetic.items()
-        }
+    def worst_psnr(outputs: Sequence[torch.Tensor]) -> float:
+        return min(decibels(v, outputs[k], size) for k, v, size in zip(floats, exact, sizes, strict=True))
 
     op, first = results.op, floats[0]
     values = {"fp32": exact[0]} | {a: outputs[first] for a, outputs in results.grown.items()}
     return OpError(
         op.outputs[0].name,
         op.op_type,
-        errors(results.own),
-        errors(results.grown),
+        {arithmetic: worst_psnr(outputs) for arithmetic, outputs in results.own.items()},
+        {arithmetic: worst_psnr(outputs) for arithmetic, outputs in results.grown.items()},
         max(sizes),
         reads=tuple(dict.fromkeys(v.op.outputs[0].name for _, v in operands(op) if v.op is not None)),
         histogram=histogram(values),
     )
 
 
-def with_repairs_beside(rows: Sequence[OpError], gate: float) -> tuple[OpError, ...]:
-    """Ops below the gate that no finding names get the repairs of the ops beside them: of what fills a mask.
+def with_repairs_of_neighbours(rows: Sequence[OpError], gate: float) -> tuple[OpError, ...]:
+    """Give each op below the gate that has no repair those of the ops that it reads or that read it.
+
+    Example: the finding is about the op that fills a mask, while the error appears in the softmax behind it.
 
     Args:
-        rows: in file order.
+        rows: ops in file order.
         gate: PSNR in dB.
     """
-    near: dict[str, set[str]] = {row.name: set() for row in rows}
+    neighbours: dict[str, set[str]] = {row.name: set() for row in rows}
     for row in rows:
-        for read in near.keys() & set(row.reads):
-            near[row.name].add(read)
-            near[read].add(row.name)
+        for read in neighbours.keys() & set(row.reads):
+            neighbours[row.name].add(read)
+            neighbours[read].add(row.name)
     repairs = {row.name: row.repairs for row in rows}
 
-    def beside(row: OpError) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(one for name in sorted(near[row.name]) for one in repairs[name]))
+    def repairs_nearby(row: OpError) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(repair for name in sorted(neighbours[row.name]) for repair in repairs[name]))
 
     return tuple(
-        replace(row, repairs=beside(row)) if row.worst < gate and not row.repairs else row for row in rows
+        replace(row, repairs=repairs_nearby(row)) if row.worst < gate and not row.repairs else row
+        for row in rows
     )
 
 
-def decibels(wanted: torch.Tensor, rounded: torch.Tensor, largest: float) -> float:
-    """PSNR over what is finite in `wanted`; minus infinite where `rounded` is not finite there.
+def decibels(exact: torch.Tensor, rounded: torch.Tensor, largest: float) -> float:
+    """Return the PSNR in dB over the elements that are finite in `exact`.
+
+    It is minus infinity if the shapes differ, or if `rounded` is not finite at one of these elements.
 
     Args:
-        wanted: exact.
-        rounded: of any shape; minus infinite where it is another one.
-        largest: magnitude in `wanted`.
+        exact: the value in exact arithmetic.
+        rounded: the value in another arithmetic.
+        largest: the largest magnitude in `exact`.
     """
-    if wanted.shape != rounded.shape:
+    if exact.shape != rounded.shape:
         return -math.inf
-    if not wanted.numel() or not wanted.is_floating_point():
+    if not exact.numel() or not exact.is_floating_point():
         return math.inf
     rounded = rounded.float()
     if not math.isfinite(largest):
-        meant = torch.isfinite(wanted)
-        wanted, rounded = wanted[meant], rounded[meant]
-        largest = largest_of(wanted)
-    noise = float(torch.linalg.vector_norm(wanted - rounded))
+        finite = torch.isfinite(exact)
+        exact, rounded = exact[finite], rounded[finite]
+        largest = largest_of(exact)
+    noise = float(torch.linalg.vector_norm(exact - rounded))
     if not math.isfinite(noise):
         return -math.inf
-    return psnr(largest, noise / math.sqrt(max(wanted.numel(), 1)))
+    return psnr(largest, noise / math.sqrt(max(exact.numel(), 1)))
 
 
 def histogram(values: Mapping[str, torch.Tensor]) -> Histogram | None:
-    """The histogram of a value in each arithmetic; None where no number is finite in "fp32"."""
-    looked = {a: _evenly(value) for a, value in values.items()}
-    finite = looked["fp32"][np.isfinite(looked["fp32"])]
+    """Return the histogram of a value in each arithmetic; None if no number is finite in "fp32"."""
+    samples = {arithmetic: _evenly_spaced(value) for arithmetic, value in values.items()}
+    finite = samples["fp32"][np.isfinite(samples["fp32"])]
     if not finite.size:
         return None
     low, high = float(finite.min()), float(finite.max())
-    margin = (high - low) / BINS or max(abs(low), 1.0) * fp16.EPSILON  # what is rounded outwards is not lost
+    margin = (high - low) / BINS or max(abs(low), 1.0) * fp16.EPSILON  # room for rounding
     low, high = low - margin, high + margin
     counts, outside = {}, {}
-    for a, numbers in looked.items():
+    for arithmetic, numbers in samples.items():
         inside = np.histogram(numbers[np.isfinite(numbers)], bins=BINS, range=(low, high))[0]
-        counts[a], outside[a] = tuple(map(int, inside)), numbers.size - int(inside.sum())
+        counts[arithmetic], outside[arithmetic] = tuple(map(int, inside)), numbers.size - int(inside.sum())
     return Histogram(low, high, counts, outside)
 
 
-def _evenly(value: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _evenly_spaced(value: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Return at most `MOST_SAMPLES` elements of a value."""
     flat = value.reshape(-1)
-    return flat[:: max(1, -(-flat.numel() // LOOKED_AT))].double().numpy()
+    return flat[:: max(1, -(-flat.numel() // MOST_SAMPLES))].double().numpy()

@@ -25,7 +25,7 @@ from anesurgery.errors import LoadError
 from anesurgery.facts.dependence import loop_rounds
 from anesurgery.mil import Operation, Var, is_constexpr, is_stored, operands, producer
 from anesurgery.placement.durations import Key, Time
-from anesurgery.placement.rules.slow import makers, notch_payload
+from anesurgery.placement.rules.slow import notch_payload, weight_decoders
 from anesurgery.placement.target import CHIPS, Target
 from anesurgery.placement.verdicts import Judged, Shaped
 from anesurgery.semantics.reading import elements, kind_of, shape_of, size_of
@@ -170,7 +170,7 @@ def rows_of(op: Operation) -> int:
 
 def form_of(op: Operation) -> tuple[str, int]:
     """Return the form of a product's compressed weights and their bytes; (`PLAIN`, 0) if not compressed."""
-    decoders = makers(op)
+    decoders = weight_decoders(op)
     if not decoders:
         return PLAIN, 0
     return _weight_form(op, decoders), _stored_bytes(decoders[0])

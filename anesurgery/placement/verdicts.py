@@ -37,18 +37,26 @@ from anesurgery.mil import (
 )
 from anesurgery.placement import cost
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
-from anesurgery.placement.flexible import AtShape, Flexible, Shapes, at, description_of, flexible, in_words
+from anesurgery.placement.flexible import (
+    AtShape,
+    Flexible,
+    Shapes,
+    description_of,
+    flexible_shapes,
+    function_at,
+    in_words,
+)
 from anesurgery.placement.inspection import Estimate, Segment
 from anesurgery.placement.rules import conditions
 from anesurgery.placement.rules.legality import (
     FORBIDDEN,
-    INDEXED,
     LEGAL,
-    READS_BYTES,
     SPLIT_ATTENTION,
+    TAKES_INT8,
+    TAKES_INT16,
     WITH_STATE,
 )
-from anesurgery.placement.rules.slow import FIXED, makers
+from anesurgery.placement.rules.slow import FIXED_VALUES, weight_decoders
 from anesurgery.placement.target import Target
 from anesurgery.semantics.analysis_cache import caching
 from anesurgery.semantics.reading import kind_of, shape_of
@@ -84,7 +92,9 @@ class Legality:
         """May a rule look further than at the neighbours of an op, so that its verdict cannot be cached?"""
         far = {rule.far for rule in self._far if not rule.ops or op.op_type in rule.ops}
         integers = conditions.WIDE | conditions.INDEX
-        return "any" in far or ("integers" in far and bool(conditions.typed(conditions.values(op), integers)))
+        if "any" in far:
+            return True
+        return "integers" in far and bool(conditions.values_of_dtypes(conditions.runtime_values(op), integers))
 
     def speaking(self, op: Operation) -> Iterator[Finding]:
         """Yield the finding of every rule that forbids an op or makes it doubtful; a verdict has the first."""
@@ -120,9 +130,10 @@ def is_split_attention(op: Operation) -> bool:
 
 def _has_untried_integers(op: Operation) -> bool:
     """Does an op work on integers with which it was never seen on the engine?"""
-    if op.op_type not in INDEXED and conditions.typed(conditions.values(op), conditions.INDEX):
+    short = conditions.values_of_dtypes(conditions.runtime_values(op), conditions.INDEX)
+    if short and op.op_type not in TAKES_INT16:
         return True
-    return op.op_type not in READS_BYTES and bool(conditions.typed(runtime(op), conditions.BYTES))
+    return op.op_type not in TAKES_INT8 and bool(conditions.values_of_dtypes(runtime(op), conditions.BYTES))
 
 
 LAUNCH = SWITCH = OUTPUT = 125.0
@@ -262,7 +273,7 @@ class Known:
         """Yield all that a verdict depends on; an edit may keep a value and change its name or type."""
         first = self.origins.get
         yield first(op, op)
-        for v in (*op.outputs, *(v for one in (op, *makers(op)) for _, v in operands(one))):
+        for v in (*op.outputs, *(v for one in (op, *weight_decoders(op)) for _, v in operands(one))):
             yield from (first(v, v), v.name, v.sym_type)
         for v in op.outputs:
             yield bool(v.consuming_blocks)
@@ -297,7 +308,7 @@ def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> lis
             findings = ((why,) if why else ()) + notes.about(op)
             if op in fixed and not any(is_output(v) for v in op.outputs):
                 name = op.outputs[0].name
-                findings += (FIXED.finding(f"%{name} is the same in every run", name),)
+                findings += (FIXED_VALUES.finding(f"%{name} is the same in every run", name),)
             costs, work = costs and costs.times(times), work.times(times)
             rows.append(Judged(op, depth, legal, findings, work, costs, times))
             inner = times * (loop_rounds(op) or 1) if op.op_type == "while_loop" else times
@@ -515,7 +526,7 @@ def judge_shaped(loaded: Loaded, name: str | None, target: Target, rules: Iterab
     """Judge a function as it is, or at its default shape."""
     function, rules = function_of(loaded.program, name), tuple(rules)
     judged = judge(function, target, rules)
-    shapes = flexible(function, description_of(loaded.description, name))
+    shapes = flexible_shapes(function, description_of(loaded.description, name))
     if shapes is None:
         return Shaped(function, judged)
     fixed = _judged_at(loaded, name, shapes.default, target, rules)
@@ -576,7 +587,7 @@ def _judged_at(
         return None
     function = function_of(loaded.program, name)
     key = next(n for n, f in loaded.program.functions.items() if f is function)
-    fixed = at(loaded.program, key, shapes)
+    fixed = function_at(loaded.program, key, shapes)
     return None if fixed is None else Shaped(fixed, judge(fixed, target, rules))
 
 
@@ -595,7 +606,9 @@ def _merge_verdicts(dynamic: Judged, fixed: Judged) -> Judged:
     legal = True if dynamic.legal and fixed.legal else None
     if dynamic.legal is False or fixed.legal is False:
         legal = False
-    own = [f for f in fixed.findings if f.rule != FIXED.id]  # a length fixed for judging is not a constant
+    own = [
+        f for f in fixed.findings if f.rule != FIXED_VALUES.id
+    ]  # a length fixed for judging is not a constant
     own_rules = {f.rule for f in own}
     more = [f for f in dynamic.findings if f.rule not in own_rules]
     return replace(fixed, legal=legal, findings=(*own, *more))

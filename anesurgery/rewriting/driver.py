@@ -159,11 +159,11 @@ def operate(place: Place) -> bool:
 
 def _new_fault(built: Built, target: str | None) -> str:
     """What the target gets wrong in the new ops, and not in the old ones; "" for nothing."""
-    from anesurgery.placement.rules.faulty_ops import faults_of
+    from anesurgery.placement.rules.faulty_ops import faulty_ops_on
 
     device = Target.parse(target)
-    old = {fault.name for fault, _, _ in faults_of(built.matched, device)}
-    new = ((fault, said) for fault, _, said in faults_of(built.made, device) if fault.name not in old)
+    old = {fault.name for fault, _, _ in faulty_ops_on(built.matched, device)}
+    new = ((fault, said) for fault, _, said in faulty_ops_on(built.made, device) if fault.name not in old)
     return next((f"{fault.what} ({said}; {fault.source})" for fault, said in new), "")
 
 

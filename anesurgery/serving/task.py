@@ -187,13 +187,13 @@ def _inspect(folder: Path, model: Path, request: dict[str, Any], listener: Liste
 
 def _apply(folder: Path, model: Path, request: dict[str, Any], listener: Listener) -> dict[str, Any]:
     from anesurgery.placement.inspector import inspect
-    from anesurgery.placement.models import of_layers
+    from anesurgery.placement.models import is_layered
     from anesurgery.show.headline import headline
     from anesurgery.show.page import page
     from anesurgery.surgery import apply
 
     listener.step = "reading the model"
-    network = of_layers(model)
+    network = is_layered(model)
     recipe = "neuralnetwork_ane" if network and request["recipe"] == "auto" else request["recipe"]
     surgery = apply(model, recipe, target=request["target"], prove=request["prove"], quiet=True)
     listener.step = "writing the new model"

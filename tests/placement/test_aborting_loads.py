@@ -10,9 +10,13 @@ from statement import half, of
 
 import anesurgery as ane
 from anesurgery.mil import Program, Var, mb, types
-from anesurgery.placement.rules.loading import ROWS
+from anesurgery.placement.rules.loading import REPORTS
 
-IDS = {row.id for row in ROWS} | {f"{row.id}-elsewhere" for row in ROWS} | {"fault-batch-norm-volume-elsewhere"}
+IDS = (
+    {row.id for row in REPORTS}
+    | {f"{row.id}-elsewhere" for row in REPORTS}
+    | {"fault-batch-norm-volume-elsewhere"}
+)
 
 
 def product(weight: Callable[[], Var]) -> Callable[[], Program]:
@@ -145,7 +149,7 @@ def test_loads_that_were_reported(name: str) -> None:
     elsewhere = rule.endswith("-elsewhere")
     assert said[rule].grade.value == ("guess" if elsewhere else "reported")
     other_unit = rule == "abort-int8-gpu" and units == "ALL"  # the engine may load what the GPU does not
-    ends = any(row.nothing_loads for row in ROWS if rule == row.id)
+    ends = any(row.nothing_loads for row in REPORTS if rule == row.id)
     assert (said[rule].kind == "load") == (ends and not other_unit)
     assert bool(found.refused) == (said[rule].kind == "load")
     assert elsewhere or "ane" not in found.counts

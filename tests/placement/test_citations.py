@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from anesurgery.placement.evidence import Grade, Rule, Scope
-from anesurgery.placement.rules.legality import JOINT
+from anesurgery.placement.rules.legality import QUANTIZED_TABLE
 
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "placement" / "citations.py"
 
@@ -46,7 +46,7 @@ def test_each_rule_tells_its_evidence(citations: ModuleType) -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("source", " "), ("because", ""), ("scope", Scope())])
 def test_a_rule_that_tells_nothing_is_noticed(field: str, value: object) -> None:
-    seen = dataclasses.replace(JOINT, grade=Grade.MEASURED, kind="legality")
+    seen = dataclasses.replace(QUANTIZED_TABLE, grade=Grade.MEASURED, kind="legality")
     assert not lacks(seen)
     assert lacks(dataclasses.replace(seen, **{field: value}))  # type: ignore[arg-type]
 
@@ -76,4 +76,4 @@ def test_citations_that_were_read_again(citations: ModuleType, name: str) -> Non
 
 
 def test_quantized_tables_say_nothing_of_where_a_product_runs() -> None:
-    assert (JOINT.kind, JOINT.legal) == ("speed", None)
+    assert (QUANTIZED_TABLE.kind, QUANTIZED_TABLE.legal) == ("speed", None)

@@ -13,7 +13,7 @@ from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.mil import ct, quiet_host
 from anesurgery.placement import Inspection, OpRow, Target
 from anesurgery.placement import compute_plan as plans
-from anesurgery.placement.compute_plan import NO_ANSWER, NOT_HERE, Plan, beside, plan, read, record, replay
+from anesurgery.placement.compute_plan import NO_ANSWER, NOT_HERE, Plan, plan, read, record, replay, with_plan
 
 with quiet_host():
     from coremltools.models import compute_device, compute_plan
@@ -117,7 +117,7 @@ def test_a_model_of_another_kind_has_no_plan() -> None:
 def test_the_plan_is_put_beside_the_prediction() -> None:
     before = predicted(("a", "ane"), ("b", "ane"), ("c", None), ("d", "cpu"), notes=("old",))
     made = Plan({"a": "ane", "b": "gpu", "c": "cpu"}, "Apple M4, macOS 15.3", "ALL")
-    after = beside(before, made)
+    after = with_plan(before, made)
     assert [r.measured for r in after.ops] == ["ane", "gpu", "cpu", None]
     assert [r.preferred for r in after.ops] == [r.preferred for r in before.ops]
     assert after.measured
@@ -132,14 +132,14 @@ def test_the_plan_is_put_beside_the_prediction() -> None:
 
 def test_names_are_found_as_the_compiler_writes_them() -> None:
     before = predicted(("input.1", "ane"), ("halves", "ane"), ("two.halves", "ane"))
-    after = beside(before, Plan({"input_1": "cpu", "halves_0": "gpu", "two_halves_0": "ane"}))
+    after = with_plan(before, Plan({"input_1": "cpu", "halves_0": "gpu", "two_halves_0": "ane"}))
     assert [r.measured for r in after.ops] == ["cpu", "gpu", "ane"]
 
 
 def test_parts_of_a_pipeline_are_told_apart() -> None:
     inner = Inspection("", Target.parse("M4"), (), parts={"x": predicted(("a", "ane"))})
     whole = Inspection("", Target.parse("M4"), (), parts={"one": predicted(("a", "ane")), "two": inner})
-    after = beside(whole, Plan({"0/a": "ane", "1/0/a": "cpu"}))
+    after = with_plan(whole, Plan({"0/a": "ane", "1/0/a": "cpu"}))
     assert after.parts["one"].ops[0].measured == "ane"
     assert after.parts["two"].parts["x"].ops[0].measured == "cpu"
     assert after.parts["two"].measured
@@ -149,7 +149,7 @@ def test_parts_of_a_pipeline_are_told_apart() -> None:
 @pytest.mark.parametrize(("host", "note"), [("", NOT_HERE), ("Apple M1, macOS 15.0", NO_ANSWER)])
 def test_an_empty_plan_is_a_note(host: str, note: str) -> None:
     before = predicted(("a", "ane"))
-    after = beside(before, Plan({}, host))
+    after = with_plan(before, Plan({}, host))
     assert (after.measured, after.notes, after.ops) == (False, (note,), before.ops)
 
 

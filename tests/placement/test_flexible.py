@@ -16,7 +16,7 @@ import anesurgery as ane
 from anesurgery.commands.app import app
 from anesurgery.loading import load
 from anesurgery.mil import Program, ct, mb, types
-from anesurgery.placement.flexible import at, flexible
+from anesurgery.placement.flexible import flexible_shapes, function_at
 
 SMALL, LARGE = (1, 64, 8, 8), (1, 64, 96, 96)
 SIDE = ct.RangeDim(8, 128, default=96)
@@ -123,11 +123,11 @@ def test_without_a_default_shape_nothing_is_claimed() -> None:
 
 def test_a_copy_at_one_shape_leaves_the_program_as_it_was() -> None:
     program = symbolic(get_new_symbol(), 64)
-    function = at(program, "main", {"x": (5, 64)})
+    function = function_at(program, "main", {"x": (5, 64)})
     assert function is not None
     assert tuple(function.outputs[0].shape) == (5, 64)
-    assert flexible(load(program).program.functions["main"]) is not None
-    assert at(program, "main", {}) is None  # still dynamic
+    assert flexible_shapes(load(program).program.functions["main"]) is not None
+    assert function_at(program, "main", {}) is None  # still dynamic
 
 
 IMAGES: dict[str, Any] = {

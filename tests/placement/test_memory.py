@@ -18,9 +18,9 @@ from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement import memory
 from anesurgery.placement.evidence import Finding, Rule
-from anesurgery.placement.flexible import flexible
+from anesurgery.placement.flexible import flexible_shapes
 from anesurgery.placement.inspection import Memory
-from anesurgery.placement.rules import sampled, shapes
+from anesurgery.placement.rules import layout_advice, sampled, save_changes, shapes
 from anesurgery.placement.target import CHIPS, Target
 
 ANY = Target.parse("any")
@@ -156,7 +156,7 @@ def test_large_values() -> None:
 
 def test_every_finding_about_the_model_is_whole() -> None:
     whole = [rule for rule in vars(shapes).values() if isinstance(rule, Rule)]
-    for rule in (*memory.RULES, *whole, *shapes.OVERVIEW):
+    for rule in (*memory.RULES, *whole, *layout_advice.RULES):
         assert rule.legal is None
         assert rule.because
         assert rule.source
@@ -190,11 +190,11 @@ def test_ranges_and_lists_of_shapes() -> None:
             minimum_deployment_target=ct.target.iOS16,
         )
         converted = main(model._mil_program)
-        said = words(shapes.of_model(converted, Target.parse("macOS 13"), flexible(converted)))
+        said = words(shapes.of_model(converted, Target.parse("macOS 13"), flexible_shapes(converted)))
         assert "%x has the shape 1x" in said[rule]
         assert ("dyn-enum-ln" in said) == (rule == "dyn-enumerated")
         loaded = load(model)
-        named = flexible(main(loaded.program), loaded.spec.description)
+        named = flexible_shapes(main(loaded.program), loaded.spec.description)
         told = words(shapes.of_model(main(loaded.program), Target.parse("macOS 14"), named))
         assert rule in told
         assert "dyn-enum-ln" not in told
@@ -316,7 +316,7 @@ def test_saving_through_the_host_changes_it(rule: str, settled: Callable[[Progra
     """What is told without running its passes must be what they do."""
     body, spec, change = CHANGED[rule]
     program = built(body, spec, opset=ct.target.iOS17)
-    said = words(shapes.save_changes(program))
+    said = words(tuple(save_changes.of_program(program)))
     assert rule in said
     assert said.keys() <= {rule, "save-guard-negative-gather-indices"}
     kinds = [op.op_type for op in main(settled(program)).operations]
@@ -329,7 +329,7 @@ def test_saving_a_converted_model_guards_it_twice(
 ) -> None:
     for name in ("gpt2", "bert", "vit"):
         program = converted(name).model._mil_program
-        said = words(shapes.save_changes(program))
+        said = words(tuple(save_changes.of_program(program)))
         assert set(said) == ({"save-guard-negative-gather-indices"} if name != "vit" else set())
         before, after = (
             [op.op_type for op in main(p).operations].count("greater_equal")
@@ -346,17 +346,17 @@ def test_samples_show_the_values() -> None:
 
     program = built(body, fp16(1, 64))
     sample = {"x": np.full((1, 64), 300, np.float16)}
-    found = sampled.observed(program, [sample, sample], Target.parse("M4")).findings
+    found = sampled.ranges_on_samples(program, [sample, sample], Target.parse("M4")).findings
     assert set(found) == {"squared", "summed"}
     messages = {f.rule: f.message for f in found["squared"]}
     assert messages["sampled-overflow"].endswith("a magnitude of 9e+04, values from 9e+04 to 9e+04")
     assert any("5.76e+05" in f.message for f in found["summed"])
     assert any("2 samples, the engine of M4" in f.scope for f in found["squared"])
-    quiet = sampled.observed(program, {"x": np.ones((1, 64), np.float16)}, ANY).findings
+    quiet = sampled.ranges_on_samples(program, {"x": np.ones((1, 64), np.float16)}, ANY).findings
     assert quiet == {}
 
 
 def test_the_chip_of_a_target() -> None:
-    assert sampled.chip(Target.parse("M1/macOS 14")) == "M1"
-    assert sampled.chip(Target.parse("M1-M3")) is None
-    assert sampled.chip(Target.parse("A17")) is None
+    assert sampled.measured_chip(Target.parse("M1/macOS 14")) == "M1"
+    assert sampled.measured_chip(Target.parse("M1-M3")) is None
+    assert sampled.measured_chip(Target.parse("A17")) is None

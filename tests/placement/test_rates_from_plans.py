@@ -21,7 +21,7 @@ from anesurgery.placement import Target, compute_plan, core_ml_runs
 from anesurgery.placement.calibration import features_of
 from anesurgery.placement.core_ml_runs import SETTINGS, measure
 from anesurgery.placement.corrections import Correction, Corrections, read_corrections
-from anesurgery.placement.rates_from_plans import learn, left_out, read_plan
+from anesurgery.placement.rates_from_plans import cross_validated_errors, learn, read_plan
 
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "placement" / "models_open.json"
 RUN = CliRunner()
@@ -77,7 +77,7 @@ def test_one_case_teaches_nothing_and_cases_that_disagree_say_so() -> None:
     plain = plan_of(convolutions(), {})
     plain["ops"] = plain["ops"][:2]
     assert "conv on the ANE: one case" in learn({"a": plain}).skipped
-    assert left_out([1.0, 1.0, 4.0]) == pytest.approx([2.5, 2.5, 4.0])
+    assert cross_validated_errors([1.0, 1.0, 4.0]) == pytest.approx([2.5, 2.5, 4.0])
     both = learn({"a": plan_of(convolutions(), {"conv": 1.0}), "b": plan_of(convolutions(32), {"conv": 2.0})})
     assert both.corrections.rates["conv"]["ane"].off == pytest.approx(2)
 
@@ -177,7 +177,7 @@ def test_what_a_model_asks_is_told_of_the_model_that_was_read(
         package.rename(tmp_path / "away.mlpackage")
         return path, 0.5
 
-    monkeypatch.setattr(core_ml_runs, "compiled", compiled)
+    monkeypatch.setattr(core_ml_runs, "compile_model", compiled)
     plain = measure(str(package), Target.parse("M4/macOS 15"), runs=20)
     assert expected is not None
     assert plain["asks"] == expected
@@ -190,8 +190,8 @@ def test_a_network_asks_nothing(tmp_path: Path) -> None:
 
 
 def test_a_slow_model_is_not_run_for_ever(fake_core_ml: Program) -> None:
-    found = core_ml_runs.timed("m.mlmodelc", "CPU_ONLY", {}, runs=1000, seconds=0.5)
-    assert core_ml_runs.LEAST <= found.predictions.count < 100
+    found = core_ml_runs.time_model("m.mlmodelc", "CPU_ONLY", {}, runs=1000, seconds=0.5)
+    assert core_ml_runs.LEAST_PREDICTIONS <= found.predictions.count < 100
 
 
 def test_nothing_measured_is_an_error(

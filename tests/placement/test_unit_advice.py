@@ -13,7 +13,7 @@ from statement import conv, half, of
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement import unit_advice
-from anesurgery.placement.unit_advice import ENGINE, GRAPHICS, IMAGES, MEASURED, TEXT
+from anesurgery.placement.unit_advice import CONVOLUTIONAL, ENGINE, GPU, MEASURED_MODELS, TEXT
 
 ROWS = [
     path
@@ -55,12 +55,12 @@ def words(batch: int) -> Callable[[], Program]:
 
 CASES: dict[str, tuple[Callable[[], Program], str, str | None]] = {
     "a vision transformer, M4 Pro": (patches(16), "M4 Pro/macOS 26", ENGINE),
-    "the same, M5 Max": (patches(16), "M5 Max", GRAPHICS),
+    "the same, M5 Max": (patches(16), "M5 Max", GPU),
     "one picture at a time": (patches(1), "M4 Pro", None),
     "another chip": (patches(16), "M3 Pro", None),
     "several chips": (patches(16), "M4+", None),
     "rows that disagree": (pictures(16), "M4 Pro", None),
-    "rows that agree": (pictures(16), "M5 Max", GRAPHICS),
+    "rows that agree": (pictures(16), "M5 Max", GPU),
     "the batch decides": (pictures(1), "M5 Max", ENGINE),
     "text": (words(16), "M4 Pro", ENGINE),
     "a kind that was not measured": (of(lambda x: mb.relu(x=x), (16, 64)), "M4 Pro", None),
@@ -97,9 +97,9 @@ def test_no_estimate_of_the_gpu_is_a_number() -> None:
 
 
 def test_one_row_that_disagrees_takes_the_advice_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    (text,) = (row for row in MEASURED if (row.kind, row.chip) == (TEXT, "M4 Pro"))
-    other = replace(text, ms={ENGINE: 2.0, GRAPHICS: 1.0})
-    monkeypatch.setattr(unit_advice, "MEASURED", (*MEASURED, other))
+    (text,) = (row for row in MEASURED_MODELS if (row.kind, row.chip) == (TEXT, "M4 Pro"))
+    other = replace(text, ms={ENGINE: 2.0, GPU: 1.0})
+    monkeypatch.setattr(unit_advice, "MEASURED_MODELS", (*MEASURED_MODELS, other))
     assert ane.inspect(words(16)(), "M4 Pro").advice is None
 
 
@@ -107,10 +107,10 @@ def test_the_rows_are_those_of_the_table_of_times() -> None:
     kept = json.loads(ROWS[0].read_text(encoding="utf-8"))
     rows = kept if isinstance(kept, list) else kept["rows"]
     published = {(r["chip"], r["units"], round(r["ms"], 3)) for r in rows if r["source"] == "erwinzhang7"}
-    own = [row for row in MEASURED if row.source.startswith("erwinzhang7")]
+    own = [row for row in MEASURED_MODELS if row.source.startswith("erwinzhang7")]
     assert {(row.chip, units, ms) for row in own for units, ms in row.ms.items()} <= published
-    assert any(row.kind == IMAGES for row in own)
+    assert any(row.kind == CONVOLUTIONAL for row in own)
 
 
 def test_each_row_has_both_settings() -> None:
-    assert all({ENGINE, GRAPHICS} <= set(row.ms) and row.fastest() for row in MEASURED)
+    assert all({ENGINE, GPU} <= set(row.ms) and row.fastest() for row in MEASURED_MODELS)

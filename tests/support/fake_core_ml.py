@@ -77,7 +77,7 @@ class FakeModel:
         """The first five are slow, and of the others every tenth."""
         FakeModel.given.append(values)
         self.calls += 1
-        slow = self.calls <= core_ml_runs.WARM or self.calls % 10 == 0
+        slow = self.calls <= core_ml_runs.WARM_UP or self.calls % 10 == 0
         FakeModel.now += self.seconds * (50 if slow else 1)
         return {}
 

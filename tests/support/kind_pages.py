@@ -16,8 +16,8 @@ from anesurgery.interpret.arithmetic.engine_faults import FAULTS
 from anesurgery.interpret.differences import DIFFERENCES
 from anesurgery.placement.evidence import Rule
 from anesurgery.placement.rules import lost_in_conversion
-from anesurgery.placement.rules.loading import ROWS
-from anesurgery.placement.rules.whole_model import LOADS as SLOW
+from anesurgery.placement.rules.loading import REPORTS
+from anesurgery.placement.rules.slow_loads import RULES as SLOW
 
 DOCS = Path(__file__).parents[2] / "docs"
 BEGIN, END = "<!-- rows -->", "<!-- end of rows -->"
@@ -52,7 +52,7 @@ def losses() -> str:
 
 def loads() -> str:
     """Loads that end the process, hang, fail or take minutes."""
-    reported = [(r.id, r.what, r.seen, r.source, r.remedy, r.advice) for r in ROWS]
+    reported = [(r.id, r.what, r.seen, r.source, r.remedy, r.advice) for r in REPORTS]
     reported += [
         (r.id, r.because, r.scope.os.removeprefix("seen on "), r.source, r.remedy, r.advice) for r in SLOW
     ]

@@ -11,8 +11,8 @@ from anesurgery.placement.evidence import Grade, Rule
 from anesurgery.placement.target import Target
 
 
-def twice(op: Operation, target: Target) -> str:
-    """What was found, with its value; empty where there is nothing to say."""
+def repeated_relu(op: Operation, target: Target) -> str:
+    """Return what was found, with its value; "" where there is nothing to report."""
     inner = producer(op.x, "relu")
     return "" if inner is None else f"%{inner.outputs[0].name} is rectified already"
 
@@ -23,7 +23,7 @@ RULES = (
         names("relu"),
         "the second relu computes nothing new",
         "who measured or said it, with chip and OS",
-        test=twice,
+        test=repeated_relu,
         kind="speed",
         grade=Grade.GUESS,
         remedy="template",

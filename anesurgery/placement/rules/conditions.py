@@ -1,34 +1,20 @@
-"""The conditions of the legality rows: the value that was found, in words, or "" where one does not hold."""
+"""The conditions of the rows of `legality.py`: does an op have the form that keeps it off the Neural Engine?
+
+A row calls its condition with (op, target). The condition returns what it found in words, such as "%x has rank
+6 (1x2x3x4x5x6)", which becomes the message of the finding; "" means that the row does not apply. Sections:
+dtypes, gathers and masks; ranks and lengths; windows and slices; palettes; state updates and long heads.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 
-import numpy as np
-
-from anesurgery import fp16
-from anesurgery.facts.attention import MASKED, softmaxes_after
-from anesurgery.facts.masks import against_causal_attention
-from anesurgery.mil import (
-    Array,
-    Operation,
-    Var,
-    any_symbolic,
-    constant,
-    consumers,
-    dtype_name,
-    is_output,
-    is_stored,
-    np_dtype,
-    operands,
-)
+from anesurgery.mil import Operation, Var, any_symbolic, constant, consumers, dtype_name, is_output, is_stored
 from anesurgery.ops import BY_ROWS, CARRIERS, COMPARISONS, LOGICAL, names
-from anesurgery.placement.rules.slow import lut, palette_scale
+from anesurgery.placement.rules.masks import causal_mask
+from anesurgery.placement.rules.slow import lookup_table, palette_scale
 from anesurgery.placement.target import Target
-from anesurgery.semantics import intervals as bounds
 from anesurgery.semantics.analysis_cache import cached
-from anesurgery.semantics.bounds import constant_range
 from anesurgery.semantics.reading import (
     flag,
     ints,
@@ -41,121 +27,10 @@ from anesurgery.semantics.reading import (
 )
 from anesurgery.semantics.rows import read_results, runtime
 
-DEEPEST = -3.2e4
-"""A mask below this is beyond what a sum of products can hold."""
-
-FILLING = frozenset({"add", "sub", "select", "mul", "minimum"})
-"""Ops that bring a fill into a mask, or into the scores."""
-
-
-def fill(op: Operation) -> tuple[float, Var] | None:
-    """The lowest number that a mask op of fp16 puts into scores, with the operand that holds it."""
-    return _fill(op) if bounds.is_half(op.outputs[0]) else None
-
-
-def _fill(op: Operation) -> tuple[float, Var] | None:
-    if op.op_type not in FILLING:
-        return None
-    lowest: tuple[float, Var] | None = None
-    for name, var in operands(op):
-        if name == "cond" or not is_stored(var) or np_dtype(var).kind != "f":
-            continue
-        low, high = constant_range(var)
-        low = -high if op.op_type == "sub" and name == "y" else low
-        if high < math.inf and low < DEEPEST and (lowest is None or low < lowest[0]):
-            lowest = (low, var)
-    if lowest is None or (op.op_type == "mul" and not math.isfinite(bounds.magnitude(_other(op)))):
-        return None
-    return lowest if any(softmaxes_after(op.outputs[0])) else None
-
-
-def _other(op: Operation) -> Var:
-    return op.x if is_stored(op.y) else op.y
-
-
-def causal_mask(op: Operation, target: Target) -> str:
-    """A fill that is too deep, in a mask that is causal or made from positions."""
-    filled = fill(op)
-    return "" if filled is None or not _is_causal(op) else _deep(filled)
-
-
-def other_mask(op: Operation, target: Target) -> str:
-    """A fill that is too deep, in any other mask."""
-    filled = fill(op)
-    return "" if filled is None or _is_causal(op) else _deep(filled)
-
-
-def infinite_product(op: Operation, target: Target) -> str:
-    """A dynamic mask that is multiplied with an infinity before it is added to scores."""
-    if not bounds.is_half(op.outputs[0]):
-        return ""
-    for var, other in ((op.x, op.y), (op.y, op.x)):
-        least = constant(var) if var.rank == 0 and not is_stored(other) else None
-        if least is not None and math.isinf(least):
-            return f"%{var.name} is {least:g}" if any(softmaxes_after(op.outputs[0])) else ""
-    return ""
-
-
-def _deep(filled: tuple[float, Var]) -> str:
-    return f"%{filled[1].name} masks scores with {filled[0]:.4g}"
-
-
-def _is_causal(op: Operation) -> bool:
-    """Are the attentions that a mask op serves causal, as the pass asks?"""
-    served = list(softmaxes_after(op.outputs[0]))
-    return bool(served) and all(against_causal_attention(softmax) is None for softmax in served)
-
-
-def _kept(op: Operation, value: Var) -> Array | None:
-    """Which scores a mask keeps, where that is a constant."""
-    if op.op_type == "select":
-        cond = constant(op.cond)
-        return None if cond is None else np.asarray(cond == (value is op.b))
-    numbers = constant(value)
-    if np.size(numbers) < 2:
-        return None
-    return np.asarray((-numbers if op.op_type == "sub" else numbers) > MASKED)
-
-
-def _unmoved(var: Var, steps: int = 24) -> bool:
-    """Does a value depend on no input?"""
-    stack = [var]
-    for _ in range(steps):
-        if not stack:
-            return True
-        op = stack.pop().op
-        if op is None:
-            return False
-        stack += [] if op.op_type == "const" else [v for _, v in operands(op)]
-    return False
-
-
-def _narrows(op: Operation) -> bool:
-    """Is it a cast to fp16?"""
-    return op.op_type == "cast" and bounds.is_half(op.outputs[0])
-
-
-def empty_rows(op: Operation, target: Target) -> str:
-    """A softmax whose whole row may be masked with minus infinity, or what a cast to fp16 makes one."""
-    half = bounds.is_half(op.outputs[0])
-    filled = _fill(op) if half or any(map(_narrows, consumers(op.outputs[0]))) else None
-    if filled is None or filled[0] >= -fp16.LARGEST:
-        return ""
-    keep = _kept(op, filled[1])
-    if keep is not None:
-        rows = keep.reshape(-1, keep.shape[-1]) if keep.ndim else keep.reshape(1, 1)
-        lost = int((~rows.any(-1)).sum())
-        return f"{lost} rows of %{filled[1].name} keep nothing" if lost else ""
-    cond = op.inputs.get("cond")
-    if not isinstance(cond, Var) or _is_causal(op) or _unmoved(cond):
-        return ""
-    return f"%{cond.name} is dynamic, and a row without a score to keep is all -inf"
-
-
-Test = Callable[[Operation, Target], str]
+Condition = Callable[[Operation, Target], str]
 
 CHANNELS = 65536
-"""The longest axis that is neither width nor height; measured on M4, compiler tables for the others."""
+"""The longest axis that is neither width nor height. Measured on M4; compiler tables say so of other chips."""
 
 INDEX = frozenset({"int16", "uint16"})
 WIDE = frozenset({"int32", "int64", "uint32", "uint64"})
@@ -164,45 +39,40 @@ BYTES = frozenset({"int8", "uint8"})
 
 
 @cached
-def values(op: Operation) -> list[Var]:
-    """What an op reads and makes while the model runs; results that nobody reads do not count."""
+def runtime_values(op: Operation) -> list[Var]:
+    """Return the dynamic operands and the results of an op; results without a consumer are left out."""
     return [*runtime(op), *read_results(op)]
 
 
-def typed(variables: Iterable[Var], kinds: frozenset[str]) -> str:
-    """The first values of these types."""
-    named = [f"%{v.name} is {k.dtype}" for v in variables if (k := kind_of(v)).dtype in kinds]
-    return ", ".join(named[:2])
-
-
-def words(var: Var) -> str:
-    """A shape."""
-    return shape_in_words(shape_of(var)) or "scalar"
+def values_of_dtypes(variables: Iterable[Var], dtypes: frozenset[str]) -> str:
+    """Name the first two values of these dtypes, as "%x is int32, %y is int32"; "" where there is none."""
+    matching = [f"%{v.name} is {k.dtype}" for v in variables if (k := kind_of(v)).dtype in dtypes]
+    return ", ".join(matching[:2])
 
 
 def int32(op: Operation, target: Target) -> str:
-    """Computes with 32-bit integers; where a state is updated may be one (A19, M4: CoreML-LLM)."""
-    places = [op.begin, op.end] if op.op_type == "slice_update" else []
-    return typed([v for v in values(op) if v not in places], WIDE)
+    """Report 32-bit integers, except as begin and end of a slice_update, which ran (A19, M4: CoreML-LLM)."""
+    allowed = [op.begin, op.end] if op.op_type == "slice_update" else []
+    return values_of_dtypes([v for v in runtime_values(op) if v not in allowed], WIDE)
 
 
 def fp32(op: Operation, target: Target) -> str:
-    """Computes in fp32; casts have a row of their own."""
-    return "" if op.op_type == "cast" else typed(values(op), DOUBLE)
+    """Report an op that computes in fp32; casts have a row of their own."""
+    return "" if op.op_type == "cast" else values_of_dtypes(runtime_values(op), DOUBLE)
 
 
 def fp32_cast(op: Operation, target: Target) -> str:
-    """Casts from or to fp32."""
-    return typed(values(op), DOUBLE)
+    """Report a cast from or to fp32."""
+    return values_of_dtypes(runtime_values(op), DOUBLE)
 
 
 def index_guard(op: Operation, target: Target) -> str:
-    """Integer arithmetic that ends in the indices of an embedding."""
-    return typed(values(op), WIDE | INDEX) if _leads_to_lookup(op, 8) else ""
+    """Report integer arithmetic whose results all become the indices of an embedding."""
+    return values_of_dtypes(runtime_values(op), WIDE | INDEX) if _leads_to_lookup(op, 8) else ""
 
 
 GUARD = frozenset({"cast", "greater_equal", "add", "select", "less"})
-"""What coremltools puts before a gather, so that negative indices count from the end."""
+"""The ops that coremltools inserts before a gather so that negative indices count from the end."""
 
 
 def _leads_to_lookup(op: Operation, steps: int) -> bool:
@@ -219,58 +89,61 @@ MAKES_MASKS = (
     | LOGICAL
     | {"fill", "fill_like", "gather_nd", "logical_not", "mul", "slice_by_index", "sub", "tile"}
 )
-"""What stands between positions and the scores that they mask."""
+"""Ops that occur between token positions and the scores that a mask made of them is added to."""
 
 
 def mask_positions(op: Operation, target: Target) -> str:
-    """Integer arithmetic that ends in a causal mask."""
-    return typed(values(op), WIDE) if typed(values(op), WIDE) and _leads_to_mask(op, target) else ""
+    """Report integer arithmetic that ends in a causal mask."""
+    integers = values_of_dtypes(runtime_values(op), WIDE)
+    return integers if integers and _leads_to_mask(op, target) else ""
 
 
 def _leads_to_mask(op: Operation, target: Target, steps: int = 32) -> bool:
-    waiting, seen = [op], {op}
-    while waiting and len(seen) < steps:
-        now = waiting.pop()
-        if now.op_type in ("select", "add", "sub", "mul") and causal_mask(now, target):
+    pending, seen = [op], {op}
+    while pending and len(seen) < steps:
+        current = pending.pop()
+        if current.op_type in ("select", "add", "sub", "mul") and causal_mask(current, target):
             return True
-        if now is op or now.op_type in MAKES_MASKS:
-            new = [r for v in now.outputs for r in v.child_ops if r not in seen]
-            seen.update(new)
-            waiting += new
+        if current is op or current.op_type in MAKES_MASKS:
+            readers = [r for v in current.outputs for r in v.child_ops if r not in seen]
+            seen.update(readers)
+            pending += readers
     return False
 
 
 def is_lookup(op: Operation) -> bool:
-    """Is it a gather of rows of a constant table at dynamic indices?"""
+    """Does an op gather rows of a constant table at dynamic indices (an embedding)?"""
     if op.op_type != "gather" or is_stored(op.indices) or not is_stored(op.x):
         return False
     return len(shape_of(op.x)) == 2 and number(op.inputs.get("axis")) in (0, -2)
 
 
 def lookup(op: Operation, target: Target) -> str:
-    """Looks up rows of a constant table."""
-    return f"a table of {words(op.x)} read at %{op.indices.name}" if is_lookup(op) else ""
+    """Report an embedding: rows of a constant table at dynamic indices."""
+    return f"a table of {shape_in_words(shape_of(op.x))} read at %{op.indices.name}" if is_lookup(op) else ""
 
 
 def runtime_indices(op: Operation, target: Target) -> str:
-    """Gathers at indices of the run."""
+    """Report a gather at dynamic indices."""
     if is_stored(op.indices):
         return ""
     return f"indices %{op.indices.name} ({dtype_name(op.indices)}) are dynamic"
 
 
-def rank_over(most: int) -> Test:
-    """A value has more axes than `most`."""
+def rank_over(most: int) -> Condition:
+    """Return the condition that an op reads or makes a tensor with more than `most` axes."""
 
     def test(op: Operation, target: Target) -> str:
-        over = [v for v in values(op) if is_tensor(v) and len(shape_of(v)) > most]
-        return f"%{over[0].name} has rank {over[0].rank} ({words(over[0])})" if over else ""
+        over = [v for v in runtime_values(op) if is_tensor(v) and len(shape_of(v)) > most]
+        if not over:
+            return ""
+        return f"%{over[0].name} has rank {over[0].rank} ({shape_in_words(shape_of(over[0]))})"
 
     return test
 
 
-def product_of_rank(least: int) -> Test:
-    """Both operands are dynamic, and one has at least so many axes."""
+def product_of_rank(least: int) -> Condition:
+    """Return the condition that both operands are dynamic, and one has at least `least` axes."""
 
     def test(op: Operation, target: Target) -> str:
         operands = runtime(op)
@@ -281,8 +154,8 @@ def product_of_rank(least: int) -> Test:
     return test
 
 
-def rank_under(least: int) -> Test:
-    """`x` has fewer axes than `least`."""
+def rank_under(least: int) -> Condition:
+    """Return the condition that the operand x has fewer axes than `least`."""
 
     def test(op: Operation, target: Target) -> str:
         return f"rank {op.x.rank}" if op.x.rank < least else ""
@@ -291,40 +164,40 @@ def rank_under(least: int) -> Test:
 
 
 def long_axis(op: Operation, target: Target) -> str:
-    """The last two axes are longer than the target takes, or another one longer than `CHANNELS`."""
+    """Report one of the last two axes longer than the target takes, or another axis longer than `CHANNELS`."""
     limit, chip = target.least("axis")
     head = op.outputs[0] if long_head(op, target) else None
-    for var in values(op):
+    for var in runtime_values(op):
         if var is head:
             continue
         shape = shape_of(var) if is_tensor(var) else ()
         wide = max(shape[-2:], default=0)
         if wide > limit:
-            return f"%{var.name} is {words(var)}: {wide} is more than {limit} ({chip})"
+            return f"%{var.name} is {shape_in_words(shape)}: {wide} is more than {limit} ({chip})"
         deep = max(_other_axes(op, var, shape, target), default=0)
         if deep > CHANNELS:
-            return f"%{var.name} is {words(var)}: {deep} is more than {CHANNELS}"
+            return f"%{var.name} is {shape_in_words(shape)}: {deep} is more than {CHANNELS}"
     return ""
 
 
-def of_long_axis(op: Operation, target: Target) -> str | None:
-    """The pass for an op with a long axis: of a product with stored weights for its outputs alone."""
+def remedy_for_long_axis(op: Operation, target: Target) -> str | None:
+    """Return the pass that repairs a long axis: `split_head` only where a product's result alone is long."""
     if op.op_type in BY_ROWS:
         return "fold_long_axis"
     limit, _ = target.least("axis")
-    long = [var for var in values(op) if is_tensor(var) and max(shape_of(var)[-2:], default=0) > limit]
+    long = [var for var in runtime_values(op) if is_tensor(var) and max(shape_of(var)[-2:], default=0) > limit]
     return "split_head" if long == [op.outputs[0]] and weight(op) is not None else None
 
 
 def _other_axes(op: Operation, var: Var, shape: tuple[int, ...], target: Target) -> tuple[int, ...]:
-    """Without the channels that a convolution makes: from H16 on it may have more (A19, CoreML-LLM)."""
+    """Return the axes before the last two, without the channels that a conv makes: H16 on allows more (A19)."""
     if op.op_type == "conv" and var is op.outputs[0] and min(target.families) >= 16:
         return shape[:1]
     return shape[:-2]
 
 
 def large_kernel(op: Operation, target: Target) -> str:
-    """The kernel is larger than the target takes, that of one axis in width; 16x16 passes from H14 to H17."""
+    """Report a kernel larger than the target takes; a 1-D kernel is a width. H14 to H17 also take 16x16."""
     kernel = shape_of(op.weight)[2:]
     height, width = (1, *kernel)[-2:]
     (most_w, chip), (most_h, _) = target.least("kernel_w"), target.least("kernel_h")
@@ -335,17 +208,14 @@ def large_kernel(op: Operation, target: Target) -> str:
 
 
 def wide_window(op: Operation, target: Target) -> str:
-    """The window of a max_pool is wider than 8, and not 32."""
+    """Report a max_pool window that is wider than 8, and not 32."""
     width = int(op.kernel_sizes.val[-1])
-    return (
-        ""
-        if width <= 8 or width == 32
-        else f"the pooling window is {width} wide; the engine supports 1 to 8, and 32"
-    )
+    supported = width <= 8 or width == 32
+    return "" if supported else f"the pooling window is {width} wide; the engine supports 1 to 8, and 32"
 
 
-def long_inner(most: int) -> Test:
-    """The summed axis of a matmul or linear is longer than `most`."""
+def long_inner(most: int) -> Condition:
+    """Return the condition that the summed axis of a matmul or linear is longer than `most`."""
 
     def test(op: Operation, target: Target) -> str:
         shape, turned = shape_of(op.x), op.inputs.get("transpose_x")
@@ -355,28 +225,28 @@ def long_inner(most: int) -> Test:
     return test
 
 
-def late_slice(op: Operation, target: Target) -> str:
-    """Where a slice begins or ends is dynamic."""
+def dynamic_slice(op: Operation, target: Target) -> str:
+    """Report a slice whose begin, end or size is dynamic."""
     ends = {n: op.inputs.get(n) for n in ("begin", "end", "size")}
-    late = [n for n, v in ends.items() if v is not None and not is_stored(v)]
-    return f"{' and '.join(late)} dynamic" if late else ""
+    dynamic = [n for n, v in ends.items() if v is not None and not is_stored(v)]
+    return f"{' and '.join(dynamic)} dynamic" if dynamic else ""
 
 
 def large_window(op: Operation, target: Target) -> str:
-    """The window of a pool is longer than 29 (up to H13) or 31."""
+    """Report a pooling window longer than 29 (up to H13) or 31."""
     most = 29 if min(target.families) <= 13 else 31
     window = ints(op, "kernel_sizes")
     return f"window {shape_in_words(window)}; {most} is taken" if max(window) > most else ""
 
 
-def mirrored(op: Operation, target: Target) -> str:
-    """Edges are padded by their mirror image."""
+def mirrored_padding(op: Operation, target: Target) -> str:
+    """Report edges that are padded with their mirror image."""
     mode = constant(op.inputs.get("mode"))
     return f"mode {mode}" if mode in ("reflect", "symmetric") else ""
 
 
 def scaled_palette(op: Operation, target: Target) -> str:
-    """A palette that is scaled for each channel before it is multiplied."""
+    """Report a palette that is scaled, for each channel, before the product that reads it."""
     scale = palette_scale(op)
     if scale is None:
         return ""
@@ -384,15 +254,15 @@ def scaled_palette(op: Operation, target: Target) -> str:
 
 
 def palettized_stride(op: Operation, target: Target) -> str:
-    """A palettized convolution that steps by more than two."""
+    """Report a palettized convolution with a stride above 2."""
     strides = ints(op, "strides")
-    if lut(op) is None or max(strides, default=1) <= 2:
+    if lookup_table(op) is None or max(strides, default=1) <= 2:
         return ""
     return f"palettized weights and a stride of {shape_in_words(strides)}"
 
 
 def dynamic_window(op: Operation, target: Target) -> str:
-    """A window over unknown lengths that steps by more than 2, or by 2 over padded edges, or rounds up."""
+    """Report a window over dynamic lengths with a stride above 2, of 2 with padded edges, or with ceil_mode."""
     if not any_symbolic(op.x.shape or ()):
         return ""
     step, padded = max(ints(op, "strides"), default=1), constant(op.inputs.get("pad_type"))
@@ -401,17 +271,17 @@ def dynamic_window(op: Operation, target: Target) -> str:
     return "dynamic lengths and ceil_mode" if flag(op, "ceil_mode") else ""
 
 
-def stepped(op: Operation, target: Target) -> str:
-    """Every second position, or fewer, is written."""
+def strided_update(op: Operation, target: Target) -> str:
+    """Report an update that writes only every second position, or fewer."""
     return f"stride {steps}" if max(steps := ints(op, "stride"), default=1) > 1 else ""
 
 
 STATES = names("read_state coreml_update_state")
-"""Ops that give the value of a state."""
+"""Ops whose result is the value of a state."""
 
 
-def standalone(op: Operation, target: Target) -> str:
-    """What is updated is not a state, or the result goes elsewhere than into a state."""
+def update_outside_state(op: Operation, target: Target) -> str:
+    """Report a slice_update of a value that is not a state, or whose result is not written to a state only."""
     maker = op.x.op
     if maker is None or maker.op_type not in STATES:
         return f"it updates %{op.x.name}, which is not read from a state"
@@ -424,16 +294,18 @@ def standalone(op: Operation, target: Target) -> str:
     return "" if consumers(result) else f"%{result.name} is not written to a state"
 
 
-HEADS = {"M1": (49152, False), "M4": (151936, True)}
-"""Chip -> the longest output of a linear that was reported on its ANE, and was its weight palettized?"""
+LONGEST_HEADS = {"M1": (49152, False), "M4": (151936, True)}
+"""Chip -> (the longest output of a linear that was reported on its ANE, whether its weight was palettized)."""
 
 
 def long_head(op: Operation, target: Target) -> str:
-    """A linear makes more than an axis may hold, and no more than was reported on every chip of the target."""
+    """Report a linear with more outputs than an axis may hold, but no more than were seen on each chip."""
     limit, outputs = target.least("axis")[0], shape_of(op.outputs[0])[-1:]
-    if op.op_type != "linear" or not outputs or outputs[0] <= limit or not set(target.chips) <= HEADS.keys():
+    if op.op_type != "linear" or not outputs or outputs[0] <= limit:
         return ""
-    seen = [HEADS[chip] for chip in target.chips]
-    if any(outputs[0] > most or (palettized and lut(op) is None) for most, palettized in seen):
+    if not set(target.chips) <= LONGEST_HEADS.keys():
+        return ""
+    seen = [LONGEST_HEADS[chip] for chip in target.chips]
+    if any(outputs[0] > most or (palettized and lookup_table(op) is None) for most, palettized in seen):
         return ""
     return f"{outputs[0]} outputs; the limit is {limit} by some reports, and others saw up to {seen[0][0]}"

@@ -1,6 +1,9 @@
-"""Ops that the engine computes wrongly: its faults as rules, and masks that fused attention ignores.
+"""Rules about ops that the engine computes wrongly: known faults, and masks that fused attention ignores.
 
-A fault is a claim on the chips and systems of the report, and a warning on others.
+Each row of `interpret.arithmetic.engine_faults.FAULTS` becomes two rules: a claim ("fault-<name>", wrong on the
+chips and systems of the report) and a warning of a lower grade for other chips ("fault-<name>-elsewhere"). On
+one target at most one of the two finds anything. `inspect` uses `RULES` and `MASK_RULES`, `coreai.rules` calls
+`rules_of` with its format, and `legality.py` has `NO_DEVICE` and `CAST_MASK` among its rows.
 """
 
 from __future__ import annotations
@@ -17,54 +20,53 @@ from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.rows import runtime
 
 ELSEWHERE = "-elsewhere"
-"""How the ids of warnings end."""
-
-
+"""The suffix of the ids of warnings."""
 CORE_ML = "Core ML"
 
 
 def concerns(fault: Fault, target: Target, format: str = CORE_ML) -> bool:
-    """Was it reported of the format on a chip of the target's generations, and on its OS?"""
-    if fault.format != format or not fault.chips or not _runs(fault, target):
+    """Was a fault reported for this format on a chip of the target's generations, and on its OS?
+
+    A fault that is `common` counts only where the target names an OS and all its generations were reported.
+    """
+    if fault.format != format or not fault.chips or not _may_use_unit(fault, target):
         return False
     reported = {CHIPS[name].family for name in fault.chips}
     if fault.common and (target.os is None or not target.families <= reported):
         return False
-    system = target.os is None or not fault.systems or (target.platform, target.os) in fault.systems
-    return system and bool(reported & target.families)
+    on_system = target.os is None or not fault.systems or (target.platform, target.os) in fault.systems
+    return on_system and bool(reported & target.families)
 
 
-def _runs(fault: Fault, target: Target) -> bool:
-    """May Core ML use the unit of the report?"""
+def _may_use_unit(fault: Fault, target: Target) -> bool:
+    """May Core ML use the unit on which the fault was seen (GPU or engine)?"""
     return target.uses_gpu if fault.gpu_only else target.uses_ane
 
 
 FIRST_CORE_AI = 27
-"""The release of iOS and macOS that brought Core AI."""
+"""The release of iOS and macOS that introduced Core AI."""
 
 
 def may_run_core_ai(fault: Fault, target: Target) -> bool:
-    """Has the target Core AI, by its release? Where it names none, the chip of the report decides."""
+    """Does the target's OS have Core AI? Without an OS: is each of its generations one of the report?"""
     if target.os is not None:
         return target.os >= FIRST_CORE_AI
-    return bool(fault.chips) and set(target.chips) <= {
-        n for n in CHIPS if CHIPS[n].family in {CHIPS[c].family for c in fault.chips}
-    }
+    return bool(fault.chips) and target.families <= {CHIPS[chip].family for chip in fault.chips}
 
 
 def faults_on(target: Target) -> list[Fault]:
-    """The rows of chips of a target, and those whose report names no chip."""
+    """Return the faults reported on a generation of the target, and those whose report names no chip."""
     families = {name: CHIPS[name].family for fault in FAULTS for name in fault.chips}
     return [f for f in FAULTS if not f.chips or {families[name] for name in f.chips} & target.families]
 
 
-def reached(fault: Fault, op: Operation, layer: bool = False) -> str:
-    """What of an op is wrong, in words; "" where it has another form or its values stay below the range.
+def fault_words(fault: Fault, op: Operation, layer: bool = False) -> str:
+    """Return what is wrong with an op, in words; "" where its form differs or its values stay below the range.
 
     Args:
         fault: a row of the table.
-        op: of a program.
-        layer: is it that of a layer of a neural network?
+        op: an op of a program.
+        layer: does the op stand for a layer of a neural network?
     """
     said = fault.found(op, layer)
     if not said or fault.least is None:
@@ -73,40 +75,46 @@ def reached(fault: Fault, op: Operation, layer: bool = False) -> str:
     return "" if interval(op.x)[1] < least else f"{said}; %{op.x.name} may be {least:.4g} or more"
 
 
-def faults_of(ops: Iterable[Operation], target: Target) -> Iterator[tuple[Fault, Operation, str]]:
-    """The ops that are wrong on a target, with what is wrong of each."""
+def faulty_ops_on(ops: Iterable[Operation], target: Target) -> Iterator[tuple[Fault, Operation, str]]:
+    """Yield (fault, op, what is wrong in words) for each op that a target computes wrongly."""
     for op in ops:
         for fault in FAULTS:
-            if concerns(fault, target) and (said := reached(fault, op)):
+            if concerns(fault, target) and (said := fault_words(fault, op)):
                 yield fault, op, said
 
 
 def _claim(fault: Fault, format: str, op: Operation, target: Target, layer: bool = False) -> str:
-    said = reached(fault, op, layer) if concerns(fault, target, format) else ""
+    said = fault_words(fault, op, layer) if concerns(fault, target, format) else ""
     wrong = [n for n in target.chips if CHIPS[n].family in {CHIPS[c].family for c in fault.chips}]
     return f"wrong on {', '.join(wrong)}: {said}" if said else ""
 
 
 def _warning(fault: Fault, format: str, op: Operation, target: Target, layer: bool = False) -> str:
-    silent = fault.common or concerns(fault, target, format) or not (_runs(fault, target) or fault.any_unit)
-    silent |= fault.format != format == CORE_ML and not may_run_core_ai(fault, target)
-    said = "" if silent else reached(fault, op, layer)
-    elsewhere = f"on {', '.join(fault.chips)}" if fault.chips else "on a chip that is not named"
+    if fault.common or concerns(fault, target, format):
+        return ""
+    if not (_may_use_unit(fault, target) or fault.any_unit):
+        return ""
+    if fault.format != format == CORE_ML and not may_run_core_ai(fault, target):
+        return ""
+    if not (words := fault_words(fault, op, layer)):
+        return ""
     what = "reported to end the process" if fault.ends_process else "reported wrong"
-    return f"{what} {elsewhere}{f', by {fault.format}' * (fault.format != format)}: {said}" if said else ""
+    chips = f"on {', '.join(fault.chips)}" if fault.chips else "on a chip that is not named"
+    other_format = "" if fault.format == format else f", by {fault.format}"
+    return f"{what} {chips}{other_format}: {words}"
 
 
-def of_layers(program: Program, target: Target) -> Iterator[Finding]:
-    """What is said of the layers of a neural network, by the ops that mean the same."""
+def findings_of_layers(program: Program, target: Target) -> Iterator[Finding]:
+    """Yield the findings about the layers of a neural network, given as a program of equivalent ops."""
     for op in (op for function in program.functions.values() for op in walk_ops(function)):
         for fault in FAULTS:
-            for rule, test in zip(_rules(fault), (_claim, _warning), strict=True):
+            for rule, test in zip(_claim_and_warning(fault), (_claim, _warning), strict=True):
                 if words := test(fault, CORE_ML, op, target, layer=True):
                     yield rule.finding(words, op.outputs[0].name)
 
 
-def _rules(fault: Fault, format: str = CORE_ML) -> Iterator[Rule]:
-    """The claim, and the warning of a lower grade."""
+def _claim_and_warning(fault: Fault, format: str = CORE_ML) -> Iterator[Rule]:
+    """Yield the two rules of a fault: the claim, and the warning of a lower grade."""
     families = frozenset(CHIPS[name].family for name in fault.chips)
     for suffix, test, grade, scope in (
         ("", _claim, Grade.REPORTED, Scope(families, f"seen on {fault.seen}")),
@@ -127,19 +135,21 @@ def _rules(fault: Fault, format: str = CORE_ML) -> Iterator[Rule]:
 
 
 CLAIMS = {f"fault-{fault.name}": fault for fault in FAULTS}
-"""The id of a claim -> its row."""
+"""The id of a claim -> its fault."""
 WARNINGS = {f"{rule}{ELSEWHERE}": fault for rule, fault in CLAIMS.items()}
-"""The id of a warning about other chips -> its row."""
+"""The id of a warning -> its fault."""
 
 
 def rules_of(format: str) -> tuple[Rule, ...]:
-    """Two rules for each row, about models of Core ML or Core AI: of a target one of them speaks."""
-    return tuple(rule for fault in FAULTS for rule in _rules(fault, format))
+    """Return the claim and the warning of each fault, for models of a format ("Core ML" or "Core AI")."""
+    return tuple(rule for fault in FAULTS for rule in _claim_and_warning(fault, format))
 
 
 RULES = rules_of(CORE_ML)
-"""Those about models of Core ML."""
+"""The rules about Core ML models."""
 
+
+# Fused attention: masks that it ignores, and forms that the plan gives no device.
 
 FUSED = names("scaled_dot_product_attention")
 SOURCE = "ironblock/sidekick: docs/MODELS.md, docs/DECISIONS.md (D24, D25, D27)"
@@ -160,13 +170,13 @@ NO_DEVICE = Rule(
 
 
 MASK_STEPS = 32
-"""Ops between an input and a mask that are looked at; masks of transformers take up to ten."""
+"""How many ops upstream of a mask are followed; masks of transformers need up to ten."""
 MAKES_MASKS = POINTWISE | CARRIERS | names("slice_by_index tile")
-"""Light ops, which go where the op before them goes."""
+"""Light ops, which run on the unit of the op before them."""
 
 
 def outside_mask(op: Operation, target: Target) -> str:
-    """A mask that no op of the engine's own makes: an input, a constant, or what a cast on the CPU begins."""
+    """Report a mask that no op on the engine computes: an input, a constant, or one computed from a cast."""
     mask = op.inputs.get("attn_mask")
     if mask is None:
         return ""
@@ -178,18 +188,21 @@ def outside_mask(op: Operation, target: Target) -> str:
 
 
 def cast_mask(op: Operation, target: Target) -> str:
-    """A mask that light ops make of integers or fp32, which the engine does not read."""
+    """Report a mask that light ops compute from integers or fp32, which the engine does not read."""
     mask = op.inputs.get("attn_mask")
-    waiting, path = [] if mask is None or mask.op is None else [mask.op], list[Operation]()
-    outside: list[Var] = []
-    while waiting and len(path) < MASK_STEPS:
-        now = waiting.pop()
-        if now.op_type not in MAKES_MASKS:
-            return ""  # an op that may be on the engine has a part in it
-        path.append(now)
-        outside += [v for v in runtime(now) if dtype_name(v) not in ENGINE_READS and v not in outside]
-        waiting += [v.op for v in runtime(now) if v.op is not None and v not in outside and v.op not in path]
-    if mask is None or not outside or waiting:
+    if mask is None or mask.op is None:
+        return ""
+    pending, path = [mask.op], list[Operation]()
+    outside: list[Var] = []  # values of dtypes that the engine does not read
+    while pending and len(path) < MASK_STEPS:
+        current = pending.pop()
+        if current.op_type not in MAKES_MASKS:
+            return ""  # an op that may run on the engine contributes
+        path.append(current)
+        read = runtime(current)
+        outside += [v for v in read if dtype_name(v) not in ENGINE_READS and v not in outside]
+        pending += [v.op for v in read if v.op is not None and v not in outside and v.op not in path]
+    if not outside or pending:
         return ""
     steps = ", ".join(dict.fromkeys(maker.op_type for maker in reversed(path)))
     return f"the mask %{mask.name} is made of %{outside[0].name} ({dtype_name(outside[0])}) through {steps}"

@@ -1,8 +1,9 @@
-"""What is known about the layers of the older neural-network models (`.mlmodel`), as a table of rules.
+"""Rules about the layers of the older neural-network models (`.mlmodel`): can the engine run them?
 
-The statements date from 2018 to 2022 and were made through Core ML, mostly by people who watched which engine
-a model woke up; no measurements of such models on later systems were found. Where nothing was said about a
-layer type but the same op of an ML Program was measured, the rule says so, and is graded as a guess.
+`networks.py` calls `judge` with each layer, as a `Described`. The statements date from 2018 to 2022 and were
+made through Core ML, mostly by people who watched which engine a model woke up; no measurements of such models
+on later systems were found. Where nothing was said about a layer type but the same op of an ML Program was
+measured, the rule says so, and is graded as a guess.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ PROGRAMS = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 (ML Programs, M4
 WATCHED = Scope(os="seen on iOS 11 to 15", model_type="neuralnetwork")
 CARRIED_OVER = Scope(os="seen on M4, macOS 27.0.1, in ML Programs", model_type="neuralnetwork")
 _watched = partial(Rule, legal=False, grade=Grade.REPORTED, scope=WATCHED)
-"""What people saw the engine not do."""
+"""A rule about a layer that people saw run elsewhere than on the engine."""
 
 POOL_KERNEL, POOL_STRIDE, UPSAMPLE, LOOKUP_ROWS = 13, 2, 2, 32768
-"""Largest extents of the old rules: elements, elements, times, rows."""
+"""The largest sizes by the old reports: pooling kernel and stride, upsampling factor, rows of a table."""
 
 BROADCASTABLE = names(
     """
@@ -53,7 +54,7 @@ LEGAL_IN_PROGRAMS = names(
     stack tile transpose
     """
 )
-"""Limits and moves of numbers; other layers of their release need the tables of a chip, or broadcast."""
+"""Layers that clip or move numbers. The other layers of their release depend on the chip, or broadcast."""
 SEEN = names(
     """
     convolution pooling activation innerProduct batchnorm softmax add concat upsample
@@ -65,16 +66,16 @@ FIRST_LAYERS = names(
     reorganizeData l2normalize lrn mvn unary loadConstant
     """
 )
-"""The other layers of the first two releases, of which it is said that they mostly run on the engine."""
+"""The other layers of the first two releases, which are said to run mostly on the engine."""
 
 
 def _repaired(rule: Rule, *, only: Mapping[str, RemedyFor] | None = None, **kinds: str) -> Iterator[Rule]:
-    """A rule for each pass that writes some of its layer types otherwise, and one for those that none does.
+    """Yield copies of a rule with their remedies: one per pass, and one without for the other layer types.
 
     Args:
-        rule: what forbids them all.
-        only: pass -> itself or None for a layer, where it changes some of them alone.
-        kinds: pass -> the layer types.
+        rule: the rule that forbids all these layer types.
+        only: pass -> a function that gives the pass, or None, for one layer, if the pass repairs only some.
+        kinds: pass -> the layer types that it repairs, separated by spaces.
     """
     for remedy, ops in kinds.items():
         yield replace(rule, ops=names(ops), remedy=remedy, remedy_for=(only or {}).get(remedy))
@@ -84,12 +85,12 @@ def _repaired(rule: Rule, *, only: Mapping[str, RemedyFor] | None = None, **kind
 
 @dataclass(frozen=True)
 class Described:
-    """A layer with the shapes of its inputs.
+    """A layer with the shapes of its inputs, as the tests of the rules take it.
 
     Attributes:
         spec: the `NeuralNetworkLayer`.
         inputs: one shape for each input; () where it is unknown.
-        constants: the inputs that a `loadConstantND` makes.
+        constants: the names of the inputs that come from a `loadConstantND`.
     """
 
     spec: Any
@@ -103,12 +104,12 @@ class Described:
 
 
 def _window(values: Any) -> tuple[int, int]:
-    """Height and width of a list that may be empty."""
+    """Return (height, width) of a repeated field of one or two sizes; (1, 1) if it is empty."""
     sizes = [int(v) for v in values]
     return (sizes[0], sizes[-1]) if sizes else (1, 1)
 
 
-def _pooled(layer: Described, target: Target) -> str:
+def _large_pool(layer: Described, target: Target) -> str:
     pool = layer.spec.pooling
     if pool.globalPooling:
         return ""
@@ -137,7 +138,7 @@ def _wide_kernel(layer: Described, target: Target) -> str:
     return ""
 
 
-def _upsampled(layer: Described, target: Target) -> str:
+def _large_upsampling(layer: Described, target: Target) -> str:
     params = layer.spec.upsample
     factors = list(params.fractionalScalingFactor) or list(params.scalingFactor)
     if not factors or max(factors) <= UPSAMPLE:
@@ -145,27 +146,27 @@ def _upsampled(layer: Described, target: Target) -> str:
     return f"factor {'x'.join(f'{f:g}' for f in factors)}, more than {UPSAMPLE}"
 
 
-def _looked_up(layer: Described, target: Target) -> str:
-    embedded = layer.kind == "embedding"
-    rows = int(layer.spec.embedding.inputDim if embedded else layer.spec.embeddingND.vocabSize)
+def _large_table(layer: Described, target: Target) -> str:
+    is_old = layer.kind == "embedding"
+    rows = int(layer.spec.embedding.inputDim if is_old else layer.spec.embeddingND.vocabSize)
     return f"{rows} rows, more than {LOOKUP_ROWS}" if rows > LOOKUP_ROWS else ""
 
 
-def _of_constant(layer: Described, target: Target) -> str | None:
-    """The pass for a constant of the shape (1, 1, C, H, W); others go with the layers that read them."""
+def _remedy_for_constant(layer: Described, target: Target) -> str | None:
+    """Return the pass for a constant of shape (1, 1, C, H, W); others go with their consumers."""
     shape = tuple(layer.spec.loadConstantND.shape)
     return "legacy_constant" if len(shape) == 5 and shape[:2] == (1, 1) else None
 
 
-def _broadcast(layer: Described, target: Target) -> str:
+def _broadcast_channels(layer: Described, target: Target) -> str:
     shapes = [shape[-3:] for shape in layer.inputs]
     if len(shapes) < 2 or any(len(s) < 3 or min(s) < 1 for s in shapes):
         return ""
-    thin = [s for s in shapes if s[1:] == (1, 1)]
-    full = [s for s in shapes if s[1:] != (1, 1)]
-    if not thin or not full or full[0][0] != thin[0][0]:
+    single = [s for s in shapes if s[1:] == (1, 1)]
+    spatial = [s for s in shapes if s[1:] != (1, 1)]
+    if not single or not spatial or spatial[0][0] != single[0][0]:
         return ""
-    return " times ".join("x".join(map(str, s)) for s in (full[0], thin[0]))
+    return " times ".join("x".join(map(str, s)) for s in (spatial[0], single[0]))
 
 
 RULES: tuple[Rule, ...] = (
@@ -226,7 +227,7 @@ RULES: tuple[Rule, ...] = (
             advice="use the layer of the same name without ND on (C, H, W); "
             "or convert to an ML Program, where the op is legal",
         ),
-        only={"legacy_constant": _of_constant},
+        only={"legacy_constant": _remedy_for_constant},
         legacy_concat="concatND",
         legacy_split="splitND",
         legacy_constant="loadConstantND",
@@ -258,7 +259,7 @@ RULES: tuple[Rule, ...] = (
         frozenset({"pooling"}),
         "pooling beyond these sizes does not run on the ANE",
         HOLLANCE,
-        test=_pooled,
+        test=_large_pool,
         remedy="split_pooling",
         advice="pool twice with smaller windows, or globally where the window is the whole image",
     ),
@@ -267,7 +268,7 @@ RULES: tuple[Rule, ...] = (
         frozenset({"upsample"}),
         "upsampling by more than 2 does not run on the ANE; DeepLabV3 left it before its last resize by 8",
         f"{HOLLANCE}; {ANECOMPAT}",
-        test=_upsampled,
+        test=_large_upsampling,
         remedy="split_upsampling",
         advice="upsample by 2 several times, or deconvolve",
     ),
@@ -276,7 +277,7 @@ RULES: tuple[Rule, ...] = (
         frozenset({"multiply"}),
         "multiplying a CxHxW tensor with a Cx1x1 tensor does not run on the ANE",
         HOLLANCE,
-        test=_broadcast,
+        test=_broadcast_channels,
         remedy="spread_channels",
         remedy_for=lambda layer, _: "legacy_add_multiply" if layer.constants else "spread_channels",
         advice="use a scale layer where the factors are constant",
@@ -287,7 +288,7 @@ RULES: tuple[Rule, ...] = (
         "Core ML refuses lookups in tables of more than 32768 rows on the ANE",
         "smpanaro/more-ane-transformers, NOTES",
         legal=False,
-        test=_looked_up,
+        test=_large_table,
         scope=Scope(os="seen on M1 Max, macOS 13", model_type="neuralnetwork"),
         advice="look up before the model, or split the table",
     ),
@@ -335,7 +336,7 @@ RULES: tuple[Rule, ...] = (
         scope=WATCHED,
     ),
 )
-"""Those that forbid come first; the first that applies decides, all that forbid are told."""
+"""Rules that forbid come before those that allow. Every rule that forbids a layer is reported."""
 
 OLD_FORMAT = general(
     "nn-format",
@@ -344,18 +345,18 @@ OLD_FORMAT = general(
     scope=Scope(os="seen on M4, macOS 27.0.1"),
     advice="convert the original again with minimum_deployment_target=ct.target.iOS15 or later",
 )
-"""Said of a whole model."""
+"""The rule about the format as a whole."""
 
 
 def judge(layer: Described, target: Target) -> tuple[bool | None, list[tuple[Rule, str]]]:
-    """Can the ANE run a layer, and which rules forbid it, with what they found?
+    """Say whether the ANE can run a layer, and which rules forbid it.
 
     Args:
         layer: the layer, with the shapes of its inputs.
-        target: whose limits count.
+        target: the chips whose limits count.
 
     Returns:
-        False, True or None where nothing is known; and the rules that forbid.
+        (False, True, or None where nothing is known; (rule, what it found in words) for each that forbids).
     """
     against: list[tuple[Rule, str]] = []
     allowed: bool | None = None

@@ -1,10 +1,13 @@
 """What the Neural Engine can run, as rows: op types known to be legal, and conditions that forbid an op.
 
+`verdicts.py` reads `LEGAL` and `FORBIDDEN`. The first row of `FORBIDDEN` whose test finds something is the
+verdict, so the most specific come first. A row with `legal=None` raises a doubt: if no other row forbids the
+op, its verdict is "unknown".
+
 Most rows were measured through Core ML on an M4 (751K/Apple-Neural-Engine-Microarchitecture-Study-M6,
-macOS 27.0.1, coremltools 9.0, opset iOS 18, fp16). For other chips they are extrapolated, and rows of the
-private compiler (ane-guide, ANEForge) add what is known of a generation; none of them forbids anything on the
-chip that was measured through Core ML. The first row that forbids is the verdict, so the most specific come
-first. A row of which `legal` is None raises a doubt: where nothing forbids the op, the verdict is unknown.
+macOS 27.0.1, coremltools 9.0, opset iOS 18, fp16) and are extrapolated to other chips. Rows of the private
+compiler (ane-guide, ANEForge) add what is known of a generation; none of them forbids anything on the chip
+that was measured through Core ML.
 """
 
 from __future__ import annotations
@@ -19,31 +22,34 @@ from anesurgery.ops import PRODUCTS, names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules import conditions as when
 from anesurgery.placement.rules import faulty_ops
-from anesurgery.placement.rules.slow import lut, makers
+from anesurgery.placement.rules.slow import lookup_table, weight_decoders
 from anesurgery.placement.target import SOURCES, Target
 from anesurgery.regions.heads import SCORES, SUM
 from anesurgery.semantics.reading import flag, number, shape_in_words, shape_of
 
-# Rows of legality that rest on one report or on tables of the compiler alone: their verdict is unknown.
+# Rows that rest on one report, or on tables of the compiler alone: they make the verdict "unknown".
 
 PLAN = "look at the compute plan on the device"
 ANEMLL = "ANEMLL: tests/dev/MB_GRAPH_ISSUES.md"
-TABLES = "sbryngelson/ane-guide, ANEForge (tables of the compiler)"
+STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6"
+GUIDE = "sbryngelson/ane-guide, ANEForge (tables of the compiler)"
+OLDER = "hollance/neural-engine, smpanaro/more-ane-transformers"
+STRINGS = "strings of the compiler"
 UNSIGNED = Scope(os="seen on a Mac, macOS 15; int16 was refused on M4, macOS 27.0.1")
 
 
-def _is_unsigned(op: Operation) -> bool:
+def _has_uint16_indices(op: Operation) -> bool:
     return dtype_name(op.indices) == "uint16"
 
 
-def signed_lookup(op: Operation, target: Target) -> str:
-    """Looks up rows of a constant table at indices that may be negative, or of 32 bits."""
-    return "" if _is_unsigned(op) else when.lookup(op, target)
+def lookup_not_uint16(op: Operation, target: Target) -> str:
+    """Report an embedding whose dynamic indices are not uint16."""
+    return "" if _has_uint16_indices(op) else when.lookup(op, target)
 
 
-def signed_indices(op: Operation, target: Target) -> str:
-    """Gathers at such indices of the run."""
-    return "" if _is_unsigned(op) else when.runtime_indices(op, target)
+def indices_not_uint16(op: Operation, target: Target) -> str:
+    """Report a gather whose dynamic indices are not uint16."""
+    return "" if _has_uint16_indices(op) else when.runtime_indices(op, target)
 
 
 _reported = partial(Rule, grade=Grade.REPORTED)
@@ -53,7 +59,7 @@ EMBEDDING = _reported(
     names("gather"),
     "a gather at uint16 indices of the run was reported on the engine, while one at int16 was refused",
     ANEMLL,
-    test=lambda op, target: when.lookup(op, target) if _is_unsigned(op) else "",
+    test=lambda op, target: when.lookup(op, target) if _has_uint16_indices(op) else "",
     scope=UNSIGNED,
     advice="look the rows up on the host",
     remedy="embedding_matmul",
@@ -63,7 +69,7 @@ GATHER = _reported(
     names("gather"),
     EMBEDDING.because,
     ANEMLL,
-    test=lambda op, target: when.runtime_indices(op, target) if _is_unsigned(op) else "",
+    test=lambda op, target: when.runtime_indices(op, target) if _has_uint16_indices(op) else "",
     scope=UNSIGNED,
     advice="make the indices constant, or gather on the host",
     remedy="one_hot_lookup",
@@ -77,7 +83,7 @@ FLOOR = _reported(
         "upsample_bilinear upsample_nearest_neighbor quantize dequantize"
     ),
     "the compiler's tables give this op to H13 (A14, M1) and later; no measurement through Core ML was found",
-    TABLES,
+    GUIDE,
     scope=Scope(frozenset({12}), via="compiler"),
     advice=PLAN,
 )
@@ -85,19 +91,19 @@ MIRROR = _reported(
     "pad-mirror",
     names("pad"),
     "this generation mirrors edges in software, if at all",
-    TABLES,
-    test=when.mirrored,
+    GUIDE,
+    test=when.mirrored_padding,
     scope=Scope(frozenset({12, 13}), via="compiler"),
     advice="pad with a constant, or concat reversed slices",
     remedy="reflect_pad_slices",
 )
 LLM = "john-rocky/CoreML-LLM: {}"
 MANY_GROUPS = 1024
-"""Groups of the convolutions that ran on the CPU; of fewer nothing was reported."""
+"""Groups of the convolutions that were seen on the CPU; nothing was reported for fewer."""
 
 
 def depthwise_step(op: Operation, target: Target) -> str:
-    """A depthwise convolution of many channels that makes one position."""
+    """Report a depthwise convolution of many channels with a single output position."""
     groups, result = number(op.inputs.get("groups")) or 1, shape_of(op.outputs[0])
     if groups < MANY_GROUPS or groups != result[1] or math.prod(result[2:]) > 1:
         return ""
@@ -117,7 +123,7 @@ DEPTHWISE = _reported(
 
 
 def dynamic_weights(op: Operation, target: Target) -> str:
-    """A convolution of several images with weights of the run."""
+    """Report a convolution of several images with dynamic weights."""
     batch = shape_of(op.x)[0]
     return "" if is_stored(op.weight) or batch < 2 else f"dynamic weights %{op.weight.name}, batch {batch}"
 
@@ -127,7 +133,7 @@ DYNAMIC_WEIGHTS = _reported(
     names("conv"),
     "weights of the run and more than one image made the compiler crash on M1, and were ignored on M3 Max; "
     "through Core ML a single image was placed on an M4",
-    TABLES,
+    GUIDE,
     test=dynamic_weights,
     scope=Scope(frozenset({13, 15}), via="compiler"),
     advice="one convolution for each image, or a matmul of the unfolded image",
@@ -136,8 +142,8 @@ DYNAMIC_WEIGHTS = _reported(
 
 
 def tables_of_blocks(op: Operation, target: Target) -> str:
-    """Look-up tables that change along two axes of a weight."""
-    table = lut(op)
+    """Report look-up tables that change along two axes of a weight."""
+    table = lookup_table(op)
     counts = () if table is None else shape_of(table.lut)[:-2]
     return f"{shape_in_words(counts)} look-up tables" if sum(n > 1 for n in counts) > 1 else ""
 
@@ -154,14 +160,14 @@ BLOCK_TABLES = _reported(
 
 
 def quantized_table(op: Operation, target: Target) -> str:
-    """A look-up table whose values are quantized."""
-    table = lut(op)
+    """Report a look-up table whose values are quantized."""
+    table = lookup_table(op)
     if table is None or producer(table.lut, "const") is not None:
         return ""
     return f"the look-up table %{table.lut.name} is quantized"
 
 
-JOINT = _reported(
+QUANTIZED_TABLE = _reported(
     "comp-joint",
     PRODUCTS,
     "tables of 8 bits add ops that dequantize them, and these alone had no place on the engine: 73 of 1101, "
@@ -175,8 +181,8 @@ JOINT = _reported(
 )
 
 
-def quantized_run(op: Operation, target: Target) -> str:
-    """Activations that are quantized and read back, on the one chip where that failed."""
+def quantized_activation(op: Operation, target: Target) -> str:
+    """Report activations that are quantized at run time, on the one chip (A19) where that failed."""
     if "A19" not in target.chips or producer(op.input, "const") is not None:
         return ""
     return f"%{op.input.name} is quantized at run time"
@@ -188,7 +194,7 @@ ACTIVATIONS = _reported(
     "a language model with activations of 8 bits did not compile for the engine; classifiers did on A17 Pro "
     "and M4",
     LLM.format("EXPERIMENTS.md"),
-    test=quantized_run,
+    test=quantized_activation,
     scope=Scope(frozenset({17}), "seen on A19"),
     advice="keep activations fp16 and compress the weights alone",
 )
@@ -196,24 +202,24 @@ SORT = _reported(
     "topk-disputed",
     names("topk"),
     "the tables of the compiler have it from M2 on, while the plan of RF-DETR named the CPU",
-    f"{TABLES}; roboflow/rf-detr PR 1495",
+    f"{GUIDE}; roboflow/rf-detr PR 1495",
     scope=Scope(frozenset({15}), "seen on M3 Pro, macOS 27"),
     advice="choose on the host",
 )
-RULES = (EMBEDDING, GATHER, FLOOR, MIRROR, DEPTHWISE, DYNAMIC_WEIGHTS, BLOCK_TABLES, ACTIVATIONS, SORT)
-SPEED = (JOINT,)
-"""What says nothing of where a product runs."""
+DOUBTS = (EMBEDDING, GATHER, FLOOR, MIRROR, DEPTHWISE, DYNAMIC_WEIGHTS, BLOCK_TABLES, ACTIVATIONS, SORT)
+SPEED = (QUANTIZED_TABLE,)
+"""Rules about speed only; they say nothing about where a product runs."""
 
 
-# Weights scaled by blocks: the ANE takes one scale for the tensor, or one for each output channel.
+# Weights with scales per block: the ANE takes one scale for the tensor, or one for each output channel.
 
-BLOCKS = names("constexpr_blockwise_shift_scale constexpr_sparse_blockwise_shift_scale")
+BLOCKWISE_SCALES = names("constexpr_blockwise_shift_scale constexpr_sparse_blockwise_shift_scale")
 AFFINE = "constexpr_affine_dequantize"
 
 
-def _scales(maker: Operation, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The number of scales along each axis of a weight; None for an op that does not scale."""
-    if maker.op_type in BLOCKS:
+def _scale_counts(maker: Operation, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the number of scales along each axis of a weight of `shape`; None for an op without scales."""
+    if maker.op_type in BLOCKWISE_SCALES:
         return tuple(int(n) for n in maker.scale.shape)
     if maker.op_type != AFFINE:
         return None
@@ -223,17 +229,17 @@ def _scales(maker: Operation, shape: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def output_axis(op: Operation, rank: int) -> int:
-    """The axis of the weight along which the output channels of a product lie."""
+    """Return the axis of the weight (of `rank` axes) that holds the output channels of a product."""
     if op.op_type != "matmul" or rank < 2:
         return 0
     return rank - 2 if flag(op, "transpose_y") else rank - 1
 
 
 def block_scales(op: Operation, target: Target) -> str:
-    """A weight whose scales are neither one for the tensor nor one for each output channel."""
-    for maker in makers(op):
+    """Report a weight whose scales are neither one for the tensor nor one for each output channel."""
+    for maker in weight_decoders(op):
         shape = static_shape(maker.outputs[0])
-        scales = _scales(maker, shape) if shape else None
+        scales = _scale_counts(maker, shape) if shape else None
         if not shape or scales is None or all(n == 1 for n in scales):
             continue
         axis = output_axis(op, len(shape))
@@ -242,7 +248,7 @@ def block_scales(op: Operation, target: Target) -> str:
     return ""
 
 
-RULE = Rule(
+BLOCK_SCALES = Rule(
     "comp-blockwise",
     PRODUCTS,
     'Core ML refuses it: "ANE only support per-cout/per-tensor quantization"',
@@ -256,16 +262,13 @@ RULE = Rule(
 )
 
 
-STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6"
-GUIDE = "sbryngelson/ane-guide, ANEForge (tables of the compiler)"
-OLDER = "hollance/neural-engine, smpanaro/more-ane-transformers"
-STRINGS = "strings of the compiler"
+# The table: legal op types, and the rows that forbid.
 
 ON_M4 = Scope(os="seen on M4, macOS 27.0.1")
 LATER = frozenset({16, 17, 18})
 OLDER_CHIPS = frozenset({12, 13, 14, 15})
-EVERY = OLDER_CHIPS | LATER
-NOT_M4 = EVERY - {16}
+ALL_FAMILIES = OLDER_CHIPS | LATER
+NOT_M4 = ALL_FAMILIES - {16}
 
 
 LEGAL = names(
@@ -380,30 +383,34 @@ NEVER: tuple[tuple[str, ...], ...] = (
 """(op types, because, advice, source, the pass that repairs it, if any): refused in every form tried."""
 
 
-def _never(ops: str, because: str, advice: str, source: str, remedy: str | None = None) -> list[Rule]:
-    seen = source == STUDY
-    grade, scope = (Grade.MEASURED, ON_M4) if seen else (Grade.REPORTED, Scope())
+def _rules_for_each_op(
+    ops: str, because: str, advice: str, source: str, remedy: str | None = None
+) -> list[Rule]:
+    """Return a rule "op-<type>" for each op type of a row of `NEVER`."""
+    was_measured = source == STUDY
+    grade, scope = (Grade.MEASURED, ON_M4) if was_measured else (Grade.REPORTED, Scope())
     return [
         Rule(f"op-{op}", names(op), because, source, False, None, grade, scope, "legality", remedy, advice)
         for op in ops.split()
     ]
 
 
-def _indices(ops: str, source: str, remedy: str | None = None) -> list[Rule]:
-    """Ops that make indices: what is refused is the int32 of their result."""
+def _rules_for_index_ops(ops: str, source: str, remedy: str | None = None) -> list[Rule]:
+    """Return rules for ops whose result is indices; they are refused only where that is int32."""
     advice = "leave it last, or return the numbers and choose on the host"
-    rows = _never(ops, "its result is int32", advice, source, remedy)
-    return [replace(row, test=when.int32) for row in rows]
+    rules = _rules_for_each_op(ops, "its result is int32", advice, source, remedy)
+    return [replace(rule, test=when.int32) for rule in rules]
 
 
-def _row(rule: str, ops: str, because: str, test: when.Test | None = None, **more: Any) -> Rule:
+def _row(rule: str, ops: str, because: str, test: when.Condition | None = None, **more: Any) -> Rule:
+    """Return a rule that forbids ops, measured on an M4 unless `more` says otherwise; ops "" are all types."""
     fields: dict[str, Any] = {"source": STUDY, "scope": ON_M4, "legal": False, **more}
     return Rule(rule, names(ops), because, test=test, **fields)
 
 
-def _compiler(rule: str, ops: str, because: str, test: when.Test | None = None, **more: Any) -> Rule:
-    """A row of the private compiler."""
-    scope = Scope(frozenset(more.pop("families", EVERY)), via="compiler")
+def _compiler_row(rule: str, ops: str, because: str, test: when.Condition | None = None, **more: Any) -> Rule:
+    """Return a rule that was found through the private compiler, for chips of `families` (default: all)."""
+    scope = Scope(frozenset(more.pop("families", ALL_FAMILIES)), via="compiler")
     fields: dict[str, Any] = {"source": GUIDE, "grade": Grade.REPORTED, **more}
     return _row(rule, ops, because, test, scope=scope, **fields)
 
@@ -411,16 +418,16 @@ def _compiler(rule: str, ops: str, because: str, test: when.Test | None = None, 
 KERNELS = "sum shifted smaller convolutions; lay long kernels on the height"
 
 FORBIDDEN: tuple[Rule, ...] = (
-    *(rule for row in NEVER for rule in _never(*row)),
-    *_indices("reduce_argmax", STUDY, "argmax_as_floats"),
-    *_indices("argsort", STUDY),
-    *_indices("reduce_argmin", GUIDE, "argmax_as_floats"),
-    RULE,
+    *(rule for row in NEVER for rule in _rules_for_each_op(*row)),
+    *_rules_for_index_ops("reduce_argmax", STUDY, "argmax_as_floats"),
+    *_rules_for_index_ops("argsort", STUDY),
+    *_rules_for_index_ops("reduce_argmin", GUIDE, "argmax_as_floats"),
+    BLOCK_SCALES,
     _row(
         "slice-update-alone",
         "slice_update",
         'only read_state, slice_update, coreml_update_state stays: "Cannot support standalone slice_update"',
-        when.standalone,
+        when.update_outside_state,
         far="any",
         source="4rg0naut/silicon-ledger-public: EXP-001; Anemll/anemll-profile: README",
         grade=Grade.REPORTED,
@@ -431,7 +438,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         "embedding",
         "gather",
         "a gather at indices of the run is refused",
-        signed_lookup,
+        lookup_not_uint16,
         advice="look the rows up on the host",
         remedy="embedding_matmul",
     ),
@@ -439,7 +446,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         "gather-runtime",
         "gather",
         "a gather at indices of the run is refused",
-        signed_indices,
+        indices_not_uint16,
         advice="make the indices constant, or gather on the host",
         remedy="one_hot_lookup",
     ),
@@ -456,7 +463,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         "slice-runtime",
         "slice_by_index slice_by_size",
         "slices must be known when the model is compiled",
-        when.late_slice,
+        when.dynamic_slice,
         advice="slice at constants, or use a mask",
         remedy="one_hot_lookup",
     ),
@@ -542,9 +549,9 @@ FORBIDDEN: tuple[Rule, ...] = (
         scope=Scope(os="seen on M1 Max, M4"),
         advice="split the axis, and join the pieces last or return them",
         remedy="fold_long_axis",
-        remedy_for=when.of_long_axis,
+        remedy_for=when.remedy_for_long_axis,
     ),
-    _compiler(
+    _compiler_row(
         "conv-kernel-old",
         "conv",
         "the kernel is larger than this generation takes",
@@ -591,7 +598,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         "the scale after the product",
         remedy="scale_after_product",
     ),
-    _compiler(
+    _compiler_row(
         "sin-cos",
         "sin cos",
         "this generation has no sine",
@@ -599,7 +606,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         advice="make the table a constant",
         remedy="approximate",
     ),
-    _compiler(
+    _compiler_row(
         "topk-old", "topk", "this generation has no sort", families={12, 13}, advice="choose on the host"
     ),
     _row(
@@ -612,7 +619,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         scope=Scope(frozenset({14}), "seen on M2, macOS 15"),
         advice="choose on the host",
     ),
-    _compiler(
+    _compiler_row(
         "texture-old",
         "resample affine",
         "this generation has no texture unit",
@@ -620,10 +627,10 @@ FORBIDDEN: tuple[Rule, ...] = (
         advice="resample on the host",
         remedy="resample_matmul",
     ),
-    *RULES,
+    *DOUBTS,
     faulty_ops.NO_DEVICE,
     faulty_ops.CAST_MASK,
-    _compiler(
+    _compiler_row(
         "pool-window",
         "avg_pool l2_pool",
         "the window is larger than the tables of the compiler allow; through Core ML (M4) up to 14 was tried",
@@ -641,7 +648,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         advice="write it as maximum",
         remedy="threshold_to_maximum",
     ),
-    _compiler(
+    _compiler_row(
         "conv3d",
         "conv",
         "the tables of the compiler have no 3-D convolution, while Core ML placed one on an M4",
@@ -651,7 +658,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         advice="sum 2-D convolutions over the depth",
         remedy="split_conv3d",
     ),
-    _compiler(
+    _compiler_row(
         "logical-and",
         "logical_and",
         "the tables of the compiler have no path for it, while Core ML placed one on an M4",
@@ -660,7 +667,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         advice="take the minimum of 0 and 1 in fp16",
         remedy="integers_as_floats",
     ),
-    _compiler(
+    _compiler_row(
         "linear-rank",
         "linear",
         "a string of the compiler says that linear takes at most 4 axes",
@@ -670,7 +677,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         advice="merge axes",
         remedy="adapt_rank",
     ),
-    _compiler(
+    _compiler_row(
         "matmul-rank",
         "matmul",
         "a product of two values of rank 5, behind a transposition, failed in the compiler (M1 to M5), while "
@@ -681,7 +688,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         legal=None,
         advice="merge two axes of the batch",
     ),
-    _compiler(
+    _compiler_row(
         "sdpa-rank",
         "scaled_dot_product_attention",
         "a string of the compiler says that fused attention takes at most 4 axes",
@@ -691,7 +698,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         advice="merge batch and heads",
         remedy="adapt_rank",
     ),
-    _compiler(
+    _compiler_row(
         "comp-stride",
         "conv",
         "palettized convolutions with a stride above 2 are not for the engine, by "
@@ -702,7 +709,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         legal=None,
         advice="keep the weights of this convolution fp16",
     ),
-    _compiler(
+    _compiler_row(
         "conv-dynamic",
         "conv max_pool avg_pool",
         "strings of the compiler refuse it with dynamic lengths",
@@ -711,20 +718,20 @@ FORBIDDEN: tuple[Rule, ...] = (
         legal=None,
         advice="fix or enumerate the shapes",
     ),
-    _compiler(
+    _compiler_row(
         "slice-update-stride",
         "slice_update",
         "a string of the compiler asks for a stride of 1",
-        when.stepped,
+        when.strided_update,
         source=STRINGS,
         legal=None,
         advice="write contiguous parts",
     ),
 )
-"""Conditions under which an op leaves the ANE, and those that make its place doubtful."""
+"""Conditions under which an op leaves the ANE, and those that make its unit uncertain."""
 
-INDEXED = names("gather gather_nd gather_along_axis cast topk slice_update")
+TAKES_INT16 = names("gather gather_nd gather_along_axis cast topk slice_update")
 """Ops at which 16-bit integers were seen on the ANE."""
 
-READS_BYTES = names("dequantize")
-"""Ops that were seen to read 8-bit integers there; quantize and cast make them."""
+TAKES_INT8 = names("dequantize")
+"""Ops that were seen to read 8-bit integers there; quantize and cast produce them."""

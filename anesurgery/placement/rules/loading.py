@@ -1,9 +1,9 @@
-"""Whether a model loads: the release that its version needs, and loads that were reported to fail.
+"""Rules about loading: the OS release that a model's version needs, and loads that were reported to fail.
 
-A row is one report of a load that ended the process, hung, or failed. It is a claim on its chips, OS and units,
-and a warning of a lower grade on others: a load that ends the process on one chip may well succeed on the next.
-A claim that nothing loads is of the kind "load", which comes before all else. Unlike the tables beside it this
-one speaks of the GPU too.
+A `LoadReport` describes one load that ended the process, hung, or failed. On its chips, OS and units it becomes
+a claim; elsewhere a warning of a lower grade, since a load that ends the process on one chip may succeed on
+another. A claim that nothing loads has the kind "load", which `inspect` shows before all else. Unlike the other
+tables of this folder, this one covers the GPU too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.target import CHIPS, Target
 
 KIND = "load"
-"""Of findings that say that the model does not load; each is an error, and comes before all others."""
+"""The kind of findings that say that the model does not load; each is an error, and shown first."""
 
 TOO_NEW = general(
     "opset",
@@ -32,16 +32,16 @@ TOO_NEW = general(
 
 
 def releases(platform: str) -> dict[int, int]:
-    """The specification version that came with each major release, as coremltools lists them."""
+    """Return {major release: its specification version} of "iOS" or "macOS", as coremltools lists them."""
     named = {n: re.fullmatch(rf"{platform}(\d+)(_\d+)?", n) for n in ct.target.__members__}
     return {int(m[1]): int(ct.target[name].value) for name, m in named.items() if m and not m[2]}
 
 
 def of_version(version: int, target: Target) -> tuple[Finding, ...]:
-    """What is wrong with a specification version on the OS of a target; nothing where the OS is not said.
+    """Return a finding if the OS of a target cannot load a specification version; none if it names no OS.
 
     Args:
-        version: of the model's specification, or the newest opset of its functions.
+        version: the version of the model's specification, or the newest opset of its functions.
         target: chips and OS.
     """
     if target.platform is None or target.os is None:
@@ -61,7 +61,10 @@ def of_version(version: int, target: Target) -> tuple[Finding, ...]:
 
 
 def newest_for(target: Target) -> int:
-    """The newest specification version that loads on the OS of a target, or the oldest of each of its chips."""
+    """Return the newest specification version that loads on the OS of a target.
+
+    If the target names no OS, the first OS of each of its chips counts.
+    """
     systems = {(CHIPS[chip].platform, CHIPS[chip].first_os) for chip in target.chips}
     if target.platform is not None and target.os is not None:
         systems = {(target.platform, target.os)}
@@ -70,7 +73,7 @@ def newest_for(target: Target) -> int:
 
 
 def _newest(platform: str, os: int) -> int | None:
-    """The newest specification version of a release; None beyond those that coremltools knows."""
+    """Return the newest specification version of a release; None for a release unknown to coremltools."""
     version_of = releases(platform)
     if os > max(version_of):
         return None
@@ -78,17 +81,17 @@ def _newest(platform: str, os: int) -> int | None:
 
 
 def refusal(findings: Sequence[Finding]) -> str:
-    """Why the model does not load, in words; "" where nothing says that it does not."""
+    """Return why the model does not load, in words; "" if no finding says so."""
     return next((f.message for f in findings if f.kind == KIND), "")
 
 
-ENGINE, GRAPHICS, BOTH = frozenset({"ANE"}), frozenset({"GPU"}), frozenset({"ANE", "GPU"})
-Said = Callable[[list[Operation]], str]
+ENGINE, GPU, BOTH = frozenset({"ANE"}), frozenset({"GPU"}), frozenset({"ANE", "GPU"})
+FormOfOps = Callable[[list[Operation]], str]
 
 
 @dataclass(frozen=True)
-class Row:
-    """One report of a load."""
+class LoadReport:
+    """One report of a load that failed, with the form of program that caused it."""
 
     id: str
     what: str
@@ -97,85 +100,87 @@ class Row:
     seen: str
     """Chip, OS and units, as the report names them."""
     units: frozenset[str]
-    """Units of which one must be asked for."""
-    found: Said
-    """What of the ops has the form, in words; "" where nothing has it."""
+    """The report applies only if Core ML may use one of these units."""
+    form: FormOfOps
+    """Returns which of a function's ops have the form, in words; "" where none has it."""
     advice: str
     chips: tuple[str, ...] = ()
-    """The chips of `seen`, without Pro or Max; none where no report names one."""
+    """The chips of `seen`, without Pro or Max; empty where the report names none."""
     systems: tuple[tuple[str, int], ...] = ()
-    """The releases of `seen`; none where no report names one."""
+    """The (platform, release) pairs of `seen`; empty where the report names none."""
     remedy: str | None = None
     nothing_loads: bool = False
     """Did the process end, so that no unit ran anything?"""
 
-    def asked(self, target: Target) -> bool:
+    def is_relevant(self, target: Target) -> bool:
         """May Core ML use a unit of the report?"""
         return ("ANE" in self.units and target.uses_ane) or ("GPU" in self.units and target.uses_gpu)
 
-    def claims(self, target: Target) -> bool:
-        """Is every chip of the target one of the report, and its OS? What names neither claims nothing."""
-        chip = not self.chips or set(target.chips) <= set(self.chips)
-        system = not self.systems or (target.platform, target.os) in self.systems
-        return chip and system and bool(self.chips or self.systems)
+    def is_claim(self, target: Target) -> bool:
+        """Are all chips and the OS of the target in the report? A report without either makes no claim."""
+        on_chips = not self.chips or set(target.chips) <= set(self.chips)
+        on_system = not self.systems or (target.platform, target.os) in self.systems
+        return on_chips and on_system and bool(self.chips or self.systems)
 
-    def ends(self, target: Target) -> bool:
-        """Is it claimed that nothing loads? Beside another unit than that of the report something may."""
-        return self.nothing_loads and self.claims(target) and ("ANE" in self.units or not target.uses_ane)
+    def prevents_loading(self, target: Target) -> bool:
+        """Is it claimed that nothing loads? If the GPU alone fails, a target with the engine may still load."""
+        return self.nothing_loads and self.is_claim(target) and ("ANE" in self.units or not target.uses_ane)
 
-    def rule(self, claims: bool, ends: bool) -> Rule:
-        """The row as a rule: a claim, or a warning; and whether the claim is that nothing loads."""
+    def rule(self, is_claim: bool, prevents_loading: bool) -> Rule:
+        """Return the rule of the report: a claim or a warning, and of the kind "load" if nothing loads."""
         families = frozenset(CHIPS[name].family for name in self.chips)
         return general(
-            self.id if claims else f"{self.id}-elsewhere",
+            self.id if is_claim else f"{self.id}-elsewhere",
             self.what,
             self.source,
-            kind=KIND if ends else "memory",
-            grade=Grade.REPORTED if claims else Grade.GUESS,
-            scope=Scope(families if claims else frozenset(), f"seen on {self.seen}"),
+            kind=KIND if prevents_loading else "memory",
+            grade=Grade.REPORTED if is_claim else Grade.GUESS,
+            scope=Scope(families if is_claim else frozenset(), f"seen on {self.seen}"),
             remedy=self.remedy,
             advice=self.advice,
         )
 
 
-def _counted(found: Iterable[str], what: str) -> str:
-    """How many, and the first; "" for none."""
-    each = list(dict.fromkeys(found))
-    return f"{len(each)} {what}, first %{each[0]}" if each else ""
+def _counted(value_names: Iterable[str], what: str) -> str:
+    """Return "<count> <what>, first %<name>" for names of values; "" for none."""
+    different = list(dict.fromkeys(value_names))
+    return f"{len(different)} {what}, first %{different[0]}" if different else ""
 
 
-def _bytes(ops: list[Operation]) -> str:
-    """Weights of 8 bits with scales."""
+def _int8_weights(ops: list[Operation]) -> str:
+    """Find weights of 8 bits with scales."""
     data = {"constexpr_affine_dequantize": "quantized_data", "constexpr_blockwise_shift_scale": "data"}
     stored = ((op, op.inputs[data[op.op_type]]) for op in ops if op.op_type in data)
-    held = (op.outputs[0].name for op, v in stored if isinstance(v, Var) and dtype_name(v) in ("int8", "uint8"))
-    return _counted(held, "weights of 8 bits")
+    int8 = (op.outputs[0].name for op, v in stored if isinstance(v, Var) and dtype_name(v) in ("int8", "uint8"))
+    return _counted(int8, "weights of 8 bits")
 
 
 def _scaled_palettes(ops: list[Operation]) -> str:
-    """Palettes with scales beside them: of the tables, or of what the tables give."""
+    """Find palettes with scales, either of the tables or of the looked-up weights."""
     lookup, scale = "constexpr_lut_to_dense", "constexpr_blockwise_shift_scale"
     tables = [op.outputs[0].name for op in ops if op.op_type == lookup and producer(op.lut, scale) is not None]
     after = [op.outputs[0].name for op in ops if op.op_type == scale and producer(op.data, lookup) is not None]
     return _counted([*tables, *after], "palettes with scales")
 
 
-FACTOR = 8
-"""By how much the reported network pools, and upsamples again."""
+POOL_FACTOR = 8
+"""The factor by which the reported network pools, and upsamples again."""
 NEAREST = names("upsample_nearest_neighbor resize_nearest_neighbor")
 
 
 def _nearest_beside_pool(ops: list[Operation]) -> str:
-    """A nearest upsampling by 8 of what a max pool of 8x8 made smaller."""
-    pools = [op for op in ops if op.op_type == "max_pool" and list(op.kernel_sizes.val) == [FACTOR, FACTOR]]
-    large = [op.outputs[0].name for op in ops if op.op_type in NEAREST and _grows(op)]
+    """Find nearest upsamplings by 8 in a function with max pools of 8x8."""
+    pools = [
+        op for op in ops if op.op_type == "max_pool" and list(op.kernel_sizes.val) == [POOL_FACTOR, POOL_FACTOR]
+    ]
+    large = [op.outputs[0].name for op in ops if op.op_type in NEAREST and _upsamples_by_factor(op)]
     return f"{_counted(large, 'nearest upsamplings by 8')}, beside max pools of 8x8" if pools and large else ""
 
 
-def _grows(op: Operation) -> bool:
+def _upsamples_by_factor(op: Operation) -> bool:
     shapes = [static_shape(v) for v in (op.x, op.outputs[0])]
     return all(s is not None for s in shapes) and all(
-        new == FACTOR * old
+        new == POOL_FACTOR * old
         for old, new in zip(shapes[0][-2:], shapes[1][-2:], strict=True)  # type: ignore[index]
     )
 
@@ -184,12 +189,12 @@ SCATTERS = names("scatter scatter_along_axis scatter_nd")
 
 
 def _written_caches(ops: list[Operation]) -> str:
-    """A scatter into what is an input or a state: a cache."""
-    into = [op for op in ops if op.op_type in SCATTERS and _is_given(op)]
+    """Find scatters into an input or a state: a cache."""
+    into = [op for op in ops if op.op_type in SCATTERS and _writes_cache(op)]
     return _counted((op.outputs[0].name for op in into), "caches written by scatter")
 
 
-def _is_given(op: Operation) -> bool:
+def _writes_cache(op: Operation) -> bool:
     data = op.data
     while data.op is not None and data.op.op_type in CARRIERS:
         data = data.op.x
@@ -197,51 +202,52 @@ def _is_given(op: Operation) -> bool:
 
 
 def _wide_attentions(ops: list[Operation]) -> str:
-    """Two fused attentions or more whose heads are wide."""
+    """Find fused attentions with wide heads, if there are at least two."""
     fused = (op for op in ops if op.op_type == "scaled_dot_product_attention")
     wide = [op.outputs[0].name for op in fused if wide_attention(op)]
     return _counted(wide, f"fused attentions with heads wider than {WIDEST_HEAD}") if len(wide) > 1 else ""
 
 
 def _flat_attentions(ops: list[Operation]) -> str:
-    """Attention of three axes, where batch and heads are one."""
+    """Find attention on values of rank 3, where batch and heads share one axis."""
     products = [op for op in ops if op.op_type == "matmul" and len(op.outputs[0].shape) == 3]
     weights = [v for op in products if (v := op.x).op is not None and v.op.op_type == "softmax"]
     return _counted((v.name for v in weights), "attentions of three axes")
 
 
-def _turned_weights(ops: list[Operation]) -> str:
-    """Values times transposed attention weights, as C2PSA of YOLO11 and YOLO26 has them."""
-    found = []
+def _transposed_weights(ops: list[Operation]) -> str:
+    """Find values times transposed attention weights, as in C2PSA of YOLO11 and YOLO26."""
+    products = []
     for op in (op for op in ops if op.op_type == "matmul"):
-        turned = producer(op.y, "transpose")
-        weights = turned.x if turned is not None else op.y if op.transpose_y.val else None
+        transpose = producer(op.y, "transpose")
+        untransposed = op.y if op.transpose_y.val else None
+        weights = untransposed if transpose is None else transpose.x
         if producer(weights, "softmax") is not None:
-            found.append(op.outputs[0].name)
-    return _counted(found, "products of values with transposed attention weights")
+            products.append(op.outputs[0].name)
+    return _counted(products, "products of values with transposed attention weights")
 
 
 RECURRENT = names("lstm gru rnn")
 
 
 def _recurrent(ops: list[Operation]) -> str:
-    """Recurrent ops."""
+    """Find recurrent ops."""
     return _counted((op.outputs[0].name for op in ops if op.op_type in RECURRENT), "recurrent ops")
 
 
-ROWS = (
-    Row(
+REPORTS = (
+    LoadReport(
         "abort-int8-gpu",
         "weights of 8 bits ended the process in the GPU back end (an assertion of MPSGraph)",
         "onnxsim: pull request 1403",
         "M4, units with the GPU",
-        GRAPHICS,
-        _bytes,
+        GPU,
+        _int8_weights,
         "ask for CPU_AND_NE, or store the weights as fp16 where the GPU is to run them",
         chips=("M4",),
         nothing_loads=True,
     ),
-    Row(
+    LoadReport(
         "abort-palette-scale",
         "palettes with a scale for each channel (enable_per_channel_scale) ended the process at load: an "
         "assertion of MPSGraph",
@@ -255,7 +261,7 @@ ROWS = (
         remedy="fold_palette_scales",
         nothing_loads=True,
     ),
-    Row(
+    LoadReport(
         "hang-nearest-pool",
         "a super-resolution network (SAFM) never finished loading with the default units, and was quick with "
         "CPU_AND_GPU",
@@ -266,7 +272,7 @@ ROWS = (
         "load it with CPU_AND_GPU",
         systems=(("macOS", 15),),
     ),
-    Row(
+    LoadReport(
         "refused-cache-scatter",
         "ANECCompile refused a scatter into a KV cache, of rank 4 too",
         "FluidInference/mobius: pull request 67",
@@ -278,7 +284,7 @@ ROWS = (
         systems=(("macOS", 26),),
         remedy="replace_scatter",
     ),
-    Row(
+    LoadReport(
         "refused-wide-attention",
         'ANECCompile failed from the second fused attention with heads of 512 on ("live input tensor not used '
         'in network"), and all of the model ran on the CPU without an error',
@@ -290,37 +296,37 @@ ROWS = (
         systems=(("macOS", 26),),
         remedy="decompose_attention",
     ),
-    Row(
+    LoadReport(
         "abort-flat-attention",
         "attention of three axes ended the process in the GPU back end at the first prediction (the text "
         "encoders of older Stable Diffusion conversions)",
         "MochiDiffusion/MochiDiffusion: issue 521",
         "a Mac that is not named, macOS 27.2, CPU_AND_GPU",
-        GRAPHICS,
+        GPU,
         _flat_attentions,
         "ask for CPU_AND_NE, or convert again with four axes",
         systems=(("macOS", 27),),
     ),
-    Row(
+    LoadReport(
         "abort-turned-attention",
         "values times transposed attention weights (v @ attn.T, in YOLO11 and YOLO26) ended the process in the "
         'GPU back end: "MLIR pass manager failed"',
         "ultralytics/ultralytics: pull requests 24885, 25860",
         "M5 Pro, units with the GPU; macOS 26.6.1",
-        GRAPHICS,
-        _turned_weights,
+        GPU,
+        _transposed_weights,
         "ask for CPU_AND_NE, or use scaled_dot_product_attention",
         chips=("M5",),
         systems=(("macOS", 26),),
         nothing_loads=True,
     ),
-    Row(
+    LoadReport(
         "abort-recurrent-gpu",
         "a recurrent network (the prosody of Kokoro) ended the process in the GPU back end at the second "
         'prediction: "JIT not supported" in GPURNNOps of MPSGraph',
         "FluidInference/FluidAudio: issue 667, pull requests 671, 818",
         "M5 Pro, macOS 26.5 and 26.6, units with the GPU",
-        GRAPHICS,
+        GPU,
         _recurrent,
         "ask for CPU_AND_NE, or write the steps out (unroll_recurrent)",
         chips=("M5",),
@@ -331,10 +337,12 @@ ROWS = (
 
 
 def of_function(function: Function, target: Target) -> Iterator[Finding]:
-    """What is said of the load of a function: a claim or a warning for each row."""
+    """Yield a claim or a warning for each report whose form a function has."""
     ops = [op for op in walk_ops(function) if op.op_type != "const"]
-    for row in ROWS:
-        if row.asked(target) and (words := row.found(ops)):
-            claims = row.claims(target)
-            said = f"{words}: reported to abort on {row.seen}" if row.nothing_loads and claims else words
-            yield row.rule(claims, row.ends(target)).finding(said)
+    for report in REPORTS:
+        if not report.is_relevant(target) or not (words := report.form(ops)):
+            continue
+        is_claim = report.is_claim(target)
+        if report.nothing_loads and is_claim:
+            words = f"{words}: reported to abort on {report.seen}"
+        yield report.rule(is_claim, report.prevents_loading(target)).finding(words)

@@ -1,4 +1,9 @@
-"""Conversions known to be wrong, recognised in the package alone: the forms that they leave, and lints."""
+"""Rules about conversions known to be wrong, recognised by the ops that they leave in the program.
+
+Example: coremltools 9 converts `x % 1` to `sub(x, x)`. `inspect` reports such a form. The pass
+`restore_meaning` finds it by the functions here (`lost_remainder`, `grown_epsilon`, `lost_branch`, ...) and
+writes what the original model computed. `of_function` reports outputs that are the same for every input.
+"""
 
 from __future__ import annotations
 
@@ -37,97 +42,101 @@ from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.reading import axes_of, flag, number
 
 LARGEST_INT16 = 2**15 - 1
-SHAPED = names("shape range_1d const")
-"""Ops whose results rest on shapes and constants alone."""
 
 
 def lost_remainder(op: Operation) -> str:
-    """The difference of a value and itself: `x % 1`, of which coremltools 9 drops the floor."""
-    same = op.op_type == "sub" and op.x is op.y and not is_stored(op.x) and np_dtype(op.x).kind == "f"
-    return f"%{op.outputs[0].name} is %{op.x.name} less itself, which is 0" if same else ""
+    """Report `sub(x, x)`, which is left of `x % 1`: coremltools 9 drops the floor."""
+    is_zero = op.op_type == "sub" and op.x is op.y and not is_stored(op.x) and np_dtype(op.x).kind == "f"
+    return f"%{op.outputs[0].name} is %{op.x.name} less itself, which is 0" if is_zero else ""
 
 
 @dataclass(frozen=True)
 class GrownEpsilon:
-    """A root mean square norm of values that were divided by the largest one before the epsilon was added."""
+    """A root mean square norm of values that were divided by their largest magnitude before epsilon was added.
+
+    The converter computes scale * sqrt(mean((x / scale)^2) + epsilon). The original model has
+    sqrt(mean(x^2) + epsilon), so epsilon counts scale^2 times too much.
+    """
 
     scale: Var
-    """The largest magnitude of each row."""
+    """The largest magnitude of each row, max|x|."""
     mean: Var
+    """The mean of the squares of x / scale."""
     epsilon: Var
     count: int
-    """How many squares the mean is of."""
+    """The number of squares in a mean."""
 
     @property
     def most_change(self) -> float:
-        """By how much of itself the norm may be off: the largest square is at most all squares together."""
+        """The largest possible relative error of the norm; its mean is at least 1 / count."""
         return math.sqrt(1 + (number(self.epsilon) or 0.0) * self.count) - 1
 
     def change(self, scale: torch.Tensor, mean: torch.Tensor) -> float:
-        """By how much of itself a norm is off, for these largest magnitudes and means."""
+        """Return the largest relative error of the norm for measured values of `scale` and `mean`."""
         epsilon, scale, mean = number(self.epsilon) or 0.0, scale.double(), mean.double()
         ratio = (mean + epsilon) / (mean + epsilon / scale.clamp(min=fp16.LEAST) ** 2)
         return float((ratio.sqrt() - 1).abs().max()) if ratio.numel() else 0.0
 
 
 LEAST_CHANGE = 1e-3
-"""Below this share of itself a norm counts as right: fp16 has 11 binary digits."""
+"""The relative error below which a norm counts as right, about that of fp16 (11 binary digits)."""
 
 
 def grown_epsilon(op: Operation) -> GrownEpsilon | None:
-    """The addition of the epsilon of `x / max|x|`: it counts max|x|^2 times as much as in `x`."""
+    """Return the norm to which an add adds epsilon, if its values were divided by max|x|; else None."""
     if op.op_type != "add" or not any(r.op_type in ("sqrt", "rsqrt", "pow") for r in consumers(op.outputs[0])):
         return None
     for mean, epsilon in ((op.x, op.y), (op.y, op.x)):
-        size, maker = number(epsilon), producer(mean, "reduce_mean")
-        square = None if maker is None else producer(maker.x, "square", "mul", "pow")
-        if maker is None or square is None or size is None or not 0 < size < 1:
+        added, mean_op = number(epsilon), producer(mean, "reduce_mean")
+        square = None if mean_op is None else producer(mean_op.x, "square", "mul", "pow")
+        if mean_op is None or square is None or added is None or not 0 < added < 1:
             continue
         division = producer(square.x, "real_div")
-        if division is not None and _largest_of(division.y, division.x) and _is_undone(op, division.y):
-            sizes = [maker.x.shape[axis] for axis in axes_of(maker)]
-            return GrownEpsilon(division.y, mean, epsilon, math.prod(n for n in sizes if isinstance(n, int)))
+        if division is not None and _is_largest_of(division.y, division.x) and _is_rescaled(op, division.y):
+            lengths = [mean_op.x.shape[axis] for axis in axes_of(mean_op)]
+            return GrownEpsilon(division.y, mean, epsilon, math.prod(n for n in lengths if isinstance(n, int)))
     return None
 
 
-def _largest_of(scale: Var, x: Var) -> bool:
-    """Is a value the largest magnitude of the rows of another?"""
-    maker = producer(scale, "reduce_max")
-    size = None if maker is None else producer(maker.x, "abs")
-    return size is not None and size.x is x
+def _is_largest_of(scale: Var, x: Var) -> bool:
+    """Is `scale` the largest magnitude of each row of x: reduce_max(abs(x))?"""
+    maximum = producer(scale, "reduce_max")
+    magnitude = None if maximum is None else producer(maximum.x, "abs")
+    return magnitude is not None and magnitude.x is x
 
 
-def _is_undone(op: Operation, scale: Var) -> bool:
-    """Is the root multiplied with the scale again, so that the epsilon alone has grown?"""
+def _is_rescaled(op: Operation, scale: Var) -> bool:
+    """Is the root multiplied by the scale again, so that only epsilon has grown?"""
     roots = [r for r in consumers(op.outputs[0]) if r.op_type in ("sqrt", "rsqrt", "pow")]
     readers = [r for root in roots for r in consumers(root.outputs[0])]
     return any(r.op_type in ("mul", "real_div") and scale in (r.x, r.y) for r in readers)
 
 
 def lost_branch(op: Operation) -> Operation | None:
-    """The comparison by which an atan2 leaves out y = 0: it gives 0 there, not pi, where x is negative."""
+    """Return the comparison `y > 0` by which an atan2 gives 0 instead of pi for y = 0, x < 0; else None."""
     angle = quotient_angle(op)
-    if angle is None or not angle.turns or _at(op, {angle.y: 0.0, angle.x: -1.0}) > 1.0:
+    if angle is None or not angle.turns or _result_at(op, {angle.y: 0.0, angle.x: -1.0}) > 1.0:
         return None
-    above = [one for one in angle.ops if one.op_type == "greater" and one.x is angle.y and number(one.y) == 0]
-    return next(
-        (one for one in above if any(_with_negative(r, angle.x) for r in consumers(one.outputs[0]))), None
-    )
+    for comparison in angle.ops:
+        is_above = comparison.op_type == "greater" and comparison.x is angle.y and number(comparison.y) == 0
+        if is_above and any(_is_and_negative(r, angle.x) for r in consumers(comparison.outputs[0])):
+            return comparison
+    return None
 
 
-def _with_negative(op: Operation, x: Var) -> bool:
-    """Is it `and` with x < 0?"""
+def _is_and_negative(op: Operation, x: Var) -> bool:
+    """Is an op a logical_and with x < 0?"""
     if op.op_type != "logical_and":
         return False
-    others = [producer(v, "less") for v in (op.x, op.y)]
-    return any(one is not None and one.x is x and number(one.y) == 0 for one in others)
+    comparisons = [producer(v, "less") for v in (op.x, op.y)]
+    return any(less is not None and less.x is x and number(less.y) == 0 for less in comparisons)
 
 
-def _at(op: Operation, values: dict[Var, float]) -> float:
-    """What an op makes of some numbers."""
+def _result_at(op: Operation, values: dict[Var, float]) -> float:
+    """Return the result of an op for these numbers, computed in fp64 by the interpreter."""
     known: dict[Var, Any] = {v: torch.tensor([n], dtype=torch.float64) for v, n in values.items()}
 
-    def of(var: Any) -> Any:
+    def value_of(var: Any) -> Any:
         if not isinstance(var, Var):
             return var
         if var not in known:
@@ -136,15 +145,15 @@ def _at(op: Operation, values: dict[Var, float]) -> float:
                 known[var] = value if isinstance(value, str) else number(var)
             else:
                 assert var.op is not None
-                arguments = {name: of(value) for name, value in op_inputs(var.op).items()}
+                arguments = {name: value_of(value) for name, value in op_inputs(var.op).items()}
                 known[var] = TABLE[var.op.op_type].function(**arguments)
         return known[var]
 
-    return float(of(op.outputs[0]))
+    return float(value_of(op.outputs[0]))
 
 
 def narrowed_data(op: Operation) -> str:
-    """Integers that are cast to int16 before a gather, and may be larger."""
+    """Report integers that are cast to int16 before a gather, and may be larger."""
     cast = producer(op.x, "cast") if op.op_type.startswith("gather") else None
     if cast is None or np_dtype(op.x) != np.int16 or np_dtype(cast.x) != np.int32:
         return ""
@@ -156,7 +165,7 @@ def narrowed_data(op: Operation) -> str:
 
 
 def rounded_away(op: Operation) -> str:
-    """A number of fp16 that the rounding has made 0, subnormal or infinite."""
+    """Report an fp16 constant that rounding has made 0, subnormal or infinite."""
     if op.op_type not in ("mul", "real_div", "add", "sub", "pow"):
         return ""
     for name, var in operands(op):
@@ -176,21 +185,21 @@ def rounded_away(op: Operation) -> str:
 
 
 def overhanging_mean(op: Operation) -> str:
-    """A mean of windows beyond the end, which Core ML divides by the whole kernel, and torch does not."""
+    """Report an avg_pool whose last window overhangs; Core ML divides it by the whole kernel, unlike torch."""
     if op.op_type != "avg_pool" or not flag(op, "ceil_mode") or flag(op, "exclude_padding_from_average"):
         return ""
     if static_shape(op.x) is None or static_shape(op.outputs[0]) is None:
         return ""
-    pads = str(constant(op.inputs.get("pad_type")) or "valid")
-    beyond = [axis for axis in window_axes(op) if axis.after > (axis.before if pads == "custom" else 0)]
-    if not beyond:
-        return ""
-    missing = beyond[0].after - (beyond[0].before if pads == "custom" else 0)
-    return f"the last window of axis {beyond[0].at} reaches {missing} beyond the end"
+    has_padding = constant(op.inputs.get("pad_type")) == "custom"
+    for axis in window_axes(op):
+        overhang = axis.after - (axis.before if has_padding else 0)
+        if overhang > 0:
+            return f"the last window of axis {axis.at} reaches {overhang} beyond the end"
+    return ""
 
 
 def short_causal_mask(op: Operation) -> str:
-    """A constant triangle over more keys than queries that is aligned at the first key."""
+    """Report a constant causal mask over more keys than queries that is aligned at the first key."""
     if op.op_type != "add":
         return ""
     for scores, mask in ((op.x, op.y), (op.y, op.x)):
@@ -206,19 +215,19 @@ def short_causal_mask(op: Operation) -> str:
 
 
 def unmoved_outputs(function: Function) -> dict[str, str]:
-    """Name of an output -> why no input moves it; a state or a random op moves what it is read by."""
-    still: dict[Var, str] = {}
+    """Return {name of an output: why it is the same for every input}; no state is read."""
+    reasons: dict[Var, str] = {}
     for op in function.operations:
         if op.blocks or op.op_type.startswith(("random", "read_state", "coreml_update")):
             continue
-        why = _still(op, still)
-        still |= dict.fromkeys(op.outputs, why) if why else {}
-    moved = set(function.inputs.values())
-    return {v.name: still[v] for v in function.outputs if v in still and v not in moved}
+        if reason := _why_unmoved(op, reasons):
+            reasons |= dict.fromkeys(op.outputs, reason)
+    inputs = set(function.inputs.values())
+    return {v.name: reasons[v] for v in function.outputs if v in reasons and v not in inputs}
 
 
-def _still(op: Operation, still: dict[Var, str]) -> str:
-    """Why a value is the same for all inputs; "" where it may not be."""
+def _why_unmoved(op: Operation, reasons: dict[Var, str]) -> str:
+    """Return why the result of an op is the same for all inputs, given the reasons of its operands; else ""."""
     if op.op_type == "const":
         return "it is a constant"
     if lost_remainder(op):
@@ -228,9 +237,9 @@ def _still(op: Operation, still: dict[Var, str]) -> str:
     if op.op_type in ROW_LOOKUPS and looks_up_equal_rows(op):
         return f"all rows of the table of {op.op_type} %{op.outputs[0].name} are the same"
     read = [v for _, v in operands(op)]
-    if not read or not all(v in still for v in read):
+    if not read or not all(v in reasons for v in read):
         return ""
-    return next((still[v] for v in read if still[v] != "it is a constant"), "it is a constant")
+    return next((reasons[v] for v in read if reasons[v] != "it is a constant"), "it is a constant")
 
 
 _lint = partial(Rule, kind="conversion", grade=Grade.REPORTED)
@@ -238,21 +247,21 @@ RESTORE = "restore_meaning"
 
 
 def remainder(op: Operation, target: Target) -> str:
-    """A value less itself."""
+    """Report a value minus itself."""
     return lost_remainder(op)
 
 
 def epsilon(op: Operation, target: Target) -> str:
-    """The epsilon of a norm that counts more than it should."""
-    grown = grown_epsilon(op)
-    if grown is None or grown.most_change < LEAST_CHANGE:
+    """Report a norm whose epsilon counts more than it should."""
+    norm = grown_epsilon(op)
+    if norm is None or norm.most_change < LEAST_CHANGE:
         return ""
-    where = f"%{grown.epsilon.name} is added after the division by %{grown.scale.name}"
-    return f"{where}, which changes a row with a spike by up to {grown.most_change:.1%}"
+    words = f"%{norm.epsilon.name} is added after the division by %{norm.scale.name}"
+    return f"{words}, which changes a row with a spike by up to {norm.most_change:.1%}"
 
 
 def branch(op: Operation, target: Target) -> str:
-    """An atan2 that is wrong on the negative half of the axis."""
+    """Report an atan2 that is wrong on the negative half of the x axis."""
     return "" if lost_branch(op) is None else f"%{op.outputs[0].name} is 0, not pi, where y is 0 and x < 0"
 
 
@@ -322,7 +331,7 @@ RULES = (
         advice="give the mask as an input, aligned at the last key",
     ),
 )
-"""Each form, and the pass that writes what was meant."""
+"""One rule for each form, with the pass that repairs it."""
 
 UNMOVED = general(
     "lost-output",
@@ -335,6 +344,6 @@ UNMOVED = general(
 
 
 def of_function(function: Function) -> Iterator[Finding]:
-    """The outputs that nothing moves."""
+    """Yield a finding for each output that is the same for every input."""
     for name, why in unmoved_outputs(function).items():
         yield UNMOVED.finding(f"{name} is the same whatever the inputs are: {why}", name)

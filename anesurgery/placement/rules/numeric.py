@@ -1,8 +1,10 @@
-"""What may go wrong in fp16 and in the engine's arithmetic, as far as the program alone tells.
+"""Rules about numbers that overflow, vanish or lose digits in fp16 or in the engine's arithmetic.
 
-A value is an interval (`bounds`): what is bounded stays silent, and so does what only samples can tell, such
-as the products of run-time values (`sampled` runs them). Sources by name: 751K is the micro-architecture study
-of M4 and M6, ane-guide and ANEForge are measurements through the private compiler.
+`inspect` calls each test with (op, target); it returns what it found in words, which becomes the message, or
+"". A test reads the program alone and bounds each value by an interval (`semantics.intervals`). It is silent
+where the interval excludes the hazard, and where only samples could tell, as for products of two dynamic values
+(`sampled.py` handles these). Sources by name: 751K is the micro-architecture study of M4 and M6; ane-guide and
+ANEForge are measurements through the private compiler.
 """
 
 from __future__ import annotations
@@ -37,12 +39,12 @@ from anesurgery.numeric.forms import form_of
 from anesurgery.numeric.hazard import Hazard, MagnitudeBound, magnitude_words
 from anesurgery.ops import CARRIERS, COMPARISONS, NORMS, ORDERINGS, SINGULAR
 from anesurgery.placement.evidence import Grade, Rule, Scope
-from anesurgery.placement.rules.conditions import (
-    FILLING,
+from anesurgery.placement.rules.masks import (
+    FILLING_OPS,
     causal_mask,
     empty_rows,
-    fill,
     infinite_product,
+    mask_fill,
     other_mask,
 )
 from anesurgery.placement.target import Target
@@ -54,85 +56,84 @@ from anesurgery.semantics.rows import reduced_size
 _numeric = partial(Rule, kind="numeric")
 
 SLICE_LIMIT = 4094
-"""The largest magnitude that a slice of the last axis keeps on the engines of H13 and H14."""
-LONG = 4096
-"""Elements from which a sum overflows in fp16 when their mean is above 16."""
+"""The largest magnitude that survives a slice of the last axis on the engines of H13 and H14."""
+LONG_SUM = 4096
+"""Number of terms from which a sum is looked at: 4096 terms overflow fp16 if their mean is above 16."""
 
 
-def _half(op: Operation) -> bool:
+def _is_half(op: Operation) -> bool:
     return bounds.is_half(op.outputs[0])
 
 
-def _by_weights(var: Var) -> float:
-    """The largest magnitude of a value as weights bound it."""
+def _magnitude_by_weights(var: Var) -> float:
+    """Return a bound on the magnitude of a value, which may use the stored weights of one product."""
     return bounds.magnitude(var, products=1)
 
 
-def _reached(var: Var) -> float:
-    """The largest magnitude of a value as weights bound it, or as far from 0 as what is behind norms comes."""
-    return min(_by_weights(var), far_end(var))
+def _magnitude_by_weights_or_norms(var: Var) -> float:
+    """Return the smaller of two bounds on a magnitude: by weights, and by a norm upstream of the value."""
+    return min(_magnitude_by_weights(var), far_end(var))
 
 
 def large_square(op: Operation, target: Target) -> str:
-    """A power of a value that is not known to be small."""
-    if not _half(op) or _saturates(op) or _under_root(op):
+    """Report a power, or a square, of a value that may be too large for it."""
+    if not _is_half(op) or _ends_saturated(op) or _ends_under_root(op):
         return ""
     exponent = number(op.y) if op.op_type == "pow" else 2
     if exponent is None or exponent <= 1 or (op.op_type == "mul" and op.x is not op.y):
         return ""
-    limit, most = fp16.LARGEST ** (1 / exponent), _reached(op.x)
-    if most <= limit or (limit > 2 * LOGARITHM and _of_logarithms(op.x)):
+    limit, most = fp16.LARGEST ** (1 / exponent), _magnitude_by_weights_or_norms(op.x)
+    if most <= limit or (limit > 2 * LARGEST_LOGARITHM and _is_logarithm(op.x)):
         return ""
     return f"%{op.x.name} {magnitude_words(most)}, and its power {exponent:g} overflows above {limit:.0f}"
 
 
-LOGARITHM = 16.7
-"""No logarithm of a number of fp16 above 0 is larger; of 0, `num-eps` speaks."""
+LARGEST_LOGARITHM = 16.7
+"""The largest magnitude of a logarithm of a positive fp16 number, that of 2^-24. `num-eps` covers log(0)."""
 
 
-def _of_logarithms(var: Var) -> bool:
-    """Is a value a logarithm, or what is left of one without the mean or the largest of logarithms?"""
+def _is_logarithm(var: Var) -> bool:
+    """Is a value a logarithm, or a logarithm minus the mean or the maximum of logarithms?"""
     maker = producer(var, "log", "sub")
     if maker is None or maker.op_type == "log":
         return maker is not None
-    taken = producer(maker.y, "reduce_mean", "reduce_max")
-    return taken is not None and all(producer(v, "log") is not None for v in (maker.x, taken.x))
+    subtracted = producer(maker.y, "reduce_mean", "reduce_max")
+    return subtracted is not None and all(producer(v, "log") is not None for v in (maker.x, subtracted.x))
 
 
-SATURATE = frozenset({"tanh", "sigmoid", "erf", "atan", "sigmoid_hard", "clip"}) | ORDERINGS
-"""Ops of which an infinity makes the same as a large number."""
-PASS_ON = frozenset({"add", "sub", "mul", "cast", "identity"})
+SATURATING = frozenset({"tanh", "sigmoid", "erf", "atan", "sigmoid_hard", "clip"}) | ORDERINGS
+"""Ops that give the same result for infinity as for a large number."""
+PASSED_THROUGH = frozenset({"add", "sub", "mul", "cast", "identity"})
 
 
-def _saturates(op: Operation) -> bool:
-    """Do all that read a power, through sums and products, end in ops for which a large number is enough?"""
+def _ends_saturated(op: Operation) -> bool:
+    """Do all consumers of a power, through sums and products, saturate, so that its overflow does no harm?"""
     pending, seen = list(op.outputs), 0
     while pending and seen < STEPS:
         var, seen = pending.pop(), seen + 1
         if is_output(var):
             return False
         for reader in var.child_ops:
-            if reader.op_type in PASS_ON:
+            if reader.op_type in PASSED_THROUGH:
                 pending += reader.outputs
-            elif reader.op_type not in SATURATE and not _vanishes(reader, var):
+            elif reader.op_type not in SATURATING and not _vanishes(reader, var):
                 return False
     return not pending
 
 
 def _vanishes(reader: Operation, var: Var) -> bool:
-    """Is what is made of a large number next to 0: exp of a negative one, or a constant divided by it?"""
+    """Is the result near 0 for a large operand: the exp of a negative number, or a constant divided by it?"""
     if reader.op_type == "exp":
         return bounds.interval(var)[1] <= fp16.LARGEST_EXPONENT
     return reader.op_type == "inverse" or (reader.op_type == "real_div" and number(reader.x) is not None)
 
 
 STEPS = 12
-"""Ops between a power and what bounds it; a gelu by tanh has four. Each more is one more question about each
-power."""
+"""How many values downstream of a power are looked at. A gelu by tanh needs four; each costs time per power."""
 
 
-def _under_root(op: Operation) -> bool:
-    """Does a square add up under a root, which `square_under_root` speaks of?"""
+def _ends_under_root(op: Operation) -> bool:
+    """Is a square summed under a root or logarithm, which `num-root` and `num-spectrum` report instead?"""
     pending, seen = list(op.outputs), 0
     while pending and seen < STEPS:
         var, seen = pending.pop(), seen + 1
@@ -141,49 +142,51 @@ def _under_root(op: Operation) -> bool:
                 reader.op_type == "pow" and number(reader.y) == 0.5
             ):
                 return squares.root(reader) is not None or squares.spectrum(reader) is not None
-            pending += reader.outputs if reader.op_type in BETWEEN else []
+            pending += reader.outputs if reader.op_type in BETWEEN_SQUARE_AND_ROOT else []
     return False
 
 
-BETWEEN = frozenset(
+BETWEEN_SQUARE_AND_ROOT = frozenset(
     {"add", "mul", "real_div", "reduce_sum", "reduce_mean", "clip", "maximum", "matmul", "linear", "conv"}
 )
-"""What stands between squares and their root."""
+"""Ops that occur between squares and their root."""
 
 
 def folded_cast(op: Operation, target: Target) -> str:
-    """Squares under a root in fp32, of numbers that are fp16 before a cast."""
-    form = None if _half(op) else form_of(op)
+    """Report squares under a root that casts from fp16 to fp32 protect; the casts may be folded away."""
+    form = None if _is_half(op) else form_of(op)
     casts = [producer(x, "cast") for x in form.rows] if form is not None and form.powers[op.x] == (2.0,) else []
     if form is None or not casts or not all(cast is not None and bounds.is_half(cast.x) for cast in casts):
         return ""
-    if form.largest_value(_by_weights) <= fp16.LARGEST and form.epsilon >= fp16.NORMAL:
+    if form.largest_value(_magnitude_by_weights) <= fp16.LARGEST and form.epsilon >= fp16.NORMAL:
         return ""
-    size = magnitude_words(max(map(_by_weights, form.rows)))
+    size = magnitude_words(max(map(_magnitude_by_weights, form.rows)))
     return f"%{next(iter(form.rows)).name} is cast from fp16, and {size}"
 
 
 def vanished_share(op: Operation, target: Target) -> str:
-    """The logarithm of a softmax or a sigmoid."""
-    form = written_exponential(op) if _half(op) else None
+    """Report the logarithm of a softmax or a sigmoid whose small shares are 0 in fp16."""
+    form = written_exponential(op) if _is_half(op) else None
     if form is None or form.op_type not in LOGS_OF_SHARES or form.guard >= fp16.NORMAL:
         return ""
     low, high = bounds.interval(form.exponential.x)
-    apart = high - low if form.op_type == "log_softmax" else high if form.opposite else -low
-    if apart < VANISHES:
+    to_zero = high if form.opposite else -low
+    distance = high - low if form.op_type == "log_softmax" else to_zero
+    if distance < SAFE_SCORE_DISTANCE:
         return ""
     share = form.exponential
     words = f"the logarithm of the {share.op_type} %{share.outputs[0].name}"
     return f"{words}: a share below {fp16.LEAST:.1g} is 0 in fp16"
 
 
-VANISHES = 9.0
-"""Scores as near as this leave each of many shares above the smallest number of fp16."""
+SAFE_SCORE_DISTANCE = 9.0
+"""Scores within this distance give shares above exp(-9) = 1.2e-4, far above the smallest number of fp16 (6e-8),
+so that a softmax over up to 2000 scores has no share of 0."""
 
 
 def long_count(op: Operation, target: Target) -> str:
-    """A running sum in fp16 that may pass what fp16 counts to."""
-    if not _half(op):
+    """Report a running sum (cumsum) in fp16 that may exceed 2048, up to which fp16 counts exactly."""
+    if not _is_half(op):
         return ""
     length = op.x.shape[int(number(op.inputs.get("axis")) or 0)]
     most = bounds.magnitude(op.outputs[0])
@@ -194,16 +197,16 @@ def long_count(op: Operation, target: Target) -> str:
 
 
 def large_angle(op: Operation, target: Target) -> str:
-    """An angle that is made in fp16, which holds it to no more than a tenth."""
+    """Report a sine or cosine of an angle so large that fp16 rounds it coarsely."""
     region = overflow_regions.wide_region(op)
     if region is None or not region.is_angle:
         return ""
-    most, limit = magnitude_words(_by_weights(op.x)), overflow_regions.ANGLE
+    most, limit = magnitude_words(_magnitude_by_weights(op.x)), overflow_regions.ANGLE
     return f"%{op.x.name} {most}; above {limit:g} fp16 holds an angle to {limit * fp16.HALF_STEP:.2g}"
 
 
 def wide_between(op: Operation, target: Target) -> str:
-    """A value between two that fit is beyond fp16."""
+    """Report a region of ops whose inputs and result fit into fp16 while a value inside may not."""
     region = overflow_regions.wide_region(op)
     if (
         region is None
@@ -217,102 +220,111 @@ def wide_between(op: Operation, target: Target) -> str:
 
 
 def _is_known_form(op: Operation) -> bool:
-    """Does another rule name what an op ends, with a repair of its own?"""
+    """Does an op end a form that another rule reports, with a repair of its own?"""
     forms = (written_exponential, squares.root, squares.spectrum, squares.cosine, quotient_of_sums)
     return any(form(op) is not None for form in forms)
 
 
 def cancelled(op: Operation, target: Target) -> str:
-    """A small difference of numbers that fp16 has rounded."""
+    """Report a small difference of large numbers, which fp16 has rounded."""
     region = overflow_regions.wide_region(op)
     return region.why if region is not None and region.cancels else ""
 
 
 def unbounded_exponential(op: Operation, target: Target) -> str:
-    """An exponential of what is not known to be small."""
-    grows = exponential(op) if _half(op) else None
-    if grows is None or max(end * grows[1] for end in bounds.interval(grows[0])) <= fp16.LARGEST_EXPONENT:
+    """Report an exponential of a value that may be above 11.09."""
+    value_and_base = exponential(op) if _is_half(op) else None
+    if value_and_base is None:
+        return ""
+    exponent, log_base = value_and_base
+    if max(end * log_base for end in bounds.interval(exponent)) <= fp16.LARGEST_EXPONENT:
         return ""
     readers = readers_after(op.outputs[0])
-    if any(r.op_type == "reduce_sum" or written_exponential(r) is not None for r in _next_two(readers)):
+    if any(r.op_type == "reduce_sum" or written_exponential(r) is not None for r in _with_consumers(readers)):
         return ""
     what = "exp" if op.op_type == "exp" else f"{number(op.x):g} to the power"
-    most = fp16.LARGEST_EXPONENT / grows[1]
-    return f"{what} of %{grows[0].name}, which has no known bound, overflows above {most:.2f}"
+    most = fp16.LARGEST_EXPONENT / log_base
+    return f"{what} of %{exponent.name}, which has no known bound, overflows above {most:.2f}"
 
 
-def _next_two(readers: Iterable[Operation]) -> Iterator[Operation]:
-    """The ops that read a value, and those that read them."""
-    for reader in readers:
+def _with_consumers(ops: Iterable[Operation]) -> Iterator[Operation]:
+    """Yield each op followed by the ops that read its results."""
+    for reader in ops:
         yield reader
         for var in reader.outputs:
             yield from readers_after(var)
 
 
 def quotient_angle(op: Operation, target: Target) -> str:
-    """The angle of a quotient whose divisor may be 0."""
+    """Report the atan of a quotient 0 / 0."""
     division = producer(op.x, "real_div")
-    if not _half(op) or division is None or not may_divide_by_zero(division):
+    if not _is_half(op) or division is None or not may_divide_by_zero(division):
         return ""
     return f"%{division.y.name} may be 0 where %{division.x.name} is 0 too, and 0 / 0 is NaN"
 
 
 def runtime_rows(op: Operation, target: Target) -> str:
-    """Rows at indices of the run."""
-    if constant(op.indices) is not None or not _half(op):
+    """Report a gather_nd in fp16 at dynamic indices."""
+    if constant(op.indices) is not None or not _is_half(op):
         return ""
     return f"rows at the indices %{op.indices.name} of the run"
 
 
 def scale_after(op: Operation, target: Target) -> str:
-    """Scores, or covariances, that are scaled after the product, when its sums have already been made."""
+    """Report scores, or covariances, that are scaled after the product: too late for its sums."""
     return next((words for r in consumers(op.outputs[0]) if (words := products.SCORES.finding(r))), "")
 
 
 def infinite_constant(op: Operation, target: Target) -> str:
-    """A constant beyond fp16 that is not a mask."""
-    if not _half(op):
+    """Report a constant of an fp16 op that is infinite in fp16 and not the fill of a mask."""
+    if not _is_half(op):
         return ""
     for _, var in operands(op):
         if not is_stored(var) or np_dtype(var) != np.float16 or producer(var, "const") is None:
             continue
         low, high = constant_range(var)
-        held = (low, high) != ANY or np.size(constant(var)) == 1
-        if held and max(abs(low), abs(high)) > fp16.LARGEST and fill(op) is None:
+        has_known_range = (low, high) != ANY or np.size(constant(var)) == 1
+        if has_known_range and max(abs(low), abs(high)) > fp16.LARGEST and mask_fill(op) is None:
             return f"%{var.name} holds {high if high > fp16.LARGEST else low:g}"
     return ""
 
 
-HANDS_ON = CARRIERS | {"tile"}
-"""Ops that hand a guarded number on."""
-DIVIDES = frozenset({"inverse", "rsqrt", "real_div"})
+KEEPS_NUMBERS = CARRIERS | {"tile"}
+"""Ops that move or repeat a guarded number without changing it."""
+DIVIDING = frozenset({"inverse", "rsqrt", "real_div"})
 
 
-def _needed_by(var: Var) -> set[str]:
-    """The types of the ops that read a value; of divisions those that divide by it."""
-    readers = readers_after(var, HANDS_ON)
-    return {r.op_type for r in readers if r.op_type != "real_div" or _handed_on(r.y) is var}
+def _consumer_types(var: Var) -> set[str]:
+    """Return the types of the ops that read a value; a real_div counts only if the value is its divisor."""
+    readers = readers_after(var, KEEPS_NUMBERS)
+    return {r.op_type for r in readers if r.op_type != "real_div" or _before_moves(r.y) is var}
 
 
-def _handed_on(var: Var) -> Var:
-    """What ops that hand numbers on begin with."""
-    while (maker := producer(var, *HANDS_ON)) is not None:
+def _before_moves(var: Var) -> Var:
+    """Return the value upstream of ops that only move or repeat numbers."""
+    while (maker := producer(var, *KEEPS_NUMBERS)) is not None:
         var = maker.x
     return var
 
 
 def _guard(op: Operation) -> float | None:
-    """The number that keeps what needs it away from 0, written out or built in; None where nothing needs it."""
+    """Return the epsilon, or lower bound, that keeps an operand of a log, root or division away from 0.
+
+    It may be written out (add, maximum, clip) or a parameter of the op. None: no consumer needs one, or the
+    value cannot reach 0 anyway.
+    """
     out = op.outputs[0]
     if op.op_type in ("maximum", "clip"):
         value, least, _ = guard_of(op) or (op.x, 0.0, 0.0)
         if not fp16.LEAST / 2 < least < fp16.NORMAL or bounds.interval(value)[0] > least:
             return None
-        # converters write the smallest number for less, and a division by it is held
-        return least if _needed_by(out) & ({"log"} if least == fp16.LEAST else {"log", *DIVIDES}) else None
+        # converters round smaller bounds to LEAST, and fp16 computes a division by it correctly
+        return (
+            least if _consumer_types(out) & ({"log"} if least == fp16.LEAST else {"log", *DIVIDING}) else None
+        )
     if op.op_type == "add":
         _, least, _ = guard_of(op) or (op.x, 0.0, 0.0)
-        return least if 0 < least < 1e-3 and _needed_by(out) & {"sqrt", *SINGULAR, *DIVIDES} else None
+        return least if 0 < least < 1e-3 and _consumer_types(out) & {"sqrt", *SINGULAR, *DIVIDING} else None
     inner = producer(op.x)
     is_kept = inner is not None and inner.op_type in ("add", "clip", "maximum") and _has_constant(inner)
     if op.op_type == "log" and (is_kept or bounds.interval(op.x)[0] >= fp16.LEAST):
@@ -327,8 +339,8 @@ def _has_constant(op: Operation) -> bool:
 
 
 def lost_epsilon(op: Operation, target: Target) -> str:
-    """An epsilon that rounds to 0 in fp16, or to its smallest number."""
-    least = _guard(op) if _half(op) else None
+    """Report an epsilon that rounds to 0 in fp16, or to its smallest number."""
+    least = _guard(op) if _is_half(op) else None
     if op.op_type in ("maximum", "clip"):
         words = f"{fp16.LEAST:.1g} is the smallest number of fp16; converters round smaller ones to it"
         return words if least == fp16.LEAST else ""
@@ -339,8 +351,8 @@ def lost_epsilon(op: Operation, target: Target) -> str:
 
 
 def subnormal_epsilon(op: Operation, target: Target) -> str:
-    """An epsilon written out, or a least number of a logarithm or a divisor, that is subnormal in fp16."""
-    least, clips = _guard(op) if _half(op) else None, op.op_type in ("maximum", "clip")
+    """Report a written epsilon, or a lower bound of a logarithm or divisor, that is subnormal in fp16."""
+    least, clips = _guard(op) if _is_half(op) else None, op.op_type in ("maximum", "clip")
     if least is None or not fp16.LEAST / 2 < least < fp16.NORMAL or (clips and least == fp16.LEAST):
         return ""
     if not clips and bounds.interval(op.x)[0] >= fp16.NORMAL:
@@ -350,8 +362,8 @@ def subnormal_epsilon(op: Operation, target: Target) -> str:
 
 
 def large_integers(op: Operation, target: Target) -> str:
-    """Integers that fp16 does not hold."""
-    if not _half(op) or np_dtype(op.x).kind not in "iu":
+    """Report a cast to fp16 of integers above 2048, which fp16 does not hold exactly."""
+    if not _is_half(op) or np_dtype(op.x).kind not in "iu":
         return ""
     low, high = bounds.interval(op.x)
     end = producer(op.x, "range_1d")
@@ -359,24 +371,26 @@ def large_integers(op: Operation, target: Target) -> str:
     if math.isfinite(high):
         most = max(abs(low) if math.isfinite(low) else 0, abs(high))
         return f"integers up to {most:.0f} become fp16" if most > fp16.LAST_INTEGER else ""
-    readers = [r for r in readers_after(op.outputs[0]) if _reads_an_id(r)]
+    readers = [r for r in readers_after(op.outputs[0]) if _needs_exact_ids(r)]
     if not readers:
         return ""
     return f"%{op.x.name}, integers of unknown size, becomes fp16 for %{readers[0].outputs[0].name}"
 
 
-def _reads_an_id(op: Operation) -> bool:
-    """Does an op compare with a table, or multiply with frequencies (and is not arithmetic of a mask)?"""
+def _needs_exact_ids(op: Operation) -> bool:
+    """Is it a gather, a comparison with a table or a product with frequencies, which rounded ids falsify?"""
     tables = [v for _, v in operands(op) if is_stored(v) and np.prod(static_shape(v) or ()) > 1]
-    if op.op_type in COMPARISONS or op.op_type == "gather":
-        return bool(tables) or op.op_type == "gather"
+    if op.op_type == "gather":
+        return True
+    if op.op_type in COMPARISONS:
+        return bool(tables)
     return op.op_type in ("mul", "matmul") and any(
         constant_range(v)[1] <= 1 and constant_range(v)[0] > 0 for v in tables
     )
 
 
 def compared_integers(op: Operation, target: Target) -> str:
-    """A table of integers in fp16 that has passed 2048."""
+    """Report a comparison with an fp16 table that holds integers above 2048."""
     for _, var in operands(op):
         if is_stored(var) and np_dtype(var) == np.float16 and np.prod(static_shape(var) or ()) > 1:
             _, high = constant_range(var)
@@ -386,9 +400,9 @@ def compared_integers(op: Operation, target: Target) -> str:
 
 
 def long_sum(op: Operation, target: Target) -> str:
-    """A sum of many values that are not known to be small."""
-    count = reduced_size(op) if _half(op) else 0
-    if count < LONG or math.isinf(count) or any(_divided_by_sums(op)):
+    """Report a sum of many values that may be large."""
+    count = reduced_size(op) if _is_half(op) else 0
+    if count < LONG_SUM or math.isinf(count) or any(_quotients_with_sum(op)):
         return ""
     most = bounds.magnitude(op.x) * count
     if most <= fp16.LARGEST:
@@ -398,8 +412,8 @@ def long_sum(op: Operation, target: Target) -> str:
 
 
 def divided_sum(op: Operation, target: Target) -> str:
-    """A sum that may overflow, and then divides or is divided by a sum."""
-    quotient = next((of for of in _divided_by_sums(op) if of.overflows), None)
+    """Report a sum that may overflow, and that then divides or is divided by a sum."""
+    quotient = next((q for q in _quotients_with_sum(op) if q.overflows), None)
     if quotient is None:
         return ""
     return (
@@ -408,8 +422,8 @@ def divided_sum(op: Operation, target: Target) -> str:
     )
 
 
-def _divided_by_sums(total: Operation) -> Iterator[QuotientOfSums]:
-    """The quotients of sums of which a sum is one."""
+def _quotients_with_sum(total: Operation) -> Iterator[QuotientOfSums]:
+    """Yield the quotients of two sums in which `total` is the numerator or the divisor."""
     for op in readers_after(total.outputs[0], FOLLOWED):
         quotient = quotient_of_sums(op)
         if quotient is not None and total in quotient.sums:
@@ -417,9 +431,9 @@ def _divided_by_sums(total: Operation) -> Iterator[QuotientOfSums]:
 
 
 def width_slice(op: Operation, target: Target) -> str:
-    """A slice of the last axis that begins after 0, of a value that is not known to be small."""
+    """Report a slice of the last axis that begins after 0, of a value that may be above `SLICE_LIMIT`."""
     shape = static_shape(op.x)
-    if not _half(op) or not shape or len(shape) < 2:
+    if not _is_half(op) or not shape or len(shape) < 2:
         return ""
     if op.op_type == "split":
         axes = ints(op, "axis")
@@ -434,15 +448,15 @@ def width_slice(op: Operation, target: Target) -> str:
 
 
 def bare_exponential(op: Operation, target: Target) -> str:
-    """A softmax written out without the largest score taken away."""
-    if not _half(op) or bounds.interval(op.x)[1] <= fp16.LARGEST_EXPONENT:
+    """Report a softmax that is written out without subtracting the largest score."""
+    if not _is_half(op) or bounds.interval(op.x)[1] <= fp16.LARGEST_EXPONENT:
         return ""
     if not any(r.op_type == "reduce_sum" for r in readers_after(op.outputs[0])):
         return ""
     return f"exp of %{op.x.name}, which has no known bound, overflows above {fp16.LARGEST_EXPONENT:.2f}"
 
 
-GROWS = frozenset({"exp", "sinh", "cosh"})
+GROWING = frozenset({"exp", "sinh", "cosh"})
 
 
 def _largest_exponent(op: Operation) -> float:
@@ -450,21 +464,21 @@ def _largest_exponent(op: Operation) -> float:
 
 
 def overflowing_exponential(op: Operation, target: Target) -> str:
-    """A softplus or a sigmoid written out, of a value that is not known to stay below the overflow."""
-    form = written_exponential(op) if _half(op) else None
+    """Report a softplus or sigmoid that is written out with an exponential that may overflow."""
+    form = written_exponential(op) if _is_half(op) else None
     if form is None or form.total is not None or form.op_type in LOGS_OF_SHARES:
         return ""
-    most = max(_largest_exponent(e) for e in form.ops if e.op_type in GROWS)
+    most = max(_largest_exponent(e) for e in form.ops if e.op_type in GROWING)
     if most <= fp16.LARGEST_EXPONENT:
         return ""
-    grows = form.exponential
+    inner = form.exponential
     return (
-        f"a {form.op_type} is written out: {grows.op_type} of %{grows.x.name}, which {magnitude_words(most)}, "
+        f"a {form.op_type} is written out: {inner.op_type} of %{inner.x.name}, which {magnitude_words(most)}, "
         f"overflows above {fp16.LARGEST_EXPONENT:.2f}"
     )
 
 
-def _hazard(
+def _hazard_rule(
     name: str,
     hazard: Hazard[Any],
     because: str,
@@ -472,7 +486,7 @@ def _hazard(
     size: MagnitudeBound = bounds.magnitude,
     **more: Any,
 ) -> Rule:
-    """The rule of a hazard, where `size` bounds values."""
+    """Return the rule of a row of `numeric.hazard`; `size` bounds the magnitude of a value."""
     return _numeric(
         name, hazard.kinds, because, source, test=lambda op, target: hazard.finding(op, size), **more
     )
@@ -489,7 +503,7 @@ MASK_SOURCE = "apple/coreai-models: neural_engine_rules.md; apple/ml-ane-transfo
 
 
 RULES: tuple[Rule, ...] = (
-    _hazard(
+    _hazard_rule(
         "num-mac-32768",
         products.SUM,
         "a result or partial sum of products of magnitude 32768 or more becomes infinite, even where later "
@@ -524,7 +538,7 @@ RULES: tuple[Rule, ...] = (
         remedy="scale_scores",
         advice="multiply the query, or the weights that make it, instead of the scores",
     ),
-    _hazard(
+    _hazard_rule(
         "num-scores",
         products.LARGE_SCORES,
         "a row with two infinite scores has no softmax: infinity less infinity is NaN, and on the engine both "
@@ -535,7 +549,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _numeric(
         "num-mask-causal",
-        FILLING,
+        FILLING_OPS,
         MASKS,
         MASK_SOURCE,
         test=causal_mask,
@@ -544,7 +558,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _numeric(
         "num-mask",
-        FILLING,
+        FILLING_OPS,
         MASKS,
         MASK_SOURCE,
         test=other_mask,
@@ -554,7 +568,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _numeric(
         "num-mask-rows",
-        FILLING,
+        FILLING_OPS,
         "the softmax of a row that is all -inf is NaN, and the engine turns NaN into large numbers",
         "FluidInference/FluidAudio: issue 679 (M5); 751K: notes/numerics.md",
         test=empty_rows,
@@ -675,12 +689,12 @@ RULES: tuple[Rule, ...] = (
         test=overflowing_exponential,
         remedy="fuse_exponential",
     ),
-    _hazard(
+    _hazard_rule(
         "num-root",
         squares.ROOT,
         "the elementwise unit is fp16: 256 * 256 is infinite, though its root or logarithm would be small",
         STUDY,
-        size=_reached,
+        size=_magnitude_by_weights_or_norms,
         remedy="scale_roots",
         advice="divide by the largest magnitude first",
     ),
@@ -695,25 +709,25 @@ RULES: tuple[Rule, ...] = (
         scope=Scope(frozenset({17}), "seen on iPhone 17 Pro"),
         advice="run compute_fp16, then safe_numbers, which scales the numbers before they are squared",
     ),
-    _hazard(
+    _hazard_rule(
         "num-spectrum",
         squares.SPECTRUM,
         "the elementwise unit is fp16: 256 * 256 is infinite, though the logarithm of a band would be small",
         f"{STUDY}; findit-studio/coremlit (a log-mel front end with a cosine of 0.046 on M1 Max)",
-        size=_by_weights,
+        size=_magnitude_by_weights,
         remedy="scale_spectra",
         advice="divide each frame by its largest magnitude first",
     ),
-    _hazard(
+    _hazard_rule(
         "num-cosine",
         squares.COSINE,
         "the elementwise unit is fp16: 256 * 256 is infinite, though a cosine is at most 1",
         STUDY,
-        size=_by_weights,
+        size=_magnitude_by_weights,
         remedy="scale_cosines",
         advice="divide each row by its length first, and multiply then",
     ),
-    _hazard(
+    _hazard_rule(
         "num-variance",
         means.VARIANCE,
         "two large numbers cancel: at a mean of 100 and a spread of 1 fp16 leaves no digit of the variance",
@@ -803,7 +817,7 @@ RULES: tuple[Rule, ...] = (
         remedy="flat_gather",
         advice="gather along one axis, or multiply with one-hot rows",
     ),
-    _hazard(
+    _hazard_rule(
         "num-mean",
         means.LONG_MEAN,
         "a reduction has a narrow running sum, which loses what is small beside it",
@@ -812,7 +826,7 @@ RULES: tuple[Rule, ...] = (
         remedy="mean_of_means",
         advice="take means of rows, and the mean of those",
     ),
-    _hazard(
+    _hazard_rule(
         "num-qdq",
         products.QUANTIZED,
         "the engine multiplied with the code of an operand dequantized by the scale of the output: 2, 4 and 8 "
@@ -822,7 +836,7 @@ RULES: tuple[Rule, ...] = (
         remedy="clip_product",
         advice="clip the product to the range of the output",
     ),
-    _hazard(
+    _hazard_rule(
         "num-shares",
         products.SHARES,
         "over 4,096 keys the product was 5.2 to 5.4 % off, with equal weights 3.95 %, and with 64 "
@@ -833,4 +847,4 @@ RULES: tuple[Rule, ...] = (
         advice="multiply the weights by 64, and the result by 1/64",
     ),
 )
-"""Each speaks where the program shows the hazard, or cannot exclude one that is seldom harmless."""
+"""Each rule fires where the program shows the hazard, or cannot exclude one that is seldom harmless."""

@@ -1,7 +1,8 @@
-"""Numeric hazards that samples show: which op leaves fp16 or the engine's arithmetic, and with which value.
+"""Numeric findings from samples: which op leaves the range of fp16 or of the engine, and with which value.
 
-The other mode, without samples, is `numeric`. Here the interpreter runs the model three times on each sample,
-in exact arithmetic, in fp16 and as the engine was measured to compute (`calibration`).
+`inspect(..., inputs=samples)` calls `ranges_on_samples`. The interpreter runs the model three times on each
+sample: in exact arithmetic, in fp16, and as the engine was measured to compute. Without samples `numeric.py`
+looks for hazards in the program alone.
 """
 
 from __future__ import annotations
@@ -41,41 +42,41 @@ ADVICE: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class Observed:
-    """What a run on samples shows.
+class SampledRanges:
+    """The result of running a model on samples.
 
     Attributes:
-        findings: name of an op -> what goes wrong, each with the value found.
-        largest: name of a value -> the largest magnitude of it in exact arithmetic.
-        samples: how many there were.
+        findings: name of an op -> findings about it, each with the value that was reached.
+        largest: name of a value -> its largest magnitude in exact arithmetic.
+        samples: the number of samples.
     """
 
     findings: Mapping[str, tuple[Finding, ...]]
     largest: Mapping[str, float]
     samples: int
 
-    def beside(self, finding: Finding, op: Operation) -> Finding:
-        """The same finding, with how far the samples come where it is about numbers."""
+    def with_magnitudes(self, finding: Finding, op: Operation) -> Finding:
+        """Return a finding with the magnitudes on the samples in its message, if its kind is "numeric"."""
         read = [self.largest[v.name] for _, v in operands(op) if v.name in self.largest]
-        given = [self.largest[v.name] for v in op.outputs if v.name in self.largest]
-        if finding.kind != "numeric" or not read or not given:
+        results = [self.largest[v.name] for v in op.outputs if v.name in self.largest]
+        if finding.kind != "numeric" or not read or not results:
             return finding
-        many = f"{self.samples} sample{'s' * (self.samples != 1)}"
-        words = f"on {many} it reads magnitudes up to {max(read):.4g}, and gives up to {max(given):.4g}"
+        count = _sample_words(self.samples)
+        words = f"on {count} it reads magnitudes up to {max(read):.4g}, and gives up to {max(results):.4g}"
         return replace(finding, message=f"{finding.message}; {words}")
 
 
-def observed(
+def ranges_on_samples(
     model: Loaded | Program, inputs: Values | Iterable[Values], target: Target, function: str | None = None
-) -> Observed:
-    """What goes wrong on samples, and how large values are.
+) -> SampledRanges:
+    """Run a model on samples and return what goes wrong, and how large its values become.
 
     Args:
-        model: what is loaded, or a program.
+        model: a loaded model or a program.
         inputs: one set of inputs by name, or several.
-        target: its chip gives the arithmetic, where it names just one that was measured; else only what holds
-            on every chip measured is assumed.
-        function: which function; `main` or the first by default.
+        target: if it names a single chip that was measured, the engine's arithmetic is that chip's; else only
+            what holds on every measured chip is assumed.
+        function: the name of the function; `main` or the first by default.
 
     Raises:
         InterpretError: inputs that do not fit.
@@ -83,7 +84,7 @@ def observed(
     """
     loaded = Loaded.of(model)
     samples = [inputs] if isinstance(inputs, Mapping) or not isinstance(inputs, Iterable) else list(inputs)
-    seen = ranges(loaded.program, samples, chip=chip(target), function=function)
+    seen = ranges(loaded.program, samples, chip=measured_chip(target), function=function)
     names = {v.name: op.name for op in walk_ops(loaded.program) for v in op.outputs}
     by_op: dict[str, tuple[Finding, ...]] = {}
     for row in seen.rows:
@@ -91,11 +92,13 @@ def observed(
         new = tuple(_finding(hazard, row, name, seen.samples) for hazard in row.hazards)
         if new:
             by_op[name] = by_op.get(name, ()) + new
-    return Observed(by_op, {**_of_inputs(samples), **{r.name: r.largest for r in seen.rows}}, seen.samples)
+    return SampledRanges(
+        by_op, {**_input_magnitudes(samples), **{r.name: r.largest for r in seen.rows}}, seen.samples
+    )
 
 
-def _of_inputs(samples: Sequence[Values]) -> dict[str, float]:
-    """The largest magnitude of each input of floats."""
+def _input_magnitudes(samples: Sequence[Values]) -> dict[str, float]:
+    """Return the largest magnitude of each input of floats over all samples."""
     largest: dict[str, float] = {}
     for name, value in ((n, np.asarray(v)) for one in samples for n, v in one.items()):
         if value.dtype.kind == "f" and value.size:
@@ -103,16 +106,20 @@ def _of_inputs(samples: Sequence[Values]) -> dict[str, float]:
     return largest
 
 
-def chip(target: Target) -> str | None:
-    """The one chip of a target, if its arithmetic was measured."""
+def measured_chip(target: Target) -> str | None:
+    """Return the only chip of a target if its arithmetic was measured; else None."""
     return target.chips[0] if len(target.chips) == 1 and target.chips[0] in CHIPS else None
 
 
+def _sample_words(count: int) -> str:
+    return f"{count} sample{'' if count == 1 else 's'}"
+
+
 def _finding(hazard: Hazard, row: OpRange, name: str, samples: int) -> Finding:
-    """The finding of one hazard; `hazard.arithmetic` is "fp32", "fp16", "ane" or "ane:M1"."""
-    measured = hazard.arithmetic.startswith("ane")
-    of_chip = hazard.arithmetic.replace("ane:", "the engine of ")
-    arithmetic = "the engine" if of_chip == "ane" else of_chip
+    """Return the finding about one hazard; `hazard.arithmetic` is "fp32", "fp16", "ane" or "ane:M1"."""
+    on_engine = hazard.arithmetic.startswith("ane")
+    engine_of_chip = hazard.arithmetic.replace("ane:", "the engine of ")
+    arithmetic = "the engine" if engine_of_chip == "ane" else engine_of_chip
     what = "a partial sum of" if "saturate" in hazard.kind else "a magnitude of"
     return Finding(
         rule=f"sampled-{hazard.kind.replace(' ', '-')}",
@@ -120,9 +127,9 @@ def _finding(hazard: Hazard, row: OpRange, name: str, samples: int) -> Finding:
         message=f"{hazard.kind} in {arithmetic}: {what} {hazard.value:.4g}, values from {row.minimum:.4g} to "
         f"{row.maximum:.4g}",
         because=BECAUSE[hazard.kind],
-        source=f"{STUDY}; {GUIDE}; {FORGE}" if measured else "IEEE 754 half precision",
+        source=f"{STUDY}; {GUIDE}; {FORGE}" if on_engine else "IEEE 754 half precision",
         grade=Grade.MEASURED if hazard.kind != "may saturate" else Grade.GUESS,
-        scope=f"{samples} sample{'s' * (samples != 1)}, {arithmetic}",
+        scope=f"{_sample_words(samples)}, {arithmetic}",
         remedy=hazard.remedy,
         advice="" if hazard.remedy else ADVICE[hazard.kind],
         op=name,

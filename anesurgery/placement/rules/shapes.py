@@ -1,355 +1,100 @@
-"""Shapes that cost memory or keep a model off the engine: last axes, inputs and outputs, states, lengths.
+"""Rules about shapes and dtypes that cost memory or keep a model off the engine.
 
-`RULES` speak about an op, where a last axis is made and not at each op that keeps it; `of_model` speaks about a
-function, and `save_changes` about saving it through coremltools.
+`RULES` are about ops that make a last axis of an odd length (not about each op that keeps one). `of_model`
+returns the findings about the interface of a function: dynamic lengths, inputs, outputs and states.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 
 from anesurgery.byte_counts import byte_words
-from anesurgery.interpret.attentions import recognise
 from anesurgery.mil import (
     Function,
     Operation,
-    Program,
     Var,
-    consumers,
     dtype_name,
-    is_stored,
     is_weight,
     np_dtype,
-    operands,
     producer,
     static_shape,
     types,
     walk_ops,
 )
-from anesurgery.ops import CONTRACTIONS, PRODUCTS, UNARY, WEIGHTED
+from anesurgery.ops import WEIGHTED
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.flexible import Flexible, dynamic_inputs
+from anesurgery.placement.rules import layout_advice
 from anesurgery.placement.target import CHIPS, Target
-from anesurgery.semantics.reading import (
-    channels,
-    elements,
-    is_tensor,
-    shape_in_words,
-    shape_of,
-    size_of,
-    weight,
-)
+from anesurgery.semantics.reading import channels, is_tensor, shape_in_words, shape_of, size_of, weight
 from anesurgery.semantics.rows import runtime
 
-_slow = partial(general, kind="speed")
-"""A rule about time."""
-
-LONGEST = 387
-"""Ops in a chain that the compiler of M6 did not survive."""
-SMALL_MAP = 64
-"""The positions at which both forms were timed."""
-
-LAYOUT = _slow(
-    "linear-vs-conv",
-    "1x1 convolutions on (batch, channels, 1, sequence) had about 3 times the throughput of matrix products "
-    "(M4, private compiler), and Apple's port of DistilBERT went from 55 to 8.7 ms with them and split heads "
-    "(M1 Max); `linear` is legal, and through Core ML four layers of either were on the engine alike (M4)",
-    "apple/ml-ane-transformers; maderix/ANE; kasper0406/stablehlo-coreml PR 110",
-    grade=Grade.DOCUMENTED,
-    scope=Scope(os="seen on M1 Max, M4"),
-    advice="put channels first and the sequence last, and use 1x1 convolutions; measure first on newer chips",
-)
-HEADS = _slow(
-    "attn-split-heads",
-    "Apple's ports compute each head by itself: up to 10 times as fast (iPhone 13, sequence 512, batch 8), "
-    "the UNet of Stable Diffusion 1040 to 726 ms; SigLIP gained only 10 to 13 % on M4 Pro and M5 Max, and "
-    "lost on the GPU",
-    "apple/ml-ane-transformers; smpanaro/more-ane-transformers: NOTES.md; erwinzhang7/coreml-compute-placement",
-    grade=Grade.DOCUMENTED,
-    scope=Scope(os="seen on iPhone 13, M1 Max, M4 Pro, M5 Max"),
-    advice="split the heads (einsum bchq,bkhc->bkhq, softmax on axis 1); measure first on newer chips",
-)
-SPATIAL = _slow(
-    "mlp-spatial-8x8",
-    "a 1x1 convolution over 64 positions ran 50 % faster as 8x8 than as 1x64, a whole model 20 %",
-    "smpanaro/coreml-llm-cli",
-    scope=Scope(frozenset({13, 15}), "seen on M1 Max, M3"),
-    advice="reshape around the feed-forward layers only",
-)
-CHAIN = _slow(
-    "compile-chain",
-    "the compiler crashed on chains of 387 layers and more",
-    "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/defects.md",
-    scope=Scope(frozenset({18}), "seen on M6, macOS 27.0.1"),
-    advice="split the model",
-)
-ISLAND = _slow(
-    "perf-elementwise",
-    "elementwise ops and norms are estimated at 0.83 to 1.0 of the CPU's time, and a segment on the engine "
-    "costs 0.25 ms at least",
-    "751K: notes/coreml_dispatch.md",
-    scope=Scope(os="seen on M4, macOS 27.0.1"),
-    advice="leave it on the CPU, or make it part of the model it serves",
-)
-OVERVIEW = (LAYOUT, HEADS, SPATIAL, CHAIN, ISLAND)
-
-
-def of_function(function: Function, target: Target) -> Iterator[Finding]:
-    """The findings about a function."""
-    ops = [op for op in walk_ops(function) if not is_weight(op)]
-    looks = {LAYOUT: _layout, HEADS: _heads, SPATIAL: _spatial, CHAIN: _chain, ISLAND: _island}
-    for rule, look in looks.items():
-        if rule.scope.concerns(target) and (message := look(ops)):
-            yield rule.finding(message)
-
-
-def _layout(ops: list[Operation]) -> str:
-    products = [op for op in ops if op.op_type in PRODUCTS and channels(op) is not None]
-    flat = [op for op in products if op.op_type != "conv" and _has_rows(op.outputs[0])]
-    if len(flat) < 2 or 2 * len(flat) < len(products):
-        return ""
-    shape = shape_in_words(flat[0].outputs[0].shape)
-    return f"{len(flat)} of {len(products)} products with weights have channels last ({shape})"
-
-
-def _has_rows(var: Var) -> bool:
-    """Is a value of rank 2 or 3 and holds several positions?"""
-    return var.rank in (2, 3) and math.prod(shape_of(var)[:-1]) > 1
-
-
-def _heads(ops: list[Operation]) -> str:
-    """Attention whose heads travel together as a batch."""
-    attentions = (recognise(op) for op in ops)
-    products = [a.product for a in attentions if a is not None and a.product is not None]
-    shapes = [static_shape(p.outputs[0]) for p in products if p.op_type != "einsum"]
-    batched = [s for s in shapes if s is not None and len(s) == 4 and s[1] > 1]
-    if not batched:
-        return ""
-    return (
-        f"{len(batched)} attentions take all heads at once, the first with scores {shape_in_words(batched[0])}"
-    )
-
-
-def _spatial(ops: list[Operation]) -> str:
-    flat = [
-        op
-        for op in ops
-        if op.op_type == "conv"
-        and (static_shape(op.outputs[0]) or ())[2:] == (1, SMALL_MAP)
-        and (channels(op) or (0, 0, 0))[2] == 1
-    ]
-    return f"{len(flat)} 1x1 convolutions work on 1x{SMALL_MAP}" if len(flat) > 1 else ""
-
-
-def _chain(ops: list[Operation]) -> str:
-    depth: dict[Operation, int] = {}
-    for op in ops:
-        makers = [producer(v) for _, v in operands(op)]
-        depth[op] = 1 + max((depth.get(m, 0) for m in makers if m is not None), default=0)
-    most = max(depth.values(), default=0)
-    return f"the longest chain has {most} ops" if most >= LONGEST else ""
-
-
-def _island(ops: list[Operation]) -> str:
-    if not ops or any(op.op_type in CONTRACTIONS for op in ops):
-        return ""
-    return f"none of the {len(ops)} ops is a convolution or matrix product"
-
-
-GUARDED_FROM = 8
-"""Specification version (iOS 17) from which a gather no longer counts negative indices itself."""
-SOURCE = "coremltools 9.0: {}, read and run"
-ADVICE = (
-    "save with this library, which runs no pass, or take the pass out of the pipeline: "
-    'pipeline.remove_passes({{"{}"}})'
-)
-
-
-@dataclass(frozen=True)
-class _Change:
-    """A pass of the default pipeline and the ops that it would change."""
-
-    name: str
-    ops: frozenset[str]
-    because: str
-    finds: Callable[[Operation], bool]
-
-    def rule(self) -> Rule:
-        """The row that findings cite."""
-        return Rule(
-            f"save-{self.name.rsplit('::')[-1].replace('_', '-')}",
-            self.ops,
-            self.because,
-            SOURCE.format(self.name),
-            kind="interface",
-            grade=Grade.MEASURED,
-            advice=ADVICE.format(self.name),
-        )
-
-
-def _one_hot_product(op: Operation) -> bool:
-    return any(r.op_type == "matmul" and r.x is op.outputs[0] for r in consumers(op.outputs[0]))
-
-
-def _dilation(op: Operation) -> bool:
-    inner = [r for r in consumers(op.outputs[0]) if r.op_type == "conv"]
-    return any(r.op_type == "batch_to_space" for c in inner for r in consumers(c.outputs[0]))
-
-
-def _signed(op: Operation) -> bool:
-    """Are indices of a run signed, in an opset in which a gather no longer counts from the end by itself?"""
-    indices = op.inputs.get("indices")
-    if indices is None or is_stored(indices) or int(op.opset_version.value) < GUARDED_FROM:
-        return False
-    return np_dtype(indices).kind == "i"
-
-
-def _widened(op: Operation) -> bool:
-    before, after = op.x, op.outputs[0]
-    wider = np_dtype(after).itemsize > np_dtype(before).itemsize
-    return is_stored(before) and wider and elements(before) > 1
-
-
-def _turned_back(op: Operation) -> bool:
-    """Do all ops between two transpositions work on elements, so that both can go?"""
-    readers = consumers(op.outputs[0])
-    for _ in range(8):
-        if len(readers) != 1:
-            return False
-        if readers[0].op_type == "transpose":
-            return True
-        if any(is_stored(v) and v.rank > 0 for _, v in operands(readers[0])):
-            return False
-        if readers[0].op_type not in TRANSPOSABLE:
-            return False
-        readers = consumers(readers[0].outputs[0])
-    return False
-
-
-TRANSPOSABLE = (UNARY - {"cast", "inverse", "silu"}) | {"pow", "softplus_parametric"}
-"""Ops that coremltools moves a transposition past."""
-
-CHANGES = (
-    _Change(
-        "common::fuse_onehot_matmul_to_gather",
-        frozenset({"one_hot"}),
-        "a one-hot product becomes a gather again, which leaves the engine when its indices are computed",
-        _one_hot_product,
-    ),
-    _Change(
-        "common::fuse_dilated_conv",
-        frozenset({"space_to_batch"}),
-        "space_to_batch, conv and batch_to_space become a dilated convolution",
-        _dilation,
-    ),
-    _Change(
-        "common::guard_negative_gather_indices",
-        frozenset({"gather", "gather_nd"}),
-        "a guard for negative indices is put before each gather, also where one stands already: a cast, a "
-        "comparison, a sum and a select of integers, on the CPU",
-        _signed,
-    ),
-    _Change(
-        "common::const_elimination",
-        frozenset({"cast"}),
-        "a stored fp16 constant that is widened at run time is stored wide",
-        _widened,
-    ),
-    _Change(
-        "common::reduce_transposes",
-        frozenset({"transpose"}),
-        "transpositions that cancel each other are taken out, with the layout between them",
-        _turned_back,
-    ),
-)
-
-
-def save_changes(program: Program) -> tuple[Finding, ...]:
-    """What saving through coremltools' default passes would change, one finding for each of its passes."""
-    return tuple(_found(program))
-
-
-def _found(program: Program) -> Iterator[Finding]:
-    hits: dict[int, list[Operation]] = {}
-    for op in walk_ops(program):
-        for i, change in enumerate(CHANGES):
-            if op.op_type in change.ops and change.finds(op):
-                hits.setdefault(i, []).append(op)
-    for i, ops in sorted(hits.items()):
-        change = CHANGES[i]
-        message = f"{change.name} changes {len(ops)} {ops[0].op_type}, first %{ops[0].outputs[0].name}"
-        yield change.rule().finding(message)
-
-
 _port = partial(general, kind="interface")
-"""A rule about what goes in and comes out."""
+"""A rule about inputs, outputs and states."""
 
 _shaped = partial(general, kind="shape")
 """A rule about shapes."""
 
-__all__ = ["RULES", "of_model", "save_changes"]
-
-UNIT = 64
-"""Bytes in which rows are stored: 32 elements of fp16."""
-BOTH = 64
-"""Elements that satisfy both readings of the rule."""
-WORTH = 1 << 20
-"""Bytes of padding, half of the smallest on-chip memory, from which a value of no product is worth a word."""
+ROW_UNIT = 64
+"""Rows are stored in units of this many bytes: 32 elements of fp16."""
+SAFE_MULTIPLE = 64
+"""A multiple of 64 elements on the last axis is right by every source: some say 32 elements, some 64."""
+LEAST_WASTE = 1 << 20
+"""Bytes of padding from which ops other than products are reported: half of the smallest on-chip memory."""
 MOST_STATES = 2
-"""States with which a model ran on A19; on Macs one did."""
-TWO_FAIL_FROM = 26
-"""The macOS on which two states failed; earlier ones were not reported."""
+"""The most states with which a model was seen to run (A19); on Macs it was one."""
+TWO_STATES_FAIL_FROM = 26
+"""The macOS release on which a model of two states failed; nothing was reported of earlier ones."""
 
 
-def _padded(shape: tuple[int, ...], var: Var) -> int:
-    """Bytes of a value whose rows are stored in units."""
+def _stored_bytes(shape: tuple[int, ...], var: Var) -> int:
+    """Return the bytes that a value of this shape takes with its rows padded to `ROW_UNIT`."""
     row = shape[-1] * np_dtype(var).itemsize
-    return math.prod(shape[:-1]) * math.ceil(row / UNIT) * UNIT
+    return math.prod(shape[:-1]) * math.ceil(row / ROW_UNIT) * ROW_UNIT
 
 
-def _made_here(op: Operation, var: Var) -> tuple[int, ...] | None:
-    """The shape of a half-precision result whose last axis no operand has already, when it does not fit."""
+def _new_odd_shape(op: Operation, var: Var) -> tuple[int, ...] | None:
+    """Return the shape of an fp16 result whose last axis has an odd length that no operand has; else None."""
     shape = static_shape(var) if is_tensor(var) and not is_weight(op) else None
-    if not shape or len(shape) < 2 or shape[-1] * 2 % UNIT == 0 or dtype_name(var) != "fp16":
+    if not shape or len(shape) < 2 or shape[-1] * 2 % ROW_UNIT == 0 or dtype_name(var) != "fp16":
         return None
     lengths = [v.shape[-1] for v in runtime(op) if is_tensor(v) and v.rank]
     return None if shape[-1] in lengths else shape
 
 
-def _words(shape: tuple[int, ...], var: Var) -> str:
-    stored = _padded(shape, var)
-    unit = UNIT // 2
+def _padding_words(shape: tuple[int, ...], var: Var) -> str:
+    stored = _stored_bytes(shape, var)
+    unit = ROW_UNIT // 2
     wide = math.ceil(shape[-1] / unit) * unit
     ratio = stored / max(size_of(var), 1)
     more = f"{ratio:.3g} times the memory" if ratio >= 1.05 else "almost no extra memory"
+    multiple = math.ceil(shape[-1] / SAFE_MULTIPLE) * SAFE_MULTIPLE
     return (
         f"the last axis of {shape_in_words(shape)} is stored as {wide}: {more} "
-        f"({byte_words(stored)}); the next multiple of {BOTH} is {math.ceil(shape[-1] / BOTH) * BOTH}"
+        f"({byte_words(stored)}); the next multiple of {SAFE_MULTIPLE} is {multiple}"
     )
 
 
 def narrow_product(op: Operation, target: Target) -> str:
-    """A product with plain weights that makes a last axis of an odd length."""
+    """Report a product with plain weights that makes a last axis of an odd length."""
     var = op.outputs[0]
-    shape, stored = _made_here(op, var), weight(op)
-    plain = stored is not None and stored.op is not None and stored.op.op_type == "const"
-    if shape is None or not plain or shape[-1] == 1 or channels(op) is None:
+    shape, has_plain_weight = _new_odd_shape(op, var), producer(weight(op), "const") is not None
+    if shape is None or not has_plain_weight or shape[-1] == 1 or channels(op) is None:
         return ""
-    return _words(shape, var)
+    return _padding_words(shape, var)
 
 
 def narrow_value(op: Operation, target: Target) -> str:
-    """Any other op that makes a last axis of an odd length, where the padding is large."""
+    """Report any other op that makes a last axis of an odd length, if the padding is large."""
     for var in op.outputs:
-        shape = _made_here(op, var)
+        shape = _new_odd_shape(op, var)
         if shape is None or (op.op_type in WEIGHTED and narrow_product(op, target)):
             continue
-        waste = _padded(shape, var) - size_of(var)
-        if waste >= WORTH and 4 * waste >= size_of(var):
-            return _words(shape, var)
+        waste = _stored_bytes(shape, var) - size_of(var)
+        if waste >= LEAST_WASTE and 4 * waste >= size_of(var):
+            return _padding_words(shape, var)
     return ""
 
 
@@ -477,27 +222,28 @@ STATE_RANK = _port(
 
 
 def of_model(function: Function, target: Target, shapes: Flexible | None = None) -> tuple[Finding, ...]:
-    """What is to be said about the interface of a function, and about it as a whole.
+    """Return the findings about the interface of a function, and about its layout as a whole.
 
     Args:
         function: a MIL function.
-        target: findings that do not concern it are left out.
-        shapes: those that its dynamic inputs may have; None where all are fixed.
+        target: chips and OS; findings about others are left out.
+        shapes: the shapes that its dynamic inputs may have; None where all are fixed.
     """
     messages = [*_lengths(function, shapes), *_interface(function), *_states(function, target)]
     kept = [rule.finding(message) for rule, message in messages if rule.scope.concerns(target)]
-    return (*kept, *of_function(function, target))
+    return (*kept, *layout_advice.of_function(function, target))
 
 
-Said = Iterator[tuple[Rule, str]]
+Messages = Iterator[tuple[Rule, str]]
+"""Rules that apply, each with what it found in words."""
 
 
-def _lengths(function: Function, shapes: Flexible | None) -> Said:
+def _lengths(function: Function, shapes: Flexible | None) -> Messages:
     dynamic = dynamic_inputs(function)
     listed = shapes is not None and bool(shapes.listed)
     for name, var in dynamic.items():
-        said = f"input %{name} has the shape {shape_in_words(var.shape)}"
-        yield (ENUMERATED, f"{said}, from a list") if listed else (RANGE, said)
+        words = f"input %{name} has the shape {shape_in_words(var.shape)}"
+        yield (ENUMERATED, f"{words}, from a list") if listed else (RANGE, words)
     if not dynamic or not listed:
         return
     ops = [op for op in walk_ops(function) if not is_weight(op)]
@@ -509,13 +255,13 @@ def _lengths(function: Function, shapes: Flexible | None) -> Said:
         yield (ENUMERATED_SCORES, f"{len(scores)} products of two values, first %{scores[0].outputs[0].name}")
 
 
-def _interface(function: Function) -> Said:
+def _interface(function: Function) -> Messages:
     inputs = {n: v for n, v in function.inputs.items() if not types.is_state(v.sym_type)}
     ports = [(f"input %{n}", v) for n, v in inputs.items()]
     ports += [(f"output %{v.name}", v) for v in function.outputs]
-    whole = [n for n, v in ports[: len(inputs)] if np_dtype(v).kind in "iu"]
-    if whole:
-        yield INTEGERS, f"{_list(whole)} {_hold(whole)} integers"
+    integers = [n for n, v in ports[: len(inputs)] if np_dtype(v).kind in "iu"]
+    if integers:
+        yield INTEGERS, f"{_list(integers)} {_hold(integers)} integers"
     double = [n for n, v in ports if dtype_name(v) in ("fp32", "fp64")]
     if double:
         yield DOUBLES, f"{_list(double)} {_hold(double)} fp32"
@@ -529,6 +275,7 @@ def _interface(function: Function) -> Said:
 
 
 def _list(names: list[str]) -> str:
+    """Return the first three names, and how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 
@@ -538,12 +285,12 @@ def _hold(names: list[str]) -> str:
 
 
 def two_states_may_fail(target: Target) -> bool:
-    """Is there a Mac among the chips, on a release on which two states may fail?"""
-    late = target.os is None or target.os >= TWO_FAIL_FROM
-    return target.platform != "iOS" and late and any(CHIPS[n].platform == "macOS" for n in target.chips)
+    """Is there a Mac among the chips, with an OS on which two states may fail?"""
+    is_new = target.os is None or target.os >= TWO_STATES_FAIL_FROM
+    return target.platform != "iOS" and is_new and any(CHIPS[n].platform == "macOS" for n in target.chips)
 
 
-def _states(function: Function, target: Target) -> Said:
+def _states(function: Function, target: Target) -> Messages:
     states = {n: shape_of(v) for n, v in function.inputs.items() if types.is_state(v.sym_type)}
     if len(states) > MOST_STATES:
         yield STATES, f"{len(states)} states: {_list([f'%{n}' for n in states])}"

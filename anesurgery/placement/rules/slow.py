@@ -1,7 +1,9 @@
-"""Ops that the engine can run and runs slowly, recurrent loops, and ops that a pass replaces by faster ones.
+"""Rules about speed: ops that the engine runs slowly, loops, and ops that a pass replaces by faster ones.
 
-Lengths are in elements, kernels are height x width. Each figure belongs to the chip and OS that it is given
-with.
+`inspect` calls each test with (op, target); it returns what it found in words, which becomes the message, or
+"". Lengths are in elements, kernels are height x width. Each figure holds for the chip and OS beside it.
+Sections: patterns of ops (`PATTERNS`); single ops and compressed weights (`RULES`); loops (`LOOPS`); ops that
+cost time and that a pass removes (`REPAIRED`).
 """
 
 from __future__ import annotations
@@ -59,46 +61,45 @@ _slow = partial(Rule, kind="speed")
 """A rule about time."""
 
 AXIS = 16384
-"""The longest last axis up to H15."""
+"""The longest last axis up to H15, in elements."""
 LATER_AXIS = 65536
-"""From H16 on."""
-PREFERRED = 2 << 20
-"""Elements of a query from which fused attention was preferred to the CPU."""
-BRANCHES = 12
-"""As the source of the rule has it."""
+"""The longest last axis from H16 on, in elements."""
+PREFERRED_QUERY = 2 << 20
+"""Elements of a query from which Core ML preferred the engine to the CPU for fused attention."""
+MANY_BRANCHES = 12
+"""Operands of a concat from which compiling was reported to be slow (rule `compile-fanin`)."""
 
 
 def small_fused(op: Operation, target: Target) -> str:
-    """Fused attention that is too small to be preferred."""
+    """Report fused attention that is too small for Core ML to prefer the engine."""
     count = elements(op.query)
-    if count >= PREFERRED or static_shape(op.query) is None:
+    if count >= PREFERRED_QUERY or static_shape(op.query) is None:
         return ""
     return f"the query {shape_in_words(op.query.shape)} has {count} elements"
 
 
 def fused_on_26(op: Operation, target: Target) -> str:
-    """Fused attention on an OS that computes it wrong."""
+    """Report fused attention on an OS that computes it wrong, or where the target names no OS."""
     if target.os not in (None, 26):
         return ""
-    return f"fused attention of {shape_in_words(op.query.shape)}" + (
-        "" if target.os else "; the target names no OS"
-    )
+    unknown_os = "" if target.os else "; the target names no OS"
+    return f"fused attention of {shape_in_words(op.query.shape)}{unknown_os}"
 
 
 def long_scores(op: Operation, target: Target) -> str:
-    """Scores of attention that do not fit the on-chip memory."""
+    """Report attention scores that do not fit into the on-chip memory."""
     if attention_of(op) is None:
         return ""
-    room, chip = target.least("working_set")
+    on_chip, chip = target.least("working_set")
     size = size_of(op.outputs[0])
-    if size <= room:
+    if size <= on_chip:
         return ""
     shape = shape_in_words(op.outputs[0].shape)
-    return f"scores {shape} take {byte_words(size)}; {chip} holds {byte_words(room)}"
+    return f"scores {shape} take {byte_words(size)}; {chip} holds {byte_words(on_chip)}"
 
 
 def wide_head(op: Operation, target: Target) -> str:
-    """A product with more outputs than an axis may have."""
+    """Report a product with more outputs than the last axis may be long."""
     shape = channels(op)
     most = LATER_AXIS if op.op_type == "conv" else AXIS  # a convolution has them as channels
     if shape is None or shape[0] <= most:
@@ -107,7 +108,7 @@ def wide_head(op: Operation, target: Target) -> str:
 
 
 def widest_head(op: Operation, target: Target) -> str:
-    """A product with more outputs than any op may read on later chips."""
+    """Report a product with more outputs than any op may read, also on later chips."""
     shape = channels(op)
     if shape is None or shape[0] <= LATER_AXIS:
         return ""
@@ -115,7 +116,7 @@ def widest_head(op: Operation, target: Target) -> str:
 
 
 def all_tokens(op: Operation, target: Target) -> str:
-    """A head that is computed for every position."""
+    """Report an LM head whose logits are computed for every position."""
     shape, var = channels(op), op.outputs[0]
     if shape is None or var.rank != 3 or shape[0] < 2 * shape[1]:
         return ""
@@ -126,16 +127,16 @@ def all_tokens(op: Operation, target: Target) -> str:
 
 
 def written_softmax(op: Operation, target: Target) -> str:
-    """exp(x) / sum(exp(x))."""
-    top = producer(op.x, "exp")
-    under = producer(op.y, "reduce_sum")
-    if top is None or under is None or under.x is not op.x:
+    """Report exp(x) / sum(exp(x))."""
+    numerator = producer(op.x, "exp")
+    total = producer(op.y, "reduce_sum")
+    if numerator is None or total is None or total.x is not op.x:
         return ""
     return f"%{op.outputs[0].name} is a softmax, written as exp, reduce_sum and real_div"
 
 
 def written_norm(op: Operation, target: Target) -> str:
-    """(x - mean) / sqrt(mean((x - mean)^2) + epsilon)."""
+    """Report (x - mean) / sqrt(mean((x - mean)^2) + epsilon)."""
     inner = producer(op.x)
     if inner is not None and inner.op_type == "add":
         inner = producer(inner.x, "reduce_mean") or producer(inner.y, "reduce_mean")
@@ -149,7 +150,7 @@ def written_norm(op: Operation, target: Target) -> str:
 
 
 def repeated_heads(op: Operation, target: Target) -> str:
-    """Keys or values that are repeated for the heads of a group."""
+    """Report keys or values that are repeated for the heads of a group (grouped-query attention)."""
     if not any(r.op_type in ATTENTION for r in readers_after(op.outputs[0])) or is_stored(op.x):
         return ""
     before, after = elements(op.x), elements(op.outputs[0])
@@ -159,13 +160,13 @@ def repeated_heads(op: Operation, target: Target) -> str:
 
 
 def wide_concat(op: Operation, target: Target) -> str:
-    """Many branches that meet in one op."""
+    """Report a concat of many different results."""
     makers = {v.op for v in op.inputs["values"] if not is_stored(v) and v.op is not None}
-    return f"{len(makers)} branches meet" if len(makers) >= BRANCHES else ""
+    return f"{len(makers)} branches meet" if len(makers) >= MANY_BRANCHES else ""
 
 
 def largest_few(op: Operation, target: Target) -> str:
-    """A topk of the logits."""
+    """Report a topk."""
     return f"topk of {shape_in_words(op.x.shape)}"
 
 
@@ -300,41 +301,45 @@ PATTERNS: tuple[Rule, ...] = (
         advice="return the logits and pick on the host",
     ),
 )
-"""By op type."""
+"""Rules about patterns: attention, heads, norms and softmax."""
 
 
-"""A rule about time."""
+# Single ops and compressed weights.
 
-PERIOD = 1 << 20
-NOTCH = 16 << 10
-"""How near to a multiple of 2^20 bytes a payload must be; one that is just so far away was fast."""
+NOTCH_PERIOD = 1 << 20
+NOTCH_WIDTH = 16 << 10
+"""A payload stalls if it is less than this many bytes from a multiple of `NOTCH_PERIOD`."""
 CORES = 16
 MOST_PARTS = 8
-EFFICIENT = frozenset({1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32})
+"""How many parts along the inputs are tried in search of a split whose parts do not stall."""
+EFFICIENT_STRIDES = frozenset({1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32})
 """Strides that Apple calls efficient."""
 WIDE, WIDEST = 9, 16
 """Kernel widths that the compiler rewrites; wider ones are not legal."""
 LARGE_DILATION = 4
 """Apple names no number; a chain of dilations of 2 and 3 is its advice."""
 LANES = 4
+"""Groups of a convolution that H13 computes side by side."""
 LEAST_GROUP = 4
+"""Channels that should share a look-up table: with fewer, the time doubled (rule `comp-group`)."""
 LARGE_PATCH = 14
-MOVED = 256 << 10
-"""Bytes below which a transposition is not worth a word."""
+"""The smallest kernel that the M1 does not take, in elements of one side."""
+LEAST_MOVED = 256 << 10
+"""Bytes below which a transpose is not reported."""
 
 
 def _payload(outputs: int, inputs: int, taps: int) -> int:
-    """Bytes of fp16 weights that one of the cores reads."""
+    """Return the bytes of fp16 weights that each of the 16 cores reads."""
     return math.ceil(outputs / CORES) * inputs * taps * 2
 
 
 def _in_notch(payload: int) -> bool:
-    near = round(payload / PERIOD) * PERIOD
-    return near > 0 and abs(payload - near) < NOTCH
+    nearest = round(payload / NOTCH_PERIOD) * NOTCH_PERIOD
+    return nearest > 0 and abs(payload - nearest) < NOTCH_WIDTH
 
 
 def notch_payload(op: Operation) -> int:
-    """Bytes of plain fp16 weights that a core reads, if they lie at a multiple of 2^20; else 0."""
+    """Return the bytes of plain fp16 weights that a core reads, if near a multiple of 2^20; else 0."""
     var, shape = weight(op), channels(op)
     groups = number(op.inputs.get("groups")) or 1
     if producer(var, "const") is None or var is None or shape is None or groups != 1:
@@ -344,7 +349,7 @@ def notch_payload(op: Operation) -> int:
 
 
 def dma_notch(op: Operation, target: Target) -> str:
-    """Plain fp16 weights whose payload per core lies at a multiple of 2^20 bytes."""
+    """Report plain fp16 weights whose payload per core is near a multiple of 2^20 bytes."""
     payload, shape = notch_payload(op), channels(op)
     if not payload or shape is None:
         return ""
@@ -354,13 +359,13 @@ def dma_notch(op: Operation, target: Target) -> str:
         None,
     )
     cure = f"{parts} parts along the inputs miss it" if parts else "no split into 8 parts misses it"
-    near = round(payload / PERIOD)
-    off = abs(payload - near * PERIOD)
-    return f"{outputs}x{inputs}: {payload} bytes per core, {off} from {near} * 2^20; {cure}"
+    multiple = round(payload / NOTCH_PERIOD)
+    distance = abs(payload - multiple * NOTCH_PERIOD)
+    return f"{outputs}x{inputs}: {payload} bytes per core, {distance} from {multiple} * 2^20; {cure}"
 
 
 def wide_kernel(op: Operation, target: Target) -> str:
-    """A kernel of a width that the compiler rewrites."""
+    """Report a kernel of a width that the compiler rewrites into several convolutions."""
     shape = static_shape(op.weight) or ()
     if len(shape) < 3 or not WIDE <= shape[-1] <= WIDEST:
         return ""
@@ -368,9 +373,9 @@ def wide_kernel(op: Operation, target: Target) -> str:
 
 
 def odd_stride(op: Operation, target: Target) -> str:
-    """A stride that is not a product of 2 and 3, or a mix that Apple does not name."""
+    """Report a stride that is not a product of 2 and 3, or two different strides that Apple does not name."""
     strides = ints(op, "strides")
-    odd = [s for s in strides if s not in EFFICIENT]
+    odd = [s for s in strides if s not in EFFICIENT_STRIDES]
     mixed = len(set(strides)) > 1 and 1 not in strides and 2 not in strides
     if not odd and not mixed:
         return ""
@@ -378,14 +383,14 @@ def odd_stride(op: Operation, target: Target) -> str:
 
 
 def _groups(op: Operation) -> tuple[int, int]:
-    """Groups of a convolution, and its inputs."""
+    """Return (groups, input channels) of a convolution."""
     shape = static_shape(op.weight) or (0, 0)
     groups = int(number(op.inputs.get("groups")) or 1)
     return groups, groups * shape[1]
 
 
 def odd_groups(op: Operation, target: Target) -> str:
-    """Groups that do not divide the lanes, but for one channel each."""
+    """Report a number of groups that does not divide the lanes, except one group per channel."""
     groups, inputs = _groups(op)
     if groups == 1 or groups == inputs or LANES % groups == 0:
         return ""
@@ -393,14 +398,14 @@ def odd_groups(op: Operation, target: Target) -> str:
 
 
 def large_dilation(op: Operation, target: Target) -> str:
-    """A dilation beyond those that Apple advises to chain."""
+    """Report a dilation beyond 2 and 3, which Apple advises to chain."""
     dilations, shape = ints(op, "dilations"), static_shape(op.weight) or ()
     wide = [d for d, k in zip(dilations, shape[2:], strict=False) if k > 1 and d >= LARGE_DILATION]
     return f"the dilation is {shape_in_words(dilations)}" if wide else ""
 
 
-def makers(op: Operation) -> list[Operation]:
-    """The ops that decompress a weight, the last one first."""
+def weight_decoders(op: Operation) -> list[Operation]:
+    """Return the `constexpr` ops that decompress the weight of a product, the last one first."""
     decoders: list[Operation] = []
     var = weight(op)
     while var is not None and var.op is not None and is_constexpr(var.op):
@@ -412,14 +417,14 @@ def makers(op: Operation) -> list[Operation]:
     return decoders
 
 
-def lut(op: Operation) -> Operation | None:
-    """The look-up table of a palettized weight."""
-    return next((m for m in makers(op) if m.op_type == "constexpr_lut_to_dense"), None)
+def lookup_table(op: Operation) -> Operation | None:
+    """Return the `constexpr_lut_to_dense` of a palettized weight; None for other weights."""
+    return next((m for m in weight_decoders(op) if m.op_type == "constexpr_lut_to_dense"), None)
 
 
 def small_groups(op: Operation, target: Target) -> str:
-    """A look-up table for each channel, or for each two or three."""
-    table = lut(op)
+    """Report one look-up table for each channel, or for each two or three."""
+    table = lookup_table(op)
     shape = static_shape(table.outputs[0]) if table is not None else None
     if table is None or shape is None or len(table.lut.shape) != len(shape) + 2:
         return ""
@@ -431,8 +436,8 @@ def small_groups(op: Operation, target: Target) -> str:
 
 
 def few_bits(op: Operation, target: Target) -> str:
-    """A palette of one or two bits."""
-    table = lut(op)
+    """Report a palette of one or two bits."""
+    table = lookup_table(op)
     if table is None:
         return ""
     shape = [int(n) for n in table.lut.shape]
@@ -441,8 +446,8 @@ def few_bits(op: Operation, target: Target) -> str:
 
 
 def palette_scale(op: Operation) -> Var | None:
-    """The scales by which a palette is multiplied before the product."""
-    decoders = makers(op)
+    """Return the scales that a palettized weight is multiplied by before the product; None without them."""
+    decoders = weight_decoders(op)
     kinds = [m.op_type for m in decoders]
     if kinds[:2] != ["constexpr_blockwise_shift_scale", "constexpr_lut_to_dense"]:
         return None
@@ -450,12 +455,12 @@ def palette_scale(op: Operation) -> Var | None:
 
 
 def moved_last_axis(op: Operation, target: Target) -> str:
-    """A transposition that writes each row anew."""
+    """Report a transpose that moves the last axis, so that the whole value is written again."""
     shape, order = static_shape(op.x), ints(op, "perm")
     if shape is None or not order or order[-1] % len(shape) == len(shape) - 1:
         return ""
     long_axes = [p % len(shape) for p in order if shape[p % len(shape)] > 1]
-    if long_axes == sorted(long_axes) or size_of(op.x) < MOVED:
+    if long_axes == sorted(long_axes) or size_of(op.x) < LEAST_MOVED:
         return ""
     if all(r.op_type == "matmul" for r in consumers(op.outputs[0])):
         return ""
@@ -463,13 +468,13 @@ def moved_last_axis(op: Operation, target: Target) -> str:
 
 
 def named_twice(op: Operation, target: Target) -> str:
-    """An identity that does not make an output."""
+    """Report an identity whose result is not an output."""
     var = op.outputs[0]
     return "" if is_output(var) else f"%{var.name} is %{op.x.name}"
 
 
 def large_patches(op: Operation, target: Target) -> str:
-    """A convolution whose strides are its kernel, from 14x14 on: the first that the M1 does not take."""
+    """Report a convolution whose strides equal its kernel, from 14x14 on."""
     kernel, strides = [int(k) for k in op.weight.shape[2:]], list(ints(op, "strides"))
     if len(kernel) != 2 or kernel != strides or max(kernel) < LARGE_PATCH:
         return ""
@@ -477,7 +482,7 @@ def large_patches(op: Operation, target: Target) -> str:
 
 
 def constant_rows(op: Operation, target: Target) -> str:
-    """A gather at constant indices from a value of the run."""
+    """Report a gather at constant indices from a dynamic value."""
     if constant(op.indices) is None or is_stored(op.x):
         return ""
     rows = gathered_rows(op)
@@ -488,7 +493,7 @@ KAS = "kasper0406/stablehlo-coreml: avoid_ane_dma_notch.py"
 RULES_OF_APPLE = "apple/coreai-models: neural_engine_rules.md (written for Core AI, 2026)"
 CONV = frozenset({"conv"})
 
-FIXED = general(
+FIXED_VALUES = general(
     "fixed-values",
     "it depends on no input, and coremltools leaves it to be computed in every run",
     "coremltools 9.0: gather_nd and what reads it is not folded (seen on converted masks of transformers 5.23)",
@@ -497,7 +502,7 @@ FIXED = general(
     advice="compute it before the conversion, and register it as a buffer",
     kind="speed",
 )
-"""Of ops that compute the same numbers in every run."""
+"""The rule about ops that compute the same numbers in every run."""
 
 RULES: tuple[Rule, ...] = (
     _slow(
@@ -618,31 +623,31 @@ RULES: tuple[Rule, ...] = (
     ),
     *PATTERNS,
 )
-"""What is slow, by op type."""
+"""Rules about single ops, after them those about patterns."""
 
 
-# Loops that are recurrent networks: what was reported of them, and what straight code is estimated to take.
+# Loops that are recurrent networks: what was reported of them, and the estimated time of unrolled code.
 
-STAYING = (PRODUCTS | POINTWISE | names("split concat")) - {"cast"}
-"""Ops of a round that straight code has too; others count rounds, or read and write rows by their number."""
+OPS_AFTER_UNROLLING = (PRODUCTS | POINTWISE | names("split concat")) - {"cast"}
+"""Ops of a loop body that unrolled code has too; others count rounds, or read and write rows by index."""
 
 
 def stepwise(op: Operation, target: Target) -> str:
-    """The network of a loop, its rounds, and the estimates of the loop and of straight code."""
+    """Report a loop that steps through a recurrent network, and its estimated time looped and unrolled."""
     if not (network := recurrent_step(op)):
         return ""
     if (count := loop_rounds(op)) is None:
         return f"%{op.name} steps through {network}, as often as an input says"
     ops = [inner for block in op.blocks for inner in block.operations if not is_weight(inner)]
-    staying = [o for o in ops if o.op_type in STAYING and np_dtype(o.outputs[0]).kind == "f"]
-    before, after = _estimated(ops, count, target), _estimated(staying, count, target)
+    remaining = [o for o in ops if o.op_type in OPS_AFTER_UNROLLING and np_dtype(o.outputs[0]).kind == "f"]
+    before, after = _estimated_time(ops, count, target), _estimated_time(remaining, count, target)
     words = f"%{op.name} steps through {network} in {count} rounds, {before.cpu:.3g} µs on the CPU as estimated"
-    on_engine = f", {after.ane:.3g} on the ANE" * target.uses_ane
+    on_engine = f", {after.ane:.3g} on the ANE" if target.uses_ane else ""
     return f"{words}; the same steps in straight code {after.cpu:.3g}{on_engine}"
 
 
-def _estimated(ops: Sequence[Operation], count: int, target: Target) -> Estimate:
-    """The sum of so many rounds, of what has an estimate on a unit."""
+def _estimated_time(ops: Sequence[Operation], count: int, target: Target) -> Estimate:
+    """Return the time of `count` rounds of some ops, in µs per unit; ops without an estimate count as 0."""
     each = [one for op in ops if (one := cost.estimate(op, work_of(op), target)) is not None]
     return Estimate(sum(e.ane or 0.0 for e in each), sum(e.cpu or 0.0 for e in each)).times(count)
 
@@ -664,83 +669,91 @@ LOOPS = (
         advice="make the steps straight code; beyond 64 rounds, unroll_loop(max_rounds=...)",
     ),
 )
-"""The one rule of loops."""
+"""The rule about loops that are recurrent networks."""
 
 
-# Loops whose round is a step of a recurrent network, recognised by the gates of the step.
+# How a loop is recognised as a recurrent network: by the number of gates in its body.
 
 GATES = names("sigmoid sigmoid_hard")
 NEW_VALUES = names("tanh scaled_tanh relu")
-GATED = {Fraction(2): "a GRU", Fraction(3, 2): "an LSTM"}
-"""Numbers of gates for each new value: a GRU has two gates and a new state, an LSTM three, a new cell and the
-tanh of the cell. Layers of one kind in one loop have the ratio of one."""
-HANDED_ON = {
+NETWORK_OF_GATE_RATIO = {Fraction(2): "a GRU", Fraction(3, 2): "an LSTM"}
+"""(Elements of sigmoids) / (elements of tanh or relu) in one round -> the network. A GRU has two gates and one
+new state; an LSTM has three gates, a new cell and the tanh of the cell. Layers of one kind keep the ratio."""
+STATE_OPERAND = {
     **dict.fromkeys(("cast", "expand_dims", "squeeze", "reshape", "identity"), "x"),
     **dict.fromkeys(("scatter", "scatter_nd"), "updates"),
     "list_write": "value",
 }
-"""Ops that hand a new state on to the next round -> the operand that holds it."""
+"""Ops that move a new state on its way to the next round -> the operand that holds it."""
 
 
 def recurrent_step(op: Operation) -> str:
-    """The network of which a round of a `while_loop` is a step, as "a GRU"; "" where it is none."""
+    """Return the network that a `while_loop` steps through, such as "a GRU"; "" where it is none.
+
+    Followed are the values that depend on the floats of the loop's state, and among them those downstream of a
+    product with stored weights; activations of the latter are counted as gates or new values.
+    """
     if op.op_type != "while_loop":
         return ""
     body = op.blocks[1]
     if any(inner.blocks for inner in body.operations):  # a step has no loop of its own
         return ""
-    of_state = {v for v in body.inputs if np_dtype(v).kind == "f"}
-    summed, gates, new = set[Var](), 0, 0
+    from_state = {v for v in body.inputs if np_dtype(v).kind == "f"}
+    after_product, gates, new_values = set[Var](), 0, 0
     for inner in body.operations:
         read = set(reads(inner))
-        if not read & of_state:
+        if not read & from_state:
             continue
-        of_state |= set(inner.outputs)
-        if read & summed or (inner.op_type in PRODUCTS and any(map(is_stored, read))):
-            summed |= set(inner.outputs)
-        if inner.op_type in GATES | NEW_VALUES and inner.x in summed:
-            count = elements(inner.outputs[0])
-            gates, new = (gates + count, new) if inner.op_type in GATES else (gates, new + count)
-    if not new or not summed & set(body.outputs):
+        from_state |= set(inner.outputs)
+        if read & after_product or (inner.op_type in PRODUCTS and any(map(is_stored, read))):
+            after_product |= set(inner.outputs)
+        if inner.op_type in GATES and inner.x in after_product:
+            gates += elements(inner.outputs[0])
+        elif inner.op_type in NEW_VALUES and inner.x in after_product:
+            new_values += elements(inner.outputs[0])
+    if not new_values or not after_product & set(body.outputs):
         return ""
     if gates:
-        return GATED.get(Fraction(gates, new), "")
-    return "a simple RNN" if any(_is_new(v) for v in body.outputs) else ""
+        return NETWORK_OF_GATE_RATIO.get(Fraction(gates, new_values), "")
+    return "a simple RNN" if any(_is_activation(v) for v in body.outputs) else ""
 
 
-def _is_new(var: Var) -> bool:
-    """Is a value that the next round gets an activation, as it is?"""
-    while (op := var.op) is not None and op.op_type in HANDED_ON:
-        var = op.inputs[HANDED_ON[op.op_type]]
+def _is_activation(var: Var) -> bool:
+    """Is a value the result of an activation (tanh, relu), apart from ops that only move it?"""
+    while (op := var.op) is not None and op.op_type in STATE_OPERAND:
+        var = op.inputs[STATE_OPERAND[op.op_type]]
     return op is not None and op.op_type in NEW_VALUES
 
 
-# Ops that nothing forbids and that cost time, each with the pass that takes them away.
+# Ops that are legal but cost time, each with the pass that removes them.
 
 
-def absorbed(op: Operation, target: Target) -> str:
-    """A product with a weight, or a reduction, that alone reads what was transposed, and can as it was."""
+def absorbable_transpose(op: Operation, target: Target) -> str:
+    """Report a transpose whose only consumer, a weighted product or a reduction, could do without it."""
     shape = static_shape(op.outputs[0])
     readers = list(readers_after(op.outputs[0], UNARY | VIEWS)) if shape is not None else []
     if len(readers) != 1:
         return ""
     (reader,) = readers
     if reader.op_type in REDUCTIONS:
-        can = reader.x.rank == len(shape or ()) and reduced_before(reader, op) is not None
+        is_absorbable = reader.x.rank == len(shape or ()) and reduced_before(reader, op) is not None
+    elif reader.op_type in ("linear", "matmul") and weight(reader) is not None:
+        is_absorbable = reader.x.rank < len(shape or ()) and flattened_from(reader, op) is not None
     else:
-        plain = reader.op_type in ("linear", "matmul") and weight(reader) is not None
-        can = plain and reader.x.rank < len(shape or ()) and flattened_from(reader, op) is not None
-    return f"{shape_in_words(shape)} is read by {reader.op_type} %{reader.outputs[0].name} alone" if can else ""
+        is_absorbable = False
+    if not is_absorbable:
+        return ""
+    return f"{shape_in_words(shape)} is read by {reader.op_type} %{reader.outputs[0].name} alone"
 
 
-BETWEEN = POINTWISE | {"conv", "batch_norm"}
-"""What may stand between the two ends."""
+BETWEEN_BLOCKS = POINTWISE | {"conv", "batch_norm"}
+"""Ops that may occur between space_to_batch and batch_to_space."""
 
 
-def dealt(op: Operation, target: Target) -> str:
-    """The blocks of a space_to_batch that is undone after convolutions."""
-    between = readers_after(op.outputs[0], BETWEEN)
-    if not any(reader.op_type == "batch_to_space" for reader in between):
+def blocks_as_batch(op: Operation, target: Target) -> str:
+    """Report a space_to_batch that batch_to_space undoes after convolutions."""
+    readers = readers_after(op.outputs[0], BETWEEN_BLOCKS)
+    if not any(reader.op_type == "batch_to_space" for reader in readers):
         return ""
     if max(ints(op, "block_shape")) >= LARGE_DILATION:
         return ""  # a dilation as large as that is slow itself
@@ -748,7 +761,7 @@ def dealt(op: Operation, target: Target) -> str:
 
 
 def cast_indices(op: Operation, target: Target) -> str:
-    """The cast that makes the indices, from which type to which."""
+    """Report an integer cast that computes the indices of a gather."""
     cast = producer(op.indices, "cast")
     if cast is None or np_dtype(cast.x).kind not in "iu":
         return ""
@@ -756,7 +769,7 @@ def cast_indices(op: Operation, target: Target) -> str:
 
 
 def long_input(op: Operation, target: Target) -> str:
-    """Only the input is longer than the target takes, and the convolution steps along it."""
+    """Report a strided convolution whose input is longer than the target takes while its result is not."""
     limit, chip = target.least("axis")
     before, after = (shape_of(v)[2:] for v in (op.x, op.outputs[0]))
     steps = ints(op, "strides") or [1] * len(before)
@@ -767,27 +780,27 @@ def long_input(op: Operation, target: Target) -> str:
 
 
 def single_row(op: Operation, target: Target) -> str:
-    """A product of one row with a stored weight."""
+    """Report a product of one row with a stored weight."""
     stored, shape = weight_of(op), shape_of(op.x)
     if stored is None or not is_stored(stored[0]) or math.prod(shape[:-1]) != 1:
         return ""
     return f"one row of {shape[-1]} gives {shape_of(op.outputs[0])[-1]}"
 
 
-def rare(op: Operation, target: Target) -> str:
-    """The op, whatever it reads."""
+def rare_op(op: Operation, target: Target) -> str:
+    """Report the op in any form."""
     return f"%{op.outputs[0].name} is a {op.op_type}"
 
 
 def long_rows(op: Operation, target: Target) -> str:
-    """Rows beyond the limit of an axis."""
+    """Report rows longer than the target takes."""
     limit, chip = target.least("axis")
     length = (shape_of(op.x) or (0,))[-1]
     return f"rows of {length}; {chip} takes {limit}" if length > limit else ""
 
 
 def long_result(op: Operation, target: Target) -> str:
-    """Only the result is longer than the target takes."""
+    """Report a result that is longer than the target takes while the input is not."""
     limit, chip = target.least("axis")
     before, after = (max(shape_of(v)[-2:], default=0) for v in (op.x, op.outputs[0]))
     return f"{before} elements become {after}; {chip} takes {limit}" if before <= limit < after else ""
@@ -800,7 +813,7 @@ REPAIRED = (
         "moving the last axis writes the whole value anew; what reads it can name other axes, or have its "
         "weights in another order",
         "smpanaro/more-ane-transformers: NOTES.md",
-        test=absorbed,
+        test=absorbable_transpose,
         grade=Grade.REPORTED,
         scope=Scope(os="seen on M1 Max, macOS 13 to 14"),
         remedy="absorb_transpose",
@@ -810,7 +823,7 @@ REPAIRED = (
         names("space_to_batch"),
         "a dilated convolution does the same without moving each pixel twice",
         "by the definition of the ops; what it gains in time was not measured",
-        test=dealt,
+        test=blocks_as_batch,
         grade=Grade.GUESS,
         remedy="dilated_convolution",
     ),
@@ -851,7 +864,7 @@ REPAIRED = (
         names("crop flatten2d reshape_like clamped_relu"),
         "its unit is unknown, while the slices, reshapes or minima that do the same were placed",
         "751K: slices, reshapes, leaky_relu and minimum on the ANE (M4, macOS 27.0.1)",
-        test=rare,
+        test=rare_op,
         grade=Grade.GUESS,
         remedy="replace_rare_ops",
     ),

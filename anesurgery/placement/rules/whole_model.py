@@ -1,8 +1,7 @@
-"""Rules about a whole function: what makes its place doubtful, its load slow, or its compilation fail.
+"""Rules that make it doubtful whether the ANE runs anything of a function: its tables, shapes or size.
 
-Where one of these rules finds something, no op is said to prefer the ANE; what runs on the CPU with and without
-the ANE stays. `doubts` is the one way by which what is known of the whole reaches the ops: its findings go to
-`verdicts.choose`, which then asks for the path without the ANE too.
+`inspect` passes the findings of `doubts` and `failing` to `verdicts.choose`, which then also computes the units
+without the ANE. An op keeps a unit only if it is the same with and without it; no op is said to prefer the ANE.
 """
 
 from __future__ import annotations
@@ -11,25 +10,13 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from anesurgery.byte_counts import byte_words
-from anesurgery.interpret.attentions import Attention, recognise
-from anesurgery.mil import (
-    Function,
-    Operation,
-    any_symbolic,
-    is_stored,
-    operands,
-    producer,
-    static_shape,
-    types,
-    walk_ops,
-)
-from anesurgery.ops import CARRIERS, CONTRACTIONS, NORMS, POINTWISE, names
+from anesurgery.mil import Function, Operation, producer, walk_ops
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.flexible import Flexible, dynamic_inputs
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.rules.conditions import CHANNELS, is_lookup
 from anesurgery.placement.target import CHIPS, SOURCES, Target
-from anesurgery.semantics.reading import elements, is_tensor, shape_in_words, shape_of
+from anesurgery.semantics.reading import elements, shape_in_words, shape_of
 
 _reported = partial(general, grade=Grade.REPORTED)
 
@@ -45,7 +32,7 @@ LARGE_TABLE = _reported(
     advice='look the rows up on the host, and make the embeddings an input: embedding_matmul(mode="input")',
 )
 WITH_TABLE = frozenset({"M1", "M5"})
-"""Chips on which models that read many rows of a large table were on the ANE."""
+"""Chips whose ANE was seen to run models that read many rows of a large table."""
 
 DISPUTED_LIST = _reported(
     "dyn-enumerated-disputed",
@@ -84,9 +71,9 @@ NORM_IN_LIST = _reported(
     scope=Scope(os="seen on M1 Max, macOS 13"),
     advice="expand to rank 4 around the norms, or one function for each shape",
 )
-PACKED = 950_000_000
-"""Bytes of compressed weights, more than fit when they are expanded, that were seen to run: 899 MB of int4 did,
-1.88 GB of int8 did not."""
+LARGEST_COMPRESSED = 950_000_000
+"""Bytes of compressed weights that were seen to run although they exceed the limit when expanded: 899 MB of
+int4 ran, 1.88 GB of int8 did not."""
 TOO_LARGE = _reported(
     "size-leaves",
     "packages above the limit had no op on the ANE: 3.77 GB of fp16 (a Mac, not named) and the same weights as "
@@ -101,7 +88,7 @@ RULES = (LARGE_TABLE, DISPUTED_LIST, DISPUTED_RANGE, RANGE_ELSEWHERE, NORM_IN_LI
 
 
 def doubts(function: Function, shapes: Flexible | None, memory: Memory, target: Target) -> tuple[Finding, ...]:
-    """Why it is not known what the ANE runs of a function; nothing where nothing says so."""
+    """Return the findings that make it uncertain what the ANE runs of a function; none without the ANE."""
     if not target.uses_ane:
         return ()
     messages = [*_tables(function, target), *_shapes(function, shapes, target), *_size(memory, target)]
@@ -118,24 +105,25 @@ FAILING: dict[str, frozenset[str]] = {
     "size-big-image": frozenset(),
     "state-width-32": frozenset(),
 }
-"""Findings that say that the compiler of the engine failed -> the chips on which; empty for any."""
+"""Id of a finding that says that the engine's compiler failed -> chips on which it did; empty for any chip."""
 
 
 def failing(findings: Iterable[Finding], target: Target) -> tuple[Finding, ...]:
-    """Those findings after which the ANE may run nothing on a target."""
+    """Return the findings after which the ANE may run nothing on a target."""
     chips = frozenset(target.chips)
     return tuple(f for f in findings if f.rule in FAILING and (not FAILING[f.rule] or FAILING[f.rule] & chips))
 
 
-Said = Iterator[tuple[Rule, str]]
+Messages = Iterator[tuple[Rule, str]]
+"""Rules that apply, each with what it found in words."""
 
 
 def _has_mac(target: Target) -> bool:
-    """Is there a Mac among the chips? The reports are of Macs."""
+    """Is there a Mac among the chips? Most reports are about Macs."""
     return target.platform != "iOS" and any(CHIPS[n].platform == "macOS" for n in target.chips)
 
 
-def _tables(function: Function, target: Target) -> Said:
+def _tables(function: Function, target: Target) -> Messages:
     if not _has_mac(target) or set(target.chips) <= WITH_TABLE:
         return
     for op in walk_ops(function):
@@ -146,12 +134,12 @@ def _tables(function: Function, target: Target) -> Said:
 
 
 def _reads_large_table(op: Operation) -> bool:
-    """Does it read several rows of a large table that is stored as it is? One row at a time was seen to run."""
+    """Does a gather read several rows of a large uncompressed table? Reading one row was seen to run."""
     large = is_lookup(op) and shape_of(op.x)[0] > CHANNELS and producer(op.x, "const") is not None
     return large and elements(op.indices) > 1
 
 
-def _shapes(function: Function, shapes: Flexible | None, target: Target) -> Said:
+def _shapes(function: Function, shapes: Flexible | None, target: Target) -> Messages:
     dynamic = dynamic_inputs(function)
     if shapes is None or not dynamic:
         return
@@ -167,7 +155,7 @@ def _shapes(function: Function, shapes: Flexible | None, target: Target) -> Said
         yield NORM_IN_LIST, f"{len(norms)} layer_norm of rank 3, first %{first}, with enumerated shapes"
 
 
-def _size(memory: Memory, target: Target) -> Said:
+def _size(memory: Memory, target: Target) -> Messages:
     if memory.limit is None:
         return
     chip, limit = target.least("program")[1], byte_words(memory.limit)
@@ -176,206 +164,6 @@ def _size(memory: Memory, target: Target) -> Said:
             TOO_LARGE,
             f"{byte_words(memory.weights)} of weights in one program, above the {limit} of {chip}",
         )
-    elif memory.weights > PACKED and memory.expanded > memory.limit:
+    elif memory.weights > LARGEST_COMPRESSED and memory.expanded > memory.limit:
         words = f"{byte_words(memory.weights)} of weights, {byte_words(memory.expanded)} expanded"
         yield TOO_LARGE, f"{words}, in one program, above the {limit} of {chip}"
-
-
-# What makes the first load take minutes, the compiler fail, or a load be killed: findings about a function.
-#
-# None of these is a prediction: each names a report, with the chip and OS on which it was seen. Widths of
-# states are in `shapes`.
-
-_large = partial(general, kind="memory", grade=Grade.REPORTED)
-"""A rule about memory."""
-
-MINUTES_FROM = 650_000_000
-"""Bytes of weights from which a load is said to take minutes: 667 MB took 2, 754 MB and 1.4 GB took 4."""
-NO_MEMORY = frozenset({(128, 1024), (32, 512), (64, 512), (128, 512), (1, 2048)})
-"""(Queries, keys) of attention at which the compile of a Llama of 1 billion weights ran out of memory; (130,
-1024), (64, 1024), (256, 512) and (64, 2048) ran."""
-LONG_HISTORY = 32768
-"""Keys with which a prefill did not compile; with 8,192 it did."""
-NORM_BLOCK = (64, 64)
-"""The shape at which two transformer blocks did not compile, and one did."""
-KEEPS_LENGTHS = POINTWISE | NORMS | CONTRACTIONS
-"""Ops whose result has no length that their operands do not tell."""
-JOINING = CARRIERS | names("concat mul cast")
-"""Ops between phases and the transposed convolution of an inverse Fourier transform."""
-FEW_COLOURS = 16
-"""Values of a palette of 4 bits."""
-
-MINUTES = _large(
-    "load-minutes",
-    "the first load compiles for the engine: Whisper large-v3 turbo took 440 s (M4 Pro) and 560 s (M2 Pro), "
-    "later 3 to 5 s (macOS 15.3.1); 1.4 GB, and 754 MB of int8, took 4 minutes on an A19 Pro; 667 MB took "
-    "140 s, did not compile, and the first prediction was killed (a Mac, not named). It is compiled anew "
-    "after an update of the app, and where the OS drops its cache",
-    "argmaxinc/argmax-oss-swift issue 309; john-rocky/CoreML-LLM: QWEN35_LESSONS.md; coremltools issue 2758",
-    scope=Scope(os="seen on M4 Pro and M2 Pro, macOS 15.3.1, and A19 Pro, iOS 26"),
-    advice=(
-        "load it once, when the user is not waiting; a virtual Mac without an engine (GitHub's macos-15) "
-        "hung 27 minutes in that compile: use CPU_ONLY there (soniqo/speech-swift pull request 286)"
-    ),
-)
-OUT_OF_MEMORY = _large(
-    "compile-memory",
-    "at some shapes the compiler runs out of memory, in no monotonic way: 128 queries over 1,024 keys did, 130 "
-    "ran in 83 ms, and 64 in 46 ms; one query over 2,048 did, 64 ran",
-    "pytorch/executorch issue 8439",
-    scope=Scope(frozenset({16}), "seen on A17 Pro, iOS 18, a Llama of 1 billion weights"),
-    advice="take another number of tokens in one call (130 for 128), and load it on the device first",
-)
-HISTORY = _large(
-    "compile-history",
-    "a prefill over a history of 32,768 did not compile for the engine, and took 380 s instead of 17; one of "
-    "8,192 compiled",
-    "Pummelchen/NVMAI issue 7",
-    scope=Scope(frozenset({17}), "seen on M5, macOS 26.5"),
-    advice="keep a shorter history, or a window",
-)
-LATE_SHAPE = general(
-    "compile-late-shape",
-    'a shape that depends on a value of the run is refused by the compiler of the engine and of the CPU ("Data-'
-    'dependent shapes were disabled"), and only a GPU took the model',
-    "ironblock/sidekick: docs/DECISIONS.md D15",
-    kind="shape",
-    grade=Grade.REPORTED,
-    scope=Scope(os="seen on M1 Max, macOS 26 and 27"),
-    advice="give the length as a constant, and mask what is beyond it",
-)
-NORM_VALUES = _large(
-    "compile-norm-values",
-    "two instances of a transformer block at 64x64 failed to compile and one did, and it depended on the "
-    'values of four vectors of LayerNorm ("failed create split by input channel"); through Core AI',
-    "apple/coreai-models issue 138",
-    scope=Scope(frozenset({14, 17}), "seen on M5 Max, macOS 27.0, and M2 Pro"),
-    advice="load the trained model on the device: one with random weights proves nothing",
-)
-PALETTE_STATE = _large(
-    "state-palette",
-    "a decoder with a state and palettes of 4 bits crashed after 100 to 200 predictions; the same one, "
-    "converted by coremltools 8.3 and not by 9.0, did not",
-    "coremltools issue 2716",
-    scope=Scope(os="seen on a device, not named, Whisper large-v3 turbo"),
-    advice="predict some hundred times on the device before you ship it, or keep the cache as inputs and "
-    "outputs",
-)
-WAVEFORM = _large(
-    "crash-waveform",
-    "the inverse Fourier transform at the end of Kokoro ended the process in libBNNS, on the CPU, mostly after "
-    "the first prediction: one app ran 40 times on one day and never on the next",
-    "FluidInference/FluidAudio: issues 667, 844, 889, pull request 818",
-    scope=Scope(
-        frozenset({17}),
-        "seen on M5 Pro, macOS 26.5 (not 26.6), and A19 Pro, iOS 26.6 and 27.0",
-        since=(("macOS", 26), ("iOS", 26)),
-        until=(("macOS", 26), ("iOS", 27)),
-    ),
-    advice="predict some hundred times on the device before you ship it; on the M5 it ran with CPU_AND_GPU",
-)
-PHONE = _large(
-    "size-phone",
-    "weights are expanded to fp16 where they are loaded (0.8 billion weights: 1.6 GB of memory as fp16 and as "
-    "int8), and a package of 1.88 GB of int8 was killed at about 5 GB, while one of fp16 of 1.4 GB ran",
-    "john-rocky/CoreML-LLM: QWEN35_LESSONS.md, QWEN35_2B_CHUNKED_HANDOFF.md",
-    scope=Scope(frozenset({17}), "seen on A19 Pro, iOS 26"),
-    advice="load it in chunks, each below the limit of a program, and measure phys_footprint",
-)
-LOADS = (MINUTES, OUT_OF_MEMORY, HISTORY, LATE_SHAPE, NORM_VALUES, PALETTE_STATE, WAVEFORM, PHONE)
-"""What `of_function` may say."""
-
-
-def slow_loads(function: Function, memory: Memory, target: Target) -> tuple[Finding, ...]:
-    """What is known to make a load slow or fail."""
-    if not target.uses_ane:
-        return ()
-    ops = [op for op in walk_ops(function) if op.op_type != "const"]
-    said = [
-        *_loaded_size(memory, target),
-        *_attention(ops),
-        *_late(function, ops),
-        *_norms(ops),
-        *_palettes(function, ops),
-        *_waveforms(ops),
-    ]
-    return tuple(rule.finding(message) for rule, message in said if rule.scope.concerns(target))
-
-
-def _loaded_size(memory: Memory, target: Target) -> Said:
-    if memory.weights >= MINUTES_FROM:
-        yield MINUTES, f"{byte_words(memory.weights)} of weights in one program"
-    if memory.left is not None and memory.left < 0:
-        wide = f" are {byte_words(memory.expanded)} expanded" if memory.expanded else ""
-        words = f"{byte_words(memory.weights)} of weights{wide}; with activations and states"
-        yield PHONE, f"{words} {byte_words(memory.needed)}, of {byte_words(memory.app or 0)} for an app"
-
-
-def _attention(ops: list[Operation]) -> Said:
-    sizes = [size for op in ops if (a := recognise(op)) is not None and (size := _size_of(a)) is not None]
-    for size in sorted(NO_MEMORY.intersection(sizes)):
-        yield OUT_OF_MEMORY, f"attention of {size[0]} queries over {size[1]} keys"
-    if (most := max((keys for _, keys in sizes), default=0)) >= LONG_HISTORY:
-        yield HISTORY, f"attention over {most} keys"
-
-
-def _size_of(attention: Attention) -> tuple[int, int] | None:
-    """Queries and keys; None where they are not known, and of heads that are split."""
-    product, fused = attention.product, attention.weights
-    if product is None:
-        shapes = [static_shape(v) for v in (fused.query, fused.key)]
-        return None if None in shapes else (shapes[0][-2], shapes[1][-2])  # type: ignore[index]
-    shape = static_shape(product.outputs[0])
-    return None if product.op_type != "matmul" or shape is None or len(shape) < 2 else (shape[-2], shape[-1])
-
-
-def _late(function: Function, ops: list[Operation]) -> Said:
-    """The first op that makes an unknown length out of known ones."""
-    if dynamic_inputs(function):
-        return
-    for op in (op for op in ops if op.op_type not in KEEPS_LENGTHS):
-        if any(is_tensor(v) and any_symbolic(v.shape or ()) for v in op.outputs):
-            late = [v for _, v in operands(op) if not is_stored(v)]
-            words = shape_in_words(op.outputs[0].shape)
-            yield LATE_SHAPE, f"%{op.outputs[0].name} is {words}, made of %{late[-1].name if late else op.name}"
-            return
-
-
-def _norms(ops: list[Operation]) -> Said:
-    norms = [op for op in ops if op.op_type == "layer_norm" and op.gamma is not None]
-    alike = [op for op in norms if tuple(static_shape(op.x) or ())[-2:] == NORM_BLOCK]
-    if len(alike) >= 4:
-        yield NORM_VALUES, f"{len(alike)} layer_norm with weights at {shape_in_words(NORM_BLOCK)}"
-
-
-def _palettes(function: Function, ops: list[Operation]) -> Said:
-    """Palettes beside a state."""
-    states = [n for n, v in function.inputs.items() if types.is_state(v.sym_type)]
-    if states and (kinds := {bits for op in ops if (bits := _colours(op)) == FEW_COLOURS}):
-        yield PALETTE_STATE, f"palettes of {max(kinds)} values beside the state %{states[0]}"
-
-
-def _waveforms(ops: list[Operation]) -> Said:
-    """Transposed convolutions of magnitudes (exp) times sines and cosines of phases."""
-    if "exp" in {op.op_type for op in ops}:
-        yield from (
-            (WAVEFORM, f"%{op.outputs[0].name} makes a waveform of its spectrum") for op in ops if _turns(op)
-        )
-
-
-def _turns(op: Operation) -> bool:
-    """Does a transposed convolution read sines or cosines, times magnitudes and joined?"""
-    pending = [op.x] if op.op_type == "conv_transpose" else []
-    while pending:
-        source = pending.pop().op
-        if source is not None and source.op_type in ("sin", "cos"):
-            return True
-        if source is not None and source.op_type in JOINING:
-            pending += [v for _, v in operands(source)]
-    return False
-
-
-def _colours(op: Operation) -> int:
-    """Values of a palette; 0 of other ops."""
-    shape = op.lut.shape if op.op_type == "constexpr_lut_to_dense" else (0, 0)
-    return int(shape[-2] if len(shape) > 1 else shape[0])

@@ -15,7 +15,7 @@ from typing import Any
 from rich.table import Table
 
 from anesurgery.placement import Inspection, OpRow
-from anesurgery.placement.rates_from_plans import left_out
+from anesurgery.placement.rates_from_plans import cross_validated_errors
 
 PUBLISHED = {"ane": "ane", "bnns": "cpu"}
 """Name of a unit in the records -> ours."""
@@ -88,7 +88,9 @@ def estimates(points: Iterable[Point]) -> Table:
         for point in distinct(own):
             classes.setdefault((point.op, point.rate), []).append(point.ratio)
         inside = max(max(r, 1 / r) for ratios in classes.values() for r in ratios)
-        outside = [off for ratios in classes.values() if len(ratios) > 1 for off in left_out(ratios)]
+        outside = [
+            off for ratios in classes.values() if len(ratios) > 1 for off in cross_validated_errors(ratios)
+        ]
         alone = sum(len(ratios) == 1 for ratios in classes.values())
         count = sum(map(len, classes.values()))
         worst = f"{max(outside):.2f}" if outside else "-"

@@ -60,7 +60,7 @@ from anesurgery.regions.compressed_weights import decoded
 from anesurgery.rewriting.both_formats import BOTH, CORE_ML, check_format, write_beside
 from anesurgery.shipping import agreement
 from anesurgery.shipping.agreement import ALIKE, SLACK, Text, logits_of
-from anesurgery.shipping.checkpoint import Checkpoint, silent
+from anesurgery.shipping.checkpoint import Checkpoint, quiet_transformers
 from anesurgery.shipping.converting import LOGITS, TOKENS, convert
 from anesurgery.shipping.mapped_weights import mapped_constants
 from anesurgery.shipping.recurrent_states import Step, convert_step, finished_step, is_step, step_of
@@ -332,7 +332,7 @@ class _Builder:
         reference = self.out / STAGES / "reference.npz"
 
         def make(place: Path) -> None:
-            with scratch_folder(self.out / STAGES) as work, silent():
+            with scratch_folder(self.out / STAGES) as work, quiet_transformers():
                 module = self.checkpoint.module(work)
                 step = step_of(module, self.options.context)
                 step = step if step and (step.recurrent or self.refusal is not None) else None

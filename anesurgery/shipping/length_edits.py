@@ -25,7 +25,7 @@ from anesurgery.mil import Array, Operation, Var, constant, consumers, dtype_nam
 from anesurgery.ops import BINARY, NORMS, POINTWISE, RECURRENT, REDUCTIONS, names
 from anesurgery.semantics.reading import each_axis, ints, number
 from anesurgery.semantics.rows import places_of, reshape_axes
-from anesurgery.shipping.meeting_axes import Operand, Place, groups, operand_of, placed
+from anesurgery.shipping.meeting_axes import Operand, OperandAxis, equal_axes, indexed_operands, operand_of
 
 Column: TypeAlias = tuple[int, ...]
 """The lengths of an axis: in the function that is there, then at each size."""
@@ -175,7 +175,7 @@ def _meetings(op: Operation, lengths: Lengths) -> Edits:
     """
     wanted: dict[Operand, dict[int, Column]] = {}
     marks: dict[tuple[Operation, Operand, int], Column] = {}
-    for places, summed in groups(op):
+    for places, summed in equal_axes(op):
         column = _shared(op, places, lengths)
         if column is None:
             continue
@@ -197,7 +197,7 @@ def _meetings(op: Operation, lengths: Lengths) -> Edits:
     return {operand: _rows(op, operand, axes, lengths) for operand, axes in wanted.items()}
 
 
-def _shared(op: Operation, places: Sequence[Place], lengths: Lengths) -> Column | None:
+def _shared(op: Operation, places: Sequence[OperandAxis], lengths: Lengths) -> Column | None:
     """The one length of axes that meet, if it differs between sizes.
 
     Raises:
@@ -233,7 +233,7 @@ def _origins(op: Operation, var: Var, axis: int, lengths: Lengths) -> list[tuple
         if axes is None:
             raise Refused(why)
         length, before = value.shape[at], len(pending) + len(origins)
-        for operand, source in placed(maker):
+        for operand, source in indexed_operands(maker):
             places = next((o.places for o in axes if o.var is source and o.name == operand[0]), ())
             if at not in places or source.shape[places.index(at)] != length:
                 continue
@@ -670,7 +670,11 @@ def _follow_sums(op: Operation, lengths: Lengths) -> None:
     """
     out = op.outputs[0]
     over = {
-        c for places, summed in groups(op) if summed for v, _, a in places if varies(c := lengths.columns(v)[a])
+        c
+        for places, summed in equal_axes(op)
+        if summed
+        for v, _, a in places
+        if varies(c := lengths.columns(v)[a])
     }
     if op.op_type in REDUCTIONS | {"cumsum"}:
         axes = [a % op.x.rank for a in ints(op, "axes") or ints(op, "axis")] or [*range(op.x.rank)]
@@ -696,7 +700,7 @@ def _follow_sums(op: Operation, lengths: Lengths) -> None:
 def _product(op: Operation, lengths: Lengths) -> Edits:
     """A sum over n places times 1/n is a mean at each length."""
     sums = {c for v in (op.x, op.y) for c in lengths.sums.get(v, ())}
-    for operand, var in placed(op):
+    for operand, var in indexed_operands(op):
         factor = number(var) if operand[0] in ("x", "y") else None
         near = next((c for c in sums if factor and is_made_of(factor, c[0])), None)
         if near is None or factor is None:

@@ -22,7 +22,7 @@ from anesurgery.files.package import Loaded
 from anesurgery.interpret.decoder_calls import BACK
 from anesurgery.interpret.state import POSITION
 from anesurgery.mil import Program, ct
-from anesurgery.shipping.converting import LOGITS, TOKENS, converted
+from anesurgery.shipping.converting import LOGITS, TOKENS, traced_package
 from anesurgery.surgery import Surgery, apply
 
 Path = tuple[str | int, ...]
@@ -251,7 +251,7 @@ def convert_step(step: Step, *, half: bool = True) -> Any:
     inputs += [ct.TensorType(POSITION, (1,), dtype=np.int32)] * step.counts
     inputs += [ct.TensorType(n, h.shape, dtype=kind) for n, h in zip(names, step.held, strict=True)]
     outputs = [ct.TensorType(LOGITS), *(ct.TensorType(f"{name}{BACK}", dtype=kind) for name in names)]
-    return converted(step.module, _stepping(step), examples, inputs, outputs, half)
+    return traced_package(step.module, _stepping(step), examples, inputs, outputs, half)
 
 
 def _stepping(step: Step) -> Any:

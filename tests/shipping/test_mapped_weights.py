@@ -24,7 +24,9 @@ from anesurgery.shipping.mapped_weights import fp32_checkpoint, mapped_constants
 def held(program: Any) -> list[str]:
     """The constants in memory of their own."""
     ops = program.functions["main"].operations
-    return [op.name for op in ops if op.op_type == "const" and mapped_weights._should_be_mapped(op.outputs[0].val)]
+    return [
+        op.name for op in ops if op.op_type == "const" and mapped_weights._should_be_mapped(op.outputs[0].val)
+    ]
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 Inputs are filled up, for instance with masked positions. `End` describes the elements of a value beyond the
 given length along one axis: masks that hide them, or zeros that add nothing. `end_of_result` takes ends through
-an op; `shipping.filling` asks whether the outputs within the length are the same as without filling.
+an op; `shipping.padded_rows` asks whether the outputs within the length are the same as without filling.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Two uses. `token_axes` asks whether a convolution along the tokens looks back only, as in state-space models and
 LFM2: then each result depends on its own token and the `reach` before it, with zeros before the first token.
-`shipping.filling` asks whether windows along a filled-up axis read what was filled up (`windows_kept`): they do
-not if they end at their own index; those that reach further must find zeros there, as the padding of the
-shorter length would give.
+`shipping.padded_rows` asks whether windows along a filled-up axis read what was filled up (`windows_kept`):
+they do not if they end at their own index; those that reach further must find zeros there, as the padding of
+the shorter length would give.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Compare a build with its checkpoint row by row, so that no wrong one passes.
+"""Check that a built model computes what its checkpoint does; `build` fails otherwise.
 
-What fp16 changes has two parts: the weights that are stored, and what is computed. So a build is computed in
-fp32, and transformers with weights that are rounded to fp16: every row must then be the same to `ALIKE`.
-No rounding hides a wrong op, a lost mask, or keys in a wrong place. A mixture may still take another expert
-next to a threshold; such a row must be one that transformers gives too, with numbers moved by a rounding.
+fp16 changes logits in two ways: by rounding the stored weights, and by rounding in the computation. To tell
+both from a defect, the build runs in fp32 on this library's interpreter, and transformers runs with weights
+rounded to fp16: each row of logits must then agree to `ALIKE`. Rounding cannot hide a wrong op, a lost mask or
+misplaced keys. One exception: a mixture may choose another expert where two scores are nearly equal. Such a row
+is accepted if transformers gives it too when its own numbers are moved by a rounding.
 
-Rows follow a short text token by token, prompts of several lengths, and the end of a text that is as long as is
-little work, or as makes a sliding window forget.
+Rows are compared for a short text token by token, for prompts of several lengths, and at the end of a text that
+is as long as the time allows, or as makes a sliding window forget its beginning.
 """
 
 from __future__ import annotations
@@ -23,60 +24,62 @@ import numpy as np
 from anesurgery import fp16
 from anesurgery.checking.grades import compare_arrays
 from anesurgery.compressing.modes import SMALLEST
-from anesurgery.errors import LoadError
+from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.interpret.decoding import Decoder
 from anesurgery.mil import Array
-from anesurgery.shipping.recurrent_states import CACHE_NAMES, begun
+from anesurgery.shipping.recurrent_states import CACHE_NAMES, read_beginning
 
 TRIED = 24
-"""Tokens that are read one by one, and as prompts of several lengths. A choice: each is a run of both."""
+"""Tokens that are read one by one, and as prompts of several lengths. A choice: each costs a run of both."""
 STRIDE = 7
-"""From one prompt to the next that is tried: few, and of lengths that no function reads as a whole."""
+"""Difference in length between prompts: few prompts, whose lengths are no multiple of a function's."""
 AT_THE_END = 8
-"""Tokens that are read one by one after a long text. A choice: the first finds a lost window."""
+"""Tokens that are read one by one after a long text. A choice: the first already finds a lost window."""
 READ, READ_BEYOND_WINDOWS = 1e11, 1e12
-"""Weights times tokens: how long a text is read, and how long where only that makes a sliding window forget. A
-choice: 200 tokens of 0.5 billion weights, and ten times the work for a whole kind of mistake."""
+"""Limits of weights times tokens for the long text: usually, and where only a longer text fills a sliding
+window. A choice: 200 tokens of 0.5 billion weights, and ten times the work to find a whole kind of mistake."""
 SINGLY = 16
-"""How many times the work it is to read tokens one by one. An estimate: together they share what is read."""
+"""How many times more work it is to read tokens one by one. An estimate: in a batch they share the weights."""
 ALIKE = 0.01
-"""Of the range of logits: more is no rounding of what is stored. Weights that are rounded move the logits of
-small decoders by 1e-3, and a wrong op by more than 1e-1."""
+"""Largest accepted difference of a row, as a share of the range of logits. Rounded weights move the logits of
+small decoders by 1e-3, and a wrong op moves them by more than 1e-1."""
 MOVES, FEW = 64, 8
-"""How often transformers is asked for a row with moved numbers, at most; and for how far moves lead. A choice:
-the rarest choice of experts that was seen came in about 1 of 50."""
+"""How often transformers runs with moved numbers: at most, to explain a row; and to measure the noise. A
+choice: the rarest choice of experts that was seen came in about 1 of 50."""
+AGREE = 30.0
+"""PSNR in dB of an uncompressed model below which the noise of fp16 is measured: usually it is above 50."""
 SLACK = 6.0
-"""In dB, what a build may be further from its checkpoint than moved numbers: twice as far. A choice: it rounds
-more often."""
+"""How many dB worse than moved numbers a build may be: 6 dB is twice as far. A choice: a build rounds more
+often."""
 WINDOWS = ("sliding_window", "attention_window_size", "attention_chunk_size", "local_attention", "window_size")
-"""Names in configs of how far a token looks back."""
+"""Names in configs for the number of tokens that attention looks back."""
 KEEP, POSITIONS = "logits_to_keep", "position_ids"
-"""Arguments of most modules: after which tokens logits are wanted, and where the tokens stand."""
+"""Arguments of most modules of transformers: the rows for which to compute logits, and the positions."""
 
 
 @dataclass(frozen=True)
-class Text:
-    """The tokens that are read, and the rows that are compared."""
+class ComparedText:
+    """The tokens that both models read, and the rows of logits that are compared."""
 
     ids: Array
     singly: bool = False
-    """Does the build read tokens one by one? Transformers may give other logits so than for a whole text."""
+    """Whether the build reads tokens one by one; transformers may give other logits then."""
 
     @property
     def short(self) -> int:
-        """Tokens that are read one by one."""
+        """How many tokens are read one by one."""
         return min(TRIED, len(self.ids))
 
     @property
     def places(self) -> Array:
-        """After which tokens rows are compared, in the order in which `rows` gives them."""
+        """The index of the last token before each compared row, in the order of `rows`."""
         ends: list[int] = []
         if len(self.ids) > TRIED:
             ends = list(range(len(self.ids) - AT_THE_END - 1, len(self.ids)))
         return np.array([*range(self.short), *range(0, self.short, STRIDE), *ends])
 
     def rows(self, model: Path, precision: str) -> Array:
-        """The logits of a model that was built."""
+        """Return the logits of a built model: (rows, vocabulary)."""
         decoder = Decoder(model, precision=precision)
         rows = [decoder.feed(self.ids[: self.short])]
         for count in range(1, self.short + 1, STRIDE):  # prompts, which other functions read
@@ -89,44 +92,44 @@ class Text:
         return np.concatenate(rows)
 
     def expected(self, module: Any) -> Array:
-        """The logits of a module of transformers, which reads the text as the build does.
+        """Return the logits of a module of transformers, which reads the text as the build does.
 
         Raises:
             LoadError: transformers cannot run it.
         """
-        return (logits_by_steps if self.singly else logits_of)(module, self.ids, self.places)
+        return (logits_by_steps if self.singly else logits_of_text)(module, self.ids, self.places)
 
 
-def text(config: Any, context: int, weights: int, *, singly: bool) -> Text:
-    """Tokens to compare on, the same each time.
+def compared_text(config: Any, context: int, weights: int, *, singly: bool) -> ComparedText:
+    """Return random tokens to compare on, the same ones each time.
 
-    The token of padding is none of them: its embedding may be zeros, of which a router thinks nothing.
+    The padding token is left out: its embedding may be all zeros, for which a router chooses any expert.
 
     Args:
-        config: of the text, of transformers.
+        config: the text config of transformers.
         context: the most tokens.
-        weights: how many the model has.
-        singly: does the build read tokens one by one?
+        weights: how many weights the model has.
+        singly: whether the build reads tokens one by one.
     """
-    each = max(weights, 1) * (SINGLY if singly else 1)
-    usual, most = max(TRIED, int(READ / each)), int(READ_BEYOND_WINDOWS / each)
-    beyond = window(config, context) + TRIED
-    count = min(context, usual if beyond > most else max(usual, beyond))
-    words = int(config.vocab_size)
-    ids = np.random.default_rng(0).integers(0, words, count)
+    work_per_token = max(weights, 1) * (SINGLY if singly else 1)
+    usual, most = max(TRIED, int(READ / work_per_token)), int(READ_BEYOND_WINDOWS / work_per_token)
+    window_filled = window(config, context) + TRIED
+    count = min(context, usual if window_filled > most else max(usual, window_filled))
+    vocabulary = int(config.vocab_size)
+    ids = np.random.default_rng(0).integers(0, vocabulary, count)
     padding = getattr(config, "pad_token_id", None)
-    ids = np.where(ids == (-1 if padding is None else padding), (ids + 1) % words, ids)
-    return Text(ids.astype(np.int32), singly)
+    ids = np.where(ids == (-1 if padding is None else padding), (ids + 1) % vocabulary, ids)
+    return ComparedText(ids.astype(np.int32), singly)
 
 
 def window(config: Any, context: int) -> int:
-    """The longest sliding window that is shorter than the context; 0 for none."""
+    """Return the longest sliding window that is shorter than the context; 0 for none."""
     sizes = (getattr(config, name, None) for name in WINDOWS)
     return max((size for size in sizes if isinstance(size, int) and size < context), default=0)
 
 
-def logits_of(module: Any, ids: Array, places: Array) -> Array:
-    """What the checkpoint gives after some of the tokens.
+def logits_of_text(module: Any, ids: Array, places: Array) -> Array:
+    """Return the checkpoint's logits after the tokens at `places`: (places, vocabulary).
 
     Raises:
         LoadError: transformers cannot run it.
@@ -135,26 +138,28 @@ def logits_of(module: Any, ids: Array, places: Array) -> Array:
 
     tokens = torch.from_numpy(ids.astype(np.int64))[None]
     rows = torch.from_numpy(places.astype(np.int64))
-    keeps = KEEP in inspect.signature(module.forward).parameters
+    has_keep = KEEP in inspect.signature(module.forward).parameters
     try:
         with torch.no_grad():
-            found = module(input_ids=tokens, use_cache=False, **({KEEP: rows} if keeps else {})).logits[0]
+            result = module(input_ids=tokens, use_cache=False, **({KEEP: rows} if has_keep else {})).logits[0]
     except Exception as error:  # torch raises what it likes
         words = f"transformers cannot run {type(module).__name__} on {len(ids)} tokens: {error}"
         raise LoadError(f"{words}; look at the sizes in config.json") from error
-    logits: Array = (found if keeps else found[rows]).numpy()
+    logits: Array = (result if has_keep else result[rows]).numpy()
     return logits
 
 
 def logits_by_steps(module: Any, ids: Array, places: Array) -> Array:
-    """What the checkpoint gives after some tokens, where it reads one after the other with its own cache."""
+    """Return the same as `logits_of_text`, where the checkpoint reads one token after the other."""
     import torch
 
     parameters = inspect.signature(module.forward).parameters
     argument = next(name for name in CACHE_NAMES if name in parameters)
     tokens = torch.from_numpy(ids.astype(np.int64))[None]
     with torch.no_grad():
-        output, cache = begun(module, argument, tokens[:, :2])  # of one some take it that others came before
+        output, cache = read_beginning(
+            module, argument, tokens[:, :2]
+        )  # of one some take it that others came before
         rows = list(output.logits[0].numpy())
         for at in range(2, len(ids)):
             output = module(tokens[:, at : at + 1], use_cache=True, **{argument: cache})
@@ -165,10 +170,10 @@ def logits_by_steps(module: Any, ids: Array, places: Array) -> Array:
     return logits
 
 
-def counts_otherwise(module: Any, of: Text) -> bool:
-    """Does a module give other logits where positions are counted from 0, as `generate` of transformers does?
+def counts_positions_otherwise(module: Any, of: ComparedText) -> bool:
+    """Return whether a module by default counts positions other than from 0, as its `generate` does.
 
-    Some count them from their token of padding on, where nothing is said.
+    RoBERTa, for one, counts from its padding token on. Then its logits differ from those of `generate`.
     """
     import torch
 
@@ -183,28 +188,28 @@ def counts_otherwise(module: Any, of: Text) -> bool:
             )
     except Exception:  # torch raises what it likes: it does not take positions so
         return False
-    return bool(np.any(off(counted, own) >= ALIKE))
+    return bool(np.any(row_differences(counted, own) >= ALIKE))
 
 
 @contextmanager
 def altered(module: Any, weight: Callable[[Any], Any], output: Callable[[Any], Any]) -> Iterator[None]:
-    """In the body, each module computes with other weights, of which those of one are held at a time.
+    """Within the context, each module computes with altered weights, made for one module at a time.
 
     Args:
         module: of torch.
-        weight: gives other numbers for a weight.
-        output: gives other numbers for what a module without others in it gives.
+        weight: returns the altered weight.
+        output: returns the altered output of a module without children.
     """
-    kept: dict[Any, list[Any]] = {}
+    originals: dict[Any, list[Any]] = {}
 
     def before(inner: Any, *_: Any) -> None:
-        own = [p for p in inner.parameters(recurse=False) if p.is_floating_point()]
-        kept.setdefault(inner, []).append([(p, p.data) for p in own])
-        for parameter in own:
+        parameters = [p for p in inner.parameters(recurse=False) if p.is_floating_point()]
+        originals.setdefault(inner, []).append([(p, p.data) for p in parameters])
+        for parameter in parameters:
             parameter.data = weight(parameter.data)
 
     def after(inner: Any, _: Any, result: Any) -> Any:
-        for parameter, data in kept[inner].pop():
+        for parameter, data in originals[inner].pop():
             parameter.data = data
         leaf = next(inner.children(), None) is None
         return output(result) if leaf and hasattr(result, "is_floating_point") else result
@@ -218,18 +223,18 @@ def altered(module: Any, weight: Callable[[Any], Any], output: Callable[[Any], A
             hook.remove()
 
 
-def rounded(module: Any) -> Any:
-    """A context in which a module computes with its weights rounded to fp16."""
+def with_rounded_weights(module: Any) -> Any:
+    """Return a context in which a module computes with weights rounded to fp16."""
     return altered(module, lambda x: x.half().to(x.dtype), lambda x: x)
 
 
-def coarser(module: Any, bits: int, axis: int) -> Any:
-    """A context in which a module computes with weights rounded to the nearest of a few bits.
+def with_quantized_weights(module: Any, bits: int, axis: int) -> Any:
+    """Return a context in which a module computes with weights rounded to integers of a few bits.
 
     Args:
         module: of torch.
-        bits: of each weight.
-        axis: along which weights share a scale, -1 or -2.
+        bits: bits of each weight.
+        axis: the axis along which weights share a scale, -1 or -2.
     """
     most = 2 ** (bits - 1) - 1
 
@@ -242,21 +247,21 @@ def coarser(module: Any, bits: int, axis: int) -> Any:
     return altered(module, rounding, lambda x: x)
 
 
-def nearest(of: Text, expected: Array, module: Any, bits: int) -> float:
-    """How near, in dB, transformers comes to its own logits with weights rounded to the nearest of a few bits.
+def psnr_of_quantized(of: ComparedText, expected: Array, module: Any, bits: int) -> float:
+    """Return the PSNR in dB of transformers with weights of a few bits, beside its own logits.
 
-    Which axis has the scales hangs on how a weight is stored; the worse of two counts. Builds of a small Llama
-    with 8 and 4 bits were 0.4 and 0.6 dB nearer, and one that packs 4 bits for 8 is 24 dB further.
+    How a weight is stored decides which axis has the scales, so the worse of both axes counts. Builds of a
+    small Llama with 8 and 4 bits were 0.4 and 0.6 dB better; one that packs 4 bits as 8 is 24 dB worse.
     """
     worst = np.inf
     for axis in (-1, -2):
-        with coarser(module, bits, axis):
+        with with_quantized_weights(module, bits, axis):
             worst = min(worst, compare_arrays("logits", expected, of.expected(module)).psnr)
     return float(worst)
 
 
-def moved(module: Any, of: Text, times: int) -> Iterator[Array]:
-    """What transformers gives where each weight, and what each layer gives, moves by a rounding of fp16."""
+def logits_with_noise(module: Any, of: ComparedText, times: int) -> Iterator[Array]:
+    """Yield transformers' logits with random noise of one fp16 rounding on each weight and layer output."""
     import torch
 
     for seed in range(times):
@@ -271,33 +276,138 @@ def moved(module: Any, of: Text, times: int) -> Iterator[Array]:
             yield of.expected(module)
 
 
-def off(rows: Array, expected: Array) -> Array:
-    """How far each row is from what is expected, by the range of all; of what it tells. NaN counts as far."""
-    told = ~np.isneginf(rows)
-    difference = np.where(told, np.abs(rows - np.where(told, expected, 0)), 0).max(-1)
+def row_differences(rows: Array, expected: Array) -> Array:
+    """Return each row's largest difference, as a share of the range of `expected`; NaN becomes infinite."""
+    known = ~np.isneginf(rows)  # an argmax head gives -inf for all tokens that it does not name
+    difference = np.where(known, np.abs(rows - np.where(known, expected, 0)), 0).max(-1)
     return np.nan_to_num(difference / np.ptp(expected), nan=np.inf)
 
 
-def unexplained(rows: Array, of: Text, expected: Array, module: Callable[[], Any]) -> Mapping[int, float]:
-    """The rows that no rounding explains: after which token, and how far they are from those of transformers.
+def unexplained_rows(
+    rows: Array, of: ComparedText, expected: Array, module: Callable[[], Any]
+) -> Mapping[int, float]:
+    """Return the rows that rounding does not explain: index of the last token -> its difference.
 
     Args:
-        rows: of a build, computed in fp32.
-        of: what was read.
-        expected: the rows of the checkpoint with its weights rounded.
-        module: gives the checkpoint, which is asked where rows differ.
+        rows: the logits of a build, computed in fp32.
+        of: the text that was read.
+        expected: the logits of the checkpoint with rounded weights.
+        module: loads the checkpoint, which is run with noise where rows differ.
     """
-    least = off(rows, expected)
+    least = row_differences(rows, expected)
     if np.any(least >= ALIKE):
-        for other in moved(module(), of, MOVES):
-            least = np.minimum(least, off(rows, other))
+        for other in logits_with_noise(module(), of, MOVES):
+            least = np.minimum(least, row_differences(rows, other))
             if np.all(least < ALIKE):
                 break
     far = np.flatnonzero(~(least < ALIKE))
     return {int(of.places[row]): float(least[row]) for row in far}
 
 
-def noise(of: Text, expected: Array, module: Any) -> float:
-    """How near, in dB, transformers comes to its own logits where its numbers move by a rounding of fp16."""
-    found = [compare_arrays("logits", expected, other).psnr for other in moved(module, of, FEW)]
+def psnr_of_noise(of: ComparedText, expected: Array, module: Any) -> float:
+    """Return the median PSNR in dB of transformers with noise of a rounding, beside its own logits."""
+    found = [compare_arrays("logits", expected, other).psnr for other in logits_with_noise(module, of, FEW)]
     return float(np.median(found))
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Decides whether a built model may be handed over, beside the checkpoint's logits for a text."""
+
+    of: ComparedText
+    wanted: Array
+    """The checkpoint's logits."""
+    rounded: Array
+    """Its logits with weights rounded to fp16."""
+    module: Callable[[], Any]
+    """Loads the checkpoint as a module of transformers; called only where rows differ."""
+
+    def check_agreement(self, rows: Array) -> None:
+        """Check that a model computes what the checkpoint does, up to the rounding of weights.
+
+        Args:
+            rows: the model's logits, computed in fp32.
+
+        Raises:
+            SurgeryError: rows differ by more than rounding.
+        """
+        far = unexplained_rows(rows, self.of, self.rounded, self.module)
+        if far:
+            place, most = max(far.items(), key=lambda one: one[1])
+            count = len(self.of.ids)
+            raise SurgeryError(
+                f"the model gives other logits than the checkpoint after {len(far)} of {count} tokens, "
+                f"and not by rounding: computed in fp32, beside weights that are rounded to fp16, they are "
+                f"{most:.1%} of their range apart after token {place + 1}; this is a defect of the conversion"
+            )
+
+    def check_decoded(self, rows: Array, decoded: Array, bits: int) -> None:
+        """Check that compressed weights give what the numbers give to which they decode.
+
+        Args:
+            rows: logits of the model with compressed weights, computed in fp32.
+            decoded: logits of the same model made from the decoded weights.
+            bits: bits of a weight.
+
+        Raises:
+            SurgeryError: rows differ by more than rounding.
+        """
+        far = row_differences(rows, decoded)
+        if not np.all(far < ALIKE):
+            raise SurgeryError(
+                f"weights of {bits} bits give other logits than the numbers to which they decode: computed in "
+                f"fp32, they are {far.max():.1%} of their range apart after token "
+                f"{int(self.of.places[np.argmax(far)]) + 1}; this is a defect of the build"
+            )
+
+    def check_fp16(self, psnr: float, model: Path) -> str | None:
+        """Check that a model computed in fp16 is no further from the checkpoint than rounding explains.
+
+        Args:
+            psnr: the PSNR of its logits, in dB.
+            model: its path, for the message.
+
+        Returns:
+            A note where rounding alone leads below `AGREE`; else None.
+
+        Raises:
+            SurgeryError: the model is further from the checkpoint.
+        """
+        if psnr >= AGREE:
+            return None
+        noise = psnr_of_noise(self.of, self.wanted, self.module())
+        if not psnr >= noise - SLACK:
+            raise SurgeryError(
+                f"the model gives other logits than the checkpoint in fp16 arithmetic: {psnr:.1f} dB for "
+                f"{len(self.of.ids)} tokens, where numbers of the checkpoint that are moved by a rounding give "
+                f"{noise:.1f} dB; look for values beyond fp16 with `anesurgery.ranges` on {model}"
+            )
+        return (
+            f"fp16 is coarse for this checkpoint: its own logits are {noise:.1f} dB from themselves where its "
+            "numbers move by a rounding, as where other experts are chosen next to a threshold"
+        )
+
+    def check_compressed(self, psnr: float, bits: int) -> str:
+        """Check that compressed weights lose no more than plain rounding to as many bits does.
+
+        Args:
+            psnr: the PSNR of the model's logits, in dB.
+            bits: bits of a weight.
+
+        Returns:
+            A note with both figures.
+
+        Raises:
+            SurgeryError: they lose more than twice as much.
+        """
+        usual = psnr_of_quantized(self.of, self.wanted, self.module(), bits)
+        if not psnr >= usual - SLACK:
+            raise SurgeryError(
+                f"weights of {bits} bits lose more than they must: the logits are {psnr:.1f} dB from those of "
+                f"the checkpoint, where its own weights, rounded to the nearest, lead to {usual:.1f} dB; give "
+                "more bits, or none"
+            )
+        return (
+            f"weights of {bits} bits change the logits: {psnr:.1f} dB beside those of the checkpoint, where "
+            f"its own weights, rounded to the nearest, lead to {usual:.1f} dB"
+        )

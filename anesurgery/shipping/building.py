@@ -1,8 +1,9 @@
-"""Build a folder that writes text from a checkpoint of Hugging Face.
+"""Build a folder that generates text from a checkpoint of Hugging Face (`anesurgery.build`).
 
-A build has stages: the checkpoint is converted, its weights are compressed, it gets a cache, and is cut into
-chunks. Each is kept in `stages/` with a record of all that it was made from, so that a build that was stopped
-goes on after the last one that is whole; `runner.json` is written last.
+The stages are: convert the checkpoint, compress its weights, add a cache (`llm_ane`), split into chunks. Each
+stage writes a package to `stages/`, with a record of everything that it was made from, so that a build that was
+stopped goes on after its last complete stage. Then the logits are compared with the checkpoint's (`agreement`),
+and `runner.json` is written last: a folder that has it is complete.
 """
 
 from __future__ import annotations
@@ -32,26 +33,20 @@ from anesurgery.doors import door
 from anesurgery.errors import LoadError, NotExpressible, PassError, SurgeryError, Unsuited
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded, save, to_mlmodel
-from anesurgery.files.runner_file import NAME, Runner, hashed, hashes
+from anesurgery.files.runner_file import NAME, hashed, hashes
 from anesurgery.files.writing import check_place, scratch_folder, write_atomically
 from anesurgery.interpret.decoder_calls import INPUTS
-from anesurgery.interpret.decoding import Decoder
-from anesurgery.interpret.predictor import Predictor
 from anesurgery.loading import load
 from anesurgery.mil import (
     Array,
     Program,
-    Var,
     blocks,
-    dtype_name,
     is_compressed,
     is_constexpr,
     mb,
     patched,
     quiet_host,
     replace_uses,
-    static_shape,
-    types,
 )
 from anesurgery.placement.cost import LAST_FEW_ROWS_FAMILY
 from anesurgery.placement.inspector import inspect
@@ -59,35 +54,36 @@ from anesurgery.placement.target import Target
 from anesurgery.regions.compressed_weights import decoded
 from anesurgery.rewriting.both_formats import BOTH, CORE_ML, check_format, write_beside
 from anesurgery.shipping import agreement
-from anesurgery.shipping.agreement import ALIKE, SLACK, Text, logits_of
-from anesurgery.shipping.checkpoint import Checkpoint, silent
+from anesurgery.shipping.agreement import Judge, logits_of_text
+from anesurgery.shipping.checkpoint import Checkpoint, quiet_transformers
 from anesurgery.shipping.converting import LOGITS, TOKENS, convert
 from anesurgery.shipping.mapped_weights import mapped_constants
-from anesurgery.shipping.recurrent_states import Step, convert_step, finished_step, is_step, step_of
+from anesurgery.shipping.recurrent_states import DecoderStep, convert_step, finished_step, is_step, step_of
+from anesurgery.shipping.runner_description import runner_of
 from anesurgery.splitting.cuts import chunk_numbers
 from anesurgery.splitting.split import split
 from anesurgery.surgery import Recipe, Surgery, apply
 
 SINGLE_ROWS = "pointwise_convolution"
-"""The pass for products of one row, which were seen on the CPU at each width up to the A14 and the M1
-(`cost.LAST_FEW_ROWS_FAMILY`)."""
+"""The pass for matrix products of one row. Up to the A14 and the M1 these were measured on the CPU at each
+width (`cost.LAST_FEW_ROWS_FAMILY`)."""
 STAGES, REPORT, STEPS = "stages", "report.json", "steps"
 COMPRESSED, UNPACKED = "compressed", "unpacked"
 MODEL, ASSET, CHUNKS = "model.mlpackage", "model.aimodel", "chunks"
 TOKENIZER, TEMPLATE = "tokenizer.json", "chat_template.jinja"
-USUAL = 2048
-"""The context where none is asked for, or less where the checkpoint was made for less."""
-DATED = "com.github.apple.coremltools.conversion_date"
-"""Left out, so that the same checkpoint is built to the same bytes."""
+DEFAULT_CONTEXT = 2048
+"""The context by default; less where the checkpoint was made for less."""
+CONVERSION_DATE = "com.github.apple.coremltools.conversion_date"
+"""Removed, so that the same checkpoint is built to the same bytes."""
 BITS = (4, 8)
 HEADS = ("logits", "argmax")
 TWICE = 0.01
-"""Of all weights: what chunks may hold more than once without a word."""
+"""Share of the weights that chunks may store more than once without a note."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a build was asked for."""
+    """The options of a build, checked, with defaults filled in."""
 
     context: int
     target: str | None
@@ -100,7 +96,7 @@ class Options:
     width: int = 1
     head: str = HEADS[0]
     samples: str | None = None
-    """The name of the file."""
+    """The name of the file of samples."""
     format: str = CORE_ML
 
 
@@ -109,26 +105,26 @@ class Build(Drawn):
     """A folder that was built, with its figures."""
 
     folder: Path
-    """That can be copied or shipped as it is."""
+    """The folder; it can be copied or shipped as it is."""
     options: Options
-    """With which it was built."""
+    """The options of the build."""
     bytes: int
-    """Of the model's files."""
+    """Size of the model's files."""
     chunks: int
-    """Packages that run one after the other; 1 where the model is not cut."""
+    """Packages that run one after the other; 1 where the model is not split."""
     psnr: float
-    """Of its logits beside those of the checkpoint, in dB."""
+    """PSNR in dB of the model's logits beside the checkpoint's."""
     top: float
-    """Share of tokens after which both take the same one as the likeliest."""
+    """Share of positions at which both find the same token the likeliest."""
     off: float
-    """How far a logit is from that of the checkpoint, at most, by the range of all."""
+    """Largest difference of a logit from the checkpoint's, as a share of the range of all logits."""
     placed: Mapping[str, str] = field(default_factory=dict)
-    """Function -> where it runs, where a target was named."""
+    """Function -> where it runs, in words; empty without a target."""
     notes: tuple[str, ...] = ()
-    """What the reader must know."""
+    """Sentences that the user should read."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, the same wherever the folder lies; rounded, as sums depend on the processor."""
+        """Return plain data that does not depend on the folder; rounded, as sums depend on the processor."""
         found = asdict(self) | {
             "psnr": round(self.psnr, 1),
             "top": round(self.top, 3),
@@ -221,13 +217,13 @@ def _options(
     cache: str,
     functions: Mapping[str, Any],
 ) -> Options:
-    """The options, with what follows from the checkpoint.
+    """Check the options and fill in what follows from the checkpoint.
 
     Raises:
-        SurgeryError: one cannot be what it is.
+        SurgeryError: an option has a wrong value.
     """
     most = checkpoint.positions
-    context = min(USUAL, most or USUAL) if context is None else context
+    context = min(DEFAULT_CONTEXT, most or DEFAULT_CONTEXT) if context is None else context
     if context < 2:
         raise SurgeryError(f"context={context}; it must be 2 or more")
     if most is not None and context > most:
@@ -236,7 +232,7 @@ def _options(
         raise SurgeryError(f"bits={bits}; it may be {' or '.join(map(str, BITS))}")
     if limit is not None:
         read_size(limit)
-    _steps(context=context, prefill=prefill, cache=cache, **functions)  # says what it does not take
+    _recipe(context=context, prefill=prefill, cache=cache, **functions)  # says what it does not take
     if (largest := max(functions["contexts"], default=0)) >= context:
         raise SurgeryError(f"contexts: {largest} is no smaller context than that of {context} tokens")
     chip = None if target is None else str(Target.parse(target))
@@ -244,10 +240,10 @@ def _options(
 
 
 def _check_out(place: Path, overwrite: bool) -> None:
-    """See that a build may be made there.
+    """Check that a build may write to a folder.
 
     Raises:
-        LoadError: it may not.
+        LoadError: the place holds a finished build or other files.
     """
     if (place / NAME).exists() and not overwrite:
         shutil.rmtree(place / STAGES, ignore_errors=True)  # left by a kill after the last file
@@ -262,53 +258,53 @@ def _check_out(place: Path, overwrite: bool) -> None:
 
 @dataclass
 class _Builder:
-    """One build."""
+    """One run of `build`: the stages, each in a method that returns the path of its package."""
 
     checkpoint: Checkpoint
     out: Path
     options: Options
     quiet: bool
     samples: Path | None = None
-    """A text by which weights are rounded."""
+    """A text file with which the rounding of weights is corrected."""
     notes: list[str] = field(default_factory=list)
     refusal: SurgeryError | None = None
-    """Why no cache is added to the graph of a whole text, where that was tried."""
+    """Why no cache can be added to the graph of a whole text; set once that was tried."""
 
     def build(self) -> Build:
-        """Every stage that is not there yet, and the folder from the last one."""
+        """Make every stage that is missing, then the folder."""
         (self.out / STAGES).mkdir(parents=True, exist_ok=True)
         (self.out / NAME).unlink(missing_ok=True)
         try:
-            model = self.cached(self.compressed(self.converted()))
+            model = self.cached_model(self.compressed_package(self.converted_package()))
         except (NotExpressible, PassError, Unsuited) as refusal:
-            model = self.by_steps(refusal)
-        return self.finished(model)
+            model = self.build_by_steps(refusal)
+        return self.write_folder(model)
 
-    def by_steps(self, refusal: SurgeryError) -> Path:
-        """The package that reads a token at a time with the cache of transformers.
+    def build_by_steps(self, refusal: SurgeryError) -> Path:
+        """Make the stages of a model that reads one token per call, with the cache of transformers.
 
         Args:
-            refusal: why the graph of a whole text gets no cache.
+            refusal: why no cache can be added to the graph of a whole text.
 
         Raises:
-            SurgeryError: the refusal, where this does not help either.
+            SurgeryError: the refusal, where this fails too.
         """
-        if self.refusal is not None or self.several:
+        if self.refusal is not None or self.needs_more_functions:
             raise refusal
         self.refusal = refusal
         try:
-            return self.cached(self.compressed(self.converted()))
+            return self.cached_model(self.compressed_package(self.converted_package()))
         except SurgeryError as error:
             raise refusal from error
 
     @property
-    def several(self) -> bool:
-        """Is it asked for functions that a model which reads a token at a time has not?"""
+    def needs_more_functions(self) -> bool:
+        """Whether an option needs functions that a model which reads one token per call has not."""
         return bool(self.options.contexts or self.options.shorter or self.options.width > 1)
 
     @property
     def key(self) -> str:
-        """Of the checkpoint and of what converts it."""
+        """The record of the first stage: a hash of the versions, the checkpoint and the context."""
         with quiet_host():
             import coremltools
             import torch
@@ -318,38 +314,38 @@ class _Builder:
         return _hash([versions, self.checkpoint.fingerprint, *own])
 
     def stage(self, name: str, key: str, make: Callable[[Path], object], suffix: str = ".mlpackage") -> Path:
-        """The result of a stage, made where it is not there yet or was made from something else."""
+        """Return a stage's package; make it where it is missing or its record is not `key`."""
         place, record = self.out / STAGES / f"{name}{suffix}", self.out / STAGES / f"{name}.json"
-        if not (place.exists() and _read(record) == key):
+        if not (place.exists() and _read_record(record) == key):
             record.unlink(missing_ok=True)  # before the place changes, or it would speak of another one
             with patched(mb, "name_count", defaultdict(int)):  # names that do not depend on what ran before
                 write_atomically(place, make, overwrite=True)
             arrays.write_text(record, json.dumps(key))
         return place
 
-    def converted(self) -> Path:
-        """The checkpoint as a package, with the logits that it gives for a few tokens."""
+    def converted_package(self) -> Path:
+        """Stage 1: the converted checkpoint. Also writes the checkpoint's logits for a short text."""
         reference = self.out / STAGES / "reference.npz"
 
         def make(place: Path) -> None:
-            with scratch_folder(self.out / STAGES) as work, silent():
+            with scratch_folder(self.out / STAGES) as work, quiet_transformers():
                 module = self.checkpoint.module(work)
                 step = step_of(module, self.options.context)
                 step = step if step and (step.recurrent or self.refusal is not None) else None
-                arrays.write(reference, self.reference(module, singly=step is not None), overwrite=True)
+                arrays.write(reference, self.reference_logits(module, singly=step is not None), overwrite=True)
                 with mapped_constants(work):
-                    model = self.traced(module, step)
+                    model = self.traced_model(module, step)
                     loaded = _read_stage(model)
-                loaded.spec.description.metadata.userDefined.pop(DATED, None)
+                loaded.spec.description.metadata.userDefined.pop(CONVERSION_DATE, None)
                 save(loaded, place)
 
         return self.stage("converted", self.key, make)
 
-    def traced(self, module: Any, step: Step | None) -> Any:
-        """The graph of a whole text; or of a token, where more than keys and values is kept, or it must be.
+    def traced_model(self, module: Any, step: DecoderStep | None) -> Any:
+        """Convert the graph of a whole text; or of one token, where the module's cache needs that.
 
         Raises:
-            LoadError: it cannot be converted.
+            LoadError: the module cannot be converted.
         """
         if step is not None:
             return convert_step(step)
@@ -357,23 +353,23 @@ class _Builder:
             raise self.refusal
         return convert(module, self.options.context)
 
-    def reference(self, module: Any, *, singly: bool) -> dict[str, Array]:
-        """A text, and what the checkpoint gives for it: as it is, and with its weights rounded to fp16."""
+    def reference_logits(self, module: Any, *, singly: bool) -> dict[str, Array]:
+        """Return a text, with the checkpoint's logits as it is and with weights rounded to fp16."""
         weights = sum(parameter.numel() for parameter in module.parameters())
         config = module.config.get_text_config()
-        of = agreement.text(config, self.options.context, weights, singly=singly)
-        rows = {"ids": of.ids, "singly": np.array(singly), "logits": logits_of(module, of.ids, of.places)}
-        rows["otherwise"] = np.array(agreement.counts_otherwise(module, of))
-        with agreement.rounded(module):
+        of = agreement.compared_text(config, self.options.context, weights, singly=singly)
+        rows = {"ids": of.ids, "singly": np.array(singly), "logits": logits_of_text(module, of.ids, of.places)}
+        rows["otherwise"] = np.array(agreement.counts_positions_otherwise(module, of))
+        with agreement.with_rounded_weights(module):
             return rows | {"rounded": of.expected(module)}
 
-    def compressed(self, model: Path) -> Path:
-        """The package with weights of fewer bits."""
+    def compressed_package(self, model: Path) -> Path:
+        """Stage 2: the package with weights of 4 or 8 bits; the same package where none are asked for."""
         if self.options.bits is None:
             return model
 
         if self.samples is not None:
-            return self.calibrated(model, self.samples, self.options.bits)
+            return self.calibrated_package(model, self.samples, self.options.bits)
 
         def make(place: Path) -> None:
             with quiet_host():
@@ -386,11 +382,11 @@ class _Builder:
 
         return self.stage(COMPRESSED, _hash([self.key, self.options.bits]), make)
 
-    def calibrated(self, model: Path, samples: Path, bits: int) -> Path:
-        """The package with weights of fewer bits, each corrected for what a text makes of it.
+    def calibrated_package(self, model: Path, samples: Path, bits: int) -> Path:
+        """Stage 2 with samples: weights of fewer bits whose rounding is corrected on a text.
 
         Raises:
-            SurgeryError: the text is too short, or the model reads a token at a time.
+            SurgeryError: the text is too short, or the model reads one token per call.
         """
         if is_step(_read_stage(model).program):
             raise SurgeryError(
@@ -406,82 +402,92 @@ class _Builder:
         self.notes.append(f"weights were rounded by {len(rows)} samples of {samples.name}")
         return self.stage(COMPRESSED, _hash([self.key, bits, self.options.target, hashed(samples)]), make)
 
-    def unpacked(self, model: Path) -> Path:
-        """A package with compressed weights, with those in fp16 that they decode to."""
+    def unpacked_package(self, model: Path) -> Path:
+        """Return a package with the fp16 numbers to which the compressed weights decode, for the check."""
 
         def make(place: Path) -> None:
             loaded = _read_stage(model)
-            _decode(loaded.program)
+            _decode_weights(loaded.program)
             save(loaded, place)
 
-        return self.stage(UNPACKED, _hash([_read(model.with_suffix(".json")), UNPACKED]), make)
+        return self.stage(UNPACKED, _hash([_read_record(model.with_suffix(".json")), UNPACKED]), make)
 
-    def cached(self, model: Path) -> Path:
-        """The package with functions that keep keys and values; or a folder of its chunks."""
-        parts = self.parts(model)
-        self.stepped(model)
-        whole = self.whole(model, parts, self.options.head)
+    def cached_model(self, model: Path) -> Path:
+        """Stages 3 and 4: the package with a cache, or the folder of its chunks."""
+        parts = self.chunk_count(model)
+        self.note_slow_prompts(model)
+        whole = self.package_with_cache(model, parts, self.options.head)
         if parts == 1:
             return whole
 
         def cut(place: Path) -> None:
             split(whole, parts, compare=False).save(place)
 
-        chunks = self.stage(CHUNKS, _read(whole.with_suffix(".json")), cut, "")
-        if (more := _weights(chunks) / _weights(whole) - 1) > TWICE:
+        chunks = self.stage(CHUNKS, _read_record(whole.with_suffix(".json")), cut, "")
+        if (more := _weight_bytes(chunks) / _weight_bytes(whole) - 1) > TWICE:
             self.notes.append(
                 f"the chunks have {more:.1%} more weights than the whole: weights that several chunks read, "
                 "such as a tied table of embeddings, are stored in each"
             )
         return chunks
 
-    def whole(self, model: Path, parts: int, head: str, name: str = "cached") -> Path:
-        """A package with functions that keep keys and values, so that it can be cut into parts.
+    def package_with_cache(self, model: Path, parts: int, head: str, name: str = "cached") -> Path:
+        """Stage 3: the package with a cache and its functions for prompts and tokens.
 
         Args:
-            model: that reads a whole text, or a token.
-            parts: how many it will be cut into.
+            model: the package that reads a whole text, or one token.
+            parts: how many chunks it will be split into.
             head: "logits" or "argmax".
-            name: of the stage.
+            name: the name of the stage.
         """
-        own = self.options
-        steps: dict[str, Any] = {"context": own.context, "prefill": own.prefill, "cache": own.cache}
-        steps |= {"chunks": parts, "contexts": own.contexts, "shorter": own.shorter, "width": own.width}
-        once = self.tied_apart(parts)
-        steps |= {"position_function": {"lookup": True}} if once else {}
+        options = self.options
+        steps: dict[str, Any] = {"context": options.context, "prefill": options.prefill, "cache": options.cache}
+        steps |= {
+            "chunks": parts,
+            "contexts": options.contexts,
+            "shorter": options.shorter,
+            "width": options.width,
+        }
+        lookup = self.needs_lookup(parts)
+        steps |= {"position_function": {"lookup": True}} if lookup else {}
         steps |= {"fixed_rope": True}  # the checkpoint was traced with no more positions than its config has
-        key = _hash([_read(model.with_suffix(".json")), own.target, head, steps])
+        key = _hash([_read_record(model.with_suffix(".json")), options.target, head, steps])
 
         def make(place: Path) -> None:
             loaded = _read_stage(model)
             if is_step(loaded.program):
                 joined = parts == 1
-                step = finished_step(loaded, target=own.target, cache=own.cache, joined=joined, lookup=once)
-                _picked(step, head).save(place)
+                step = finished_step(
+                    loaded, target=options.target, cache=options.cache, joined=joined, lookup=lookup
+                )
+                _with_head(step, head).save(place)
                 return
-            surgery = apply(model, _steps(**steps), target=own.target, prove=None, quiet=self.quiet)
-            if own.target is not None and max(Target.parse(own.target).families) <= LAST_FEW_ROWS_FAMILY:
+            surgery = apply(model, _recipe(**steps), target=options.target, prove=None, quiet=self.quiet)
+            if (
+                options.target is not None
+                and max(Target.parse(options.target).families) <= LAST_FEW_ROWS_FAMILY
+            ):
                 surgery = apply(surgery.program, SINGLE_ROWS, prove=None, quiet=True)
             one_row = registry.make_pass("select_last_token", position="input")
             surgery = apply(surgery.program, one_row, prove=None, quiet=True)
-            _picked(surgery, head).save(place)
+            _with_head(surgery, head).save(place)
 
         return self.stage(name, key, make)
 
-    def tied_apart(self, parts: int) -> bool:
-        """Does the head read the table of embeddings, and stand in another chunk, or in parts?"""
+    def needs_lookup(self, parts: int) -> bool:
+        """Return whether the head shares the embedding table, and is in another chunk or in parts."""
         most: int = vars(registry.make_pass("split_head"))["most"]
         return self.checkpoint.tied and (parts > 1 or self.checkpoint.words > most)
 
-    def stepped(self, model: Path) -> None:
-        """Say why a model reads a token at a time, where it does.
+    def note_slow_prompts(self, model: Path) -> None:
+        """Note why a model reads one token per call, where it does.
 
         Raises:
-            SurgeryError: it does, and an option needs functions that it has not.
+            SurgeryError: it does, and an option needs more functions.
         """
         if not is_step(_read_stage(model).program):
             return
-        if self.several:
+        if self.needs_more_functions:
             raise SurgeryError(
                 "contexts, shorter and width need a decoder that keeps only keys and values; this one has a "
                 "recurrent state, and reads its prompt token by token: leave them out"
@@ -494,21 +500,21 @@ class _Builder:
             "what one of the answer does"
         )
 
-    def parts(self, model: Path) -> int:
-        """How many chunks there will be."""
+    def chunk_count(self, model: Path) -> int:
+        """Return how many chunks the size limit leads to."""
         if self.options.limit is None:
             return 1
         return max(chunk_numbers(_read_stage(model).program, self.options.limit).values(), default=0) + 1
 
-    def finished(self, model: Path) -> Build:
-        """The files of the folder, `runner.json` last; the stages are gone then."""
+    def write_folder(self, model: Path) -> Build:
+        """Write the files of the folder, `runner.json` last, and delete the stages."""
         name = CHUNKS if model.name == CHUNKS else MODEL
         for old in (CHUNKS, MODEL, ASSET):
             shutil.rmtree(self.out / old, ignore_errors=True)
         write_atomically(
-            self.out / name, lambda place: shutil.copytree(model, place, copy_function=_linked), True
+            self.out / name, lambda place: shutil.copytree(model, place, copy_function=_link_or_copy), True
         )
-        name, asset = self.formatted(name)
+        name, asset = self.convert_format(name)
         names = [name, *filter(None, [asset])]
         for file, text in ((TOKENIZER, self.checkpoint.tokenizer()), (TEMPLATE, self.checkpoint.template)):
             (self.out / file).unlink(missing_ok=True)
@@ -518,7 +524,7 @@ class _Builder:
                 self.notes.append(
                     "the checkpoint has no tokenizer: `generate` takes token ids, `chat` needs one"
                 )
-        found = self.compared(self.out / name)
+        found = self.compare_logits(self.out / name)
         arrays.write_text(self.out / REPORT, json.dumps(found.to_json(), indent=2) + "\n")
         runner = runner_of(self.out, name, self.checkpoint, self.options.context, hashes(self.out, names))
         runner = replace(runner, asset=asset)
@@ -526,11 +532,14 @@ class _Builder:
         shutil.rmtree(self.out / STAGES)
         return found
 
-    def formatted(self, name: str) -> tuple[str, str]:
-        """The model in the format that was asked for, and its Core AI form beside it, or "".
+    def convert_format(self, name: str) -> tuple[str, str]:
+        """Convert the package to the format that was asked for.
+
+        Returns:
+            The name of the model, and the name of the .aimodel beside it, or "".
 
         Raises:
-            ProofError: the two forms do not agree.
+            ProofError: the Core AI model gives other outputs than the Core ML one.
         """
         if self.options.format == CORE_ML:
             return name, ""
@@ -540,27 +549,27 @@ class _Builder:
         shutil.rmtree(self.out / name)
         return ASSET, ""
 
-    def compared(self, model: Path) -> Build:
-        """What is known of the model, its logits beside those of the checkpoint.
+    def compare_logits(self, model: Path) -> Build:
+        """Compare the model's logits with the checkpoint's, and return the `Build`.
 
         Raises:
-            SurgeryError: they are not the same up to the rounding of what is stored and computed.
+            SurgeryError: they differ by more than rounding.
         """
         stored = arrays.read(self.out / STAGES / "reference.npz")
-        of, wanted = agreement.Text(stored["ids"], bool(stored["singly"])), stored["logits"]
+        text, expected = agreement.ComparedText(stored["ids"], bool(stored["singly"])), stored["logits"]
         if stored["otherwise"]:
             self.notes.append(
                 "by default the checkpoint does not count positions from 0, and the model follows it; generate "
                 "of transformers counts from 0, and writes another text"
             )
-        rows = of.rows(model, "fp16")
-        told = ~np.isneginf(rows) | (self.options.head == HEADS[0])
-        psnr = compare_arrays("logits", wanted[told], rows[told]).psnr
+        rows = text.rows(model, "fp16")
+        known = ~np.isneginf(rows) | (self.options.head == HEADS[0])  # an argmax head leaves -inf elsewhere
+        psnr = compare_arrays("logits", expected[known], rows[known]).psnr
         with scratch_folder(self.out / STAGES) as work:
             module = partial(self.checkpoint.module, work)
-            note = self.judged(Judge(of, wanted, stored["rounded"], module), model, psnr)
+            note = self.judge_model(Judge(text, expected, stored["rounded"], module), model, psnr)
         self.notes += [note] if note else []
-        top = float(np.mean(np.argmax(rows, -1) == np.argmax(wanted, -1)))
+        top = float(np.mean(np.argmax(rows, -1) == np.argmax(expected, -1)))
         size = sum(file.stat().st_size for file in model.rglob("*") if file.is_file())
         parts = len(list(model.glob("*.mlpackage"))) if model.name == CHUNKS else 1
         return Build(
@@ -570,34 +579,34 @@ class _Builder:
             chunks=parts,
             psnr=psnr,
             top=top,
-            off=float(agreement.off(rows, wanted).max()),
-            placed=self.placed(model),
+            off=float(agreement.row_differences(rows, expected).max()),
+            placed=self.placements(model),
             notes=tuple(self.notes),
         )
 
-    def judged(self, judge: Judge, model: Path, psnr: float) -> str | None:
-        """See that the model is right, and what there is to say of it.
+    def judge_model(self, judge: Judge, model: Path, psnr: float) -> str | None:
+        """Check that the model is right; return a note for the user, or None.
 
-        With weights of fewer bits it is made twice more: with the weights as they were, which must agree with
-        the checkpoint, and with the numbers to which the compressed ones decode.
+        A compressed model is built twice more: with the original weights, which must agree with the checkpoint,
+        and with the decoded weights, which must agree with the compressed model.
 
         Raises:
-            SurgeryError: it is not.
+            SurgeryError: the model is wrong.
         """
         exact, bits = judge.of.rows(model, "fp32"), self.options.bits
         if bits is None:
-            judge.agrees(exact)
-            return judge.rounds(psnr, model)
+            judge.check_agreement(exact)
+            return judge.check_fp16(psnr, model)
         packed = self.out / STAGES / f"{COMPRESSED}.mlpackage"
-        parts = self.parts(packed)
-        plain = self.whole(self.converted(), parts, HEADS[0], "plain")
-        judge.agrees(judge.of.rows(plain, "fp32"))
-        decoded = self.whole(self.unpacked(packed), parts, HEADS[0], "decoded")
-        judge.keeps(exact, judge.of.rows(decoded, "fp32"), bits)
-        return judge.loses(psnr, bits)
+        parts = self.chunk_count(packed)
+        plain = self.package_with_cache(self.converted_package(), parts, HEADS[0], "plain")
+        judge.check_agreement(judge.of.rows(plain, "fp32"))
+        decoded = self.package_with_cache(self.unpacked_package(packed), parts, HEADS[0], "decoded")
+        judge.check_decoded(exact, judge.of.rows(decoded, "fp32"), bits)
+        return judge.check_compressed(psnr, bits)
 
-    def placed(self, model: Path) -> dict[str, str]:
-        """Where `decode` and `prefill` run."""
+    def placements(self, model: Path) -> dict[str, str]:
+        """Return where `decode` and `prefill` run, in words; empty without a target, or for chunks."""
         if self.options.target is None or model.name == CHUNKS:
             return {}
         steps = [n for n in sorted(_read_stage(model).program.functions) if not n.endswith(INPUTS)]
@@ -609,18 +618,18 @@ class _Builder:
         }
 
 
-def _steps(**options: Any) -> Recipe:
-    """The recipe of a build.
+def _recipe(**options: Any) -> Recipe:
+    """Return the recipe of a build.
 
     Raises:
-        SurgeryError: an option cannot be what it is.
+        SurgeryError: an option has a wrong value.
     """
     recipe: Recipe = registry.recipe_module("llm_ane").llm_ane
     return recipe.with_options(**options)
 
 
-def _decode(program: Program) -> None:
-    """Let the ops of a program read the numbers to which its compressed weights decode."""
+def _decode_weights(program: Program) -> None:
+    """Replace compressed weights by constants of the numbers to which they decode."""
     for block in blocks(program):
         weights = [(op, v) for op in list(block.operations) for v in op.outputs if is_compressed(v)]
         for op, weight in weights:
@@ -631,8 +640,8 @@ def _decode(program: Program) -> None:
             replace_uses(block, anchor_op=op, old_var=weight, new_var=plain, force_replace=True)
 
 
-def _picked(surgery: Surgery, head: str) -> Surgery:
-    """A model with the likeliest tokens in place of logits, where they are asked for."""
+def _with_head(surgery: Surgery, head: str) -> Surgery:
+    """Return the model with the head that was asked for: logits, or the likeliest tokens in their place."""
     if head == HEADS[0]:
         return surgery
     parts = registry.make_pass("pick_tokens", each_part=True, output=LOGITS)
@@ -640,17 +649,17 @@ def _picked(surgery: Surgery, head: str) -> Surgery:
 
 
 def _read_stage(model: Any) -> Loaded:
-    """What a stage left, or a host made."""
+    """Load the package of a stage, or a model of coremltools."""
     return load(model)
 
 
-def _weights(place: Path) -> int:
-    """Bytes of all weights in a folder."""
+def _weight_bytes(place: Path) -> int:
+    """Return the bytes of all weight files in a folder."""
     return sum(file.stat().st_size for file in place.rglob("weight.bin"))
 
 
-def _linked(source: str, target: str) -> None:
-    """The same file once more, or a copy where the disk has no links."""
+def _link_or_copy(source: str, target: str) -> None:
+    """Hard-link a file, or copy it where the disk has no links."""
     try:
         os.link(source, target)
     except OSError:
@@ -665,30 +674,30 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _read(record: Path) -> Any:
-    """What a stage was made from; None where that is not known."""
+def _read_record(record: Path) -> Any:
+    """Return what a stage was made from; None where the record cannot be read."""
     try:
         return json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 
 
-# Texts as samples for a model that reads a fixed number of tokens.
+# Samples of text for a model that reads a fixed number of tokens.
 
 MOST, LEAST = 64, 2
-"""Samples: more take their time and change little; of one none could be held out."""
+"""The most samples, as more cost time and change little; and the least, of which one is held out."""
 
 
 def samples_of(file: Path, tokenizer: str, context: int) -> list[Array]:
-    """The tokens of a file, in rows as long as the context; the last ones, which fill no row, are left out.
+    """Return the tokens of a text file in rows of `context` tokens; the last, incomplete row is left out.
 
     Args:
-        file: of text in UTF-8.
-        tokenizer: as the text of a file of the tokenizers library.
+        file: a text file in UTF-8.
+        tokenizer: the JSON of a tokenizer of the tokenizers library.
         context: tokens in a row.
 
     Returns:
-        `MOST` rows at most, from the whole length of the file: (1, context), int32.
+        At most `MOST` rows, spread evenly over the file: (1, context), int32.
 
     Raises:
         LoadError: the file cannot be read.
@@ -711,181 +720,3 @@ def samples_of(file: Path, tokenizer: str, context: int) -> list[Array]:
         )
     rows = np.array(ids[: count * context], np.int32).reshape(count, 1, context)
     return list(rows[np.linspace(0, count - 1, min(count, MOST)).astype(int)])
-
-
-# What a runner must know of a built model, read from the model itself.
-
-
-def runner_of(folder: Path, model: str, checkpoint: Checkpoint, most: int, hashes: dict[str, str]) -> Runner:
-    """The `runner.json` of a folder.
-
-    Args:
-        folder: with the model.
-        model: the package or the folder of chunks in it.
-        checkpoint: that it was built from.
-        most: tokens of a text; a recurrent state has no end of its own.
-        hashes: of the files of the folder.
-    """
-    decoder = Decoder(folder / model)
-    call = decoder.calls[-1]
-    manifest = folder / model / "chain.json"
-    names = json.loads(manifest.read_text(encoding="utf-8"))["models"] if manifest.is_file() else []
-    return Runner(
-        model,
-        tuple(f"{model}/{name}" for name in names) or (model,),
-        functions(folder / model, decoder, most),
-        call.tokens,
-        call.output,
-        min(decoder.context, most),
-        {},
-        "tokenizer.json" if "tokenizer.json" in hashes else "",
-        "chat_template.jinja" if "chat_template.jinja" in hashes else "",
-        checkpoint.special,
-        checkpoint.ends,
-        {} if call.greedy else checkpoint.sampling,
-        hashes,
-        call.values,
-    )
-
-
-def functions(model: Path, decoder: Decoder, most: int) -> dict[str, Any]:
-    """What each function of a model reads and gives."""
-    contexts = {call.name: min(call.context, most) for call in decoder.calls}
-    pickers = {call.name: call.picker for call in decoder.calls}
-    whole = Predictor(model)
-    names = whole.functions
-    found = {}
-    for name in names:
-        given, made = Predictor(whole, function=name).ports
-        states = {n: v for n, v in given.items() if types.is_state(v.sym_type)}
-        inputs = {n: v for n, v in given.items() if n not in states}
-        maker = f"{name}{INPUTS}" if f"{name}{INPUTS}" in names else ""
-        found[name] = {
-            "inputs": _ports(inputs),
-            "outputs": _ports(made),
-            "states": {n: _state(v) for n, v in states.items()},
-            "inputs_from": maker,
-            "chunks": [i for i, part in enumerate(whole.parts) if name in part.program.functions],
-            "context": contexts.get(name.removesuffix(INPUTS), most),
-            "picks": pickers.get(name, ""),
-            "units": "cpuOnly" if name.endswith(INPUTS) else "cpuAndNeuralEngine",
-        }
-    return found
-
-
-def _ports(values: Mapping[str, Var]) -> dict[str, Any]:
-    return {n: {"shape": list(static_shape(v) or ()), "dtype": dtype_name(v)} for n, v in values.items()}
-
-
-def _state(state: Var) -> dict[str, Any]:
-    held = state.sym_type.wrapped_type()
-    return {"shape": [int(d) for d in held.get_shape()], "dtype": types.builtin_to_string(held.get_primitive())}
-
-
-# Whether a model may be handed over, by its logits (`agreement`): refuse it, or say what it loses.
-
-AGREE = 30.0
-"""PSNR in dB below which logits of a model that was not compressed are no rounding: fp16 leaves 50 and more."""
-
-
-@dataclass(frozen=True)
-class Judge:
-    """What a checkpoint gives for a text, and the checkpoint itself."""
-
-    of: Text
-    wanted: Array
-    """Its logits."""
-    rounded: Array
-    """The same with its weights rounded to fp16."""
-    module: Callable[[], Any]
-    """Gives the checkpoint as a module of transformers, where that is needed."""
-
-    def agrees(self, rows: Array) -> None:
-        """See that a model computes what the checkpoint does, but for the rounding of its weights.
-
-        Args:
-            rows: of the model, computed in fp32.
-
-        Raises:
-            SurgeryError: it does not.
-        """
-        far = agreement.unexplained(rows, self.of, self.rounded, self.module)
-        if far:
-            place, most = max(far.items(), key=lambda one: one[1])
-            count = len(self.of.ids)
-            raise SurgeryError(
-                f"the model gives other logits than the checkpoint after {len(far)} of {count} tokens, "
-                f"and not by rounding: computed in fp32, beside weights that are rounded to fp16, they are "
-                f"{most:.1%} of their range apart after token {place + 1}; this is a defect of the conversion"
-            )
-
-    def keeps(self, rows: Array, decoded: Array, bits: int) -> None:
-        """See that compressed weights give what the numbers give to which they decode.
-
-        Args:
-            rows: of the model with compressed weights, computed in fp32.
-            decoded: of the model that was made in the same way from these numbers.
-            bits: of a weight.
-
-        Raises:
-            SurgeryError: they do not.
-        """
-        far = agreement.off(rows, decoded)
-        if not np.all(far < ALIKE):
-            raise SurgeryError(
-                f"weights of {bits} bits give other logits than the numbers to which they decode: computed in "
-                f"fp32, they are {far.max():.1%} of their range apart after token "
-                f"{int(self.of.places[np.argmax(far)]) + 1}; this is a defect of the build"
-            )
-
-    def rounds(self, psnr: float, model: Path) -> str | None:
-        """See that a model computed in fp16 is no further from the checkpoint than rounding leads.
-
-        Args:
-            psnr: of its logits, in dB.
-            model: where it lies.
-
-        Returns:
-            A note where rounding leads far.
-
-        Raises:
-            SurgeryError: it is further.
-        """
-        if psnr >= AGREE:
-            return None
-        noise = agreement.noise(self.of, self.wanted, self.module())
-        if not psnr >= noise - SLACK:
-            raise SurgeryError(
-                f"the model gives other logits than the checkpoint in fp16 arithmetic: {psnr:.1f} dB for "
-                f"{len(self.of.ids)} tokens, where numbers of the checkpoint that are moved by a rounding give "
-                f"{noise:.1f} dB; look for values beyond fp16 with `anesurgery.ranges` on {model}"
-            )
-        return (
-            f"fp16 is coarse for this checkpoint: its own logits are {noise:.1f} dB from themselves where its "
-            "numbers move by a rounding, as where other experts are chosen next to a threshold"
-        )
-
-    def loses(self, psnr: float, bits: int) -> str:
-        """See that compressed weights lead no further from the checkpoint than its own, rounded to the nearest.
-
-        Args:
-            psnr: of the model's logits, in dB.
-            bits: of a weight.
-
-        Returns:
-            A note with both.
-
-        Raises:
-            SurgeryError: they lead further, by more than twice.
-        """
-        usual = agreement.nearest(self.of, self.wanted, self.module(), bits)
-        if not psnr >= usual - SLACK:
-            raise SurgeryError(
-                f"weights of {bits} bits lose more than they must: the logits are {psnr:.1f} dB from those of "
-                f"the checkpoint, where its own weights, rounded to the nearest, lead to {usual:.1f} dB; give "
-                "more bits, or none"
-            )
-        return (
-            f"weights of {bits} bits change the logits: {psnr:.1f} dB beside those of the checkpoint, where "
-            f"its own weights, rounded to the nearest, lead to {usual:.1f} dB"
-        )

@@ -1,4 +1,8 @@
-"""Talk to a model that was built, on the interpreter: a prompt in, pieces of text out."""
+"""Chat with a model that `build` made, on this library's interpreter (`anesurgery.chat`).
+
+The first half runs the model: prompt, stop texts and stop tokens, pieces of text. The second half (`Text`) is
+the tokenizer and the chat template of the checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -65,44 +69,45 @@ def chat(
     runner = read_runner(folder)
     runner.check(folder)
     text = Text.of(folder, runner)
-    words, ends = _stops(stop)
+    words, ends = _split_stops(stop)
     tokens = text.tokens(prompt, template=template)
     chosen = sampler or Sampler(**runner.sampling)
     decoder = Decoder(folder / runner.in_format(format), precision=precision, drop=drop)
     every = (*runner.ends, *ends)
-    written = stream(decoder, tokens, steps, chosen, stop=every or None, seed=seed)
-    return until(text.pieces(_answer(written, every)), words)
+    rendered = stream(decoder, tokens, steps, chosen, stop=every or None, seed=seed)
+    return until(text.pieces(_until_end_token(rendered, every)), words)
 
 
-def _answer(tokens: Iterator[int], ends: Collection[int]) -> Iterator[int]:
-    """The tokens before one that ends the answer."""
+def _until_end_token(tokens: Iterator[int], ends: Collection[int]) -> Iterator[int]:
+    """Yield tokens up to the first end token, which is left out."""
     for token in tokens:
         if token in ends:
             return
         yield token
 
 
-def _stops(stop: Any) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The texts and the tokens at which to stop.
+def _split_stops(stop: Any) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the texts and the tokens of `stop`, apart.
 
     Raises:
         SurgeryError: one is neither.
     """
-    several = isinstance(stop, Collection) and not isinstance(stop, (str, bytes))
-    given = () if stop is None else tuple(stop) if several else (stop,)
-    for one in given:
+    is_collection = isinstance(stop, Collection) and not isinstance(stop, (str, bytes))
+    if stop is None:
+        stops: tuple[Any, ...] = ()
+    else:
+        stops = tuple(stop) if is_collection else (stop,)
+    for one in stops:
         if not (isinstance(one, str) and one) and not is_whole(one):
             raise SurgeryError(f"stop={stop!r:.60}: {one!r:.40} is neither a text nor a token")
-    return tuple(s for s in given if isinstance(s, str)), tuple(int(s) for s in given if not isinstance(s, str))
+    return tuple(s for s in stops if isinstance(s, str)), tuple(int(s) for s in stops if not isinstance(s, str))
 
 
 __all__ = ["Runner", "chat"]
 
 
-# Text for a model that reads tokens: the tokenizer and the chat template of a checkpoint.
-#
-# The tokenizer is a file of the tokenizers library. A template is Jinja, run in a sandbox: it comes with the
-# checkpoint, from whoever made that.
+# The tokenizer is a file of the tokenizers library. A chat template is Jinja code that comes with the
+# checkpoint, from whoever made it, so it runs in a sandbox.
 
 ROLES = ("system", "user", "assistant", "tool")
 Messages = Sequence[Mapping[str, Any]]
@@ -110,17 +115,18 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Text:
-    """Text to tokens and back."""
+    """Converts text to tokens and back, with the tokenizer and the chat template of a checkpoint."""
 
     tokenizer: Any
-    """Of the tokenizers library."""
+    """A `Tokenizer` of the tokenizers library."""
     template: str
-    """"" for none."""
+    """The chat template; "" for none."""
     special: Mapping[str, str]
+    """Names of special tokens, as templates read them -> their text."""
 
     @classmethod
     def of(cls, folder: Path, runner: Runner) -> Text:
-        """The prompts of a folder that was built.
+        """Read the tokenizer and the template of a folder that `build` made.
 
         Raises:
             LoadError: it has no tokenizer, or one that cannot be read; or the tokenizers library is missing.
@@ -133,28 +139,28 @@ class Text:
         return cls(read_tokenizer(folder / runner.tokenizer), template, runner.special)
 
     def tokens(self, prompt: str | Messages, *, template: bool | None = None) -> list[int]:
-        """The tokens of a prompt.
+        """Return the token ids of a prompt.
 
         Args:
             prompt: a text, or messages as [{"role": "user", "content": "..."}].
-            template: is it written as the chat template says? None: where there is one.
+            template: apply the chat template? None: if there is one.
 
         Raises:
-            SurgeryError: it is asked for, and there is none; the template fails; or the prompt is empty.
+            SurgeryError: there is no template to apply, the template fails, or the prompt is empty.
         """
         messages = prompt if not isinstance(prompt, str) else [{"role": "user", "content": prompt}]
         if template is None:
             template = bool(self.template)
         if not template and not isinstance(prompt, str):
             raise SurgeryError("messages need a chat template, and the checkpoint has none; give one text")
-        words = self.written(messages) if template else str(prompt)
-        found: list[int] = self.tokenizer.encode(words, add_special_tokens=not template).ids
-        if not found:
+        text = self.rendered(messages) if template else str(prompt)
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=not template).ids
+        if not ids:
             raise SurgeryError("the prompt has no tokens; give a text")
-        return found
+        return ids
 
-    def written(self, messages: Messages) -> str:
-        """Messages as the template writes them, up to where the answer begins.
+    def rendered(self, messages: Messages) -> str:
+        """Return messages as the template renders them, up to where the answer begins.
 
         Raises:
             SurgeryError: there is no template, a message has no role or content, or the template fails.
@@ -165,28 +171,28 @@ class Text:
             if not isinstance(message, Mapping) or message.get("role") not in ROLES or "content" not in message:
                 raise SurgeryError(f"{message!r:.80} is no message; write {{'role': 'user', 'content': '...'}}")
         try:
-            template = _environment().from_string(self.template)
+            template = _template_environment().from_string(self.template)
             return template.render(messages=list(messages), add_generation_prompt=True, **self.special)
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise SurgeryError(f"the chat template failed: {error}; ask with template=False") from error
 
     def pieces(self, tokens: Iterable[int]) -> Iterator[str]:
-        """Text as it comes: characters of several tokens when they are whole, and what is left at the end."""
+        """Yield text as tokens come in; a character that takes several tokens comes when it is complete."""
         from tokenizers.decoders import DecodeStream
 
-        stream, read, given = DecodeStream(skip_special_tokens=True), list[int](), ""
+        stream, read, yielded = DecodeStream(skip_special_tokens=True), list[int](), ""
         for token in tokens:
             read.append(token)
             if piece := stream.step(self.tokenizer, token):
-                given += piece
+                yielded += piece
                 yield piece
         whole = str(self.tokenizer.decode(read, skip_special_tokens=True))
-        if whole != given and whole.startswith(given):  # a character that lacks its last bytes
-            yield whole[len(given) :]
+        if whole != yielded and whole.startswith(yielded):  # a character that lacks its last bytes
+            yield whole[len(yielded) :]
 
 
 def read_tokenizer(file: Path) -> Any:
-    """A tokenizer of the tokenizers library.
+    """Read a file of the tokenizers library.
 
     Raises:
         LoadError: it cannot be read, or the library is missing.
@@ -201,12 +207,12 @@ def read_tokenizer(file: Path) -> Any:
         raise LoadError(f"{file} is no tokenizer that the tokenizers library reads: {error}") from error
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    """What templates of Hugging Face expect."""
+def _template_environment() -> ImmutableSandboxedEnvironment:
+    """Return the Jinja sandbox, with the filters and functions that templates of Hugging Face use."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
 
-    def fail(words: str) -> None:
-        raise TemplateError(words)
+    def fail(message: str) -> None:
+        raise TemplateError(message)
 
     def tojson(value: Any, **options: Any) -> str:
         return json.dumps(value, ensure_ascii=False, **options)
@@ -217,23 +223,23 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
-    """Text up to the first of some strings; what may be the beginning of one is held back.
+    """Yield text up to the first stop string; text that may begin a stop string is held back.
 
     ::
 
         >>> list(until(["one t", "wo", " three"], ["two"]))
         ['one ']
     """
-    held = ""
+    buffer = ""
     for piece in pieces:
-        held += piece
-        ends = [place for stop in stops if (place := held.find(stop)) >= 0]
-        if ends:
-            held = held[: min(ends)]
+        buffer += piece
+        stop_positions = [position for stop in stops if (position := buffer.find(stop)) >= 0]
+        if stop_positions:
+            buffer = buffer[: min(stop_positions)]
             break
-        back = max((n for s in stops for n in range(1, len(s)) if held.endswith(s[:n])), default=0)
-        if len(held) > back:
-            yield held[: len(held) - back]
-            held = held[len(held) - back :]
-    if held:
-        yield held
+        held_back = max((n for s in stops for n in range(1, len(s)) if buffer.endswith(s[:n])), default=0)
+        if len(buffer) > held_back:
+            yield buffer[: len(buffer) - held_back]
+            buffer = buffer[len(buffer) - held_back :]
+    if buffer:
+        yield buffer

@@ -1,6 +1,7 @@
-"""A checkpoint folder of Hugging Face: what it is, its module, its tokenizer and how it writes.
+"""Read a checkpoint folder of Hugging Face: its config, module, tokenizer, chat template and sampling settings.
 
-transformers, tokenizers and safetensors read it; nothing is fetched, and no code of the folder is run.
+`build` reads one with `Checkpoint.read`. transformers, tokenizers and safetensors do the reading; nothing is
+downloaded, and no code of the folder is run.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from typing import Any
 from anesurgery.errors import LoadError
 from anesurgery.files.runner_file import hashed
 from anesurgery.files.weights import not_fetched
-from anesurgery.shipping.mapped_weights import widened
+from anesurgery.shipping.mapped_weights import fp32_checkpoint
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 WEIGHT_INDEX = "model.safetensors.index.json"
 TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-READ = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
-"""The files of a checkpoint that change what is built."""
+INPUT_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
+"""Patterns of the files that `build` depends on: a build starts anew when one of them changes."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,11 @@ class Checkpoint:
 
     folder: Path
     config: Any
-    """Of transformers."""
+    """The config object of transformers."""
 
     @classmethod
     def read(cls, folder: Path) -> Checkpoint:
-        """The config of a folder.
+        """Read the config of a folder, and check the headers of its weight files.
 
         Raises:
             LoadError: it is no checkpoint that transformers reads, or transformers is missing.
@@ -54,49 +55,49 @@ class Checkpoint:
         try:
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # transformers raises what it likes
-            raise LoadError(f"{folder / CONFIG}: transformers cannot read it: {_first(error)}") from error
+            raise LoadError(f"{folder / CONFIG}: transformers cannot read it: {_first_line(error)}") from error
         _check_weights(folder)
-        _json(folder / TOKENIZER)
+        _read_json(folder / TOKENIZER)
         return cls(folder, config)
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
-        """The hash of each file that changes what is built."""
-        files = sorted({file for pattern in READ for file in self.folder.glob(pattern)})
+        """File name -> its hash, of each file that the build depends on."""
+        files = sorted({file for pattern in INPUT_FILES for file in self.folder.glob(pattern)})
         return {file.name: hashed(file) for file in files}
 
     @property
     def positions(self) -> int | None:
-        """The most tokens that it was made for, where the config says it."""
+        """The most tokens that the model was made for; None where the config does not say it."""
         found = getattr(self.config.get_text_config(), "max_position_embeddings", None)
         return int(found) if isinstance(found, int) else None
 
     @property
     def words(self) -> int:
-        """How many tokens there are."""
+        """The size of the vocabulary."""
         return int(self.config.get_text_config().vocab_size)
 
     @property
     def tied(self) -> bool:
-        """Does its head read the table of embeddings?"""
+        """Whether the head shares its weight with the embeddings."""
         return bool(getattr(self.config.get_text_config(), "tie_word_embeddings", False))
 
     def module(self, work: Path) -> Any:
-        """The model in fp32, ready to be traced; its weights are mapped from files.
+        """Load the model in fp32, ready to be traced, with its weights mapped from files.
 
         Args:
-            work: a folder for weights in fp32, where the checkpoint has others; the model needs it.
+            work: a folder for fp32 copies of weights of other dtypes. Keep it as long as the module is used.
 
         Raises:
-            LoadError: transformers cannot make it, or weights are missing.
+            LoadError: transformers cannot load it, or weights are missing or have other shapes.
         """
         import torch
         from transformers import AutoModelForCausalLM
 
         try:
-            with silent():
+            with quiet_transformers():
                 model, info = AutoModelForCausalLM.from_pretrained(
-                    widened(self.folder, work / "fp32"),
+                    fp32_checkpoint(self.folder, work / "fp32"),
                     local_files_only=True,
                     dtype=torch.float32,
                     output_loading_info=True,
@@ -106,34 +107,34 @@ class Checkpoint:
             kind = getattr(self.config, "model_type", "?")
             raise LoadError(
                 f"{self.folder}: transformers cannot load it as a causal language model (model_type {kind!r}): "
-                f"{_first(error)}"
+                f"{_first_line(error)}"
             ) from error
         if other := sorted(info["mismatched_keys"]):
             name, stored, expected = other[0]
             raise LoadError(
                 f"{self.folder}: {name} is {tuple(stored)} in the weights and {tuple(expected)} by {CONFIG}"
-                + _more(other)
+                + _and_more(other)
             )
         if lost := sorted(info["missing_keys"]):
             raise LoadError(
-                f"{self.folder}: the weights have no {lost[0]}, which {CONFIG} asks for{_more(lost)}"
+                f"{self.folder}: the weights have no {lost[0]}, which {CONFIG} asks for{_and_more(lost)}"
             )
         return model.eval()
 
     @cached_property
     def _generation(self) -> Mapping[str, Any]:
-        return _json(self.folder / GENERATION)
+        return _read_json(self.folder / GENERATION)
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The tokens after which an answer is complete."""
+        """The tokens that end an answer."""
         found = self._generation.get("eos_token_id", getattr(self.config, "eos_token_id", None))
         several = found if isinstance(found, list) else [] if found is None else [found]
         return tuple(int(token) for token in several)
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """What it samples with; nothing where it takes the likeliest token."""
+        """The sampling options of the checkpoint; empty where it always takes the likeliest token."""
         if not self._generation.get("do_sample"):
             return {}
         given = {name: self._generation.get(name) for name in SAMPLING}
@@ -145,7 +146,7 @@ class Checkpoint:
         file, config = (self.folder / name for name in TEMPLATES)
         if file.is_file():
             return file.read_text(encoding="utf-8")
-        found = _json(config).get("chat_template")
+        found = _read_json(config).get("chat_template")
         if isinstance(found, list):  # several by name
             named = {row.get("name"): row.get("template") for row in found if isinstance(row, dict)}
             found = named.get("default") or next(iter(named.values()), "")
@@ -153,18 +154,18 @@ class Checkpoint:
 
     @property
     def special(self) -> dict[str, str]:
-        """The special tokens by name, as templates read them."""
-        given = _json(self.folder / TEMPLATES[1])
+        """Name of a special token -> its text, as templates read them."""
+        given = _read_json(self.folder / TEMPLATES[1])
         texts = {
             name: value.get("content") if isinstance(value, dict) else value for name, value in given.items()
         }
         return {n: t for n, t in texts.items() if n.endswith("_token") and isinstance(t, str)}
 
     def tokenizer(self) -> str:
-        """The tokenizer as the text of a file of the tokenizers library; "" where the folder has none.
+        """Return the tokenizer in the JSON of the tokenizers library; "" where the folder has none.
 
         Raises:
-            LoadError: it has one that no such file can be made of.
+            LoadError: the folder's tokenizer cannot be written in that form.
         """
         file = self.folder / TOKENIZER
         if file.is_file():
@@ -178,20 +179,20 @@ class Checkpoint:
             text: str = made.backend_tokenizer.to_str()
         except Exception as error:  # transformers raises what it likes
             raise LoadError(
-                f"{self.folder}: no {TOKENIZER} can be made of its tokenizer: {_first(error)}"
+                f"{self.folder}: no {TOKENIZER} can be made of its tokenizer: {_first_line(error)}"
             ) from error
         return text
 
 
 def _check_weights(folder: Path) -> None:
-    """Look at the header of each file of weights, and for each file that the index names.
+    """Read the header of each weight file, and check that each file in the index exists.
 
     Raises:
         LoadError: one is missing, not fetched, or damaged.
     """
     from safetensors import safe_open
 
-    named = _json(folder / WEIGHT_INDEX).get("weight_map")
+    named = _read_json(folder / WEIGHT_INDEX).get("weight_map")
     listed = sorted(set(named.values())) if isinstance(named, dict) else []
     for file in (folder / str(name) for name in listed):
         if not file.is_file():
@@ -203,12 +204,12 @@ def _check_weights(folder: Path) -> None:
             with safe_open(file, "numpy"):
                 pass
         except Exception as error:  # the library raises its own
-            raise LoadError(f"{file} is damaged: {_first(error)}; fetch it again") from error
+            raise LoadError(f"{file} is damaged: {_first_line(error)}; fetch it again") from error
 
 
 @contextmanager
-def silent() -> Iterator[None]:
-    """Transformers shows no bars and tables of its own: what matters in them is raised."""
+def quiet_transformers() -> Iterator[None]:
+    """Within the context, transformers shows no progress bars and no warnings: errors are raised anyway."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -222,13 +223,13 @@ def silent() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _more(names: Sequence[Any]) -> str:
-    """How many others there are."""
+def _and_more(names: Sequence[Any]) -> str:
+    """Return "; and N more" for the names after the first; "" for a single one."""
     return f"; and {len(names) - 1} more" if len(names) > 1 else ""
 
 
-def _json(file: Path) -> Mapping[str, Any]:
-    """What a file holds; nothing where it is absent.
+def _read_json(file: Path) -> Mapping[str, Any]:
+    """Return the object in a JSON file; empty where the file is absent or holds no object.
 
     Raises:
         LoadError: it cannot be read.
@@ -242,6 +243,6 @@ def _json(file: Path) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _first(error: Exception) -> str:
-    """The first line of what an error says."""
+def _first_line(error: Exception) -> str:
+    """Return the first line of an error's message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

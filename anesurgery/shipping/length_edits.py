@@ -1,10 +1,12 @@
-"""What of an op says how long an axis is, and what it says at other lengths.
+"""Find what must change in an op when axes get other lengths.
 
-A function of fixed shapes is followed at several lengths at once. Each axis then has a column: its length in
-the function that is there, and at each size that is wanted. What is fixed has one length all along, so that a
-channel count that happens to be equal to the length is never taken for it. An op says lengths in its parameters
-(shapes, ends of slices, repetitions) and in tables with a row for each place. These are found by where the axes
-of its operands go; what may be read in two ways is a refusal.
+`resized` follows a function of fixed shapes at several sizes at once, and calls `edits_of` on each op in order.
+Each axis then has a tuple of lengths: in the function as it is, and at each size wanted, such as (64, 128,
+256); an axis of fixed length has (8, 8, 8), so that a channel count that happens to be 64 is never taken for
+the length. An op can hold lengths in its parameters (shapes, ends of slices, repetitions) and in constant
+tables with a row for each position. Both are found from where the axes of its operands go. Example: `reshape(x,
+shape=[64, 8])` of an x whose 64 varies becomes `shape=[-1, 8]`. What can be read in two ways is refused with a
+`Refusal`.
 """
 
 from __future__ import annotations
@@ -15,121 +17,125 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
-import torch
 
 from anesurgery.errors import Refusal, Refused
-from anesurgery.facts.attention import MASKED
 from anesurgery.facts.masks import evaluate_static
 from anesurgery.facts.windows import window_pads
 from anesurgery.mil import Array, Operation, Var, constant, consumers, dtype_name, operands, types
 from anesurgery.ops import BINARY, NORMS, POINTWISE, RECURRENT, REDUCTIONS, names
 from anesurgery.semantics.reading import each_axis, ints, number
 from anesurgery.semantics.rows import places_of, reshape_axes
-from anesurgery.shipping.meeting_axes import Operand, Place, groups, operand_of, placed
+from anesurgery.shipping.continued_tables import continued_table
+from anesurgery.shipping.meeting_axes import Operand, OperandAxis, equal_axes, indexed_operands, operand_of
 
-Column: TypeAlias = tuple[int, ...]
-"""The lengths of an axis: in the function that is there, then at each size."""
+AxisLengths: TypeAlias = tuple[int, ...]
+"""The lengths of one axis: in the function as it is, then at each size wanted, in the same order everywhere."""
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """Whole numbers, of which some are lengths."""
+class NumberEdit:
+    """A parameter of integers, or of booleans, some of which are lengths."""
 
-    values: tuple[int | Column, ...]
+    values: tuple[int | AxisLengths, ...]
     scalar: bool = False
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The first rows of a table."""
+class TableEdit:
+    """A constant table, cut to the lengths of some axes."""
 
-    whole: Array
-    axes: Mapping[int, Column]
+    table: Array
+    """Long enough for the largest size."""
+    axes: Mapping[int, AxisLengths]
+    """Axis -> the number of rows to keep at each size."""
 
 
 @dataclass(frozen=True)
-class Share:
-    """One part of as many as there are places."""
+class FactorEdit:
+    """A scalar factor that is computed from a length n."""
 
-    length: Column
+    length: AxisLengths
     dtype: str
     form: str = "part"
-    """A part, 1 / n; their number, n; or what corrects a variance, n / (n - 1)."""
+    """"part" for 1 / n, "number" for n, "corrected" for n / (n - 1), which corrects a variance."""
 
-    def of(self, count: int) -> float:
-        """The number at a length."""
+    def at(self, count: int) -> float:
+        """Return the factor at a length."""
         return {"part": 1 / count, "number": float(count), "corrected": count / max(count - 1, 1)}[self.form]
 
 
 @dataclass(frozen=True)
-class Absent:
-    """A parameter that says what the others say too."""
+class RemovedParameter:
+    """A parameter that is removed, because the other parameters imply it."""
 
 
-Edit: TypeAlias = "Numbers | Rows | Share | Absent"
+Edit: TypeAlias = "NumberEdit | TableEdit | FactorEdit | RemovedParameter"
 Edits: TypeAlias = "dict[Operand, Edit]"
 
 
-class Unmarked(Exception):  # noqa: N818 - no error: the numbers that turn out to be lengths
-    """Numbers of earlier ops are lengths: (op, operand, axis) -> column."""
+class LengthsFound(Exception):  # noqa: N818 - not an error
+    """Raised where parameters of earlier ops turn out to be lengths: (op, operand, axis) -> lengths.
 
-    def __init__(self, marks: Mapping[tuple[Operation, Operand, int], Column]) -> None:
+    The walk in `resized` notes them, and goes back to the first of these ops.
+    """
+
+    def __init__(self, marks: Mapping[tuple[Operation, Operand, int], AxisLengths]) -> None:
         super().__init__()
         self.marks = marks
 
 
 @dataclass
-class Lengths:
-    """What is known of lengths so far."""
+class LengthFacts:
+    """What is known about lengths so far, while a function is followed."""
 
-    column_of: Callable[[Var, int], Column]
+    column_of: Callable[[Var, int], AxisLengths]
     count: int
-    """How many lengths each column holds."""
-    marks: dict[str, dict[tuple[Operand, int], Column]] = field(default_factory=dict)
-    """By op, numbers and axes of tables that are lengths, since what they make meets what is as long."""
+    """How many lengths each tuple holds."""
+    marks: dict[str, dict[tuple[Operand, int], AxisLengths]] = field(default_factory=dict)
+    """Name of an op -> its parameters and table axes that are lengths, as their results meet axes that vary."""
     still: set[Var] = field(default_factory=set)
     """Values that depend on no input."""
-    merged: dict[Column, tuple[Column, ...]] = field(default_factory=dict)
-    """Lengths that are made of several axes or of parts of one: of which, in their order; or unknown."""
-    sums: dict[Var, set[Column]] = field(default_factory=dict)
-    """Values that are sums or means over places, times numbers: over how many."""
+    merged: dict[AxisLengths, tuple[AxisLengths, ...]] = field(default_factory=dict)
+    """Lengths of an axis that a reshape merged -> the axes that it merged, in order; () where unknown."""
+    sums: dict[Var, set[AxisLengths]] = field(default_factory=dict)
+    """Value that is a sum or mean over positions, times factors -> the lengths of the summed axes."""
     factors: dict[Var, set[float]] = field(default_factory=dict)
-    """Numbers that a value was multiplied with."""
+    """Value -> the constant factors in it."""
     bases: set[int] = field(default_factory=set)
-    """The lengths, in the function that is there, of all axes that vary."""
+    """The lengths, in the function as it is, of all axes that vary."""
     assumed: dict[str, str] = field(default_factory=dict)
-    """By op, what the numbers do not show."""
+    """Name of an op -> an assumption about it that the numbers do not prove."""
     open: dict[tuple[Var, int], Refusal] = field(default_factory=dict)
-    """Axes whose length is a number that may be one of the inputs', and why to refuse if it is none."""
+    """Axis that a slice cut to a number which may be a length -> the refusal, unless it turns out to be one."""
 
-    def columns(self, var: Var) -> list[Column]:
-        """The lengths of all axes of a value; none of what is no tensor, as the labels of classes."""
+    def columns(self, var: Var) -> list[AxisLengths]:
+        """Return the lengths of each axis of a value; [] for values other than tensors."""
         if not types.is_tensor(var.sym_type):
             return []
         if var in self.still:
             return [(int(n),) * self.count for n in var.shape]
         return [self.column_of(var, a) for a in range(var.rank)]
 
-    def varying(self, var: Var) -> dict[int, Column]:
-        """The axes of a value whose length differs between sizes."""
+    def varying(self, var: Var) -> dict[int, AxisLengths]:
+        """Return the axes of a value whose length differs between sizes."""
         return {a: c for a, c in enumerate(self.columns(var)) if varies(c)}
 
-    def marked(self, op: Operation) -> dict[tuple[Operand, int], Column]:
-        """What is known of an op's own numbers."""
+    def marked(self, op: Operation) -> dict[tuple[Operand, int], AxisLengths]:
+        """Return the parameters and table axes of an op that are known to be lengths."""
         return self.marks.get(op.name, {})
 
 
-def varies(column: int | Column) -> bool:
-    """Is it another length at some size?"""
+def varies(column: int | AxisLengths) -> bool:
+    """Return whether the length differs between sizes."""
     return isinstance(column, tuple) and len(set(column)) > 1
 
 
-def edits(op: Operation, lengths: Lengths) -> Edits:
-    """What of an op is other at other lengths.
+def edits_of(op: Operation, lengths: LengthFacts) -> Edits:
+    """Return the changes that an op needs at other lengths.
 
     Raises:
-        Refused: it cannot have another length, or that cannot be told; says why.
-        Unmarked: numbers of earlier ops turn out to be lengths.
+        Refused: the op cannot have another length, or can be read in several ways.
+        LengthsFound: parameters of earlier ops turn out to be lengths.
     """
     read = [v for _, v in operands(op)]
     _check_counts(op, lengths)
@@ -138,17 +144,17 @@ def edits(op: Operation, lengths: Lengths) -> Edits:
     rule = RULES.get(op.op_type)
     if rule is None:
         raise Refused(Refusal(f"whether {op.op_type} is the same at another length is not known", op))
-    changes = _meetings(op, lengths)
+    changes = _edits_of_equal_axes(op, lengths)
     changes.update(rule(op, lengths))
-    _follow_sums(op, lengths)
+    _note_sums(op, lengths)
     return changes
 
 
-def _check_counts(op: Operation, lengths: Lengths) -> None:
-    """What has no axis of places meets no number that is as large as a length: shares of it may be counted so.
+def _check_counts(op: Operation, lengths: LengthFacts) -> None:
+    """Check that an op of fixed shape has no constant as large as a length, which it may count.
 
     Raises:
-        Refused: it does.
+        Refused: it has one.
     """
     if op.op_type not in BINARY | {"clip"} or any(lengths.varying(v) for _, v in operands(op)):
         return
@@ -158,50 +164,50 @@ def _check_counts(op: Operation, lengths: Lengths) -> None:
             raise Refused(Refusal(words, op))
 
 
-def _plain(op: Operation, lengths: Lengths) -> Edits:
-    """Nothing but its operands says a length."""
+def _no_edits(op: Operation, lengths: LengthFacts) -> Edits:
+    """The rule of ops that hold no length themselves."""
     return {}
 
 
 # ---------------------------------------------------------------- axes that meet
 
 
-def _meetings(op: Operation, lengths: Lengths) -> Edits:
-    """Axes that meet have one length; tables get rows for it.
+def _edits_of_equal_axes(op: Operation, lengths: LengthFacts) -> Edits:
+    """Give axes that must be equal one length: constant tables get as many rows.
 
     Raises:
-        Refused: they have not.
-        Unmarked: they will, where numbers of earlier ops are lengths.
+        Refused: axes differ, or a contracted axis is stored with a number for each position.
+        LengthsFound: axes differ unless parameters of earlier ops are lengths.
     """
-    wanted: dict[Operand, dict[int, Column]] = {}
-    marks: dict[tuple[Operation, Operand, int], Column] = {}
-    for places, summed in groups(op):
-        column = _shared(op, places, lengths)
-        if column is None:
+    table_axes: dict[Operand, dict[int, AxisLengths]] = {}
+    marks: dict[tuple[Operation, Operand, int], AxisLengths] = {}
+    for axes_of_one_length, summed in equal_axes(op):
+        axis_lengths = _common_lengths(op, axes_of_one_length, lengths)
+        if axis_lengths is None:
             continue
-        for var, operand, axis in places:
-            if lengths.columns(var)[axis] == column:
+        for var, operand, axis in axes_of_one_length:
+            if lengths.columns(var)[axis] == axis_lengths:
                 continue
             if var not in lengths.still:
-                marks |= dict.fromkeys(_origins(op, var, axis, lengths), column)
+                marks |= dict.fromkeys(_parameters_behind(op, var, axis, lengths), axis_lengths)
             elif summed:
                 raise Refused(Refusal(f"{op.op_type} has a stored number for each place", op))
             else:
-                wanted.setdefault(operand, {})[axis] = column
-    for (operand, axis), column in lengths.marked(op).items():
+                table_axes.setdefault(operand, {})[axis] = axis_lengths
+    for (operand, axis), axis_lengths in lengths.marked(op).items():
         var = operand_of(op, operand)
         if var in lengths.still and op.op_type in POINTWISE | {"gather_nd"}:
-            wanted.setdefault(operand, {})[axis] = column
+            table_axes.setdefault(operand, {})[axis] = axis_lengths
     if marks:
-        raise Unmarked(marks)
-    return {operand: _rows(op, operand, axes, lengths) for operand, axes in wanted.items()}
+        raise LengthsFound(marks)
+    return {operand: _table_edit(op, operand, axes, lengths) for operand, axes in table_axes.items()}
 
 
-def _shared(op: Operation, places: Sequence[Place], lengths: Lengths) -> Column | None:
-    """The one length of axes that meet, if it differs between sizes.
+def _common_lengths(op: Operation, places: Sequence[OperandAxis], lengths: LengthFacts) -> AxisLengths | None:
+    """Return the lengths of axes that must be equal; None where they do not vary.
 
     Raises:
-        Refused: they have several.
+        Refused: two of them vary in different ways.
     """
     columns = {lengths.columns(var)[axis]: var for var, _, axis in places}
     longer = {column: var for column, var in columns.items() if varies(column)}
@@ -213,11 +219,13 @@ def _shared(op: Operation, places: Sequence[Place], lengths: Lengths) -> Column 
     return next(iter(longer), None)
 
 
-def _origins(op: Operation, var: Var, axis: int, lengths: Lengths) -> list[tuple[Operation, Operand, int]]:
-    """The numbers of ops that made an axis which meets one that varies.
+def _parameters_behind(
+    op: Operation, var: Var, axis: int, lengths: LengthFacts
+) -> list[tuple[Operation, Operand, int]]:
+    """Find the parameters of earlier ops that made an axis which meets one that varies.
 
     Raises:
-        Refused: none can be told.
+        Refused: the axis cannot be followed back to a parameter.
     """
     origins, pending = [], [(op, var, axis, None)]
     why = Refusal(f"%{var.name} is as long as what it meets at one size only", op)
@@ -226,14 +234,14 @@ def _origins(op: Operation, var: Var, axis: int, lengths: Lengths) -> list[tuple
         maker = value.op
         if maker is None:
             raise Refused(Refusal(f"the input {value.name} has this length too; give its shapes as well", op))
-        if (own := _literal(maker, at, lengths)) is not None:
+        if (own := _length_parameter(maker, at, lengths)) is not None:
             origins.append((maker, own, at))
             continue
         axes = reshape_axes(maker) if maker.op_type == "reshape" else places_of(maker)
         if axes is None:
             raise Refused(why)
         length, before = value.shape[at], len(pending) + len(origins)
-        for operand, source in placed(maker):
+        for operand, source in indexed_operands(maker):
             places = next((o.places for o in axes if o.var is source and o.name == operand[0]), ())
             if at not in places or source.shape[places.index(at)] != length:
                 continue
@@ -246,8 +254,8 @@ def _origins(op: Operation, var: Var, axis: int, lengths: Lengths) -> list[tuple
     return origins
 
 
-def _literal(maker: Operation, axis: int, lengths: Lengths) -> Operand | None:
-    """The parameter in which an op says how long an axis is that it makes."""
+def _length_parameter(maker: Operation, axis: int, lengths: LengthFacts) -> Operand | None:
+    """Return the parameter of an op that says how long an axis of its result is."""
     if maker.op_type == "tile" and maker.x.shape[axis] == 1:
         return "reps", 0
     if maker.op_type == "slice_by_index" and not any(each_axis(maker, "squeeze_mask", False)):
@@ -265,40 +273,43 @@ ADDED = names("add sub gather select")
 """Ops that read learned rows: positions are added."""
 
 
-def _rows(op: Operation, operand: Operand, axes: Mapping[int, Column], lengths: Lengths) -> Rows:
-    """The rows of a table at each length.
+def _table_edit(
+    op: Operation, operand: Operand, axes: Mapping[int, AxisLengths], lengths: LengthFacts
+) -> TableEdit:
+    """Return the table with as many rows as each size needs.
 
     Raises:
-        Refused: they are not lengths.
+        Refused: the table's numbers are not known, or follow no formula for more rows.
     """
     var = operand_of(op, operand)
     value = evaluate_static(var)
     name = var.name
     if value is None:
         raise Refused(Refusal(f"%{name} has a row for each place, and its numbers are not known", op))
-    if any(c in lengths.merged for c in axes.values()) and not _all_steady(np.asarray(value), axes):
+    if any(c in lengths.merged for c in axes.values()) and not _are_constant_along(np.asarray(value), axes):
         words = "has a row for each of several axes together, as interpolated positions of pictures have"
         raise Refused(Refusal(f"%{name} {words}", op))
-    table = continued(np.asarray(value), {a: max(c) for a, c in axes.items()}, op.op_type in ADDED)
+    table = continued_table(np.asarray(value), {a: max(c) for a, c in axes.items()}, op.op_type in ADDED)
     if isinstance(table, Refusal):
         raise Refused(Refusal(f"the table %{name} cannot be another size: {table.reason}", op))
     if table.assumed:
         lengths.assumed[name] = f"the rows of %{name} are learned, and cut to its first ones"
-    return Rows(table.whole, dict(axes))
+    return TableEdit(table.whole, dict(axes))
 
 
-def _all_steady(value: Array, axes: Mapping[int, Column]) -> bool:
+def _are_constant_along(value: Array, axes: Mapping[int, AxisLengths]) -> bool:
+    """Return whether all rows along these axes are equal."""
     return all((value == value.take([0], a)).all() for a in axes)
 
 
-# ---------------------------------------------------------------- parameters
+# ---------------------------------------------------------------- parameters: one rule for each op type
 
 
-def _reshape(op: Operation, lengths: Lengths) -> Edits:
-    """Each new axis is made of whole old ones, in their order, and of parts of fixed ones."""
+def _reshape(op: Operation, lengths: LengthFacts) -> Edits:
+    """Each new axis is a product of whole old axes, in order, and of parts of fixed ones; one becomes -1."""
     new = [int(n) for n in op.outputs[0].shape]
     old = [part for column in lengths.columns(op.x) for part in lengths.merged.get(column) or (column,)]
-    dims: list[Column] = []
+    dims: list[AxisLengths] = []
     starts = np.cumprod([1, *(c[0] for c in old)])
     ends = np.cumprod([1, *new])
     taken = set[int]()
@@ -310,7 +321,7 @@ def _reshape(op: Operation, lengths: Lengths) -> Edits:
         part = size // math.prod(c[0] for c in whole)
         column = tuple(part * math.prod(c[i] for c in whole) for i in range(lengths.count))
         if len(whole) > 1 or (whole and part > 1):
-            digits = _digits(old, low, high)
+            digits = _merged_axes(old, low, high)
             lengths.merged[column] = digits if lengths.merged.get(column, digits) == digits else ()
         dims.append(column)
     if lost := [a for a, c in enumerate(old) if varies(c) and a not in taken]:
@@ -322,12 +333,15 @@ def _reshape(op: Operation, lengths: Lengths) -> Edits:
     products = [j for j in longer if dims[j] in lengths.merged]
     free = (products or longer)[0]
     values = tuple(-1 if j == free else c if varies(c) else c[0] for j, c in enumerate(dims))
-    return {("shape", 0): Numbers(values)}
+    return {("shape", 0): NumberEdit(values)}
 
 
-def _digits(old: Sequence[Column], low: int, high: int) -> tuple[Column, ...]:
-    """The axes, and parts of fixed ones, of which an axis is made, by the elements before and behind it."""
-    digits, start = list[Column](), 1
+def _merged_axes(old: Sequence[AxisLengths], low: int, high: int) -> tuple[AxisLengths, ...]:
+    """Return the old axes, and parts of fixed ones, that a new axis merges.
+
+    `low` and `high` are the products of the new sizes before the axis, and up to it.
+    """
+    digits, start = list[AxisLengths](), 1
     for column in old:
         end = start * column[0]
         inside = min(end, high) // max(start, low)
@@ -337,35 +351,35 @@ def _digits(old: Sequence[Column], low: int, high: int) -> tuple[Column, ...]:
     return tuple(digits)
 
 
-def _slice(op: Operation, lengths: Lengths) -> Edits:
-    """All from a place on, up to a place from the end, or one place."""
+def _slice(op: Operation, lengths: LengthFacts) -> Edits:
+    """A slice may take all from a position on, up to a position from the end, or one position."""
     begins, ends = each_axis(op, "begin", 0), each_axis(op, "end", 0)
     if constant(op.begin) is None or constant(op.end) is None:
         raise Refused(Refusal("where it begins or ends is computed", op))
     masks = {n: each_axis(op, n, False) for n in ("begin_mask", "end_mask", "squeeze_mask")}
-    flags, kept = {n: list(m) for n, m in masks.items()}, list[int | Column](ends)
+    flags, kept = {n: list(m) for n, m in masks.items()}, list[int | AxisLengths](ends)
     marked, firsts = {a: c for (_, a), c in lengths.marked(op).items()}, list(begins)
     for a, column in lengths.varying(op.x).items():
         begin = 0 if masks["begin_mask"][a] else begins[a]
         if _takes_last_step(op, a, begin, column, lengths):
             firsts[a], flags["end_mask"][a] = -1, masks["end_mask"][a] or not masks["squeeze_mask"][a]
         elif masks["squeeze_mask"][a]:
-            _one_place(op, begin, column)
+            _check_single_place(op, begin, column)
         elif a in marked:
             lengths.open.pop((op.outputs[0], a), None)
             kept[a] = tuple(n + max(begin, 0) for n in marked[a])
         else:
-            flags["end_mask"][a] = _is_whole(op, a, begin, ends[a], column, lengths) or masks["end_mask"][a]
-    result: Edits = {("end", 0): Numbers(tuple(kept))} if kept != ends else {}
+            flags["end_mask"][a] = _reaches_end(op, a, begin, ends[a], column, lengths) or masks["end_mask"][a]
+    result: Edits = {("end", 0): NumberEdit(tuple(kept))} if kept != ends else {}
     if firsts != begins:
-        result["begin", 0] = Numbers(tuple(firsts))
+        result["begin", 0] = NumberEdit(tuple(firsts))
     if flags["end_mask"] != masks["end_mask"]:
-        result["end_mask", 0] = Numbers(tuple(flags["end_mask"]))
+        result["end_mask", 0] = NumberEdit(tuple(flags["end_mask"]))
     return result
 
 
-def _takes_last_step(op: Operation, axis: int, begin: int, column: Column, lengths: Lengths) -> bool:
-    """Does a slice take the last place of what a recurrent layer makes forward, its last state?"""
+def _takes_last_step(op: Operation, axis: int, begin: int, column: AxisLengths, lengths: LengthFacts) -> bool:
+    """Return whether a slice takes the last step of a forward recurrent layer, which is its last state."""
     if begin != column[0] - 1 or each_axis(op, "stride", 1)[axis] < 0:
         return False
     layer = steps_of(op.x, axis)
@@ -374,11 +388,11 @@ def _takes_last_step(op: Operation, axis: int, begin: int, column: Column, lengt
     return layer is not None
 
 
-def _one_place(op: Operation, place: int, column: Column) -> None:
-    """Only the first place, or one from the end, is the same one at each length.
+def _check_single_place(op: Operation, place: int, column: AxisLengths) -> None:
+    """Check that a single position is the same one at each length: the first ones, or from the end.
 
     Raises:
-        Refused: it is another.
+        Refused: it may be the middle, or be counted from the end.
     """
     length = column[0]
     middle = {length - 1, length // 2, (length - 1) // 2}
@@ -386,11 +400,13 @@ def _one_place(op: Operation, place: int, column: Column) -> None:
         raise Refused(Refusal(f"place {place} of {length} may be counted from its end, or be its middle", op))
 
 
-def _is_whole(op: Operation, axis: int, begin: int, end: int, column: Column, lengths: Lengths) -> bool:
-    """Does a slice go to the end of an axis? Otherwise it takes as many places as it says.
+def _reaches_end(
+    op: Operation, axis: int, begin: int, end: int, column: AxisLengths, lengths: LengthFacts
+) -> bool:
+    """Return whether a slice goes to the end of an axis; otherwise it takes a fixed number of positions.
 
     Raises:
-        Refused: it may end at a part of the length.
+        Refused: it begins or ends at a number that may be a part of the length.
     """
     length, masked = column[0], each_axis(op, "end_mask", False)[axis]
     if begin > 0 and begin in (length - 1, length // 2, (length + 1) // 2):
@@ -409,7 +425,8 @@ def _is_whole(op: Operation, axis: int, begin: int, end: int, column: Column, le
     return False
 
 
-def _slice_by_size(op: Operation, lengths: Lengths) -> Edits:
+def _slice_by_size(op: Operation, lengths: LengthFacts) -> Edits:
+    """A slice along a length must take the whole axis."""
     sizes, longer = ints(op, "size"), lengths.varying(op.x)
     begins = constant(op.begin)
     if not sizes or begins is None:
@@ -419,50 +436,53 @@ def _slice_by_size(op: Operation, lengths: Lengths) -> Edits:
             raise Refused(
                 Refusal(f"it takes {sizes[a]} of {column[0]} places, which may be a part of them", op)
             )
-    return {("size", 0): Numbers(tuple(-1 if a in longer else n for a, n in enumerate(sizes)))}
+    return {("size", 0): NumberEdit(tuple(-1 if a in longer else n for a, n in enumerate(sizes)))}
 
 
-def _split(op: Operation, lengths: Lengths) -> Edits:
+def _split(op: Operation, lengths: LengthFacts) -> Edits:
+    """A split along a length is refused."""
     axis = ints(op, "axis")[0] % op.x.rank
     if axis not in lengths.varying(op.x):
         return {}
     raise Refused(Refusal("it splits the length; how long each part is at another size is not known", op))
 
 
-def _tile(op: Operation, lengths: Lengths) -> Edits:
+def _tile(op: Operation, lengths: LengthFacts) -> Edits:
+    """Repetitions that are known to be lengths are replaced."""
     reps, marked = ints(op, "reps"), {a: c for (_, a), c in lengths.marked(op).items()}
     if not reps:
         raise Refused(Refusal("how often it repeats is computed", op))
     for a in lengths.varying(op.x):
         if reps[a] != 1:
             lengths.merged[tuple(n * reps[a] for n in lengths.columns(op.x)[a])] = ()
-    return {("reps", 0): Numbers(tuple(marked.get(a, n) for a, n in enumerate(reps)))} if marked else {}
+    return {("reps", 0): NumberEdit(tuple(marked.get(a, n) for a, n in enumerate(reps)))} if marked else {}
 
 
-def _pad(op: Operation, lengths: Lengths) -> Edits:
+def _pad(op: Operation, lengths: LengthFacts) -> Edits:
+    """Padding at the end must be that of a convolution or pooling whose stride divides the change of length."""
     pads = ints(op, "pad")
     first = op.x.rank - len(pads) // 2
     for a, column in lengths.varying(op.x).items():
         before, after = pads[2 * (a - first) : 2 * (a - first) + 2] if a >= first else (0, 0)
         if after > before:
             readers = consumers(op.outputs[0])
-            strides = [_stride(reader, a) for reader in readers]
+            strides = [_window_stride(reader, a) for reader in readers]
             if not strides or not all(strides):
                 words = f"it adds {after} places behind the end, which may be made for a length of {column[0]}"
                 raise Refused(Refusal(words, op))
-            _same_rest(op, column, max(n for n in strides if n))
+            _check_remainder(op, column, max(n for n in strides if n))
     return {}
 
 
-def _stride(op: Operation, axis: int) -> int | None:
-    """By how much windows move along an axis; None for other ops."""
+def _window_stride(op: Operation, axis: int) -> int | None:
+    """Return the stride of an op's window along an axis; None for ops without windows."""
     if op.op_type not in WINDOWED or axis < 2:
         return None
     return (ints(op, "strides") or [1] * (op.x.rank - 2))[axis - 2]
 
 
-def _same_rest(op: Operation, column: Column, stride: int) -> None:
-    """Padding that is made for a length, of which the rest by the stride counts."""
+def _check_remainder(op: Operation, column: AxisLengths, stride: int) -> None:
+    """Check that all lengths leave the same remainder by a stride, for which the padding was made."""
     if any((n - column[0]) % stride for n in column):
         raise Refused(
             Refusal(
@@ -473,21 +493,22 @@ def _same_rest(op: Operation, column: Column, stride: int) -> None:
         )
 
 
-def _windows(op: Operation, lengths: Lengths) -> Edits:
+def _windows(op: Operation, lengths: LengthFacts) -> Edits:
+    """Padding of a convolution that is larger at the end was made for the remainder of a length."""
     if op.op_type == "conv_transpose":
-        return _transposed(op, lengths)
+        return _conv_transpose(op, lengths)
     if str(constant(op.inputs.get("pad_type"))) in ("same", "same_lower"):
         return {}
     pads = window_pads(op)
     for a, column in lengths.varying(op.x).items():
-        stride = _stride(op, a)
+        stride = _window_stride(op, a)
         if stride and pads[2 * (a - 2) + 1] > pads[2 * (a - 2)]:
-            _same_rest(op, column, stride)
+            _check_remainder(op, column, stride)
     return {}
 
 
-def _transposed(op: Operation, lengths: Lengths) -> Edits:
-    """A convolution that makes more places; the shape that it may say is that which follows from the rest."""
+def _conv_transpose(op: Operation, lengths: LengthFacts) -> Edits:
+    """A transposed convolution's `output_shape` is removed, if it follows from the other parameters."""
     says = ints(op, "output_shape")
     if not says or not lengths.varying(op.x):
         return {}
@@ -503,14 +524,14 @@ def _transposed(op: Operation, lengths: Lengths) -> Edits:
             raise Refused(
                 Refusal(f"it says that it makes {says[-spatial + i]} places, and {follows} follow", op)
             )
-    return {("output_shape", 0): Absent()}
+    return {("output_shape", 0): RemovedParameter()}
 
 
-def _blocks(op: Operation, lengths: Lengths) -> Edits:
-    """Places that go to the batch by blocks, and back; what is added or cropped may be made for a length.
+def _blocks(op: Operation, lengths: LengthFacts) -> Edits:
+    """Blocks that move to the batch and back: what is padded was made for the remainder of a length.
 
     Raises:
-        Refused: lengths leave another rest by the block; or it crops.
+        Refused: lengths leave another remainder by the block size, or the op crops.
     """
     block, axes = ints(op, "block_shape"), lengths.varying(op.x)
     edges = ints(op, "paddings" if op.op_type == "space_to_batch" else "crops")
@@ -519,22 +540,22 @@ def _blocks(op: Operation, lengths: Lengths) -> Edits:
         if column is not None and any(edges[2 * i : 2 * i + 2]):
             if op.op_type == "batch_to_space":
                 raise Refused(Refusal("it crops, which may be made for a length", op))
-            _same_rest(op, column, size)
+            _check_remainder(op, column, size)
     return {}
 
 
 WIDEST = 4
-"""Windows that lie side by side and are wider may be made to give a number of places. A choice: narrower ones
-are strides of a network."""
+"""Pooling windows that do not overlap and are wider than this may have been chosen to give a number of outputs.
+A choice: narrower ones are usual strides."""
 
 
-def _pool(op: Operation, lengths: Lengths) -> Edits:
-    """A window that covers the whole axis, or a large part, may be made for the length."""
+def _pool(op: Operation, lengths: LengthFacts) -> Edits:
+    """A window that covers the whole axis, or a large part of it, may have been made for the length."""
     size = ints(op, "kernel_sizes")
     for a, column in lengths.varying(op.x).items():
         if a < 2 or size[a - 2] == 1:
             continue
-        stride, wide = _stride(op, a), size[a - 2]
+        stride, wide = _window_stride(op, a), size[a - 2]
         if wide >= column[0] or (wide == stride and wide > WIDEST and column[0] % wide == 0):
             raise Refused(Refusal(f"its window of {wide} may be made for a length of {column[0]}", op))
         if wide == stride and column[0] % wide == 0:
@@ -542,8 +563,8 @@ def _pool(op: Operation, lengths: Lengths) -> Edits:
     return _windows(op, lengths)
 
 
-def _upsample(op: Operation, lengths: Lengths) -> Edits:
-    """Whole multiples of the length; others are made for a size."""
+def _upsample(op: Operation, lengths: LengthFacts) -> Edits:
+    """Only whole multiples of the length can be the same factor at each size."""
     for a, n in enumerate(op.x.shape):
         if a in lengths.varying(op.x) and int(op.outputs[0].shape[a]) % int(n):
             raise Refused(Refusal(f"it makes {op.outputs[0].shape[a]} places of {n}, which is no multiple", op))
@@ -553,52 +574,52 @@ def _upsample(op: Operation, lengths: Lengths) -> Edits:
     return {}
 
 
-def _resize(op: Operation, lengths: Lengths) -> Edits:
-    """To a size that is that of something else, or a multiple of its own."""
+def _resize(op: Operation, lengths: LengthFacts) -> Edits:
+    """The target size is that of another axis, or a whole multiple of its own."""
     sizes: Edits = {}
     marked = {o[0]: c for (o, _), c in lengths.marked(op).items()}
     for a, name in ((op.x.rank - 2, "target_size_height"), (op.x.rank - 1, "target_size_width")):
         column, target = lengths.columns(op.x)[a], int(op.outputs[0].shape[a])
         if name in marked:
-            sizes[name, 0] = Numbers((marked[name],), scalar=True)
+            sizes[name, 0] = NumberEdit((marked[name],), scalar=True)
         elif varies(column):
             if target % column[0]:
                 raise Refused(Refusal(f"it makes {target} places of {column[0]}, which is no multiple", op))
             times = target // column[0]
-            sizes[name, 0] = Numbers((tuple(n * times for n in column),), scalar=True)
+            sizes[name, 0] = NumberEdit((tuple(n * times for n in column),), scalar=True)
             lengths.assumed[op.name] = f"{op.name} makes {times} times as many places at each size"
     return sizes
 
 
-def _gather(op: Operation, lengths: Lengths) -> Edits:
-    """Rows by places that are stored: the first, those from the end, or all in order."""
+def _gather(op: Operation, lengths: LengthFacts) -> Edits:
+    """Constant indices must be the same positions at each length."""
     axis = (ints(op, "axis") or [0])[0] % op.x.rank
     column, picked = lengths.columns(op.x)[axis], constant(op.indices)
     if not varies(column) or picked is None:
         return {}
     for place in np.ravel(picked).tolist():
-        _one_place(op, int(place), column)
+        _check_single_place(op, int(place), column)
     return {}
 
 
-def _gather_along(op: Operation, lengths: Lengths) -> Edits:
-    """Places along an axis that are stored are the first ones, or those from the end."""
+def _gather_along(op: Operation, lengths: LengthFacts) -> Edits:
+    """Constant indices along a length must be the same positions at each length."""
     axis, picked = (ints(op, "axis") or [0])[0] % op.x.rank, evaluate_static(op.indices)
     column = lengths.columns(op.x)[axis]
     if varies(column) and op.indices in lengths.still and picked is not None:
         for place in np.unique(picked).tolist():
-            _one_place(op, int(place), column)
+            _check_single_place(op, int(place), column)
     return {}
 
 
-def _gather_nd(op: Operation, lengths: Lengths) -> Edits:
-    """A grid of stored places: along an axis that is as long, they count it."""
+def _gather_nd(op: Operation, lengths: LengthFacts) -> Edits:
+    """A grid of constant indices that counts a length gets as many rows as each size needs."""
     if op.indices not in lengths.still:
         return {}
     grid = np.asarray(evaluate_static(op.indices))
-    along_of: dict[int, Column] = {}
+    along_of: dict[int, AxisLengths] = {}
     for a, column in lengths.varying(op.x).items():
-        along = _counting(grid, a, column[0])
+        along = _axis_that_counts(grid, a, column[0])
         if along is None:
             raise Refused(Refusal("the places that it picks are not all, in order", op))
         along_of[along] = column
@@ -613,11 +634,11 @@ def _gather_nd(op: Operation, lengths: Lengths) -> Edits:
         whole = np.concatenate([whole, *(last + (i + 1) * steps for i in range(more))], a).astype(grid.dtype)
         if (np.diff(whole, 2, axis=a) != 0).any() or (whole.take([0], a) < 0).any():
             raise Refused(Refusal("the places that it picks are not counted up", op))
-    return {("indices", 0): Rows(whole, along_of)} if along_of else {}
+    return {("indices", 0): TableEdit(whole, along_of)} if along_of else {}
 
 
-def _counting(grid: Array, component: int, length: int) -> int | None:
-    """The axis of a grid of places along which one component counts all of them."""
+def _axis_that_counts(grid: Array, component: int, length: int) -> int | None:
+    """Return the axis of a grid of indices along which one component counts 0, 1, ... to `length`."""
     if component >= grid.shape[-1]:
         return None
     part = grid[..., component]
@@ -628,7 +649,8 @@ def _counting(grid: Array, component: int, length: int) -> int | None:
     return None
 
 
-def _topk(op: Operation, lengths: Lengths) -> Edits:
+def _topk(op: Operation, lengths: LengthFacts) -> Edits:
+    """`topk` along a length must take fewer than the shortest length."""
     axis = (ints(op, "axis") or [-1])[0] % op.x.rank
     column, k = lengths.columns(op.x)[axis], constant(op.k)
     if not varies(column):
@@ -638,14 +660,15 @@ def _topk(op: Operation, lengths: Lengths) -> Edits:
     return {}
 
 
-def _squeeze(op: Operation, lengths: Lengths) -> Edits:
+def _squeeze(op: Operation, lengths: LengthFacts) -> Edits:
+    """Axes are named, because an axis of length 1 may be longer at other sizes."""
     if op.inputs.get("axes") is not None:
         return {}
-    return {("axes", 0): Numbers(tuple(a for a, d in enumerate(op.x.shape) if d == 1))}
+    return {("axes", 0): NumberEdit(tuple(a for a, d in enumerate(op.x.shape) if d == 1))}
 
 
-def _concat(op: Operation, lengths: Lengths) -> Edits:
-    """What is joined to what is as long as the input makes a length of its own."""
+def _concat(op: Operation, lengths: LengthFacts) -> Edits:
+    """A join with what varies makes a length of its own; constants that may fill up to a length are refused."""
     (axis,) = ints(op, "axis")
     at = axis % op.values[0].rank
     columns = [lengths.columns(v)[at] for v in op.values]
@@ -659,18 +682,22 @@ def _concat(op: Operation, lengths: Lengths) -> Edits:
     return {}
 
 
-# ---------------------------------------------------------------- numbers made of a length
+# ---------------------------------------------------------------- factors that are computed from a length
 
 
-def _follow_sums(op: Operation, lengths: Lengths) -> None:
-    """Note what is a sum over places, and what is multiplied with which number.
+def _note_sums(op: Operation, lengths: LengthFacts) -> None:
+    """Note which values are sums over positions, and which constant factors values have.
 
     Raises:
-        Refused: a sum over places is multiplied with what may be made of their number.
+        Refused: what is summed has a factor already that may be computed from the length.
     """
     out = op.outputs[0]
     over = {
-        c for places, summed in groups(op) if summed for v, _, a in places if varies(c := lengths.columns(v)[a])
+        c
+        for places, summed in equal_axes(op)
+        if summed
+        for v, _, a in places
+        if varies(c := lengths.columns(v)[a])
     }
     if op.op_type in REDUCTIONS | {"cumsum"}:
         axes = [a % op.x.rank for a in ints(op, "axes") or ints(op, "axis")] or [*range(op.x.rank)]
@@ -682,7 +709,7 @@ def _follow_sums(op: Operation, lengths: Lengths) -> None:
     read = (
         {c for _, v in operands(op) for c in lengths.sums.get(v, ())}
         if op.op_type in PASSING
-        else set[Column]()
+        else set[AxisLengths]()
     )
     if over | read:
         lengths.sums[out] = over | read
@@ -693,38 +720,43 @@ def _follow_sums(op: Operation, lengths: Lengths) -> None:
         lengths.factors[out] = before
 
 
-def _product(op: Operation, lengths: Lengths) -> Edits:
-    """A sum over n places times 1/n is a mean at each length."""
+def _factor_edit(op: Operation, lengths: LengthFacts) -> Edits:
+    """The factor 1/n, n/(n-1) or n of a sum over n positions changes with n."""
     sums = {c for v in (op.x, op.y) for c in lengths.sums.get(v, ())}
-    for operand, var in placed(op):
+    for operand, var in indexed_operands(op):
         factor = number(var) if operand[0] in ("x", "y") else None
         near = next((c for c in sums if factor and is_made_of(factor, c[0])), None)
         if near is None or factor is None:
             continue
         share = factor if op.op_type == "mul" else 1 / factor
         if math.isclose(share, 1 / near[0], rel_tol=1e-3) and len(sums) == 1 and op.op_type == "mul":
-            return {operand: Share(near, dtype_name(var))}
-        if op.op_type == "mul" and len(sums) == 1 and _corrects(factor, near[0]) and min(near) > 1:
-            return {operand: Share(near, dtype_name(var), "corrected")}
+            return {operand: FactorEdit(near, dtype_name(var))}
+        if (
+            op.op_type == "mul"
+            and len(sums) == 1
+            and _is_variance_correction(factor, near[0])
+            and min(near) > 1
+        ):
+            return {operand: FactorEdit(near, dtype_name(var), "corrected")}
         if op.op_type == "real_div" and factor == near[0] and operand[0] == "y" and len(sums) == 1:
-            return {operand: Share(near, dtype_name(var), "number")}
+            return {operand: FactorEdit(near, dtype_name(var), "number")}
         raise Refused(
             Refusal(f"the factor {factor:g} of a sum over {near[0]} places may be made of their number", op)
         )
     return {}
 
 
-def _corrects(factor: float, count: int) -> bool:
-    """Is a factor n / (n - 1), which makes the variance of a sample of a mean of squares?"""
+def _is_variance_correction(factor: float, count: int) -> bool:
+    """Return whether a factor is n / (n - 1), which turns a mean of squares into a sample variance."""
     return count > 2 and factor != 1 and math.isclose(factor, count / (count - 1), rel_tol=5e-4)
 
 
 def is_made_of(factor: float, length: int) -> bool:
-    """May a number be numbers of a length: a part, a root, or one that corrects a variance?"""
+    """Return whether a number may be computed from a length n: n, 1/n, sqrt(n), n+-1, or n/(n-1)."""
     n = float(length)
     numbers = [n, math.sqrt(n), n - 1, n + 1]
-    wanted = [*numbers, *(1 / m for m in numbers if m), *((n / (n - 1), (n - 1) / n) if n > 1 else ())]
-    return any(math.isclose(abs(factor), w, rel_tol=1e-3) for w in wanted if w != 1)
+    candidates = [*numbers, *(1 / m for m in numbers if m), *((n / (n - 1), (n - 1) / n) if n > 1 else ())]
+    return any(math.isclose(abs(factor), w, rel_tol=1e-3) for w in candidates if w != 1)
 
 
 PASSING = names(
@@ -733,12 +765,12 @@ PASSING = names(
     sub transpose
     """
 )
-"""Ops after which a sum over places is one still."""
+"""Ops whose result is a sum over positions if an operand is one."""
 WINDOWED = names("avg_pool conv max_pool l2_pool")
 
-Rule: TypeAlias = "Callable[[Operation, Lengths], Edits]"
+Rule: TypeAlias = "Callable[[Operation, LengthFacts], Edits]"
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(POINTWISE | NORMS | REDUCTIONS | RECURRENT, _plain),
+    **dict.fromkeys(POINTWISE | NORMS | REDUCTIONS | RECURRENT, _no_edits),
     **dict.fromkeys(
         names(
             """
@@ -748,9 +780,9 @@ RULES: Mapping[str, Rule] = {
             space_to_depth stack transpose
             """
         ),
-        _plain,
+        _no_edits,
     ),
-    **dict.fromkeys(names("mul real_div"), _product),
+    **dict.fromkeys(names("mul real_div"), _factor_edit),
     **dict.fromkeys(names("conv conv_transpose"), _windows),
     **dict.fromkeys(names("avg_pool max_pool l2_pool"), _pool),
     **dict.fromkeys(names("space_to_batch batch_to_space"), _blocks),
@@ -769,18 +801,16 @@ RULES: Mapping[str, Rule] = {
     "squeeze": _squeeze,
     "concat": _concat,
 }
-"""What each op type says of lengths."""
+"""Op type -> the rule that returns its edits."""
 
-
-# Along which axes of a value the steps of a recurrent layer go.
 
 DEPTH = 16
-"""Ops between a recurrent layer and a slice of its steps, which turn them, say, or join both
-directions. A choice: two layers on each other have six."""
+"""The most ops between a recurrent layer and a slice of its steps, such as transposes and concats. A choice:
+two stacked layers have six."""
 
 
 def steps_of(var: Var, axis: int, depth: int = DEPTH) -> Operation | None:
-    """The recurrent layer that runs forward along an axis, so that the last step is its last state; or None."""
+    """Return the forward recurrent layer whose time steps lie along an axis; None where there is none."""
     op = var.op
     if op is None or not depth:
         return None
@@ -793,201 +823,3 @@ def steps_of(var: Var, axis: int, depth: int = DEPTH) -> Operation | None:
             if layer is not None:
                 return layer
     return None
-
-
-# How a table with a row for each place goes on at another length, as far as its numbers show that.
-#
-# A table of positions, a mask or a band that was folded for one length is the beginning of that of a longer
-# one, or is made of its length in another way: distances from the end, steps of one over the length, windows.
-# The first may be cut, and goes on where it follows a formula; the others may not.
-
-BASES = (10000.0, 500000.0, 1000000.0, 100000.0)
-"""Of the wave lengths of published models."""
-
-SLOW = 1e-3
-"""Turns from place to place below which a wave is told from a straight line by no table in fp16."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table that is long enough for the lengths that are wanted.
-
-    Attributes:
-        whole: of which the first rows are read.
-        assumed: are the rows those of a longer table only by the look of it, as learned positions are?
-    """
-
-    whole: Array
-    assumed: bool = False
-
-
-def continued(table: Array, most: Mapping[int, int], adds: bool) -> Table | Refusal:
-    """A table, at least as long as is wanted, whose first rows are those at each shorter length.
-
-    Args:
-        table: at the length that is known.
-        most: axis -> the largest length that is wanted; one axis of places, or two.
-        adds: are its numbers added, or read as words are? Learned positions are.
-    """
-    steady, whole = {a for a in most if (table == table.take([0], a)).all()}, table
-    for axis in steady:
-        whole = np.repeat(whole.take([0], axis), max(most[axis], table.shape[axis]), axis)
-    rest = {a: max(n, table.shape[a]) for a, n in most.items() if a not in steady}
-    if not rest:
-        return Table(whole)
-    if len(rest) > 1:
-        return _by_distance(whole, rest)
-    ((axis, length),) = rest.items()
-    rows = np.moveaxis(whole, axis, 0)
-    follows = _longer(rows, rows.shape[0]) is not None or _is_wavy(rows)
-    if not follows and (why := _made_of_length(rows)) is not None:
-        return Refusal(why)
-    if length > rows.shape[0]:
-        longer = _longer(rows, length)
-        if longer is None:
-            return Refusal(
-                f"its {rows.shape[0]} rows follow no formula for {length} could be made; give the module, "
-                "or a model of the largest size"
-            )
-        return Table(np.ascontiguousarray(np.moveaxis(longer, 0, axis)))
-    if follows:
-        return Table(whole)
-    if not adds:
-        return Refusal("its rows follow no formula, so that those of another length may be others")
-    return Table(whole, assumed=True)
-
-
-def _made_of_length(rows: Array) -> str | None:
-    """Why the rows of another length would be others; None where nothing says so. rows: (places, ...)."""
-    numbers = rows.astype(np.float64).reshape(rows.shape[0], -1)
-    if rows.dtype.kind == "b" or (numbers <= MASKED).any():
-        return "it hides some places, and those of another length may be others"
-    if (numbers == numbers[::-1]).all() or (len(rows) > 3 and (numbers[1:] == numbers[:0:-1]).all()):
-        return "it is the same from both ends, as a window is that is made for its length"
-    steps = np.diff(numbers, axis=0)
-    even = _even(numbers)
-    if len(rows) > 2 and even.any():
-        step = steps.mean(0)[even]
-        if ((step < 0) & (np.abs(numbers[-1, even]) <= 1)).any():
-            return "it counts down to its end"
-        if (np.abs(step - np.round(step)) > 1e-3).any():
-            return _rises(float(step[0]))
-    return None
-
-
-def _even(numbers: Array) -> Array:
-    """Which columns rise by the same from place to place? numbers: (places, columns)."""
-    with np.errstate(invalid="ignore"):  # what masks is infinite in neighbouring places
-        steps = np.diff(numbers, axis=0)
-    return np.abs(steps - steps.mean(0)).max(0) <= 2e-3 * (np.abs(numbers).max() or 1.0)
-
-
-def _rises(step: float) -> str:
-    return f"it rises by {step:g} from place to place, as what is made of a length does"
-
-
-def _one_slope(rows: Array) -> str | None:
-    """Why distances may be counted in parts of the length; slopes that differ from head to head are none."""
-    numbers = rows.astype(np.float64).reshape(rows.shape[0], -1)
-    if rows.dtype.kind == "b" or len(rows) < 3 or not _even(numbers).all():
-        return None
-    slopes = {round(float(n), 4) for n in np.diff(numbers, axis=0).mean(0)}
-    return _rises(min(slopes)) if len(slopes) == 1 and min(slopes) % 1 else None
-
-
-def _longer(rows: Array, length: int) -> Array | None:
-    """More rows, by the formula that gives all that are there, bit for bit; None where there is none."""
-    for way in (_counted, _waves, _slopes):
-        longer: Array | None = way(rows, length)
-        if longer is not None:
-            return longer
-    return None
-
-
-def _counted(rows: Array, length: int) -> Array | None:
-    """Rows that count up by one, at every element alike."""
-    places = np.arange(length).reshape([-1] + [1] * (rows.ndim - 1))
-    longer = (rows[:1].astype(np.int64) + places).astype(rows.dtype)
-    return longer if (longer[: len(rows)] == rows).all() else None
-
-
-def _slopes(rows: Array, length: int) -> Array | None:
-    """Rows that rise by 2 ** (-8 / heads) and its powers, a power for each head, as ALiBi has it."""
-    flat = rows.reshape(rows.shape[0], -1)
-    heads = flat.shape[1]
-    if rows.dtype.kind != "f" or heads < 2 or heads & (heads - 1):
-        return None
-    slopes = 2.0 ** (-8 / heads * np.arange(1, heads + 1))
-    longer: Array = np.outer(np.arange(length), slopes).astype(rows.dtype)
-    return longer.reshape(length, *rows.shape[1:]) if (longer[: len(rows)] == flat).all() else None
-
-
-def _turned(length: int, width: int, base: float) -> torch.Tensor:
-    """The angles of places: (places, width / 2)."""
-    inverse = 1.0 / (base ** (torch.arange(0, width, 2).float() / width))
-    return torch.arange(length).float()[:, None] * inverse[None]
-
-
-WAYS: Sequence[Callable[[torch.Tensor], torch.Tensor]] = (
-    lambda angles: torch.cat([angles, angles], 1).cos(),
-    lambda angles: torch.cat([angles, angles], 1).sin(),
-    lambda angles: torch.cat([angles.sin(), angles.cos()], 1),
-    lambda angles: torch.stack([angles.sin(), angles.cos()], 2).flatten(1),
-    torch.cos,
-    torch.sin,
-)
-"""How tables of positions are made of angles; the last two hold each angle once."""
-
-
-def _waves(rows: Array, length: int) -> Array | None:
-    """Sines and cosines of places, as rotary and sinusoidal positions are."""
-    flat = rows.reshape(rows.shape[0], -1)
-    if rows.dtype.kind != "f" or not 2 <= flat.shape[1] == max(rows.shape[1:], default=0):
-        return None
-    for base in BASES:
-        for i, way in enumerate(WAYS):
-            angles = _turned(length, flat.shape[1] * (2 if i > 3 else 1), base)
-            longer: Array = way(angles).numpy().astype(rows.dtype)
-            if longer.shape[1] == flat.shape[1] and (longer[: len(rows)] == flat).all():
-                return longer.reshape(length, *rows.shape[1:])
-    return None
-
-
-def _is_wavy(rows: Array) -> bool:
-    """Does each column turn by an angle of its own from place to place, which no length has made?
-
-    Of such a column, the sum of two neighbours is the one between, times twice the cosine of the angle.
-    """
-    if rows.dtype.kind != "f" or len(rows) < 5:
-        return False
-    x = rows.astype(np.float64).reshape(len(rows), -1)
-    middle, sums = x[1:-1], x[2:] + x[:-2]
-    factor = (middle * sums).sum(0) / np.maximum((middle**2).sum(0), 1e-30)
-    if np.abs(sums - middle * factor).max() > 4e-3 * np.abs(x).max():
-        return False
-    turns = np.arccos(np.clip(factor / 2, -1, 1)) / (2 * np.pi)
-    whole = [np.abs(turns * n - np.round(turns * n)) < 1e-3 for n in (len(rows), len(rows) - 1)]
-    return bool((turns > SLOW).any()) and not ((turns > SLOW) & (whole[0] | whole[1])).any()
-
-
-def _by_distance(table: Array, most: Mapping[int, int]) -> Table | Refusal:
-    """A table of rows and columns that depend on the distance between them alone, as causal masks do."""
-    first, second = sorted(most)
-    square = np.moveaxis(table, (first, second), (0, 1))
-    rows, columns = square.shape[:2]
-    if (square[1:, 1:] != square[:-1, :-1]).any():
-        return Refusal("its elements are not the same at equal distances between two places")
-    for side in (square[:, 0], square[0]):
-        if (why := _one_slope(side)) is not None:
-            return Refusal(why)
-    if most[first] <= rows and most[second] <= columns:
-        return Table(table)
-    far, near = square[rows // 2 :, 0], square[0, columns // 2 :]
-    if (far != far[-1:]).any() or (near != near[-1:]).any():
-        return Refusal(f"what it holds at distances from {max(rows, columns)} on follows no formula")
-    apart = np.arange(most[second])[None] - np.arange(most[first])[:, None]
-    behind = square[np.clip(-apart, 0, rows - 1), 0]
-    ahead = square[0, np.clip(apart, 0, columns - 1)]
-    chosen = (apart >= 0).reshape(*apart.shape, *[1] * (square.ndim - 2))
-    longer = np.where(chosen, ahead, behind).astype(table.dtype)
-    return Table(np.ascontiguousarray(np.moveaxis(longer, (0, 1), (first, second))))

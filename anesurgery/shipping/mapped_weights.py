@@ -1,8 +1,8 @@
-"""Weights that stay in files while a checkpoint is converted, so that memory need not hold them.
+"""Keep the weights in memory-mapped files while a checkpoint is converted, to need less memory.
 
-What is mapped from a file is read when it is needed, and the system takes its memory back whenever it wants
-some. `widened` maps the weights of the module, and `mapped_constants` those that coremltools makes of them: a
-conversion then holds a few copies of the largest weight, and not of all.
+`build` uses both context helpers. The operating system reads a mapped array when it is used, and drops it when
+memory is short. `fp32_checkpoint` maps the weights of the PyTorch module, and `mapped_constants` the constants
+that coremltools makes of them. A conversion then holds a few copies of the largest weight, not of all weights.
 """
 
 from __future__ import annotations
@@ -22,41 +22,43 @@ from anesurgery.files import arrays
 from anesurgery.mil import Array, patched, quiet_host
 
 LEAST = 1 << 20
-"""Bytes from which on an array is worth a file of its own: a choice, so that a model is not thousands of files.
-"""
+"""Smallest array, in bytes, that gets a file of its own. A choice: 1 MiB keeps the number of files small."""
 SHARD = 1 << 28
-"""Bytes of a file of widened weights; one weight may be more. A choice: 268 MB, so that a machine has room for
-one at a time."""
+"""Bytes of one file of fp32 weights; a single larger weight exceeds it. A choice: 268 MB at a time fit in
+memory."""
 PIECE = 1 << 20
-"""Elements that are looked at at once: 4.2 MB of fp32."""
-BEYOND = 1e38
-"""Magnitude from which on coremltools takes a number for an infinity."""
+"""Elements that are checked for overflow at once: 4.2 MB of fp32."""
+INFINITE = 1e38
+"""Magnitude from which coremltools takes a number for an infinity, which it leaves as it is."""
 
 
-def widened(folder: Path, to: Path) -> Path:
-    """A checkpoint whose floats are fp32, which can be mapped; the folder itself where they all are.
+def fp32_checkpoint(folder: Path, to: Path) -> Path:
+    """Copy a checkpoint with all floats in fp32, because only fp32 weights can be mapped into the module.
 
     Args:
-        folder: with safetensors.
-        to: the folder to make; one with the same files otherwise.
+        folder: the checkpoint, with its safetensors.
+        to: the folder to make; its config files are the same.
+
+    Returns:
+        `to`, or `folder` itself where all its floats are fp32 already.
     """
     from safetensors import safe_open
     from safetensors.torch import save_file
 
     files = sorted(folder.glob("*.safetensors"))
-    if not _narrow(files):
+    if not _has_half_floats(files):
         return folder
     to.mkdir(parents=True)
     for file in folder.glob("*.json"):
         if not file.name.endswith(".index.json"):
             shutil.copy2(file, to)
-    place: dict[str, str] = {}
+    file_of_weight: dict[str, str] = {}
     shard: dict[str, torch.Tensor] = {}
 
-    def write() -> None:
-        name = f"model-{len(set(place.values()))}.safetensors"
+    def write_shard() -> None:
+        name = f"model-{len(set(file_of_weight.values()))}.safetensors"
         save_file(shard, to / name, {"format": "pt"})
-        place.update(dict.fromkeys(shard, name))
+        file_of_weight.update(dict.fromkeys(shard, name))
         shard.clear()
 
     for file in files:
@@ -65,57 +67,58 @@ def widened(folder: Path, to: Path) -> Path:
                 tensor = stored.get_tensor(name)
                 shard[name] = tensor.float() if tensor.is_floating_point() else tensor
                 if sum(t.nbytes for t in shard.values()) > SHARD:
-                    write()
+                    write_shard()
     if shard:
-        write()
-    arrays.write_text(to / "model.safetensors.index.json", _index(place))
+        write_shard()
+    arrays.write_text(to / "model.safetensors.index.json", _index_json(file_of_weight))
     return to
 
 
-def _narrow(files: list[Path]) -> bool:
-    """Are there floats of 16 bits?"""
+def _has_half_floats(files: list[Path]) -> bool:
+    """Return whether any weight is fp16 or bf16."""
     from safetensors import safe_open
 
-    kinds = set()
+    dtypes = set()
     for file in files:
         with safe_open(file, "pt") as stored:
-            kinds |= {stored.get_slice(name).get_dtype() for name in stored.keys()}  # noqa: SIM118 - no mapping
-    return bool(kinds & {"F16", "BF16"})
+            dtypes |= {stored.get_slice(name).get_dtype() for name in stored.keys()}  # noqa: SIM118 - no mapping
+    return bool(dtypes & {"F16", "BF16"})
 
 
-def _index(place: dict[str, str]) -> str:
+def _index_json(file_of_weight: dict[str, str]) -> str:
+    """Return the text of `model.safetensors.index.json`."""
     import json
 
-    return json.dumps({"metadata": {}, "weight_map": place})
+    return json.dumps({"metadata": {}, "weight_map": file_of_weight})
 
 
 @contextmanager
 def mapped_constants(folder: Path) -> Iterator[None]:
-    """In the body, large constants that coremltools makes lie in files of a folder, which nobody else sees."""
+    """Within the context, map the large constants that coremltools makes from files in a folder."""
     with quiet_host():
         from coremltools.converters.mil.mil.operation import Operation
         from coremltools.converters.mil.mil.passes.defs.quantization import FP16ComputePrecision
     names, infer = count(), Operation._auto_val
 
-    def mapped(value: Any) -> Any:
-        return _mapped(value, folder / str(next(names))) if _is_held(value) else value
+    def map_if_large(value: Any) -> Any:
+        return _mapped_copy(value, folder / str(next(names))) if _should_be_mapped(value) else value
 
-    def values(op: Any, output_types: Any) -> Any:
+    def infer_mapped(op: Any, output_types: Any) -> Any:
         inferred = infer(op, output_types)
-        for one in inferred:
-            if one is not None:
-                one.val = mapped(one.val)
+        for result in inferred:
+            if result is not None:
+                result.val = map_if_large(result.val)
         return inferred
 
     with ExitStack() as stack:
-        stack.enter_context(patched(Operation, "_auto_val", values))
-        overflows = staticmethod(_in_pieces(FP16ComputePrecision.fp16_overflow))
+        stack.enter_context(patched(Operation, "_auto_val", infer_mapped))
+        overflows = staticmethod(_overflow_check(FP16ComputePrecision.fp16_overflow))
         stack.enter_context(patched(FP16ComputePrecision, "fp16_overflow", overflows))
         yield
 
 
-def _is_held(value: Any) -> bool:
-    """Is it a large array in memory of its own, and not one of torch, whose weights are mapped?"""
+def _should_be_mapped(value: Any) -> bool:
+    """Return whether a value is a large array in numpy's own memory; torch's are mapped already."""
     if not isinstance(value, np.ndarray) or value.nbytes < LEAST or value.dtype.kind not in "fiub":
         return False
     owner: Any = value
@@ -124,32 +127,34 @@ def _is_held(value: Any) -> bool:
     return isinstance(owner, np.ndarray)
 
 
-def _mapped(value: Array, file: Path) -> Array:
-    """The same array in a file, which is gone when nobody reads it any more."""
-    held = torch.from_file(str(file), shared=True, size=value.nbytes, dtype=torch.uint8)
+def _mapped_copy(value: Array, file: Path) -> Array:
+    """Copy an array into a mapped file; unlinked at once, it vanishes with its last reader."""
+    buffer = torch.from_file(str(file), shared=True, size=value.nbytes, dtype=torch.uint8)
     file.unlink()
-    stored: Array = held.numpy().view(value.dtype).reshape(value.shape)
-    stored[...] = value
-    return stored
+    copy: Array = buffer.numpy().view(value.dtype).reshape(value.shape)
+    copy[...] = value
+    return copy
 
 
-def _in_pieces(host: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Does a constant of an op leave fp16? As the host says it, but without copies of what is large."""
+def _overflow_check(host: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Wrap coremltools' test whether a constant overflows fp16, to avoid copies of large ones."""
 
     def overflows(op: Any) -> bool:
         lists = [v if isinstance(v, (list, tuple)) else [v] for v in op.inputs.values()]
-        every = list(chain.from_iterable(lists))
-        constants = [v.op.val.val for v in every if v.op is not None and v.op.op_type == "const"]
+        operands = list(chain.from_iterable(lists))
+        constants = [v.op.val.val for v in operands if v.op is not None and v.op.op_type == "const"]
         large = [c for c in constants if isinstance(c, np.ndarray) and c.size > PIECE]
         if not large:
             return host(op)
-        return any(_leaves(np.asarray(c)) for c in constants if getattr(c, "dtype", None) == np.float32)
+        return any(
+            _has_finite_overflow(np.asarray(c)) for c in constants if getattr(c, "dtype", None) == np.float32
+        )
 
     return overflows
 
 
-def _leaves(values: Array) -> bool:
-    """Is a number beyond fp16, and no infinity?"""
+def _has_finite_overflow(values: Array) -> bool:
+    """Return whether a finite number is beyond the range of fp16."""
     flat = values.reshape(-1)
     pieces = (np.abs(flat[at : at + PIECE]) for at in range(0, flat.size, PIECE))
-    return any(bool(((p > fp16.LARGEST) & (p < BEYOND)).any()) for p in pieces)
+    return any(bool(((p > fp16.LARGEST) & (p < INFINITE)).any()) for p in pieces)

@@ -1,4 +1,9 @@
-"""Which axes of an op's operands are of one length: those that are aligned, and those that are summed over."""
+"""Say which axes of an op's operands must have the same length.
+
+`length_edits` calls `equal_axes` on each op while it follows a model at several lengths. Axes must be equal
+where an op aligns them (`add` of (1, 64, 8) and (64, 8): axis 1 and axis 0) or sums over them (`matmul`: the
+last axis of x and the second-to-last of y). An axis of length 1 that broadcasts is left out.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +15,22 @@ from anesurgery.ops import POINTWISE, RECURRENT, names
 from anesurgery.semantics.reading import flag, ints
 
 Operand: TypeAlias = tuple[str, int]
-"""A parameter, and the place in it of one of several values."""
-Place: TypeAlias = tuple[Var, Operand, int]
-"""An axis of an operand."""
+"""(name of a parameter, index): ("values", 1) is the second value of a `concat`; the index is 0 for a single
+one."""
+OperandAxis: TypeAlias = tuple[Var, Operand, int]
+"""One axis of an operand: (value, operand, axis)."""
+AxisGroups: TypeAlias = list[tuple[list[OperandAxis], bool]]
+"""Groups of axes of equal length, each with True where the op sums over that axis."""
 
 
 def operand_of(op: Operation, operand: Operand) -> Var:
-    """The value of an operand."""
+    """Return the value that an op reads at an operand."""
     value = op.inputs[operand[0]]
     return value[operand[1]] if isinstance(value, (list, tuple)) else value
 
 
-def placed(op: Operation) -> list[tuple[Operand, Var]]:
-    """The operands, each with its place."""
+def indexed_operands(op: Operation) -> list[tuple[Operand, Var]]:
+    """Return the op's operands in order, with the value of each."""
     return [
         ((name, i), var)
         for name, value in op.inputs.items()
@@ -31,31 +39,31 @@ def placed(op: Operation) -> list[tuple[Operand, Var]]:
     ]
 
 
-def groups(op: Operation) -> list[tuple[list[Place], bool]]:
-    """Axes of operands that are of one length, and whether it is summed over."""
-    way = GROUPS.get(op.op_type)
-    if way is not None:
-        return way(op)
-    return _aligned(op) if op.op_type in POINTWISE else []
+def equal_axes(op: Operation) -> AxisGroups:
+    """Return the axes of the op's operands that must have equal lengths, in groups."""
+    rule = GROUPS.get(op.op_type)
+    if rule is not None:
+        return rule(op)
+    return _broadcast_axes(op) if op.op_type in POINTWISE else []
 
 
-def _aligned(
-    op: Operation, only: Sequence[str] = ("x", "y", "a", "b", "cond")
-) -> list[tuple[list[Place], bool]]:
-    """Axes that are aligned at the end; those of length 1 are repeated."""
+def _broadcast_axes(op: Operation, parameters: Sequence[str] = ("x", "y", "a", "b", "cond")) -> AxisGroups:
+    """Align axes from the last one, as broadcasting does; axes of length 1 are left out."""
     rank = op.outputs[0].rank
-    meeting = []
+    groups = []
     for axis in range(rank):
         places = [
             (var, operand, axis - rank + var.rank)
-            for operand, var in placed(op)
-            if operand[0] in only and axis - rank + var.rank >= 0 and var.shape[axis - rank + var.rank] != 1
+            for operand, var in indexed_operands(op)
+            if operand[0] in parameters
+            and axis - rank + var.rank >= 0
+            and var.shape[axis - rank + var.rank] != 1
         ]
-        meeting.append((places, False))
-    return meeting
+        groups.append((places, False))
+    return groups
 
 
-def _matmul(op: Operation) -> list[tuple[list[Place], bool]]:
+def _matmul_axes(op: Operation) -> AxisGroups:
     x, y = op.x, op.y
     inner = [
         (x, ("x", 0), x.rank - (2 if flag(op, "transpose_x") and x.rank > 1 else 1)),
@@ -73,30 +81,33 @@ def _matmul(op: Operation) -> list[tuple[list[Place], bool]]:
     return [(inner, True), *((places, True) for places in batch)]
 
 
-def _channels(op: Operation) -> list[tuple[list[Place], bool]]:
-    """Channels are fixed by the weights; where groups make them fewer, by those."""
-    weights = [(v, o, v.rank - 1) for o, v in placed(op) if o[0] in ("mean", "gamma", "beta", "bias")]
-    own = [(op.weight, ("weight", 0), 1)] if op.inputs.get("weight") is not None else weights
-    return [([(op.x, ("x", 0), 1), *own], True)]
+def _channel_axes(op: Operation) -> AxisGroups:
+    """The channels of x equal those of the weight, or else those of the per-channel parameters."""
+    if op.inputs.get("weight") is not None:
+        partners = [(op.weight, ("weight", 0), 1)]
+    else:
+        per_channel = ("mean", "gamma", "beta", "bias")
+        partners = [(v, o, v.rank - 1) for o, v in indexed_operands(op) if o[0] in per_channel]
+    return [([(op.x, ("x", 0), 1), *partners], True)]
 
 
-def _normed(op: Operation) -> list[tuple[list[Place], bool]]:
-    """The axes that are normalised meet their factors."""
+def _normalized_axes(op: Operation) -> AxisGroups:
+    """Each normalised axis equals the matching axis of gamma and beta."""
     axes = [a % op.x.rank for a in ints(op, "axes")] or [*range(op.x.rank)]
-    factors = [(v, o) for o, v in placed(op) if o[0] in ("gamma", "beta")]
+    factors = [(v, o) for o, v in indexed_operands(op) if o[0] in ("gamma", "beta")]
     return [([(op.x, ("x", 0), a), *((v, o, i) for v, o in factors)], True) for i, a in enumerate(axes)]
 
 
-def _einsum(op: Operation) -> list[tuple[list[Place], bool]]:
+def _einsum_axes(op: Operation) -> AxisGroups:
     read, result = str(op.equation.val).replace(" ", "").split("->")
-    by_letter: dict[str, list[Place]] = {}
+    by_letter: dict[str, list[OperandAxis]] = {}
     for i, (letters, var) in enumerate(zip(read.split(","), op.values, strict=True)):
         for axis, letter in enumerate(letters):
             by_letter.setdefault(letter, []).append((var, ("values", i), axis))
     return [(places, letter not in result) for letter, places in by_letter.items()]
 
 
-def _attention(op: Operation) -> list[tuple[list[Place], bool]]:
+def _attention_axes(op: Operation) -> AxisGroups:
     q, k, v, mask = op.query, op.key, op.value, op.inputs.get("attn_mask")
     rank = op.outputs[0].rank
     query, keys = [(q, ("query", 0), q.rank - 2)], [(k, ("key", 0), k.rank - 2), (v, ("value", 0), v.rank - 2)]
@@ -114,7 +125,7 @@ def _attention(op: Operation) -> list[tuple[list[Place], bool]]:
     return [(query, False), (keys, False), *((places, False) for places in batch)]
 
 
-def _joined(op: Operation) -> list[tuple[list[Place], bool]]:
+def _concat_axes(op: Operation) -> AxisGroups:
     (axis,) = ints(op, "axis") or [0]
     values, stack = op.inputs["values"], op.op_type == "stack"
     along = None if stack else axis % values[0].rank
@@ -125,27 +136,27 @@ def _joined(op: Operation) -> list[tuple[list[Place], bool]]:
     ]
 
 
-def _recurrent(op: Operation) -> list[tuple[list[Place], bool]]:
-    states = [(v, o, 0) for o, v in placed(op) if o[0] in ("initial_h", "initial_c") and v.rank > 1]
+def _recurrent_axes(op: Operation) -> AxisGroups:
+    states = [(v, o, 0) for o, v in indexed_operands(op) if o[0] in ("initial_h", "initial_c") and v.rank > 1]
     return [([(op.x, ("x", 0), 1), *states], False)]
 
 
-def _along_axis(op: Operation) -> list[tuple[list[Place], bool]]:
+def _gather_along_axes(op: Operation) -> AxisGroups:
     axis = (ints(op, "axis") or [0])[0] % op.x.rank
     pair = ((op.x, ("x", 0)), (op.indices, ("indices", 0)))
     return [([(v, o, a) for v, o in pair], False) for a in range(op.x.rank) if a != axis]
 
 
-GROUPS: dict[str, Callable[[Operation], list[tuple[list[Place], bool]]]] = {
-    "matmul": _matmul,
+GROUPS: dict[str, Callable[[Operation], AxisGroups]] = {
+    "matmul": _matmul_axes,
     "linear": lambda op: [([(op.x, ("x", 0), op.x.rank - 1), (op.weight, ("weight", 0), 1)], True)],
-    **dict.fromkeys(names("conv conv_transpose batch_norm instance_norm"), _channels),
+    **dict.fromkeys(names("conv conv_transpose batch_norm instance_norm"), _channel_axes),
     "prelu": lambda op: [([(op.x, ("x", 0), 1), (op.alpha, ("alpha", 0), 0)], True)],
-    "layer_norm": _normed,
-    "einsum": _einsum,
-    "scaled_dot_product_attention": _attention,
-    **dict.fromkeys(names("concat stack"), _joined),
-    **dict.fromkeys(RECURRENT, _recurrent),
-    "gather_along_axis": _along_axis,
+    "layer_norm": _normalized_axes,
+    "einsum": _einsum_axes,
+    "scaled_dot_product_attention": _attention_axes,
+    **dict.fromkeys(names("concat stack"), _concat_axes),
+    **dict.fromkeys(RECURRENT, _recurrent_axes),
+    "gather_along_axis": _gather_along_axes,
 }
-"""Ops whose operands meet in another way than single elements do."""
+"""Op type -> its rule, for ops that are not element-wise."""

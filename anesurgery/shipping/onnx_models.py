@@ -1,4 +1,8 @@
-"""An ONNX model as an ML Program: the package onnx2coreml converts it, and onnxruntime judges what came out."""
+"""Read an ONNX model: onnx2coreml converts it, and the result is compared with onnxruntime.
+
+`load` calls `read` for a path that ends in .onnx. Neither package is a dependency; both come with the extra
+`anesurgery[onnx]`.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,11 @@ from anesurgery.semantics.reading import in_decibels
 
 INSTALL = "reading ONNX takes onnx2coreml and onnxruntime: pip install 'anesurgery[onnx]', from Python 3.11 on"
 GATE = 80.0
-"""PSNR in dB that outputs must reach of what onnxruntime computes, both in fp32. One off by 1 % has less."""
+"""Lowest accepted PSNR in dB beside onnxruntime, both in fp32. An output that is off by 1 % has about 40 dB."""
 SEEDS = 2
-"""Sets of inputs that are drawn."""
+"""How many sets of random inputs are compared."""
 SAME = 0.99
-"""The share of integers that must be equal: a number that is rounded may choose another one."""
+"""Share of integers that must be equal: an argmax may choose another entry where two are nearly equal."""
 
 
 @exclusive()
@@ -51,16 +55,19 @@ def read(path: Path) -> Loaded:
         model = onnx.load(str(path))
         session = _session(onnxruntime, path)
     except Exception as error:  # both raise what they like
-        raise LoadError(f"{path} is damaged, or no ONNX model: {_first(error)}") from error
+        raise LoadError(f"{path} is damaged, or no ONNX model: {_first_lines(error)}") from error
     fixed = _with_fixed_sizes(model, path)
-    loaded, exact = (_converted(onnx2coreml, model, precision, path) for precision in ("fp16", "fp32"))
-    judged = _judged(exact, session, path)
-    notes = (f"converted from ONNX by onnx2coreml {onnx2coreml.__version__}, fp16, iOS 17; {judged}", *fixed)
+    loaded, exact = (_convert(onnx2coreml, model, precision, path) for precision in ("fp16", "fp32"))
+    comparison = _compare_with_onnxruntime(exact, session, path)
+    notes = (
+        f"converted from ONNX by onnx2coreml {onnx2coreml.__version__}, fp16, iOS 17; {comparison}",
+        *fixed,
+    )
     return replace(loaded, source=path.resolve(), notes=(*loaded.notes, *notes))
 
 
-def _converted(onnx2coreml: Any, proto: Any, precision: str, path: Path) -> Loaded:
-    """What onnx2coreml makes of a model.
+def _convert(onnx2coreml: Any, proto: Any, precision: str, path: Path) -> Loaded:
+    """Convert an ONNX model with onnx2coreml.
 
     Raises:
         LoadError: an op is not converted.
@@ -69,22 +76,22 @@ def _converted(onnx2coreml: Any, proto: Any, precision: str, path: Path) -> Load
     try:
         with quiet_host(), warnings.catch_warnings(), out, errors:
             warnings.simplefilter("ignore")
-            how = {"minimum_deployment_target": "iOS17", "compute_precision": precision}
-            made = onnx2coreml.convert(proto, **how)
+            options = {"minimum_deployment_target": "iOS17", "compute_precision": precision}
+            model = onnx2coreml.convert(proto, **options)
     except Exception as error:
-        raise LoadError(f"{path} was not converted by onnx2coreml: {_first(error)}") from error
-    return load(mlmodel_of(lambda package: made.save(str(package))))
+        raise LoadError(f"{path} was not converted by onnx2coreml: {_first_lines(error)}") from error
+    return load(mlmodel_of(lambda package: model.save(str(package))))
 
 
 def _session(onnxruntime: Any, path: Path) -> Any:
-    """What runs the file, on the CPU and without a word."""
+    """Return an onnxruntime session for a file, on the CPU and without log messages."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def _with_fixed_sizes(proto: Any, path: Path) -> list[str]:
-    """Make dynamic first axes of inputs 1, in place.
+    """Set dynamic first axes of inputs to 1, in place.
 
     Returns:
         A note for each of them.
@@ -107,45 +114,52 @@ def _with_fixed_sizes(proto: Any, path: Path) -> list[str]:
     return notes
 
 
-def _judged(loaded: Loaded, session: Any, path: Path) -> str:
-    """How near the outputs are to those of onnxruntime, in words; or that nothing could be compared.
+def _compare_with_onnxruntime(loaded: Loaded, session: Any, path: Path) -> str:
+    """Run both on random inputs; return a sentence that says how near they are.
 
     Raises:
         LoadError: they are others, by more than rounding; says which.
     """
-    predictor, near = Predictor(loaded, precision="fp32"), list[float]()
+    predictor, decibels = Predictor(loaded, precision="fp32"), list[float]()
     stored = {one.name for one in session.get_overridable_initializers()}
-    asked = [one for one in session.get_inputs() if one.name not in stored]  # coremltools changes their names
-    ends = len(asked), len(session.get_outputs())
+    onnx_inputs = [
+        one for one in session.get_inputs() if one.name not in stored
+    ]  # coremltools changes their names
+    expected_counts = len(onnx_inputs), len(session.get_outputs())
     for values in map(predictor.sample, range(SEEDS)):
         results = predictor(values)
-        if ends != (held := (len(values), len(results))):
-            words = f"{ends[0]} inputs and {ends[1]} outputs became {held[0]} and {held[1]}"
+        if expected_counts != (counts := (len(values), len(results))):
+            before, after = expected_counts, counts
+            words = f"{before[0]} inputs and {before[1]} outputs became {after[0]} and {after[1]}"
             raise LoadError(f"{path}: the conversion cannot be compared with onnxruntime: {words}")
-        given = {one.name: _as_asked(v, one.type) for one, v in zip(asked, values.values(), strict=True)}
-        pairs = zip(session.get_outputs(), session.run(None, given), results.values(), strict=True)
-        for told, wanted, found in pairs:
-            near += _near(path, told.name, np.asarray(wanted), np.asarray(found))
-    if not near:
+        feed = {
+            one.name: _as_onnx_type(v, one.type) for one, v in zip(onnx_inputs, values.values(), strict=True)
+        }
+        pairs = zip(session.get_outputs(), session.run(None, feed), results.values(), strict=True)
+        for output, expected, actual in pairs:
+            decibels += _output_decibels(path, output.name, np.asarray(expected), np.asarray(actual))
+    if not decibels:
         return "not compared with onnxruntime, which computes no finite number on drawn inputs"
-    return f"its outputs in fp32 are those of onnxruntime on drawn inputs ({in_decibels(min(near))})"
+    return f"its outputs in fp32 are those of onnxruntime on drawn inputs ({in_decibels(min(decibels))})"
 
 
-def _near(path: Path, name: str, wanted: Array, found: Array) -> list[float]:
-    """The dB of one output; none where nothing of it is finite.
+def _output_decibels(path: Path, name: str, expected: Array, actual: Array) -> list[float]:
+    """Return the PSNR of one output in dB, as a list; empty where no expected number is finite.
 
     Raises:
         LoadError: it is another one.
     """
-    if wanted.shape != found.shape:
-        _refuse(path, name, f"has the shape {found.shape}, not {wanted.shape}")
-    if wanted.dtype.kind != "f":
-        if np.mean(wanted == found) < SAME:
-            _refuse(path, name, f"has {np.mean(wanted != found):.0%} other numbers than onnxruntime computes")
+    if expected.shape != actual.shape:
+        _refuse(path, name, f"has the shape {actual.shape}, not {expected.shape}")
+    if expected.dtype.kind != "f":
+        if np.mean(expected == actual) < SAME:
+            _refuse(
+                path, name, f"has {np.mean(expected != actual):.0%} other numbers than onnxruntime computes"
+            )
         return [np.inf]
-    if not np.isfinite(wanted).any():
+    if not np.isfinite(expected).any():
         return []
-    decibels = nearness({"": wanted}, {"": found})
+    decibels = nearness({"": expected}, {"": actual})
     if decibels < GATE:
         _refuse(path, name, f"comes to {in_decibels(decibels)} of what onnxruntime computes")
     return [decibels]
@@ -164,12 +178,12 @@ KINDS = {
 }
 
 
-def _as_asked(value: Array, kind: str) -> Array:
-    """Numbers of an input of Core ML in the type that onnxruntime takes."""
+def _as_onnx_type(value: Array, kind: str) -> Array:
+    """Convert an input array to the type that onnxruntime asks for."""
     return value.astype(KINDS.get(kind, np.int32 if "int" in kind else np.float32))
 
 
-def _first(error: Exception) -> str:
-    """What an error says, on one line."""
+def _first_lines(error: Exception) -> str:
+    """Return the first two lines of an error's message, as one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return "; ".join(lines[:2]) or type(error).__name__

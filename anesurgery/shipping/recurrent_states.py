@@ -1,10 +1,11 @@
-"""A decoder with a recurrent state as a package that reads one token a call: its state goes in and comes out.
+"""Convert a decoder with a recurrent state to a package that reads one token per call.
 
-Mamba and hybrids keep what they read in states of a fixed size (the last columns of a convolution, and a sum
-that decays) and, where they have attention, in keys and values. transformers holds all of it in one cache, so
-that a step is the same for every family: the tensors of the cache are inputs, `cache_0`, ..., and what they are
-after the token comes back as `cache_0_out`, .... Keys and values are as long as the context, and a new one is
-blended in at `position`, by 0 and 1.
+`build` uses this for Mamba and hybrid models, and where no cache can be added to the graph of a whole text.
+Such models keep the last columns of a convolution, a decaying sum and, with attention, keys and values.
+transformers holds all of these in one cache object, so the tensors of that cache become inputs `cache_0`,
+`cache_1`, ... and their new values outputs `cache_0_out`, `cache_1_out`, .... Keys and values have the length
+of the context; the new row is blended in at `position` with a mask of 0 and 1. `finished_step` can then turn
+these pairs into states.
 """
 
 from __future__ import annotations
@@ -22,137 +23,141 @@ from anesurgery.files.package import Loaded
 from anesurgery.interpret.decoder_calls import BACK
 from anesurgery.interpret.state import POSITION
 from anesurgery.mil import Program, ct
-from anesurgery.shipping.converting import LOGITS, TOKENS, converted
+from anesurgery.shipping.converting import LOGITS, TOKENS, traced_package
 from anesurgery.surgery import Surgery, apply
 
 Path = tuple[str | int, ...]
-"""From the cache or the module on: modules, attributes, and places in lists and dictionaries."""
+"""Where a tensor is kept: ("cache", "layers", 0, "keys"), or ("module", "layers.0.mixer", "conv_state")."""
 KEPT = "cache_"
-"""The beginning of the names of what is kept."""
+"""The prefix of the names of cache inputs."""
 CACHE, MODULE = "cache", "module"
-"""The roots of paths: most families keep all in a cache, and some in their modules."""
+"""The roots of paths: most families keep all tensors in a cache object, some keep them in their modules."""
 COLUMNS = "conv_states"
 GROWING = {"update": ("keys", "values"), "update_indexer": ("indexer_keys",)}
-"""Method of a layer of a cache -> the attributes to which it appends what it is given."""
+"""Method of a cache layer -> the attributes to which it appends its arguments."""
 DECODE = "decode"
 MIXING = ("add_cache", "position_function")
-"""Steps of `llm_ane` that make a step of a model that reads all its tokens at once."""
+"""Steps of `llm_ane` that are left out: they turn the graph of a whole text into one that reads a token."""
 SHAPES = 8
-"""How many shapes of states are joined, at most: columns, sums, and keys and values of two kinds of layers."""
+"""The most shapes whose states are joined: columns, sums, and keys and values of two kinds of layers."""
 CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 """What the cache is called by models of transformers."""
 
 
 @dataclass(frozen=True)
-class Held:
+class CacheTensor:
     """A tensor that is kept from one token to the next."""
 
     path: Path
-    """Where it is kept."""
+    """Where it is kept, in the cache or in a module."""
     shape: tuple[int, ...]
     axis: int | None = None
-    """The one that grows with the text, here as long as the context; None for a state of a fixed size."""
+    """The axis that grows with the text, here as long as the context; None for a state of a fixed size."""
 
 
 @dataclass(frozen=True)
-class Step:
+class DecoderStep:
     """How a module of transformers reads one token."""
 
     module: Any
     argument: str
     """The name by which it takes a cache."""
     cache: Any
-    """As it is after a token."""
-    held: tuple[Held, ...]
+    """The cache object after one token; `filled` copies it."""
+    tensors: tuple[CacheTensor, ...]
     context: int
 
     @property
     def counts(self) -> bool:
-        """Must it know how many tokens came before? Only what grows has places."""
-        return any(h.axis is not None for h in self.held)
+        """Whether the module must be told the position of its token: it has keys or values."""
+        return any(h.axis is not None for h in self.tensors)
 
     @property
     def recurrent(self) -> bool:
-        """Does it keep more than `add_cache` does: keys, values, and the last columns of convolutions?"""
-        return any(h.axis is None and COLUMNS not in h.path for h in self.held)
+        """Whether it keeps more than `add_cache` can: other than keys, values and columns of convolutions."""
+        return any(h.axis is None and COLUMNS not in h.path for h in self.tensors)
 
-    def filled(self, position: Any, tensors: Sequence[Any]) -> Any:
-        """A cache that holds these tensors after so many tokens."""
+    def filled(self, position: Any, values: Sequence[Any]) -> Any:
+        """Return a copy of the cache that holds these values, after `position` tokens."""
         import torch
 
-        cache = _copied(self.cache)
-        for held, tensor in zip(self.held, tensors, strict=True):
-            owner, last = _at(self.module, cache, held.path[:-1]), held.path[-1]
+        cache = _copied_containers(self.cache)
+        for tensor, value in zip(self.tensors, values, strict=True):
+            owner, last = _tensor_at(self.module, cache, tensor.path[:-1]), tensor.path[-1]
             if isinstance(owner, (dict, list)):
-                owner[last] = tensor  # type: ignore[index]
+                owner[last] = value  # type: ignore[index]
             else:
-                setattr(owner, str(last), tensor)
+                setattr(owner, str(last), value)
         for i, layer in enumerate(cache.layers if self.counts else ()):
             layer.get_mask_sizes = lambda *_: (self.context, 0)
             layer.get_seq_length = lambda *_: position[0].to(torch.int64)
             for method, names in GROWING.items():
-                kept = [h for h in self.held if h.path in [(CACHE, "layers", i, name) for name in names]]
+                kept = [h for h in self.tensors if h.path in [(CACHE, "layers", i, name) for name in names]]
                 if kept:
-                    setattr(layer, method, _blending(layer, kept, position))
+                    setattr(layer, method, _blend_update(layer, kept, position))
         return cache
 
-    def taken(self, cache: Any) -> list[Any]:
-        """The tensors of a cache."""
-        return [_at(self.module, cache, held.path) for held in self.held]
+    def cache_values(self, cache: Any) -> list[Any]:
+        """Return the tensors of a cache, in the order of `tensors`."""
+        return [_tensor_at(self.module, cache, tensors.path) for tensors in self.tensors]
 
 
-def _blending(layer: Any, kept: Sequence[Held], position: Any) -> Any:
-    """What takes new rows into a layer: blended in at a position, where the layer itself appends them."""
+def _blend_update(layer: Any, kept: Sequence[CacheTensor], position: Any) -> Any:
+    """Return a cache layer's update method that blends new rows in at `position` instead of appending them."""
     import torch
 
     def update(*new: Any, **_: Any) -> Any:
         results = []
-        for held, value in zip(kept, new, strict=False):
-            places = torch.arange(held.shape[held.axis or 0], dtype=torch.int32)
-            own = (places == position).to(value.dtype)
-            own = own.reshape([-1 if axis == held.axis else 1 for axis in range(len(held.shape))])
-            name = str(held.path[-1])
-            setattr(layer, name, getattr(layer, name) * (1 - own) + value * own)
+        for tensor, row in zip(kept, new, strict=False):
+            positions = torch.arange(tensor.shape[tensor.axis or 0], dtype=torch.int32)
+            is_new = (positions == position).to(row.dtype)
+            is_new = is_new.reshape([-1 if axis == tensor.axis else 1 for axis in range(len(tensor.shape))])
+            name = str(tensor.path[-1])
+            setattr(layer, name, getattr(layer, name) * (1 - is_new) + row * is_new)
             results.append(getattr(layer, name))
         return tuple(results) if len(results) > 1 else results[0]
 
     return update
 
 
-def step_of(module: Any, context: int) -> Step | None:
-    """How a module reads one token; None where transformers keeps nothing for it, or what is not followed.
+def step_of(module: Any, context: int) -> DecoderStep | None:
+    """Return how a module reads one token; None where its cache is missing or of an unknown kind.
 
     Args:
         module: of transformers.
-        context: the most tokens that are kept.
+        context: the most tokens that keys and values hold.
     """
     parameters = inspect.signature(module.forward).parameters
     argument = next((name for name in CACHE_NAMES if name in parameters), None)
     if argument is None:
         return None
-    own = {id(tensor) for _, tensor in _in_modules(module)}
+    weights = {id(tensor) for _, tensor in _module_tensors(module)}
     try:
-        (cache, one), (_, two) = (_after(module, argument, count, own) for count in (1, 2))
+        (cache, one), (_, two) = (_cache_after(module, argument, count, weights) for count in (1, 2))
     except Exception:  # of transformers, which raises what it likes
         return None
     if not one or one.keys() != two.keys():
         return None
-    held = [_held(path, one[path], two[path], context) for path in one]
-    return Step(module, argument, cache, tuple(h for h in held if h), context) if all(held) else None
+    tensors = [_cache_tensor(path, one[path], two[path], context) for path in one]
+    return (
+        DecoderStep(module, argument, cache, tuple(h for h in tensors if h), context) if all(tensors) else None
+    )
 
 
-def _after(module: Any, argument: str, count: int, own: Collection[int]) -> tuple[Any, dict[Path, Any]]:
-    """The cache after so many tokens, and the shapes of what it and the modules hold, but for `own`."""
+def _cache_after(
+    module: Any, argument: str, count: int, weights: Collection[int]
+) -> tuple[Any, dict[Path, Any]]:
+    """Return the cache after `count` tokens, and path -> shape of every tensor that is kept."""
     import torch
 
     with torch.no_grad():
-        cache = begun(module, argument, torch.zeros(1, count, dtype=torch.int64))[1]
-    kept = [*_tensors(cache, (CACHE,)), *((p, t) for p, t in _in_modules(module) if id(t) not in own)]
+        cache = read_beginning(module, argument, torch.zeros(1, count, dtype=torch.int64))[1]
+    kept = [*_tensors(cache, (CACHE,)), *((p, t) for p, t in _module_tensors(module) if id(t) not in weights)]
     return cache, {path: tuple(tensor.shape) for path, tensor in kept}
 
 
-def begun(module: Any, argument: str, ids: Any) -> tuple[Any, Any]:
-    """What a module gives for the beginning of a text, and the cache that it is then read on with."""
+def read_beginning(module: Any, argument: str, ids: Any) -> tuple[Any, Any]:
+    """Return a module's output for the beginning of a text, and the cache with which to go on."""
     import transformers
 
     output = module(ids, use_cache=True)
@@ -163,19 +168,20 @@ def begun(module: Any, argument: str, ids: Any) -> tuple[Any, Any]:
     return output, cache
 
 
-def _held(path: Path, one: tuple[int, ...], two: tuple[int, ...], context: int) -> Held | None:
-    """What is kept at a place, by its shapes after one token and after two; None where that is not followed."""
+def _cache_tensor(path: Path, one: tuple[int, ...], two: tuple[int, ...], context: int) -> CacheTensor | None:
+    """Return what is kept at a path, from its shapes after one and two tokens; None for other growth."""
     if one == two:
-        return Held(path, one)
+        return CacheTensor(path, one)
+    # keys and values grow by one row per token, along one axis
     grown = [axis for axis, (n, m) in enumerate(zip(one, two, strict=False)) if n != m]
     named = any(path[-1] in names for names in GROWING.values())
     if not named or len(one) != len(two) or len(grown) != 1 or two[grown[0]] != 2:
         return None
-    return Held(path, tuple(context if axis in grown else n for axis, n in enumerate(one)), grown[0])
+    return CacheTensor(path, tuple(context if axis in grown else n for axis, n in enumerate(one)), grown[0])
 
 
 def _tensors(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """The tensors of floats in a container of a cache, and where they are."""
+    """Yield the float tensors in a cache, with their paths."""
     import torch
 
     if torch.is_tensor(value) and value.is_floating_point():
@@ -185,7 +191,7 @@ def _tensors(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _items(value: Any) -> Iterable[tuple[Any, Any]]:
-    """What a container holds, by name."""
+    """Return the (name, value) pairs of a container; empty for other values."""
     if isinstance(value, dict):
         return value.items()
     if isinstance(value, list):
@@ -194,34 +200,34 @@ def _items(value: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _is_cache(value: Any) -> bool:
-    """Is it a cache of transformers, or a layer of one?"""
+    """Return whether a value is a cache of transformers, or a layer of one."""
     kind = type(value)
     return kind.__module__.startswith("transformers.") and kind.__name__.endswith(("Cache", "Layer"))
 
 
-def _in_modules(module: Any) -> Iterator[tuple[Path, Any]]:
-    """The tensors that modules hold, parameters and buffers apart."""
+def _module_tensors(module: Any) -> Iterator[tuple[Path, Any]]:
+    """Yield the tensors in plain attributes of modules, which are neither parameters nor buffers."""
     for name, inner in module.named_modules():
         for attribute, value in vars(inner).items():
             if not attribute.startswith("_"):
                 yield from _tensors(value, (MODULE, name, attribute))
 
 
-def _copied(value: Any) -> Any:
-    """Containers of their own with the same contents."""
+def _copied_containers(value: Any) -> Any:
+    """Copy caches, lists and dicts deeply, and share the tensors in them."""
     if isinstance(value, list):
-        return [_copied(v) for v in value]
+        return [_copied_containers(v) for v in value]
     if isinstance(value, dict):
-        return {name: _copied(v) for name, v in value.items()}
+        return {name: _copied_containers(v) for name, v in value.items()}
     if not _is_cache(value):
         return value
     other = copy.copy(value)
-    vars(other).update({name: _copied(v) for name, v in vars(value).items()})
+    vars(other).update({name: _copied_containers(v) for name, v in vars(value).items()})
     return other
 
 
-def _at(module: Any, cache: Any, path: Sequence[Any]) -> Any:
-    """What is at a place."""
+def _tensor_at(module: Any, cache: Any, path: Sequence[Any]) -> Any:
+    """Return the value at a path."""
     root, *names = path
     value = cache
     if root == MODULE:
@@ -231,35 +237,35 @@ def _at(module: Any, cache: Any, path: Sequence[Any]) -> Any:
     return value
 
 
-def convert_step(step: Step, *, half: bool = True) -> Any:
-    """Convert a module that reads one token by trace.
+def convert_step(step: DecoderStep, *, half: bool = True) -> Any:
+    """Convert a module to a package that reads one token.
 
     Args:
-        step: how it reads one.
-        half: is it computed in fp16, and are what goes in and comes out fp16?
+        step: how the module reads one token.
+        half: compute in fp16, with a cache in fp16; else in fp32.
 
     Raises:
-        LoadError: it cannot be traced or converted; says which module and why.
+        LoadError: the module cannot be traced or converted.
     """
     import torch
 
-    names = [f"{KEPT}{i}" for i in range(len(step.held))]
+    names = [f"{KEPT}{i}" for i in range(len(step.tensors))]
     examples = [torch.zeros(1, 1, dtype=torch.int64), *[torch.zeros(1, dtype=torch.int32)] * step.counts]
-    examples += [torch.zeros(h.shape) for h in step.held]
+    examples += [torch.zeros(h.shape) for h in step.tensors]
     kind = np.float16 if half else np.float32
     inputs = [ct.TensorType(TOKENS, (1, 1), dtype=np.int32)]
     inputs += [ct.TensorType(POSITION, (1,), dtype=np.int32)] * step.counts
-    inputs += [ct.TensorType(n, h.shape, dtype=kind) for n, h in zip(names, step.held, strict=True)]
+    inputs += [ct.TensorType(n, h.shape, dtype=kind) for n, h in zip(names, step.tensors, strict=True)]
     outputs = [ct.TensorType(LOGITS), *(ct.TensorType(f"{name}{BACK}", dtype=kind) for name in names)]
-    return converted(step.module, _stepping(step), examples, inputs, outputs, half)
+    return traced_package(step.module, _as_step_module(step), examples, inputs, outputs, half)
 
 
-def _stepping(step: Step) -> Any:
-    """A module with what is kept among its inputs and outputs."""
+def _as_step_module(step: DecoderStep) -> Any:
+    """Wrap a module so that its cache tensors are inputs and outputs."""
     import torch
 
     class Stepping(torch.nn.Module):
-        """A token, its position and what was kept to logits, and what is kept then."""
+        """(ids, position, cache tensors) -> (logits, new cache tensors)."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -270,25 +276,25 @@ def _stepping(step: Step) -> Any:
             cache = step.filled(position, tensors)
             kept: Mapping[str, Any] = {step.argument: cache, "use_cache": True}
             logits = self.model(input_ids=ids, **kept).logits
-            return (logits, *step.taken(cache))
+            return (logits, *step.cache_values(cache))
 
     return Stepping().eval()
 
 
 def is_step(program: Program) -> bool:
-    """Does a program read one token after what it kept, as `convert_step` makes it?"""
+    """Return whether a program is one that `convert_step` made."""
     return any(name.startswith(KEPT) for function in program.functions.values() for name in function.inputs)
 
 
 def finished_step(loaded: Loaded, *, target: str | None, cache: str, joined: bool, lookup: bool) -> Surgery:
-    """A step as the function `decode`, with what `llm_ane` does besides, and with states.
+    """Apply `llm_ane` to a step, name its function `decode`, and make the cache states where asked.
 
     Args:
-        loaded: of `convert_step`.
+        loaded: what `convert_step` made.
         target: chip and OS.
-        cache: where what is kept is: "state", or "io", as inputs that come back.
-        joined: do states of one shape become one?
-        lookup: are embeddings looked up in the function that makes masks, where there is one?
+        cache: "state" for Core ML states, "io" to leave inputs and outputs.
+        joined: join the states of one shape.
+        lookup: look embeddings up in the function that makes masks, where there is one.
     """
     ((name, function),) = loaded.program.functions.items()
     del loaded.program.functions[name]

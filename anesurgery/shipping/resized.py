@@ -1,9 +1,10 @@
-"""A function of fixed shapes becomes one of dynamic shapes, which takes the sizes that are wanted.
+"""Turn a function of fixed shapes into one of dynamic shapes that takes all sizes asked for.
 
-It is followed at all these sizes at once, op by op. What an op says of lengths is found by
-`length_edits`, and put right at each size, so that the types of all results can be inferred there. Then
-the same is done to the function that is given back, where lengths are read from the shapes of the inputs, and
-tables are cut from those of the largest size.
+`sizes` calls `lengthened` for a model that was converted at one size. Copies of the function are followed op by
+op, one at each size: `length_edits` says what to change in an op, and the change is applied to each copy, so
+that coremltools infers the shapes there (`_Walk`). Then the same changes are written once, for any length, into
+the function that is returned: lengths are read from the shapes of its inputs, and tables are sliced from those
+of the largest size (`_Emitter`).
 """
 
 from __future__ import annotations
@@ -35,82 +36,84 @@ from anesurgery.mil import (
 from anesurgery.ops import CONTROL, LISTS, RANDOM, STATEFUL
 from anesurgery.rewriting.graph_edits import infer, set_type
 from anesurgery.shipping.length_edits import (
-    Absent,
-    Column,
+    AxisLengths,
     Edits,
-    Lengths,
-    Numbers,
-    Rows,
-    Share,
-    Unmarked,
-    edits,
+    FactorEdit,
+    LengthFacts,
+    LengthsFound,
+    NumberEdit,
+    RemovedParameter,
+    TableEdit,
+    edits_of,
     varies,
 )
 from anesurgery.shipping.meeting_axes import Operand
 
 MOST_MARKS = 1000
-"""Numbers that turn out to be lengths, one after the other: more than models have, so that an error ends."""
+"""How often the walk may go back because a number turned out to be a length: more than any model needs."""
 
 
 @dataclass
-class Resized:
-    """What was found at all sizes.
+class FollowedFunction:
+    """What was found by following a function at all sizes.
 
     Attributes:
-        columns: value -> the lengths of each axis.
-        edits: op -> what it says at other lengths.
-        assumed: what the numbers of the model do not show.
+        columns: name of a value -> the lengths of each of its axes.
+        edits: name of an op -> what changes in it at other lengths.
+        assumed: assumptions that the numbers of the model do not prove, in words.
     """
 
-    columns: dict[str, list[Column]] = field(default_factory=dict)
+    columns: dict[str, list[AxisLengths]] = field(default_factory=dict)
     edits: dict[str, Edits] = field(default_factory=dict)
     assumed: tuple[str, ...] = ()
 
 
-def followed(worlds: Sequence[Function], wanted: Sequence[Mapping[str, Sequence[int]]]) -> Resized | Refusal:
-    """What of a function says lengths, by following it at several sizes at once.
+def follow_at_sizes(
+    copies: Sequence[Function], sizes: Sequence[Mapping[str, Sequence[int]]]
+) -> FollowedFunction | Refusal:
+    """Find what must change in a function for other sizes, by following it at all sizes at once.
 
     Args:
-        worlds: copies of the function; the first stays as it is, the others are edited.
-        wanted: for each of the others, the shapes of the inputs that are given.
+        copies: copies of the function; the first stays as it is, the others are edited.
+        sizes: for each of the other copies, input -> its shape.
     """
     try:
-        return _Walk(worlds, wanted).result()
+        return _Walk(copies, sizes).result()
     except Refused as refused:
-        return _reason(refused)
+        return _refusal_of(refused)
 
 
 class _Walk:
-    """One walk through the copies."""
+    """One walk through the copies, op by op."""
 
-    def __init__(self, worlds: Sequence[Function], wanted: Sequence[Mapping[str, Sequence[int]]]) -> None:
-        self.worlds = worlds
-        for function in worlds[1:]:
+    def __init__(self, copies: Sequence[Function], sizes: Sequence[Mapping[str, Sequence[int]]]) -> None:
+        self.copies = copies
+        for function in copies[1:]:
             as_scratch(function)
-        for function, shapes in zip(worlds[1:], wanted, strict=True):
+        for function, shapes in zip(copies[1:], sizes, strict=True):
             for name, shape in shapes.items():
                 var = function.inputs[name]
                 set_type(var, types.tensor(var.dtype, [int(n) for n in shape]))
         self.vars = [
             {v.name: v for v in (*f.inputs.values(), *(o for op in f.operations for o in op.outputs))}
-            for f in worlds
+            for f in copies
         ]
-        self.ops = [list(f.operations) for f in worlds]
-        self.place = {op: i for i, op in enumerate(self.ops[0])}
-        self.follows = Lengths(self.column, count=len(worlds))
+        self.ops = [list(f.operations) for f in copies]
+        self.position_of_op = {op: i for i, op in enumerate(self.ops[0])}
+        self.facts = LengthFacts(self.column, count=len(copies))
         self.edits: dict[str, Edits] = {}
 
-    def column(self, var: Var, axis: int) -> Column:
-        """The lengths of an axis."""
+    def column(self, var: Var, axis: int) -> AxisLengths:
+        """Return the lengths of an axis, in all copies."""
         return tuple(int(there[var.name].shape[axis]) for there in self.vars)
 
-    def result(self) -> Resized:
+    def result(self) -> FollowedFunction:
         """Follow all ops.
 
         Raises:
-            Refused: one cannot have another length.
+            Refused: an op cannot have another length.
         """
-        base = self.worlds[0]
+        base = self.copies[0]
         for var in base.inputs.values():
             self._check_single(var)
         i = marks = 0
@@ -118,55 +121,60 @@ class _Walk:
             try:
                 self._step(i)
                 i += 1
-            except Unmarked as unmarked:
+            except LengthsFound as unmarked:
                 marks += 1
                 i = self._mark(unmarked)
             if marks > MOST_MARKS:
                 raise Refused(Refusal("too many of its numbers turn out to be lengths", self.ops[0][i]))
-        for refusal in self.follows.open.values():
+        for refusal in self.facts.open.values():
             raise Refused(refusal)
-        columns = {v.name: self.follows.columns(v) for v in (*base.inputs.values(), *_results(base))}
-        return Resized(
-            columns, {n: e for n, e in self.edits.items() if e}, tuple(self.follows.assumed.values())
+        columns = {v.name: self.facts.columns(v) for v in (*base.inputs.values(), *_all_results(base))}
+        return FollowedFunction(
+            columns, {n: e for n, e in self.edits.items() if e}, tuple(self.facts.assumed.values())
         )
 
-    def _mark(self, unmarked: Unmarked) -> int:
-        """Note numbers that are lengths; the place of the first op that says one."""
+    def _mark(self, unmarked: LengthsFound) -> int:
+        """Note parameters that are lengths; return the index of the first op that has one."""
         for (op, operand, axis), column in unmarked.marks.items():
-            held = self.follows.marks.setdefault(op.name, {})
+            held = self.facts.marks.setdefault(op.name, {})
             if held.setdefault((operand, axis), column) != column:
                 raise Refused(Refusal("one of its numbers stands for several lengths", op))
-        return min(self.place[op] for op, _, _ in unmarked.marks)
+        return min(self.position_of_op[op] for op, _, _ in unmarked.marks)
 
     def _step(self, i: int) -> None:
         """Follow one op in all copies."""
         op = self.ops[0][i]
         if is_stored(op.outputs[0]) or is_constexpr(op):
-            self.follows.still.update(op.outputs)
+            self.facts.still.update(op.outputs)
             return
         if op.op_type in CONTROL | LISTS | STATEFUL | RANDOM:
             raise Refused(Refusal(f"{op.op_type} is not followed at another length", op))
-        if all(v in self.follows.still for _, v in operands(op)):
-            self.follows.still.update(op.outputs)
+        if all(v in self.facts.still for _, v in operands(op)):
+            self.facts.still.update(op.outputs)
             return
-        self.edits[op.name] = edits(op, self.follows)
-        for w in range(1, len(self.worlds)):
-            self._apply(self.worlds[w], self.ops[w][i], self.edits[op.name], w)
+        self.edits[op.name] = edits_of(op, self.facts)
+        for w in range(1, len(self.copies)):
+            self._apply(self.copies[w], self.ops[w][i], self.edits[op.name], w)
         for var in op.outputs:
             self._check_single(var)
 
-    def _apply(self, function: Function, op: Operation, changes: Edits, world: int) -> None:
+    def _apply(self, function: Function, op: Operation, changes: Edits, size_index: int) -> None:
+        """Apply an op's changes to one copy, and infer the types of its results there."""
         with function:
-            kept = {operand: edit for operand, edit in changes.items() if not isinstance(edit, Absent)}
-            _change(op, changes, {operand: _fixed(op, edit, world) for operand, edit in kept.items()})
+            kept = {
+                operand: edit for operand, edit in changes.items() if not isinstance(edit, RemovedParameter)
+            }
+            _change_inputs(
+                op, changes, {operand: _operand_at_size(op, edit, size_index) for operand, edit in kept.items()}
+            )
             try:
                 infer(op)
             except PassError as error:
-                if why := [r for (v, _), r in self.follows.open.items() if v.name == op.outputs[0].name]:
+                if why := [r for (v, _), r in self.facts.open.items() if v.name == op.outputs[0].name]:
                     raise Refused(why[0]) from error
                 shapes = " and ".join("x".join(map(str, v.shape)) for _, v in operands(op) if v.rank)
                 raise Refused(Refusal(f"it cannot read {shapes}: {error.__cause__}", op)) from error
-        for var, axis in self.follows.open:
+        for var, axis in self.facts.open:
             if var.name == op.outputs[0].name:  # as long as it says, until it turns out to be a length
                 shape = op.outputs[0].shape
                 set_type(
@@ -175,9 +183,9 @@ class _Walk:
                 )
 
     def _check_single(self, var: Var) -> None:
-        """An axis of length 1 is repeated where it meets a longer one, so that it cannot be followed."""
-        for axis, column in self.follows.varying(var).items():
-            self.follows.bases.add(column[0])
+        """Check that no axis that varies is 1 long here: it could not be told from a broadcast axis."""
+        for axis, column in self.facts.varying(var).items():
+            self.facts.bases.add(column[0])
             if column[0] == 1:
                 raise Refused(
                     Refusal(
@@ -187,27 +195,27 @@ class _Walk:
                 )
 
 
-def _results(function: Function) -> list[Var]:
+def _all_results(function: Function) -> list[Var]:
     return [v for op in function.operations for v in op.outputs]
 
 
-def _fixed(op: Operation, edit: Numbers | Rows | Share, world: int) -> Var:
-    """What an op reads at one size."""
-    if isinstance(edit, Rows):
-        cut = [slice(edit.axes[a][world] if a in edit.axes else None) for a in range(edit.whole.ndim)]
-        return mb.const(val=np.ascontiguousarray(edit.whole[tuple(cut)]), before_op=op)
-    if isinstance(edit, Share):
-        value = np.float32(edit.of(edit.length[world]))
+def _operand_at_size(op: Operation, edit: NumberEdit | TableEdit | FactorEdit, size_index: int) -> Var:
+    """Return the changed operand of an op at one size, as a constant."""
+    if isinstance(edit, TableEdit):
+        cut = [slice(edit.axes[a][size_index] if a in edit.axes else None) for a in range(edit.table.ndim)]
+        return mb.const(val=np.ascontiguousarray(edit.table[tuple(cut)]), before_op=op)
+    if isinstance(edit, FactorEdit):
+        value = np.float32(edit.at(edit.length[size_index]))
         return mb.const(
             val=value.astype(types.nptype_from_builtin(types.string_to_builtin(edit.dtype))), before_op=op
         )
     return mb.const(
-        val=_numbers(edit, [n if isinstance(n, int) else n[world] for n in edit.values]), before_op=op
+        val=_as_parameter(edit, [n if isinstance(n, int) else n[size_index] for n in edit.values]), before_op=op
     )
 
 
-def _numbers(edit: Numbers, values: Sequence[int]) -> Any:
-    """A parameter of whole numbers, or of booleans."""
+def _as_parameter(edit: NumberEdit, values: Sequence[int]) -> Any:
+    """Return integers or booleans as the value of a parameter: a scalar or a vector."""
     return (
         np.int32(values[0])
         if edit.scalar
@@ -215,17 +223,17 @@ def _numbers(edit: Numbers, values: Sequence[int]) -> Any:
     )
 
 
-def _change(op: Operation, changes: Edits, new: Mapping[Operand, Var]) -> None:
-    """Give an op other inputs, and take away those that say what the others say."""
+def _change_inputs(op: Operation, changes: Edits, new: Mapping[Operand, Var]) -> None:
+    """Give an op other inputs, and remove the parameters that the others imply."""
     for (name, _), edit in changes.items():
-        if isinstance(edit, Absent) and op.inputs.get(name) is not None:
+        if isinstance(edit, RemovedParameter) and op.inputs.get(name) is not None:
             remove_operand(op, name)
     if new:
-        op.set_inputs(no_check_var_types=True, **_replaced(op, new))
+        op.set_inputs(no_check_var_types=True, **_replaced_inputs(op, new))
 
 
-def _replaced(op: Operation, new: Mapping[Operand, Var]) -> dict[str, Any]:
-    """The inputs of an op with others in some places."""
+def _replaced_inputs(op: Operation, new: Mapping[Operand, Var]) -> dict[str, Any]:
+    """Return the inputs that change, with new values in some of their positions."""
     changed: dict[str, Any] = {}
     for (name, i), var in new.items():
         value = changed.get(name, op.inputs.get(name))
@@ -233,110 +241,114 @@ def _replaced(op: Operation, new: Mapping[Operand, Var]) -> dict[str, Any]:
     return changed
 
 
-def resize(function: Function, resized: Resized) -> Refusal | None:
-    """Let a function take all sizes at which it was followed; a reason where a length is not there in time."""
+def resize(function: Function, followed: FollowedFunction) -> Refusal | None:
+    """Write the changes into a function, for any length; return a refusal where a length cannot be read."""
     try:
-        _Emitter(function, resized).run()
+        _Emitter(function, followed).run()
     except Refused as refused:
-        return _reason(refused)
+        return _refusal_of(refused)
     return None
 
 
-def _reason(refused: Refused) -> Refusal:
-    """The reason that was raised."""
+def _refusal_of(refused: Refused) -> Refusal:
+    """Return the refusal that was raised."""
     return refused.args[0]
 
 
 class _Emitter:
-    """What writes how lengths are read."""
+    """Writes the ops that read lengths, and the inputs that depend on them."""
 
-    def __init__(self, function: Function, resized: Resized) -> None:
-        self.function, self.resized = function, resized
-        self.symbols: dict[Column, Any] = {}
-        self.holders: dict[Column, tuple[Var, int]] = {}
-        self.lengths: dict[Column, Var] = {}
+    def __init__(self, function: Function, followed: FollowedFunction) -> None:
+        self.function, self.followed = function, followed
+        self.symbols: dict[AxisLengths, Any] = {}
+        self.holders: dict[AxisLengths, tuple[Var, int]] = {}
+        self.lengths: dict[AxisLengths, Var] = {}
 
     def run(self) -> None:
-        """Write all edits, and give every value its type."""
+        """Write all changes, and give every value its dynamic type."""
         for var in self.function.inputs.values():
             self._type(var)
         with self.function:  # once: coremltools follows the whole function each time that it is left
             for op in list(self.function.operations):
-                changes = self.resized.edits.get(op.name, {})
-                kept = {o: edit for o, edit in changes.items() if not isinstance(edit, Absent)}
-                _change(op, changes, {o: self._built(op, o, edit) for o, edit in kept.items()})
+                changes = self.followed.edits.get(op.name, {})
+                kept = {o: edit for o, edit in changes.items() if not isinstance(edit, RemovedParameter)}
+                _change_inputs(
+                    op, changes, {o: self._operand_at_any_length(op, o, edit) for o, edit in kept.items()}
+                )
                 for var in op.outputs:
                     self._type(var)
 
     def _type(self, var: Var) -> None:
-        """A symbol for each length that differs between sizes."""
-        columns = self.resized.columns.get(var.name, [])
-        longer = {a: c for a, c in enumerate(columns) if varies(c)}
-        if not longer:
+        """Give a value a symbol for each axis that varies."""
+        columns = self.followed.columns.get(var.name, [])
+        varying = {a: c for a, c in enumerate(columns) if varies(c)}
+        if not varying:
             return
-        shape = [self._symbol(longer[a]) if a in longer else int(n) for a, n in enumerate(var.shape)]
+        shape = [self._symbol(varying[a]) if a in varying else int(n) for a, n in enumerate(var.shape)]
         set_type(var, types.tensor(var.dtype, shape))
-        for axis, column in longer.items():
+        for axis, column in varying.items():
             self.holders.setdefault(column, (var, axis))
 
-    def _symbol(self, column: Column) -> Any:
+    def _symbol(self, column: AxisLengths) -> Any:
         return self.symbols.setdefault(column, new_symbol())
 
-    def _built(self, op: Operation, operand: Operand, edit: Numbers | Rows | Share) -> Var:
-        """What an op reads, at whatever length."""
+    def _operand_at_any_length(
+        self, op: Operation, operand: Operand, edit: NumberEdit | TableEdit | FactorEdit
+    ) -> Var:
+        """Return the changed operand of an op, computed from lengths."""
         name = f"{op.name}_{operand[0]}_{operand[1]}_at_length"
-        if isinstance(edit, Rows):
-            return self._cut(op, edit, name)
-        if isinstance(edit, Share):
+        if isinstance(edit, TableEdit):
+            return self._first_rows(op, edit, name)
+        if isinstance(edit, FactorEdit):
             number = mb.cast(x=self._length(op, edit.length), dtype="fp32", before_op=op, name=f"{name}_n")
             if edit.form != "number":
-                number = self._part(op, number, edit.form, name)
+                number = self._inverse_or_correction(op, number, edit.form, name)
             return mb.cast(x=number, dtype=edit.dtype, before_op=op, name=f"{name}_cast")
         if edit.scalar and not isinstance(edit.values[0], int):
             return self._length(op, edit.values[0])
         if not any(map(varies, edit.values)):
             return mb.const(
-                val=_numbers(edit, [n for n in edit.values if isinstance(n, int)]), before_op=op, name=name
+                val=_as_parameter(edit, [n for n in edit.values if isinstance(n, int)]), before_op=op, name=name
             )
         return self._vector(op, edit.values, name)
 
-    def _part(self, op: Operation, number: Var, form: str, name: str) -> Var:
-        """The number 1 / n, or n / (n - 1)."""
+    def _inverse_or_correction(self, op: Operation, number: Var, form: str, name: str) -> Var:
+        """Return 1 / n, or n / (n - 1)."""
         if form == "part":
             return mb.real_div(x=np.float32(1), y=number, before_op=op, name=f"{name}_part")
         less = mb.sub(x=number, y=np.float32(1), before_op=op, name=f"{name}_less")
         return mb.real_div(x=number, y=less, before_op=op, name=f"{name}_corrected")
 
-    def _cut(self, op: Operation, edit: Rows, name: str) -> Var:
-        """The first rows of a table."""
-        ends = [edit.axes.get(a, n) for a, n in enumerate(edit.whole.shape)]
+    def _first_rows(self, op: Operation, edit: TableEdit, name: str) -> Var:
+        """Slice the first rows of a table."""
+        ends = [edit.axes.get(a, n) for a, n in enumerate(edit.table.shape)]
         rows = mb.slice_by_index(
-            x=edit.whole,
-            begin=np.zeros(edit.whole.ndim, np.int32),
+            x=edit.table,
+            begin=np.zeros(edit.table.ndim, np.int32),
             end=self._vector(op, ends, f"{name}_end"),
-            end_mask=[a not in edit.axes for a in range(edit.whole.ndim)],
+            end_mask=[a not in edit.axes for a in range(edit.table.ndim)],
             before_op=op,
             name=f"{name}_rows",
         )
-        shape = [self._symbol(edit.axes[a]) if a in edit.axes else n for a, n in enumerate(edit.whole.shape)]
+        shape = [self._symbol(edit.axes[a]) if a in edit.axes else n for a, n in enumerate(edit.table.shape)]
         set_type(rows, types.tensor(rows.dtype, shape))
         return rows
 
-    def _vector(self, op: Operation, values: Sequence[int | Column], name: str) -> Var:
-        """Numbers side by side, some of them lengths."""
-        parts = [self._length(op, n) if isinstance(n, tuple) and varies(n) else _first(n) for n in values]
+    def _vector(self, op: Operation, values: Sequence[int | AxisLengths], name: str) -> Var:
+        """Join integers and lengths to a vector."""
+        parts = [self._length(op, n) if isinstance(n, tuple) and varies(n) else _as_int32(n) for n in values]
         return mb.concat(values=tuple(parts), axis=0, before_op=op, name=name)
 
-    def _length(self, op: Operation, column: Column) -> Var:
-        """A length, read from the first value that has it.
+    def _length(self, op: Operation, column: AxisLengths) -> Var:
+        """Return a length, read from the first value that has an axis of it.
 
         Raises:
-            Refused: no value before the op has it.
+            Refused: no value before the op has this length.
         """
         if column in self.lengths:
             return self.lengths[column]
         if column not in self.holders:
-            self.lengths[column] = self._derived(op, column)
+            self.lengths[column] = self._derived_length(op, column)
             return self.lengths[column]
         var, axis = self.holders[column]
         shape = mb.shape(x=var, before_op=op, name=f"{op.name}_shape_{len(self.lengths)}")
@@ -346,11 +358,11 @@ class _Emitter:
         self.lengths[column] = length
         return length
 
-    def _derived(self, op: Operation, column: Column) -> Var:
-        """A length that is another one times or by a number, and some more.
+    def _derived_length(self, op: Operation, column: AxisLengths) -> Var:
+        """Return a length computed from another one: times or divided by an integer, plus an integer.
 
         Raises:
-            Refused: there is none.
+            Refused: no other length gives it.
         """
         name = f"{op.name}_length_of"
         for other in self.holders:
@@ -367,11 +379,9 @@ class _Emitter:
         raise Refused(Refusal(f"it needs a length, {column[0]} here, that no value before it has", op))
 
 
-def _first(number: int | Column) -> Any:
+def _as_int32(number: int | AxisLengths) -> Any:
     return np.int32(number if isinstance(number, int) else number[0])
 
-
-# A model of one fixed size, made to take the sizes that are wanted.
 
 REFUSED = "sizes: this model of one size cannot be made another"
 REMEDY = (
@@ -381,36 +391,36 @@ REMEDY = (
 
 
 def lengthened(
-    loaded: Loaded, wanted: Sequence[Mapping[str, tuple[int, ...]]]
+    loaded: Loaded, sizes: Sequence[Mapping[str, tuple[int, ...]]]
 ) -> tuple[Loaded, tuple[str, ...]]:
-    """A copy of a model that has dynamic axes where the sizes differ from its own.
+    """Return a copy of a model whose axes are dynamic where the sizes differ.
 
     Args:
         loaded: a model of fixed shapes.
-        wanted: the shapes of inputs at each size.
+        sizes: for each size, input -> its shape.
 
     Returns:
-        The copy, and what is assumed of numbers that may be read in several ways.
+        The copy, and assumptions about numbers that can be read in several ways.
 
     Raises:
-        SurgeryError: an op cannot be another size, or that cannot be told; says which and why.
+        SurgeryError: an op cannot have another size, or can be read in several ways.
     """
     name = default_function(loaded)
-    copies = [function_of(clone(loaded).program, name) for _ in range(len(wanted) + 1)]
-    for shapes in wanted:
+    copies = [function_of(clone(loaded).program, name) for _ in range(len(sizes) + 1)]
+    for shapes in sizes:
         _check_ranks(copies[0], shapes)
-    resized = followed(copies, wanted)
-    if isinstance(resized, Refusal):
-        raise SurgeryError(f"{REFUSED}: {resized}; {REMEDY}")
-    copied = replace(clone(loaded), spec=_ranged(loaded.spec, wanted))
-    refusal = resize(function_of(copied.program, name), resized)
+    followed = follow_at_sizes(copies, sizes)
+    if isinstance(followed, Refusal):
+        raise SurgeryError(f"{REFUSED}: {followed}; {REMEDY}")
+    copied = replace(clone(loaded), spec=_ranged_spec(loaded.spec, sizes))
+    refusal = resize(function_of(copied.program, name), followed)
     if refusal is not None:
         raise SurgeryError(f"{REFUSED}: {refusal}; {REMEDY}")
-    return copied, resized.assumed
+    return copied, followed.assumed
 
 
-def _ranged(spec: Any, wanted: Sequence[Mapping[str, tuple[int, ...]]]) -> Any:
-    """A specification whose inputs take all sizes between the least and the largest; None for none."""
+def _ranged_spec(spec: Any, sizes: Sequence[Mapping[str, tuple[int, ...]]]) -> Any:
+    """Return a specification whose inputs take all sizes from the least to the largest; None for None."""
     if spec is None:
         return None
     ranged = type(spec)()
@@ -418,12 +428,12 @@ def _ranged(spec: Any, wanted: Sequence[Mapping[str, tuple[int, ...]]]) -> Any:
     for feature in ranged.description.input:
         ends = [
             (min(axis), max(axis))
-            for axis in zip(*(s[feature.name] for s in wanted if feature.name in s), strict=True)
+            for axis in zip(*(s[feature.name] for s in sizes if feature.name in s), strict=True)
         ]
         if ends and feature.type.WhichOneof("Type") == "multiArrayType":
-            sizes = feature.type.multiArrayType.shapeRange.sizeRanges
+            ranges = feature.type.multiArrayType.shapeRange.sizeRanges
             for low, high in ends:
-                sizes.add(lowerBound=low, upperBound=high)
+                ranges.add(lowerBound=low, upperBound=high)
         elif ends and feature.type.WhichOneof("Type") == "imageType":
             pixels = feature.type.imageType.imageSizeRange
             for side, (low, high) in zip((pixels.heightRange, pixels.widthRange), ends[-2:], strict=True):
@@ -435,10 +445,10 @@ def _ranged(spec: Any, wanted: Sequence[Mapping[str, tuple[int, ...]]]) -> Any:
 
 
 def _check_ranks(function: Function, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Each input keeps its number of axes.
+    """Check that each input keeps its number of axes.
 
     Raises:
-        SurgeryError: one does not.
+        SurgeryError: an input has another number of axes.
     """
     for name, shape in shapes.items():
         own = tuple(function.inputs[name].shape)

@@ -1,4 +1,8 @@
-"""The expected time of a call at each length, for the choice of sizes."""
+"""Estimate how long one call of a model takes at each input length, so that `choose_sizes` can pick sizes.
+
+`size_times` makes the model at up to 8 lengths, inspects each on the target chip, and returns a `SizeTimes`: a
+function of the length that interpolates between these 8. The user calls it before `choose_sizes(time=...)`.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,12 @@ from anesurgery.shipping.several_sizes import SizedModel, sizes
 from anesurgery.splitting.size_choice import Lengths, read_lengths
 
 PROBES = 8
-"""Lengths at which a model is made; between them times change little, or in steps that no estimate knows."""
+"""Lengths at which the model is made and estimated: each costs a conversion; times between change little."""
 
 
 @dataclass(frozen=True)
 class SizeTimes:
-    """The milliseconds of a call. Call it with a length.
+    """The expected milliseconds of one call, as a function of the length: `times(300)`.
 
     Attributes:
         milliseconds: length -> time, at the lengths that were estimated. Lengths at which the model stays on
@@ -39,11 +43,14 @@ class SizeTimes:
     program: int
 
     def package(self, count: int) -> int:
-        """The most bytes of a package with this many sizes."""
+        """Return the largest size, in bytes, of a package with this many sizes."""
         return self.weights + count * self.program
 
     def __call__(self, length: int) -> float:
-        """The time at a length, on a straight line between two that are known; else that of the nearest."""
+        """Return the expected milliseconds at a length.
+
+        Interpolates linearly between the estimated lengths; beyond them, takes the time of the nearest one.
+        """
         return float(np.interp(length, list(self.milliseconds), list(self.milliseconds.values())))
 
 
@@ -81,35 +88,40 @@ def size_times(
     device = Target.parse(target)
     if not any(None in shape for shape in shapes.values()):
         raise SurgeryError('size_times: no shape has a length; put None in its place, as {"ids": (1, None)}')
-    probes = _probes(read_lengths(lengths), multiple)
-    made = sizes(
+    probes = _probe_lengths(read_lengths(lengths), multiple)
+    sized = sizes(
         model,
         {name: [tuple(n or length for n in shape) for length in probes] for name, shape in shapes.items()},
         dtypes=dtypes,
     )
-    inspections = dict(zip(probes, made.inspect(device).values(), strict=True))
-    known = {length: one.time.ms for length, one in inspections.items() if one.time and one.time.measurements}
-    if not known:
-        raise SurgeryError(f"size_times: at no length on {device}: {_why(inspections[probes[-1]])}")
-    return SizeTimes(known, inspections, *_stored(made))
+    inspections = dict(zip(probes, sized.inspect(device).values(), strict=True))
+    milliseconds = {
+        length: inspection.time.ms
+        for length, inspection in inspections.items()
+        if inspection.time and inspection.time.measurements
+    }
+    if not milliseconds:
+        raise SurgeryError(f"size_times: at no length on {device}: {_no_time_reason(inspections[probes[-1]])}")
+    return SizeTimes(milliseconds, inspections, *_stored_bytes(sized))
 
 
-def _stored(made: SizedModel) -> tuple[int, int]:
-    """Bytes of the weights, once, and of the program of one size, seen where they are written."""
+def _stored_bytes(sized: SizedModel) -> tuple[int, int]:
+    """Return the bytes that `save` writes: (all weights, the program of one size)."""
     with TemporaryDirectory(prefix="anesurgery-") as scratch:
-        folder = made.save(Path(scratch) / "sized")
+        folder = sized.save(Path(scratch) / "sized")
         # sizes link to one file of weights, which counts once
         weights = {file.stat().st_ino: file.stat().st_size for file in folder.rglob("*.bin")}
         programs = sum(file.stat().st_size for file in folder.rglob("*.mlmodel"))
-    return sum(weights.values()), programs // len(made.models)
+    return sum(weights.values()), programs // len(sized.models)
 
 
-def _probes(shares: Mapping[int, float], multiple: int) -> list[int]:
-    """Lengths between the shortest and the longest call, at which times are estimated."""
-    first, last = (-(-n // multiple) * multiple for n in (min(shares), max(shares)))
+def _probe_lengths(share_of_length: Mapping[int, float], multiple: int) -> list[int]:
+    """Return rising lengths between the shortest and the longest call, evenly spaced on a log scale."""
+    first, last = (-(-n // multiple) * multiple for n in (min(share_of_length), max(share_of_length)))
     spread = np.geomspace(first, last, PROBES).round().astype(int).tolist()
     return sorted({min(-(-n // multiple) * multiple, last) for n in spread})
 
 
-def _why(inspection: Inspection) -> str:
+def _no_time_reason(inspection: Inspection) -> str:
+    """Return the note of an inspection that says why it has no time."""
     return next((note for note in inspection.notes if note.startswith("no time")), "no time is known")

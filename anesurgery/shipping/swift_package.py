@@ -1,7 +1,8 @@
-"""A Swift package for what `build` or `sizes` made or a plain model, tested by what the interpreter gives.
+"""Write a Swift package that runs a model from `build` or `sizes`, or a plain .mlpackage (`anesurgery swift`).
 
-The Swift is the same for every model. It was parsed here and its calls were checked against a list of Core
-ML's, and never compiled: there is no Swift compiler on the machines that test this library.
+The Swift sources are the same for every model. The package's own test replays a fixture: inputs and the outputs
+that this library's interpreter computed for them. The sources were parsed here and their calls checked against
+a list of Core ML's, but never compiled: the machines that test this library have no Swift compiler.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from anesurgery.mil import Array, Var, dtype_name, types
 SOURCES = Path(__file__).parent / "swift"
 FIXTURE = Path("Tests") / "RunnerTests" / "fixture.json"
 PROMPT, STEPS = 5, 16
-"""Tokens of the fixture: of its prompt, and those that are written."""
-MOST = 1 << 20
-"""Numbers of a fixture: more make a file of text that nobody wants."""
+"""Tokens of the fixture's prompt, and tokens that are generated after it."""
+MAX_NUMBERS = 1 << 20
+"""The most numbers in a fixture, which is a text file: a million take some 10 MB."""
 
 
 @door()
@@ -59,19 +60,21 @@ def swift(
     """
     source, place = (Path(given).expanduser().absolute() for given in (folder, to))
     check_place(place, overwrite, source)
-    of_arrays = source.suffix == ".mlpackage" or is_sized(source)
-    fixture: dict[str, Any] = {"calls": _calls(source, seed)} if of_arrays else _tokens(source, seed)
+    takes_arrays = source.suffix == ".mlpackage" or is_sized(source)
+    fixture: dict[str, Any] = (
+        {"calls": _call_fixture(source, seed)} if takes_arrays else _token_fixture(source, seed)
+    )
 
     def write(package: Path) -> None:
         shutil.copytree(SOURCES, package)
-        whole = {"prompt": [], "written": [], "calls": []} | fixture
-        (package / FIXTURE).write_text(json.dumps(whole) + "\n", encoding="utf-8")
+        content = {"prompt": [], "written": [], "calls": []} | fixture
+        (package / FIXTURE).write_text(json.dumps(content) + "\n", encoding="utf-8")
 
     return write_atomically(place, write, overwrite)
 
 
-def _tokens(source: Path, seed: int) -> dict[str, Any]:
-    """A prompt, and what is written after it.
+def _token_fixture(source: Path, seed: int) -> dict[str, Any]:
+    """Return a random prompt, and the tokens that the interpreter generates after it.
 
     Raises:
         LoadError: neither `build` nor `sizes` made the folder.
@@ -84,42 +87,42 @@ def _tokens(source: Path, seed: int) -> dict[str, Any]:
     runner = read_runner(source)
     runner.check(source)
     decoder = Decoder(source / runner.in_format("coreml"))
-    told = runner.functions["decode"]["outputs"][runner.logits]["shape"][-1]
-    words = decoder.vocabulary if runner.values else min(decoder.vocabulary, told)
-    prompt = np.random.default_rng(seed).integers(0, words, min(PROMPT, runner.context - 1)).tolist()
+    logit_count = runner.functions["decode"]["outputs"][runner.logits]["shape"][-1]
+    vocabulary = decoder.vocabulary if runner.values else min(decoder.vocabulary, logit_count)
+    prompt = np.random.default_rng(seed).integers(0, vocabulary, min(PROMPT, runner.context - 1)).tolist()
     steps = min(STEPS, runner.context - len(prompt))
     return {"prompt": prompt, "written": list(stream(decoder, prompt, steps, stop=runner.ends or None))}
 
 
-def _calls(source: Path, seed: int) -> list[dict[str, Any]]:
-    """Sampled inputs, and the outputs; of a folder of sizes as many calls as a fixture may hold.
+def _call_fixture(source: Path, seed: int) -> list[dict[str, Any]]:
+    """Return sampled inputs with their outputs: one call, or as many sizes as a fixture may hold.
 
     Raises:
         SurgeryError: the model keeps states, takes or gives something else than arrays, or is too large.
     """
-    calls, room = list[dict[str, Any]](), MOST
-    for predictor, inputs, results in _runs(source, seed):
+    calls, numbers_left = list[dict[str, Any]](), MAX_NUMBERS
+    for predictor, inputs, results in _fixture_runs(source, seed):
         ports, outputs = predictor.ports
         _check_arrays(source, ports, {**inputs, **results})
         count = sum(a.size for a in (*inputs.values(), *results.values()))
-        if count > room and not calls:
+        if count > numbers_left and not calls:
             raise SurgeryError(
-                f"{source} takes and gives {count:,} numbers, more than the {MOST:,} of a fixture"
+                f"{source} takes and gives {count:,} numbers, more than the {MAX_NUMBERS:,} of a fixture"
             )
-        if count > room:
+        if count > numbers_left:
             break
-        room -= count
+        numbers_left -= count
         calls.append(
             {
-                "inputs": {name: _numbers(ports[name], array) for name, array in inputs.items()},
-                "outputs": {name: _numbers(outputs[name], array) for name, array in results.items()},
+                "inputs": {name: _array_json(ports[name], array) for name, array in inputs.items()},
+                "outputs": {name: _array_json(outputs[name], array) for name, array in results.items()},
             }
         )
     return calls
 
 
-def _runs(source: Path, seed: int) -> Iterator[tuple[Predictor, dict[str, Any], dict[str, Any]]]:
-    """What is run, what is given to it and what it gives: each size, and what is filled up to it."""
+def _fixture_runs(source: Path, seed: int) -> Iterator[tuple[Predictor, dict[str, Any], dict[str, Any]]]:
+    """Yield (predictor, inputs, outputs) of each size, and of inputs that are padded up to it."""
     if not is_sized(source):
         predictor = Predictor(source)
         inputs = predictor.sample(seed)
@@ -128,32 +131,34 @@ def _runs(source: Path, seed: int) -> Iterator[tuple[Predictor, dict[str, Any], 
     rows, padding = read_sizes(source)
     for row in rows:
         predictor = Predictor(source / row.package, function=row.function)
-        inputs = _seen(predictor.sample(seed), padding)
+        inputs = _with_open_masks(predictor.sample(seed), padding)
         yield predictor, inputs, predictor(inputs)
-        if (shorter := _shorter(inputs, padding)) is not None:
+        if (shorter := _shortened(inputs, padding)) is not None:
             yield predictor, shorter, run(source, shorter)
 
 
-def _seen(inputs: dict[str, Any], padding: Padding) -> dict[str, Any]:
-    """The inputs; masks hide nothing."""
-    masks = {name: 1 if one.fill.get(name, 0) == 0 else 0 for one in padding.each for name in one.hiding}
-    return inputs | {name: np.full_like(inputs[name], seen) for name, seen in masks.items()}
+def _with_open_masks(inputs: dict[str, Any], padding: Padding) -> dict[str, Any]:
+    """Return the inputs with each mask set to hide nothing."""
+    masks = {
+        name: 1 if padded.fill.get(name, 0) == 0 else 0 for padded in padding.each for name in padded.hiding
+    }
+    return inputs | {name: np.full_like(inputs[name], visible) for name, visible in masks.items()}
 
 
-def _shorter(inputs: dict[str, Any], padding: Padding) -> dict[str, Any] | None:
-    """The inputs without their last places, which are filled up again; None where that may not be."""
+def _shortened(inputs: dict[str, Any], padding: Padding) -> dict[str, Any] | None:
+    """Return shorter inputs, which the runner must pad; None where it may not pad."""
     shorter = dict(inputs)
-    for one in padding.each:
-        for name, axis in one.inputs.items():
-            length = shorter[name].shape[axis] - one.multiple
-            if length < 1 or length % one.multiple:
+    for padded in padding.each:
+        for name, axis in padded.inputs.items():
+            length = shorter[name].shape[axis] - padded.multiple
+            if length < 1 or length % padded.multiple:
                 return None
             shorter[name] = shorter[name][(slice(None),) * axis + (slice(length),)]
     return shorter if padding.each else None
 
 
 def _check_arrays(source: Path, ports: Mapping[str, Var], values: Mapping[str, Any]) -> None:
-    """See that a model takes and gives arrays alone.
+    """Check that a model has only arrays as inputs and outputs.
 
     Raises:
         SurgeryError: it keeps states, takes or gives something else.
@@ -169,6 +174,6 @@ def _check_arrays(source: Path, ports: Mapping[str, Var], values: Mapping[str, A
             )
 
 
-def _numbers(port: Var, array: Array) -> dict[str, Any]:
-    """An array as the Swift side reads it."""
+def _array_json(port: Var, array: Array) -> dict[str, Any]:
+    """Return an array in the form that the Swift test reads."""
     return {"shape": list(array.shape), "dtype": dtype_name(port), "values": array.ravel().tolist()}

@@ -17,17 +17,18 @@ from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.mil import Array
 from anesurgery.shipping import agreement, building
 from anesurgery.shipping.agreement import (
+    AGREE,
     AT_THE_END,
     STRIDE,
     TRIED,
-    Text,
-    coarser,
-    logits_of,
-    moved,
-    noise,
-    rounded,
+    ComparedText,
+    Judge,
+    logits_of_text,
+    logits_with_noise,
+    psnr_of_noise,
+    with_quantized_weights,
+    with_rounded_weights,
 )
-from anesurgery.shipping.building import AGREE, Judge
 from anesurgery.shipping.converting import convert
 
 WINDOW = TRIED + 6
@@ -102,24 +103,24 @@ IDS = np.random.default_rng(0).integers(0, 60, 40)
 
 def flipped(module: Router, row: int) -> Array:
     """Its rows, of which one comes from the other matrix."""
-    rows = logits_of(module, IDS, Text(IDS).places)
+    rows = logits_of_text(module, IDS, ComparedText(IDS).places)
     other = copy.deepcopy(module)
     with torch.no_grad():
         other.scores.weight.copy_(other.scores.weight.flip(0))
-        rows[row] = logits_of(other, IDS, Text(IDS).places)[row]
+        rows[row] = logits_of_text(other, IDS, ComparedText(IDS).places)[row]
     return rows
 
 
 def test_one_row_that_is_wrong_is_found_where_all_together_seem_near() -> None:
-    module, of = Router(), Text(IDS)
-    expected = logits_of(module, IDS, of.places)
+    module, of = Router(), ComparedText(IDS)
+    expected = logits_of_text(module, IDS, of.places)
     rows = expected.copy()
     rows[7] += 0.05 * np.ptp(expected)
     assert compare_arrays("logits", expected, rows).psnr > AGREE
-    assert list(agreement.unexplained(rows, of, expected, lambda: module)) == [7]
-    assert not agreement.unexplained(expected, of, expected, lambda: module)
+    assert list(agreement.unexplained_rows(rows, of, expected, lambda: module)) == [7]
+    assert not agreement.unexplained_rows(expected, of, expected, lambda: module)
     rows[7] = np.nan
-    assert list(agreement.unexplained(rows, of, expected, lambda: module)) == [7]
+    assert list(agreement.unexplained_rows(rows, of, expected, lambda: module)) == [7]
 
 
 class Table(torch.nn.Module):
@@ -135,39 +136,39 @@ class Table(torch.nn.Module):
 
 
 def test_compressed_weights_may_lose_what_their_bits_lose_and_no_more() -> None:
-    module, of = Table(), Text(IDS)
-    wanted = logits_of(module, IDS, of.places)
+    module, of = Table(), ComparedText(IDS)
+    wanted = logits_of_text(module, IDS, of.places)
     judge = Judge(of, wanted, wanted, lambda: module)
-    with coarser(module, 4, -1):
-        rows = logits_of(module, IDS, of.places)
+    with with_quantized_weights(module, 4, -1):
+        rows = logits_of_text(module, IDS, of.places)
     assert np.unique((rows[0] / np.ptp(rows[0])).round(4)).size <= 15  # of 4 bits, with one scale
     lost = compare_arrays("logits", wanted, rows).psnr
-    assert judge.loses(lost, 4).startswith("weights of 4 bits change the logits: ")
+    assert judge.check_compressed(lost, 4).startswith("weights of 4 bits change the logits: ")
     with pytest.raises(SurgeryError, match="weights of 8 bits lose more than they must"):
-        judge.loses(lost, 8)
+        judge.check_compressed(lost, 8)
     with pytest.raises(SurgeryError, match="weights of 4 bits lose more than they must"):
-        judge.loses(float("nan"), 4)
-    judge.keeps(rows, rows * (1 + 1e-3), 4)
+        judge.check_compressed(float("nan"), 4)
+    judge.check_decoded(rows, rows * (1 + 1e-3), 4)
     wrong = rows.copy()
     wrong[30] = rows[29]  # which all rows together hardly show beside what 4 bits lose
     with pytest.raises(SurgeryError, match=rf"of their range apart after token {of.places[30] + 1};"):
-        judge.keeps(wrong, rows, 4)
+        judge.check_decoded(wrong, rows, 4)
 
 
 def test_another_expert_is_right_next_to_a_threshold_only() -> None:
-    of, row = Text(IDS), 5
+    of, row = ComparedText(IDS), 5
     near = Router().at_a_threshold(int(IDS[row]))
-    expected = logits_of(near, IDS, of.places)
-    assert not agreement.unexplained(flipped(near, row), of, expected, lambda: near)
+    expected = logits_of_text(near, IDS, of.places)
+    assert not agreement.unexplained_rows(flipped(near, row), of, expected, lambda: near)
     others = [i for i, token in enumerate(IDS[of.places]) if token != IDS[row]]
     far = others[3]
-    assert list(agreement.unexplained(flipped(near, far), of, expected, lambda: near)) == [of.places[far]]
+    assert list(agreement.unexplained_rows(flipped(near, far), of, expected, lambda: near)) == [of.places[far]]
 
 
 def test_rows_follow_tokens_prompts_and_the_end_of_a_long_text() -> None:
     short, prompts = list(range(TRIED)), list(range(0, TRIED, STRIDE))
-    assert list(Text(np.arange(TRIED)).places) == short + prompts
-    assert list(Text(np.arange(60)).places) == [*short, *prompts, *range(59 - AT_THE_END, 60)]
+    assert list(ComparedText(np.arange(TRIED)).places) == short + prompts
+    assert list(ComparedText(np.arange(60)).places) == [*short, *prompts, *range(59 - AT_THE_END, 60)]
 
 
 def config(**more: Any) -> Any:
@@ -176,7 +177,7 @@ def config(**more: Any) -> Any:
 
 def test_how_long_a_text_is_compared() -> None:
     def length(weights: float, singly: bool = False, **more: Any) -> int:
-        of = agreement.text(config(**more), 2048, int(weights), singly=singly)
+        of = agreement.compared_text(config(**more), 2048, int(weights), singly=singly)
         assert 3 not in of.ids
         return len(of.ids)
 
@@ -191,24 +192,24 @@ def test_how_long_a_text_is_compared() -> None:
 def test_weights_are_rounded_while_a_module_computes_and_no_longer() -> None:
     module = Router()
     kept = {name: value.clone() for name, value in module.state_dict().items()}
-    places = Text(IDS).places
-    with rounded(module):
-        rows = logits_of(module, IDS, places)
+    places = ComparedText(IDS).places
+    with with_rounded_weights(module):
+        rows = logits_of_text(module, IDS, places)
     assert all(torch.equal(value, kept[name]) for name, value in module.state_dict().items())
     other = copy.deepcopy(module)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.copy_(parameter.half())
-    np.testing.assert_array_equal(rows, logits_of(other, IDS, places))
-    assert np.abs(rows - logits_of(module, IDS, places)).max() > 0
+    np.testing.assert_array_equal(rows, logits_of_text(other, IDS, places))
+    assert np.abs(rows - logits_of_text(module, IDS, places)).max() > 0
 
 
 def test_noise_is_what_moves_of_a_rounding_lead_to() -> None:
-    of, module = Text(IDS), Router()
-    expected = logits_of(module, IDS, of.places)
-    assert 50 < noise(of, expected, module) < 80
+    of, module = ComparedText(IDS), Router()
+    expected = logits_of_text(module, IDS, of.places)
+    assert 50 < psnr_of_noise(of, expected, module) < 80
     near = Router().at_a_threshold(int(IDS[5]))
-    assert min(compare_arrays("", expected, other).psnr for other in moved(near, of, 8)) < 40
+    assert min(compare_arrays("", expected, other).psnr for other in logits_with_noise(near, of, 8)) < 40
 
 
 class Unfit(torch.nn.Module):
@@ -220,7 +221,7 @@ class Unfit(torch.nn.Module):
 
 def test_what_transformers_cannot_run_is_said() -> None:
     with pytest.raises(LoadError, match="cannot run Unfit on 3 tokens: 13 must match 14; look at the sizes"):
-        logits_of(Unfit(), np.arange(3), np.arange(3))
+        logits_of_text(Unfit(), np.arange(3), np.arange(3))
 
 
 SIZES: dict[str, Any] = {
@@ -245,9 +246,9 @@ def roberta() -> Any:
 def test_positions_that_generate_counts_otherwise_are_seen() -> None:
     from transformers import BertConfig, BertLMHeadModel
 
-    of = Text(np.arange(5, 5 + TRIED))
-    assert agreement.counts_otherwise(roberta(), of)
-    assert not agreement.counts_otherwise(BertLMHeadModel(BertConfig(**SIZES)).eval(), of)
+    of = ComparedText(np.arange(5, 5 + TRIED))
+    assert agreement.counts_positions_otherwise(roberta(), of)
+    assert not agreement.counts_positions_otherwise(BertLMHeadModel(BertConfig(**SIZES)).eval(), of)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from anesurgery.interpret.decoding import Decoder
 from anesurgery.loading import load
 from anesurgery.mil import Array, mb, walk_ops
 from anesurgery.shipping import building
-from anesurgery.shipping.building import AGREE
+from anesurgery.shipping.agreement import AGREE
 from anesurgery.shipping.checkpoint import Checkpoint
 
 
@@ -278,7 +278,7 @@ def test_a_tied_table_that_two_chunks_store_is_said(
 @pytest.mark.slow
 def test_a_packed_table_in_parts_is_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more words than a head of one piece has, the parts of 4 bits are looked up in as well."""
-    monkeypatch.setattr(building._Builder, "judged", lambda *_: None)  # only what is stored is looked at
+    monkeypatch.setattr(building._Builder, "judge_model", lambda *_: None)  # only what is stored is looked at
     words, width = 16500, 32
     source = save_checkpoint(tmp_path / "checkpoint", layers=1, tie_word_embeddings=True, vocab_size=words)
     options: dict[str, Any] = {"context": 16, "prefill": 8, "bits": 4, "quiet": True}
@@ -309,7 +309,7 @@ def test_a_build_loses_no_more_than_its_bits(tmp_path: Path, monkeypatch: pytest
         patch.setattr(building, "read_mode", lambda _: read_mode("linear-4"))
         with pytest.raises(SurgeryError, match="weights of 8 bits lose more than they must: .* dB"):
             ane.build(checkpoint, tmp_path / "coarse", **options)
-    monkeypatch.setattr(building._Builder, "unpacked", lambda own, _: own.converted())
+    monkeypatch.setattr(building._Builder, "unpacked_package", lambda own, _: own.converted_package())
     with pytest.raises(SurgeryError, match="weights of 8 bits give other logits than the numbers"):
         ane.build(checkpoint, tmp_path / "other", **options)
     assert not any((tmp_path / name / "runner.json").exists() for name in ("coarse", "other"))
@@ -357,7 +357,9 @@ def test_a_stopped_build_goes_on_to_the_same_bytes(
         if at == "hashes":
             patch.setattr(building, "hashes", stop)
         else:
-            patch.setattr(building._Builder, "compressed" if at == "converted" else "finished", stop)
+            patch.setattr(
+                building._Builder, "compressed_package" if at == "converted" else "write_folder", stop
+            )
         with pytest.raises(KeyboardInterrupt):
             ane.build(checkpoint, tmp_path / "out", **options)
     assert not (tmp_path / "out" / "runner.json").exists()
@@ -380,7 +382,7 @@ def test_stages_of_other_options_are_made_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(building._Builder, "finished", stop)
+        patch.setattr(building._Builder, "write_folder", stop)
         with pytest.raises(KeyboardInterrupt):
             ane.build(checkpoint, tmp_path / "out", context=24, prefill=8, quiet=True)
     found = ane.build(checkpoint, tmp_path / "out", context=40, prefill=8, quiet=True)

@@ -135,7 +135,7 @@ def test_templates_run_in_a_sandbox_and_fail_in_words() -> None:
     hostile = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     for template in (hostile, "{% for", "{{ raise_exception('no system') }}", "{{ messages[7].role }}"):
         with pytest.raises(SurgeryError, match="the chat template failed"):
-            Text(tokenizer(), template, {}).written([{"role": "user", "content": "x"}])
+            Text(tokenizer(), template, {}).rendered([{"role": "user", "content": "x"}])
     with pytest.raises(SurgeryError, match="has no chat template"):
         Text(tokenizer(), "", {}).tokens("x", template=True)
 

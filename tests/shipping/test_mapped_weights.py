@@ -18,13 +18,15 @@ from anesurgery.mil import mb, types
 from anesurgery.shipping import mapped_weights
 from anesurgery.shipping.checkpoint import Checkpoint
 from anesurgery.shipping.converting import convert
-from anesurgery.shipping.mapped_weights import mapped_constants, widened
+from anesurgery.shipping.mapped_weights import fp32_checkpoint, mapped_constants
 
 
 def held(program: Any) -> list[str]:
     """The constants in memory of their own."""
     ops = program.functions["main"].operations
-    return [op.name for op in ops if op.op_type == "const" and mapped_weights._is_held(op.outputs[0].val)]
+    return [
+        op.name for op in ops if op.op_type == "const" and mapped_weights._should_be_mapped(op.outputs[0].val)
+    ]
 
 
 @pytest.mark.slow
@@ -63,13 +65,13 @@ def test_a_checkpoint_of_16_bits_is_widened_in_shards(tmp_path: Path, monkeypatc
     tensors = {"a": torch.randn(5, 5).bfloat16(), "b": torch.randn(9).half(), "c": torch.arange(4)}
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text("{}")
-    to = widened(folder, tmp_path / "fp32")
+    to = fp32_checkpoint(folder, tmp_path / "fp32")
     stored = {n: t for f in to.glob("*.safetensors") for n, t in load_file(f).items()}
     assert len(list(to.glob("*.safetensors"))) > 1
     assert stored.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert torch.equal(stored[name], tensor.float() if tensor.is_floating_point() else tensor)
-    assert widened(to, tmp_path / "again") == to
+    assert fp32_checkpoint(to, tmp_path / "again") == to
     assert not (tmp_path / "again").exists()
 
 
@@ -96,7 +98,7 @@ def test_what_leaves_fp16_is_what_the_host_says(
         asked.append(given)
         return False
 
-    ours = mapped_weights._in_pieces(ask)
+    ours = mapped_weights._overflow_check(ask)
     assert ours(op) == host(op)
     assert not asked  # of large constants the host would make copies
     assert not ours(SimpleNamespace(inputs={}))

@@ -20,7 +20,7 @@ from anesurgery.interpret.decoding import Decoder
 from anesurgery.mil import Array
 from anesurgery.shipping import building
 from anesurgery.shipping.agreement import logits_by_steps
-from anesurgery.shipping.recurrent_states import Held, Step, convert_step, step_of
+from anesurgery.shipping.recurrent_states import CacheTensor, DecoderStep, convert_step, step_of
 
 SINGLY = (
     "and reads prompts token by token: there is no prefill, and each token of a prompt costs what one of the "
@@ -112,7 +112,7 @@ def error(rows: Array, expected: Array) -> float:
     return float(np.abs(rows - expected).max() / np.ptp(expected))
 
 
-def step(module: Any) -> Step:
+def step(module: Any) -> DecoderStep:
     found = step_of(module, CONTEXT)
     assert found is not None
     return found
@@ -128,18 +128,18 @@ def test_steps_give_the_logits_of_the_whole_text(build: Callable[[], Any]) -> No
     assert error(rows, logits_of(module, ids)) < 1e-5
 
 
-class Forgets(Step):
+class Forgets(DecoderStep):
     """A wrong version: the sums come back as they were."""
 
-    def taken(self, cache: Any) -> list[Any]:
-        pairs = zip(self.held, super().taken(cache), strict=True)
-        return [t * 0 if "recurrent_states" in held.path else t for held, t in pairs]
+    def cache_values(self, cache: Any) -> list[Any]:
+        pairs = zip(self.tensors, super().cache_values(cache), strict=True)
+        return [t * 0 if "recurrent_states" in tensors.path else t for tensors, t in pairs]
 
 
 def test_a_state_that_is_lost_is_found() -> None:
     module, ids = mamba(), [*PROMPT, *range(20, 36)]
     own = step(module)
-    wrong = Forgets(own.module, own.argument, own.cache, own.held, own.context)
+    wrong = Forgets(own.module, own.argument, own.cache, own.tensors, own.context)
     rows = Decoder(convert_step(wrong, half=False)).feed(ids)
     assert error(rows, logits_of(module, ids)) > 1e-2
 
@@ -147,15 +147,15 @@ def test_a_state_that_is_lost_is_found() -> None:
 def test_what_a_hybrid_holds_and_what_needs_no_step() -> None:
     found = step(falcon())
     first = ("cache", "layers", 0)
-    assert {held for held in found.held if held.path[:3] == first} == {
-        Held((*first, "conv_states", 0), (1, 128, 4)),
-        Held((*first, "recurrent_states", 0), (1, 6, 16, 8)),
-        Held((*first, "keys"), (1, 2, CONTEXT, 12), 2),
-        Held((*first, "values"), (1, 2, CONTEXT, 12), 2),
+    assert {tensors for tensors in found.tensors if tensors.path[:3] == first} == {
+        CacheTensor((*first, "conv_states", 0), (1, 128, 4)),
+        CacheTensor((*first, "recurrent_states", 0), (1, 6, 16, 8)),
+        CacheTensor((*first, "keys"), (1, 2, CONTEXT, 12), 2),
+        CacheTensor((*first, "values"), (1, 2, CONTEXT, 12), 2),
     }
     assert found.counts
     assert found.recurrent
-    assert not replace(found, held=tuple(h for h in found.held if h.axis is None)).counts
+    assert not replace(found, tensors=tuple(h for h in found.tensors if h.axis is None)).counts
     config = transformers.LlamaConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=1, vocab_size=9)
     assert not step(transformers.LlamaForCausalLM(config).eval()).recurrent
 
@@ -188,8 +188,8 @@ def test_a_checkpoint_becomes_a_folder_that_writes_what_transformers_writes(
 def test_a_build_that_forgets_is_refused(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def forgets(own: Step) -> Any:
-        return convert_step(Forgets(own.module, own.argument, own.cache, own.held, own.context))
+    def forgets(own: DecoderStep) -> Any:
+        return convert_step(Forgets(own.module, own.argument, own.cache, own.tensors, own.context))
 
     monkeypatch.setattr(building, "convert_step", forgets)
     with pytest.raises(SurgeryError, match="and not by rounding"):

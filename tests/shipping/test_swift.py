@@ -282,7 +282,7 @@ def test_a_folder_that_nothing_made_is_refused_with_both_files(tmp_path: Path) -
 
 def test_what_is_no_plain_model_is_an_error_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(load(plain_model()), tmp_path / "plain.mlpackage")
-    monkeypatch.setattr(swift_package, "MOST", 5)
+    monkeypatch.setattr(swift_package, "MAX_NUMBERS", 5)
     with pytest.raises(SurgeryError, match="more than the 5 of a fixture"):
         ane.swift(tmp_path / "plain.mlpackage", tmp_path / "swift")
     assert not (tmp_path / "swift").exists()

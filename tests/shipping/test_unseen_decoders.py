@@ -27,7 +27,7 @@ from unseen_options import CONFIGURATIONS as OPTIONS
 from unseen_published import CONFIGURATIONS as PUBLISHED
 
 from anesurgery.interpret.decoding import Decoder
-from anesurgery.shipping.agreement import logits_of, off
+from anesurgery.shipping.agreement import logits_of_text, row_differences
 
 FAR = 10 * ROUNDING
 
@@ -93,10 +93,10 @@ def test_a_prompt_of_every_length_gives_the_logits_of_the_whole_model(name: str,
     module: Any = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "checkpoint", dtype=torch.float32
     )
-    expected = logits_of(module.eval(), ids, np.arange(56))
+    expected = logits_of_text(module.eval(), ids, np.arange(56))
     decoder, rows = Decoder(tmp_path / "out"), []
     for count in range(1, 57):
         decoder.reset()
         rows.append(decoder.feed(ids[:count], whole=False)[-1])
-    assert off(np.stack(rows), expected).max() < ROUNDING
-    assert off(np.stack(rows[:-1]), expected[1:]).max() > FAR  # one place further
+    assert row_differences(np.stack(rows), expected).max() < ROUNDING
+    assert row_differences(np.stack(rows[:-1]), expected[1:]).max() > FAR  # one place further

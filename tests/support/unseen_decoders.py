@@ -258,9 +258,9 @@ def tried(name: str, folder: Path) -> Text:
 def greedy(module: Any, prompt: Any) -> tuple[Any, bool]:
     """What transformers writes, and is it by its forward pass alone? So where `generate` counts otherwise."""
     options = {"do_sample": False, "eos_token_id": None, "forced_eos_token_id": None, "pad_token_id": 0}
-    of = agreement.Text(np.arange(1, 1 + agreement.TRIED))
+    of = agreement.ComparedText(np.arange(1, 1 + agreement.TRIED))
     with torch.no_grad():
-        if not agreement.counts_otherwise(module, of):
+        if not agreement.counts_positions_otherwise(module, of):
             return module.generate(prompt, max_new_tokens=STEPS, **options), False
         for _ in range(STEPS):
             token = module(prompt, use_cache=False).logits[:, -1:].argmax(-1)

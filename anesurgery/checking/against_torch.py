@@ -130,9 +130,10 @@ def against_torch(
 
     Every submodule is watched while the module runs, and every function that a module with submodules calls.
     A submodule is blamed if its own error is large: it runs again on the inputs that the package gave it. Its
-    result is looked up among the values of the program, by number and in any order of axes. Rows of a norm with
-    a spike are judged without the spike. If the program computes in fp16, the module runs with weights rounded
-    to fp16, so rounding does not count as a wrong conversion. The module itself is not changed.
+    result is looked up among the values of the program, by number and in any order of axes, and that of the
+    whole module among the outputs. Rows of a norm with a spike are judged without the spike. If the program
+    computes in fp16, the module runs with weights rounded to fp16, so rounding does not count as a wrong
+    conversion. The module itself is not changed.
 
     Args:
         module: as it was converted, in fp32, in evaluation mode; or the program that `torch.export.export` made
@@ -159,7 +160,8 @@ def against_torch(
     calls = calls_of(module, inputs, half)
     sizes = {tensor.numel() for call in calls for tensor in (call.tensor, *call.given)}
     kept = {precision: _values(program, function, inputs, precision, sizes) for precision in precisions}
-    match = _Match(calls, kept["fp32"], gate, min(gate, ROUNDED) if half else gate, _epsilons(program))
+    ends = [var.name for var in function_of(program, function).outputs]
+    match = _Match(calls, kept["fp32"], ends, gate, min(gate, ROUNDED) if half else gate, _epsilons(program))
     match.name(_scoped(function_of(program, function)))
     rows = [
         ModuleRow(call.name, call.kind, near.name if near else None, _in_each(call.array, near, kept), state)
@@ -235,6 +237,7 @@ class _Match:
         self,
         calls: Sequence[Call],
         values: Mapping[str, Array],
+        ends: Sequence[str],
         gate: float,
         sure: float,
         epsilons: Sequence[float],
@@ -243,7 +246,8 @@ class _Match:
         self._epsilons = epsilons
         self._given: dict[int, float] = {}
         self._paired: dict[int, _Near] = {}
-        self.nearest = [self._values.nearest(call.array) for call in calls]
+        outputs = _Values({name: values[name] for name in ends if name in values})  # those of the whole module
+        self.nearest = [(self._values if call.name else outputs).nearest(call.array) for call in calls]
         self._psnr = [self._near(call, near) for call, near in zip(calls, self.nearest, strict=True)]
 
     def _near(self, call: Call, near: _Near | None) -> float:
@@ -263,7 +267,7 @@ class _Match:
             names = [n for n in scoped.get(_chain(call.path, called), ()) if n in self._values.arrays]
             own = {names[-1]: self._values.arrays[names[-1]]} if names else {}
             near = _Values(own).nearest(call.array)
-            if near is not None and self._psnr[k] < SEEN:
+            if near is not None and call.name and self._psnr[k] < SEEN:
                 self.nearest[k], self._psnr[k] = near, near.psnr
 
     def state(self, k: int) -> str:

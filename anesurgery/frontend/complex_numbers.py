@@ -6,14 +6,15 @@ conjugates, and what only moves or sums numbers. The error of any other operatio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from anesurgery.frontend.arguments import Convert, argument, inputs_of, keyword, known_value
-from anesurgery.mil import Var, mb, types
+from anesurgery.frontend.arguments import Convert, argument, inputs_of, keyword, known_value, promoted
+from anesurgery.mil import Var, mb, np_dtype, types
 
 
 def polar(context: Any, node: Any) -> None:
@@ -159,15 +160,60 @@ conjugate = function(_conjugate)(None)
 resolved = function(lambda a, b: (a, b))(None)
 
 
+def angle_of_two(context: Any, node: Any) -> None:
+    """`torch.atan2(y, x)` in all four quadrants and on the axes; -0.0 counts as 0.0."""
+    y, x = promoted(inputs_of(context, node)[:2])
+    context.add(_angle(y, x), torch_name=node.name)
+
+
+def angle(context: Any, node: Any) -> None:
+    """`torch.angle(x)`; of a real number 0, or pi below 0."""
+    real, imaginary = _parts(inputs_of(context, node)[0])
+    if imaginary is None:
+        imaginary = mb.mul(x=real, y=np.float32(0))
+    context.add(_angle(imaginary, real), torch_name=node.name)
+
+
+def _angle(y: Var, x: Var) -> Var:
+    one = np_dtype(x).type
+    sizes = [mb.abs(x=v) for v in (y, x)]
+    most = mb.maximum(x=mb.maximum(x=sizes[0], y=sizes[1]), y=one(np.finfo(one).tiny))
+    angle = mb.atan(x=mb.real_div(x=mb.minimum(x=sizes[0], y=sizes[1]), y=most))
+    steep = mb.greater(x=sizes[0], y=sizes[1])
+    angle = mb.select(cond=steep, a=mb.sub(x=one(math.pi / 2), y=angle), b=angle)
+    angle = mb.select(cond=mb.less(x=x, y=one(0)), a=mb.sub(x=one(math.pi), y=angle), b=angle)
+    below: Var = mb.less(x=y, y=one(0))
+    return mb.select(cond=below, a=mb.mul(x=angle, y=one(-1)), b=angle)
+
+
 def register() -> None:
     """Literals of complex numbers, which coremltools cannot read; doing it again changes nothing."""
     from coremltools.converters.mil.frontend.torch import internal_graph
+    from coremltools.converters.mil.mil.passes.defs import lower_complex_dialect_ops as lowering
+
+    if lowering._lower_complex_dialect_ops_in_block.__module__ != __name__:
+        lowering._lower_complex_dialect_ops_in_block = _in_modules(lowering._lower_complex_dialect_ops_in_block)
 
     node, graph = internal_graph.InternalTorchIRNode, internal_graph.InternalTorchIRGraph
     if graph.from_exir.__module__ != __name__:
         node.from_torchscript_node = classmethod(_of_trace(node.from_torchscript_node))
         node.from_exir_node = classmethod(_of_export(node.from_exir_node))
         graph.from_exir = staticmethod(_with_literals(graph.from_exir))
+
+
+def _in_modules(host: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Ops that a complex one becomes, each in a module: coremltools forgets that of some, and refuses them."""
+
+    def lower(function: Any) -> None:
+        host(function)
+        for source in function._essential_scope_sources:
+            held = [op.scopes[source] for op in function.operations if op.scopes.get(source)]
+            where = held[0] if held else [""]
+            for op in function.operations:
+                where = op.scopes.get(source) or where
+                op.scopes[source] = list(where)
+
+    return lower
 
 
 def _literal(kind: Any, name: str, value: complex, **more: Any) -> Any:

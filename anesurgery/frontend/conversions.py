@@ -10,6 +10,8 @@ import numpy as np
 
 from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, keyword, known_value, promoted
 from anesurgery.frontend.complex_numbers import (
+    angle,
+    angle_of_two,
     by_parts,
     computing,
     conjugate,
@@ -38,11 +40,16 @@ from anesurgery.frontend.elementary import (
 )
 from anesurgery.frontend.elementary import WRAPPERS as ELEMENTARY_WRAPPERS
 from anesurgery.frontend.experts import grouped_product, histogram
+from anesurgery.frontend.fourier import ALIASES as TRANSFORMS
+from anesurgery.frontend.fourier import inverse_of_windows
+from anesurgery.frontend.incomplete import WRAPPERS as INCOMPLETE
+from anesurgery.frontend.incomplete import of_one_dtype, vectors
 from anesurgery.frontend.length_choices import choosing
 from anesurgery.frontend.parts import CONVERSIONS as SCATTERING
 from anesurgery.frontend.parts import WRAPPERS as SCATTERING_WRAPPERS
 from anesurgery.frontend.parts import as_strided, unfold
 from anesurgery.frontend.resampling import resampled
+from anesurgery.frontend.written_views import narrow_scatter
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
 
 # Triangles of matrices, by selection; triangular systems, which gated linear attention solves, by products.
@@ -131,20 +138,6 @@ def remainder(host: Convert) -> Convert:
         context.add(mb.sub(x=x, y=mb.floor(x=x), name=node.name))
 
     return convert
-
-
-def angle_of_two(context: Any, node: Any) -> None:
-    """`torch.atan2(y, x)` in all four quadrants and on the axes; -0.0 counts as 0.0."""
-    y, x = promoted(inputs_of(context, node)[:2])
-    one = np_dtype(x).type
-    sizes = [mb.abs(x=v) for v in (y, x)]
-    most = mb.maximum(x=mb.maximum(x=sizes[0], y=sizes[1]), y=one(np.finfo(one).tiny))
-    angle = mb.atan(x=mb.real_div(x=mb.minimum(x=sizes[0], y=sizes[1]), y=most))
-    steep = mb.greater(x=sizes[0], y=sizes[1])
-    angle = mb.select(cond=steep, a=mb.sub(x=one(math.pi / 2), y=angle), b=angle)
-    angle = mb.select(cond=mb.less(x=x, y=one(0)), a=mb.sub(x=one(math.pi), y=angle), b=angle)
-    below = mb.less(x=y, y=one(0))
-    context.add(mb.select(cond=below, a=mb.mul(x=angle, y=one(-1)), b=angle, name=node.name))
 
 
 def circular(host: Convert) -> Convert:
@@ -861,6 +854,9 @@ CONVERSIONS: dict[str, Convert] = {
     "polar": polar,
     "round.decimals": rounded,
     "view_as_complex": view_as_complex,
+    "istft": inverse_of_windows,
+    "narrow_scatter": narrow_scatter,
+    "angle": angle,
     **dict.fromkeys(("_conj", "conj", "conj_physical"), conjugate),
     **dict.fromkeys(("resolve_conj", "resolve_neg"), resolved),
     "addcmul": _with_scaled("mul"),
@@ -899,8 +895,11 @@ ALIASES = {
     "arctan": "atan",
     "special_expit": "sigmoid",
     "special_erf": "erf",
+    "alpha_dropout": "dropout",
+    "feature_alpha_dropout": "dropout",
     "special_softmax": "softmax",
     "special_log_softmax": "log_softmax",
+    **TRANSFORMS,
     **PRIMITIVES,
 }
 """Other names that torch gives to what coremltools converts -> its name there."""
@@ -929,7 +928,8 @@ def _summing(kind: str, position: int) -> Callable[[Convert], Convert]:
 
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "scaled_dot_product_attention": with_grouped_heads,
-    **dict.fromkeys(("matmul", "bmm", "mm", "outer", "clamp_min", "clamp_max"), _promoting),
+    **dict.fromkeys(("bmm", "mm", "outer", "clamp_min", "clamp_max"), _promoting),
+    "matmul": lambda host: vectors(_promoting(host)),
     "mul": computing("mul"),
     **dict.fromkeys(("hardtanh", "leaky_relu", "elu", "threshold"), _with_real_options),
     **dict.fromkeys(("gather", "index_select"), _at_integers(2)),
@@ -946,6 +946,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("to", "_to_copy"), keeping_complex),
     "linspace": _with_sizes,
     **dict.fromkeys(MOVING, by_parts),
+    "stack": lambda host: by_parts(of_one_dtype(host)),
     "square": squared,
     "flip": copying,
     **dict.fromkeys(
@@ -971,6 +972,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("where", "where.self"), choosing),
     "where.scalarself": lambda _: where_scalar,  # the host's own takes no number of another dtype
     **ELEMENTARY_WRAPPERS,
+    **INCOMPLETE,
     **SCATTERING_WRAPPERS,
     **TRIANGULAR,
     "exp": lambda host: exponential(ELEMENTARY_WRAPPERS["exp"](host)),

@@ -158,7 +158,7 @@ PRIMITIVES = {
 }
 """What torch's decompositions are made of at last -> the same by another name."""
 
-SHORTENED = ("fft_fft", "fft_ifft", "fft_rfft", "fft_irfft", "fft_rfftn", "fft_irfftn")
+SHORTENED = tuple(f"fft_{half}fft{axes}" for half in ("", "i", "r", "ir") for axes in ("", "2", "n"))
 """Operations whose every argument coremltools expects; torch.export names or leaves out those by default."""
 
 

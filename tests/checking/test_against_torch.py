@@ -322,3 +322,18 @@ def test_it_says_where_fp16_falls() -> None:
     found = ane.against_torch(module, converted(module, (1, 4, 64)), {"x": values})
     assert found.ok
     assert "in fp16 square (function) is the first below 40 dB: not finite" in " ".join(str(found).split())
+
+
+def test_an_output_is_no_value_that_is_right_elsewhere() -> None:
+    """The norm changes nothing, so that its result is the input; the package gives another one."""
+    norm = nn.InstanceNorm2d(3, affine=True, track_running_stats=True).eval()
+    x = np.random.default_rng(0).standard_normal((1, 3, 6, 6)).astype(np.float32) * 3 + 1
+    spec = mb.TensorSpec(x.shape)
+
+    @mb.program(input_specs=[spec], opset_version=ct.target.iOS17)  # type: ignore[untyped-decorator]
+    def normed(x: Any) -> Any:
+        return mb.instance_norm(x=x, epsilon=np.float32(1e-5))
+
+    found = ane.against_torch(nn.Sequential(norm), normed, {"x": x})
+    assert not found.ok
+    assert found.rows[-1].state == "parts"

@@ -1,0 +1,226 @@
+"""Operations that coremltools converts for some of their arguments, and wrongly or not for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, known_value, promoted
+from anesurgery.frontend.complex_numbers import is_complex
+from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
+
+
+def choosing_among_all(host: Convert) -> Convert:
+    """`torch.argmax(x)` and `argmin`: without an axis, of all elements; the host takes the last axis."""
+
+    def convert(context: Any, node: Any) -> None:
+        x = inputs_of(context, node)[0]
+        if known_value(argument(context, node, 1, "dim", None)) is not None:
+            host(context, node)
+            return
+        if types.is_int(x.dtype):
+            x = mb.cast(x=x, dtype="int32")
+        keep = bool(known_value(argument(context, node, 2, "keepdim", False)))
+        choose = mb.reduce_argmax if node.kind == "argmax" else mb.reduce_argmin
+        place = choose(x=mb.reshape(x=x, shape=[-1]), axis=0, keep_dims=keep)
+        context.add(mb.reshape(x=place, shape=[1] * x.rank) if keep else place, torch_name=node.name)
+
+    return convert
+
+
+def diagonal(context: Any, node: Any) -> None:
+    """`torch.diagonal(x, offset=0, dim1=0, dim2=1)`: the diagonal becomes the last axis."""
+    x = inputs_of(context, node)[0]
+    offset, first, second = (
+        int(known_value(argument(context, node, i, name, default)))
+        for i, name, default in ((1, "offset", 0), (2, "dim1", 0), (3, "dim2", 1))
+    )
+    axes = [first % x.rank, second % x.rank]
+    others = [axis for axis in range(x.rank) if axis not in axes]
+    rows, columns = (x.shape[axis] for axis in axes)
+    if is_symbolic(rows) or is_symbolic(columns):
+        raise NotImplementedError(f"{node.name}: diagonal of matrices of dynamic size {x.shape}")
+    begin = max(-offset, 0), max(offset, 0)
+    count = max(min(rows - begin[0], columns - begin[1]), 0)
+    places = (begin[0] + np.arange(count)) * columns + begin[1] + np.arange(count)
+    turned = mb.transpose(x=x, perm=[*others, *axes]) if [*others, *axes] != list(range(x.rank)) else x
+    sizes = [x.shape[axis] for axis in others]
+    if sum(map(is_symbolic, sizes)) > 1:
+        raise NotImplementedError(f"{node.name}: diagonal of a tensor of dynamic sizes {x.shape}")
+    shape = [-1 if is_symbolic(n) else n for n in sizes]
+    flat = mb.reshape(x=turned, shape=[*shape, rows * columns])
+    context.add(mb.gather(x=flat, indices=places.astype(np.int32), axis=-1, name=node.name))
+
+
+def of_one_dtype(host: Convert) -> Convert:
+    """`torch.stack` of several dtypes, in the one that holds them all."""
+
+    def convert(context: Any, node: Any) -> None:
+        name, values = node.inputs[0], inputs_of(context, node)[0]
+        if any(map(is_complex, values)) or len({dtype_of(v) for v in values}) == 1:
+            host(context, node)
+            return
+        cast = promoted(list(values))
+        context.push(([name], [cast]) if isinstance(name, str) else (list(name), cast))
+        host(context, node)
+        made = context[node.name]
+        context.pop()
+        context.add(made, torch_name=node.name)
+
+    return convert
+
+
+def vectors(host: Convert) -> Convert:
+    """`torch.matmul` of two vectors is a number."""
+
+    def convert(context: Any, node: Any) -> None:
+        x, y = inputs_of(context, node)[:2]
+        if x.rank != 1 or y.rank != 1:
+            host(context, node)
+            return
+        x, y = promoted([x, y])
+        context.add(mb.reduce_sum(x=mb.mul(x=x, y=y), axes=[0], keep_dims=False, name=node.name))
+
+    return convert
+
+
+def with_running_statistics(host: Convert) -> Convert:
+    """`instance_norm` that is given a mean and a variance: the host computes those of the input."""
+
+    def convert(context: Any, node: Any) -> None:
+        x, gamma, beta, mean, variance, of_input = inputs_of(context, node)[:6]
+        if mean is None or variance is None or bool(known_value(of_input)):
+            host(context, node)
+            return
+        epsilon = float(known_value(argument(context, node, 7, "eps", 1e-5)))
+        number = np_dtype(x).type
+        given = {"gamma": gamma, "beta": beta, "mean": mean, "variance": variance}
+        known = {k: np.asarray(known_value(v), number) for k, v in given.items() if v is not None}
+        context.add(mb.batch_norm(x=x, **known, epsilon=number(epsilon), name=node.name))
+
+    return convert
+
+
+# Transposed convolutions whose end is padded by more than is cut off there.
+#
+# coremltools pads the input for it, by as much: each of these elements becomes as many as the stride, so that
+# the output is too long. Here the input gets the zeros that are needed, and what is too much is cut off.
+
+TRANSPOSED = ("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input")
+PLACES = {"stride": 3, "padding": 4, "dilation": 7, "output_padding": 5, "groups": 6}
+"""Where `conv_transpose` has its arguments."""
+GENERAL_PLACES = {"stride": 3, "padding": 4, "dilation": 5, "output_padding": 7, "groups": 8}
+"""Where `convolution` has them; 6 is whether it is transposed."""
+
+
+def with_long_ends(host: Convert) -> Convert:
+    """A transposed convolution, with any padding of its output."""
+
+    def convert(context: Any, node: Any) -> None:
+        operands = inputs_of(context, node)
+        general = node.kind not in TRANSPOSED
+        if general and not (len(operands) > 6 and bool(known_value(operands[6]))):
+            host(context, node)
+            return
+        x, weight = promoted(operands[:2])
+        g = _sizes(context, node, GENERAL_PLACES if general else PLACES, weight.rank - 2)
+        extra = g["output_padding"] - g["padding"]
+        if not (extra > 0).any() and not (weight.rank == 5 and g["output_padding"].any()):
+            host(context, node)
+            return
+        more = np.maximum(-(-extra // g["stride"]), 0)
+        ends = [0, 0, 0, 0, *np.stack([np.zeros_like(more), more], 1).ravel().tolist()]
+        padded = mb.pad(x=x, pad=ends, mode="constant", constant_val=np_dtype(x).type(0)) if any(ends) else x
+        bias = argument(context, node, 2, "bias", None)
+        options = {"strides": g["stride"], "dilations": g["dilation"], "groups": int(g["groups"][0])}
+        made = mb.conv_transpose(
+            x=padded, weight=weight, **({} if bias is None else {"bias": bias}), **options, pad_type="valid"
+        )
+        context.add(_cut(made, g["padding"], more * g["stride"] - extra, node.name))
+
+    return convert
+
+
+def _sizes(context: Any, node: Any, places: dict[str, int], rank: int) -> dict[str, Array]:
+    """Each argument, of every axis; 0 or 1 where it is not given."""
+    given = {
+        name: known_value(argument(context, node, i, name, int("padding" not in name)))
+        for name, i in places.items()
+    }
+    return {name: np.resize(np.asarray(value, np.int32), rank) for name, value in given.items()}
+
+
+def _cut(x: Var, begin: Array, end: Array, name: str) -> Var:
+    """X without so many elements at the ends of its last axes."""
+    before, whole = [0, 0, *begin.tolist()], [True, True]
+    return mb.slice_by_index(
+        x=x,
+        begin=before,
+        end=[0, 0, *(-end).tolist()],
+        begin_mask=[*whole, *(begin == 0).tolist()],
+        end_mask=[*whole, *(end == 0).tolist()],
+        name=name,
+    )
+
+
+# Grids of an affine map, as spatial transformers sample at.
+
+
+def named_for_sampling(host: Convert) -> Convert:
+    """`affine_grid_generator`, of which coremltools keeps the name that its map has in MIL, not in torch."""
+
+    def convert(context: Any, node: Any) -> None:
+        theta = inputs_of(context, node)[0]
+        if theta.val is None and theta.name not in context:
+            context.add(theta, torch_name=theta.name)
+        host(context, node)
+
+    return convert
+
+
+BILINEAR, ZEROS = 0, 0
+"""Torch's numbers of a way to sample, and to pad."""
+
+
+def sampling_at_maps(host: Convert) -> Convert:
+    """`grid_sampler` of an affine map, in every way to sample and to pad: the host has one of each."""
+
+    def convert(context: Any, node: Any) -> None:
+        grid = node.inputs[1]
+        held = f"{grid}_align_corners"
+        if grid not in context and held in context:
+            along = bool(known_value(context[held]))
+            names = [name for name in node.inputs[2:5] if name in context]  # torch.export has numbers there
+            if [known_value(context[name]) for name in names] != [BILINEAR, ZEROS, along]:
+                context.add(_grid(context, grid, along), torch_name=grid)
+        host(context, node)
+
+    return convert
+
+
+def _grid(context: Any, grid: str, corners: bool) -> Var:
+    """The points of an affine map, (batch, height, width, 2), by a product with those of the output."""
+    theta, size = known_value(context[f"{grid}_theta"]), np.ravel(known_value(context[f"{grid}_size"]))
+    if len(size) != 4:
+        raise NotImplementedError(f"affine_grid of {len(size) - 2} axes: only images have one here")
+    theta = context[theta] if isinstance(theta, str) else mb.const(val=np.asarray(theta, np.float32))
+    height, width = map(int, size[2:])
+    sides = []
+    for n in (width, height):
+        places = (2 * np.arange(n) + 1) / n - 1
+        sides.append(np.linspace(-1, 1, n) if corners and n > 1 else places)
+    points = np.stack(np.broadcast_arrays(sides[0][None], sides[1][:, None], 1.0), -1).reshape(1, -1, 3)
+    made = mb.matmul(x=points.astype(np_dtype(theta)), y=theta, transpose_y=True)
+    return mb.reshape(x=made, shape=[-1, height, width, 2])
+
+
+WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
+    **dict.fromkeys(("argmax", "argmin"), choosing_among_all),
+    **dict.fromkeys(("diagonal", "diagonal_copy"), lambda _: diagonal),
+    "instance_norm": with_running_statistics,
+    **dict.fromkeys(("_convolution", "convolution", *TRANSPOSED), with_long_ends),
+    "affine_grid_generator": named_for_sampling,
+    "grid_sampler": sampling_at_maps,
+}

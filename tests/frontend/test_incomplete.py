@@ -1,0 +1,98 @@
+"""What coremltools converts for some arguments only: each operation against torch, by trace and by export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from conversion import assert_each_agrees
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+
+torch.manual_seed(0)
+X = torch.tensor([[3.0, -1.0, 4.0, 1.5], [0.25, -9.0, 2.0, 6.0], [1.0, 2.0, -3.0, 5.0]])
+IMAGES = torch.randn(1, 4, 6, 5)
+SIGNAL = torch.randn(2, 200)
+HANN, SHORT = torch.hann_window(32), torch.hann_window(20)
+TWO, ONE = torch.randn(4, 6, 3, 4), torch.randn(4, 3, 5)
+
+
+def bent(x: torch.Tensor) -> torch.Tensor:
+    """An affine map that depends on the images."""
+    return torch.tensor([[[0.7, 0.2, 0.1], [-0.3, 0.9, -0.2]]]) * (1 + x.mean() / 9)
+
+
+CHOICES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "the place of the largest": lambda x: torch.argmax(x),
+    "the place of the smallest, axes kept": lambda x: torch.argmin(x, keepdim=True),
+    "the place in each row": lambda x: torch.argmax(x, 1),
+    "a diagonal": lambda x: torch.diagonal(x) * 1.0,
+    "a diagonal above": lambda x: torch.diagonal(x, 2) * 1.0,
+    "a diagonal below, axes exchanged": lambda x: torch.diagonal(x, -1, 1, 0) * 1.0,
+    "diagonals of matrices": lambda x: torch.diagonal(x.reshape(2, 3, 2), 0, 1, 2) * 1.0,
+    "an empty diagonal": lambda x: torch.cat([torch.diagonal(x, 4), x[0, :1]]),
+    "a stack of dtypes": lambda x: torch.stack([x.int(), x, x > 0]),
+    "a product of vectors": lambda x: torch.matmul(x[0], x[1]),
+    "dropped": lambda x: F.alpha_dropout(x, 0.5, training=False) + 1,
+    "the angle of real numbers": torch.angle,
+}
+CONVOLVED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "longer than its padding": lambda x: F.conv_transpose2d(x, TWO, None, (2, 3), (1, 0), (1, 2)),
+    "grouped, dilated": lambda x: F.conv_transpose2d(x, TWO, torch.ones(12), (3, 2), (0, 1), (2, 1), 2, (2, 1)),
+    "no padding": lambda x: F.conv_transpose1d(x[:, :, 0], ONE, torch.ones(3), 4, 0, 3),
+    "as long as its padding": lambda x: F.conv_transpose2d(x, TWO, None, 2, 1, 1),
+    "in three axes": lambda x: F.conv_transpose3d(
+        x[:, :, None], TWO[:, :2, None], None, (1, 2, 2), 0, (0, 1, 1)
+    ),
+    "its own statistics": lambda x: F.instance_norm(x, weight=torch.arange(4.0)),
+    "given statistics": lambda x: F.instance_norm(
+        x, torch.arange(4.0), torch.arange(4.0) + 1, use_input_stats=False, eps=1e-3
+    ),
+    "sampled at a map": lambda x: F.grid_sample(
+        x, F.affine_grid(bent(x), [1, 4, 3, 7], False), align_corners=False
+    ),
+    "sampled at a map, to the border": lambda x: F.grid_sample(
+        x, F.affine_grid(bent(x), [1, 4, 3, 7], True), padding_mode="border", align_corners=True
+    ),
+    "sampled at a map, nearest": lambda x: F.grid_sample(
+        x, F.affine_grid(bent(x), [1, 4, 3, 7], False), mode="nearest", align_corners=False
+    ),
+}
+SPECTRA: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "two axes": lambda x: torch.fft.fft2(x.reshape(2, 10, 20)).real,
+    "two other axes": lambda x: torch.fft.fft2(x.reshape(4, 10, 10), dim=(0, 1), norm="ortho").abs(),
+    "and back": lambda x: torch.fft.ifft2(torch.fft.fft2(x.reshape(2, 10, 20)) * 2).real,
+    "real, and back": lambda x: torch.fft.irfft2(torch.fft.rfft2(x.reshape(8, 50)) * 0.5, s=(8, 50)),
+    "an imaginary part": lambda x: torch.fft.fft(x[:, :16]).imag,
+    "angles": lambda x: torch.angle(torch.fft.rfft(x[:, :16] + 3))[:, 1:-1].cos(),
+    "windows": lambda x: torch.istft(
+        torch.stft(x, 32, 8, window=HANN, return_complex=True) * 2, 32, 8, window=HANN
+    ),
+    "short windows, a length": lambda x: torch.istft(
+        torch.stft(x[0], 32, 8, 20, SHORT, normalized=True, return_complex=True),
+        32,
+        8,
+        20,
+        SHORT,
+        normalized=True,
+        length=210,
+    ),
+    "a vocoder's": lambda x: torch.istft(
+        torch.polar(x[:, :190].reshape(2, 10, 19)[:, :9].exp(), x[:, 1:191].reshape(2, 10, 19)[:, :9]),
+        16,
+        4,
+        window=HANN[::2],
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ["trace", "export"])
+@pytest.mark.parametrize(
+    ("cases", "x"),
+    [(CHOICES, X), (CONVOLVED, IMAGES), (SPECTRA, SIGNAL)],
+    ids=["choices", "convolved", "spectra"],
+)
+def test_each_agrees_with_torch(
+    cases: dict[str, Callable[[torch.Tensor], torch.Tensor]], x: torch.Tensor, how: str
+) -> None:
+    assert_each_agrees(cases, (x, -x / 3), how, rtol=1e-4)

@@ -1,0 +1,77 @@
+"""What is written in place through a view counts, by trace as by export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from conversion import Function, assert_each_agrees, convert
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+
+X = torch.tensor([[3.0, -1.0, 4.0, 1.5], [0.25, -9.0, 2.0, 6.0], [1.0, 2.0, -3.0, 5.0]])
+
+
+def after(write: Callable[[torch.Tensor], object]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What a tensor is after a write."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        write(y)
+        return y + 0
+
+    return function
+
+
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    """Channels moved along time, into zeros, as temporal shift modules do."""
+    out = torch.zeros_like(x)
+    out[1:, :2] = x[:-1, :2]
+    out[:-1, 2:] = x[1:, 2:]
+    return out
+
+
+def accumulated(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros(3, 4)
+    for step in range(4):
+        out[:, step] = x[:, step] + (out[:, step - 1] if step else 0)
+    return out
+
+
+CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "flattened": after(lambda y: y.view(-1)[3:5].add_(7)),
+    "flattened by reshape": after(lambda y: y.reshape(-1)[3:5].mul_(-1)),
+    "turned": after(lambda y: y.t()[1].mul_(3)),
+    "turned by axes": after(lambda y: y.transpose(0, 1)[2:].neg_()),
+    "with one more axis": after(lambda y: y.unsqueeze(0)[0, 1].neg_()),
+    "narrowed": after(lambda y: y.narrow(1, 1, 2).copy_(torch.ones(3, 2))),
+    "narrowed at the start": after(lambda y: y.narrow(0, 0, 2).mul_(5)),
+    "twice": after(lambda y: (y[:, 1].mul_(3), y[1].add_(1))),
+    "a view and a part of it": after(lambda y: (y.view(2, 6)[1].mul_(3), y[1].add_(1))),
+    "a copy of a view": after(lambda y: y.t().reshape(-1)[:2].mul_(100)),
+    "parts that are used alone": lambda x: F.relu_((x * 2).chunk(2, 1)[1]),
+    "shifted": shifted,
+    "accumulated": accumulated,
+}
+
+
+@pytest.mark.parametrize("how", ["trace", "export"])
+def test_each_write_counts(how: str) -> None:
+    assert_each_agrees(CASES, (X, -X / 3), how)
+
+
+def parts(y: torch.Tensor) -> object:
+    return y.chunk(2, 1)[1].sigmoid_()
+
+
+def diagonal(y: torch.Tensor) -> object:
+    return y.diagonal().fill_(1.0)
+
+
+@pytest.mark.parametrize("write", [parts, diagonal])
+def test_a_write_that_would_be_lost_is_refused(write: Callable[[torch.Tensor], object]) -> None:
+    from anesurgery import frontend
+
+    frontend.register()
+    with pytest.raises(NotImplementedError, match=r"writes in place through \w+, and the tensor behind it"):
+        convert(Function(after(write)), {"x": X}, "trace", "iOS17", "FLOAT32")

@@ -1,4 +1,4 @@
-"""Poolings, upsamplings and dilated convolutions whose windows the engine _takes, and gates as large as images.
+"""Poolings, upsamplings and dilated convolutions whose windows the engine takes, and gates as large as images.
 
 A window is described along one axis, whatever way its padding was asked for.
 """

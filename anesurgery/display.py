@@ -10,7 +10,7 @@ import itertools
 import math
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 RENDERERS = tuple(
@@ -50,16 +50,49 @@ def written(value: Any) -> Any:
 
 
 def folded(text: str, width: int = 80) -> str:
-    """Text in lines that fit: paragraphs are filled again, indented lines go on with a deeper indent."""
-    filled = []
-    for indented, lines in itertools.groupby(text.splitlines(), key=lambda line: not line or line[0] in " *"):
-        if not indented:
+    """Fold text into lines that fit.
+
+    Paragraphs are filled again, tables of Markdown become columns, and indented lines go on deeper.
+    """
+    filled: list[str] = []
+    for kind, group in itertools.groupby(text.splitlines(), key=_kind_of_line):
+        lines = list(group)
+        if kind == "table":
+            filled += _columns(lines, width)
+        elif kind == "paragraph":
             filled += textwrap.wrap(" ".join(lines), width, break_long_words=False, break_on_hyphens=False)
-            continue
-        for line in lines:
-            deeper = line[: len(line) - len(line.lstrip())] + "    "
-            filled += textwrap.wrap(line, width, subsequent_indent=deeper, break_on_hyphens=False) or [""]
+        else:
+            for line in lines:
+                deeper = line[: len(line) - len(line.lstrip())] + "    "
+                filled += textwrap.wrap(line, width, subsequent_indent=deeper, break_on_hyphens=False) or [""]
     return "\n".join(filled)
+
+
+def _kind_of_line(line: str) -> Literal["table", "indented", "paragraph"]:
+    """Return how `folded` treats a line; an empty line and an item of a list count as indented."""
+    if line.startswith("|"):
+        return "table"
+    return "indented" if not line or line[0] in " *" else "paragraph"
+
+
+def _columns(lines: Sequence[str], width: int) -> list[str]:
+    """Return a table of Markdown as columns; cells that do not fit go on below in their column."""
+    rows = [
+        [cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines if set(line) - set("|-: ")
+    ]
+    count = len(rows[0])
+    longest = [max(len(row[i]) for row in rows) for i in range(count)]
+    room = width - 2 * (count - 1)
+    widths = [min(size, room // count) for size in longest]
+    widths[-1] = max(room - sum(widths[:-1]), 1)
+    printed = []
+    for row in [rows[0], ["-" * size for size in map(min, longest, widths)], *rows[1:]]:
+        cells = [textwrap.wrap(cell, size) or [""] for cell, size in zip(row, widths, strict=True)]
+        for parts in itertools.zip_longest(*cells, fillvalue=""):
+            printed.append(
+                "  ".join(part.ljust(size) for part, size in zip(parts, widths, strict=True)).rstrip()
+            )
+    return printed
 
 
 def short_name(name: str, length: int = 28) -> str:

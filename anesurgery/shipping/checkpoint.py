@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery.errors import LoadError
-from anesurgery.files.runner_file import hashed
+from anesurgery.files.runner_file import sha256_of
 from anesurgery.files.weights import not_fetched
 from anesurgery.shipping.mapped_weights import widened
 
@@ -63,7 +63,7 @@ class Checkpoint:
     def fingerprint(self) -> dict[str, str]:
         """The hash of each file that changes what is built."""
         files = sorted({file for pattern in READ for file in self.folder.glob(pattern)})
-        return {file.name: hashed(file) for file in files}
+        return {file.name: sha256_of(file) for file in files}
 
     @property
     def positions(self) -> int | None:

@@ -136,20 +136,20 @@ def _runs(source: Path, seed: int) -> Iterator[tuple[Predictor, dict[str, Any], 
 
 def _seen(inputs: dict[str, Any], padding: Padding) -> dict[str, Any]:
     """The inputs; masks hide nothing."""
-    masks = {name: 1 if one.fill.get(name, 0) == 0 else 0 for one in padding.each for name in one.hiding}
+    masks = {name: 1 if one.fill.get(name, 0) == 0 else 0 for one in padding.by_length for name in one.hiding}
     return inputs | {name: np.full_like(inputs[name], seen) for name, seen in masks.items()}
 
 
 def _shorter(inputs: dict[str, Any], padding: Padding) -> dict[str, Any] | None:
     """The inputs without their last places, which are filled up again; None where that may not be."""
     shorter = dict(inputs)
-    for one in padding.each:
+    for one in padding.by_length:
         for name, axis in one.inputs.items():
             length = shorter[name].shape[axis] - one.multiple
             if length < 1 or length % one.multiple:
                 return None
             shorter[name] = shorter[name][(slice(None),) * axis + (slice(length),)]
-    return shorter if padding.each else None
+    return shorter if padding.by_length else None
 
 
 def _check_arrays(source: Path, ports: Mapping[str, Var], values: Mapping[str, Any]) -> None:

@@ -14,16 +14,16 @@ from anesurgery.errors import IsPipeline, LoadError, UnknownName
 from anesurgery.files.compiled import (
     PROGRAM_TEXT,
     WEIGHTS,
-    for_coremltools,
     is_compiled,
     is_network,
     is_text,
+    literal_values,
     operations,
     read_compiled,
-    values_of,
+    readable_by_coremltools,
 )
-from anesurgery.files.copying import copied
-from anesurgery.files.interface import Interface, saved, signatures
+from anesurgery.files.copying import copy_program
+from anesurgery.files.interface import Interface, saved_description, signatures
 from anesurgery.files.mil_text import WRITTEN_VERSION, write_mil
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, from_spec, locate, part_names, read_spec
 from anesurgery.files.protobuf import to_proto
@@ -49,14 +49,14 @@ def program_text(loaded: Loaded, version: str = WRITTEN_VERSION) -> str:
     weights = loaded.weights
 
     def place(var: Var) -> int | None:
-        blob = None if weights is None else weights.holds(np.asarray(var.val))
+        blob = None if weights is None else weights.blob_of(np.asarray(var.val))
         return None if blob is None else blob.place
 
     source = None if loaded.spec is None else loaded.spec.mlProgram
     spec = to_proto(loaded.program, loaded.version, place, source)
     if weights is not None:
         for op in operations(spec):
-            for value in values_of(op):
+            for value in literal_values(op):
                 if value.WhichOneof("value") == "blobFileValue":
                     value.blobFileValue.fileName = f"@model_path/weights/{weights.path.name}"
     return write_mil(spec, version)
@@ -171,7 +171,7 @@ def _compiled(path: Path, compute_units: Any, *, graph_only: bool = False) -> Lo
     """A compiled ML Program, or a MIL text; `notes` says what could not be recovered."""
     folder, name = (path.parent, path.name) if is_text(path) else (path, PROGRAM_TEXT)
     compiled = read_compiled(folder, name)
-    spec, left_out = for_coremltools(compiled.spec, str(path))
+    spec, left_out = readable_by_coremltools(compiled.spec, str(path))
     loaded = from_spec(spec, path.resolve(), folder / WEIGHTS, compute_units, graph_only=graph_only)
     compiled.source.check_place()  # else the weights may be those of another model
     return replace(loaded, notes=(*compiled.notes, *left_out))
@@ -257,13 +257,13 @@ def _parts(spec: Any, where: str, source: Path, weights: Path | None) -> list[Lo
 def clone(model: Loaded | Program) -> Loaded:
     """A copy whose program can be edited without touching the original; weights are shared."""
     loaded = Loaded.of(model)
-    return replace(loaded, program=copied(loaded.program))
+    return replace(loaded, program=copy_program(loaded.program))
 
 
 def interface(model: Loaded | Program) -> Interface:
     """The interface of a model, with the description that `save` would write."""
     loaded = Loaded.of(model)
-    return Interface(signatures(loaded.program), saved(loaded.spec, loaded.program), loaded.version)
+    return Interface(signatures(loaded.program), saved_description(loaded.spec, loaded.program), loaded.version)
 
 
 DIALECTS = ("short", "mil")

@@ -1,7 +1,10 @@
 """A state becomes an input and an output: the caller keeps it.
 
-The input `cache` takes what the output `cache_out` of the call before gave; zeros at first. The loop around it
-stands in docs/decoders.md. `states` names the states; all by default.
+A state is memory that Core ML keeps between calls: ops read it (`read_state`), change it (`slice_update`) and
+write it back (`coreml_update_state`). Afterwards there is no state: a model with the state `cache` has an input
+`cache` and an output `cache_out` of the same shape and dtype. The caller gives zeros in the first call, and in
+each later one the `cache_out` of the call before; docs/decoders.md has this loop. `states` names the states to
+change; all by default.
 
 Refuses when the model has no states, and when a branch or a loop uses one.
 
@@ -31,7 +34,7 @@ from anesurgery.rewriting.example_programs import cache_example
 
 @dataclass(frozen=True)
 class CacheAsIo(Pass):
-    """States as inputs and outputs."""
+    """Replaces states by inputs and outputs, in every function that has them."""
 
     name = "cache_as_io"
     follows = ("add_cache", "join_states", "pad_state")
@@ -39,10 +42,10 @@ class CacheAsIo(Pass):
     """Names of the states; all by default."""
 
     def requires(self, program: Program) -> Refusal | None:
-        """States of these names.
+        """Return why the pass does not apply: the model has no states.
 
         Raises:
-            UnknownName: there is no such state.
+            UnknownName: `states` names a state that does not exist.
         """
         states = stored_states.shared_shapes(list(program.functions.values()))
         for name in self.states or ():
@@ -51,7 +54,7 @@ class CacheAsIo(Pass):
         return None if states else Refusal("the model has no states")
 
     def run(self, program: Program, session: Session) -> None:
-        """Edit all functions alike."""
+        """Edit every function; refuse states that are used inside a branch or loop."""
         functions = list(program.functions.values())
         names = list(self.states or stored_states.shared_shapes(functions))
         for name in list(names):
@@ -62,32 +65,36 @@ class CacheAsIo(Pass):
             for function, state in stored_states.each(program, name):
                 shape, dtype = stored_states.held_shape(state), stored_states.held_type(state)
                 with an.GraphEdits(self, session, function) as edits:
-                    form = _Held(edits.new_input(name, shape, dtype), f"{name}_out")
+                    form = _StateAsValue(edits.new_input(name, shape, dtype), f"{name}_out")
                     stored_states.StoredStates(edits, {state: form}).edit()
             words = f"give {name} as an input, zeros at first, and {name}_out of each call to the next one"
-            change = an.InterfaceChange(words, (name, f"{name}_out"), call=_called(names))
+            change = an.InterfaceChange(words, (name, f"{name}_out"), call=_call_with_empty_caches(names))
             session.declare(self.name, name, change, (), ())
 
 
-def _called(names: Sequence[str]) -> Any:
-    """One call with empty caches, and what it gives besides them."""
+def _call_with_empty_caches(names: Sequence[str]) -> Any:
+    """Return a function that calls the new model with zeros as caches and leaves the caches out of the outputs.
+
+    Checks compare its result with one call of the old model, whose states begin with zeros too.
+    """
 
     def call(model: Any, values: an.Values, precision: str) -> an.Values:
-        held = {n: v for n, v in function_of(model, None).inputs.items() if n in names}
-        empty = {n: np.zeros(an.static_shape(v) or (), an.np_dtype(v)) for n, v in held.items()}
+        caches = {n: v for n, v in function_of(model, None).inputs.items() if n in names}
+        empty = {n: np.zeros(an.static_shape(v) or (), an.np_dtype(v)) for n, v in caches.items()}
         outputs = run(model, {**values, **empty}, precision=precision)
-        return {n: v for n, v in outputs.items() if n not in {f"{name}_out" for name in held}}
+        return {n: v for n, v in outputs.items() if n not in {f"{name}_out" for name in caches}}
 
     return call
 
 
 @dataclass
-class _Held(stored_states.Form):
-    """What the caller gave, and what was made of it since."""
+class _StateAsValue(stored_states.Form):
+    """Replaces the reads and writes of one state by a plain value, from the new input to the new output."""
 
     value: Var
+    """The current content: the new input, and after each write the value that was written."""
     output: str
-    """The name of the output that gives it."""
+    """The name of the output that returns the last content."""
 
     def read(self, mb: Builder, op: an.Operation) -> Var:
         return self.value

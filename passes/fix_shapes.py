@@ -49,7 +49,7 @@ from anesurgery import authoring as an
 from anesurgery import interpret
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.errors import InterfaceError, PassError, UnknownName
-from anesurgery.files.copying import copied
+from anesurgery.files.copying import copy_program
 from anesurgery.passes.fold_constants import FoldConstants
 from anesurgery.rewriting import fixed_shapes
 
@@ -162,7 +162,7 @@ class FixShapes(Pass):
         """
         functions: dict[str, an.Function] = {}
         for word, shapes in self.wanted.items():
-            functions[word] = copied(program).functions[name]
+            functions[word] = copy_program(program).functions[name]
             shapes.fix(functions[word])
         old = program.functions.pop(name)
         for word, function in functions.items():

@@ -30,7 +30,7 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery import interpret
 from anesurgery.authoring import Function, Pass, Program, Refusal, Session, Var, mb
-from anesurgery.files.copying import copied
+from anesurgery.files.copying import copy_program
 from anesurgery.interpret.decoder_calls import INPUTS
 from anesurgery.interpret.decoding import replay
 from anesurgery.interpret.state import POSITION
@@ -57,7 +57,7 @@ class PositionFunction(Pass):
 
     def run(self, program: Program, session: Session) -> None:
         """Each function that reads a position gets one that makes its inputs."""
-        copies = copied(program).functions
+        copies = copy_program(program).functions
         for name, function in [(n, f) for n, f in program.functions.items() if not n.endswith(INPUTS)]:
             ends = ends_at(function, self.lookup)
             word = f"{name}{INPUTS}"

@@ -32,7 +32,7 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.ranges import Ranges, ranges
-from anesurgery.files.copying import copied
+from anesurgery.files.copying import copy_program
 from anesurgery.rewriting import scaled_regions
 from anesurgery.rewriting.passes import against_several
 
@@ -64,7 +64,7 @@ class ScaleRanges(Pass):
         """Observe, choose, scale, and observe again."""
         ((name, function),) = program.functions.items()
         samples = self.samples(session)
-        before, original = ranges(program, samples, chip=self.chip), copied(program)
+        before, original = ranges(program, samples, chip=self.chip), copy_program(program)
         plan = self.observed(session, function, before)
         beyond = plan.beyond()
         if self.copies:

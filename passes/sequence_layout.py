@@ -24,7 +24,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
-from anesurgery.files.copying import copied
+from anesurgery.files.copying import copy_program
 from anesurgery.files.package import Loaded
 from anesurgery.passes.channels_first import ChannelsFirst
 from anesurgery.passes.split_heads import SplitHeads
@@ -84,7 +84,7 @@ class SequenceLayout(Pass):
 
     def lost(self, program: Program, session: Session) -> str:
         """What of the flop would leave the ANE by it, tried on a copy; "" for nothing."""
-        trial, target = copied(program), an.Target.parse(session.target)
+        trial, target = copy_program(program), an.Target.parse(session.target)
         self.run_parts(trial, session.again(prove_sites=False))
         before, after = (Score.of(placed(Loaded(p, session.spec), target)) for p in (program, trial))
         return after.loss(before, OFF)

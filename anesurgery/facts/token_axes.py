@@ -1,15 +1,22 @@
-"""Follow the tokens of a decoder through its ops: on which axis each value holds them.
+"""Follow the tokens of a decoder through its ops: the role of each axis of each value.
 
-`follow(block, inputs)` labels the axes of each value that depends on the tokens:
+`follow(block, inputs)` gives each axis that stands for tokens a role. In attention over T tokens with H heads
+of width D:
 
-* `NEW`: one row for each given token;
-* `SEEN`: one column for each token that is looked at (attention scores);
-* `WEIGHTS`: like `SEEN` after a causal softmax, so that tokens ahead have weight 0.
+======================== ========================= =====================================================
+value                    shape                     roles of the axes
+======================== ========================= =====================================================
+hidden states, queries   (1, T, H * D)             {1: NEW}: a row for each token of this call
+keys of all heads        (1, H, T, D)              {2: NEW}
+scores                   (1, H, T, T)              {2: NEW, 3: SEEN}: a column for each token looked at
+after the causal softmax (1, H, T, T)              {2: NEW, 3: WEIGHTS}: SEEN, and 0 for later tokens
+weights times values     (1, H, T, D)              {2: NEW}
+======================== ========================= =====================================================
 
-Ops with a function in `RULES` may combine tokens, as causal attention and convolutions that look back do. Any
-other op that mixes tokens is refused. If nothing is refused, each token's results depend on itself and on the
-keys and values (`looked_at`) of earlier tokens, so a cache of these is enough: conversions to stateful decoders
-build it from the result.
+A value that does not depend on the tokens has no roles. Only ops with a function in `RULES` may combine tokens:
+causal attention, and convolutions that look back. Any other op that mixes tokens is refused. If nothing is
+refused, the results of a token depend only on itself and on the keys and values (`Tokens.looked_at`) of earlier
+tokens. So a cache of these is enough, and the pass `add_cache` builds a stateful decoder from the result.
 """
 
 from __future__ import annotations
@@ -30,10 +37,10 @@ from anesurgery.semantics.rows import Operand, Place, axes_not_squeezed, places_
 NEW, SEEN, WEIGHTS = "new", "seen", "weights"
 
 Axes: TypeAlias = "Mapping[int, str]"
-"""Axis -> its label."""
+"""Axis -> its role."""
 
 KEEPS_ZEROS = MOVING | names("cast identity mul real_div")
-"""Ops after which a weight of 0 is still 0."""
+"""Ops that turn a weight of 0 into 0, so that `WEIGHTS` stays `WEIGHTS`."""
 
 LOST = {
     "conv": "its window is more than one token wide",
@@ -44,45 +51,46 @@ LOST = {
     **dict.fromkeys(("slice_by_index", "slice_by_size"), "it takes some of the tokens only"),
     **dict.fromkeys(LOOKUPS, "it picks some of the tokens"),
 }
-"""Op type -> why the token axis does not survive it; other ops mix tokens."""
+"""Op type -> the reason for refusing it, if it removes the axis of the tokens; other ops "mix tokens"."""
 
 
 @dataclass
 class Tokens:
-    """Where the values of a block hold the tokens."""
+    """The result of `follow`: roles of axes in each value of a block, and the ops that combine tokens."""
 
     axes: dict[Var, Axes] = field(default_factory=dict)
-    """Value that depends on the tokens -> its labelled axes."""
+    """Value that depends on the tokens -> roles of its axes."""
     looked_at: dict[tuple[Operation, str], Var] = field(default_factory=dict)
-    """(product, parameter) -> the operand that holds keys or values."""
+    """(product or convolution, parameter) -> the operand that must be cached: keys, values, inputs."""
     tables: dict[Operation, dict[Var, Axes]] = field(default_factory=dict)
-    """Op -> its operands that do not depend on the tokens but have a row or column for each; axes labelled."""
+    """Op -> its operands that do not depend on the tokens but have a row or column for each (a mask, a table of
+    positions) -> roles of their axes."""
     windows: dict[Operation, int] = field(default_factory=dict)
-    """Softmax or fused attention -> how many tokens one token sees at most, itself included."""
+    """Softmax or fused attention -> the most tokens that one token sees, itself included."""
     masks: dict[object, int | Refusal] = field(default_factory=dict)
     """Mask -> its window, or why it is not causal; layers usually share one mask."""
     reaches: dict[Operation, int] = field(default_factory=dict)
-    """Convolution along the tokens -> how many tokens before its own a result looks at."""
+    """Convolution along the tokens -> the number of earlier tokens that a result depends on."""
     zeros: dict[Var, Operation] = field(default_factory=dict)
-    """Value with zeros before the first token -> the pad that puts them there."""
+    """Value with zeros before the first token -> the pad that adds them."""
     beyond: dict[Var, int] = field(default_factory=dict)
-    """Value with more entries behind those of the tokens -> the axis."""
+    """Value with more entries after those of the tokens, such as attention sinks -> the axis."""
     first: dict[Operation, int] = field(default_factory=dict)
-    """Slice that takes the tokens and nothing behind them -> the axis of its result."""
+    """Slice that takes only the tokens of such a value -> the axis of its result."""
 
     @property
     def length(self) -> int:
-        """The number of given tokens."""
+        """The number of tokens of a call."""
         var = next(iter(self.axes))
         return int(var.shape[self.new_axis(var)])
 
     def new_axis(self, var: Var) -> int:
-        """Return the axis of a value that holds the given tokens."""
+        """Return the axis of a value with the role `NEW`."""
         return next(axis for axis, label in self.axes[var].items() if label == NEW)
 
 
 def follow(block: Block, inputs: Mapping[Var, int]) -> Tokens | Refusal:
-    """Return where the tokens go; a refusal names the op that mixes them in a way that a cache cannot follow.
+    """Return the roles of all values, or a refusal that names the op that mixes tokens as no cache can.
 
     Args:
         block: the block.
@@ -111,8 +119,8 @@ def lengthened(op: Operation, axes: Axes, length: Mapping[str, int]) -> dict[str
 
     Args:
         op: the op.
-        axes: the labels of its result.
-        length: label -> the new length of axes with this label.
+        axes: the roles of the axes of its result.
+        length: role -> the new length of axes with this role.
     """
     sized = {"reshape": "shape", "slice_by_size": "size"}
     if op.op_type in sized:
@@ -128,7 +136,7 @@ def lengthened(op: Operation, axes: Axes, length: Mapping[str, int]) -> dict[str
 
 
 def tables(op: Operation, tokens: Tokens) -> dict[Var, Axes]:
-    """Return the operands that do not depend on the tokens but have a row or column for each; axes labelled."""
+    """Return the entry of `Tokens.tables` for an op."""
     out = op.outputs[0]
     labels = tokens.axes.get(out, {})
     if op.op_type == "scaled_dot_product_attention":
@@ -145,7 +153,7 @@ def tables(op: Operation, tokens: Tokens) -> dict[Var, Axes]:
 
 
 def _labels_of_long_axes(places: Mapping[Var, Sequence[Place]], labels: Axes) -> dict[Var, Axes]:
-    """Return the labels of operands' axes that are longer than 1."""
+    """Return the roles of operands' axes that are longer than 1."""
     axes = {
         var: {
             a: labels[at]
@@ -161,16 +169,16 @@ Labels: TypeAlias = "Axes | Refusal"
 
 
 def labels_of(op: Operation, tokens: Tokens) -> Labels:
-    """Return the labels of an op's results, or why the tokens cannot be followed through it."""
+    """Return the roles of the axes of an op's results, or why the tokens cannot be followed through it."""
     if any(v in tokens.beyond for _, v in operands(op)):
-        return _beyond(op, tokens)
+        return _with_more_entries(op, tokens)
     if op.op_type != "conv" and any(v in tokens.zeros for _, v in operands(op)):
         return Refusal("it reads tokens with zeros before the first one, as only a convolution may")
     return RULES.get(op.op_type, _labels_by_axes)(op, tokens)
 
 
 def _labels_by_axes(op: Operation, tokens: Tokens) -> Labels:
-    """Put labels where the axes of the operands go."""
+    """Move the roles of the operands' axes to the axes of the result."""
     axes = places_of(op)
     if axes is None:
         return Refusal(LOST.get(op.op_type, f"how {op.op_type} treats the tokens is not known"))
@@ -191,7 +199,7 @@ def _labels_by_axes(op: Operation, tokens: Tokens) -> Labels:
 
 
 def _combined_labels(op: Operation, holding: Sequence[Operand], tokens: Tokens) -> dict[int, str] | Refusal:
-    """Return the union of all operands' labels by axis of the result, or why two do not agree."""
+    """Return the roles of all operands by axis of the result, or why two do not agree."""
     labels: dict[int, str] = {}
     for operand in holding:
         for axis, label in tokens.axes[operand.var].items():
@@ -212,7 +220,7 @@ def _weights_to_seen(axes: Axes) -> dict[int, str]:
 
 
 def _matmul(op: Operation, tokens: Tokens) -> Labels:
-    """Label rows and columns; where both factors depend on the tokens, the second one is looked at."""
+    """Give roles to a product's result; if both factors depend on the tokens, the second must be cached."""
     out, sides = op.outputs[0], {}
     for name, flipped in (("x", flag(op, "transpose_x")), ("y", flag(op, "transpose_y"))):
         var = op.inputs[name]
@@ -262,22 +270,22 @@ def _batch_refusal(op: Operation, sides: Mapping[str, Axes], batch: Axes) -> Ref
     return None
 
 
-def _fused(op: Operation, tokens: Tokens) -> Labels:
-    """Label the result of fused attention."""
-    given = {name: op.inputs[name] for name in ("query", "key", "value")}
-    for var in given.values():
+def _fused_attention(op: Operation, tokens: Tokens) -> Labels:
+    """Give roles to the result of fused attention."""
+    factors = {name: op.inputs[name] for name in ("query", "key", "value")}
+    for var in factors.values():
         if tokens.axes.get(var) != {var.rank - 2: NEW}:
             return Refusal(f"%{var.name} does not hold the tokens on its last axis but one")
     window = causal_window(op)
     if isinstance(window, Refusal):
         return window
     tokens.windows[op] = window
-    tokens.looked_at |= {(op, name): given[name] for name in ("key", "value")}
+    tokens.looked_at |= {(op, name): factors[name] for name in ("key", "value")}
     return {op.query.rank - 2: NEW}
 
 
 def _conv(op: Operation, tokens: Tokens) -> Labels:
-    """Label a convolution along the tokens that looks back; its operand is looked at, as keys are."""
+    """Give roles to the result of a convolution that looks back; its operand must be cached, like keys."""
     labels = tokens.axes.get(op.x, {})
     axis = next((a for a, label in labels.items() if label == NEW), 0)
     pad = tokens.zeros.get(op.x)
@@ -311,7 +319,7 @@ def _pad(op: Operation, tokens: Tokens) -> Labels:
 
 
 def _concat(op: Operation, tokens: Tokens) -> Labels:
-    """Accept scores of sinks, which are no tokens, behind those of the tokens."""
+    """Accept scores of attention sinks, which are not tokens, after those of the tokens."""
     first, rest = op.values[0], op.values[1:]
     labels, along = tokens.axes.get(first, {}), (ints(op, "axis") or [0])[0] % op.outputs[0].rank
     if labels.get(along) != SEEN or any(v in tokens.axes for v in rest):
@@ -320,7 +328,7 @@ def _concat(op: Operation, tokens: Tokens) -> Labels:
     return _weights_to_seen(labels)
 
 
-def _log_sum(op: Operation, tokens: Tokens) -> Labels:
+def _log_sum_of_scores(op: Operation, tokens: Tokens) -> Labels:
     """Accept the log-sum-exp of scores that a causal mask keeps, as attention sinks use."""
     labels, along = tokens.axes[op.x], ints(op, "axes")
     masked = [a for a, label in labels.items() if label == SEEN]
@@ -343,20 +351,20 @@ def _reduce_max(op: Operation, tokens: Tokens) -> Labels:
 
 
 def _sub(op: Operation, tokens: Tokens) -> Labels:
-    """Scores less their maximum are scores."""
+    """Accept scores minus their maximum as scores."""
     if op.x in tokens.axes and SEEN in tokens.axes[op.x].values() and shifted_by_maximum(op):
         return tokens.axes[op.x]
     return _labels_by_axes(op, tokens)
 
 
-def _beyond(op: Operation, tokens: Tokens) -> Labels:
-    """Label an op on values with more than the tokens: pointwise, a softmax, or a cut to the tokens."""
+def _with_more_entries(op: Operation, tokens: Tokens) -> Labels:
+    """Give roles to an op on values with more entries than tokens: pointwise, softmax, slice of the tokens."""
     out, longer = op.outputs[0], [v for _, v in operands(op) if v in tokens.beyond]
     axis = tokens.beyond[longer[0]]
     if len({(tokens.beyond[v] - v.rank) for v in longer}) > 1:
         return Refusal("it reads what stands behind the tokens")
     if op.op_type in ("slice_by_index", "slice_by_size"):
-        return _first(op, axis, tokens)
+        return _slice_of_tokens(op, axis, tokens)
     labels = RULES.get(op.op_type, _labels_by_axes)(op, tokens)
     if isinstance(labels, Refusal) or op.op_type == "reduce_max":
         return labels
@@ -377,8 +385,8 @@ def _varies_along(var: Var, axis: int, out: Var) -> bool:
     return at >= 0 and var.shape[at] != 1
 
 
-def _first(op: Operation, axis: int, tokens: Tokens) -> Labels:
-    """Accept a slice that takes the tokens at the beginning of an axis, and all of the other axes."""
+def _slice_of_tokens(op: Operation, axis: int, tokens: Tokens) -> Labels:
+    """Accept a slice that takes exactly the tokens at the start of an axis, and all of the other axes."""
     x, out, labels = op.x, op.outputs[0], tokens.axes[op.x]
     other_axes = [a for a in range(x.rank) if a != axis and a in labels]
     parts = sliced(op)
@@ -392,7 +400,7 @@ def _first(op: Operation, axis: int, tokens: Tokens) -> Labels:
 
 
 def _softmax(op: Operation, tokens: Tokens) -> Labels:
-    """A softmax along the tokens that are looked at makes weights of scores."""
+    """Turn scores (`SEEN`) into `WEIGHTS` by a causal softmax."""
     axes, along = tokens.axes[op.x], axis_of(op)
     if axes.get(along) != SEEN:
         return _labels_by_axes(op, tokens)
@@ -404,7 +412,7 @@ def _softmax(op: Operation, tokens: Tokens) -> Labels:
 
 
 def _window(op: Operation, known: dict[object, int | Refusal]) -> int | Refusal:
-    """Return how far a softmax looks back, or why it is not causal; each chain of masks is read once."""
+    """Return the most tokens that a softmax sees, or why it is not causal; each mask is read once."""
     scores = masked_scores(op)
     chain = mask_chain(op) if scores is op.x else chain_to(scores)
     if isinstance(chain, Refusal):
@@ -422,22 +430,21 @@ RULES: dict[str, Rule] = {
     "conv": _conv,
     "matmul": _matmul,
     "pad": _pad,
-    "reduce_log_sum_exp": _log_sum,
+    "reduce_log_sum_exp": _log_sum_of_scores,
     "reduce_max": _reduce_max,
-    "scaled_dot_product_attention": _fused,
+    "scaled_dot_product_attention": _fused_attention,
     "softmax": _softmax,
     "sub": _sub,
 }
-"""Op type -> the rule for ops in which tokens may meet; for all others labels go where the axes go."""
+"""Op type -> its rule; for all other ops the roles follow the axes (`_labels_by_axes`)."""
 
 FREE_OF_TABLES = names("matmul softmax")
-"""Ops none of whose operands has a row for each token."""
+"""Ops without operands of the kind of `Tokens.tables`."""
 
 
-# Attention sinks: columns beside the scores that take their share of a softmax, and are dropped after it.
-#
-# Their scores do not depend on the keys. They follow the scores of the tokens. The maximum of each row may be
-# subtracted before the softmax, which changes nothing.
+# Attention sinks: additional columns after the scores of the tokens. They do not depend on the keys, take a
+# share of the softmax and are removed after it. The maximum of each row may be subtracted before the softmax,
+# which does not change the result.
 
 
 def is_maximum_of(op: Operation, axis: int) -> bool:
@@ -475,7 +482,7 @@ def shifted_by_maximum(op: Operation) -> bool:
 
 
 def masked_scores(softmax: Operation) -> Var:
-    """Return the scores of tokens that a softmax weighs: its operand without sinks and maxima."""
+    """Return the scores of the tokens in a softmax: without sinks, and before maxima are subtracted."""
     end = scores = softmax.x
     while (op := producer(end, "cast", "sub", "concat")) is not None:
         if op.op_type == "concat":  # along another axis the parts are heads, each with a mask of its own

@@ -1,8 +1,8 @@
-"""Arrays in files: those of the user, read with a clear error and written atomically; and those set aside.
+"""Read and write the user's .npz and .npy files, and move large arrays out of memory.
 
-What is set aside is mapped from a file that nobody else sees. It is read when it is needed, and the system
-takes its memory back when it wants some. The file is gone when nobody reads the array any more, or when the
-process ends, however that comes about.
+Reading gives a clear error, writing is atomic. `set_aside` returns an array that is mapped from an unnamed
+temporary file: the system loads it when it is needed and may free its memory at any time. The file disappears
+with the last reference to the array, or with the process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from anesurgery.mil import Array
 
 
 def read(path: Path) -> dict[str, Array]:
-    """The arrays of an .npz file by name.
+    """Return the arrays of an .npz file by name.
 
     Raises:
         SurgeryError: there is no such file, or it is not an .npz file of plain arrays.
@@ -45,35 +45,37 @@ def read(path: Path) -> dict[str, Array]:
         raise SurgeryError(f"{path} cannot be read as an .npz file: {words or 'it is empty'}") from error
 
 
-def read_all(places: Sequence[Path] | None) -> list[dict[str, Array]] | None:
-    """The sets of arrays of .npz files, and of those in folders, by name; None without a place.
+def read_all(paths: Sequence[Path] | None) -> list[dict[str, Array]] | None:
+    """Return the arrays of each .npz file, and of each such file in a folder; None without a path.
 
     Raises:
         SurgeryError: a file cannot be read, or a folder holds none.
     """
-    return [read(file) for place in places for file in _files(place.expanduser())] if places else None
+    if not paths:
+        return None
+    return [read(file) for path in paths for file in _npz_files(path.expanduser())]
 
 
-def _files(place: Path) -> list[Path]:
-    """A file, or the .npz files of a folder in the order of their names."""
-    if not place.is_dir():
-        return [place]
-    files = sorted(place.glob("*.npz"))
+def _npz_files(path: Path) -> list[Path]:
+    """Return a file, or the .npz files of a folder in the order of their names."""
+    if not path.is_dir():
+        return [path]
+    files = sorted(path.glob("*.npz"))
     if not files:
-        raise SurgeryError(f"the folder {place} holds no .npz file; write one with np.savez")
+        raise SurgeryError(f"the folder {path} holds no .npz file; write one with np.savez")
     return files
 
 
 LARGEST_ARRAY = 1 << 30
-"""Bytes of an array in an .npz file, 1 GB, which may be packed into a thousandth: a small file cannot fill the
-memory so."""
+"""The most bytes of one array in an .npz file, 1 GB. Arrays may be compressed to a thousandth, so that without
+this limit a small file could fill the memory."""
 
 
 def _check_members(archive: zipfile.ZipFile) -> None:
-    """See that no array is larger than what is read, before any is unpacked.
+    """Check the size of each array before any is decompressed.
 
     Raises:
-        ValueError: one is; names it.
+        ValueError: one is too large; the message names it.
     """
     for member in archive.infolist():
         if member.file_size > LARGEST_ARRAY:
@@ -83,22 +85,25 @@ def _check_members(archive: zipfile.ZipFile) -> None:
             )
 
 
-LONGEST = 255
-"""Bytes of the name of a file, on every system in use."""
+LONGEST_NAME = 255
+"""The most bytes in the name of a file, on every system in use."""
 
 
-def beside(package: Path, name: str) -> Path:
-    """The file beside a package that holds an array of the model; a name that no file has is spelled out."""
+def path_beside(package: Path, name: str) -> Path:
+    """Return the path of the .npy file next to a package for one of its arrays, such as "gpt2.wte.npy".
+
+    Characters that a file name cannot have are escaped as %XX; a name that is too long becomes a hash.
+    """
     plain = re.sub(r"[^\w.@-]", lambda character: f"%{ord(character[0]):02X}", name)
     full = f"{package.stem}.{plain}.npy"
-    if len(os.fsencode(full)) > LONGEST:
+    if len(os.fsencode(full)) > LONGEST_NAME:
         digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         full = f"{package.stem}.{digest}.npy"
     return package.with_name(full)
 
 
 def read_one(path: Path) -> Array:
-    """The array of an .npy file, mapped: it may be a large table.
+    """Return the array of an .npy file, memory-mapped, since it may be a large table.
 
     Raises:
         SurgeryError: there is no such file, or it is not an .npy file of one plain array.
@@ -114,10 +119,10 @@ def read_one(path: Path) -> Array:
 
 
 def _check_file(path: Path) -> None:
-    """See that a path does not lead to a pipe or a device, which would be waited for.
+    """Refuse a pipe or device, on which reading would wait.
 
     Raises:
-        SurgeryError: it does.
+        SurgeryError: the path leads to one.
     """
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise SurgeryError(f"{path} is a pipe or a device and no file; give a file")
@@ -128,17 +133,17 @@ def write(path: Path, arrays: Mapping[str, Array], overwrite: bool = False, sour
 
     Args:
         path: the file.
-        arrays: what is in it, by name.
+        arrays: name -> array.
         overwrite: may an existing file be replaced?
-        source: the model that they come from, which is never written to.
+        source: the model that they come from; it is never overwritten.
 
     Raises:
         SurgeryError: it cannot be written, exists, or does not end in .npz.
     """
     if path.suffix != ".npz":
         raise SurgeryError(f"{path} is no name for arrays; let it end in .npz")
-    kept: dict[str, Any] = dict(arrays)
-    _write(path, lambda file: np.savez(file, **kept), overwrite, source)
+    named: dict[str, Any] = dict(arrays)
+    _write(path, lambda file: np.savez(file, **named), overwrite, source)
 
 
 def write_one(path: Path, array: Array, overwrite: bool = False) -> None:
@@ -151,7 +156,7 @@ def write_one(path: Path, array: Array, overwrite: bool = False) -> None:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a text file; an existing one is replaced.
+    """Write a text file, and replace an existing one; return its path.
 
     Raises:
         SurgeryError: it cannot be written.
@@ -174,25 +179,21 @@ def _write(
     write_atomically(path, write, overwrite)
 
 
-LEAST = 1 << 20
-"""Bytes from which on an array is worth a file of its own: a choice, so that a model is not thousands of files.
-"""
+LEAST_SET_ASIDE = 1 << 20
+"""Bytes from which an array gets a file of its own. A choice, so that a model does not open too many files."""
 
 
 def set_aside(array: Array, folder: str | os.PathLike[str] | None = None, *, written: bool = False) -> Array:
-    """The same numbers in a file; a small array as it is.
+    """Return an array with the same numbers, mapped from a temporary file; a small array is returned unchanged.
 
     Args:
-        array: also of numbers of less than a byte, whose type is kept.
-        folder: on the disk that has room; that of the system for temporary files by default.
-        written: may the array be written to? What is written stays in memory.
+        array: any array; numpy dtypes that stand for less than a byte are kept.
+        folder: a folder on a disk with room; the system's folder for temporary files by default.
+        written: may the result be written to? What is written stays in memory.
     """
-    if array.nbytes < LEAST:
+    if array.nbytes < LEAST_SET_ASIDE:
         return array
     with tempfile.TemporaryFile(dir=folder) as file:
         np.ascontiguousarray(array).tofile(file)
-        held = np.memmap(file, dtype=array.dtype.str, mode="c" if written else "r", shape=array.shape)
-    return np.asarray(held).view(array.dtype)
-
-
-__all__ = ["LEAST", "set_aside"]
+        mapped = np.memmap(file, dtype=array.dtype.str, mode="c" if written else "r", shape=array.shape)
+    return np.asarray(mapped).view(array.dtype)

@@ -1,4 +1,4 @@
-"""A compiled model (`.mlmodelc`, a folder) as the specification that a package holds.
+"""Read a compiled ML Program (`.mlmodelc`, a folder) into the specification of a package.
 
 =================== ======================================================================================
 `model.mil`         the program as text; becomes the protobuf of a package, op for op
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery.errors import LoadError
-from anesurgery.files.compiled_interface import Described, describe_compiled, read_container
+from anesurgery.files.compiled_interface import CompiledDescription, describe_compiled, read_container
 from anesurgery.files.mil_text import read_mil
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile, read_text, system_failed
@@ -40,14 +40,14 @@ ONLY = "only compiled ML Programs can be read"
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a compiled model holds."""
+    """The content of a compiled model."""
 
     spec: Any
     """Model protobuf; its weights are in the folder `weights` of the compiled model."""
     version: str
-    """Of the MIL text: "1.0", "1.3"."""
+    """The version of the MIL text: "1.0", "1.3"."""
     notes: tuple[str, ...]
-    """What could not be recovered, or was recovered from elsewhere."""
+    """What could not be recovered, or came from another file than usual."""
     source: SourceFile
     """The file of the text."""
 
@@ -65,7 +65,7 @@ def is_network(path: Path) -> bool:
 
 
 def is_text(path: Path) -> bool:
-    """Is a path a MIL text?"""
+    """Is a path a file of MIL text?"""
     return path.suffix == TEXT_SUFFIX and os.path.isfile(path)
 
 
@@ -73,15 +73,15 @@ def read_compiled(folder: Path, name: str = PROGRAM_TEXT) -> Compiled:
     """Read a compiled ML Program.
 
     Args:
-        folder: with the text, `weights/` and the descriptions, as far as there are.
-        name: of the text.
+        folder: the folder with the text, `weights/` and the descriptions, as far as they exist.
+        name: the name of the text file.
 
     Raises:
         LoadError: it is damaged, or holds something else.
     """
     file = folder / name
     if not file.is_file():
-        raise LoadError(_other(folder))
+        raise LoadError(_why_no_program(folder))
     opened = SourceFile(file)
     try:
         raw = opened.read()
@@ -91,15 +91,15 @@ def read_compiled(folder: Path, name: str = PROGRAM_TEXT) -> Compiled:
     except UnicodeDecodeError as error:
         raise LoadError(f"{file} is not a text: {error}; copy the compiled model again") from error
     text = read_mil(content, str(file))
-    described = describe_compiled(text.program, _container(folder), _metadata(folder), str(folder))
+    described = describe_compiled(text.program, _read_description(folder), _metadata(folder), str(folder))
     spec = proto.Model_pb2.Model(
         specificationVersion=described.version, description=described.description, mlProgram=text.program
     )
     return Compiled(spec, text.version, described.notes, opened)
 
 
-def for_coremltools(spec: Any, where: str) -> tuple[Any, tuple[str, ...]]:
-    """The specification as far as coremltools can make a program of it, and what was left out.
+def readable_by_coremltools(spec: Any, where: str) -> tuple[Any, tuple[str, ...]]:
+    """Return a copy of a specification without attributes unknown to coremltools, and notes on these.
 
     Raises:
         LoadError: it has ops that coremltools does not know, or weights in several files.
@@ -130,14 +130,14 @@ def for_coremltools(spec: Any, where: str) -> tuple[Any, tuple[str, ...]]:
 
 
 def known_ops() -> set[str]:
-    """The types of ops that coremltools can read; it reads `write_state` as an op of its own."""
+    """Return the types of ops that coremltools can read; `write_state` is one, but in no registry."""
     from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
     return {*SSAOpRegistry.core_ops, "write_state"}
 
 
-def _container(folder: Path) -> Described | str:
-    """The description in `coremldata.bin`, or why there is none."""
+def _read_description(folder: Path) -> CompiledDescription | str:
+    """Return the description in `coremldata.bin`, or why there is none."""
     try:
         content = SourceFile(folder / DATA).read()
         return not_fetched(folder / DATA, content) or read_container(content)
@@ -148,7 +148,7 @@ def _container(folder: Path) -> Described | str:
 
 
 def _metadata(folder: Path) -> dict[str, Any]:
-    """The first entry of `metadata.json`; empty where it cannot be read."""
+    """Return the first entry of `metadata.json`; {} if it cannot be read."""
     try:
         entries = json.loads(read_text(folder / METADATA))
     except (LoadError, ValueError, RecursionError) as error:
@@ -159,9 +159,9 @@ def _metadata(folder: Path) -> dict[str, Any]:
     return entry if isinstance(entry, dict) else {}
 
 
-def _other(folder: Path) -> str:
-    """What a compiled model without a MIL text is, in words."""
-    kind = _kind(folder)
+def _why_no_program(folder: Path) -> str:
+    """Return the error about a compiled model without a MIL text: what it is, and what to do."""
+    kind = _model_kind(folder)
     parts = sorted(p.name for p in folder.glob("model*") if p.is_dir() and any(p.glob("*.*")))
     parts = [name for name in parts if name.removeprefix("model").isdecimal()]
     if parts or kind.startswith("pipeline"):
@@ -175,32 +175,32 @@ def _other(folder: Path) -> str:
     return f"{folder} lacks {PROGRAM_TEXT}; copy the compiled model again"
 
 
-def _kind(folder: Path) -> str:
-    """The kind of model that `coremldata.bin` or `metadata.json` names; "" where neither does."""
-    container = _container(folder)
-    if isinstance(container, Described):
-        return container.kind
+def _model_kind(folder: Path) -> str:
+    """Return the kind of model that `coremldata.bin` or `metadata.json` names; "" if neither does."""
+    described = _read_description(folder)
+    if isinstance(described, CompiledDescription):
+        return described.kind
     kind = _metadata(folder).get("modelType")
     name = kind.get("name") if isinstance(kind, dict) else None
     return name.removeprefix("MLModelType_") if isinstance(name, str) else ""
 
 
 def weight_files(program: Any) -> list[str]:
-    """The paths of the weight files that a MIL_pb2.Program refers to, `@model_path` in front."""
-    values = (value for op in operations(program) for value in values_of(op))
+    """Return the paths of the weight files that a MIL_pb2.Program refers to, starting with `@model_path`."""
+    values = (value for op in operations(program) for value in literal_values(op))
     names = (v.blobFileValue.fileName for v in values if v.WhichOneof("value") == "blobFileValue")
     return list(dict.fromkeys(names))
 
 
-def values_of(op: Any) -> Iterator[Any]:
-    """The values that are written out at an op: attributes, and inputs without a name."""
+def literal_values(op: Any) -> Iterator[Any]:
+    """Yield the values stored in an op itself: its attributes, and inputs given as a value, not by name."""
     yield from op.attributes.values()
     for argument in op.inputs.values():
         yield from (b.value for b in argument.arguments if b.WhichOneof("binding") == "value")
 
 
 def operations(program: Any) -> Iterator[Any]:
-    """Every op of a MIL_pb2.Program, those of nested blocks included."""
+    """Yield every op of a MIL_pb2.Program, including those of nested blocks."""
     pending = [b for f in program.functions.values() for b in f.block_specializations.values()]
     while pending:
         block = pending.pop()

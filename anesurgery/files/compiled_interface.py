@@ -1,9 +1,9 @@
-"""The description of a compiled model: features, metadata, states and functions.
+"""Read the description of a compiled model: features, metadata, states and functions.
 
-`coremldata.bin` of an ML Program, as far as it is used here: the number of the model's kind in the protobuf
-`Model`, a target name with its length in front, the specification version, and the `ModelDescription` of the
-package with its length in front. Where it cannot be read, `metadata.json` and the program's types
-give a description with less in it, and the notes say what is missing.
+`describe_compiled` takes it from `coremldata.bin`. In the part that is read here this file has the field number
+of the model's kind in the protobuf `Model`, a target name with its length before it, the specification version,
+and the `ModelDescription` of the package with its length before it. If it cannot be read, the description is
+built from `metadata.json` and the program's types; the notes then say what is missing.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from anesurgery.files.protobuf import proto
 KIND = struct.Struct("<I")
 LENGTH = struct.Struct("<Q")
 TARGET = 0x1C
-"""Offset of the target name."""
-GAP = 28
+"""The offset of the target name."""
+BYTES_BEFORE_DESCRIPTION = 28
 """Bytes between the specification version and the description."""
 FLEXIBLE = "FlexibleShapeInformation"
-"""Attribute of a function in which the compiler repeats the flexible shapes of the description."""
+"""The attribute of a function in which the compiler repeats the flexible shapes of the description."""
 ABSENT = (
     "metadata.json, which has no defaults of optional inputs and no flexible sizes of images",
     "the types of the program, for metadata.json cannot be read either: options, images, metadata and the "
     "order of inputs are lost",
 )
-"""Where an interface comes from without `coremldata.bin`, and what it lacks: with metadata.json, without."""
+"""The source of an interface without `coremldata.bin`, and what it lacks: [with, without metadata.json]."""
 
 ARRAYS = {"Float16": "FLOAT16", "Float32": "FLOAT32", "Double": "DOUBLE", "Int32": "INT32", "Int8": "INT8"}
 """Element type in `metadata.json` -> in the protobuf."""
@@ -40,17 +40,17 @@ TENSORS = {"fp16": "FLOAT16", "fp32": "FLOAT32", "fp64": "DOUBLE", "int32": "INT
 """Element type of MIL -> in the protobuf."""
 COLORS = {"RGB": "RGB", "BGR": "BGR", "Grayscale": "GRAYSCALE", "Grayscale16Half": "GRAYSCALE_FLOAT16"}
 SIMPLE = {"String": "stringType", "Int64": "int64Type", "Double": "doubleType"}
-IMAGE_SIZE = 16384
-"""Largest side of an image that is taken from `metadata.json`: the longest axis of the engine up to H15; a
-damaged number is larger."""
+LARGEST_IMAGE_SIDE = 16384
+"""The largest side of an image that is accepted from `metadata.json`, the longest axis of the engine up to H15.
+Damaged numbers are larger."""
 
 
 @dataclass(frozen=True)
-class Described:
-    """A description, and where it comes from."""
+class CompiledDescription:
+    """The description of a model, and notes on its source."""
 
     kind: str
-    """Kind of model, as the field of the protobuf `Model` is named."""
+    """The kind of model, as its field of the protobuf `Model` is named."""
     version: int
     """Specification version."""
     description: Any
@@ -58,14 +58,14 @@ class Described:
     notes: tuple[str, ...] = ()
 
 
-def read_container(data: bytes) -> Described | str:
-    """What `coremldata.bin` says; why not, as a text, where it cannot be understood."""
+def read_container(data: bytes) -> CompiledDescription | str:
+    """Return the description in `coremldata.bin`, or in words why it cannot be understood."""
     try:
         (code,) = KIND.unpack_from(data, 0)
         (length,) = LENGTH.unpack_from(data, TARGET)
         at = TARGET + LENGTH.size + length
         (version,) = KIND.unpack_from(data, at)
-        at += KIND.size + GAP
+        at += KIND.size + BYTES_BEFORE_DESCRIPTION
         (size,) = LENGTH.unpack_from(data, at)
     except struct.error:
         return "it is cut short"
@@ -78,41 +78,41 @@ def read_container(data: bytes) -> Described | str:
         description.ParseFromString(data[at : at + size])
     except Exception as error:  # what protobuf raises differs between its implementations
         return f"its description is damaged ({error})"
-    return Described(field.name, version, description)
+    return CompiledDescription(field.name, version, description)
 
 
 def describe_compiled(
-    program: Any, container: Described | str, metadata: Mapping[str, Any], where: str
-) -> Described:
-    """The description of a compiled program; the program is brought in line with it.
+    program: Any, container: CompiledDescription | str, metadata: Mapping[str, Any], where: str
+) -> CompiledDescription:
+    """Return the description of a compiled program, and adapt the program to it.
 
     The inputs of every function are put in the order of the description. Flexible shapes, which the compiler
-    repeats at the functions, are left to the description.
+    repeats at the functions, are moved into the description.
 
     Args:
         program: MIL_pb2.Program; changed.
-        container: what `coremldata.bin` says, or why it says nothing.
-        metadata: of `metadata.json`; empty where there is none.
-        where: what errors call the model.
+        container: the result of `read_container`.
+        metadata: the content of `metadata.json`; empty if there is none.
+        where: the name of the model in errors.
 
     Raises:
         LoadError: program and description do not belong together.
     """
-    if isinstance(container, Described) and _has_features(container.description):
+    if isinstance(container, CompiledDescription) and _has_features(container.description):
         described = container
     else:
         reason = container if isinstance(container, str) else "it describes no features"
         described = _from_metadata(program, metadata, reason)
     for name, function in program.functions.items():
         features = next((f for f in described.description.functions if f.name == name), described.description)
-        _check_names(name, function, features, where)
+        _check_same_names(name, function, features, where)
         order = {f.name: at for at, f in enumerate([*features.input, *features.state])}
         inputs = sorted(function.inputs, key=lambda value: order[value.name])
-        copied = [_copy(value) for value in inputs]
+        copied = [_copy_message(value) for value in inputs]
         del function.inputs[:]
         function.inputs.extend(copied)
         if FLEXIBLE in function.attributes:
-            _keep_shapes(features.input, _plain(function.attributes[FLEXIBLE]))
+            _restore_flexible_shapes(features.input, _python_value(function.attributes[FLEXIBLE]))
             del function.attributes[FLEXIBLE]
     return described
 
@@ -121,13 +121,13 @@ def _has_features(description: Any) -> bool:
     return bool(description.output or description.functions)
 
 
-def _copy(value: Any) -> Any:
+def _copy_message(value: Any) -> Any:
     twin = type(value)()
     twin.CopyFrom(value)
     return twin
 
 
-def _check_names(name: str, function: Any, features: Any, where: str) -> None:
+def _check_same_names(name: str, function: Any, features: Any, where: str) -> None:
     block = function.block_specializations[function.opset]
     pairs = (
         ("inputs", [v.name for v in function.inputs], [f.name for f in [*features.input, *features.state]]),
@@ -141,27 +141,27 @@ def _check_names(name: str, function: Any, features: Any, where: str) -> None:
             )
 
 
-def _from_metadata(program: Any, metadata: Mapping[str, Any], reason: str) -> Described:
-    """A description of what `metadata.json` and the types of the program say."""
+def _from_metadata(program: Any, metadata: Mapping[str, Any], reason: str) -> CompiledDescription:
+    """Return a description built from `metadata.json` and the types of the program."""
     description = proto.Model_pb2.ModelDescription()
     note = f"coremldata.bin was not used ({reason}); the interface comes from {ABSENT[not metadata]}"
     several = len(program.functions) > 1
     for name in sorted(program.functions):
         features = description.functions.add(name=name) if several else description
-        schema = _schema(metadata, name)
+        schema = _feature_entries(metadata, name)
         _fill_features(features, program.functions[name], schema)
     if several:
         description.defaultFunctionName = _text(metadata, "defaultFunctionName") or sorted(program.functions)[0]
-    _fill_about(description.metadata, metadata)
+    _fill_metadata(description.metadata, metadata)
     version = metadata.get("specificationVersion")
     least = max(_least_version(f.opset) for f in program.functions.values())
-    return Described(
+    return CompiledDescription(
         "mlProgram", version if isinstance(version, int) and version > 0 else least, description, (note,)
     )
 
 
 def _least_version(opset: str) -> int:
-    """The specification version that goes with an opset: 6 with ios15."""
+    """Return the specification version of an opset: 6 for ios15."""
     digits = opset.removeprefix("CoreML")
     return int(digits) + 1 if digits.isdecimal() and opset_text(opset) != opset else 6
 
@@ -171,7 +171,7 @@ def _text(entry: Mapping[str, Any], key: str) -> str:
     return text if isinstance(text, str) else ""
 
 
-def _fill_about(about: Any, metadata: Mapping[str, Any]) -> None:
+def _fill_metadata(about: Any, metadata: Mapping[str, Any]) -> None:
     about.shortDescription = _text(metadata, "shortDescription")
     about.author = _text(metadata, "author")
     about.license = _text(metadata, "license")
@@ -181,15 +181,15 @@ def _fill_about(about: Any, metadata: Mapping[str, Any]) -> None:
         about.userDefined[key] = str(value)
 
 
-def _schema(metadata: Mapping[str, Any], function: str) -> dict[str, Mapping[str, Any]]:
-    """The entries of `metadata.json` for the features of a function, by name."""
-    functions = [f for f in _entries(metadata, "functions") if f.get("name") == function]
+def _feature_entries(metadata: Mapping[str, Any], function: str) -> dict[str, Mapping[str, Any]]:
+    """Return {feature: its entry in `metadata.json`} for the features of a function."""
+    functions = [f for f in _dict_entries(metadata, "functions") if f.get("name") == function]
     entry = functions[0] if functions else metadata
     kinds = ("inputSchema", "outputSchema", "stateSchema")
-    return {_text(e, "name"): e for kind in kinds for e in _entries(entry, kind)}
+    return {_text(e, "name"): e for kind in kinds for e in _dict_entries(entry, kind)}
 
 
-def _entries(entry: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]:
+def _dict_entries(entry: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]:
     entries = entry.get(key)
     yield from (e for e in entries if isinstance(e, dict)) if isinstance(entries, list) else ()
 
@@ -201,7 +201,7 @@ def _fill_features(features: Any, function: Any, schema: Mapping[str, Mapping[st
         if value.type.WhichOneof("type") == "stateType":
             feature = features.state.add(name=value.name)
             wrapped = value.type.stateType.wrappedType
-            _array_of(feature.type.stateType.arrayType, wrapped)
+            _fill_array(feature.type.stateType.arrayType, wrapped)
         else:
             feature = features.input.add(name=value.name)
             _fill_type(feature.type, entry, value.type)
@@ -218,27 +218,27 @@ def _fill_features(features: Any, function: Any, schema: Mapping[str, Mapping[st
 
 
 def _fill_type(feature_type: Any, entry: Mapping[str, Any], value: Any) -> None:
-    """The type of a feature: image or plain value as `metadata.json` says, else an array as in the program."""
+    """Set the type of a feature: image or simple value by `metadata.json`, else an array as in the program."""
     kind = _text(entry, "type")
     if kind in SIMPLE:
         getattr(feature_type, SIMPLE[kind]).SetInParent()
     elif kind == "Dictionary":
         keys = "int64KeyType" if "Int64" in _text(entry, "formattedType") else "stringKeyType"
         getattr(feature_type.dictionaryType, keys).SetInParent()
-    elif kind == "Image" and _image(feature_type.imageType, entry):
+    elif kind == "Image" and _fill_image(feature_type.imageType, entry):
         return
     else:
-        _array_of(feature_type.multiArrayType, value)
+        _fill_array(feature_type.multiArrayType, value)
         if _text(entry, "dataType") in ARRAYS:
             feature_type.multiArrayType.dataType = _data_type(ARRAYS[_text(entry, "dataType")])
         if not feature_type.multiArrayType.shape:
             feature_type.multiArrayType.shape.extend(_shape(entry))
 
 
-def _image(image: Any, entry: Mapping[str, Any]) -> bool:
+def _fill_image(image: Any, entry: Mapping[str, Any]) -> bool:
     sides = [str(entry.get(key, "")) for key in ("width", "height")]
     color = COLORS.get(_text(entry, "colorspace"))
-    if color is None or not all(s.isdecimal() and 0 < int(s) <= IMAGE_SIZE for s in sides):
+    if color is None or not all(s.isdecimal() and 0 < int(s) <= LARGEST_IMAGE_SIDE for s in sides):
         return False
     image.width, image.height = map(int, sides)
     image.colorSpace = proto.FeatureTypes_pb2.ImageFeatureType.ColorSpace.Value(color)
@@ -249,7 +249,7 @@ def _data_type(name: str) -> int:
     return int(proto.FeatureTypes_pb2.ArrayFeatureType.ArrayDataType.Value(name))
 
 
-def _array_of(array: Any, value: Any) -> None:
+def _fill_array(array: Any, value: Any) -> None:
     array.SetInParent()
     tensor = value.tensorType
     array.dataType = _data_type(TENSORS.get(NAMES.get(tensor.dataType, ""), "FLOAT32"))
@@ -258,7 +258,7 @@ def _array_of(array: Any, value: Any) -> None:
 
 
 def _shape(entry: Mapping[str, Any]) -> list[int]:
-    """The default shape of a feature, which stands as "[1, 4]"."""
+    """Return the default shape of a feature, which `metadata.json` has as "[1, 4]"; [] if there is none."""
     try:
         shape = json.loads(_text(entry, "shape") or "[]")
     except ValueError:
@@ -267,21 +267,21 @@ def _shape(entry: Mapping[str, Any]) -> list[int]:
     return shape if fits else []
 
 
-def _plain(value: Any) -> Any:
-    """A value of dicts, lists, tuples of pairs and integers as Python's."""
-    held = value.immediateValue
-    which = held.WhichOneof("value")
-    if which == "tensor":
-        field = held.tensor.WhichOneof("value")
-        values = list(getattr(held.tensor, field).values) if field else []
+def _python_value(value: Any) -> Any:
+    """Return a MIL value of dictionaries, lists, tuples and integers as Python objects."""
+    content = value.immediateValue
+    kind = content.WhichOneof("value")
+    if kind == "tensor":
+        field = content.tensor.WhichOneof("value")
+        values = list(getattr(content.tensor, field).values) if field else []
         return values if value.type.tensorType.rank else values[0]
-    if which == "dictionary":
-        return {_plain(p.key): _plain(p.value) for p in held.dictionary.values}
-    return [_plain(v) for v in getattr(held, which).values]
+    if kind == "dictionary":
+        return {_python_value(p.key): _python_value(p.value) for p in content.dictionary.values}
+    return [_python_value(v) for v in getattr(content, kind).values]
 
 
-def _keep_shapes(features: Any, attribute: Any) -> None:
-    """Put the flexible shapes of a function's attribute into features that have none."""
+def _restore_flexible_shapes(features: Any, attribute: Any) -> None:
+    """Put the flexible shapes in a function's attribute into the features that have none."""
     try:
         named = dict(attribute)
         for feature in features:

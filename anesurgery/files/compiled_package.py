@@ -9,13 +9,13 @@ from typing import Any
 
 from anesurgery.doors import door
 from anesurgery.errors import LoadError
-from anesurgery.files.compiled import is_compiled, operations, read_compiled, values_of, weight_files
+from anesurgery.files.compiled import is_compiled, literal_values, operations, read_compiled, weight_files
 from anesurgery.files.package import WEIGHTS, write_spec
 from anesurgery.files.weights import WeightFile
 from anesurgery.files.writing import check_target, write_atomically
 
 IN_MODEL = "@model_path/weights/"
-"""How the path of a weight file begins in the program."""
+"""The start of the path of a weight file in the program."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Decompiled:
 
     path: Path
     notes: tuple[str, ...]
-    """What could not be recovered, or was recovered from elsewhere."""
+    """What could not be recovered, or came from another file than usual."""
 
     def __str__(self) -> str:
         return "\n".join([f"wrote {self.path}", *(f"note: {note}" for note in self.notes)])
@@ -39,8 +39,8 @@ def decompile(
     Every op and attribute is kept, even if coremltools does not know it. Weight files are copied.
 
     Args:
-        source: the .mlmodelc folder, which is never written to.
-        target: ends in .mlpackage.
+        source: the .mlmodelc folder; it is never changed.
+        target: the path of the package, which ends in .mlpackage.
         overwrite: may an existing package be replaced?
 
     Returns:
@@ -71,7 +71,7 @@ def decompile(
 
 
 def _weights(program: Any, folder: Path) -> dict[str, WeightFile]:
-    """The weight files of a program by their names in the package.
+    """Return {name in the package: weight file} of a program.
 
     Raises:
         LoadError: one is missing, lacks a weight that the program reads, or is outside of the folder.
@@ -88,7 +88,7 @@ def _weights(program: Any, folder: Path) -> dict[str, WeightFile]:
             raise LoadError(f"{folder} lacks its weight file weights/{name}; copy the compiled model again")
         by_path[path] = name, WeightFile(file)
     for op in operations(program):
-        for value in values_of(op):
+        for value in literal_values(op):
             if value.WhichOneof("value") == "blobFileValue":
                 by_path[value.blobFileValue.fileName][1].blob(value.blobFileValue.offset)
     return dict(by_path.values())

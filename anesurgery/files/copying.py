@@ -1,4 +1,8 @@
-"""Copies of programs to try steps on: the graph is copied as it is, and no op is inferred anew."""
+"""Copy a program, so that a step can be tried on the copy.
+
+`copy_program` copies the graph object by object, without type inference, which takes most of the time of
+building a program. Large arrays, types and symbols are shared with the original.
+"""
 
 from __future__ import annotations
 
@@ -14,127 +18,135 @@ import numpy as np
 
 from anesurgery.mil import Block, Function, Operation, Program, Var
 
-LARGEST_RANK = 8
-"""Arrays of no more elements are copied."""
-
-
-_NOTED: ContextVar[dict[Any, Any] | None] = ContextVar("noted", default=None)
+MOST_COPIED_ELEMENTS = 8
+"""Arrays with up to so many elements are copied: coremltools writes into the ends of slices in place."""
+_ORIGINALS: ContextVar[dict[Any, Any] | None] = ContextVar("originals", default=None)
 
 
 @contextmanager
-def origins(noted: dict[Any, Any]) -> Iterator[None]:
-    """Note within of which op or value each copy was made, through copies of copies."""
-    token = _NOTED.set(noted)
+def recording_originals(originals: dict[Any, Any]) -> Iterator[None]:
+    """Record {op or value of a copy: its original} for copies made in the body, and copies of these."""
+    token = _ORIGINALS.set(originals)
     try:
         yield
     finally:
-        _NOTED.reset(token)
+        _ORIGINALS.reset(token)
 
 
-def copied(program: Program) -> Program:
-    """A copy that can be edited without touching the original; large arrays, types and symbols are shared."""
+def copy_program(program: Program) -> Program:
+    """Return a copy that can be edited without changing the original; large arrays and types are shared."""
     twin = copy(program)
-    twin.functions = {name: _Copy().function(function) for name, function in program.functions.items()}
+    twin.functions = {
+        name: _FunctionCopier().copy_function(function) for name, function in program.functions.items()
+    }
     return twin
 
 
-class _Copy:
-    """Old values, ops and blocks of one function, each with its copy."""
+class _FunctionCopier:
+    """Copies one function: `vars`, `ops` and `blocks` map each original to its copy.
+
+    Values are created when first met, and linked to their op and consumers at the end (`_link`).
+    """
 
     def __init__(self) -> None:
         self.vars: dict[Var, Var] = {}
         self.ops: dict[Operation, Operation] = {}
         self.blocks: dict[Block, Block] = {}
 
-    def function(self, old: Function) -> Function:
-        """The copy of a function."""
+    def copy_function(self, old: Function) -> Function:
+        """Return the copy of a function."""
         empty: Any = copy(old)
-        empty._input_dict = OrderedDict((name, self.input(name, v)) for name, v in old.inputs.items())
+        empty._input_dict = OrderedDict((name, self._copy_input(name, v)) for name, v in old.inputs.items())
         empty.placeholder_inputs = {
-            name: self.placeholder(p, empty._input_dict.get(name))
+            name: self._copy_placeholder(p, empty._input_dict.get(name))
             for name, p in cast(Any, old).placeholder_inputs.items()
         }
-        filled = cast(Function, self.filled(old, empty))
+        filled = cast(Function, self._fill_block(old, empty))
         for var, new in self.vars.items():
-            self.wire(var, new)
-        if (noted := _NOTED.get()) is not None:
+            self._link(var, new)
+        if (originals := _ORIGINALS.get()) is not None:
             for copies in (self.ops, self.vars):
-                noted.update((new, noted.get(old, old)) for old, new in copies.items())
+                originals.update((new, originals.get(old, old)) for old, new in copies.items())
         return filled
 
-    def input(self, name: str, old: Any) -> Any:
-        """The copy of an input; one that has two names, of a specification given twice, is read by the last."""
+    def _copy_input(self, name: str, old: Any) -> Any:
+        """Return the copy of an input.
+
+        If one specification was given for two inputs, they are one value with the last name; the copy under the
+        other name has no readers.
+        """
         if old.name == name:
-            return self.var(old)
+            return self._copy_var(old)
         unread = copy(old)
         unread.name, unread._child_ops, unread.consuming_blocks = name, [], []
         return unread
 
-    def placeholder(self, old: Any, var: Any) -> Any:
-        """What stands for an input when a program is built."""
+    def _copy_placeholder(self, old: Any, var: Any) -> Any:
+        """Return the copy of the object that stands for an input while a program is built."""
         new = copy(old)
-        new.outputs = [self.var(v) for v in old.outputs] if var is None else [var]
+        new.outputs = [self._copy_var(v) for v in old.outputs] if var is None else [var]
         return new
 
-    def filled(self, old: Any, new: Any) -> Block:
-        """The copy of a block, with the copies of its ops."""
+    def _fill_block(self, old: Any, new: Any) -> Block:
+        """Fill `new`, the empty copy of a block, with the copies of its ops."""
         self.blocks[old] = new
-        new._internal_vars = {self.var(v) for v in old._internal_vars}
-        new._block_inputs = type(old._block_inputs)(map(self.var, old._block_inputs))
-        new.operations = type(old.operations)([self.op(o, new) for o in old.operations])
-        new._outputs = [self.var(v) for v in old._outputs]
+        new._internal_vars = {self._copy_var(v) for v in old._internal_vars}
+        new._block_inputs = type(old._block_inputs)(map(self._copy_var, old._block_inputs))
+        new.operations = type(old.operations)([self._copy_op(o, new) for o in old.operations])
+        new._outputs = [self._copy_var(v) for v in old._outputs]
         return cast(Block, new)
 
-    def op(self, old: Any, block: Block) -> Operation:
-        """The copy of an op, in the copy of its block."""
-        new = self.ops[old] = _like(old)
+    def _copy_op(self, old: Any, block: Block) -> Operation:
+        """Return the copy of an op, inside `block`, the copy of its block."""
+        new = self.ops[old] = _shallow_copy(old)
         new.enclosing_block, new.scopes = block, copy(old.scopes)
-        new._input_vars = {name: self.operand(value) for name, value in old._input_vars.items()}
+        new._input_vars = {name: self._copy_operand(value) for name, value in old._input_vars.items()}
         vars(new).update(new._input_vars)
         new.blocks = []
         for nested in old.blocks:
             inner: Any = copy(nested)
             inner.outer_op = new
-            new.blocks.append(self.filled(nested, inner))
-        new._output_vars = [self.var(v) for v in old._output_vars]
+            new.blocks.append(self._fill_block(nested, inner))
+        new._output_vars = [self._copy_var(v) for v in old._output_vars]
         return cast(Operation, new)
 
-    def operand(self, value: Any) -> Any:
-        """The copy of what an op reads: a value, several, or nothing."""
+    def _copy_operand(self, value: Any) -> Any:
+        """Return the copy of an operand: a value, a list of values, or None."""
         if isinstance(value, (list, tuple)):
-            return type(value)(self.operand(v) for v in value)
-        return self.var(value) if isinstance(value, Var) else value
+            return type(value)(self._copy_operand(v) for v in value)
+        return self._copy_var(value) if isinstance(value, Var) else value
 
-    def var(self, old: Var) -> Var:
-        """The copy of a value, which is wired when all ops are there."""
+    def _copy_var(self, old: Var) -> Var:
+        """Return the copy of a value; `_link` connects it when all ops are copied."""
         new = self.vars.get(old)
         if new is None:
-            new = self.vars[old] = _like(old)
-            held: Any = getattr(old, "_sym_val", None)
-            if held is not None and isinstance(held.val, np.ndarray) and held.val.size <= LARGEST_RANK:
-                own = _like(held)  # coremltools writes into the ends of slices when it infers shapes
-                own.val = held.val.copy()
+            new = self.vars[old] = _shallow_copy(old)
+            stored: Any = getattr(old, "_sym_val", None)
+            array = None if stored is None else stored.val
+            if isinstance(array, np.ndarray) and array.size <= MOST_COPIED_ELEMENTS:
+                own = _shallow_copy(stored)
+                own.val = array.copy()
                 setattr(new, "_sym_val", own)  # noqa: B010
         return new
 
-    def wire(self, old: Any, new: Any) -> None:
-        """Let the copy of a value know its op and its readers."""
+    def _link(self, old: Any, new: Any) -> None:
+        """Connect the copy of a value to the copies of its op and consumers."""
         new._op = None if old._op is None else self.ops[old._op]
-        new._child_ops = _known(self.ops, old._child_ops)
-        new.consuming_blocks = _known(self.blocks, old.consuming_blocks)
-        new._nonreplaceable_vars_upstream = set(_known(self.vars, old._nonreplaceable_vars_upstream))
+        new._child_ops = _copies_of(self.ops, old._child_ops)
+        new.consuming_blocks = _copies_of(self.blocks, old.consuming_blocks)
+        new._nonreplaceable_vars_upstream = set(_copies_of(self.vars, old._nonreplaceable_vars_upstream))
 
 
-def _known(copies: dict[Any, Any], olds: Iterable[Any]) -> list[Any]:
-    """The copies of those that belong to the function."""
+def _copies_of(copies: dict[Any, Any], olds: Iterable[Any]) -> list[Any]:
+    """Return the copies of those objects that belong to the function."""
     return [copies[old] for old in olds if old in copies] if olds else []
 
 
-def _like(old: Any) -> Any:
-    """A copy of an op, a value or a number; `copy` itself asks each time how that is done."""
+def _shallow_copy(old: Any) -> Any:
+    """Return a shallow copy of an object; faster than `copy.copy`, which looks up the way to copy each time."""
     kind: Any = type(old)
     new = kind.__new__(kind)
-    for name in _slots(kind):
+    for name in _slot_names(kind):
         setattr(new, name, getattr(old, name))
     if hasattr(old, "__dict__"):
         vars(new).update(vars(old))
@@ -142,6 +154,6 @@ def _like(old: Any) -> Any:
 
 
 @lru_cache(512)
-def _slots(kind: type) -> tuple[str, ...]:
-    """The names of what objects of a class hold outside of their dictionary."""
+def _slot_names(kind: type) -> tuple[str, ...]:
+    """Return the names of all `__slots__` of a class and its bases."""
     return tuple(name for base in kind.__mro__ for name in vars(base).get("__slots__", ()))

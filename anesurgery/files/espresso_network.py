@@ -1,4 +1,8 @@
-"""The specification of the network that a compiled neural network was made from."""
+"""Read a compiled neural network (`model.espresso.net`) back into the specification that it was compiled from.
+
+`package.read_spec` calls `read_espresso`. Sections: the three files; the specification; the layers, with one
+function for each EspressoNetwork layer type in `LAYERS`.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +17,13 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import LoadError
-from anesurgery.files.compiled_interface import Described, read_container
+from anesurgery.files.compiled_interface import CompiledDescription, read_container
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile, system_failed
 from anesurgery.mil import Array
 from anesurgery.ops import names
 
-# -- the three files: `model.espresso.net`, `.shape`, `.weights` -----------------------------------------
-#
-# A compiled neural network (`model.espresso.net`, `.shape`, `.weights`) as the network it was compiled from.
+# The three files: `model.espresso.net`, `.shape`, `.weights`.
 #
 # The format is Apple's own and not documented. What is read here is what public files show, each by at least
 # one whole model; anything else is an error that names it:
@@ -39,27 +41,27 @@ from anesurgery.ops import names
 
 NET, SHAPES = "model.espresso.net", "model.espresso.shape"
 VERSION = 200
-"""The `format_version` that is read."""
+"""The `format_version` that can be read."""
 PAIR = struct.Struct("<QQ")
 COUNT = struct.Struct("<Q")
 AXES = ("seq", "n", "k", "h", "w")
 """Axes of a blob, from the outermost."""
 MOST_BLOBS = 1 << 20
-"""Blobs of weights that a file may list: more than any network has, so that a damaged count ends soon."""
+"""The most weight blobs that a file may list: more than any network has, to refuse a damaged count."""
 
 
 @dataclass(frozen=True)
-class Espresso:
-    """A compiled network as its files have it."""
+class EspressoNetwork:
+    """The content of the three files of a compiled network."""
 
     layers: tuple[dict[str, Any], ...]
     shapes: Mapping[str, tuple[int, ...]]
     """Blob -> shape, outermost axis first, at the default size of the inputs."""
     blobs: Mapping[int, bytes] = field(repr=False)
-    """Number of a weight blob -> its bytes, of which the first ones count; the end may be padding."""
+    """Number of a weight blob -> its bytes; the end may be padding."""
 
     def numbers(self, blob: int, shape: tuple[int, ...], dtype: str = "<f4") -> Array:
-        """A weight blob as an array.
+        """Return a weight blob as an array of `shape`.
 
         Raises:
             LoadError: there is no such blob, or it is too short.
@@ -72,8 +74,8 @@ class Espresso:
         return np.frombuffer(content, dtype, count).reshape(shape)
 
 
-def read_files(folder: Path) -> Espresso:
-    """Read the three files.
+def read_files(folder: Path) -> EspressoNetwork:
+    """Read the three files of a compiled network.
 
     Raises:
         LoadError: they are damaged.
@@ -84,7 +86,7 @@ def read_files(folder: Path) -> Espresso:
     storage = net.get("storage")
     if not isinstance(storage, str) or "/" in storage or storage in ("", ".", ".."):
         raise LoadError(f"{NET} names the weight file {storage!r}, which is not a file beside it")
-    return Espresso(tuple(net["layers"]), _shapes(folder / SHAPES), _blobs(folder / storage))
+    return EspressoNetwork(tuple(net["layers"]), _shapes(folder / SHAPES), _blobs(folder / storage))
 
 
 def _json(file: Path) -> dict[str, Any]:
@@ -101,7 +103,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Blob -> shape."""
+    """Return {blob: shape, outermost axis first}."""
     shapes = {}
     for name, sizes in _json(file)["layer_shapes"].items():
         rank = sizes.get("_rank", 4)
@@ -113,7 +115,7 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _blobs(file: Path) -> dict[int, bytes]:
-    """Number -> bytes."""
+    """Return {number of a weight blob: its bytes}."""
     content = SourceFile(file).read()
     if len(content) < COUNT.size:
         raise LoadError(f"{file.name} has {len(content)} bytes; copy the compiled model again")
@@ -129,25 +131,25 @@ def _blobs(file: Path) -> dict[int, bytes]:
     return blobs
 
 
-# -- the specification -----------------------------------------------------------------------------------
+# The specification.
 
 DATA = "coremldata.bin"
 IMAGES = "image inputs are arrays of what the first layer reads: where scale and bias are is not known"
 FLOAT32 = proto.FeatureTypes_pb2.ArrayFeatureType.FLOAT32
-EXACT = 4
-"""The first specification version in which arrays have the shapes that are stated."""
+EXACT_SHAPES_VERSION = 4
+"""The first specification version in which arrays have exactly the stated shapes."""
 NOTES = "anesurgery.notes"
-"""Where notes are in the metadata."""
+"""The key of notes in the metadata."""
 
 
 def read_espresso(folder: Path) -> Any:
-    """The specification of a compiled neural network.
+    """Return the specification of a compiled neural network.
 
     Args:
-        folder: the `.mlmodelc`.
+        folder: the `.mlmodelc` folder.
 
     Returns:
-        Model protobuf with a `neuralNetwork`; a classifier comes without its labels, which are elsewhere.
+        Model protobuf with a `neuralNetwork`. A classifier has no labels: they are in another file.
 
     Raises:
         LoadError: it is damaged, or a layer is of a kind that no public file shows.
@@ -160,9 +162,9 @@ def read_espresso(folder: Path) -> Any:
         raise LoadError(f"{folder}: {error}") from error
 
 
-def _specification(model: Espresso, folder: Path) -> Any:
-    described = _described(model, folder)
-    spec = proto.Model_pb2.Model(specificationVersion=max(EXACT, described.version))
+def _specification(model: EspressoNetwork, folder: Path) -> Any:
+    described = _read_description(model, folder)
+    spec = proto.Model_pb2.Model(specificationVersion=max(EXACT_SHAPES_VERSION, described.version))
     spec.description.CopyFrom(described.description)
     network = spec.neuralNetwork
     network.arrayInputShapeMapping = proto.NeuralNetwork_pb2.EXACT_ARRAY_MAPPING
@@ -172,19 +174,19 @@ def _specification(model: Espresso, folder: Path) -> Any:
         if layer.kind not in LAYERS:
             raise LoadError(f"{layer}: no public file shows what a layer of this type computes")
         network.layers.extend(LAYERS[layer.kind](layer))
-    _describe(spec.description, model)
+    _fit_description(spec.description, model)
     return spec
 
 
-def _described(model: Espresso, folder: Path) -> Described:
-    """The description in `coremldata.bin`; where that cannot be read, one of the blobs that enter and leave."""
+def _read_description(model: EspressoNetwork, folder: Path) -> CompiledDescription:
+    """Return the description in `coremldata.bin`; if it cannot be read, one made from the layers' blobs."""
     try:
         container = read_container(SourceFile(folder / DATA).read())
     except LoadError as error:
         if system_failed(error):
             raise
         container = str(error)
-    if isinstance(container, Described):
+    if isinstance(container, CompiledDescription):
         return container
     results = [name for entry in model.layers for name in entry["top"].split(",")]
     read = [name for entry in model.layers for name in entry.get("bottom", "").split(",") if name]
@@ -196,11 +198,11 @@ def _described(model: Espresso, folder: Path) -> Described:
     for name in leaving:
         description.output.add(name=name).type.multiArrayType.dataType = FLOAT32
     description.metadata.userDefined[NOTES] = f"inputs and outputs are those of the layers, for {container}"
-    return Described("neuralNetwork", EXACT, description)
+    return CompiledDescription("neuralNetwork", EXACT_SHAPES_VERSION, description)
 
 
-def _describe(description: Any, model: Espresso) -> None:
-    """Bring inputs and outputs in line with what the layers read and make."""
+def _fit_description(description: Any, model: EspressoNetwork) -> None:
+    """Change the inputs and outputs of a description to the blobs that the layers read and compute."""
     results = {name for entry in model.layers for name in entry["top"].split(",")}
     for feature in description.input:
         kind = feature.type.WhichOneof("Type")
@@ -225,26 +227,26 @@ def _describe(description: Any, model: Espresso) -> None:
         description.ClearField(name)
 
 
-# Layers of a compiled neural network, each as the layers of a specification that compute the same.
+# The layers: each function returns the layers of a specification that compute the same as an Espresso layer.
 #
-# `LAYERS` has a function for each type. A layer whose numbers say more than is known here is refused: its entry
-# may hold only the keys that the function reads, those in `QUIET`, and those in `NEUTRAL` at the value given.
+# A layer with options that are not understood is refused: its entry may have only the keys that the function
+# reads, those in `QUIET`, and those in `NEUTRAL` with the value given there.
 
 QUIET = names("name type bottom top weights debug_info attributes nd_mode version")
-"""Keys that change nothing that is computed, or are read for every layer."""
+"""Keys that do not change what a layer computes, or that are read for every layer."""
 NEUTRAL: Mapping[str, Any] = {
     "n_parallel": 1, "fused_tanh": 0, "has_batch_norm": 0, "has_tanh": 0, "has_prelu": 0, "pad_fill_mode": 0,
     "pad_value": 0, "dynamic_shape": False, "align_corners": 0, "quantization_mode": 0, "is_lookup": 0,
 }  # fmt: skip
-"""Keys of options that are off, and the value that switches them off."""
-SAME, VALID = 1, 2
-"""`pad_mode` other than 0, which means the amounts that are given."""
+"""Key of an option -> the value that switches it off."""
+SAME_PADDING, VALID_PADDING = 1, 2
+"""Values of `pad_mode`; 0 means the amounts that are given."""
 
 
 class Layer:
-    """One entry of the network, and what was read of it."""
+    """One entry of `layers`, which remembers the keys that were read."""
 
-    def __init__(self, model: Espresso, entry: dict[str, Any], number: int) -> None:
+    def __init__(self, model: EspressoNetwork, entry: dict[str, Any], number: int) -> None:
         self.model, self._entry, self._number = model, entry, number
         self.kind = str(entry["type"])
         self.inputs = [name for name in str(entry.get("bottom", "")).split(",") if name]
@@ -255,11 +257,15 @@ class Layer:
         return f"layer {self._number} ({self.kind} {self.outputs[0]!r})"
 
     def error(self, reason: str) -> LoadError:
-        """An error at this layer."""
+        """Return an error that names this layer."""
         return LoadError(f"{self}: {reason}")
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A number of the entry; an error where it has none and there is no default."""
+        """Return the value of a key.
+
+        Raises:
+            LoadError: the entry has no such key, and there is no default.
+        """
         self._read.add(key)
         value = self._entry.get(key, default)
         if value is None:
@@ -267,14 +273,14 @@ class Layer:
         return value
 
     def shape(self, blob: str) -> tuple[int, ...]:
-        """The shape of a blob, outermost axis first."""
+        """Return the shape of a blob, outermost axis first."""
         try:
             return self.model.shapes[blob]
         except KeyError:
             raise self.error(f"the blob {blob!r} has no shape") from None
 
     def weights(self, key: str, shape: tuple[int, ...]) -> dict[str, Any]:
-        """The fields of a `WeightParams`: of the blob that `key` names in fp32, and `key`_f16 in fp16."""
+        """Return the fields of a `WeightParams` for the blob that `key` names (fp32) or `key`_f16 (fp16)."""
         for name, dtype, place in ((key, "<f4", "floatValue"), (f"{key}_f16", "<f2", "float16Value")):
             self._read.add(name)
             if name in self._entry:
@@ -283,10 +289,10 @@ class Layer:
         raise self.error(f"its {key} are stored in a way that no public file explains")
 
     def check(self, inputs: Sequence[int] = (1,)) -> None:
-        """See that the entry says nothing that was not read.
+        """Refuse an entry with keys that were not read.
 
         Raises:
-            LoadError: it does, or it has another number of inputs.
+            LoadError: it has such keys, or another number of inputs.
         """
         if len(self.inputs) not in inputs:
             raise self.error(f"it reads {len(self.inputs)} blobs")
@@ -298,15 +304,15 @@ class Layer:
             raise self.error(f"its weights are stored as {', '.join(sorted(self._entry['weights']))}")
 
 
-def _make(layer: Layer, kind: str, relu: bool = False, **fields: Any) -> list[Any]:
-    """A layer of the specification; with a relu after it where one is fused."""
+def _spec_layers(layer: Layer, kind: str, relu: bool = False, **fields: Any) -> list[Any]:
+    """Return a layer of the specification, and a relu after it if the Espresso layer fuses one."""
     out = layer.outputs[0]
     first = f"{out}.before_relu" if relu else out
-    layers = [_one(kind, layer.inputs, [first] if relu else layer.outputs, first, **fields)]
-    return [*layers, _one("activation", [first], [out], out, ReLU={})] if relu else layers
+    layers = [_spec_layer(kind, layer.inputs, [first] if relu else layer.outputs, first, **fields)]
+    return [*layers, _spec_layer("activation", [first], [out], out, ReLU={})] if relu else layers
 
 
-def _one(kind: str, inputs: Sequence[str], outputs: Sequence[str], name: str, **fields: Any) -> Any:
+def _spec_layer(kind: str, inputs: Sequence[str], outputs: Sequence[str], name: str, **fields: Any) -> Any:
     layer = proto.NeuralNetwork_pb2.NeuralNetworkLayer(name=name, input=inputs, output=outputs)
     params = getattr(layer, kind)
     params.SetInParent()
@@ -315,19 +321,21 @@ def _one(kind: str, inputs: Sequence[str], outputs: Sequence[str], name: str, **
 
 
 def _padding(layer: Layer) -> dict[str, Any]:
-    """How a window is padded, as the specification has it."""
+    """Return the padding of a window as fields of the specification."""
     mode = layer.get("pad_mode", 0)
     amounts = [[layer.get(f"pad_{side}", 0) for side in sides] for sides in ("tb", "lr")]
-    if mode == SAME:
+    if mode == SAME_PADDING:
         return {"same": {}}
-    if mode not in (0, VALID):
+    if mode not in (0, VALID_PADDING):
         raise layer.error(f"it has pad_mode {mode}, which no public file explains")
     borders = [{"startEdgeSize": a, "endEdgeSize": b} for a, b in amounts] if mode == 0 else [{}, {}]
     return {"valid": {"paddingAmounts": {"borderAmounts": borders}}}
 
 
-def _steps(layer: Layer, padding: dict[str, Any], kernel: Sequence[int], stride: Sequence[int]) -> list[float]:
-    """Windows along height and width, less one; a fraction where the last one does not fit."""
+def _window_counts(
+    layer: Layer, padding: dict[str, Any], kernel: Sequence[int], stride: Sequence[int]
+) -> list[float]:
+    """Return the number of windows along (height, width) minus one; a fraction if the last one does not fit."""
     sizes = layer.shape(layer.inputs[0])[-2:]
     if "same" in padding:
         return [math.ceil(n / s) - 1 for n, s in zip(sizes, stride, strict=True)]
@@ -336,19 +344,19 @@ def _steps(layer: Layer, padding: dict[str, Any], kernel: Sequence[int], stride:
 
 
 def _convolution(layer: Layer) -> list[Any]:
-    out, into, groups = layer.get("C"), layer.get("K"), layer.get("n_groups", 1)
+    out, inputs, groups = layer.get("C"), layer.get("K"), layer.get("n_groups", 1)
     kernel = (layer.get("Ny"), layer.get("Nx"))
     stride = (layer.get("stride_y", 1), layer.get("stride_x", 1))
     padding = _padding(layer)
     bias = {"bias": layer.weights("blob_biases", (out,))} if layer.get("has_biases", 0) else {}
-    weights = layer.weights("blob_weights", (out, into // groups, *kernel))
+    weights = layer.weights("blob_weights", (out, inputs // groups, *kernel))
     relu = bool(layer.get("fused_relu", 0))
     layer.check()
-    shape = tuple(math.floor(n) + 1 for n in _steps(layer, padding, kernel, stride))
+    shape = tuple(math.floor(n) + 1 for n in _window_counts(layer, padding, kernel, stride))
     if shape != layer.shape(layer.outputs[0])[-2:]:
         raise layer.error(f"its result is {shape} by its numbers, and another by its shape")
-    return _make(
-        layer, "convolution", relu, outputChannels=out, kernelChannels=into // groups, nGroups=groups,
+    return _spec_layers(
+        layer, "convolution", relu, outputChannels=out, kernelChannels=inputs // groups, nGroups=groups,
         kernelSize=kernel, stride=stride, hasBias=bool(bias), weights=weights, **bias, **padding,
     )  # fmt: skip
 
@@ -357,38 +365,38 @@ def _pool(layer: Layer) -> list[Any]:
     kernel = (layer.get("size_y"), layer.get("size_x"))
     stride = (layer.get("stride_y", 1), layer.get("stride_x", 1))
     kind = "MAX" if layer.get("avg_or_max") == 1 else "AVERAGE"
-    inside = bool(layer.get("average_count_exclude_padding", 0))
-    padding, everywhere = _padding(layer), bool(layer.get("is_global", 0))
+    excludes_padding = bool(layer.get("average_count_exclude_padding", 0))
+    padding, is_global = _padding(layer), bool(layer.get("is_global", 0))
     layer.get("top_shape_style", 0)
     layer.check()
-    wanted = layer.shape(layer.outputs[0])[-2:]
-    steps = _steps(layer, padding, kernel, stride)
-    if not everywhere and tuple(math.floor(n) + 1 for n in steps) != wanted:
-        amounts = _even(layer, padding)
-        if amounts is None or tuple(math.ceil(n) + 1 for n in steps) != wanted:
+    size = layer.shape(layer.outputs[0])[-2:]
+    counts = _window_counts(layer, padding, kernel, stride)
+    if not is_global and tuple(math.floor(n) + 1 for n in counts) != size:
+        amounts = _symmetric_amounts(layer, padding)
+        if amounts is None or tuple(math.ceil(n) + 1 for n in counts) != size:
             raise layer.error("its result has another size than its numbers give")
         padding = {"includeLastPixel": {"paddingAmounts": amounts}}
-    return _make(
-        layer, "pooling", type=kind, kernelSize=kernel, stride=stride, globalPooling=everywhere,
-        avgPoolExcludePadding=inside, **padding,
+    return _spec_layers(
+        layer, "pooling", type=kind, kernelSize=kernel, stride=stride, globalPooling=is_global,
+        avgPoolExcludePadding=excludes_padding, **padding,
     )  # fmt: skip
 
 
-def _even(layer: Layer, padding: dict[str, Any]) -> list[int] | None:
-    """Amounts that are the same on both sides; None where they are not."""
+def _symmetric_amounts(layer: Layer, padding: dict[str, Any]) -> list[int] | None:
+    """Return the padding along (height, width) if it is the same on both sides; else None."""
     pairs = [(layer.get(f"pad_{a}", 0), layer.get(f"pad_{b}", 0)) for a, b in ("tb", "lr")]
-    even = "valid" in padding and all(a == b for a, b in pairs)
-    return [a for a, _ in pairs] if even else None
+    is_symmetric = "valid" in padding and all(a == b for a, b in pairs)
+    return [a for a, _ in pairs] if is_symmetric else None
 
 
 def _inner_product(layer: Layer) -> list[Any]:
-    into, out = layer.get("nB"), layer.get("nC")
+    inputs, out = layer.get("nB"), layer.get("nC")
     bias = {"bias": layer.weights("blob_biases", (out,))} if layer.get("has_biases", 0) else {}
-    weights = layer.weights("blob_weights", (out, into))
+    weights = layer.weights("blob_weights", (out, inputs))
     relu = bool(layer.get("has_relu", 0))
     layer.check()
-    return _make(
-        layer, "innerProduct", relu, inputChannels=into, outputChannels=out, hasBias=bool(bias),
+    return _spec_layers(
+        layer, "innerProduct", relu, inputChannels=inputs, outputChannels=out, hasBias=bool(bias),
         weights=weights, **bias,
     )  # fmt: skip
 
@@ -404,7 +412,7 @@ def _activation(layer: Layer) -> list[Any]:
     if mode not in forms:
         raise layer.error(f"it has mode {mode}, which no public file explains")
     layer.check()
-    return _make(layer, "activation", **forms[mode])
+    return _spec_layers(layer, "activation", **forms[mode])
 
 
 def _elementwise(layer: Layer) -> list[Any]:
@@ -419,10 +427,10 @@ def _elementwise(layer: Layer) -> list[Any]:
     both = {0: "addBroadcastable", 1: "multiplyBroadcastable"}
     layer.check((1, 2))
     if len(layer.inputs) == 2 and operation in both and (alpha, beta) == (1, 0):
-        return _make(layer, both[operation], relu)
+        return _spec_layers(layer, both[operation], relu)
     if len(layer.inputs) == 1 and operation in single:
         kind, message = single[operation]
-        return _make(layer, kind, relu, **message)
+        return _spec_layers(layer, kind, relu, **message)
     raise layer.error(
         f"it has operation {operation} of {len(layer.inputs)} blobs with alpha {alpha} and beta {beta}, "
         "which no public file explains"
@@ -430,21 +438,21 @@ def _elementwise(layer: Layer) -> list[Any]:
 
 
 def _instance_norm(layer: Layer) -> list[Any]:
-    """`batchnorm` where mean and variance are those of each image; how fixed ones are stored is unknown."""
+    """Translate a batchnorm with mean and variance of each image; the form with fixed ones is unknown."""
     if not (layer.get("training", 0) and layer.get("training_instancenorm", 0)):
         raise layer.error("no public file shows how the parameters of a fixed batch norm are stored")
     channels, epsilon = layer.get("C"), layer.get("training_eps")
     layer.get("training_momentum", 0)
     params = layer.model.numbers(layer.get("blob_batchnorm_params"), (channels, 4))
     layer.check()
-    return _make(
+    return _spec_layers(
         layer, "batchnorm", channels=channels, computeMeanVar=True, instanceNormalization=True, epsilon=epsilon,
         gamma={"floatValue": params[:, 0].tolist()}, beta={"floatValue": params[:, 1].tolist()},
     )  # fmt: skip
 
 
 def _transpose(layer: Layer) -> list[Any]:
-    """`axis_w` is the axis of the input, counted from the innermost one, that becomes the last; and so on."""
+    """Translate a transpose: `axis_w` is the input axis, counted from the innermost, that becomes the last."""
     rank = len(layer.shape(layer.inputs[0]))
     places = [layer.get(f"axis_{name}") for name in AXES[: -rank - 1 : -1]]
     axes = [rank - 1 - axis for axis in reversed(places)]
@@ -453,11 +461,11 @@ def _transpose(layer: Layer) -> list[Any]:
     layer.check()
     if sorted(axes) != list(range(rank)):
         raise layer.error(f"its axes {places} are not those of a blob of rank {rank}")
-    return _make(layer, "transpose", axes=axes)
+    return _spec_layers(layer, "transpose", axes=axes)
 
 
 def _reshape(layer: Layer) -> list[Any]:
-    """The numbers stay in their order; the shape is that of the result."""
+    """Translate a reshape, expand_dims or squeeze to a reshape to the shape of the result."""
     for key in (
         "mode",
         "nd_axis",
@@ -474,18 +482,18 @@ def _reshape(layer: Layer) -> list[Any]:
     target = layer.shape(layer.outputs[0])
     if math.prod(target) != math.prod(layer.shape(layer.inputs[0])):
         raise layer.error(f"it makes {target} of {layer.shape(layer.inputs[0])}")
-    return _make(layer, "reshapeStatic", targetShape=target)
+    return _spec_layers(layer, "reshapeStatic", targetShape=target)
 
 
 def _softmax(layer: Layer) -> list[Any]:
     axis = layer.get("nd_axis") if layer.kind == "softmax_nd" else -3
     layer.check()
-    return _make(layer, "softmaxND", axis=axis)
+    return _spec_layers(layer, "softmaxND", axis=axis)
 
 
 def _concat(layer: Layer) -> list[Any]:
     layer.check(range(1, 1 << 16))
-    return _make(layer, "concatND", axis=-3)
+    return _spec_layers(layer, "concatND", axis=-3)
 
 
 def _split(layer: Layer) -> list[Any]:
@@ -495,7 +503,7 @@ def _split(layer: Layer) -> list[Any]:
             raise layer.error("it names where its parts begin, which no public file explains")
     layer.check()
     sizes = [layer.shape(name)[axis] for name in layer.outputs]
-    return _make(layer, "splitND", axis=axis, splitSizes=sizes)
+    return _spec_layers(layer, "splitND", axis=axis, splitSizes=sizes)
 
 
 def _upsample(layer: Layer) -> list[Any]:
@@ -504,12 +512,12 @@ def _upsample(layer: Layer) -> list[Any]:
     layer.check()
     if mode not in (0, 1):
         raise layer.error(f"it has mode {mode}, which no public file explains")
-    return _make(layer, "upsample", scalingFactor=factors, mode="BILINEAR" if mode else "NN")
+    return _spec_layers(layer, "upsample", scalingFactor=factors, mode="BILINEAR" if mode else "NN")
 
 
 def _copy(layer: Layer) -> list[Any]:
     layer.check()
-    return _make(layer, "activation", linear={"alpha": 1})
+    return _spec_layers(layer, "activation", linear={"alpha": 1})
 
 
 def _constant(layer: Layer) -> list[Any]:
@@ -518,7 +526,7 @@ def _constant(layer: Layer) -> list[Any]:
     shape = layer.shape(layer.outputs[0])
     values = layer.model.numbers(layer.get("constant_blob"), shape)
     layer.check((0,))
-    return _make(layer, "loadConstantND", shape=shape, data={"floatValue": values.ravel().tolist()})
+    return _spec_layers(layer, "loadConstantND", shape=shape, data={"floatValue": values.ravel().tolist()})
 
 
 LAYERS: dict[str, Callable[[Layer], list[Any]]] = {
@@ -540,4 +548,4 @@ LAYERS: dict[str, Callable[[Layer], list[Any]]] = {
     "transpose": _transpose,
     "upsample": _upsample,
 }
-"""Type of a layer -> what makes the layers of the specification."""
+"""Type of an Espresso layer -> function that returns the layers of the specification."""

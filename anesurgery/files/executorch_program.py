@@ -1,7 +1,7 @@
-"""The Core ML parts of an ExecuTorch program: `executorch("model.pte")` lists them, and writes them out.
+"""List and extract the Core ML models in an ExecuTorch program: `executorch("model.pte")`.
 
-A `.pte` file is a FlatBuffers table, `Program`, and segments after it. A method of it calls delegates; those of
-Core ML are models, each with its files one after another and at the end their names, as JSON written backwards.
+A `.pte` file is a FlatBuffers table, `Program`, followed by segments. Its methods call delegates. A Core ML
+delegate is a model: its files one after another, and at the end their names, as JSON written backwards.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ UINT8, UINT16, UINT32, UINT64, INT32 = map(struct.Struct, ("<B", "<H", "<I", "<Q
 
 @dataclass(frozen=True)
 class Table:
-    """A table at a place of a file.
+    """A FlatBuffers table in a file.
 
     Attributes:
         data: the whole file, as bytes or mapped.
-        at: where the table begins.
+        at: the offset of the table.
     """
 
     data: Any
@@ -39,65 +39,66 @@ class Table:
 
     @classmethod
     def root(cls, data: Any) -> Table:
-        """The table that a file begins with."""
+        """Return the table that a file starts with."""
         return cls(data, read(UINT32, data, 0))
 
     def number(self, field: int, kind: struct.Struct = UINT32) -> int:
-        """A number; 0, the default of every field here, where it is absent."""
-        place = self._place(field)
+        """Return the number in a field; 0, the default of every field here, if it is absent."""
+        place = self._offset(field)
         return 0 if place is None else read(kind, self.data, place)
 
     def table(self, field: int) -> Table | None:
-        """Another table, or None where it is absent."""
-        place = self._place(field)
-        return None if place is None else Table(self.data, _target(self.data, place))
+        """Return the table in a field; None if it is absent."""
+        place = self._offset(field)
+        return None if place is None else Table(self.data, _pointed_offset(self.data, place))
 
     def tables(self, field: int) -> list[Table]:
-        """A vector of tables; empty where it is absent."""
+        """Return the vector of tables in a field; empty if it is absent."""
         start, count = self.vector(field, 4)
-        return [Table(self.data, _target(self.data, start + 4 * i)) for i in range(count)]
+        return [Table(self.data, _pointed_offset(self.data, start + 4 * i)) for i in range(count)]
 
     def text(self, field: int) -> str:
-        """A text; empty where it is absent."""
+        """Return the text in a field; "" if it is absent."""
         start, count = self.vector(field, 1)
         return bytes(self.data[start : start + count]).decode("utf-8")
 
     def vector(self, field: int, width: int) -> tuple[int, int]:
-        """Where a vector begins, and its count of elements of `width` bytes; (0, 0) where it is absent."""
-        place = self._place(field)
+        """Return (offset, count) of a vector of elements of `width` bytes; (0, 0) if the field is absent."""
+        place = self._offset(field)
         if place is None:
             return 0, 0
-        place = _target(self.data, place)
+        place = _pointed_offset(self.data, place)
         count = read(UINT32, self.data, place)
         check_bounds(self.data, place + 4, count * width)
         return place + 4, count
 
-    def _place(self, field: int) -> int | None:
-        """Where the value of a field lies, by the list of places that belongs to the table."""
-        places = self.at - read(INT32, self.data, self.at)
+    def _offset(self, field: int) -> int | None:
+        """Return the offset of a field's value, by the table's vtable; None if the field is absent."""
+        vtable = self.at - read(INT32, self.data, self.at)
         entry = 4 + 2 * field
-        if entry + 2 > read(UINT16, self.data, places):
+        if entry + 2 > read(UINT16, self.data, vtable):
             return None
-        return self.at + offset if (offset := read(UINT16, self.data, places + entry)) else None
+        relative = read(UINT16, self.data, vtable + entry)
+        return self.at + relative if relative else None
 
 
-def _target(data: Any, place: int) -> int:
-    """Where an offset leads to, which counts from its own place."""
+def _pointed_offset(data: Any, place: int) -> int:
+    """Return the absolute offset that a relative offset at `place` points to."""
     return place + read(UINT32, data, place)
 
 
 def read(kind: struct.Struct, data: Any, at: int) -> int:
-    """A number at a place.
+    """Return the number at an offset.
 
     Raises:
-        LoadError: the place is outside.
+        LoadError: the offset is outside of the file.
     """
     check_bounds(data, at, kind.size)
     return int(kind.unpack_from(data, at)[0])
 
 
 def check_bounds(data: Any, at: int, size: int) -> None:
-    """See that bytes lie in a file.
+    """Check that bytes lie in a file.
 
     Raises:
         LoadError: they do not.
@@ -110,18 +111,18 @@ T = TypeVar("T")
 
 SUFFIX = ".pte"
 IDENTIFIER = slice(4, 8)
-"""Where a file says what it is: "ET" and two digits."""
+"""The bytes of the file identifier: "ET" and two digits."""
 HEADER, SEGMENTS = 8, 8 + 16
-"""Where the second header begins, if there is one, and where it says at which place the segments begin."""
+"""The offsets of the extended header, if there is one, and of its field with the offset of the segments."""
 BACKEND = "CoreMLBackend"
 IN_SEGMENT = 1
 REFERENCE = b"CMJR"
-"""How bytes begin that only name the model: JSON with a key of the file's named data follows."""
+"""The first bytes of a delegate that only refers to a model; JSON with a key of the named data follows."""
 MODELS = (".mlpackage", ".mlmodelc")
 FOLDER = 1
-"""The kind of a folder in the list of a part's files; that of a file is 0."""
-LARGEST_LIST = 1 << 24
-"""Bytes of that list; one of three files has about 500."""
+"""The kind of a folder in the file list of a model; that of a file is 0."""
+LARGEST_FILE_LIST = 1 << 24
+"""The most bytes of the file list; a list of three files has about 500."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +130,9 @@ class Method:
     """An entry point of a program.
 
     Attributes:
-        name: such as "forward".
+        name: its name, such as "forward".
         delegates: names of the backends that it calls.
-        operators: what runs outside of them, on the CPU.
+        operators: the operators that run outside of the delegates, on the CPU.
     """
 
     name: str
@@ -145,13 +146,13 @@ class Method:
 
 @dataclass(frozen=True)
 class Part:
-    """A model of Core ML in a program.
+    """A Core ML model in a program.
 
     Attributes:
-        name: of its folder, when it is extracted.
-        methods: which call it.
-        model: path of the package or the compiled model in that folder.
-        files: path -> where its bytes lie in the program, and how many they are.
+        name: the name of its folder when it is extracted.
+        methods: names of the methods that call it.
+        model: the path of the package or compiled model in that folder.
+        files: path -> (offset in the program, number of bytes).
     """
 
     name: str
@@ -161,7 +162,7 @@ class Part:
 
     @property
     def bytes(self) -> int:
-        """The bytes of all files."""
+        """The number of bytes of all files."""
         return sum(size for _, size in self.files.values())
 
     def __str__(self) -> str:
@@ -173,7 +174,7 @@ class ExecuTorch:
     """The contents of a `.pte` file.
 
     Attributes:
-        path: of the file.
+        path: the path of the file.
         methods: its entry points.
         parts: its Core ML models; a model that several methods call is listed once.
     """
@@ -187,7 +188,7 @@ class ExecuTorch:
         """Write the Core ML parts, each into a folder of its own.
 
         Args:
-            folder: is made, or replaced.
+            folder: the folder to make.
             overwrite: may it be replaced?
 
         Returns:
@@ -217,7 +218,7 @@ class ExecuTorch:
                 written.write(memoryview(self._content)[start : start + size])
 
     def to_json(self) -> dict[str, Any]:
-        """Gives it as plain data."""
+        """Return plain data."""
         return {
             "path": str(self.path),
             "methods": [
@@ -231,7 +232,8 @@ class ExecuTorch:
         }
 
     def __str__(self) -> str:
-        head = f"{self.path}: {len(self.parts)} Core ML part{'s' * (len(self.parts) != 1)}"
+        plural = "" if len(self.parts) == 1 else "s"
+        head = f"{self.path}: {len(self.parts)} Core ML part{plural}"
         return "\n".join([head, *(f"  {line}" for line in (*self.methods, *self.parts))])
 
 
@@ -240,13 +242,13 @@ def executorch(path: str | os.PathLike[str]) -> ExecuTorch:
     """List what is in a program of ExecuTorch, a `.pte` file: its methods, and their Core ML parts.
 
     Args:
-        path: of the file; it is mapped and not read as a whole.
+        path: the path of the file; it is mapped, not read as a whole.
 
     Returns:
         The methods with their inputs and outputs, and the Core ML parts, whose packages `write_part` writes.
 
     Raises:
-        LoadError: it cannot be read, is no such file, or is damaged.
+        LoadError: it cannot be read, is not such a file, or is damaged.
         SurgeryError: an argument is not what the call takes.
     """
     source = SourceFile(Path(path).expanduser())
@@ -257,18 +259,18 @@ def executorch(path: str | os.PathLike[str]) -> ExecuTorch:
         raise LoadError(
             f"{source.path} is no program of ExecuTorch; its bytes 4 to 8 are {content[IDENTIFIER]!r}"
         )
-    methods, parts = _understood(source.path, partial(_read, content))
+    methods, parts = _with_damage_named(source.path, partial(_read, content))
     source.check()
     return ExecuTorch(source.path, methods, parts, content)
 
 
 def is_program(path: Path) -> bool:
-    """Is a path that of a program of ExecuTorch, by its name?"""
+    """Is a path an ExecuTorch program, by its suffix?"""
     return path.suffix.lower() == SUFFIX and path.is_file()
 
 
 def unpack_part(path: Path, folder: Path) -> Path:
-    """Write the one Core ML part of a program into a folder.
+    """Write the only Core ML part of a program into a folder.
 
     Returns:
         The path of its model.
@@ -287,8 +289,8 @@ def unpack_part(path: Path, folder: Path) -> Path:
     return folder / program.parts[0].model
 
 
-def _understood(path: Path, reading: Callable[[], T]) -> T:
-    """What is read from a file; damage is said of it by name."""
+def _with_damage_named(path: Path, reading: Callable[[], T]) -> T:
+    """Return the result of `reading()`; errors of any kind become a LoadError that names the file."""
     try:
         return reading()
     except (LoadError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
@@ -306,7 +308,7 @@ def _read(content: Any) -> tuple[tuple[Method, ...], tuple[Part, ...]]:
         methods.append(Method(plan.text(0), named, tuple(sorted(operators))))
         for delegate, name in zip(delegates, named, strict=True):
             if name == BACKEND:
-                callers.setdefault(_processed(program, delegate), []).append(plan.text(0))
+                callers.setdefault(_data_of_delegate(program, delegate), []).append(plan.text(0))
     parts = (
         _part(content, place, f"part_{i}", tuple(dict.fromkeys(names)))
         for i, (place, names) in enumerate(callers.items(), start=1)
@@ -314,8 +316,8 @@ def _read(content: Any) -> tuple[tuple[Method, ...], tuple[Part, ...]]:
     return tuple(methods), tuple(parts)
 
 
-def _processed(program: Table, delegate: Table) -> tuple[int, int]:
-    """Where the bytes of a delegate lie, and how many they are."""
+def _data_of_delegate(program: Table, delegate: Table) -> tuple[int, int]:
+    """Return (offset, number of bytes) of the data of a delegate."""
     reference = delegate.table(1)
     if reference is None:
         raise LoadError("a delegate has no data")
@@ -334,7 +336,7 @@ def _processed(program: Table, delegate: Table) -> tuple[int, int]:
 
 
 def _segment(program: Table, index: int) -> tuple[int, int]:
-    """Where a segment lies, and its size."""
+    """Return (offset, number of bytes) of a segment."""
     if bytes(program.data[HEADER : HEADER + 2]) != b"eh":
         raise LoadError("it has segments, and no header that says where")
     chosen = program.tables(4)[index]
@@ -346,7 +348,9 @@ def _segment(program: Table, index: int) -> tuple[int, int]:
 
 def _part(content: Any, place: tuple[int, int], name: str, methods: tuple[str, ...]) -> Part:
     start, size = place
-    files = {str(file): (start + at, count) for file, at, count in _files(_list(content, start, size))}
+    files = {
+        str(file): (start + at, count) for file, at, count in _walk_files(_file_nodes(content, start, size))
+    }
     if sum(count for _, count in files.values()) > size:
         raise LoadError(f"the files of {name} have more bytes than the {size} of the part")
     for at, count in files.values():
@@ -359,9 +363,9 @@ def _part(content: Any, place: tuple[int, int], name: str, methods: tuple[str, .
     return Part(name, methods, models[0], files)
 
 
-def _list(content: Any, start: int, size: int) -> list[dict[str, Any]]:
-    """The files and folders of a part: JSON that begins with the last byte and is read backwards."""
-    backwards = bytes(content[max(start, start + size - LARGEST_LIST) : start + size])[::-1]
+def _file_nodes(content: Any, start: int, size: int) -> list[dict[str, Any]]:
+    """Return the nodes (files and folders) of a part: JSON whose first character is the part's last byte."""
+    backwards = bytes(content[max(start, start + size - LARGEST_FILE_LIST) : start + size])[::-1]
     _, end = json.JSONDecoder().raw_decode(backwards.decode("latin-1"))
     nodes = json.loads(backwards[:end])["nodes"]
     if not isinstance(nodes, list) or not nodes:
@@ -369,11 +373,11 @@ def _list(content: Any, start: int, size: int) -> list[dict[str, Any]]:
     return nodes
 
 
-def _files(nodes: list[dict[str, Any]]) -> Iterator[tuple[PurePosixPath, int, int]]:
-    """Path, place and size of each file of a part; the last node is the folder of all."""
-    left, seen = [(len(nodes) - 1, PurePosixPath())], set[int]()
-    while left:
-        index, path = left.pop()
+def _walk_files(nodes: list[dict[str, Any]]) -> Iterator[tuple[PurePosixPath, int, int]]:
+    """Yield (path, offset, size) of each file of a part; the last node is the root folder."""
+    pending, seen = [(len(nodes) - 1, PurePosixPath())], set[int]()
+    while pending:
+        index, path = pending.pop()
         if index in seen or not 0 <= index < len(nodes):
             raise LoadError(f"{str(path)!r} is number {index} of its {len(nodes)} files, which cannot be")
         seen.add(index)
@@ -387,4 +391,4 @@ def _files(nodes: list[dict[str, Any]]) -> Iterator[tuple[PurePosixPath, int, in
         for name, child in node["children"].items():
             if name in ("", ".", "..") or set(name) & set("/\\\0"):
                 raise LoadError(f"it holds a file {name!r}, which leads out of it; do not trust it")
-            left.append((int(child), path / name))
+            pending.append((int(child), path / name))

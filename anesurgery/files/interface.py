@@ -1,7 +1,8 @@
-"""The interface and the description of a model: compared, declared to change, and brought up to date.
+"""Compare the interfaces of two models, declare changes of an interface, and update a model's description.
 
-The old model is fed the old inputs; `adapt_inputs` turns them into the inputs of the new model, and
-`adapt_outputs` turns the old model's outputs into what the new model should give.
+A pass that changes inputs or outputs on purpose declares an `InterfaceChange`. To compare both models, the old
+one gets the old inputs; `adapt_inputs` turns these into the inputs of the new model, and `adapt_outputs` turns
+the old model's outputs into those expected of the new model. `describe` updates the description that is saved.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from anesurgery.errors import LoadError, UnknownName, warn
 from anesurgery.files import protobuf
-from anesurgery.files.copying import copied
+from anesurgery.files.copying import copy_program
 from anesurgery.files.protobuf import proto
 from anesurgery.files.writing import temporary_files
 from anesurgery.mil import (
@@ -38,9 +39,9 @@ class Port:
 
     name: str
     kind: str
-    """Element type as MIL prints it, with "state" or "list" in front where it is one."""
+    """The dtype as MIL prints it, with "state" or "list" before it for these: "fp16", "state fp16"."""
     shape: tuple[int | None, ...]
-    """None for a flexible dimension."""
+    """The sizes; None for a dynamic one."""
 
     def __str__(self) -> str:
         dims = "x".join("?" if d is None else str(d) for d in self.shape)
@@ -56,51 +57,56 @@ class Signature:
 
 
 VERSION = "specification version"
-"""What a declared change names when the model needs a newer OS."""
+"""The name in a declared change that raises the specification version, so that a newer OS is needed."""
 
 
 @dataclass(frozen=True)
 class Interface:
-    """Everything of a model that its callers depend on."""
+    """Everything about a model that its callers depend on."""
 
     functions: dict[str, Signature]
     description: Mapping[str, bytes] = field(default_factory=dict)
-    """The parts of the description that is saved with the model, as `parts` names them."""
+    """The saved description in parts, as `description_parts` returns them."""
     specification_version: int = 0
 
     @property
     def images(self) -> frozenset[str]:
-        """The inputs and outputs that the description calls images."""
+        """The names of the inputs and outputs that are images."""
         kinds = {k: data for k, data in self.description.items() if k.split(" ")[0] in ("input", "output")}
         features = [proto.Model_pb2.FeatureDescription.FromString(data) for data in kinds.values()]
         return frozenset(f.name for f in features if f.type.WhichOneof("Type") == "imageType")
 
     def difference(self, other: Interface, ignore: Collection[str] = ()) -> str:
-        """What differs in `other`, in words; "" when nothing does.
+        """Return the differences of `other` in words; "" if there are none.
 
         Args:
             other: the interface after.
             ignore: names of inputs, outputs and functions that may differ.
         """
-        apart = self.functions.keys() ^ other.functions.keys()
+        only_one_has = self.functions.keys() ^ other.functions.keys()
         words = [
             f"function {name!r} {'is gone' if name in self.functions else 'is new'}"
-            for name in sorted(apart - set(ignore))
+            for name in sorted(only_one_has - set(ignore))
         ]
         for name in self.functions.keys() & other.functions.keys():
             a, b = self.functions[name], other.functions[name]
-            words += _ports("input", a.inputs, b.inputs, ignore)
-            words += _ports("output", a.outputs, b.outputs, ignore)
+            words += _port_differences("input", a.inputs, b.inputs, ignore)
+            words += _port_differences("output", a.outputs, b.outputs, ignore)
         if self.description and other.description:
-            words += _parts(self.description, other.description, ignore)
+            words += _description_differences(self.description, other.description, ignore)
         if self.specification_version != other.specification_version and VERSION not in ignore:
             words.append(f"{VERSION} {self.specification_version} became {other.specification_version}")
         return "; ".join(words)
 
 
-def _parts(a: Mapping[str, bytes], b: Mapping[str, bytes], ignore: Collection[str]) -> list[str]:
-    """How two descriptions differ, part by part; the last word of a part is the name of its feature."""
-    old, new = ([p for p in parts if not {p.split()[-1], p.split(": ")[0]} & set(ignore)] for parts in (a, b))
+def _description_differences(
+    a: Mapping[str, bytes], b: Mapping[str, bytes], ignore: Collection[str]
+) -> list[str]:
+    """Return the differences of two descriptions in words; the last word of a part is its feature's name."""
+    old, new = (
+        [part for part in description if not {part.split()[-1], part.split(": ")[0]} & set(ignore)]
+        for description in (a, b)
+    )
     words = [f"the description of {part} is gone" for part in old if part not in b]
     words += [f"the description of {part} is new" for part in new if part not in a]
     words += [f"the description of {part} changed" for part in old if part in b and a[part] != b[part]]
@@ -109,7 +115,9 @@ def _parts(a: Mapping[str, bytes], b: Mapping[str, bytes], ignore: Collection[st
     return words
 
 
-def _ports(word: str, a: tuple[Port, ...], b: tuple[Port, ...], ignore: Collection[str]) -> list[str]:
+def _port_differences(
+    word: str, a: tuple[Port, ...], b: tuple[Port, ...], ignore: Collection[str]
+) -> list[str]:
     old = {p.name: p for p in a if p.name not in ignore}
     new = {p.name: p for p in b if p.name not in ignore}
     words = [f"{word} {p} is gone" for n, p in old.items() if n not in new]
@@ -121,7 +129,7 @@ def _ports(word: str, a: tuple[Port, ...], b: tuple[Port, ...], ignore: Collecti
 
 
 def signatures(program: Program) -> dict[str, Signature]:
-    """The signature of every function."""
+    """Return the signature of every function."""
     return {name: _signature(f) for name, f in program.functions.items()}
 
 
@@ -131,17 +139,17 @@ def _signature(function: Function) -> Signature:
 
 
 def port(name: str, var: Var) -> Port:
-    """A value as a caller sees it."""
+    """Return a value as a caller sees it."""
     if types.is_state(var.sym_type):
         wrapped = var.sym_type.wrapped_type()
         kind = f"state {types.builtin_to_string(wrapped.get_primitive())}"
-        return Port(name, kind, _dims(wrapped.get_shape()))
+        return Port(name, kind, _sizes(wrapped.get_shape()))
     if not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)):
         return Port(name, str(var.sym_type.__type_info__()), ())
-    return Port(name, dtype_name(var), _dims(var.shape or ()))
+    return Port(name, dtype_name(var), _sizes(var.shape or ()))
 
 
-def _dims(shape: tuple[object, ...]) -> tuple[int | None, ...]:
+def _sizes(shape: tuple[object, ...]) -> tuple[int | None, ...]:
     return tuple(None if is_symbolic(d) else int(str(d)) for d in shape)
 
 
@@ -161,44 +169,45 @@ class InterfaceChange:
     """One declared change of inputs or outputs."""
 
     words: str
-    """What the caller must change, in a sentence."""
+    """A sentence that says what the caller must change."""
     names: tuple[str, ...]
     """The inputs and outputs that are added, dropped or changed."""
     inputs: Callable[[Values], Values] = _unchanged
-    """From the old model's inputs to the new model's (numpy arrays by name)."""
+    """Turns the old model's inputs into the new model's (name -> numpy array)."""
     outputs: Callable[[Values, Values], Values] = _unchanged_outputs
-    """From the old model's (outputs, inputs) to the outputs expected of the new model."""
+    """Turns (outputs, inputs) of the old model into the outputs expected of the new one."""
     retypes: bool = False
-    """Is the element type all that changes, of numbers that stay the same?"""
+    """Does only the dtype change, while the numbers stay the same?"""
     call: Callable[[Any, Values, str], Values] | None = None
-    """Where one call becomes several: from (new model, old model's inputs, precision) to the old outputs."""
+    """If one call becomes several: turns (new model, old inputs, precision) into outputs like the old ones."""
 
 
 def adapt_inputs(changes: Iterable[InterfaceChange], inputs: Values) -> Values:
-    """The new model's inputs for a set of the old model's."""
+    """Return the new model's inputs for inputs of the old model."""
     for change in changes:
         inputs = change.inputs(inputs)
     return inputs
 
 
 def call_of(changes: Iterable[InterfaceChange]) -> Callable[[Any, Values, str], Values] | None:
-    """How the new model is called, where one call became several."""
+    """Return the `call` of the last change that has one: how the new model is called; None if once."""
     return next((change.call for change in reversed(list(changes)) if change.call is not None), None)
 
 
 def adapt_outputs(changes: Iterable[InterfaceChange], outputs: Values, inputs: Values) -> Values:
-    """What the new model should give, from what the old model gave for `inputs` (the old model's)."""
+    """Return the outputs expected of the new model, for outputs and inputs of the old model."""
     for change in changes:
         outputs = change.outputs(outputs, inputs)
     return outputs
 
 
 IDENTIFIERS = "MIL takes identifiers only"
-"""Why an input or output is renamed: in ML Programs coremltools refuses any but [a-zA-Z_][a-zA-Z0-9_]*."""
+"""The reason for renaming an input or output: in ML Programs coremltools refuses names other than
+[a-zA-Z_][a-zA-Z0-9_]*."""
 
 
 def warn_of_names(notes: Iterable[str]) -> None:
-    """Warn of the inputs and outputs that got other names, by what the notes of a network's import say."""
+    """Warn about inputs and outputs that were renamed, by the notes of a network's import."""
     if renamed := [words for words in notes if words.endswith(IDENTIFIERS)]:
         warn(f"the interface changes; give and read the new names: {'; '.join(renamed)}")
 
@@ -208,15 +217,15 @@ _IMAGE, _ARRAY = proto.FeatureTypes_pb2.ImageFeatureType, proto.FeatureTypes_pb2
 
 @exclusive()
 def new_spec(program: Program, version: int) -> Any:
-    """The specification that coremltools makes for a bare program, which stays as it is; weights are left out.
+    """Return the specification that coremltools makes for a program, without weights.
 
     Raises:
-        LoadError: the temporary folder has no room for it.
+        LoadError: the temporary folder has no room.
     """
     from coremltools.converters.mil.converter import mil_convert
 
     protobuf.check_depth(program)
-    copy: Any = copied(program)
+    copy: Any = copy_program(program)
     for name, function in program.functions.items():
         copy.functions[name].input_types = function.input_types
         copy.functions[name].output_types = function.output_types
@@ -238,10 +247,10 @@ def new_spec(program: Program, version: int) -> Any:
 
 
 def check_features(spec: Any, where: object) -> None:
-    """See that the inputs and outputs of a model are of kinds that coremltools knows.
+    """Check that coremltools knows the kinds of a model's inputs and outputs.
 
     Raises:
-        LoadError: a colour space or an element type is none that it knows; or an ML Program's image has none.
+        LoadError: a colour space or dtype is unknown, or an image of an ML Program has no colour space.
     """
     program = spec.WhichOneof("Type") == "mlProgram"
     for description in (spec.description, *spec.description.functions):
@@ -264,21 +273,21 @@ FEATURE_TYPES = {"fp16": "FLOAT16", "fp32": "FLOAT32", "int32": "INT32", "int8":
 
 
 def describe(spec: Any, program: Program) -> None:
-    """Bring the description of a package up to date with a program whose interface was changed on purpose."""
+    """Update the description in a specification to a program whose interface was changed on purpose."""
     description = spec.description
     described = {f.name: f for f in description.functions}
     if len(program.functions) > 1 and set(described) != set(program.functions):
         described = _describe_functions(description, program)
     for name, function in program.functions.items():
-        place = described.get(name, description)
+        features = described.get(name, description)
         inputs = [v for v in function.inputs.items() if not types.is_state(v[1].sym_type)]
-        _features(place.input, inputs)
-        _features(place.output, [(v.name, v) for v in function.outputs])
-        _states(place.state, [v for v in function.inputs.items() if types.is_state(v[1].sym_type)])
+        _update_features(features.input, inputs)
+        _update_features(features.output, [(v.name, v) for v in function.outputs])
+        _update_states(features.state, [v for v in function.inputs.items() if types.is_state(v[1].sym_type)])
 
 
 def _describe_functions(description: Any, program: Program) -> dict[str, Any]:
-    """An entry for each function of a program; the first is the default."""
+    """Make an entry for each function of a program, and return them by name; the first is the default."""
     for name in ("input", "output", "state", "functions"):
         description.ClearField(name)
     entries = {name: description.functions.add(name=name) for name in program.functions}
@@ -286,8 +295,8 @@ def _describe_functions(description: Any, program: Program) -> dict[str, Any]:
     return entries
 
 
-def _states(features: Any, wanted: list[tuple[str, Var]]) -> None:
-    """The entries of states, where they are others than before."""
+def _update_states(features: Any, wanted: list[tuple[str, Var]]) -> None:
+    """Replace the entries of states if names or shapes changed."""
     stated = {f.name: list(f.type.stateType.arrayType.shape) for f in features}
     if stated == {name: list(port(name, var).shape) for name, var in wanted}:
         return
@@ -298,18 +307,21 @@ def _states(features: Any, wanted: list[tuple[str, Var]]) -> None:
         array.shape.extend(port(name, var).shape)
 
 
-def saved(spec: Any, program: Program) -> dict[str, bytes]:
-    """The parts of the description that will be saved with a program; none for a bare program."""
+def saved_description(spec: Any, program: Program) -> dict[str, bytes]:
+    """Return the parts of the description that will be saved with a program; {} if `spec` is None."""
     if spec is None:
         return {}
     spec_saved = proto.Model_pb2.Model()
     spec_saved.description.CopyFrom(spec.description)
     describe(spec_saved, program)
-    return parts(spec_saved.description)
+    return description_parts(spec_saved.description)
 
 
-def parts(description: Any, where: str = "") -> dict[str, bytes]:
-    """A description in parts: each feature of each function, the default, and the rest, "metadata"."""
+def description_parts(description: Any, where: str = "") -> dict[str, bytes]:
+    """Return a description in parts: each feature of each function, the default function, and the rest.
+
+    Keys: "input x", "decode: output y", "default main", "metadata" and such; values: serialised messages.
+    """
     rest = type(description)()
     rest.CopyFrom(description)
     pieces: dict[str, bytes] = {}
@@ -318,7 +330,7 @@ def parts(description: Any, where: str = "") -> dict[str, bytes]:
             pieces[f"{where}{kind} {feature.name}"] = feature.SerializeToString(deterministic=True)
         rest.ClearField(kind)
     for function in getattr(rest, "functions", ()):
-        pieces |= parts(function, f"{function.name}: ")
+        pieces |= description_parts(function, f"{function.name}: ")
     if where == "":
         rest.ClearField("functions")
         if rest.defaultFunctionName:
@@ -328,15 +340,15 @@ def parts(description: Any, where: str = "") -> dict[str, bytes]:
     return pieces
 
 
-def _features(features: Any, wanted: list[tuple[str, Var]]) -> None:
-    """Drop, change and add the entries of a list of features; those that fit stay as they are."""
+def _update_features(features: Any, wanted: list[tuple[str, Var]]) -> None:
+    """Remove, change and add entries of a list of features; entries that fit are not touched."""
     names = {name for name, _ in wanted}
     for feature in [f for f in features if f.name not in names]:
         features.remove(feature)
     by_name = {f.name: f for f in features}
     for name, var in wanted:
         if name in by_name and by_name[name].type.WhichOneof("Type") != "multiArrayType":
-            _picture(by_name[name].type, port(name, var).shape)
+            _fix_image_size(by_name[name].type, port(name, var).shape)
             continue
         if name not in by_name:
             by_name[name] = features.add(name=name)
@@ -346,35 +358,35 @@ def _features(features: Any, wanted: list[tuple[str, Var]]) -> None:
         if dtype_name(var) == "fp16":
             array.dataType = _feature_type(var)
         shape = port(name, var).shape
-        if None not in shape and _admits_others(array, shape):  # it was fixed by a pass
+        if None not in shape and _allows_other_shapes(array, shape):  # a pass fixed it
             array.ClearField(array.WhichOneof("ShapeFlexibility"))
         fixed = array.shape and array.WhichOneof("ShapeFlexibility") is None and None not in shape
         if fixed and list(array.shape) != list(shape):
             array.shape[:] = [int(d or 1) for d in shape]
 
 
-def _picture(kind: Any, shape: Sequence[int | None]) -> None:
-    """An image that was fixed has the size of its value, (1, channels, height, width), and no other."""
+def _fix_image_size(kind: Any, shape: Sequence[int | None]) -> None:
+    """Set the size of an image whose value has the fixed shape (1, channels, height, width)."""
     if kind.WhichOneof("Type") != "imageType" or len(shape) != 4 or None in shape:
         return
     image, (height, width) = kind.imageType, shape[2:]
     flexible = image.WhichOneof("SizeFlexibility")
-    if flexible is not None and len(_sizes_of(image)) > 1:
+    if flexible is not None and len(_example_sizes(image)) > 1:
         image.ClearField(flexible)
     if image.WhichOneof("SizeFlexibility") is None and (image.height, image.width) != (height, width):
         image.height, image.width = int(height or 1), int(width or 1)
 
 
-def _sizes_of(image: Any) -> set[tuple[int, int]]:
-    """Some of the sizes that a flexible image may have: all that are named, or the least and the largest."""
+def _example_sizes(image: Any) -> set[tuple[int, int]]:
+    """Return (height, width) sizes that a flexible image may have: all listed, or the least and largest."""
     if image.WhichOneof("SizeFlexibility") == "enumeratedSizes":
         return {(s.height, s.width) for s in image.enumeratedSizes.sizes}
     high, wide = image.imageSizeRange.heightRange, image.imageSizeRange.widthRange
     return {(high.lowerBound, wide.lowerBound), (high.upperBound, wide.upperBound)}
 
 
-def _admits_others(array: Any, shape: Sequence[int | None]) -> bool:
-    """Does a flexible feature allow shapes other than this one?"""
+def _allows_other_shapes(array: Any, shape: Sequence[int | None]) -> bool:
+    """Does a flexible feature allow other shapes than this one?"""
     if array.WhichOneof("ShapeFlexibility") == "enumeratedShapes":
         return any(list(s.shape) != list(shape) for s in array.enumeratedShapes.shapes)
     ranges = array.shapeRange.sizeRanges
@@ -390,11 +402,11 @@ def _feature_type(var: Var) -> int:
 
 @dataclass(frozen=True)
 class Origin:
-    """The model of a program.
+    """The model that a program was read from.
 
     Attributes:
-        description: `ModelDescription` message, with the default shapes of the inputs.
-        version: of its specification.
+        description: its `ModelDescription` message, with the default shapes of the inputs.
+        version: its specification version.
         network: is the program the translation of a neural network?
     """
 
@@ -407,7 +419,7 @@ _ORIGINS: WeakKeyDictionary[Program, Origin] = WeakKeyDictionary()
 
 
 def remember(program: Program, spec: Any) -> None:
-    """Note the model of a program; whether it was a neural network is kept."""
+    """Record the model of a program; a program recorded as a translated network stays one."""
     description = proto.Model_pb2.ModelDescription()
     description.CopyFrom(spec.description)
     before = _ORIGINS.get(program)
@@ -415,11 +427,11 @@ def remember(program: Program, spec: Any) -> None:
     _ORIGINS[program] = Origin(description, int(spec.specificationVersion), network)
 
 
-def translated(program: Program) -> None:
-    """Note that a program, of which the model is known, is the translation of a neural network."""
+def mark_as_translated(program: Program) -> None:
+    """Record that a program, whose model is recorded, is the translation of a neural network."""
     _ORIGINS[program] = replace(_ORIGINS[program], network=True)
 
 
 def origin_of(program: Program) -> Origin | None:
-    """The model that a program was read from; None for one that was built or converted."""
+    """Return the model that a program was read from; None for one that was built or converted."""
     return _ORIGINS.get(program)

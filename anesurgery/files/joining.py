@@ -1,8 +1,8 @@
-"""Models that run one after the other as one program: what one gives, a later one reads by the same name.
+"""Join models that run one after the other into one program, to prove a chain against the uncut model.
 
-For proofs of a chain against the uncut model. Names stay where they are free; a value that two models make, as
-a mask that is computed again, gets another name in the later one. A half that passes as fp32 is read as the
-half that it was: the way there and back loses nothing.
+An output of one model becomes the value that later models read as the input of that name. Values keep their
+names where these are free; if two models compute values of one name, such as a mask, the later gets another
+name. Where an fp16 value passes between models as fp32, the two casts are left out: they change nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from anesurgery.errors import LoadError
 from anesurgery.files.package import Loaded
-from anesurgery.files.protobuf import HeldWeights, from_proto, proto, to_proto
+from anesurgery.files.protobuf import InMemoryWeights, from_proto, proto, to_proto
 from anesurgery.files.sequence import ModelSequence
 from anesurgery.mil import Program, function_of
 
@@ -20,45 +20,46 @@ HALF, FLOAT = proto.MIL_pb2.DataType.FLOAT16, proto.MIL_pb2.DataType.FLOAT32
 
 
 def join(models: ModelSequence, outputs: Sequence[str]) -> Program:
-    """One program of several models.
+    """Return one program that computes what several models compute.
 
     Args:
-        models: each runs its default function.
-        outputs: what the whole gives.
+        models: the models; of each the default function is used.
+        outputs: the names of the outputs of the program.
 
     Raises:
-        LoadError: they have different opsets, or one reads what none gives.
+        LoadError: the models have different opsets, or none computes one of the outputs.
     """
-    held = HeldWeights()
-    whole = proto.MIL_pb2.Program(version=1)
-    joined = _Joined(whole.functions["main"])
+    weights = InMemoryWeights()
+    joined_spec = proto.MIL_pb2.Program(version=1)
+    joiner = _FunctionJoiner(joined_spec.functions["main"])
     for part in models.parts:
         name = default_function(part)
-        joined.add(to_proto(part.program, part.version, held.store).functions[name])
-    joined.finish(outputs)
+        joiner.add(to_proto(part.program, part.version, weights.store).functions[name])
+    joiner.finish(outputs)
     version = max(part.version for part in models.parts)
-    return from_proto(whole, version, held.read, "the chain")
+    return from_proto(joined_spec, version, weights.read, "the chain")
 
 
 def default_function(part: Loaded) -> str:
-    """The function that a model runs."""
+    """Return the name of the function that a model runs by default."""
     named = None if part.spec is None else part.spec.description.defaultFunctionName
     chosen = function_of(part.program, named or None)
     return next(name for name, f in part.program.functions.items() if f is chosen)
 
 
-class _Joined:
-    """A function in the making."""
+class _FunctionJoiner:
+    """Appends the ops of one model after another to a function protobuf."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
         self._block: Any = None
         self._taken: set[str] = set()
         self._known: dict[str, str] = {}
-        """Name between the models -> name in the whole."""
+        """Name of a value between the models -> its name in the joined function."""
         self._halves: set[str] = set()
+        """The fp16 values."""
         self._widened: dict[str, str] = {}
-        """An fp32 value -> the half that was cast to it."""
+        """An fp32 value -> the fp16 value that was cast to it."""
 
     def add(self, part: Any) -> None:
         """Append the ops of one model."""
@@ -77,10 +78,10 @@ class _Joined:
                 self._function.inputs[-1].name = self._known[value.name]
             names[value.name] = self._known[value.name]
         block = part.block_specializations[part.opset]
-        for name in _made(block):
+        for name in _result_names(block):
             names[name] = self._free(name)
         for op in block.operations:
-            if (half := self._half(op, names)) is not None:
+            if (half := self._original_half(op, names)) is not None:
                 names[op.outputs[0].name] = half
                 continue
             _rename(op, names)
@@ -89,28 +90,28 @@ class _Joined:
         self._known |= {name: names[name] for name in block.outputs}
 
     def finish(self, outputs: Sequence[str]) -> None:
-        """Say what the whole gives."""
+        """Set the outputs of the joined function."""
         for name in outputs:
             if self._known.get(name) != name:
                 raise LoadError(f"the chain does not give {name!r} under its name; cut the model again")
             self._block.outputs.append(name)
 
-    def _half(self, op: Any, names: dict[str, str]) -> str | None:
-        """The half that an op casts back to, from fp32."""
-        if op.type != "cast" or _element(op.outputs[0]) != HALF:
+    def _original_half(self, op: Any, names: dict[str, str]) -> str | None:
+        """Return the fp16 value that an op casts back to from fp32; None for other ops."""
+        if op.type != "cast" or _dtype_code(op.outputs[0]) != HALF:
             return None
         return self._widened.get(names[op.inputs["x"].arguments[0].name])
 
     def _remember(self, op: Any) -> None:
-        """Note the element types of what an op makes, and halves that it casts to fp32."""
-        self._halves |= {o.name for o in op.outputs if _element(o) == HALF}
-        if op.type == "cast" and _element(op.outputs[0]) == FLOAT:
+        """Note which results of an op are fp16, and which are fp16 values cast to fp32."""
+        self._halves |= {o.name for o in op.outputs if _dtype_code(o) == HALF}
+        if op.type == "cast" and _dtype_code(op.outputs[0]) == FLOAT:
             source = op.inputs["x"].arguments[0].name
             if source in self._halves:
                 self._widened[op.outputs[0].name] = source
 
     def _free(self, name: str) -> str:
-        """The name, or one like it that is not taken yet."""
+        """Return the name, or the name with a number if it is taken."""
         free, n = name, 1
         while free in self._taken:
             n += 1
@@ -119,22 +120,22 @@ class _Joined:
         return free
 
 
-def _element(value: Any) -> int:
-    """The code of the element type of a value."""
+def _dtype_code(value: Any) -> int:
+    """Return the code of the dtype of a value."""
     return int(value.type.tensorType.dataType)
 
 
-def _made(block: Any) -> Iterator[str]:
-    """Every name that the ops of a block make, nested blocks and their inputs included."""
+def _result_names(block: Any) -> Iterator[str]:
+    """Yield the name of every result in a block, including those of nested blocks and their inputs."""
     for op in block.operations:
         yield from (o.name for o in op.outputs)
         for nested in op.blocks:
             yield from (value.name for value in nested.inputs)
-            yield from _made(nested)
+            yield from _result_names(nested)
 
 
 def _rename(op: Any, names: dict[str, str]) -> None:
-    """Let an op make and read values by their names in the whole."""
+    """Replace the names in an op, and in its blocks, by those in the joined function."""
     for output in op.outputs:
         output.name = names[output.name]
     if op.outputs and "name" in op.attributes:

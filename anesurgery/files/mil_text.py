@@ -1,4 +1,4 @@
-"""Read the MIL text of a compiled model (`model.mil`) into the protobuf message that a package holds.
+"""Read and write MIL text (`model.mil` of a compiled model), from and to the protobuf of a package.
 
 ::
 
@@ -56,11 +56,9 @@ from anesurgery.files.mil_types import (
 )
 from anesurgery.mil import Array
 
-# -- values: numbers, strings, lists, dicts, tuples and places in a weight file --------------------------
+# Values: numbers, strings, lists, dicts, tuples and references into a weight file.
 #
-# Values in the MIL text: numbers, strings, lists, dicts, tuples and places in a weight file <-> protobuf.
-#
-# A type stands in front and says how to read what is in the parentheses::
+# The type before a value says how to read what is in the parentheses::
 #
 #     tensor<fp16, [2]>([0x1p-1, -inf])
 #     dict<string, string>({{"coremltools-version", "9.0"}})
@@ -76,10 +74,10 @@ SCALAR = re.compile(r'\s*([^\s"(){}\[\],;]+)')
 BRACKET = re.compile(r'[\[\]"(){};]')
 FLAT = str.maketrans("[]", "  ")
 
-WHOLE = re.compile(r"(u?)int(\d+)")
-BYTES = {"fp16", "int4", "int8", "uint1", "uint2", "uint3", "uint4", "uint6", "uint8", "uint32"}
-"""Element types whose values the protobuf holds as bytes; below eight bits several share one."""
-FIELDS: dict[str, tuple[str, Any]] = {
+INTEGER_TYPE = re.compile(r"(u?)int(\d+)")
+STORED_AS_BYTES = {"fp16", "int4", "int8", "uint1", "uint2", "uint3", "uint4", "uint6", "uint8", "uint32"}
+"""Dtypes whose values the protobuf holds as bytes; elements of less than 8 bits are packed."""
+FIELD_OF_DTYPE: dict[str, tuple[str, Any]] = {
     "bool": ("bools", np.bool_),
     "fp32": ("floats", np.float32),
     "fp64": ("doubles", np.float64),
@@ -89,18 +87,18 @@ FIELDS: dict[str, tuple[str, Any]] = {
     "int64": ("longInts", np.int64),
     "uint64": ("longInts", np.int64),
 }
-"""Element type -> the field of the protobuf that holds it, for the other types."""
+"""Dtype -> (field of the protobuf's TensorValue, numpy dtype), for the other dtypes."""
 BOOLS = {"true": True, "false": False}
 
 
 class ValueReader:
-    """Reads values."""
+    """Reads values into MIL_pb2.Value."""
 
     def __init__(self, scanner: Scanner, types: TypeReader) -> None:
         self._scanner, self._types = scanner, types
 
     def read(self) -> Any:
-        """The value that stands here, its type in front: MIL_pb2.Value.
+        """Read a type and a value of that type in parentheses.
 
         Raises:
             LoadError: there is none.
@@ -120,22 +118,22 @@ class ValueReader:
         elif which == "listType":
             value.immediateValue.list.SetInParent()
             element = kind.listType.type
-            self._items("[", "]", lambda at: self._fill(value.immediateValue.list.values.add(), element))
+            self._items("[", "]", lambda position: self._fill(value.immediateValue.list.values.add(), element))
         elif which == "dictionaryType":
             value.immediateValue.dictionary.SetInParent()
-            self._items("{", "}", lambda at: self._pair(value, kind.dictionaryType))
+            self._items("{", "}", lambda position: self._pair(value, kind.dictionaryType))
         elif which == "tupleType":
             self._tuple(value, list(kind.tupleType.types))
         else:
             self._scanner.fail("a state has no value")
 
     def _items(self, opening: str, closing: str, read: Callable[[int], None]) -> None:
-        """What stands between two brackets, with commas."""
+        """Read items separated by commas between two brackets; `read` is called with the index of each."""
         self._scanner.expect(opening)
-        if self._scanner.here(closing):
+        if self._scanner.accept(closing):
             return
         count = 0
-        while not count or self._scanner.here(","):
+        while not count or self._scanner.accept(","):
             read(count)
             count += 1
         self._scanner.expect(closing)
@@ -151,10 +149,10 @@ class ValueReader:
     def _tuple(self, value: Any, kinds: Sequence[Any]) -> None:
         value.immediateValue.tuple.SetInParent()
 
-        def read(at: int) -> None:
-            if at >= len(kinds):
+        def read(number: int) -> None:
+            if number >= len(kinds):
                 self._scanner.fail(f"the tuple has {len(kinds)} types, and more values")
-            self._fill(value.immediateValue.tuple.values.add(), kinds[at])
+            self._fill(value.immediateValue.tuple.values.add(), kinds[number])
 
         self._items("(", ")", read)
         if (count := len(value.immediateValue.tuple.values)) != len(kinds):
@@ -162,12 +160,12 @@ class ValueReader:
 
     def _tensor(self, value: Any, kind: Any) -> None:
         scanner = self._scanner
-        start = scanner.at
+        start = scanner.position
         if (blob := scanner.take(BLOB)) is not None:
             value.blobFileValue.fileName = unescape(blob[1])
             value.blobFileValue.offset = int(blob[2])
             return
-        if scanner.here("BLOBFILE"):
+        if scanner.accept("BLOBFILE"):
             scanner.fail("BLOBFILE needs a path and an offset", start)
         name = NAMES[kind.tensorType.dataType]
         values = self._strings() if name == "string" else self._numbers(name)
@@ -175,20 +173,20 @@ class ValueReader:
         if shape is not None and len(values) != math.prod(shape):
             words = f"the type says {math.prod(shape)} element(s)"
             scanner.fail(f"{words}, the value has {len(values)}", start)
-        store(value.immediateValue.tensor, name, values)
+        store_elements(value.immediateValue.tensor, name, values)
 
     def _strings(self) -> list[str]:
         scanner = self._scanner
         if (one := scanner.take(STRING)) is not None:
             return [unescape(one[1])]
         strings: list[str] = []
-        self._items("[", "]", lambda at: strings.extend(self._strings()))
+        self._items("[", "]", lambda position: strings.extend(self._strings()))
         return strings
 
     def _numbers(self, name: str) -> Any:
-        """The elements of a tensor, however they are nested."""
+        """Read the elements of a tensor, in brackets of any depth, as a flat array."""
         scanner = self._scanner
-        start, text = scanner.at, self._number_text()
+        start, text = scanner.position, self._number_text()
         words = text.translate(FLAT).split(",")
         if len(words) == 1 and not words[0].strip():
             return np.zeros(0, np.int64)
@@ -199,27 +197,27 @@ class ValueReader:
 
     def _number_text(self) -> str:
         scanner = self._scanner
-        start = scanner.at
-        if not scanner.here("["):
+        start = scanner.position
+        if not scanner.accept("["):
             one = scanner.take(SCALAR)
             if one is None:
                 scanner.unexpected("a number")
             return one[1]
-        depth, begin = 1, scanner.at
+        depth, begin = 1, scanner.position
         while depth:
-            bracket = BRACKET.search(scanner.text, scanner.at)
+            bracket = BRACKET.search(scanner.text, scanner.position)
             if bracket is None or bracket[0] not in "[]":
                 scanner.fail("this bracket is not closed", start)
             depth += 1 if bracket[0] == "[" else -1
-            scanner.at = bracket.end()
-        return scanner.text[begin : scanner.at - 1]
+            scanner.position = bracket.end()
+        return scanner.text[begin : scanner.position - 1]
 
 
 def _parse(name: str, words: list[str]) -> Any:
-    """The numbers of the words; ValueError where one is none, or does not fit its type."""
+    """Return words as an array of the dtype `name`; ValueError if one is not a number, or does not fit."""
     if name == "bool":
         return np.array([BOOLS[word.strip()] for word in words])
-    if (whole := WHOLE.fullmatch(name)) is not None:
+    if (whole := INTEGER_TYPE.fullmatch(name)) is not None:
         bits = int(whole[2])
         low, high = (0, 2**bits) if whole[1] else (-(2 ** (bits - 1)), 2 ** (bits - 1))
         numbers = [int(word) for word in words if "_" not in word]
@@ -235,40 +233,40 @@ def _parse(name: str, words: list[str]) -> Any:
 
 
 def _bad_element(name: str, words: list[str]) -> str:
-    """Which of the words is not a value of a type."""
-    for at, word in enumerate(words):
+    """Return the error about the first word that is not of the dtype `name`."""
+    for number, word in enumerate(words):
         try:
             _parse(name, [word])
         except (ValueError, KeyError, OverflowError):
-            return f"{word.strip()[:40]!r} (element {at}) is no {name}"
+            return f"{word.strip()[:40]!r} (element {number}) is no {name}"
     return f"these are not values of {name}"
 
 
-def _container(name: str) -> Any:
-    """What holds one element of a type that is stored as bytes."""
-    whole = WHOLE.fullmatch(name)
+def _numpy_dtype(name: str) -> Any:
+    """Return the numpy dtype that holds one element of a MIL dtype stored as bytes."""
+    whole = INTEGER_TYPE.fullmatch(name)
     if whole is None:
         return np.dtype(np.float16)
     return np.dtype(f"{'u' if whole[1] else ''}int{max(8, int(whole[2]))}")
 
 
-def _bits(name: str) -> int:
-    whole = WHOLE.fullmatch(name)
+def _bits_of(name: str) -> int:
+    whole = INTEGER_TYPE.fullmatch(name)
     return 16 if whole is None else int(whole[2])
 
 
-def store(tensor: Any, name: str, values: Any) -> None:
-    """Put elements into a TensorValue."""
+def store_elements(tensor: Any, name: str, values: Any) -> None:
+    """Put elements of the dtype `name` into a TensorValue."""
     if name == "string":
         tensor.strings.SetInParent()
         tensor.strings.values.extend(values)
-    elif name in BYTES:
-        array = np.asarray(values).astype(_container(name))
+    elif name in STORED_AS_BYTES:
+        array = np.asarray(values).astype(_numpy_dtype(name))
         tensor.bytes.SetInParent()
-        whole = _bits(name) >= 8
-        tensor.bytes.values = (array if whole else sub_byte.pack(array, _bits(name))).tobytes()
-    elif name in FIELDS:
-        field, dtype = FIELDS[name]
+        whole = _bits_of(name) >= 8
+        tensor.bytes.values = (array if whole else sub_byte.pack(array, _bits_of(name))).tobytes()
+    elif name in FIELD_OF_DTYPE:
+        field, dtype = FIELD_OF_DTYPE[name]
         getattr(tensor, field).SetInParent()
         getattr(tensor, field).values.extend(np.asarray(values).astype(dtype).tolist())
     else:  # bf16 and the floats of eight bits: coremltools has no values of them
@@ -276,8 +274,8 @@ def store(tensor: Any, name: str, values: Any) -> None:
         tensor.floats.values.extend(np.asarray(values, np.float32).tolist())
 
 
-def elements(tensor: Any, name: str, count: int | None) -> Any:
-    """The elements of a TensorValue: strings, or an array."""
+def elements_of(tensor: Any, name: str, count: int | None) -> Any:
+    """Return the elements of a TensorValue: a list of strings, or a flat array."""
     field = tensor.WhichOneof("value")
     if field is None:
         return []
@@ -288,20 +286,20 @@ def elements(tensor: Any, name: str, count: int | None) -> Any:
         array: Array = np.array(values)
         return array.astype(np.uint64) if name == "uint64" else array
     raw = np.frombuffer(tensor.bytes.values, np.uint8)
-    if _bits(name) >= 8:
-        dtype = np.dtype(_container(name))
+    if _bits_of(name) >= 8:
+        dtype = np.dtype(_numpy_dtype(name))
         if len(raw) % dtype.itemsize:
             raise LoadError(f"a constant of {name} has {len(raw)} bytes; convert the model again")
         return raw.view(dtype)
-    count = len(raw) * 8 // _bits(name) if count is None else count
-    return sub_byte.unpack(raw, _bits(name), name.startswith("int"), (count,))
+    count = len(raw) * 8 // _bits_of(name) if count is None else count
+    return sub_byte.unpack(raw, _bits_of(name), name.startswith("int"), (count,))
 
 
-# -- programs --------------------------------------------------------------------------------------------
+# Reading programs.
 
 FIRST_OPSET = 10
-"""`CoreML5` is `ios15` in the text: the two count ten apart, up to ios18."""
-LATEST = {"ios26": "CoreML9"}
+"""The text writes `CoreML5` as `ios15`; the two numbers differ by ten, up to ios18."""
+NEWER_OPSETS = {"ios26": "CoreML9"}
 OPSET = re.compile(r"ios1([3-8])")
 PROTO_OPSET = re.compile(r"CoreML([3-8])")
 
@@ -312,12 +310,12 @@ NO_OUTPUT = re.compile(r"\s*(?:\(\s*\)\s*=\s*)?([^\W\d][\w@.]*)\s*(?=\()")
 
 @dataclass(frozen=True)
 class MilText:
-    """What a MIL text holds."""
+    """The content of a MIL text."""
 
     program: Any
     """MIL_pb2.Program."""
     version: str
-    """Of the text: "1.0", "1.3"."""
+    """The version of the text: "1.0", "1.3"."""
 
 
 def read_mil(text: str, where: str = "the MIL text") -> MilText:
@@ -325,10 +323,10 @@ def read_mil(text: str, where: str = "the MIL text") -> MilText:
 
     Args:
         text: the text.
-        where: what errors call it.
+        where: its name in errors.
 
     Raises:
-        LoadError: it is no MIL text, or damaged; line and column are named and the line is shown.
+        LoadError: it is not MIL text, or damaged; the error shows line, column and the text of the line.
     """
     reader = _Reader(Scanner(text, where))
     try:
@@ -338,21 +336,21 @@ def read_mil(text: str, where: str = "the MIL text") -> MilText:
 
 
 def opset_of(text: str) -> str:
-    """The opset as the protobuf names it: `ios16` is `CoreML6`; others are kept as they are."""
+    """Return the protobuf's name of an opset: `CoreML6` for `ios16`; unknown names are not changed."""
     opset = OPSET.fullmatch(text)
-    return LATEST.get(text, text) if opset is None else f"CoreML{opset[1]}"
+    return NEWER_OPSETS.get(text, text) if opset is None else f"CoreML{opset[1]}"
 
 
 def opset_text(opset: str) -> str:
-    """The opset as the text names it."""
+    """Return the text's name of an opset: `ios16` for `CoreML6`."""
     core_ml = PROTO_OPSET.fullmatch(opset)
     if core_ml is not None:
         return f"ios{FIRST_OPSET + int(core_ml[1])}"
-    return {v: k for k, v in LATEST.items()}.get(opset, opset)
+    return {v: k for k, v in NEWER_OPSETS.items()}.get(opset, opset)
 
 
 class _Reader:
-    """Recursive descent: one method for one form of the grammar."""
+    """A recursive-descent parser: one method for each form of the grammar, which fills a protobuf message."""
 
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner
@@ -371,10 +369,10 @@ class _Reader:
         whole = MIL.Program(version=int(version[1].split(".")[0]))
         self._attributes(whole.attributes)
         scanner.expect("{")
-        while scanner.here("func"):
+        while scanner.accept("func"):
             self._function(whole.functions)
         scanner.expect("}")
-        if scanner.text[scanner.at :].strip():
+        if scanner.text[scanner.position :].strip():
             scanner.unexpected("the end of the program")
         if not whole.functions:
             scanner.fail("the program has no function")
@@ -382,10 +380,10 @@ class _Reader:
 
     def _function(self, functions: Any) -> None:
         scanner = self._scanner
-        at = scanner.at
+        position = scanner.position
         name = scanner.name()
         if name in functions:
-            scanner.fail(f"function {name!r} is defined twice", at)
+            scanner.fail(f"function {name!r} is defined twice", position)
         function = functions[name]
         scanner.expect("<")
         function.opset = opset_of(scanner.name())
@@ -395,27 +393,27 @@ class _Reader:
             self._attributes(function.attributes)
             block = function.block_specializations[function.opset]
             self._body(block)
-        scanner.here(";")
+        scanner.accept(";")
 
     def _parameters(self, inputs: Any) -> None:
-        self._between("(", ")", lambda: self._declare(inputs.add()))
+        self._sequence("(", ")", lambda: self._declare(inputs.add()))
 
-    def _between(self, opening: str, closing: str, read: Callable[[], object]) -> None:
+    def _sequence(self, opening: str, closing: str, read: Callable[[], object]) -> None:
         self._scanner.expect(opening)
-        if self._scanner.here(closing):
+        if self._scanner.accept(closing):
             return
         read()
-        while self._scanner.here(","):
+        while self._scanner.accept(","):
             read()
         self._scanner.expect(closing)
 
     def _declare(self, value: Any) -> None:
-        """A type and the name of a value of that type."""
+        """Read a type and the name of a new value of that type."""
         value.type.CopyFrom(self._types.read())
-        at = self._scanner.at
+        position = self._scanner.position
         value.name = self._scanner.name()
         if value.name in self._scopes[-1]:
-            self._scanner.fail(f"{value.name!r} is defined twice", at)
+            self._scanner.fail(f"{value.name!r} is defined twice", position)
         self._scopes[-1].add(value.name)
 
     @contextmanager
@@ -425,22 +423,22 @@ class _Reader:
         self._scopes.pop()
 
     def _body(self, block: Any) -> None:
-        """The ops of a block, and its outputs."""
+        """Read the ops of a block, and its outputs."""
         scanner = self._scanner
         scanner.expect("{")
-        while not scanner.here("}"):
+        while not scanner.accept("}"):
             self._operation(block.operations.add())
         scanner.expect("->")
-        self._between("(", ")", lambda: block.outputs.append(self._used()))
+        self._sequence("(", ")", lambda: block.outputs.append(self._defined_name()))
 
-    def _used(self) -> str:
-        """The name of a value that was defined before."""
-        at = self._scanner.at
+    def _defined_name(self) -> str:
+        """Read the name of a value that was defined before."""
+        position = self._scanner.position
         name = self._scanner.name()
         if not any(name in scope for scope in self._scopes):
             near = difflib.get_close_matches(name, [n for s in self._scopes for n in s], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            self._scanner.fail(f"{name!r} is not defined here{hint}", at)
+            self._scanner.fail(f"{name!r} is not defined here{hint}", position)
         return name
 
     def _operation(self, op: Any) -> None:
@@ -450,110 +448,110 @@ class _Reader:
             op.type = bare[1]
         else:
             op.outputs.add().type.CopyFrom(self._types.read())
-            outputs.append((scanner.at, op.outputs[0]))
+            outputs.append((scanner.position, op.outputs[0]))
             op.outputs[0].name = scanner.name()
-            while scanner.here(","):
+            while scanner.accept(","):
                 more = op.outputs.add()
                 more.type.CopyFrom(self._types.read())
-                outputs.append((scanner.at, more))
+                outputs.append((scanner.position, more))
                 more.name = scanner.name()
             scanner.expect("=")
             op.type = scanner.name()
-        self._between("(", ")", lambda: self._argument(op.inputs))
+        self._sequence("(", ")", lambda: self._argument(op.inputs))
         self._attributes(op.attributes)
         self._blocks(op.blocks)
         self._attributes(op.attributes)
         scanner.expect(";")
-        for at, output in outputs:
+        for position, output in outputs:
             if output.name in self._scopes[-1]:
-                scanner.fail(f"{output.name!r} is defined twice", at)
+                scanner.fail(f"{output.name!r} is defined twice", position)
             self._scopes[-1].add(output.name)
 
     def _argument(self, inputs: Any) -> None:
         scanner = self._scanner
-        at = scanner.at
+        position = scanner.position
         plain = scanner.take(PLAIN_ARGUMENT)
         name = scanner.name() if plain is None else plain[1]
         if name in inputs:
-            scanner.fail(f"input {name!r} is given twice", at)
+            scanner.fail(f"input {name!r} is given twice", position)
         bindings = inputs[name].arguments
         if plain is not None:
-            scanner.at = plain.start(2)
-            bindings.add().name = self._used()
+            scanner.position = plain.start(2)
+            bindings.add().name = self._defined_name()
             return
         scanner.expect("=")
-        if not scanner.here("("):
+        if not scanner.accept("("):
             self._binding(bindings.add())
             return
-        scanner.at -= 1
+        scanner.position -= 1
         inputs[name].SetInParent()
-        self._between("(", ")", lambda: self._binding(bindings.add()))
+        self._sequence("(", ")", lambda: self._binding(bindings.add()))
 
     def _binding(self, binding: Any) -> None:
-        """A value by its name, or written out."""
+        """Read an argument: the name of a value, or a literal value."""
         scanner = self._scanner
-        start = scanner.at
+        start = scanner.position
         if scanner.take(CALLED) is None:
-            binding.name = self._used()
+            binding.name = self._defined_name()
             return
-        scanner.at = start
+        scanner.position = start
         binding.value.CopyFrom(self._values.read())
 
     def _attributes(self, attributes: Any) -> None:
-        if not self._scanner.here("["):
+        if not self._scanner.accept("["):
             return
-        self._scanner.at -= 1
-        self._between("[", "]", lambda: self._attribute(attributes))
+        self._scanner.position -= 1
+        self._sequence("[", "]", lambda: self._attribute(attributes))
 
     def _attribute(self, attributes: Any) -> None:
         scanner = self._scanner
-        at = scanner.at
+        position = scanner.position
         name = scanner.name()
         if name in attributes:
-            scanner.fail(f"attribute {name!r} is given twice", at)
+            scanner.fail(f"attribute {name!r} is given twice", position)
         scanner.expect("=")
         attributes[name].CopyFrom(self._values.read())
 
     def _blocks(self, blocks: Any) -> None:
-        """The nested blocks of an op, each with its inputs and outputs."""
+        """Read the nested blocks of an op, each with its inputs and outputs."""
         scanner = self._scanner
         while True:
-            start = scanner.at
-            if blocks and not scanner.here(","):
-                scanner.at = start
+            start = scanner.position
+            if blocks and not scanner.accept(","):
+                scanner.position = start
             scanner.take(NAME)
-            if not scanner.here("(") and not scanner.here("{"):
-                scanner.at = start
+            if not scanner.accept("(") and not scanner.accept("{"):
+                scanner.position = start
                 return
-            scanner.at -= 1
+            scanner.position -= 1
             block = blocks.add()
             with self._scope():
-                if not scanner.here("{"):
+                if not scanner.accept("{"):
                     self._parameters(block.inputs)
                     self._attributes(block.attributes)
                 else:
-                    scanner.at -= 1
+                    scanner.position -= 1
                 self._body(block)
 
 
-# Write a MIL protobuf as the MIL text that Apple's compiler writes; `read_mil` reads it back.
+# Writing programs as Apple's compiler does; `read_mil` reads the text back.
 #
 # Maps of the protobuf (functions, inputs of ops, attributes) are written in the order of their names, as the
 # compiler does. The dialect is that of the compiled models at hand: version 1.0 writes a scalar as
 # `tensor<int32, []>`, later versions as `int32`.
 
 WRITTEN_VERSION = "1.3"
-"""The version that is written by default."""
+"""The version of the text that is written by default."""
 INDENT = " " * 4
 AGAIN = "convert the model again"
 
 
 def write_mil(program: Any, version: str = WRITTEN_VERSION) -> str:
-    """The text of a MIL_pb2.Program (no trailing newline).
+    """Return the text of a MIL_pb2.Program, without a newline at the end.
 
     Args:
         program: the protobuf.
-        version: of the text; "1.0" writes scalars as tensors without dimensions.
+        version: the version of the text; "1.0" writes scalars as tensors without dimensions.
 
     Raises:
         LoadError: a value has no type or no content, or a function no block of its opset.
@@ -562,6 +560,8 @@ def write_mil(program: Any, version: str = WRITTEN_VERSION) -> str:
 
 
 class _Writer:
+    """Yields the lines of a MIL text."""
+
     def __init__(self, version: str) -> None:
         self._version = version
         self._scalars = tuple(map(int, version.split("."))) > (1, 0)
@@ -598,12 +598,12 @@ class _Writer:
             yield f"{line};"
             return
         yield line
-        for at, block in enumerate(op.blocks):
+        for number, block in enumerate(op.blocks):
             attributes = f" {self._attributes(block.attributes)}" if block.attributes else ""
-            yield f"{indent}{INDENT}block{at}({self._named(block.inputs)}){attributes} {{"
+            yield f"{indent}{INDENT}block{number}({self._named(block.inputs)}){attributes} {{"
             for nested in block.operations:
                 yield from self._operation(nested, indent + INDENT * 2)
-            end = ";" if at + 1 == len(op.blocks) else ","
+            end = ";" if number + 1 == len(op.blocks) else ","
             yield f"{indent}{INDENT}}} -> ({', '.join(map(name_text, block.outputs))}){end}"
 
     def _argument(self, op: Any, name: str) -> str:
@@ -618,7 +618,7 @@ class _Writer:
         return f"[{', '.join(f'{name_text(n)} = {self.value(attributes[n])}' for n in sorted(attributes))}]"
 
     def value(self, value: Any) -> str:
-        """A value, its type in front."""
+        """Return a value with its type before it."""
         return f"{type_text(value.type, self._scalars)}({self._literal(value)})"
 
     def _literal(self, value: Any) -> str:
@@ -628,28 +628,28 @@ class _Writer:
             )
             blob = value.blobFileValue
             return f"BLOBFILE(path = {text}({quote(blob.fileName)}), offset = {uint64}({blob.offset}))"
-        held = value.immediateValue
-        which = held.WhichOneof("value")
+        content = value.immediateValue
+        which = content.WhichOneof("value")
         if which == "tensor":
-            return self._tensor(held.tensor, value.type)
+            return self._tensor(content.tensor, value.type)
         if which == "dictionary":
-            pairs = sorted((self._literal(p.key), self._literal(p.value)) for p in held.dictionary.values)
+            pairs = sorted((self._literal(p.key), self._literal(p.value)) for p in content.dictionary.values)
             return "{" + ", ".join(f"{{{key}, {item}}}" for key, item in pairs) + "}"
         if which is None:
             raise LoadError(f"a constant has no value; {AGAIN}")
-        items = ", ".join(map(self._literal, getattr(held, which).values))
+        items = ", ".join(map(self._literal, getattr(content, which).values))
         return f"[{items}]" if which == "list" else f"({items})"
 
     def _tensor(self, tensor: Any, kind: Any) -> str:
         name, shape = element_name(kind), sizes_of_type(kind)
-        values = elements(tensor, name, None if shape is None else math.prod(shape))
-        texts = _texts(name, values)
+        values = elements_of(tensor, name, None if shape is None else math.prod(shape))
+        texts = _element_texts(name, values)
         if not kind.tensorType.rank and len(texts) == 1:
             return texts[0]
-        return _nested(texts, shape if shape is not None else (len(texts),))
+        return _nested_text(texts, shape if shape is not None else (len(texts),))
 
 
-def _texts(name: str, values: Any) -> list[str]:
+def _element_texts(name: str, values: Any) -> list[str]:
     if name == "string":
         return [quote(v) for v in values]
     if name == "bool":
@@ -662,7 +662,7 @@ def _texts(name: str, values: Any) -> list[str]:
 
 
 def hexadecimal(array: Array) -> list[str]:
-    """Numbers as C's %a prints them: exact, without trailing zeros."""
+    """Return numbers as C's %a prints them: exact, without trailing zeros."""
     return [_hexadecimal(v) for v in array.astype(np.float64).ravel().tolist()]
 
 
@@ -673,16 +673,16 @@ def _hexadecimal(number: float) -> str:
     return f"{digits.rstrip('0').rstrip('.') if '.' in digits else digits}p{exponent}".replace("0xp", "0x0p")
 
 
-def _nested(texts: Sequence[str], shape: tuple[int, ...]) -> str:
+def _nested_text(texts: Sequence[str], shape: tuple[int, ...]) -> str:
     if len(shape) <= 1:
         return f"[{', '.join(texts)}]"
     step = len(texts) // shape[0] if shape[0] else 0
-    return f"[{', '.join(_nested(texts[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0]))}]"
+    return f"[{', '.join(_nested_text(texts[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0]))}]"
 
 
 @lru_cache(maxsize=4096)
 def _takes_tuple(op_type: str, name: str) -> bool:
-    """Does an op take several values under this name, so that one alone stands in parentheses?"""
+    """Is a parameter of an op a tuple of values, so that even a single one is written in parentheses?"""
     from coremltools.converters.mil.mil.input_type import TupleInputType
     from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 

@@ -1,7 +1,8 @@
-"""Tokens and types of the MIL text: `tensor<fp16, [1, ?]>`, `int32`, `list`, `state` <-> protobuf.
+"""Read and write the types in MIL text, such as `tensor<fp16, [1, ?]>` or `int32`, from and to protobuf.
 
-Errors show the line. Two forms of the text are in use. Up to program(1.0) a scalar is a tensor without
-dimensions, `tensor<int32, []>`; from program(1.3) on it is `int32`. Both are read; the writer writes either.
+`Scanner` splits the text into tokens for `mil_text.py`; its errors show the line. Two forms of the text are in
+use: up to program(1.0) a scalar is a tensor without dimensions, `tensor<int32, []>`; from program(1.3) on it is
+`int32`. Both are read, and the writer can write either.
 """
 
 from __future__ import annotations
@@ -24,42 +25,42 @@ ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v"
 PRINTED = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 SHOWN = 60
-"""How many characters of a long line an error shows on each side of the place."""
+"""Characters of a long line that an error shows on each side of the position."""
 
 
 class Scanner:
-    """A text and a position in it."""
+    """A text and the current position in it."""
 
     def __init__(self, text: str, where: str) -> None:
-        self.text, self.where, self.at = text, where, 0
+        self.text, self.where, self.position = text, where, 0
 
     def take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """What stands here, if it is of this form; then the position is after it."""
-        token = pattern.match(self.text, self.at)
+        """Match a pattern at the position; on success move behind the match and return it, else return None."""
+        token = pattern.match(self.text, self.position)
         if token is not None:
-            self.at = token.end()
+            self.position = token.end()
         return token
 
-    def here(self, mark: str) -> bool:
-        """Do these characters come next? Then the position is after them."""
-        start = SPACE.match(self.text, self.at)
-        place = self.at if start is None else start.end()
+    def accept(self, mark: str) -> bool:
+        """Move behind these characters if they come next, after white space; return whether they do."""
+        start = SPACE.match(self.text, self.position)
+        place = self.position if start is None else start.end()
         if not self.text.startswith(mark, place):
             return False
-        self.at = place + len(mark)
+        self.position = place + len(mark)
         return True
 
     def expect(self, mark: str) -> None:
-        """Pass over these characters.
+        """Move behind these characters.
 
         Raises:
-            LoadError: something else stands here.
+            LoadError: something else comes next.
         """
-        if not self.here(mark):
+        if not self.accept(mark):
             self.unexpected(repr(mark))
 
     def name(self) -> str:
-        """A name; one with other characters than letters, digits, `_`, `@` and `.` stands in quotes."""
+        """Read a name; one with other characters than letters, digits, `_`, `@` and `.` is quoted."""
         if (token := self.take(NAME)) is not None:
             return token[1]
         if (quoted := self.take(STRING)) is not None:
@@ -67,33 +68,33 @@ class Scanner:
         self.unexpected("a name")
 
     def string(self) -> str:
-        """A string in quotes, without its escapes."""
+        """Read a quoted string, and return it without escapes."""
         token = self.take(STRING)
         if token is None:
             self.unexpected("a string")
         return unescape(token[1])
 
     def integer(self) -> int:
-        """A whole number that is not negative."""
+        """Read an integer that is not negative."""
         token = self.take(INTEGER)
         if token is None:
             self.unexpected("a whole number")
         return int(token[1])
 
     def unexpected(self, wanted: str) -> NoReturn:
-        """Say that something else was expected here."""
-        token = TOKEN.match(self.text, self.at)
+        """Raise an error: something else was expected at the position."""
+        token = TOKEN.match(self.text, self.position)
         word = "" if token is None or token[1] is None else token[1]
         start = len(self.text) if token is None else token.end() - len(word)
         self.fail(f"expected {wanted}, found {word[:SHOWN]!r}" if word else f"it ends before {wanted}", start)
 
-    def fail(self, problem: str, at: int | None = None) -> NoReturn:
+    def fail(self, problem: str, position: int | None = None) -> NoReturn:
         """Raise an error that names the line and column and shows the line.
 
         Raises:
             LoadError: always.
         """
-        place = self.at if at is None else at
+        place = self.position if position is None else position
         start = self.text.rfind("\n", 0, place) + 1
         end = self.text.find("\n", place)
         line = self.text[start : len(self.text) if end < 0 else end]
@@ -108,12 +109,12 @@ class Scanner:
 
 
 def printable(text: str) -> str:
-    """A text without characters that a terminal would obey."""
+    """Return a text without control characters."""
     return "".join(c if c.isprintable() else " " if c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def unescape(text: str) -> str:
-    """The characters that a string in quotes stands for."""
+    """Replace the escapes in the content of a quoted string."""
     return ESCAPED.sub(_character, text) if "\\" in text else text
 
 
@@ -127,12 +128,12 @@ def _character(escape: re.Match[str]) -> str:
 
 
 def quote(text: str) -> str:
-    """A string in quotes, with escapes where they are needed."""
+    """Return a string in quotes, with escapes where needed."""
     return '"' + "".join(PRINTED.get(c) or (c if c >= " " else f"\\x{ord(c):02x}") for c in text) + '"'
 
 
 def name_text(name: str) -> str:
-    """A name as it stands in the text."""
+    """Return a name as the text writes it, quoted where needed."""
     plain = NAME.fullmatch(name)
     return name if plain is not None and plain[1] == name else quote(name)
 
@@ -144,24 +145,24 @@ ELEMENTS: dict[str, int] = {
     for name, code in MIL.DataType.items()
     if code
 }
-"""Name of an element type in the text -> its code."""
+"""Name of a dtype in the text -> its code in the protobuf."""
 NAMES = {code: name for name, code in ELEMENTS.items()}
 
 TENSOR = re.compile(r"\s*tensor\s*<\s*(\w+)\s*,\s*\[([\d?,\s]*)\]\s*>")
 PLAIN = re.compile(r"\s*(" + "|".join(sorted(ELEMENTS, key=len, reverse=True)) + r")(?![\w@.<])")
 DIGITS = 18
-"""Longest size of a dimension: all numbers of 18 digits fit into 64 bits."""
+"""The most digits of a size: all numbers of 18 digits fit into 64 bits."""
 
 
 class TypeReader:
-    """Reads types; each tensor type is built once."""
+    """Reads types into MIL_pb2.ValueType; equal tensor types are built once and shared."""
 
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner
         self._known: dict[str, Any] = {}
 
     def read(self) -> Any:
-        """The type that stands here.
+        """Read the type at the position.
 
         Raises:
             LoadError: there is none.
@@ -179,7 +180,7 @@ class TypeReader:
             self._known[text] = self._tensor(element, [d.strip() for d in dims.split(",")], word.start())
         return self._known[text]
 
-    def _tensor(self, element: int, dims: list[str], at: int) -> Any:
+    def _tensor(self, element: int, dims: list[str], position: int) -> Any:
         tensor = MIL.ValueType(tensorType=MIL.TensorType(dataType=element))
         for dim in dims if dims != [""] else []:
             if dim == "?":
@@ -187,45 +188,45 @@ class TypeReader:
             elif dim.isdecimal() and len(dim) <= DIGITS:
                 tensor.tensorType.dimensions.add().constant.size = int(dim)
             else:
-                self._scanner.fail(f"{dim!r} is not a size of a dimension", at)
+                self._scanner.fail(f"{dim!r} is not a size of a dimension", position)
         tensor.tensorType.rank = len(tensor.tensorType.dimensions)
         return tensor
 
     def _compound(self) -> Any:
         scanner = self._scanner
-        start = scanner.at
+        start = scanner.position
         word = scanner.take(NAME)
         if word is None:
             scanner.unexpected("a type")
         read = {
-            "tensor": self._odd_tensor,
+            "tensor": self._irregular_tensor,
             "list": self._list,
             "dict": self._dict,
             "tuple": self._tuple,
             "state": self._state,
         }.get(word[1])
-        if read is None or not scanner.here("<"):
-            scanner.at = start
+        if read is None or not scanner.accept("<"):
+            scanner.position = start
             scanner.unexpected("a type")
         kind = read()
         scanner.expect(">")
         return kind
 
-    def _odd_tensor(self) -> Any:
-        """A tensor of unknown rank, or with dimensions that have names."""
+    def _irregular_tensor(self) -> Any:
+        """Read a tensor type of unknown rank, or with named dimensions."""
         scanner = self._scanner
         word = scanner.take(NAME)
         if word is None or word[1] not in ELEMENTS:
-            scanner.at = scanner.at if word is None else word.start(1)
+            scanner.position = scanner.position if word is None else word.start(1)
             scanner.unexpected("an element type")
         tensor = MIL.ValueType(tensorType=MIL.TensorType(dataType=ELEMENTS[word[1]], rank=-1))
         scanner.expect(",")
-        if scanner.here("?"):
+        if scanner.accept("?"):
             return tensor
         scanner.expect("[")
-        while not scanner.here("]"):
+        while not scanner.accept("]"):
             self._dimension(tensor.tensorType.dimensions.add())
-            if not scanner.here(","):
+            if not scanner.accept(","):
                 scanner.expect("]")
                 break
         dims = tensor.tensorType.dimensions
@@ -233,11 +234,11 @@ class TypeReader:
         return tensor
 
     def _dimension(self, dimension: Any) -> None:
-        """A size, `?`, `...` (any number of dimensions), or a symbol (a dynamic size, as `?` is)."""
+        """Read a size, `?`, `...` (any number of dimensions), or a symbol (a dynamic size like `?`)."""
         scanner = self._scanner
-        if scanner.here("..."):
+        if scanner.accept("..."):
             dimension.unknown.variadic = True
-        elif scanner.here("?") or scanner.take(NAME):
+        elif scanner.accept("?") or scanner.take(NAME):
             dimension.unknown.variadic = False
         else:
             dimension.constant.size = scanner.integer()
@@ -259,7 +260,7 @@ class TypeReader:
     def _tuple(self) -> Any:
         pair = MIL.ValueType(tupleType=MIL.TupleType())
         pair.tupleType.types.add().CopyFrom(self.read())
-        while self._scanner.here(","):
+        while self._scanner.accept(","):
             pair.tupleType.types.add().CopyFrom(self.read())
         return pair
 
@@ -270,10 +271,10 @@ class TypeReader:
 
 
 def element_name(kind: Any) -> str:
-    """The element type of a tensor type, as it stands in the text.
+    """Return the name of the dtype of a tensor type, as the text writes it.
 
     Raises:
-        LoadError: it is of no type that there is.
+        LoadError: the dtype does not exist.
     """
     code = kind.tensorType.dataType
     if code not in NAMES:
@@ -284,14 +285,14 @@ def element_name(kind: Any) -> str:
 
 
 def type_text(kind: Any, scalars: bool) -> str:
-    """A type as it stands in the text.
+    """Return a type as the text writes it.
 
     Args:
         kind: MIL_pb2.ValueType.
-        scalars: is a scalar `int32`, and not `tensor<int32, []>`?
+        scalars: write a scalar as `int32`, and not as `tensor<int32, []>`?
 
     Raises:
-        LoadError: it says no type.
+        LoadError: the message holds no type.
     """
     which = kind.WhichOneof("type")
     if which is None:
@@ -321,7 +322,7 @@ def _dimension_text(dimension: Any) -> str:
 
 
 def sizes_of_type(kind: Any) -> tuple[int, ...] | None:
-    """The sizes of a tensor type; None where one is dynamic."""
+    """Return the sizes of a tensor type; None if one is dynamic."""
     dims = kind.tensorType.dimensions
     if kind.tensorType.rank != len(dims) or any(d.WhichOneof("dimension") != "constant" for d in dims):
         return None

@@ -1,7 +1,8 @@
-"""Load, copy and save models: `.mlpackage`, MLModel or MIL program <-> `Loaded`.
+"""Read and write packages: `Loaded` holds a model in the form that passes edit.
 
-Loading maps the weight file and reads no weight; saving copies unchanged weights file to file, from the file
-that was opened when the model was loaded. A package is put in its place atomically.
+`anesurgery.load` uses `locate`, `read_spec` and `from_spec`. Loading maps the weight file into memory and reads
+no weight. `save` copies unchanged weights from the file that was opened when the model was loaded, and moves
+the finished package into place atomically.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from anesurgery.files.interface import check_features, describe, new_spec, origi
 from anesurgery.files.progress import work
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile, is_archive, read_text, unpack
-from anesurgery.files.weights import WeightFile, WeightWriter, not_fetched, unknown
+from anesurgery.files.weights import WeightFile, WeightWriter, not_fetched, placeholder_weight
 from anesurgery.files.writing import check_target, scratch_folder, temporary_files, write_atomically
 from anesurgery.mil import Array, Program, ct, exclusive, quiet_host, types
 
@@ -49,31 +50,31 @@ PROGRAM = "mlProgram"
 
 @dataclass
 class Loaded:
-    """A model in the form that passes work on, with what is needed to write it back."""
+    """A model in the form that passes edit, with all that is needed to write it back."""
 
     program: Program
     spec: Any = None
-    """Model protobuf as given, ML Program included (it stays as the source of what is kept); None for a
-    bare program."""
+    """The Model protobuf as it was read, with the old ML Program, whose attributes and documentation are kept
+    when the model is written. None for a bare program."""
     source: Path | None = None
-    """The package, which is never written to."""
+    """The path of the package; it is never changed."""
     weights: WeightFile | None = None
     compute_units: Any = None
     notes: tuple[str, ...] = ()
-    """What was changed on the way in, as happens to neural networks."""
+    """What loading changed, for example names of a neural network."""
     other_weights: tuple[WeightFile, ...] = ()
-    """Other weight files that constants are views of, as of models that were merged."""
+    """Other weight files that constants are views of, as after a merge of models."""
     absent: str | None = None
-    """Why the weights are not there, where NaN stands in for them: such a model is only looked at."""
+    """Why the weights are missing; NaN then stands for them, and the model can be inspected but not saved."""
 
     def __post_init__(self) -> None:
-        """Note the description, for those who keep the program alone."""
+        """Record the description, for callers that only keep the program."""
         if self.spec is not None:
             remember(self.program, self.spec)
 
     @classmethod
     def of(cls, model: Loaded | Program) -> Loaded:
-        """What is loaded, as it is; a program by itself with nothing beside it. Opens no file."""
+        """Return a loaded model unchanged; wrap a bare program."""
         return model if isinstance(model, Loaded) else cls(model)
 
     @property
@@ -82,17 +83,17 @@ class Loaded:
         return [] if self.spec is None else list(self.spec.description.input)
 
     def check_source(self) -> None:
-        """See that nobody wrote to the weight file, which is read when its weights are needed.
+        """Check that the weight file was not changed; weights are read from it when they are needed.
 
         Raises:
-            LoadError: somebody did.
+            LoadError: it was changed.
         """
         if self.weights is not None:
             self.weights.source.check()
 
     @property
     def description(self) -> Any:
-        """`ModelDescription`, also of a bare program that was read from a model; None of one that was built."""
+        """The `ModelDescription`, also of a bare program that was read from a model; None if it was built."""
         if self.spec is not None:
             return self.spec.description
         origin = origin_of(self.program)
@@ -108,25 +109,25 @@ class Loaded:
 def from_spec(
     spec: Any, source: Path, folder: Path | None, compute_units: Any, *, graph_only: bool = False
 ) -> Loaded:
-    """A model of a specification, its weights in a file of the folder.
+    """Return the model of a specification; its weights are mapped from a file.
 
     Args:
         spec: the specification.
-        source: the package.
-        folder: where its weights are.
-        compute_units: those of the MLModel that is made of it.
-        graph_only: may the weights be absent? Values that nobody knows stand in for them then.
+        source: the path of the package.
+        folder: the folder of the weight file.
+        compute_units: the compute units of an MLModel made from it.
+        graph_only: may the weights be missing? NaN then stands for them.
 
     Raises:
         LoadError: its program is newer than coremltools, damaged, or its weights are not there.
     """
     file = None if folder is None else folder / protobuf.weight_file_name(spec.mlProgram, source)
-    store, absent = _weights(file, source)
+    store, absent = _open_weights(file, source)
 
     def fetch(offset: int, element: Any, shape: tuple[int, ...]) -> Array:
         if store is None:
             if graph_only:
-                return unknown(element, shape)
+                return placeholder_weight(element, shape)
             raise LoadError(absent)
         if types.is_sub_byte(element):
             return store.unpacked(offset, element, shape)
@@ -137,8 +138,8 @@ def from_spec(
     return Loaded(program, spec, source, store, compute_units, absent=absent if needed else None)
 
 
-def _weights(file: Path | None, source: Path) -> tuple[WeightFile | None, str]:
-    """The weight file; or none, and why."""
+def _open_weights(file: Path | None, source: Path) -> tuple[WeightFile | None, str]:
+    """Return (weight file, ""), or (None, why it cannot be opened)."""
     if file is None or not file.is_file():
         name = file.name if file else "weight.bin"
         return None, f"{source} has no weights/{name}, but its program needs it; copy the package again"
@@ -151,11 +152,11 @@ PIPELINES: dict[str, Callable[[Any], Any]] = {
     "pipelineClassifier": lambda spec: spec.pipelineClassifier.pipeline,
     "pipelineRegressor": lambda spec: spec.pipelineRegressor.pipeline,
 }
-"""Kind of model -> the pipeline in its specification."""
+"""Type of a model -> a function that returns the pipeline in its specification."""
 
 
 def part_names(pipeline: Any) -> list[str]:
-    """A name for each model of a pipeline: those of the file where it has one for each, else "model 0", ..."""
+    """Return a name for each model of a pipeline: those in the file if all differ, else "model 0", ..."""
     count, names = len(pipeline.models), list(pipeline.names)
     if len(set(names)) == count and all(names):
         return names
@@ -163,7 +164,7 @@ def part_names(pipeline: Any) -> list[str]:
 
 
 def locate(path: Path) -> tuple[Path, Path | None]:
-    """The specification file and the folder of weights of a model on disk; of a compiled one, its text.
+    """Return the specification file (for a compiled model its MIL text) and the weight folder of a model.
 
     Raises:
         LoadError: there is no model.
@@ -174,7 +175,7 @@ def locate(path: Path) -> tuple[Path, Path | None]:
         if is_text(path):
             return path, path.parent / COMPILED_WEIGHTS
         if is_archive(path) or is_program(path):
-            return _in_archive(path)
+            return _locate_in_archive(path)
         if path.is_file():
             return path, None
         if is_network(path):
@@ -182,8 +183,8 @@ def locate(path: Path) -> tuple[Path, Path | None]:
         if is_compiled(path):
             return path / PROGRAM_TEXT, path / COMPILED_WEIGHTS
         if not (path / "Manifest.json").is_file():
-            raise LoadError(f"{path} {_no_package(path)}")
-        spec, weights = _manifest_places(path)
+            raise LoadError(f"{path} {_what_folder_is(path)}")
+        spec, weights = _paths_in_manifest(path)
         if not spec.is_file():
             raise LoadError(f"{path} lacks its specification {spec.relative_to(path)}; copy the package again")
     except OSError as error:
@@ -191,8 +192,8 @@ def locate(path: Path) -> tuple[Path, Path | None]:
     return spec, weights
 
 
-def _no_package(folder: Path) -> str:
-    """Say what kind of folder this is, and what to give in its place."""
+def _what_folder_is(folder: Path) -> str:
+    """Return in words what kind of folder this is, and what to give instead."""
     if is_checkpoint(folder):
         return CHECKPOINT
     if (folder / "saved_model.pb").is_file():
@@ -203,9 +204,9 @@ def _no_package(folder: Path) -> str:
     return "is a folder without a Manifest.json; give the .mlpackage folder itself"
 
 
-def _in_archive(archive: Path) -> tuple[Path, Path | None]:
-    """The specification file and the folder of weights of the model in an archive."""
-    model = _unpacked(archive)
+def _locate_in_archive(archive: Path) -> tuple[Path, Path | None]:
+    """Return the specification file and the weight folder of the model in an archive."""
+    model = _unpack_once(archive)
     if is_compiled(model):
         cure = "extract it with `anesurgery executorch`" if is_program(archive) else "unzip it"
         raise LoadError(f"{archive} holds a compiled model; {cure}, and give {model.name}")
@@ -216,8 +217,8 @@ def _in_archive(archive: Path) -> tuple[Path, Path | None]:
         raise LoadError(f"{archive}: {inside.replace('copy the package', 'make the archive')}") from error
 
 
-def _unpacked(archive: Path) -> Path:
-    """The model of an archive in a temporary folder, which goes away with the process; unpacked once.
+def _unpack_once(archive: Path) -> Path:
+    """Unpack an archive into a temporary folder of this process, once; return the path of its model.
 
     Raises:
         LoadError: it cannot be unpacked.
@@ -231,11 +232,11 @@ def _unpacked(archive: Path) -> Path:
 
 
 _UNPACKED: dict[tuple[int, ...], Path] = {}
-"""State of an archive when it was opened -> its model."""
+"""Identity of an archive when it was opened -> path of its model."""
 
 
-def _manifest_places(package: Path) -> tuple[Path, Path | None]:
-    """The specification file and the folder of weights that a manifest names."""
+def _paths_in_manifest(package: Path) -> tuple[Path, Path | None]:
+    """Return the specification file and the weight folder that a manifest names."""
     file = package / "Manifest.json"
     try:
         manifest = json.loads(read_text(file))
@@ -279,22 +280,22 @@ FOREIGN = {
     ".h5": _KERAS,
     ".keras": _KERAS,
 }
-"""Suffix of files that users take for models of Core ML -> what they are, and what to do."""
+"""Suffix of files that users mistake for Core ML models -> what they are, and what to do."""
 
 
 CHECKPOINT = "is a checkpoint of transformers; `anesurgery build` turns it into a package"
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Does a folder hold a model as transformers saves it?"""
+    """Does a folder hold a checkpoint as transformers saves it?"""
     return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
 
 
 def read_spec(file: Path | SourceFile) -> Any:
-    """The specification in a file.
+    """Read the specification in a file.
 
     Raises:
-        LoadError: it holds none.
+        LoadError: the file holds none.
     """
     if isinstance(file, Path) and file.suffix == TEXT_SUFFIX:
         return read_compiled(file.parent, file.name).spec
@@ -325,7 +326,7 @@ def read_spec(file: Path | SourceFile) -> Any:
 
 
 def _models(spec: Any) -> Iterator[Any]:
-    """A model, and the models of a pipeline."""
+    """Yield a model, and the models in it if it is a pipeline."""
     yield spec
     kind = spec.WhichOneof("Type")
     for part in PIPELINES[kind](spec).models if kind in PIPELINES else ():
@@ -338,7 +339,7 @@ def save(loaded: Loaded, path: str | os.PathLike[str], *, overwrite: bool = Fals
 
     Args:
         loaded: the model.
-        path: ends in .mlpackage.
+        path: the path of the package, which ends in .mlpackage.
         overwrite: may an existing package be replaced?
 
     Returns:
@@ -357,8 +358,8 @@ def save(loaded: Loaded, path: str | os.PathLike[str], *, overwrite: bool = Fals
 
 
 def stored_bytes(*models: Loaded) -> int:
-    """Bytes of the weight files of models, each counted once, which is about what writing them takes."""
-    files = {file for one in models for file in (one.weights, *one.other_weights) if file is not None}
+    """Return the bytes of the weight files of models, each counted once; about what writing them takes."""
+    files = {file for model in models for file in (model.weights, *model.other_weights) if file is not None}
     return sum(file.source.size for file in files)
 
 
@@ -366,7 +367,7 @@ def write_package(loaded: Loaded, package: Path) -> None:
     """Write the files of a package into a new folder.
 
     Raises:
-        LoadError: its weights are not there.
+        LoadError: the weights of the model are missing.
     """
     if loaded.absent is not None:
         raise LoadError(loaded.absent)
@@ -375,15 +376,15 @@ def write_package(loaded: Loaded, package: Path) -> None:
     if loaded.spec is None:
         loaded = replace(loaded, spec=new_spec(loaded.program, loaded.version))
     spec = proto.Model_pb2.Model()
-    fill(spec, loaded, weights / "weight.bin")
+    fill_spec(spec, loaded, weights / "weight.bin")
     write_spec(spec, package)
 
 
-def fill(spec: Any, loaded: Loaded, weights: Path) -> None:
-    """Put a program into an empty specification, and its weights into a file of a package."""
+def fill_spec(spec: Any, loaded: Loaded, weights: Path) -> None:
+    """Fill an empty specification with a model, and write its weights to a file."""
     for field, value in loaded.spec.ListFields():
         if field.name != "mlProgram":
-            _assign(spec, field, value)
+            _set_field(spec, field, value)
     spec.specificationVersion = loaded.version
     with weights.open("w+b") as file:
         writer = WeightWriter(file, loaded.weights, *loaded.other_weights)
@@ -395,12 +396,12 @@ def fill(spec: Any, loaded: Loaded, weights: Path) -> None:
 
 
 def write_spec(spec: Any, package: Path) -> None:
-    """Write the specification and the manifest of a package whose weights are there already."""
+    """Write the specification and the manifest of a package whose weights are already written."""
     (package / "Data" / MODEL).write_bytes(spec.SerializeToString(deterministic=True))
     (package / "Manifest.json").write_text(json.dumps(_manifest(), indent=4), encoding="utf-8")
 
 
-def _assign(message: Any, field: Any, value: Any) -> None:
+def _set_field(message: Any, field: Any, value: Any) -> None:
     if field.message_type is not None:
         getattr(message, field.name).CopyFrom(value)
     else:
@@ -427,7 +428,7 @@ def _manifest() -> dict[str, Any]:
 
 
 def to_mlmodel(loaded: Loaded) -> Any:
-    """The model as an MLModel in a temporary package that goes away with the process.
+    """Return a model as an MLModel; its package is temporary and deleted with the process.
 
     Raises:
         LoadError: the package cannot be written.
@@ -436,7 +437,7 @@ def to_mlmodel(loaded: Loaded) -> Any:
 
 
 def mlmodel_of(write: Callable[[Path], object], compute_units: Any = None) -> Any:
-    """An MLModel of what `write` puts into a temporary package, which goes away with the process.
+    """Return an MLModel of a temporary package, deleted with the process, that `write` fills.
 
     Raises:
         LoadError: the package cannot be written.
@@ -456,15 +457,15 @@ def mlmodel_of(write: Callable[[Path], object], compute_units: Any = None) -> An
         return ct.models.MLModel(str(package), compute_units=units, skip_model_load=not _is_macos())
 
 
-class _Temporary:
-    """The scratch folder of this process for temporary packages; those of dead processes are removed."""
+class _TemporaryFolder:
+    """The scratch folder of this process for temporary packages; folders of dead processes are removed."""
 
     def __init__(self) -> None:
         self._kept, self._maker, self._folder = ExitStack(), 0, Path()
 
     @exclusive()
     def folder(self) -> Path:
-        """The folder; another one in a fork, and where a cleaner of temporary files removed the last one."""
+        """Return the folder; a new one in a forked process, or if the old one was removed from outside."""
         if self._maker != os.getpid() or not self._folder.is_dir():
             self._kept, self._maker = ExitStack(), os.getpid()
             self._folder = self._kept.enter_context(scratch_folder(Path(tempfile.gettempdir())))
@@ -472,8 +473,8 @@ class _Temporary:
         return self._folder
 
     def close(self) -> None:
-        """Remove it."""
+        """Remove the folder."""
         self._kept.close()
 
 
-_TEMPORARY = _Temporary()
+_TEMPORARY = _TemporaryFolder()

@@ -1,4 +1,4 @@
-"""Plots of results in files of their own: drawn by matplotlib, an extra, to the same bytes each time."""
+"""Write plots of results to files. They are drawn by matplotlib, an optional dependency, reproducibly."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from anesurgery.errors import SurgeryError
 from anesurgery.files.writing import write_atomically
 
 ENDS = (".png", ".svg", ".pdf")
-"""What plots end in."""
+"""The suffixes of plots."""
 NO_MATPLOTLIB = 'plots are drawn by matplotlib: pip install "anesurgery[plot]"'
 
 
 def check_plot(path: str | os.PathLike[str]) -> Path:
-    """See that a plot can be drawn, before any work is done.
+    """Check that a plot can be drawn, before any work is done; return its path.
 
     Raises:
-        SurgeryError: the path ends otherwise than plots do, or matplotlib is not installed.
+        SurgeryError: the path has another suffix, or matplotlib is not installed.
     """
     place = Path(path).expanduser()
     if place.suffix not in ENDS:
@@ -33,10 +33,10 @@ def check_plot(path: str | os.PathLike[str]) -> Path:
 
 
 def save_picture(result: Drawn, path: str | os.PathLike[str]) -> Path:
-    """Draw a result as a plot; an existing file is replaced, atomically.
+    """Draw a result as a plot, and replace an existing file atomically; return its path.
 
     Raises:
-        SurgeryError: the path ends otherwise than plots do, or there is nothing to draw, or no matplotlib.
+        SurgeryError: the path has another suffix, there is nothing to draw, or matplotlib is not installed.
     """
     place = check_plot(path)
     picture = drawn(result, "plot", place.suffix[1:])
@@ -50,10 +50,10 @@ def can_plot() -> bool:
 
 
 def picture(draw: Callable[[Any], None], kind: str) -> bytes:
-    """A figure as a file.
+    """Return a figure as the bytes of a file.
 
     Args:
-        draw: draws on the axes that it is given.
+        draw: draws on the matplotlib axes that it gets.
         kind: "png", "svg" or "pdf".
 
     Raises:
@@ -67,6 +67,6 @@ def picture(draw: Callable[[Any], None], kind: str) -> bytes:
     with rc_context({"svg.hashsalt": "anesurgery", "svg.fonttype": "none"}):
         figure = Figure(figsize=(6.4, 4.2), layout="constrained")
         draw(figure.subplots())
-        held = io.BytesIO()
-        figure.savefig(held, format=kind, metadata={"Date": None} if kind == "svg" else None)
-    return held.getvalue()
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    return buffer.getvalue()

@@ -1,6 +1,8 @@
-"""How far long work has come, in bytes: the work says how much there is, and each part of it what it has done.
+"""Report the progress of long work, in bytes or pieces.
 
-Nobody needs to listen. A command does, and shows the bytes and the time that is left.
+The function that does the work opens `with work(total)` and calls `advance(count)` as parts are done. A command
+opens `with listening() as listener` around it and shows `listener.amount` from another thread. Without a
+listener nothing is recorded.
 """
 
 from __future__ import annotations
@@ -14,17 +16,17 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Amount:
-    """A piece of work."""
+    """How much of a piece of work is done."""
 
     total: int
-    """Bytes, or pieces."""
+    """Bytes, or pieces, as `unit` says."""
     unit: str = "B"
     done: int = 0
     start: float = field(default_factory=time.monotonic)
 
     @property
     def left(self) -> float | None:
-        """Seconds that the rest takes if it goes on like this; None before anything is done."""
+        """The seconds that the rest takes at the same speed; None before anything is done."""
         if not self.done:
             return None
         return (time.monotonic() - self.start) * max(0, self.total - self.done) / self.done
@@ -32,12 +34,12 @@ class Amount:
 
 @dataclass
 class Listener:
-    """Somebody who wants to know; read from another thread."""
+    """The current state of the work; another thread reads it."""
 
     amount: Amount | None = None
-    """The work that is being done."""
+    """The progress of the current work; None outside of `work`."""
     step: str = ""
-    """What is being done, in words."""
+    """The current step, in words."""
 
 
 _LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
@@ -45,7 +47,7 @@ _LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 @contextmanager
 def listening() -> Iterator[Listener]:
-    """Listen to the work that is done in the body."""
+    """Record the progress of the work that is done in the body."""
     listener = Listener()
     token = _LISTENER.set(listener)
     try:
@@ -56,7 +58,7 @@ def listening() -> Iterator[Listener]:
 
 @contextmanager
 def work(total: int, unit: str = "B") -> Iterator[None]:
-    """Say how much there is to do in the body; work within work counts for the outer one."""
+    """Declare how much there is to do in the body; inside another `work` this has no effect."""
     listener = _LISTENER.get()
     if listener is None or listener.amount is not None:
         yield
@@ -69,14 +71,14 @@ def work(total: int, unit: str = "B") -> Iterator[None]:
 
 
 def advance(count: int) -> None:
-    """Say that so much was done."""
+    """Add to the amount that is done."""
     listener = _LISTENER.get()
     if listener is not None and listener.amount is not None:
         listener.amount.done += count
 
 
 def step(words: str) -> None:
-    """Say what is being done now."""
+    """Set the name of the current step."""
     listener = _LISTENER.get()
     if listener is not None:
         listener.step = words

@@ -1,11 +1,9 @@
-"""MIL protobuf <-> coremltools program: weights stay in their file, errors name the op.
+"""Convert between the MIL protobuf and a coremltools program: `from_proto` and `to_proto`.
 
-coremltools' own transcription does the work; what it does with weights (reading, copying) is replaced. Nothing
-else runs on the way out: no graph pass, no renaming.
-
-A type is described once: coremltools describes one anew at each question, of which an op has dozens.
-It also reads back what coremltools itself writes and then refuses: epsilons of fp32 beside inputs of fp16,
-shapes of unknown rank, and lists whose elements have dimensions with a name.
+coremltools' own reader and exporter do the work, with some functions replaced while they run. Weights stay in
+their file: `fetch` and `store` give arrays for offsets. Errors name the op. Writing runs no graph pass and
+renames nothing. Descriptions of types are cached. Some programs that coremltools writes but refuses to read are
+accepted: fp32 epsilons beside fp16 inputs, shapes of unknown rank, and lists with named dimensions.
 """
 
 from __future__ import annotations
@@ -52,22 +50,22 @@ FetchWeight = Callable[[int, Any, tuple[int, ...]], Any]
 
 
 LARGEST_VALUE = 1 << 30
-"""Bytes of a value that is computed while a program is read, 1.1 GB; a larger one stays an op, so that a small
-file cannot fill the memory."""
+"""The most bytes of a value that is computed while a program is read, 1.1 GB. A larger one stays an op, so that
+a small file cannot fill the memory."""
 
 
 MOST_PRODUCTS = 1 << 22
-"""Products of a sum of constants that are computed while a program is read, some 0.01 s: numpy takes 3 ns for
-each in fp16. A conformer projects its table of positions in every layer, and was opened in minutes."""
+"""The most multiplications of constants that are computed while a program is read, some 0.01 s: numpy takes 3
+ns for each in fp16. A conformer projects its position table in every layer, and took minutes to open."""
 
 
 class OpError(LoadError):
-    """An op cannot be read; names it."""
+    """An op cannot be read; the message names it."""
 
 
 @contextmanager
 def reading(fetch: FetchWeight) -> Iterator[None]:
-    """Let coremltools' reader take weights from `fetch`, and read what it writes."""
+    """Patch coremltools' reader inside the body: weights come from `fetch`, and it reads all that it writes."""
     _skip_used_symbols()
     validate, dimension, infer = InputSpec.validate_inputs, helper.get_proto_dim, HostOperation._auto_val
 
@@ -91,18 +89,18 @@ def reading(fetch: FetchWeight) -> Iterator[None]:
 
     with (
         patched(HostOperation, "_auto_val", values),
-        patched(reader, "_load_value", _values(fetch)),
-        patched(reader, "_load_operation", _operations()),
+        patched(reader, "_load_value", _value_reader(fetch)),
+        patched(reader, "_load_operation", _operation_reader()),
         patched(InputSpec, "validate_inputs", check),
         patched(helper, "get_proto_dim", size),
-        patched(control_flow, "get_existing_symbol", _names()),
+        patched(control_flow, "get_existing_symbol", _symbol_of_name()),
         patched(type_mapping, "get_type_info", lru_cache(None)(type_mapping.get_type_info)),
     ):
         yield
 
 
 def _too_large(kind: Any) -> bool:
-    """Would a value of a type take more memory than is spent on what nobody may ask for?"""
+    """Does a value of a type take more than `LARGEST_VALUE` bytes?"""
     if not types.is_tensor(kind) or any(is_symbolic(size) for size in kind.get_shape()):
         return False
     element = np.dtype(types.nptype_from_builtin(kind.get_primitive()))
@@ -110,7 +108,10 @@ def _too_large(kind: Any) -> bool:
 
 
 def _too_long(op: Any, kinds: Any) -> bool:
-    """Would products of constants take too long? Their number is the root of all sizes of two matrices."""
+    """Does a product of constants take more than `MOST_PRODUCTS` multiplications?
+
+    For matrices of m x k, k x n and m x n, the number m * k * n is the square root of all six sizes' product.
+    """
     if op.op_type not in CONTRACTIONS:
         return False
     read = [v.sym_type for v in op.get_flattened_inputs() if v is not None and v.val is not None and v.rank > 1]
@@ -120,8 +121,8 @@ def _too_long(op: Any, kinds: Any) -> bool:
     return math.sqrt(math.prod(int(size) for shape in sizes for size in shape)) > MOST_PRODUCTS
 
 
-def _values(fetch: FetchWeight) -> Callable[[Any, Any], Any]:
-    """Reads a value; a tensor in a weight file comes from `fetch`."""
+def _value_reader(fetch: FetchWeight) -> Callable[[Any, Any], Any]:
+    """Return a replacement of coremltools' function that reads a value: tensors in a file come from `fetch`."""
     load_value = reader._load_value
 
     def value(context: Any, spec: Any) -> Any:
@@ -134,8 +135,8 @@ def _values(fetch: FetchWeight) -> Callable[[Any, Any], Any]:
     return value
 
 
-def _operations() -> Callable[[Any, Any], None]:
-    """Reads an op; an error names it."""
+def _operation_reader() -> Callable[[Any, Any], None]:
+    """Return a replacement of coremltools' function that reads an op: errors name the op."""
     load_operation = reader._load_operation
 
     def operation(context: Any, spec: Any) -> None:
@@ -144,13 +145,13 @@ def _operations() -> Callable[[Any, Any], None]:
         except LoadError:
             raise
         except Exception as error:
-            raise OpError(cannot_read(spec, said(error))) from error
+            raise OpError(cannot_read(spec, error_words(error))) from error
 
     return operation
 
 
-def _names() -> Callable[[str], Any]:
-    """Gives the dimension of a name in a list's shape; other programs may use the same names."""
+def _symbol_of_name() -> Callable[[str], Any]:
+    """Return a function that gives the symbol of a named dimension; names hold for one program only."""
     dimensions: dict[str, Any] = {}
 
     def symbol(name: str) -> Any:
@@ -162,13 +163,13 @@ def _names() -> Callable[[str], Any]:
 
 
 def _skip_used_symbols() -> None:
-    """Let coremltools number new symbols after those that are taken; at one that is, it would fail for good."""
+    """Make coremltools number new symbols after those in use; at a used one it would fail each time."""
     taken = [int(n[2:]) + 1 for n in symbols.k_used_symbols if n.startswith("is") and n[2:].isdecimal()]
     symbols.k_num_internal_syms = max([symbols.k_num_internal_syms, *taken])
 
 
 def cannot_read(spec: Any, reason: str) -> str:
-    """Why an op cannot be read, in words."""
+    """Return why an op cannot be read, in words."""
     op_types = SSAOpRegistry.core_ops
     if spec.type not in op_types:
         near = difflib.get_close_matches(spec.type, op_types, n=3, cutoff=0.5)
@@ -178,19 +179,19 @@ def cannot_read(spec: Any, reason: str) -> str:
 
 
 def _op_name(spec: Any) -> str:
-    """The name of an op in a protobuf: its attribute, else its first output."""
+    """Return the name of an op in a protobuf: its attribute, else its first output."""
     named = spec.attributes["name"].immediateValue.tensor.strings.values if "name" in spec.attributes else ()
     return repr(str(named[0] if named else spec.outputs[0].name if spec.outputs else "without a name"))
 
 
-def said(error: Exception) -> str:
-    """An error of coremltools in words, on one line."""
+def error_words(error: Exception) -> str:
+    """Return the message of a coremltools error on one line."""
     words = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
     return " ".join(words.split())
 
 
-def tidy(function: Any, spec: Any) -> None:
-    """Undo what coremltools adds: constants beside nested blocks, counted names of updates, defaults apart."""
+def _undo_host_changes(function: Any, spec: Any) -> None:
+    """Undo changes of coremltools' reader: added constants, numbered names, and dtypes of defaults."""
     named = {v.name for block in spec.block_specializations.values() for v in _outputs(block)}
     pending = [function]
     while pending:
@@ -207,7 +208,7 @@ def tidy(function: Any, spec: Any) -> None:
 
 
 def _outputs(block: Any) -> Iterator[Any]:
-    """The values that the ops of a block make, nested blocks included."""
+    """Yield the results of the ops of a block, including nested blocks."""
     for op in block.operations:
         yield from op.outputs
         for nested in op.blocks:
@@ -226,7 +227,7 @@ with quiet_host():
     from coremltools.converters.mil.frontend.milproto import load as reader
 
 StoreWeight = Callable[[Var], int | None]
-"""constant -> offset; None: the value is written into the protobuf."""
+"""constant -> offset of its weight; None if the value is to be written into the protobuf."""
 
 WEIGHT_FILE = "@model_path/weights/weight.bin"
 _TARGETS = {name: version for version, name in _OPSET.items()}
@@ -241,8 +242,8 @@ def from_proto(spec: Any, version: int, fetch: FetchWeight, where: str = "the pr
     Args:
         spec: MIL_pb2.Program.
         version: the specification version of the model.
-        fetch: gives the array of a weight by its offset.
-        where: what it is, for errors.
+        fetch: returns the array of a weight for its offset.
+        where: the name of the program in errors.
 
     Raises:
         LoadError: coremltools cannot transcribe it.
@@ -262,26 +263,26 @@ def from_proto(spec: Any, version: int, fetch: FetchWeight, where: str = "the pr
                 _check_blocks(function)
                 _check_order(function)
                 context = reader.TranscriptionContext("")
-                built = reader._load_function(context, _bare(function), opset)
-                tidy(built, function)
+                built = reader._load_function(context, _without_attributes(function), opset)
+                _undo_host_changes(built, function)
                 program.add_function(name, built)
             except OpError as error:
                 raise LoadError(f"{where}: {error}") from error
             except LoadError:
                 raise
             except Exception as error:
-                words = f"{where}: function {name!r} cannot be read: {said(error)}"
+                words = f"{where}: function {name!r} cannot be read: {error_words(error)}"
                 raise LoadError(f"{words}; convert the model again") from error
     return program
 
 
 def weight_file_name(spec: Any, where: object = "the program") -> str:
-    """The name of the weight file that a `Program` protobuf refers to (parts of a pipeline differ).
+    """Return the name of the weight file that a `Program` protobuf refers to; it differs in pipelines.
 
     Raises:
         LoadError: it refers to several.
     """
-    names = sorted({value.fileName.rsplit("/", 1)[-1] for value in _stored(spec)})
+    names = sorted({value.fileName.rsplit("/", 1)[-1] for value in _blob_values(spec)})
     if len(names) > 1:
         raise LoadError(f"{where} has its weights in {len(names)} files, {', '.join(names)}; put them into one")
     return names[0] if names else WEIGHT_FILE.rsplit("/", 1)[-1]
@@ -289,24 +290,24 @@ def weight_file_name(spec: Any, where: object = "the program") -> str:
 
 def has_weights(spec: Any) -> bool:
     """Does a `Program` protobuf refer to a weight file?"""
-    return next(_stored(spec), None) is not None
+    return next(_blob_values(spec), None) is not None
 
 
 def move_weights(spec: Any, file_name: str) -> None:
-    """Let the ops of a `Program` protobuf refer to a file of another name."""
-    for value in _stored(spec):
+    """Make the ops of a `Program` protobuf refer to a weight file of another name."""
+    for value in _blob_values(spec):
         value.fileName = f"{WEIGHT_FILE.rsplit('/', 1)[0]}/{file_name}"
 
 
-def _stored(spec: Any) -> Iterator[Any]:
-    """The places of weights that a `Program` protobuf refers to."""
+def _blob_values(spec: Any) -> Iterator[Any]:
+    """Yield the references to a weight file in a `Program` protobuf (`blobFileValue` messages)."""
     for function in spec.functions.values():
         for block in function.block_specializations.values():
-            yield from _stored_in(block)
+            yield from _blob_values_of_block(block)
 
 
-def _stored_in(block: Any) -> Iterator[Any]:
-    """The places that the ops of a block refer to, nested blocks included."""
+def _blob_values_of_block(block: Any) -> Iterator[Any]:
+    """Yield the references to a weight file in a block, including nested blocks."""
     for op in block.operations:
         values = list(op.attributes.values())
         if op.type.startswith("constexpr_"):
@@ -317,14 +318,14 @@ def _stored_in(block: Any) -> Iterator[Any]:
             if value.WhichOneof("value") == "blobFileValue":
                 yield value.blobFileValue
         for nested in op.blocks:
-            yield from _stored_in(nested)
+            yield from _blob_values_of_block(nested)
 
 
 def _check_blocks(function: Any) -> None:
-    """See that loops and branches fit their blocks, and that no two values of a block have one name.
+    """Check that loops and branches fit their blocks, and that the names in a block are unique.
 
     Raises:
-        OpError: one does not fit; or two values have, and the later one would be read for the former.
+        OpError: one does not fit, or two values have the same name, so that the wrong one would be read.
     """
     pending = [(block, list(function.inputs)) for block in function.block_specializations.values()]
     while pending:
@@ -339,8 +340,8 @@ def _check_blocks(function: Any) -> None:
         pending += [(inner, list(inner.inputs)) for op in block.operations for inner in op.blocks]
 
 
-def _steps(block: Any, inputs: list[str]) -> Iterator[tuple[str, Any]]:
-    """Blocks that are entered and left, and ops, in the order that they run in; without recursion."""
+def _execution_order(block: Any, inputs: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield ("enter", "op", "made" or "leave", message) for blocks and ops in execution order."""
     pending: list[tuple[str, Any]] = [("enter", (block, inputs))]
     while pending:
         step, what = pending.pop()
@@ -355,14 +356,14 @@ def _steps(block: Any, inputs: list[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _check_order(function: Any) -> None:
-    """See that each op reads what was made before it, in its block or in one around it.
+    """Check that each op reads only values defined before it, in its block or in an enclosing one.
 
     Raises:
-        OpError: one reads a value that is made later, or in a block that it is not in.
+        OpError: an op reads a value that is not visible to it.
     """
     for block in function.block_specializations.values():
         visible, scopes = Counter[str](), list[list[str]]()
-        for step, what in _steps(block, [v.name for v in function.inputs]):
+        for step, what in _execution_order(block, [v.name for v in function.inputs]):
             if step == "leave":
                 visible.subtract(scopes.pop())
                 continue
@@ -379,7 +380,7 @@ def _check_order(function: Any) -> None:
 
 
 def _check_read(op: Any, visible: Counter[str]) -> None:
-    """See that the values that an op reads are there.
+    """Check that the values that an op reads are visible.
 
     Raises:
         OpError: one is not.
@@ -392,10 +393,10 @@ def _check_read(op: Any, visible: Counter[str]) -> None:
 
 
 def _check_nested(op: Any) -> None:
-    """See that a loop and its blocks have as many values as it carries, and a branch as many as it gives.
+    """Check the number of values of the blocks of a loop (as many as it carries) or branch (as its results).
 
     Raises:
-        OpError: one has another number, or is missing.
+        OpError: a block has another number, or is missing.
     """
     if op.type not in ("while_loop", "cond"):
         return
@@ -411,8 +412,8 @@ def _check_nested(op: Any) -> None:
         raise OpError(f"the {op.type} {name!r} does not have the blocks that it needs; convert the model again")
 
 
-def _bare(function: Any) -> Any:
-    """The function without attributes, which coremltools refuses (`attach_attributes` brings them back)."""
+def _without_attributes(function: Any) -> Any:
+    """Return a function message without attributes, which coremltools refuses; `to_proto` restores them."""
     if not function.attributes:
         return function
     copy = proto.MIL_pb2.Function()
@@ -421,8 +422,8 @@ def _bare(function: Any) -> Any:
     return copy
 
 
-def _in_file(var: Var, offset: int) -> Any:
-    """The value of a constant that is in the weight file."""
+def _file_value(var: Var, offset: int) -> Any:
+    """Return the `Value` message of a constant in the weight file."""
     element = var.sym_type.get_primitive() if hasattr(var.sym_type, "get_primitive") else var.sym_type
     return create_file_value_tensor(
         file_name=WEIGHT_FILE, offset=offset, dim=var.val.shape, data_type=types_to_proto_primitive(element)
@@ -431,33 +432,33 @@ def _in_file(var: Var, offset: int) -> Any:
 
 @contextmanager
 def without_weights() -> Iterator[None]:
-    """Let coremltools' exporter write no weight file, for a specification of which only the rest is needed."""
-    with patched(writer.MILProtoExporter, "create_file_value", lambda self, var: _in_file(var, 0)):
+    """Make coremltools' exporter write no weight file inside the body, if only the rest is needed."""
+    with patched(writer.MILProtoExporter, "create_file_value", lambda self, var: _file_value(var, 0)):
         yield
 
 
 def opset_name(version: int) -> str:
-    """The name of the opset of a specification version."""
+    """Return the name of the opset of a specification version: "CoreML6"."""
     return str(_OPSET[version])
 
 
-def stored_value(array: Array, held: HeldWeights) -> Any:
-    """The `Value` of an array that is held, not written out; its dtype says of how few bits it is."""
-    held.append(array)
+def stored_value(array: Array, weights: InMemoryWeights) -> Any:
+    """Return the `Value` message of an array that is kept in `weights`; its dtype gives the number of bits."""
+    weights.append(array)
     element = types.numpy_type_to_builtin_type(array.dtype)
     return create_file_value_tensor(
         file_name=WEIGHT_FILE,
-        offset=len(held) - 1,
+        offset=len(weights) - 1,
         dim=array.shape,
         data_type=types_to_proto_primitive(element),
     )
 
 
 class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]
-    """coremltools' exporter, writing weights through `store` and keeping each function's opset.
+    """coremltools' exporter, but weights go through `store`, and each function keeps its opset.
 
-    coremltools makes every function one of the opset of the file, where ops may mean something else; what is
-    to be raised is raised before (`rewriting.newer_opsets`).
+    coremltools would give every function the opset of the file, in which an op may mean something else. Where
+    an opset must be raised, `rewriting.newer_opsets` has done so before.
     """
 
     def __init__(self, program: Program, version: int, store: StoreWeight, opsets: dict[str, str]) -> None:
@@ -466,7 +467,7 @@ class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]
 
     def create_file_value(self, var: Var) -> Any:
         offset = self._store(var)
-        return create_immediate_value(var) if offset is None else _in_file(var, offset)
+        return create_immediate_value(var) if offset is None else _file_value(var, offset)
 
     def get_milproto_value(self, var: Var) -> Any:
         value = var.val
@@ -485,15 +486,15 @@ class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]
 
 
 DEEPEST = 40
-"""Blocks inside each other that a specification is written with. Readers of protobuf take 100 messages inside
-each other, each block of control flow is two of them, and what is around and in the innermost is up to 18."""
+"""The deepest nesting of blocks that is written. Readers of protobuf accept 100 nested messages; each block of
+control flow takes two, and the rest of the specification up to 18."""
 
 
 def check_depth(program: Program) -> None:
-    """Refuse a program that no specification can hold.
+    """Refuse a program whose control flow is nested too deeply for a file.
 
     Raises:
-        LoadError: its control flow is nested deeper than readers of protobuf take.
+        LoadError: it is nested deeper than `DEEPEST` blocks.
     """
     if (depth := nesting(program)) > DEEPEST:
         words = f"control flow is nested {depth} deep, and a file can hold {DEEPEST}"
@@ -502,16 +503,16 @@ def check_depth(program: Program) -> None:
 
 @exclusive()
 def to_proto(program: Program, version: int, store: StoreWeight, source: Any = None) -> Any:
-    """The `Program` protobuf of a program.
+    """Return the `Program` protobuf of a program.
 
     Args:
         program: the program.
         version: the specification version to write for.
-        store: puts the value of a constant somewhere and gives its offset.
-        source: the protobuf that the program came from: opsets, attributes and documentation are kept.
+        store: keeps the value of a constant and returns its offset.
+        source: the protobuf that the program was read from; its opsets, attributes and documentation are kept.
 
     Raises:
-        LoadError: its control flow is nested deeper than readers of protobuf take.
+        LoadError: its control flow is nested deeper than `DEEPEST` blocks.
     """
     check_depth(program)
     opsets = (
@@ -529,37 +530,37 @@ def to_proto(program: Program, version: int, store: StoreWeight, source: Any = N
     return exported
 
 
-class HeldWeights(list[Array]):
-    """The weights of a message that is in no file: an offset is a place in this list."""
+class InMemoryWeights(list[Array]):
+    """The weights of a message that is not in a file: an offset is an index of this list."""
 
     def store(self, var: Var) -> int:
-        """Keep the value of a constant, not copied, and give its offset."""
+        """Append the value of a constant, without a copy, and return its offset."""
         self.append(var.val)
         return len(self) - 1
 
     def read(self, offset: int, dtype: Any, shape: Sequence[int]) -> Array:
-        """The value at an offset, as it was given."""
+        """Return the value at an offset."""
         return self[offset]
 
 
 def _opset_kept(opset: str, program: Program, name: str) -> str:
-    """The opset of a function: the one that its ops are of, under the name that it had."""
+    """Return the opset of a function: that of its ops, or an opset name unknown to coremltools as it was."""
     if name not in program.functions or opset not in _TARGETS:
         return opset
     return opset_name(max(6, opset_version(program.functions[name])))
 
 
 def version_of(program: Program) -> int:
-    """The lowest specification version that holds every function of a program (ML Programs begin at 6)."""
+    """Return the lowest specification version that fits every function of a program; at least 6."""
     return max([6, *(opset_version(f) for f in program.functions.values())])
 
 
 def opset_version(function: Function) -> int:
-    """The specification version of a function's opset."""
+    """Return the specification version of a function's opset."""
     opset = function.opset_version or ct.target.iOS15
     return int(opset.value)
 
 
 def numpy_type(element: Any) -> Any:
-    """The numpy dtype of a MIL element type."""
+    """Return the numpy dtype of a MIL element type."""
     return np.dtype(types.nptype_from_builtin(element))

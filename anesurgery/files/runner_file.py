@@ -1,7 +1,7 @@
-"""`runner.json`: all that a runner must know of a model that writes.
+"""Read and write `runner.json`, which tells a runner how to generate text with a model.
 
-A folder that holds one has the model, its tables and its tokenizer beside it. Paths are relative to the folder.
-`version` grows when a reader of the old form would read the new one wrongly.
+`anesurgery build` writes it into a folder with the model, its tables and its tokenizer; `Runner` holds its
+content. Paths are relative to the folder. `version` rises when a reader of the old form would misread the new.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from anesurgery.errors import LoadError
 NAME, FORMAT, VERSION = "runner.json", "anesurgery runner", 3
 AGAIN = "build the folder again"
 PIECE = 1 << 20
-"""Bytes that are hashed at once, 1 MB: a choice, so that memory stays small."""
+"""Bytes that are hashed at a time, 1 MB: a choice, so that memory stays small."""
 
 
 @dataclass(frozen=True)
 class Runner:
-    """What `runner.json` holds.
+    """The content of `runner.json`.
 
     Attributes:
         model: the package, or the folder of chunks.
@@ -69,36 +69,36 @@ class Runner:
     asset: str = ""
 
     def in_format(self, format: str | None) -> str:
-        """The model in a format, "coreml" or "coreai"; None: the one that the folder is read by.
+        """Return the model in a format, "coreml" or "coreai"; for None the model that is loaded by default.
 
         Raises:
             LoadError: it was not built in that format.
         """
-        held = {"coreai" if n.endswith(".aimodel") else "coreml": n for n in (self.asset, self.model) if n}
-        if format is not None and format not in held:
+        models = {"coreai" if n.endswith(".aimodel") else "coreml": n for n in (self.asset, self.model) if n}
+        if format is not None and format not in models:
             raise LoadError(
-                f"format={format!r}: the folder holds {' and '.join(held)}; build it with format='both'"
+                f"format={format!r}: the folder holds {' and '.join(models)}; build it with format='both'"
             )
-        return self.model if format is None else held[format]
+        return self.model if format is None else models[format]
 
     def text(self) -> str:
-        """The text that `runner.json` holds."""
+        """Return the text of `runner.json`."""
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=2) + "\n"
 
     def check(self, folder: Path) -> None:
-        """See that the files are those that were built.
+        """Check that the files are those that were built.
 
         Raises:
-            LoadError: one is missing, or another one.
+            LoadError: one is missing or was changed.
         """
-        for name, built in self.hashes.items():
+        for name, expected in self.hashes.items():
             try:
-                digest = hashed(folder / name)
+                digest = sha256_of(folder / name)
             except OSError as error:
                 raise LoadError(
                     f"{folder / name} cannot be read: {error.strerror or error}; {AGAIN}"
                 ) from error
-            if digest != built:
+            if digest != expected:
                 raise LoadError(f"{folder / name} is not the file that {NAME} names: it was changed; {AGAIN}")
 
 
@@ -119,24 +119,24 @@ KINDS: dict[str, Any] = {
     "values": str,
     "asset": str,
 }
-"""What each entry must be."""
+"""Entry -> the type that it must have."""
 
 
 def is_built(place: Any) -> bool:
-    """Is it a folder with a `runner.json`?"""
+    """Is `place` the path of a folder with a `runner.json`?"""
     return isinstance(place, (str, os.PathLike)) and (Path(place).expanduser() / NAME).is_file()
 
 
 def model_of(place: Any) -> Any:
-    """The model of a folder with a `runner.json`; anything else as it is."""
+    """Return the path of the model in a folder with a `runner.json`; return anything else unchanged."""
     return Path(place).expanduser() / read_runner(place).model if is_built(place) else place
 
 
 def read_runner(folder: str | os.PathLike[str]) -> Runner:
-    """What the `runner.json` of a folder says.
+    """Read the `runner.json` of a folder.
 
     Raises:
-        LoadError: there is none, or it cannot be understood.
+        LoadError: there is none, or it is damaged.
     """
     file = Path(folder).expanduser() / NAME
     try:
@@ -157,24 +157,24 @@ def read_runner(folder: str | os.PathLike[str]) -> Runner:
             raise LoadError(
                 f"{file}: {name} is {content.get(name)!r:.60}, and must be {in_words(kind)}; {AGAIN}"
             )
-    own: dict[str, Any] = {f.name: content[f.name] for f in fields(Runner)}
-    own |= {name: tuple(value) for name, value in own.items() if isinstance(value, list)}
-    runner = Runner(**own)
-    named = [runner.model, *runner.chunks, *runner.tables.values(), *runner.hashes]
-    for name in (*named, *filter(None, (runner.tokenizer, runner.template, runner.asset))):
-        if not _inside(name):
+    entries: dict[str, Any] = {f.name: content[f.name] for f in fields(Runner)}
+    entries |= {name: tuple(value) for name, value in entries.items() if isinstance(value, list)}
+    runner = Runner(**entries)
+    paths = [runner.model, *runner.chunks, *runner.tables.values(), *runner.hashes]
+    for name in (*paths, *filter(None, (runner.tokenizer, runner.template, runner.asset))):
+        if not _is_inside(name):
             raise LoadError(f"{file} names {name!r}, which is not a file beside it; {AGAIN}")
     return runner
 
 
-def _inside(name: str) -> bool:
-    """Does a name stay within its folder?"""
+def _is_inside(name: str) -> bool:
+    """Does a relative path stay within its folder?"""
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\\" not in name
 
 
-def hashed(file: Path) -> str:
-    """The SHA-256 of a file's bytes."""
+def sha256_of(file: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
     digest = hashlib.sha256()
     with file.open("rb") as stream:
         while piece := stream.read(PIECE):
@@ -182,11 +182,11 @@ def hashed(file: Path) -> str:
     return digest.hexdigest()
 
 
-def hashes(folder: Path, names: Mapping[str, Any] | list[str]) -> dict[str, str]:
-    """The hash of each file, and of all files within each folder, by their paths."""
+def hashes_of(folder: Path, names: Mapping[str, Any] | list[str]) -> dict[str, str]:
+    """Return {path in `folder`: SHA-256} of the named files, and of all files in the named subfolders."""
     digests: dict[str, str] = {}
     for name in names:
         place = folder / name
         files = sorted(p for p in place.rglob("*") if p.is_file()) if place.is_dir() else [place]
-        digests |= {file.relative_to(folder).as_posix(): hashed(file) for file in files}
+        digests |= {file.relative_to(folder).as_posix(): sha256_of(file) for file in files}
     return digests

@@ -1,8 +1,7 @@
-"""Models that run one after the other: what one gives, a later one takes by the same name.
+"""Models that run one after the other: an output of one is the input of that name of a later one.
 
-A pipeline is a file of them; a chain, which `anesurgery.split` makes, is a sequence that may also be a folder.
-As a folder it holds packages with a `chain.json`, which names them in order and says what goes in and comes
-out.
+A pipeline (`read_pipeline`) is one file. A `Chain`, which `anesurgery.split` makes, can be saved as a pipeline
+or as a folder of packages with a `chain.json`, which names the packages in order, the inputs and the outputs.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anesurgery.display import Drawn
 from anesurgery.errors import IsPipeline, LoadError
-from anesurgery.files.interface import Interface, parts, signatures
+from anesurgery.files.interface import Interface, description_parts, signatures
 from anesurgery.files.package import (
     PIPELINES,
     PROGRAM,
     WEIGHTS,
     Loaded,
-    fill,
+    fill_spec,
     from_spec,
     locate,
     mlmodel_of,
@@ -42,63 +41,62 @@ if TYPE_CHECKING:
 
 
 MEMBER = "{}: {}"
-"""A function or a value of a member, by their names."""
+"""The name of a function or value of a member, from both names."""
 SUFFIX = ".mlpackage"
 
 
 class Ends(NamedTuple):
-    """What goes in and comes out."""
+    """The inputs and outputs of a sequence, by name."""
 
     inputs: tuple[str, ...]
-    """What the caller gives, states left out."""
+    """The inputs that the caller gives, without states."""
     outputs: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class ModelSequence:
-    """Models that run one after the other, some of which are held apart to be run, edited or written."""
+    """Models that run one after the other. Those in `loaded` can be run, edited and written."""
 
     spec: Any
-    """The specification of the whole, with every model in order; those that are held apart as they came, or
-    empty."""
+    """The specification of the whole, with every model in order; those in `loaded` are as read, or empty."""
     loaded: Mapping[str, Loaded]
-    """Those that are held apart, by the name of the member, in order."""
+    """Name of a member -> its model, in order."""
     source: Path | None = None
-    """Where the models came from, which is never written to."""
+    """The path that the models were read from; it is never changed."""
     compute_units: Any = None
 
     @classmethod
     def of_parts(cls, spec: Any, parts: Sequence[Loaded]) -> ModelSequence:
-        """Models to be run, in order: those of a pipeline or a chain."""
+        """Return a sequence of models, in the order in which they run."""
         return ModelSequence(spec, {f"model_{number}": part for number, part in enumerate(parts, 1)})
 
     @property
     def parts(self) -> tuple[Loaded, ...]:
-        """The models that are held apart, in order."""
+        """The models in `loaded`, in order."""
         return tuple(self.loaded.values())
 
     @property
     def ends(self) -> dict[str, Ends]:
-        """What each function takes and gives, the default one first; one alone has no name."""
+        """Function -> its inputs and outputs, the default one first; the key is "" if there is only one."""
         whole = self.spec.description
-        places = {f.name: f for f in whole.functions} or {"": whole}
+        descriptions = {f.name: f for f in whole.functions} or {"": whole}
         return {
-            name: Ends(*(tuple(f.name for f in features) for features in (place.input, place.output)))
-            for name, place in places.items()
+            name: Ends(*(tuple(f.name for f in features) for features in (described.input, described.output)))
+            for name, described in descriptions.items()
         }
 
     @property
     def interface(self) -> Interface:
-        """What callers of the whole see, and what its ML Programs take and give."""
-        seen = {
+        """The description of the whole, and the signature of each function of its ML Programs."""
+        functions = {
             MEMBER.format(member, name): signature
             for member, loaded in self.loaded.items()
             for name, signature in signatures(loaded.program).items()
         }
-        return Interface(seen, parts(self.spec.description), self.spec.specificationVersion)
+        return Interface(functions, description_parts(self.spec.description), self.spec.specificationVersion)
 
     def copy(self, clone: Callable[[Loaded], Loaded]) -> Self:
-        """A sequence with programs of its own, which `clone` makes."""
+        """Return a sequence with copies of the models, made by `clone`."""
         return replace(self, loaded={name: clone(loaded) for name, loaded in self.loaded.items()})
 
     def save(self, path: Path, *, overwrite: bool = False) -> Path:
@@ -113,12 +111,12 @@ class ModelSequence:
             return write_atomically(target, self.write, overwrite)
 
     def _suffix(self, target: Path) -> str:
-        """What the name of a file must end in."""
+        """Return the suffix that the target must have."""
         networks = all(map(is_network, self.loaded.values()))
         return target.suffix if networks and target.suffix == ".mlmodel" else SUFFIX
 
     def write(self, place: Path) -> None:
-        """Write the files of a package into a new folder, or an .mlmodel of networks.
+        """Write the files of a package into a new folder, or networks into an .mlmodel file.
 
         Each ML Program has its weights in a file of its own.
         """
@@ -134,7 +132,7 @@ class ModelSequence:
             if is_network(loaded):
                 member.CopyFrom(loaded.spec)
             else:
-                fill(member, loaded, weights / f"{number}-weight.bin")
+                fill_spec(member, loaded, weights / f"{number}-weight.bin")
         versions = [int(member.specificationVersion) for _, member in members(spec)]
         spec.specificationVersion = max(int(spec.specificationVersion), *versions)
         if package:
@@ -143,7 +141,7 @@ class ModelSequence:
             place.write_bytes(spec.SerializeToString())
 
     def mlmodel(self) -> Any:
-        """An MLModel in a temporary package, which goes away with the process.
+        """Return an MLModel of a temporary package, which is deleted with the process.
 
         Raises:
             LoadError: the package cannot be written.
@@ -152,15 +150,15 @@ class ModelSequence:
 
 
 def is_network(model: Loaded) -> bool:
-    """Is a model a neural network, and no ML Program?"""
+    """Is a model a neural network, and not an ML Program?"""
     return model.spec is not None and model.spec.WhichOneof("Type") != PROGRAM
 
 
 def read_pipeline(path: Path, compute_units: Any = None) -> ModelSequence:
-    """Read a pipeline that has ML Programs among its models; those are held apart.
+    """Read a pipeline with at least one ML Program; the ML Programs are in `loaded`.
 
     Raises:
-        IsPipeline: it has none.
+        IsPipeline: it has no ML Program.
         LoadError: it cannot be read.
     """
     file, weights = locate(path)
@@ -182,7 +180,7 @@ def read_pipeline(path: Path, compute_units: Any = None) -> ModelSequence:
 
 
 def members(spec: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Name and specification of each model, those of inner pipelines included."""
+    """Yield (name, specification) of each model of a pipeline, including those of inner pipelines."""
     pipeline = PIPELINES[spec.WhichOneof("Type")](spec)
     for name, member in zip(part_names(pipeline), pipeline.models, strict=True):
         if member.WhichOneof("Type") in PIPELINES:
@@ -193,20 +191,23 @@ def members(spec: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 
 MANIFEST = "chain.json"
 NETWORK_SUFFIX = ".mlmodel"
-DECIDING = {"neuralNetworkClassifier": "pipelineClassifier", "neuralNetworkRegressor": "pipelineRegressor"}
-"""Kind of the last model -> kind of the pipeline that decides as it does."""
+PIPELINE_OF_LAST = {
+    "neuralNetworkClassifier": "pipelineClassifier",
+    "neuralNetworkRegressor": "pipelineRegressor",
+}
+"""Type of the last model -> type of the pipeline, so that a pipeline that ends in a classifier is one."""
 FORMAT = "anesurgery chain"
 
 
 @dataclass(frozen=True)
 class Border:
-    """What passes from the chunks before a place to those after it."""
+    """The values that pass from the chunks before a cut to those after it."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
-    """Bytes of each value."""
+    """The bytes of each value."""
     kinds: tuple[str, ...]
-    """Shape and element type of each value, in words."""
+    """The shape and dtype of each value, in words."""
 
     @property
     def bytes(self) -> int:
@@ -215,17 +216,17 @@ class Border:
 
 
 @dataclass(frozen=True)
-class Placed:
-    """Where a chunk runs on a target, as far as `inspect` can tell."""
+class ChunkPlacement:
+    """Where the ops of a chunk run on a target, by `inspect`."""
 
     ops: float
-    """Share of the ops on the ANE."""
+    """The share of the ops on the ANE."""
     flop: float | None
-    """Share of the floating point operations on the ANE; None where they are unknown."""
+    """The share of the floating point operations on the ANE; None if unknown."""
     elsewhere: tuple[str, ...]
-    """What is not on the ANE, in words: "2 gather"."""
+    """The ops that are not on the ANE, in words: "2 gather"."""
     estimate: float | None
-    """Core ML's own, in microseconds and no run time; None where there is none."""
+    """Core ML's own estimate in microseconds, which is not a run time; None if there is none."""
 
 
 @dataclass(frozen=True)
@@ -233,58 +234,57 @@ class Chain(ModelSequence, Drawn):
     """Chunks of a model, in the order in which they run."""
 
     borders: tuple[Border, ...] = ()
-    """Between two chunks each, of the default function; none for a chain that was read from a folder."""
+    """The border after each chunk but the last, for the default function; empty if read from a folder."""
     weights: tuple[int, ...] = ()
-    """Bytes of weights of each chunk, likewise."""
-    placed: tuple[Placed, ...] = ()
-    """Of each chunk, where a target was named."""
+    """The bytes of weights of each chunk; empty if read from a folder."""
+    placed: tuple[ChunkPlacement, ...] = ()
+    """The placement of each chunk; empty if no target was named."""
     target: str = ""
-    """That target, in words."""
+    """The target, in words."""
     compared: str = ""
-    """What a run beside the model that was cut showed, in words; empty where nobody compared."""
+    """The result of a comparison with the uncut model, in words; "" without one."""
 
     @classmethod
     def of(cls, chunks: Sequence[Loaded], ends: Mapping[str, Ends], **cut: Any) -> Self:
-        """Chunks of a model.
+        """Return the chain of some chunks.
 
         Args:
-            chunks: in the order in which they run.
-            ends: what each function takes and gives, the default one first; "" where there is one only.
-            cut: where they came from and how they were cut, as the fields are called.
+            chunks: the chunks, in the order in which they run.
+            ends: function -> inputs and outputs, the default one first; the key is "" for a single function.
+            cut: other fields: where the chunks came from and how they were cut.
         """
         named = {f"chunk_{number}": chunk for number, chunk in enumerate(chunks, 1)}
-        return cls(_described(chunks, ends), named, compute_units=chunks[0].compute_units, **cut)
+        return cls(_pipeline_spec(chunks, ends), named, compute_units=chunks[0].compute_units, **cut)
 
     @property
     def chunks(self) -> tuple[Loaded, ...]:
-        """The models, in order."""
+        """The chunks, in order."""
         return tuple(self.loaded.values())
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What the caller gives to the default function, states left out."""
+        """The inputs of the default function, without states."""
         return next(iter(self.ends.values())).inputs
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """What the default function gives."""
+        """The outputs of the default function."""
         return next(iter(self.ends.values())).outputs
 
     @property
     def functions(self) -> Mapping[str, Ends]:
-        """What each function takes and gives, the default one first; empty where there is one only."""
+        """Function -> its inputs and outputs, the default one first; empty if there is only one function."""
         return self.ends if self.spec.description.functions else {}
 
     def copy(self, clone: Callable[[Loaded], Loaded]) -> Self:
-        """A chain with programs of its own, which `clone` makes, and whose weights may become others."""
+        """Return a chain with copies of the chunks, made by `clone`, without `weights`: these may change."""
         return replace(super().copy(clone), weights=())
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the chain atomically.
 
         Args:
-            path: a folder; or a name that ends in .mlpackage (of networks also .mlmodel), for one file that
-                holds all as a pipeline.
+            path: a folder; or a name that ends in .mlpackage (.mlmodel for networks), to write one pipeline.
             overwrite: may what is there be replaced?
 
         Raises:
@@ -298,10 +298,10 @@ class Chain(ModelSequence, Drawn):
             return write_atomically(target, self._write_folder, overwrite)
 
     def write(self, place: Path) -> None:
-        """Write one file of all chunks.
+        """Write all chunks as one pipeline.
 
         Raises:
-            LoadError: they have several functions.
+            LoadError: the chunks have several functions.
         """
         if self.functions:
             raise LoadError("a pipeline has one function; give a folder for chunks of several")
@@ -326,21 +326,21 @@ class Chain(ModelSequence, Drawn):
         (folder / MANIFEST).write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
-def _described(chunks: Sequence[Loaded], ends: Mapping[str, Ends]) -> Any:
-    """The specification of a pipeline with the interface of the whole, and the names of its models."""
+def _pipeline_spec(chunks: Sequence[Loaded], ends: Mapping[str, Ends]) -> Any:
+    """Return the specification of a pipeline of chunks, with empty models."""
     whole = proto.Model_pb2.Model(specificationVersion=max(c.version for c in chunks))
     last = chunks[-1].spec
-    kind = DECIDING.get(last.WhichOneof("Type"), "pipeline")
+    kind = PIPELINE_OF_LAST.get(last.WhichOneof("Type"), "pipeline")
     getattr(whole, kind).SetInParent()
     whole.description.metadata.CopyFrom(last.description.metadata)
     if kind != "pipeline":
         for field in ("predictedFeatureName", "predictedProbabilitiesName"):
             setattr(whole.description, field, getattr(last.description, field))
     for function, names in ends.items():
-        place = whole.description.functions.add(name=function) if function else whole.description
-        for field, wanted in (("input", names.inputs), ("output", names.outputs)):
+        described = whole.description.functions.add(name=function) if function else whole.description
+        for field, field_names in (("input", names.inputs), ("output", names.outputs)):
             features = _features(chunks, function, field)
-            getattr(place, field).extend(features[name] for name in wanted)
+            getattr(described, field).extend(features[name] for name in field_names)
     whole.description.defaultFunctionName = next(iter(ends))
     for number in range(1, len(chunks) + 1):
         PIPELINES[kind](whole).names.append(f"chunk_{number}")
@@ -349,18 +349,18 @@ def _described(chunks: Sequence[Loaded], ends: Mapping[str, Ends]) -> Any:
 
 
 def _features(chunks: Sequence[Loaded], function: str, kind: str) -> dict[str, Any]:
-    """The features of a function by name, as the first chunk that has each describes it."""
-    places = [c.spec.description for c in chunks]
+    """Return {name: feature} of the kind "input" or "output"; the first chunk that has a feature counts."""
+    descriptions = [c.spec.description for c in chunks]
     if function:
-        places = [f for place in places for f in place.functions if f.name == function]
-    return {f.name: f for place in reversed(places) for f in getattr(place, kind)}
+        descriptions = [f for d in descriptions for f in d.functions if f.name == function]
+    return {f.name: f for d in reversed(descriptions) for f in getattr(d, kind)}
 
 
 def check_folder(source: Path | None, target: Path, overwrite: bool) -> None:
-    """See that a folder of chunks may be written.
+    """Check that a folder of chunks may be written.
 
     Raises:
-        LoadError: it may not.
+        LoadError: the target is the source or in it, cannot be written, or is not a folder of chunks.
     """
     check_place(target, overwrite, source)
     if target.exists() and not is_chain(target):
@@ -373,18 +373,18 @@ def is_chain(path: Path) -> bool:
 
 
 def is_chunked(model: Any) -> bool:
-    """Is a model a chain, or the folder of one?"""
+    """Is a model a chain, or the path of the folder of one?"""
     return isinstance(model, Chain) or (
         isinstance(model, (str, os.PathLike)) and is_chain(Path(model).expanduser())
     )
 
 
 def read_chain(folder: Path, load: Callable[[Path], Loaded]) -> Chain:
-    """The chain in a folder.
+    """Read the chain in a folder.
 
     Args:
-        folder: with a `chain.json`.
-        load: reads a package.
+        folder: a folder with a `chain.json`.
+        load: loads a package.
 
     Raises:
         LoadError: it is damaged.
@@ -394,18 +394,18 @@ def read_chain(folder: Path, load: Callable[[Path], Loaded]) -> Chain:
         content = json.loads(read_text(file))
         names, inputs, outputs = (tuple(_strings(content[key])) for key in ("models", "inputs", "outputs"))
         functions = {name: _ends(ends) for name, ends in content.get("functions", {}).items()}
-        understood = content["format"] == FORMAT and bool(names)
+        is_chain_file = content["format"] == FORMAT and bool(names)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise LoadError(f"{file} cannot be understood: {error!r}; cut the model again") from error
-    if not understood or any(name != Path(name).name or name in ("", ".", "..") for name in names):
+    if not is_chain_file or any(name != Path(name).name or name in ("", ".", "..") for name in names):
         raise LoadError(
             f"{file} is not the manifest of a chain, or names models elsewhere; cut the model again"
         )
     chunks = [load(folder / name) for name in names]
     ends = functions or {"": Ends(inputs, outputs)}
-    for function, (takes, gives) in ends.items():
+    for function, (wanted_inputs, wanted_outputs) in ends.items():
         inputs_read, outputs_made = (_features(chunks, function, kind) for kind in ("input", "output"))
-        if lost := sorted({*takes} - {*inputs_read} | {*gives} - {*outputs_made}):
+        if lost := sorted({*wanted_inputs} - {*inputs_read} | {*wanted_outputs} - {*outputs_made}):
             raise LoadError(f"{file} names {lost[0]!r}, which none of its models has; cut the model again")
     return Chain.of(chunks, ends, source=folder.absolute())
 

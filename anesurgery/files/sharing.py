@@ -1,10 +1,11 @@
-"""Work shared out over processes of this machine, or by Dask over processes of several: one way for both.
+"""Run calls on worker processes of this machine, or with Dask on several machines, through one interface.
 
-A share is a part of the work for one process or machine: "3/8" is the third of eight.
+`with workers(jobs, scheduler) as pool: pool.each(function, tasks)` works for both, and without workers. A
+function is sent by its name; arguments and results are pickled, and paths must be visible on every machine.
+Each call uses as many threads as this process, so on processors of one kind results are the same bytes as
+without workers.
 
-What is handed in travels, and so does what comes back: a function by its name, its arguments as plain data or
-as paths, which every machine must see. A piece of work is the same computation wherever it runs, with as many
-threads as here, so results are the same bytes as without workers, where the processors are of one kind.
+A `Shard` is a part of the work for a process or machine that was started by hand: "3/8" is the third of eight.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from typing import Any, TypeVar
 from anesurgery.errors import SurgeryError, warn
 
 Progress = Callable[[int], None]
-"""How many pieces are done."""
-SECONDS = 30
-"""That a scheduler may take to answer: one that is there answers in less than one. A choice."""
+"""Called with the number of finished calls."""
+SCHEDULER_TIMEOUT = 30
+"""Seconds that a scheduler may take to answer; one that runs answers in less than one. A choice."""
 ENDED = (
     "a process that worked on a part of it ended: there was not enough memory (fewer jobs take less), or the "
     'call stands in a script outside of `if __name__ == "__main__":`, which every process reads again'
@@ -34,24 +35,24 @@ ENDED = (
 
 @dataclass(frozen=True)
 class Workers:
-    """Where pieces of work are computed."""
+    """Runs calls on an executor, or at once in this process."""
 
     executor: Executor | None = None
-    """None: here, at once."""
+    """None: calls run at once in this process."""
     count: int = 1
-    """Pieces that are computed at the same time."""
+    """The number of calls that run at the same time."""
     local: bool = True
-    """Do they run on this machine, where they see files that are written here?"""
+    """Do the workers run on this machine, so that they see files that are written here?"""
 
     @property
     def here(self) -> bool:
-        """Is all computed in this process?"""
+        """Do all calls run in this process?"""
         return self.executor is None
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Hand in a call of a function that can be imported; here it is computed at once."""
+        """Submit a call of an importable function; without an executor it runs at once."""
         if self.executor is not None:
-            return self.executor.submit(_computed, _threads(), function, arguments)
+            return self.executor.submit(_run_with_threads, _thread_count(), function, arguments)
         done: Future[Any] = Future()
         done.set_result(function(*arguments))
         return done
@@ -59,12 +60,12 @@ class Workers:
     def each(
         self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], progress: Progress | None = None
     ) -> list[Any]:
-        """The results of calls, in their order.
+        """Call a function with each task, and return the results in order.
 
         Args:
-            function: that can be imported.
+            function: an importable function.
             tasks: the arguments of each call.
-            progress: called after each result that came.
+            progress: called after each finished call with their number.
         """
         progress = progress or (lambda done: None)
         futures: list[Future[Any]] = []
@@ -78,10 +79,10 @@ class Workers:
 
 
 def result(future: Future[Any]) -> Any:
-    """What a call gave.
+    """Return the result of a call.
 
     Raises:
-        SurgeryError: the process in which it ran ended.
+        SurgeryError: the process of the call ended.
     """
     try:
         return future.result()
@@ -91,11 +92,11 @@ def result(future: Future[Any]) -> Any:
 
 @contextmanager
 def workers(jobs: int = 1, scheduler: Any = None) -> Iterator[Workers]:
-    """Workers for the body.
+    """Start workers for the body, and stop them after it.
 
     Args:
-        jobs: processes of this machine; with one, all is computed in this one.
-        scheduler: of Dask: its address, such as "tcp://10.0.0.1:8786", or a `dask.distributed.Client`.
+        jobs: number of processes on this machine; 1 runs all calls in this process.
+        scheduler: a Dask scheduler's address, such as "tcp://10.0.0.1:8786", or a `dask.distributed.Client`.
 
     Raises:
         SurgeryError: no such number of jobs, both are asked for, Dask is not installed, no scheduler answers
@@ -108,7 +109,7 @@ def workers(jobs: int = 1, scheduler: Any = None) -> Iterator[Workers]:
         raise SurgeryError(words if jobs < 1 else f"{words}; give one of them")
     if scheduler is not None:
         with _client(scheduler) as client:
-            yield Workers(client.get_executor(pure=False), _checked(client), local=False)
+            yield Workers(client.get_executor(pure=False), _worker_slots(client), local=False)
     elif jobs > 1:
         pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_ends_with_parent)
         try:
@@ -119,14 +120,14 @@ def workers(jobs: int = 1, scheduler: Any = None) -> Iterator[Workers]:
         yield Workers()
 
 
-def _threads() -> int:
+def _thread_count() -> int:
     import torch
 
     return torch.get_num_threads()
 
 
-def _computed(threads: int, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    """A call in a process of its own, with as many threads as that which handed it in."""
+def _run_with_threads(threads: int, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """Run a call in a worker process with as many threads as the submitting process has."""
     import torch
 
     if torch.get_num_threads() != threads:
@@ -135,7 +136,7 @@ def _computed(threads: int, function: Callable[..., Any], arguments: Sequence[An
 
 
 def _ends_with_parent() -> None:
-    """Let this process end when that which started it is killed, for which nobody else takes care."""
+    """Make this worker process end when its parent is killed."""
     parent = parent_process()
     if parent is not None:
         watch = threading.Thread(target=_wait_for, args=(parent.sentinel,), daemon=True)
@@ -149,7 +150,7 @@ def _wait_for(sentinel: int) -> None:
 
 @contextmanager
 def _client(scheduler: Any) -> Iterator[Any]:
-    """A client of Dask; one that was given stays open."""
+    """Yield a Dask client; a client that the caller gave is not closed."""
     try:
         import dask
         from dask.distributed import Client
@@ -159,7 +160,7 @@ def _client(scheduler: Any) -> Iterator[Any]:
         yield scheduler
         return
     try:
-        client = Client(scheduler, timeout=SECONDS, set_as_default=False)
+        client = Client(scheduler, timeout=SCHEDULER_TIMEOUT, set_as_default=False)
     except (OSError, ValueError) as error:
         raise SurgeryError(
             f"no scheduler of Dask answers at {scheduler!r}: {error}; start one with `dask scheduler`, and "
@@ -169,23 +170,23 @@ def _client(scheduler: Any) -> Iterator[Any]:
         yield client
 
 
-def _checked(client: Any) -> int:
-    """How many pieces the workers of a client compute at the same time.
+def _worker_slots(client: Any) -> int:
+    """Return how many calls the workers of a client run at the same time.
 
     Raises:
-        SurgeryError: there are none, or they have other versions.
+        SurgeryError: there are no workers, or they have other versions of the libraries.
     """
     threads: dict[str, int] = client.nthreads()
     if not threads:
         raise SurgeryError("the scheduler of Dask has no workers; start some with `dask worker ADDRESS`")
     try:
-        said: dict[str, tuple[dict[str, str], str]] = client.run(_about)
+        reports: dict[str, tuple[dict[str, str], str]] = client.run(_versions_and_processor)
     except ImportError as error:
         raise SurgeryError(
             f"a worker of Dask has no anesurgery as this one: {error}; install it there"
         ) from error
-    own, processor = _about()
-    for name, (versions, other) in said.items():
+    own, processor = _versions_and_processor()
+    for name, (versions, other) in reports.items():
         if versions != own:
             raise SurgeryError(f"the worker {name} has {versions}, and here is {own}; install the same")
         if other != processor:
@@ -193,8 +194,8 @@ def _checked(client: Any) -> int:
     return sum(threads.values())
 
 
-def _about() -> tuple[dict[str, str], str]:
-    """The versions that decide what is computed, and the kind of processor."""
+def _versions_and_processor() -> tuple[dict[str, str], str]:
+    """Return (versions of the libraries that decide results, kind of processor)."""
     from importlib.metadata import version
 
     import torch
@@ -208,7 +209,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Shard:
-    """Every `count`-th piece of work, beginning with the `number`-th (from 1)."""
+    """Part `number` (from 1) of `count`: every `count`-th piece of work, starting with the `number`-th."""
 
     number: int = 1
     count: int = 1
@@ -219,23 +220,23 @@ class Shard:
 
     @property
     def words(self) -> str:
-        """The share as it is written: "3/8"."""
+        """The shard as it is written: "3/8"."""
         return f"{self.number}/{self.count}"
 
     def of(self, work: Sequence[T]) -> list[T]:
-        """The pieces of this share, in order: neighbours are in different shares."""
+        """Return the pieces of this shard, in order."""
         return list(work[self.number - 1 :: self.count])
 
     def share(self, number: int, count: int) -> Shard:
-        """A share of this share."""
+        """Return part `number` of `count` of this shard."""
         return Shard((number - 1) * self.count + self.number, self.count * count)
 
 
 def share(asked: Shard | str | tuple[int, int] | None) -> Shard:
-    """A share, given as "3/8" or (3, 8); all of the work when absent.
+    """Return the shard given as "3/8" or (3, 8); all of the work for None.
 
     Raises:
-        SurgeryError: it is something else.
+        SurgeryError: it is not a shard.
     """
     if asked is None or isinstance(asked, Shard):
         return asked or Shard()

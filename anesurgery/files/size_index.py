@@ -1,6 +1,6 @@
-"""`sizes.json`: which function of which package runs which shapes of the inputs.
+"""Read and write `sizes.json`, which says which function of which package runs which input shapes.
 
-A folder of sizes holds packages and this file::
+A folder of sizes, made by `anesurgery.sizes`, holds packages and this file::
 
     {
       "format": "anesurgery sizes", "version": 4,
@@ -12,17 +12,21 @@ A folder of sizes holds packages and this file::
                   "more": [], "others": ""}
     }
 
-The sizes are in rising order of the elements of their inputs. `function` is null where a package holds one
-function.
-`padding` names the axis of each input at whose end a shorter one is filled up to the next size, with the
-number in `fill`, and that of each output which is then cropped to the length given; `why_not` says why that
-may not be done. `hiding` names the inputs that hide what is filled up: in each row of one, the first place must
-not hold its fill (true), or some place must not (false). `spread` is how far apart the attention scores of a
-row may be, at which what is hidden weighs nothing; null where that does not matter. Where convolutions move by
-more than 1 place, an output is cropped to the length by its number in `shares`, and only lengths are filled up
-that are multiples of `multiple`, to sizes that are. Where the sizes differ by several lengths, as of a text
-and of its translation, or the sides of a picture, `more` has the same for each further one: inputs are filled
-up along one after the other. `others` says which lengths may not be filled up, and why.
+The sizes are in rising order of the elements of their inputs. `function` is null if a package has one function.
+
+`choose_call` picks the size for given inputs. If no size has their shapes, they may be padded to the next one:
+`padding.inputs` names the axis of each input that is padded at its end with the number in `fill`;
+`padding.outputs` names the axis of each output that is then cropped; `why_not` says why padding is not allowed.
+
+* `hiding` names the masks that hide the padding: in each row of the mask, the first position (true), or any
+  position (false), must be real.
+* `spread` is the largest distance of attention scores in a row at which hidden positions get no weight; null if
+  that does not matter.
+* With strided convolutions an output is cropped to the length divided by its number in `shares`, and only
+  multiples of `multiple` are padded, to sizes that are multiples too.
+* `more` has the same entries for each further length, if the sizes differ in several (a text and its
+  translation, height and width): inputs are padded along one length after the other.
+* `others` says which lengths may not be padded, and why.
 """
 
 from __future__ import annotations
@@ -40,8 +44,8 @@ from anesurgery.files.source import read_text
 
 INDEX = "sizes.json"
 FORMAT, VERSION = "anesurgery sizes", 4
-READ = {1: 3, 2: 6, 3: 8, VERSION: None}
-"""Versions that are read -> how many fields of `Padding` they have; the first fills up with zeros."""
+FIELDS_OF_VERSION = {1: 3, 2: 6, 3: 8, VERSION: None}
+"""Version that can be read -> number of fields of `Padding` that it has; the first pads with zeros."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class SizeRow:
     inputs: Mapping[str, tuple[int, ...]]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, a row of `sizes.json`."""
+        """Return plain data, a row of `sizes.json`."""
         inputs = {name: list(shape) for name, shape in self.inputs.items()}
         return {"name": self.name, "function": self.function, "package": self.package, "inputs": inputs}
 
@@ -95,12 +99,12 @@ class Padding:
     others: str = ""
 
     @property
-    def each(self) -> tuple[Padding, ...]:
-        """What is filled up along each length; none where nothing may be."""
+    def by_length(self) -> tuple[Padding, ...]:
+        """The padding of each length, this one first; empty if inputs may not be padded."""
         return () if self.why_not else (self, *self.more)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, a part of `sizes.json`."""
+        """Return plain data, a part of `sizes.json`."""
         return {
             "inputs": dict(self.inputs),
             "outputs": dict(self.outputs),
@@ -119,11 +123,11 @@ class Padding:
             return f"not padded: {self.why_not}"
         if not self.more and not self.others:
             return self._in_words("")
-        words = [one._in_words(f" along {axes_in_words(one.inputs)}") for one in self.each]
+        words = [one._in_words(f" along {axes_in_words(one.inputs)}") for one in self.by_length]
         return "; ".join([*words, *([f"not padded along {self.others}"] if self.others else [])])
 
     def _in_words(self, along: str) -> str:
-        """How one length is filled up."""
+        """Return in words how one length is padded."""
         words = f"padded at the end{along}"
         words += f", lengths that are multiples of {self.multiple}" if self.multiple > 1 else ""
         if self.spread is None:
@@ -132,13 +136,13 @@ class Padding:
 
 
 @dataclass(frozen=True)
-class Call:
-    """What to call for some values.
+class SizedCall:
+    """The size to call for some inputs.
 
     Attributes:
         row: the size.
-        values: as they were given, or filled up.
-        lengths: for each of `Padding.each`, that to which outputs are cropped; none where nothing is.
+        values: the inputs as they were given, or padded.
+        lengths: for each entry of `Padding.by_length`, the length to crop outputs to; () if nothing was padded.
     """
 
     row: SizeRow
@@ -146,31 +150,33 @@ class Call:
     lengths: tuple[int, ...] = ()
 
     def cropped(self, name: str, value: Any, padding: Padding) -> Any:
-        """An output without what was filled up."""
-        for length, one in zip(self.lengths, padding.each if self.lengths else (), strict=True):
+        """Return an output without the padding."""
+        if not self.lengths:
+            return value
+        for length, one in zip(self.lengths, padding.by_length, strict=True):
             if name in one.outputs:
-                kept = length // one.shares.get(name, 1)
-                value = value[(slice(None),) * one.outputs[name] + (slice(kept),)]
+                cropped = length // one.shares.get(name, 1)
+                value = value[(slice(None),) * one.outputs[name] + (slice(cropped),)]
         return value
 
 
-PADDING = tuple(one.name for one in fields(Padding))
+PADDING_FIELDS = tuple(one.name for one in fields(Padding))
 
 
-def written(rows: Sequence[SizeRow], padding: Padding) -> str:
-    """The text of `sizes.json`."""
+def index_text(rows: Sequence[SizeRow], padding: Padding) -> str:
+    """Return the text of `sizes.json`."""
     sizes = [row.to_json() for row in rows]
     whole = {"format": FORMAT, "version": VERSION, "sizes": sizes, "padding": padding.to_json()}
     return json.dumps(whole, indent=2) + "\n"
 
 
 def is_sized(path: Path) -> bool:
-    """Is it a folder of sizes?"""
+    """Is a path a folder of sizes?"""
     return (path / INDEX).is_file()
 
 
 def read(folder: Path) -> tuple[tuple[SizeRow, ...], Padding]:
-    """The sizes in a folder, and how inputs between them are run.
+    """Read the sizes in a folder, and how inputs between them are padded.
 
     Raises:
         LoadError: `sizes.json` is damaged, or of another version.
@@ -178,12 +184,12 @@ def read(folder: Path) -> tuple[tuple[SizeRow, ...], Padding]:
     place = folder / INDEX
     try:
         whole = json.loads(read_text(place))
-        if whole["format"] != FORMAT or whole["version"] not in READ:
+        if whole["format"] != FORMAT or whole["version"] not in FIELDS_OF_VERSION:
             raise LoadError(
                 f"{place} is of {whole['format']} {whole['version']}; this reads {FORMAT} {VERSION}"
             )
         rows = tuple(_row(row) for row in whole["sizes"])
-        keys = PADDING[: READ[whole["version"]]]
+        keys = PADDING_FIELDS[: FIELDS_OF_VERSION[whole["version"]]]
         padding = _padding(whole["padding"], keys)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(f"{place} is damaged: {type(error).__name__}: {error}; make the sizes again") from error
@@ -193,7 +199,7 @@ def read(folder: Path) -> tuple[tuple[SizeRow, ...], Padding]:
 
 
 def _padding(given: Any, keys: Sequence[str]) -> Padding:
-    """What was written of padding."""
+    """Return the padding of a parsed `sizes.json`, with the fields that its version has."""
     values = {key: given[key] for key in keys}
     return Padding(**{**values, "more": tuple(_padding(one, keys) for one in values.get("more", ()))})
 
@@ -206,32 +212,32 @@ def _row(row: Any) -> SizeRow:
     return SizeRow(str(row["name"]), row["function"], package, inputs)
 
 
-def chosen(
+def choose_call(
     rows: Sequence[SizeRow], padding: Padding, values: Mapping[str, Any], name: str | None = None
-) -> Call:
-    """The size of a name, or that of the shapes of some values, which are filled up where they may be.
+) -> SizedCall:
+    """Choose the size with a name, or the size for the shapes of some values, padding them if allowed.
 
     Raises:
-        InterpretError: no size has these shapes.
+        InterpretError: no size takes these shapes.
         UnknownName: no size has the name.
     """
     if name is not None:
         named = {row.name: row for row in rows}
         if name not in named:
             raise UnknownName("size", name, named)
-        return Call(named[name], values)
+        return SizedCall(named[name], values)
     shapes = {key: tuple(np.shape(value)) for key, value in values.items()}
     for row in rows:
-        own = shapes | _of_pictures(row, values)
-        if all(own.get(key) == shape for key, shape in row.inputs.items()):
-            return Call(row, values)
+        actual = shapes | _picture_shapes(row, values)
+        if all(actual.get(key) == shape for key, shape in row.inputs.items()):
+            return SizedCall(row, values)
     if empty := [key for key in rows[0].inputs if 0 in shapes.get(key, ())]:
         raise InterpretError(f"{in_words({empty[0]: shapes[empty[0]]})} is empty; give at least one place")
-    each = () if _of_pictures(rows[0], values) else padding.each
+    by_length = () if _picture_shapes(rows[0], values) else padding.by_length
     for row in rows:
-        lengths = _shorter(row, shapes, each) if each else None
+        lengths = _lengths_to_pad(row, shapes, by_length) if by_length else None
         if lengths is not None:
-            return Call(row, _filled(row, values, each), lengths)
+            return SizedCall(row, _padded_values(row, values, by_length), lengths)
     offered = "; ".join(f"{row.name} takes {in_words(row.inputs)}" for row in rows)
     shapes_in_words = in_words({key: shapes[key] for key in rows[0].inputs if key in shapes}) or "none of them"
     raise InterpretError(
@@ -240,75 +246,75 @@ def chosen(
 
 
 def _why_not(padding: Padding) -> str:
-    """What keeps lengths from being filled up."""
+    """Return in words which lengths are not padded, and why."""
     words = f", and it is not padded: {padding.why_not}" if padding.why_not else ""
     words += f", and it is not padded along {padding.others}" if padding.others else ""
-    for one in padding.each:
+    for one in padding.by_length:
         if one.multiple > 1:
             words += f", and only lengths that are multiples of {one.multiple} are padded, to sizes that are"
     return words
 
 
-def _of_pictures(row: SizeRow, values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The shapes as which a model reads pictures (PIL), whose size is width and height."""
-    read: dict[str, Any] = {key: values[key] for key in row.inputs if key in values}
-    return {
-        key: (*row.inputs[key][:-2], *value.size[::-1]) for key, value in read.items() if hasattr(value, "mode")
-    }
+def _picture_shapes(row: SizeRow, values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that PIL pictures have as inputs: leading axes of the size, then height and width."""
+    given: dict[str, Any] = {key: values[key] for key in row.inputs if key in values}
+    pictures = {key: value for key, value in given.items() if hasattr(value, "mode")}
+    return {key: (*row.inputs[key][:-2], *picture.size[::-1]) for key, picture in pictures.items()}
 
 
-def _shorter(
-    row: SizeRow, shapes: Mapping[str, tuple[int, ...]], each: Sequence[Padding]
+def _lengths_to_pad(
+    row: SizeRow, shapes: Mapping[str, tuple[int, ...]], by_length: Sequence[Padding]
 ) -> tuple[int, ...] | None:
-    """The lengths of the inputs to fill up, if that makes them as long as those of a size."""
-    filled, lengths = {key: list(shape) for key, shape in shapes.items()}, list[int]()
-    for one in each:
-        own = {filled[key][axis] for key, axis in one.inputs.items() if len(filled.get(key, ())) > axis}
-        wanted = {row.inputs[key][axis] for key, axis in one.inputs.items()}
-        if len(own) != 1 or len(wanted) != 1:
+    """Return the length of the inputs for each padding, if padding gives the shapes of a size; else None."""
+    padded, lengths = {key: list(shape) for key, shape in shapes.items()}, list[int]()
+    for one in by_length:
+        given_lengths = {
+            padded[key][axis] for key, axis in one.inputs.items() if len(padded.get(key, ())) > axis
+        }
+        size_lengths = {row.inputs[key][axis] for key, axis in one.inputs.items()}
+        if len(given_lengths) != 1 or len(size_lengths) != 1:
             return None
-        (length,), (size,) = own, wanted
+        (length,), (size,) = given_lengths, size_lengths
         if not 0 < length <= size or (length < size and (length % one.multiple or size % one.multiple)):
             return None
         for key, axis in one.inputs.items():
-            if key not in filled or len(filled[key]) <= axis:
+            if key not in padded or len(padded[key]) <= axis:
                 return None
-            filled[key][axis] = size
+            padded[key][axis] = size
         lengths.append(length)
-    return tuple(lengths) if all(filled.get(k) == list(s) for k, s in row.inputs.items()) else None
+    return tuple(lengths) if all(padded.get(k) == list(s) for k, s in row.inputs.items()) else None
 
 
-def _filled(row: SizeRow, values: Mapping[str, Any], each: Sequence[Padding]) -> dict[str, Any]:
-    """The values, those shorter than a size filled up along one length after the other.
+def _padded_values(row: SizeRow, values: Mapping[str, Any], by_length: Sequence[Padding]) -> dict[str, Any]:
+    """Return the values padded to a size, along one length after the other.
 
     Raises:
-        InterpretError: a mask hides what must be seen.
+        InterpretError: a mask hides positions that must be real.
     """
-    filled = dict(values)
-    for one in each:
-        if all(np.shape(filled[key])[axis] == row.inputs[key][axis] for key, axis in one.inputs.items()):
+    padded = dict(values)
+    for one in by_length:
+        if all(np.shape(padded[key])[axis] == row.inputs[key][axis] for key, axis in one.inputs.items()):
             continue
-        _check_seen(filled, one)
+        _check_not_masked(padded, one)
         for key, axis in one.inputs.items():
-            array = np.asarray(filled[key])
-            more = [
-                (0, row.inputs[key][axis] - array.shape[axis] if a == axis else 0) for a in range(array.ndim)
-            ]
-            filled[key] = np.pad(array, more, constant_values=np.asarray(one.fill.get(key, 0), array.dtype))
-    return filled
+            array = np.asarray(padded[key])
+            amounts = [(0, 0)] * array.ndim
+            amounts[axis] = (0, row.inputs[key][axis] - array.shape[axis])
+            padded[key] = np.pad(array, amounts, constant_values=np.asarray(one.fill.get(key, 0), array.dtype))
+    return padded
 
 
-def _check_seen(values: Mapping[str, Any], padding: Padding) -> None:
-    """Each row of a mask must leave something to be seen: a row that hides all weighs what is filled up, too.
+def _check_not_masked(values: Mapping[str, Any], padding: Padding) -> None:
+    """Refuse a mask with a row that hides every position, since the padding would get weight in it.
 
     Raises:
-        InterpretError: a row hides everything, or its first place where that must count.
+        InterpretError: a row hides every position, or its first one if `hiding` asks for that.
     """
-    for key, first in padding.hiding.items():
+    for key, needs_first in padding.hiding.items():
         array, fill, axis = np.asarray(values[key]), padding.fill.get(key, 0), padding.inputs[key]
-        seen = array > fill / 2 if fill < 0 else array != fill
-        if not (seen.take(0, axis) if first else seen.any(axis)).all():
-            words = "the first place of a row" if first else "a whole row"
+        is_real = array > fill / 2 if fill < 0 else array != fill
+        if not (is_real.take(0, axis) if needs_first else is_real.any(axis)).all():
+            words = "the first place of a row" if needs_first else "a whole row"
             raise InterpretError(
                 f"{key} hides {words}, so that these inputs cannot be filled up to another size; make the size "
                 f"{in_words({name: np.shape(values[name]) for name in padding.inputs})} too"
@@ -316,10 +322,10 @@ def _check_seen(values: Mapping[str, Any], padding: Padding) -> None:
 
 
 def in_words(shapes: Mapping[str, Sequence[int]]) -> str:
-    """Shapes by name: ids 1x64, mask 1x64."""
+    """Return shapes in words: "ids 1x64, mask 1x64"."""
     return ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in shapes.items())
 
 
 def axes_in_words(axes: Mapping[str, int]) -> str:
-    """Axes of inputs: axis 1 of ids, axis 1 of mask."""
+    """Return axes in words: "axis 1 of ids, axis 1 of mask"."""
     return ", ".join(f"axis {axis} of {name}" for name, axis in axes.items())

@@ -1,6 +1,8 @@
-"""Read and write `weight.bin`: mapped on the way in, copied file to file on the way out; absent weights.
+"""Read and write `weight.bin`, the file with the weights of a package.
 
-Elements of less than a byte: numpy holds each in a byte, files hold them packed, the lowest bits first.
+`WeightFile` maps a file into memory and returns weights as views of it, or unpacked if their elements take
+less than a byte. `WeightWriter` writes a new file: unchanged weights are copied from file to file, and equal
+contents are written once. A blob is 64 bytes of metadata, followed by the data, aligned to 64 bytes.
 """
 
 from __future__ import annotations
@@ -29,17 +31,17 @@ from anesurgery.mil import Array, Var, types
 POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\n(?:[a-z0-9.-]+ [^\n]*\n)*?size (\d+)\n", re.DOTALL
 )
-"""What Git LFS leaves in the place of a file (its specification, docs/spec.md of git-lfs/git-lfs)."""
+"""The file that Git LFS leaves in place of the real one (docs/spec.md of git-lfs/git-lfs)."""
 LARGEST_POINTER = 1024
-"""Bytes; the specification says that a pointer has fewer."""
+"""A pointer has fewer bytes than this, by its specification."""
 
 
 def not_fetched(file: Path, content: bytes | None = None) -> str | None:
-    """In words that a file is a pointer of Git LFS, and how to fetch what it stands for; None where it is none.
+    """Return the error that a file is a pointer of Git LFS, and how to fetch the real file; None for others.
 
     Args:
-        file: its path.
-        content: what is in it, where that was read already.
+        file: the path of the file.
+        content: its content, if it was read already.
     """
     if content is None:
         if not file.is_file():
@@ -55,10 +57,11 @@ def not_fetched(file: Path, content: bytes | None = None) -> str | None:
     )
 
 
-def unknown(element: Any, shape: tuple[int, ...]) -> Array:
-    """Stands in for a weight: NaN for floats, about which nothing can be shown, 0 and 1 for integers.
+def placeholder_weight(element: Any, shape: tuple[int, ...]) -> Array:
+    """Return an array that stands for a missing weight: NaN for floats, 0 and 1 for integers.
 
-    Rows differ in their bits, so that they are not taken for equal; the array takes the memory of one column.
+    Neighbouring rows differ in their bits, so that no pass finds them equal; the array takes the memory of one
+    column.
     """
     dtype = np.dtype(types.nptype_from_builtin(element))
     column = np.arange(shape[0] if shape else 1) % 2
@@ -74,13 +77,13 @@ METADATA = struct.Struct("<IIQQQ")
 SENTINEL = 0xDEADBEEF
 PIECE = 1 << 24
 SMALL_PIECE = 1 << 22
-"""Bytes that are read at once."""
+"""Bytes that are copied (`PIECE`) or compared at a time."""
 SAMPLE = 256
-"""Bytes at the beginning, the middle and the end that tell most contents apart."""
+"""Bytes at the start, the middle and the end by which most contents differ."""
 Read = Callable[[int, int], bytes]
-"""(place, count) -> so many bytes of a content."""
+"""(offset, count) -> so many bytes of a content."""
 
-STORED: dict[str, int] = {
+TYPE_CODES: dict[str, int] = {
     "float16": 1,
     "float32": 2,
     "uint8": 3,
@@ -90,13 +93,13 @@ STORED: dict[str, int] = {
     "int32": 14,
     "uint32": 15,
 }
-"""Data type code of a blob by numpy dtype, for the types that numpy holds as they are stored."""
+"""Numpy dtype -> data type code of a blob, for dtypes that are stored as numpy holds them."""
 
-PACKED: dict[str, int] = {"int4": 8, "uint1": 9, "uint2": 10, "uint4": 11, "uint3": 12, "uint6": 13}
-"""Data type code of a blob by MIL type, for the types of less than a byte."""
+PACKED_TYPE_CODES: dict[str, int] = {"int4": 8, "uint1": 9, "uint2": 10, "uint4": 11, "uint3": 12, "uint6": 13}
+"""MIL dtype -> data type code of a blob, for dtypes of less than a byte."""
 
 NO_KERNEL_COPY = {errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
-"""What a kernel says that cannot copy between these two files."""
+"""The error codes of a kernel that cannot copy between two files."""
 
 
 @dataclass(frozen=True)
@@ -106,22 +109,22 @@ class Blob:
     code: int
     size: int
     data: int
-    """Offset of the data in the file."""
+    """The offset of the data in the file."""
     padding: int | None
     place: int = 0
-    """Offset of its metadata."""
+    """The offset of the metadata in the file."""
 
 
 class Mapped(np.memmap):
-    """Bytes of a file in memory; `source_of` finds the file of a view."""
+    """A mapped file; `source_of` finds the file that a view belongs to."""
 
     source: SourceFile
 
 
 def source_of(array: Any) -> SourceFile | None:
-    """The file that an array is a view of, if it is one.
+    """Return the file that an array is a view of; None for other arrays.
 
-    Reading a mapped file that was cut short ends the process: check the file first.
+    Check that file before you read the array: reading a mapped file that was truncated ends the process.
     """
     while isinstance(array, np.ndarray):
         if (source := getattr(array, "source", None)) is not None:
@@ -131,7 +134,7 @@ def source_of(array: Any) -> SourceFile | None:
 
 
 class WeightFile:
-    """A `weight.bin`, mapped into memory; its arrays are views and nothing is read before it is used."""
+    """A `weight.bin`, mapped into memory. Its arrays are views, and nothing is read before it is used."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.source = path, SourceFile(path)
@@ -148,20 +151,20 @@ class WeightFile:
         self._unpacked: dict[int, tuple[Blob, weakref.ref[Array]]] = {}
 
     def blob(self, offset: int) -> Blob:
-        """The blob whose metadata stands at `offset`.
+        """Read the metadata at `offset` and return the blob.
 
         Raises:
-            LoadError: the file is too short or holds something else there.
+            LoadError: the file is too short, or has no metadata there.
         """
         if offset + METADATA.size > self._map.size:
-            raise LoadError(self._short(offset + METADATA.size))
+            raise LoadError(self._truncated(offset + METADATA.size))
         sentinel, code, size, data, padding = METADATA.unpack(self._metadata(offset))
         if sentinel != SENTINEL:
             raise LoadError(
                 f"{self.path} holds no weight at offset {offset}; the file is damaged, copy it again"
             )
         if data + size > self._map.size:
-            raise LoadError(self._short(data + size))
+            raise LoadError(self._truncated(data + size))
         if data < ALIGNMENT or (data < offset + ALIGNMENT and data + size > offset):
             raise LoadError(f"{self.path}: the weight at {offset} lies over what describes it; copy it again")
         blob = Blob(code, size, data, padding, offset)
@@ -169,7 +172,7 @@ class WeightFile:
         return blob
 
     def _metadata(self, offset: int) -> bytes:
-        """The metadata at an offset, from the file: the map of one that was cut short cannot be read."""
+        """Return the metadata at an offset, read from the file: the map of a truncated file cannot be read."""
         try:
             metadata = os.pread(self.source.handle, METADATA.size, offset)
         except OSError as error:
@@ -178,26 +181,28 @@ class WeightFile:
             raise LoadError(f"{self.path} was cut short after it was opened; load it again")
         return metadata
 
-    def _short(self, wanted: int) -> str:
+    def _truncated(self, wanted: int) -> str:
         return (
             f"{self.path} ends at byte {self._map.size}, but the model needs {wanted}: "
             "the file is cut short; copy the package again"
         )
 
     def array(self, offset: int, dtype: Any, shape: tuple[int, ...]) -> Array:
-        """A view of a weight."""
+        """Return a view of the weight at an offset."""
         blob, dtype = self.blob(offset), np.dtype(dtype)
-        code = STORED.get(dtype.name, blob.code)
-        self._fits(blob, math.prod(shape) * dtype.itemsize, shape, dtype, code, None)
+        code = TYPE_CODES.get(dtype.name, blob.code)
+        self._check_blob(blob, math.prod(shape) * dtype.itemsize, shape, dtype, code, None)
         raw = self._map[blob.data : blob.data + blob.size]
         return np.asarray(raw).view(dtype).reshape(shape)
 
     def unpacked(self, offset: int, element: Any, shape: tuple[int, ...]) -> Array:
-        """A weight of less than a byte for each element, in an array of its own."""
+        """Return a weight whose elements take less than a byte, unpacked into an array of its own."""
         blob, bits = self.blob(offset), int(element.get_bitwidth())
         count, name = math.prod(shape), str(types.builtin_to_string(element))
         size = -(-count * bits // 8)
-        self._fits(blob, size, shape, name, PACKED.get(name, blob.code), 8 * size - count * bits)
+        self._check_blob(
+            blob, size, shape, name, PACKED_TYPE_CODES.get(name, blob.code), 8 * size - count * bits
+        )
         raw = np.asarray(self._map[blob.data : blob.data + blob.size])
         array = sub_byte.unpack(raw, bits, not element.is_unsigned(), shape)
         array = array.view(types.nptype_from_builtin(element))  # which tells coremltools the type
@@ -205,13 +210,13 @@ class WeightFile:
         self._unpacked[array.ctypes.data] = (blob, weakref.ref(array))
         return array
 
-    def _fits(
+    def _check_blob(
         self, blob: Blob, wanted: int, shape: tuple[int, ...], dtype: Any, code: int, padding: int | None
     ) -> None:
-        """See that a blob is what the program says that it is.
+        """Check that a blob has the size, type and padding that the program declares.
 
         Raises:
-            LoadError: it has another size, type or padding.
+            LoadError: it has not; then the file belongs to another model.
         """
         if blob.size != wanted:
             raise LoadError(
@@ -224,8 +229,8 @@ class WeightFile:
                 f"of padding, expected {code} with {padding} for {shape} {dtype}; it is that of another model"
             )
 
-    def holds(self, array: Array) -> Blob | None:
-        """The blob that an array is an unchanged view of, if it is one."""
+    def blob_of(self, array: Array) -> Blob | None:
+        """Return the blob that an array is an unchanged view of; None for other arrays."""
         if not array.flags.c_contiguous:
             return None
         blob, alive = self._unpacked.get(array.ctypes.data, (None, lambda: None))
@@ -235,10 +240,10 @@ class WeightFile:
         return blob if blob is not None and blob.size == array.nbytes else None
 
     def copy_to(self, file: BinaryIO) -> None:
-        """Copy the whole file, as it was when it was opened, into a new one.
+        """Copy the whole file, as it was when it was opened, into a new file.
 
         Raises:
-            LoadError: it was changed since.
+            LoadError: it was changed in between.
         """
         at = 0
         while at < self.source.size:
@@ -249,14 +254,14 @@ class WeightFile:
         self.source.check()
 
     def read(self, blob: Blob, at: int, count: int) -> bytes:
-        """Some bytes of a blob, from the file: mapped ones would stay in memory."""
+        """Return some bytes of a blob, read from the file: mapped pages would stay in memory."""
         return os.pread(self.source.handle, min(count, blob.size - at), blob.data + at)
 
     def check(self, blob: Blob) -> None:
-        """See that the file, and the metadata of a blob, are as they were when they were read.
+        """Check that the file and the metadata of a blob have not changed.
 
         Raises:
-            LoadError: they are not.
+            LoadError: they have.
         """
         self.source.check()
         if self._metadata(blob.place) != METADATA.pack(SENTINEL, blob.code, blob.size, blob.data, blob.padding):
@@ -270,35 +275,35 @@ class WeightWriter:
         self._file, self._sources = file, [source for source in sources if source is not None]
         self._count, self._end = 0, ALIGNMENT
         self._copies: dict[Any, int] = {}
-        """Blob of a file -> where it is in this one."""
+        """(source file, blob) -> its offset in the new file."""
         self._contents: dict[Any, list[int]] = {}
-        """Type, size and a sample -> where such contents are."""
+        """(type, size, sample) -> offsets of contents with these."""
         file.write(bytes(ALIGNMENT))
 
     def add(self, var: Var) -> int:
-        """Write the value of a constant, unless it is in the file; the offset of its metadata."""
+        """Write the value of a constant unless the file has it already; return the offset of its metadata."""
         array = np.asarray(var.val)
         for source in self._sources:
-            if (blob := source.holds(array)) is not None:
+            if (blob := source.blob_of(array)) is not None:
                 place = (source.source.identity, blob.data)
                 if place not in self._copies:
-                    self._copies[place] = self._copied(source, blob)
+                    self._copies[place] = self._copy_or_reuse(source, blob)
                 else:
                     advance(blob.size)
                 return self._copies[place]
         if (mapped := source_of(array)) is not None:
             mapped.check()
-        code, raw, padding = _stored(var, array)
+        code, raw, padding = _encoded(var, array)
         blob = Blob(code, raw.nbytes, 0, padding)
-        return self._once(
+        return self._write_once(
             blob, lambda at, count: raw[at : at + count].tobytes(), lambda: self._write(blob, raw)
         )
 
     def finish(self) -> None:
-        """Write the header; the file is complete.
+        """Write the header, which completes the file.
 
         Raises:
-            LoadError: somebody wrote to the source in the meantime.
+            LoadError: a source file was changed in between.
         """
         self._file.seek(0)
         self._file.write(HEADER.pack(self._count, 2))
@@ -307,8 +312,8 @@ class WeightWriter:
             source.source.check()
 
     @contextmanager
-    def _entry(self, blob: Blob) -> Iterator[int]:
-        """Place the metadata of a blob; the caller writes the data after it."""
+    def _new_entry(self, blob: Blob) -> Iterator[int]:
+        """Write the metadata of a blob and yield its offset; the caller writes the data after it."""
         start = self._end
         self._file.seek(start)
         meta = METADATA.pack(SENTINEL, blob.code, blob.size, start + ALIGNMENT, blob.padding)
@@ -317,36 +322,36 @@ class WeightWriter:
         self._count += 1
         self._end = start + ALIGNMENT + -(-blob.size // ALIGNMENT) * ALIGNMENT
 
-    def _copied(self, source: WeightFile, blob: Blob) -> int:
-        """Where a blob of a file is: copied, or, of several files, where its content is already."""
+    def _copy_or_reuse(self, source: WeightFile, blob: Blob) -> int:
+        """Copy a blob and return its offset; with several sources, reuse an equal content."""
         if len(self._sources) == 1:
             return self._copy(source, blob)
         source.check(blob)
-        return self._once(blob, partial(source.read, blob), lambda: self._copy(source, blob))
+        return self._write_once(blob, partial(source.read, blob), lambda: self._copy(source, blob))
 
     def _write(self, blob: Blob, raw: Any) -> int:
-        with self._entry(blob) as offset:
+        with self._new_entry(blob) as offset:
             self._file.write(raw)
         advance(blob.size)
         return offset
 
-    def _once(self, blob: Blob, read: Read, write: Callable[[], int]) -> int:
-        """Where a content is in this file, which is written if it is not there yet.
+    def _write_once(self, blob: Blob, read: Read, write: Callable[[], int]) -> int:
+        """Return the offset of a content in this file; write it if it is not there yet.
 
-        A few bytes tell most contents apart; those that agree in them are compared with what was written.
+        Samples exclude most contents; those with the same sample are compared as a whole.
         """
         middle = max(0, blob.size // 2 - SAMPLE)
         sample = b"".join(read(at, SAMPLE) for at in (0, middle, max(0, blob.size - SAMPLE)))
         places = self._contents.setdefault((blob.code, blob.size, sample), [])
         for offset in places:
-            if self._holds(offset + ALIGNMENT, blob.size, read):
+            if self._is_written_at(offset + ALIGNMENT, blob.size, read):
                 advance(blob.size)
                 return offset
         places.append(write())
         return places[-1]
 
-    def _holds(self, start: int, size: int, read: Read) -> bool:
-        """Is a content the one that was written to a place?"""
+    def _is_written_at(self, start: int, size: int, read: Read) -> bool:
+        """Is the content at `start` of this file equal to the one that `read` returns?"""
         self._file.flush()
         handle = self._file.fileno()
         for at in range(0, size, SMALL_PIECE):
@@ -356,35 +361,35 @@ class WeightWriter:
         return True
 
     def _copy(self, source: WeightFile, blob: Blob) -> int:
-        """Copy a blob from the file that was read, by the kernel where it can."""
+        """Copy a blob from its source file, inside the kernel if possible; return its offset."""
         source.check(blob)
-        with self._entry(blob) as offset:
+        with self._new_entry(blob) as offset:
             self._file.flush()
-            at, left = blob.data, blob.size
+            at, remaining = blob.data, blob.size
             target = offset + ALIGNMENT
-            while left:
-                done = _copy_range(source.source.handle, self._file, min(left, PIECE), at, target)
+            while remaining:
+                done = _copy_range(source.source.handle, self._file, min(remaining, PIECE), at, target)
                 if not done:
                     raise LoadError(f"{source.path} was cut short after it was read; copy the package again")
-                at, target, left = at + done, target + done, left - done
+                at, target, remaining = at + done, target + done, remaining - done
                 advance(done)
             self._file.seek(target)
         return offset
 
 
-def _stored(var: Var, array: Array) -> tuple[int, Any, int]:
-    """Data type code, bytes and padding in bits of a constant; numpy's buffers are not typed as such."""
+def _encoded(var: Var, array: Array) -> tuple[int, Any, int]:
+    """Return (data type code, bytes as uint8, padding in bits) of a constant."""
     if types.is_sub_byte(var.dtype):
         bits = int(var.dtype.get_bitwidth())
         raw = sub_byte.pack(array, bits)
-        return PACKED[types.builtin_to_string(var.dtype)], raw, 8 * raw.nbytes - array.size * bits
-    if array.dtype.name not in STORED:
+        return PACKED_TYPE_CODES[types.builtin_to_string(var.dtype)], raw, 8 * raw.nbytes - array.size * bits
+    if array.dtype.name not in TYPE_CODES:
         raise LoadError(f"%{var.name}: a weight file cannot hold {array.dtype}; cast it to fp16 or fp32")
-    return STORED[array.dtype.name], np.ascontiguousarray(array).reshape(-1).view(np.uint8), 0
+    return TYPE_CODES[array.dtype.name], np.ascontiguousarray(array).reshape(-1).view(np.uint8), 0
 
 
 def _copy_range(source: int, target: BinaryIO, count: int, at: int, to: int) -> int:
-    """Copy some bytes between two places; how many were copied, 0 at the end of the source."""
+    """Copy up to `count` bytes from offset `at` to offset `to`; return how many, 0 at the end of the source."""
     if hasattr(os, "copy_file_range"):
         try:
             done = os.copy_file_range(source, target.fileno(), count, at, to)
@@ -393,6 +398,6 @@ def _copy_range(source: int, target: BinaryIO, count: int, at: int, to: int) -> 
                 raise
         else:
             if done:
-                return done  # some file systems say 0 of files that they cannot copy
+                return done  # some file systems return 0 for files that they cannot copy
     target.seek(to)
     return target.write(os.pread(source, count, at))

@@ -1,12 +1,13 @@
-"""Put a file or folder in its place atomically, and only where it may go.
+"""Write a file or folder atomically (`write_atomically`), and check beforehand that its path is allowed.
 
-It is made in a scratch folder beside its place and moved in one step: after a failure, Ctrl-C, a kill or a
-crash the old one is there, or the new one. A scratch folder is locked while its maker lives. The next save into
-the same folder removes those of dead makers, and brings back what they had moved aside; what is not certainly
-one of ours is left as it is, and a warning names it.
+The new content is written into a scratch folder next to the target and moved into place in one step: after a
+failure, Ctrl-C, a kill or a crash either the old one or the new one is there. A scratch folder is locked while
+the process that made it lives. The next save into the same folder removes the scratch folders of dead
+processes, and moves back what they had moved aside. A folder that may not be a scratch folder is not touched; a
+warning names it.
 
-A scratch folder is one of ours if it is a folder and no link, belongs to this user, nobody else may write into
-it, it holds nothing but `new` and `old`, and its name states its inode: a copy has another one.
+It counts as one if it is a folder and not a link, belongs to this user, is writable by nobody else, contains
+only `new` and `old`, and its name has its inode number, which a copy of the folder does not match.
 """
 
 from __future__ import annotations
@@ -30,64 +31,64 @@ from pathlib import Path
 from anesurgery.errors import LoadError
 
 SCRATCH = ".anesurgery-"
-"""How the names of scratch folders begin; their inode follows, in hexadecimal digits, and a random part."""
+"""The start of the names of scratch folders; their inode number in hexadecimal and a random part follow."""
 UNNAMED = re.compile(re.escape(SCRATCH) + "[0-9a-f]{16}")
-"""The name of one that does not state its inode yet; nothing is in it."""
+"""The name of a scratch folder that has no inode number in it yet, and is empty."""
 NEW, OLD = "new", "old"
-"""Folders in it, for the new model and for the old one where a system cannot exchange two names."""
+"""Folders in it: for the new model, and for the old one if the system cannot exchange two paths."""
 OTHERS_WRITE = 0o022
-"""The bits of a mode that let the group or others write: a folder that has them may be somebody else's work."""
-PATIENCE = 30.0
-"""Seconds until a lock is given up; a save holds it for two renames."""
-PAUSE = 0.02
-"""Seconds between two tries. A choice: nobody notices it, and it costs no time of the processor."""
-NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF}
-"""What a file system says that has no locks."""
+"""Mode bits that let the group or others write: they may have put something into such a folder."""
+LOCK_TIMEOUT = 30.0
+"""Seconds to wait for a lock; a save holds it for two renames."""
+LOCK_PAUSE = 0.02
+"""Seconds between two attempts to lock. A choice: nobody notices it, and it costs no processor time."""
+NO_LOCK_ERRORS = {errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF}
+"""The error codes of a file system without locks."""
 RENAMES = {"linux": ("renameat2", -100, 2, 1), "darwin": ("renameatx_np", -2, 2, 4)}
-"""System -> function that renames with flags, its number for the current folder, its flag to exchange two
-places, and its flag to refuse a place that is taken."""
-UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}
-"""What a system says that cannot do so on this file system."""
+"""System -> (C function that renames with flags, its code for the current folder, its flag to exchange two
+paths, its flag to refuse an existing target)."""
+UNSUPPORTED_ERRORS = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}
+"""The error codes of a system that cannot do so on this file system."""
 ATTEMPTS = 100
-"""Times that a place is tried which others fill and empty meanwhile."""
+"""The most attempts to move to a path that other processes create and remove meanwhile."""
 
 
 def write_atomically(target: Path, write: Callable[[Path], object], overwrite: bool) -> Path:
-    """Write a file or folder in a scratch folder, and move it to its place.
+    """Write a file or folder into a scratch folder, and move it to the target.
 
     Args:
-        target: its place.
-        write: writes it to a path whose name is that of `target`.
-        overwrite: may what is there be replaced?
+        target: the path to write to.
+        write: writes to the path that it gets, whose name is that of `target`.
+        overwrite: may an existing file or folder be replaced?
 
     Raises:
-        LoadError: it cannot be written, or exists; what was there before is still there.
+        LoadError: it cannot be written, or exists; the old content is then still there.
     """
-    kept = None
+    old = None
     try:
         with _scratch(target.parent) as scratch:
-            kept, fresh = scratch / OLD / target.name, scratch / NEW / target.name
+            old, fresh = scratch / OLD / target.name, scratch / NEW / target.name
             write(fresh)
-            if not _states_inode(scratch, os.lstat(scratch)):  # somebody removed it, and a part was made anew
+            if not _states_inode(scratch, os.lstat(scratch)):  # it was removed, and `write` made a part again
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             if overwrite and os.path.lexists(target):
                 _sync(fresh)  # the old one goes for good
-            _place(fresh, target, kept, overwrite)
+            _move_into_place(fresh, target, old, overwrite)
     except FileExistsError as error:
-        raise LoadError(_exists(target)) from error
+        raise LoadError(_exists_words(target)) from error
     except OSError as error:
-        stays = kept is not None and os.path.lexists(kept)
-        words = f"what was there is now {kept}" if stays else "nothing was changed"
+        was_moved = old is not None and os.path.lexists(old)
+        words = f"what was there is now {old}" if was_moved else "nothing was changed"
         raise LoadError(f"{target} was not written: {error.strerror or error}; {words}") from error
     return target
 
 
 @contextmanager
 def temporary_files() -> Iterator[None]:
-    """Around what writes into the temporary folder of the system.
+    """Turn errors of writing into the system's temporary folder, inside the body, into a LoadError.
 
     Raises:
-        LoadError: it cannot be written to.
+        LoadError: the folder cannot be written to.
     """
     try:
         yield
@@ -98,19 +99,19 @@ def temporary_files() -> Iterator[None]:
 
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
-    """A folder for temporary files, which goes away with its maker; those of dead makers go first."""
+    """Yield a folder for temporary files, and remove it afterwards; first remove those of dead processes."""
     with _scratch(parent) as scratch:
         yield scratch / NEW
 
 
 @contextmanager
 def _scratch(parent: Path) -> Iterator[Path]:
-    """A locked scratch folder for what is being made; those of dead makers go first.
+    """Yield a locked scratch folder, and remove it after the body; first remove those of dead processes.
 
-    A fork of the maker inherits the lock and has nothing to clean up.
+    A fork of the process inherits the lock, and does not clean up.
     """
     recover(parent)
-    scratch, handle = _make(parent)
+    scratch, handle = _make_scratch(parent)
     maker = os.getpid()
     try:
         yield scratch
@@ -123,13 +124,13 @@ def _scratch(parent: Path) -> Iterator[Path]:
                 os.close(handle)
 
 
-def _make(parent: Path) -> tuple[Path, int]:
-    """A new scratch folder and a handle that holds its lock."""
+def _make_scratch(parent: Path) -> tuple[Path, int]:
+    """Make a scratch folder; return its path and a handle that holds its lock."""
     while True:
         made = parent / f"{SCRATCH}{secrets.token_hex(8)}"
         try:
             made.mkdir(0o700)
-            if (named := _named(made)) is not None:
+            if (named := _state_inode_and_lock(made)) is not None:
                 (named[0] / NEW).mkdir()
                 return named
         except BaseException:
@@ -138,14 +139,14 @@ def _make(parent: Path) -> tuple[Path, int]:
             raise
 
 
-def _named(made: Path) -> tuple[Path, int] | None:
-    """An empty folder renamed to state its inode, and locked; None where a save took it for a dead one."""
+def _state_inode_and_lock(made: Path) -> tuple[Path, int] | None:
+    """Lock an empty folder and rename it to include its inode; return None if another save removed it."""
     try:
         handle = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
         return None
     try:
-        with suppress(OSError):  # without locks nobody cleans up after the dead
+        with suppress(OSError):  # without locks nobody removes folders of dead processes
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         named = made.with_name(f"{SCRATCH}{os.fstat(handle).st_ino:x}-{made.name.removeprefix(SCRATCH)}")
         return made.rename(named), handle
@@ -158,9 +159,9 @@ def _named(made: Path) -> tuple[Path, int] | None:
 
 
 def recover(parent: Path) -> None:
-    """Remove the scratch folders of makers that are dead, after bringing back what they had moved aside.
+    """Remove the scratch folders of dead processes, after moving back what they had moved aside.
 
-    What only looks like one of them is left as it is, and a warning names it.
+    A folder that only looks like one is not touched, and a warning names it.
     """
     try:
         names = sorted(name for name in os.listdir(parent) if name.startswith(SCRATCH))
@@ -174,26 +175,27 @@ def recover(parent: Path) -> None:
 def _recover(scratch: Path) -> None:
     state = os.lstat(scratch)
     if state.st_uid != os.geteuid():
-        return  # others keep theirs in /tmp, too
+        return  # other users have theirs in /tmp, too
     if not stat.S_ISDIR(state.st_mode):
-        _warn(scratch)
+        _warn_about(scratch)
         return
     if UNNAMED.fullmatch(scratch.name):
         with suppress(OSError):
-            os.rmdir(scratch)  # an empty one: its maker died before it stated the inode, or makes another one
+            os.rmdir(scratch)  # empty: its process died before it renamed it, or will make another
     handle = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where its maker lives, or nobody can tell
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives, and without locks
         if os.path.samestat(os.fstat(handle), os.lstat(scratch)):
-            _remove(scratch) if _is_ours(scratch, state) else _warn(scratch)
+            _remove(scratch) if _was_made_by_save(scratch, state) else _warn_about(scratch)
     finally:
         os.close(handle)
 
 
-def _is_ours(scratch: Path, state: os.stat_result) -> bool:
-    """Did a save make it?"""
-    held = {name: os.lstat(scratch / name).st_mode for name in os.listdir(scratch)}
-    if not set(held) <= {NEW, OLD} or not all(map(stat.S_ISDIR, held.values())) or state.st_mode & OTHERS_WRITE:
+def _was_made_by_save(scratch: Path, state: os.stat_result) -> bool:
+    """Was a folder certainly made by a save?"""
+    modes = {name: os.lstat(scratch / name).st_mode for name in os.listdir(scratch)}
+    has_only_own_folders = set(modes) <= {NEW, OLD} and all(map(stat.S_ISDIR, modes.values()))
+    if not has_only_own_folders or state.st_mode & OTHERS_WRITE:
         return False
     return _states_inode(scratch, state)
 
@@ -202,13 +204,13 @@ def _states_inode(scratch: Path, state: os.stat_result) -> bool:
     return scratch.name.startswith(f"{SCRATCH}{state.st_ino:x}-")
 
 
-def _warn(place: Path, why: str = "no save made it") -> None:
+def _warn_about(place: Path, why: str = "no save made it") -> None:
     words = f"{str(place)!r} is named like what a killed save leaves, but {why}"
     warnings.warn(f"{words}: it was left as it is; look into it, and remove it yourself", stacklevel=2)
 
 
 def _remove(scratch: Path) -> None:
-    """Remove a scratch folder; what was moved aside goes back first. Ctrl-C or a failure: once more."""
+    """Remove a scratch folder after moving back what was moved aside; try again after Ctrl-C or a failure."""
     try:
         _bring_back_and_remove(scratch)
     except OSError:
@@ -221,32 +223,32 @@ def _remove(scratch: Path) -> None:
 
 
 def _bring_back_and_remove(scratch: Path) -> None:
-    """What was moved aside goes back where the new one is in `new` still; that tells it, so it goes last."""
-    with suppress(FileNotFoundError):  # some cleaner of temporary files may have been faster
+    """Move back what is in `old` if its replacement is still in `new`, then remove the folder, `new` last."""
+    with suppress(FileNotFoundError):  # a cleaner of temporary files may have been faster
         for name in os.listdir(scratch / OLD) if os.path.lexists(scratch / OLD) else ():
             if name in os.listdir(scratch / NEW):
                 try:
                     _move(scratch / OLD / name, scratch.parent / name)
                 except FileExistsError:
-                    _warn(scratch, f"it holds the {name!r} that was to be replaced, whose place is taken")
+                    _warn_about(scratch, f"it holds the {name!r} that was to be replaced, whose place is taken")
                     return
         if os.path.lexists(scratch / OLD):
             shutil.rmtree(scratch / OLD)
         shutil.rmtree(scratch)
 
 
-def _place(fresh: Path, target: Path, kept: Path, overwrite: bool) -> None:
-    """Move what was made to its place; what was there, if anything, is then in the scratch folder."""
+def _move_into_place(fresh: Path, target: Path, kept: Path, overwrite: bool) -> None:
+    """Move the new content to the target; the old one, if any, is then in the scratch folder."""
     for _ in range(ATTEMPTS):
-        there = overwrite and os.path.lexists(target)
+        replaces = overwrite and os.path.lexists(target)
         try:
-            if not there:
+            if not replaces:
                 _move(fresh, target)
             elif not _rename(fresh, target, exchange=True):
                 _replace(fresh, target, kept)
         except (FileExistsError, FileNotFoundError) as error:
-            again = not there if isinstance(error, FileExistsError) else os.path.lexists(fresh)
-            if not (overwrite and again):
+            may_retry = not replaces if isinstance(error, FileExistsError) else os.path.lexists(fresh)
+            if not (overwrite and may_retry):
                 raise
         else:
             return
@@ -254,7 +256,7 @@ def _place(fresh: Path, target: Path, kept: Path, overwrite: bool) -> None:
 
 
 def _replace(fresh: Path, target: Path, kept: Path) -> None:
-    """Move what is there aside, and what was made to its place, where the system cannot exchange them."""
+    """Move the old content aside and the new one to the target, if the system cannot exchange two paths."""
     with locked(target.parent):
         kept.parent.mkdir(exist_ok=True)
         target.rename(kept)
@@ -262,10 +264,10 @@ def _replace(fresh: Path, target: Path, kept: Path) -> None:
 
 
 def _move(fresh: Path, target: Path) -> None:
-    """Move to a place that must be empty.
+    """Move to a path that must not exist.
 
     Raises:
-        FileExistsError: it is not.
+        FileExistsError: it exists.
     """
     if _rename(fresh, target, exchange=False):
         return
@@ -276,7 +278,7 @@ def _move(fresh: Path, target: Path) -> None:
 
 
 def _rename(fresh: Path, target: Path, *, exchange: bool) -> bool:
-    """Exchange two places, or move to one that must be empty; False where the system cannot."""
+    """Exchange two paths, or move to one that must not exist; return False if the system cannot do it."""
     if sys.platform not in RENAMES:
         return False
     name, here, swap, exclusive = RENAMES[sys.platform]
@@ -286,20 +288,20 @@ def _rename(fresh: Path, target: Path, *, exchange: bool) -> bool:
     if call(here, os.fsencode(fresh), here, os.fsencode(target), swap if exchange else exclusive) == 0:
         return True
     code = ctypes.get_errno()
-    if code in UNSUPPORTED:
+    if code in UNSUPPORTED_ERRORS:
         return False
     raise OSError(code, os.strerror(code))
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Be the only saver at work in a folder, where its file system has locks.
+    """Hold the lock of a folder inside the body, if its file system has locks.
 
     Raises:
-        LoadError: somebody else holds it, and does not let go.
+        LoadError: another process keeps the lock for too long.
         OSError: the system fails.
     """
-    handle, end = os.open(folder, os.O_RDONLY | os.O_DIRECTORY), time.monotonic() + PATIENCE
+    handle, end = os.open(folder, os.O_RDONLY | os.O_DIRECTORY), time.monotonic() + LOCK_TIMEOUT
     try:
         while True:
             try:
@@ -309,18 +311,18 @@ def locked(folder: Path) -> Iterator[None]:
                 if time.monotonic() >= end:
                     words = f"the folder {folder} is locked by another process (`lsof` on it may tell which)"
                     raise LoadError(f"{words}; end it or wait for it, or save into another folder") from None
-                time.sleep(PAUSE)
+                time.sleep(LOCK_PAUSE)
             except OSError as error:
-                if error.errno not in NO_LOCKS:
+                if error.errno not in NO_LOCK_ERRORS:
                     raise
                 break
         yield
     finally:
-        os.close(handle)  # which lets go
+        os.close(handle)  # this releases the lock
 
 
 def _sync(fresh: Path) -> None:
-    """Let the disk have a file, or all files of a folder, before what they replace is removed."""
+    """Write a file, or all files of a folder, to the disk before the content that they replace is removed."""
     for path in [fresh, *fresh.rglob("*")] if fresh.is_dir() else [fresh]:
         if path.is_symlink():
             continue
@@ -331,15 +333,15 @@ def _sync(fresh: Path) -> None:
             os.close(handle)
 
 
-def _exists(target: Path) -> str:
+def _exists_words(target: Path) -> str:
     return f"{target} exists; choose another name, or replace it with --overwrite (overwrite=True)"
 
 
 def check_target(source: Path | None, target: Path, overwrite: bool, suffix: str = ".mlpackage") -> None:
-    """Refuse a place that a model cannot be written to, before any work is done.
+    """Refuse a path that a model cannot be written to, before any work is done.
 
     Raises:
-        LoadError: wrong suffix, no such folder, the input or a place in it, or something is there already.
+        LoadError: wrong suffix, missing folder, the input or a path in it, or the target exists.
     """
     if target.suffix != suffix:
         raise LoadError(f"{target.name!r} is not a name for this format; let it end in {suffix}")
@@ -347,10 +349,10 @@ def check_target(source: Path | None, target: Path, overwrite: bool, suffix: str
 
 
 def check_place(target: Path, overwrite: bool, source: Path | None = None) -> None:
-    """Refuse a place that a file cannot be written to, before any work is done.
+    """Refuse a path that a file cannot be written to, before any work is done.
 
     Raises:
-        LoadError: no such folder, the input or a place in it, in a package, or something is there already.
+        LoadError: missing folder, the input or a path in it, a path in a package, or the target exists.
     """
     try:
         if not target.parent.is_dir():
@@ -361,22 +363,22 @@ def check_place(target: Path, overwrite: bool, source: Path | None = None) -> No
         with suppress(FileNotFoundError):
             os.lstat(target)
             if not overwrite:
-                raise LoadError(_exists(target))
+                raise LoadError(_exists_words(target))
     except (OSError, ValueError) as error:
         raise LoadError(f"cannot write {target}: {error}; choose another place") from error
 
 
 def _check_input(target: Path, source: Path | None) -> None:
-    """The input is never written to: not itself, not a file in it, not a folder that holds it."""
-    place = target.resolve()
+    """Refuse the input as a target: the input itself, a path in it, or a folder that contains it."""
+    path = target.resolve()
     if source is not None:
         source = source.resolve()
-        if place == source:
+        if path == source:
             raise LoadError(f"{target} is the input, which is never changed; choose another name")
-        if place.is_relative_to(source):
+        if path.is_relative_to(source):
             raise LoadError(f"{target} is inside the input, which is never changed; choose another folder")
-        if source.is_relative_to(place):
+        if source.is_relative_to(path):
             raise LoadError(f"{target} holds the input, which is never changed; choose another name")
-    for folder in place.parents:
+    for folder in path.parents:
         if folder.suffix in (".mlpackage", ".mlmodelc") and (folder / "Manifest.json").is_file():
             raise LoadError(f"{target} is inside the package {folder}; choose another folder")

@@ -342,7 +342,7 @@ def tables_of(model: Any, call: Call, tables: Tables) -> dict[str, Array]:
     places = [Path(model)] if isinstance(model, (str, os.PathLike)) else []
     tables_read = {}
     for rows in call.looked_up:
-        beside = [arrays.beside(place, rows.name) for place in places]
+        beside = [arrays.path_beside(place, rows.name) for place in places]
         stored = next((path for path in beside if path.is_file()), None)
         if rows.name in tables:
             tables_read[rows.name] = rows.table(tables[rows.name])

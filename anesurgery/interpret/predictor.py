@@ -329,7 +329,7 @@ def _run_sized(
         UnknownName: no such size.
     """
     rows, padding = size_index.read(folder)
-    call = size_index.chosen(rows, padding, values, size)
+    call = size_index.choose_call(rows, padding, values, size)
     if call.lengths and outputs is not None:
         raise InterpretError(
             "outputs= names inner values, which are not cropped; give inputs of one of the sizes"

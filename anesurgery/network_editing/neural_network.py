@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from anesurgery.checking.comparison import Comparison, compare
 from anesurgery.errors import LoadError, Refusal, SurgeryError
-from anesurgery.files.interface import Interface, parts
+from anesurgery.files.interface import Interface, description_parts
 from anesurgery.files.package import PIPELINES, PROGRAM, locate, read_spec
 from anesurgery.files.protobuf import proto
 from anesurgery.files.sequence import members
@@ -151,7 +151,7 @@ class NeuralNetwork(Subject):
     @property
     def interface(self) -> Interface:
         """The description; the version may rise, which a note says."""
-        return Interface({}, parts(self.spec.description))
+        return Interface({}, description_parts(self.spec.description))
 
     @property
     def op_counts(self) -> dict[str, int]:

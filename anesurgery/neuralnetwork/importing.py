@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from anesurgery.errors import IsPipeline, LoadError, NotExpressible, UnknownName
-from anesurgery.files.interface import translated
+from anesurgery.files.interface import mark_as_translated
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, part_names
 from anesurgery.files.protobuf import proto
 from anesurgery.mil import (
@@ -78,7 +78,7 @@ def import_network(
     except LoadError as error:
         raise type(error)(f"{what}: {error}") from error
     loaded = Loaded(program, described, source, None, compute_units, notes)
-    translated(program)
+    mark_as_translated(program)
     return loaded
 
 

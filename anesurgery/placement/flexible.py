@@ -129,7 +129,7 @@ def function_at(program: Program, name: str, shapes: Shapes) -> Function | None:
     """
     single = Program()
     single.add_function(name, program.functions[name])
-    weights, version = protobuf.HeldWeights(), protobuf.version_of(single)
+    weights, version = protobuf.InMemoryWeights(), protobuf.version_of(single)
     spec = protobuf.to_proto(single, version, weights.store)
     for port in spec.functions[name].inputs:
         for axis, length in enumerate(shapes.get(port.name, ())):

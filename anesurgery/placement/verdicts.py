@@ -19,7 +19,7 @@ from operator import add
 from typing import Any, TypeAlias
 
 from anesurgery.facts.dependence import fixed_ops, loop_rounds
-from anesurgery.files.copying import origins
+from anesurgery.files.copying import recording_originals
 from anesurgery.files.package import Loaded
 from anesurgery.mil import (
     Block,
@@ -253,7 +253,7 @@ class Known:
         """Use this cache inside a `with` block, and record the copies that are made there."""
         token = _KNOWN.set(self)
         try:
-            with origins(self.origins):
+            with recording_originals(self.origins):
                 yield
         finally:
             _KNOWN.reset(token)

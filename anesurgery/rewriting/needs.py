@@ -1,4 +1,21 @@
-"""What an edit needs of the values that it reads: ranges, or a run on the inputs, show that none is larger."""
+"""Check that the values that an edit reads stay below the magnitudes up to which the edit holds.
+
+A pass states the largest magnitude for which its edit is right, in one of these ways:
+
+* the attribute `magnitude` of the pass holds for every operand of the edit;
+* `m.bind(limits=...)` has a limit for each value: in `fuse_attention` {factor of the scores: 65504}, since
+  beyond it one order of two factors overflows in fp16;
+* a limit of the class `AtMost` concerns positive numbers only: in `causal_mask_tensor` a term that is added to
+  masked scores must not be too large, but may be any negative number.
+
+`driver.py` calls `needs_of` before it accepts an edit without a proof for all numbers:
+
+* if the intervals of the program show that each value stays below its limit, the edit needs nothing (None);
+* else the program is run on the caller's inputs, or on random ones. If the values stay below their limits
+  there, the edit is accepted with a `Needs`, which reports print: "holds up to 65504; on 2 given sets of inputs
+  %q reaches 41";
+* else the edit is refused (`Refusal`): "%q reaches 7e+04 on ...; the rewrite holds up to 65504".
+"""
 
 from __future__ import annotations
 
@@ -21,23 +38,23 @@ from anesurgery.rewriting.session import Needs, Session
 from anesurgery.semantics.intervals import stored_score
 
 
-class _Largest(Listener):
-    """Keeps the largest magnitude of each float by name, and the largest number; NaN where there was one."""
+class _LargestValues(Listener):
+    """Records the largest number and magnitude of each float value of a run; NaN if the value has a NaN."""
 
     def __init__(self) -> None:
         self.reached: dict[tuple[str, bool], float] = {}
-        """(name, signed?) -> the largest number, or the largest magnitude."""
+        """(name, True) -> the largest number; (name, False) -> the largest magnitude."""
 
     def see(self, name: str, value: Any) -> None:
-        """Take one more value into account."""
+        """Update the record of a name with a value."""
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             for signed, numbers in ((False, value.abs()), (True, value)):
                 most = float(numbers.amax()) if value.numel() else 0.0
-                seen = self.reached.get((name, signed), 0.0)
-                self.reached[name, signed] = math.nan if math.isnan(most + seen) else max(most, seen)
+                before = self.reached.get((name, signed), 0.0)
+                self.reached[name, signed] = math.nan if math.isnan(most + before) else max(most, before)
 
     def after(self, op: Operation, outputs: Sequence[Any]) -> None:
-        """Widen the range of each output."""
+        """Update the record of each output of an op."""
         for var, value in zip(op.outputs, outputs, strict=True):
             self.see(var.name, value)
 
@@ -45,68 +62,70 @@ class _Largest(Listener):
 def needs_of(
     limits: Mapping[Var, float], session: Session, program: Program, function: Function
 ) -> Needs | Refusal | None:
-    """What an edit needs that only a run shows.
+    """Return whether the values that an edit reads stay below its limits.
 
     Args:
-        limits: the floats that it reads, each with the largest magnitude up to which the edit holds.
-        session: has the inputs, and what earlier runs showed.
-        program: in which the edit is made.
-        function: of the program.
+        limits: float value that the edit reads -> the largest magnitude up to which the edit holds.
+        session: has the caller's inputs, and the largest values of earlier runs.
+        program: the program that is edited.
+        function: the function of the program.
 
     Returns:
-        The `Needs` that hold on these inputs; a `Refusal` where a value is larger, or cannot be computed; None
-        where the intervals show everything.
+        None if the intervals show it for all inputs; `Needs` if only a run on some inputs shows it; a `Refusal`
+        if a value is larger on these inputs, or cannot be computed.
     """
-    shown = {v for v, most in limits.items() if lies_within(v, most) or stored_score(v, most) <= most}
-    open_ = {v: most for v, most in limits.items() if v not in shown}
-    if not open_:
+    unproved = {
+        v: most for v, most in limits.items() if not (lies_within(v, most) or stored_score(v, most) <= most)
+    }
+    if not unproved:
         return None
     try:
-        reached = {v: _reached(v, most, session, program, function) for v, most in open_.items()}
+        reached = {v: _largest_in_run(v, most, session, program, function) for v, most in unproved.items()}
     except SurgeryError as error:
-        var, most = next(iter(open_.items()))
+        var, most = next(iter(unproved.items()))
         why = str(error).splitlines()[0]
         return Refusal(f"holds up to {most:g}, and what %{var.name} reaches could not be computed: {why}")
-    words = _words(session, program, function)
-    for var, most in open_.items():
+    words = _inputs_in_words(session, program, function)
+    for var, most in unproved.items():
         if not reached[var] <= most:
             return Refusal(
                 f"%{var.name} reaches {reached[var]:.4g} on {words}; the rewrite holds up to {most:g}"
             )
-    nearest = max(open_, key=lambda v: reached[v] / open_[v])
-    return Needs(nearest.name, open_[nearest], reached[nearest], words)
+    nearest = max(unproved, key=lambda v: reached[v] / unproved[v])
+    return Needs(nearest.name, unproved[nearest], reached[nearest], words)
 
 
-def _reached(var: Var, limit: float, session: Session, program: Program, function: Function) -> float:
-    """The largest number or magnitude, as a limit asks; 0 in a branch that no input takes.
+def _largest_in_run(var: Var, limit: float, session: Session, program: Program, function: Function) -> float:
+    """Return the largest magnitude of a value in a run, or its largest number if the limit is an `AtMost`.
 
-    Earlier runs are looked up first.
+    The record of an earlier run is used if there is one. A value in a branch that no input takes has 0.
 
     Raises:
         SurgeryError: the program cannot be run, or a loop passes the value on.
     """
     if var.op is None and var.name not in function.inputs:
         raise SurgeryError("a loop passes it on")
-    name = next(name for name, one in program.functions.items() if one is function)
+    name = next(name for name, candidate in program.functions.items() if candidate is function)
     key = _program_key(session, name, function)
-    seen, asked = session.reached.get(key, {}), (var.name, isinstance(limit, AtMost))
-    if math.isnan(seen.get(asked, math.nan)):  # an edit may have repaired what was NaN in an earlier run
-        seen = session.reached[key] = _observed(session, program, name)
-    return seen.get(asked, 0.0)
+    record, entry = session.reached.get(key, {}), (var.name, isinstance(limit, AtMost))
+    if math.isnan(record.get(entry, math.nan)):  # an edit may have repaired a NaN of an earlier run
+        record = session.reached[key] = _run_and_record(session, program, name)
+    return record.get(entry, 0.0)
 
 
 def _program_key(session: Session, name: str, function: Function) -> tuple[str, ...]:
-    """What tells one program from another in which values of the same names are others.
+    """Return a key that changes when values of the same name may have other numbers than in an earlier run.
 
-    Edits keep the values that keep their names, but for those of which only whole models are compared.
+    An edit that was checked by itself keeps the numbers of all values that keep their names. Edits for which
+    only whole models are compared may not, so the names of their passes are in the key.
     """
-    unlike = dict.fromkeys(change.pass_name for change in session.changes if change.unchecked)
-    return (name, *function.inputs, "", *(v.name for v in function.outputs), "", *unlike)
+    unchecked_passes = dict.fromkeys(change.pass_name for change in session.changes if change.unchecked)
+    return (name, *function.inputs, "", *(v.name for v in function.outputs), "", *unchecked_passes)
 
 
-def _observed(session: Session, program: Program, name: str) -> dict[tuple[str, bool], float]:
-    """What the floats of a function reach, as `_Largest` keeps it."""
-    listener = _Largest()
+def _run_and_record(session: Session, program: Program, name: str) -> dict[tuple[str, bool], float]:
+    """Run a function on the inputs and return the largest values, as `_LargestValues` records them."""
+    listener = _LargestValues()
     for values in _inputs(session, program, name):
         for entry, value in values.items():
             listener.see(entry, torch.as_tensor(value) if isinstance(value, np.ndarray) else value)
@@ -132,7 +151,9 @@ def _given_inputs(session: Session, program: Program, function: Function) -> lis
     return [{entry: values[entry] for entry in names} for values in adapted]
 
 
-def _words(session: Session, program: Program, function: Function) -> str:
-    """Return on which inputs values were seen."""
+def _inputs_in_words(session: Session, program: Program, function: Function) -> str:
+    """Return in words on which inputs the program was run."""
     count = len(_given_inputs(session, program, function))
-    return "drawn inputs" if not count else f"{count} given set{'s' if count > 1 else ''} of inputs"
+    if not count:
+        return "drawn inputs"
+    return f"{count} given set{'s' if count > 1 else ''} of inputs"

@@ -29,9 +29,9 @@ import numpy as np
 
 from anesurgery.errors import Refusal, SurgeryError
 from anesurgery.facts.whole_numbers import never_negative
-from anesurgery.files.copying import copied
+from anesurgery.files.copying import copy_program
 from anesurgery.files.protobuf import (
-    HeldWeights,
+    InMemoryWeights,
     from_proto,
     opset_name,
     opset_version,
@@ -101,11 +101,11 @@ def raised(program: Program, version: int, what: str = "the program") -> Program
         raise SurgeryError(f"{what} {_cannot(program, version)}: {refusal}")
     if all(opset_version(function) == version for function in program.functions.values()):
         return program
-    kept = copied(program)
+    kept = copy_program(program)
     for function in kept.functions.values():
         if (refusal := _keep_meanings(function, version)) is not None:
             raise SurgeryError(f"{what} {_cannot(program, version)}: {refusal}")
-    held = HeldWeights()
+    held = InMemoryWeights()
     spec = to_proto(kept, version_of(kept), held.store)
     for name, message in spec.functions.items():
         _recode(message, kept.functions[name], version, held)
@@ -275,7 +275,7 @@ def _with_bits(values: Array, bits: int) -> Array:
     return values.view(types.nptype_from_builtin(types.string_to_builtin(f"uint{bits}")))
 
 
-def _recode(function: Any, old: Function, version: int, held: HeldWeights) -> None:
+def _recode(function: Any, old: Function, version: int, held: InMemoryWeights) -> None:
     """Give the compressed weights of a `Function` protobuf the parts of the newer form."""
     recoded = {}
     for op in walk_ops(old):

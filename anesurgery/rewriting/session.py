@@ -156,7 +156,7 @@ class Report(Drawn):
     def artifact_places(self, package: str | os.PathLike[str]) -> dict[Path, Array]:
         """The arrays that left the model, by where they go: `<package>.<name>.npy`."""
         place = Path(package).expanduser().absolute()
-        return {arrays.beside(place, name): array for name, array in self.artifacts.items()}
+        return {arrays.path_beside(place, name): array for name, array in self.artifacts.items()}
 
     def save_artifacts(self, package: str | os.PathLike[str], *, overwrite: bool = False) -> list[Path]:
         """Write the arrays that left the model beside its package.

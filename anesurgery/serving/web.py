@@ -30,7 +30,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from anesurgery import registry, show
 from anesurgery.byte_counts import byte_words
 from anesurgery.errors import SurgeryError, UnknownName
-from anesurgery.files.source import MOST
+from anesurgery.files.source import MOST_FILES
 from anesurgery.files.writing import scratch_folder
 from anesurgery.placement.target import GROUPS, PRODUCTS, Target
 from anesurgery.serving.task import ANSWER, DOWNLOAD, REPORT, Limits
@@ -213,8 +213,8 @@ class Jobs:
             raise SurgeryError("this model was sent already; start anew with another")
         place = job.folder / "upload" / inner(name)
         job.files += 1
-        if job.files > MOST:
-            raise TooMuch(f"more than {MOST:,} files are no model")
+        if job.files > MOST_FILES:
+            raise TooMuch(f"more than {MOST_FILES:,} files are no model")
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             with open(place, "xb") as file:

@@ -33,7 +33,7 @@ from anesurgery.doors import door
 from anesurgery.errors import LoadError, NotExpressible, PassError, SurgeryError, Unsuited
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded, save, to_mlmodel
-from anesurgery.files.runner_file import NAME, hashed, hashes
+from anesurgery.files.runner_file import NAME, hashes_of, sha256_of
 from anesurgery.files.writing import check_place, scratch_folder, write_atomically
 from anesurgery.interpret.decoder_calls import INPUTS
 from anesurgery.loading import load
@@ -400,7 +400,7 @@ class _Builder:
             compress(model, bits, inputs=inputs, target=self.options.target, work=work).save(place)
 
         self.notes.append(f"weights were rounded by {len(rows)} samples of {samples.name}")
-        return self.stage(COMPRESSED, _hash([self.key, bits, self.options.target, hashed(samples)]), make)
+        return self.stage(COMPRESSED, _hash([self.key, bits, self.options.target, sha256_of(samples)]), make)
 
     def unpacked_package(self, model: Path) -> Path:
         """Return a package with the fp16 numbers to which the compressed weights decode, for the check."""
@@ -526,7 +526,7 @@ class _Builder:
                 )
         found = self.compare_logits(self.out / name)
         arrays.write_text(self.out / REPORT, json.dumps(found.to_json(), indent=2) + "\n")
-        runner = runner_of(self.out, name, self.checkpoint, self.options.context, hashes(self.out, names))
+        runner = runner_of(self.out, name, self.checkpoint, self.options.context, hashes_of(self.out, names))
         runner = replace(runner, asset=asset)
         arrays.write_text(self.out / NAME, runner.text())
         shutil.rmtree(self.out / STAGES)

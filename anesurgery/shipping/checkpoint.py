@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery.errors import LoadError
-from anesurgery.files.runner_file import hashed
+from anesurgery.files.runner_file import sha256_of
 from anesurgery.files.weights import not_fetched
 from anesurgery.shipping.mapped_weights import fp32_checkpoint
 
@@ -64,7 +64,7 @@ class Checkpoint:
     def fingerprint(self) -> dict[str, str]:
         """File name -> its hash, of each file that the build depends on."""
         files = sorted({file for pattern in INPUT_FILES for file in self.folder.glob(pattern)})
-        return {file.name: hashed(file) for file in files}
+        return {file.name: sha256_of(file) for file in files}
 
     @property
     def positions(self) -> int | None:

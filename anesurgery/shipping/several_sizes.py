@@ -31,7 +31,7 @@ from anesurgery.files.joining import default_function, join
 from anesurgery.files.package import WEIGHTS, Loaded, write_spec
 from anesurgery.files.protobuf import proto, to_proto
 from anesurgery.files.sequence import ModelSequence
-from anesurgery.files.size_index import INDEX, Padding, SizeRow, in_words, is_sized, written
+from anesurgery.files.size_index import INDEX, Padding, SizeRow, in_words, index_text, is_sized
 from anesurgery.files.weights import WeightWriter
 from anesurgery.files.writing import check_place, write_atomically
 from anesurgery.frontend.resampling import Resampled, resampled_constants
@@ -149,7 +149,7 @@ class SizedModel:
             merge(self.models, folder / PACKAGE)
         else:
             _write_packages(self.models, folder)
-        (folder / INDEX).write_text(written(self.rows, self.padding), encoding="utf-8")
+        (folder / INDEX).write_text(index_text(self.rows, self.padding), encoding="utf-8")
 
 
 def _write_packages(models: Mapping[str, Loaded], folder: Path) -> None:

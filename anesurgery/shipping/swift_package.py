@@ -140,7 +140,9 @@ def _fixture_runs(source: Path, seed: int) -> Iterator[tuple[Predictor, dict[str
 def _with_open_masks(inputs: dict[str, Any], padding: Padding) -> dict[str, Any]:
     """Return the inputs with each mask set to hide nothing."""
     masks = {
-        name: 1 if padded.fill.get(name, 0) == 0 else 0 for padded in padding.each for name in padded.hiding
+        name: 1 if padded.fill.get(name, 0) == 0 else 0
+        for padded in padding.by_length
+        for name in padded.hiding
     }
     return inputs | {name: np.full_like(inputs[name], visible) for name, visible in masks.items()}
 
@@ -148,13 +150,13 @@ def _with_open_masks(inputs: dict[str, Any], padding: Padding) -> dict[str, Any]
 def _shortened(inputs: dict[str, Any], padding: Padding) -> dict[str, Any] | None:
     """Return shorter inputs, which the runner must pad; None where it may not pad."""
     shorter = dict(inputs)
-    for padded in padding.each:
+    for padded in padding.by_length:
         for name, axis in padded.inputs.items():
             length = shorter[name].shape[axis] - padded.multiple
             if length < 1 or length % padded.multiple:
                 return None
             shorter[name] = shorter[name][(slice(None),) * axis + (slice(length),)]
-    return shorter if padding.each else None
+    return shorter if padding.by_length else None
 
 
 def _check_arrays(source: Path, ports: Mapping[str, Var], values: Mapping[str, Any]) -> None:

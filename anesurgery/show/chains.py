@@ -8,7 +8,7 @@ from typing import Any
 from anesurgery.byte_counts import byte_words
 from anesurgery.display import draws, short_name
 from anesurgery.files.plot_files import picture
-from anesurgery.files.sequence import Border, Chain, Placed, is_network
+from anesurgery.files.sequence import Border, Chain, ChunkPlacement, is_network
 from anesurgery.mil import walk_ops
 from anesurgery.neuralnetwork.spec import network_of, walk_layers
 from anesurgery.placement.networks import CONSTANTS
@@ -66,7 +66,7 @@ def _short(kind: str) -> str:
     return kind if tensor is None else "x".join([*tensor[2].split(", "), tensor[1]])
 
 
-def _where(placed: Placed) -> tuple[str, str, str]:
+def _where(placed: ChunkPlacement) -> tuple[str, str, str]:
     """Share on the ANE, estimate, and what is elsewhere."""
     shares = f"{placed.ops:.0%} of ops" + ("" if placed.flop is None else f", {placed.flop:.0%} of the work")
     estimate = "" if placed.estimate is None else f"{placed.estimate / 1000:.3g} ms"

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from anesurgery.files.compiled import values_of
+from anesurgery.files.compiled import literal_values
 from anesurgery.files.mil_types import ELEMENTS, element_name, sizes_of_type
-from anesurgery.files.protobuf import HeldWeights, from_proto, proto, to_proto
+from anesurgery.files.protobuf import InMemoryWeights, from_proto, proto, to_proto
 from anesurgery.mil import Program
 from anesurgery.ops import IMPURE
 from anesurgery.ops import names as words
@@ -55,7 +55,7 @@ class Graph:
 
     function: Any
     """MIL_pb2.Function; its weights are offsets into `held`."""
-    held: HeldWeights
+    held: InMemoryWeights
     nodes: tuple[Node, ...]
     constants: Mapping[str, Any]
     """Name -> op that holds or decodes a constant."""
@@ -120,7 +120,7 @@ class Graph:
         """The weights behind constants, read through those that decode them."""
         sizes: dict[int, int] = {}
         for op in self.constants_of(names):
-            for value in values_of(op):
+            for value in literal_values(op):
                 if value.WhichOneof("value") == "blobFileValue":
                     array = self.held[value.blobFileValue.offset]
                     sizes[array.ctypes.data] = array.nbytes
@@ -205,7 +205,7 @@ def reads_of(op: Any) -> list[str]:
 
 def read_graphs(program: Program, version: int, names: Sequence[str]) -> dict[str, Graph]:
     """The graphs of some functions of a program; weights stay where they are, and are held together."""
-    held = HeldWeights()
+    held = InMemoryWeights()
     whole = to_proto(program, version, held.store)
     return {name: _read(whole.functions[name], held) for name in names}
 
@@ -215,7 +215,7 @@ def read_graph(program: Program, version: int, name: str) -> Graph:
     return read_graphs(program, version, [name])[name]
 
 
-def _read(function: Any, held: HeldWeights) -> Graph:
+def _read(function: Any, held: InMemoryWeights) -> Graph:
     constants: dict[str, Any] = {}
     nodes = []
     for op in function.block_specializations[function.opset].operations:

@@ -13,7 +13,7 @@ from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.files.interface import describe, new_spec, warn_of_names
 from anesurgery.files.joining import default_function
 from anesurgery.files.package import Loaded, save
-from anesurgery.files.protobuf import HeldWeights, from_proto, proto, to_proto
+from anesurgery.files.protobuf import InMemoryWeights, from_proto, proto, to_proto
 from anesurgery.loading import load
 from anesurgery.mil import exclusive, function_of
 from anesurgery.rewriting.newer_opsets import raised
@@ -64,7 +64,7 @@ def merge(
     loaded = {name: load(model) for name, model in models.items()}
     for part in loaded.values():
         warn_of_names(part.notes)
-    held = HeldWeights()
+    held = InMemoryWeights()
     whole = proto.MIL_pb2.Program(version=1)
     version = max([FUNCTIONS, *(m.version for m in loaded.values())])
     spec = proto.Model_pb2.Model(specificationVersion=version)
@@ -114,7 +114,7 @@ def extract(model: Any, function: str, path: str | os.PathLike[str], *, overwrit
     loaded = load(model)
     warn_of_names(loaded.notes)
     function_of(loaded.program, function)
-    held = HeldWeights()
+    held = InMemoryWeights()
     source = None if loaded.spec is None else loaded.spec.mlProgram
     whole = to_proto(loaded.program, loaded.version, held.store, source)
     single = proto.MIL_pb2.Program(version=1)

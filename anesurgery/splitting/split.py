@@ -19,7 +19,7 @@ from anesurgery.files.joining import default_function
 from anesurgery.files.mil_types import type_text
 from anesurgery.files.package import Loaded
 from anesurgery.files.protobuf import proto
-from anesurgery.files.sequence import Border, Chain, Ends, Placed, is_network
+from anesurgery.files.sequence import Border, Chain, ChunkPlacement, Ends, is_network
 from anesurgery.interpret.decoder_calls import INPUTS
 from anesurgery.loading import load, load_as_is
 from anesurgery.mil import exclusive, function_of, types, walk_ops
@@ -568,12 +568,14 @@ def _placed(chain: Chain, target: Target | None) -> Chain:
     return replace(chain, placed=tuple(map(_place, inspection.parts.values())), target=str(target))
 
 
-def _place(part: Inspection) -> Placed:
+def _place(part: Inspection) -> ChunkPlacement:
     """Where a chunk runs."""
     share = part.residency
     away = Counter(row.op_type for row in part.ops if row.preferred != "ane")
     words = tuple(f"{count} {kind}" for kind, count in away.most_common())
-    return Placed(share["ops"], share["flop"] if any(r.flop for r in part.ops) else None, words, part.cost)
+    return ChunkPlacement(
+        share["ops"], share["flop"] if any(r.flop for r in part.ops) else None, words, part.cost
+    )
 
 
 def _names(loaded: Loaded, function: str | None, alone: bool) -> list[str]:

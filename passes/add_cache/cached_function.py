@@ -22,7 +22,7 @@ from anesurgery.errors import Refusal, UnknownName
 from anesurgery.facts import windows
 from anesurgery.facts.masks import evaluate_static
 from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Tokens, follow, lengthened
-from anesurgery.files.copying import copied
+from anesurgery.files.copying import copy_program
 from anesurgery.frontend.length_choices import in_words, limit_passed
 from anesurgery.interpret.decoder_calls import fixed_value
 from anesurgery.mil import Function, Operation, Program, Var, dtype_name, operands, types
@@ -99,7 +99,7 @@ def cached_functions(
         stores = 0
         longest = max(call.length for call in calls.values())
         for word, call in calls.items():
-            functions[word] = copied(program).functions[name]
+            functions[word] = copy_program(program).functions[name]
             plan = CachedFunction(session, functions[word], how, call.length, call.context, longest, in_rings)
             if (refusal := plan.edit()) is not None:
                 return refusal

@@ -133,18 +133,18 @@ def test_what_cannot_be_shared_out_is_said(monkeypatch: pytest.MonkeyPatch, addr
     ):
         with pytest.raises(SurgeryError, match=words), workers(**given):
             pass
-    monkeypatch.setattr(sharing, "SECONDS", 1)
+    monkeypatch.setattr(sharing, "SCHEDULER_TIMEOUT", 1)
     with pytest.raises(SurgeryError, match="no scheduler of Dask answers at"), workers(scheduler="127.0.0.1:9"):
         pass
-    here = sharing._about()
-    monkeypatch.setattr(sharing, "_about", lambda: ({**here[0], "torch": "0"}, here[1]))
+    here = sharing._versions_and_processor()
+    monkeypatch.setattr(sharing, "_versions_and_processor", lambda: ({**here[0], "torch": "0"}, here[1]))
     with distributed.Client(address, set_as_default=False) as client:
         monkeypatch.setattr(client, "run", lambda _: {"tcp://a": here})
         with pytest.raises(SurgeryError, match="the worker tcp://a has .*; install the same"):
-            sharing._checked(client)
+            sharing._worker_slots(client)
         monkeypatch.setattr(client, "nthreads", lambda: {})
         with pytest.raises(SurgeryError, match="has no workers"):
-            sharing._checked(client)
+            sharing._worker_slots(client)
 
 
 def test_results_come_in_their_order() -> None:
@@ -234,7 +234,7 @@ class Late:
     def submit(self, function: Any, *rest: Any) -> Any:
         self.waiting += 1
         self.most = max(self.most, self.waiting)
-        return self.Due(self, lambda: sharing._computed(*(function, *rest)[1:]))
+        return self.Due(self, lambda: sharing._run_with_threads(*(function, *rest)[1:]))
 
     class Due:
         def __init__(self, owner: Late, compute: Any) -> None:

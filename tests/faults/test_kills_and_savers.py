@@ -217,7 +217,7 @@ def careless(made, target, scratch, overwrite):
     if target.exists():
         shutil.rmtree(target)
     shutil.copytree(made, target)
-writing._place = careless
+writing._move_into_place = careless
 """
 """A wrong way to put a package in its place: what the tests must notice."""
 

@@ -11,7 +11,7 @@ import pytest
 import anesurgery as ane
 from anesurgery.errors import LoadError
 from anesurgery.files.package import save
-from anesurgery.files.weights import not_fetched, unknown
+from anesurgery.files.weights import not_fetched, placeholder_weight
 from anesurgery.loading import load, load_graph
 from anesurgery.mil import Program, Var, ct, mb, types
 
@@ -111,8 +111,8 @@ def test_only_pointers_are_pointers(tmp_path: Path) -> None:
 
 def test_stand_ins_take_no_memory_and_are_of_the_type() -> None:
     for element in (types.fp16, types.fp32, types.int32, types.int8, types.bool):
-        value = unknown(element, (6, 1000, 1000))
+        value = placeholder_weight(element, (6, 1000, 1000))
         assert value.shape == (6, 1000, 1000)
         assert value.dtype == types.nptype_from_builtin(element)
         assert value.strides[1:] == (0, 0)
-    assert np.isnan(unknown(types.fp16, (3, 2))).all()
+    assert np.isnan(placeholder_weight(types.fp16, (3, 2))).all()

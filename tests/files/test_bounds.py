@@ -243,9 +243,11 @@ def test_large_products_of_constants_are_not_computed_while_they_are_read(
 
 @pytest.mark.parametrize("name", ["a/b", "../a", "x" * 300, "a\nb", "\0", "ü"])
 def test_any_name_of_an_input_has_a_file_of_its_own(tmp_path: Path, name: str) -> None:
-    place = arrays.beside(tmp_path / "model.mlpackage", name)
+    place = arrays.path_beside(tmp_path / "model.mlpackage", name)
     assert place.parent == tmp_path
     arrays.write_one(place, np.arange(3))
     assert arrays.read_one(place).tolist() == [0, 1, 2]
-    others = {arrays.beside(tmp_path / "model.mlpackage", other) for other in ("ab", "a_b", "x" * 301, "a%2Fb")}
+    others = {
+        arrays.path_beside(tmp_path / "model.mlpackage", other) for other in ("ab", "a_b", "x" * 301, "a%2Fb")
+    }
     assert place not in others

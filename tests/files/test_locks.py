@@ -46,7 +46,7 @@ def test_a_save_that_needs_the_lock_says_so(
     """Systems that cannot exchange two names need two moves, which nobody may come between."""
     (tmp_path / "x").write_text("old")
     monkeypatch.setattr(writing, "_rename", lambda made, target, *, exchange: False)
-    monkeypatch.setattr(writing, "PATIENCE", 0)
+    monkeypatch.setattr(writing, "LOCK_TIMEOUT", 0)
     place = tmp_path / ("x" if overwrite else "y")
     with pytest.raises(LoadError, match="is locked by another process .*; end it or wait for it, or save into"):
         write_atomically(place, lambda place: place.write_text("new"), overwrite=overwrite)
@@ -90,7 +90,7 @@ def test_the_temporary_folder_is_made_again(tmp_path: Path, monkeypatch: pytest.
     import shutil
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    temporary = package._Temporary()
+    temporary = package._TemporaryFolder()
     monkeypatch.setattr(package, "_TEMPORARY", temporary)
     loaded = load(save(load(program()), tmp_path / "in.mlpackage"))
     first = Path(to_mlmodel(loaded).package_path)

@@ -11,7 +11,7 @@ import pytest
 from counting import assert_linear
 
 from anesurgery.errors import LoadError
-from anesurgery.files.mil_text import MilText, elements, opset_of, opset_text, read_mil, write_mil
+from anesurgery.files.mil_text import MilText, elements_of, opset_of, opset_text, read_mil, write_mil
 from anesurgery.files.mil_types import quote, unescape
 from anesurgery.mil import Array
 
@@ -41,7 +41,7 @@ def numbers(text: str) -> Array:
     made = value(text)
     kind = re.match(r"tensor<(\w+)|(\w+)", text)
     assert kind is not None
-    return np.asarray(elements(made.immediateValue.tensor, kind[1] or kind[2], None))
+    return np.asarray(elements_of(made.immediateValue.tensor, kind[1] or kind[2], None))
 
 
 COMPILED = ["fluid_argmax", "silero_unified", "silero_unified_palette_4bit"]

@@ -96,7 +96,7 @@ def test_nothing_is_read_before_it_is_needed(package: Path) -> None:
     found = [v for op in walk_ops(loaded.program) for v in op.outputs if _is_weight(v)]
     (var,) = [v for v in found if v.shape == (64, 8)]
     assert loaded.weights is not None
-    assert loaded.weights.holds(var.val) is not None, "the constant is a view of the mapped file"
+    assert loaded.weights.blob_of(var.val) is not None, "the constant is a view of the mapped file"
 
 
 def test_equal_new_constants_are_stored_once(tmp_path: Path) -> None:

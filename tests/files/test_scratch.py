@@ -92,7 +92,7 @@ def test_a_place_that_is_taken_since_is_left_and_the_old_one_too(folder: Path) -
 
 def forged(folder: Path) -> Path:
     """A folder that is in every way like one of ours, and that nobody works in."""
-    made, handle = writing._make(folder)
+    made, handle = writing._make_scratch(folder)
     os.close(handle)
     (made / OLD).mkdir()
     package(made / OLD / "x", "planted")

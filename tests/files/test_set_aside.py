@@ -11,7 +11,7 @@ import pytest
 import anesurgery as ane
 from anesurgery.compressing import running_samples
 from anesurgery.files import arrays as module
-from anesurgery.files.arrays import LEAST, set_aside
+from anesurgery.files.arrays import LEAST_SET_ASIDE, set_aside
 from anesurgery.interpret.arithmetic import constant_memory
 from anesurgery.mil import Array, Program, Var, ct, mb, types
 
@@ -36,7 +36,7 @@ def test_an_array_stays_what_it_was(tmp_path: Path, written: bool) -> None:
         assert types.numpy_type_to_builtin_type(held.dtype) == types.numpy_type_to_builtin_type(array.dtype)
         assert held.flags.writeable == written
     assert not list(tmp_path.iterdir())
-    small = np.zeros(LEAST - 1, np.uint8)
+    small = np.zeros(LEAST_SET_ASIDE - 1, np.uint8)
     assert set_aside(small) is small
 
 

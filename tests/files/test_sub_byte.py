@@ -10,11 +10,11 @@ import pytest
 
 from anesurgery.files import sub_byte, weights
 from anesurgery.files.package import Loaded, save
-from anesurgery.files.weights import PACKED, WeightFile
+from anesurgery.files.weights import PACKED_TYPE_CODES, WeightFile
 from anesurgery.loading import load
 from anesurgery.mil import Array, Var, constant, ct, mb, types, walk_ops
 
-TYPES = sorted(PACKED)
+TYPES = sorted(PACKED_TYPE_CODES)
 FILE = Path("Data/com.apple.CoreML/weights/weight.bin")
 
 
@@ -37,7 +37,10 @@ def test_as_coremltools_packs_them(tmp_path: Path, name: str, count: int) -> Non
     file = WeightFile(tmp_path / "weight.bin")
     np.testing.assert_array_equal(file.unpacked(offset, element, (count,)), given)
     blob, packed = file.blob(offset), sub_byte.pack(given, element.get_bitwidth())
-    assert (blob.code, blob.padding) == (PACKED[name], 8 * packed.size - count * element.get_bitwidth())
+    assert (blob.code, blob.padding) == (
+        PACKED_TYPE_CODES[name],
+        8 * packed.size - count * element.get_bitwidth(),
+    )
     stored = (tmp_path / "weight.bin").read_bytes()[blob.data : blob.data + blob.size]
     assert stored == packed.tobytes()
 
@@ -47,7 +50,7 @@ def test_pieces(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """What is packed in pieces is what is packed at once."""
     element, given = types.string_to_builtin(name), values(name, 100)
     whole = sub_byte.pack(given, element.get_bitwidth())
-    monkeypatch.setattr(sub_byte, "AT_ONCE", 16)
+    monkeypatch.setattr(sub_byte, "PIECE", 16)
     np.testing.assert_array_equal(sub_byte.pack(given, element.get_bitwidth()), whole)
     again = sub_byte.unpack(whole, element.get_bitwidth(), not element.is_unsigned(), (100,))
     np.testing.assert_array_equal(again, given)
@@ -72,7 +75,7 @@ def indices(loaded: Loaded) -> Any:
 def test_unchanged_ones_are_copied_file_to_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = save(palettized(), tmp_path / "first.mlpackage")
     loaded = load(first)
-    monkeypatch.setattr(weights, "_stored", lambda var, array: pytest.fail(f"{var.name} is packed again"))
+    monkeypatch.setattr(weights, "_encoded", lambda var, array: pytest.fail(f"{var.name} is packed again"))
     again = save(loaded, tmp_path / "again.mlpackage")
     monkeypatch.undo()
     assert (again / FILE).read_bytes() == (first / FILE).read_bytes()

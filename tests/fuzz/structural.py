@@ -29,7 +29,7 @@ from structure import mutate
 
 import anesurgery as ane
 from anesurgery.errors import SurgeryError
-from anesurgery.files.compiled import operations, values_of
+from anesurgery.files.compiled import literal_values, operations
 from anesurgery.files.mil_text import WRITTEN_VERSION, write_mil
 from anesurgery.files.package import read_spec
 from anesurgery.files.protobuf import proto
@@ -118,7 +118,7 @@ def uses(model: Path, spec: Any, folder: Path) -> Iterator[tuple[str, Callable[[
         compiled = folder / "mutated.mlmodelc"
         compiled.mkdir()
         for op in operations(spec.mlProgram):
-            for value in values_of(op):
+            for value in literal_values(op):
                 if value.WhichOneof("value") == "blobFileValue":
                     value.blobFileValue.fileName = "@model_path/weights/weight.bin"
         if (model / SPECIFICATION.parent / "weights").is_dir():

@@ -66,7 +66,9 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "scratch"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setattr(package, "_TEMPORARY", package._Temporary())  # that of earlier tests lies elsewhere
+    monkeypatch.setattr(
+        package, "_TEMPORARY", package._TemporaryFolder()
+    )  # that of earlier tests lies elsewhere
     return folder
 
 

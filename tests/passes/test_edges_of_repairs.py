@@ -14,7 +14,7 @@ from hazard_graphs import HAZARDS
 
 from anesurgery import registry
 from anesurgery.checking.adversarial import near_edges
-from anesurgery.files.copying import copied
+from anesurgery.files.copying import copy_program
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.fp64 import Double
 from anesurgery.mil import Array, Program, np_dtype
@@ -93,7 +93,7 @@ def apart(name: str, before: Program, kind: str) -> list[str]:
     """What a repair makes worse; it is given the inputs, and may refuse because of them."""
     rng = np.random.default_rng(0)
     sets = [drawn(before, kind, rng) for _ in range(SETS)]
-    after, session = copied(before), Session(inputs=sets)
+    after, session = copy_program(before), Session(inputs=sets)
     run_pass(registry.make_pass(name), after, session)
     half = any(np_dtype(v) == np.float16 for v in before.functions["main"].inputs.values())
     said = []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from anesurgery import registry
-from anesurgery.files.copying import copied
+from anesurgery.files.copying import copy_program
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, blocks, mb, new_symbol, walk_ops
 from anesurgery.rewriting.fixed_shapes import Shapes
@@ -29,7 +29,7 @@ def example(name: str) -> Program:
 @pytest.mark.parametrize("name", CONTROL)
 def test_an_edit_of_the_copy_leaves_the_original(name: str) -> None:
     program = example(name)
-    before, copy = to_text(program), copied(program)
+    before, copy = to_text(program), copy_program(program)
     assert to_text(copy) == before
     copy.validate()
     session = Session()
@@ -42,7 +42,7 @@ def test_an_edit_of_the_copy_leaves_the_original(name: str) -> None:
 @pytest.mark.parametrize("name", CONTROL)
 def test_nothing_that_an_edit_touches_is_shared(name: str) -> None:
     program = example(name)
-    copy = copied(program)
+    copy = copy_program(program)
     assert not {id(op) for op in walk_ops(program)} & {id(op) for op in walk_ops(copy)}
     assert not {id(b) for b in blocks(program)} & {id(b) for b in blocks(copy)}
     values = [{id(v) for op in walk_ops(p) for v in op.outputs} for p in (program, copy)]
@@ -62,9 +62,9 @@ def test_each_length_has_ends_of_its_own() -> None:
         return mb.slice_by_index(x=mb.relu(x=x), **ends)
 
     for length in (9, 5, 7):
-        twin = copied(program)
+        twin = copy_program(program)
         for again in (length + 1, length):
-            copy = copied(twin)
+            copy = copy_program(twin)
             Shapes({"x": (1, again, 4)}, 1).fix(copy.functions["main"])
             assert copy.functions["main"].outputs[0].shape == (1, again - 1, 4)
     assert "end=[1, -1, 4]" in to_text(program)
@@ -73,11 +73,11 @@ def test_each_length_has_ends_of_its_own() -> None:
 def test_a_specification_given_twice_makes_two_inputs() -> None:
     program = mb.program(input_specs=[mb.TensorSpec((4,))] * 2)(lambda x, y: mb.add(x=x, y=y))
 
-    copy = copied(program)
+    copy = copy_program(program)
     assert {name: v.name for name, v in copy.functions["main"].inputs.items()} == {"x": "x", "y": "y"}
     copy.validate()
 
 
 def test_a_copy_of_a_real_model_computes_the_same(corpus: Path) -> None:
     program = load(corpus / "silero_unified_palette_4bit.mlpackage").program
-    assert_same_numbers(program, copied(program))
+    assert_same_numbers(program, copy_program(program))

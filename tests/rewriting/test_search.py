@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from anesurgery.errors import PassError
-from anesurgery.files.copying import copied
+from anesurgery.files.copying import copy_program
 from anesurgery.files.interface import InterfaceChange
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Operation, Program, Var, ct, mb, types
@@ -102,7 +102,7 @@ class Sought(Searching):
 
 
 def sought(program: Program, named: Remedies, trials: int = 20) -> tuple[Search, Trial]:
-    start = Trial(MLProgram(Loaded(copied(program))), TARGET, Session())
+    start = Trial(MLProgram(Loaded(copy_program(program))), TARGET, Session())
     found = Search(start, Trials(Session()))
     return found, found.best([Sought(named, trials)])
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.files.copying import copied
+from anesurgery.files.copying import copy_program
 from anesurgery.mil import Array, Operation, Program, Var, ct, mb, types, walk_ops
 from anesurgery.semantics.intervals import head_length, largest_score, magnitude, stored_score
 
@@ -108,7 +108,7 @@ def fused(weight: Array, sizes: tuple[int, ...]) -> Program:
 
 def computed(program: Program, inputs: dict[str, Array], precision: str) -> Array:
     """The scores as an output."""
-    copy = copied(program)
+    copy = copy_program(program)
     function = copy.functions["main"]
     function.set_outputs([next(op for op in function.operations if op.op_type == "mul").outputs[0]])
     (scores,) = ane.run(copy, inputs, precision=precision).values()

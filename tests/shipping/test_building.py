@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 import anesurgery as ane
 from anesurgery.compressing.modes import read_mode
 from anesurgery.errors import InterpretError, LoadError, SurgeryError
-from anesurgery.files.runner_file import hashes, read_runner
+from anesurgery.files.runner_file import hashes_of, read_runner
 from anesurgery.interpret.decoding import Decoder
 from anesurgery.loading import load
 from anesurgery.mil import Array, mb, walk_ops
@@ -371,7 +371,7 @@ def test_a_stopped_build_goes_on_to_the_same_bytes(
         for f in (built, tmp_path / "out")
     ]
     assert files[0] == files[1]
-    assert hashes(built, files[0]) == hashes(tmp_path / "out", files[0])
+    assert hashes_of(built, files[0]) == hashes_of(tmp_path / "out", files[0])
 
 
 @pytest.mark.slow
@@ -487,7 +487,7 @@ def command(*words: str | Path, limit: float | None = None) -> str | None:
 
 def hashes_in(folder: Path) -> dict[str, str]:
     """Of all its files."""
-    return hashes(folder, sorted(f.relative_to(folder).as_posix() for f in folder.rglob("*") if f.is_file()))
+    return hashes_of(folder, sorted(f.relative_to(folder).as_posix() for f in folder.rglob("*") if f.is_file()))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import mil_list
 from PIL import Image
 
 import anesurgery as ane
-from anesurgery.files.size_index import Padding, SizeRow, chosen
+from anesurgery.files.size_index import Padding, SizeRow, choose_call
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, types
 
@@ -448,10 +448,10 @@ def test_a_picture_is_not_filled_up() -> None:
     """Pixels of 0 are not what a model whose pictures are scaled reads beyond the edge."""
     rows = [SizeRow(f"size_{n}", None, f"{n}.mlpackage", {"x": (1, 3, 8, n)}) for n in (8, 16)]
     padding = Padding({"x": 3}, {"y": 3})
-    assert chosen(rows, padding, {"x": np.zeros((1, 3, 8, 12))}).row.name == "size_16"
-    assert chosen(rows, padding, {"x": Image.new("RGB", (16, 8))}).row.name == "size_16"
+    assert choose_call(rows, padding, {"x": np.zeros((1, 3, 8, 12))}).row.name == "size_16"
+    assert choose_call(rows, padding, {"x": Image.new("RGB", (16, 8))}).row.name == "size_16"
     with pytest.raises(ane.SurgeryError, match="no size takes"):
-        chosen(rows, padding, {"x": Image.new("RGB", (12, 8))})
+        choose_call(rows, padding, {"x": Image.new("RGB", (12, 8))})
 
 
 def test_a_classifier_is_made_at_other_sizes() -> None:

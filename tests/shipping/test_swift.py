@@ -19,7 +19,7 @@ import anesurgery as ane
 from anesurgery.commands.app import app
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files.package import save
-from anesurgery.files.size_index import Padding, SizeRow, written
+from anesurgery.files.size_index import Padding, SizeRow, index_text
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.loading import load
 from anesurgery.mil import ct, mb, types
@@ -165,7 +165,7 @@ def test_the_reader_of_sizes_asks_for_what_is_written() -> None:
     text = (SOURCES / "Sources" / "Runner" / "SizesFile.swift").read_text()
     asked = {*re.findall(r"public let (\w+):", text), *re.findall(r'case \w+ = "(\w+)"', text)} - {"whyNot"}
     row = SizeRow("size_3", None, "model.mlpackage", {"x": (1, 3)})
-    whole = json.loads(written([row], Padding({}, {})))
+    whole = json.loads(index_text([row], Padding({}, {})))
     assert asked <= {*whole, *whole["sizes"][0], *whole["padding"]}
     assert f"file.version == {whole['version']}" in text
     assert whole["format"] in text

@@ -86,9 +86,9 @@ def picture(height: int, width: int) -> dict[str, Any]:
 def test_pictures_of_every_size(build: Callable[[Var], Any], step: int, tmp_path: Path) -> None:
     program = pictures(build)
     sized = ane.sizes(program, SIZES)
-    assert [one.inputs for one in sized.padding.each] == [{"x": 2}, {"x": 3}]
-    assert [one.outputs for one in sized.padding.each] == [{"y": 2}, {"y": 3}]
-    assert [one.multiple for one in sized.padding.each] == [step, 1]
+    assert [one.inputs for one in sized.padding.by_length] == [{"x": 2}, {"x": 3}]
+    assert [one.outputs for one in sized.padding.by_length] == [{"y": 2}, {"y": 3}]
+    assert [one.multiple for one in sized.padding.by_length] == [step, 1]
     assert "along axis 2 of x" in str(sized.padding)
     every(sized, program, (range(step, 5, step), range(1, 6)), picture, tmp_path)
 
@@ -110,7 +110,7 @@ def test_a_mask_for_each_side_is_added_on_request(tmp_path: Path) -> None:
 def test_two_texts(tmp_path: Path) -> None:
     program = texts(crossing)
     sized = ane.sizes(program, {"source": [(1, 2, 4), (1, 4, 4)], "target": [(1, 2, 4), (1, 3, 4)]})
-    assert [one.outputs for one in sized.padding.each] == [{}, {"y": 1}]
+    assert [one.outputs for one in sized.padding.by_length] == [{}, {"y": 1}]
 
     def at(source: int, target: int) -> dict[str, Any]:
         lengths = {"source": source, "target": target}
@@ -158,4 +158,4 @@ def test_what_reads_across_is_refused(case: str) -> None:
     build, words = WRONG[case]
     padding = ane.sizes(pictures(build), {"x": [(1, 3, 2, 2), (1, 3, 4, 4)]}).padding
     assert words in padding.why_not + padding.others
-    assert {"x": 2} not in [one.inputs for one in padding.each]
+    assert {"x": 2} not in [one.inputs for one in padding.by_length]

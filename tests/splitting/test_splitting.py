@@ -251,7 +251,7 @@ def test_weights_are_compared_and_not_only_sampled(
 ) -> None:
     """The wrong version: what agrees in a few bytes counts as equal."""
     other = nearly(package, tmp_path / "other.mlpackage", LAYER // 4)
-    monkeypatch.setattr(WeightWriter, "_holds", lambda self, start, size, read: True)
+    monkeypatch.setattr(WeightWriter, "_is_written_at", lambda self, start, size, read: True)
     made = ane.merge({"one": package, "two": other}, tmp_path / "both.mlpackage")
     found = ane.run(made, INPUTS, function="two")["y"]
     assert not np.array_equal(found, ane.run(other, INPUTS)["y"])

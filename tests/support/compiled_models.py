@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anesurgery as ane
 from anesurgery.files.compiled import DATA, PROGRAM_TEXT
-from anesurgery.files.compiled_interface import GAP, KIND, LENGTH, TARGET
+from anesurgery.files.compiled_interface import BYTES_BEFORE_DESCRIPTION, KIND, LENGTH, TARGET
 from anesurgery.files.protobuf import proto
 from anesurgery.loading import load
 
@@ -28,7 +28,7 @@ def compile_package(package: Path, target: Path) -> Path:
         + LENGTH.pack(len(GENERIC))
         + GENERIC
         + KIND.pack(loaded.version)
-        + bytes(GAP)
+        + bytes(BYTES_BEFORE_DESCRIPTION)
         + LENGTH.pack(len(description))
         + description
     )

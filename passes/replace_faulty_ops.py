@@ -29,6 +29,8 @@ After::
 | `resample-pixels` | `resample` at pixels | the points between -1 and 1 |
 | `depthwise-concat` | a depthwise `conv` of a wide `concat` | the parts convolved, and their concat |
 | `batch-norm-volume` | `batch_norm` of rank 5 | a product and a sum |
+| `instance-norm-volume` | `instance_norm` of rank 5 | the same with two axes joined |
+| `conv-dilated-groups` | a dilated `conv` of rank 3 with groups | a `conv` for each group, and their concat |
 | `int8-zero-point` | weights of int8 with zero point 0 | uint8 with zero point 128, the same numbers |
 
 A softplus or a sum stays as it is if its values are known to stay below the range that is wrong.
@@ -178,6 +180,36 @@ def _scaled_volume(mb: Builder, op: an.Operation) -> Var:
     return mb.add(x=scaled, y=shift.reshape(shape).astype(kind))
 
 
+def _no_joined_axes(op: an.Operation) -> str:
+    return "" if an.static_shape(op.x) is not None else f"%{op.x.name} has a symbolic shape"
+
+
+def _joined_axes(mb: Builder, op: an.Operation) -> Var:
+    """Mean and variance of a volume are those of an image of as many elements."""
+    batch, channels, depth, height, width = op.x.shape
+    flat = mb.reshape(x=op.x, shape=[batch, channels, depth * height, width])
+    return mb.reshape(x=mb.instance_norm(**an.op_inputs(op, "x"), x=flat), shape=list(op.x.shape))
+
+
+def _no_groups(op: an.Operation) -> str:
+    stored = all(an.is_stored(v) for v in (op.weight, op.inputs.get("bias")) if v is not None)
+    return "" if stored else f"%{op.weight.name} is not a constant"
+
+
+def _groups(mb: Builder, op: an.Operation) -> Var:
+    """Each group of channels convolved by itself, and then the concat."""
+    count = int(an.number(op.groups) or 1)
+    rest = an.op_inputs(op, "x", "weight", "bias", "groups")
+    stored = {name: op.inputs[name] for name in ("weight", "bias") if op.inputs.get(name) is not None}
+    each = op.weight.shape[0] // count
+    parts = mb.split(x=op.x, num_splits=count, axis=1)
+    made = []
+    for group, part in enumerate(parts):
+        own = {name: _rows(mb, v, group * each, (group + 1) * each) for name, v in stored.items()}
+        made.append(mb.conv(**rest, **own, x=part))
+    return mb.concat(values=made, axis=1)
+
+
 def _unsigned_weights(mb: Builder, op: an.Operation) -> Var:
     """The product with a weight whose data and zero point are 128 higher."""
     decoder = decoder_of(op, "constexpr_affine_dequantize")
@@ -274,6 +306,8 @@ FORMS: dict[str, _Form] = {
     "depthwise-concat": _Form(_parts, _no_parts),
     "int8-zero-point": _Form(_unsigned_weights),
     "batch-norm-volume": _Form(_scaled_volume, _no_scaled_volume),
+    "instance-norm-volume": _Form(_joined_axes, _no_joined_axes),
+    "conv-dilated-groups": _Form(_groups, _no_groups),
 }
 """Name of a row of the table of faults -> the form that was right."""
 REPAIRED = tuple(fault for fault in FAULTS if fault.name in FORMS)

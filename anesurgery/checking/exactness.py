@@ -130,6 +130,8 @@ class Near(dict[str, float]):
 
     notes: tuple[str, ...] = ()
     """Why outputs are far off, or between which runs they are near, in words."""
+    blank: bool = False
+    """Is no number of the outputs finite in fp32, so that nothing was compared?"""
 
 
 TINY = 100 * fp16.LEAST / math.sqrt(12)
@@ -151,12 +153,17 @@ class _FirstTiny(Listener):
             self.words = f"{op.op_type} {op.name} is at most {largest:.2g}, and {steps}"
 
 
-def _not_numbers(meant: Values) -> str:
+def _not_numbers(meant: Values, outputs: Values) -> str:
     """Return words about the first output that is NaN even in fp32, so that comparing says nothing; else ""."""
-    shares = {name: float(np.isnan(v).mean()) for name, v in _floats(meant).items() if v.size}
-    return next(
-        (f"output %{name} is NaN to {share:.0%}, in fp32 too" for name, share in shares.items() if share), ""
-    )
+    for name, wanted in _floats(meant).items():
+        undefined = np.isnan(wanted)
+        if not undefined.any():
+            continue
+        was = f"NaN to {undefined.mean():.0%}"
+        if np.isfinite(np.asarray(outputs[name])).all():
+            return f"output %{name} is finite now: it was {was}, in fp32 too, so that these cannot be compared"
+        return f"output %{name} is {was}, in fp32 too"
+    return ""
 
 
 def _other_length(meant: Values, outputs: Values) -> str:
@@ -301,6 +308,8 @@ class Yardstick:
         except InterpretError:
             return None
         found.notes = tuple(dict.fromkeys(notes))
+        wanted = [v for at in self.samples for v in _floats(self._meant(at)).values() if v.size]
+        found.blank = bool(wanted) and not any(np.isfinite(v).any() for v in wanted)
         return found
 
     def _near(
@@ -321,14 +330,14 @@ class Yardstick:
 
         near = nearness(meant, made := outputs())
         if near >= SAME:
-            return near, _not_numbers(meant)
+            return near, _not_numbers(meant, made)
         if at in self.places:
             again = SamePlaces(self.places[at].chosen)
             beside = min(nearness(meant, outputs(again)), again.near)
             if beside > near:
                 both = f"{in_decibels(beside)}, else {in_decibels(near)}"
                 return beside, f"{again.moved[0]}: at the places of fp32 outputs are within {both}"
-        return near, _not_numbers(meant) or _other_length(meant, made)
+        return near, _not_numbers(meant, made) or _other_length(meant, made)
 
     def why_far(self) -> str:
         """Which op gives only numbers that are too small for fp16, in words; "" for none."""

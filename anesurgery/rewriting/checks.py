@@ -230,6 +230,7 @@ class Outputs:
             names = known[0] if known and len(known) == len(each) else ()
             near = Near({n: min(one[n] for one in known) for n in names})
             near.notes = tuple(note for one in known for note in one.notes)
+            near.blank = bool(known) and all(one.blank for one in known)
             self.measured[trial.steps] = near or None
         return self.measured[trial.steps]
 
@@ -316,7 +317,7 @@ class Repairs:
     @property
     def headline(self) -> str:
         """The reason for a slower model, for the first line; "" where the outputs are the reason."""
-        return f"repaired, as reported wrong on this target: {', '.join(self.faults)}" if self.faults else ""
+        return f"repaired, as reported of this target: {', '.join(self.faults)}" if self.faults else ""
 
 
 def repairs_of(steps: Sequence[Pass], start: Trial, trials: Trials, outputs: Outputs) -> Iterator[Repairs]:

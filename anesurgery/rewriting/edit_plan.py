@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from anesurgery import registry
+from anesurgery.checking.exactness import Near
 from anesurgery.display import Drawn, drawn, draws, written
 from anesurgery.doors import check_fields
 from anesurgery.errors import LoadError, Refusal
@@ -60,7 +61,7 @@ class Plan(Drawn):
     """What the whole gains, in words, or what tells it when somebody asks; "" where it was not judged."""
     wrong: str = ""
     """What the first line of a report says of wrong numbers: how wrong outputs are, or what is repaired."""
-    outputs: tuple[Mapping[str, float] | None, Mapping[str, float] | None] = (None, None)
+    outputs: tuple[Near | None, Near | None] = (None, None)
     """dB by arithmetic before and after, of what the model means on the inputs at hand; None where not run."""
     figures: Mapping[str, Any] = field(default_factory=dict)
     """The expected time and the shares before and after, as plain data."""

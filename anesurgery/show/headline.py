@@ -74,6 +74,7 @@ def _for_nothing(surgery: Surgery) -> bool:
 
 
 ROUNDED = "values are rounded now"
+NOT_COMPARED = "the outputs were not compared"
 LARGER = 1.01
 """Times the weights from which on a model counts as larger."""
 MATTERS = 10_000
@@ -218,7 +219,9 @@ def _exactness(surgery: Surgery) -> str:
     """How near the outputs are: of whole models where they were run, else by the edits."""
     if surgery.proof is not None:
         return _outputs(surgery.proof)
-    if near := surgery.plan.outputs[1]:
+    if (near := surgery.plan.outputs[1]) and near.blank:
+        return "; ".join([ROUNDED] * _rounds(surgery) + [NOT_COMPARED])
+    if near:
         worst = min(near, key=lambda name: near[name])
         rounded = f"{ROUNDED}; " * _rounds(surgery)
         exact = math.isinf(near[worst]) and near[worst] > 0
@@ -232,7 +235,7 @@ def _by_edits(surgery: Surgery) -> str:
     proofs = [change.proof for change in surgery.changes]
     grades = [proof.grade for proof in proofs if proof is not None]
     if not grades:
-        return "the outputs were not compared"
+        return NOT_COMPARED
     if len(grades) < len(proofs) or min(grades) <= Grade.NUMBERS:
         proved, tried = (sum((grade > Grade.NUMBERS) == sure for grade in grades) for sure in (True, False))
         alone = len(proofs) - len(grades)

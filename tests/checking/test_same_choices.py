@@ -83,3 +83,28 @@ def test_outputs_that_are_nan_in_fp32_too_are_named() -> None:
     half = {"x": np.repeat(np.array([[0, 1]], np.float16), 32, axis=1).reshape(1, 64)}
     surgery = ane.apply(program, "auto", target="M1/macOS 14", inputs=half, quiet=True)
     assert surgery.summary.endswith("in fp16 output %y is NaN to 50%, in fp32 too")
+
+
+def test_outputs_that_were_nan_and_are_numbers_now_are_named() -> None:
+    """The smallest float as the penalty of a padding mask, as coremltools leaves it in fp16: minus infinity."""
+
+    @mb.program(  # type: ignore[untyped-decorator]
+        input_specs=[
+            mb.TensorSpec((1, 4, 8, 8), dtype=types.fp16),
+            mb.TensorSpec((1, 1, 1, 8), dtype=types.fp16),
+        ],
+        opset_version=ct.target.iOS17,
+    )
+    def program(x: Var, mask: Var) -> Var:
+        hidden = mb.sub(x=np.float16(1), y=mask)
+        scores = mb.add(x=mb.matmul(x=x, y=x, transpose_y=True), y=mb.mul(x=hidden, y=np.float16(-np.inf)))
+        return mb.softmax(x=scores, axis=-1, name="y")
+
+    values = {
+        "x": np.random.default_rng(0).standard_normal((1, 4, 8, 8)).astype(np.float16),
+        "mask": np.array([1] * 5 + [0] * 3, np.float16).reshape(1, 1, 1, 8),
+    }
+    surgery = ane.apply(program, "auto", target="M1/macOS 14", inputs=values, quiet=True)
+    assert np.isfinite(ane.run(surgery.program, values, precision="fp16")["y"]).all()
+    assert "output %y is finite now: it was NaN to 100%, in fp32 too" in surgery.summary
+    assert "identical" not in surgery.summary

@@ -143,6 +143,26 @@ CASES: dict[str, tuple[Program, str]] = {
         built(lambda x: normed(x, gamma=weight(3), beta=weight(3)), (2, 3, 2, 4, 4), half=False),
         "batch-norm-volume",
     ),
+    "volume, each by itself": (
+        built(
+            lambda x: mb.instance_norm(
+                x=x, gamma=weight(3), beta=weight(3), epsilon=np.float32(1e-3), name="y"
+            ),
+            (2, 3, 2, 4, 5),
+            half=False,
+        ),
+        "instance-norm-volume",
+    ),
+    "groups": (
+        built(
+            lambda x: mb.conv(
+                x=x, weight=weight(4, 3, 2), bias=weight(4), groups=2, dilations=[3], strides=[2], name="y"
+            ),
+            (2, 6, 11),
+            half=False,
+        ),
+        "conv-dilated-groups",
+    ),
     "linear": (
         built(lambda x: hard_swish(x, lambda x: mb.linear(x=x, weight=weight(6, 8, half=True))), (3, 8)),
         "hard-swish-rank-2",

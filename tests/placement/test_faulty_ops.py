@@ -226,7 +226,7 @@ def test_the_written_form_stays_right_on_the_chip() -> None:
 def test_the_first_line_says_why_a_repair_costs_time(target: str, said: bool) -> None:
     surgery = ane.apply(as_op(), "auto", target=target, quiet=True)
     first = " ".join(str(surgery).split("\n\n")[0].split())
-    assert ("repaired, as reported wrong on this target: fault-softplus-cliff" in first) is said
+    assert ("repaired, as reported of this target: fault-softplus-cliff" in first) is said
     assert bool(surgery.changes) is said
 
 

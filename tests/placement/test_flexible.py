@@ -92,6 +92,15 @@ def test_flexible_shapes_are_doubtful_where_reports_conflict(converted: tuple[st
     assert [one.counts for one in found.at_shapes] == ([{"unknown": 3}, {"cpu": 3}] if kind == "list" else [])
 
 
+@pytest.mark.parametrize(
+    ("target", "said"), [("iPhone/iOS 27", True), ("iPhone/iOS 18", False), ("M1/macOS 27", False)]
+)
+def test_ranges_that_gave_no_numbers_are_named(converted: tuple[str, Any], target: str, said: bool) -> None:
+    kind, model = converted
+    rules = {f.rule for f in ane.inspect(model, target).findings}
+    assert ("dyn-range-numbers" in rules) == (said and kind == "range")
+
+
 def test_the_command_that_fixes_the_sizes_does(converted: tuple[str, Any], tmp_path: Path) -> None:
     """The wrong version: a command that the command line does not take, or that leaves the sizes open."""
     kind, model = converted

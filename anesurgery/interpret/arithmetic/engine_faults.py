@@ -273,6 +273,15 @@ def _volume(op: Operation) -> str:
     return f"%{op.x.name} has rank 5" if len(shape) == 5 else ""
 
 
+def _dilated_groups(op: Operation) -> str:
+    """Find a dilated convolution of rank 3 with groups of several channels."""
+    groups, channels = constant(op.inputs.get("groups")), op.x.shape[1]
+    dilated = any(n > 1 for n in _ints_of(op, "dilations"))
+    if len(op.x.shape) != 3 or not dilated or groups is None or int(groups) in (1, channels):
+        return ""
+    return f"%{op.outputs[0].name} has {int(groups)} groups of several channels, dilated"
+
+
 COREML = "apple/coremltools: {}"
 COREAI = "apple/coreai-torch: {}"
 
@@ -492,13 +501,39 @@ FAULTS: tuple[Fault, ...] = (
         "batch-norm-volume",
         names("batch_norm"),
         "a batch_norm of rank 5 (BatchNorm3d) ended the process",
-        "pytorch/executorch: issue 11701",
+        f"pytorch/executorch: issue 11701; {COREML.format('issues 2276, 2572')}",
         "Core ML through ExecuTorch; the chip is not named",
         form=_volume,
         any_unit=True,
         ends_process=True,
         remedy="replace_faulty_ops",
         advice="multiply and add, or fold it into the convolution before it",
+    ),
+    Fault(
+        "instance-norm-volume",
+        names("instance_norm"),
+        "an instance_norm of rank 5 (InstanceNorm3d) ended the process on the GPU, with ALL too; on the CPU it "
+        "was right. Core ML documents ranks 3 and 4",
+        COREML.format("issue 2667, pull request 2820"),
+        "a Mac, CPU_AND_GPU and ALL, coremltools 9; the chip is not named",
+        form=_volume,
+        gpu_only=True,
+        ends_process=True,
+        remedy="replace_faulty_ops",
+        advice="join two of the three axes around it",
+    ),
+    Fault(
+        "conv-dilated-groups",
+        names("conv"),
+        "a dilated convolution of rank 3 with two groups of several channels ended the process",
+        f"{COREML.format('issue 2574')}; pytorch/executorch: issue 11688",
+        "M1 Pro, macOS 15, coremltools 8.3 and 9; macOS 15.6, the chip is not named",
+        chips=("M1",),
+        systems=(("macOS", 15),),
+        form=_dilated_groups,
+        ends_process=True,
+        remedy="replace_faulty_ops",
+        advice="convolve each group by itself, and join the results",
     ),
 )
 

@@ -86,7 +86,8 @@ def faulty_ops_on(ops: Iterable[Operation], target: Target) -> Iterator[tuple[Fa
 def _claim(fault: Fault, format: str, op: Operation, target: Target, layer: bool = False) -> str:
     said = fault_words(fault, op, layer) if concerns(fault, target, format) else ""
     wrong = [n for n in target.chips if CHIPS[n].family in {CHIPS[c].family for c in fault.chips}]
-    return f"wrong on {', '.join(wrong)}: {said}" if said else ""
+    what = "ends the process" if fault.ends_process else "wrong"
+    return f"{what} on {', '.join(wrong)}: {said}" if said else ""
 
 
 def _warning(fault: Fault, format: str, op: Operation, target: Target, layer: bool = False) -> str:

@@ -137,6 +137,17 @@ RANGE = _shaped(
     grade=Grade.REPORTED,
     advice="fix the shape, or make a few sizes as functions that share their weights (`ane.sizes`)",
 )
+RANGE_NUMBERS = _shaped(
+    "dyn-range-numbers",
+    "stages of Kokoro with ranges gave NaN on the beta of iOS 27 (an iPhone, not named), and a streaming "
+    "encoder gave zeros after a cold start on iPadOS 26.5 (M1), not on macOS 26.5 (M1 Pro); the loader warned "
+    "of shapes that are not constant",
+    "FluidInference/FluidAudio: issues 738, 739, pull request 816",
+    grade=Grade.REPORTED,
+    kind="numeric",
+    scope=Scope(os="seen on an iPhone, iOS 27 beta, and M1, iPadOS 26.5", since=(("iOS", 26),)),
+    advice="compare the outputs on the device, from a cold start; fixed sizes (`ane.sizes`) do not have it",
+)
 ENUMERATED = _shaped(
     "dyn-enumerated",
     "up to 128 enumerated shapes keep the engine, where no layer inside is dynamic",
@@ -229,7 +240,7 @@ def of_model(function: Function, target: Target, shapes: Flexible | None = None)
         target: chips and OS; findings about others are left out.
         shapes: the shapes that its dynamic inputs may have; None where all are fixed.
     """
-    messages = [*_lengths(function, shapes), *_interface(function), *_states(function, target)]
+    messages = [*_lengths(function, shapes, target), *_interface(function), *_states(function, target)]
     kept = [rule.finding(message) for rule, message in messages if rule.scope.concerns(target)]
     return (*kept, *layout_advice.of_function(function, target))
 
@@ -238,12 +249,14 @@ Messages = Iterator[tuple[Rule, str]]
 """Rules that apply, each with what it found in words."""
 
 
-def _lengths(function: Function, shapes: Flexible | None) -> Messages:
+def _lengths(function: Function, shapes: Flexible | None, target: Target) -> Messages:
     dynamic = dynamic_inputs(function)
     listed = shapes is not None and bool(shapes.listed)
     for name, var in dynamic.items():
         words = f"input %{name} has the shape {shape_in_words(var.shape)}"
         yield (ENUMERATED, f"{words}, from a list") if listed else (RANGE, words)
+    if dynamic and not listed and target.platform == "iOS":
+        yield RANGE_NUMBERS, f"%{next(iter(dynamic))} has a range; such models gave NaN or zeros here"
     if not dynamic or not listed:
         return
     ops = [op for op in walk_ops(function) if not is_weight(op)]

@@ -11,7 +11,6 @@ from wrong_rewrites import FINITE, INTS, NEAR, TWO, F, Wrong, f, op, op2
 from anesurgery.mil import Var, mb
 
 SQUARE = ((F, (4, 4)),)
-TWO_INTS = (*INTS, *INTS)
 
 
 def through_half(x: Var) -> Any:

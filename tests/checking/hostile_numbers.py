@@ -11,7 +11,6 @@ from anesurgery.checking.grades import Grade, Promise, Tolerance
 from anesurgery.mil import Var, mb, types
 
 LOOSE = Promise(Tolerance(1e-3))
-COARSE = Promise(Tolerance(1e-3), tolerates_nonfinite=False)
 H, h = types.fp16, np.float16
 RNG = np.random.default_rng(1)
 M = [RNG.standard_normal((48, 48)).astype(f).T for _ in range(3)]

@@ -83,7 +83,7 @@ def test_whole_factors_written_as_fractional_ones(mode: str) -> None:
     assert CONV in both(spec, floats(1, 2, 4, 4))[2]
 
 
-FRACTIONAL = {"fractionalScalingFactor": [2.5, 2.0], "linearUpsampleMode": MODES[2]}
+FRACTIONAL: dict[str, Any] = {"fractionalScalingFactor": [2.5, 2.0], "linearUpsampleMode": MODES[2]}
 test_cases, test_surroundings = table(
     STEP,
     *(

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 from hostile_facts import ROWS, size
-from wrong_rewrites import FINITE, INTS, NEAR, TWO, F, Wrong, f
+from wrong_rewrites import FINITE, INTS, NEAR, TWO, F, Wrong, f, op, op2
 
 from anesurgery.mil import Var, mb
 
 SQUARE = ((F, (4, 4)),)
-TWO_INTS = (*INTS, *INTS)
 
 
 def through_half(x: Var) -> Any:
@@ -24,26 +23,22 @@ def where_size(x: Var, compared: Any, limit: int) -> Any:
 
 
 EDGES = [
-    Wrong("an integer through fp16", lambda i: mb.cast(x=i, dtype="fp32"), through_half, INTS),
+    Wrong("an integer through fp16", op("cast", dtype="fp32"), through_half, INTS),
     Wrong(
         "equal by a difference, for infinities",
-        lambda x, y: mb.equal(x=x, y=y),
+        op2("equal"),
         lambda x, y: mb.equal(x=mb.sub(x=x, y=y), y=f(0)),
         TWO,
     ),
     Wrong(
         "the first 48 rows",
-        lambda x: mb.reduce_sum(x=x, axes=[0]),
+        op("reduce_sum", axes=[0]),
         lambda x: mb.reduce_sum(x=mb.slice_by_index(x=x, begin=[0, 0], end=[48, 4]), axes=[0]),
         ROWS,
         NEAR,
     ),
-    Wrong(
-        "more than one row", lambda x: mb.mul(x=x, y=f(1)), lambda x: where_size(x, mb.greater, 1), ROWS, FINITE
-    ),
-    Wrong(
-        "fewer than 20 rows", lambda x: mb.mul(x=x, y=f(1)), lambda x: where_size(x, mb.less, 20), ROWS, FINITE
-    ),
+    Wrong("more than one row", op("mul", y=f(1)), lambda x: where_size(x, mb.greater, 1), ROWS, FINITE),
+    Wrong("fewer than 20 rows", op("mul", y=f(1)), lambda x: where_size(x, mb.less, 20), ROWS, FINITE),
     Wrong(
         "a norm of zeros",
         lambda x: mb.rsqrt(x=mb.reduce_mean(x=mb.square(x=x), axes=[1], keep_dims=True), epsilon=f(1e-6)),
@@ -56,7 +51,7 @@ EDGES = [
     ),
     Wrong(
         "softplus above 6",
-        lambda x: mb.softplus(x=x),
+        op("softplus"),
         lambda x: mb.select(cond=mb.greater(x=x, y=f(6)), a=x, b=mb.softplus(x=x)),
         SQUARE,
         NEAR,

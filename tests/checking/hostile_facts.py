@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import get_new_symbol
-from wrong_rewrites import FINITE, INTS, NEAR, F, Wrong, f
+from wrong_rewrites import FINITE, INTS, NEAR, F, Wrong, f, op, op2
 
 from anesurgery.mil import Var, ct, mb, types
 
@@ -79,14 +79,14 @@ FACTS = [
     ),
     Wrong(
         "a mean over a fixed length",
-        lambda x: mb.reduce_mean(x=x, axes=[0]),
+        op("reduce_mean", axes=[0]),
         lambda x: mb.mul(x=summed(x), y=f(1 / 3)),
         ROWS,
         NEAR,
     ),
     Wrong(
         "a mean over the other length",
-        lambda x: mb.reduce_mean(x=x, axes=[0]),
+        op("reduce_mean", axes=[0]),
         lambda x: mb.real_div(x=summed(x), y=size(x, 1, "fp32")),
         GRID,
         NEAR,
@@ -97,12 +97,9 @@ FACTS = [
         lambda x: mb.floor_div(x=mb.sub(x=size(x), y=np.int32(1)), y=np.int32(2)),
         ROWS,
     ),
-    Wrong("right up to a length of 8", lambda x: mb.cumsum(x=x, axis=0), first_rows, ROWS, FINITE),
+    Wrong("right up to a length of 8", op("cumsum", axis=0), first_rows, ROWS, FINITE),
     Wrong(
-        "a table for what is computed",
-        lambda i: mb.mul(x=i, y=np.int32(2)),
-        lambda i: mb.gather(x=EVEN, indices=i),
-        IDS,
+        "a table for what is computed", op("mul", y=np.int32(2)), lambda i: mb.gather(x=EVEN, indices=i), IDS
     ),
     Wrong(
         "one row of a large table",
@@ -124,24 +121,22 @@ FACTS = [
         ),
         IDS,
     ),
-    Wrong("integers that are one in fp32", lambda i, j: mb.equal(x=i, y=j), both_ways, (*INTS, *INTS)),
+    Wrong("integers that are one in fp32", op2("equal"), both_ways, (*INTS, *INTS)),
     Wrong(
         "one bound of many, small beside the largest numbers",
-        lambda x: mb.minimum(x=x, y=BOUNDS),
-        lambda x: mb.minimum(x=x, y=np.where(np.arange(100) == 57, f(1e9), BOUNDS).astype(f)),
+        op("minimum", y=BOUNDS),
+        op("minimum", y=np.where(np.arange(100) == 57, f(1e9), BOUNDS).astype(f)),
         ((F, (1, 100)),),
         NEAR,
     ),
     Wrong("a norm in fp16", lambda x: wide(x, mean_square), mean_square, HALVES, NEAR),
     Wrong("a root in fp16", lambda x: wide(x, root_of_square), root_of_square, HALVES),
     Wrong(
-        "a narrow cast dropped",
-        lambda x: mb.cast(x=mb.cast(x=x, dtype="fp16"), dtype="fp32"),
-        lambda x: mb.identity(x=x),
+        "a narrow cast dropped", lambda x: mb.cast(x=mb.cast(x=x, dtype="fp16"), dtype="fp32"), op("identity")
     ),
     Wrong(
         "scaled beyond fp16 and back",
-        lambda x: mb.relu(x=x),
+        op("relu"),
         lambda x: mb.mul(x=mb.relu(x=mb.mul(x=x, y=np.float16(1024))), y=np.float16(1 / 1024)),
         HALVES,
     ),
@@ -158,24 +153,19 @@ FACTS = [
 RIGHT = [
     Wrong(
         "a mean as a sum over its length",
-        lambda x: mb.reduce_mean(x=x, axes=[0]),
+        op("reduce_mean", axes=[0]),
         lambda x: mb.real_div(x=summed(x), y=size(x, 0, "fp32")),
         ROWS,
         NEAR,
     ),
-    Wrong("a relu in fp16", lambda x: wide(x, lambda v: mb.relu(x=v)), lambda x: mb.relu(x=x), HALVES),
-    Wrong("widened and narrowed", lambda x: wide(x, lambda v: v), lambda x: mb.identity(x=x), HALVES),
+    Wrong("a relu in fp16", lambda x: wide(x, lambda v: mb.relu(x=v)), op("relu"), HALVES),
+    Wrong("widened and narrowed", lambda x: wide(x, lambda v: v), op("identity"), HALVES),
     Wrong(
         "a dynamic slice after a relu",
         lambda x, i: mb.relu(x=cut(x, i)),
         lambda x, i: cut(mb.relu(x=x), i),
         PLACES,
     ),
-    Wrong(
-        "a doubled id from its table",
-        lambda i: mb.gather(x=EVEN, indices=i),
-        lambda i: mb.mul(x=i, y=np.int32(2)),
-        IDS,
-    ),
+    Wrong("a doubled id from its table", lambda i: mb.gather(x=EVEN, indices=i), op("mul", y=np.int32(2)), IDS),
 ]
 """Rewrites of the same kinds that are right."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wrong_rewrites import IMAGE, KERNEL, NEAR, TWO, F, Wrong, conv
+from wrong_rewrites import IMAGE, KERNEL, NEAR, TWO, F, Wrong, conv, op
 
 from anesurgery.mil import Var, mb
 
@@ -36,13 +36,13 @@ MISLAID = [
     Wrong(
         "nearest for bilinear",
         up,
-        lambda x: mb.upsample_nearest_neighbor(x=x, scale_factor_height=2, scale_factor_width=2),
+        op("upsample_nearest_neighbor", scale_factor_height=2, scale_factor_width=2),
         IMAGE,
         NEAR,
     ),
     Wrong(
         "height scaled for width",
-        lambda x: mb.upsample_nearest_neighbor(x=x, scale_factor_height=1, scale_factor_width=4),
+        op("upsample_nearest_neighbor", scale_factor_height=1, scale_factor_width=4),
         lambda x: mb.reshape(
             x=mb.upsample_nearest_neighbor(x=x, scale_factor_height=4, scale_factor_width=1),
             shape=[1, 4, 5, 20],
@@ -51,20 +51,20 @@ MISLAID = [
     ),
     Wrong(
         "tiled for repeated",
-        lambda x: mb.upsample_nearest_neighbor(x=x, scale_factor_height=1, scale_factor_width=2),
-        lambda x: mb.tile(x=x, reps=[1, 1, 1, 2]),
+        op("upsample_nearest_neighbor", scale_factor_height=1, scale_factor_width=2),
+        op("tile", reps=[1, 1, 1, 2]),
         IMAGE,
     ),
     Wrong(
         "mirror with the edge",
-        lambda x: mb.pad(x=x, pad=[0, 0, 2, 2], mode="reflect"),
-        lambda x: mb.pad(x=x, pad=[0, 0, 2, 2], mode="replicate"),
+        op("pad", pad=[0, 0, 2, 2], mode="reflect"),
+        op("pad", pad=[0, 0, 2, 2], mode="replicate"),
         ROW,
     ),
     Wrong(
         "padding of another axis",
-        lambda x: mb.pad(x=x, pad=[0, 1, 1, 0], mode="constant"),
-        lambda x: mb.pad(x=x, pad=[1, 0, 0, 1], mode="constant"),
+        op("pad", pad=[0, 1, 1, 0], mode="constant"),
+        op("pad", pad=[1, 0, 0, 1], mode="constant"),
         SQUARE,
     ),
     Wrong(
@@ -124,33 +124,30 @@ MISLAID = [
     ),
     Wrong(
         "squeezed, then reshaped in another order",
-        lambda x: mb.reshape(x=x, shape=[4, 3, 2]),
-        lambda x: mb.transpose(x=x, perm=[2, 1, 0]),
+        op("reshape", shape=[4, 3, 2]),
+        op("transpose", perm=[2, 1, 0]),
         CUBE,
     ),
     Wrong(
         "axes merged in another order",
-        lambda x: mb.reshape(x=x, shape=[6, 4]),
+        op("reshape", shape=[6, 4]),
         lambda x: mb.reshape(x=mb.transpose(x=x, perm=[1, 0, 2]), shape=[6, 4]),
         CUBE,
     ),
     Wrong(
         "depth before block",
-        lambda x: mb.depth_to_space(x=x, block_size=2),
-        lambda x: mb.pixel_shuffle(x=x, upscale_factor=2),
+        op("depth_to_space", block_size=2),
+        op("pixel_shuffle", upscale_factor=2),
         ((F, (1, 8, 2, 2)),),
     ),
     Wrong(
         "crop at the other end",
-        lambda x: mb.slice_by_size(x=x, begin=[0, 1], size=[3, 2]),
-        lambda x: mb.slice_by_index(x=x, begin=[0, 0], end=[3, -1]),
+        op("slice_by_size", begin=[0, 1], size=[3, 2]),
+        op("slice_by_index", begin=[0, 0], end=[3, -1]),
         SQUARE,
     ),
     Wrong(
-        "band of the other side",
-        lambda x: mb.band_part(x=x, lower=0, upper=-1),
-        lambda x: mb.band_part(x=x, lower=-1, upper=0),
-        SQUARE,
+        "band of the other side", op("band_part", lower=0, upper=-1), op("band_part", lower=-1, upper=0), SQUARE
     ),
     Wrong(
         "stacked for concatenated",

@@ -232,36 +232,6 @@ def test_fix_ends_with_1_where_outputs_stay_wrong(call: Call, tmp_path: Path, si
 
 @pytest.mark.one_of(3)
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["nowhere.mlpackage"], "nowhere.mlpackage does not exist"),
-        (["MODEL", "nowhere.mlpackage"], "nowhere.mlpackage does not exist"),
-        (["MODEL", "--target", "M11"], "unknown chip or device 'M11'; did you mean 'M1'"),
-        (["MODEL", "--target", "M1/makOS 14"], "unknown OS 'makOS 14'; did you mean 'macOS 14'"),
-        (["MODEL", "--target", "M4/macOS 13"], "macOS 13 does not run on M4"),
-        (["MODEL", "--compute-units", "NE"], "unknown compute units 'NE'"),
-        (["MODEL", "--function", "maim"], "unknown function 'maim'"),
-        (["MODEL", "--inputs", "nowhere.npz"], "nowhere.npz cannot be read"),
-        (["MODEL", "MODEL", "--status"], "AFTER and --status cannot be asked for at once"),
-        (["MODEL", "--fix", "o.mlpackage", "--segments"], "--fix and --segments cannot"),
-        (["MODEL", "--fix", "o.mlmodel"], "let it end in .mlpackage"),
-        (["MODEL", "--fix", "MODEL"], "is the input, which is never changed"),
-        (["MODEL", "--html", "nowhere/o.html"], "the folder nowhere does not exist"),
-    ],
-)
-def test_bad_usage_is_a_line_and_its_own_exit_code(
-    call: Call, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, out, err = call(*[str(package) if w == "MODEL" else w for w in words])
-    assert (code, out) == (BAD_INPUT, "")
-    assert err.startswith("anesurgery: ")
-    assert err.count("\n") == 1
-    assert message in err
-
-
-@pytest.mark.one_of(3)
-@pytest.mark.parametrize(
     ("name", "words"),
     [
         ("waifu2x_anime_noise0.mlmodel", "every op runs on the Neural Engine"),

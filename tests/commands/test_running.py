@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from anesurgery.commands import app as cli
-from anesurgery.commands.options import BAD_INPUT
 from anesurgery.files.package import save
 from anesurgery.loading import load
 from anesurgery.mil import Var, ct, mb, types
@@ -81,26 +80,6 @@ def test_ranges_end_with_1_where_something_overflows(call: Call, package: Path, 
     data = json.loads(said)
     assert data["first"] == {"fp16": "y", "ane": "y"}
     assert (data["samples"], data["ops"][0]["maximum"]) == (2, 90000)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["run", "PACKAGE", "--inputs", "no.npz"], "no.npz cannot be read as an .npz file"),
-        (["run", "PACKAGE", "--inputs", "PACKAGE/Manifest.json"], "cannot be read as an .npz file"),
-        (["run", "PACKAGE", "--precision", "fp8"], "precision='fp8'; it may be"),
-        (["run", "PACKAGE", "--out", "/no/such/folder/out.npz"], "the folder /no/such/folder does not exist"),
-        (["run", "PACKAGE", "--function", "man"], "unknown function 'man'"),
-        (["ranges", "PACKAGE", "--chip", "M99"], "nothing is known of the arithmetic of chip 'M99'"),
-        (["ranges", "missing.mlpackage"], "does not exist"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(call: Call, package: Path, words: list[str], said: str) -> None:
-    code, out, err = call(*(w.replace("PACKAGE", str(package)) for w in words))
-    assert code == BAD_INPUT
-    assert out == ""
-    assert said in err
-    assert err.count("\n") == 1
 
 
 def test_run_samples_shapes_that_the_model_allows(call: Call, corpus: Path) -> None:

@@ -96,6 +96,18 @@ BY_ROWS: dict[str, Callable[[Var], Any]] = {
     "instance_norm": lambda x: mb.instance_norm(x=x, epsilon=np.float32(1e-5)),
     "batch_norm": lambda x: mb.batch_norm(x=x, mean=np.ones(4, np.float32), variance=np.full(4, 2, np.float32)),
 }
+CONVOLUTIONS: list[dict[str, Any]] = [
+    {"width": 3, "pad_type": "same"},
+    {"width": 5, "pad_type": "custom", "pad": [4, 0]},
+    {"width": 5, "pad_type": "custom", "pad": [0, 4]},
+    {"width": 4, "pad_type": "same"},
+    {"width": 3, "pad_type": "same", "dilations": [3]},
+    {"width": 4, "pad_type": "custom", "pad": [1, 1], "strides": [2]},
+    {"width": 4, "pad_type": "valid", "strides": [4]},
+    {"width": 8, "pad_type": "custom", "pad": [2, 2], "strides": [4]},
+    {"width": 1, "pad_type": "valid"},
+    {"width": 3, "pad_type": "same", "groups": 4, "inner": 1},
+]
 test_cases, test_surroundings = table(
     STEP,
     stays(built, lambda x: mb.relu(x=x), (1, 4, 32)),
@@ -122,18 +134,7 @@ test_cases, test_surroundings = table(
     ),
     *(
         rewrites(built, convolved(**options), rtol=1e-5, id=f"convolution, {options}")
-        for options in (
-            {"width": 3, "pad_type": "same"},
-            {"width": 5, "pad_type": "custom", "pad": [4, 0]},
-            {"width": 5, "pad_type": "custom", "pad": [0, 4]},
-            {"width": 4, "pad_type": "same"},
-            {"width": 3, "pad_type": "same", "dilations": [3]},
-            {"width": 4, "pad_type": "custom", "pad": [1, 1], "strides": [2]},
-            {"width": 4, "pad_type": "valid", "strides": [4]},
-            {"width": 8, "pad_type": "custom", "pad": [2, 2], "strides": [4]},
-            {"width": 1, "pad_type": "valid"},
-            {"width": 3, "pad_type": "same", "groups": 4, "inner": 1},
-        )
+        for options in CONVOLUTIONS
     ),
     *(rewrites(built, BY_ROWS[name], rtol=1e-5, id=name) for name in BY_ROWS),
     rewrites(built, two_convolutions, rtol=1e-5),

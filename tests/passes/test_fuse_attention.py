@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pass_cases import refuses, table
+from pass_cases import refuses, rewrites, table
 
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.decompose_attention import DecomposeAttention
@@ -44,20 +44,6 @@ def scaled(scores: Var, *masks: Var) -> Var:
     return scores
 
 
-@pytest.mark.parametrize("masks", [(), ((6, 6),), ((1, 1, 6, 6), (2, 1, 6))])
-def test_scales_and_masks(masks: tuple[tuple[int, ...], ...]) -> None:
-    after, session = apply_pass(FuseAttention(), program := attention(scaled, *masks))
-    assert len(session.changes) == 1
-    assert not {"softmax", "matmul", "real_div"} & kinds(after).keys()
-    assert_same_numbers(program, after, rtol=1e-5)
-
-
-def test_another_scale_goes_to_the_query() -> None:
-    after, _ = apply_pass(FuseAttention(), program := attention(lambda s: mb.mul(x=s, y=np.float32(0.7))))
-    assert kinds(after) == {"relu": 1, "mul": 1, "scaled_dot_product_attention": 1}
-    assert_same_numbers(program, after, rtol=1e-5)
-
-
 @pytest.mark.parametrize("width", [16, 32])
 def test_there_and_back_in_fp16(width: int) -> None:
     """Of 32 channels the scale is rounded in fp16."""
@@ -89,4 +75,6 @@ test_cases, test_surroundings = table(
             (lambda: attention(lambda s: mb.maximum(x=s, y=np.float32(-9))), "maximum stands between"),
         ]
     ),
+    *(rewrites(attention, scaled, *masks, rtol=1e-5) for masks in ((), ((6, 6),), ((1, 1, 6, 6), (2, 1, 6)))),
+    rewrites(attention, lambda s: mb.mul(x=s, y=np.float32(0.7)), rtol=1e-5, id="another scale"),
 )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pass_cases import refuses, rewrites_each, stays, table
+from pass_cases import refuses, rewrites, rewrites_each, stays, table
 
 from anesurgery.mil import Array, Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.gather_to_moves import GatherToMoves
@@ -57,25 +56,17 @@ def test_any_rows_of_any_axis(rows: list[int], axis: int, nested: bool) -> None:
     assert_same_numbers(program, after)
 
 
-@pytest.mark.parametrize("op_type", ["gather", "gather_nd", "gather_along_axis"])
-def test_before_ios_17_negative_indices_count_from_the_end(op_type: str) -> None:
-    indices = {"gather": [-1, -2], "gather_nd": [[-1], [-2]], "gather_along_axis": [[-1] * 3, [-2] * 3]}[
-        op_type
-    ]
-
-    @mb.program(input_specs=[mb.TensorSpec((4, 3))])
-    def program(x: Var) -> Var:
-        axis = {} if op_type == "gather_nd" else {"axis": 0}
-        return mb.relu(x=getattr(mb, op_type)(x=x, indices=np.array(indices, np.int32), **axis))
-
-    after, session = apply_pass(GatherToMoves(), program)
-    assert session.changes
-    assert_same_numbers(program, after)
-
-
 def dynamic_indices_are_left_to_other_passes() -> Program:
     return mb.program(input_specs=[mb.TensorSpec((3,), dtype=types.int32)], opset_version=ct.target.iOS17)(
         lambda i: mb.gather(x=np.ones((4, 2), np.float16), indices=i, axis=0)
+    )
+
+
+def from_the_end(op_type: str, indices: Any) -> Program:
+    """Before iOS 17 negative indices count from the end."""
+    axis = {} if op_type == "gather_nd" else {"axis": 0}
+    return mb.program(input_specs=[mb.TensorSpec((4, 3))])(
+        lambda x: mb.relu(x=getattr(mb, op_type)(x=x, indices=np.array(indices, np.int32), **axis))
     )
 
 
@@ -100,4 +91,12 @@ test_cases, test_surroundings = table(
     refuses("elements are repeated along axis 0", built, "gather_nd", [[[0], [1]], [[0], [1]]]),
     stays(dynamic_indices_are_left_to_other_passes),
     *rewrites_each(CASES, rtol=0),
+    *(
+        rewrites(from_the_end, op_type, indices, rtol=0)
+        for op_type, indices in (
+            ("gather", [-1, -2]),
+            ("gather_nd", [[-1], [-2]]),
+            ("gather_along_axis", [[-1] * 3, [-2] * 3]),
+        )
+    ),
 )

@@ -79,6 +79,16 @@ def test_a_converted_scatter() -> None:
     assert_close(found, Written()(x, u).numpy(), rtol=1e-6)
 
 
+AT_RUN_TIME: list[Any] = [
+    *(
+        ("scatter", [0], (2, 4, 3), (2, 1, 3), {"axis": 1, "mode": mode}, read)
+        for mode in EVERY_MODE
+        for read in ([1], [-1], [3])
+    ),
+    ("scatter", [0, 0], (4, 3), (2, 3), {"axis": 0, "mode": "add"}, [2, 2]),
+    ("scatter_nd", [[0], [0]], (4, 3), (2, 3), {"mode": "update"}, [[2], [3]]),
+    ("scatter_along_axis", [[0, 1, 2]], (4, 3), (1, 3), {"axis": 0, "mode": "update"}, [[3, 0, 3]]),
+]
 test_cases, test_surroundings = table(
     ReplaceScatter(),
     refuses("78 pieces would be needed", scattered, "scatter", np.arange(40) ** 2, (1600,), (40,), axis=0),
@@ -117,16 +127,7 @@ test_cases, test_surroundings = table(
             rtol=0,
             id=f"{kind} at {read}, {options}",
         )
-        for kind, places, shape, sizes, options, read in (
-            *(
-                ("scatter", [0], (2, 4, 3), (2, 1, 3), {"axis": 1, "mode": mode}, read)
-                for mode in EVERY_MODE
-                for read in ([1], [-1], [3])
-            ),
-            ("scatter", [0, 0], (4, 3), (2, 3), {"axis": 0, "mode": "add"}, [2, 2]),
-            ("scatter_nd", [[0], [0]], (4, 3), (2, 3), {"mode": "update"}, [[2], [3]]),
-            ("scatter_along_axis", [[0, 1, 2]], (4, 3), (1, 3), {"axis": 0, "mode": "update"}, [[3, 0, 3]]),
-        )
+        for kind, places, shape, sizes, options, read in AT_RUN_TIME
     ),
     *(
         rewrites(

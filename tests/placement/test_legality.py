@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import get_new_symbol
+from statement import conv, op
 
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types
@@ -42,213 +43,164 @@ def last(
     return row.legal, next((f.rule for f in row.findings if f.kind == "legality"), "")
 
 
-CONV, KERNEL = {"pad_type": "same"}, "conv-kernel"
-VERDICTS: dict[str, tuple[Callable[[Var], Any], str, tuple[bool | None, str], dict[str, Any]]] = {
-    "an activation": (lambda x: mb.gelu(x=x), M4, (True, ""), {}),
-    "a kernel of 15": (lambda x: mb.conv(x=x, weight=half(8, 64, 1, 15), **CONV), M4, (True, ""), {}),
-    "a kernel of 16": (lambda x: mb.conv(x=x, weight=half(8, 64, 1, 16), **CONV), M4, (False, KERNEL), {}),
-    "16 by 16": (lambda x: mb.conv(x=x, weight=half(8, 64, 16, 16), **CONV), M4, (True, ""), {}),
-    "31 high": (lambda x: mb.conv(x=x, weight=half(8, 64, 31, 1), **CONV), M4, (True, ""), {}),
-    "32 high": (lambda x: mb.conv(x=x, weight=half(8, 64, 32, 1), **CONV), M4, (False, KERNEL), {}),
-    "14 wide on M1": (
-        lambda x: mb.conv(x=x, weight=half(8, 64, 1, 14), **CONV),
-        M1,
-        (False, "conv-kernel-old"),
-        {},
+KERNEL = "conv-kernel"
+Case = tuple[Callable[[Var], Any], str, tuple[bool | None, str], dict[str, Any]]
+
+
+def case(build: Callable[[Var], Any], target: str, legal: bool | None, rule: str = "", **options: Any) -> Case:
+    """What is last, on which target, and what is said of it; options are those of `last`."""
+    return build, target, (legal, rule), options
+
+
+VERDICTS: dict[str, Case] = {
+    "an activation": case(op("gelu"), M4, True),
+    "a kernel of 15": case(conv(8, 64, 1, 15), M4, True),
+    "a kernel of 16": case(conv(8, 64, 1, 16), M4, False, KERNEL),
+    "16 by 16": case(conv(8, 64, 16, 16), M4, True),
+    "31 high": case(conv(8, 64, 31, 1), M4, True),
+    "32 high": case(conv(8, 64, 32, 1), M4, False, KERNEL),
+    "14 wide on M1": case(conv(8, 64, 1, 14), M1, False, "conv-kernel-old"),
+    "a wide pool": case(
+        op("max_pool", kernel_sizes=[1, 9], strides=[1, 1], pad_type="same"), M4, False, "max-pool-width"
     ),
-    "a wide pool": (
-        lambda x: mb.max_pool(x=x, kernel_sizes=[1, 9], strides=[1, 1], pad_type="same"),
-        M4,
-        (False, "max-pool-width"),
-        {},
+    "a high pool": case(op("max_pool", kernel_sizes=[9, 1], strides=[1, 1], pad_type="same"), M4, True),
+    "a long axis": case(op("relu"), M4, False, "axis", shape=(1, 1, 1, 65537)),
+    "an axis too long for M1": case(op("relu"), M1, False, "axis", shape=(1, 16385)),
+    "the same on M4": case(op("relu"), M4, True, shape=(1, 16385)),
+    "channels on M1": case(op("relu"), M1, True, shape=(1, 65536, 1, 1)),
+    "six axes": case(op("relu"), M4, False, "rank", shape=(1, 2, 2, 2, 2, 2)),
+    "fp32": case(op("relu"), M4, False, "fp32", dtype=types.fp32),
+    "int32": case(op("add", y=1), M4, False, "int32", dtype=types.int32),
+    "a cast from fp32": case(op("cast", dtype="fp16"), M4, True, dtype=types.fp32),
+    "on an older OS": case(op("cast", dtype="fp16"), M1, False, "fp32-cast", dtype=types.fp32),
+    "on a newer OS": case(op("cast", dtype="fp16"), "M1/macOS 15", None, "fp32-cast-later", dtype=types.fp32),
+    "a product of rank 5": case(
+        lambda x: mb.matmul(x=x, y=mb.relu(x=x)), "M1/macOS 14", None, "matmul-rank", shape=(1, 2, 2, 8, 8)
     ),
-    "a high pool": (
-        lambda x: mb.max_pool(x=x, kernel_sizes=[9, 1], strides=[1, 1], pad_type="same"),
-        M4,
-        (True, ""),
-        {},
+    "rank 5 on M4": case(lambda x: mb.matmul(x=x, y=mb.relu(x=x)), M4, True, shape=(1, 2, 2, 8, 8)),
+    "rank 5 with a constant": case(
+        op("matmul", y=half(1, 2, 2, 8, 8)), "M1/macOS 14", True, shape=(1, 2, 2, 8, 8)
     ),
-    "a long axis": (lambda x: mb.relu(x=x), M4, (False, "axis"), {"shape": (1, 1, 1, 65537)}),
-    "an axis too long for M1": (lambda x: mb.relu(x=x), M1, (False, "axis"), {"shape": (1, 16385)}),
-    "the same on M4": (lambda x: mb.relu(x=x), M4, (True, ""), {"shape": (1, 16385)}),
-    "channels on M1": (lambda x: mb.relu(x=x), M1, (True, ""), {"shape": (1, 65536, 1, 1)}),
-    "six axes": (lambda x: mb.relu(x=x), M4, (False, "rank"), {"shape": (1, 2, 2, 2, 2, 2)}),
-    "fp32": (lambda x: mb.relu(x=x), M4, (False, "fp32"), {"dtype": types.fp32}),
-    "int32": (lambda x: mb.add(x=x, y=1), M4, (False, "int32"), {"dtype": types.int32}),
-    "a cast from fp32": (lambda x: mb.cast(x=x, dtype="fp16"), M4, (True, ""), {"dtype": types.fp32}),
-    "on an older OS": (lambda x: mb.cast(x=x, dtype="fp16"), M1, (False, "fp32-cast"), {"dtype": types.fp32}),
-    "on a newer OS": (
-        lambda x: mb.cast(x=x, dtype="fp16"),
-        "M1/macOS 15",
-        (None, "fp32-cast-later"),
-        {"dtype": types.fp32},
-    ),
-    "a product of rank 5": (
-        lambda x: mb.matmul(x=x, y=mb.relu(x=x)),
-        "M1/macOS 14",
-        (None, "matmul-rank"),
-        {"shape": (1, 2, 2, 8, 8)},
-    ),
-    "rank 5 on M4": (lambda x: mb.matmul(x=x, y=mb.relu(x=x)), M4, (True, ""), {"shape": (1, 2, 2, 8, 8)}),
-    "rank 5 with a constant": (
-        lambda x: mb.matmul(x=x, y=half(1, 2, 2, 8, 8)),
-        "M1/macOS 14",
-        (True, ""),
-        {"shape": (1, 2, 2, 8, 8)},
-    ),
-    "constant indices": (lambda x: mb.gather(x=x, indices=[0, 3], axis=1), M4, (True, ""), {}),
-    "indices of the run": (
+    "constant indices": case(op("gather", indices=[0, 3], axis=1), M4, True),
+    "indices of the run": case(
         lambda x: mb.gather(x=half(2, 3, 4), indices=x, axis=1),
         M4,
-        (False, "gather-runtime"),
-        {"shape": (4,), "dtype": types.int32},
+        False,
+        "gather-runtime",
+        shape=(4,),
+        dtype=types.int32,
     ),
-    "an embedding": (
+    "an embedding": case(
         lambda x: mb.gather(x=half(100, 4), indices=x, axis=0),
         M4,
-        (False, "embedding"),
-        {"shape": (1, 8), "dtype": types.int32},
+        False,
+        "embedding",
+        shape=(1, 8),
+        dtype=types.int32,
     ),
-    "a running sum": (lambda x: mb.cumsum(x=x, axis=1), M4, (False, "op-cumsum"), {}),
-    "the best index": (lambda x: mb.reduce_argmax(x=x, axis=1), M4, (False, "op-reduce_argmax"), {}),
-    "values of topk": (lambda x: mb.topk(x=x, k=2)[0], M4, (True, ""), {}),
-    "topk on M2": (lambda x: mb.topk(x=x, k=2)[0], "M2/macOS 15", (False, "topk-m2"), {}),
-    "topk on M3": (lambda x: mb.topk(x=x, k=2)[0], "M3/macOS 15", (None, "topk-disputed"), {}),
-    "topk on M5": (lambda x: mb.topk(x=x, k=2)[0], "M5", (True, ""), {}),
-    "topk on M1": (lambda x: mb.topk(x=x, k=2)[0], M1, (False, "topk-old"), {}),
-    "sine": (lambda x: mb.sin(x=x), M4, (True, ""), {}),
-    "sine on M2": (lambda x: mb.sin(x=x), "M2", (False, "sin-cos"), {}),
-    "sine on any chip": (lambda x: mb.sin(x=x), "any", (False, "sin-cos"), {}),
-    "three dimensions": (
-        lambda x: mb.conv(x=x, weight=half(4, 4, 3, 3, 3)),
-        M4,
-        (True, ""),
-        {"shape": (1, 4, 8, 8, 8)},
+    "a running sum": case(op("cumsum", axis=1), M4, False, "op-cumsum"),
+    "the best index": case(op("reduce_argmax", axis=1), M4, False, "op-reduce_argmax"),
+    "values of topk": case(lambda x: mb.topk(x=x, k=2)[0], M4, True),
+    "topk on M2": case(lambda x: mb.topk(x=x, k=2)[0], "M2/macOS 15", False, "topk-m2"),
+    "topk on M3": case(lambda x: mb.topk(x=x, k=2)[0], "M3/macOS 15", None, "topk-disputed"),
+    "topk on M5": case(lambda x: mb.topk(x=x, k=2)[0], "M5", True),
+    "topk on M1": case(lambda x: mb.topk(x=x, k=2)[0], M1, False, "topk-old"),
+    "sine": case(op("sin"), M4, True),
+    "sine on M2": case(op("sin"), "M2", False, "sin-cos"),
+    "sine on any chip": case(op("sin"), "any", False, "sin-cos"),
+    "three dimensions": case(op("conv", weight=half(4, 4, 3, 3, 3)), M4, True, shape=(1, 4, 8, 8, 8)),
+    "three dimensions on M1": case(
+        op("conv", weight=half(4, 4, 3, 3, 3)), M1, None, "conv3d", shape=(1, 4, 8, 8, 8)
     ),
-    "three dimensions on M1": (
-        lambda x: mb.conv(x=x, weight=half(4, 4, 3, 3, 3)),
-        M1,
-        (None, "conv3d"),
-        {"shape": (1, 4, 8, 8, 8)},
+    "a long sum": case(op("matmul", y=half(40000, 2)), M4, False, "matmul-inner", shape=(2, 40000)),
+    "no row knows it": case(
+        lambda x: mb.logical_xor(x=mb.greater(x=x, y=np.float16(0)), y=mb.less(x=x, y=np.float16(1))), M4, None
     ),
-    "a long sum": (
-        lambda x: mb.matmul(x=x, y=half(40000, 2)),
-        M4,
-        (False, "matmul-inner"),
-        {"shape": (2, 40000)},
-    ),
-    "no row knows it": (
-        lambda x: mb.logical_xor(x=mb.greater(x=x, y=np.float16(0)), y=mb.less(x=x, y=np.float16(1))),
-        M4,
-        (None, ""),
-        {},
-    ),
-    "the best index in 16 bits": (
-        lambda x: mb.reduce_argmax(x=x, axis=1, output_dtype="uint16"),
-        M4,
-        (None, ""),
-        {},
-    ),
-    "columns of a table": (
+    "the best index in 16 bits": case(op("reduce_argmax", axis=1, output_dtype="uint16"), M4, None),
+    "columns of a table": case(
         lambda x: mb.gather(x=half(100, 4), indices=x, axis=1),
         M4,
-        (False, "gather-runtime"),
-        {"shape": (1, 8), "dtype": types.int32},
+        False,
+        "gather-runtime",
+        shape=(1, 8),
+        dtype=types.int32,
     ),
-    "8-bit integers, reshaped": (
+    "8-bit integers, reshaped": case(
         lambda x: mb.reverse(x=mb.quantize(input=x, scale=np.float16(1), output_dtype="int8"), axes=[3]),
         M4,
-        (None, ""),
-        {},
+        None,
     ),
-    "8-bit integers, read back": (
+    "8-bit integers, read back": case(
         lambda x: mb.dequantize(
             input=mb.quantize(input=x, scale=np.float16(1), output_dtype="int8"), scale=np.float16(1)
         ),
         M4,
-        (True, ""),
-        {},
+        True,
     ),
-    "an update of no state": (
-        lambda x: mb.slice_update(x=x, update=half(2, 8), begin=[0, 0], end=[2, 8]),
+    "an update of no state": case(
+        op("slice_update", update=half(2, 8), begin=[0, 0], end=[2, 8]),
         M4,
-        (False, "slice-update-alone"),
-        {"shape": (8, 8)},
+        False,
+        "slice-update-alone",
+        shape=(8, 8),
     ),
-    "mirrored edges": (lambda x: mb.pad(x=x, pad=[1, 1], mode="reflect"), M4, (True, ""), {}),
-    "mirrored edges on M1": (lambda x: mb.pad(x=x, pad=[1, 1], mode="reflect"), M1, (None, "pad-mirror"), {}),
-    "a mean over 32": (
-        lambda x: mb.avg_pool(x=x, kernel_sizes=[32, 32], pad_type="valid"),
-        M4,
-        (None, "pool-window"),
-        {},
+    "mirrored edges": case(op("pad", pad=[1, 1], mode="reflect"), M4, True),
+    "mirrored edges on M1": case(op("pad", pad=[1, 1], mode="reflect"), M1, None, "pad-mirror"),
+    "a mean over 32": case(op("avg_pool", kernel_sizes=[32, 32], pad_type="valid"), M4, None, "pool-window"),
+    "a mean over 32 on M1": case(
+        op("avg_pool", kernel_sizes=[32, 32], pad_type="valid"), M1, False, "pool-window"
     ),
-    "a mean over 32 on M1": (
-        lambda x: mb.avg_pool(x=x, kernel_sizes=[32, 32], pad_type="valid"),
-        M1,
-        (False, "pool-window"),
-        {},
-    ),
-    "logic on M1": (
+    "logic on M1": case(
         lambda x: mb.logical_and(x=mb.greater(x=x, y=np.float16(0)), y=mb.less(x=x, y=np.float16(1))),
         M1,
-        (None, "logical-and"),
-        {},
+        None,
+        "logical-and",
     ),
-    "linear of five axes": (
-        lambda x: mb.linear(x=x, weight=half(4, 8)),
+    "linear of five axes": case(
+        op("linear", weight=half(4, 8)), M4, None, "linear-rank", shape=(1, 2, 2, 4, 8)
+    ),
+    "a large step over unknown lengths": case(
+        op("conv", weight=half(4, 4, 3, 3), strides=[3, 3]),
         M4,
-        (None, "linear-rank"),
-        {"shape": (1, 2, 2, 4, 8)},
+        None,
+        "conv-dynamic",
+        shape=(1, 4, get_new_symbol(), 8),
     ),
-    "a large step over unknown lengths": (
-        lambda x: mb.conv(x=x, weight=half(4, 4, 3, 3), strides=[3, 3]),
-        M4,
-        (None, "conv-dynamic"),
-        {"shape": (1, 4, get_new_symbol(), 8)},
+    "a small one": case(
+        op("conv", weight=half(4, 4, 3, 3), strides=[2, 2]), M4, True, shape=(1, 4, get_new_symbol(), 8)
     ),
-    "a small one": (
-        lambda x: mb.conv(x=x, weight=half(4, 4, 3, 3), strides=[2, 2]),
-        M4,
-        (True, ""),
-        {"shape": (1, 4, get_new_symbol(), 8)},
-    ),
-    "a palette that is scaled": (
+    "a palette that is scaled": case(
         lambda x: mb.linear(
             x=x, weight=mb.constexpr_blockwise_shift_scale(data=palette(32, 64), scale=half(32, 1))
         ),
         M4,
-        (False, "comp-pcs"),
-        {"shape": (1, 64)},
+        False,
+        "comp-pcs",
+        shape=(1, 64),
     ),
-    "a palette": (lambda x: mb.linear(x=x, weight=palette(32, 64)), M4, (True, ""), {"shape": (1, 64)}),
-    "a palette and a step of 4": (
-        lambda x: mb.conv(x=x, weight=palette(4, 64, 3, 3), strides=[4, 4]),
-        M4,
-        (None, "comp-stride"),
-        {},
+    "a palette": case(lambda x: mb.linear(x=x, weight=palette(32, 64)), M4, True, shape=(1, 64)),
+    "a palette and a step of 4": case(
+        lambda x: mb.conv(x=x, weight=palette(4, 64, 3, 3), strides=[4, 4]), M4, None, "comp-stride"
     ),
-    "a palette and a step of 2": (
-        lambda x: mb.conv(x=x, weight=palette(4, 64, 3, 3), strides=[2, 2]),
-        M4,
-        (True, ""),
-        {},
+    "a palette and a step of 2": case(
+        lambda x: mb.conv(x=x, weight=palette(4, 64, 3, 3), strides=[2, 2]), M4, True
     ),
-    "a list": (
+    "a list": case(
         lambda x: mb.list_read(
             ls=mb.list_write(ls=mb.make_list(init_length=1, elem_shape=(4,), dtype="fp16"), index=0, value=x),
             index=0,
         ),
         M4,
-        (False, "op-list_read"),
-        {"shape": (4,)},
+        False,
+        "op-list_read",
+        shape=(4,),
     ),
 }
 
 
-@pytest.mark.parametrize("case", VERDICTS)
-def test_verdicts(case: str) -> None:
-    build, target, expected, options = VERDICTS[case]
+@pytest.mark.parametrize("name", VERDICTS)
+def test_verdicts(name: str) -> None:
+    build, target, expected, options = VERDICTS[name]
     assert last(build, target, **options) == expected
 
 

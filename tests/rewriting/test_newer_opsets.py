@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
+from statement import op
 
 import anesurgery as ane
 from anesurgery.errors import SurgeryError
@@ -53,7 +54,7 @@ Case = tuple[Any, Callable[..., Any], tuple[Any, ...]]
 LOOKUPS: dict[str, Case] = {
     "gather": (I15, lambda i: mb.gather(x=TABLE, indices=i, axis=0), (IDS,)),
     "gather of the last axis": (I15, lambda i: mb.gather(x=TABLE, indices=i, axis=-1), (IDS.clip(-4, 3),)),
-    "gather of 16 bits": (I16, lambda x: mb.gather(x=x, indices=np.array([-1, 2], np.int16), axis=0), (TABLE,)),
+    "gather of 16 bits": (I16, op("gather", indices=np.array([-1, 2], np.int16), axis=0), (TABLE,)),
     "gather with batches": (
         I16,
         lambda x, i: mb.gather(x=x, indices=i, axis=1, batch_dims=1),
@@ -69,11 +70,7 @@ LOOKUPS: dict[str, Case] = {
         lambda i: mb.gather_nd(x=TABLE, indices=i),
         (np.array([[-1, -4], [2, 3], [-5, 0]], np.int32),),
     ),
-    "gather_nd of constants": (
-        I15,
-        lambda x: mb.gather_nd(x=x, indices=np.array([[-1, -4], [2, 3]], np.int32)),
-        (TABLE,),
-    ),
+    "gather_nd of constants": (I15, op("gather_nd", indices=np.array([[-1, -4], [2, 3]], np.int32)), (TABLE,)),
     "gather_nd of one coordinate": (
         I15,
         lambda i: mb.gather_nd(x=TABLE, indices=i),
@@ -135,9 +132,9 @@ def recurrent(op: str, gates: int, **more: Any) -> Callable[..., Any]:
 
 STEPS = weight(3, 1, 2)
 OTHERS: dict[str, Case] = {
-    "clip with equal limits": (I15, lambda x: mb.clip(x=x, alpha=0.25, beta=0.25), (ROW,)),
-    "clip with exchanged limits": (I15, lambda x: mb.clip(x=x, alpha=1.0, beta=-1.0), (ROW,)),
-    "clip": (I15, lambda x: mb.clip(x=x, alpha=-1.0, beta=1.0), (ROW,)),
+    "clip with equal limits": (I15, op("clip", alpha=0.25, beta=0.25), (ROW,)),
+    "clip with exchanged limits": (I15, op("clip", alpha=1.0, beta=-1.0), (ROW,)),
+    "clip": (I15, op("clip", alpha=-1.0, beta=1.0), (ROW,)),
     "constexpr_lut_to_dense": (I16, palette, (weight(1, 5),)),
     "constexpr_sparse_to_dense": (I16, sparse, (weight(1, 5),)),
     "constexpr_cast": (
@@ -147,38 +144,32 @@ OTHERS: dict[str, Case] = {
         ),
         (ROW,),
     ),
-    "clamped_relu": (I15, lambda x: mb.clamped_relu(x=x, alpha=0.5, beta=1.0), (ROW,)),
-    "elu": (I15, lambda x: mb.elu(x=x, alpha=0.5), (ROW,)),
-    "leaky_relu": (I15, lambda x: mb.leaky_relu(x=x, alpha=0.5), (ROW,)),
-    "linear_activation": (I15, lambda x: mb.linear_activation(x=x, alpha=0.5, beta=1.0), (ROW,)),
-    "prelu": (I15, lambda x: mb.prelu(x=x, alpha=weight(2)), (PICTURE,)),
-    "scaled_tanh": (I15, lambda x: mb.scaled_tanh(x=x, alpha=0.5, beta=2.0), (ROW,)),
-    "sigmoid_hard": (I15, lambda x: mb.sigmoid_hard(x=x, alpha=0.5, beta=0.1), (ROW,)),
+    "clamped_relu": (I15, op("clamped_relu", alpha=0.5, beta=1.0), (ROW,)),
+    "elu": (I15, op("elu", alpha=0.5), (ROW,)),
+    "leaky_relu": (I15, op("leaky_relu", alpha=0.5), (ROW,)),
+    "linear_activation": (I15, op("linear_activation", alpha=0.5, beta=1.0), (ROW,)),
+    "prelu": (I15, op("prelu", alpha=weight(2)), (PICTURE,)),
+    "scaled_tanh": (I15, op("scaled_tanh", alpha=0.5, beta=2.0), (ROW,)),
+    "sigmoid_hard": (I15, op("sigmoid_hard", alpha=0.5, beta=0.1), (ROW,)),
     "softplus_parametric": (
         I15,
-        lambda x: mb.softplus_parametric(
-            x=x, alpha=np.array([1, 2], np.float32), beta=np.array([2, 1], np.float32)
-        ),
+        op("softplus_parametric", alpha=np.array([1, 2], np.float32), beta=np.array([2, 1], np.float32)),
         (PICTURE,),
     ),
-    "thresholded_relu": (I15, lambda x: mb.thresholded_relu(x=x, alpha=0.5), (ROW,)),
-    "conv": (I15, lambda x: mb.conv(x=x, weight=weight(2, 2, 3, 3), pad_type="same"), (PICTURE,)),
-    "conv_transpose": (I15, lambda x: mb.conv_transpose(x=x, weight=weight(2, 2, 3, 3)), (PICTURE,)),
-    "linear": (I15, lambda x: mb.linear(x=x, weight=weight(3, 6)), (ROW,)),
-    "matmul": (I15, lambda x: mb.matmul(x=x, y=weight(6, 3)), (ROW,)),
-    "batch_norm": (
-        I15,
-        lambda x: mb.batch_norm(x=x, mean=weight(2), variance=np.array([1, 2], np.float32)),
-        (PICTURE,),
-    ),
-    "instance_norm": (I15, lambda x: mb.instance_norm(x=x), (PICTURE,)),
-    "l2_norm": (I15, lambda x: mb.l2_norm(x=x), (PICTURE,)),
-    "layer_norm": (I15, lambda x: mb.layer_norm(x=x, axes=[-1]), (PICTURE,)),
-    "local_response_norm": (I15, lambda x: mb.local_response_norm(x=x, size=3), (PICTURE,)),
-    "inverse": (I15, lambda x: mb.inverse(x=x), (ROW,)),
-    "log": (I15, lambda x: mb.log(x=x), (abs(ROW) + 1,)),
-    "rsqrt": (I15, lambda x: mb.rsqrt(x=x), (abs(ROW),)),
-    "cast": (I15, lambda x: mb.cast(x=x, dtype="int32"), (ROW,)),
+    "thresholded_relu": (I15, op("thresholded_relu", alpha=0.5), (ROW,)),
+    "conv": (I15, op("conv", weight=weight(2, 2, 3, 3), pad_type="same"), (PICTURE,)),
+    "conv_transpose": (I15, op("conv_transpose", weight=weight(2, 2, 3, 3)), (PICTURE,)),
+    "linear": (I15, op("linear", weight=weight(3, 6)), (ROW,)),
+    "matmul": (I15, op("matmul", y=weight(6, 3)), (ROW,)),
+    "batch_norm": (I15, op("batch_norm", mean=weight(2), variance=np.array([1, 2], np.float32)), (PICTURE,)),
+    "instance_norm": (I15, op("instance_norm"), (PICTURE,)),
+    "l2_norm": (I15, op("l2_norm"), (PICTURE,)),
+    "layer_norm": (I15, op("layer_norm", axes=[-1]), (PICTURE,)),
+    "local_response_norm": (I15, op("local_response_norm", size=3), (PICTURE,)),
+    "inverse": (I15, op("inverse"), (ROW,)),
+    "log": (I15, op("log"), (abs(ROW) + 1,)),
+    "rsqrt": (I15, op("rsqrt"), (abs(ROW),)),
+    "cast": (I15, op("cast", dtype="int32"), (ROW,)),
     "reshape_like": (
         I16,
         lambda x, y: mb.reshape_like(
@@ -186,39 +177,35 @@ OTHERS: dict[str, Case] = {
         ),
         (ROW, ROW.reshape(2, 3)),
     ),
-    "expand_dims": (I15, lambda x: mb.expand_dims(x=x, axes=[0]), (ROW,)),
-    "squeeze": (I15, lambda x: mb.squeeze(x=x), (ROW,)),
-    "reverse": (I15, lambda x: mb.reverse(x=x), (ROW,)),
+    "expand_dims": (I15, op("expand_dims", axes=[0]), (ROW,)),
+    "squeeze": (I15, op("squeeze"), (ROW,)),
+    "reverse": (I15, op("reverse"), (ROW,)),
     "reverse_sequence": (
         I15,
-        lambda x: mb.reverse_sequence(x=x, lengths=np.array([2, 3], np.int32), seq_axis=1, batch_axis=0),
+        op("reverse_sequence", lengths=np.array([2, 3], np.int32), seq_axis=1, batch_axis=0),
         (ROW.reshape(2, 3),),
     ),
-    "sliding_windows": (I15, lambda x: mb.sliding_windows(x=x, axis=1, size=3), (ROW,)),
-    "transpose": (I15, lambda x: mb.transpose(x=x, perm=[1, 0]), (ROW,)),
-    "slice_by_index": (
-        I15,
-        lambda x: mb.slice_by_index(x=x, begin=[0, -2], end=[1, -5], stride=[1, -1]),
-        (ROW,),
-    ),
-    "slice_by_size": (I15, lambda x: mb.slice_by_size(x=x, begin=[0, 2], size=[1, -1]), (ROW,)),
+    "sliding_windows": (I15, op("sliding_windows", axis=1, size=3), (ROW,)),
+    "transpose": (I15, op("transpose", perm=[1, 0]), (ROW,)),
+    "slice_by_index": (I15, op("slice_by_index", begin=[0, -2], end=[1, -5], stride=[1, -1]), (ROW,)),
+    "slice_by_size": (I15, op("slice_by_size", begin=[0, 2], size=[1, -1]), (ROW,)),
     "lstm": (I15, recurrent("lstm", 4, initial_c=weight(1, 2)), (STEPS,)),
     "rnn": (I15, recurrent("rnn", 1), (STEPS,)),
     "gru": (I15, recurrent("gru", 3), (STEPS,)),
     "gru of iOS 17": (I17, recurrent("gru", 3), (STEPS,)),
-    "reduce_argmax": (I15, lambda x: mb.reduce_argmax(x=x, axis=1), (ROW,)),
-    "reduce_argmin": (I15, lambda x: mb.reduce_argmin(x=x, axis=1), (ROW,)),
+    "reduce_argmax": (I15, op("reduce_argmax", axis=1), (ROW,)),
+    "reduce_argmin": (I15, op("reduce_argmin", axis=1), (ROW,)),
     "upsample_bilinear, corners": (
         I15,
-        lambda x: mb.upsample_bilinear(x=x, scale_factor_height=2.0, align_corners=True),
+        op("upsample_bilinear", scale_factor_height=2.0, align_corners=True),
         (PICTURE,),
     ),
     "upsample_bilinear": (
         I15,
-        lambda x: mb.upsample_bilinear(x=x, scale_factor_height=2.0, align_corners=False),
+        op("upsample_bilinear", scale_factor_height=2.0, align_corners=False),
         (PICTURE,),
     ),
-    "reshape with zeros": (I15, lambda x: mb.reshape(x=x, shape=[0, 0, -1, 2]), (PICTURE,)),
+    "reshape with zeros": (I15, op("reshape", shape=[0, 0, -1, 2]), (PICTURE,)),
     "reshape in a shape made at run time": (
         I15,
         lambda x, shape: mb.reshape(x=x, shape=shape),
@@ -226,8 +213,8 @@ OTHERS: dict[str, Case] = {
     ),
     "resample": (
         I15,
-        lambda x: mb.resample(
-            x=x,
+        op(
+            "resample",
             coordinates=np.linspace(-1.2, 1.2, 18, dtype=np.float32).reshape(1, 3, 3, 2),
             sampling_mode="bilinear",
             padding_mode="constant",
@@ -237,12 +224,12 @@ OTHERS: dict[str, Case] = {
         ),
         (PICTURE,),
     ),
-    "topk with ties": (I15, lambda x: mb.topk(x=x, k=4, axis=1), (ROW,)),
-    "topk with ties, ascending": (I15, lambda x: mb.topk(x=x, k=4, axis=1, ascending=True), (ROW,)),
+    "topk with ties": (I15, op("topk", k=4, axis=1), (ROW,)),
+    "topk with ties, ascending": (I15, op("topk", k=4, axis=1, ascending=True), (ROW,)),
     "crop_resize of iOS 15, raised to iOS 16": (
         I15,
-        lambda x: mb.crop_resize(
-            x=x,
+        op(
+            "crop_resize",
             roi=np.array([-1, -1, 5, 5], np.float32).reshape(1, 1, 4, 1, 1),
             target_height=3,
             target_width=3,
@@ -312,7 +299,7 @@ def test_a_lookup_that_is_only_read_anew_gives_other_numbers(
 
 
 def test_a_clip_that_is_only_read_anew_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = program(lambda x: mb.clip(x=x, alpha=1.0, beta=1.0), ROW)
+    old = program(op("clip", alpha=1.0, beta=1.0), ROW)
     with pytest.raises(ane.errors.LoadError, match="alpha"):
         naively(old, NEWEST, monkeypatch)
 
@@ -355,7 +342,7 @@ def test_ops_in_nested_blocks_are_raised_too() -> None:
 
 def test_names_of_inputs_and_outputs_stay() -> None:
     old = mb.program(input_specs=[mb.TensorSpec((1, 6))], opset_version=I15)(
-        lambda x: mb.clip(x=x, alpha=0.5, beta=0.5, name="clipped")
+        op("clip", alpha=0.5, beta=0.5, name="clipped")
     )
 
     (function,) = raised(old, NEWEST).functions.values()
@@ -403,7 +390,7 @@ def test_rows_that_do_nothing_are_of_forms_that_only_take_more() -> None:
 
 
 def test_a_form_that_has_no_row_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = program(lambda x: mb.elu(x=x, alpha=0.5), ROW)
+    old = program(op("elu", alpha=0.5), ROW)
     rows = {t: r for t, r in DIFFERENCES.items() if t != "elu"}
     monkeypatch.setattr(newer_opsets, "DIFFERENCES", rows)
     with pytest.raises(SurgeryError, match="what elu means from iOS 17 on is not known here"):
@@ -429,7 +416,7 @@ def test_what_has_no_equal_is_refused_with_the_op() -> None:
 
 
 def test_an_opset_is_never_lowered() -> None:
-    new = program(lambda x: mb.relu(x=x), ROW, opset=I17)
+    new = program(op("relu"), ROW, opset=I17)
     with pytest.raises(SurgeryError, match="an opset is never lowered"):
         raised(new, 6)
 
@@ -473,7 +460,7 @@ def check(model: Any, **more: Any) -> None:
 @pytest.mark.parametrize("second", ["the same", "iOS 15", "iOS 16", "iOS 18"])
 def test_merge_keeps_what_ids_mean(second: str, old: Path, tmp_path: Path) -> None:
     others: dict[str, Any] = {"the same": old, "iOS 15": lookup(I15), "iOS 16": lookup(I16)}
-    newer = program(lambda x: mb.elu(x=x, alpha=0.5), ROW, opset=ct.target.iOS18)
+    newer = program(op("elu", alpha=0.5), ROW, opset=ct.target.iOS18)
     both = ane.merge({"one": old, "two": others.get(second, newer)}, tmp_path / "both.mlpackage")
     check(both, function="one")
     if second in others:

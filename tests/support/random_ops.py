@@ -210,16 +210,6 @@ RECIPES |= {
 }
 
 
-@recipe("gelu")
-def _gelu(d: Draw) -> dict[str, Any]:
-    return {**_unary(d), **d.some(mode=lambda: d.one("EXACT", "TANH_APPROXIMATION", "SIGMOID_APPROXIMATION"))}
-
-
-@recipe("cast")
-def _cast(d: Draw) -> dict[str, Any]:
-    return {**_unary(d), "dtype": d.one("int32", "fp32", "fp16", "bool")}
-
-
 @recipe(*ops.BINARY)
 def _binary(d: Draw) -> dict[str, Any]:
     one, other = _broadcast(d, 2)
@@ -270,11 +260,6 @@ def _argument(d: Draw) -> dict[str, Any]:
 def _softmax(d: Draw) -> dict[str, Any]:
     shape = d.shape(1)
     return {"x": d.operand(shape), **d.some(axis=lambda: d.axis(len(shape)))}
-
-
-@recipe("argsort")
-def _argsort(d: Draw) -> dict[str, Any]:
-    return {**_softmax(d), **d.some(ascending=d.chance)}
 
 
 @recipe("cumsum")
@@ -489,11 +474,6 @@ def _pool(d: Draw) -> dict[str, Any]:
         padding["pad"] = [d.rng.randint(0, k) for k in kernel for _ in range(2)]
         padding["pad"][1::2] = padding["pad"][::2]
     return {"x": d.operand(x), "kernel_sizes": kernel, "strides": [d.one(1, 2) for _ in kernel], **padding}
-
-
-@recipe("avg_pool")
-def _average(d: Draw) -> dict[str, Any]:
-    return {**_pool(d), **d.some(exclude_padding_from_average=d.chance)}
 
 
 @recipe("transpose")
@@ -826,31 +806,6 @@ def _range_1d(d: Draw) -> dict[str, Any]:
     return {"start": d.scalar(start), "end": d.scalar(start + step * d.length()), "step": d.scalar(step)}
 
 
-@recipe("fill")
-def _fill(d: Draw) -> dict[str, Any]:
-    return {"shape": d.shape(1), "value": d.scalar(0, -3, 7)}
-
-
-@recipe("fill_like")
-def _fill_like(d: Draw) -> dict[str, Any]:
-    return {"ref_tensor": d.operand(d.shape(1)), "value": d.scalar(0, -3, 7)}
-
-
-@recipe("shape")
-def _shape(d: Draw) -> dict[str, Any]:
-    return {"x": d.operand(d.shape(1))}
-
-
-@recipe("non_zero")
-def _non_zero(d: Draw) -> dict[str, Any]:
-    return {"x": d.operand(d.shape(1, 3))}
-
-
-@recipe("band_part")
-def _band_part(d: Draw) -> dict[str, Any]:
-    return {"x": d.operand(d.shape(2)), "lower": d.one(-1, 0, 1), "upper": d.one(-1, 0, 1)}
-
-
 @recipe("upsample_nearest_neighbor")
 def _upsample(d: Draw) -> dict[str, Any]:
     return {
@@ -872,12 +827,24 @@ def _resize(d: Draw) -> dict[str, Any]:
     return {"x": d.operand(d.shape(3, 4)), "target_size_height": d.length(), "target_size_width": d.length()}
 
 
-@recipe("resize_bilinear")
-def _resize_bilinear(d: Draw) -> dict[str, Any]:
-    return {
+RECIPES |= {
+    "gelu": lambda d: {
+        **_unary(d),
+        **d.some(mode=lambda: d.one("EXACT", "TANH_APPROXIMATION", "SIGMOID_APPROXIMATION")),
+    },
+    "cast": lambda d: {**_unary(d), "dtype": d.one("int32", "fp32", "fp16", "bool")},
+    "argsort": lambda d: {**_softmax(d), **d.some(ascending=d.chance)},
+    "avg_pool": lambda d: {**_pool(d), **d.some(exclude_padding_from_average=d.chance)},
+    "fill": lambda d: {"shape": d.shape(1), "value": d.scalar(0, -3, 7)},
+    "fill_like": lambda d: {"ref_tensor": d.operand(d.shape(1)), "value": d.scalar(0, -3, 7)},
+    "shape": lambda d: {"x": d.operand(d.shape(1))},
+    "non_zero": lambda d: {"x": d.operand(d.shape(1, 3))},
+    "band_part": lambda d: {"x": d.operand(d.shape(2)), "lower": d.one(-1, 0, 1), "upper": d.one(-1, 0, 1)},
+    "resize_bilinear": lambda d: {
         **_resize(d),
         "sampling_mode": d.one("DEFAULT", "STRICT_ALIGN_CORNERS", "ALIGN_CORNERS", "OFFSET_CORNERS"),
-    }
+    },
+}
 
 
 Chain = Callable[[Draw, Var], Any]

@@ -55,6 +55,13 @@ def with_output(spec: Any, blob: str) -> Any:
     return spec
 
 
+def with_reader(spec: Any, blob: str) -> Any:
+    """A copy of the network in which another layer reads a blob too."""
+    spec = with_output(spec, "z")
+    spec.neuralNetwork.layers.append(make_layer("activation", [blob], ["z"], tanh={}))
+    return spec
+
+
 def layers_after(step: LayerPass, spec: Any, inputs: Mapping[str, Array] | None = None) -> list[Any]:
     """The layers after a pass, which gives the same numbers as it promises."""
     after, session = apply_pass(step, spec)

@@ -98,6 +98,28 @@ def test_a_constant_in_the_mapping_to_rank_5() -> None:
 ONES: dict[str, Any] = {"shapeScale": [1], "scale": weights(np.ones(1))}
 
 
+KNOWN: list[tuple[str, list[str], dict[str, Any]]] = [
+    ("transpose", ["a"], {"axes": [1, 0]}),
+    ("multiplyBroadcastable", ["a", "a"], {}),
+    ("unary", ["a"], {"type": "LOG"}),
+    ("tanh", ["a"], {}),
+    ("reduceSum", ["a"], {"axes": [1], "keepDims": True}),
+    ("tile", ["a"], {"reps": [5, 1]}),
+    ("getShape", ["x"], {}),
+]
+WITHOUT_EFFECT: list[tuple[str, dict[str, Any]]] = [
+    ("activation", {"linear": {"alpha": 1.0}}),
+    ("add", {"alpha": 0.0}),
+    ("multiply", {"alpha": 1.0}),
+    ("unary", {"type": "POWER", "alpha": 1.0}),
+    ("scale", ONES),
+    ("scale", ONES | {"hasBias": True, "shapeBias": [2], "bias": weights(np.zeros(2))}),
+    ("bias", {"shape": [1, 4, 4], "bias": weights(np.zeros(16))}),
+    ("padding", {"constant": {"value": 3.0}, "paddingAmounts": EDGES}),
+    ("padding", {"reflection": {}}),
+    ("crop", {"cropAmounts": EDGES}),
+    ("constantPad", {"value": 2.0, "padAmounts": [0] * 8}),
+]
 test_cases, test_surroundings = table(
     STEP,
     refuses("it holds 1.00000012, not 1", alone, "multiply", alpha=1.0000001),
@@ -113,7 +135,7 @@ test_cases, test_surroundings = table(
             beside,
             kind,
             (2, 3, 4) if rank5 else (1, 2, 3, 4),
-            np.full((2, 3, 4) if rank5 else (2, 3, 4) if rank5 else (1, 2, 3, 4), number),
+            np.full((2, 3, 4) if rank5 else (1, 2, 3, 4), number),
             first,
             rank5,
         )
@@ -143,22 +165,7 @@ test_cases, test_surroundings = table(
     ),
     rewrites(known, make_layer("tile", ["a"], ["s"], reps=[1000, 1]), step=FoldLayerConstants(limit=6000)),
     rewrites(known, make_layer("transpose", ["a"], ["s"], axes=[1, 0]), value=(50, 60)),
-    *(
-        rewrites(alone, kind, **fields)
-        for kind, fields in [
-            ("activation", {"linear": {"alpha": 1.0}}),
-            ("add", {"alpha": 0.0}),
-            ("multiply", {"alpha": 1.0}),
-            ("unary", {"type": "POWER", "alpha": 1.0}),
-            ("scale", ONES),
-            ("scale", ONES | {"hasBias": True, "shapeBias": [2], "bias": weights(np.zeros(2))}),
-            ("bias", {"shape": [1, 4, 4], "bias": weights(np.zeros(16))}),
-            ("padding", {"constant": {"value": 3.0}, "paddingAmounts": EDGES}),
-            ("padding", {"reflection": {}}),
-            ("crop", {"cropAmounts": EDGES}),
-            ("constantPad", {"value": 2.0, "padAmounts": [0] * 8}),
-        ]
-    ),
+    *(rewrites(alone, kind, **fields) for kind, fields in WITHOUT_EFFECT),
     ignores(beside, "multiply", (4,), np.array([1, 1, 2, 1])),
     ignores(beside, "subtractBroadcastable", (4,), np.zeros(4), first=True),
     ignores(beside, "divideBroadcastable", (4,), np.ones(4), first=True),
@@ -170,15 +177,7 @@ test_cases, test_surroundings = table(
     ignores(alone, "padding", constant={}, paddingAmounts={"borderAmounts": [{"endEdgeSize": 1}, {}]}),
     *(
         rewrites(known, make_layer(kind, inputs, ["s"], **fields), id=f"known {kind}")
-        for kind, inputs, fields in [
-            ("transpose", ["a"], {"axes": [1, 0]}),
-            ("multiplyBroadcastable", ["a", "a"], {}),
-            ("unary", ["a"], {"type": "LOG"}),
-            ("tanh", ["a"], {}),
-            ("reduceSum", ["a"], {"axes": [1], "keepDims": True}),
-            ("tile", ["a"], {"reps": [5, 1]}),
-            ("getShape", ["x"], {}),
-        ]
+        for kind, inputs, fields in KNOWN
     ),
     stays(known, make_layer("randomNormalLike", ["a"], ["s"], stdDev=1.0)),
 )

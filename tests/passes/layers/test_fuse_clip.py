@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pass_cases import ignores, rewrites, table
+from pass_cases import ignores, rewrites, stays, table
 from sketches import example_of
+from two_sided import with_output, with_reader
 
 from anesurgery.interpret import run
 from anesurgery.mil import Array
@@ -22,7 +23,6 @@ RELU: tuple[str, dict[str, Any]] = ("activation", {"ReLU": {}})
 MINUS: tuple[str, dict[str, Any]] = ("activation", {"linear": {"alpha": -1.0}})
 SAME: tuple[str, dict[str, Any]] = ("activation", {"linear": {"alpha": 1.0}})
 TWICE: tuple[str, dict[str, Any]] = ("activation", {"linear": {"alpha": 2.0}})
-LEAST = "minVal=-3.40282e+38"
 
 
 def above(alpha: float, **fields: Any) -> tuple[str, dict[str, Any]]:
@@ -59,38 +59,16 @@ def layers_after(spec: Any) -> list[str]:
     return [line.split(" = ")[1] for line in text_of(after).splitlines()[1:-2]]
 
 
-SIGN_LAYER = "activation({}, linear={{alpha=-1}})"
-
-
-def threshold(fields: str, blob: str = "%x") -> str:
-    """The text of a threshold, of which fields that are 0 or 1 by default are not written."""
-    return f"unary({blob}, type=THRESHOLD{fields})"
-
-
-def two(first: str, last: str) -> list[str]:
-    """The text of two layers in a row; `last` has a place for the blob between them."""
-    return [first, last.format("%y_activation" if first.startswith("act") else "%y_unary")]
-
-
-def back(alpha: str) -> str:
-    """The second of two thresholds, with a place for the blob between them."""
-    return threshold(f", alpha={alpha}, scale=-1" if alpha != "0" else ", scale=-1", "{}")
-
-
-UPPER: list[tuple[list[tuple[str, dict[str, Any]]], str, list[str]]] = [
-    ([RELU, MINUS, above(-6), MINUS], "maxVal=6", two(threshold(", alpha=-6, scale=-1"), back("0"))),
-    ([RELU, above(-6, scale=-1.0), MINUS], "maxVal=6", two(threshold(", alpha=-6, scale=-1"), back("0"))),
-    ([RELU, MINUS, above(-6), MINUS, RELU], "maxVal=6", two(threshold(", alpha=-6, scale=-1"), back("0"))),
-    ([MINUS, above(-6), MINUS, RELU], "maxVal=6", two(threshold(", alpha=-6, scale=-1"), back("0"))),
-    (
-        [MINUS, above(-5), MINUS, above(-3)],
-        "minVal=-3, maxVal=5",
-        two(threshold(", alpha=-5, scale=-1"), back("-3")),
-    ),
-    ([MINUS, above(2), MINUS], f"{LEAST}, maxVal=-2", two(threshold(", alpha=2, scale=-1"), SIGN_LAYER)),
-    ([MINUS, RELU, MINUS], LEAST, two(threshold(", scale=-1"), SIGN_LAYER)),
+UPPER: list[list[tuple[str, dict[str, Any]]]] = [
+    [RELU, MINUS, above(-6), MINUS],
+    [RELU, above(-6, scale=-1.0), MINUS],
+    [RELU, MINUS, above(-6), MINUS, RELU],
+    [MINUS, above(-6), MINUS, RELU],
+    [MINUS, above(-5), MINUS, above(-3)],
+    [MINUS, above(2), MINUS],
+    [MINUS, RELU, MINUS],
 ]
-"""Layers, and what they become: the bounds of a `clip`, the two layers of the first releases."""
+"""They bound from above: a `clip`, or two layers in the first releases."""
 
 
 def test_minus_infinity() -> None:
@@ -108,33 +86,14 @@ def test_minus_infinity() -> None:
         assert found.ravel().tolist() == [least, -3, 2, 2]
 
 
-@pytest.mark.parametrize(("links", "bounds", "first_releases"), UPPER)
-def test_two_layers_stay_as_they_are(links: list[Any], bounds: str, first_releases: list[str]) -> None:
+@pytest.mark.parametrize("links", UPPER)
+def test_two_layers_stay_as_they_are(links: list[Any]) -> None:
     after, _ = apply_pass(STEP, row(*links, rank5=True, version=1))
-    assert len(after.neuralNetwork.layers) == len(first_releases), bounds
+    assert len(after.neuralNetwork.layers) == 2
     for step in (STEP, FuseLinear()):
         again, session = apply_pass(step, after)
         assert again == after, text_of(again)
         assert not session.changes
-
-
-@pytest.mark.parametrize("blob", ["above", "minus", "bound"])
-def test_a_blob_in_between_that_is_an_output_ends_the_row(blob: str) -> None:
-    spec = example_of("fuse_clip")
-    spec.description.output.add(name=blob).type.multiArrayType.dataType = 65568
-    after, session = apply_pass(STEP, spec)
-    values = 4 * np.random.default_rng(0).standard_normal((2, 4, 4)).astype(np.float32)
-    assert_same_numbers(spec, after, {"x": values}, rtol=STEP.tolerance.rtol)
-    assert len(Network(after).nodes) == {"above": 3, "minus": 4, "bound": 3}[blob]
-    assert bool(session.changes) == (blob != "minus")
-
-
-def test_a_blob_in_between_that_is_read_twice_ends_the_row() -> None:
-    spec = example_of("fuse_clip")
-    spec.neuralNetwork.layers.append(make_layer("add", ["y", "minus"], ["z"]))
-    spec.description.output[0].name = "z"
-    after, _ = apply_pass(STEP, spec)
-    assert after == spec
 
 
 @pytest.mark.one_of(3)
@@ -162,6 +121,7 @@ def test_a_row_whose_end_a_branch_overwrites_is_shorter() -> None:
     assert len(session.changes) == 1
 
 
+QUADRUPLE = {"x": 4 * np.random.default_rng(0).standard_normal((2, 4, 4)).astype(np.float32)}
 test_cases, test_surroundings = table(
     STEP,
     *(
@@ -181,8 +141,8 @@ test_cases, test_surroundings = table(
         ]
         for rank5 in [False, True]
     ),
-    *(rewrites(row, *links) for links, bounds, first_releases in UPPER),
-    *(rewrites(row, *links, rank5=True, version=1) for links, bounds, first_releases in UPPER),
+    *(rewrites(row, *links) for links in UPPER),
+    *(rewrites(row, *links, rank5=True, version=1) for links in UPPER),
     *(
         rewrites(row, *links, rank5=rank5)
         for links in [[RELU, MINUS, above(-6)], [RELU, RELU, MINUS], [above(-3), MINUS, above(-6)]]
@@ -221,4 +181,10 @@ test_cases, test_surroundings = table(
         ]
         for rank5 in (False, True)
     ),
+    *(
+        rewrites(with_output, example_of("fuse_clip"), blob, inputs=QUADRUPLE, id=f"{blob} is an output")
+        for blob in ("above", "bound")
+    ),
+    stays(with_output, example_of("fuse_clip"), "minus"),
+    stays(with_reader, example_of("fuse_clip"), "minus"),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from pass_cases import refuses, rewrites, table
-from two_sided import kinds_after, two, with_any_batch, with_constant
+from two_sided import two, with_any_batch, with_constant, with_reader
 
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.broadcasting import MOST_NEGATIVE, LegacyClip
@@ -26,12 +26,6 @@ def chain(*steps: tuple[str, float], outputs: tuple[str, ...] = (), rank5: bool 
         layers.append(make_layer(kind, sides[:: 1 - 2 * (i % 2)], [f"b{i}"]))
     shape = SHAPE[1:] if rank5 else SHAPE
     return make_network({"x": shape}, layers, [*outputs, f"b{len(steps) - 1}"], rank5=rank5)
-
-
-def test_an_inner_value_that_others_read_stays() -> None:
-    spec = chain((MAX, -0.5), (MIN, 0.5), outputs=("z",))
-    spec.neuralNetwork.layers.append(make_layer("activation", ["b0"], ["z"], tanh={}))
-    assert kinds_after(STEP, spec) == ["unary", "clip", "activation"]
 
 
 CHANNELS = np.arange(3, dtype=np.float32).reshape(3, 1, 1)
@@ -110,4 +104,5 @@ test_cases, test_surroundings = table(
     refuses(
         "3x1x1 and 2x3x1x1 are not among", with_constant, MAX, (3, 1, 1), np.ones((2, 3, 1, 1), np.float32)
     ),
+    rewrites(with_reader, chain((MAX, -0.5), (MIN, 0.5)), "b0"),
 )

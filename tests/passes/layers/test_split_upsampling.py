@@ -9,6 +9,7 @@ import pytest
 from closeness import assert_close
 from one_layer import floats
 from pass_cases import ignores, refuses, rewrites, table
+from two_sided import with_sizes
 
 import anesurgery as ane
 from anesurgery.mil import Array
@@ -16,7 +17,7 @@ from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.layers.windows import SplitUpsampling
 from anesurgery.placement.rules.layer_rules import UPSAMPLE
-from anesurgery.testing import apply_pass, assert_refuses
+from anesurgery.testing import apply_pass
 
 STEP = SplitUpsampling()
 Pair = tuple[int, int]
@@ -82,24 +83,7 @@ def test_whole_factors_written_as_fractional_ones(mode: str) -> None:
     assert CONV in both(spec, floats(1, 2, 4, 4))[2]
 
 
-def at_run_time(spec: Any, axis: int) -> Any:
-    ranges = spec.description.input[0].type.multiArrayType.shapeRange.sizeRanges
-    for i, size in enumerate((1, 2, 4, 4)):
-        ranges.add(lowerBound=size, upperBound=64 if i == axis else size)
-    return spec
-
-
-@pytest.mark.one_of(2)
-@pytest.mark.parametrize("mode", ["NN", "BILINEAR"])
-def test_dynamic_sizes(mode: str) -> None:
-    for axis, words in ((1, "the number of channels"), (2, "height or width"), (3, "height or width")):
-        spec = at_run_time(upsampled((1, 2, 4, 4), (3, 3), mode=mode), axis)
-        assert_refuses(STEP, spec, words)
-    spec = at_run_time(upsampled((1, 2, 4, 4), (6, 4), mode=mode), 0)
-    both(spec, floats(3, 2, 4, 4))
-
-
-FRACTIONAL = {"fractionalScalingFactor": [2.5, 2.0], "linearUpsampleMode": MODES[2]}
+FRACTIONAL: dict[str, Any] = {"fractionalScalingFactor": [2.5, 2.0], "linearUpsampleMode": MODES[2]}
 test_cases, test_surroundings = table(
     STEP,
     *(
@@ -139,4 +123,27 @@ test_cases, test_surroundings = table(
     ignores(upsampled, (1, 2, 4, 4), (2, 2), mode="NN"),
     ignores(upsampled, (1, 2, 4, 4), (), mode="NN"),
     ignores(upsampled, (1, 2, 4, 4), (1, 2), mode="BILINEAR"),
+    *(
+        refuses(
+            words,
+            with_sizes,
+            upsampled((1, 2, 4, 4), (3, 3), mode=mode),
+            *((size, 64 if i == axis else size) for i, size in enumerate((1, 2, 4, 4))),
+        )
+        for axis, words in ((1, "the number of channels"), (2, "height or width"), (3, "height or width"))
+        for mode in ("NN", "BILINEAR")
+    ),
+    *(
+        rewrites(
+            with_sizes,
+            upsampled((1, 2, 4, 4), (6, 4), mode=mode),
+            (1, 64),
+            (2, 2),
+            (4, 4),
+            (4, 4),
+            id=f"{mode}, any batch",
+            inputs={"x": np.random.default_rng(0).standard_normal((3, 2, 4, 4)).astype(np.float32)},
+        )
+        for mode in ("NN", "BILINEAR")
+    ),
 )

@@ -90,6 +90,13 @@ def test_a_real_network(corpus: Path) -> None:
     np.testing.assert_array_equal(found["output"], wanted["output"])
 
 
+UNLIKE: list[tuple[dict[str, Any], str]] = [
+    ({"weights": [weights(np.ones(2))]}, "it has 1 weights"),
+    ({"parameters": {"alpha": {"doubleValue": 1.0}}}, "it has the parameters alpha"),
+    ({"parameters": {"beta": {"intValue": 1}, "axis": {"intValue": 1}}}, "it has the parameters axis"),
+    ({"parameters": {"beta": {"stringValue": "1"}}}, "its parameter beta is stringValue"),
+    ({"parameters": {"beta": {}}}, "its parameter beta is empty"),
+]
 test_cases, test_surroundings = table(
     STEP,
     refuses(
@@ -99,14 +106,5 @@ test_cases, test_surroundings = table(
         [make_layer("custom", ["x", "z"], ["y"], className="Swish")],
         ["y"],
     ),
-    *(
-        refuses(words, swish, **fields)
-        for fields, words in [
-            ({"weights": [weights(np.ones(2))]}, "it has 1 weights"),
-            ({"parameters": {"alpha": {"doubleValue": 1.0}}}, "it has the parameters alpha"),
-            ({"parameters": {"beta": {"intValue": 1}, "axis": {"intValue": 1}}}, "it has the parameters axis"),
-            ({"parameters": {"beta": {"stringValue": "1"}}}, "its parameter beta is stringValue"),
-            ({"parameters": {"beta": {}}}, "its parameter beta is empty"),
-        ]
-    ),
+    *(refuses(words, swish, **fields) for fields, words in UNLIKE),
 )

@@ -17,7 +17,7 @@ from anesurgery.network_editing.layer_pass import borders
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.windows import UndilateConvolution
-from anesurgery.testing import apply_pass, assert_refuses
+from anesurgery.testing import apply_pass
 
 STEP = UndilateConvolution()
 Pair = tuple[int, int]
@@ -161,19 +161,7 @@ def test_quantized_weights_become_fp32() -> None:
     assert len(conv.bias.floatValue) == 6  # Core ML's own check wants one precision for both
 
 
-def test_weights_that_may_be_trained() -> None:
-    spec = dilated((3, 3), (2, 2))
-    spec.neuralNetwork.layers[0].convolution.weights.isUpdatable = True
-    assert_refuses(STEP, spec, "its weights may be trained")
-
-
-def test_computed_weights() -> None:
-    form: dict[str, Any] = {"outputChannels": 2, "kernelChannels": 2, "dilationFactor": [2, 2], "valid": {}}
-    layers = [make_layer("convolution", ["x", "w"], ["y"], **form)]
-    spec = make_network({"x": (1, 2, 8, 8), "w": (2, 2, 3, 3)}, layers, ["y"])
-    assert_refuses(STEP, spec, "its weights are computed")
-
-
+TRAINED = {**weights(whole(6, 4, 3, 3, seed=1)), "isUpdatable": True}
 test_cases, test_surroundings = table(
     STEP,
     refuses("cost 7.0 times the multiplications, more than 4; by phases: the", dilated, (3, 3), (4, 3)),
@@ -195,5 +183,23 @@ test_cases, test_surroundings = table(
             *[(1, 1), (4, 4), (19, 64), (22, 22)],
         )
         for distance in (2, 4)
+    ),
+    refuses("its weights may be trained", dilated, (3, 3), (2, 2), weights=TRAINED),
+    refuses(
+        "its weights are computed",
+        make_network,
+        {"x": (1, 2, 8, 8), "w": (2, 2, 3, 3)},
+        [
+            make_layer(
+                "convolution",
+                ["x", "w"],
+                ["y"],
+                outputChannels=2,
+                kernelChannels=2,
+                dilationFactor=[2, 2],
+                valid={},
+            )
+        ],
+        ["y"],
     ),
 )

@@ -25,10 +25,10 @@ holds, as far as intervals, constants and weights tell: products of three, quoti
 exponentials, roots of means of powers, the sums of linear attention and of shares by hand, logarithms of
 products of shares and of `1 + 10,000 x`, also where coremltools has left the product in fp32. So are small
 differences (`|x|^2 + |y|^2 - 2 x y`, `exp(x) - 1`, `log(1 - p)`, `1 - p / (p + r)`, of integers, and of places
-of a running sum), fractions of large numbers, angles by their cosine, large angles of sines, with the running
-counts that they are made of, other counts beyond 2048, and `mean(a b) - mean(a) mean(b)` of windows. The region
-begins at casts of what it reads, or at the fp32 that was rounded to that, and ends where the result is of the
-size of one number.
+of a running sum), fractions of large numbers, points at which large images are sampled, angles by their cosine,
+large angles of sines, with the running counts that they are made of, other counts beyond 2048, and
+`mean(a b) - mean(a) mean(b)` of windows. The region begins at casts of what it reads, or at the fp32 that was
+rounded to that, and ends where the result is of the size of one number.
 
 With `ops=("scores", "logits")` the named ops compute in fp32, and no others; between those that follow each
 other nothing is rounded. `certify` names the ops that keep a choice, as the best k of a detector, from

@@ -330,7 +330,7 @@ def test_an_output_is_no_value_that_is_right_elsewhere() -> None:
     x = np.random.default_rng(0).standard_normal((1, 3, 6, 6)).astype(np.float32) * 3 + 1
     spec = mb.TensorSpec(x.shape)
 
-    @mb.program(input_specs=[spec], opset_version=ct.target.iOS17)  # type: ignore[untyped-decorator]
+    @mb.program(input_specs=[spec], opset_version=ct.target.iOS17)
     def normed(x: Any) -> Any:
         return mb.instance_norm(x=x, epsilon=np.float32(1e-5))
 

@@ -88,7 +88,7 @@ def test_outputs_that_are_nan_in_fp32_too_are_named() -> None:
 def test_outputs_that_were_nan_and_are_numbers_now_are_named() -> None:
     """The smallest float as the penalty of a padding mask, as coremltools leaves it in fp16: minus infinity."""
 
-    @mb.program(  # type: ignore[untyped-decorator]
+    @mb.program(
         input_specs=[
             mb.TensorSpec((1, 4, 8, 8), dtype=types.fp16),
             mb.TensorSpec((1, 1, 1, 8), dtype=types.fp16),

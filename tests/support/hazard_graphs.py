@@ -299,6 +299,24 @@ def counted_angle(x: Var) -> Var:
     return mb.mul(x=x, y=mb.cos(x=mb.mul(x=mb.cumsum(x=ones, axis=1), y=HALF(0.5))), name="y")
 
 
+def warped(x: Var) -> Var:
+    """An image that is sampled next to each of its own pixels, as flow and warps have it."""
+    height, width = (int(n) for n in x.shape[-2:])
+    across = np.broadcast_to(np.linspace(-1, 1, width, dtype=HALF), (1, height, width))
+    down = np.broadcast_to(np.linspace(-1, 1, height, dtype=HALF)[:, None], (1, height, width))
+    moved = mb.add(x=mb.mul(x=mb.squeeze(x=x, axes=[1]), y=HALF(0.004)), y=across)
+    return mb.resample(
+        x=x,
+        coordinates=mb.stack(values=[moved, down], axis=-1),
+        sampling_mode="bilinear",
+        padding_mode="border",
+        padding_value=HALF(0),
+        coordinates_mode="normalized_minus_one_to_one",
+        align_corners=True,
+        name="y",
+    )
+
+
 def quotient_angle(x: Var) -> Var:
     """The angle of a complex number."""
     a, b = mb.split(x=x, num_splits=2, axis=1)
@@ -1178,6 +1196,18 @@ HAZARDS: tuple[Hazard, ...] = (
         "fp16",
         "above 2048 a count in fp16 skips integers, and the angles are those of other places",
         twin_shape=(1, 60, 4),
+    ),
+    Hazard(
+        "points of a large image",
+        warped,
+        random(1, 1, 4, 1024),
+        warped,
+        "num-points",
+        "widen_to_fp32",
+        "fp16",
+        "near 1 fp16 has steps of 1/2048: points lie up to an eighth of a pixel off in an image of 1024",
+        "grid_sample 131 times off in fp16, in fp32 right (a Mac, not named: apple/coremltools issue 2068)",
+        twin_shape=(1, 1, 4, 64),
     ),
     Hazard(
         "angle of a quotient",

@@ -8,6 +8,7 @@ not; passes then widen these ops to fp32, and findings name them. Two kinds:
   value is assumed to be `UNKNOWN`, a product has the sum of its factors' sizes, a root half of its operand's.
 * Cancelling: `|x|^2 + |y|^2 - 2 x y`, `exp(x) - 1`, `sqrt(x + 1) - sqrt(x)`, `log(1 + x)`, `log(1 - p)`,
   `mean(a b) - mean(a) mean(b)` and sines of large angles lose all digits. Each is a rule in `_difference`.
+  So are the points at which a large image is sampled: fp16 does not tell places within a pixel apart.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ THROUGH = (
 )
 """Ops that a region may hold."""
 ENDS = names(
-    "real_div mul sqrt rsqrt inverse pow log sub add sin cos reduce_argmin reduce_argmax cast reduce_l2_norm"
+    "real_div mul sqrt rsqrt inverse pow log sub add sin cos reduce_argmin reduce_argmax cast reduce_l2_norm "
+    "resample"
 ) | frozenset(RULES)
 """Ops that may end a region, since their result may fit again."""
 
@@ -108,6 +110,11 @@ class WideRegion:
         """Is it the angle of a sine or cosine?"""
         return self.ops[0].op_type in ("sin", "cos")
 
+    @property
+    def is_points(self) -> bool:
+        """Are these the points at which an image is sampled?"""
+        return self.ops[0].op_type == "resample"
+
 
 class _Size(NamedTuple):
     """The size of one value and, if it is beyond fp16, the ops since the last values that fit."""
@@ -128,6 +135,9 @@ def wide_region(op: Operation, bits: int = HALF) -> WideRegion | None:
     """
     if op.op_type not in ENDS or not computes_in(op, bits):
         return None
+    if op.op_type == "resample":
+        found = _points(op, bits)
+        return None if found is None else WideRegion(found.ops, op, found.why)
     difference = _difference(op, bits)
     found = _angle(op, bits) or difference or _Search(bits).ending(op)
     if found is None or found.widest is None or len(found.ops) > MOST:
@@ -434,6 +444,24 @@ def _angle(op: Operation, bits: int) -> _Size | None:
         op,
         f"above {ANGLE:g} fp16 holds the angle %{op.x.name} to {ANGLE * fp16.HALF_STEP:.2g}",
     )
+
+
+LONG_SIDE = 512
+"""Pixels of a side from which on a point in [-1, 1] lies a sixteenth of a pixel off in fp16. A choice."""
+
+
+def _points(op: Operation, bits: int) -> _Size | None:
+    """Match points between -1 and 1 in a large image, with the ops that compute and round them."""
+    sides = [n for n in op.x.shape[-2:] if isinstance(n, int)]
+    mode = str(constant(op.inputs.get("coordinates_mode")))
+    if mode != "normalized_minus_one_to_one" or max(sides, default=0) < LONG_SIDE:
+        return None
+    makers = makers_of(op.coordinates, MAKERS, bits)
+    if bits == HALF and not is_rounded_before(op, makers):
+        return None
+    off = max(sides) / 4 * fp16.HALF_STEP  # half of the steps between 0.5 and 1
+    why = f"%{op.coordinates.name} lies up to {off:.2g} pixels off in an image of {max(sides)}"
+    return _Size(0.0, (op, *makers), op, why)
 
 
 def _difference(op: Operation, bits: int) -> _Size | None:

@@ -332,6 +332,24 @@ def counted_angle(x: Var) -> Var:
     return mb.mul(x=x, y=mb.cos(x=mb.mul(x=mb.cumsum(x=ones, axis=1), y=HALF(0.5))), name="y")
 
 
+def warped(x: Var) -> Var:
+    """An image that is sampled next to each of its own pixels, as flow and warps have it."""
+    height, width = (int(n) for n in x.shape[-2:])
+    across = np.broadcast_to(np.linspace(-1, 1, width, dtype=HALF), (1, height, width))
+    down = np.broadcast_to(np.linspace(-1, 1, height, dtype=HALF)[:, None], (1, height, width))
+    moved = mb.add(x=mb.mul(x=mb.squeeze(x=x, axes=[1]), y=HALF(0.004)), y=across)
+    return mb.resample(
+        x=x,
+        coordinates=mb.stack(values=[moved, down], axis=-1),
+        sampling_mode="bilinear",
+        padding_mode="border",
+        padding_value=HALF(0),
+        coordinates_mode="normalized_minus_one_to_one",
+        align_corners=True,
+        name="y",
+    )
+
+
 def quotient_angle(x: Var) -> Var:
     """0 / 0 is NaN."""
     a, b = mb.split(x=x, num_splits=2, axis=1)
@@ -1031,14 +1049,15 @@ HAZARDS: tuple[Hazard, ...] = (
         twin_shape=(1, 60, 4),
     ),
     row(
-        "angle of a quotient",
-        quotient_angle,
-        np.zeros((2, 2, 64), HALF),
-        "num-atan",
-        twin=guarded_angle,
-        repair="stable_angle",
-        arithmetic="",
-        measured="an atan2 of a phase: 0.82 even on the CPU (M1, M2, M2 Ultra: mattmireles/kokoro-coreml)",
+        "points of a large image", warped, random(1, 1, 4, 1024), "num-points", twin=warped,
+        repair="widen_to_fp32", because="near 1 fp16 has steps of 1/2048: points lie up to an eighth of a pixel
+        off in an image of 1024", measured="grid_sample 131 times off in fp16, in fp32 right (a Mac, not named:
+        apple/coremltools issue 2068)", twin_shape=(1, 1, 4, 64),
+    ),
+    row(
+        "angle of a quotient", quotient_angle, np.zeros((2, 2, 64), HALF), "num-atan", twin=guarded_angle,
+        repair="stable_angle", arithmetic="", measured="an atan2 of a phase: 0.82 even on the CPU (M1, M2, M2
+        Ultra: mattmireles/kokoro-coreml)",
     ),
     row(
         "angle in four quadrants",

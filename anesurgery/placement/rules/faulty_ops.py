@@ -156,7 +156,7 @@ FUSED = names("scaled_dot_product_attention")
 SOURCE = "ironblock/sidekick: docs/MODELS.md, docs/DECISIONS.md (D24, D25, D27)"
 ON_27 = (("macOS", 27), ("iOS", 27))
 ENGINE_READS = frozenset({"fp16", "bool"})
-EXPLICIT = "write it as matmul, softmax, matmul: convert for iOS 17, or with the math kernel of torch"
+EXPLICIT = "write it as matmul, softmax and matmul (decompose_attention), or use the math kernel of torch"
 
 NO_DEVICE = Rule(
     "sdpa-no-device",

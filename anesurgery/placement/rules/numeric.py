@@ -205,6 +205,12 @@ def large_angle(op: Operation, target: Target) -> str:
     return f"%{op.x.name} {most}; above {limit:g} fp16 holds an angle to {limit * fp16.HALF_STEP:.2g}"
 
 
+def coarse_points(op: Operation, target: Target) -> str:
+    """Points in a large image, which fp16 holds to no more than a share of a pixel."""
+    region = overflow_regions.wide_region(op)
+    return region.why if region is not None and region.is_points else ""
+
+
 def wide_between(op: Operation, target: Target) -> str:
     """Report a region of ops whose inputs and result fit into fp16 while a value inside may not."""
     region = overflow_regions.wide_region(op)
@@ -212,6 +218,7 @@ def wide_between(op: Operation, target: Target) -> str:
         region is None
         or region.cancels
         or region.is_angle
+        or region.is_points
         or overflow_regions.is_inside_later_region(op)
         or _is_known_form(op)
     ):
@@ -762,6 +769,15 @@ RULES: tuple[Rule, ...] = (
         test=large_angle,
         remedy="widen_to_fp32",
         advice="make a table of the angles in fp32, as rotary_tables does, or take whole turns away first",
+    ),
+    _numeric(
+        "num-points",
+        frozenset({"resample"}),
+        "fp16 has eleven binary digits: near 1 its steps are 1/2048, so many pixels of a large image apart",
+        f"{STUDY}: the elementwise unit is fp16; apple/coremltools: issue 2068",
+        test=coarse_points,
+        remedy="widen_to_fp32",
+        advice="sample a smaller image, or keep the grid and the sampling in fp32, on the CPU or the GPU",
     ),
     _numeric(
         "num-between",

@@ -184,7 +184,7 @@ PATTERNS: tuple[Rule, ...] = (
         f"{STUDY}; vx-lang/Vx issues 435 to 437",
         test=small_fused,
         scope=Scope(os="seen on M4, macOS 27.0.1"),
-        advice="write it as matmul, softmax, matmul: convert for iOS 17, or with the math kernel of torch",
+        advice="write it as matmul, softmax and matmul (decompose_attention), or use the math kernel of torch",
     ),
     Rule(
         "sdpa-os26",

@@ -66,7 +66,7 @@ class Region:
 
     def made(self, op: Operation) -> list[Var]:
         """The values that an op makes as twins."""
-        return [v for v, x in zip(op.outputs, self.steps[op].outs, strict=True) if x is not None]
+        return [v for v, x in zip(op.outputs, self.steps[op].layouts, strict=True) if x is not None]
 
     @property
     def entries(self) -> list[Var]:
@@ -100,7 +100,7 @@ class Region:
     @property
     def products(self) -> int:
         """How many products it has."""
-        return sum(step.products for step in self.steps.values())
+        return sum(step.gaining_products for step in self.steps.values())
 
     @property
     def transposes(self) -> int:
@@ -121,8 +121,8 @@ class Region:
 
     def first(self, count: int) -> Region:
         """Return its first ops, up to one that is checked by itself, or that one; views do not count."""
-        single = next((op for op, step in self.steps.items() if step.alone), None)
-        inner = set(self.steps[single].alone) if single is not None else set()
+        single = next((op for op, step in self.steps.items() if step.replaced_upstream), None)
+        inner = set(self.steps[single].replaced_upstream) if single is not None else set()
         before = list(self.steps)[: None if single is None else list(self.steps).index(single)]
         others = [op for op in before if op not in inner]
         if single is not None and all(op.op_type in MOVES_NOTHING for op in others):
@@ -171,7 +171,7 @@ class _Finder:
         """The layout of a value, or None."""
         return self.layouts.get(var) or self.asked.get(var)
 
-    def ask(self, var: Var, layout: Layout | None) -> bool:
+    def request(self, var: Var, layout: Layout | None) -> bool:
         """Let a value enter with a layout, unless it has another one."""
         if layout is None or not layout.sizes or np_dtype(var).kind != "f" or static_shape(var) is None:
             return False
@@ -187,7 +187,7 @@ class _Finder:
         there = set(ops)
         fresh = there.difference(self.ops)
         self.steps = {op: step for op, step in self.steps.items() if op in there}
-        again = {op for op, step in self.steps.items() if step.alone or _reads(op, fresh)}
+        again = {op for op, step in self.steps.items() if step.replaced_upstream or _reads(op, fresh)}
         used = {v for op in self.steps for v in (*op.outputs, *(v for _, v in operands(op)))}
         self.layouts = {v: x for v, x in self.layouts.items() if v in used}
         for op in again:
@@ -227,7 +227,7 @@ class _Finder:
         step = step_of(op, self)
         if step is None:
             return False
-        outs = {v: x for v, x in zip(op.outputs, step.outs, strict=True) if x is not None}
+        outs = {v: x for v, x in zip(op.outputs, step.layouts, strict=True) if x is not None}
         if op.op_type not in MOVES_NOTHING and self.settled(op, outs):
             return False
         if any(self.layouts.get(v, x) != x for v, x in outs.items()):
@@ -335,12 +335,12 @@ def forget() -> None:
 
 
 def build(mb: Maker, region: Region) -> dict[Var, Var]:
-    """Build a region anew; what replaces what: the values that leave it."""
-    return _Build(mb, region).run()
+    """Build a region on twins; return {value that leaves it: its new value}."""
+    return _RegionBuilder(mb, region).run()
 
 
-class _Build:
-    """Makes the twins, each right before the op that it replaces."""
+class _RegionBuilder:
+    """Builds the twins of a region (`channel_steps.Twins`), each right before the op that it replaces."""
 
     def __init__(self, mb: Maker, region: Region) -> None:
         self._start, self._region = mb, region
@@ -350,11 +350,11 @@ class _Build:
         self._replaced: dict[Var, Var] = {}
 
     def run(self) -> dict[Var, Var]:
-        """All ops in order."""
+        """Build all ops in order; return {value that leaves the region: its new value}."""
         exits = set(self._region.exits)
         for op, step in self._region.steps.items():
             self.mb = NamingMaker(self._start.before(op), op.outputs[0])
-            for var, layout, twin in zip(op.outputs, step.outs, step.build(self), strict=True):
+            for var, layout, twin in zip(op.outputs, step.layouts, step.build(self), strict=True):
                 if layout is None:
                     assert twin is not None
                     self._replaced[var] = twin
@@ -372,27 +372,27 @@ class _Build:
             self._twins[var] = entering_twin(self.mb, var, self._region.layouts[var])
         return self._twins[var]
 
-    def seen(self, var: Var, shape: Sequence[int]) -> Var:
-        """The twin of a value in some shape."""
+    def in_shape(self, var: Var, shape: Sequence[int]) -> Var:
+        """Return the twin of a value in the given shape; each is built once."""
         key = self._twin(var), tuple(shape)
         if key not in self._seen:
             self._seen[key] = seen_as(self.mb, *key)
         return self._seen[key]
 
-    def now(self, var: Var) -> Var:
-        """The twin of a value in the shape that it has, which has four axes or more."""
+    def get(self, var: Var) -> Var:
+        """Return the twin of a value in its own shape, which has four axes or more."""
         twin, layout = self._twin(var), self._region.layouts[var]
-        return twin if twin.rank >= 4 else self.seen(var, twin_shape(layout, layout.groups))
+        return twin if twin.rank >= 4 else self.in_shape(var, twin_shape(layout, layout.groups))
 
     def constant(self, var: Var, layout: Layout, groups: Groups) -> Var:
-        """The twin of a constant that is broadcast to a value of the layout."""
+        """Return the twin of a constant that is broadcast to a value of the layout."""
         key = ("twin", var, layout, groups)
         return self.mb.shared(key, lambda: twin_of(np.asarray(constant(var)), layout, groups), var.name)
 
-    def stored(self, var: Var, what: str, make: Callable[[Array], Array]) -> Var:
-        """A constant made of another one."""
+    def derived_constant(self, var: Var, what: str, make: Callable[[Array], Array]) -> Var:
+        """Return a constant that `make` computes from another one; shared under `what`."""
         return self.mb.shared((what, var), lambda: make(np.asarray(constant(var))), var.name)
 
-    def plain(self, var: Var) -> Var:
-        """A value that has no twin."""
+    def old_value(self, var: Var) -> Var:
+        """Return a value without a twin in its old form."""
         return self._replaced.get(var, var)

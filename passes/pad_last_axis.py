@@ -60,7 +60,7 @@ class PadLastAxis(Rewrite):
             grown = f"padding makes it {self.multiple} times as long"
             return Refusal(f"the last axis has length 1; {grown}", m.root)
         region = padding.find_region(m.root, -(-length // self.multiple) * self.multiple)
-        if not region.edges and not region.taken_up:
+        if not region.edges and not region.absorbing_products:
             return an.NO_MATCH  # nobody reads it
         convolutions = sum(op.op_type == "conv" for op in region.ops)
         if region.entry is not None and 1 + len(region.edges) > convolutions:

@@ -21,7 +21,7 @@ from anesurgery.compressing.tables import build_tables, count_numbers, fit_table
 from anesurgery.compressing.weight_forms import WeightForm, read_form
 from anesurgery.compressing.zeros import MaskedGrid, PlainGrid, choose_zeros
 from anesurgery.mil import Array
-from anesurgery.regions.clusters import Totals
+from anesurgery.regions.clusters import WeightedVectors
 
 ROUNDS = 2
 """How often a weight is rounded. The second time, the scales or table entries are those that fit the first
@@ -53,7 +53,7 @@ class FormFitter:
     factors: Sequence[HessianFactor] | None = None
 
     @cached_property
-    def _all_numbers(self) -> Totals:
+    def _all_numbers(self) -> WeightedVectors:
         """The numbers of all rows, for the forms with one table for the whole weight."""
         return count_numbers(self.rows, number_weights(self.rows, self.hessians))
 

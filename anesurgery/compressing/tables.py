@@ -22,7 +22,7 @@ from anesurgery.files.sub_byte import pack
 from anesurgery.mil import Array, types
 from anesurgery.regions.clusters import (
     MOST_ROWS,
-    Totals,
+    WeightedVectors,
     clustered,
     distinct_with_weights,
     merged_by_fp16,
@@ -232,7 +232,7 @@ def number_weights(rows: Array, hessians: Array) -> Array:
     return np.broadcast_to(np.diagonal(hessians, axis1=1, axis2=2)[:, None], rows.shape)
 
 
-def count_numbers(rows: Array, weights: Array, vector: int = 1) -> Totals:
+def count_numbers(rows: Array, weights: Array, vector: int = 1) -> WeightedVectors:
     """Return the different numbers, or vectors, of rows with the sum of their weights, for k-means.
 
     Each gets a thousandth of the mean weight more, so that numbers whose input was always 0 count too.
@@ -273,7 +273,7 @@ def fit_tables(
 
 
 def build_tables(
-    numbers: Sequence[Totals], tables: Array, form: WeightForm, axis: int, rank: int, dtype: Any
+    numbers: Sequence[WeightedVectors], tables: Array, form: WeightForm, axis: int, rank: int, dtype: Any
 ) -> TableGrid:
     """Return the best tables for the counted numbers of each table.
 

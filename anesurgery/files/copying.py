@@ -1,7 +1,6 @@
 """Copy a program, so that a step can be tried on the copy.
 
-`copy_program` copies the graph object by object, without type inference, which takes most of the time of
-building a program. Large arrays, types and symbols are shared with the original.
+The graph is copied object by object, without type inference. Large arrays and types are shared.
 """
 
 from __future__ import annotations
@@ -43,10 +42,7 @@ def copy_program(program: Program) -> Program:
 
 
 class _FunctionCopier:
-    """Copies one function: `vars`, `ops` and `blocks` map each original to its copy.
-
-    Values are created when first met, and linked to their op and consumers at the end (`_link`).
-    """
+    """Copies one function: `vars`, `ops` and `blocks` map each original to its copy."""
 
     def __init__(self) -> None:
         self.vars: dict[Var, Var] = {}
@@ -70,11 +66,7 @@ class _FunctionCopier:
         return filled
 
     def _copy_input(self, name: str, old: Any) -> Any:
-        """Return the copy of an input.
-
-        If one specification was given for two inputs, they are one value with the last name; the copy under the
-        other name has no readers.
-        """
+        """Return the copy of an input; an input given twice is read under its last name only."""
         if old.name == name:
             return self._copy_var(old)
         unread = copy(old)

@@ -261,11 +261,7 @@ class Layer:
         return LoadError(f"{self}: {reason}")
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key.
-
-        Raises:
-            LoadError: the entry has no such key, and there is no default.
-        """
+        """Return the value of a key; raise a LoadError if there is neither a value nor a default."""
         self._read.add(key)
         value = self._entry.get(key, default)
         if value is None:

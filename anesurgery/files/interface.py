@@ -103,10 +103,8 @@ def _description_differences(
     a: Mapping[str, bytes], b: Mapping[str, bytes], ignore: Collection[str]
 ) -> list[str]:
     """Return the differences of two descriptions in words; the last word of a part is its feature's name."""
-    old, new = (
-        [part for part in description if not {part.split()[-1], part.split(": ")[0]} & set(ignore)]
-        for description in (a, b)
-    )
+    ignored = {part for part in (*a, *b) if {part.split()[-1], part.split(": ")[0]} & set(ignore)}
+    old, new = ([part for part in description if part not in ignored] for description in (a, b))
     words = [f"the description of {part} is gone" for part in old if part not in b]
     words += [f"the description of {part} is new" for part in new if part not in a]
     words += [f"the description of {part} changed" for part in old if part in b and a[part] != b[part]]
@@ -202,8 +200,7 @@ def adapt_outputs(changes: Iterable[InterfaceChange], outputs: Values, inputs: V
 
 
 IDENTIFIERS = "MIL takes identifiers only"
-"""The reason for renaming an input or output: in ML Programs coremltools refuses names other than
-[a-zA-Z_][a-zA-Z0-9_]*."""
+"""Why an input or output is renamed: coremltools accepts only [a-zA-Z_][a-zA-Z0-9_]* in ML Programs."""
 
 
 def warn_of_names(notes: Iterable[str]) -> None:
@@ -318,10 +315,7 @@ def saved_description(spec: Any, program: Program) -> dict[str, bytes]:
 
 
 def description_parts(description: Any, where: str = "") -> dict[str, bytes]:
-    """Return a description in parts: each feature of each function, the default function, and the rest.
-
-    Keys: "input x", "decode: output y", "default main", "metadata" and such; values: serialised messages.
-    """
+    """Return a description in parts: {"input x", "decode: output y", "default main", "metadata": message}."""
     rest = type(description)()
     rest.CopyFrom(description)
     pieces: dict[str, bytes] = {}

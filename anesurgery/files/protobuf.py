@@ -108,10 +108,7 @@ def _too_large(kind: Any) -> bool:
 
 
 def _too_long(op: Any, kinds: Any) -> bool:
-    """Does a product of constants take more than `MOST_PRODUCTS` multiplications?
-
-    For matrices of m x k, k x n and m x n, the number m * k * n is the square root of all six sizes' product.
-    """
+    """Does a product of constants take too many multiplications: m * k * n, the root of (mk) * (kn) * (mn)?"""
     if op.op_type not in CONTRACTIONS:
         return False
     read = [v.sym_type for v in op.get_flattened_inputs() if v is not None and v.val is not None and v.rank > 1]

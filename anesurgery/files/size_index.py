@@ -268,9 +268,8 @@ def _lengths_to_pad(
     """Return the length of the inputs for each padding, if padding gives the shapes of a size; else None."""
     padded, lengths = {key: list(shape) for key, shape in shapes.items()}, list[int]()
     for one in by_length:
-        given_lengths = {
-            padded[key][axis] for key, axis in one.inputs.items() if len(padded.get(key, ())) > axis
-        }
+        long_enough = {key: axis for key, axis in one.inputs.items() if len(padded.get(key, ())) > axis}
+        given_lengths = {padded[key][axis] for key, axis in long_enough.items()}
         size_lengths = {row.inputs[key][axis] for key, axis in one.inputs.items()}
         if len(given_lengths) != 1 or len(size_lengths) != 1:
             return None

@@ -178,10 +178,7 @@ class SourceFile:
             raise LoadError(f"{self.path} was changed after it was read ({words}); load it again")
 
     def _was_rewritten(self, now: os.stat_result) -> bool:
-        """Was the content changed and the old date restored?
-
-        A new ctime alone proves nothing, since rights, owner and links change it too; so samples are compared.
-        """
+        """Was the content changed and its date restored? New rights change the ctime too, so samples decide."""
         return now.st_ctime_ns != self._opened_state.st_ctime_ns and self._samples() != self._opened_samples
 
     def _samples(self) -> list[bytes]:

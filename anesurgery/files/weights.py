@@ -60,8 +60,7 @@ def not_fetched(file: Path, content: bytes | None = None) -> str | None:
 def placeholder_weight(element: Any, shape: tuple[int, ...]) -> Array:
     """Return an array that stands for a missing weight: NaN for floats, 0 and 1 for integers.
 
-    Neighbouring rows differ in their bits, so that no pass finds them equal; the array takes the memory of one
-    column.
+    Neighbouring rows differ in their bits, so that no pass finds them equal; one column is stored.
     """
     dtype = np.dtype(types.nptype_from_builtin(element))
     column = np.arange(shape[0] if shape else 1) % 2

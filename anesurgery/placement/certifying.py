@@ -218,11 +218,8 @@ def certify(
     verdict, why = _verdict(rows, outputs, trial.misses(outputs), worst.described, gate)
     found = tuple(without_small(inspection.all_findings, walked.norms_off))
     beside = _further_verdict(trial, choices, over, worst.values, first.sample(seed + 1), gate)
-    for other in (
-        beside,
-        hidden_risks(found),
-        _engine_verdict(loaded, model, worst.values, function, gate, engine),
-    ):
+    by_engine = _engine_verdict(loaded, model, worst.values, function, gate, engine)
+    for other in (beside, hidden_risks(found), by_engine):
         verdict, why = _worse((verdict, why), other)
     return Certificate(
         rows,

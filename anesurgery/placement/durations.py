@@ -185,9 +185,7 @@ def change(before: Time, after: Time) -> Change:
 
     A key has the same relative error on both sides. If it takes the share p of the time before and q of the
     time after, the ratio keeps only q - p of that error. Work that only one side has adds an error of its own.
-
-    The band does not reach further towards 1 than the bands of the two times allow: if these do not overlap,
-    the ratio's band excludes 1. If one time has no measurements, the other end is limited in the same way.
+    If the bands of the two times do not overlap, the ratio's band excludes 1.
     """
     off = {**before.off, **after.off}
     errors = [part * off.get(key, 0.0) for key in off for part in _remaining_shares(key, before, after)]

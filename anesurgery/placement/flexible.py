@@ -67,11 +67,8 @@ def flexible_shapes(function: Function, description: Any = None) -> Flexible | N
     dynamic = dynamic_inputs(function)
     if not dynamic:
         return None
-    declared = [
-        one
-        for one in (*_shapes_in_description(description), *_shapes_of_conversion(function))
-        if one[0] in dynamic and _is_complete(one, dynamic[one[0]])
-    ]
+    inputs = (*_shapes_in_description(description), *_shapes_of_conversion(function))
+    declared = [one for one in inputs if one[0] in dynamic and _is_complete(one, dynamic[one[0]])]
     default = {name: shape for name, shape, _ in declared}
     if default.keys() != dynamic.keys():
         return Flexible({})

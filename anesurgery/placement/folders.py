@@ -48,10 +48,7 @@ class Folder(Drawn):
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data: the report of each model by name, or {"error": reason}."""
-        return {
-            name: {"error": result} if isinstance(result, str) else result.to_json()
-            for name, result in self.models.items()
-        }
+        return {n: {"error": r} if isinstance(r, str) else r.to_json() for n, r in self.models.items()}
 
 
 def is_folder_of_models(path: Path) -> bool:
@@ -98,8 +95,7 @@ def inspect_folder(
         target: chips and OS, as "M1/macOS 14"; every chip by default.
         compute_units: a name; CPU_AND_NE by default.
         jobs: number of worker processes on this machine.
-        scheduler: a Dask scheduler's address, or a client, instead of local processes; its workers must see the
-            folder.
+        scheduler: address of a Dask scheduler, or a client, instead of `jobs`; its workers must see the folder.
         progress: called after each model.
 
     Returns:
@@ -131,8 +127,7 @@ def ranges_folder(
         chip: the chip whose arithmetic counts ("M1"). Default: limits that hold on every measured chip.
         seed: seed of the sampled inputs.
         jobs: number of worker processes on this machine.
-        scheduler: a Dask scheduler's address, or a client, instead of local processes; its workers must see the
-            folder.
+        scheduler: address of a Dask scheduler, or a client, instead of `jobs`; its workers must see the folder.
         progress: called after each model.
 
     Returns:

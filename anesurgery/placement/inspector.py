@@ -216,7 +216,7 @@ def _of_format(loaded: Loaded, target: Target) -> tuple[tuple[Finding, ...], tup
 
 def _observed_on_samples(
     loaded: Loaded, inputs: Any, target: Target, function: str | None
-) -> sampled.SampledRanges | None:
+) -> sampled.SampleRun | None:
     """Return the values that a run on samples reaches; None without samples.
 
     Raises:
@@ -238,12 +238,7 @@ def _rules_to_ask(loaded: Loaded) -> tuple[Rule, ...]:
 
 
 def _op_row(
-    index: int,
-    judged: Judged,
-    unit: str | None,
-    segment: int,
-    seen: sampled.SampledRanges | None,
-    ms: float | None,
+    index: int, judged: Judged, unit: str | None, segment: int, seen: sampled.SampleRun | None, ms: float | None
 ) -> OpRow:
     op, first, name = judged.op, judged.op.outputs[0], judged.name
     findings = judged.findings

@@ -1,7 +1,7 @@
 """Inspect models that are not an ML Program: neural networks, pipelines, chains of chunks, and others.
 
-`inspect` calls `inspect_other` first and goes on itself if that returns None. A network is inspected layer by
-layer, a pipeline or chain part by part. For a model without tensor ops (a tree ensemble) a note says so.
+`inspect` calls `inspect_other` first. A network is inspected layer by layer, a pipeline or chain part by part;
+a model without tensor ops, such as a tree ensemble, gets a note.
 """
 
 from __future__ import annotations

@@ -223,14 +223,7 @@ def _segment(
 ) -> Segment:
     """Return a segment with the values that cross its border.
 
-    Args:
-        number: its number.
-        unit: the unit of its layers.
-        ops: the names of its layers.
-        segment_of: value -> number of the segment that computes it.
-        readers: value -> numbers of the segments that read it.
-        shapes: value -> shape.
-        results: outputs of the model.
+    `segment_of` has the number of the segment that computes a value, `readers` those that read it.
     """
     inputs = [
         name

@@ -114,13 +114,13 @@ def with_repairs_of_neighbours(rows: Sequence[OpError], gate: float) -> tuple[Op
             neighbours[read].add(row.name)
     repairs = {row.name: row.repairs for row in rows}
 
-    def repairs_nearby(row: OpError) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(repair for name in sorted(neighbours[row.name]) for repair in repairs[name]))
+    def with_repairs(row: OpError) -> OpError:
+        if row.worst >= gate or row.repairs:
+            return row
+        nearby = (repair for name in sorted(neighbours[row.name]) for repair in repairs[name])
+        return replace(row, repairs=tuple(dict.fromkeys(nearby)))
 
-    return tuple(
-        replace(row, repairs=repairs_nearby(row)) if row.worst < gate and not row.repairs else row
-        for row in rows
-    )
+    return tuple(map(with_repairs, rows))
 
 
 def decibels(exact: torch.Tensor, rounded: torch.Tensor, largest: float) -> float:

@@ -1,9 +1,11 @@
 """The rules for ops of a channels-first region: how each op is written on the twins of its operands.
 
 A region is a part of a program that is rebuilt with channels first; the *twin* of a value holds the same
-numbers in the order batch, channels, tokens (see `layouts`). `step_of(op, layouts)` looks up the rule of an op
-in `RULES` and returns a `Step` with the layouts of its results and a function that builds it. A rule may ask
-for a layout for an operand that has none yet; this then enters the region with a transposition.
+numbers in the order batch, channels, tokens (see `layouts`). The pass `channels_first` calls
+`step_of(op, layouts)`, which looks up the rule of an op in `RULES` and returns a `Step`: the layouts of the
+results, and a function that builds them. A rule may request a layout for an operand that has none yet; the
+operand then enters the region with a transposition. Example: a sum over the last axis of (1, tokens, channels)
+becomes a sum over axis 1 of the twin (1, channels, 1, tokens).
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ def layer_norm(op: Operation, layouts: Layouts) -> Step | None:
     if shape is None:
         return None
     if layouts.get(op.x) is None and not (
-        axes == [len(shape) - 1] and layouts.ask(op.x, sequence_layout(shape))
+        axes == [len(shape) - 1] and layouts.request(op.x, sequence_layout(shape))
     ):
         return None
     layout = layouts.get(op.x)
@@ -76,14 +78,16 @@ def layer_norm(op: Operation, layouts: Layouts) -> Step | None:
         return None
     order = layout.column_order(axes[0])
 
-    def build(t: Twins) -> list[Var]:
-        x = t.seen(op.x, [layout.length(g) for g in split_axes[0]])
+    def build(twins: Twins) -> list[Var]:
+        x = twins.in_shape(op.x, [layout.length(g) for g in split_axes[0]])
         changed = {
-            k: t.stored(op.inputs[k], f"norm_{layout.sizes + layout.axes[axes[0]]}", lambda v: v[order])
+            k: twins.derived_constant(
+                op.inputs[k], f"norm_{layout.sizes + layout.axes[axes[0]]}", lambda v: v[order]
+            )
             for k in ("gamma", "beta")
             if order is not None and op.inputs.get(k) is not None
         }
-        return [t.mb.layer_norm(**{**op_inputs(op), **changed, "x": x, "axes": split_axes[1]})]
+        return [twins.mb.layer_norm(**{**op_inputs(op), **changed, "x": x, "axes": split_axes[1]})]
 
     return Step((layout,), build)
 
@@ -96,9 +100,9 @@ def reduction(op: Operation, layouts: Layouts) -> Step | None:
         return None
     result = layout.without(axes, flag(op, "keep_dims"))
 
-    def build(t: Twins) -> list[Var]:
-        x = t.seen(op.x, [layout.length(g) for g in split_axes[0]])
-        return [getattr(t.mb, op.op_type)(x=x, axes=split_axes[1], keep_dims=True)]
+    def build(twins: Twins) -> list[Var]:
+        x = twins.in_shape(op.x, [layout.length(g) for g in split_axes[0]])
+        return [getattr(twins.mb, op.op_type)(x=x, axes=split_axes[1], keep_dims=True)]
 
     return Step((result,), build) if result.sizes else None
 
@@ -110,8 +114,12 @@ def softmax(op: Operation, layouts: Layouts) -> Step | None:
     if layout is None or split_axes is None or len(split_axes[1]) != 1:
         return None
 
-    def build(t: Twins) -> list[Var]:
-        return [t.mb.softmax(x=t.seen(op.x, [layout.length(g) for g in split_axes[0]]), axis=split_axes[1][0])]
+    def build(twins: Twins) -> list[Var]:
+        return [
+            twins.mb.softmax(
+                x=twins.in_shape(op.x, [layout.length(g) for g in split_axes[0]]), axis=split_axes[1][0]
+            )
+        ]
 
     return Step((layout,), build)
 
@@ -160,12 +168,12 @@ def sliced_axes(op: Operation, layouts: Layouts) -> Step | None:
         result = result.without([cut.axis], keep_dims=False)
     shape = place.shape(layout, layout.shape[cut.axis])
 
-    def build(t: Twins) -> list[Var]:
+    def build(twins: Twins) -> list[Var]:
         begin, end, stride = [0] * len(shape), list(shape), [1] * len(shape)
         begin[place.axis], end[place.axis] = cut.begin * place.unit, cut.end * place.unit
         stride[place.axis] = cut.stride
         strides = {"stride": stride} if cut.stride != 1 else {}
-        return [t.mb.slice_by_index(x=t.seen(op.x, shape), begin=begin, end=end, **strides)]
+        return [twins.mb.slice_by_index(x=twins.in_shape(op.x, shape), begin=begin, end=end, **strides)]
 
     return Step((result,), build) if result.sizes else None
 
@@ -179,9 +187,9 @@ def split(op: Operation, layouts: Layouts) -> Step | None:
     sizes = [int(v.shape[axis]) for v in op.outputs]
     outs = tuple(layout.resized(axis, size) for size in sizes)
 
-    def build(t: Twins) -> list[Var]:
-        x = t.seen(op.x, [layout.length(g) for g in place.groups])
-        parts: Any = t.mb.split(x=x, split_sizes=[n * place.unit for n in sizes], axis=place.axis)
+    def build(twins: Twins) -> list[Var]:
+        x = twins.in_shape(op.x, [layout.length(g) for g in place.groups])
+        parts: Any = twins.mb.split(x=x, split_sizes=[n * place.unit for n in sizes], axis=place.axis)
         return list(parts)
 
     return Step(outs, build)
@@ -189,10 +197,10 @@ def split(op: Operation, layouts: Layouts) -> Step | None:
 
 def concat(op: Operation, layouts: Layouts) -> Step | None:
     """Build a concat of parts of each head in another order, or of values side by side."""
-    return _exchange(op, layouts) or _side_by_side(op, layouts)
+    return _exchanged_parts(op, layouts) or _side_by_side(op, layouts)
 
 
-def _exchange(op: Operation, layouts: Layouts) -> Step | None:
+def _exchanged_parts(op: Operation, layouts: Layouts) -> Step | None:
     """Exchange parts of each head's channels, with signs, by a grouped convolution with ones and minus ones."""
     exchanged, axis = exchange(op), axis_of(op)
     layout = None if exchanged is None else layouts.get(exchanged[0])
@@ -204,15 +212,15 @@ def _exchange(op: Operation, layouts: Layouts) -> Step | None:
         return None
     count = layout.length(heads)
 
-    def build(t: Twins) -> list[Var]:
+    def build(twins: Twins) -> list[Var]:
         kernel = np.tile(rows, (count, 1))[:, :, None, None].astype(np_dtype(source))
         key = ("exchange", rows.tobytes(), count, kernel.dtype)
-        weight = t.mb.shared(key, lambda: kernel, f"{op.outputs[0].name}_signs")
-        x = t.seen(source, [layout.length(g) for g in layout.groups])
-        return [t.mb.conv(x=x, weight=weight, groups=count)]
+        weight = twins.mb.shared(key, lambda: kernel, f"{op.outputs[0].name}_signs")
+        x = twins.in_shape(source, [layout.length(g) for g in layout.groups])
+        return [twins.mb.conv(x=x, weight=weight, groups=count)]
 
     inner = {op for v in op.values for op in _slice_and_signs(v)}
-    return Step((layout,), build, alone=tuple(inner))
+    return Step((layout,), build, replaced_upstream=tuple(inner))
 
 
 def _slice_and_signs(var: Var) -> Iterator[Operation]:
@@ -237,18 +245,18 @@ def _side_by_side(op: Operation, table: Layouts) -> Step | None:
     for var, layout, wanted_layout in zip(values, layouts, wanted_layouts, strict=True):
         if constant(var) is None and (layout or wanted_layout) != wanted_layout:
             return None
-        if constant(var) is None and layout is None and not table.ask(var, wanted_layout):
+        if constant(var) is None and layout is None and not table.request(var, wanted_layout):
             return None
 
-    def build(t: Twins) -> list[Var]:
+    def build(twins: Twins) -> list[Var]:
         parts = []
         for var, size, wanted_layout in zip(values, sizes, wanted_layouts, strict=True):
             if constant(var) is None:
-                parts.append(t.seen(var, place.shape(reference, size)))
+                parts.append(twins.in_shape(var, place.shape(reference, size)))
             else:
-                moved = t.constant(var, wanted_layout, wanted_layout.groups)
-                parts.append(t.mb.reshape(x=moved, shape=place.shape(reference, size)))
-        return [t.mb.concat(values=parts, axis=place.axis)]
+                moved = twins.constant(var, wanted_layout, wanted_layout.groups)
+                parts.append(twins.mb.reshape(x=moved, shape=place.shape(reference, size)))
+        return [twins.mb.concat(values=parts, axis=place.axis)]
 
     return Step((reference.resized(axis, sum(sizes)),), build)
 
@@ -270,15 +278,15 @@ def tile(op: Operation, layouts: Layouts) -> Step | None:
     tiled = Layout((*sizes[:at], times, *sizes[at:]), roles[:at] + CHANNELS + roles[at:], tuple(axes)).normal()
     shape = [1, math.prod(sizes[:at]), 1, math.prod(sizes[at:])]
 
-    def build(t: Twins) -> list[Var]:
-        return [t.mb.tile(x=t.seen(op.x, shape), reps=[1, 1, times, 1])]
+    def build(twins: Twins) -> list[Var]:
+        return [twins.mb.tile(x=twins.in_shape(op.x, shape), reps=[1, 1, times, 1])]
 
     return Step((tiled,), build)
 
 
-TILED = 1 << 24
-"""Constants of up to this many bytes are repeated so that a twin needs no other view: 17 MB. A choice, since
-they are read in each run.
+MOST_REPEATED_BYTES = 1 << 24
+"""Constants are repeated up to this many bytes, 17 MB, so that a twin needs no other view. A choice: they are
+read in each run.
 """
 
 
@@ -288,7 +296,7 @@ def step_of(op: Operation, layouts: Layouts) -> Step | None:
     if rule is None or any(static_shape(v) is None or np_dtype(v).kind != "f" for v in op.outputs):
         return None
     step = rule(op, layouts)
-    return None if step is None or any(x is not None and not x.sizes for x in step.outs) else step
+    return None if step is None or any(x is not None and not x.sizes for x in step.layouts) else step
 
 
 def _elementwise(op: Operation, layouts: Layouts) -> Step | None:
@@ -299,20 +307,24 @@ def _elementwise(op: Operation, layouts: Layouts) -> Step | None:
     if layout is None or not all(layouts.get(v) or _can_enter(layouts, v, layout) for v in moving.values()):
         return None
     shapes = {k: fixed_shape(v) for k, v in operands.items()}
-    free = [s for k, s in shapes.items() if k in moving or np.prod(s) * _bytes_of_copies(layout, s) > TILED]
+    free = [
+        s
+        for k, s in shapes.items()
+        if k in moving or np.prod(s) * _bytes_of_copies(layout, s) > MOST_REPEATED_BYTES
+    ]
     groups = groups_for(layout, free)
     repeated = {
         k: operands[k] for k in shapes if k not in moving and shapes[k] and constant(operands[k]) is not None
     }
 
-    def build(t: Twins) -> list[Var]:
+    def build(twins: Twins) -> list[Var]:
         used = groups
-        full_size = [t.now(v) for v in moving.values() if fixed_shape(v) == fixed_shape(op.outputs[0])]
+        full_size = [twins.get(v) for v in moving.values() if fixed_shape(v) == fixed_shape(op.outputs[0])]
         if groups == layout.groups and full_size:
             used = groups_of(layout, fixed_shape(full_size[0])) or groups
-        changed = {k: t.seen(v, seen_shape(layout, used, shapes[k])) for k, v in moving.items()}
-        changed |= {k: t.constant(v, layout, used) for k, v in repeated.items()}
-        return [getattr(t.mb, op.op_type)(**{**op_inputs(op), **changed})]
+        changed = {k: twins.in_shape(v, seen_shape(layout, used, shapes[k])) for k, v in moving.items()}
+        changed |= {k: twins.constant(v, layout, used) for k, v in repeated.items()}
+        return [getattr(twins.mb, op.op_type)(**{**op_inputs(op), **changed})]
 
     return Step((layout,), build)
 
@@ -331,7 +343,7 @@ def _broadcast_to(out: Var, layouts: Sequence[Layout | None]) -> Layout | None:
 
 def _can_enter(layouts: Layouts, var: Var, layout: Layout) -> bool:
     """Can a value without a layout enter the region?"""
-    return np_dtype(var).kind == "f" and layouts.ask(var, layout.restricted(fixed_shape(var)))
+    return np_dtype(var).kind == "f" and layouts.request(var, layout.restricted(fixed_shape(var)))
 
 
 def _bytes_of_copies(layout: Layout, shape: Sequence[int]) -> int:
@@ -345,12 +357,12 @@ def _bytes_of_copies(layout: Layout, shape: Sequence[int]) -> int:
 def _view(op: Operation, layouts: Layouts) -> Step | None:
     layout = layouts.get(op.x)
     seen = layout.reshaped(fixed_shape(op.outputs[0])) if layout is not None else None
-    return Step((seen,), lambda t: [None]) if seen is not None else None
+    return Step((seen,), lambda twins: [None]) if seen is not None else None
 
 
 def _transpose(op: Operation, layouts: Layouts) -> Step | None:
     layout = layouts.get(op.x)
-    return None if layout is None else Step((layout.transposed(permutation(op)),), lambda t: [None])
+    return None if layout is None else Step((layout.transposed(permutation(op)),), lambda twins: [None])
 
 
 RULES: dict[str, Rule] = {

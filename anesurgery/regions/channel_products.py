@@ -1,7 +1,9 @@
-"""Products of a channels-first region: 1x1 convolutions, and the two products of attention.
+"""The rules for products in a channels-first region (see `channel_ops`).
 
-A product with a stored weight over all channels is a 1x1 convolution. Queries times keys contract channels: the
-scores (tokens, tokens) keep their form. Values are summed with the weights of attention as (channels, tokens).
+* A product with a stored weight over all channels becomes a 1x1 convolution.
+* Queries times keys are summed over channels; the scores (tokens, tokens) have no twin and keep their form.
+* Values times attention weights give a twin (channels, tokens).
+* Fused attention is written as these two products with a softmax between them.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ def weight_of(op: Operation) -> tuple[Var, bool] | None:
 
 
 def reason_outside_region(op: Operation) -> str:
-    """Return why a product with a weight is in no region; "" for other ops."""
+    """Return why a product with a weight is not in a region, for reports; "" for other ops."""
     stored = weight_of(op) if op.op_type in ("linear", "matmul") else None
     if stored is None:
         return ""
@@ -56,7 +58,7 @@ def weighted_product(op: Operation, layouts: Layouts) -> Step | None:
     stored, shape = weight_of(op), static_shape(op.x)
     if stored is None or shape is None or not is_stored(stored[0]):
         return None
-    if layouts.get(op.x) is None and not layouts.ask(op.x, sequence_layout(shape)):
+    if layouts.get(op.x) is None and not layouts.request(op.x, sequence_layout(shape)):
         return None
     layout, (weight, turned) = layouts.get(op.x), stored
     if layout is None or sorted(layout.axes[-1]) != list(layout.having(CHANNELS)):
@@ -69,12 +71,12 @@ def weighted_product(op: Operation, layouts: Layouts) -> Step | None:
     kernel = Edit.of(weight.shape).transposed([1, 0] if turned else [0, 1])
     kernel = (kernel if order is None else kernel.taken(1, order)).expanded(2).expanded(3)
 
-    def build(t: Twins) -> list[Var]:
-        x = t.seen(op.x, [layout.length(g) for g in layout.groups])
+    def build(twins: Twins) -> list[Var]:
+        x = twins.in_shape(op.x, [layout.length(g) for g in layout.groups])
         bias = {} if op.inputs.get("bias") is None else {"bias": op.bias}
-        return [t.mb.conv(x=x, weight=edit_weight(t.mb, weight, kernel, weight.name), **bias)]
+        return [twins.mb.conv(x=x, weight=edit_weight(twins.mb, weight, kernel, weight.name), **bias)]
 
-    return Step((out,), build, products=1)
+    return Step((out,), build, gaining_products=1)
 
 
 def _with_channels(rest: Layout, size: int) -> Layout:
@@ -129,13 +131,13 @@ def _scores(op: Operation, layouts: Layouts) -> Step | None:
     if y is None and is_stored(op.y):
         return None
 
-    def build(t: Twins) -> list[Var]:
-        left = t.seen(op.x, _matrix_shape(x, *at_x))
-        right = t.plain(op.y) if y is None else t.seen(op.y, _matrix_shape(y, *at_y))
+    def build(twins: Twins) -> list[Var]:
+        left = twins.in_shape(op.x, _matrix_shape(x, *at_x))
+        right = twins.old_value(op.y) if y is None else twins.in_shape(op.y, _matrix_shape(y, *at_y))
         turned = y is None and flag(op, "transpose_y")
-        return [t.mb.matmul(x=left, y=right, transpose_x=True, transpose_y=turned)]
+        return [twins.mb.matmul(x=left, y=right, transpose_x=True, transpose_y=turned)]
 
-    return Step((None,), build, products=at_x == (-1, -2))
+    return Step((None,), build, gaining_products=at_x == (-1, -2))
 
 
 def _weighted_sum(op: Operation, layouts: Layouts) -> Step | None:
@@ -153,11 +155,11 @@ def _weighted_sum(op: Operation, layouts: Layouts) -> Step | None:
     # the product is (channels, tokens): weights as (tokens summed over, tokens)
     turned = not flag(op, "transpose_x") if weights_side == 1 else flag(op, "transpose_y")
 
-    def build(t: Twins) -> list[Var]:
-        values = t.seen(var, _matrix_shape(layout, free, contracted))
-        return [t.mb.matmul(x=values, y=t.plain(weights), transpose_y=turned)]
+    def build(twins: Twins) -> list[Var]:
+        values = twins.in_shape(var, _matrix_shape(layout, free, contracted))
+        return [twins.mb.matmul(x=values, y=twins.old_value(weights), transpose_y=turned)]
 
-    return Step((out,), build, products=weights_side)
+    return Step((out,), build, gaining_products=weights_side)
 
 
 def _weighted_sum_layout(layout: Layout, out: Sequence[int], turned: bool) -> Layout | None:
@@ -186,14 +188,14 @@ def fused(op: Operation, table: Layouts) -> Step | None:
     if result is None or (mask is not None and np_dtype(mask) != np_dtype(op.query)):
         return None
 
-    def build(t: Twins) -> list[Var]:
+    def build(twins: Twins) -> list[Var]:
         shapes = [_matrix_shape(layout, -1, -2) for layout in layouts if layout is not None]
         scale, *rest = in_factors(1 / math.sqrt(int(op.query.shape[-1])), np_dtype(op.query))
-        scaled = seen_as(t.mb, t.mb.mul(x=t.now(op.query), y=scale), shapes[0])
-        keys, values = t.seen(op.key, shapes[1]), t.seen(op.value, shapes[2])
-        scores = t.mb.matmul(x=scaled, y=keys, transpose_x=True)
-        scores = t.mb.mul(x=scores, y=rest[0]) if rest else scores
-        scores = scores if mask is None else t.mb.add(x=scores, y=t.plain(mask))
-        return [t.mb.matmul(x=values, y=t.mb.softmax(x=scores, axis=-1), transpose_y=True)]
+        scaled = seen_as(twins.mb, twins.mb.mul(x=twins.get(op.query), y=scale), shapes[0])
+        keys, values = twins.in_shape(op.key, shapes[1]), twins.in_shape(op.value, shapes[2])
+        scores = twins.mb.matmul(x=scaled, y=keys, transpose_x=True)
+        scores = twins.mb.mul(x=scores, y=rest[0]) if rest else scores
+        scores = scores if mask is None else twins.mb.add(x=scores, y=twins.old_value(mask))
+        return [twins.mb.matmul(x=values, y=twins.mb.softmax(x=scores, axis=-1), transpose_y=True)]
 
-    return Step((result,), build, products=2)
+    return Step((result,), build, gaining_products=2)

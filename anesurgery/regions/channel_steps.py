@@ -1,6 +1,7 @@
 """The pieces of a channels-first region: the interface of rules, and how values enter and leave it.
 
-`Step` is what a rule of `channel_ops` returns for one op; `Layouts` and `Twins` are what it may ask.
+A rule of `channel_ops` looks at an op and at the layouts known so far (`Layouts`), and returns a `Step`. When
+the region is built, the step gets the twins built so far (`Twins`). The pass `channels_first` implements both.
 `entering_twin` builds the twin of a value from outside, `leaving_value` brings a twin back to the old form.
 """
 
@@ -21,50 +22,50 @@ from anesurgery.semantics.reading import axis_of, permutation
 
 
 class Layouts(Protocol):
-    """The layouts that are known so far, as a rule sees them."""
+    """The layouts that are known so far, for use by a rule."""
 
     def get(self, var: Var) -> Layout | None:
-        """Return the layout of a value, or None."""
+        """Return the layout of a value; None if it has none yet."""
 
-    def ask(self, var: Var, layout: Layout | None) -> bool:
-        """Let a value enter the region with a layout; False if it has another one."""
+    def request(self, var: Var, layout: Layout | None) -> bool:
+        """Request that a value enters the region with a layout; return False if it has another layout."""
 
 
 class Twins(Protocol):
-    """The twins that are built so far, as a step sees them."""
+    """The twins that are built so far, for use by a step."""
 
     mb: Maker
 
-    def seen(self, var: Var, shape: Sequence[int]) -> Var:
+    def in_shape(self, var: Var, shape: Sequence[int]) -> Var:
         """Return the twin of a value in the given shape."""
 
-    def now(self, var: Var) -> Var:
+    def get(self, var: Var) -> Var:
         """Return the twin of a value in its own shape, which has four axes or more."""
 
     def constant(self, var: Var, layout: Layout, groups: Groups) -> Var:
         """Return the twin of a constant that is broadcast to a value of the layout."""
 
-    def stored(self, var: Var, what: str, make: Callable[[Array], Array]) -> Var:
-        """A constant that `make` computes from another one; `what` is the key under which it is shared."""
+    def derived_constant(self, var: Var, what: str, make: Callable[[Array], Array]) -> Var:
+        """Return a constant that `make` computes from another one; `what` is the key for sharing it."""
 
-    def plain(self, var: Var) -> Var:
+    def old_value(self, var: Var) -> Var:
         """Return a value without a twin in its old form."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """How one op of a region is built on twins."""
+    """How one op of a region is built on the twins of its operands."""
 
-    outs: tuple[Layout | None, ...]
-    """The layouts of the results; None for a result that keeps its form."""
+    layouts: tuple[Layout | None, ...]
+    """The layouts of the results; None for a result without a twin, which keeps its form."""
     build: Callable[[Twins], Sequence[Var | None]]
-    """Builds the results; None in place of one whose twin is that of `x`."""
-    products: int = 0
-    """How many products gain from channels first."""
-    alone: tuple[Operation, ...] = ()
-    """Upstream ops that the step replaces as well.
+    """Builds the twins of the results; None for one that is the twin of the operand x, as for a view."""
+    gaining_products: int = 0
+    """The number of products that become faster with channels first."""
+    replaced_upstream: tuple[Operation, ...] = ()
+    """Ops upstream that the step replaces too.
 
-    Their rewrite is checked by itself, since it computes differently.
+    Such a step is checked by itself, since it computes the result in another way.
     """
 
 
@@ -94,22 +95,20 @@ def operand_layouts(op: Operation, layout: Layout) -> dict[Var, Layout] | None:
 
 
 MOVES_NOTHING = VIEWS | {"transpose"}
-"""Ops that move nothing in a twin."""
+"""Ops that need no op on twins: only the layout changes."""
 
 
 class NamingMaker:
-    """A maker that names all ops that it builds after a value."""
+    """A maker that gives all ops that it builds the name "<value>_twin"."""
 
     def __init__(self, mb: Maker, value: Var) -> None:
         self._mb, self._name = mb, f"{value.name}_twin"
 
     def __getattr__(self, name: str) -> Any:
-        maker = getattr(self._mb, name)
-        return (
-            maker
-            if name in ("block", "before", "shared", "shared_value", "stored_like")
-            else partial(maker, name=self._name)
-        )
+        attribute = getattr(self._mb, name)
+        if name in ("block", "before", "shared", "shared_value", "stored_like"):
+            return attribute
+        return partial(attribute, name=self._name)
 
 
 def upstream_views(var: Var, layout: Layout) -> Iterator[tuple[Var, Layout]]:

@@ -1,8 +1,8 @@
-"""Choose the few values (or vectors) that stand for many with the least squared error: k-means for palettes.
+"""Find the palette (table of values or vectors) that replaces weights with the least squared error: k-means.
 
-Scalars use the exact kmeans1d that coremltools brings; vectors use Lloyd's algorithm (coremltools would need
-scikit-learn for these, on which nothing else here depends). `clustered` serves plain weights, `weighted`
-weights whose errors count differently.
+Scalars use the exact kmeans1d that comes with coremltools; vectors use Lloyd's algorithm (coremltools would
+need scikit-learn for these, on which nothing else here depends). `clustered` treats all weights alike;
+`weighted` gives the errors of some weights more importance.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ ROUNDS = 25
 """The most Lloyd steps; they end earlier when no value moves. A choice."""
 MOST_ROWS = 1 << 16
 """The most vectors from which a table is found: 256 for each of 256 entries."""
-PARTS = 16
-"""Scalars are first replaced by this many means for each entry. That raises the error of the best table by at
+MEANS_PER_ENTRY = 16
+"""Scalars are first merged into this many means for each entry. That raises the error of the best table by at
 most 1.1e-3 (for 6 bits 6e-5; measured for normal, Laplace and Student's t of three degrees).
 """
-HALF = 15
-"""The exponent of the largest finite fp16 number: numbers that round to the same fp16 number are merged."""
-LEAST_PARTS = 1 << 12
-"""The least number of means in all, which takes no noticeable time."""
+FP16_EXPONENT = 15
+"""The exponent of the largest finite fp16 number."""
+LEAST_MEANS = 1 << 12
+"""The least number of these means in total, which takes no noticeable time."""
 
 
 def clustered(groups: Sequence[Array], entries: int, tables: Array | None = None) -> tuple[Array, list[Array]]:
-    """Return a table of values for each group of rows, and the nearest entry of each row.
+    """Return a table for each group of rows, and the index of the nearest entry for each row.
 
     Args:
         groups: arrays [rows, width].
@@ -40,13 +40,14 @@ def clustered(groups: Sequence[Array], entries: int, tables: Array | None = None
         tables: [groups, entries, width]; if given, rows are only looked up in these.
 
     Returns:
-        The tables [groups, entries, width], and for each group the entry of each row.
+        The tables [groups, entries, width], and for each group the indices [rows] of its entries.
     """
-    chosen = [_table(rows, entries) for rows in groups] if tables is None else list(tables)
-    return np.stack(chosen), [_nearest(rows, table) for rows, table in zip(groups, chosen, strict=True)]
+    if tables is None:
+        tables = np.stack([_table_of_group(rows, entries) for rows in groups])
+    return tables, [_nearest(rows, table) for rows, table in zip(groups, tables, strict=True)]
 
 
-def _table(rows: Array, entries: int) -> Array:
+def _table_of_group(rows: Array, entries: int) -> Array:
     """Return the table [entries, width] of one group; unused entries are 0."""
     distinct, counts = np.unique(rows, return_counts=True, axis=0 if rows.shape[1] > 1 else None)
     distinct = distinct.reshape(-1, rows.shape[1])
@@ -58,8 +59,8 @@ def _table(rows: Array, entries: int) -> Array:
 
 
 @dataclass(frozen=True)
-class Totals:
-    """Distinct vectors, and the weight of each."""
+class WeightedVectors:
+    """Distinct vectors, and the weight of the error of each."""
 
     known: Array
     """[number, width]; scalars are sorted."""
@@ -67,7 +68,7 @@ class Totals:
     """[number]."""
 
 
-def weighted(totals: Totals, entries: int) -> Array:
+def weighted(totals: WeightedVectors, entries: int) -> Array:
     """Return the table with the least squared error where some vectors count more than others.
 
     Args:
@@ -84,7 +85,7 @@ def weighted(totals: Totals, entries: int) -> Array:
     return _find_table(totals.known, totals.weights, entries)
 
 
-def distinct_with_weights(vectors: Array, weights: Array) -> Totals:
+def distinct_with_weights(vectors: Array, weights: Array) -> WeightedVectors:
     """Return the distinct vectors and their total weights; of very many scalars, means of near ones.
 
     Args:
@@ -94,11 +95,11 @@ def distinct_with_weights(vectors: Array, weights: Array) -> Totals:
     width = vectors.shape[1]
     if width > 1 or len(vectors) <= MOST_ROWS:
         distinct, places = np.unique(vectors, return_inverse=True, axis=0 if width > 1 else None)
-        return Totals(distinct.reshape(-1, width), np.bincount(places.ravel(), weights))
+        return WeightedVectors(distinct.reshape(-1, width), np.bincount(places.ravel(), weights))
     return merged_by_fp16([(vectors.ravel(), weights)], float(np.abs(vectors).max()))
 
 
-def merged_by_fp16(pieces: Iterable[tuple[Array, Array]], largest: float) -> Totals:
+def merged_by_fp16(pieces: Iterable[tuple[Array, Array]], largest: float) -> WeightedVectors:
     """Return the means of scalars that round to the same fp16 number, with their total weights.
 
     Args:
@@ -108,19 +109,19 @@ def merged_by_fp16(pieces: Iterable[tuple[Array, Array]], largest: float) -> Tot
     _, exponent = np.frexp(largest)
     counts, sums = np.zeros(1 << 16), np.zeros(1 << 16)
     for values, weights in pieces:
-        half = (values * 2.0 ** (HALF - exponent)).astype(np.float16)
+        half = (values * 2.0 ** (FP16_EXPONENT - exponent)).astype(np.float16)
         places = (half + np.float16(0)).view(np.uint16)  # -0 becomes 0
         counts += np.bincount(places, weights, minlength=1 << 16)
         sums += np.bincount(places, weights * values, minlength=1 << 16)
-    held = counts > 0
-    distinct = sums[held] / counts[held]
+    is_used = counts > 0
+    distinct = sums[is_used] / counts[is_used]
     order = np.argsort(distinct)
-    return Totals(distinct[order, None], counts[held][order])
+    return WeightedVectors(distinct[order, None], counts[is_used][order])
 
 
 def _find_table(distinct: Array, counts: Array, entries: int) -> Array:
     """Return the table for more distinct rows than entries; `counts` are their weights."""
-    parts = max(LEAST_PARTS, PARTS * entries)
+    parts = max(LEAST_MEANS, MEANS_PER_ENTRY * entries)
     if distinct.shape[1] == 1 and len(distinct) > parts:
         distinct, counts = _merged_neighbours(distinct[:, 0], counts, parts)
     if distinct.shape[1] == 1 and _kmeans1d is not None:  # it needs a compiled part, which some builds lack
@@ -141,10 +142,10 @@ def _find_table(distinct: Array, counts: Array, entries: int) -> Array:
 
 
 def _merged_neighbours(distinct: Array, counts: Array, parts: int) -> tuple[Array, Array]:
-    """Return the means of neighbouring scalars, and their total counts.
+    """Return the means [parts, 1] of neighbouring scalars, and their total counts.
 
-    Parts are as wide as the entries of the best table are apart: by the cube root of the density of the
-    scalars.
+    The density of means is proportional to the cube root of the density of the scalars, as is that of the
+    entries of an optimal table.
 
     Args:
         distinct: sorted scalars.
@@ -155,33 +156,33 @@ def _merged_neighbours(distinct: Array, counts: Array, parts: int) -> tuple[Arra
     position = np.cumsum(np.cbrt(counts * gaps**2))
     places = np.minimum((position / position[-1] * parts).astype(np.int64), parts - 1)
     total = np.bincount(places, counts)
-    held = total > 0
-    means = np.bincount(places, counts * distinct)[held] / total[held]
-    return means[:, None], total[held]
+    is_used = total > 0
+    means = np.bincount(places, counts * distinct)[is_used] / total[is_used]
+    return means[:, None], total[is_used]
 
 
 def _initial_table(distinct: Array, counts: Array, entries: int) -> Array:
     """Return the first table by k-means++: each entry is drawn far from those before it."""
     rng = np.random.default_rng(0)
     chosen = [int(rng.choice(len(distinct), p=counts / counts.sum()))]
-    far = ((distinct - distinct[chosen[0]]) ** 2).sum(1)
+    squared_distances = ((distinct - distinct[chosen[0]]) ** 2).sum(1)
     for _ in range(entries - 1):
-        weight = far * counts
+        weight = squared_distances * counts
         chosen.append(int(np.searchsorted(np.cumsum(weight), rng.random() * weight.sum(), side="right")))
         chosen[-1] = min(chosen[-1], len(distinct) - 1)
-        far = np.minimum(far, ((distinct - distinct[chosen[-1]]) ** 2).sum(1))
+        squared_distances = np.minimum(squared_distances, ((distinct - distinct[chosen[-1]]) ** 2).sum(1))
     return distinct[chosen].astype(np.float64)
 
 
 def _nearest(rows: Array, table: Array) -> Array:
-    """Return the nearest entry of each row."""
+    """Return the index of the nearest entry for each row."""
     if table.shape[1] == 1:
         order = np.argsort(table[:, 0], kind="stable")
         values = table[order, 0]
         return order[np.searchsorted((values[1:] + values[:-1]) / 2, rows[:, 0])]
     entries = np.empty(len(rows), np.intp)
     squares = (table**2).sum(1)
-    for at in range(0, len(rows), MOST_ROWS):
-        some = rows[at : at + MOST_ROWS]
-        entries[at : at + MOST_ROWS] = (squares - 2 * some @ table.T).argmin(1)
+    for start in range(0, len(rows), MOST_ROWS):
+        piece = rows[start : start + MOST_ROWS]
+        entries[start : start + MOST_ROWS] = (squares - 2 * piece @ table.T).argmin(1)
     return entries

@@ -113,7 +113,7 @@ def edit_weight(mb: Maker, weight: Var, edit: Edit, name: str) -> Var:
     """
     key = ("edited", weight, edit.key)
     if not is_compressed(weight):
-        return mb.shared(key, lambda: _applied(edit, np.asarray(weight.val)), name)
+        return mb.shared(key, lambda: _shared_edit(edit, np.asarray(weight.val)), name)
     try:
         new_weight: Var = mb.shared_value(key, [weight], lambda maker: build(maker, edited(weight, edit), name))
     except Refused as reason:
@@ -121,41 +121,41 @@ def edit_weight(mb: Maker, weight: Var, edit: Edit, name: str) -> Var:
     return new_weight
 
 
-def _applied(edit: Edit, array: Array) -> Array:
+def _shared_edit(edit: Edit, array: Array) -> Array:
     """Return an array after an edit; large results are shared with other copies of the program."""
-    if array.nbytes < LARGE:
+    if array.nbytes < LEAST_SHARED:
         return edit.apply(array)
-    made: Any = facts_of_array(array).setdefault("edits", WeakValueDictionary())
-    result: Array | None = made.get(edit.key)
+    results: Any = facts_of_array(array).setdefault("edits", WeakValueDictionary())
+    result: Array | None = results.get(edit.key)
     if result is None:
-        result = made[edit.key] = edit.apply(array)
+        result = results[edit.key] = edit.apply(array)
     return result
 
 
-LARGE = 1 << 20
-"""Arrays of this many bytes or more share their edits: a choice, since small ones are soon made."""
+LEAST_SHARED = 1 << 20
+"""Bytes from which the results of edits are shared. A choice: smaller ones are computed quickly."""
 
 
 def build(mb: Maker, part: Part, name: str) -> Var:
     """Build the ops that decode an edited weight."""
     by_form: dict[Form, tuple[Var, ...]] = {}
 
-    def of(part: Any, name: str) -> Any:
+    def build_part(part: Any, name: str) -> Any:
         if not isinstance(part, Result):
             return part
         if part.form not in by_form:
-            inputs = {k: of(v, f"{name}_{k}") for k, v in part.form.inputs.items()}
+            inputs = {k: build_part(v, f"{name}_{k}") for k, v in part.form.inputs.items()}
             var = getattr(mb, part.form.op_type)(**inputs, name=name)
             by_form[part.form] = tuple(var) if isinstance(var, (tuple, list)) else (var,)
         return by_form[part.form][part.number]
 
     if not isinstance(part, Result):
         return mb.const(val=part, name=name)
-    return of(part, name)
+    return build_part(part, name)
 
 
 def _optional_input(op: Operation, name: str) -> Any:
-    """Return an input of an op, None where it is absent."""
+    """Return an input of an op; None if it is absent."""
     return op.inputs.get(name)
 
 
@@ -324,7 +324,10 @@ def _padded(op: Operation, palette: _Palette, lut: Part) -> dict[str, Part]:
     wider = palette.wider(PALETTE_BITS) if plain else None
     if wider is not None and isinstance(own, np.ndarray) and wider.bytes <= palette.bytes_with(own):
         return {"indices": wider.indices, "lut": wider.tables}
-    return {"indices": palette.indices, "lut": own}  # entry 0 of their own tables, as every other one
+    return {
+        "indices": palette.indices,
+        "lut": own,
+    }  # padding uses entry 0 of its own tables, whose entries all hold the fill
 
 
 def _packed_palette(op: Operation, edit: Edit, fill: float) -> Form:
@@ -369,12 +372,12 @@ class _Palette:
 
     @property
     def bits(self) -> int:
-        """The bits of an index."""
+        """The number of bits of an index."""
         return int(self.tables.shape[-2]).bit_length() - 1
 
     @property
     def bytes(self) -> int:
-        """The bytes of indices and tables."""
+        """The number of bytes of indices and tables."""
         return self.indices.size * self.bits // 8 + self.tables.nbytes
 
     def bytes_with(self, tables: Array) -> int:

@@ -1,4 +1,4 @@
-"""One attention taken apart, and its queries, keys and values as heads of channels.
+"""Recognise an attention with its inner ops, and return its queries, keys and values as heads of channels.
 
 `core_of(product)` finds an attention by the matmul that sums the values; `operands_of(core)` gives its operands
 with the layouts in which `split_heads` wants them: queries and values as (batch, heads * width, 1, tokens),
@@ -172,15 +172,15 @@ def operands_of(core: Core) -> HeadOperands | Refusal:
         (product.y, "bt" + key.translate(str.maketrans("tc", "ct"))),
         (total.x if turned else total.y, "bc" + value),
     ]
-    found = list[HeadOperand]()
+    head_operands = list[HeadOperand]()
     for var, roles in with_roles:
         operand = _head_operand(var, roles, out[1])
         if isinstance(operand, Refusal):
             return Refusal(operand.reason, total)
-        found.append(operand)
-    if found[0].heads != tuple(range(out[1])):
+        head_operands.append(operand)
+    if head_operands[0].heads != tuple(range(out[1])):
         return Refusal("several heads share their queries", total)
-    return HeadOperands(*found)
+    return HeadOperands(*head_operands)
 
 
 def _head_operand(var: Var, roles: str, heads: int) -> HeadOperand | Refusal:

@@ -66,8 +66,8 @@ class Layout:
     def groups(self) -> Groups:
         """The axes of the twin: batch, channels, 1, tokens; tokens on two axes of the value keep both."""
         tokens = [axis for axis in self.axes if any(self.roles[a] == TOKENS for a in axis)]
-        apart = len(tokens) == 2 and sum(tokens, ()) == self.having(TOKENS)
-        last = tuple(tokens) if apart else ((), self.having(TOKENS))
+        has_two_axes = len(tokens) == 2 and sum(tokens, ()) == self.having(TOKENS)
+        last = tuple(tokens) if has_two_axes else ((), self.having(TOKENS))
         return self.having(BATCH), self.having(CHANNELS), *last
 
     def normal(self) -> Layout:
@@ -83,7 +83,7 @@ class Layout:
         return Layout(tuple(sizes), roles, axes)
 
     def cut(self, parts: dict[int, Sequence[int]]) -> Layout:
-        """The layout with some atoms cut into parts, the most significant first; they are not merged again."""
+        """Return the layout with some atoms cut into parts, most significant first, without merging."""
         runs, sizes, roles = [], list[int](), ""
         for atom, size in enumerate(self.sizes):
             new = [n for n in parts.get(atom, (size,)) if n > 1]
@@ -147,7 +147,7 @@ class Layout:
         return Layout(fine.sizes, fine.roles, tuple(axes)).normal()
 
     def restricted(self, shape: Sequence[int]) -> Layout | None:
-        """The layout of an operand that is broadcast to this value; None where its shape does not fit."""
+        """Return the layout of an operand that is broadcast to this value; None if its shape does not fit."""
         first = len(self.axes) - len(shape)
         if first < 0:
             return None
@@ -161,7 +161,7 @@ class Layout:
         return Layout(self.sizes, self.roles, ((),) * (rank - len(self.axes)) + self.axes)
 
     def divided(self, axis: int, sizes: Sequence[int]) -> Layout | None:
-        """The layout with the atoms of an axis cut into lengths `sizes`; None where that is not possible."""
+        """Return the layout with the atoms of an axis cut into lengths `sizes`; None if that is impossible."""
         parts, left = dict[int, Sequence[int]](), list(sizes)
         for atom in self.axes[axis]:
             taken: list[int] = []
@@ -263,7 +263,7 @@ def seen_shape(layout: Layout, groups: Groups, shape: Sequence[int]) -> list[int
 
 
 def twin_of(value: Array, layout: Layout, groups: Groups) -> Array:
-    """The twin of a constant that is broadcast to a value; repeated where an axis takes only a part of it."""
+    """Return the twin of a constant that is broadcast to a value; it is repeated where an axis needs that."""
     padded_rank = value.reshape((1,) * (len(layout.axes) - value.ndim) + value.shape)
     sizes: list[int] = []
     for n, axis in zip(padded_rank.shape, layout.axes, strict=True):

@@ -47,11 +47,11 @@ Singular ones do not, as an epsilon decides what they give at 0.
 BINARY = ARITHMETIC - {"floor_div", "mod"}
 """Elementwise ops of two values that carry padding."""
 
-WILD = OVERFLOWING | {"pow", "real_div"}
-"""Carriers that may make an infinity or NaN of an ordinary number: their lanes must be known."""
+MAY_OVERFLOW = OVERFLOWING | {"pow", "real_div"}
+"""Carriers that may turn an ordinary number into an infinity or NaN: their lanes must be known."""
 
-DIVISOR = 0.01
-"""The smallest divisor in a lane: rounding cannot make it 0."""
+LEAST_DIVISOR = 0.01
+"""The smallest divisor allowed in a lane: rounding cannot make it 0."""
 
 FILL = {("real_div", "y"): 1.0}
 """(op type, parameter) -> the fill of a constant operand where 0 would divide by zero."""
@@ -82,7 +82,7 @@ def padded_constant(mb: Maker, weight: Var, axis: int, size: int, fill: float = 
 
 
 def product_axis(op: Operation) -> tuple[Var, int] | None:
-    """The stored weight of a product, and its axis that becomes the last axis of the result; else None."""
+    """Return the stored weight of a product, and its axis that is the last axis of the result; else None."""
     if op.op_type == "linear" and is_stored(op.weight):
         bias = op.inputs.get("bias")
         fits = bias is None or (constant(bias) is not None and bias.shape == (op.weight.shape[0],))
@@ -165,7 +165,7 @@ def lane_after(op: Operation, lanes: Mapping[Var, float | None], length: int) ->
         return 0.0
     if None in numbers.values() or not _is_safe(op, numbers):
         divided = op.op_type == "real_div" and _is_safe(op, numbers)
-        return math.nan if op.op_type in WILD and not divided else None
+        return math.nan if op.op_type in MAY_OVERFLOW and not divided else None
     return _lane_result(op, numbers)
 
 
@@ -190,10 +190,10 @@ def _is_safe(op: Operation, numbers: Mapping[str, float | None]) -> bool:
     y = numbers.get("y")
     if op.op_type == "real_div":
         divisor = constant(op.y) if y is None else y
-        return divisor is not None and bool(np.min(np.abs(divisor)) >= DIVISOR)
+        return divisor is not None and bool(np.min(np.abs(divisor)) >= LEAST_DIVISOR)
     if op.op_type == "pow":
         x = numbers["x"]
-        return x is not None and y is not None and (x >= DIVISOR or (y > 0 and y == int(y)))
+        return x is not None and y is not None and (x >= LEAST_DIVISOR or (y > 0 and y == int(y)))
     return True
 
 
@@ -220,14 +220,14 @@ class Region:
     """The value that an op of its own pads, for convolutions to read."""
     lanes: dict[Var, float | None] = field(default_factory=dict)
     """Padded value -> what its padded lanes hold; None: finite, unknown."""
-    taken_up: dict[Operation, None] = field(default_factory=dict)
-    """Products that sum over the padded axis (an ordered set)."""
+    absorbing_products: dict[Operation, None] = field(default_factory=dict)
+    """Products that sum over the padded axis, so that padding of zeros disappears in them (an ordered set)."""
 
     @property
     def ops(self) -> list[Operation]:
-        """The ops that are built anew, each after those whose results it reads."""
+        """The ops that are built again, each after those whose results it reads."""
         makers = [v.op for v in self.lanes if v.op is not None and v is not self.entry]
-        return in_reading_order([*makers, *self.taken_up])
+        return in_reading_order([*makers, *self.absorbing_products])
 
     @property
     def edges(self) -> list[Var]:
@@ -258,7 +258,7 @@ def find_region(root: Operation, size: int) -> Region:
             lane = lane_after(op, region.lanes, region.length)
             if lane is None or not math.isnan(lane):
                 region.lanes[op.outputs[0]] = lane
-    region.taken_up = finder.takers()
+    region.absorbing_products = finder.absorbing_products()
     return region
 
 
@@ -329,12 +329,14 @@ class _Finder:
             return False
         return product_axis(op) is not None or bool(lanewise(op, self._region.length))
 
-    def takers(self) -> dict[Operation, None]:
+    def absorbing_products(self) -> dict[Operation, None]:
         """Return the products that sum over the last axis of padded values."""
         readers = (op for value in self._region.lanes for op in consumers(value))
-        return dict.fromkeys(op for op in readers if op.enclosing_block is self._block and self._takes_up(op))
+        return dict.fromkeys(
+            op for op in readers if op.enclosing_block is self._block and self._absorbs_padding(op)
+        )
 
-    def _takes_up(self, op: Operation) -> bool:
+    def _absorbs_padding(self, op: Operation) -> bool:
         """Does a product sum over the padded axis, with lanes that add 0?"""
         lanes = self._region.lanes
         if contracts_both(op):
@@ -343,12 +345,13 @@ class _Finder:
 
 
 def build(mb: Maker, region: Region) -> dict[Var, Var]:
-    """Build a region anew with padding.
+    """Build a region with padding.
 
     Returns:
-        Old value -> the value that replaces it: cut values, and results of products that took the padding up.
+        Old value -> the value that replaces it: values without their padding, and results of products that
+        absorb the padding.
     """
-    maker = _Maker(mb, region)
+    maker = _RegionBuilder(mb, region)
     for op in region.ops:
         maker.make(op)
     for value in region.edges:
@@ -356,7 +359,7 @@ def build(mb: Maker, region: Region) -> dict[Var, Var]:
     return maker.replaced
 
 
-class _Maker:
+class _RegionBuilder:
     """Builds the padded twins of a region's values, each right before the op that it replaces."""
 
     def __init__(self, mb: Maker, region: Region) -> None:
@@ -367,7 +370,7 @@ class _Maker:
             self._twins[region.entry] = self._entry(region.entry)
 
     def make(self, op: Operation) -> None:
-        """Build one op anew."""
+        """Build one op on padded operands."""
         at, out = self._mb.before(op), op.outputs[0]
         wanted = self._padded_parameters(op)
         inputs = {k: self._twins[v] if k in wanted else self._plain(v) for k, v in op_inputs(op).items()}
@@ -377,7 +380,7 @@ class _Maker:
     def _padded_parameters(self, op: Operation) -> set[str]:
         """Return the parameters of an op for which it reads the padded twin."""
         lanes = self._region.lanes
-        if op in self._region.taken_up:
+        if op in self._region.absorbing_products:
             return {"x", "y"} if contracts_both(op) else {"x"}
         if product_axis(op) is not None:
             return set()
@@ -394,7 +397,7 @@ class _Maker:
             weight = padded_constant(at, weight, weighs[1], size)
             if (bias := op.inputs.get("bias")) is not None:
                 padded["bias"] = padded_constant(at, bias, 0, size)
-        if op in region.taken_up:
+        if op in region.absorbing_products:
             contracted = contracted_axis(op, op.x)
             assert contracted is not None
             weight = padded_constant(at, weight, contracted[1], size)
@@ -426,7 +429,7 @@ class _Maker:
         return self.replaced[value]
 
     def _entry(self, value: Var) -> Var:
-        """Pad a value by an op, right where it becomes known in the block."""
+        """Pad a value by an op, right after it is computed in the block."""
         block, op = self._mb.block, value.op
         here = op is not None and op.enclosing_block is block
         first = next_op(op) if op is not None and here else next(iter(block.operations))

@@ -25,7 +25,7 @@ def encoded(var: Var, numbers: Array, edit: Edit | None = None) -> Part:
 
     Args:
         var: the weight.
-        numbers: in the shape of the weight, or of the weight after the edit.
+        numbers: the new numbers, in the shape of the weight, or of the weight after the edit.
         edit: which axes of the numbers correspond to which axes of the weight; None: the same ones.
 
     Raises:

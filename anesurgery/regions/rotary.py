@@ -1,4 +1,4 @@
-"""Rotary positions: tables of cosines and sines by position, and halves of heads that are exchanged.
+"""Recognise the parts of rotary position embeddings: tables of cosines and sines, exchanged halves of heads.
 
 `of_positions` finds values each of whose rows is computed from one position, so that a pass can store them as a
 table. `table_product` and `cos_or_sin` recognise stored tables of cosines or sines. `exchange` reads the concat
@@ -68,7 +68,7 @@ class PositionRows:
         return np.moveaxis(rows.reshape([shape[self.axis], *others]), 0, self.axis)
 
     def placed(self, mb: Maker, rows: Var) -> Var:
-        """Build rows that an op made in the shape of the value."""
+        """Build the value from `rows` [length, elements of a row], the result of an op."""
         shape, at = fixed_shape(self.value), self.axis
         seen = seen_as(mb, rows, (shape[at], *(size for axis, size in enumerate(shape) if axis != at)))
         if any(size > 1 for size in shape[:at]):
@@ -77,7 +77,7 @@ class PositionRows:
         return seen_as(mb, seen, shape)
 
     def serve_only(self, root: Operation) -> bool:
-        """Do the positions serve this op alone?"""
+        """Does nothing else read the positions, or the values between them and `root`?"""
         ops = set(slice_back([self.value], {self.positions}))
         results = [v for op in ops - {root} if op.op_type != "const" for v in op.outputs]
         return all(not is_output(v) and set(consumers(v)) <= ops for v in (self.positions, *results))
@@ -139,7 +139,7 @@ def _is_constant_op(var: Var) -> bool:
 
 
 def _row_axis_of_source(value: Var, axis: int, source: Var) -> int | None:
-    """The axis of the source along which the rows of a value stand; None where rows are mixed on the way."""
+    """Return the axis of the source that holds the rows of a value; None if rows are mixed on the way."""
     row_axes, stack = {value: axis}, [value]
     while stack:
         var = stack.pop()
@@ -223,7 +223,7 @@ def signed_part(var: Var, axis: int) -> tuple[Var, AxisSlice, float] | None:
 
 
 def exchange(op: Operation) -> tuple[Var, Array] | None:
-    """The value whose parts a concat exchanges along its axis, and the matrix that does so; else None."""
+    """Return the value whose parts a concat exchanges, and the matrix that does the same; else None."""
     axis, size = axis_of(op), int(op.outputs[0].shape[axis_of(op)])
     parts: Sequence[tuple[Var, AxisSlice, float] | None] = [signed_part(v, axis) for v in op.values]
     source = parts[0][0] if parts and parts[0] is not None else None

@@ -1,6 +1,6 @@
-"""The small building blocks of rewrites: an op again, a part of an axis, another shape, another float type.
+"""Small builders that many passes share: an op with other inputs, a slice, a reshape, a cast to another dtype.
 
-They build nothing where there is nothing to do: `reshaped` to the same shape returns its operand.
+Each returns its operand unchanged if there is nothing to do: `reshaped(mb, x, x.shape)` is x.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def cut(mb: Maker, x: Var, axis: int, start: int, length: int, stride: int = 1, 
 
 
 def parted(mb: Maker, x: Var, axis: int, sizes: Sequence[int] | int, **named: str) -> list[Var]:
-    """Return parts of an axis, of given lengths or so many equal ones; `x` itself where it is one part."""
+    """Split an axis into parts of the given lengths, or into `sizes` equal parts; one part is `x` itself."""
     if (sizes if isinstance(sizes, int) else len(sizes)) == 1:
         return [x]
     form = {"num_splits": sizes} if isinstance(sizes, int) else {"split_sizes": list(sizes)}
@@ -51,7 +51,7 @@ def parted(mb: Maker, x: Var, axis: int, sizes: Sequence[int] | int, **named: st
 
 
 def joined(mb: Maker, parts: Sequence[Var], axis: int, **named: str) -> Var:
-    """Concatenate values along an axis; a single one is returned as it is."""
+    """Concatenate values along an axis; a single value is returned unchanged."""
     return parts[0] if len(parts) == 1 else mb.concat(values=tuple(parts), axis=axis, **named)
 
 
@@ -76,16 +76,16 @@ def rebuild(mb: Maker, tail: Tail, row: Var) -> Var:
         if op.op_type == "squeeze":  # without the axis of the rows, which now has length 1
             inputs["axes"] = squeezed_axes(op)
         if op.op_type == "slice_by_index":
-            inputs |= _all_of(op, axis)
+            inputs |= _masks_for_full_axis(op, axis)
         new[op.outputs[0]] = getattr(mb, op.op_type)(**inputs, name=f"{op.name}_row")
     return new[tail.ops[-1][0].outputs[0]] if tail.ops else row
 
 
-def _all_of(op: Operation, axis: int) -> dict[str, list[bool]]:
-    """Return masks that make a slice take all of an axis of its result, whatever its length is now."""
-    whole = axes_not_squeezed(op)[axis]
+def _masks_for_full_axis(op: Operation, axis: int) -> dict[str, list[bool]]:
+    """Return masks that make a slice take all of an axis of its result, whatever its new length is."""
+    full_axis = axes_not_squeezed(op)[axis]
     return {
-        name: [m or a == whole for a, m in enumerate(each_axis(op, name, False))]
+        name: [m or a == full_axis for a, m in enumerate(each_axis(op, name, False))]
         for name in ("begin_mask", "end_mask")
     }
 
@@ -93,17 +93,20 @@ def _all_of(op: Operation, axis: int) -> dict[str, list[bool]]:
 def last_row(mb: Maker, value: Var, axis: int) -> Var:
     """Return the last position of an axis, by a slice with constant bounds."""
     shape = list(value.shape)
-    here = [a == axis for a in range(len(shape))]
+    is_axis = [a == axis for a in range(len(shape))]
     if any_symbolic(shape):
-        begin, others = [-1 if h else 0 for h in here], [not h for h in here]
+        begin, others = [-1 if h else 0 for h in is_axis], [not h for h in is_axis]
         ends = {"end": [0] * len(shape), "begin_mask": others, "end_mask": [True] * len(shape)}
     else:
-        begin, ends = [shape[axis] - 1 if h else 0 for h in here], {"end": shape}
+        begin, ends = [shape[axis] - 1 if h else 0 for h in is_axis], {"end": shape}
     return mb.slice_by_index(x=value, begin=begin, name=f"{value.name}_last", **ends)
 
 
 def framed(mb: Maker, x: Var, axis: int, frame: int, count: int, left: int) -> Var:
-    """Split an axis into `count` frames, `left` zeros first; the elements of a frame become channels."""
+    """Split an axis into `count` frames of `frame` elements after `left` zeros; these elements become channels.
+
+    Example: axis 3 of (1, 1, 1, 6) with frame 2 and count 3 gives (1, 2, 1, 3).
+    """
     shape = [int(d) for d in x.shape]
     right = frame * count - left - shape[axis]
     if right < 0:
@@ -123,7 +126,7 @@ def framed(mb: Maker, x: Var, axis: int, frame: int, count: int, left: int) -> V
 
 
 def unfolded(mb: Maker, x: Var, axis: int, phases: int, results: int) -> Var:
-    """Interleave phases that are channels into the axis, and keep `results` elements of it."""
+    """Undo `framed`: interleave `phases` groups of channels into an axis, and keep `results` elements of it."""
     b, channels, *spatial = (int(d) for d in x.shape)
     if phases > 1:
         if channels == phases:
@@ -166,7 +169,7 @@ def as_dtype(mb: Maker, var: Var, dtype: np.dtype[np.generic]) -> Var:
 
 
 def again_on(mb: Maker, op: Operation, x: Var) -> Var:
-    """Build an op that stood between the mask and the softmax on a new operand."""
+    """Build a cast, scaling, reshape or view between a mask and its softmax again, on a new operand."""
     if op.op_type == "cast":
         return as_dtype(mb, x, np_dtype(op.outputs[0]))
     if op.op_type in ("mul", "real_div"):

@@ -96,9 +96,7 @@ def needs_of(
 
 
 def _largest_in_run(var: Var, limit: float, session: Session, program: Program, function: Function) -> float:
-    """Return the largest magnitude of a value in a run, or its largest number if the limit is an `AtMost`.
-
-    The record of an earlier run is used if there is one. A value in a branch that no input takes has 0.
+    """Return the largest magnitude of a value in a run (number, for an `AtMost`); 0 in a branch not taken.
 
     Raises:
         SurgeryError: the program cannot be run, or a loop passes the value on.
@@ -114,10 +112,9 @@ def _largest_in_run(var: Var, limit: float, session: Session, program: Program, 
 
 
 def _program_key(session: Session, name: str, function: Function) -> tuple[str, ...]:
-    """Return a key that changes when values of the same name may have other numbers than in an earlier run.
+    """Return a key that changes when values of one name may have other numbers than in an earlier run.
 
-    An edit that was checked by itself keeps the numbers of all values that keep their names. Edits for which
-    only whole models are compared may not, so the names of their passes are in the key.
+    Only edits that were not checked by themselves may change them, so the names of their passes are in the key.
     """
     unchecked_passes = dict.fromkeys(change.pass_name for change in session.changes if change.unchecked)
     return (name, *function.inputs, "", *(v.name for v in function.outputs), "", *unchecked_passes)

@@ -74,7 +74,7 @@ class Region:
 
     def made(self, op: Operation) -> list[Var]:
         """The values that an op makes as twins."""
-        return [v for v, x in zip(op.outputs, self.steps[op].outs, strict=True) if x is not None]
+        return [v for v, x in zip(op.outputs, self.steps[op].layouts, strict=True) if x is not None]
 
     @property
     def entries(self) -> list[Var]:
@@ -108,7 +108,7 @@ class Region:
     @property
     def products(self) -> int:
         """The number of products in the region."""
-        return sum(step.products for step in self.steps.values())
+        return sum(step.gaining_products for step in self.steps.values())
 
     @property
     def removed_transposes(self) -> int:
@@ -133,8 +133,8 @@ class Region:
         It is an op that has to be checked alone, if the region begins with one; else about `count` ops before
         that op. Reshapes do not count.
         """
-        single = next((op for op, step in self.steps.items() if step.alone), None)
-        inner = set(self.steps[single].alone) if single is not None else set()
+        single = next((op for op, step in self.steps.items() if step.replaced_upstream), None)
+        inner = set(self.steps[single].replaced_upstream) if single is not None else set()
         before = list(self.steps)[: None if single is None else list(self.steps).index(single)]
         others = [op for op in before if op not in inner]
         if single is not None and all(op.op_type in MOVES_NOTHING for op in others):
@@ -190,7 +190,7 @@ class _Finder:
         """Return the layout of a value, or None."""
         return self.layouts.get(var) or self.asked.get(var)
 
-    def ask(self, var: Var, layout: Layout | None) -> bool:
+    def request(self, var: Var, layout: Layout | None) -> bool:
         """Ask for a layout of a value; is it free to have it?"""
         if layout is None or not layout.sizes or np_dtype(var).kind != "f" or static_shape(var) is None:
             return False
@@ -209,7 +209,7 @@ class _Finder:
         there = set(ops)
         to_visit = there.difference(self.ops)
         self.steps = {op: step for op, step in self.steps.items() if op in there}
-        again = {op for op, step in self.steps.items() if step.alone or _reads(op, to_visit)}
+        again = {op for op, step in self.steps.items() if step.replaced_upstream or _reads(op, to_visit)}
         used = {v for op in self.steps for v in (*op.outputs, *(v for _, v in operands(op)))}
         self.layouts = {v: x for v, x in self.layouts.items() if v in used}
         for op in again:
@@ -249,7 +249,7 @@ class _Finder:
         step = step_of(op, self)
         if step is None:
             return False
-        outs = {v: x for v, x in zip(op.outputs, step.outs, strict=True) if x is not None}
+        outs = {v: x for v, x in zip(op.outputs, step.layouts, strict=True) if x is not None}
         if op.op_type not in MOVES_NOTHING and self.is_channels_first(op, outs):
             return False
         if any(self.layouts.get(v, x) != x for v, x in outs.items()):
@@ -361,10 +361,10 @@ def forget() -> None:
 
 def build(mb: Maker, region: Region) -> dict[Var, Var]:
     """Rebuild a region channels first; return the new value for each value that leaves it."""
-    return _Build(mb, region).run()
+    return _RegionBuilder(mb, region).run()
 
 
-class _Build:
+class _RegionBuilder:
     """Builds the twins of a region, each right before the op that it replaces."""
 
     def __init__(self, mb: Maker, region: Region) -> None:
@@ -379,7 +379,7 @@ class _Build:
         exits = set(self._region.exits)
         for op, step in self._region.steps.items():
             self.mb = NamingMaker(self._start.before(op), op.outputs[0])
-            for var, layout, twin in zip(op.outputs, step.outs, step.build(self), strict=True):
+            for var, layout, twin in zip(op.outputs, step.layouts, step.build(self), strict=True):
                 if layout is None:
                     assert twin is not None
                     self._replaced[var] = twin
@@ -397,27 +397,27 @@ class _Build:
             self._twins[var] = entering_twin(self.mb, var, self._region.layouts[var])
         return self._twins[var]
 
-    def seen(self, var: Var, shape: Sequence[int]) -> Var:
+    def in_shape(self, var: Var, shape: Sequence[int]) -> Var:
         """Return the twin of a value, reshaped; each shape is built once."""
         key = self._twin(var), tuple(shape)
         if key not in self._reshaped:
             self._reshaped[key] = seen_as(self.mb, *key)
         return self._reshaped[key]
 
-    def now(self, var: Var) -> Var:
+    def get(self, var: Var) -> Var:
         """Return the twin of a value, with at least four axes."""
         twin, layout = self._twin(var), self._region.layouts[var]
-        return twin if twin.rank >= 4 else self.seen(var, twin_shape(layout, layout.groups))
+        return twin if twin.rank >= 4 else self.in_shape(var, twin_shape(layout, layout.groups))
 
     def constant(self, var: Var, layout: Layout, groups: Groups) -> Var:
         """Return the twin of a constant that is broadcast to a value of the layout."""
         key = ("twin", var, layout, groups)
         return self.mb.shared(key, lambda: twin_of(np.asarray(constant(var)), layout, groups), var.name)
 
-    def stored(self, var: Var, what: str, make: Callable[[Array], Array]) -> Var:
+    def derived_constant(self, var: Var, what: str, make: Callable[[Array], Array]) -> Var:
         """Return a constant that `make` computes from another one; `what` names it."""
         return self.mb.shared((what, var), lambda: make(np.asarray(constant(var))), var.name)
 
-    def plain(self, var: Var) -> Var:
+    def old_value(self, var: Var) -> Var:
         """Return a value without a twin, as it is now."""
         return self._replaced.get(var, var)

@@ -1049,15 +1049,25 @@ HAZARDS: tuple[Hazard, ...] = (
         twin_shape=(1, 60, 4),
     ),
     row(
-        "points of a large image", warped, random(1, 1, 4, 1024), "num-points", twin=warped,
-        repair="widen_to_fp32", because="near 1 fp16 has steps of 1/2048: points lie up to an eighth of a pixel
-        off in an image of 1024", measured="grid_sample 131 times off in fp16, in fp32 right (a Mac, not named:
-        apple/coremltools issue 2068)", twin_shape=(1, 1, 4, 64),
+        "points of a large image",
+        warped,
+        random(1, 1, 4, 1024),
+        "num-points",
+        twin=warped,
+        repair="widen_to_fp32",
+        because="near 1 fp16 has steps of 1/2048: points lie up to 1/8 pixel off in an image of 1024",
+        measured="grid_sample 131 times off in fp16, right in fp32 (a Mac, not named: coremltools issue 2068)",
+        twin_shape=(1, 1, 4, 64),
     ),
     row(
-        "angle of a quotient", quotient_angle, np.zeros((2, 2, 64), HALF), "num-atan", twin=guarded_angle,
-        repair="stable_angle", arithmetic="", measured="an atan2 of a phase: 0.82 even on the CPU (M1, M2, M2
-        Ultra: mattmireles/kokoro-coreml)",
+        "angle of a quotient",
+        quotient_angle,
+        np.zeros((2, 2, 64), HALF),
+        "num-atan",
+        twin=guarded_angle,
+        repair="stable_angle",
+        arithmetic="",
+        measured="an atan2 of a phase: 0.82 even on the CPU (M1, M2, M2 Ultra: mattmireles/kokoro-coreml)",
     ),
     row(
         "angle in four quadrants",

@@ -1,9 +1,8 @@
 """Rules about ops that the engine computes wrongly: known faults, and masks that fused attention ignores.
 
-Each row of `interpret.arithmetic.engine_faults.FAULTS` becomes two rules: a claim ("fault-<name>", wrong on the
-chips and systems of the report) and a warning of a lower grade for other chips ("fault-<name>-elsewhere"). On
-one target at most one of the two finds anything. `inspect` uses `RULES` and `MASK_RULES`, `coreai.rules` calls
-`rules_of` with its format, and `legality.py` has `NO_DEVICE` and `CAST_MASK` among its rows.
+Each row of `interpret.arithmetic.engine_faults.FAULTS` becomes two rules, of which at most one applies to a
+target: a claim ("fault-<name>", wrong on the chips and systems of the report) and a warning of a lower grade
+for other chips ("fault-<name>-elsewhere"). `NO_DEVICE` and `CAST_MASK` are among the rows of `legality.py`.
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ CORE_ML = "Core ML"
 
 
 def concerns(fault: Fault, target: Target, format: str = CORE_ML) -> bool:
-    """Was a fault reported for this format on a chip of the target's generations, and on its OS?
-
-    A fault that is `common` counts only where the target names an OS and all its generations were reported.
-    """
+    """Was a fault reported for this format on a chip of the target's generations, and on its OS?"""
     if fault.format != format or not fault.chips or not _may_use_unit(fault, target):
         return False
     reported = {CHIPS[name].family for name in fault.chips}

@@ -1,9 +1,8 @@
 """Rules about the layers of the older neural-network models (`.mlmodel`): can the engine run them?
 
-`networks.py` calls `judge` with each layer, as a `Described`. The statements date from 2018 to 2022 and were
-made through Core ML, mostly by people who watched which engine a model woke up; no measurements of such models
-on later systems were found. Where nothing was said about a layer type but the same op of an ML Program was
-measured, the rule says so, and is graded as a guess.
+`networks.py` calls `judge` for each layer. The statements date from 2018 to 2022 and were made through Core ML,
+mostly by people who watched which engine a model woke up; later systems were not measured. A rule that only
+rests on a measurement of the same op in an ML Program says so, and is graded as a guess.
 """
 
 from __future__ import annotations

@@ -72,14 +72,8 @@ RULES = (LAYOUT, HEADS, SPATIAL, CHAIN, ISLAND)
 def of_function(function: Function, target: Target) -> Iterator[Finding]:
     """Yield the findings about a function."""
     ops = [op for op in walk_ops(function) if not is_weight(op)]
-    tests = {
-        LAYOUT: _channels_last,
-        HEADS: _joint_heads,
-        SPATIAL: _flat_convolutions,
-        CHAIN: _long_chain,
-        ISLAND: _no_products,
-    }
-    for rule, test in tests.items():
+    tests = (_channels_last, _joint_heads, _flat_convolutions, _long_chain, _no_products)
+    for rule, test in zip(RULES, tests, strict=True):
         if rule.scope.concerns(target) and (message := test(ops)):
             yield rule.finding(message)
 

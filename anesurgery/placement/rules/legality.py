@@ -383,9 +383,7 @@ NEVER: tuple[tuple[str, ...], ...] = (
 """(op types, because, advice, source, the pass that repairs it, if any): refused in every form tried."""
 
 
-def _rules_for_each_op(
-    ops: str, because: str, advice: str, source: str, remedy: str | None = None
-) -> list[Rule]:
+def _rule_per_op(ops: str, because: str, advice: str, source: str, remedy: str | None = None) -> list[Rule]:
     """Return a rule "op-<type>" for each op type of a row of `NEVER`."""
     was_measured = source == STUDY
     grade, scope = (Grade.MEASURED, ON_M4) if was_measured else (Grade.REPORTED, Scope())
@@ -398,7 +396,7 @@ def _rules_for_each_op(
 def _rules_for_index_ops(ops: str, source: str, remedy: str | None = None) -> list[Rule]:
     """Return rules for ops whose result is indices; they are refused only where that is int32."""
     advice = "leave it last, or return the numbers and choose on the host"
-    rules = _rules_for_each_op(ops, "its result is int32", advice, source, remedy)
+    rules = _rule_per_op(ops, "its result is int32", advice, source, remedy)
     return [replace(rule, test=when.int32) for rule in rules]
 
 
@@ -418,7 +416,7 @@ def _compiler_row(rule: str, ops: str, because: str, test: when.Condition | None
 KERNELS = "sum shifted smaller convolutions; lay long kernels on the height"
 
 FORBIDDEN: tuple[Rule, ...] = (
-    *(rule for row in NEVER for rule in _rules_for_each_op(*row)),
+    *(rule for row in NEVER for rule in _rule_per_op(*row)),
     *_rules_for_index_ops("reduce_argmax", STUDY, "argmax_as_floats"),
     *_rules_for_index_ops("argsort", STUDY),
     *_rules_for_index_ops("reduce_argmin", GUIDE, "argmax_as_floats"),

@@ -1,9 +1,8 @@
 """Rules about loading: the OS release that a model's version needs, and loads that were reported to fail.
 
 A `LoadReport` describes one load that ended the process, hung, or failed. On its chips, OS and units it becomes
-a claim; elsewhere a warning of a lower grade, since a load that ends the process on one chip may succeed on
-another. A claim that nothing loads has the kind "load", which `inspect` shows before all else. Unlike the other
-tables of this folder, this one covers the GPU too.
+a claim; elsewhere a warning of a lower grade, since such a load may succeed on another chip. A claim that
+nothing loads has the kind "load", which `inspect` shows first. Unlike other tables, this one covers the GPU.
 """
 
 from __future__ import annotations
@@ -61,10 +60,7 @@ def of_version(version: int, target: Target) -> tuple[Finding, ...]:
 
 
 def newest_for(target: Target) -> int:
-    """Return the newest specification version that loads on the OS of a target.
-
-    If the target names no OS, the first OS of each of its chips counts.
-    """
+    """Return the newest specification version that loads on a target's OS, or else its chips' first OS."""
     systems = {(CHIPS[chip].platform, CHIPS[chip].first_os) for chip in target.chips}
     if target.platform is not None and target.os is not None:
         systems = {(target.platform, target.os)}

@@ -1,8 +1,7 @@
 """Rules about conversions known to be wrong, recognised by the ops that they leave in the program.
 
-Example: coremltools 9 converts `x % 1` to `sub(x, x)`. `inspect` reports such a form. The pass
-`restore_meaning` finds it by the functions here (`lost_remainder`, `grown_epsilon`, `lost_branch`, ...) and
-writes what the original model computed. `of_function` reports outputs that are the same for every input.
+Example: coremltools 9 converts `x % 1` to `sub(x, x)`. `inspect` reports such a form, and the pass
+`restore_meaning` repairs it. `of_function` reports outputs that are the same for every input.
 """
 
 from __future__ import annotations
@@ -52,11 +51,7 @@ def lost_remainder(op: Operation) -> str:
 
 @dataclass(frozen=True)
 class GrownEpsilon:
-    """A root mean square norm of values that were divided by their largest magnitude before epsilon was added.
-
-    The converter computes scale * sqrt(mean((x / scale)^2) + epsilon). The original model has
-    sqrt(mean(x^2) + epsilon), so epsilon counts scale^2 times too much.
-    """
+    """A norm scale * sqrt(mean((x / scale)^2) + epsilon): epsilon counts scale^2 times what it should."""
 
     scale: Var
     """The largest magnitude of each row, max|x|."""

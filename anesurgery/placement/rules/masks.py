@@ -27,7 +27,7 @@ FILLING_OPS = frozenset({"add", "sub", "select", "mul", "minimum"})
 
 
 def mask_fill(op: Operation) -> tuple[float, Var] | None:
-    """Return the lowest number that an fp16 op masks scores with, and the operand that holds it; else None."""
+    """Return the lowest fill below `LEAST_SAFE_FILL` of an fp16 op, with the operand that has it; else None."""
     return _fill_of_any_dtype(op) if bounds.is_half(op.outputs[0]) else None
 
 
@@ -52,15 +52,15 @@ def _dynamic_factor(product: Operation) -> Var:
 
 
 def causal_mask(op: Operation, target: Target) -> str:
-    """Report a fill that is too deep in a mask that is causal or computed from positions."""
+    """Report a fill that is too low, in a mask that is causal or computed from positions."""
     filled = mask_fill(op)
-    return "" if filled is None or not _is_causal(op) else _too_deep(filled)
+    return "" if filled is None or not _is_causal(op) else _fill_in_words(filled)
 
 
 def other_mask(op: Operation, target: Target) -> str:
-    """Report a fill that is too deep in any other mask."""
+    """Report a fill that is too low, in any other mask."""
     filled = mask_fill(op)
-    return "" if filled is None or _is_causal(op) else _too_deep(filled)
+    return "" if filled is None or _is_causal(op) else _fill_in_words(filled)
 
 
 def infinite_product(op: Operation, target: Target) -> str:
@@ -74,7 +74,7 @@ def infinite_product(op: Operation, target: Target) -> str:
     return ""
 
 
-def _too_deep(filled: tuple[float, Var]) -> str:
+def _fill_in_words(filled: tuple[float, Var]) -> str:
     return f"%{filled[1].name} masks scores with {filled[0]:.4g}"
 
 
@@ -115,15 +115,15 @@ def _is_cast_to_half(op: Operation) -> bool:
 
 def empty_rows(op: Operation, target: Target) -> str:
     """Report a mask that may fill a whole row with minus infinity, in fp16 or after a cast to fp16."""
-    half = bounds.is_half(op.outputs[0])
-    filled = _fill_of_any_dtype(op) if half or any(map(_is_cast_to_half, consumers(op.outputs[0]))) else None
+    becomes_half = bounds.is_half(op.outputs[0]) or any(map(_is_cast_to_half, consumers(op.outputs[0])))
+    filled = _fill_of_any_dtype(op) if becomes_half else None
     if filled is None or filled[0] >= -fp16.LARGEST:
         return ""
     keep = _kept_scores(op, filled[1])
     if keep is not None:
         rows = keep.reshape(-1, keep.shape[-1]) if keep.ndim else keep.reshape(1, 1)
-        lost = int((~rows.any(-1)).sum())
-        return f"{lost} rows of %{filled[1].name} keep nothing" if lost else ""
+        empty = int((~rows.any(-1)).sum())
+        return f"{empty} rows of %{filled[1].name} keep nothing" if empty else ""
     cond = op.inputs.get("cond")
     if not isinstance(cond, Var) or _is_causal(op) or _depends_on_no_input(cond):
         return ""

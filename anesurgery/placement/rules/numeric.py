@@ -1,10 +1,9 @@
 """Rules about numbers that overflow, vanish or lose digits in fp16 or in the engine's arithmetic.
 
-`inspect` calls each test with (op, target); it returns what it found in words, which becomes the message, or
-"". A test reads the program alone and bounds each value by an interval (`semantics.intervals`). It is silent
-where the interval excludes the hazard, and where only samples could tell, as for products of two dynamic values
-(`sampled.py` handles these). Sources by name: 751K is the micro-architecture study of M4 and M6; ane-guide and
-ANEForge are measurements through the private compiler.
+A test gets (op, target) and returns what it found in words, which becomes the message, or "". It reads the
+program alone and bounds values by intervals (`semantics.intervals`). It is silent where these exclude the
+hazard, and where only samples could tell, as for products of two dynamic values (`sampled.py`). 751K is the
+micro-architecture study of M4 and M6; ane-guide and ANEForge are measurements through the private compiler.
 """
 
 from __future__ import annotations
@@ -315,11 +314,7 @@ def _before_moves(var: Var) -> Var:
 
 
 def _guard(op: Operation) -> float | None:
-    """Return the epsilon, or lower bound, that keeps an operand of a log, root or division away from 0.
-
-    It may be written out (add, maximum, clip) or a parameter of the op. None: no consumer needs one, or the
-    value cannot reach 0 anyway.
-    """
+    """Return the epsilon or lower bound that keeps a value away from 0; None if there is none, or no need."""
     out = op.outputs[0]
     if op.op_type in ("maximum", "clip"):
         value, least, _ = guard_of(op) or (op.x, 0.0, 0.0)

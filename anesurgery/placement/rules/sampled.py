@@ -42,7 +42,7 @@ ADVICE: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class SampledRanges:
+class SampleRun:
     """The result of running a model on samples.
 
     Attributes:
@@ -68,7 +68,7 @@ class SampledRanges:
 
 def ranges_on_samples(
     model: Loaded | Program, inputs: Values | Iterable[Values], target: Target, function: str | None = None
-) -> SampledRanges:
+) -> SampleRun:
     """Run a model on samples and return what goes wrong, and how large its values become.
 
     Args:
@@ -92,7 +92,7 @@ def ranges_on_samples(
         new = tuple(_finding(hazard, row, name, seen.samples) for hazard in row.hazards)
         if new:
             by_op[name] = by_op.get(name, ()) + new
-    return SampledRanges(
+    return SampleRun(
         by_op, {**_input_magnitudes(samples), **{r.name: r.largest for r in seen.rows}}, seen.samples
     )
 

@@ -1,9 +1,8 @@
 """Rules about speed: ops that the engine runs slowly, loops, and ops that a pass replaces by faster ones.
 
-`inspect` calls each test with (op, target); it returns what it found in words, which becomes the message, or
-"". Lengths are in elements, kernels are height x width. Each figure holds for the chip and OS beside it.
-Sections: patterns of ops (`PATTERNS`); single ops and compressed weights (`RULES`); loops (`LOOPS`); ops that
-cost time and that a pass removes (`REPAIRED`).
+A test gets (op, target) and returns what it found in words, which becomes the message, or "". Lengths are in
+elements, kernels are height x width. Each figure holds for the chip and OS beside it. Sections: `PATTERNS` of
+ops; `RULES` about single ops and compressed weights; `LOOPS`; `REPAIRED`, ops that a pass removes to save time.
 """
 
 from __future__ import annotations
@@ -688,18 +687,14 @@ STATE_OPERAND = {
 
 
 def recurrent_step(op: Operation) -> str:
-    """Return the network that a `while_loop` steps through, such as "a GRU"; "" where it is none.
-
-    Followed are the values that depend on the floats of the loop's state, and among them those downstream of a
-    product with stored weights; activations of the latter are counted as gates or new values.
-    """
+    """Return the network that a `while_loop` steps through, such as "a GRU"; "" where it is none."""
     if op.op_type != "while_loop":
         return ""
     body = op.blocks[1]
     if any(inner.blocks for inner in body.operations):  # a step has no loop of its own
         return ""
     from_state = {v for v in body.inputs if np_dtype(v).kind == "f"}
-    after_product, gates, new_values = set[Var](), 0, 0
+    after_product, gates, new_values = set[Var](), 0, 0  # activations of sums with weights are counted
     for inner in body.operations:
         read = set(reads(inner))
         if not read & from_state:

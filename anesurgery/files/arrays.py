@@ -72,11 +72,7 @@ this limit a small file could fill the memory."""
 
 
 def _check_members(archive: zipfile.ZipFile) -> None:
-    """Check the size of each array before any is decompressed.
-
-    Raises:
-        ValueError: one is too large; the message names it.
-    """
+    """Raise a ValueError if an array is too large, before any is decompressed."""
     for member in archive.infolist():
         if member.file_size > LARGEST_ARRAY:
             raise ValueError(
@@ -119,11 +115,7 @@ def read_one(path: Path) -> Array:
 
 
 def _check_file(path: Path) -> None:
-    """Refuse a pipe or device, on which reading would wait.
-
-    Raises:
-        SurgeryError: the path leads to one.
-    """
+    """Raise a SurgeryError for a pipe or device, on which reading would wait."""
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise SurgeryError(f"{path} is a pipe or a device and no file; give a file")
 

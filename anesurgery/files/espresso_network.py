@@ -215,12 +215,12 @@ def _fit_description(description: Any, model: EspressoNetwork) -> None:
             array = proto.FeatureTypes_pb2.ArrayFeatureType(shape=shape)
             array.dataType = FLOAT32
             feature.type.multiArrayType.CopyFrom(array)
-    kept = [f for f in description.output if f.name in results]
+    existing = [f for f in description.output if f.name in results]
     last = model.layers[-1]["top"].split(",")[0] if model.layers else ""
     del description.output[:]
-    for feature in kept:
+    for feature in existing:
         description.output.add().CopyFrom(feature)
-    if not kept:
+    if not existing:
         array = description.output.add(name=last).type.multiArrayType
         array.dataType = FLOAT32
     for name in ("predictedFeatureName", "predictedProbabilitiesName"):
@@ -450,13 +450,13 @@ def _instance_norm(layer: Layer) -> list[Any]:
 def _transpose(layer: Layer) -> list[Any]:
     """Translate a transpose: `axis_w` is the input axis, counted from the innermost, that becomes the last."""
     rank = len(layer.shape(layer.inputs[0]))
-    places = [layer.get(f"axis_{name}") for name in AXES[: -rank - 1 : -1]]
-    axes = [rank - 1 - axis for axis in reversed(places)]
+    input_axes = [layer.get(f"axis_{name}") for name in AXES[: -rank - 1 : -1]]
+    axes = [rank - 1 - axis for axis in reversed(input_axes)]
     for name in ("n", "seq"):
         layer.get(f"axis_{name}", 0)
     layer.check()
     if sorted(axes) != list(range(rank)):
-        raise layer.error(f"its axes {places} are not those of a blob of rank {rank}")
+        raise layer.error(f"its axes {input_axes} are not those of a blob of rank {rank}")
     return _spec_layers(layer, "transpose", axes=axes)
 
 

@@ -212,9 +212,9 @@ class ExecuTorch:
     def write_part(self, part: Part, folder: Path) -> None:
         """Write the files of one part into a folder."""
         for name, (start, size) in part.files.items():
-            place = folder / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with open(place, "xb") as written:
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "xb") as written:
                 written.write(memoryview(self._content)[start : start + size])
 
     def to_json(self) -> dict[str, Any]:

@@ -217,13 +217,13 @@ def _parse(name: str, words: list[str]) -> Any:
     """Return words as an array of the dtype `name`; ValueError if one is not a number, or does not fit."""
     if name == "bool":
         return np.array([BOOLS[word.strip()] for word in words])
-    if (whole := INTEGER_TYPE.fullmatch(name)) is not None:
-        bits = int(whole[2])
-        low, high = (0, 2**bits) if whole[1] else (-(2 ** (bits - 1)), 2 ** (bits - 1))
+    if (integer := INTEGER_TYPE.fullmatch(name)) is not None:
+        bits = int(integer[2])
+        low, high = (0, 2**bits) if integer[1] else (-(2 ** (bits - 1)), 2 ** (bits - 1))
         numbers = [int(word) for word in words if "_" not in word]
         if len(numbers) != len(words) or min(numbers) < low or max(numbers) >= high:
             raise ValueError(name)
-        return np.array(numbers, np.uint64 if whole[1] else np.int64)
+        return np.array(numbers, np.uint64 if integer[1] else np.int64)
     reals = np.array([float.fromhex(w) if "x" in w else float(w) for w in words if "_" not in w])
     with np.errstate(over="ignore"):
         narrow = reals.astype({"fp16": np.float16, "fp64": np.float64}.get(name, np.float32))
@@ -244,15 +244,15 @@ def _bad_element(name: str, words: list[str]) -> str:
 
 def _numpy_dtype(name: str) -> Any:
     """Return the numpy dtype that holds one element of a MIL dtype stored as bytes."""
-    whole = INTEGER_TYPE.fullmatch(name)
-    if whole is None:
+    integer = INTEGER_TYPE.fullmatch(name)
+    if integer is None:
         return np.dtype(np.float16)
-    return np.dtype(f"{'u' if whole[1] else ''}int{max(8, int(whole[2]))}")
+    return np.dtype(f"{'u' if integer[1] else ''}int{max(8, int(integer[2]))}")
 
 
 def _bits_of(name: str) -> int:
-    whole = INTEGER_TYPE.fullmatch(name)
-    return 16 if whole is None else int(whole[2])
+    integer = INTEGER_TYPE.fullmatch(name)
+    return 16 if integer is None else int(integer[2])
 
 
 def store_elements(tensor: Any, name: str, values: Any) -> None:
@@ -263,8 +263,8 @@ def store_elements(tensor: Any, name: str, values: Any) -> None:
     elif name in STORED_AS_BYTES:
         array = np.asarray(values).astype(_numpy_dtype(name))
         tensor.bytes.SetInParent()
-        whole = _bits_of(name) >= 8
-        tensor.bytes.values = (array if whole else sub_byte.pack(array, _bits_of(name))).tobytes()
+        is_whole_bytes = _bits_of(name) >= 8
+        tensor.bytes.values = (array if is_whole_bytes else sub_byte.pack(array, _bits_of(name))).tobytes()
     elif name in FIELD_OF_DTYPE:
         field, dtype = FIELD_OF_DTYPE[name]
         getattr(tensor, field).SetInParent()
@@ -366,17 +366,17 @@ class _Reader:
         if version is None:
             scanner.unexpected("the version of the text, as in program(1.0)")
         scanner.expect(")")
-        whole = MIL.Program(version=int(version[1].split(".")[0]))
-        self._attributes(whole.attributes)
+        program_spec = MIL.Program(version=int(version[1].split(".")[0]))
+        self._attributes(program_spec.attributes)
         scanner.expect("{")
         while scanner.accept("func"):
-            self._function(whole.functions)
+            self._function(program_spec.functions)
         scanner.expect("}")
         if scanner.text[scanner.position :].strip():
             scanner.unexpected("the end of the program")
-        if not whole.functions:
+        if not program_spec.functions:
             scanner.fail("the program has no function")
-        return MilText(whole, version[1])
+        return MilText(program_spec, version[1])
 
     def _function(self, functions: Any) -> None:
         scanner = self._scanner

@@ -94,15 +94,15 @@ class Scanner:
         Raises:
             LoadError: always.
         """
-        place = self.position if position is None else position
-        start = self.text.rfind("\n", 0, place) + 1
-        end = self.text.find("\n", place)
+        offset = self.position if position is None else position
+        start = self.text.rfind("\n", 0, offset) + 1
+        end = self.text.find("\n", offset)
         line = self.text[start : len(self.text) if end < 0 else end]
-        column = place - start
+        column = offset - start
         left, right = max(0, column - SHOWN), column + SHOWN
         shown = ("…" if left else "") + line[left:right] + ("…" if right < len(line) else "")
         mark = " " * (column - left + bool(left)) + "^"
-        number = self.text.count("\n", 0, place) + 1
+        number = self.text.count("\n", 0, offset) + 1
         raise LoadError(
             f"{self.where}, line {number}, column {column + 1}: {problem}\n    {printable(shown)}\n    {mark}"
         )

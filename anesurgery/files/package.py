@@ -243,14 +243,14 @@ def _paths_in_manifest(package: Path) -> tuple[Path, Path | None]:
         items = manifest["itemInfoEntries"]
         spec = items[manifest["rootModelIdentifier"]]["path"]
         folders = [item["path"] for item in items.values() if item.get("name") == "weights"]
-        places = [PurePosixPath(place) for place in (spec, *folders[:1])]
+        paths = [PurePosixPath(path) for path in (spec, *folders[:1])]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         why = f"{error} is missing" if isinstance(error, KeyError) else repr(error)
         raise LoadError(f"{file} cannot be understood: {why}; copy the package again") from error
-    for place in places:
-        if place.is_absolute() or ".." in place.parts or "\0" in str(place):
-            raise LoadError(f"{file} names {str(place)!r}, which is outside the package; do not trust it")
-    spec, weights = (package / "Data" / places[0], package / "Data" / places[1] if folders else None)
+    for path in paths:
+        if path.is_absolute() or ".." in path.parts or "\0" in str(path):
+            raise LoadError(f"{file} names {str(path)!r}, which is outside the package; do not trust it")
+    spec, weights = (package / "Data" / paths[0], package / "Data" / paths[1] if folders else None)
     return spec, weights
 
 

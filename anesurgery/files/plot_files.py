@@ -24,12 +24,12 @@ def check_plot(path: str | os.PathLike[str]) -> Path:
     Raises:
         SurgeryError: the path has another suffix, or matplotlib is not installed.
     """
-    place = Path(path).expanduser()
-    if place.suffix not in ENDS:
-        raise SurgeryError(f"{place} ends in {place.suffix!r}; plots end in {', '.join(ENDS)}")
+    file = Path(path).expanduser()
+    if file.suffix not in ENDS:
+        raise SurgeryError(f"{file} ends in {file.suffix!r}; plots end in {', '.join(ENDS)}")
     if importlib.util.find_spec("matplotlib") is None:
         raise SurgeryError(NO_MATPLOTLIB)
-    return place
+    return file
 
 
 def save_picture(result: Drawn, path: str | os.PathLike[str]) -> Path:
@@ -38,10 +38,10 @@ def save_picture(result: Drawn, path: str | os.PathLike[str]) -> Path:
     Raises:
         SurgeryError: the path has another suffix, there is nothing to draw, or matplotlib is not installed.
     """
-    place = check_plot(path)
-    picture = drawn(result, "plot", place.suffix[1:])
-    write_atomically(place.absolute(), lambda at: at.write_bytes(picture), overwrite=True)
-    return place
+    file = check_plot(path)
+    picture = drawn(result, "plot", file.suffix[1:])
+    write_atomically(file.absolute(), lambda at: at.write_bytes(picture), overwrite=True)
+    return file
 
 
 def can_plot() -> bool:

@@ -353,11 +353,7 @@ def _execution_order(block: Any, inputs: list[str]) -> Iterator[tuple[str, Any]]
 
 
 def _check_order(function: Any) -> None:
-    """Check that each op reads only values defined before it, in its block or in an enclosing one.
-
-    Raises:
-        OpError: an op reads a value that is not visible to it.
-    """
+    """Raise an OpError if an op reads a value that is not defined before it, in its or an enclosing block."""
     for block in function.block_specializations.values():
         visible, scopes = Counter[str](), list[list[str]]()
         for step, what in _execution_order(block, [v.name for v in function.inputs]):
@@ -377,11 +373,7 @@ def _check_order(function: Any) -> None:
 
 
 def _check_read(op: Any, visible: Counter[str]) -> None:
-    """Check that the values that an op reads are visible.
-
-    Raises:
-        OpError: one is not.
-    """
+    """Raise an OpError if a value that an op reads is not visible."""
     for parameter in sorted(op.inputs):
         for argument in op.inputs[parameter].arguments:
             if argument.WhichOneof("binding") == "name" and visible[argument.name] <= 0:
@@ -390,11 +382,7 @@ def _check_read(op: Any, visible: Counter[str]) -> None:
 
 
 def _check_nested(op: Any) -> None:
-    """Check the number of values of the blocks of a loop (as many as it carries) or branch (as its results).
-
-    Raises:
-        OpError: a block has another number, or is missing.
-    """
+    """Raise an OpError if a block of a loop or branch is missing, or has a wrong number of values."""
     if op.type not in ("while_loop", "cond"):
         return
     results, outputs = len(op.outputs), [len(block.outputs) for block in op.blocks]

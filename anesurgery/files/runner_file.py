@@ -186,7 +186,7 @@ def hashes_of(folder: Path, names: Mapping[str, Any] | list[str]) -> dict[str, s
     """Return {path in `folder`: SHA-256} of the named files, and of all files in the named subfolders."""
     digests: dict[str, str] = {}
     for name in names:
-        place = folder / name
-        files = sorted(p for p in place.rglob("*") if p.is_file()) if place.is_dir() else [place]
+        path = folder / name
+        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         digests |= {file.relative_to(folder).as_posix(): sha256_of(file) for file in files}
     return digests

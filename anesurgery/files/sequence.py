@@ -405,8 +405,10 @@ def read_chain(folder: Path, load: Callable[[Path], Loaded]) -> Chain:
     ends = functions or {"": Ends(inputs, outputs)}
     for function, (wanted_inputs, wanted_outputs) in ends.items():
         inputs_read, outputs_made = (_features(chunks, function, kind) for kind in ("input", "output"))
-        if lost := sorted({*wanted_inputs} - {*inputs_read} | {*wanted_outputs} - {*outputs_made}):
-            raise LoadError(f"{file} names {lost[0]!r}, which none of its models has; cut the model again")
+        if missing_names := sorted({*wanted_inputs} - {*inputs_read} | {*wanted_outputs} - {*outputs_made}):
+            raise LoadError(
+                f"{file} names {missing_names[0]!r}, which none of its models has; cut the model again"
+            )
     return Chain.of(chunks, ends, source=folder.absolute())
 
 

@@ -166,8 +166,8 @@ PADDING_FIELDS = tuple(one.name for one in fields(Padding))
 def index_text(rows: Sequence[SizeRow], padding: Padding) -> str:
     """Return the text of `sizes.json`."""
     sizes = [row.to_json() for row in rows]
-    whole = {"format": FORMAT, "version": VERSION, "sizes": sizes, "padding": padding.to_json()}
-    return json.dumps(whole, indent=2) + "\n"
+    content = {"format": FORMAT, "version": VERSION, "sizes": sizes, "padding": padding.to_json()}
+    return json.dumps(content, indent=2) + "\n"
 
 
 def is_sized(path: Path) -> bool:
@@ -181,20 +181,20 @@ def read(folder: Path) -> tuple[tuple[SizeRow, ...], Padding]:
     Raises:
         LoadError: `sizes.json` is damaged, or of another version.
     """
-    place = folder / INDEX
+    file = folder / INDEX
     try:
-        whole = json.loads(read_text(place))
-        if whole["format"] != FORMAT or whole["version"] not in FIELDS_OF_VERSION:
+        content = json.loads(read_text(file))
+        if content["format"] != FORMAT or content["version"] not in FIELDS_OF_VERSION:
             raise LoadError(
-                f"{place} is of {whole['format']} {whole['version']}; this reads {FORMAT} {VERSION}"
+                f"{file} is of {content['format']} {content['version']}; this reads {FORMAT} {VERSION}"
             )
-        rows = tuple(_row(row) for row in whole["sizes"])
-        keys = PADDING_FIELDS[: FIELDS_OF_VERSION[whole["version"]]]
-        padding = _padding(whole["padding"], keys)
+        rows = tuple(_row(row) for row in content["sizes"])
+        keys = PADDING_FIELDS[: FIELDS_OF_VERSION[content["version"]]]
+        padding = _padding(content["padding"], keys)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LoadError(f"{place} is damaged: {type(error).__name__}: {error}; make the sizes again") from error
+        raise LoadError(f"{file} is damaged: {type(error).__name__}: {error}; make the sizes again") from error
     if not rows:
-        raise LoadError(f"{place} names no sizes; make the sizes again")
+        raise LoadError(f"{file} names no sizes; make the sizes again")
     return rows, padding
 
 

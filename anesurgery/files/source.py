@@ -79,11 +79,7 @@ def _model_root(archive: Path, names: list[PurePosixPath]) -> PurePosixPath:
 
 
 def _check_member(archive: Path, member: zipfile.ZipInfo) -> None:
-    """Check that a member of an archive is a file that stays in the folder.
-
-    Raises:
-        LoadError: it is a link, or its path leads out of the folder.
-    """
+    """Raise a LoadError if a member of an archive is a link, or its path leads out of the folder."""
     name = PurePosixPath(member.filename)
     outside = name.is_absolute() or ".." in name.parts or "\\" in member.filename or "\0" in member.filename
     if outside or stat.S_ISLNK(member.external_attr >> 16):
@@ -91,11 +87,7 @@ def _check_member(archive: Path, member: zipfile.ZipInfo) -> None:
 
 
 def _check_sizes(archive: Path, members: list[zipfile.ZipInfo], largest: int) -> None:
-    """Check the size and number of files; zipfile refuses a member with more bytes than it declares.
-
-    Raises:
-        LoadError: they are too large or too many.
-    """
+    """Raise a LoadError if the declared sizes are too large, or there are too many files."""
     total = sum(member.file_size for member in members)
     if total > largest or len(members) > MOST_FILES:
         raise LoadError(

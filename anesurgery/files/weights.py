@@ -210,14 +210,10 @@ class WeightFile:
         return array
 
     def _check_blob(
-        self, blob: Blob, wanted: int, shape: tuple[int, ...], dtype: Any, code: int, padding: int | None
+        self, blob: Blob, size: int, shape: tuple[int, ...], dtype: Any, code: int, padding: int | None
     ) -> None:
-        """Check that a blob has the size, type and padding that the program declares.
-
-        Raises:
-            LoadError: it has not; then the file belongs to another model.
-        """
-        if blob.size != wanted:
+        """Raise a LoadError if a blob has another size, type or padding than the program declares."""
+        if blob.size != size:
             raise LoadError(
                 f"{self.path}: the weight at {blob.place} has {blob.size} bytes, expected {shape} {dtype}"
             )
@@ -284,12 +280,12 @@ class WeightWriter:
         array = np.asarray(var.val)
         for source in self._sources:
             if (blob := source.blob_of(array)) is not None:
-                place = (source.source.identity, blob.data)
-                if place not in self._copies:
-                    self._copies[place] = self._copy_or_reuse(source, blob)
+                source_blob = (source.source.identity, blob.data)
+                if source_blob not in self._copies:
+                    self._copies[source_blob] = self._copy_or_reuse(source, blob)
                 else:
                     advance(blob.size)
-                return self._copies[place]
+                return self._copies[source_blob]
         if (mapped := source_of(array)) is not None:
             mapped.check()
         code, raw, padding = _encoded(var, array)
@@ -341,13 +337,13 @@ class WeightWriter:
         """
         middle = max(0, blob.size // 2 - SAMPLE)
         sample = b"".join(read(at, SAMPLE) for at in (0, middle, max(0, blob.size - SAMPLE)))
-        places = self._contents.setdefault((blob.code, blob.size, sample), [])
-        for offset in places:
+        offsets = self._contents.setdefault((blob.code, blob.size, sample), [])
+        for offset in offsets:
             if self._is_written_at(offset + ALIGNMENT, blob.size, read):
                 advance(blob.size)
                 return offset
-        places.append(write())
-        return places[-1]
+        offsets.append(write())
+        return offsets[-1]
 
     def _is_written_at(self, start: int, size: int, read: Read) -> bool:
         """Is the content at `start` of this file equal to the one that `read` returns?"""

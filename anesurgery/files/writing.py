@@ -264,11 +264,7 @@ def _replace(fresh: Path, target: Path, kept: Path) -> None:
 
 
 def _move(fresh: Path, target: Path) -> None:
-    """Move to a path that must not exist.
-
-    Raises:
-        FileExistsError: it exists.
-    """
+    """Move to a path; raise a FileExistsError if it exists."""
     if _rename(fresh, target, exchange=False):
         return
     with locked(target.parent):

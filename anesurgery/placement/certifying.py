@@ -2,55 +2,38 @@
 
 The model runs exactly and in each arithmetic, op by op (`interpret.several_arithmetics`): once with errors
 carried along, and once with exact inputs to each op, which isolates the op's own error. Errors are those of
-one set of inputs; `search` looks for worse ones between the least and the largest number of each input. The
-file has four
-sections: the certificate, errors over many calls (`step_errors`), the search for worse inputs (`Trial`,
-`Slopes`), and norms whose epsilon the conversion changed (`EpsilonWatch`).
+one set of inputs; `search` looks for worse ones (`worse_inputs.py`), and `steps` calls the model several times
+(`step_errors.py`). `EpsilonWatch`, at the end, measures norms whose epsilon the conversion changed.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from anesurgery import fp16
 from anesurgery.checking.comparison import compare
-from anesurgery.checking.exactness import nearness, repairs_of_squares
-from anesurgery.checking.grades import OutputComparison, compare_arrays, psnr
+from anesurgery.checking.exactness import repairs_of_squares
+from anesurgery.checking.grades import OutputComparison, compare_arrays
 from anesurgery.display import Drawn, drawn, finite
 from anesurgery.doors import door
-from anesurgery.errors import SurgeryError, near_matches
+from anesurgery.errors import SurgeryError
 from anesurgery.facts.makeup import logits_of
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded
-from anesurgery.interpret import Executable, Listener, Predictor, run, sampling
+from anesurgery.interpret import Predictor, run
 from anesurgery.interpret.arithmetic.fp64 import Double
 from anesurgery.interpret.arithmetic.properties import CHIPS
 from anesurgery.interpret.predictor import bound
 from anesurgery.interpret.several_arithmetics import OpResults, SeveralArithmetics
 from anesurgery.loading import load
-from anesurgery.mil import (
-    Array,
-    Function,
-    Operation,
-    Program,
-    Var,
-    function_of,
-    np_dtype,
-    static_shape,
-    types,
-    walk_ops,
-)
-from anesurgery.ops import names
+from anesurgery.mil import Array, Function, Program, Var, function_of, walk_ops
 from anesurgery.placement.choices import Choice, ChoiceWatch, choosing_ops, cost_in_words, exact_ops
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.findings_in_words import hidden_risks, report_lines
@@ -59,9 +42,10 @@ from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.op_errors import OpError, op_error, with_repairs_of_neighbours
 from anesurgery.placement.rules.lost_in_conversion import LEAST_CHANGE, grown_epsilon
+from anesurgery.placement.step_errors import StepErrors, step_errors
 from anesurgery.placement.target import Target
+from anesurgery.placement.worse_inputs import Peaks, described, ranges_of, trials
 from anesurgery.registry import INTERPRETER
-from anesurgery.semantics.reading import in_decibels
 
 Values = Mapping[str, Array]
 GATE = 40.0
@@ -179,8 +163,7 @@ def certify(
             gradients of the largest values and of the error; integers change at random. There is no search if
             given inputs fail.
         steps: how many calls in a row to try, with outputs fed back to inputs. States live on, and the sets
-        of
-            inputs are used in turn.
+            of inputs are used in turn.
         feedback: output -> the input that it feeds, for `steps`; found by names, else by shapes, when absent.
         seed: of the sampled inputs and of the search.
         engine: "coreai": Apple's Core AI runtime must give the same outputs too, up to the gate. It runs the
@@ -216,10 +199,10 @@ def certify(
     choices = _choices_with_repairs(walked.choices, loaded.program, function, worst.values, inspection)
     over = step_errors(loaded, function, both, called_with, steps, feedback) if steps > 1 else None
     verdict, why = _verdict(rows, outputs, trial.misses(outputs), worst.described, gate)
-    found = tuple(without_small(inspection.all_findings, walked.norms_off))
-    beside = _further_verdict(trial, choices, over, worst.values, first.sample(seed + 1), gate)
+    findings = tuple(without_small(inspection.all_findings, walked.norms_off))
+    further = _further_verdict(trial, choices, over, worst.values, first.sample(seed + 1), gate)
     by_engine = _engine_verdict(loaded, model, worst.values, function, gate, engine)
-    for other in (beside, hidden_risks(found), by_engine):
+    for other in (further, hidden_risks(findings), by_engine):
         verdict, why = _worse((verdict, why), other)
     return Certificate(
         rows,
@@ -232,16 +215,12 @@ def certify(
         worst.values,
         choices,
         over,
-        (*filter(None, [as_given.refused]), *report_lines(found)),
+        (*filter(None, [as_given.refused]), *report_lines(findings)),
     )
 
 
 def _input_sets(inputs: Values | Iterable[Values]) -> list[Any]:
-    """Return the given sets of inputs as a list.
-
-    Raises:
-        SurgeryError: there are none.
-    """
+    """Return the given sets of inputs as a list; raise a SurgeryError if there are none."""
     sets = [inputs] if isinstance(inputs, Mapping) else list(inputs)
     if not sets:
         raise SurgeryError("certify: the list of inputs is empty; give at least one set")
@@ -249,11 +228,7 @@ def _input_sets(inputs: Values | Iterable[Values]) -> list[Any]:
 
 
 def _check_feedback(feedback: Mapping[str, str] | None, steps: int) -> None:
-    """Refuse `feedback` for a single call.
-
-    Raises:
-        SurgeryError: pairs were given, and only one step.
-    """
+    """Raise a SurgeryError if `feedback` is given for a single call."""
     if feedback and steps == 1:
         raise SurgeryError("feedback= is for several calls in a row; give steps=2 or more")
 
@@ -264,8 +239,8 @@ def _engine_verdict(
     """Return the verdict of another engine: "fails" if its outputs differ from those of the interpreter."""
     if engine == INTERPRETER:
         return "holds", ""
-    found = compare(loaded.program, subject, values, gate=gate, function=function, engine=engine)
-    return ("holds", "") if found.ok else ("fails", f"run by {engine}: {found.verdict}")
+    comparison = compare(loaded.program, subject, values, gate=gate, function=function, engine=engine)
+    return ("holds", "") if comparison.ok else ("fails", f"run by {engine}: {comparison.verdict}")
 
 
 def arithmetic_of(target: str | None) -> str:
@@ -526,9 +501,9 @@ def _verdict(
         return "at risk", f"{'; '.join(missed)} on inputs that the search found {searched}{blamed}"
     if missed:
         return "fails", "; ".join(missed) + blamed
-    near = [row for row in rows if row.largest * MARGIN > fp16.LARGEST and math.isfinite(row.largest)]
-    if near:
-        row = max(near, key=lambda r: r.largest)
+    near_overflow = [row for row in rows if row.largest * MARGIN > fp16.LARGEST and math.isfinite(row.largest)]
+    if near_overflow:
+        row = max(near_overflow, key=lambda r: r.largest)
         helps = f" ({', '.join(row.repairs)} may help)" if row.repairs else ""
         reaches = f"{row.op_type} {row.name} reaches {row.largest:.3g}"
         return "at risk", f"{reaches}; fp16 ends at {fp16.LARGEST:.0f}{helps}"
@@ -538,390 +513,6 @@ def _verdict(
     if least == math.inf:
         return "holds", "every output is identical"
     return "holds", f"every output reaches {least:.1f} dB, and {gate:g} dB are required"
-
-
-# Errors over many calls: outputs that feed inputs, and states, carry them from one call to the next.
-
-SIDES = names("in out input output new next old prev previous past present updated n t")
-"""Words in names that tell an input from an output: `past_key` and `present_key` are a pair."""
-
-
-@dataclass(frozen=True)
-class StepErrors:
-    """The errors of the outputs over many calls, with outputs fed back to inputs.
-
-    Attributes:
-        feedback: output -> the input that it feeds in the next call.
-        guessed: were the pairs found by their shapes, and not by their names or by the caller?
-        states: names of the states, which keep their values from call to call.
-        decibels: arithmetic -> PSNR in dB of the worst output of each call.
-    """
-
-    feedback: Mapping[str, str]
-    guessed: bool
-    states: tuple[str, ...]
-    decibels: Mapping[str, tuple[float, ...]]
-
-    @property
-    def count(self) -> int:
-        """The number of calls."""
-        return len(next(iter(self.decibels.values())))
-
-    def below(self, gate: float) -> dict[str, int]:
-        """Return {arithmetic: the first call, from 1, whose outputs miss the gate}, without those that pass."""
-        first = {a: next((k for k, v in enumerate(row, 1) if v < gate), 0) for a, row in self.decibels.items()}
-        return {a: k for a, k in first.items() if k}
-
-    @property
-    def words(self) -> str:
-        """The feedback, and the errors of the first and of the last call, in words."""
-        fed = ", ".join(f"{out} -> {name}" for out, name in self.feedback.items())
-        fed += " (guessed from equal shapes; feedback= changes it)" if self.guessed else ""
-        fed = "; ".join(filter(None, (fed, f"states {', '.join(self.states)}" if self.states else "")))
-        ends = ", ".join(
-            f"{in_decibels(v[0], digits=0)} -> {in_decibels(v[-1], digits=0)} in {a}"
-            for a, v in self.decibels.items()
-        )
-        return f"{self.count} steps, fed back: {fed}: {ends}"
-
-
-def step_errors(
-    loaded: Loaded,
-    function: str | None,
-    arithmetics: Sequence[str],
-    samples: Sequence[Mapping[str, Any]],
-    steps: int,
-    feedback: Mapping[str, str] | None,
-) -> StepErrors:
-    """Call a model again and again in each arithmetic, each with its own states and its own outputs.
-
-    Args:
-        loaded: the model.
-        function: which function; `main` or the first by default.
-        arithmetics: the arithmetics to compare with the exact one.
-        samples: sets of inputs, used in turn; of an input that is fed back only the first set is used.
-        steps: the number of calls.
-        feedback: output -> input; found by names, and else by shapes, when absent.
-
-    Raises:
-        SurgeryError: no output feeds an input, or the pairs that were given do not fit.
-    """
-    predictors = {
-        a: Predictor(loaded, function=function, precision=a, fuse=False) for a in ("fp32", *arithmetics)
-    }
-    entries, exits = predictors["fp32"].ports
-    states = tuple(n for n, v in entries.items() if types.is_state(v.sym_type))
-    pairs, guessed = (dict(feedback), False) if feedback else pairs_of(entries, exits, bool(states))
-    _check_pairs(pairs, entries, exits, states)
-    runs = [_outputs_of_calls(predictor, samples, pairs, steps) for predictor in predictors.values()]
-    rows: list[list[float]] = [[] for _ in arithmetics]
-    for exact, *others in zip(*runs, strict=True):
-        for row, outputs in zip(rows, others, strict=True):
-            row.append(nearness(exact, outputs))
-    decibels = {a: tuple(row) for a, row in zip(arithmetics, rows, strict=True)}
-    return StepErrors(pairs, guessed, states, decibels)
-
-
-def _outputs_of_calls(
-    predictor: Predictor, samples: Sequence[Mapping[str, Any]], pairs: Mapping[str, str], steps: int
-) -> Iterator[Mapping[str, Any]]:
-    """Yield the outputs of each call, and feed them back to the next one."""
-    states = predictor.make_state() or None
-    fed: dict[str, Array] = {}
-    for k in range(steps):
-        values = {**samples[k % len(samples)], **fed} if k else dict(samples[0])
-        outputs = predictor(values, state=states)
-        fed = {name: np.asarray(outputs[out]).astype(values[name].dtype) for out, name in pairs.items()}
-        yield outputs
-
-
-def pairs_of(
-    entries: Mapping[str, Var], exits: Mapping[str, Var], has_states: bool = False
-) -> tuple[dict[str, str], bool]:
-    """Return {output: the input that it feeds}, and whether the pairs were guessed from shapes.
-
-    Names that differ only in words such as "in" and "out" are pairs. If there are no such names and no
-    states, an input and an output are a pair if no other one has their shape.
-    """
-    plain = {n: v for n, v in entries.items() if _is_array(v)}
-    by_stem = {_stem(name): name for name in plain}
-    named = {
-        out: by_stem[_stem(out)]
-        for out, var in exits.items()
-        if _is_array(var) and _stem(out) in by_stem and _have_same_shape(var, plain[by_stem[_stem(out)]])
-    }
-    if named or has_states:
-        return named, False
-    arrays = {out: var for out, var in exits.items() if _is_array(var)}
-    candidates = {out: [n for n, v in plain.items() if _have_same_shape(var, v)] for out, var in arrays.items()}
-    single = {out: inputs[0] for out, inputs in candidates.items() if len(inputs) == 1}
-    taken = list(single.values())
-    return {out: name for out, name in single.items() if taken.count(name) == 1}, True
-
-
-def _stem(name: str) -> str:
-    """Return a name without the words of `SIDES`."""
-    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name)
-    return "_".join(w.lower() for w in words if w.lower() not in SIDES) or name
-
-
-def _is_array(var: Var) -> bool:
-    return types.is_tensor(var.sym_type) and np_dtype(var).kind in "fiu"
-
-
-def _have_same_shape(a: Var, b: Var) -> bool:
-    """Do two values have the same static shape, and the same kind of dtype?"""
-    shape = static_shape(a)
-    return shape is not None and shape == static_shape(b) and np_dtype(a).kind == np_dtype(b).kind
-
-
-def _check_pairs(
-    pairs: Mapping[str, str], entries: Mapping[str, Var], exits: Mapping[str, Var], states: Sequence[str]
-) -> None:
-    """Check that the pairs are outputs and inputs of equal shapes.
-
-    Raises:
-        SurgeryError: there are neither pairs nor states, a name is unknown, or shapes differ.
-    """
-    if not pairs and not states:
-        raise SurgeryError(
-            "steps= feeds outputs back, and none is like an input by name or shape; "
-            'give feedback={"output": "input"}'
-        )
-    for out, name in pairs.items():
-        for side, wanted, there in (("output", out, exits), ("input", name, entries)):
-            if wanted not in there:
-                raise SurgeryError(f"feedback: no {side} {wanted!r}; {near_matches(wanted, there)}")
-        if not _have_same_shape(exits[out], entries[name]):
-            shapes = [tuple(v.shape or ()) for v in (exits[out], entries[name])]
-            raise SurgeryError(f"feedback: {out} is {shapes[0]}, and {name} is {shapes[1]}")
-
-
-# The search for worse inputs, within the range of the given ones.
-#
-# For float inputs torch differentiates the interpreter, and a trial follows the gradient of one of the largest
-# values, or of the error of the outputs in fp16. Random changes start from the inputs that came nearest to a
-# failure; integers change only so.
-
-Tensors = Mapping[str, Array]
-Ranges = Mapping[str, tuple[float, float]]
-MOST_TARGETS = 4
-"""The most values whose gradients are followed: the largest ones on the first inputs, one of each magnitude.
-A
-choice: each is a trial of its own."""
-REDRAWN_SHARE = 0.25
-"""Share of the numbers that a random change replaces. A choice: a change of all would lose what the trial
-found."""
-LOG_FLOOR = 1e-30
-"""Added to an error before its logarithm: below any error of fp16."""
-
-
-@dataclass
-class Trial:
-    """One way to find worse inputs: along a gradient, or by random changes.
-
-    Attributes:
-        name: in words, as "the gradient of y".
-        point: the inputs tried last.
-        uphill: a function of the inputs that gives the number to increase, and its gradients by input; None
-        for
-            random changes.
-        step: the share of the range by which inputs move; 1 at first, halved after each step that gains
-        nothing.
-    """
-
-    name: str
-    point: Tensors
-    uphill: Callable[[Tensors], tuple[float, dict[str, Array]]] | None = None
-    step: float = 1.0
-    _best: tuple[float, Tensors, dict[str, Array]] | None = field(default=None, repr=False)
-
-    def next(self, ranges: Ranges, rng: np.random.Generator) -> Tensors:
-        """Return the inputs to try next.
-
-        Raises:
-            RuntimeError: torch cannot differentiate an op on the way.
-        """
-        if self.uphill is None:
-            return drawn_anew(self.point, ranges, rng)
-        height, gradients = self.uphill(self.point)
-        if self._best is None or height > self._best[0]:
-            self._best = (height, self.point, gradients)
-        else:
-            self.step /= 2
-        _, point, gradients = self._best
-        self.point = moved(point, gradients, ranges, self.step)
-        return self.point
-
-
-def ranges_of(samples: Sequence[Tensors]) -> dict[str, tuple[float, float]]:
-    """Return {input: (least, largest) of its finite numbers in all samples}, without inputs that have none."""
-    ends = {}
-    for name in samples[0]:
-        arrays = [np.asarray(v[name]) for v in samples if name in v]
-        numbers = [a[np.isfinite(a)] for a in arrays if a.dtype.kind in "iuf"]
-        numbers = [a for a in numbers if a.size]
-        if numbers:
-            ends[name] = (float(min(a.min() for a in numbers)), float(max(a.max() for a in numbers)))
-    return ends
-
-
-def moved(point: Tensors, gradients: Mapping[str, Array], ranges: Ranges, step: float) -> Tensors:
-    """Return inputs after a step along the signs of gradients, by a share of the range, clipped to it."""
-    new = dict(point)
-    for name, gradient in gradients.items():
-        low, high = ranges[name]
-        value = np.asarray(point[name])
-        new[name] = np.clip(value + np.sign(gradient) * step * (high - low), low, high).astype(value.dtype)
-    return new
-
-
-def drawn_anew(point: Tensors, ranges: Ranges, rng: np.random.Generator) -> Tensors:
-    """Return inputs with some numbers drawn anew, uniformly over the range."""
-    new = dict(point)
-    for name, (low, high) in ranges.items():
-        value = np.asarray(point[name])
-        fresh: Array
-        if value.dtype.kind in "iu":
-            fresh = rng.integers(int(low), int(high) + 1, value.shape)
-        else:
-            fresh = rng.uniform(low, high, value.shape)
-        new[name] = np.where(rng.random(value.shape) < REDRAWN_SHARE, fresh, value).astype(value.dtype)
-    return new
-
-
-def described(values: Tensors, ranges: Ranges) -> str:
-    """Return in words where the numbers of each input lie in its range."""
-    words = []
-    for name, (low, high) in ranges.items():
-        numbers = np.asarray(values[name]).astype(np.float64)
-        share = float(np.mean(np.isclose(numbers, low) | np.isclose(numbers, high)))
-        words.append(f"{name} from {numbers.min():.3g} to {numbers.max():.3g}, {share:.0%} of it at an end")
-    return ", ".join(words)
-
-
-def trials(program: Program, function: str | None, first: Tensors, ranges: Ranges) -> list[Trial]:
-    """Return the trials that start from the first inputs: gradients for float inputs, and random changes."""
-    floats = [n for n in ranges if np.asarray(first[n]).dtype.kind == "f" and ranges[n][0] < ranges[n][1]]
-    by_gradient = []
-    if floats:
-        slopes = Slopes(program, function, floats)
-        for op in slopes.largest(first):
-            by_gradient.append(Trial(f"the gradient of {op.outputs[0].name}", first, partial(slopes.of, op)))
-        by_gradient.append(Trial("the gradient of the error of the outputs", first, slopes.of_error))
-    return [*by_gradient, Trial("random changes", first)]
-
-
-class Peaks(Listener):
-    """A listener that records the largest magnitude of the first output of each op, if that is fp16."""
-
-    def __init__(self) -> None:
-        self.found: dict[Operation, float] = {}
-
-    @property
-    def headroom(self) -> float:
-        """The distance in dB of the largest value from the end of fp16; negative beyond it."""
-        if not all(map(math.isfinite, self.found.values())):
-            return -math.inf
-        return psnr(fp16.LARGEST, max(self.found.values(), default=0.0))
-
-    def after(self, op: Operation, outputs: Sequence[Any]) -> None:
-        """Record the largest magnitude of the first output."""
-        value = outputs[0] if outputs and np_dtype(op.outputs[0]) == np.float16 else None
-        if isinstance(value, torch.Tensor) and value.numel():
-            self.found[op] = float(torch.linalg.vector_norm(value, math.inf))
-
-
-class Slopes:
-    """Gradients of a function's values by its inputs of floats, in exact arithmetic and in fp16.
-
-    Gradients ignore rounding, as those of a cast in torch do.
-    """
-
-    def __init__(self, program: Program, function: str | None, floats: Sequence[str]) -> None:
-        self._exact, self._half = (
-            Executable(program, function=function, precision=p, fuse=False) for p in ("fp32", "fp16")
-        )
-        self._floats = floats
-
-    def largest(self, values: Tensors) -> list[Operation]:
-        """Return the `MOST_TARGETS` ops with the largest values, one for each magnitude (to 4 digits)."""
-        peaks = Peaks()
-        self._exact(values, listener=peaks)
-        by_size: dict[float, Operation] = {}
-        top = set(self._exact.function.operations)
-        for op, peak in peaks.found.items():
-            if op in top and math.isfinite(peak):
-                by_size.setdefault(float(f"{peak:.4g}"), op)
-        return [by_size[size] for size in sorted(by_size, reverse=True)[:MOST_TARGETS]]
-
-    def of(self, op: Operation, values: Tensors) -> tuple[float, dict[str, Array]]:
-        """Return the largest magnitude of an op's first output, and its gradients by input."""
-        leaves, env = self._leaves_and_environment(self._exact, values)
-        with torch.enable_grad():
-            for step, outputs in _run_steps(self._exact, env):
-                if step is op:
-                    return self._height_and_gradients(outputs[0].abs().amax(), leaves)
-        raise RuntimeError(f"{op.outputs[0].name} was not computed")
-
-    def of_error(self, values: Tensors) -> tuple[float, dict[str, Array]]:
-        """Return the sum over outputs of the logarithm of their relative error in fp16, and its gradients."""
-        leaves, exact = self._leaves_and_environment(self._exact, values)
-        half = {
-            v: leaves.get(v.name, value)
-            for v, value in self._leaves_and_environment(self._half, values)[1].items()
-        }
-        with torch.enable_grad():
-            for executable, env in ((self._exact, exact), (self._half, half)):
-                for _ in _run_steps(executable, env):
-                    pass
-            error = torch.zeros(())
-            for var in self._exact.function.outputs:
-                wanted, rounded = (
-                    e.plan.value(env, var) for e, env in ((self._exact, exact), (self._half, half))
-                )
-                if isinstance(wanted, torch.Tensor) and wanted.is_floating_point():
-                    noise = (rounded - wanted).square().mean() / (wanted.detach().abs().amax() ** 2 + LOG_FLOOR)
-                    error = error + torch.log(noise + LOG_FLOOR)
-            return self._height_and_gradients(error, leaves)
-
-    def _leaves_and_environment(
-        self, executable: Executable, values: Tensors
-    ) -> tuple[dict[str, torch.Tensor], dict[Any, Any]]:
-        """Return the float inputs as leaves of autograd, by name, and the environment of a run."""
-        env = sampling.bind(executable.function, values, None)
-        leaves = {v.name: value.clone().requires_grad_() for v, value in env.items() if v.name in self._floats}
-        return leaves, {v: leaves.get(v.name, value) for v, value in env.items()}
-
-    def _height_and_gradients(
-        self, height: torch.Tensor, leaves: Mapping[str, torch.Tensor]
-    ) -> tuple[float, dict[str, Array]]:
-        slopes = torch.autograd.grad(height, list(leaves.values()), allow_unused=True)
-        arrays = {
-            n: np.nan_to_num(slope.numpy())
-            for n, slope in zip(leaves, slopes, strict=True)
-            if slope is not None
-        }
-        return float(height.detach()), arrays
-
-
-def _run_steps(executable: Executable, env: dict[Any, Any]) -> Iterator[tuple[Operation, Sequence[Any]]]:
-    """Run a function step by step; yield each op with its outputs."""
-    for step in executable.plan.steps:
-        caught = _LastOutputs()
-        executable.plan.take(step, env, caught)
-        yield step.op, caught.outputs
-
-
-class _LastOutputs(Listener):
-    """A listener that keeps the last outputs: those of an op come after those of the ops in its blocks."""
-
-    def __init__(self) -> None:
-        self.outputs: Sequence[Any] = ()
-
-    def after(self, op: Operation, outputs: Sequence[Any]) -> None:
-        """Keep the outputs."""
-        self.outputs = outputs
 
 
 # The error of norms whose epsilon grew in the conversion, on the inputs of a run.

@@ -174,8 +174,10 @@ def _with_corrections(formula_says: Estimate, learned: Mapping[str, Correction])
     for unit, correction in learned.items():
         if unit in times and (formula := times[unit]) is not None:
             times[unit], off[unit] = formula * correction.factor, correction.off
-    left = () if learned else formula_says.or_else
-    return replace(formula_says, ane=times["ane"], cpu=times["cpu"], off=(off["ane"], off["cpu"]), or_else=left)
+    alternatives = () if learned else formula_says.or_else
+    return replace(
+        formula_says, ane=times["ane"], cpu=times["cpu"], off=(off["ane"], off["cpu"]), or_else=alternatives
+    )
 
 
 def _with_larger_error(estimated: Estimate, factors: tuple[float, float]) -> Estimate:
@@ -203,10 +205,12 @@ def _two_rates(ane: float, cpu: float, what: str) -> Formula:
 
 def _by_size_class(rates: tuple[Rates, ...], flop: float, feature: float) -> Estimate:
     """Return the estimate of a sum of products by the class of its feature, with classes that are as likely."""
-    own = next(row for row in rates if feature >= row.cut)
-    near = {r for i, row in enumerate(rates[:-1]) if _is_near_cut(row, feature) for r in (row, rates[i + 1])}
-    (ane, off_ane), (cpu, off_cpu) = _geometric_mean(own.ane), _geometric_mean(own.cpu)
-    others = tuple(_times_in_class(row, flop) for row in near if row is not own)
+    chosen = next(row for row in rates if feature >= row.cut)
+    possible = {
+        r for i, row in enumerate(rates[:-1]) if _is_near_cut(row, feature) for r in (row, rates[i + 1])
+    }
+    (ane, off_ane), (cpu, off_cpu) = _geometric_mean(chosen.ane), _geometric_mean(chosen.cpu)
+    others = tuple(_times_in_class(row, flop) for row in possible if row is not chosen)
     return Estimate(flop / ane, flop / cpu, off=(off_ane, off_cpu), or_else=others)
 
 
@@ -222,8 +226,10 @@ def _with_neighbour_classes(estimated: Estimate, flop: float) -> Estimate:
     cut is certainly in its own class.
     """
     own = next(i for i, row in enumerate(LINEAR_RATES) if flop >= row.cut)
-    near = [r for i, r in enumerate(LINEAR_RATES) if abs(i - own) == 1 and _may_be_other_class(i, own, flop)]
-    others = tuple(_times_in_class(row, flop) for row in near)
+    possible = [
+        r for i, r in enumerate(LINEAR_RATES) if abs(i - own) == 1 and _may_be_other_class(i, own, flop)
+    ]
+    others = tuple(_times_in_class(row, flop) for row in possible)
     return replace(estimated, or_else=(*estimated.or_else, *(o for o in others if o not in estimated.or_else)))
 
 

@@ -192,8 +192,7 @@ class Inspection(Drawn):
         measured: does each row have the unit of Core ML's own plan?
         parts: the reports of the parts of a pipeline, by name.
         cost: cost of the chosen path in microseconds, as Core ML's segmenter counts it: estimates, launches
-        and
-            switches. It is not a run time. None if there is none.
+            and switches. It is not a run time. None if there is none.
         at_shapes: the units at each enumerated shape; the ops are those of the default one.
         functions: of a package with several functions, and of a folder of sizes, the inspection of each by
             name; the ops are those of the default function, and of the largest size.
@@ -445,10 +444,10 @@ def _passes_to_try(rows: Sequence[OpRow]) -> str:
     Ops that take less than `LEAST_SHARE_OF_TIME` do not count.
     """
     saved: dict[str, float] = {}
-    whole = sum(row.ms or 0.0 for row in rows)
+    total = sum(row.ms or 0.0 for row in rows)
     for row in rows:
         remedies = [finding.remedy for finding in _findings_off_engine(row) if finding.remedy]
-        if remedies and (row.ms is None or row.ms >= LEAST_SHARE_OF_TIME * whole):
+        if remedies and (row.ms is None or row.ms >= LEAST_SHARE_OF_TIME * total):
             saved[remedies[0]] = saved.get(remedies[0], 0.0) + (row.ms or 0.0)
     if not saved:
         return ""

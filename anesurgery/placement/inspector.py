@@ -106,8 +106,7 @@ def inspect(
         target: chips and OS, as "M1/macOS 14", "M4+", "any" (the default: every chip).
         compute_units: CPU_AND_NE (the default), ALL, CPU_AND_GPU or CPU_ONLY; a name, or one of coremltools.
         inputs: arrays by name, or a list of such mappings. The model then runs, and each numeric finding
-        gives
-            the values that its op reaches.
+            gives the values that its op reaches.
         function: which function; `main` or the first by default.
         measured: ask Core ML too (macOS 14.4 or later). Elsewhere a note says that it was not asked.
 
@@ -337,10 +336,10 @@ def _first_size_off_engine(sizes: Mapping[str, Inspection]) -> tuple[str, ...]:
     """Return a note on the first size with an op that the engine cannot run, but can at the size before."""
     for (smaller, before), (name, after) in itertools.pairwise(sizes.items()):
         legal = {place for place, row in _rows_by_place(before).items() if row.legal}
-        lost = [row for place, row in _rows_by_place(after).items() if row.legal is False and place in legal]
-        if lost:
-            more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
-            first = f"{lost[0].op_type} {lost[0].name}{more}"
+        illegal = [row for place, row in _rows_by_place(after).items() if row.legal is False and place in legal]
+        if illegal:
+            more = f" (and {len(illegal) - 1} more)" if len(illegal) > 1 else ""
+            first = f"{illegal[0].op_type} {illegal[0].name}{more}"
             return (f"leaves the engine at {name}: {first}, which it can run at {smaller}",)
     return ()
 
@@ -348,11 +347,11 @@ def _first_size_off_engine(sizes: Mapping[str, Inspection]) -> tuple[str, ...]:
 def _rows_by_place(inspection: Inspection) -> dict[tuple[str, int], OpRow]:
     """Return the rows by (op type, number of ops of that type before it): names differ between conversions."""
     counts = Counter[str]()
-    placed = dict[tuple[str, int], OpRow]()
+    rows = dict[tuple[str, int], OpRow]()
     for row in inspection.ops:
-        placed[row.op_type, counts[row.op_type]] = row
+        rows[row.op_type, counts[row.op_type]] = row
         counts[row.op_type] += 1
-    return placed
+    return rows
 
 
 NO, OTHER_TARGET = "no", "other chip or OS"

@@ -139,12 +139,12 @@ def _run_time_values(function: Function, ops: Iterable[Operation]) -> Iterator[V
 
 def _peak_bytes(ops: Iterable[Operation], values: dict[Var, int]) -> int:
     """Return the largest sum of bytes of values that live at the same time."""
-    places, ends = _places_and_ends(ops)
-    change = [0] * (len(places) + 2)
+    positions, ends = _places_and_ends(ops)
+    change = [0] * (len(positions) + 2)
     for var, count in values.items():
         op = producer(var)
-        change[0 if op is None else places[op]] += count
-        change[_last_place(var, places, ends, len(places)) + 1] -= count
+        change[0 if op is None else positions[op]] += count
+        change[_last_place(var, positions, ends, len(positions)) + 1] -= count
     return max(accumulate(change), default=0)
 
 
@@ -159,13 +159,13 @@ def _places_and_ends(ops: Iterable[Operation]) -> tuple[dict[Operation, int], di
     return places, ends
 
 
-def _last_place(var: Var, places: dict[Operation, int], ends: dict[Operation, int], last: int) -> int:
+def _last_place(var: Var, positions: dict[Operation, int], ends: dict[Operation, int], last: int) -> int:
     """Return the place of the last op that reads a value; a loop that reads it keeps it to the loop's end."""
     home = var.op.enclosing_block if var.op is not None else None
-    readers = [ends[_ancestor_in(op, home)] for op in consumers(var) if op in places]
+    readers = [ends[_ancestor_in(op, home)] for op in consumers(var) if op in positions]
     for block in var.consuming_blocks:
         readers.append(last if block.outer_op is None else ends[block.outer_op])
-    own = 0 if var.op is None else places[var.op]
+    own = 0 if var.op is None else positions[var.op]
     return max([own, *readers])
 
 

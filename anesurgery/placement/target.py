@@ -392,14 +392,14 @@ def _least(chips: tuple[str, ...], limit: str) -> tuple[int, str]:
 
 def spans(families: Iterable[int]) -> str:
     """Return the chips of some generations of the engine, in words: "A14 to A16 and M1 to M3"."""
-    wanted, said = set(families), list[str]()
+    wanted, words = set(families), list[str]()
     for letter in "AM":
         numbers = sorted(int(c.name[1:]) for c in CHIPS.values() if c.name[0] == letter and c.family in wanted)
         for number in numbers:
             if number - 1 not in numbers:
                 last = next(n for n in range(number, 99) if n + 1 not in numbers)
-                said.append(f"{letter}{number}" + (f" to {letter}{last}" if last > number else ""))
-    return " and ".join(", ".join(said).rsplit(", ", 1))
+                words.append(f"{letter}{number}" + (f" to {letter}{last}" if last > number else ""))
+    return " and ".join(", ".join(words).rsplit(", ", 1))
 
 
 def _runs(chip: Chip, platform: str | None, version: int | None) -> bool:

@@ -264,8 +264,7 @@ class Rates:
         factor: of its generation; it multiplies Core ML's estimates.
         gb: GB/s at which it reads weights.
         fixed, switch, floor: microseconds of a prediction, of a change of the unit, and the least time of an
-        op on
-            the longest chain.
+            op on the longest chain.
         long: how many times longer attention over long sequences takes.
         notch: how many times longer it takes to read weights that `rules.slow.dma_notch` finds.
         forms: form of weights -> its factors "reading", "computing" and "grows" (with rows).
@@ -335,9 +334,9 @@ def bandwidth(rates: Mapping[str, float], family: int, chip: str) -> float:
     """
     if chip in rates:
         return float(rates[chip])
-    alike = [name for name in rates if (" " in name) == (" " in chip)]
-    distances = {name: abs(CHIPS[name.split()[0]].family - family) for name in alike}
-    if not alike:
+    of_kind = [name for name in rates if (" " in name) == (" " in chip)]
+    distances = {name: abs(CHIPS[name.split()[0]].family - family) for name in of_kind}
+    if not of_kind:
         distances = dict.fromkeys(rates, 0)
     nearest = [math.log(rates[name]) for name, d in distances.items() if d == min(distances.values())]
     return math.exp(math.fsum(nearest) / len(nearest)) if nearest else math.inf
@@ -395,9 +394,9 @@ def deviation(key: Key, table: Mapping[str, Any]) -> float:
     """Return the standard deviation of the logarithm of the time of a source of cost."""
     kind, name = key
     form = name.rpartition(" (")[2].rstrip(")") if name.endswith(")") else ""
-    more = table["forms"][form]["off"] if form in table["forms"] else 0.0
-    own = table["off"]["long"] if form == "long" else table["off"].get(kind, table["off"]["op"])
-    return math.hypot(own, more)
+    form_off = table["forms"][form]["off"] if form in table["forms"] else 0.0
+    off = table["off"]["long"] if form == "long" else table["off"].get(kind, table["off"]["op"])
+    return math.hypot(off, form_off)
 
 
 @dataclass(frozen=True)

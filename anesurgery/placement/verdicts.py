@@ -230,8 +230,8 @@ class Findings:
     def about(self, op: Operation) -> tuple[Finding, ...]:
         """Return what the rules find in an op."""
         rules = (*self._own.get(op.op_type, ()), *self._any)
-        said = [(r, r.test(op, self.target)) for r in rules if r.test is not None]
-        return tuple(r.finding_of(op, op.outputs[0].name, value, self.target) for r, value in said if value)
+        results = [(r, r.test(op, self.target)) for r in rules if r.test is not None]
+        return tuple(r.finding_of(op, op.outputs[0].name, value, self.target) for r, value in results if value)
 
 
 Verdict: TypeAlias = tuple[bool | None, Finding | None, Work, Estimate | None]
@@ -261,13 +261,13 @@ class Known:
     def verdict(self, op: Operation, legality: Legality) -> Verdict:
         """Return the verdict of an op, cached if the op, its operands and its consumers are unchanged."""
         key = legality.target, *self._cache_key_parts(op)
-        found = self.verdicts.get(key)
-        if found is None:
+        verdict = self.verdicts.get(key)
+        if verdict is None:
             self.judged += 1
-            found = _verdict(op, legality)
+            verdict = _verdict(op, legality)
             if not legality.may_look_far(op):
-                self.verdicts[key] = found
-        return found
+                self.verdicts[key] = verdict
+        return verdict
 
     def _cache_key_parts(self, op: Operation) -> Iterator[Any]:
         """Yield all that a verdict depends on; an edit may keep a value and change its name or type."""

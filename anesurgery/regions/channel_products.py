@@ -27,8 +27,8 @@ def weight_of(op: Operation) -> tuple[Var, bool] | None:
         return op.weight, False
     if flag(op, "transpose_x") or op.x.rank < 2 or is_stored(op.x) or op.y.rank != 2:
         return None
-    stored = op.y.op is not None and op.y.op.op_type.startswith("const")
-    return (op.y, not flag(op, "transpose_y")) if stored else None
+    is_constant_op = op.y.op is not None and op.y.op.op_type.startswith("const")
+    return (op.y, not flag(op, "transpose_y")) if is_constant_op else None
 
 
 def reason_outside_region(op: Operation) -> str:
@@ -60,15 +60,15 @@ def weighted_product(op: Operation, layouts: Layouts) -> Step | None:
         return None
     if layouts.get(op.x) is None and not layouts.request(op.x, sequence_layout(shape)):
         return None
-    layout, (weight, turned) = layouts.get(op.x), stored
+    layout, (weight, is_transposed) = layouts.get(op.x), stored
     if layout is None or sorted(layout.axes[-1]) != list(layout.having(CHANNELS)):
         return None
-    outputs = int(weight.shape[1 if turned else 0])
+    outputs = int(weight.shape[1 if is_transposed else 0])
     rest = layout.without([len(shape) - 1], keep_dims=True)
     out = _with_channels(rest, outputs)
     order = layout.column_order(len(shape) - 1)
 
-    kernel = Edit.of(weight.shape).transposed([1, 0] if turned else [0, 1])
+    kernel = Edit.of(weight.shape).transposed([1, 0] if is_transposed else [0, 1])
     kernel = (kernel if order is None else kernel.taken(1, order)).expanded(2).expanded(3)
 
     def build(twins: Twins) -> list[Var]:
@@ -134,8 +134,8 @@ def _scores(op: Operation, layouts: Layouts) -> Step | None:
     def build(twins: Twins) -> list[Var]:
         left = twins.in_shape(op.x, _matrix_shape(x, *at_x))
         right = twins.old_value(op.y) if y is None else twins.in_shape(op.y, _matrix_shape(y, *at_y))
-        turned = y is None and flag(op, "transpose_y")
-        return [twins.mb.matmul(x=left, y=right, transpose_x=True, transpose_y=turned)]
+        transpose_keys = y is None and flag(op, "transpose_y")
+        return [twins.mb.matmul(x=left, y=right, transpose_x=True, transpose_y=transpose_keys)]
 
     return Step((None,), build, gaining_products=at_x == (-1, -2))
 
@@ -153,11 +153,11 @@ def _weighted_sum(op: Operation, layouts: Layouts) -> Step | None:
     if out is None:
         return None
     # the product is (channels, tokens): weights as (tokens summed over, tokens)
-    turned = not flag(op, "transpose_x") if weights_side == 1 else flag(op, "transpose_y")
+    transpose_weights = not flag(op, "transpose_x") if weights_side == 1 else flag(op, "transpose_y")
 
     def build(twins: Twins) -> list[Var]:
         values = twins.in_shape(var, _matrix_shape(layout, free, contracted))
-        return [twins.mb.matmul(x=values, y=twins.old_value(weights), transpose_y=turned)]
+        return [twins.mb.matmul(x=values, y=twins.old_value(weights), transpose_y=transpose_weights)]
 
     return Step((out,), build, gaining_products=weights_side)
 

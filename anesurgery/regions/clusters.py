@@ -94,8 +94,8 @@ def distinct_with_weights(vectors: Array, weights: Array) -> WeightedVectors:
     """
     width = vectors.shape[1]
     if width > 1 or len(vectors) <= MOST_ROWS:
-        distinct, places = np.unique(vectors, return_inverse=True, axis=0 if width > 1 else None)
-        return WeightedVectors(distinct.reshape(-1, width), np.bincount(places.ravel(), weights))
+        distinct, indices = np.unique(vectors, return_inverse=True, axis=0 if width > 1 else None)
+        return WeightedVectors(distinct.reshape(-1, width), np.bincount(indices.ravel(), weights))
     return merged_by_fp16([(vectors.ravel(), weights)], float(np.abs(vectors).max()))
 
 
@@ -110,9 +110,9 @@ def merged_by_fp16(pieces: Iterable[tuple[Array, Array]], largest: float) -> Wei
     counts, sums = np.zeros(1 << 16), np.zeros(1 << 16)
     for values, weights in pieces:
         half = (values * 2.0 ** (FP16_EXPONENT - exponent)).astype(np.float16)
-        places = (half + np.float16(0)).view(np.uint16)  # -0 becomes 0
-        counts += np.bincount(places, weights, minlength=1 << 16)
-        sums += np.bincount(places, weights * values, minlength=1 << 16)
+        codes = (half + np.float16(0)).view(np.uint16)  # -0 becomes 0
+        counts += np.bincount(codes, weights, minlength=1 << 16)
+        sums += np.bincount(codes, weights * values, minlength=1 << 16)
     is_used = counts > 0
     distinct = sums[is_used] / counts[is_used]
     order = np.argsort(distinct)
@@ -134,10 +134,10 @@ def _find_table(distinct: Array, counts: Array, entries: int) -> Array:
         nearest = _nearest(distinct, values)
         total = np.bincount(nearest, counts, entries)
         sums = [np.bincount(nearest, counts * column, entries) for column in distinct.T]
-        moved = np.where(total[:, None] > 0, np.stack(sums, 1) / np.maximum(total, 1)[:, None], values)
-        if np.array_equal(moved, values):
+        means = np.where(total[:, None] > 0, np.stack(sums, 1) / np.maximum(total, 1)[:, None], values)
+        if np.array_equal(means, values):
             break
-        values = moved
+        values = means
     return values
 
 
@@ -154,10 +154,10 @@ def _merged_neighbours(distinct: Array, counts: Array, parts: int) -> tuple[Arra
     """
     gaps = np.gradient(distinct)
     position = np.cumsum(np.cbrt(counts * gaps**2))
-    places = np.minimum((position / position[-1] * parts).astype(np.int64), parts - 1)
-    total = np.bincount(places, counts)
+    part_of = np.minimum((position / position[-1] * parts).astype(np.int64), parts - 1)
+    total = np.bincount(part_of, counts)
     is_used = total > 0
-    means = np.bincount(places, counts * distinct)[is_used] / total[is_used]
+    means = np.bincount(part_of, counts * distinct)[is_used] / total[is_used]
     return means[:, None], total[is_used]
 
 

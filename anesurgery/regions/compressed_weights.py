@@ -216,15 +216,15 @@ def _blockwise(op: Operation, edit: Edit, fill: float) -> Form:
     if not isinstance(offset, np.ndarray):
         raise Refused(f"the offsets of %{op.outputs[0].name} are compressed: no number is known to decode to 0")
     kind = np.asarray(op.data.val).dtype if not is_compressed(op.data) else None
-    wanted = edit.spread(offset)[edit.padding()]
+    zero_codes = edit.spread(offset)[edit.padding()]
     if kind is None:
-        if len(set(wanted.tolist())) != 1:
+        if len(set(zero_codes.tolist())) != 1:
             raise Refused(f"the blocks of %{op.outputs[0].name} have offsets of their own over a palette")
-        return Form(op.op_type, {"data": edited(op.data, edit, float(wanted[0])), **parts})
-    if not np.array_equal(wanted.astype(kind), wanted):
+        return Form(op.op_type, {"data": edited(op.data, edit, float(zero_codes[0])), **parts})
+    if not np.array_equal(zero_codes.astype(kind), zero_codes):
         raise Refused(f"the offsets of %{op.outputs[0].name} are no whole numbers: nothing decodes to 0")
     data = edit.apply(np.asarray(op.data.val))
-    data[edit.padding()] = wanted.astype(kind)
+    data[edit.padding()] = zero_codes.astype(kind)
     return Form(op.op_type, {"data": data, **parts})
 
 

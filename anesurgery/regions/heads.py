@@ -113,11 +113,11 @@ def queries_of(core: Core) -> Queries | Refusal:
         return Queries(product.values[1], 3, 3, 3)
     if product.op_type != "matmul" or total.op_type != "matmul":
         return Refusal(f"the products are {product.op_type} and {total.op_type}", total)
-    turned = total.y is weights
-    if flag(total, "transpose_y") != turned or flag(total, "transpose_x") or product.x.rank != rank:
+    values_first = total.y is weights
+    if flag(total, "transpose_y") != values_first or flag(total, "transpose_x") or product.x.rank != rank:
         return Refusal("the weights of attention are transposed", total)
     axis = rank - 1 if flag(product, "transpose_x") else rank - 2
-    return Queries(product.x, axis, rank - 2, rank - 1 if turned else rank - 2)
+    return Queries(product.x, axis, rank - 2, rank - 1 if values_first else rank - 2)
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,11 @@ class HeadOperand:
 
     def build(self, mb: Maker) -> Var:
         """Build (batch, channels, 1, tokens) of the layout: all heads side by side."""
-        places = list(upstream_views(self.var, self.layout))
-        views = [p for p in places if p[1].is_view]
-        turned = [p for p in places if permutation_to_groups(p[1], _flat_groups(p[1]))]
-        var, layout = [*views[:1], *turned[-1:], *places][0]  # as far upstream as one transposition goes
+        upstream = list(upstream_views(self.var, self.layout))
+        views = [p for p in upstream if p[1].is_view]
+        transposable = [p for p in upstream if permutation_to_groups(p[1], _flat_groups(p[1]))]
+        # the nearest view; else as far upstream as one transposition goes
+        var, layout = [*views[:1], *transposable[-1:], *upstream][0]
         return build_twin(mb, var, layout, _flat_groups(layout))
 
 
@@ -161,16 +162,16 @@ def operands_of(core: Core) -> HeadOperands | Refusal:
         return Refusal(f"the result has the shape {shape}, not four known axes", total)
     if any(v.rank != 4 for op in (product, total) for k, v in operands(op) if k in ("x", "y")):
         return Refusal("the factors do not have four axes", total)
-    turned = total.y is core.softmax.outputs[0]
-    if flag(total, "transpose_y") != turned or flag(total, "transpose_x"):
+    values_first = total.y is core.softmax.outputs[0]
+    if flag(total, "transpose_y") != values_first or flag(total, "transpose_x"):
         return Refusal("the weights of attention are transposed", total)
     query = "ct" if flag(product, "transpose_x") else "tc"
     key = "tc" if flag(product, "transpose_y") else "ct"
-    value = "ct" if turned else "tc"
+    value = "ct" if values_first else "tc"
     with_roles = [
         (product.x, "bc" + query),
         (product.y, "bt" + key.translate(str.maketrans("tc", "ct"))),
-        (total.x if turned else total.y, "bc" + value),
+        (total.x if values_first else total.y, "bc" + value),
     ]
     head_operands = list[HeadOperand]()
     for var, roles in with_roles:
@@ -227,13 +228,13 @@ def mask_layout(shape: Sequence[int]) -> Layout:
 def last_view_of_result(core: Core) -> tuple[Var, Layout]:
     """Return the last of the views of an attention's result, as far as each is read by the next only."""
     var = core.total.outputs[0]
-    turned = core.total.y is core.softmax.outputs[0]
-    layout = Layout.of(fixed_shape(var), "bcct" if turned else "bctc")
+    values_first = core.total.y is core.softmax.outputs[0]
+    layout = Layout.of(fixed_shape(var), "bcct" if values_first else "bctc")
     while not is_output(var) and len(readers := consumers(var)) == 1 and readers[0].op_type in MOVES_NOTHING:
         (reader,) = readers
         after = reader.outputs[0]
-        moved = reader.op_type == "transpose"
-        new = layout.transposed(permutation(reader)) if moved else layout.reshaped(fixed_shape(after))
+        is_transpose = reader.op_type == "transpose"
+        new = layout.transposed(permutation(reader)) if is_transpose else layout.reshaped(fixed_shape(after))
         if new is None:
             break
         var, layout = after, new

@@ -95,17 +95,17 @@ class Layout:
 
     def kept(self, atoms: Iterable[int], axes: Iterable[tuple[int, ...]]) -> Layout:
         """Return the layout of a value that has only some of the atoms, on the given axes."""
-        left = sorted(atoms)
-        new = {a: i for i, a in enumerate(left)}
-        sizes = tuple(self.sizes[a] for a in left)
+        kept_atoms = sorted(atoms)
+        new = {a: i for i, a in enumerate(kept_atoms)}
+        sizes = tuple(self.sizes[a] for a in kept_atoms)
         moved = tuple(tuple(new[a] for a in axis if a in new) for axis in axes)
-        return Layout(sizes, "".join(self.roles[a] for a in left), moved).normal()
+        return Layout(sizes, "".join(self.roles[a] for a in kept_atoms), moved).normal()
 
     def without(self, axes: Sequence[int], keep_dims: bool) -> Layout:
         """Return the layout after a reduction over axes."""
-        gone = {a for axis in axes for a in self.axes[axis]}
-        left = [axis for i, axis in enumerate(self.axes) if keep_dims or i not in axes]
-        return self.kept(set(range(len(self.sizes))) - gone, left)
+        removed = {a for axis in axes for a in self.axes[axis]}
+        axes_left = [axis for i, axis in enumerate(self.axes) if keep_dims or i not in axes]
+        return self.kept(set(range(len(self.sizes))) - removed, axes_left)
 
     def resized(self, axis: int, size: int) -> Layout:
         """Return the layout with another length of an axis that is a single atom."""
@@ -122,20 +122,20 @@ class Layout:
         """Return the layout of the value at another shape; None where its axes cut across atoms."""
         parts: dict[int, list[int]] = {}
         flat = [a for axis in self.axes for a in axis]
-        left, rest = list(flat), 1
+        atoms_left, rest = list(flat), 1
         for size in shape:
             while size > 1:
                 if rest == 1:
-                    if not left:
+                    if not atoms_left:
                         return None
-                    atom = left.pop(0)
+                    atom = atoms_left.pop(0)
                     rest = self.sizes[atom]
                 if size % rest and rest % size:
                     return None
                 part = min(size, rest)
                 parts.setdefault(atom, []).append(part)
                 size, rest = size // part, rest // part
-        if rest > 1 or left:
+        if rest > 1 or atoms_left:
             return None
         fine = self.cut({**parts})
         order, axes = iter([a for axis in fine.axes for a in axis]), []
@@ -151,10 +151,10 @@ class Layout:
         first = len(self.axes) - len(shape)
         if first < 0:
             return None
-        whole = [self.axes[first + i] if size > 1 else () for i, size in enumerate(shape)]
-        if [self.length(axis) for axis in whole] != list(shape):
+        kept_axes = [self.axes[first + i] if size > 1 else () for i, size in enumerate(shape)]
+        if [self.length(axis) for axis in kept_axes] != list(shape):
             return None
-        return self.kept({a for axis in whole for a in axis}, whole)
+        return self.kept({a for axis in kept_axes for a in axis}, kept_axes)
 
     def raised(self, rank: int) -> Layout:
         """Return the layout with axes of length 1 in front, up to a rank."""
@@ -162,14 +162,14 @@ class Layout:
 
     def divided(self, axis: int, sizes: Sequence[int]) -> Layout | None:
         """Return the layout with the atoms of an axis cut into lengths `sizes`; None if that is impossible."""
-        parts, left = dict[int, Sequence[int]](), list(sizes)
+        parts, sizes_left = dict[int, Sequence[int]](), list(sizes)
         for atom in self.axes[axis]:
-            taken: list[int] = []
-            while math.prod(taken) < self.sizes[atom] and left:
-                taken.append(left.pop(0))
-            if math.prod(taken) != self.sizes[atom]:
+            lengths: list[int] = []
+            while math.prod(lengths) < self.sizes[atom] and sizes_left:
+                lengths.append(sizes_left.pop(0))
+            if math.prod(lengths) != self.sizes[atom]:
                 return None
-            parts[atom] = taken
+            parts[atom] = lengths
         return self.cut(parts)
 
     def column_order(self, axis: int) -> Array | None:
@@ -229,13 +229,13 @@ def groups_for(layout: Layout, operands: Sequence[Sequence[int]]) -> Groups:
     rank = len(layout.axes)
     shapes = [(1,) * (rank - len(s)) + tuple(s) for s in operands]
     at = {a: i for i, axis in enumerate(layout.axes) for a in axis}
-    there = {a: tuple(s[i] > 1 for s in shapes) for a, i in at.items()}
-    if all(len({there[a] for a in group}) < 2 for group in layout.groups):
+    longer_in = {a: tuple(s[i] > 1 for s in shapes) for a, i in at.items()}
+    if all(len({longer_in[a] for a in group}) < 2 for group in layout.groups):
         return layout.groups
     groups: list[list[int]] = []
     for atom in range(len(layout.sizes)):
         last = groups[-1][-1] if groups else None
-        if last is not None and layout.roles[last] == layout.roles[atom] and there[last] == there[atom]:
+        if last is not None and layout.roles[last] == layout.roles[atom] and longer_in[last] == longer_in[atom]:
             groups[-1].append(atom)
         else:
             groups.append([atom])
@@ -244,22 +244,22 @@ def groups_for(layout: Layout, operands: Sequence[Sequence[int]]) -> Groups:
 
 def groups_of(layout: Layout, shape: Sequence[int]) -> Groups | None:
     """Return the axes of a twin of the given shape; None where it cuts across atoms."""
-    groups, left = [], list(range(len(layout.sizes)))
+    groups, atoms_left = [], list(range(len(layout.sizes)))
     for size in shape:
         group: list[int] = []
-        while layout.length(group) < size and left:
-            group.append(left.pop(0))
+        while layout.length(group) < size and atoms_left:
+            group.append(atoms_left.pop(0))
         if layout.length(group) != size:
             return None
         groups.append(tuple(group))
-    return tuple(groups) if not left else None
+    return tuple(groups) if not atoms_left else None
 
 
 def seen_shape(layout: Layout, groups: Groups, shape: Sequence[int]) -> list[int]:
     """Return the shape of an operand's twin if the result has these groups."""
-    whole = (1,) * (len(layout.axes) - len(shape)) + tuple(shape)
-    there = {a for i, axis in enumerate(layout.axes) if whole[i] > 1 for a in axis}
-    return [math.prod(layout.sizes[a] for a in group if a in there) for group in groups]
+    full_shape = (1,) * (len(layout.axes) - len(shape)) + tuple(shape)
+    present = {a for i, axis in enumerate(layout.axes) if full_shape[i] > 1 for a in axis}
+    return [math.prod(layout.sizes[a] for a in group if a in present) for group in groups]
 
 
 def twin_of(value: Array, layout: Layout, groups: Groups) -> Array:

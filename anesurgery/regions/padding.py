@@ -176,10 +176,10 @@ def _lane_of_operand(op: Operation, name: str, lanes: Mapping[Var, Any], length:
         return lanes[value]
     if value.rank and value.shape[-1] == length:
         return FILL.get((op.op_type, name), 0.0)
-    held = constant(value)
-    if held is None:
+    stored = constant(value)
+    if stored is None:
         return None
-    array = np.asarray(held, np.float64)
+    array = np.asarray(stored, np.float64)
     if not np.isfinite(array).all():
         return math.nan
     return float(array.flat[0]) if bool((array == array.flat[0]).all()) else None
@@ -264,15 +264,15 @@ def find_region(root: Operation, size: int) -> Region:
 
 def in_reading_order(ops: Iterable[Operation]) -> list[Operation]:
     """Return the ops in an order in which each follows those among them whose results it reads."""
-    wanted, done = dict.fromkeys(ops), dict[Operation, None]()
-    stack = [(op, False) for op in reversed(wanted)]
+    chosen, done = dict.fromkeys(ops), dict[Operation, None]()
+    stack = [(op, False) for op in reversed(chosen)]
     while stack:
         op, ready = stack.pop()
         if ready:
             done[op] = None
         elif op not in done:
             stack.append((op, True))
-            stack += [(v.op, False) for _, v in operands(op) if v.op is not None and v.op in wanted]
+            stack += [(v.op, False) for _, v in operands(op) if v.op is not None and v.op in chosen]
     return list(done)
 
 
@@ -287,25 +287,25 @@ class _Finder:
         seeds = [self._region.entry] if self._region.entry is not None else self._root.outputs
         reached, queue = dict.fromkeys(seeds), list(seeds)
         while queue:
-            for near in self._near(queue.pop()):
-                if near not in reached:
-                    reached[near] = None
-                    queue.append(near)
+            for neighbour in self._near(queue.pop()):
+                if neighbour not in reached:
+                    reached[neighbour] = None
+                    queue.append(neighbour)
         return reached
 
     def _near(self, value: Var) -> list[Var]:
         """Return the values that must be padded together with this one."""
-        near: list[Var] = []
+        neighbours: list[Var] = []
         if value is not self._region.entry and value.op is not None:
-            near += self._needed(value.op) or []
+            neighbours += self._needed(value.op) or []
         for reader in consumers(value):
             if reader.enclosing_block is not self._block:
                 continue
             if contracts_both(reader):
-                near += [v for v in (reader.x, reader.y) if self._can_be_padded(v)]
+                neighbours += [v for v in (reader.x, reader.y) if self._can_be_padded(v)]
             elif value in (self._needed(reader) or []):
-                near += reader.outputs
-        return near
+                neighbours += reader.outputs
+        return neighbours
 
     def _needed(self, op: Operation) -> list[Var] | None:
         """Return what must be padded for the op's result to be padded; None where that is not possible."""
@@ -371,10 +371,10 @@ class _RegionBuilder:
 
     def make(self, op: Operation) -> None:
         """Build one op on padded operands."""
-        at, out = self._mb.before(op), op.outputs[0]
-        wanted = self._padded_parameters(op)
-        inputs = {k: self._twins[v] if k in wanted else self._plain(v) for k, v in op_inputs(op).items()}
-        twin: Var = getattr(at, op.op_type)(**inputs | self._constants(at, op))
+        maker, out = self._mb.before(op), op.outputs[0]
+        padded = self._padded_parameters(op)
+        inputs = {k: self._twins[v] if k in padded else self._plain(v) for k, v in op_inputs(op).items()}
+        twin: Var = getattr(maker, op.op_type)(**inputs | self._constants(maker, op))
         (self._twins if out in self._region.lanes else self.replaced)[out] = twin
 
     def _padded_parameters(self, op: Operation) -> set[str]:

@@ -33,8 +33,8 @@ def encoded(var: Var, numbers: Array, edit: Edit | None = None) -> Part:
     """
     if not is_compressed(var):
         kind = _integer_range(var)
-        whole = numbers if kind is None else np.clip(np.rint(numbers), *kind)
-        return whole.astype(types.nptype_from_builtin(var.dtype))
+        rounded = numbers if kind is None else np.clip(np.rint(numbers), *kind)
+        return rounded.astype(types.nptype_from_builtin(var.dtype))
     assert var.op is not None
     if var.op.op_type not in FORMS:
         raise Refused(f"%{var.name} is stored as {var.op.op_type}, in which no numbers are encoded again")
@@ -155,8 +155,8 @@ def _old_scale_or_new(
 
 def _error(cells: Array, data: Array, scale: Array, zero: Array) -> Array:
     """Return the squared error of each block."""
-    reached = (data.astype(np.float64) - zero[:, None]) * scale.astype(np.float64)[:, None]
-    return ((cells - reached) ** 2).sum(axis=1)
+    decoded_cells = (data.astype(np.float64) - zero[:, None]) * scale.astype(np.float64)[:, None]
+    return ((cells - decoded_cells) ** 2).sum(axis=1)
 
 
 def _positive_scales(scale: Array, dtype: Any) -> Array:
@@ -178,13 +178,13 @@ def _affine(op: Operation, numbers: Array, edit: Edit) -> Form:
     cells = _split_into_blocks(numbers, blocks)
     data, scale, zero = _quantized(cells, kind, zeros, scales.dtype)
     if edit.keeps:
-        held = _split_into_blocks(np.asarray(op.quantized_data.val), blocks)
-        old = (held, np.broadcast_to(scales, scale.shape), np.broadcast_to(zeros, zero.shape))
+        old_integers = _split_into_blocks(np.asarray(op.quantized_data.val), blocks)
+        old = (old_integers, np.broadcast_to(scales, scale.shape), np.broadcast_to(zeros, zero.shape))
         data, scale, zero = _rescaled_or_new(cells, old, (data, scale, zero))
     elif edit.axes[at].sources == (axis,) and not edit.pads:
-        each = [v[edit.axes[at].index] if v.ndim else v for v in (scales, zeros)]
-        before, old_zero = (np.broadcast_to(v, scale.shape) for v in each)
-        data, scale, zero = _old_scale_or_new(cells, kind, before, old_zero, (data, scale, zero))
+        old_parts = [v[edit.axes[at].index] if v.ndim else v for v in (scales, zeros)]
+        old_scale, old_zero = (np.broadcast_to(v, scale.shape) for v in old_parts)
+        data, scale, zero = _old_scale_or_new(cells, kind, old_scale, old_zero, (data, scale, zero))
     stored_type = np.asarray(op.quantized_data.val).dtype
     shape = (-1,) if scales.ndim else ()
     return Form(
@@ -212,21 +212,23 @@ def _quantized_blocks(op: Operation, data: Var, numbers: Array, edit: Edit) -> t
     if kind is None or is_compressed(op.scale) or (offset is not None and is_compressed(offset)):
         raise Refused(f"the numbers of %{op.outputs[0].name} are no integers with plain scales")
     blocks, scales = edit.of_blocks(op.scale.shape).result, np.asarray(op.scale.val)
-    zeros, wanted = None if offset is None else np.asarray(offset.val), _split_into_blocks(numbers, blocks)
-    cells, scale, zero = _quantized(wanted, kind, zeros, scales.dtype)
+    zeros, new_cells = None if offset is None else np.asarray(offset.val), _split_into_blocks(numbers, blocks)
+    cells, scale, zero = _quantized(new_cells, kind, zeros, scales.dtype)
     if edit.keeps and np.size(data.val) == numbers.size:  # and no sparse one
-        old = np.zeros_like(zero) if zeros is None else zeros.ravel()
-        whole = _split_into_blocks(np.asarray(data.val).astype(np.float64), blocks)
-        cells, scale, zero = _rescaled_or_new(wanted, (whole, scales.ravel(), old), (cells, scale, zero))
+        old_zero = np.zeros_like(zero) if zeros is None else zeros.ravel()
+        old_cells = _split_into_blocks(np.asarray(data.val).astype(np.float64), blocks)
+        cells, scale, zero = _rescaled_or_new(
+            new_cells, (old_cells, scales.ravel(), old_zero), (cells, scale, zero)
+        )
     elif not (by_block := edit.of_blocks(op.scale.shape)).pads:
-        before = by_block.apply(scales).ravel()
-        old = np.zeros(len(before)) if zeros is None else by_block.apply(zeros).ravel()
-        cells, scale, zero = _old_scale_or_new(wanted, kind, before, old, (cells, scale, zero))
+        old_scale = by_block.apply(scales).ravel()
+        old_zero = np.zeros(len(old_scale)) if zeros is None else by_block.apply(zeros).ravel()
+        cells, scale, zero = _old_scale_or_new(new_cells, kind, old_scale, old_zero, (cells, scale, zero))
     parts: dict[str, Part] = {"scale": scale.reshape(blocks)}
     if zeros is not None:
         parts["offset"] = zero.reshape(blocks).astype(zeros.dtype).view(zeros.dtype)
-    held = np.asarray(data.val).dtype
-    return _join_blocks(cells, blocks, edit.result).astype(held).view(held), parts
+    dtype = np.asarray(data.val).dtype
+    return _join_blocks(cells, blocks, edit.result).astype(dtype).view(dtype), parts
 
 
 def _scales_over_form(op: Operation, numbers: Array, edit: Edit) -> Form:
@@ -238,9 +240,9 @@ def _scales_over_form(op: Operation, numbers: Array, edit: Edit) -> Form:
         )
     old = edit.apply(np.asarray(decoded(op.outputs[0]), np.float64))
     before, after = (np.abs(_split_into_blocks(v, blocks.result)).max(axis=1) for v in (old, numbers))
-    grown = np.where((before > 0) & (after > 0), after / np.where(before > 0, before, 1), 1)
+    growth = np.where((before > 0) & (after > 0), after / np.where(before > 0, before, 1), 1)
     scales = np.asarray(op.scale.val)
-    scale = blocks.apply(scales).astype(np.float64) * grown.reshape(blocks.result)
+    scale = blocks.apply(scales).astype(np.float64) * growth.reshape(blocks.result)
     parts: dict[str, Part] = {"scale": scale.astype(scales.dtype)}
     inner = numbers / _repeated_over_blocks(parts["scale"], edit.result)
     if (offset := op.inputs.get("offset")) is not None:
@@ -298,8 +300,8 @@ def _find_tables(
     table_values = np.asarray(numbers_of(lut), np.float64).reshape(-1, entries, width)
     _, places = clustered(rows, entries, table_values)
     cells = np.zeros(masks.shape, np.uint8)
-    for at, found in enumerate(places):
-        cells[at][masks[at]] = found
+    for group, indices_of_group in enumerate(places):
+        cells[group][masks[group]] = indices_of_group
     packed = _join_blocks(cells, blocks, shape).view(np.asarray(indices.val).dtype)
     return packed, lut, {} if vector_axis is None else {"vector_axis": np.int32(axis)}
 
@@ -343,9 +345,9 @@ def _sparse_palette(op: Operation, numbers: Array, edit: Edit) -> Form:
         else numbers != 0
     )
     parts = {"indices_mask": mask.astype(np.uint8).view(types.np_uint1_dtype)}
-    held = np.asarray(op.indices_nonzero_data.val).dtype
+    dtype = np.asarray(op.indices_nonzero_data.val).dtype
     return Form(
-        op.op_type, {**parts, "indices_nonzero_data": indices[mask].view(held), "lut": tables, **vector}
+        op.op_type, {**parts, "indices_nonzero_data": indices[mask].view(dtype), "lut": tables, **vector}
     )
 
 

@@ -53,16 +53,16 @@ def joins_of_operand(op: Operation, var: Var) -> tuple[bool, ...]:
     """
     sizes = fixed_shape(var)
     places = next((o.places for o in places_of(op) or () if o.var is var), ())
-    kept = [p for p, n in zip(places, sizes, strict=False) if isinstance(p, int) and n != 1]
-    order = {place: at for at, place in enumerate(sorted(kept))}
-    joins, left = [], -1  # where the last kept axis that is longer than 1 goes, since one that is not kept
+    kept_places = [p for p, n in zip(places, sizes, strict=False) if isinstance(p, int) and n != 1]
+    order = {place: at for at, place in enumerate(sorted(kept_places))}
+    joins, last_place = [], -1  # place of the last kept axis longer than 1, after one that is not kept
     for axis, (one, other) in enumerate(pairwise(places)):
         if isinstance(one, str) or isinstance(other, str):
             joins.append(one == other == CONTRACTED)
-            left = -1
+            last_place = -1
             continue
-        left = order[one] if sizes[axis] != 1 else left
-        joins.append(left < 0 or sizes[axis + 1] == 1 or order[other] == left + 1)
+        last_place = order[one] if sizes[axis] != 1 else last_place
+        joins.append(last_place < 0 or sizes[axis + 1] == 1 or order[other] == last_place + 1)
     return tuple(joins) if places else (False,) * (len(sizes) - 1)
 
 
@@ -256,24 +256,24 @@ def _slice(op: Operation) -> Frame | Refusal:
     begin, end = ([int(i) for i in v.val] for v in (op.begin, op.end))
     masks = {k: each_axis(op, k, False) for k in ("begin_mask", "end_mask", "squeeze_mask")}
     stride = each_axis(op, "stride", 1)
-    single = masks["squeeze_mask"]
-    whole = [
-        not single[i]
+    squeezed = masks["squeeze_mask"]
+    is_full = [
+        not squeezed[i]
         and stride[i] == 1
         and (masks["begin_mask"][i] or begin[i] == 0)
         and (masks["end_mask"][i] or end[i] == sizes[i])
         for i in range(rank)
     ]
     begin = [0 if masks["begin_mask"][i] else begin[i] for i in range(rank)]
-    stride = [1 if single[i] else stride[i] for i in range(rank)]  # one element, whatever the stride
-    end = [begin[i] + 1 if single[i] else end[i] for i in range(rank)]
-    to_end = [begin[i] == -1 if single[i] else masks["end_mask"][i] for i in range(rank)]
+    stride = [1 if squeezed[i] else stride[i] for i in range(rank)]  # one element, whatever the stride
+    end = [begin[i] + 1 if squeezed[i] else end[i] for i in range(rank)]
+    to_end = [begin[i] == -1 if squeezed[i] else masks["end_mask"][i] for i in range(rank)]
 
     def build(mb: Maker, groups: Groups) -> list[Var]:
-        kept = [g[0] if len(g) == 1 and not whole[g[0]] else None for g in groups]
+        cut_axes = [g[0] if len(g) == 1 and not is_full[g[0]] else None for g in groups]
 
         def pick(values: Sequence[Any], default: Any) -> list[Any]:
-            return [default if axis is None else values[axis] for axis in kept]
+            return [default if axis is None else values[axis] for axis in cut_axes]
 
         return [
             mb.slice_by_index(
@@ -281,7 +281,9 @@ def _slice(op: Operation) -> Frame | Refusal:
                 begin=pick(begin, 0),
                 end=pick(end, 0),
                 stride=pick(stride, 1),
-                begin_mask=pick([m and not s for m, s in zip(masks["begin_mask"], single, strict=True)], True),
+                begin_mask=pick(
+                    [m and not s for m, s in zip(masks["begin_mask"], squeezed, strict=True)], True
+                ),
                 end_mask=pick(to_end, True),
             )
         ]
@@ -293,8 +295,8 @@ def _transpose(op: Operation) -> Frame:
     sizes, perm = fixed_shape(op.x), permutation(op)
 
     def build(mb: Maker, groups: Groups) -> list[Var]:
-        places = [_transposed_place(group, sizes, perm) for group in groups]
-        moved = sorted(range(len(groups)), key=lambda g: places[g])
+        positions = [_transposed_place(group, sizes, perm) for group in groups]
+        moved = sorted(range(len(groups)), key=lambda g: positions[g])
         return [mb.transpose(x=_operand_on_view(mb, op.x, len(sizes), groups), perm=moved)]
 
     return Frame(sizes, joins_of_operand(op, op.x), build)
@@ -324,12 +326,12 @@ def transpose_by_blocks(mb: Maker, op: Operation, at_most: int) -> Var:
     return x
 
 
-def _runs(order: Sequence[int], wanted: Sequence[int]) -> list[list[int]]:
+def _runs(order: Sequence[int], target: Sequence[int]) -> list[list[int]]:
     """Return the axes in their order, grouped into runs that also follow each other in the wanted order."""
-    place = {axis: i for i, axis in enumerate(wanted)}
+    position = {axis: i for i, axis in enumerate(target)}
     runs: list[list[int]] = []
     for axis in order:
-        if runs and place[axis] == place[runs[-1][-1]] + 1:
+        if runs and position[axis] == position[runs[-1][-1]] + 1:
             runs[-1].append(axis)
         else:
             runs.append([axis])
@@ -348,8 +350,8 @@ def _best_move(
         blocks = [[*chain(*runs[i:j])] for i, j in pairwise((0, *cuts, len(runs)))]
         longest = max(_length(block, sizes) for block in blocks)
         for perm in permutations(range(len(blocks))):
-            left = len(_runs([axis for place in perm for axis in blocks[place]], wanted))
-            cost = (left, perm[-1] != len(blocks) - 1, longest)
+            remaining = len(_runs([axis for number in perm for axis in blocks[number]], wanted))
+            cost = (remaining, perm[-1] != len(blocks) - 1, longest)
             if best is None or cost < best[0]:
                 best = cost, blocks, list(perm)
     assert best is not None

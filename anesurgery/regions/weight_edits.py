@@ -144,16 +144,16 @@ class Edit:
         """Return an array of the old shape after the edit."""
         order = [s for axis in self.axes for s in axis.sources]
         edited = array.transpose(order).reshape([self._length(axis) for axis in self.axes])
-        kept = [np.flatnonzero(axis.index != PAD) for axis in self.axes]
-        for at, (axis, places) in enumerate(zip(self.axes, kept, strict=True)):
-            edited = _taken_along(edited, at, axis.index[places])
+        kept_indices = [np.flatnonzero(axis.index != PAD) for axis in self.axes]
+        for number, (axis, indices) in enumerate(zip(self.axes, kept_indices, strict=True)):
+            edited = _taken_along(edited, number, axis.index[indices])
         if self.pads:  # written once: a table of embeddings is the largest weight of many models
             inner = edited
             edited = np.full(self.result, fill, edited.dtype) if fill else np.zeros(self.result, edited.dtype)
-            if any(map(_scattered, kept)):
-                edited[np.ix_(*kept)] = inner
+            if any(map(_scattered, kept_indices)):
+                edited[np.ix_(*kept_indices)] = inner
             else:
-                _copy(inner, edited[tuple(map(_as_slice, kept))])
+                _copy(inner, edited[tuple(map(_as_slice, kept_indices))])
         return np.asarray(edited, order="C").view(array.dtype)  # numpy drops the marks of types below a byte
 
     def padding(self) -> Array:
@@ -195,8 +195,8 @@ class Edit:
         if new.sources[-1] != axis or len(new.index) % width:
             return None
         rows = new.index.reshape(-1, width)
-        whole = (rows[:, :1] % width == 0) & (rows == rows[:, :1] + np.arange(width))
-        if not (whole.all(axis=1) | (rows == PAD).all(axis=1)).all():
+        is_vector = (rows[:, :1] % width == 0) & (rows == rows[:, :1] + np.arange(width))
+        if not (is_vector.all(axis=1) | (rows == PAD).all(axis=1)).all():
             return None
         lengths = tuple(n // width if i == axis else n for i, n in enumerate(self.shape))
         index = np.where(rows[:, 0] == PAD, PAD, rows[:, 0] // width)
@@ -218,27 +218,27 @@ class Edit:
 
 def _copy(source: Array, target: Array) -> None:
     """Copy an array in parts, so that memory need not hold all of a mapped one."""
-    for part, place in zip(np.array_split(source, PARTS), np.array_split(target, PARTS), strict=True):
-        place[...] = part
+    for part, target_part in zip(np.array_split(source, PARTS), np.array_split(target, PARTS), strict=True):
+        target_part[...] = part
         release_pages(part)
 
 
-def _scattered(places: Array) -> bool:
+def _scattered(indices: Array) -> bool:
     """Are indices not consecutive?"""
-    return len(places) > 1 and bool((np.diff(places) != 1).any())
+    return len(indices) > 1 and bool((np.diff(indices) != 1).any())
 
 
-def _as_slice(places: Array) -> slice:
+def _as_slice(indices: Array) -> slice:
     """Return consecutive indices as a slice."""
-    first = int(places[0]) if len(places) else 0
-    return slice(first, first + len(places))
+    first = int(indices[0]) if len(indices) else 0
+    return slice(first, first + len(indices))
 
 
-def _taken_along(array: Array, axis: int, places: Array) -> Array:
+def _taken_along(array: Array, axis: int, indices: Array) -> Array:
     """Return some elements of an axis; a view if they are consecutive."""
-    if _scattered(places):
-        return np.take(array, places, axis)
-    return array[(slice(None),) * axis + (_as_slice(places),)]
+    if _scattered(indices):
+        return np.take(array, indices, axis)
+    return array[(slice(None),) * axis + (_as_slice(indices),)]
 
 
 def _block_length(numbers: Array, apart: bool) -> int:
@@ -248,8 +248,8 @@ def _block_length(numbers: Array, apart: bool) -> int:
         rows = numbers.reshape(-1, size)
         most = rows.max(axis=1)
         pads = rows == PAD
-        alike = (np.where(pads, most[:, None], rows) == most[:, None]).all()
-        if alike and (not apart or (pads.all(axis=1) | ~pads.any(axis=1)).all()):
+        has_one_number = (np.where(pads, most[:, None], rows) == most[:, None]).all()
+        if has_one_number and (not apart or (pads.all(axis=1) | ~pads.any(axis=1)).all()):
             return size
     return 1
 

@@ -54,7 +54,7 @@ class StableAngle(Rewrite):
         if not m.angle.turns or var not in (m.angle.y, m.angle.x):
             return None
         sizes = 10 ** rng.uniform(-2, 4, drawn_shape(var))
-        return adversarial.signed(rng, sizes).astype(an.np_dtype(var))
+        return adversarial.with_random_signs(rng, sizes).astype(an.np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The angle to the nearer axis, and from there around."""

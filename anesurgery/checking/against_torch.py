@@ -1,19 +1,17 @@
 """Compare a converted model with the PyTorch module that it was made from, call by call: `against_torch`.
 
-The module runs in PyTorch while its calls are recorded; for each recorded tensor the nearest value of the
-converted program is looked for, since conversions rename, fuse and transpose. The report says at which
-submodule the two part first.
+The module runs in PyTorch while its calls are recorded (`module_calls`). For each recorded tensor the nearest
+value of the converted program is looked up by number, since conversions rename, fuse and transpose (`_Values`).
+`_Match` then decides for each call whether it agrees, or where an error enters. The report names the first such
+submodule.
 """
 
 from __future__ import annotations
 
-import copy
-import inspect
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,45 +19,42 @@ import numpy as np
 import torch
 import torch.fx
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Interpreter, Node
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from anesurgery import fp16
 from anesurgery.checking.grades import compare_arrays, psnr
+from anesurgery.checking.module_calls import FUNCTION, Call, calls_of, fp32_copy
 from anesurgery.display import Drawn, finite
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.interpret import Executable, Listener
 from anesurgery.loading import load
 from anesurgery.mil import Array, Function, Operation, Program, Var, constant, dtype_name, function_of, walk_ops
-from anesurgery.ops import names
 
 GATE = 105.0
-"""PSNR in dB: rounding in fp32 leaves 110 and more of a right value. A wrong weight in one block of a deep
-model is diluted by what goes around the block, so that the blocks behind it still reach 80 to 100."""
+"""PSNR in dB from which a value agrees by default: rounding in fp32 leaves 110 or more. A wrong weight in one
+block of a deep model is diluted by the residual stream, so that later blocks still reach 80 to 100."""
 ORDERS = 24
-"""Orders of axes that are tried for each value: all of four axes."""
+"""The most orders of axes that are tried for each value: all of four axes."""
 ENTERS = 10.0
-"""dB that a module loses on what it was given where an error enters in it; less is carried on."""
+"""dB that a module loses beside its inputs where an error enters in it; less means that it carries one on."""
 ROUNDED = 70.0
-"""PSNR in dB that rounding to fp16 leaves where weights were joined with others, or with a table, first."""
+"""PSNR in dB that rounding to fp16 leaves where weights were first fused with others, or with a table."""
 SEEN = 40.0
-"""PSNR in dB from which on a value is taken for what a module gave, and wrong; below, for another one."""
+"""PSNR in dB from which a value counts as a module's result, if a wrong one; below, as another value."""
 SAME_EPSILON = 0.05
-"""Relative difference of an epsilon and itself in fp16, subnormal from 6e-5 down: 1e-6 has 4 bits left."""
+"""Largest relative difference of an epsilon from itself in fp16: 1e-6 is subnormal there, with 4 bits."""
 LARGEST_EPSILON = 0.1
-"""Below the variance of what is worth a norm."""
+"""Constants above are no epsilons: they would exceed the variance of what a norm reads."""
 ALONE = 90.0
-"""PSNR in dB that a call reaches by itself where it only carries an error on: rounding in fp32 leaves more."""
+"""PSNR in dB that a call reaches on its own inputs if it only carries an error on: rounding in fp32 leaves
+more."""
 REPLAYS = 24
-"""Values of the package that are given to a call again, to see whether it carries an error on. A choice."""
+"""The most combinations of program values that a call is replayed on. A choice."""
 SPIKE = 16.0
-"""So many times the middle of its row is a spike, beside which the rest of a norm would not be seen."""
+"""An element this many times the median of its row is a spike, which would hide errors in the rest."""
 NEARER = 3.0
-"""dB by which another epsilon makes a norm nearer to its value where it explains what was wrong."""
+"""dB by which another epsilon must bring a norm nearer to its value to explain an error."""
 LATER = 12
-"""Later modules that are asked whether they hang on one that has no equal, nearest first."""
+"""The most later modules that are tested for whether they depend on one without an equal value."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +62,14 @@ class ModuleRow:
     """A call of a submodule or a function, and the value of the package that is nearest to what it gave.
 
     Attributes:
-        name: of the submodule, as `named_modules` has it, or of the function behind the module that calls it;
-            "#2" for its second call; "" is the whole module.
-        kind: the class; "function" of a function.
+        name: the submodule's name as in `named_modules`, or the calling module's name and the function; "#2"
+            for its second call; "" is the whole module.
+        kind: the class; "function" for a function.
         value: name of the value in the program; None where none has as many elements.
         psnr: arithmetic -> dB between the two; minus infinite without a value.
-        state: "agrees"; "parts" where an error enters; "rounds" where it may be the rounding of what the
-            converter joined, in a package of fp16; "carries" where what it was given is off already; or "not
-            kept": no value is equal, and a later module that hangs on it agrees, since the converter fused it
-            with its neighbours.
+        state: "agrees"; "parts" where an error enters; "rounds" where rounding of fused weights to fp16 may
+            explain it; "carries" where its inputs are off already; or "not kept": no value is equal, but a
+            later module that depends on it agrees, since the converter fused it with its neighbours.
     """
 
     name: str
@@ -92,7 +86,7 @@ class AgainstTorch(Drawn):
     Attributes:
         rows: the calls.
         gate: the least PSNR in dB, in fp32, at which a value agrees.
-        rounded: were the module's weights rounded to fp16, as those of the package are?
+        rounded: whether the module's weights were rounded to fp16, as those of the package are.
     """
 
     rows: tuple[ModuleRow, ...]
@@ -106,7 +100,7 @@ class AgainstTorch(Drawn):
 
     @property
     def ok(self) -> bool:
-        """Does every module that the package kept agree?"""
+        """Whether every module that the package kept agrees."""
         return self.first is None
 
     def to_json(self) -> dict[str, Any]:
@@ -156,30 +150,32 @@ def against_torch(
         raise SurgeryError(f"precisions={tuple(precisions)!r} lacks 'fp32', in which modules are compared")
     program = load(model).program
     half = _computes_in_half(program)
-    inputs = _as_read(function_of(program, function), inputs)
+    inputs = _rounded_inputs(function_of(program, function), inputs)
     calls = calls_of(module, inputs, half)
     sizes = {tensor.numel() for call in calls for tensor in (call.tensor, *call.given)}
     kept = {precision: _values(program, function, inputs, precision, sizes) for precision in precisions}
     ends = [var.name for var in function_of(program, function).outputs]
     match = _Match(calls, kept["fp32"], ends, gate, min(gate, ROUNDED) if half else gate, _epsilons(program))
-    match.name(_scoped(function_of(program, function)))
+    match.name(_values_by_scope(function_of(program, function)))
     rows = [
-        ModuleRow(call.name, call.kind, near.name if near else None, _in_each(call.array, near, kept), state)
+        ModuleRow(
+            call.name, call.kind, near.name if near else None, _psnr_in_each(call.array, near, kept), state
+        )
         for call, near, state in zip(calls, match.nearest, map(match.state, range(len(calls))), strict=True)
     ]
     return AgainstTorch(tuple(rows), gate, half)
 
 
 @dataclass(frozen=True)
-class _Near:
+class _NearestValue:
     name: str
     order: tuple[int, ...] | None
     """Of the axes that are longer than 1; None where the elements are read as they lie."""
     psnr: float
 
 
-def _as_read(function: Function, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """The inputs as the program reads them: those of fp16 are rounded for the module too."""
+def _rounded_inputs(function: Function, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the inputs as the program reads them: fp16 inputs are rounded for the module too."""
     halves = {name for name, var in function.inputs.items() if dtype_name(var) == "fp16"}
     rounded = {n: np.asarray(v).astype(np.float16).astype(np.float32) for n, v in inputs.items() if n in halves}
     return {**inputs, **rounded}
@@ -189,15 +185,15 @@ def _computes_in_half(program: Program) -> bool:
     return any(dtype_name(v) == "fp16" for op in walk_ops(program) if op.op_type == "const" for v in op.outputs)
 
 
-class _Keep(Listener):
-    """Keeps the values that have as many elements as some module gave."""
+class _ValueKeeper(Listener):
+    """A listener that keeps the values with as many elements as some module's tensor."""
 
     def __init__(self, sizes: set[int]) -> None:
         self._sizes = sizes
         self.values: dict[str, Array] = {}
 
     def after(self, op: Operation, outputs: Sequence[Any]) -> None:
-        """Copy what may be looked for."""
+        """Copy the values that may be looked up."""
         for var, value in zip(op.outputs, outputs, strict=True):
             if hasattr(value, "detach") and value.numel() in self._sizes:
                 self.values[var.name] = value.detach().cpu().float().numpy().copy()
@@ -206,8 +202,8 @@ class _Keep(Listener):
 def _values(
     program: Program, name: str | None, inputs: Mapping[str, Array], precision: str, sizes: set[int]
 ) -> dict[str, Array]:
-    """The values of a program by name, its constants among them."""
-    keep = _Keep(sizes)
+    """Return the values of a program by name, with its constants and inputs."""
+    keep = _ValueKeeper(sizes)
     Executable(program, function=name, precision=precision)(inputs, listener=keep)
     given = {n: np.asarray(v) for n, v in inputs.items() if np.asarray(v).dtype.kind == "f"}
     entries = {n: v.astype(np.float32) for n, v in given.items() if v.size in sizes}
@@ -218,20 +214,20 @@ def _constants(function: Function, sizes: set[int]) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     for op in function.operations:
         for var in op.outputs if op.op_type == "const" else ():
-            value = _number(var)
+            value = _float_constant(var)
             if value is not None and value.size in sizes:
                 arrays[var.name] = value
     return arrays
 
 
-def _number(var: Var) -> Array | None:
+def _float_constant(var: Var) -> Array | None:
     value = constant(var)
     array = None if value is None else np.asarray(value)
     return array.astype(np.float32) if array is not None and array.dtype.kind in "fiu" else None
 
 
 class _Match:
-    """The calls of a module beside the values of a program."""
+    """The recorded calls beside the values of the program."""
 
     def __init__(
         self,
@@ -245,61 +241,61 @@ class _Match:
         self._calls, self._values, self._gate, self._sure = calls, _Values(values), gate, sure
         self._epsilons = epsilons
         self._given: dict[int, float] = {}
-        self._paired: dict[int, _Near] = {}
+        self._paired: dict[int, _NearestValue] = {}
         outputs = _Values({name: values[name] for name in ends if name in values})  # those of the whole module
         self.nearest = [(self._values if call.name else outputs).nearest(call.array) for call in calls]
         self._psnr = [self._near(call, near) for call, near in zip(calls, self.nearest, strict=True)]
 
-    def _near(self, call: Call, near: _Near | None) -> float:
-        """PSNR of a call and a value; of a norm, that of the rows without their spikes, if it is lower."""
+    def _near(self, call: Call, near: _NearestValue | None) -> float:
+        """Return the PSNR of a call and a value; for a norm, without spikes if that is lower."""
         if near is None or call.epsilon is None:
             return -math.inf if near is None else near.psnr
-        value = _laid(self._values.arrays[near.name], near.order, call.array.shape)
+        value = _with_layout(self._values.arrays[near.name], near.order, call.array.shape)
         return min(near.psnr, _without_spikes(call.array, value))
 
     def name(self, scoped: Mapping[tuple[str, ...], Sequence[str]]) -> None:
-        """Take the value that came of a submodule by its scope, where no value agrees by number.
+        """Take the value that has a submodule's scope where no value agrees by number.
 
-        Of a value that is quite wrong another one may be nearer by chance.
+        Where the result is quite wrong, another value may be nearer by chance.
         """
         called = {call.path for call in self._calls}
         for k, call in enumerate(self._calls):
-            names = [n for n in scoped.get(_chain(call.path, called), ()) if n in self._values.arrays]
+            names = [n for n in scoped.get(_scope_of(call.path, called), ()) if n in self._values.arrays]
             own = {names[-1]: self._values.arrays[names[-1]]} if names else {}
             near = _Values(own).nearest(call.array)
             if near is not None and call.name and self._psnr[k] < SEEN:
                 self.nearest[k], self._psnr[k] = near, near.psnr
 
     def state(self, k: int) -> str:
-        """Does a call agree, is it where an error enters, or is it not among the values?"""
+        """Return the state of a call: whether it agrees, or an error enters in it (`ModuleRow`)."""
         if self._psnr[k] >= self._gate:
             return "agrees"
-        floor = min((self._of_given(tensor) for tensor in self._calls[k].given), default=math.inf)
+        input_psnr = min((self._input_psnr(tensor) for tensor in self._calls[k].given), default=math.inf)
         if self._psnr[k] >= SEEN and self._has_other_epsilon(k):
             return "parts"
-        pairs = [self._given_by(tensor) for tensor in self._calls[k].given]
+        pairs = [self._value_in_place_of(tensor) for tensor in self._calls[k].given]
         inexact = any(pair is None or pair.psnr < self._gate for pair in pairs)
-        if inexact and (own := self._own(k)) is not None:
-            return "carries" if own >= min(self._gate, ALONE) else "parts"
-        if floor < self._gate and self._psnr[k] >= floor - ENTERS:
+        if inexact and (own_psnr := self._own_error(k)) is not None:
+            return "carries" if own_psnr >= min(self._gate, ALONE) else "parts"
+        if input_psnr < self._gate and self._psnr[k] >= input_psnr - ENTERS:
             return "carries"
-        if self._psnr[k] < SEEN and self._is_fused(k, min(self._sure, floor - ENTERS)):
+        if self._psnr[k] < SEEN and self._is_fused_away(k, min(self._sure, input_psnr - ENTERS)):
             return "not kept"
         return "rounds" if self._psnr[k] >= self._sure else "parts"
 
-    def _own(self, k: int) -> float | None:
-        """The error of a call by itself: of what the package gave to it; None where that is not known.
+    def _own_error(self, k: int) -> float | None:
+        """Return the PSNR of a call replayed on the program's values of its inputs; None where it is unknown.
 
-        What the call makes of that, if the package has it too, is the value of the call from there on.
+        If the program has the replayed result too, that becomes the value of the call from there on.
         """
         call, near = self._calls[k], self.nearest[k]
-        nears = [one for tensor in call.given if (one := self._given_by(tensor)) is not None]
+        nears = [one for tensor in call.given if (one := self._value_in_place_of(tensor)) is not None]
         if call.again is None or near is None or len(nears) < len(call.given):
             return None
-        options = [self._options(tensor, one) for tensor, one in zip(call.given, nears, strict=True)]
+        options = [self._candidates(tensor, one) for tensor, one in zip(call.given, nears, strict=True)]
         own = None
         for chosen in itertools.islice(itertools.product(*options), REPLAYS):
-            array = call.again([self._as_given(*pair) for pair in zip(call.given, chosen, strict=True)])
+            array = call.again([self._tensor_from(*pair) for pair in zip(call.given, chosen, strict=True)])
             if array is None or array.shape != call.array.shape:
                 return None
             same = self._values.nearest(array)
@@ -310,35 +306,35 @@ class _Match:
                 own = _psnr(array, self._values.arrays[near.name], near.order)
         return own
 
-    def _pair(self, k: int, same: _Near) -> None:
-        """Take a value for what a call gave: the call makes it of what the package gave to it."""
+    def _pair(self, k: int, same: _NearestValue) -> None:
+        """Take a value for the result of a call, since the call computes it from the program's own inputs."""
         call = self._calls[k]
-        value = _laid(self._values.arrays[same.name], same.order, call.array.shape)
+        value = _with_layout(self._values.arrays[same.name], same.order, call.array.shape)
         self._psnr[k] = _psnr(call.array, value, None)
-        self.nearest[k] = _Near(same.name, same.order, self._psnr[k])
-        self._paired[id(call.tensor)] = _Near(same.name, same.order, self._psnr[k])
+        self.nearest[k] = _NearestValue(same.name, same.order, self._psnr[k])
+        self._paired[id(call.tensor)] = _NearestValue(same.name, same.order, self._psnr[k])
 
-    def _options(self, tensor: torch.Tensor, near: _Near) -> list[_Near]:
-        """The values that may stand for a tensor: one that is right but for rounding, or all of its size."""
+    def _candidates(self, tensor: torch.Tensor, near: _NearestValue) -> list[_NearestValue]:
+        """Return the values that may stand for a tensor: one that is right but for rounding, or all."""
         if near.psnr >= self._sure:
             return [near]
-        others = [one for one in self._values.all_near(numbers(tensor)) if one.name != near.name]
+        others = [one for one in self._values.all_near(fp32_copy(tensor)) if one.name != near.name]
         return [near, *sorted(others, key=lambda one: -one.psnr)]
 
-    def _given_by(self, tensor: torch.Tensor) -> _Near | None:
-        """What the package has in the place of a tensor: the pair of the call that made it, or the nearest."""
+    def _value_in_place_of(self, tensor: torch.Tensor) -> _NearestValue | None:
+        """Return the program's value for a tensor: that of the call that made it, or the nearest."""
         if not tensor.is_floating_point() or isinstance(tensor, torch.nn.Parameter):
-            return _Near("", None, math.inf)
-        return self._paired.get(id(tensor)) or self._values.nearest(numbers(tensor))
+            return _NearestValue("", None, math.inf)
+        return self._paired.get(id(tensor)) or self._values.nearest(fp32_copy(tensor))
 
-    def _as_given(self, tensor: torch.Tensor, near: _Near) -> torch.Tensor:
+    def _tensor_from(self, tensor: torch.Tensor, near: _NearestValue) -> torch.Tensor:
         if not near.name:
             return tensor
-        value = _laid(self._values.arrays[near.name], near.order, tuple(tensor.shape))
+        value = _with_layout(self._values.arrays[near.name], near.order, tuple(tensor.shape))
         return torch.from_numpy(value.copy()).to(tensor.dtype)
 
     def _has_other_epsilon(self, k: int) -> bool:
-        """Is a norm nearer to its value with an epsilon that the package has, and the module has not?"""
+        """Return whether a norm is nearer to its value with an epsilon that the program has."""
         call, near = self._calls[k], self.nearest[k]
         if near is None or call.epsilon is None or call.with_epsilon is None:
             return False
@@ -351,19 +347,19 @@ class _Match:
         ]
         return max(fit, default=-math.inf) >= self._psnr[k] + NEARER
 
-    def _of_given(self, tensor: torch.Tensor) -> float:
-        """How near what a call was given is to a value; as right where there is none, and of integers."""
+    def _input_psnr(self, tensor: torch.Tensor) -> float:
+        """Return how near a call's input is to a value; infinite where there is none, and for integers."""
         if not tensor.is_floating_point():
             return math.inf
         if id(tensor) not in self._given:  # the calls hold their tensors, so no address comes twice
-            near = self._values.nearest(numbers(tensor))
+            near = self._values.nearest(fp32_copy(tensor))
             self._given[id(tensor)] = near.psnr if near is not None and near.psnr >= SEEN else math.inf
         return self._given[id(tensor)]
 
-    def _is_fused(self, k: int, enough: float) -> bool:
-        """Does a later call that hangs on this one agree? Then the package computes it in another form.
+    def _is_fused_away(self, k: int, enough: float) -> bool:
+        """Return whether a later call that depends on this one agrees: then the program fused it.
 
-        A later call on which this one has so little weight that its error would hardly be seen shows nothing.
+        A later call shows nothing if an error of this one would hardly change it.
         """
         call, near = self._calls[k], self.nearest[k]
         if not call.tensor.requires_grad:
@@ -371,51 +367,51 @@ class _Match:
         wrong = _peak(call.array) * 10 ** (-max(near.psnr if near else 0.0, 0.0) / 20)
         modules = (j for j in range(k + 1, len(self._calls)) if self._calls[j].kind != FUNCTION)
         later = (j for j in modules if self._psnr[j] >= enough)  # a softmax agrees whatever goes into it
-        shown = ((j, _shown(self._calls[j].tensor, call.tensor, wrong)) for j in later)
+        shown = ((j, _psnr_of_error_through(self._calls[j].tensor, call.tensor, wrong)) for j in later)
         hanging = itertools.islice(((j, p) for j, p in shown if math.isfinite(p)), LATER)
         return any(self._psnr[j] >= p + ENTERS for j, p in hanging)
 
 
 class _Values:
-    """The values of a program, to be looked through by number."""
+    """The values of a program, to be looked up by number."""
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self.arrays = arrays
         self._by_size: dict[int, dict[str, tuple[float, float]]] = defaultdict(dict)
         for name, array in arrays.items():
-            self._by_size[array.size][name] = _moments(array)
+            self._by_size[array.size][name] = _mean_and_rms(array)
 
-    def nearest(self, wanted: Array) -> _Near | None:
-        """The value with the highest PSNR, in the order of axes that fits best.
+    def nearest(self, wanted: Array) -> _NearestValue | None:
+        """Return the value with the highest PSNR, in its best order of axes.
 
-        No order of elements brings two arrays nearer than their means and their norms are: those that cannot be
-        the nearest are not looked at.
+        Arrays in any order of elements differ at least as much as their means and norms, so that most values
+        need not be compared.
         """
-        best: _Near | None = None
+        best: _NearestValue | None = None
         for bound, name in sorted(self._bounds(wanted), key=lambda pair: -pair[0]):
             if best is not None and bound < best.psnr:
                 break
             for order in _orders(self.arrays[name], wanted):
                 psnr = _psnr(wanted, self.arrays[name], order)
                 if best is None or psnr > best.psnr:
-                    best = _Near(name, order, psnr)
+                    best = _NearestValue(name, order, psnr)
         return best
 
-    def all_near(self, wanted: Array) -> list[_Near]:
-        """Each value of as many elements, in the first order of axes that fits."""
+    def all_near(self, wanted: Array) -> list[_NearestValue]:
+        """Return each value with as many elements, in the first order of axes that fits."""
         orders = ((name, next(_orders(self.arrays[name], wanted), None)) for name in self._by_size[wanted.size])
-        return [_Near(name, order, _psnr(wanted, self.arrays[name], order)) for name, order in orders]
+        return [_NearestValue(name, order, _psnr(wanted, self.arrays[name], order)) for name, order in orders]
 
     def _bounds(self, wanted: Array) -> Iterator[tuple[float, str]]:
-        mean, root = _moments(wanted)
+        mean, root = _mean_and_rms(wanted)
         slack = 1e-6 * (abs(mean) + root)  # sums in fp32
         for name, (other_mean, other_root) in self._by_size.get(wanted.size, {}).items():
             apart = max(abs(mean - other_mean), abs(root - other_root)) - slack
             yield (psnr(_peak(wanted), apart) if apart > 0 else math.inf), name  # NaN is above nothing
 
 
-def _moments(array: Array) -> tuple[float, float]:
-    """Mean and root of the mean square."""
+def _mean_and_rms(array: Array) -> tuple[float, float]:
+    """Return the mean and the root of the mean square."""
     if not array.size:
         return 0.0, 0.0
     flat = array.reshape(-1)
@@ -423,7 +419,7 @@ def _moments(array: Array) -> tuple[float, float]:
 
 
 def _orders(value: Array, wanted: Array) -> Iterator[tuple[int, ...] | None]:
-    """The orders of the long axes of a value that give the shape of another."""
+    """Yield the orders of a value's axes (those longer than 1) that give the shape of another array."""
     if value.size != wanted.size:
         return
     mine, theirs = ([n for n in array.shape if n > 1] for array in (value, wanted))
@@ -434,15 +430,15 @@ def _orders(value: Array, wanted: Array) -> Iterator[tuple[int, ...] | None]:
                 yield order
 
 
-def _laid(value: Array, order: tuple[int, ...] | None, shape: tuple[int, ...]) -> Array:
-    """A value with its long axes in an order, in another shape."""
+def _with_layout(value: Array, order: tuple[int, ...] | None, shape: tuple[int, ...]) -> Array:
+    """Return a value with its axes in an order, in another shape."""
     if order is not None:
         value = value.reshape([n for n in value.shape if n > 1]).transpose(order)
     return value.reshape(shape)
 
 
 def _without_spikes(wanted: Array, value: Array) -> float:
-    """PSNR of what is no spike of its row: beside one, percents of the rest would not be seen."""
+    """Return the PSNR of the elements that are no spikes, beside which errors would not be seen."""
     if not wanted.ndim or wanted.shape[-1] < 2:
         return math.inf
     sizes = np.abs(wanted)
@@ -451,7 +447,7 @@ def _without_spikes(wanted: Array, value: Array) -> float:
 
 
 def _psnr(wanted: Array, value: Array, order: tuple[int, ...] | None) -> float:
-    wanted, value = wanted.reshape(-1), _laid(value, order, (-1,))
+    wanted, value = wanted.reshape(-1), _with_layout(value, order, (-1,))
     with np.errstate(invalid="ignore", over="ignore"):  # infinities are looked at below
         noise = float(np.linalg.norm(wanted - value)) / math.sqrt(max(wanted.size, 1))
     if math.isfinite(noise):
@@ -460,8 +456,10 @@ def _psnr(wanted: Array, value: Array, order: tuple[int, ...] | None) -> float:
     return -math.inf if row.bad or math.isnan(row.psnr) else row.psnr
 
 
-def _in_each(wanted: Array, near: _Near | None, kept: Mapping[str, Mapping[str, Array]]) -> dict[str, float]:
-    """How near the same value is in each arithmetic."""
+def _psnr_in_each(
+    wanted: Array, near: _NearestValue | None, kept: Mapping[str, Mapping[str, Array]]
+) -> dict[str, float]:
+    """Return arithmetic -> the PSNR of the same value there."""
     if near is None:
         return dict.fromkeys(kept, -math.inf)
     return {
@@ -474,10 +472,10 @@ def _peak(array: Array) -> float:
     return float(np.abs(array).max(initial=0.0))
 
 
-def _shown(later: torch.Tensor, earlier: torch.Tensor, wrong: float) -> float:
-    """PSNR in dB of a value that is right but for an error in another; infinite if it does not hang on that.
+def _psnr_of_error_through(later: torch.Tensor, earlier: torch.Tensor, wrong: float) -> float:
+    """Return the PSNR in dB that an error in one tensor leaves in a later one; infinite if independent.
 
-    The Frobenius norm of the Jacobian, of one random vector times it, says how much of an error comes through.
+    The norm of one random vector times the Jacobian estimates how much of the error comes through.
     """
     if not later.requires_grad or later is earlier:
         return math.inf
@@ -486,11 +484,11 @@ def _shown(later: torch.Tensor, earlier: torch.Tensor, wrong: float) -> float:
     if slope is None:
         return math.inf
     rms = wrong * float(torch.linalg.vector_norm(slope)) / math.sqrt(max(later.numel(), 1))
-    return psnr(_peak(numbers(later)), rms)
+    return psnr(_peak(fp32_copy(later)), rms)
 
 
 def _epsilons(program: Program) -> list[float]:
-    """The numbers that guard divisions in a program: epsilons of norms, and what is added to a value."""
+    """Return the constants that may guard divisions: epsilons of norms, and small numbers that are added."""
     epsilons = []
     for op in walk_ops(program):
         operand = op.inputs.get("epsilon") or (op.inputs.get("y") if op.op_type == "add" else None)
@@ -500,373 +498,18 @@ def _epsilons(program: Program) -> list[float]:
     return sorted(set(epsilons))
 
 
-def _chain(path: str, called: Collection[str]) -> tuple[str, ...]:
-    """A submodule as a scope has it: the own names of those that were called, from the outermost on."""
+def _scope_of(path: str, called: Collection[str]) -> tuple[str, ...]:
+    """Return the scope of a submodule: the own names of the modules called on the way, outermost first."""
     parts = path.split(".")
     above = (".".join(parts[: k + 1]) for k in range(len(parts)))
     return tuple(name.rpartition(".")[2] for name in above if name in called and name)
 
 
-def _scoped(function: Function) -> dict[tuple[str, ...], list[str]]:
-    """Scope -> the values that came of it, in file order; only programs in memory keep scopes."""
+def _values_by_scope(function: Function) -> dict[tuple[str, ...], list[str]]:
+    """Return scope -> its values, in file order; only programs in memory keep scopes."""
     by_scope: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for op in function.operations:
         names = {source.name: names for source, names in op.scopes.items()}.get("TORCHSCRIPT_MODULE_NAME", ())
         if op.op_type != "const" and len(names) > 1:  # the last one is that of the value
             by_scope[tuple(names[:-1])] += [var.name for var in op.outputs]
     return by_scope
-
-
-# Every call of a submodule while a PyTorch module runs, and of the functions between submodules.
-#
-# Modules are watched by hooks, functions by a torch function mode; of an exported program the nodes tell both.
-
-
-EPSILONS = ("eps", "epsilon", "variance_epsilon")
-"""What modules call the number that guards their division."""
-
-
-MOVES = names(
-    """
-    view reshape transpose permute unsqueeze squeeze expand expand_as contiguous to float half clone detach
-    flatten unflatten chunk split unbind t mT swapaxes swapdims narrow select movedim repeat size dim numel type
-    __get__ __getitem__ __len__ type_as view_as as_strided slice alias _to_copy _unsafe_view bool int long
-    """
-)
-"""Functions that only move numbers: where these are wrong, what reads them is."""
-FUNCTION = "function"
-"""The kind of a call of a function between submodules."""
-
-
-@dataclass
-class Call:
-    """A call of a submodule or a function, with its inputs and its outputs as numbers."""
-
-    name: str
-    kind: str
-    tensor: torch.Tensor
-    array: Array
-    given: tuple[torch.Tensor, ...]
-    epsilon: float | None = None
-    """The number that guards the division of a norm; None of other modules."""
-    with_epsilon: Callable[[float], Array | None] | None = None
-    """What a norm gives with another one."""
-    again: Callable[[Sequence[torch.Tensor]], Array | None] | None = None
-    """What it gives of other tensors in the place of `given`."""
-
-    @property
-    def path(self) -> str:
-        """The name of the submodule, whichever call of it this is."""
-        return self.name.partition("#")[0]
-
-
-def calls_of(module: torch.nn.Module | ExportedProgram, inputs: Mapping[str, Array], half: bool) -> list[Call]:
-    """Every call of a submodule, in the order in which the calls end.
-
-    Args:
-        module: it is not changed.
-        inputs: by name.
-        half: are parameters and buffers rounded to fp16?
-
-    Raises:
-        SurgeryError: the module does not take the inputs.
-    """
-    values = {
-        name: torch.from_numpy(np.array(v, np.int64 if np.asarray(v).dtype.kind in "iu" else np.float32))
-        for name, v in inputs.items()
-    }
-    if isinstance(module, ExportedProgram):
-        return _of_program(module, values, half)
-    return _recorded(_rounded(module) if half else copy.deepcopy(module), values)
-
-
-def _rounded(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy with parameters and buffers as fp16 holds them."""
-    twin = copy.deepcopy(module)
-    with torch.no_grad():
-        for tensor in itertools.chain(twin.parameters(), twin.buffers()):
-            tensor.copy_(_as_half(tensor))
-    return twin
-
-
-def _as_half(tensor: torch.Tensor) -> torch.Tensor:
-    """Floats as fp16 holds them, in their own type."""
-    return (
-        tensor.half().clamp(-fp16.LARGEST, fp16.LARGEST).to(tensor.dtype)
-        if tensor.is_floating_point()
-        else tensor
-    )
-
-
-def _recorded(module: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> list[Call]:
-    """The calls of a module, by hooks, and of the functions between its submodules."""
-    calls: list[Call] = []
-    by_name = set(values) <= set(inspect.signature(module.forward).parameters)
-    functions = _Functions(calls)
-    mark(values)
-    with _watched(module, calls, functions), torch.enable_grad(), _said(values), functions:
-        module.eval()(**values) if by_name else module.eval()(*values.values())
-    return calls
-
-
-class _Functions(TorchFunctionMode):
-    """Notes each function that a module with submodules calls itself."""
-
-    def __init__(self, calls: list[Call]) -> None:
-        super().__init__()
-        self._calls, self._counts = calls, defaultdict[str, int](int)
-        self.inside: list[tuple[str, bool]] = []
-        """The modules that are running: their names, and whether they have submodules or are the whole."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function, and note what it gave, if inputs go into it."""
-        result = func(*args, **(kwargs or {}))
-        name = str(getattr(func, "__name__", ""))
-        if marked((args, kwargs)):
-            mark(result)
-            in_place = name.endswith("_") != name.startswith("_") or name.startswith("__i")
-            between = bool(self.inside) and self.inside[-1][1]
-            if between and isinstance(result, torch.Tensor) and not in_place and name not in MOVES:
-                self._note(func, name.strip("_"), args, kwargs or {}, result)
-        return result
-
-    def _note(self, func: Any, name: str, args: Any, kwargs: Any, result: torch.Tensor) -> None:
-        path = ".".join(filter(None, (self.inside[-1][0], name)))
-        self._counts[path] += 1
-        whole = f"{path}#{self._counts[path]}" if self._counts[path] > 1 else path
-        read, again = replayed(func, args, kwargs)
-        guard = _guard_of(func, args, kwargs)
-        self._calls.append(Call(whole, FUNCTION, result, numbers(result), read, *guard, again))
-
-
-MARK = "_comes_of_an_input"
-
-
-def mark(values: Any) -> None:
-    """Say of tensors that they come of an input: what does not is computed ahead by a converter."""
-    for leaf in tree_leaves(values):
-        if isinstance(leaf, torch.Tensor):
-            setattr(leaf, MARK, True)
-
-
-def marked(values: Any) -> bool:
-    """Does one of some tensors come of an input?"""
-    return any(getattr(leaf, MARK, False) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
-
-
-def replayed(
-    compute: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[tuple[torch.Tensor, ...], Callable[[Sequence[torch.Tensor]], Array | None]]:
-    """Return the tensors in the arguments of a call, and a function that calls it again with other tensors."""
-    leaves, form = tree_flatten((tuple(args), dict(kwargs)))
-    places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-
-    def again(tensors: Sequence[torch.Tensor]) -> Array | None:
-        new = list(leaves)
-        for place, tensor in zip(places, tensors, strict=True):
-            new[place] = tensor
-        positional, named = tree_unflatten(new, form)
-        return _numbers_of(lambda: compute(*positional, **named))
-
-    return tuple(leaves[k] for k in places), again
-
-
-def _guard_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the `eps` of a normalising function, and a function of another `eps`; (None, None) for others."""
-    if not isinstance(kwargs.get("eps"), float):
-        return None, None
-    return kwargs["eps"], lambda epsilon: _numbers_of(lambda: func(*args, **{**kwargs, "eps": epsilon}))
-
-
-@contextmanager
-def _said(values: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # a module raises what it likes
-        raise SurgeryError(f"the module does not take {list(values)}: {error}") from error
-
-
-@contextmanager
-def _watched(module: torch.nn.Module, calls: list[Call], functions: _Functions) -> Iterator[None]:
-    counts: dict[str, int] = defaultdict(int)
-
-    def enter(name: str, between: bool) -> Any:
-        return lambda part, positional: functions.inside.append((name, between))
-
-    def note(name: str) -> Any:
-        def hook(
-            part: torch.nn.Module, positional: tuple[Any, ...], named: dict[str, Any], output: Any
-        ) -> None:
-            functions.inside.pop()
-            if marked((positional, named)):
-                mark(output)
-            counts[name] += 1
-            number = f"#{counts[name]}" if counts[name] > 1 else ""
-            read, again = replayed(part.forward, positional, named)
-            if (tensor := tensor_of(output)) is not None:
-                kind = type(part).__name__
-                guard = _guard(part, read)
-                calls.append(Call(f"{name}{number}", kind, tensor, numbers(tensor), read, *guard, again))
-
-        return hook
-
-    parts = dict(module.named_modules())
-    hooks = [part.register_forward_hook(note(name), with_kwargs=True) for name, part in parts.items()]
-    hooks += [
-        part.register_forward_pre_hook(enter(name, not name or any(part.children())))
-        for name, part in parts.items()
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _guard(part: torch.nn.Module, read: Sequence[torch.Tensor]) -> tuple[Any, Any]:
-    """Return the epsilon of a norm module, and a function of another epsilon; (None, None) for others."""
-    names = [name for name in EPSILONS if isinstance(getattr(part, name, None), float)]
-    if not names or len(read) != 1:
-        return None, None
-
-    def again(epsilon: float) -> Array | None:
-        twin = copy.copy(part)  # tables of hooks and parameters are shared, and not written to
-        for name in names:
-            setattr(twin, name, epsilon)
-        return _numbers_of(lambda: twin(*read))
-
-    return getattr(part, names[0]), again
-
-
-def _numbers_of(compute: Callable[[], Any]) -> Array | None:
-    with torch.no_grad():
-        tensor = tensor_of(compute())
-    return None if tensor is None else numbers(tensor)
-
-
-def numbers(tensor: torch.Tensor) -> Array:
-    """A copy in fp32."""
-    return tensor.detach().float().numpy().copy()
-
-
-def tensor_of(output: Any) -> torch.Tensor | None:
-    """The first tensor of what a module gave."""
-    if isinstance(output, torch.Tensor):
-        return output
-    parts = (
-        output.values() if isinstance(output, Mapping) else output if isinstance(output, (list, tuple)) else ()
-    )
-    return next((tensor for part in parts if (tensor := tensor_of(part)) is not None), None)
-
-
-def _of_program(program: ExportedProgram, values: Mapping[str, torch.Tensor], half: bool) -> list[Call]:
-    """The calls of an exported program: the nodes that came of each, and the last of them as what it gave."""
-    graph: Any = program.module()
-    entries = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    names = [node.name for node in entries]
-    by_name = set(values) == set(names)
-    inputs = [values[n] for n in names] if by_name else list(values.values())
-    runner = _Runner(graph, half)
-    with torch.enable_grad(), _said(values):
-        if len(inputs) != len(names):
-            raise SurgeryError(f"it takes {', '.join(names)}")
-        runner.run(*inputs, enable_io_processing=False)
-    counts: dict[str, int] = defaultdict(int)
-    calls = []
-    for name, kind, nodes in _scopes(list(graph.graph.nodes)):
-        tensor = tensor_of(runner.seen.get(nodes[-1]))
-        if tensor is None:
-            continue
-        counts[name] += 1
-        number = f"#{counts[name]}" if counts[name] > 1 else ""
-        reads = [n for n in _read(nodes) if isinstance(runner.seen.get(n), torch.Tensor)]
-        given = tuple(runner.seen[n] for n in reads)
-        guard, again = runner.guard(nodes), runner.again(nodes, reads)
-        calls.append(Call(f"{name}{number}", kind, tensor, numbers(tensor), given, *guard, again))
-    return calls
-
-
-class _Runner(Interpreter):
-    """Runs a graph and keeps what its nodes gave; parameters are copies."""
-
-    def __init__(self, graph: GraphModule, half: bool) -> None:
-        super().__init__(graph, garbage_collect_values=False)
-        self._half = half
-        self.seen: dict[Node, Any] = {}
-
-    def run_node(self, n: Node) -> Any:
-        """What a node gives."""
-        result = super().run_node(n)
-        if n.op == "get_attr" and isinstance(result, torch.Tensor):
-            result = (_as_half(result) if self._half else result).detach().clone()
-            result.requires_grad_(result.is_floating_point())
-        self.seen[n] = result
-        return result
-
-    def again(
-        self, nodes: Sequence[Node], reads: Sequence[Node]
-    ) -> Callable[[Sequence[torch.Tensor]], Array | None]:
-        """What some nodes make of other tensors in the place of what they read."""
-
-        def compute(tensors: Sequence[torch.Tensor]) -> Any:
-            values = {**self.seen, **dict(zip(reads, tensors, strict=True))}
-            for node in nodes:
-                args: Any = torch.fx.node.map_arg(node.args, values.__getitem__)
-                kwargs: Any = torch.fx.node.map_arg(node.kwargs, values.__getitem__)
-                target: Any = node.target
-                values[node] = target(*args, **kwargs)
-            return values[nodes[-1]]
-
-        return lambda tensors: _numbers_of(lambda: compute(tensors))
-
-    def guard(self, nodes: Sequence[Node]) -> tuple[Any, Any]:
-        """Return the epsilon of the last node, and a function of another epsilon; (None, None) without."""
-        last, schema = nodes[-1], getattr(nodes[-1].target, "_schema", None)
-        names = [] if schema is None else [argument.name for argument in schema.arguments]
-        place = names.index("eps") if "eps" in names else len(last.args)
-        if place >= len(last.args):
-            return None, None
-
-        def again(epsilon: float) -> Array | None:
-            args = list(torch.fx.node.map_arg(last.args, self.seen.__getitem__))
-            args[place] = epsilon
-            target: Any = last.target
-            return _numbers_of(
-                lambda: target(*args, **torch.fx.node.map_arg(last.kwargs, self.seen.__getitem__))
-            )
-
-        return last.args[place], again
-
-
-def _scopes(nodes: Sequence[Node]) -> list[tuple[str, str, list[Node]]]:
-    """Name, kind and nodes of each call of a submodule or a function, in the order in which the calls end."""
-    calls: dict[str, tuple[str, str, list[Node]]] = {}
-    computing, moved = [node for node in nodes if node.op == "call_function"], set[Node]()
-    for node in nodes:
-        if node.op == "placeholder" or moved.intersection(node.all_input_nodes):
-            moved.add(node)
-    stacks = {node: list((node.meta.get("nn_module_stack") or {}).items()) for node in computing}
-    for node, stack in stacks.items():
-        for key, (name, kind) in stack:
-            calls.setdefault(key, (name, str(kind).rpartition(".")[2].rstrip("'>"), []))[2].append(node)
-    parents = {stack[k][0] for stack in stacks.values() for k in range(len(stack) - 1)}
-    functions = [
-        (".".join(filter(None, (stack[-1][1][0], _word(node)))), FUNCTION, [node])
-        for node, stack in stacks.items()
-        if stack and (stack[-1][0] in parents or not stack[-1][1][0])
-        if node in moved and _word(node) not in MOVES
-    ]
-    place = {node: k for k, node in enumerate(nodes)}
-    return sorted([*functions, *calls.values()], key=lambda call: (place[call[2][-1]], -len(call[0])))
-
-
-def _word(node: Node) -> str:
-    """What a node calls, without its overload: "cumsum"."""
-    return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
-
-
-def _read(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes outside of a call that it reads, parameters left out."""
-    inside = set(nodes)
-    outside = dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source not in inside)
-    return [source for source in outside if source.op != "get_attr"]

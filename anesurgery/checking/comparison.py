@@ -1,19 +1,28 @@
-"""Compare two models (`ane.compare`): by the numbers that they give, and with `prove=True` by a proof.
+"""Compare two models (`anesurgery.compare`): by the numbers that they give, and with `prove=True` by a proof.
 
-The report has PSNR, errors, KL divergence and top-k for each output, and the first op that differs. The last
-section compares interfaces: names, dtypes, shapes and described lengths.
+The report has PSNR, errors, KL divergence and top-k for each output, and the first op that differs. Both models
+run on the interpreter, on given or sampled inputs. The second half of the file proves one function against
+another at every length that says something about other lengths (`prove_function`). How the models are called
+differently is in `call_differences`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from anesurgery.checking.call_differences import (
+    call_differences,
+    description_differences,
+    functions_in_common,
+    length_differences,
+    signature_differences,
+)
 from anesurgery.checking.grades import OutputComparison, compare_arrays
 from anesurgery.checking.lengths import (
     NOTHING,
@@ -38,20 +47,9 @@ from anesurgery.interpret.features import allows, bind, default_shapes, images
 from anesurgery.interpret.predictor import Predictor, bound, run
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.loading import load, load_member
-from anesurgery.mil import (
-    Array,
-    Function,
-    Program,
-    Var,
-    function_of,
-    is_symbolic,
-    np_dtype,
-    static_shape,
-    types,
-)
+from anesurgery.mil import Array, Function, Program, Var, function_of, is_symbolic, static_shape, types
 from anesurgery.registry import INTERPRETER
 from anesurgery.semantics.reading import in_decibels
-from anesurgery.text import type_text
 
 
 @dataclass(frozen=True)
@@ -71,9 +69,9 @@ class Comparison(Drawn):
     proof: ModelProof | None = None
     """What `prove=True` found."""
     called: tuple[str, ...] = ()
-    """Where the second model is not called as the first: functions that one lacks, other inputs, in words."""
+    """Where the second model is called differently: functions that one lacks, other inputs; in words."""
     instead: str = ""
-    """Why it is not of the arithmetic that was asked for, in words; "" where it is."""
+    """Why the models were compared in another arithmetic than asked for, in words; "" where they were not."""
     engine: str = INTERPRETER
     """What ran the second model: "interpreter", or "coreai"."""
 
@@ -85,16 +83,16 @@ class Comparison(Drawn):
 
     @property
     def ok(self) -> bool:
-        """Are the interfaces the same, and do all outputs reach the gate?"""
+        """Whether the interfaces are the same and all outputs reach the gate."""
         return not self.called and self.outputs_agree
 
     @property
     def outputs_agree(self) -> bool:
-        """Does every output reach the gate with finite values? NaN and infinity count only by design."""
-        some = any(o.compared for o in self.outputs)
+        """Whether every output reaches the gate. NaN never does, infinities only if they are meant."""
+        any_compared = any(o.compared for o in self.outputs)
         if self.proof is not None and self.proof.trial is not None and self.proof.trial.failure:
             return False
-        return some and all(o.psnr >= self.gate and not o.failure for o in self.outputs)
+        return any_compared and all(o.psnr >= self.gate and not o.failure for o in self.outputs)
 
     @property
     def verdict(self) -> str:
@@ -130,11 +128,11 @@ class Comparison(Drawn):
         }
 
 
-def _call(contract: Sequence[InterfaceChange], prove: bool, engine: str) -> Any:
-    """What makes several calls of one, where a contract says so; else None.
+def _several_calls(contract: Sequence[InterfaceChange], prove: bool, engine: str) -> Any:
+    """Return the function that makes several calls of one, where a contract says so; else None.
 
     Raises:
-        InterfaceError: it does, and a proof or another engine was asked for.
+        InterfaceError: the contract does, but a proof or another engine was asked for.
     """
     call = call_of(contract)
     if call is not None and prove:
@@ -145,10 +143,10 @@ def _call(contract: Sequence[InterfaceChange], prove: bool, engine: str) -> Any:
 
 
 def _check_gate(gate: float) -> None:
-    """See that a gate is one: minus infinity only measures.
+    """Check that a gate is a PSNR to reach; minus infinity means to measure only.
 
     Raises:
-        SurgeryError: it is NaN, or below 0 dB, where the difference is larger than the values.
+        SurgeryError: the gate is NaN, or below 0 dB, where differences are larger than the values.
     """
     if math.isnan(gate) or -math.inf < gate < 0:
         raise SurgeryError(f"gate={gate:g} is no PSNR in dB to reach; give 0 or more, or -inf to measure only")
@@ -209,11 +207,11 @@ def compare(
     from anesurgery.checking.divergence import first_divergence
 
     _check_gate(gate)
-    call = _call(contract, prove, engine)
+    call = _several_calls(contract, prove, engine)
     try:
         if member is not None and all(isinstance(model, (Program, Loaded)) for model in (a, b)):
             raise LoadError(f"neither model is a pipeline; leave member={member!r} out")
-        first, second = _single(a, member), _single(b, member)
+        first, second = _one_model(a, member), _one_model(b, member)
     except IsPipeline:
         if engine != INTERPRETER:
             raise
@@ -234,42 +232,49 @@ def compare(
     words = tuple(change.words for change in contract)
     proving = {"contract": contract, "gate": gate, "seed": seed, "assume": assume}
     declared = {name for change in contract for name in change.names} | (set(expected) if last else set())
-    called = () if call else tuple(differences(first.program, second.program, function, declared))
+    called = () if call else tuple(call_differences(first.program, second.program, function, declared))
     if not (call or function):
-        called += (*described_apart(first.spec, second.spec, declared), *lengths_apart(first, second, declared))
-    called += () if engine == INTERPRETER else _unmoved(first, function, inputs, old, seed)
-    proof = _proved(first, second, inputs, function, last, **proving).but_for(called) if prove else None
+        called += _described_differences(first, second, declared)
+    called += () if engine == INTERPRETER else _constant_outputs(first, function, inputs, old, seed)
+    proof = _prove_functions(first, second, inputs, function, last, **proving) if prove else None
+    proof = None if proof is None else proof.but_for(called)
     result = Comparison(rows, precision, gate, None, words, proof, called, engine=engine)
     if result.outputs_agree or call is not None:
         return result
-    where = first_divergence(
-        first, second, inputs, precision=precision, gate=gate, contract=contract, function=function
-    )
+    how = {"precision": precision, "gate": gate, "contract": contract, "function": function}
+    where = first_divergence(first, second, inputs, **how)  # type: ignore[arg-type]
     return replace(result, first_divergence=None if where is None else str(where))
 
 
-def _unmoved(
+def _described_differences(first: Loaded, second: Loaded, declared: set[str]) -> tuple[str, ...]:
+    """Return how the models' descriptions differ, in words."""
+    differing = description_differences(first.spec, second.spec, declared)
+    return (*differing, *length_differences(first, second, declared))
+
+
+def _constant_outputs(
     model: Loaded, function: str | None, inputs: Mapping[str, Any], outputs: Mapping[str, Any], seed: int
 ) -> tuple[str, ...]:
-    """The outputs that other inputs of the same shapes leave as they are, in words."""
+    """Return the outputs that are the same for other inputs of the same shapes, in words."""
     shapes = {name: np.shape(value) for name, value in inputs.items()}
     other = sample_inputs(model.program, function=function, seed=seed + 1, shapes=shapes)
-    moved = run(model.program, other, function=function)
-    still = [n for n, v in outputs.items() if np.array_equal(v, moved[n], equal_nan=True)]
-    return tuple(f"no input changes output {name}, so it was not compared" for name in still)
+    other_outputs = run(model.program, other, function=function)
+    constant = [n for n, v in outputs.items() if np.array_equal(v, other_outputs[n], equal_nan=True)]
+    return tuple(f"no input changes output {name}, so it was not compared" for name in constant)
 
 
 def compare_as_stored(a: Loaded, b: Loaded, inputs: Mapping[str, Array] | None, **how: Any) -> Comparison:
-    """Compare in fp16; in fp32 where `a` itself is wrong in fp16, and `b` is no further from what it means.
+    """Compare in fp16; in fp32 if `a` itself is wrong in fp16, and `b` is no further from `a` in fp32.
 
-    A repair of numbers changes what fp16 gives: there the fp16 of the model as given is no reference. Nor is it
-    where both are NaN or infinite in fp16 in the same places, and agree in all others.
+    An edit that repairs an overflow changes the outputs in fp16, so that the fp16 outputs of the model as given
+    are no reference. Nor are they where both models are NaN or infinite at the same elements, and agree at all
+    others.
 
     Args:
         a: the model as given.
-        b: the changed one.
-        inputs: of `a`, by name; sampled by default.
-        how: the arguments of `compare`, but for the precision.
+        b: the edited model.
+        inputs: inputs of `a`, by name; sampled by default.
+        how: the arguments of `compare`, without the precision.
     """
     half = compare(a, b, inputs, precision="fp16", **how)
     contract, trial = how.get("contract", ()), None if half.proof is None else half.proof.trial
@@ -286,25 +291,25 @@ def compare_as_stored(a: Loaded, b: Loaded, inputs: Mapping[str, Array] | None, 
     before, after = (
         Comparison(_rows(expected, dict(v), last=False), "fp16", whole.gate) for v in (stored, changed)
     )
-    if not _finite(after) and not any(row.bad or row.psnr < half.gate for row in half.outputs):
+    if not _is_finite(after) and not any(row.bad or row.psnr < half.gate for row in half.outputs):
         words = "the models are not finite in fp16, in the same places"
         return replace(whole, proof=half.proof, instead=f"compared in fp32, since {words}")
-    if not _finite(after) or (_finite(before) and before.psnr > after.psnr):
+    if not _is_finite(after) or (_is_finite(before) and before.psnr > after.psnr):
         return half
-    ends = [f"{c.psnr:.0f} dB" if _finite(c) else "not finite" for c in (before, after)]
+    ends = [f"{c.psnr:.0f} dB" if _is_finite(c) else "not finite" for c in (before, after)]
     wrong = f"the model as given is wrong in fp16: {ends[0]} from what it means, now {ends[1]}"
     return replace(whole, proof=half.proof, instead=f"compared in fp32, since {wrong}")
 
 
-def _finite(comparison: Comparison) -> bool:
+def _is_finite(comparison: Comparison) -> bool:
     return not any(row.failure for row in comparison.outputs) and not math.isnan(comparison.psnr)
 
 
 def _check_inputs_in_common(first: Loaded, second: Loaded, function: str | None) -> None:
-    """Two models without any input in common are not two forms of one.
+    """Check that two models have an input in common; else they are not two forms of one.
 
     Raises:
-        InterpretError: they have none.
+        InterpretError: they have no input in common.
     """
     names = [sorted(function_of(one.program, function).inputs) for one in (first, second)]
     if all(names) and set(names[0]).isdisjoint(names[1]):
@@ -322,22 +327,22 @@ def _reference(
     precision: str,
     assume: Mapping[str, tuple[int, int]],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The inputs, sampled where none are given, and what the first model makes of them."""
+    """Return inputs, sampled where none are given, and the first model's outputs for them."""
     if inputs is not None:
         values = bound(first, inputs, function)
         return values, run(first.program, values, precision=precision, function=function)
     call = call_of(contract)
-    shapes = _fixed(first, second, function if call is None else None)
+    shapes = _static_shapes(first, second, function if call is None else None)
     if call is None and not contract:
-        shapes = _apart(first, second, function, seed) or shapes
-    shapes = _described(first, function, seed) | shapes
+        shapes = _separate_lengths(first, second, function, seed) or shapes
+    shapes = _described_shapes(first, function, seed) | shapes
     return _sampled(first, function, shapes, seed, precision, assume)
 
 
 def _candidate(
     candidate: Any, inputs: Mapping[str, Any], call: Any, precision: str, function: str | None, engine: str
 ) -> dict[str, Any]:
-    """The outputs of the second model, by several calls where the contract says so."""
+    """Return the outputs of the second model, from several calls where the contract says so."""
     if call is not None:
         return dict(call(candidate, inputs, precision))
     how: dict[str, Any] = {"precision": precision} if engine == INTERPRETER else {"engine": engine}
@@ -352,35 +357,35 @@ def _sampled(
     precision: str,
     assume: Mapping[str, tuple[int, int]],
 ) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Sampled inputs, and the outputs: of magnitudes, where those of any sign give no finite number."""
+    """Return sampled inputs with the outputs; inputs are made positive where that gives more finite numbers."""
     described = images(model.described_inputs)
     inputs = sample_inputs(model.program, function=function, seed=seed, shapes=shapes, images=described)
     inputs |= {n: np.clip(inputs[n], *ends) for n, ends in assume.items() if n in inputs}
     outputs = run(model.program, inputs, precision=precision, function=function)
-    if (defined := _defined(outputs)) == 1:
+    if (defined := _least_finite_share(outputs)) == 1:
         return inputs, outputs
     positive = {n: np.abs(v) if np.asarray(v).dtype.kind == "f" else v for n, v in inputs.items()}
     again = run(model.program, positive, precision=precision, function=function)
-    return (positive, again) if _defined(again) > defined else (inputs, outputs)
+    return (positive, again) if _least_finite_share(again) > defined else (inputs, outputs)
 
 
-def _defined(outputs: Mapping[str, Any]) -> float:
-    """The share of finite numbers in the output that has the fewest."""
+def _least_finite_share(outputs: Mapping[str, Any]) -> float:
+    """Return the share of finite numbers in the output with the fewest."""
     arrays = [np.asarray(v) for v in outputs.values()]
     return min((float(np.isfinite(v).mean()) for v in arrays if v.dtype.kind == "f" and v.size), default=1.0)
 
 
-def _proved(
+def _prove_functions(
     a: Loaded, b: Loaded, inputs: Mapping[str, Any], function: str | None, last: bool, **how: Any
 ) -> ModelProof:
 
     proof = prove_function(a, b, function, inputs, last=last, **how)
     if function is not None or how["contract"] or last:
         return proof
-    for name in common(a.program, b.program):
-        if signature_apart(a.program.functions[name], b.program.functions[name]):
+    for name in functions_in_common(a.program, b.program):
+        if signature_differences(a.program.functions[name], b.program.functions[name]):
             continue
-        shapes = _fixed(a, b, name)
+        shapes = _static_shapes(a, b, name)
         values = sample_inputs(
             a.program, function=name, seed=how["seed"], shapes=shapes, images=images(a.described_inputs)
         )
@@ -388,15 +393,15 @@ def _proved(
     return proof
 
 
-def _fixed(a: Loaded, b: Loaded, function: str | None) -> dict[str, tuple[int, ...]]:
-    """The static shapes of the second model's inputs, where those of the first are dynamic."""
+def _static_shapes(a: Loaded, b: Loaded, function: str | None) -> dict[str, tuple[int, ...]]:
+    """Return the static shapes of the second model's inputs where those of the first are dynamic."""
     old, new = (function_of(loaded.program, function).inputs for loaded in (a, b))
     dynamic = {name for name, var in old.items() if static_shape(var) is None}
     return {n: shape for n, v in new.items() if n in dynamic and (shape := static_shape(v)) is not None}
 
 
-def _described(model: Loaded, function: str | None, seed: int) -> dict[str, tuple[int, ...]]:
-    """The default shapes of the inputs whose sampled shapes the description rules out, and of images."""
+def _described_shapes(model: Loaded, function: str | None, seed: int) -> dict[str, tuple[int, ...]]:
+    """Return the described default shapes, where sampled shapes are not allowed, or inputs are images."""
     features = [f for f in model.described_inputs if f.name in function_of(model.program, function).inputs]
     drawn = {n: v.shape for n, v in sample_inputs(model.program, function=function, seed=seed).items()}
     pictures, default = images(features), default_shapes(features)
@@ -405,11 +410,11 @@ def _described(model: Loaded, function: str | None, seed: int) -> dict[str, tupl
     return {name: shape for name, shape in default.items() if shape}
 
 
-def _apart(a: Loaded, b: Loaded, function: str | None, seed: int) -> dict[str, tuple[int, ...]]:
-    """Shapes in which each dynamic dimension has a length of its own; none where a model does not take them."""
+def _separate_lengths(a: Loaded, b: Loaded, function: str | None, seed: int) -> dict[str, tuple[int, ...]]:
+    """Return shapes in which each dynamic axis has its own length; {} where a model does not take them."""
     variables = [v for v in function_of(a.program, function).inputs.values() if not types.is_state(v.sym_type)]
     lengths = apart_lengths(symbols_of(variables))
-    if len(lengths) < 2 or _fixed(a, b, function):
+    if len(lengths) < 2 or _static_shapes(a, b, function):
         return {}
     with with_lengths(lengths):
         shapes = {v.name: drawn_shape(v) for v in variables}
@@ -424,8 +429,8 @@ def _apart(a: Loaded, b: Loaded, function: str | None, seed: int) -> dict[str, t
     return shapes
 
 
-def _single(model: Any, member: str | int | None) -> Loaded:
-    """A model, or the member of a pipeline."""
+def _one_model(model: Any, member: str | int | None) -> Loaded:
+    """Load a model, or a member of a pipeline."""
     whole = member is None or isinstance(model, (Program, Loaded))
     return load(model) if whole else load_member(model, member or 0)
 
@@ -440,7 +445,7 @@ def _compare_pipelines(
     seed: int,
     last: bool,
 ) -> Comparison:
-    """The comparison of what two pipelines, or a pipeline and a model, give in the end."""
+    """Compare the final outputs of two pipelines, or of a pipeline and a model."""
     first, call = Predictor(a, precision=precision, fuse=False), call_of(contract)
     values = first.sample(seed) if inputs is None else inputs
     expected, adapted = adapt_outputs(contract, first(values), values), adapt_inputs(contract, values)
@@ -458,7 +463,7 @@ def _compare_pipelines(
 def _prove_pipelines(
     a: Any, b: Any, inputs: Mapping[str, Array] | None, gate: float, seed: int, last: bool
 ) -> ModelProof:
-    """The proof of what two pipelines, or a pipeline and a model, give in the end: of their ops in a row."""
+    """Prove the final outputs of two pipelines, or of a pipeline and a model, with their ops in one row."""
     from anesurgery.checking.lockstep import prove_models
     from anesurgery.files.joining import join
 
@@ -467,22 +472,22 @@ def _prove_pipelines(
     bound_values = bind(first.inputs, values) if first.inputs else values
     old, new = (function_of(join(p.models, p.outputs), None) for p in (first, second))
     proof = prove_models(old, new, bound_values, gate=gate, seed=seed, last=last)
-    return shown_at(proof, old, new, bound_values)
+    return limited_to_lengths(proof, old, new, bound_values)
 
 
 def _rows(
     expected: Mapping[str, Any], outputs: Mapping[str, Any], last: bool, exact: Mapping[str, Any] | None = None
 ) -> tuple[OutputComparison, ...]:
-    """The measures of each output.
+    """Return the measures of each output.
 
     Args:
         expected: the outputs of the reference.
-        outputs: those of the candidate.
-        last: may the last position of several be compared?
-        exact: those of the reference in fp64, which show the infinities that are meant.
+        outputs: the outputs of the candidate.
+        last: whether to compare the last position of several.
+        exact: the outputs of the reference in fp64, which show the infinities that are meant.
 
     Raises:
-        InterfaceError: the outputs are others, or of other shapes.
+        InterfaceError: the outputs have other names or shapes.
     """
     if set(expected) != set(outputs):
         raise InterfaceError(
@@ -491,21 +496,21 @@ def _rows(
         )
     rows = []
     for name, old in expected.items():
-        x, y = _positions(name, *_numbers(old, outputs[name]), last)
+        x, y = _last_positions(name, *_numbers(old, outputs[name]), last)
         meant = None if exact is None else np.asarray(exact[name])
         if meant is not None and meant.shape != x.shape:
-            meant = _positions(name, meant, y, last)[0]
+            meant = _last_positions(name, meant, y, last)[0]
         rows.append(
             compare_arrays(name, x, y, meant if meant is not None and meant.dtype.kind == "f" else None)
         )
     return tuple(rows)
 
 
-def _positions(name: str, a: Array, b: Array, last: bool) -> tuple[Array, Array]:
-    """Two outputs, or where `b` has one position the last that `a` has, on request.
+def _last_positions(name: str, a: Array, b: Array, last: bool) -> tuple[Array, Array]:
+    """Return two outputs; if `b` has one position, with the last position of `a`, where `last` is set.
 
     Raises:
-        InterfaceError: they differ in this way, and it was not asked for.
+        InterfaceError: `b` has one position of several, and `last` is not set.
     """
     apart = [axis for axis, (m, n) in enumerate(zip(a.shape, b.shape, strict=False)) if m != n]
     if a.ndim != b.ndim or len(apart) != 1 or b.shape[apart[0]] != 1:
@@ -519,7 +524,7 @@ def _positions(name: str, a: Array, b: Array, last: bool) -> tuple[Array, Array]
 
 
 def _numbers(a: Any, b: Any) -> tuple[Array, Array]:
-    """An output as numbers: those of a dictionary in the order of its keys, True for a label that is equal."""
+    """Return two outputs as arrays: dictionaries in the order of keys, labels as whether they are equal."""
     if isinstance(a, Mapping):
         keys = sorted(a.keys() | b.keys())
         x, y = (np.array([value.get(key, np.nan) for key in keys]) for value in (a, b))
@@ -530,10 +535,11 @@ def _numbers(a: Any, b: Any) -> tuple[Array, Array]:
     return x, y
 
 
-# Prove a function of a model against that of another at every length that says something about others.
+# -- a proof of one function at several lengths -----------------------------------------------------------
 #
-# The proof op by op is one of a single length; where something meets the length, it is repeated at the lengths
-# that are declared, or next to what is met. Numbers are compared at several lengths in any case.
+# The proof op by op (`lockstep`) holds for a single length. Where an op depends on the length, it is repeated
+# at the declared lengths, or next to the constants that a length meets. Numbers are compared at several lengths
+# in any case (`trials`).
 
 
 NOT_TRIED = "only the lengths of the inputs were tried"
@@ -549,33 +555,35 @@ def prove_function(
     assume: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     **how: Any,
 ) -> ModelProof:
-    """The proof of a function, with what adversarial inputs showed.
+    """Prove one function of a model against that of another, and run both on adversarial inputs.
 
     Args:
         a: the reference.
         b: the candidate.
-        name: of the function; None for the default one.
-        values: inputs of `a`.
+        name: the name of the function; None for the default one.
+        values: inputs of `a`, by name.
         last: where an output has one position, compare it with the last of several.
-        assume: input -> the least and the largest integer that is given.
+        assume: input -> (least, largest) integer that is tried.
         how: the other arguments of `prove_models`.
     """
     old, new = (function_of(model.program, name) for model in (a, b))
     proof = prove_models(old, new, values, last=last, **how)
     if last:
-        return shown_at(proof, old, new, values)
-    free = not how["contract"] and all(_alike(v, new.inputs.get(n)) for n, v in old.inputs.items())
-    plan = _plan(old, new, declared_lengths(a.program, a.spec)) if free else Plan(())
+        return limited_to_lengths(proof, old, new, values)
+    may_vary = not how["contract"] and all(
+        _are_dynamic_alike(v, new.inputs.get(n)) for n, v in old.inputs.items()
+    )
+    plan = _length_plan(old, new, declared_lengths(a.program, a.spec)) if may_vary else Plan(())
     plan = replace(plan, others=(), gap="") if plan.alike and proof.proved else plan
-    proof = proof.tried(run_trial(old, new, values, assume=assume, plan=plan, **how))
-    if not free:
-        return shown_at(proof, old, new, values)
+    proof = proof.with_trial(run_trial(old, new, values, assume=assume, plan=plan, **how))
+    if not may_vary:
+        return limited_to_lengths(proof, old, new, values)
     if plan.gap:
         assert proof.trial is not None
-        lengths = [*_dynamic(old, values), *proof.trial.lengths]
+        lengths = [*_dynamic_lengths(old, values), *proof.trial.lengths]
         return proof.on_lengths(min(lengths), max(lengths), plan.gap)
-    short = min(_dynamic(old, values), default=2) < 2  # what broadcasts is proved of nothing else
-    for lengths_here in (plan.first[:1] if short else ()) if plan.alike else plan.all:
+    broadcasts = min(_dynamic_lengths(old, values), default=2) < 2  # what broadcasts is proved of nothing else
+    for lengths_here in (plan.first[:1] if broadcasts else ()) if plan.alike else plan.all:
         if not proof.proved:
             break
         with with_lengths(lengths_here):
@@ -591,23 +599,25 @@ def prove_function(
     return proof
 
 
-def shown_at(proof: ModelProof, old: Function, new: Function, values: Mapping[str, Any]) -> ModelProof:
-    """A proof at the lengths of some inputs alone, as far as it says something about others."""
-    lengths = _dynamic(old, values)
-    if not lengths or not any(symbols_of([v]) for v in _tensors(new)) or _plan(old, new, NOTHING).alike:
+def limited_to_lengths(
+    proof: ModelProof, old: Function, new: Function, values: Mapping[str, Any]
+) -> ModelProof:
+    """Return a proof, limited to the lengths of some inputs where it says nothing about others."""
+    lengths = _dynamic_lengths(old, values)
+    if not lengths or not any(symbols_of([v]) for v in _tensors(new)) or _length_plan(old, new, NOTHING).alike:
         return proof
     return proof.on_lengths(min(lengths), max(lengths), NOT_TRIED)
 
 
-def _plan(old: Function, new: Function, declared: Declared) -> Plan:
-    """The lengths to try beside those of the sample, which stand for the first."""
+def _length_plan(old: Function, new: Function, declared: Declared) -> Plan:
+    """Return the lengths to try besides those of the sample."""
     results, sides = [*old.outputs, *new.outputs], (old.operations, new.operations)
-    plan = plan_of(_tensors(old), sides, results, declared, twins=_twins(old, new))
+    plan = plan_of(_tensors(old), sides, results, declared, twins=_matching_symbols(old, new))
     return replace(plan, first=plan.first[1:] or plan.first)
 
 
-def _twins(old: Function, new: Function) -> dict[Any, Any]:
-    """Symbol of the second function -> that of the first which has its place."""
+def _matching_symbols(old: Function, new: Function) -> dict[Any, Any]:
+    """Return symbol of the second function -> the symbol of the first at the same axis."""
     pairs = ((v, old.inputs[v.name]) for v in _tensors(new) if v.name in old.inputs)
     places = (place for v, w in pairs for place in zip(sizes_of(v), sizes_of(w), strict=False))
     return {d: e for d, e in places if is_symbolic(d) and is_symbolic(e)}
@@ -617,140 +627,14 @@ def _tensors(function: Function) -> list[Var]:
     return [v for v in function.inputs.values() if not types.is_state(v.sym_type)]
 
 
-def _dynamic(function: Function, values: Mapping[str, Any]) -> list[int]:
-    """The lengths that some inputs have along dynamic axes."""
+def _dynamic_lengths(function: Function, values: Mapping[str, Any]) -> list[int]:
+    """Return the lengths of some inputs along dynamic axes."""
     pairs = (
         pair for v in _tensors(function) for pair in zip(v.shape or (), np.shape(values[v.name]), strict=True)
     )
     return [n for size, n in pairs if is_symbolic(size)]
 
 
-def _alike(a: Var, b: Var | None) -> bool:
-    """Have two inputs dynamic dimensions at the same places?"""
+def _are_dynamic_alike(a: Var, b: Var | None) -> bool:
+    """Return whether two inputs have dynamic axes at the same positions."""
     return b is not None and [*map(is_symbolic, a.shape or ())] == [*map(is_symbolic, b.shape or ())]
-
-
-# Say where two models are not called alike: functions that one lacks, and other inputs, outputs and states.
-
-
-def differences(a: Program, b: Program, function: str | None, declared: Collection[str] = ()) -> list[str]:
-    """How the second model is called differently from the first, in words.
-
-    Where each has one function its name does not matter: nobody gives it.
-
-    Args:
-        a: the first model.
-        b: the second.
-        function: the only one that counts; all by default.
-        declared: inputs, outputs and states that differ on purpose.
-    """
-    words = []
-    if function is None and max(len(a.functions), len(b.functions)) > 1:
-        words += [f"the second model has no function {n}" for n in a.functions if n not in b.functions]
-        words += [f"only the second model has a function {n}" for n in b.functions if n not in a.functions]
-    words += signature_apart(function_of(a, function), function_of(b, function), declared)
-    for name in common(a, b) if function is None else ():
-        apart = signature_apart(a.functions[name], b.functions[name], declared)
-        words += [f"function {name}: {difference}" for difference in apart]
-    return words
-
-
-def common(a: Program, b: Program) -> list[str]:
-    """The functions that both models have by name, but the default one of the first."""
-    default = function_of(a, None)
-    return [n for n, f in a.functions.items() if f is not default and n in b.functions]
-
-
-def signature_apart(a: Function, b: Function, declared: Collection[str] = ()) -> list[str]:
-    """How one function is called differently from another, in words."""
-    words = []
-    for kind, old, new in zip(("input", "state", "output"), _values(a), _values(b), strict=True):
-        for name in sorted((old.keys() | new.keys()) - set(declared)):
-            if difference := _value_apart(old.get(name), new.get(name)):
-                words.append(f"{kind} {name} {difference}")
-    return words
-
-
-def _values(function: Function) -> tuple[Mapping[str, Var], ...]:
-    """The inputs, states and outputs of a function by name."""
-    states = {n: v for n, v in function.inputs.items() if types.is_state(v.sym_type)}
-    inputs = {n: v for n, v in function.inputs.items() if n not in states}
-    return inputs, states, {v.name: v for v in function.outputs}
-
-
-def _value_apart(old: Var | None, new: Var | None) -> str:
-    """What differs of a value by its name; nothing where its numbers can be the same."""
-    if old is None or new is None:
-        return f"is only in the {'second' if old is None else 'first'} model"
-    if types.is_state(old.sym_type):
-        same = old.sym_type.wrapped_type().get_shape() == new.sym_type.wrapped_type().get_shape()
-    elif types.is_tensor(old.sym_type) and types.is_tensor(new.sym_type):
-        shapes = static_shape(old), static_shape(new)
-        same = None in shapes or shapes[0] == shapes[1]
-        same = same and len(old.shape) == len(new.shape) and _holds(np_dtype(new), np_dtype(old))
-    else:
-        same = True
-    return "" if same else f"is {type_text(old)} in the first model and {type_text(new)} in the second"
-
-
-def _holds(new: np.dtype[Any], old: np.dtype[Any]) -> bool:
-    """Can numbers of one type be given as the other? Floats are rounded, which numbers show."""
-    return np.can_cast(old, new) if old.kind in "iu" and new.kind in "iu" else old.kind == new.kind
-
-
-def described_apart(a: Any, b: Any, declared: Collection[str] = ()) -> list[str]:
-    """How two specifications describe what has one name differently, in words; nothing without one of them.
-
-    Args:
-        a: the specification of the first model, or None.
-        b: that of the second.
-        declared: what differs on purpose.
-    """
-    if a is None or b is None:
-        return []
-    words = []
-    for kind in ("input", "output"):
-        old, new = ({f.name: _feature(f) for f in getattr(spec.description, kind)} for spec in (a, b))
-        for name in sorted((old.keys() & new.keys()) - set(declared)):
-            apart = [k for k in old[name] if old[name][k] != new[name][k]]
-            words += [
-                f"{kind} {name} has another {what}: {old[name][what]}, then {new[name][what]}" for what in apart
-            ]
-    return words
-
-
-def lengths_apart(a: Loaded, b: Loaded, declared: Collection[str] = ()) -> list[str]:
-    """The lengths that the first model takes along a dynamic axis and the second does not, in words.
-
-    Args:
-        a: the first model.
-        b: the second.
-        declared: inputs that differ on purpose.
-    """
-    first, second = (declared_lengths(model.program, model.spec) for model in (a, b))
-    old, new = (function_of(model.program, None).inputs for model in (a, b))
-    words = []
-    for name in sorted((old.keys() & new.keys()) - set(declared) if a.spec and b.spec else ()):
-        for axis, (d, e) in enumerate(zip(sizes_of(old[name]), sizes_of(new[name]), strict=False)):
-            if not (is_symbolic(d) and is_symbolic(e)):
-                continue
-            (low, high), (least, most) = first.range_of(d), second.range_of(e)
-            if low < least or (most is not None and (high is None or most < high)):
-                words.append(
-                    f"input {name} takes {_ends(low, high)} along axis {axis}, then {_ends(least, most)}"
-                )
-    return words
-
-
-def _ends(low: int, high: int | None) -> str:
-    return f"{low} or more" if high is None else f"{low} to {high}"
-
-
-def _feature(feature: Any) -> dict[str, str]:
-    """What a caller has to know of a value beside its shape and type of numbers."""
-    form = feature.type.WhichOneof("Type") or "unknown"
-    picture, array = feature.type.imageType, feature.type.multiArrayType
-    colors = picture.ColorSpace.Name(picture.colorSpace) if form == "imageType" else "none"
-    default = array.WhichOneof("defaultOptionalValue") if form == "multiArrayType" else None
-    given = "none" if default is None else f"{getattr(array, default):g}"
-    return {"form": form, "order of colors": colors, "default": given}

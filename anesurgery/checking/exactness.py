@@ -19,7 +19,7 @@ import torch
 
 from anesurgery import fp16
 from anesurgery.checking.grades import psnr
-from anesurgery.checking.same_choices import Places, SamePlaces, chooses
+from anesurgery.checking.same_choices import ChosenIndices, SameIndices, has_index_choices
 from anesurgery.errors import InterpretError, Refusal
 from anesurgery.facts.dependence import ops_with_run_counts
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs, call_of
@@ -222,7 +222,7 @@ class Yardstick:
     most_flop: float = MOST_FLOP
     flat: Sequence[float] = ()
     meant: dict[tuple[str, int], Values] = field(default_factory=dict)
-    places: dict[tuple[str, int], Places] = field(default_factory=dict)
+    places: dict[tuple[str, int], ChosenIndices] = field(default_factory=dict)
     """What ops choose in fp32, of programs that choose among values."""
 
     @cached_property
@@ -332,7 +332,7 @@ class Yardstick:
         if near >= SAME:
             return near, _not_numbers(meant, made)
         if at in self.places:
-            again = SamePlaces(self.places[at].chosen)
+            again = SameIndices(self.places[at].chosen)
             beside = min(nearness(meant, outputs(again)), again.near)
             if beside > near:
                 both = f"{in_decibels(beside)}, else {in_decibels(near)}"
@@ -351,8 +351,8 @@ class Yardstick:
     def _meant(self, at: tuple[str, int]) -> Values:
         """What the program means on some inputs."""
         if at not in self.meant:
-            if chooses(self.program):
-                self.places[at] = Places()
+            if has_index_choices(self.program):
+                self.places[at] = ChosenIndices()
             how: Any = {"function": at[0], "listener": self.places.get(at)}
             self.meant[at] = run(self.program, self.samples[at], precision="fp32", **how)
         return self.meant[at]

@@ -1,8 +1,9 @@
-"""Prove a whole model against another: op by op, from values that are known to be the same; and what was found.
+"""Prove a whole model against another, op by op (`prove_models`), and report what was proved (`ModelProof`).
 
-Both run in step, the reference as far as the other asks for: values of the same name are compared, and from a
-match on they are one. How values are compared is in `matching`. The proof tells its grade, where it ends, and
-how many ops reached which.
+`comparison` calls it for `compare(prove=True)`. Both functions run in step, the reference as far as the
+candidate asks for: values of the same name are compared (`matching`), and from a match on they count as one
+value. The report gives the grade, the ops at which the proof ends, and how many ops reached which grade. The
+last section says which elements of the reference an output with a changed interface should have (`Adapted`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from anesurgery.checking.grades import Grade, on_lengths
 from anesurgery.checking.matching import Match, Move, match, still
 from anesurgery.checking.numbered_values import LARGEST_VALUE, FunctionRun, NamedValue, ValueTable
 from anesurgery.checking.proofs import bound_words
-from anesurgery.checking.trials import Trial
+from anesurgery.checking.trials import TrialResult
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
@@ -30,12 +31,12 @@ from anesurgery.mil import Array, Function, Operation, Var, is_weight, np_dtype,
 from anesurgery.text import to_text
 
 SHOWN = 8
-"""Ops below proved that a report names: about what a terminal shows beside the rest of it."""
+"""The most unproved ops that a report names: about what fits on a terminal."""
 
 
 @dataclass(frozen=True)
 class Seam:
-    """An op of the second model whose value is not proved to be a value of the first."""
+    """An op of the second model whose value is not proved equal to a value of the first."""
 
     op: str
     other: str
@@ -56,7 +57,7 @@ class ModelProof:
     grade: Grade | None
     """The weakest grade on any path to the outputs; None where an output could not be matched."""
     bound: float
-    """Bound on the probability of a match that is none, where ops are matched bit for bit or proved."""
+    """Bound on the probability that a match, bit for bit or proved, is wrong."""
     outputs: Mapping[str, str]
     """The grade of each output in words, or "not matched"."""
     counts: Mapping[str, int]
@@ -64,34 +65,34 @@ class ModelProof:
     seams: tuple[Seam, ...]
     """The ops at which the proof ends, in file order."""
     seed: int
-    trial: Trial | None = None
+    trial: TrialResult | None = None
     """What adversarial inputs showed."""
     lengths: tuple[int, ...] = ()
-    """The least and the largest length of dynamic axes that was tried, where nothing is known of others."""
+    """(least, largest) length of dynamic axes that was tried; () where the proof holds for all lengths."""
     gap: str = ""
-    """Why nothing is known of other lengths."""
+    """Why nothing is known about other lengths."""
 
     def on_lengths(self, least: int, most: int, gap: str) -> ModelProof:
-        """The same as far as it was shown: on lengths up to one; see `SiteCheck.on_lengths`."""
+        """Return the proof with a grade that holds only for the lengths tried; see `SiteCheck.on_lengths`."""
         grade = None if self.grade is None else min(self.grade, Grade.NUMBERS)
         return replace(self, grade=grade, lengths=(least, most), gap=gap)
 
     def weaker(self, other: ModelProof) -> ModelProof:
-        """The weaker of two proofs of the same models at different lengths, with what both rest on."""
+        """Return the weaker of two proofs of the same models at different lengths, with both bounds."""
         order = [-1 if p.grade is None else p.grade for p in (self, other)]
         return replace(self if order[0] <= order[1] else other, bound=self.bound + other.bound)
 
-    def tried(self, trial: Trial) -> ModelProof:
-        """The same with what adversarial inputs showed; nothing is proved where they tell both apart."""
+    def with_trial(self, trial: TrialResult) -> ModelProof:
+        """Return the proof with what adversarial inputs showed; without a grade where they differ."""
         return replace(self, trial=trial, grade=None if trial.failure else self.grade)
 
     def but_for(self, differences: Sequence[str]) -> ModelProof:
-        """The same where the second model is called differently; nothing is proved of what one model lacks."""
+        """Return the proof without a grade where the models are called differently."""
         seams = (Seam(words, "", "not matched") for words in differences)
         return replace(self, grade=None, seams=(*self.seams, *seams)) if differences else self
 
     def beside(self, name: str, other: ModelProof) -> ModelProof:
-        """The proof of several functions: the weakest, with what is said of another function by its name."""
+        """Return the proof of several functions: the weakest, with another function's results by its name."""
         grades = [p.grade for p in (self, other) if p.grade is not None]
         failed = other.trial is not None and bool(other.trial.failure)
         return replace(
@@ -108,7 +109,7 @@ class ModelProof:
 
     @property
     def proved(self) -> bool:
-        """Is every output proved, or bit for bit the same?"""
+        """Whether every output is proved, or bit for bit the same."""
         return self.grade is not None and self.grade >= Grade.PROVED
 
     @property
@@ -132,7 +133,7 @@ class ModelProof:
 
     @property
     def lines(self) -> list[str]:
-        """The report: the grade, where the proof ends, and the other ops below proved."""
+        """The report: the grade, where the proof ends, and the ops that are not proved."""
         ends = [f"the proof ends at {_count(len(self.seams))}:"] if self.seams else []
         more = len(self.seams) - SHOWN
         rest = [f"... and {more} more"] if more > 0 else []
@@ -160,7 +161,7 @@ def _count(n: int) -> str:
 
 
 FEW = 0.3
-"""Share of values with a name of the other program below which values are paired by their position too. A
+"""Share of values whose name exists in the other program below which values are paired by position too. A
 choice: rewrites keep most names, another conversion few."""
 
 
@@ -179,10 +180,10 @@ def prove_models(
     Args:
         old: the reference.
         new: the candidate.
-        inputs: of `old`, by name; what is not proved is compared on these.
+        inputs: inputs of `old`, by name; what is not proved is compared on these.
         contract: declared interface changes.
-        gate: PSNR in dB up to which numbers count as equal.
-        seed: of the names and points.
+        gate: PSNR in dB from which numbers count as equal.
+        seed: the seed of names and points.
         last: where an output has one position, compare it with the last of several.
     """
     with torch.inference_mode():
@@ -205,26 +206,28 @@ class _Lockstep:
         self.old, self.new, self.gate, self.seed, self.last = old, new, gate, seed, last
         self.inputs, self.contract = inputs, contract
         self.names = Bitwise(seed, LARGEST_VALUE)
-        self.pairs = paired(old, new)
+        self.pairs = pairs_of_values(old, new)
         self.uses = Counter(self.pairs.values())
         table = ValueTable()
-        first, second = self._bound()
+        first, second = self._named_inputs()
         self.a = FunctionRun(old, first, set(self.pairs.values()), self.names, table, first=True)
         self.b = FunctionRun(new, second, set(self.pairs), self.names, table, first=False)
         self.found: dict[Operation, tuple[Match | None, Operation | None]] = {}
 
-    def _bound(self) -> tuple[dict[Var, NamedValue], dict[Var, NamedValue]]:
-        """The inputs of both sides; those of the same name and content are the same variables."""
-        first = self._values(self.old, self.inputs, "first")
-        second = self._values(self.new, adapt_inputs(self.contract, self.inputs), "second")
+    def _named_inputs(self) -> tuple[dict[Var, NamedValue], dict[Var, NamedValue]]:
+        """Return the inputs of both sides; equal inputs of one name get the same names."""
+        first = self._named_values(self.old, self.inputs, "first")
+        second = self._named_values(self.new, adapt_inputs(self.contract, self.inputs), "second")
         by_name = {v.name: value for v, value in first.items()}
         for var, value in second.items():
-            twin = by_name.get(var.name)
-            if twin is not None and _alike(twin, value):
-                value.names, value.serial = twin.names, twin.serial
+            same_name = by_name.get(var.name)
+            if same_name is not None and _are_equal_inputs(same_name, value):
+                value.names, value.serial = same_name.names, same_name.serial
         return first, second
 
-    def _values(self, function: Function, inputs: Mapping[str, Array], side: str) -> dict[Var, NamedValue]:
+    def _named_values(
+        self, function: Function, inputs: Mapping[str, Array], side: str
+    ) -> dict[Var, NamedValue]:
         values = {}
         for var, held in bind(function, inputs, None).items():
             numbers = held.value if types.is_state(var.sym_type) else held
@@ -248,7 +251,7 @@ class _Lockstep:
             bound,
             {n: "not matched" if g is None else g.words for n, g in grades.items()},
             self._counts(),
-            self._seams([v for v, same in outputs.values() if not same]) + _moved(outputs),
+            self._seams([v for v, same in outputs.values() if not same]) + _reordered_outputs(outputs),
             self.seed,
         )
 
@@ -264,14 +267,14 @@ class _Lockstep:
                 continue
             a = self.a.reach(other)
             matched = None if a is None else match(a, b, self.names, self.gate)
-            self._remember(op, matched, other)
+            self._keep_weakest(op, matched, other)
             self.uses[other] -= 1
             self.b.release(b.var)
             if not self.uses[other]:
                 self.a.release(other)
 
-    def _remember(self, op: Operation, matched: Match | None, other: Var) -> None:
-        """The weakest match of an op's values."""
+    def _keep_weakest(self, op: Operation, matched: Match | None, other: Var) -> None:
+        """Keep the weakest match of an op's values."""
         before = self.found.get(op)
         weaker = before is None or (
             before[0] is not None and (matched is None or matched.grade < before[0].grade)
@@ -280,43 +283,43 @@ class _Lockstep:
             self.found[op] = (matched, other.op)
 
     def _outputs(self) -> dict[str, tuple[NamedValue, bool]]:
-        """Each output and state of the second program, and whether it is that of the first."""
+        """Return each output and state of the second program, and whether it matches the first program's."""
         adapted = Adapted(self.contract, {v.name: self.a.there(v) for v in self.old.outputs}, self.inputs)
         outputs = {}
         for var in self.new.outputs:
             b = self.b.there(var)
             a, move = adapted.expected(var.name)
-            outputs[var.name] = (b, a is not None and self._same(a, b, move))
+            outputs[var.name] = (b, a is not None and self._matches(a, b, move))
         states = {v.name: value for v, value in self.a.states.items()}
         for var, b in self.b.states.items():
             a = states.get(var.name)
-            outputs[f"state {var.name}"] = (b, a is not None and self._same(a, b, still))
+            outputs[f"state {var.name}"] = (b, a is not None and self._matches(a, b, still))
         return outputs
 
-    def _same(self, a: NamedValue, b: NamedValue, move: Move) -> bool:
+    def _matches(self, a: NamedValue, b: NamedValue, move: Move) -> bool:
         if self.last and move is still:
             move = last_of(a, b)
         return match(a, b, self.names, self.gate, exact=move) is not None
 
     def _counts(self) -> dict[str, int]:
-        """Ops of the second program by grade."""
-        said = Counter[str]()
+        """Return grade in words -> how many ops of the second program reached it."""
+        counts = Counter[str]()
         for op in self.b.ops:
             weakest, _ = self.found.get(op, (None, None))
-            said["without a counterpart" if weakest is None else weakest.grade.words] += 1
+            counts["without a counterpart" if weakest is None else weakest.grade.words] += 1
         order = [*(g.words for g in sorted(Grade, reverse=True)), "without a counterpart"]
-        return {what: said[what] for what in order if said[what]}
+        return {what: counts[what] for what in order if counts[what]}
 
     def _seams(self, lost: Sequence[NamedValue]) -> tuple[Seam, ...]:
-        """The ops below proved, and the first ones upstream of an output that is lost, in file order."""
-        lost_ops = {op for value in lost for op in _unmatched(value)}
-        tried = {op for op in lost_ops if op in self.found} or lost_ops
+        """Return the unproved ops, and the first unmatched ones upstream of a lost output, in file order."""
+        lost_ops = {op for value in lost for op in _unmatched_upstream(value)}
+        with_trial = {op for op in lost_ops if op in self.found} or lost_ops
         seams, downstream = [], set[Operation]()
         for op in self.b.ops:
             weakest, other = self.found.get(op, (None, None))
             if any(v.op in downstream for v in reads(op)):
                 downstream |= {op} & lost_ops
-            elif weakest is None and op in tried:
+            elif weakest is None and op in with_trial:
                 downstream.add(op)
                 seams.append(Seam(_line(op), _line(other), "not matched"))
             elif weakest is not None and weakest.grade < Grade.PROVED:
@@ -324,57 +327,57 @@ class _Lockstep:
         return tuple(seams)
 
 
-def _moved(outputs: Mapping[str, tuple[NamedValue, bool]]) -> tuple[Seam, ...]:
-    """Outputs that are lost although the op that makes them has a counterpart."""
+def _reordered_outputs(outputs: Mapping[str, tuple[NamedValue, bool]]) -> tuple[Seam, ...]:
+    """Return seams for outputs that do not match although the op that makes them does."""
     lost = [name for name, (value, same) in outputs.items() if not same and value.op is None]
     note = "the reference gives other elements here, or the same in another order"
     return tuple(Seam(f"output %{name}", "", "not matched", note) for name in lost)
 
 
-def paired(old: Function, new: Function) -> dict[Var, Var]:
-    """NamedValue of the second program -> the value of the first that it may be.
+def pairs_of_values(old: Function, new: Function) -> dict[Var, Var]:
+    """Return value of the second program -> the value of the first that it may equal.
 
-    Values of one name are paired, and those that ops of one type make of paired values; where few names are
-    common, also ops of one type and shape in their order.
+    Values of the same name are paired, and results of ops of the same type on paired operands. Where few names
+    are common, ops of the same type and shape are also paired in order.
     """
     named = PAIRINGS["name"](old, new)
     values = [v for op in new.operations if op.op_type != "const" for v in op.outputs]
     pairs = {} if len(named) >= FEW * len(values) else PAIRINGS["position"](old, new)
     outputs = {v.name: v for v in old.outputs}
     pairs |= named | {v: outputs[v.name] for v in new.outputs if v.name in outputs}
-    _by_operands(old, new, pairs)
+    _pair_by_operands(old, new, pairs)
     plain = {v: w for v, w in pairs.items() if not any(x.op is None or is_weight(x.op) for x in (v, w))}
     return {v: w for v, w in plain.items() if np_dtype(v).kind == np_dtype(w).kind}
 
 
-def _by_operands(old: Function, new: Function, pairs: dict[Var, Var]) -> None:
-    """Pair what ops of one type make of paired operands."""
+def _pair_by_operands(old: Function, new: Function, pairs: dict[Var, Var]) -> None:
+    """Pair the results of ops of the same type on paired operands."""
     pairs |= {v: old.inputs[name] for name, v in new.inputs.items() if name in old.inputs}
     by_form: dict[Any, list[Operation]] = {}
     taken = {v.op for v in pairs.values()}
     for op in reversed(old.operations):
         if op not in taken:
-            by_form.setdefault((op.op_type, tuple(_dynamic(op))), []).append(op)
+            by_form.setdefault((op.op_type, tuple(_variable_operands(op))), []).append(op)
     for op in new.operations:
-        read = _dynamic(op)
+        read = _variable_operands(op)
         if any(v in pairs for v in op.outputs) or not all(v in pairs for v in read):
             continue
         if read and (twins := by_form.get((op.op_type, tuple(pairs[v] for v in read)))):
             pairs |= zip(op.outputs, twins.pop().outputs, strict=False)
 
 
-def _dynamic(op: Operation) -> list[Var]:
-    """What an op reads but constants."""
+def _variable_operands(op: Operation) -> list[Var]:
+    """Return the operands of an op that are not constants."""
     return [v for v in reads(op) if v.op is None or not is_weight(v.op)]
 
 
-def _alike(a: NamedValue, b: NamedValue) -> bool:
-    """Do two inputs hold the same numbers in the same type?"""
+def _are_equal_inputs(a: NamedValue, b: NamedValue) -> bool:
+    """Return whether two inputs hold the same numbers in the same dtype."""
     return np_dtype(a.var) == np_dtype(b.var) and torch.equal(a.numbers, b.numbers)
 
 
-def _unmatched(value: NamedValue) -> set[Operation]:
-    """The ops upstream of a value that have no counterpart, up to values that have one."""
+def _unmatched_upstream(value: NamedValue) -> set[Operation]:
+    """Return the ops upstream of a value that have no counterpart, up to values that have one."""
     lost: set[Operation] = set()
     stack = [value]
     while stack:
@@ -386,18 +389,18 @@ def _unmatched(value: NamedValue) -> set[Operation]:
 
 
 def _line(op: Operation | None) -> str:
-    """An op in a line."""
+    """Return an op as one line of text."""
     return "" if op is None else to_text(op).splitlines()[0].strip()
 
 
-# Which elements of the reference's outputs a model with a changed interface should give.
+# -- outputs with a changed interface ---------------------------------------------------------------------
 #
-# A declared change turns old outputs into new ones by a function of arrays. Where it only selects or moves
-# elements, two probes of distinct numbers show which ones; else what it gives is compared by numbers only.
+# A declared change computes new outputs from old ones by a function of arrays. Where it only selects or moves
+# elements, two probes with distinct numbers show which ones; otherwise its result is compared by numbers only.
 
 
 class Adapted:
-    """The outputs that are expected of the second program."""
+    """The outputs that are expected of the second program, after the declared changes."""
 
     def __init__(
         self,
@@ -406,13 +409,13 @@ class Adapted:
         inputs: Mapping[str, Array],
     ) -> None:
         self.contract, self.outputs, self.inputs = contract, outputs, inputs
-        self._found = self._moved() if contract else {}
+        self._found = self._moved_elements() if contract else {}
         if contract:
             arrays = {name: v.numbers.numpy() for name, v in outputs.items()}
             self._arrays = adapt_outputs(contract, arrays, inputs)
 
     def expected(self, name: str) -> tuple[NamedValue | None, Move]:
-        """The value of the first program that an output should be, and which of its elements where."""
+        """Return the first program's value that an output should be, and which of its elements go where."""
         if not self.contract:
             return self.outputs.get(name), still
         if (place := self._found.get(name)) is not None:
@@ -425,8 +428,8 @@ class Adapted:
         first = next(iter(self.outputs.values()))
         return NamedValue(first.var, torch.from_numpy(np.asarray(array)), None, reason=reason), still
 
-    def _moved(self) -> dict[str, tuple[str, torch.Tensor]]:
-        """Output -> (output of the first program, place of each element in it), where both probes agree."""
+    def _moved_elements(self) -> dict[str, tuple[str, torch.Tensor]]:
+        """Return output -> (first program's output, index of each element in it), where both probes agree."""
         first, second = (self._probe(seed) for seed in (0, 1))
         return {
             name: (source, at)
@@ -435,7 +438,7 @@ class Adapted:
         }
 
     def _probe(self, seed: int) -> dict[str, tuple[str, torch.Tensor]]:
-        """What a change makes of distinct numbers of both signs."""
+        """Return where a change puts distinct numbers of both signs."""
         rng = np.random.default_rng(seed)
         drawn, places, begin = {}, {}, 1
         for name, value in self.outputs.items():
@@ -462,7 +465,7 @@ class Adapted:
 
 
 def last_of(a: NamedValue, b: NamedValue) -> Move:
-    """The last position of the reference, where the other has one position on an axis."""
+    """Return a move to the last position of the reference, where the other has a single position on an axis."""
     apart = [i for i, (m, n) in enumerate(zip(a.numbers.shape, b.numbers.shape, strict=False)) if m != n]
     if a.numbers.ndim != b.numbers.ndim or len(apart) != 1 or b.numbers.shape[apart[0]] != 1:
         return still

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from anesurgery import fp16
-from anesurgery.checking.adversarial import Drawing, crossed, edged, schedule, untried, weights
+from anesurgery.checking.adversarial import Drawing, largest_constant, schedule, untried_in_words
+from anesurgery.checking.aiming import crossed, edged
 from anesurgery.checking.grades import REASSOCIATED, Promise
 from anesurgery.checking.lengths import drawn_shape, evaluator
 from anesurgery.errors import InterpretError, Refused, SurgeryError
@@ -194,7 +195,7 @@ def compare_numbers(
     """
     worst = Difference()
     size = sum(math.prod(drawn_shape(v)) for v in sides.drawn if is_tensor(v))
-    weight = weights([*sides.old_ops, *sides.new_ops])
+    weight = largest_constant([*sides.old_ops, *sides.new_ops])
     floats = any(np_dtype(v).kind == "f" for v in sides.drawn)
     tried = Counter[str]()
     for kind in (*schedule(size, promise.tolerates_nonfinite, weight, floats), *(more if floats else ())):
@@ -224,7 +225,9 @@ def compare_numbers(
         worst.add(measured(sides, numbers, pairs, undefined, promise), numbers)
         if not worst.within(promise):
             break
-    worst.untried = untried(tried, promise.tolerates_nonfinite, floats) + _edges_untried(sides.drawn, drawing)
+    worst.untried = untried_in_words(tried, promise.tolerates_nonfinite, floats) + _edges_untried(
+        sides.drawn, drawing
+    )
     return worst
 
 

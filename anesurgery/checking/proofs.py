@@ -1,12 +1,13 @@
 """Prove that both sides of an edit are the same computation: bit for bit, or as functions of real numbers.
 
-A proof is a run of both sides in an arithmetic of its own (`interpret.arithmetic`). No numbers are drawn: each
-element that both sides read from outside stands for any value. docs/proofs.md says why that is sound and what
-it does not say. An `Image` holds, for each element, its residues modulo several primes (lanes); its degree is
-that of the polynomial which made it. In the arithmetic of bits, the image of an element is its name.
+`site` calls `prove` for each edit. A proof runs both sides in an arithmetic of its own
+(`interpret.arithmetic`). No numbers are drawn: each element that both sides read from outside is a variable
+that stands for any value. docs/proofs.md says why that is sound and what it does not say. An `Image` holds, for
+each element, its residues modulo several primes (lanes); its degree is that of the polynomial that it stands
+for. In the arithmetic of bits, the image of an element is its name, a hash of how it is computed.
 
-`prove` is for one edit. `prove_for_any_weights` puts stand-ins in the place of large weights, so that one proof
-serves all edits that differ in their weights alone.
+`prove_for_any_weights` puts variables in the place of large weights as well, so that one proof serves all edits
+that differ in their weights alone (`StandIns`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import SMALL_CONSTANT, address_bounds, weights
+from anesurgery.checking.addresses import address_bounds
+from anesurgery.checking.adversarial import SMALL_CONSTANT, largest_constant
 from anesurgery.checking.edit_sites import ROWS, Site, constants_among, row_axes, treats_planes_alike
 from anesurgery.checking.grades import Grade
 from anesurgery.checking.lengths import drawn_shape, evaluator, length_of, with_rows
@@ -37,22 +39,22 @@ from anesurgery.ops import names
 from anesurgery.semantics.intervals import stored_interval
 
 SMALL_ENOUGH = 2.0**-40
-"""Bound on the probability of error up to which points are added: less than one wrong proof in 10^12."""
+"""Bound on the probability of a wrong proof at which no further points are tried: less than one in 10^12."""
 ADDING = names("add sub linear_activation pad")
-"""Ops in which a zero may be added."""
+"""Ops that may add a zero."""
 CLIPPING = names("clip relu relu6 threshold maximum minimum")
-"""Ops that change nothing where the range of what they read is narrow."""
+"""Ops that change nothing if the range of their operand is narrow."""
 POINTS = 3
-"""Points of `LANES` residues each, at most: each adds its bound; where three leave too much, degrees are too
-high for few more to help."""
+"""The most points, of `LANES` residues each. Each multiplies the bound by its own; where three are not enough,
+the degrees are too high for a few more to help."""
 MOST_WEIGHTS = 1 << 24
-"""Elements of a constant that are looked at bit for bit; over the field, products with them take too long: 16
-million weights are a layer of 4,096 x 4,096."""
+"""The most elements of a constant for a proof bit for bit: 16 million are a layer of 4,096 x 4,096. Over the
+field the limit is lower, since products take longer."""
 MOST_READ = 1 << 20
-"""Numbers of a constant from which the points follow, at most."""
+"""The most elements of a constant that are hashed for the seed of the points."""
 LARGE = 1 << 16
-"""Elements read from outside above which a few rows are looked at first: a wrong edit is found on them at a
-small part of the cost, and a right one takes the rest."""
+"""Above this many input elements, a few rows are tried first: a wrong edit then fails at a small part of the
+cost."""
 
 
 @dataclass(frozen=True)
@@ -61,17 +63,17 @@ class Proof:
 
     grade: Grade
     bound: float
-    """Bound on the probability of saying so of two sides that are not."""
+    """Bound on the probability that the proof is wrong."""
     elements: int
     finite_only: bool = False
-    """Does it rest on the declaration that only finite numbers count?"""
+    """Whether it relies on the declaration that only finite numbers count."""
     ranged: bool = False
-    """Does it rest on ranges that the interval analysis shows?"""
+    """Whether it relies on ranges that the interval analysis shows."""
 
 
 @dataclass(frozen=True)
 class NoProof:
-    """Both sides could not be shown to be the same."""
+    """Why both sides could not be shown to be the same; false as a condition."""
 
     reason: str
 
@@ -80,31 +82,31 @@ class NoProof:
 
 
 APART = NoProof("not equal over the field")
-"""Both sides were evaluated and differ, or are equal only by an identity that the field does not know."""
+"""Both sides were evaluated and differ; they may still be equal by an identity that the field does not know."""
 
 
 def prove(site: Site, seed: int = 0, *, finite: bool = False) -> Proof | NoProof:
-    """The strongest proof that there is, or why there is none.
+    """Return the strongest proof that there is, or why there is none.
 
     Args:
         site: the edit.
-        seed: of the points.
-        finite: does the pass declare that it holds for finite numbers only?
+        seed: the seed of the points.
+        finite: whether the pass declares that it holds for finite numbers only.
     """
-    if (reason := _reads_no_tensor(site)) is not None:
+    if (reason := _input_without_proof(site)) is not None:
         return reason
-    size = weights([*site.old_ops, *site.new_ops])
+    size = largest_constant([*site.old_ops, *site.new_ops])
     if size > MOST_WEIGHTS:
         return NoProof(f"{size} weights are too many")
     proof = prove_bits(site, list(_arithmetics(site, seed, finite)), seed)
     if proof or size <= LARGEST:
-        return proof or _algebraic(site, seed)
+        return proof or _prove_over_field(site, seed)
     return NoProof(f"not equal bit for bit, and {size} weights are too many for the field")
 
 
 def prove_for_any_weights(site: Site, seed: int, stand_ins: StandIns, *, finite: bool) -> Proof | NoProof:
-    """A proof bit for bit that rests on nothing but the ops, or why there is none."""
-    if (reason := _reads_no_tensor(site)) is not None:
+    """Return a proof bit for bit that does not depend on the weights, or why there is none."""
+    if (reason := _input_without_proof(site)) is not None:
         return reason
     arithmetics = [arithmetic for arithmetic, ranged in _arithmetics(site, seed, finite) if not ranged]
     for arithmetic in arithmetics:
@@ -112,8 +114,8 @@ def prove_for_any_weights(site: Site, seed: int, stand_ins: StandIns, *, finite:
     return prove_bits(site, [(arithmetic, False) for arithmetic in arithmetics], seed)
 
 
-def _reads_no_tensor(site: Site) -> NoProof | None:
-    """Why nothing is proved: a value that both sides read is no tensor and no number."""
+def _input_without_proof(site: Site) -> NoProof | None:
+    """Return why nothing can be proved: an input is neither a tensor nor a number. None otherwise."""
     for var in site.drawn:
         if not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)):
             return NoProof(f"%{var.name} is not a tensor")
@@ -121,12 +123,10 @@ def _reads_no_tensor(site: Site) -> NoProof | None:
 
 
 def prove_bits(site: Site, arithmetics: Sequence[tuple[Bitwise, bool]], seed: int) -> Proof | NoProof:
-    """The first proof bit for bit that an arithmetic gives; each comes with whether it knows ranges."""
+    """Return the first proof bit for bit; each arithmetic comes with whether it uses ranges."""
     proof: Proof | NoProof = NoProof("")
     plain = [arithmetic for arithmetic, ranged in arithmetics if not ranged]
-    if _differs_on_few_rows(
-        site, plain[-1], seed
-    ):  # what the most lenient tells apart, the stricter ones do too
+    if _differs_on_few_rows(site, plain[-1], seed):  # the most lenient one: the stricter ones differ too
         arithmetics = arithmetics[len(plain) :]
     for arithmetic, ranged in arithmetics:
         proof = proof or _bit_for_bit(site, arithmetic, ranged)
@@ -134,7 +134,7 @@ def prove_bits(site: Site, arithmetics: Sequence[tuple[Bitwise, bool]], seed: in
 
 
 def _arithmetics(site: Site, seed: int, finite: bool) -> Iterator[tuple[Bitwise, bool]]:
-    """The arithmetics of bits, the strictest first, that with ranges last, without those that cannot help."""
+    """Yield (arithmetic of bits, whether it uses ranges), the strictest first, if it may help."""
     yield Bitwise(seed), False
     if any(op.op_type in ADDING for op in (*site.old_ops, *site.new_ops)):
         yield Bitwise(seed, one_zero=True), False
@@ -145,13 +145,16 @@ def _arithmetics(site: Site, seed: int, finite: bool) -> Iterator[tuple[Bitwise,
 
 
 def _range_of(var: Var) -> tuple[float, float] | None:
-    """Where a float lies, by the interval analysis."""
+    """Return the range of a float by the interval analysis; None where it has none."""
     low, high = stored_interval(var) if np_dtype(var).kind == "f" else (-math.inf, math.inf)
     return None if math.isinf(low) and math.isinf(high) else (float(low), float(high))
 
 
 def _bit_for_bit(site: Site, arithmetic: Bitwise, ranged: bool) -> Proof | NoProof:
-    """A false agreement needs a collision somewhere on the way from an element to an input."""
+    """Prove bit for bit in one arithmetic.
+
+    The bound counts the hashes on the way from an element to an input: a false match needs a collision in one.
+    """
     elements = _count_agreeing(site, arithmetic, arithmetic.seed, ranged=ranged)
     if isinstance(elements, NoProof):
         return elements
@@ -159,7 +162,8 @@ def _bit_for_bit(site: Site, arithmetic: Bitwise, ranged: bool) -> Proof | NoPro
     return Proof(Grade.BITS, steps / LEAST**LANES, elements, arithmetic.finite, ranged)
 
 
-def _algebraic(site: Site, seed: int) -> Proof | NoProof:
+def _prove_over_field(site: Site, seed: int) -> Proof | NoProof:
+    """Prove that both sides are the same function of real numbers."""
     bounds = address_bounds(site.drawn, site.old_ops, set(site.new_ops))
 
     def span(var: Var) -> tuple[float, float]:
@@ -172,9 +176,9 @@ def _algebraic(site: Site, seed: int) -> Proof | NoProof:
 
 
 def seed_of(seed: int, ops: Iterable[Operation]) -> int:
-    """A seed that follows from the constants, so that no constants can be chosen to vanish at its points.
+    """Return a seed that depends on the constants, so that none can be chosen to vanish at its points.
 
-    Of large constants some numbers in equal distances count, which takes a millisecond.
+    Large constants are sampled at equal distances, which takes a millisecond.
     """
     digest = hashlib.blake2b(digest_size=16)
     for var in dict.fromkeys(v for op in ops for v in reads(op)):
@@ -189,16 +193,16 @@ def at_points(
     seed: int,
     span: Callable[[Var], tuple[float, float]] = stored_interval,
 ) -> Proof | NoProof:
-    """Points are added until the bound holds; each has to agree.
+    """Evaluate at one point after another until the bound is small enough; every point must agree.
 
-    The bound at a point: any two different arguments of random functions may meet, or two different results
-    may; each with a probability of degree / p in every lane, whose prime p is above `LEAST`. Each draw has
-    primes of its own: a constant that one of them divides is not 0 in the next draw.
+    At a point, two different arguments of a random function, or two different results, may be equal by chance,
+    with probability degree / p in each lane, whose prime p is above `LEAST`. Each draw has its own primes, so
+    that a constant that one of them divides is not 0 in the next draw.
 
     Args:
-        agree: how many elements agree at a point, or why they do not. It may raise `Zero`.
-        seed: of the points.
-        span: where an integer lies.
+        agree: returns how many elements agree at a point, or why they do not. It may raise `Zero`.
+        seed: the seed of the points.
+        span: returns the range of an integer.
     """
     bound = 1.0
     for point in range(POINTS):
@@ -221,10 +225,10 @@ def at_points(
 
 
 def _count_agreeing(site: Site, arithmetic: Symbolic, seed: int, *, ranged: bool = False) -> int | NoProof:
-    """How many elements agree; else that one does not, or what the arithmetic does not know.
+    """Return how many elements agree; or that one does not, or what the arithmetic cannot do.
 
     Raises:
-        Zero: the point has to be drawn again.
+        Zero: the point must be drawn again.
     """
     if _differs_on_few_rows(site, arithmetic, seed, ranged=ranged):
         return APART
@@ -241,7 +245,7 @@ def _count_agreeing(site: Site, arithmetic: Symbolic, seed: int, *, ranged: bool
 
 
 def _differs_on_few_rows(site: Site, arithmetic: Symbolic, seed: int, *, ranged: bool = False) -> bool:
-    """Is the site large, and do a few rows of it show already that both sides differ?"""
+    """Return whether the site is large and a few of its rows show already that both sides differ."""
     if sum(math.prod(drawn_shape(v)) for v in site.drawn) > LARGE and (axes := row_axes(site)) is not None:
         with suppress(InterpretError):
             few = arithmetic.fresh()
@@ -255,7 +259,7 @@ def _differs_on_few_rows(site: Site, arithmetic: Symbolic, seed: int, *, ranged:
 def _images_of_both_sides(
     site: Site, arithmetic: Symbolic, seed: int, ranged: bool = False
 ) -> list[tuple[Image, Image]]:
-    """The old and the new values; one plane of them, where all are alike."""
+    """Return (old image, new image) for each pair; of one plane where all planes are treated alike."""
     generator = torch.Generator().manual_seed(seed + 1)
     shapes = {v: drawn_shape(v) for v in site.drawn}
     if treats_planes_alike(site):
@@ -280,21 +284,20 @@ def _run(
 
 
 def bound_words(bound: float) -> str:
-    """A bound as reports say it."""
+    """Return a bound in the words of reports."""
     return f"2^{math.ceil(math.log2(bound))}" if bound > 0 else "0"
 
 
 def reason_of(error: Exception) -> str:
-    """Where a proof ends, by the first line of an error of the interpreter; the model itself did not fail."""
+    """Return where a proof ends: the first line of an interpreter error, without "failed"."""
     return str(error).splitlines()[0].replace(" failed: ", ": ", 1)
 
 
-# Stand-ins for large weights.
-
+# -- stand-ins for large weights --------------------------------------------------------------------------
 
 ELEMENTS = ("add", "sub", "mul")
-"""Ops whose constants are weights where they are vectors; tables and masks are reordered, so that they are not
-the same list on both sides."""
+"""Ops whose constants are weights if they are vectors. Tables and masks may be reordered on one side, so that
+they are no stand-ins."""
 READERS: Mapping[str, tuple[str, ...]] = {
     "linear": ("weight", "bias"),
     "conv": ("weight", "bias"),
@@ -302,26 +305,25 @@ READERS: Mapping[str, tuple[str, ...]] = {
     "layer_norm": ("gamma", "beta"),
     **dict.fromkeys(ELEMENTS, ("x", "y")),
 }
-"""Op type -> the parameters that may be any numbers: the op computes with them and decides nothing by them."""
+"""Op type -> parameters that may be any numbers: the op computes with them, and decides nothing by them."""
 MOST = 1 << 27
-"""Weights of one edit for which numbers are drawn: 1.1 GB as the 64 bits of each that the proof computes with.
-"""
+"""The most weights of one edit with stand-ins: 1.1 GB at the 64 bits of each that a proof computes with."""
 AT_ONCE = 1 << 25
-"""Weights of one edit for which they are drawn before a second edit is seen that is like it: a choice: the
-proof of so many pays where it stands for several checks by numbers."""
+"""Above this many weights, a proof for any weights is tried only for the second edit of the same kind. A
+choice: it pays where it replaces several checks by numbers."""
 
 
 class StandIns:
-    """The weights of an edit, numbered by what they hold."""
+    """The weights of an edit, numbered by their content: equal weights get the same variables."""
 
     def __init__(self, old: Sequence[Operation], new: Sequence[Operation], seed: int) -> None:
         self._seed = seed
-        self.weights = _weights([*old, *new])
+        self.weights = _large_weights([*old, *new])
         self.size = sum(int(np.size(constant(v))) for v in self.weights)
 
     @cached_property
     def numbers(self) -> dict[Var, int]:
-        """Weight -> the number of its content, which is read here first."""
+        """Weight -> the number of its content."""
         numbers: dict[Var, int] = {}
         seen: dict[Hashable, int] = {}
         digests: dict[Hashable, tuple[Array, Hashable | None]] = {}
@@ -329,7 +331,7 @@ class StandIns:
             array = np.asarray(constant(var))
             place = array.__array_interface__["data"][0], array.dtype.str, array.shape, array.strides
             if place not in digests:  # the array is kept with it, so that nothing else can come to lie there
-                digests[place] = array, _content(array)
+                digests[place] = array, _content_digest(array)
             content = digests[place][1]
             if content is not None:
                 numbers[var] = seen.setdefault(content, len(seen))
@@ -337,7 +339,7 @@ class StandIns:
 
     @cached_property
     def values(self) -> dict[Var, torch.Tensor]:
-        """What stands for each weight."""
+        """Weight -> random numbers that stand for it."""
         drawn: dict[int, torch.Tensor] = {}
         for var, number in self.numbers.items():
             if number not in drawn:
@@ -347,31 +349,31 @@ class StandIns:
         return {v: drawn[number].reshape(np.shape(constant(v))) for v, number in self.numbers.items()}
 
 
-def _weights(ops: Sequence[Operation]) -> list[Var]:
-    """The larger constants that are floats and are read as weights only."""
+def _large_weights(ops: Sequence[Operation]) -> list[Var]:
+    """Return the large float constants that are read as weights only."""
     plain_floats: dict[Var, bool] = {}
     for op in ops:
-        anything = {op.inputs.get(name) for name in READERS.get(op.op_type, ())}
+        free_operands = {op.inputs.get(name) for name in READERS.get(op.op_type, ())}
         if op.op_type in ELEMENTS:
-            anything = {v for v in anything if v is not None and _is_vector(v)}
+            free_operands = {v for v in free_operands if v is not None and _is_vector(v)}
         computes = any(v.op is None or v.op.op_type != "const" for v in reads(op))
         for var in reads(op):
-            plain_floats[var] = plain_floats.get(var, True) and computes and var in anything
+            plain_floats[var] = plain_floats.get(var, True) and computes and var in free_operands
     return [v for v, plain in plain_floats.items() if plain and _is_large(v)]
 
 
-def _content(array: Array) -> Hashable | None:
-    """The numbers of an array in their order, whatever its shape; None where it holds one again and again."""
+def _content_digest(array: Array) -> Hashable | None:
+    """Return a digest of an array's elements in order, whatever its shape; None if all are equal."""
     ordered = np.ascontiguousarray(array)
-    if _is_one_number(ordered):
+    if _is_constant(ordered):
         return None
     content = ordered.dtype.str, hashlib.blake2b(ordered.data, digest_size=16).digest()
     release_pages(ordered)
     return content
 
 
-def _is_one_number(array: Array) -> bool:
-    """Does it hold one number again and again?"""
+def _is_constant(array: Array) -> bool:
+    """Return whether all elements are equal."""
     flat = array.reshape(-1)
     return bool(flat[0] == flat[-1]) and bool((flat == flat[0]).all())
 

@@ -1,9 +1,9 @@
-"""Compare two runs although ops such as `topk` choose different places among nearly equal values.
+"""Compare two runs in which ops such as `topk` choose different indices among nearly equal values.
 
-Rounding decides which of two nearly equal scores a `topk` gives first, and what is gathered there then stands
-in another row. The PSNR of such outputs says nothing about their rows. So the second run is repeated with the
-places of the first (`SamePlaces`), and judged by these outputs and by how near the values are that it would
-have chosen.
+Rounding decides which of two nearly equal scores a `topk` gives first. What is gathered by its indices then
+stands in another row, and the PSNR of such outputs says nothing about the rows themselves. So the second run is
+repeated with the indices of the first (`SameIndices`). It is judged by its outputs, and by how near the values
+are that it would have chosen. Grades of whole models use this (`grades`).
 """
 
 from __future__ import annotations
@@ -18,66 +18,69 @@ from anesurgery.checking.grades import psnr
 from anesurgery.interpret import Listener
 from anesurgery.mil import Operation, Program, walk_ops
 
-PLACES = {"topk": 1, "argsort": 0, "reduce_argmax": 0, "reduce_argmin": 0}
-"""Op that chooses places along one axis -> the index of the output that holds them."""
+INDEX_OUTPUT = {"topk": 1, "argsort": 0, "reduce_argmax": 0, "reduce_argmin": 0}
+"""Op that chooses indices along one axis -> which of its outputs holds them."""
 
 
-def chooses(program: Program) -> bool:
-    """Does an op of the program choose places?"""
-    return any(op.op_type in PLACES for op in walk_ops(program))
+def has_index_choices(program: Program) -> bool:
+    """Return whether an op of the program chooses indices."""
+    return any(op.op_type in INDEX_OUTPUT for op in walk_ops(program))
 
 
-class Places(Listener):
-    """Records the places that ops choose in a run: name of the value that holds them -> places."""
+class ChosenIndices(Listener):
+    """A listener that records chosen indices: name of the value that holds them -> indices."""
 
     def __init__(self) -> None:
         self.chosen: dict[str, torch.Tensor] = {}
 
     def after(self, op: Operation, outputs: Sequence[Any]) -> None:
-        """Keep the places."""
-        if op.op_type in PLACES and len(outputs) > PLACES[op.op_type]:
-            at = PLACES[op.op_type]
+        """Keep the indices."""
+        if op.op_type in INDEX_OUTPUT and len(outputs) > INDEX_OUTPUT[op.op_type]:
+            at = INDEX_OUTPUT[op.op_type]
             self.chosen[op.outputs[at].name] = outputs[at].clone()
 
 
 @dataclass
-class SamePlaces(Listener):
-    """Makes the ops of a run give the places of another run.
+class SameIndices(Listener):
+    """A listener that makes the ops of a run give the indices of another run.
 
     Args:
-        chosen: name of the value -> places; an op without them, or of another shape, chooses itself.
+        chosen: name of a value -> its indices. An op without them, or of another shape, keeps its own choice.
     """
 
     chosen: Mapping[str, torch.Tensor]
     moved: list[str] = field(default_factory=list)
-    """What each op would have chosen otherwise, in words."""
+    """A sentence for each op that would have chosen other indices."""
     near: float = float("inf")
-    """The least PSNR of all ops, in dB, between the values at both sets of places."""
+    """The least PSNR of all ops, in dB, between the values at both sets of indices."""
 
     def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
         """Keep the values among which an op is about to choose."""
         self._read = inputs
 
     def after(self, op: Operation, outputs: Sequence[Any]) -> None:
-        """Replace the places by those of the other run, with the values that are there."""
-        at = PLACES.get(op.op_type, -1)
-        if not 0 <= at < len(outputs) or (given := self.chosen.get(op.outputs[at].name)) is None:
+        """Replace the indices by those of the other run, with the values at them."""
+        output_index = INDEX_OUTPUT.get(op.op_type, -1)
+        if (
+            not 0 <= output_index < len(outputs)
+            or (given := self.chosen.get(op.outputs[output_index].name)) is None
+        ):
             return
-        if given.shape != (own := outputs[at]).shape or torch.equal(given, own):
+        if given.shape != (own := outputs[output_index]).shape or torch.equal(given, own):
             return
         x, axis = self._read["x"], int(self._read.get("axis", -1))
-        ranks = own.dim() == x.dim()
-        mine, others = (
-            torch.gather(x.float(), axis, (v if ranks else v.unsqueeze(axis)).long()) for v in (own, given)
+        keeps_axis = own.dim() == x.dim()
+        own_values, other_values = (
+            torch.gather(x.float(), axis, (v if keeps_axis else v.unsqueeze(axis)).long()) for v in (own, given)
         )
-        apart = float((mine - others).abs().max())
-        near = psnr(float(x.float().abs().max()), float((mine - others).square().mean().sqrt()))
+        apart = float((own_values - other_values).abs().max())
+        near = psnr(float(x.float().abs().max()), float((own_values - other_values).square().mean().sqrt()))
         self.near = min(self.near, near)
         count = int((given != own).sum())
         self.moved.append(
             f"{op.op_type} {op.name} gives {count:,} of {own.numel():,} places otherwise, "
-            f"of {f'values at most {apart:.2g} apart' if apart else 'equal values'}"
+            f"of {f'values output_index most {apart:.2g} apart' if apart else 'equal values'}"
         )
         own.copy_(given)
         if op.op_type == "topk":
-            outputs[0].copy_(others)
+            outputs[0].copy_(other_values)

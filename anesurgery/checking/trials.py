@@ -17,18 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import (
-    Bounds,
-    Drawing,
-    address_bounds,
-    aimed,
-    constants_of,
-    crossed,
-    looked_up,
-    places_taken,
-    rows_apart,
-    targets,
-)
+from anesurgery.checking.addresses import Bounds, address_bounds, is_looked_up, largest_accepted
+from anesurgery.checking.adversarial import Drawing, constants_of, rows_apart
+from anesurgery.checking.aiming import aimed, crossed, targets
 from anesurgery.checking.lengths import Lengths, drawn_shape, with_lengths
 from anesurgery.checking.matching import closeness
 from anesurgery.checking.numbers import (
@@ -91,8 +82,8 @@ Outputs = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What adversarial inputs showed."""
+class TrialResult:
+    """What adversarial inputs showed about two models."""
 
     values: int = 0
     """Finite numbers of outputs that were compared: infinities and NaN of the first model show nothing."""
@@ -103,7 +94,7 @@ class Trial:
     counterexample: str = ""
     """Inputs on which they differ, as Python."""
     finite_only: bool = False
-    """Do they differ where an input is infinite or NaN?"""
+    """Whether they differ where an input is infinite or NaN."""
 
     @property
     def words(self) -> str:
@@ -251,7 +242,7 @@ def run_trial(
     assume: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     seed: int = 0,
     plan: Plan = Plan(),  # noqa: B008
-) -> Trial:
+) -> TrialResult:
     """Run both functions on adversarial inputs.
 
     Args:
@@ -275,10 +266,10 @@ def run_trial(
                 if (wanted := both.meaning(numbers)) is None:
                     continue
                 if words := _failure(both, numbers, wanted, size):
-                    return Trial(compared, tuple(lengths), words, _counterexample(both, numbers))
+                    return TrialResult(compared, tuple(lengths), words, _counterexample(both, numbers))
                 compared += sum(int(torch.isfinite(x).sum()) for x in wanted.values())
                 lengths += [n for n in set(size.values()) if n not in lengths]
-    return Trial(compared, tuple(lengths), finite_only=_differ_on_nonfinite(both, seed))
+    return TrialResult(compared, tuple(lengths), finite_only=_differ_on_nonfinite(both, seed))
 
 
 def _differ_on_nonfinite(both: _Both, seed: int) -> bool:
@@ -350,8 +341,8 @@ def _accepted_places(both: _Both, bounds: Bounds, seed: int) -> Bounds:
         drawing, rng = Drawing(lambda var, rng: None, bounds=bounds | places), np.random.default_rng(seed)
         return both.meaning({v: as_tensor(drawing.draw(v, "normal", rng)) for v in both.inputs}) is not None
 
-    free = [v for v in bounds if not looked_up(v) and v not in both.assumed]
-    return places_taken(free, taken)
+    free = [v for v in bounds if not is_looked_up(v) and v not in both.assumed]
+    return largest_accepted(free, taken)
 
 
 def _apart_at(

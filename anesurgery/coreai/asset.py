@@ -1,7 +1,7 @@
-"""The folder of a Core AI model (`.aimodel`): what must be true of it before Apple's code reads it.
+"""Check the folder of a Core AI model (`.aimodel`) before Apple's code reads it.
 
-Apple's reader ends the process on a program that is cut or empty, so the frame of the program and its hash are
-checked here first.
+Apple's reader ends the process on a program that is cut or empty, so `Asset.open` checks the frame of the
+program (`bytecode`) and its hash first.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ SUFFIX = ".aimodel"
 PROGRAM, HASH, METADATA = "main.mlirb", "main.hash", "metadata.json"
 """The files of the folder."""
 FORMAT = "2."
-"""How the version of the folder begins; coreai-core 1.0.0b3 writes 2.0, and no other is published."""
+"""Prefix of known versions of the folder; coreai-core 1.0.0b3 writes 2.0, and no other is published."""
 LARGEST = 1 << 38
-"""Bytes of a program at most, 275 GB: no published model has a tenth of it, and each byte is hashed."""
+"""The most bytes of a program, 275 GB: no published model has a tenth of it, and each byte is hashed."""
 PIECE = 1 << 22
-"""Bytes that are hashed at once. A choice: 4.2 MB keep the processor busy and the memory small."""
+"""Bytes that are hashed at once: 4.2 MB, a choice."""
 
 
 @dataclass(frozen=True)
 class Asset:
-    """A folder that may be given to Apple's code."""
+    """A folder that was checked, and may be given to Apple's code."""
 
     path: Path
     metadata: dict[str, Any]
@@ -38,10 +38,10 @@ class Asset:
 
     @classmethod
     def open(cls, path: Path) -> Asset:
-        """A folder on disk.
+        """Open and check a folder.
 
         Raises:
-            LoadError: it is not there, is no model of Core AI, is newer than this, or is damaged.
+            LoadError: it is missing, no Core AI model, of an unknown version, or damaged.
         """
         if not path.exists():
             raise LoadError(missing(path))
@@ -49,7 +49,7 @@ class Asset:
             raise LoadError(f"{path} is no folder, as models of Core AI are; unzip it, or copy it again")
         if absent := [name for name in (METADATA, PROGRAM, HASH) if not os.path.lexists(path / name)]:
             raise LoadError(f"{path} lacks {' and '.join(absent)}; copy the whole folder again")
-        metadata, program = _metadata(path / METADATA), SourceFile(path / PROGRAM)
+        metadata, program = _read_metadata(path / METADATA), SourceFile(path / PROGRAM)
         if program.size > LARGEST:
             words = f"{program.size} bytes, and at most {LARGEST} are read"
             raise LoadError(f"{program.path} has {words}; it is damaged, or raise {__name__}.LARGEST")
@@ -59,11 +59,11 @@ class Asset:
         return cls(path, metadata, bytecode)
 
 
-def _metadata(file: Path) -> dict[str, Any]:
-    """What the folder says of itself.
+def _read_metadata(file: Path) -> dict[str, Any]:
+    """Read the folder's metadata.
 
     Raises:
-        LoadError: it is no JSON, or of a version that is not known.
+        LoadError: it is no JSON, or of an unknown version.
     """
     try:
         metadata = json.loads(read_text(file))
@@ -76,10 +76,10 @@ def _metadata(file: Path) -> dict[str, Any]:
 
 
 def _check_hash(bytecode: Bytecode, stated: SourceFile) -> None:
-    """See that the program is the one that the folder was written with.
+    """Check that the program is the one that the folder was written with.
 
     Raises:
-        LoadError: it is another one, or was changed.
+        LoadError: the hashes differ.
     """
     digest, data = hashlib.sha256(), bytecode.data
     for at in range(0, len(data), PIECE):

@@ -1,8 +1,8 @@
-"""Weights of a Core AI program, mapped from its MLIR bytecode: Apple's own bindings do not give them.
+"""Map the large weights of a Core AI program from its MLIR bytecode; Apple's own bindings do not return them.
 
-Only the frame of the file is read here (sections, strings, resources); ops, types and attributes are Apple's
-business. The format is MLIR's: https://mlir.llvm.org/docs/BytecodeFormat/. Every number in the file is checked
-before it is used, so a damaged file is an error in words.
+Only the frame of the file is parsed (sections, strings, resources); ops, types and attributes are left to
+Apple's code. The format is MLIR's: https://mlir.llvm.org/docs/BytecodeFormat/. Every number in the file is
+checked before it is used, so that a damaged file is an error in words.
 """
 
 from __future__ import annotations
@@ -19,76 +19,76 @@ from anesurgery.mil import Array
 
 MAGIC = b"ML\xefR"
 OLDEST, NEWEST = 1, 6
-"""Versions of the format whose frame is the same; MLIR writes 6 since 2023, and so does Core AI."""
+"""Versions of the format with this frame; MLIR writes 6 since 2023, and so does Core AI."""
 ALIGNED, SECTION = 0x80, 0x7F
-"""The bit of a section's first byte that says that an alignment follows, and the bits of its number."""
+"""Bits of a section's first byte: one says that an alignment follows, the others are the section's number."""
 STRINGS, RESOURCES, OFFSETS = 0, 5, 6
-"""Numbers of the sections that are read."""
+"""Numbers of the sections that are parsed."""
 BLOB = 0
-"""The kind of a resource that holds bytes; others hold a flag or a string."""
+"""The kind of resource that holds bytes; others hold a flag or a string."""
 
 
 @dataclass
 class Cursor:
-    """A place in a part of the file."""
+    """A position in a part of the file."""
 
     data: memoryview
     at: int
     end: int
 
     def byte(self) -> int:
-        """The next byte."""
-        self.need(1)
+        """Read the next byte."""
+        self.check_remaining(1)
         self.at += 1
         return self.data[self.at - 1]
 
     def number(self) -> int:
-        """The next number: the zeros at the low end of its first byte count the bytes that follow."""
+        """Read a variable-length number: the low zero bits of its first byte count the bytes that follow."""
         first = self.byte()
         more = (first & -first).bit_length() - 1 if first else 8
-        self.need(more)
+        self.check_remaining(more)
         rest = int.from_bytes(self.data[self.at : self.at + more], "little")
         self.at += more
         return rest if more == 8 else (rest << (7 - more)) | (first >> (more + 1))
 
-    def need(self, count: int) -> None:
-        """See that so many bytes follow."""
+    def check_remaining(self, count: int) -> None:
+        """Check that so many bytes follow."""
         if count < 0 or count > self.end - self.at:
             raise ValueError(f"byte {self.at} announces {count} more, and {self.end - self.at} follow")
 
     def part(self, count: int) -> Cursor:
-        """The next bytes as a part of its own."""
-        self.need(count)
+        """Return a cursor over the next bytes, and skip them."""
+        self.check_remaining(count)
         self.at += count
         return Cursor(self.data, self.at - count, self.at)
 
     def align(self, to: int) -> None:
-        """Go on to the next multiple of a power of two."""
+        """Skip to the next multiple of a power of two."""
         if to < 1 or to & (to - 1):
             raise ValueError(f"byte {self.at} asks for an alignment of {to}, which is no power of 2")
         ahead = -self.at % to
-        self.need(ahead)
+        self.check_remaining(ahead)
         self.at += ahead
 
 
 @dataclass
 class Bytecode:
-    """The frame of a file of bytecode.
+    """The frame of a bytecode file.
 
     Args:
         path: the file.
 
     Raises:
-        LoadError: it is none, is cut, or contradicts itself.
+        LoadError: the file is no bytecode, is cut, or contradicts itself.
     """
 
     path: Path
     producer: str = field(init=False)
     resources: dict[str, tuple[int, int]] = field(init=False)
-    """Key of a large constant -> its first byte in the file, and its number of bytes."""
+    """Key of a large constant -> (its first byte in the file, its number of bytes)."""
 
     def __post_init__(self) -> None:
-        """Read the frame; the content stays mapped."""
+        """Parse the frame; the content stays mapped."""
         self.source = SourceFile(self.path)
         try:
             if self.source.size == 0:
@@ -122,12 +122,12 @@ class Bytecode:
         self.resources = _resources(sections, _strings(sections[STRINGS])) if OFFSETS in sections else {}
 
     def array(self, key: str, dtype: np.dtype[np.generic], count: int) -> Array:
-        """A large constant, as a view of the file.
+        """Return a large constant, as a view of the file.
 
         Args:
-            key: its key.
-            dtype: of its elements; uint8 for elements of few bits, which are packed.
-            count: how many there are.
+            key: the constant's key in `resources`.
+            dtype: the dtype of its elements; uint8 for elements of less than 8 bits, which are packed.
+            count: the number of elements.
 
         Raises:
             LoadError: the file has no such constant, or it has another size.
@@ -142,16 +142,16 @@ class Bytecode:
 
 
 def _strings(section: Cursor) -> list[str]:
-    """The strings, whose lengths stand before them in reverse order."""
+    """Parse the strings; their lengths come first, in reverse order."""
     count = section.number()
-    section.need(count)  # each length takes a byte at least
+    section.check_remaining(count)  # each length takes a byte at least
     lengths = [section.number() for _ in range(count)][::-1]
     pieces = [section.part(length) for length in lengths]
     return [bytes(p.data[p.at : p.end]).rstrip(b"\0").decode() for p in pieces]
 
 
 def _resources(sections: dict[int, Cursor], strings: list[str]) -> dict[str, tuple[int, int]]:
-    """Where the bytes of each resource are; groups of them follow one another, those of no dialect first."""
+    """Parse where the bytes of each resource are; the group without a dialect comes first."""
     offsets, found = sections[OFFSETS], dict[str, tuple[int, int]]()
     values = sections.get(RESOURCES, Cursor(offsets.data, 0, 0))
     offsets.number()  # groups that belong to no dialect
@@ -165,6 +165,6 @@ def _resources(sections: dict[int, Cursor], strings: list[str]) -> dict[str, tup
             if kind == BLOB:
                 alignment, length = value.number(), value.number()
                 value.align(alignment)
-                value.need(length)
+                value.check_remaining(length)
                 found[strings[key]] = (value.at, length)
     return found

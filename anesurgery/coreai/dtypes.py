@@ -1,4 +1,7 @@
-"""Element types: the names of MIL (`fp16`, `int32`), as Core AI prints them (`f16`, `si32`), and numpy's."""
+"""Convert names of element types: MIL's (`fp16`, `int32`), Core AI's (`f16`, `si32`) and numpy's.
+
+Both directions use it: `writer` and `toolkit` when a file is written, `reading` and `lifts` when one is read.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,20 @@ PRINTED = {"f16": "fp16", "f32": "fp32", "f64": "fp64", "i1": "bool"}
 
 
 def name_of(printed: str) -> str:
-    """The name of an element type that Core AI prints; `bf16` and what MIL has not keep theirs."""
+    """Return MIL's name of an element type that Core AI prints; `bf16`, which MIL has not, keeps its name."""
     return PRINTED.get(printed) or printed.replace("si", "int").replace("ui", "uint")
 
 
 def bits_of(name: str) -> int:
-    """How many bits an element has in a file; a truth value has a byte."""
+    """Return how many bits an element has in a file; a bool has a byte."""
     return int("".join(filter(str.isdigit, name)) or 8)
 
 
 def numpy_of(name: str) -> np.dtype[Any]:
-    """The numpy type of the elements; those of few bits take a byte each, `bf16` is the upper half of fp32."""
+    """Return the numpy dtype of an element type.
+
+    Elements of less than 8 bits take a byte each; `bf16` is the upper half of fp32, as uint16.
+    """
     if name == "bool":
         return np.dtype(np.bool_)
     kind = "f" if name.startswith("fp") else "i" if name.startswith("int") else "u"

@@ -1,4 +1,7 @@
-"""`to_coreml`: the package that devices without Core AI run, made of an `.aimodel`."""
+"""Write the Core ML package for devices without Core AI: `anesurgery.to_coreml`.
+
+An `.aimodel` is read once (`reading.AssetGraphs`) and lifted to the oldest opset that has all its ops.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery.coreai.asset import SUFFIX
-from anesurgery.coreai.reading import Walked
+from anesurgery.coreai.reading import AssetGraphs
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, SurgeryError, UnknownName
 from anesurgery.files.package import Loaded, save
@@ -17,15 +20,15 @@ from anesurgery.files.writing import check_target
 from anesurgery.mil import any_symbolic, ct, dtype_name, exclusive, types
 
 OPSETS = {release: getattr(ct.target, f"iOS{release}") for release in (15, 16, 17, 18)}
-"""First release of iOS that runs a package -> its opset; what runs on 18 runs on all later ones."""
+"""Oldest release of iOS -> the opset of a package that runs on it and all later ones."""
 HALF = 16
-"""The first release whose inputs and outputs may be fp16."""
+"""The first release of iOS with fp16 inputs and outputs."""
 MACOS = {15: 12, 16: 13, 17: 14, 18: 15}
-"""Release of iOS -> of macOS, of the same autumn."""
+"""Release of iOS -> the release of macOS of the same year."""
 
 
 LONGEST = 2048
-"""The largest size of an open axis, unless the caller says another: what most published packages state."""
+"""The default for the largest size of a dynamic axis, as in most published packages."""
 
 
 @dataclass(frozen=True)
@@ -84,48 +87,48 @@ def to_coreml(
     if longest < 1:
         raise SurgeryError(f"longest={longest}: give the largest size of the axes that the model leaves open")
     check_target(source, target, overwrite)
-    walked = Walked.of(source, longest)
-    release, loaded = _first(walked, sorted(OPSETS) if ios is None else [ios])
-    notes = (*loaded.notes, *_states(loaded), *_opened(loaded, longest))
+    walked = AssetGraphs.of(source, longest)
+    release, loaded = _oldest_release(walked, sorted(OPSETS) if ios is None else [ios])
+    notes = (*loaded.notes, *_state_notes(loaded), *_axis_notes(loaded, longest))
     return Fallback(save(loaded, target, overwrite=overwrite), release, notes)
 
 
-def _first(walked: Walked, releases: Sequence[int]) -> tuple[int, Loaded]:
-    """The oldest of some releases that has all ops, and the program.
+def _oldest_release(walked: AssetGraphs, releases: Sequence[int]) -> tuple[int, Loaded]:
+    """Return the oldest release that has all ops of the model, and the program for it.
 
     Raises:
-        LoadError: none has; says what the last one lacks.
+        LoadError: no release has them; says what the last one lacks.
     """
-    *tried, last = releases
-    for release in tried:
+    *older, last = releases
+    for release in older:
         try:
             loaded = walked.program(OPSETS[release])
         except LoadError:
             continue
-        if release >= HALF or not _half(loaded):
+        if release >= HALF or not _fp16_port(loaded):
             return release, loaded
     loaded = walked.program(OPSETS[last])
-    if last < HALF and (name := _half(loaded)):
+    if last < HALF and (name := _fp16_port(loaded)):
         raise LoadError(f"{walked.asset.path}: {name} is fp16, which iOS {last} does not take; give ios={HALF}")
     return last, loaded
 
 
-def _half(loaded: Loaded) -> str:
-    """An input or output of fp16; "" without any."""
+def _fp16_port(loaded: Loaded) -> str:
+    """Return the name of an input or output in fp16; "" where there is none."""
     functions = loaded.program.functions.values()
     ports = [v for f in functions for v in (*f.inputs.values(), *f.outputs)]
     return next((v.name for v in ports if dtype_name(v) == "fp16"), "")
 
 
-def _states(loaded: Loaded) -> list[str]:
-    """States of a type that Core ML does not take, in words."""
+def _state_notes(loaded: Loaded) -> list[str]:
+    """Return a sentence for each state whose dtype Core ML does not take."""
     inputs = [v for f in loaded.program.functions.values() for v in f.inputs.values()]
     wide = [v for v in inputs if types.is_state(v.sym_type) and dtype_name(v) != "fp16"]
     return [f"state {v.name} holds {dtype_name(v)}; Core ML takes fp16: export it so" for v in wide]
 
 
-def _opened(loaded: Loaded, longest: int) -> list[str]:
-    """Inputs with axes that the model leaves open, in words."""
+def _axis_notes(loaded: Loaded, longest: int) -> list[str]:
+    """Return a sentence for each input with dynamic axes."""
     inputs = [v for f in loaded.program.functions.values() for v in f.inputs.values()]
     opened = [v for v in inputs if not types.is_state(v.sym_type) and any_symbolic(v.shape)]
     return [f"open axes of {v.name} take 1 to {longest}" for v in opened]

@@ -1,4 +1,8 @@
-"""Images at the interface of a model: which of Core ML's become images of Core AI, and their pixels."""
+"""Images at the interface of a model: which of Core ML's become images of Core AI, and their pixels.
+
+`translating` and `writer` use it. Core AI has images of bytes in the order blue, green, red, alpha; MIL has
+arrays [1, 3, height, width].
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,13 @@ from anesurgery.coreai.values import Value, array, call, concat, indices
 from anesurgery.mil import Var, static_shape
 
 COLORS = ("RGB", "BGR")
-"""Colour spaces of Core ML that Core AI has a format for; it has none for gray."""
+"""Colour spaces of Core ML for which Core AI has a format; it has none for gray."""
 PREFIX = "image."
-"""How the name of an image begins in the metadata, where its colour space stands."""
+"""Prefix in the metadata: "image." and the name of an image -> its colour space."""
 
 
 def color_space(feature: Any) -> str:
-    """The colour space of a feature of Core ML that is an image; else ""."""
+    """Return the colour space of an image feature of Core ML; "" for other features."""
     if feature.type.WhichOneof("Type") != "imageType":
         return ""
     space = feature.type.imageType
@@ -29,7 +33,7 @@ def color_space(feature: Any) -> str:
 
 
 def images_of(description: Any) -> dict[str, str]:
-    """Inputs and outputs that a description of Core ML calls images -> their colour spaces."""
+    """Return name -> colour space, of all inputs and outputs that are images in a Core ML description."""
     if description is None:
         return {}
     parts = [description, *description.functions]
@@ -37,14 +41,14 @@ def images_of(description: Any) -> dict[str, str]:
     return {feature.name: space for feature in features if (space := color_space(feature))}
 
 
-def kept(spaces: Mapping[str, str], values: Mapping[str, Var]) -> dict[str, str]:
-    """Return the values that become images: they have three channels and a fixed size."""
+def convertible_images(spaces: Mapping[str, str], values: Mapping[str, Var]) -> dict[str, str]:
+    """Return the images that stay images in Core AI: those of three channels and a fixed size."""
     shapes = {name: static_shape(var) for name, var in values.items() if spaces.get(name) in COLORS}
     return {n: spaces[n] for n, shape in shapes.items() if shape is not None and (shape[0], shape[1]) == (1, 3)}
 
 
 def from_image(node: Any, colors: str, dtype: str) -> Value:
-    """The numbers [1, 3, height, width] of an image."""
+    """Return the pixels of an image as an array [1, 3, height, width]."""
 
     def body(nodes: Any) -> list[Any]:
         pixels = Value(nodes[0]).cast("fp32").along(2, 0, 3)
@@ -56,7 +60,7 @@ def from_image(node: Any, colors: str, dtype: str) -> Value:
 
 
 def to_image(x: Value, colors: str) -> Any:
-    """An image of the numbers [1, 3, height, width], rounded to bytes: a choice, as Core ML states none."""
+    """Return an image of an array [1, 3, height, width], rounded to bytes: a choice, as Core ML states none."""
     height, width = x.shape[2:]
 
     def body(nodes: Any) -> list[Any]:

@@ -1,6 +1,7 @@
-"""What a Core AI program is written for: to be shipped, or to be run by Apple's runtime on Linux as a check.
+"""The forms in which ops are written to avoid faults of Apple's compiler and runtime, each with its source.
 
-Both are written around faults of Apple's; the rows of the table say which forms they have, and who saw why.
+A Core AI program is written in one of two modes: "ship", for Apple's devices, or "check", to be run by Apple's
+runtime on Linux. A lowering asks `mode.has("argmax of fp32")` for a form of the table `FORMS`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class Form:
     """One form in which ops are written."""
 
     name: str
-    """What a lowering asks for, where the modes differ."""
+    """The name by which lowerings ask for it."""
     modes: tuple[str, ...]
     """The modes in which the form is used."""
     why: str
@@ -88,24 +89,24 @@ FORMS = (
         LINUX,
     ),
 )
-"""Every form that is not the plain one."""
+"""Every form that differs from the plain one."""
 
 
 @dataclass(frozen=True)
 class Mode:
-    """The forms that a program is written in."""
+    """The mode of a program, which decides the forms of its ops."""
 
     name: str
 
     def __post_init__(self) -> None:
-        """See that there is such a mode."""
+        """Check that there is such a mode."""
         if self.name not in MODES:
             raise UnknownName("mode", self.name, MODES)
 
     def dtype(self, name: str) -> str:
-        """The element type in which values of one of MIL's are written."""
+        """Return the element type in which values of a MIL dtype are written."""
         return "fp32" if name == "fp16" and self.has("fp16 in fp32") else name
 
     def has(self, form: str) -> bool:
-        """Is an op written in a form of the table?"""
+        """Return whether ops are written in a form."""
         return any(self.name in row.modes for row in FORMS if row.name == form)

@@ -1,8 +1,9 @@
 """Read a Core AI model into an ML Program: `load("model.aimodel")`.
 
-Apple's bindings, in a child process, give the graphs as plain data; large weights are mapped from the file.
-Each op becomes ops of MIL by the table in `lifts`. Integers of every width become int32, and so do truth values
-at the interface, since Core ML has neither there; `notes` of the result says so.
+A child process with Apple's bindings returns the graphs as plain data (`toolkit.walk_asset`); large weights are
+mapped from the file (`bytecode`). `Reader` builds a MIL function from each graph, and `GraphScope` lifts its
+ops one by one by the table in `lifts`. Integers of every width become int32, and so do booleans at the
+interface, since Core ML has neither there; `notes` of the result says so.
 """
 
 from __future__ import annotations
@@ -67,39 +68,39 @@ load_families("lifts")
 OPSET = ct.target.iOS18
 """The first opset with states, attention and weights in blocks."""
 CLEANUP = ("fuse_transpose_matmul", "dead_code_elimination", "const_elimination", "dead_code_elimination")
-"""Passes of coremltools that join what Core AI writes as several ops: its products have no bias."""
+"""Passes of coremltools that fuse what Core AI writes as several ops, such as a matmul and its bias."""
 NAME, TOKEN_TYPE = "coreai.name", "token"
 LARGE = 64
-"""Numbers from which on a constant of floats is one value of the program, however often it is read."""
+"""Above this size a float constant becomes one value of the program, however often it is read."""
 NO_END = -1
-"""What coremltools takes for an axis without a largest size."""
+"""The upper bound by which coremltools means that an axis has none."""
 USUAL = 64
-"""The size of an open axis where none is given: a choice."""
+"""The default size of a dynamic axis: a choice."""
 
 
 @exclusive()
 def read(path: Path) -> Loaded:
-    """A model, whose large weights stay mapped.
+    """Read a model; its large weights stay mapped.
 
     Raises:
-        LoadError: it is damaged, an op of it has no form in MIL, or Apple's package is not installed.
+        LoadError: it is damaged, an op has no form in MIL, or Apple's package is not installed.
     """
-    return Walked.of(path).program(OPSET)
+    return AssetGraphs.of(path).program(OPSET)
 
 
 @dataclass(frozen=True)
-class Walked:
-    """What the child process says of a model; programs for several systems are made of it."""
+class AssetGraphs:
+    """The graphs of a model as the child process returns them; a program can be made for each opset."""
 
     asset: Asset
     graphs: Sequence[Plain]
     arrays: Mapping[str, Array]
     longest: int = NO_END
-    """The largest size of axes that the model leaves open."""
+    """The largest size of dynamic axes."""
 
     @classmethod
-    def of(cls, path: Path, longest: int = NO_END) -> Walked:
-        """A model on disk.
+    def of(cls, path: Path, longest: int = NO_END) -> AssetGraphs:
+        """Read the graphs of a model on disk.
 
         Raises:
             LoadError: it is damaged, or Apple's package is not installed.
@@ -108,10 +109,10 @@ class Walked:
         return cls(asset, *ask("read", asset.path, {}), longest)
 
     def program(self, opset: Any) -> Loaded:
-        """The ML Program, of an opset of coremltools.
+        """Return the ML Program for an opset of coremltools.
 
         Raises:
-            LoadError: an op has no form in it.
+            LoadError: an op has no form in this opset.
         """
         reader = Reader(self.asset, {graph["name"]: graph for graph in self.graphs}, self.arrays, opset)
         program = Program()
@@ -125,13 +126,13 @@ class Walked:
             for name in CLEANUP:
                 PASS_REGISTRY[f"common::{name}"](program)
         for function in program.functions.values():
-            _describe(function, self.longest, reader.images)
-        spec = _described(program, self.asset.metadata)
+            _set_io_types(function, self.longest, reader.images)
+        spec = _spec_with_metadata(program, self.asset.metadata)
         return Loaded(program, spec, source=self.asset.path.resolve(), notes=tuple(reader.notes))
 
 
-def _describe(function: Function, longest: int, images: Mapping[str, str]) -> None:
-    """State what the types of a program do not say: sizes of axes that are left open, and images."""
+def _set_io_types(function: Function, longest: int, images: Mapping[str, str]) -> None:
+    """Set the input and output types that a program does not hold: ranges of dynamic axes, and images."""
     tensors = {n: v for n, v in function.inputs.items() if not types.is_state(v.sym_type)}
     if not images and not any(any_symbolic(v.shape) for v in tensors.values()):
         return
@@ -151,32 +152,33 @@ def _describe(function: Function, longest: int, images: Mapping[str, str]) -> No
         function.output_types = [stated(var.name, var) for var in function.outputs]
 
 
-SAID = {"author": "author", "license": "license", "description": "shortDescription"}
-"""Key of a folder's metadata -> field of Core ML's."""
+METADATA_FIELDS = {"author": "author", "license": "license", "description": "shortDescription"}
+"""Key in the folder's metadata -> field of Core ML's metadata."""
 CUSTOM, FEATURE, VERSION = "creatorDefinedMetadata", "feature.", "version"
-"""Where the folder keeps what its maker defined, and there what `to_coreai` writes of inputs and versions."""
+"""Key of the custom metadata; and in it, the prefix and key under which `to_coreai` keeps descriptions of
+inputs and the version."""
 
 
-def _described(program: Program, metadata: Mapping[str, Any]) -> Any:
-    """A specification with the words of the folder; None where it has none."""
+def _spec_with_metadata(program: Program, metadata: Mapping[str, Any]) -> Any:
+    """Return a specification with the folder's metadata; None where it has none."""
     custom = {k: str(v) for k, v in dict(metadata.get(CUSTOM) or {}).items()}
-    if not custom and not any(metadata.get(key) for key in SAID):
+    if not custom and not any(metadata.get(key) for key in METADATA_FIELDS):
         return None
     spec = new_spec(program, version_of(program))
-    held, features = spec.description.metadata, [*spec.description.input, *spec.description.output]
-    for key, name in SAID.items():
-        setattr(held, name, str(metadata.get(key) or ""))
-    held.versionString = custom.pop(VERSION, "")
+    core_ml, features = spec.description.metadata, [*spec.description.input, *spec.description.output]
+    for key, name in METADATA_FIELDS.items():
+        setattr(core_ml, name, str(metadata.get(key) or ""))
+    core_ml.versionString = custom.pop(VERSION, "")
     for feature in features:
         feature.shortDescription = custom.pop(f"{FEATURE}{feature.name}", "")
         custom.pop(f"{PREFIX}{feature.name}", None)
-    held.userDefined.update(custom)
+    core_ml.userDefined.update(custom)
     return spec
 
 
 @dataclass
 class Reader:
-    """What all functions of a model share."""
+    """State shared by all functions of a model."""
 
     asset: Asset
     graphs: Mapping[str, Plain]
@@ -184,7 +186,7 @@ class Reader:
     opset: Any
     notes: dict[str, None] = field(default_factory=dict)
     images: dict[str, str] = field(init=False)
-    """Inputs and outputs that are images -> their colour spaces."""
+    """Input or output that is an image -> its colour space."""
 
     def __post_init__(self) -> None:
         """Read the colour spaces that `to_coreai` noted."""
@@ -192,17 +194,17 @@ class Reader:
         self.images = {k.removeprefix(PREFIX): v for k, v in held.items() if k.startswith(PREFIX)}
 
     def function(self, graph: Plain) -> Function:
-        """A function of the program.
+        """Build a function of the program from a graph.
 
         Raises:
-            LoadError: an op of it has no form in MIL.
+            LoadError: an op has no form in MIL.
         """
         self._check_kinds(graph)
         wanted = [named.get(NAME) or f"input_{i}" for i, named in enumerate(graph["inputs"])]
         names = identifiers(wanted)
         inputs = {n: self._placeholder(n, a) for n, a in zip(names, graph["arguments"], strict=True)}
         with Function(inputs, opset_version=self.opset) as function:
-            scope = Scope(self, graph)
+            scope = GraphScope(self, graph)
             for name, argument in zip(names, graph["arguments"], strict=True):
                 scope.take(argument, self._given(function.inputs[name], argument))
             results = scope.block(graph)
@@ -219,7 +221,7 @@ class Reader:
             raise LoadError(f"{words}, which {graph['name']} uses; export the model without")
 
     def _ops(self, block: Plain, seen: set[str]) -> Iterator[Plain]:
-        """The ops of a block, of those in it and of what it calls; of composites with an op in MIL none."""
+        """Yield the ops of a block, of nested blocks and of called graphs."""
         for op in block["ops"]:
             yield op
             for inner in op["blocks"]:
@@ -252,7 +254,7 @@ class Reader:
         return cast(var, mil_type(kind["dtype"])) if "dtype" in kind and not kind.get("state") else var
 
     def _outputs(self, graph: Plain, results: Sequence[Value]) -> dict[Var, str]:
-        """The outputs, each made by an op of its own, by their names."""
+        """Return output value -> name; each output gets an op of its own."""
         names, outputs = identifiers(_result_names(graph)), dict[Var, str]()
         numbers = graph["ops"][-1]["operands"]
         kinds = {r["number"]: r for op in graph["ops"] for r in op["results"]}
@@ -274,7 +276,7 @@ class Reader:
                 self.notes[f"{before} is called {after}: MIL takes letters, digits and underscores"] = None
 
     def constant(self, held: Plain) -> Array:
-        """The numbers of a constant, in the type of the file; each of few bits in a byte of its own."""
+        """Return the numbers of a constant in the file's dtype; elements of few bits take a byte each."""
         name, shape = name_of(held["dtype"]), tuple(held["shape"])
         if "constant" in held:
             dtype = numpy_of(name.replace("bf16", "fp32"))
@@ -288,7 +290,7 @@ class Reader:
 
 
 def _result_names(graph: Plain) -> list[str]:
-    """The names of the outputs; the order of states is none."""
+    """Return the names of the outputs, without the tokens that order states."""
     return [
         named.get(NAME) or f"output_{i}" for i, named in enumerate(graph["outputs"]) if not _is_token(graph, i)
     ]
@@ -301,7 +303,7 @@ def _is_token(graph: Plain, i: int) -> bool:
 
 
 def op_kind(op: Plain) -> str:
-    """The kind of an op as the table names it."""
+    """Return the kind of an op as the table names it."""
     return str(op["kind"]).removeprefix("broadcasting_")
 
 
@@ -309,8 +311,8 @@ ENDS = {"output", "yield", "condition"}
 """The ops that end a block."""
 
 
-class Scope:
-    """The values of a graph while it is lifted."""
+class GraphScope:
+    """The values of a graph while its ops are lifted."""
 
     def __init__(self, reader: Reader, graph: Plain, labels: dict[Var, str] | None = None) -> None:
         self.reader, self.name = reader, graph["name"]
@@ -322,11 +324,11 @@ class Scope:
         self.depth = 0
 
     def take(self, kind: Plain, value: Value) -> None:
-        """Let a value of the file be a value of the program."""
+        """Note the program's value for a value of the file."""
         self.values[kind["number"]], self.types[kind["number"]] = value, kind
 
     def constant(self, held: Plain) -> Value:
-        """A constant: numbers, or one value of the program for each large weight."""
+        """Return a constant: its numbers, or one value of the program for each large weight."""
         key = (held.get("resource"), held["dtype"], tuple(held["shape"]))  # equal bytes are one resource
         if key in self.shared:
             return self.shared[key]
@@ -339,7 +341,7 @@ class Scope:
         return var
 
     def block(self, block: Plain, values: Sequence[Value] = ()) -> list[Value]:
-        """Lift the ops of a block; what it ends with.
+        """Lift the ops of a block, and return its results.
 
         Raises:
             LoadError: an op has no form in MIL.
@@ -353,11 +355,11 @@ class Scope:
         raise LoadError(f"{self.reader.asset.path}: a block of {self.name} has no end; export the model again")
 
     def colors(self, image: Var) -> str:
-        """The channels of an image in their order."""
+        """Return the channels of an image, in order."""
         return self.reader.images.get(image.name, "RGB")
 
     def nested(self, block: Plain, values: Sequence[Value] = ()) -> list[Value]:
-        """Lift a block inside of an op, where the builder stands."""
+        """Lift a nested block at the builder's position."""
         self.depth += 1
         try:
             return self.block(block, values)
@@ -365,7 +367,7 @@ class Scope:
             self.depth -= 1
 
     def called(self, site: Site) -> list[Value]:
-        """What a call of another graph gives."""
+        """Return the results of a call: one MIL op for a known composite, else the lifted ops of the graph."""
         graph = self.reader.graphs[site.attribute("callee")]
         operands = [site[i] for i in range(len(site))]
         declared = graph["composite"]
@@ -375,7 +377,7 @@ class Scope:
                 made = as_list(make(named, declared["op_attrs"]))
                 self.stated |= set(map(as_var, made)) if declared["name"].startswith(OWN) else set()
                 return made
-        inner = Scope(self.reader, graph, self.labels)
+        inner = GraphScope(self.reader, graph, self.labels)
         inner.depth = self.depth + 1
         return inner.block(graph, list(site.operands))
 
@@ -385,7 +387,7 @@ class Scope:
             made = TABLE[op_kind(op)](site)
             values: list[Value] = list(made) if isinstance(made, (list, tuple)) else [cast_to(Any, made)]
             for kind, value in zip(op["results"], values, strict=True):
-                self._settle(op, kind, value)
+                self._note_result(op, kind, value)
         except (LoadError, MemoryError):
             raise
         except Exception as error:  # coremltools raises many kinds, and each says what it does not take
@@ -396,7 +398,7 @@ class Scope:
                 f"{self.reader.asset.path}: the op {place} of {self.name} has no form in MIL: {why}"
             ) from error
 
-    def _settle(self, op: Plain, kind: Plain, value: Value) -> None:
+    def _note_result(self, op: Plain, kind: Plain, value: Value) -> None:
         """Note a result, in the shape that the file states."""
         if value is TOKEN or "dtype" not in kind or kind.get("state"):
             self.take(kind, value)

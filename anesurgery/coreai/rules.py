@@ -1,7 +1,8 @@
-"""What is known of models of Core AI alone, op by op: reported, documented, or run here; and `lint`.
+"""Rules for models of Core AI alone, op by op, and `anesurgery.lint`, which lists their findings.
 
-The ops are those that `reading` makes of the file. A fault that was reported of Core AI is a claim here, and
-one that was reported of Core ML a warning; for an `.mlpackage` it is the other way round.
+`inspect` applies them to the ops that `reading` makes of an `.aimodel`. A fault that was reported of Core AI
+counts as a finding here; one that was reported of Core ML only as a warning. For an `.mlpackage` it is the
+other way round.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ NOTE = (
     "`anesurgery lint` lists what is known of Core AI alone"
 )
 APPLES = ("neural_engine_rules.md", "apple/coreai-torch", "apple/coreai-models")
-"""What the source of a rule names if it speaks of Core AI itself: Apple's rules for its engine, and reports."""
+"""Names in the source of a rule that speaks of Core AI itself."""
 LOWER = {Grade.MEASURED: Grade.REPORTED, Grade.DOCUMENTED: Grade.REPORTED, Grade.REPORTED: Grade.GUESS}
-"""Grade of a statement about Core ML -> of the same one about Core AI, on the same engine."""
+"""Grade of a rule about Core ML -> its grade for Core AI, which uses the same engine."""
 OVER = "carried over from Core ML"
 TORCH = "apple/coreai-torch: {}"
 RUN = "run on Linux with coreai-core 1.0.0b3"
 
 
-def _half_integer(op: Operation, target: Target) -> str:
-    """A cast to integers and back, or an output that is an input as it is."""
+def _integer_round_trip(op: Operation, target: Target) -> str:
+    """Name a cast to integers and back, or an output that is an input."""
     if op.op_type == "identity":
         return f"the output %{op.outputs[0].name} is the input %{op.x.name}" if op.x.op is None else ""
     if producer(op.x, "cast") is None or np_dtype(op.x).kind not in "iu":
@@ -49,14 +50,14 @@ def _half_integer(op: Operation, target: Target) -> str:
 
 
 def _floor(op: Operation, target: Target) -> str:
-    """Rounding down, which coreai-torch writes as a floor division by 1."""
+    """Name an op that rounds down; coreai-torch writes it as a floor division by 1."""
     if np_dtype(op.x).kind != "f" or (op.op_type == "floor_div" and not is_constant(op.y, 1.0)):
         return ""
     return f"%{op.x.name} is rounded down"
 
 
 def _uncounted_padding(op: Operation, target: Target) -> str:
-    """A mean over windows that leaves padding out."""
+    """Name a mean over windows that leaves padding out."""
     padded = op.inputs.get("pad") is not None and np.any(op.pad.val)
     return (
         f"%{op.outputs[0].name} leaves its padding out"
@@ -65,15 +66,15 @@ def _uncounted_padding(op: Operation, target: Target) -> str:
     )
 
 
-def _whole_rows(op: Operation, target: Target) -> str:
-    """A slice whose strides are not 1 that is written at computed places."""
+def _computed_update(op: Operation, target: Target) -> str:
+    """Name a slice update at computed positions."""
     if op.inputs.get("begin") is None or op.begin.val is not None:
         return ""
     return f"%{op.x.name} is written at places that are computed" if consumers(op.outputs[0]) else ""
 
 
-def _chosen(op: Operation, target: Target) -> str:
-    """The largest of some scores, beside ops that the engine runs."""
+def _topk_words(op: Operation, target: Target) -> str:
+    """Name a topk."""
     return f"%{op.outputs[0].name} is a topk"
 
 
@@ -84,7 +85,7 @@ OWN = (
         "Core AI folds a cast to integers and back when the file is made: 1.5 stays 1.5. What was folded "
         "leaves no trace but an output that is an input",
         f"{TORCH.format('issue 9')}; {RUN}",
-        test=_half_integer,
+        test=_integer_round_trip,
         scope=Scope(os=RUN),
         kind="conversion",
         advice="round with floor and sign before the cast, and compare with the source: against_torch",
@@ -116,7 +117,7 @@ OWN = (
         names("slice_update"),
         "an update at a computed place was reported to end the process",
         TORCH.format("issue 6"),
-        test=_whole_rows,
+        test=_computed_update,
         grade=Grade.REPORTED,
         scope=Scope(os="the chip is not named"),
         kind="memory",
@@ -128,24 +129,24 @@ OWN = (
         "a topk of 8,400 scores behind a network on the engine cost 1.75 ms whatever else was there (1.23 ms "
         "-> 2.99 ms), and 0.05 ms on the GPU",
         TORCH.format("issue 66"),
-        test=_chosen,
+        test=_topk_words,
         grade=Grade.MEASURED,
         scope=Scope(os="iPhone 17 Pro, iOS 27.0 beta 6, YOLO26n in fp16"),
         kind="speed",
         advice="give the scores out, and choose on the host",
     ),
 )
-"""Rows that no model of Core ML needs."""
+"""Rules that concern Core AI alone."""
 FAULTS = rules_of("Core AI")
 RULES = (*FAULTS, *OWN)
-"""What `inspect` asks of a model of Core AI beside the rules of Core ML."""
+"""The rules that `inspect` adds for a Core AI model."""
 CARRIED = {
     "num-exp": f"softplus and its kin overflow in fp16 ({TORCH.format('issues 105, 106')})",
     "num-softmax": f"sums of exponentials overflow in fp16 ({TORCH.format('issue 106')})",
     "state-width-32": "states of other widths failed on the engine",
     "comp-blockwise": "Core AI refuses block scales as Core ML does (cadamcat/llms-on-apple-neural-engine)",
 }
-"""Rules of Core ML that were reported of Core AI too, or that concern its engine as much -> why."""
+"""Rule of Core ML that also holds for Core AI -> why."""
 RELEASE = general(
     "coreai-release",
     "iOS and macOS 27 brought Core AI",
@@ -158,7 +159,7 @@ RELEASE = general(
 
 @cache
 def carried(rule: Rule) -> Rule:
-    """A rule of Core ML as it holds for Core AI: with a lower grade, unless its source speaks of Core AI."""
+    """Return a rule of Core ML for Core AI: with a lower grade, unless its source speaks of Core AI."""
     if rule.kind == "conversion" or any(name in rule.source for name in APPLES):
         return rule
     where = f"{OVER}, where it was {rule.grade.value}" if rule.grade is not Grade.GUESS else OVER
@@ -166,8 +167,8 @@ def carried(rule: Rule) -> Rule:
     return replace(rule, grade=LOWER.get(rule.grade, rule.grade), scope=scope)
 
 
-def of_model(target: Target) -> tuple[Finding, ...]:
-    """What is said of each model of Core AI: that its target has it."""
+def model_findings(target: Target) -> tuple[Finding, ...]:
+    """Return findings about any Core AI model: that the target's OS has no Core AI."""
     if target.os is None or target.os >= FIRST_CORE_AI:
         return ()
     return (RELEASE.finding(f"{target.platform} {target.os} has no Core AI"),)
@@ -178,13 +179,13 @@ class Lint:
     """The result of `lint`."""
 
     findings: tuple[Finding, ...]
-    """In the order of the ops; each says where it was seen, how well it is supported, and who says so."""
+    """The findings in the order of the ops, each with its scope, grade and source."""
     target: Target
-    """The chips and the OS that they are about."""
+    """The chips and the OS of the question."""
 
     @property
     def ok(self) -> bool:
-        """Are there no findings?"""
+        """Whether there are no findings."""
         return not self.findings
 
     def to_json(self) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Apple's Core AI runtime, asked in a child process: `engine="coreai"`, and whoever reads an `.aimodel`.
+"""Run Apple's Core AI runtime in a child process: `engine="coreai"`. Reading an `.aimodel` uses the same child.
 
-It ends the process that asks on an integer division by 0, on a damaged program, and on more. In a child that
-becomes an error in words. On Linux it computes on the CPU, by code of its own: agreement with it says that a
-model means the same to Apple and to this interpreter, not what a Mac or a Neural Engine would compute.
+The runtime ends its process on an integer division by 0, on a damaged program, and more; in a child that
+becomes an error in words. On Linux it computes on the CPU, by code of its own: agreement with it shows that a
+model means the same to Apple and to this library's interpreter, not what a Mac or a Neural Engine would
+compute.
 """
 
 from __future__ import annotations
@@ -32,63 +33,63 @@ from anesurgery.loading import load
 from anesurgery.mil import Array, function_of, np_dtype
 
 PATIENCE = 600.0
-"""Seconds that the child has for one question: 20 times what the slowest of 39 published packages took."""
+"""Seconds that the child may take: 20 times what the slowest of 39 published packages took."""
 DEADLY = {
     signal.SIGILL: "an operation that it does not define, such as an integer divided by 0",
     signal.SIGSEGV: "a program that it reads wrongly",
     signal.SIGABRT: "a program that contradicts itself",
     signal.SIGKILL: "too little memory, or somebody who ended it",
 }
-"""Signal -> what Apple's runtime was seen to send it for."""
+"""Signal that ends the child -> the cause that was seen."""
 ONLY_INTERPRETED = {"precision": "fp32", "listener": None, "device": "cpu", "member": None}
-"""What only the interpreter takes -> its default, which says nothing."""
+"""Argument that only the interpreter takes -> its default."""
 
 
 def ask(
     task: str, path: Path, options: Mapping[str, Any], arrays: Mapping[str, Array] | None = None
 ) -> tuple[Any, dict[str, Array]]:
-    """What the child says about a model.
+    """Run one task in a child process, and return its answer.
 
     Args:
         task: "run" or "read".
         path: an `.aimodel` folder that was checked.
-        options: of the task, as JSON takes them.
-        arrays: what it computes with.
+        options: options of the task, as JSON takes them.
+        arrays: arrays for the task, by name.
 
     Returns:
         The answer as plain data, and the arrays that came with it.
 
     Raises:
         LoadError: Apple's package is not installed, or the child cannot read the model.
-        InterpretError: it cannot run it, takes too long or dies.
+        InterpretError: the child cannot run the model, takes too long or dies.
     """
     toolkit.require()
     with tempfile.TemporaryDirectory(prefix="anesurgery-coreai-") as folder:
         place = Path(folder)
         (place / QUESTION).write_text(json.dumps({"task": task, "path": str(path.resolve()), **options}))
         write_arrays(place / ARRAYS, arrays or {})
-        said = _wait(path, place)
+        last_line = _run_child(path, place)
         answer = place / ANSWER
         if not answer.is_file():
-            raise InterpretError(f"{path}: Apple's runtime ended without an answer: {said}")
-        found = json.loads(answer.read_text())
-        if words := found.get("error"):
+            raise InterpretError(f"{path}: Apple's runtime ended without an answer: {last_line}")
+        content = json.loads(answer.read_text())
+        if words := content.get("error"):
             kind = LoadError if task == "read" else InterpretError
             raise kind(f"{path}: Apple's runtime refuses it: {words}")
-        return found["answer"], read_arrays(place / ARRAYS)
+        return content["answer"], read_arrays(place / ARRAYS)
 
 
-def _wait(path: Path, place: Path) -> str:
-    """Wait for the child; the last line of what it printed.
+def _run_child(path: Path, place: Path) -> str:
+    """Run the child, and return the last line that it printed.
 
     Raises:
-        InterpretError: it took too long, or a signal ended it.
+        InterpretError: the child took too long, or a signal ended it.
     """
     command = [sys.executable, "-m", "anesurgery.coreai.child", str(place)]
     root = str(Path(__file__).resolve().parents[2])
-    found = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    python_path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -96,19 +97,19 @@ def _wait(path: Path, place: Path) -> str:
             errors="replace",
             timeout=PATIENCE,
             check=False,
-            env={**os.environ, "PYTHONPATH": found},
+            env={**os.environ, "PYTHONPATH": python_path},
         )
     except subprocess.TimeoutExpired as error:
         raise InterpretError(
             f"{path}: Apple's runtime was stopped after {PATIENCE:g} s; give smaller inputs, or raise "
             f"{__name__}.PATIENCE"
         ) from error
-    if done.returncode < 0:
-        number = -done.returncode
+    if process.returncode < 0:
+        number = -process.returncode
         name = {s.value: s.name for s in signal.Signals}.get(number, f"signal {number}")
         why = {s.value: words for s, words in DEADLY.items()}.get(number, "not known here")
         raise InterpretError(f"{path}: Apple's runtime died ({name}). The likely cause is {why}")
-    return (done.stderr.strip().splitlines() or ["nothing was printed"])[-1][:300]
+    return (process.stderr.strip().splitlines() or ["nothing was printed"])[-1][:300]
 
 
 def run(
@@ -123,8 +124,8 @@ def run(
     Args:
         path: an `.aimodel` folder.
         values: inputs by name; converted to the dtypes that the model states.
-        function: which; `main` or the first when absent.
-        states: what the states hold before the call, by name; zeros when absent.
+        function: the function to run; `main` or the first when absent.
+        states: contents of the states before the call, by name; zeros when absent.
 
     Returns:
         The outputs by name, and the states after the call.
@@ -142,7 +143,7 @@ def run(
 
 
 def cast_inputs(model: Loaded, values: Mapping[str, Any], function: str | None) -> dict[str, Array]:
-    """Inputs as a model takes them: a program in fp32 would read digits that an fp16 input does not have."""
+    """Return inputs in the dtypes of a model: in fp32, a program would read digits that fp16 has not."""
     inputs = function_of(model.program, function).inputs
     return {n: np.asarray(v).astype(np_dtype(inputs[n])) for n, v in bound(model, values, function).items()}
 
@@ -156,18 +157,18 @@ def run_model(
     state: States | None = None,
     **others: Any,
 ) -> dict[str, Any]:
-    """`anesurgery.run` with Apple's runtime.
+    """Run `anesurgery.run` with Apple's runtime.
 
     Args:
         model: path of an `.aimodel`, or any other model, which is translated first.
         values: inputs by name.
-        function: which; `main` or the first when absent.
+        function: the function to run; `main` or the first when absent.
         outputs: names of outputs; all when absent.
-        state: keeps what the model wrote.
-        others: what only the interpreter takes.
+        state: the states, which are updated.
+        others: arguments that only the interpreter takes.
 
     Raises:
-        InterpretError: an argument that the runtime does not take, or it fails.
+        InterpretError: the runtime does not take an argument, or fails.
         LoadError: the model cannot be read.
         UnknownName: no such output.
     """

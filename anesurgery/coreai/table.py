@@ -1,7 +1,9 @@
-"""The table of lowerings: MIL op type -> a function whose parameters are the op's MIL inputs.
+"""The table of lowerings: MIL op type -> a function that writes the op in Core AI.
 
-Operands arrive as `Value`s, constants among them with their numbers in `known`; what only describes the op
-arrives as plain Python. A function that needs more names it: `op`, `mode` or `writer`.
+The parameters of such a function are the op's MIL inputs. Tensors arrive as `values.Value`, constants with
+their numbers in `known`; inputs that only configure the op arrive as plain Python. A function that needs more
+names it as a parameter: `op`, `mode` or `writer`. The files in `lowerings` fill the table when `load_families`
+imports them.
 """
 
 from __future__ import annotations
@@ -19,16 +21,16 @@ from anesurgery.ops import names
 F = TypeVar("F", bound=Callable[..., Any])
 
 EXTRAS = ("op", "mode", "writer")
-"""Parameters of a lowering that are no inputs of the op: the op, the `Mode`, and who writes the function."""
+"""Parameters of a lowering that are no inputs of the op: the op, the `Mode`, and the `FunctionWriter`."""
 
 
 @dataclass(frozen=True)
 class Lowering:
-    """How an op type is written."""
+    """How an op type is written in Core AI."""
 
     function: Callable[..., Any]
     extras: frozenset[str]
-    """Which of `EXTRAS` it takes."""
+    """Which of `EXTRAS` the function takes."""
 
 
 TABLE: dict[str, Lowering] = {}
@@ -52,25 +54,25 @@ BINARY = {k: k for k in names("add mul pow maximum minimum equal not_equal great
     "logical_or": "or",
     "logical_xor": "xor",
 }
-"""Op of MIL of two operands -> Core AI's of the same meaning."""
+"""MIL op of two operands -> the Core AI op of the same meaning."""
 GELU = {"EXACT": "none", "TANH_APPROXIMATION": "tanh", "SIGMOID_APPROXIMATION": "sigmoid"}
-"""Mode of gelu in MIL -> in Core AI."""
+"""Mode of gelu in MIL -> its name in Core AI."""
 
 OWN = "mil."
-"""How the name of a composite begins that `COMPOSED` makes; the name of the op follows."""
+"""Prefix of the names of composites that stand for MIL ops: "mil.layer_norm"."""
 COMPOSED = names(
     "layer_norm instance_norm batch_norm l2_norm local_response_norm scaled_dot_product_attention lstm gru rnn "
     "softplus softplus_parametric softsign elu reduce_log_sum_exp depth_to_space space_to_depth pixel_shuffle "
     "pixel_unshuffle space_to_batch batch_to_space upsample_bilinear resize_bilinear upsample_nearest_neighbor "
     "resize_nearest_neighbor resize resample affine crop_resize"
 )
-"""Ops that are written as private graphs: each has the op's name and attributes, and is read as that op."""
+"""Ops that are written as composites: private graphs with the op's name and attributes."""
 
 FROM_IMAGE, TO_IMAGE = "anesurgery.from_image", "anesurgery.to_image"
-"""Composites between bytes [height, width, BGRA] and an image of MIL, whose channels their attribute says."""
+"""Composites that convert between pixels [height, width, BGRA] and an image of MIL [1, 3, height, width]."""
 
 MERGED_INTO = {"pad": names("conv conv_transpose max_pool avg_pool l2_pool")}
-"""Op -> ops that a reader would merge it into. In front of one of these it is a private graph too."""
+"""Op -> ops that `reading` would merge it into; upstream of one of these it is a composite too."""
 
 
 def lowers(*op_types: str) -> Callable[[F], F]:
@@ -86,23 +88,23 @@ def lowers(*op_types: str) -> Callable[[F], F]:
 
 
 def register(lowerings: Mapping[str, Callable[..., Any]]) -> None:
-    """Enter functions that are one expression each, by op type."""
+    """Enter functions into the table: op type -> function."""
     for op_type, function in lowerings.items():
         lowers(op_type)(function)
 
 
 FORMULAS: set[str] = set()
-"""Ops that `as_interpreted` entered. What Apple's runtime makes of them judges the runtime, not the formula."""
+"""Ops that `as_interpreted` entered: a difference in Apple's runtime is then not one of the formula."""
 
 
 def as_interpreted(*op_types: str) -> None:
-    """Let the interpreter's own functions write some ops: they are given tensors of the file."""
+    """Let the interpreter's own functions write some ops, from `Value`s instead of torch tensors."""
     register({op_type: INTERPRETED[op_type].function for op_type in op_types})
     FORMULAS.update(op_types)
 
 
 def load_families(package: str) -> None:
-    """Import every file of `lowerings` or `lifts`, so that its table knows the ops of all."""
+    """Import every file of `lowerings` or `lifts`, which fills their tables."""
     room = importlib.import_module(f"anesurgery.coreai.{package}")
     for family in pkgutil.iter_modules(room.__path__):
         importlib.import_module(f"{room.__name__}.{family.name}")

@@ -1,10 +1,12 @@
-"""The one door to Apple's package `coreai-core`, of which this library needs parts that Apple does not version.
+"""The only module that imports Apple's package `coreai-core`.
 
-Nothing else here imports `coreai`. Without the package this file can be imported, and `require` says how to
-get it. Public and versioned are `coreai.authoring` and `coreai.runtime`; `UNVERSIONED` lists what is not, and a
-test looks for each, so that an update of the package is read in one place.
+It builds programs for `writer` (types, constants, graphs, composites, `save`), and in the child process it runs
+a model or reads it as plain data (`run_asset`, `walk_asset`). Without the package this module can still be
+imported, and `require` says how to get it. Apple versions only `coreai.authoring` and `coreai.runtime`;
+`UNVERSIONED` lists the other names used here, and a test looks for each, so that an update of the package
+changes one file.
 
-`coreai.authoring` is imported first: the other way round the package imports itself in a circle.
+`coreai.authoring` is imported first: in the other order the package has a circular import.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ VERSION = "1.0.0b3"
 """The version of `coreai-core` that this library was written for."""
 
 
-def _absent() -> str:
-    """Why the package cannot be imported; empty where it can."""
+def _import_error() -> str:
+    """Return why the package cannot be imported; "" where it can."""
     try:
         import coreai.authoring
         import coreai.runtime  # noqa: F401
@@ -44,24 +46,26 @@ def _absent() -> str:
     return ""
 
 
-ABSENT = _absent()
+ABSENT = _import_error()
 """Why Apple's package cannot be imported; empty where it can."""
 
 
-def _apples(module: str, name: str = "") -> Any:
-    """A module of the package, or a name in it; None where the package is absent."""
+def _imported(module: str, name: str = "") -> Any:
+    """Return a module of the package, or a name in it; None where the package is absent."""
     if ABSENT:
         return None
     found = importlib.import_module(module)
     return getattr(found, name) if name else found
 
 
-AIModelAsset, Context, Module = (_apples("coreai.authoring", n) for n in ("AIModelAsset", "Context", "Module"))
-AIModelAssetMetadata, NDArray = (_apples("coreai.runtime", n) for n in ("AIModelAssetMetadata", "NDArray"))
-ir, ops, ml_dtypes = map(_apples, ("coreai._compiler.ir", "coreai._compiler.dialects.coreai", "ml_dtypes"))
+AIModelAsset, Context, Module = (
+    _imported("coreai.authoring", n) for n in ("AIModelAsset", "Context", "Module")
+)
+AIModelAssetMetadata, NDArray = (_imported("coreai.runtime", n) for n in ("AIModelAssetMetadata", "NDArray"))
+ir, ops, ml_dtypes = map(_imported, ("coreai._compiler.ir", "coreai._compiler.dialects.coreai", "ml_dtypes"))
 BINDINGS = "coreai._compiler._mlir_libs._coreaiIR._bindings"
-serialize_module_to_bytecode = _apples(f"{BINDINGS}.compiler", "serialize_module_to_bytecode")
-register_should_const_folding_hook = _apples(
+serialize_module_to_bytecode = _imported(f"{BINDINGS}.compiler", "serialize_module_to_bytecode")
+register_should_const_folding_hook = _imported(
     f"{BINDINGS}.mlir.dialects.coreai", "register_should_const_folding_hook"
 )
 
@@ -75,11 +79,11 @@ UNVERSIONED = {
         FloatAttr InsertionPoint IntegerAttr IntegerType Location RankedTensorType StringAttr Type
     """,
 }
-"""Where a name that Apple does not version lives, and the names that are used here."""
+"""Module -> names used here that Apple does not version."""
 
 RESOURCE = 64
-"""Elements from which on a constant is a resource of the file. A choice: shapes, axes and paddings, which the
-compiler folds, have fewer."""
+"""Above this many elements a constant becomes a resource of the file. A choice: shapes, axes and paddings,
+which the compiler folds, are smaller."""
 MUTATED = "MutableBuffers.buffer_mutation"
 """The attribute that makes an argument a state; its value names the result that becomes the new state."""
 BYTECODE_VERSION = 6
@@ -89,10 +93,10 @@ PIECE = 1 << 24
 
 
 def require() -> None:
-    """Refuse to go on without Apple's package.
+    """Check that Apple's package is installed.
 
     Raises:
-        LoadError: it is not installed; says how to get it.
+        LoadError: it is not; says how to get it.
     """
     if ABSENT:
         raise LoadError(
@@ -102,10 +106,10 @@ def require() -> None:
 
 
 def element(dtype: str) -> Any:
-    """The element type of a dtype of MIL, such as `fp16`, `int32`, `bool` or `uint4`; a context must be open.
+    """Return the element type of a MIL dtype such as `fp16`, `int32` or `uint4`; a context must be open.
 
     Raises:
-        KeyError: Core AI has none of this name (`string`).
+        KeyError: Core AI has no such type (`string`).
     """
     if dtype in ("fp16", "fp32", "fp64"):
         return ir.F16Type.get() if dtype == "fp16" else ir.F32Type.get()
@@ -118,80 +122,80 @@ def element(dtype: str) -> Any:
 
 
 def tensor(shape: Sequence[int], dtype: Any) -> Any:
-    """The type of a tensor; a length of -1 is dynamic, `dtype` is one of MIL or an element type."""
+    """Return a tensor type; a length of -1 is dynamic, `dtype` is a MIL dtype or an element type."""
     kind = element(dtype) if isinstance(dtype, str) else dtype
     dynamic = ir.ShapedType.get_dynamic_size()
     return ir.RankedTensorType.get([length if length >= 0 else dynamic for length in shape], kind)
 
 
 def image(height: int, width: int) -> Any:
-    """The type of an image of bytes in the order blue, green, red, alpha, as cameras and video give it."""
+    """Return the type of an image of bytes in the order blue, green, red, alpha, as cameras give it."""
     return ir.Type.parse(f"!coreai.image<<k32BGRA> x {height} : i64 x {width} : i64>")
 
 
-def stored(values: Array, dtype: str) -> Any:
-    """What a constant op holds. Large values are not copied: the array must stay as it is until it is saved.
+def constant_attribute(values: Array, dtype: str) -> Any:
+    """Return the attribute of a constant op. Large arrays are not copied: keep them until the program is saved.
 
-    Apple's own `constant` does not pack elements of few bits, and reads wrong values or crashes, so that these
-    are given as packed bytes, the lowest bits first.
+    Apple's own `constant` does not pack elements of less than 8 bits, and then reads wrong values or crashes,
+    so these are given as packed bytes, the lowest bits first.
     """
     bits = bits_of(dtype)
     if bits >= 8 and (values.size <= RESOURCE or dtype == "bool"):
         return ops.create_constant_attr(np.array(values), element(dtype))
-    return stored_bytes(pack(values, bits) if bits < 8 else values, values.shape, dtype)
+    return packed_attribute(pack(values, bits) if bits < 8 else values, values.shape, dtype)
 
 
-def stored_bytes(numbers: Array, shape: Sequence[int], dtype: str) -> Any:
-    """Store numbers that are packed already; see `stored`."""
+def packed_attribute(numbers: Array, shape: Sequence[int], dtype: str) -> Any:
+    """Return the attribute of a constant whose bytes are packed already; see `constant_attribute`."""
     whole = np.ascontiguousarray(numbers)
     return ir.DenseResourceElementsAttr.get_from_buffer(whole, "weight", tensor(shape, dtype))
 
 
 def constant(attribute: Any) -> Any:
-    """A constant op of what `stored` made."""
+    """Write a constant op of such an attribute."""
     return ops.ConstantOp(value=attribute).result
 
 
 @contextmanager
 def module() -> Iterator[Any]:
-    """A new, empty program: graphs that are made inside belong to it; afterwards Apple's rewrites have run.
+    """Open a new, empty program; at the end Apple's rewrites run.
 
-    These fold ops of constants, but none that would write a weight anew: a copy takes memory, and a table that
-    is read in two layouts would be stored twice.
+    The rewrites fold ops of constants. The hook keeps them from folding large ones: that would copy weights,
+    and store a table twice that is read in two layouts.
     """
-    SAID.clear()
+    COMPILER_MESSAGES.clear()
     with Context() as context:
-        context._mlir_context.attach_diagnostic_handler(_heard)
-        register_should_const_folding_hook(callable=_small, context=context._mlir_context)
+        context._mlir_context.attach_diagnostic_handler(_keep_message)
+        register_should_const_folding_hook(callable=_may_be_folded, context=context._mlir_context)
         made = Module.create()
         with made:
-            OPEN.append((made, itertools.count()))
+            OPEN_PROGRAMS.append((made, itertools.count()))
             try:
                 yield made
             finally:
-                OPEN.pop()
+                OPEN_PROGRAMS.pop()
 
 
-OPEN: list[tuple[Any, Iterator[int]]] = []
-"""The program that is being written, to which graphs belong wherever the writer is, and their numbers."""
-SAID: list[str] = []
-"""What Apple's compiler said of the program that is being written, which it would print."""
-MOST = 300
-"""Letters of it that an error repeats at most: three lines."""
+OPEN_PROGRAMS: list[tuple[Any, Iterator[int]]] = []
+"""The program that is being written, with a counter that numbers its private graphs."""
+COMPILER_MESSAGES: list[str] = []
+"""Messages of Apple's compiler about the program that is being written, which it would print."""
+MAX_MESSAGE = 300
+"""The most characters of a message in an error: three lines."""
 
 
-def _heard(diagnostic: Any) -> bool:
-    SAID.append(diagnostic.message)
+def _keep_message(diagnostic: Any) -> bool:
+    COMPILER_MESSAGES.append(diagnostic.message)
     return True
 
 
 def refusal(error: Exception) -> str:
-    """Why Apple's package does not take what was written, in a line."""
-    return " ".join(" ".join([*SAID[-1:], str(error)]).split())[:MOST]
+    """Return why Apple's package refuses what was written, on one line."""
+    return " ".join(" ".join([*COMPILER_MESSAGES[-1:], str(error)]).split())[:MAX_MESSAGE]
 
 
-def _small(op: Any) -> bool:
-    """Has an op results of a few numbers alone, tokens of states among them? No transpose: it marks a layer."""
+def _may_be_folded(op: Any) -> bool:
+    """Return whether an op has small results only. Never a transpose, which marks a linear layer."""
     return op.name != "coreai.transpose" and all(
         math.prod(getattr(result.type, "shape", ())) <= RESOURCE for result in op.results
     )
@@ -206,9 +210,9 @@ def graph(
     """Write a function into the open program.
 
     Args:
-        name: its name.
+        name: the function's name.
         inputs: name -> type, in order.
-        body: builds the ops on the values of the inputs, and returns name -> value of the results.
+        body: builds the ops from the values of the inputs, and returns name -> value of the results.
         states: input -> the result that becomes its new state.
     """
     made = ops.GraphOp(name, list(inputs.values()), [], input_names=list(inputs), result_names=[])
@@ -225,18 +229,18 @@ def composite(
     attributes: Mapping[str, Any],
     body: Callable[[Sequence[Any]], Sequence[Any]],
 ) -> list[Any]:
-    """Call a new private graph that says which op it is, and by which attributes.
+    """Write a private graph that says which op it stands for, and call it.
 
     Args:
-        name: of the op.
+        name: the name of the op.
         operands: name -> value.
-        attributes: name -> number, text, truth value, or list of these.
-        body: builds the ops on the values inside of the graph, and returns the results.
+        attributes: name -> number, text, boolean, or list of these.
+        body: builds the ops from the values inside of the graph, and returns the results.
 
     Returns:
         The results of the call.
     """
-    program, numbers = OPEN[-1]
+    program, numbers = OPEN_PROGRAMS[-1]
     with ir.InsertionPoint.at_block_begin(program._mlir_module.body):
         made = ops.GraphOp(
             f"{name}_{next(numbers)}", [v.type for v in operands.values()], [], private=True, no_inline=True
@@ -253,7 +257,7 @@ def composite(
 
 
 def _attribute(value: Any) -> Any:
-    """Plain data as an attribute of a composite."""
+    """Return plain data as an attribute of a composite."""
     if isinstance(value, dict):
         return ir.DictAttr.get({key: _attribute(v) for key, v in value.items()})
     if isinstance(value, (list, tuple)):
@@ -271,9 +275,9 @@ def _with_state(given: Iterable[Any], result: str | None) -> Any:
 
 
 def save(program: Any, path: Path, metadata: Any = None) -> None:
-    """Write a finished program to a folder that does not exist.
+    """Write a finished program to a folder that does not exist yet.
 
-    `AIProgram.save_asset` reads the whole file back into memory to hash it; this hashes it in pieces.
+    Apple's `AIProgram.save_asset` reads the whole file back into memory to hash it; this hashes it in pieces.
     """
     asset = AIModelAsset._create(path, metadata)._model_asset
     code, written = asset._program_bytecode_path, hashlib.sha256()
@@ -297,11 +301,11 @@ def _stamp(metadata: Any) -> None:
     metadata._producer = f"coreai-core {VERSION}"
 
 
-# A program that exists: run by Apple's runtime, or walked into plain data. Only a child process does either.
+# -- running a model; only the child process does it ------------------------------------------------------
 
 
 def run_asset(path: Path, arrays: dict[str, Array], function: str | None) -> tuple[None, dict[str, Array]]:
-    """Run a model once: "input:NAME" and "state:NAME" go in, "output:NAME" and "state:NAME" come out."""
+    """Run a model once. Arrays "input:NAME" and "state:NAME" go in, "output:NAME" and "state:NAME" come out."""
     return None, asyncio.run(_run(path, arrays, function))
 
 
@@ -315,20 +319,20 @@ async def _run(path: Path, arrays: dict[str, Array], function: str | None) -> di
         stated = call.desc
         inputs = {n: stated.input_descriptor(n) for n in stated.input_names}
         states = {n: stated.state_descriptor(n) for n in stated.state_names}
-        given = _given("input", inputs, arrays)
-        held = _given("state", states, _empty(states) | arrays)
+        given = _as_ndarrays("input", inputs, arrays)
+        held = _as_ndarrays("state", states, _zero_states(states) | arrays)
         outputs = await call(given, held)
-        found = {f"output:{n}": _plain(v.numpy()) for n, v in outputs.items()}
-        return found | {f"state:{n}": _plain(v.numpy()) for n, v in held.items()}
+        found = {f"output:{n}": _storable(v.numpy()) for n, v in outputs.items()}
+        return found | {f"state:{n}": _storable(v.numpy()) for n, v in held.items()}
 
 
-def _empty(states: Mapping[str, Any]) -> dict[str, Array]:
-    """States as a model finds them at its first call."""
+def _zero_states(states: Mapping[str, Any]) -> dict[str, Array]:
+    """Return the states as they are at the first call."""
     return {f"state:{n}": np.zeros([max(d, 1) for d in s.shape], np.float32) for n, s in states.items()}
 
 
-def _given(kind: str, wanted: Mapping[str, Any], arrays: dict[str, Array]) -> dict[str, Any]:
-    """What a function takes, in the dtypes that it states."""
+def _as_ndarrays(kind: str, wanted: Mapping[str, Any], arrays: dict[str, Array]) -> dict[str, Any]:
+    """Return the arrays of one kind, checked, in the dtypes that a function states."""
     values = {n.partition(":")[2]: v for n, v in arrays.items() if n.startswith(f"{kind}:")}
     if missing := wanted.keys() - values.keys():
         raise ValueError(f"missing {kind} {sorted(missing)[0]!r}")
@@ -350,38 +354,38 @@ def _given(kind: str, wanted: Mapping[str, Any], arrays: dict[str, Array]) -> di
 
 
 def numpy_type(name: str) -> np.dtype[Any]:
-    """The numpy type of what the runtime names."""
+    """Return the numpy dtype of a dtype name of the runtime."""
     return np.dtype(getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name)
 
 
-def _plain(array: Array) -> Array:
-    """An array that a file of numpy holds: short floats as float32, integers of few bits as int8."""
+def _storable(array: Array) -> Array:
+    """Return an array that an .npz file can hold: short floats as float32, small integers as int8."""
     if array.dtype.kind == "V" or array.dtype.name in vars(ml_dtypes):
         return array.astype(np.float32 if "float" in array.dtype.name else np.int8)
     return np.array(array)
 
 
-# A program as plain data, for who reads it.
+# -- a program as plain data, for `reading` ---------------------------------------------------------------
 
 HINT = re.compile(r'identifiers = \["([^"]*)"\]')
-"""Where a location says which op of PyTorch an op was made of; the last is the nearest."""
+"""The part of a location that names the PyTorch op; the last match is the nearest."""
 CALLEE = re.compile(r"@\"?([^\">\s]+)")
 RESOURCE_KEY = re.compile(r'dense_resource<"?(.*?)"?> : ')
 HANDLE = re.compile(r"handle<(tensor<.*>)>")
 
 
 def walk_asset(path: Path, arrays: dict[str, Array]) -> tuple[list[dict[str, Any]], dict[str, Array]]:
-    """The graphs of a program as plain data, and its small constants by number."""
+    """Return the graphs of a program as plain data, and number -> small constant."""
     context = Context()._mlir_context
     with context:
         module = AIModelAsset.load(path).program._module._mlir_module
         constants: dict[str, Array] = {}
-        graphs = [_Walk(constants).graph(op.operation) for op in _graphs(module.operation)]
+        graphs = [_GraphWalk(constants).graph(op.operation) for op in _graphs(module.operation)]
         return graphs, constants
 
 
 def _graphs(op: Any) -> Iterator[Any]:
-    """Every graph, those in namespaces too."""
+    """Yield every graph, also those in namespaces."""
     for region in op.regions:
         for block in region.blocks:
             for inner in block.operations:
@@ -391,8 +395,8 @@ def _graphs(op: Any) -> Iterator[Any]:
                     yield from _graphs(inner.operation)
 
 
-class _Walk:
-    """The walk through one graph: values are numbered in the order in which they are made."""
+class _GraphWalk:
+    """Turns one graph into plain data: values are numbered in the order in which they are made."""
 
     def __init__(self, constants: dict[str, Array]) -> None:
         self.numbers: dict[Any, int] = {}
@@ -427,7 +431,7 @@ class _Walk:
 
     def value(self, value: Any) -> dict[str, Any]:
         number = self.numbers[value] = len(self.numbers)
-        return {"number": number, **described(value.type)}
+        return {"number": number, **type_data(value.type)}
 
     def composite(self, declared: Any) -> dict[str, Any] | None:
         if declared is None:
@@ -437,9 +441,9 @@ class _Walk:
         return {"name": words.split('"')[1], **self.attribute(attributes)}
 
     def attribute(self, attribute: Any) -> Any:
-        """An attribute as plain data; a constant as {"constant": its number} or {"resource": its key}."""
+        """Return an attribute as plain data; constants as {"constant": number} or {"resource": key}."""
         if isinstance(attribute, ir.DenseElementsAttr):
-            return {"constant": self.constant(attribute), **described(attribute.type)}
+            return {"constant": self.constant(attribute), **type_data(attribute.type)}
         if isinstance(attribute, (ir.IntegerAttr, ir.FloatAttr, ir.BoolAttr, ir.StringAttr)):
             return attribute.value
         if isinstance(attribute, ir.ArrayAttr):
@@ -448,26 +452,26 @@ class _Walk:
             return {a.name: self.attribute(a.attr) for a in attribute}
         words = str(attribute)
         if found := RESOURCE_KEY.match(words):
-            return {"resource": found[1], **described(ir.DenseResourceElementsAttr(attribute).type)}
+            return {"resource": found[1], **type_data(ir.DenseResourceElementsAttr(attribute).type)}
         if words.startswith("#param.constant<@"):
             return CALLEE.search(words)[1]  # type: ignore[index]
         found = re.fullmatch(r"#coreai\.\w+<(\w+)>", words)
         return found[1] if found else words
 
     def constant(self, attribute: Any) -> str:
-        """The number of a constant that the file holds in place."""
+        """Keep a constant that the file holds in place, and return its number."""
         key = str(len(self.constants))
         held = attribute.get_splat_value() if attribute.is_splat else None
         array = np.array(attribute) if held is None else np.array(held.value)
-        self.constants[key] = _plain(array)
+        self.constants[key] = _storable(array)
         return key
 
 
-def described(kind: Any) -> dict[str, Any]:
-    """The type of a value: element type, shape with None for sizes that are not fixed; or its words."""
+def type_data(kind: Any) -> dict[str, Any]:
+    """Return a type as plain data: element type, and shape with None for dynamic sizes; or its text."""
     words = str(kind)
     if (held := HANDLE.search(words)) is not None:
-        return {**described(ir.Type.parse(held[1])), "state": True}
+        return {**type_data(ir.Type.parse(held[1])), "state": True}
     try:
         ranked = ir.RankedTensorType(kind)
     except ValueError:

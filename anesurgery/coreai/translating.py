@@ -1,4 +1,9 @@
-"""A Core ML model as a Core AI one: `to_coreai`."""
+"""Write a Core ML model as a Core AI model: `anesurgery.to_coreai`.
+
+The model becomes an ML Program, its ops are checked (`writer.check_ops`), each function is written
+(`writer.FunctionWriter`), and the folder is saved with its metadata. `CoreAI` is the result, with a sentence
+for everything that the new format cannot hold.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +39,7 @@ SUFFIX = ".aimodel"
 
 @dataclass(frozen=True)
 class CoreAI:
-    """A Core AI model that was written."""
+    """The result of `to_coreai`: a Core AI model on disk."""
 
     path: Path
     """The `.aimodel` folder."""
@@ -43,7 +48,7 @@ class CoreAI:
     stored: int
     """Bytes of the folder."""
     lost: tuple[str, ...] = ()
-    """What the Core ML model says that the new one does not hold, in words."""
+    """Sentences on parts of the Core ML model that Core AI cannot hold."""
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Copy the folder.
@@ -96,22 +101,24 @@ def to_coreai(
         UnknownName: there is no such mode.
     """
     require()
-    how, loaded = Mode(mode), _prepared(load_as_is(model))
+    how, loaded = Mode(mode), _as_program(load_as_is(model))
     target = Path(path).expanduser().absolute()
     check_target(loaded.source, target, overwrite, SUFFIX)
     if loaded.absent is not None:
         raise LoadError(loaded.absent)
     check_ops(loaded.program)
     spaces = images_of(loaded.description)
-    program, signatures = _written(loaded.program, how, spaces)
+    program, signatures = _write_functions(loaded.program, how, spaces)
     loaded.check_source()
     write_atomically(target, lambda place: toolkit.save(program, place, _metadata(loaded)), overwrite)
     stored = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-    return CoreAI(target, signatures, stored, tuple(_lost(loaded)))
+    return CoreAI(target, signatures, stored, tuple(_lost_parts(loaded)))
 
 
-def _written(program: Program, mode: Mode, spaces: Mapping[str, str]) -> tuple[Any, dict[str, Signature]]:
-    """The functions of a program in Core AI, and what each takes and gives."""
+def _write_functions(
+    program: Program, mode: Mode, spaces: Mapping[str, str]
+) -> tuple[Any, dict[str, Signature]]:
+    """Write the functions of a program; return the Core AI module, and name -> signature."""
     constants, functions = ConstantPool(), program.functions
     try:
         with toolkit.module() as module:
@@ -122,12 +129,12 @@ def _written(program: Program, mode: Mode, spaces: Mapping[str, str]) -> tuple[A
 
 
 PREPARED = {"unroll_loop": LISTS}
-"""Pass that is run first -> where a program has one of these ops: lists whose elements have dynamic shapes are
-none of Core AI's tensors, and most loops that fill them have a constant number of rounds."""
+"""Pass -> the ops for which it is run before writing. Core AI has no lists of tensors with dynamic shapes, and
+most loops that fill one have a constant number of rounds."""
 
 
-def _prepared(loaded: Loaded) -> Loaded:
-    """A model as an ML Program, in ops that the lowerings take."""
+def _as_program(loaded: Loaded) -> Loaded:
+    """Return a model as an ML Program in ops that the lowerings take."""
     if isinstance(loaded, LoadedNetwork):
         loaded = in_precision(loaded.imported, None)
     types = {op.op_type for op in walk_ops(loaded.program)}
@@ -156,7 +163,7 @@ def _metadata(loaded: Loaded) -> Any:
 
 
 def _classes(loaded: Loaded) -> dict[str, Any]:
-    """The names of the classes in their order, by the name of their probabilities."""
+    """Return "classes." and the name of the probabilities -> the class labels, in order."""
     decisions = [op for op in walk_ops(loaded.program) if op.op_type == "classify"]
     held = {op.outputs[1].name: op.classes.val for op in decisions}
     return {
@@ -165,8 +172,8 @@ def _classes(loaded: Loaded) -> dict[str, Any]:
     }
 
 
-def _lost(loaded: Loaded) -> Iterator[str]:
-    """What the description of a Core ML model says that a Core AI program has no word for."""
+def _lost_parts(loaded: Loaded) -> Iterator[str]:
+    """Yield a sentence for each part of a Core ML description that Core AI has no word for."""
     for name in _classes(loaded):
         yield f"the label: it is the place of the largest number, whose name is in the metadata ({name})"
     if (description := loaded.description) is None:

@@ -1,6 +1,8 @@
-"""Tensors of a Core AI program that is being written: arithmetic on them writes its ops.
+"""Tensors of a Core AI program that is being written: arithmetic on a `Value` writes ops.
 
-A number beside a tensor is a constant of the tensor's element type. A length of -1 is dynamic.
+Lowerings compute with `Value`s as with torch tensors: `x * 2 + bias` writes a mul and an add. A `Value` also
+stands in for a tensor in the interpreter's own formulas, whose torch functions the table `TORCH` maps to ops. A
+number beside a tensor becomes a constant of the tensor's element type. A length of -1 is dynamic.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ import torch
 
 from anesurgery.coreai.dtypes import name_of, numpy_of
 from anesurgery.coreai.table import OWN
-from anesurgery.coreai.toolkit import composite, constant, ir, ops, stored, tensor
+from anesurgery.coreai.toolkit import composite, constant, constant_attribute, ir, ops, tensor
 from anesurgery.errors import NotExpressible
 from anesurgery.mil import Array
 from anesurgery.ops import names
 
 
 class Dynamic(int):
-    """A length that is not known, -1: it stays so whatever is added to it or multiplied."""
+    """An unknown length, -1; it stays unknown whatever is added to it or multiplied by it."""
 
     def _same(self, other: Any) -> Dynamic:
         return self
@@ -33,17 +35,17 @@ DYNAMIC = Dynamic(-1)
 
 
 class Value:
-    """A tensor of the program; operators broadcast, and methods are called as torch's are."""
+    """A tensor of the program; operators broadcast, and methods are those of torch."""
 
     known: Any = None
-    """The numbers of a constant."""
+    """The numbers of a constant; None for other tensors."""
 
     def __init__(self, node: Any) -> None:
         self._node = node
 
     @property
     def node(self) -> Any:
-        """What Apple's builders take."""
+        """The value that Apple's builders take."""
         return self._node
 
     @property
@@ -63,21 +65,21 @@ class Value:
 
     @property
     def is_float(self) -> bool:
-        """Is it of floating-point numbers?"""
+        """Whether the elements are floating-point numbers."""
         return self.dtype.startswith("fp")
 
-    def fixed(self, first: int = 0) -> list[int]:
-        """The lengths of the axes from one on.
+    def fixed_lengths(self, first: int = 0) -> list[int]:
+        """Return the lengths of the axes from one on.
 
         Raises:
-            NotExpressible: one of them is dynamic.
+            NotExpressible: a length is dynamic.
         """
         if -1 in self.shape[first:]:
             raise NotExpressible(f"the shape {self.shape} is dynamic")
         return self.shape[first:]
 
     def length(self, axis: int) -> int:
-        """The length of one axis.
+        """Return the length of one axis.
 
         Raises:
             NotExpressible: it is dynamic.
@@ -87,67 +89,69 @@ class Value:
         return self.shape[axis]
 
     def tolist(self) -> list[int]:
-        """The whole numbers of a constant."""
+        """Return the integers of a constant."""
         return known_ints(self, "a parameter")
 
     def like(self, number: Any) -> Value:
-        """A scalar of the same element type."""
+        """Return a number as a scalar of the same element type."""
         return number if isinstance(number, Value) else scalar(number, self.dtype)
 
-    def with_(self, op: str, other: Any) -> Value:
-        """One of Core AI's ops of two operands, which broadcast; by "constants apart" (`modes.FORMS`)."""
+    def binary(self, op: str, other: Any) -> Value:
+        """Write an op of two operands, which broadcast; as a composite in the form "constants apart"."""
         builder = getattr(ops, f"broadcasting_{op}")
         x, y = self.node, self.like(other).node
-        if not (self.is_float and _joins(op, x, y)):
+        if not (self.is_float and _would_be_fused(op, x, y)):
             return Value(builder(x, y))
-        (made,) = composite(OWN + JOINED[op][1], {"x": x, "y": y}, {}, lambda nodes: [builder(*nodes)])
+        (made,) = composite(OWN + FUSED_BY_APPLE[op][1], {"x": x, "y": y}, {}, lambda nodes: [builder(*nodes)])
         return Value(made)
 
     def __add__(self, other: Any) -> Value:
-        return self.with_("add", other)
+        return self.binary("add", other)
 
     def __sub__(self, other: Any) -> Value:
         """Subtract; of a constant, add its negative (`modes.FORMS`, "sums for differences")."""
         known = other.known if isinstance(other, Value) else other
         return (
-            self.with_("sub", other) if known is None or not self.is_float else self + array(-known, self.dtype)
+            self.binary("sub", other)
+            if known is None or not self.is_float
+            else self + array(-known, self.dtype)
         )
 
     def __rsub__(self, other: Any) -> Value:
-        return self.like(other).with_("sub", self)
+        return self.like(other).binary("sub", self)
 
     def __mul__(self, other: Any) -> Value:
-        return self.with_("mul", other)
+        return self.binary("mul", other)
 
     def __truediv__(self, other: Any) -> Value:
-        return self.with_("divide", other)
+        return self.binary("divide", other)
 
     def __rtruediv__(self, other: Any) -> Value:
-        return self.like(other).with_("divide", self)
+        return self.like(other).binary("divide", self)
 
     def __neg__(self) -> Value:
-        return self.with_("mul", -1)
+        return self.binary("mul", -1)
 
     def __gt__(self, other: Any) -> Value:
-        return self.with_("greater", other)
+        return self.binary("greater", other)
 
     def __lt__(self, other: Any) -> Value:
-        return self.like(other).with_("greater", self)
+        return self.like(other).binary("greater", self)
 
     def __ge__(self, other: Any) -> Value:
-        return self.with_("greater", other).with_("or", self.equal(other))
+        return self.binary("greater", other).binary("or", self.equal(other))
 
     def __le__(self, other: Any) -> Value:
-        return (self < other).with_("or", self.equal(other))
+        return (self < other).binary("or", self.equal(other))
 
     def __or__(self, other: Value) -> Value:
-        return self.with_("or", other)
+        return self.binary("or", other)
 
     def __and__(self, other: Value) -> Value:
-        return self.with_("and", other)
+        return self.binary("and", other)
 
     def __xor__(self, other: Value) -> Value:
-        return self.with_("xor", other)
+        return self.binary("xor", other)
 
     def __invert__(self) -> Value:
         return call("not", self)
@@ -159,22 +163,22 @@ class Value:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What a formula of the interpreter computes with torch is written: by the row of `TORCH`."""
+        """Write what a formula of the interpreter computes with torch, by the row of `TORCH`."""
         return TORCH[function](*args, **(kwargs or {}))
 
     __radd__, __rmul__ = __add__, __mul__
 
     def equal(self, other: Any) -> Value:
-        """Where both are the same number."""
-        return self.with_("equal", other)
+        """Return where both are the same number."""
+        return self.binary("equal", other)
 
     def maximum(self, other: Any) -> Value:
-        """The larger of both."""
-        return self.with_("maximum", other)
+        """Return the larger of both."""
+        return self.binary("maximum", other)
 
     def minimum(self, other: Any) -> Value:
-        """The smaller of both."""
-        return self.with_("minimum", other)
+        """Return the smaller of both."""
+        return self.binary("minimum", other)
 
     def clamp(self, min: Any = None, max: Any = None) -> Value:
         """Clip to limits."""
@@ -186,23 +190,23 @@ class Value:
         return call("abs", self)
 
     def tanh(self) -> Value:
-        """The hyperbolic tangent."""
+        """Return the hyperbolic tangent."""
         return call("tanh", self)
 
     def round(self) -> Value:
-        """The nearest whole number; of two the even one."""
+        """Round to the nearest integer, ties to even."""
         return call("round", self)
 
     def floor(self) -> Value:
-        """The next whole number below, by "floor by round" (`modes.FORMS`); a half may go either way."""
+        """Round down, in the form "floor by round" (`modes.FORMS`)."""
         near = self.round()
         return near - (near > self).cast(self.dtype)
 
     def remainder(self, other: Any) -> Value:
         """Return the remainder with the sign of the divisor; Core AI's has that of the dividend."""
-        rest, by = self.with_("modulo", other), self.like(other)
+        rest, by = self.binary("modulo", other), self.like(other)
         other_side = (rest > 0) ^ (by > rest.like(0))
-        return where(rest.with_("not_equal", 0) & other_side, rest + by, rest)
+        return where(rest.binary("not_equal", 0) & other_side, rest + by, rest)
 
     def cast(self, dtype: str) -> Value:
         """Cast to another element type."""
@@ -221,7 +225,7 @@ class Value:
         return self.cast("fp32")
 
     def double(self) -> Value:
-        """In fp32, the widest floats that Core AI computes in."""
+        """Cast to fp32, the widest float in which Core AI computes."""
         return self.cast("fp32")
 
     def long(self) -> Value:
@@ -236,7 +240,7 @@ class Value:
         return Value(ops.cast(self.node, tensor(known, self.dtype)))
 
     def reshape(self, *lengths: Any) -> Value:
-        """Another shape, as lengths, a list or a value; one length may be -1: what is left."""
+        """Reshape to lengths, a list or a value; one length may be -1."""
         shape = lengths[0] if len(lengths) == 1 else list(lengths)
         if not isinstance(shape, Value) and list(shape) == self.shape and -1 not in shape:
             return self
@@ -247,30 +251,30 @@ class Value:
         )
 
     def flatten(self, first: int) -> Value:
-        """The axes from one on as one."""
-        return self.reshape([*self.shape[:first], math.prod(self.fixed(first))])
+        """Merge the axes from one on."""
+        return self.reshape([*self.shape[:first], math.prod(self.fixed_lengths(first))])
 
     def expand(self, axes: Sequence[int]) -> Value:
-        """New axes of length 1, numbered in the result."""
+        """Insert axes of length 1, numbered in the result."""
         return Value(ops.expand_dims(self.node, indices(axes).node)) if axes else self
 
     def squeeze(self, axes: int | Sequence[int]) -> Value:
-        """Without some axes of length 1."""
+        """Drop axes of length 1."""
         axes = [axes] if isinstance(axes, int) else axes
         return Value(ops.shrink_dims(self.node, indices(axes).node)) if axes else self
 
     def to_rank(self, rank: int) -> Value:
-        """New axes of length 1 in front."""
+        """Insert axes of length 1 in front."""
         return self.expand(list(range(rank - self.ndim)))
 
     def transpose(self, perm: Sequence[int]) -> Value:
-        """Axes in another order."""
+        """Permute the axes."""
         if list(perm) == list(range(self.ndim)):
             return self
         return Value(ops.transpose(self.node, unsigned(perm).node))
 
     def permute(self, *perm: int) -> Value:
-        """Axes in another order, as torch takes it."""
+        """Permute the axes, with torch's arguments."""
         return self.transpose(perm)
 
     @property
@@ -279,32 +283,32 @@ class Value:
         return self.transpose([*range(self.ndim - 2), self.ndim - 1, self.ndim - 2])
 
     def chunk(self, count: int, dim: int = 0) -> list[Value]:
-        """Equal pieces along an axis."""
+        """Split an axis into equal pieces."""
         axis = dim % self.ndim
         size = self.length(axis) // count
         return [self.along(axis, i * size, (i + 1) * size) for i in range(count)]
 
     def flip(self, axis: int) -> Value:
-        """The elements of an axis in the opposite order."""
+        """Reverse an axis."""
         return call("reverse", self, indices([axis]))
 
     def unsqueeze(self, axis: int) -> Value:
-        """A new axis of length 1."""
+        """Insert an axis of length 1."""
         return self.expand([axis])
 
     def slice(self, begin: Any, end: Any, strides: Any = None) -> Value:
-        """A part of each axis; begins and ends are lists or values, strides are positive."""
+        """Slice each axis; begins and ends are lists or values, strides are positive."""
         steps = [1] * self.ndim if strides is None else strides
         return call("slice", self, indices(begin), indices(end), indices(steps))
 
     def along(self, axis: int, begin: int, end: int, stride: int = 1) -> Value:
-        """A part of one axis; a dynamic one may be read up to its end: -1."""
+        """Slice one axis; an end of -1 is the end of the axis, which may be dynamic."""
         begins, ends, steps = [0] * self.ndim, self.ends(), [1] * self.ndim
         begins[axis], ends[axis], steps[axis] = begin, self.ends()[axis] if end == -1 else end, stride
         return self.slice(begins, ends, steps)
 
     def __getitem__(self, places: tuple[Any, ...]) -> Value:
-        """A slice of each axis, or an ellipsis for some; an axis that is cut must have a known length."""
+        """Slice each axis, or an ellipsis for several; an axis that is cut must have a known length."""
         at = places.index(...) if ... in places else len(places)
         whole = [slice(None)] * (self.ndim - len(places) + (... in places))
         found = []
@@ -314,28 +318,28 @@ class Value:
         return self.slice(*zip(*found, strict=True))
 
     def ends(self) -> list[int]:
-        """The lengths of the axes as ends of slices."""
+        """Return the lengths of the axes as ends of slices."""
         return [length if length >= 0 else LONGEST for length in self.shape]
 
     def pad(self, pairs: Sequence[tuple[int, int]], value: Any = 0.0, mode: str = "constant") -> Value:
-        """More elements at both ends of the last axes."""
+        """Pad the last axes at both ends."""
         if not any(map(any, pairs)):
             return self
         amounts = [0, 0] * (self.ndim - len(pairs)) + [amount for pair in pairs for amount in pair]
         return Value(ops.pad(self.node, unsigned(amounts).node, self.like(value).node, mode))
 
     def broadcast(self, shape: Sequence[int] | Value) -> Value:
-        """Repeated along axes of length 1."""
+        """Repeat along axes of length 1."""
         if isinstance(shape, Value):
             return Value(ops.broadcast_to(self.node, shape.cast("uint32").node))
         return self if list(shape) == self.shape else Value(ops.broadcast_to(self.node, unsigned(shape).node))
 
     def reduce(self, op: str, axes: Sequence[int]) -> Value:
-        """The sum, mean, max, min or product over axes, which stay with length 1."""
+        """Return the sum, mean, max, min or product over axes, which keep length 1."""
         return Value(getattr(ops, f"reduce_{op}")(self.node, indices(axes).node)) if axes else self
 
     def lengths(self) -> Value:
-        """The shape as int32 numbers."""
+        """Return the shape as an int32 tensor."""
         return call("get_shape", self).cast("int32")
 
 
@@ -357,59 +361,59 @@ TORCH: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.where: lambda condition, x, y: where(condition, x, y),
     torch.gather: lambda x, axis, index: Value(ops.gather_along_axis(x.node, index.node, axis)),
     torch.broadcast_to: Value.broadcast,
-    torch.isnan: lambda x: x.with_("not_equal", x),
+    torch.isnan: lambda x: x.binary("not_equal", x),
     torch.ones_like: lambda x: array(np.ones(x.shape), x.dtype),
     torch.zeros_like: lambda x: array(np.zeros(x.shape), x.dtype),
 }
-"""Function of torch -> what writes it: the interpreter's formulas write ops where they are given `Value`s."""
-JOINED = {
+"""Torch function -> what writes it, where a formula of the interpreter is given `Value`s."""
+FUSED_BY_APPLE = {
     "add": ("sum", "add"),
     "sub": ("sum", "sub"),
     "mul": ("product", "mul"),
     "divide": ("product", "real_div"),
 }
-"""Core AI's op of two operands -> what Apple's package joins it with, and its name in MIL."""
+"""Core AI op of two operands -> (the kind of ops with which Apple's compiler fuses it, its name in MIL)."""
 RESHAPES = names("shrink_dims expand_dims reshape")
 
 
-def _kind(node: Any) -> str:
-    """The op that made a value, as the file names it; "" for an argument of a block."""
+def _op_kind(node: Any) -> str:
+    """Return the op that made a value, as the file names it; "" for an argument of a block."""
     name = getattr(node.owner, "name", "")
     return str(name).removeprefix("coreai.").removeprefix("decomposable.").removeprefix("broadcasting_")
 
 
 def _is_constant(node: Any) -> bool:
-    """Is a value a constant, maybe in another shape?"""
-    kind = _kind(node)
+    """Return whether a value is a constant, perhaps reshaped."""
+    kind = _op_kind(node)
     return kind == "constant" or (kind in RESHAPES and _is_constant(node.owner.operands[0]))
 
 
-def _joins(op: str, *nodes: Any) -> bool:
-    """Would Apple's package compute an op of a constant together with the op before it?"""
+def _would_be_fused(op: str, *nodes: Any) -> bool:
+    """Return whether Apple's compiler would fuse an op of a constant with the op before it."""
     given = [node for node in nodes if not _is_constant(node)]
-    if op not in JOINED or len(given) != 1:
+    if op not in FUSED_BY_APPLE or len(given) != 1:
         return False
-    return _takes_in(given[0], JOINED[op][0])
+    return _absorbs(given[0], FUSED_BY_APPLE[op][0])
 
 
-def _takes_in(node: Any, family: str) -> bool:
-    """Is a value made by an op that a sum with a constant, or a product, becomes a part of?"""
-    kind = _kind(node)
+def _absorbs(node: Any, family: str) -> bool:
+    """Return whether a value's op absorbs a following sum with a constant, or product."""
+    kind = _op_kind(node)
     operands = list(node.owner.operands) if kind else []
     if kind in RESHAPES:
-        return _takes_in(operands[0], family)
+        return _absorbs(operands[0], family)
     if kind.startswith("conv"):
         return True
     if kind == "batch_matmul":
         return family == "sum"
     others = [operand for operand in operands if not _is_constant(operand)]
-    if kind not in JOINED or len(others) == len(operands):
+    if kind not in FUSED_BY_APPLE or len(others) == len(operands):
         return False
-    return JOINED[kind][0] == family or any(_kind(n).startswith("conv") for n in others)
+    return FUSED_BY_APPLE[kind][0] == family or any(_op_kind(n).startswith("conv") for n in others)
 
 
 LONGEST = 2**31 - 1
-"""The end of a slice that goes up to the end of an axis, however long it is."""
+"""The end of a slice to the end of an axis of any length."""
 
 
 class Constant(Value):
@@ -442,55 +446,55 @@ class Constant(Value):
 
 
 def call(op: str, *values: Value) -> Value:
-    """One of Core AI's ops that take values alone."""
+    """Write a Core AI op whose operands are all values."""
     builder = getattr(ops, f"{op}_", None) or getattr(ops, op)  # where Python has the name, Apple's has a dash
     return Value(builder(*(value.node for value in values)))
 
 
 def array(numbers: Any, dtype: str) -> Value:
-    """A constant."""
+    """Write a constant."""
     known = np.asarray(numbers, numpy_of(dtype))
-    made = Value(constant(stored(known, dtype)))
+    made = Value(constant(constant_attribute(known, dtype)))
     made.known = known
     return made
 
 
 def _check_known(*numbers: Any) -> None:
-    """See that no number is a length that is not known.
+    """Check that no number is an unknown length.
 
     Raises:
-        NotExpressible: one is.
+        NotExpressible: a number is one.
     """
     if any(isinstance(number, Dynamic) for number in numbers):
         raise NotExpressible("it computes with the length of an axis, which is dynamic")
 
 
 def scalar(number: Any, dtype: str) -> Value:
-    """A constant without axes; fp16 holds a number beyond its range as infinity."""
+    """Write a constant without axes; in fp16, a number beyond its range becomes infinity."""
     _check_known(number)
     with np.errstate(over="ignore"):
         return array(np.asarray(number).astype(numpy_of(dtype)), dtype)
 
 
 def indices(numbers: Any) -> Value:
-    """Axes or places, as int32."""
+    """Write axes or positions, as int32."""
     return numbers if isinstance(numbers, Value) else array(numbers, "int32")
 
 
 def unsigned(numbers: Any) -> Value:
-    """Permutations, strides and paddings, as uint32."""
+    """Write permutations, strides or paddings, as uint32."""
     _check_known(*numbers) if isinstance(numbers, (list, tuple)) else _check_known(numbers)
     return array(numbers, "uint32")
 
 
 def where(condition: Value, x: Any, y: Any) -> Value:
-    """X where the condition holds, else y; one of them is a value."""
+    """Return x where the condition holds, else y; one of them is a value."""
     x, y = (x, x.like(y)) if isinstance(x, Value) else (y.like(x), y)
     return call("broadcasting_where", condition, x, y)
 
 
 def concat(values: Sequence[Value], axis: int) -> Value:
-    """Tensors one after another along an axis; what is known of the other lengths must be known of all."""
+    """Join tensors along an axis; other lengths that one of them knows hold for all."""
     if len(values) == 1:
         return values[0]
     known = [max(lengths) for lengths in zip(*(value.shape for value in values), strict=True)]
@@ -499,25 +503,25 @@ def concat(values: Sequence[Value], axis: int) -> Value:
 
 
 def stack(values: Sequence[Value], axis: int) -> Value:
-    """Tensors joined along a new axis."""
+    """Join tensors along a new axis."""
     return concat([value.expand([axis]) for value in values], axis)
 
 
 def attribute(name: str, value: str) -> Any:
-    """An attribute of Core AI's dialect that names a mode."""
+    """Return an attribute of Core AI's dialect that names a mode."""
     return ir.Attribute.parse(f"#coreai.{name}<{value}>")
 
 
 def to_fp32(*values: Value) -> list[Value]:
-    """Values in fp32 where they are fp16."""
+    """Cast fp16 values to fp32."""
     return [value.cast("fp32") if value.dtype == "fp16" else value for value in values]
 
 
 def known_ints(numbers: Any, what: str) -> list[int]:
-    """Whole numbers that must be known.
+    """Return integers that must be known.
 
     Raises:
-        NotExpressible: they are computed.
+        NotExpressible: they are computed at run time.
     """
     known = numbers.known if isinstance(numbers, Value) else numbers
     if known is None:

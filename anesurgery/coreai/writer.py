@@ -1,8 +1,9 @@
 """Write the functions of a MIL program as graphs of a Core AI program.
 
-Each op is written by its row of `table.TABLE`, a function that takes the inputs of the op and returns tensors
-(`values.Value`). An op of `table.COMPOSED` is written as a private graph under its own name, with its formula
-inside, so that a reader of the file finds the op again.
+`translating` calls `FunctionWriter(function, ...).write(name)` inside of an open program. Each op is written by
+its row of `table.TABLE`: a function that takes the inputs of the op and returns tensors (`values.Value`). An op
+of `table.COMPOSED` is written as a private graph under its own name, with its formula inside, so that a reader
+of the file finds the op again.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ from anesurgery.mil import (
 from anesurgery.ops import names
 
 MOST_FOLDED = 1024
-"""Elements of a computed constant that is written as numbers, at most. Larger ones are computed in the file."""
+"""The most elements of a computed constant that is written as numbers. Larger ones are computed in the file."""
 UNUSED = names("validate_indices output_indices_dtype sort")
-"""Inputs of MIL ops that no lowering takes: checks of the host, and element types and orders of the result."""
+"""Inputs of MIL ops that no lowering takes: they check indices, or say the dtype or order of a result."""
 NEW_STATE = "_new"
 """Suffix of the graph's result that becomes the new value of a state."""
 
 
 def check_ops(program: Program) -> None:
-    """Refuse a program with ops that have no lowering.
+    """Check that every op of a program has a lowering.
 
     Raises:
         NotExpressible: lists all of them, how often each occurs, and why.
@@ -62,7 +63,7 @@ def check_ops(program: Program) -> None:
 
 
 def shape_of(var: Var) -> list[int]:
-    """The shape of a tensor or state, with -1 for dynamic axes."""
+    """Return the shape of a tensor or state, with -1 for dynamic axes."""
     is_state = types.is_state(var.sym_type)
     shape = var.sym_type.wrapped_type().get_shape() if is_state else var.shape
     return [-1 if is_symbolic(length) else int(length) for length in shape]
@@ -75,12 +76,15 @@ class ConstantPool:
         self._attributes: dict[Any, tuple[Array, Any]] = {}
 
     def attribute(self, numbers: Array, dtype: str) -> Any:
-        """The attribute of constant ops for an array; views of the same memory share one."""
+        """Return the attribute of constant ops for an array; views of the same memory share one."""
         address = numbers.__array_interface__["data"][0]
         key = (address, numbers.nbytes, numbers.shape, numbers.strides, dtype)
         if key not in self._attributes:
             converted = numbers.astype(numpy_of(dtype), copy=False)
-            self._attributes[key] = (numbers, toolkit.stored(converted, dtype))  # the array keeps its address
+            self._attributes[key] = (
+                numbers,
+                toolkit.constant_attribute(converted, dtype),
+            )  # the array keeps its address
         return self._attributes[key][1]
 
 
@@ -103,7 +107,7 @@ class FunctionWriter:
     ) -> None:
         self.function, self.mode, self.constants = function, mode, constants
         interface = function.inputs | {var.name: var for var in function.outputs}
-        self.images = images.kept(color_spaces or {}, interface) if mode.has("images") else {}
+        self.images = images.convertible_images(color_spaces or {}, interface) if mode.has("images") else {}
         self.values: dict[Var, Any] = {}
         """MIL value -> its tensor in the graph. None for values that are no tensors, such as class labels."""
         self.states: dict[Var, Value] = {}
@@ -113,7 +117,7 @@ class FunctionWriter:
         self._constant_ops: dict[Any, Any] = {}
 
     def write(self, name: str) -> Signature:
-        """Add the graph to the open program.
+        """Write the function as a graph of the open program.
 
         Returns:
             Inputs (states included) and outputs, as the file has them.
@@ -133,11 +137,11 @@ class FunctionWriter:
         return Signature(given, tuple(self._port(var.name, var) for var in self._outputs()))
 
     def dtype_of(self, var: Var) -> str:
-        """The element type of a value in the file."""
+        """Return the element type of a value in the file."""
         return self.mode.dtype(dtype_name(var))
 
     def type_of(self, var: Var) -> Any:
-        """The type of a tensor or state in the file."""
+        """Return the type of a tensor or state in the file."""
         return toolkit.tensor(shape_of(var), self.dtype_of(var))
 
     # The interface of the function.
@@ -200,15 +204,15 @@ class FunctionWriter:
             self.values[var] = value
 
     def _plain(self, op: Operation, function: Callable[..., Any], arguments: Mapping[str, Any]) -> list[Any]:
-        """The results of a lowering, with the element types and shapes that MIL infers."""
-        made = function(**arguments)
-        results = made if isinstance(made, (list, tuple)) else [made]
-        return [self._fitted(value, var) for value, var in zip(results, op.outputs, strict=True)]
+        """Return the results of a lowering, with the element types and shapes that MIL infers."""
+        returned = function(**arguments)
+        results = returned if isinstance(returned, (list, tuple)) else [returned]
+        return [self._as_inferred(value, var) for value, var in zip(results, op.outputs, strict=True)]
 
     def _composite(
         self, op: Operation, function: Callable[..., Any], arguments: Mapping[str, Any]
     ) -> list[Any]:
-        """The results of a call of a private graph, which has the name and attributes of the op."""
+        """Write the op as a private graph with its name and attributes, and return the results of its call."""
         operands = {name: value for name, value in arguments.items() if isinstance(value, Value)}
         attributes = {name: value for name, value in arguments.items() if name not in operands}
 
@@ -221,11 +225,11 @@ class FunctionWriter:
         nodes = {name: value.node for name, value in operands.items()}
         return [Value(node) for node in toolkit.composite(f"{OWN}{op.op_type}", nodes, attributes, body)]
 
-    def _fitted(self, value: Value | None, var: Var) -> Value | None:
-        """A result with the element type and shape that MIL infers.
+    def _as_inferred(self, value: Value | None, var: Var) -> Value | None:
+        """Return a result with the element type and shape that MIL infers.
 
         Raises:
-            SurgeryError: it has another rank or length, which is an error of the lowering.
+            SurgeryError: the rank or a length differs, which is an error of the lowering.
         """
         is_tensor = types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)
         if value is None or not is_tensor or isinstance(value, Dense):
@@ -242,7 +246,7 @@ class FunctionWriter:
     # What ops read.
 
     def _arguments(self, op: Operation) -> dict[str, Any]:
-        """Input name -> tensors, or plain Python for inputs that only configure the op."""
+        """Return input name -> tensors, or plain Python for inputs that only configure the op."""
         arguments: dict[str, Any] = {}
         for name, given in op.inputs.items():
             if given is None or name.startswith("_") or name in UNUSED:
@@ -271,16 +275,16 @@ class FunctionWriter:
         return numbers.tolist() if is_plain else self.value(var)
 
     def value(self, var: Var) -> Value:
-        """The tensor of a MIL value."""
+        """Return the tensor of a MIL value."""
         if var not in self.values:
             self.values[var] = self._constant(var, self.dtype_of(var))
         return self.values[var]
 
     def _constant(self, var: Var, dtype: str) -> Constant:
-        """A constant. Its op is written once in each block that reads it, as blocks do not see into each other.
+        """Return a constant. Its op is written once in each block that reads it: blocks cannot share ops.
 
         Raises:
-            NotExpressible: it is no tensor.
+            NotExpressible: the value is no tensor.
         """
         if var.val is None or isinstance(var.val, str):
             raise NotExpressible(f"%{var.name} is no tensor")
@@ -299,12 +303,12 @@ class FunctionWriter:
 
 
 def _is_folded(op: Operation) -> bool:
-    """Are the results known, and small enough to be constants?"""
+    """Return whether an op's results are known, and small enough to be written as constants."""
     known = [var.val for var in op.outputs]
     return not is_constexpr(op) and all(v is not None and np.size(v) <= MOST_FOLDED for v in known)
 
 
 def _is_composed(op: Operation) -> bool:
-    """Is an op written as a private graph of its own name?"""
+    """Return whether an op is written as a private graph of its own name."""
     merging = MERGED_INTO.get(op.op_type, frozenset())
     return op.op_type in COMPOSED or any(c.op_type in merging for var in op.outputs for c in consumers(var))

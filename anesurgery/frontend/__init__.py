@@ -1,4 +1,4 @@
-"""Teach coremltools' torch front end the operations that today's transformers emit and it lacks.
+"""Teach coremltools' torch front end operations of today's transformers that it lacks or converts wrongly.
 
 ::
 
@@ -7,15 +7,15 @@
     frontend.register()
     ct.convert(torch.jit.trace(model, example), ...)
 
-Nothing is registered on import. Each conversion says which part of torch's operation it covers, and raises for
-the rest. An operation that has no converter is converted as torch itself decomposes it, for static shapes. What
-coremltools lacks is added op by op: where a newer one has a converter of its own, that is kept, and one that is
-registered later with `register_torch_op` takes the place of ours. An error says which operation of which module
-it is about. (Found with coremltools 9.0, torch 2.13 and transformers 5.23, by trace and by torch.export.)
+Nothing is registered on import. Each converter says which part of torch's operation it covers, and raises for
+the rest. Operations without a converter are converted as torch itself decomposes them, for static shapes. Where
+a newer coremltools has a converter of its own, that is kept, and one registered later with `register_torch_op`
+replaces ours. Errors name the operation and its module. (Written for coremltools 9.0, torch 2.13 and
+transformers 5.23, by trace and by torch.export.)
 
-Refused by torch itself: a cache or a `ModelOutput` as the output of a trace (return the logits).
-bfloat16 within a model is computed as float32, which MIL has.
-Of rows that a mask hides entirely, coremltools' fused attention gives a mean where torch gives zeros.
+Limits: torch itself refuses a cache or a `ModelOutput` as the output of a trace (return the logits). bfloat16
+in a model is computed as float32, since MIL has no bfloat16. For rows that a mask hides entirely, coremltools'
+fused attention gives a mean where torch gives zeros.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["ALIASES", "CONVERSIONS", "WRAPPERS", "register", "register_experts"]
 
 
 def register() -> None:
-    """Register the conversions; doing it again changes nothing."""
+    """Register the conversions; a second call changes nothing."""
     with quiet_host():
         from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
@@ -52,7 +52,7 @@ def register() -> None:
         if name in converters and not converters[name].__module__.startswith(__name__):
             converters[name] = wrap(converters[name])
     _add(converters, decomposable(converters))
-    _give_way(_TORCH_OPS_REGISTRY)
+    _let_later_ones_replace(_TORCH_OPS_REGISTRY)
     write_through_views()
     parts.register()
     complex_numbers.register()
@@ -63,7 +63,7 @@ def register() -> None:
 
 
 _ADDED: dict[str, Any] = {}
-"""Operation that the host lacked -> the converter that was added here."""
+"""Operation that coremltools lacked -> the converter that was added."""
 
 
 def _add(known: dict[str, Any], converters: dict[str, Any]) -> None:
@@ -71,8 +71,8 @@ def _add(known: dict[str, Any], converters: dict[str, Any]) -> None:
     known.update(converters)
 
 
-def _give_way(registry: Any) -> None:
-    """A converter that the host or a user registers later takes the place of one that was added here."""
+def _let_later_ones_replace(registry: Any) -> None:
+    """Let a converter that is registered later replace one that was added here."""
     host = registry.register_func
     if host.__module__ == __name__:
         return
@@ -91,7 +91,7 @@ def _give_way(registry: Any) -> None:
 
 
 def _compute_bfloat16_as_float32() -> None:
-    """MIL has no bfloat16: values keep what torch would round away. Complex numbers are complex64."""
+    """Read bfloat16 as float32, which MIL has; and complex128 as complex64."""
     from coremltools.converters.mil.frontend.torch import converter, ops, utils
 
     complex64, number = 9, 15  # torch's numbers of dtypes; the latter is bfloat16
@@ -108,11 +108,11 @@ def _compute_bfloat16_as_float32() -> None:
 
 
 NARROWER = {torch.bfloat16: torch.float32, torch.complex128: torch.complex64}
-"""Dtypes of constants that MIL lacks -> the one that it has."""
+"""Dtype of a constant that MIL lacks -> the one that is used instead."""
 
 
 def _with_floats(host: Any) -> Any:
-    """Constants of bfloat16, which numpy has not either, as float32, and those of complex128 as complex64."""
+    """Wrap the reader of constants, to narrow dtypes that MIL lacks."""
 
     def constant(*positional: Any) -> Any:
         return host(*(_narrowed(value) for value in positional))
@@ -135,14 +135,14 @@ COMPLEX = (
 
 
 def name_modules_in_errors() -> None:
-    """Have every error of a conversion say which operation of which module it is about."""
+    """Let every error of a conversion name its operation and module."""
     from coremltools.converters.mil.frontend.torch import ops
 
     if ops.convert_single_node.__module__ != __name__:
-        ops.convert_single_node = _saying_where(ops.convert_single_node)
+        ops.convert_single_node = _naming_module(ops.convert_single_node)
 
 
-def _saying_where(host: Convert) -> Convert:
+def _naming_module(host: Convert) -> Convert:
     def convert_single_node(context: Any, node: Any) -> None:
         try:
             host(context, node)
@@ -151,7 +151,7 @@ def _saying_where(host: Convert) -> Convert:
                 error = NotImplementedError(COMPLEX.format(kind=node.kind))
             said, *rest = error.args or (f"{type(error).__name__} without a reason",)
             if isinstance(said, str) and not hasattr(error, "converting"):
-                error.args = (f"{said} (converting {node.kind}{_place(node)})", *rest)
+                error.args = (f"{said} (converting {node.kind}{_module_words(node)})", *rest)
             error.converting = node.kind  # type: ignore[attr-defined]
             raise error
 
@@ -165,8 +165,8 @@ def _reads_complex(context: Any, node: Any) -> bool:
         return False
 
 
-def _place(node: Any) -> str:
-    """The module whose operation it is, as a trace or an export records it."""
+def _module_words(node: Any) -> str:
+    """Return " in " and the module of an operation, as a trace or an export records it."""
     if node.model_hierarchy:
         *modules, _ = node.get_scope_info()[0]
         return f" in {'.'.join(modules)}" if modules else ""
@@ -181,7 +181,7 @@ def _place(node: Any) -> str:
 
 
 def scale_attention() -> None:
-    """Fuse a scale and a shift only where x has their channels; doing it again changes nothing."""
+    """Fuse a scale and a shift only where x has their channels; a second call changes nothing."""
     from coremltools.converters.mil.mil.passes.defs.optimize_elementwise_binary import (
         fuse_elementwise_to_batchnorm,
     )
@@ -215,15 +215,15 @@ Ranges = list[tuple[int, int]]
 
 
 def write_slices() -> None:
-    """Let every write into a slice pass here first; doing it again changes nothing."""
+    """Let every write into a slice pass here first; a second call changes nothing."""
     from coremltools.converters.mil.frontend.torch import ops
 
     host = ops._translate_torch_tensor_assign
     if host.__module__ != __name__:
-        ops._translate_torch_tensor_assign = _joining(host)
+        ops._translate_torch_tensor_assign = _with_joined_slices(host)
 
 
-def _joining(host: Callable[..., Var]) -> Callable[..., Var]:
+def _with_joined_slices(host: Callable[..., Var]) -> Callable[..., Var]:
     def translate(x: Var, updates: Var, begin: Any, end: Any, **options: Any) -> Var:
         name, ranges = options.get("name"), _ranges(x, begin, end, options)
         region = [last - first for first, last in ranges or ()]
@@ -241,13 +241,13 @@ def _joining(host: Callable[..., Var]) -> Callable[..., Var]:
             return host(x=x, updates=updates, begin=begin, end=end, **options)
         if list(updates.shape) != region:
             updates = mb.reshape(x=updates, shape=region)
-        return mb.identity(x=_written(x, updates, ranges, 0), name=name)
+        return mb.identity(x=_with_update(x, updates, ranges, 0), name=name)
 
     return translate
 
 
 def _ranges(x: Var, begin: Any, end: Any, options: dict[str, Any]) -> Ranges | None:
-    """The first place and the one after the last, on each axis; None where they are dynamic or apart."""
+    """Return (first, end) on each axis; None where they are dynamic or strided."""
     begin, end, stride = (known_value(v) for v in (begin, end, options.get("stride")))
     if begin is None or end is None:
         return None
@@ -270,20 +270,24 @@ def _has_slice_update() -> bool:
     return bool(is_current_opset_version_compatible_with(AvailableTarget.iOS18))
 
 
-def _written(x: Var, updates: Var, ranges: Ranges, axis: int) -> Var:
-    """X with the updates in those ranges; on the axes before this one it is cut to them."""
+def _with_update(x: Var, updates: Var, ranges: Ranges, axis: int) -> Var:
+    """Return x with the updates in those ranges; on the axes before `axis`, x is cut to them already."""
     while axis < x.rank and ranges[axis] == (0, x.shape[axis]):
         axis += 1
     if axis == x.rank:
         return updates
     (first, last), length = ranges[axis], int(x.shape[axis])
-    inner = updates if axis + 1 == x.rank else _written(_part(x, axis, first, last), updates, ranges, axis + 1)
-    joined = [_part(x, axis, 0, first)] if first else []
-    joined += [inner, _part(x, axis, last, length)] if last < length else [inner]
+    inner = (
+        updates
+        if axis + 1 == x.rank
+        else _with_update(_axis_slice(x, axis, first, last), updates, ranges, axis + 1)
+    )
+    joined = [_axis_slice(x, axis, 0, first)] if first else []
+    joined += [inner, _axis_slice(x, axis, last, length)] if last < length else [inner]
     return mb.concat(values=joined, axis=axis)
 
 
-def _part(x: Var, axis: int, first: int, last: int) -> Var:
+def _axis_slice(x: Var, axis: int, first: int, last: int) -> Var:
     begin, end = [0] * x.rank, [int(n) for n in x.shape]
     begin[axis], end[axis] = first, last
     part: Var = mb.slice_by_index(x=x, begin=begin, end=end)

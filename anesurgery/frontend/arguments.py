@@ -1,4 +1,9 @@
-"""What a torch operation is given, as coremltools' front end holds it."""
+"""Read the arguments of a torch operation, as coremltools' torch front end holds them.
+
+A converter is a function `(context, node) -> None` that adds the MIL ops of one node. `argument` finds an
+argument by position or by name, since `torch.jit.trace` gives all by position and `torch.export` gives some by
+name.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +16,26 @@ Convert = Callable[[Any, Any], None]
 
 
 def inputs_of(context: Any, node: Any) -> list[Any]:
-    """The positional arguments, as variables where they are."""
+    """Return the positional arguments: variables, or plain values."""
     from coremltools.converters.mil.frontend.torch.ops import _get_inputs
 
     return _get_inputs(context, node)
 
 
 def keyword(context: Any, node: Any, name: str) -> Any:
-    """An argument given by name, or None."""
+    """Return an argument given by name, or None."""
     from coremltools.converters.mil.frontend.torch.ops import _get_kwinputs
 
     return (_get_kwinputs(context, node, name) or [None])[0]
 
 
 def known_value(value: Any) -> Any:
-    """The plain value of an argument that is known at conversion, or the argument itself."""
+    """Return the plain value of an argument that is known at conversion, or the argument itself."""
     return value.val if isinstance(value, Var) else value
 
 
 def argument(context: Any, node: Any, position: int, name: str, default: Any = None) -> Any:
-    """An argument of a torch operation, given by position or by name."""
+    """Return an argument given by position or by name."""
     positional = inputs_of(context, node)
     if position < len(positional) and positional[position] is not None:
         return positional[position]
@@ -39,12 +44,12 @@ def argument(context: Any, node: Any, position: int, name: str, default: Any = N
 
 
 def promoted(values: list[Any]) -> list[Var]:
-    """Values in the dtype that holds them all."""
+    """Return values cast to the dtype that holds them all."""
     from coremltools.converters.mil.frontend.torch.ops import promote_input_dtypes
 
     return promote_input_dtypes(values)
 
 
 def dtype_of(x: Var) -> str:
-    """The dtype as MIL writes it."""
+    """Return the dtype of a variable as MIL writes it."""
     return str(types.builtin_to_string(x.dtype))

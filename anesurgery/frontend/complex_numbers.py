@@ -1,7 +1,8 @@
-"""Complex numbers: made from angles, pairs or literals, and computed with by their real and imaginary parts.
+"""Convert complex numbers by their real and imaginary parts.
 
-Covered are sums, differences, products and quotients, with numbers and buffers as well, exponentials,
-conjugates, and what only moves or sums numbers. The error of any other operation names it (`error_context`).
+Covered are complex numbers made from angles, pairs or literals; sums, differences, products and quotients, also
+with real numbers and buffers; exponentials, conjugates, and operations that only move or sum numbers. The error
+of any other operation names it (`frontend._reads_complex`).
 """
 
 from __future__ import annotations
@@ -18,29 +19,29 @@ from anesurgery.mil import Var, mb, np_dtype, types
 
 
 def polar(context: Any, node: Any) -> None:
-    """`torch.polar(length, angle)`."""
+    """Convert `torch.polar(length, angle)`."""
     length, angle = inputs_of(context, node)[:2]
     real, imaginary = (mb.mul(x=length, y=side) for side in (mb.cos(x=angle), mb.sin(x=angle)))
     context.add(mb.complex(real_data=real, imag_data=imaginary, name=node.name))
 
 
 def view_as_complex(context: Any, node: Any) -> None:
-    """`torch.view_as_complex(x)`: the last axis holds the real and the imaginary part."""
+    """Convert `torch.view_as_complex(x)`: the last axis holds the real and the imaginary part."""
     x = inputs_of(context, node)[0]
     real, imaginary = (mb.squeeze(x=v, axes=[-1]) for v in mb.split(x=x, num_splits=2, axis=-1))
     context.add(mb.complex(real_data=real, imag_data=imaginary, name=node.name))
 
 
 Parts = tuple[Var, Var | None]
-"""The real and the imaginary part, as floats; a real number has none."""
+"""(real part, imaginary part) as floats; the latter is None for a real number."""
 
 
 def is_complex(x: Any) -> bool:
-    """Is it a variable of complex numbers?"""
+    """Return whether a value is a variable of complex numbers."""
     return isinstance(x, Var) and bool(types.is_complex(x.dtype))
 
 
-def _complex(x: Var) -> tuple[Var, Var]:
+def _both_parts(x: Var) -> tuple[Var, Var]:
     return mb.complex_real(data=x), mb.complex_imag(data=x)
 
 
@@ -48,7 +49,7 @@ def _parts(x: Any) -> Parts:
     if not isinstance(x, Var):
         x = mb.const(val=np.float32(x))
     if is_complex(x):
-        return _complex(x)
+        return _both_parts(x)
     return x if types.is_float(x.dtype) else mb.cast(x=x, dtype="fp32"), None
 
 
@@ -72,7 +73,7 @@ def _product(x: Parts, y: Parts) -> Parts:
 
 
 def _quotient(x: Parts, y: Parts) -> Parts:
-    """Divide by a complex number, which is divided by its larger part first: its square stays in range."""
+    """Return a quotient. The divisor is divided by its larger part first, so that its square stays in range."""
     c, d = y
     if d is None:
         return mb.real_div(x=x[0], y=c), x[1] and mb.real_div(x=x[1], y=c)
@@ -92,8 +93,8 @@ ARITHMETIC: dict[str, Callable[[Parts, Parts], Parts]] = {
 }
 
 
-def computing(kind: str) -> Callable[[Convert], Convert]:
-    """A sum, difference, product or quotient, of complex numbers as well."""
+def with_complex_arithmetic(kind: str) -> Callable[[Convert], Convert]:
+    """Wrap the converter of a sum, difference, product or quotient, to take complex numbers."""
 
     def wrap(host: Convert) -> Convert:
         def convert(context: Any, node: Any) -> None:
@@ -106,15 +107,15 @@ def computing(kind: str) -> Callable[[Convert], Convert]:
             if known_value(alpha) != 1:
                 which = int(kind != "rsub")
                 scaled[which] = _product(scaled[which], _parts(alpha))
-            context.add(_joined(ARITHMETIC[kind](*scaled)), torch_name=node.name)
+            context.add(_as_complex(ARITHMETIC[kind](*scaled)), torch_name=node.name)
 
         return convert
 
     return wrap
 
 
-def _joined(parts: Parts) -> Var:
-    """A complex number of its parts, in the shape of both."""
+def _as_complex(parts: Parts) -> Var:
+    """Return a complex number of its parts, in their common shape."""
     real, imaginary = parts
     if imaginary is None:
         imaginary = _zeros(real)
@@ -136,14 +137,17 @@ def _conjugate(a: Var, b: Var) -> Parts:
     return a, mb.mul(x=b, y=np.float32(-1))
 
 
-def function(of_parts: Callable[[Var, Var], Parts]) -> Callable[[Convert | None], Convert]:
-    """A function of one complex number; of a real one, that of the host, or the number itself."""
+def with_complex_function(of_parts: Callable[[Var, Var], Parts]) -> Callable[[Convert | None], Convert]:
+    """Return a wrapper for a function of one number that computes complex ones by `of_parts`.
+
+    Real numbers go to the wrapped converter; without one they stay as they are.
+    """
 
     def wrap(host: Convert | None) -> Convert:
         def convert(context: Any, node: Any) -> None:
             x = inputs_of(context, node)[0]
             if is_complex(x):
-                context.add(_joined(of_parts(*_complex(x))), torch_name=node.name)
+                context.add(_as_complex(of_parts(*_both_parts(x))), torch_name=node.name)
             elif host is None:
                 context.add(x, torch_name=node.name)
             else:
@@ -154,13 +158,16 @@ def function(of_parts: Callable[[Var, Var], Parts]) -> Callable[[Convert | None]
     return wrap
 
 
-exponential, squared = function(_exponential), function(lambda a, b: _product((a, b), (a, b)))
-inverse = function(lambda a, b: _quotient((mb.const(val=np.float32(1)), None), (a, b)))
-conjugate = function(_conjugate)(None)
-resolved = function(lambda a, b: (a, b))(None)
+exponential, squared = (
+    with_complex_function(_exponential),
+    with_complex_function(lambda a, b: _product((a, b), (a, b))),
+)
+inverse = with_complex_function(lambda a, b: _quotient((mb.const(val=np.float32(1)), None), (a, b)))
+conjugate = with_complex_function(_conjugate)(None)
+resolved = with_complex_function(lambda a, b: (a, b))(None)
 
 
-def angle_of_two(context: Any, node: Any) -> None:
+def atan2(context: Any, node: Any) -> None:
     """`torch.atan2(y, x)` in all four quadrants and on the axes; -0.0 counts as 0.0."""
     y, x = promoted(inputs_of(context, node)[:2])
     context.add(_angle(y, x), torch_name=node.name)
@@ -187,7 +194,7 @@ def _angle(y: Var, x: Var) -> Var:
 
 
 def register() -> None:
-    """Literals of complex numbers, which coremltools cannot read; doing it again changes nothing."""
+    """Let coremltools read complex literals; a second call changes nothing."""
     from coremltools.converters.mil.frontend.torch import internal_graph
     from coremltools.converters.mil.mil.passes.defs import lower_complex_dialect_ops as lowering
 
@@ -196,8 +203,8 @@ def register() -> None:
 
     node, graph = internal_graph.InternalTorchIRNode, internal_graph.InternalTorchIRGraph
     if graph.from_exir.__module__ != __name__:
-        node.from_torchscript_node = classmethod(_of_trace(node.from_torchscript_node))
-        node.from_exir_node = classmethod(_of_export(node.from_exir_node))
+        node.from_torchscript_node = classmethod(_trace_with_literals(node.from_torchscript_node))
+        node.from_exir_node = classmethod(_export_with_literals(node.from_exir_node))
         graph.from_exir = staticmethod(_with_literals(graph.from_exir))
 
 
@@ -216,26 +223,26 @@ def _in_modules(host: Callable[[Any], None]) -> Callable[[Any], None]:
     return lower
 
 
-def _literal(kind: Any, name: str, value: complex, **more: Any) -> Any:
-    """The node of a constant; 0 axes, not a number: coremltools has the parts of arrays alone."""
+def _literal_node(kind: Any, name: str, value: complex, **more: Any) -> Any:
+    """Return a constant node. It has an axis-free array, since coremltools takes parts of arrays only."""
     return kind("constant", [], [name], attr={"value": np.asarray(value, np.complex64)}, **more)
 
 
-def _of_trace(host: Any) -> Any:
-    """Nodes of a trace, in which a literal is a node of its own."""
+def _trace_with_literals(host: Any) -> Any:
+    """Wrap the reader of a trace's nodes, in which a literal is a node of its own."""
 
     def from_torchscript_node(kind: Any, node: Any, parent: Any) -> Any:
         value = node.output().toIValue() if node.kind() == "prim::Constant" else None
         if not isinstance(value, complex):
             return host(node=node, parent=parent)
         name, where = node.output().debugName(), node.getModuleHierarchy()
-        return _literal(kind, name, value, parent=parent, model_hierarchy=where)
+        return _literal_node(kind, name, value, parent=parent, model_hierarchy=where)
 
     return from_torchscript_node
 
 
-def _of_export(host: Any) -> Any:
-    """Nodes of torch.export, in which a literal stands among the arguments: it gets a name."""
+def _export_with_literals(host: Any) -> Any:
+    """Wrap the reader of torch.export's nodes, in which a literal is an argument: it gets a name."""
 
     def from_exir_node(kind: Any, node: Any) -> Any:
         if not any(isinstance(v, complex) for v in (*node.args, *node.kwargs.values())):
@@ -245,7 +252,7 @@ def _of_export(host: Any) -> Any:
         def named(value: Any) -> Any:
             if not isinstance(value, complex):
                 return value
-            literals.append(_literal(kind, f"{node.name}_literal_{len(literals)}", value, meta=node.meta))
+            literals.append(_literal_node(kind, f"{node.name}_literal_{len(literals)}", value, meta=node.meta))
             return literals[-1].name
 
         read = SimpleNamespace(target=node.target, name=node.name, meta=node.meta)
@@ -258,7 +265,7 @@ def _of_export(host: Any) -> Any:
 
 
 def _with_literals(host: Any) -> Any:
-    """A graph of torch.export, with the nodes of literals before those that read them."""
+    """Wrap the reader of a graph of torch.export, to put the nodes of literals before their readers."""
 
     def from_exir(*positional: Any, **named: Any) -> Any:
         graph = host(*positional, **named)
@@ -268,8 +275,8 @@ def _with_literals(host: Any) -> Any:
     return from_exir
 
 
-def of_real_numbers(host: Convert) -> Convert:
-    """What fills a tensor with one number, of which coremltools would drop the imaginary part."""
+def refusing_complex_fill(host: Convert) -> Convert:
+    """Wrap a converter that fills a tensor: coremltools would drop the imaginary part of the number."""
 
     def convert(context: Any, node: Any) -> None:
         if any(map(is_complex, inputs_of(context, node))):
@@ -280,11 +287,11 @@ def of_real_numbers(host: Convert) -> Convert:
 
 
 COMPLEX = (9, 10)
-"""Torch's numbers of complex64 and complex128."""
+"""Torch's codes of complex64 and complex128."""
 
 
-def keeping_complex(host: Convert) -> Convert:
-    """A cast: complex numbers are of one dtype and stay what they are; real ones get 0 as the other part."""
+def with_complex_cast(host: Convert) -> Convert:
+    """Wrap the converter of a cast: complex numbers stay, and real ones may become complex."""
 
     def to(context: Any, node: Any) -> None:
         x, *rest = inputs_of(context, node)
@@ -300,8 +307,8 @@ def keeping_complex(host: Convert) -> Convert:
     return to
 
 
-def by_parts(host: Convert) -> Convert:
-    """What only moves, negates or sums numbers, of complex numbers as well: the same of both parts."""
+def with_complex_parts(host: Convert) -> Convert:
+    """Wrap the converter of an operation that moves or sums numbers, to treat both parts alike."""
 
     def convert(context: Any, node: Any) -> None:
         name, x = node.inputs[0], inputs_of(context, node)[0]
@@ -309,7 +316,7 @@ def by_parts(host: Convert) -> Convert:
         if not any(map(is_complex, values)):
             host(context, node)
             return
-        pairs = [_complex(v if is_complex(v) else _joined(_parts(v))) for v in values]
+        pairs = [_both_parts(v if is_complex(v) else _as_complex(_parts(v))) for v in values]
         moved = []
         for part in map(list, zip(*pairs, strict=True)):
             if not isinstance(name, str):  # torch.export names the values of a list, a trace the list

@@ -1,4 +1,10 @@
-"""The conversions, and the table of them."""
+"""The converters of torch operations, and the tables from which `register` takes them.
+
+`CONVERSIONS` holds operations that coremltools lacks: name -> converter. `WRAPPERS` holds operations that it
+converts in part or wrongly: name -> a function that is given coremltools' converter and returns a better one.
+In such functions `host` is coremltools' own converter. Converters of complex numbers, elementary operations,
+mixtures of experts, resampling and scatters have files of their own.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +17,32 @@ import numpy as np
 from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, keyword, known_value, promoted
 from anesurgery.frontend.complex_numbers import (
     angle,
-    angle_of_two,
-    by_parts,
-    computing,
+    atan2,
     conjugate,
     exponential,
     inverse,
-    keeping_complex,
-    of_real_numbers,
     polar,
+    refusing_complex_fill,
     resolved,
     squared,
     view_as_complex,
+    with_complex_arithmetic,
+    with_complex_cast,
+    with_complex_parts,
 )
 from anesurgery.frontend.elementary import CONVERSIONS as ELEMENTARY
 from anesurgery.frontend.elementary import (
     PRIMITIVES,
     SHORTENED,
-    completed,
+    convert_round,
     gelu,
     rms_norm,
-    rounded,
-    rounding_whole_numbers,
     variance,
+    with_all_arguments,
     with_factor,
+    with_integer_rounding,
+    with_named_string,
     with_threshold,
-    with_word,
 )
 from anesurgery.frontend.elementary import WRAPPERS as ELEMENTARY_WRAPPERS
 from anesurgery.frontend.experts import grouped_product, histogram
@@ -44,19 +50,19 @@ from anesurgery.frontend.fourier import ALIASES as TRANSFORMS
 from anesurgery.frontend.fourier import inverse_of_windows
 from anesurgery.frontend.incomplete import WRAPPERS as INCOMPLETE
 from anesurgery.frontend.incomplete import of_one_dtype, vectors
-from anesurgery.frontend.length_choices import choosing
+from anesurgery.frontend.length_choices import refusing_length_choices
 from anesurgery.frontend.parts import CONVERSIONS as SCATTERING
 from anesurgery.frontend.parts import WRAPPERS as SCATTERING_WRAPPERS
 from anesurgery.frontend.parts import as_strided, unfold
-from anesurgery.frontend.resampling import resampled
+from anesurgery.frontend.resampling import resampling
 from anesurgery.frontend.written_views import narrow_scatter
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
 
-# Triangles of matrices, by selection; triangular systems, which gated linear attention solves, by products.
+# -- triangles of matrices, and triangular systems, which gated linear attention solves -------------------
 
 
 def solve_triangular(context: Any, node: Any) -> None:
-    """`torch.linalg.solve_triangular(a, b, upper=..., left=True, unitriangular=False)` by products alone.
+    """Convert `torch.linalg.solve_triangular(a, b, upper=..., left=True, unitriangular=False)` to products.
 
     The inverses of diagonal blocks are merged in pairs: [[a, 0], [c, d]] has the inverse
     [[a', 0], [-d' c a', d']]. All pairs of a size are merged by two products of whole matrices.
@@ -72,7 +78,7 @@ def solve_triangular(context: Any, node: Any) -> None:
     eye = np.eye(n, dtype=dtype)
     inverse = eye if unit else mb.real_div(x=eye, y=mb.add(x=mb.mul(x=a, y=eye), y=1 - eye))
     for size in (2**k for k in range((n - 1).bit_length())):
-        beside = mb.mul(x=a, y=_beside(n, size, upper=upper).astype(dtype))
+        beside = mb.mul(x=a, y=_off_diagonal_mask(n, size, upper=upper).astype(dtype))
         if inverse is not eye:
             beside = mb.matmul(x=mb.matmul(x=inverse, y=beside), y=inverse)
         inverse = mb.sub(x=inverse, y=beside)
@@ -80,18 +86,18 @@ def solve_triangular(context: Any, node: Any) -> None:
     context.add(mb.matmul(x=x, y=y, name=node.name))
 
 
-def _beside(n: int, size: int, *, upper: bool) -> Array:
-    """1 in the blocks of a size that stand beside the diagonal, between the two that are merged."""
+def _off_diagonal_mask(n: int, size: int, *, upper: bool) -> Array:
+    """Return a mask of the blocks of a size beside the diagonal, between the two blocks that are merged."""
     block = np.arange(n) // size
     one, other = (block[None], block[:, None]) if upper else (block[:, None], block[None])
     return (one // 2 == other // 2) & (one > other)
 
 
 def with_selected_triangle(*, upper: bool) -> Callable[[Convert], Convert]:
-    """`torch.triu(x, diagonal=0)`, or `torch.tril`, of anything.
+    """Return a wrapper for the converter of `torch.triu(x, diagonal=0)` or `torch.tril`.
 
-    A triangle that is no band the host writes as x less the other triangle of x: not a number where x is
-    infinite, as masks are. Here the other triangle is selected away.
+    coremltools subtracts the other triangle from x, which gives NaN where x is infinite, as masks are. Here the
+    other triangle is replaced by zeros.
     """
 
     def wrap(host: Convert) -> Convert:
@@ -111,7 +117,7 @@ def with_selected_triangle(*, upper: bool) -> Callable[[Convert], Convert]:
 
 
 def _triangle_filled(x: Var, value: Any) -> Any:
-    """One value in the shape of x."""
+    """Return one value in the shape of x."""
     if any(map(is_symbolic, x.shape)):
         return mb.fill(shape=mb.shape(x=x), value=value)
     return np.full(x.shape, value)
@@ -120,13 +126,13 @@ def _triangle_filled(x: Var, value: Any) -> Any:
 TRIANGULAR = {"triu": with_selected_triangle(upper=True), "tril": with_selected_triangle(upper=False)}
 
 
-# Operations of which coremltools' conversion loses a part: `x % 1`, `atan2`, circular padding, means.
+# -- operations that coremltools converts wrongly: `x % 1`, `atan2`, circular padding, means ---------------
 #
-# Each converter here gives torch's numbers. `inspect` names what the host's own leave (`lost-...`).
+# `inspect` reports models that were converted without these (rules `lost-...`).
 
 
-def remainder(host: Convert) -> Convert:
-    """`x % 1`, of which the host's optimiser drops the division by 1, and with it the floor."""
+def with_remainder_by_one(host: Convert) -> Convert:
+    """Wrap the converter of `x % 1`: coremltools drops the division by 1, and with it the floor."""
 
     def convert(context: Any, node: Any) -> None:
         x, by = inputs_of(context, node)[:2]
@@ -140,8 +146,8 @@ def remainder(host: Convert) -> Convert:
     return convert
 
 
-def circular(host: Convert) -> Convert:
-    """Padding with what lies at the other end, which MIL's `pad` has no mode for."""
+def with_circular_padding(host: Convert) -> Convert:
+    """Wrap the converter of padding: MIL's `pad` has no mode for circular padding."""
 
     def convert(context: Any, node: Any) -> None:
         mode = known_value(argument(context, node, 2, "mode", "constant"))
@@ -151,23 +157,27 @@ def circular(host: Convert) -> Convert:
         x, pads = inputs_of(context, node)[:2]
         amounts = np.ravel(known_value(pads)).astype(int).reshape(-1, 2).tolist()
         for i, (before, after) in enumerate(amounts):
-            x = _wrapped(x, x.rank - 1 - i, before, after)
+            x = _circularly_padded(x, x.rank - 1 - i, before, after)
         context.add(mb.identity(x=x, name=node.name))
 
     return convert
 
 
-def _wrapped(x: Var, axis: int, before: int, after: int) -> Var:
-    """A value with its last elements in front, and its first ones at the end; negative amounts cut."""
+def _circularly_padded(x: Var, axis: int, before: int, after: int) -> Var:
+    """Return a value with its last elements in front and its first at the end; negative amounts cut."""
     if min(before, after) < 0:
-        x = _part(x, axis, max(-before, 0), min(after, 0) or None)
-    parts = [_part(x, axis, -before, None)] * (before > 0) + [x] + [_part(x, axis, 0, after)] * (after > 0)
+        x = _slice_of_axis(x, axis, max(-before, 0), min(after, 0) or None)
+    parts = (
+        [_slice_of_axis(x, axis, -before, None)] * (before > 0)
+        + [x]
+        + [_slice_of_axis(x, axis, 0, after)] * (after > 0)
+    )
     joined: Var = mb.concat(values=parts, axis=axis) if len(parts) > 1 else x
     return joined
 
 
-def _part(x: Var, axis: int, begin: int, end: int | None) -> Var:
-    """Some elements of an axis."""
+def _slice_of_axis(x: Var, axis: int, begin: int, end: int | None) -> Var:
+    """Return some elements of an axis."""
     first, last = [0] * x.rank, [0] * x.rank
     first[axis], last[axis] = begin, end or 0
     ends = [a != axis or end is None for a in range(x.rank)]
@@ -176,8 +186,8 @@ def _part(x: Var, axis: int, begin: int, end: int | None) -> Var:
     return part
 
 
-def within_ends(host: Convert) -> Convert:
-    """A mean whose last windows reach beyond the end, which torch does not count."""
+def with_counted_windows(host: Convert) -> Convert:
+    """Wrap the converter of a mean of windows: elements beyond the end do not count in torch."""
 
     def convert(context: Any, node: Any) -> None:
         host(context, node)
@@ -206,10 +216,11 @@ def within_ends(host: Convert) -> Convert:
     return convert
 
 
-def running_log_sum(context: Any, node: Any) -> None:
-    """`torch.logcumsumexp(x, dim)`; of a known length by sums of pairs, none of which overflows or vanishes.
+def logcumsumexp(context: Any, node: Any) -> None:
+    """Convert `torch.logcumsumexp(x, dim)`; for a known length by sums of pairs, which never overflow.
 
-    With only the largest number taken away, what is far below it is lost: by 104 in fp32, by 17 in fp16.
+    For a dynamic length the largest number is subtracted first: numbers below it by 104 in fp32, or 17 in fp16,
+    vanish.
     """
     x = inputs_of(context, node)[0]
     axis = int(known_value(argument(context, node, 1, "dim", 0))) % x.rank
@@ -229,7 +240,7 @@ def running_log_sum(context: Any, node: Any) -> None:
 
 
 def _log_of_sum(x: Var, y: Var) -> Var:
-    """log(exp(x) + exp(y)); of two that are equal, and may be infinite, no difference is taken."""
+    """Return log(exp(x) + exp(y)); equal operands, which may be infinite, are not subtracted."""
     most, least = mb.maximum(x=x, y=y), mb.minimum(x=x, y=y)
     none = np_dtype(x).type(0)
     share: Var = mb.exp(x=mb.select(cond=mb.equal(x=x, y=y), a=none, b=mb.sub(x=least, y=most)))
@@ -237,23 +248,21 @@ def _log_of_sum(x: Var, y: Var) -> Var:
     return total
 
 
-# Encoder layers and attention of torch.nn in inference, which torch runs as one operation each.
-#
-# A trace made without gradients records these operations, which coremltools does not have.
+# -- encoder layers and attention of torch.nn, which a trace without gradients records as one operation ----
 
 ENCODER_LAYER = (
     *("x", "width", "heads", "qkv_weight", "qkv_bias", "weight", "bias", "gelu", "norm_first", "eps"),
     *("gamma_1", "beta_1", "gamma_2", "beta_2", "weight_1", "bias_1", "weight_2", "bias_2"),
 )
-"""The arguments of `_transformer_encoder_layer_fwd`, but for the mask."""
+"""The arguments of `_transformer_encoder_layer_fwd`, without the mask."""
 ATTENTION = ("query", "key", "value", "width", "heads", "qkv_weight", "qkv_bias", "weight", "bias")
 """The parameters of `_native_multi_head_attention`."""
 QUERIES = 0
-"""The type of a mask of rank 2 that is of queries and keys; another is of images and keys."""
+"""Mask type of rank 2 for (queries, keys); any other is for (batch, keys)."""
 
 
 def encoder_layer(context: Any, node: Any) -> None:
-    """`_transformer_encoder_layer_fwd`: attention and two products, each with a norm before or after it."""
+    """Convert `_transformer_encoder_layer_fwd`: attention and two products, each with a norm."""
     g = dict(zip(ENCODER_LAYER, inputs_of(context, node), strict=False))
     heads, gelu, first = (known_value(g[n]) for n in ("heads", "gelu", "norm_first"))
     eps = np.float32(known_value(g["eps"]))
@@ -263,7 +272,7 @@ def encoder_layer(context: Any, node: Any) -> None:
         return mb.layer_norm(x=x, axes=[-1], epsilon=eps, **scales)
 
     def attended(x: Var) -> Var:
-        mixed, _ = _attention([x] * 3, g, int(heads), _keep(context, node, len(ENCODER_LAYER)))
+        mixed, _ = _attention([x] * 3, g, int(heads), _kept_scores(context, node, len(ENCODER_LAYER)))
         return mixed
 
     def forward(x: Var) -> Var:
@@ -281,9 +290,9 @@ def encoder_layer(context: Any, node: Any) -> None:
 
 
 def multi_head_attention(context: Any, node: Any) -> None:
-    """`_native_multi_head_attention`: the attended values, and the weights, averaged over heads by default."""
+    """Convert `_native_multi_head_attention`: the attended values, and the weights, averaged over heads."""
     g = dict(zip(ATTENTION, inputs_of(context, node), strict=False))
-    keep = _keep(context, node, len(ATTENTION), between=2)
+    keep = _kept_scores(context, node, len(ATTENTION), between=2)
     rows = [g["query"], g["key"], g["value"]]
     mixed, weights = _attention(rows, g, int(known_value(g["heads"])), keep)
     average = known_value(argument(context, node, len(ATTENTION) + 2, "average_attn_weights", True))
@@ -293,7 +302,7 @@ def multi_head_attention(context: Any, node: Any) -> None:
 
 
 def _attention(rows: list[Var], g: dict[str, Any], heads: int, keep: Var | None) -> tuple[Var, Var]:
-    """The values mixed by heads, and the weights of each."""
+    """Return (values mixed by all heads, weights of each head)."""
     width = int(known_value(g["width"]))
     weights = mb.split(x=g["qkv_weight"], num_splits=3, axis=0)
     biases = mb.split(x=g["qkv_bias"], num_splits=3, axis=0)
@@ -314,8 +323,8 @@ def _attention(rows: list[Var], g: dict[str, Any], heads: int, keep: Var | None)
     return mb.linear(x=mixed, weight=g["weight"], bias=g["bias"]), share
 
 
-def _keep(context: Any, node: Any, position: int, between: int = 0) -> Var | None:
-    """Which scores are kept: where the mask is 0, of images, heads, queries and keys."""
+def _kept_scores(context: Any, node: Any, position: int, between: int = 0) -> Var | None:
+    """Return which scores are kept: where the mask is 0, for (batch, heads, queries, keys)."""
     mask = argument(context, node, position, "mask")
     if mask is None:
         return None
@@ -328,13 +337,13 @@ def _keep(context: Any, node: Any, position: int, between: int = 0) -> Var | Non
     return mb.equal(x=mb.cast(x=mask, dtype="fp32"), y=zero)
 
 
-# Values that are repeated or copied: `repeat_interleave`, the key heads of grouped attention, `flip`.
+# -- repeated and copied values: `repeat_interleave`, grouped attention, `flip` ----------------------------
 
 
-def repeating(host: Convert) -> Convert:
-    """The converter, by one tile; each element as often as it is told, where that is known.
+def with_repeats(host: Convert) -> Convert:
+    """Wrap the converter of `repeat_interleave`: known repeats become one tile, or one gather.
 
-    A trace computes the number of repeats from sizes, and coremltools computes it as a float.
+    A trace computes the number of repeats from sizes, which coremltools does in floats.
     """
 
     def repeat_interleave(context: Any, node: Any) -> None:
@@ -347,13 +356,13 @@ def repeating(host: Convert) -> Convert:
         if axis is None:
             x, axis = mb.reshape(x=x, shape=[-1]), 0
         counts = np.ravel(times).astype(np.int64)
-        convert = _evenly if (counts == counts[0]).all() else _unevenly
+        convert = _repeat_evenly if (counts == counts[0]).all() else _repeat_unevenly
         context.add(convert(x, int(axis) % x.rank, counts, node.name))
 
     return repeat_interleave
 
 
-def _evenly(x: Var, axis: int, counts: Any, name: str) -> Var:
+def _repeat_evenly(x: Var, axis: int, counts: Any, name: str) -> Var:
     times, shape = int(counts[0]), [int(n) for n in x.shape]
     if times == 1:
         return mb.identity(x=x, name=name)
@@ -363,13 +372,13 @@ def _evenly(x: Var, axis: int, counts: Any, name: str) -> Var:
     return mb.reshape(x=mb.tile(x=rows, reps=[1, 1, times, 1]), shape=shape, name=name)
 
 
-def _unevenly(x: Var, axis: int, counts: Any, name: str) -> Var:
+def _repeat_unevenly(x: Var, axis: int, counts: Any, name: str) -> Var:
     places = np.repeat(np.arange(len(counts)), counts).astype(np.int32)
     return mb.gather(x=x, indices=places, axis=axis, name=name)
 
 
 def with_grouped_heads(host: Convert) -> Convert:
-    """Attention with fewer key than query heads (`enable_gqa=True`): the key and value heads are repeated."""
+    """Wrap the converter of attention with fewer key than query heads (`enable_gqa=True`)."""
 
     def scaled_dot_product_attention(context: Any, node: Any) -> None:
         if bool(known_value(argument(context, node, 7, "enable_gqa", False))):
@@ -402,8 +411,8 @@ def _repeat_heads(context: Any, node: Any, position: int, heads: int) -> None:
     node.inputs = inputs
 
 
-def copying(host: Convert) -> Convert:
-    """`x.flip(axes)` of known values is a copy: torch takes no array that runs backwards."""
+def with_copied_flip(host: Convert) -> Convert:
+    """Wrap the converter of `x.flip(axes)`: known values are copied, as torch takes no negative strides."""
 
     def flip(context: Any, node: Any) -> None:
         x, axes = map(known_value, inputs_of(context, node)[:2])
@@ -415,18 +424,18 @@ def copying(host: Convert) -> Convert:
     return flip
 
 
-# Numbers that depend on data, as torch.export computes them for its assertions.
+# -- numbers that depend on data, as torch.export computes them for its assertions -------------------------
 
 
 def sym_ite(context: Any, node: Any) -> None:
-    """`torch.sym_ite(condition, a, b)` of numbers."""
+    """Convert `torch.sym_ite(condition, a, b)` of numbers."""
     condition, *sides = inputs_of(context, node)[:3]
     a, b = promoted([v if isinstance(v, Var) else mb.const(val=v) for v in sides])
     context.add(mb.select(cond=_boolean(condition), a=a, b=b, name=node.name))
 
 
 def sym_not(context: Any, node: Any) -> None:
-    """`torch.sym_not(condition)`."""
+    """Convert `torch.sym_not(condition)`."""
     context.add(mb.logical_not(x=_boolean(inputs_of(context, node)[0]), name=node.name))
 
 
@@ -434,14 +443,14 @@ def _boolean(x: Var) -> Var:
     return x if types.is_bool(x.dtype) else mb.cast(x=x, dtype="bool")
 
 
-# Recurrent layers as torch.export writes them: `lstm.input` and its siblings give a tuple.
+# -- recurrent layers of torch.export: `lstm.input` and its siblings return a tuple ------------------------
 
 OUTPUTS = {"lstm": 3, "gru": 2, "rnn_tanh": 2, "rnn_relu": 2}
-"""Torch operation -> how many values it gives."""
+"""Torch operation -> how many values it returns."""
 
 
-def of_export(kind: str) -> Convert:
-    """The converter of `<kind>.input`, by that of the trace's operation, which names its outputs one by one."""
+def exported_recurrent(kind: str) -> Convert:
+    """Return the converter of `<kind>.input`, which calls the one for traces."""
 
     def convert(context: Any, node: Any) -> None:
         from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
@@ -457,11 +466,11 @@ def of_export(kind: str) -> Convert:
     return convert
 
 
-# Axes that torch does without: pools without a batch, products with a weight of one row.
+# -- missing axes: pools without a batch, products with a vector as weight ---------------------------------
 
 
-def pooling(rank: int) -> Any:
-    """A pooling of this rank with its batch; the stride is the kernel's size by default."""
+def with_batch(rank: int) -> Any:
+    """Return a wrapper for the converter of a pooling, to add a missing batch axis and stride."""
 
     def wrap(host: Convert) -> Convert:
         def convert(context: Any, node: Any) -> None:
@@ -483,8 +492,8 @@ def pooling(rank: int) -> Any:
     return wrap
 
 
-def one_row(host: Convert) -> Convert:
-    """`linear(x, weight)` whose weight is a vector: the last axis goes."""
+def with_vector_weight(host: Convert) -> Convert:
+    """Wrap the converter of `linear(x, weight)`, to take a vector as weight."""
 
     def convert(context: Any, node: Any) -> None:
         x, weight = inputs_of(context, node)[:2]
@@ -500,13 +509,14 @@ def one_row(host: Convert) -> Convert:
     return convert
 
 
-# `torch.nn.functional.fold` as a transposed convolution: overlaps, dilation, padding and remainders.
-#
-# coremltools folds windows that tile the padded image; it gathers, and refuses the others.
+# -- `torch.nn.functional.fold` as a transposed convolution ------------------------------------------------
 
 
-def folding(host: Convert) -> Convert:
-    """`fold(x, output_size, kernel_size, dilation, padding, stride)`: elements at one place are added."""
+def with_overlapping_fold(host: Convert) -> Convert:
+    """Wrap the converter of `fold(x, output_size, kernel_size, dilation, padding, stride)`.
+
+    coremltools folds windows that tile the padded image, and refuses overlaps, dilation and remainders.
+    """
 
     def col2im(context: Any, node: Any) -> None:
         x, *numbers = inputs_of(context, node)[:6]
@@ -523,7 +533,7 @@ def folding(host: Convert) -> Convert:
         windows = mb.reshape(x=x, shape=[-1, channels, *count])
         image = mb.conv_transpose(
             x=windows,
-            weight=_one_place_each(channels, kernel, np_dtype(x)),
+            weight=_scatter_weight(channels, kernel, np_dtype(x)),
             strides=stride,
             dilations=dilation,
             groups=int(channels // kernel.prod()),
@@ -541,15 +551,15 @@ def folding(host: Convert) -> Convert:
     return col2im
 
 
-def _one_place_each(channels: int, kernel: Array, dtype: np.dtype[Any]) -> Array:
-    """The weight of a transposed convolution that puts each channel to its place in the window."""
+def _scatter_weight(channels: int, kernel: Array, dtype: np.dtype[Any]) -> Array:
+    """Return the weight of a transposed convolution that puts each channel at its position in the window."""
     places = int(kernel.prod())
     one = np.eye(places, dtype=dtype).reshape(places, 1, *kernel)
     return np.tile(one, (channels // places, 1, 1, 1))
 
 
 def diff(context: Any, node: Any) -> None:
-    """`torch.diff(x, n=1, dim=-1, prepend=None, append=None)` for n = 1; of booleans it is "not equal"."""
+    """Convert `torch.diff(x, n=1, dim=-1, prepend=None, append=None)` for n = 1, also of booleans."""
     n = known_value(argument(context, node, 1, "n", 1))
     if n != 1:
         raise NotImplementedError(f"{node.name}: diff of order n={n}; only n=1 is covered")
@@ -558,7 +568,7 @@ def diff(context: Any, node: Any) -> None:
     ends = [argument(context, node, 3, "prepend"), argument(context, node, 4, "append")]
     parts = promoted([v for v in (ends[0], x, ends[1]) if v is not None])
     x = mb.concat(values=parts, axis=axis) if len(parts) > 1 else x
-    later, earlier = _without(x, axis, first=True), _without(x, axis, first=False)
+    later, earlier = _without_end(x, axis, first=True), _without_end(x, axis, first=False)
     if types.is_bool(x.dtype):
         whole = [mb.cast(x=v, dtype="int32") for v in (later, earlier)]
         context.add(mb.not_equal(x=whole[0], y=whole[1], name=node.name))
@@ -566,16 +576,16 @@ def diff(context: Any, node: Any) -> None:
         context.add(mb.sub(x=later, y=earlier, name=node.name))
 
 
-def _without(x: Var, axis: int, *, first: bool) -> Var:
-    """What is left without the first, or without the last element of an axis."""
+def _without_end(x: Var, axis: int, *, first: bool) -> Var:
+    """Return x without the first, or without the last, element of an axis."""
     begin, end = [0] * x.rank, [0] * x.rank
     begin[axis], end[axis] = (1, 0) if first else (0, -1)
     end_mask = [not (i == axis and not first) for i in range(x.rank)]
     return mb.slice_by_index(x=x, begin=begin, end=end, end_mask=end_mask)
 
 
-def _filled(value: float, *, like: bool) -> Convert:
-    """The converter of `x.new_ones(size, dtype=None)`, like x, or of `torch.zeros(size, dtype=None)`."""
+def _fill(value: float, *, like: bool) -> Convert:
+    """Return the converter of `x.new_ones(size, dtype)` (`like`), or of `torch.zeros(size, dtype)`."""
 
     def convert(context: Any, node: Any) -> None:
         arguments = inputs_of(context, node)
@@ -592,24 +602,24 @@ def _filled(value: float, *, like: bool) -> Convert:
 
 
 def _dtype(code: Any, default: str) -> str:
-    """MIL's name of torch's number of a dtype."""
+    """Return MIL's name of torch's code of a dtype."""
     from coremltools.converters.mil.frontend.torch.ops import NUM_TO_DTYPE_STRING
 
     return default if code is None else NUM_TO_DTYPE_STRING[int(known_value(code))]
 
 
 def _with_dtype(host: Convert) -> Convert:
-    """`torch.zeros(size, dtype=...)`: torch.export names the dtype, which coremltools expects by position."""
+    """Wrap the converter of `torch.zeros(size, dtype=...)`, to take the dtype by name (torch.export)."""
 
     def convert(context: Any, node: Any) -> None:
         named = keyword(context, node, "dtype") is not None
-        (_filled(0.0, like=False) if named else host)(context, node)
+        (_fill(0.0, like=False) if named else host)(context, node)
 
     return convert
 
 
-def _like(host: Convert) -> Convert:
-    """`zeros_like(x, dtype=...)` and `full_like(x, value, dtype=...)`, which torch.export writes likewise."""
+def _with_dtype_like(host: Convert) -> Convert:
+    """Wrap the converter of `zeros_like(x, dtype=...)` or `full_like(...)`, to take the dtype by name."""
 
     def convert(context: Any, node: Any) -> None:
         code = keyword(context, node, "dtype")
@@ -633,14 +643,14 @@ def _shape(size: Any) -> Any:
 
 
 def where_scalar(context: Any, node: Any) -> None:
-    """`torch.where(condition, a, b)` where a or b is a plain number: promoted and broadcast as tensors are."""
+    """Convert `torch.where(condition, a, b)` with plain numbers, which are promoted as tensors are."""
     from coremltools.converters.mil.frontend.torch.ops import where
 
     where(context, node)
 
 
 def _with_wide_masks(host: Convert) -> Convert:
-    """`x.masked_fill(mask, value)` where the mask has sizes that x has not: x is broadcast to them."""
+    """Wrap the converter of `x.masked_fill(mask, value)`: x is broadcast to a larger mask."""
 
     def convert(context: Any, node: Any) -> None:
         x, mask = inputs_of(context, node)[:2]
@@ -655,7 +665,7 @@ def _with_wide_masks(host: Convert) -> Convert:
 
 
 def _with_crops(host: Convert) -> Convert:
-    """Padding by negative numbers: that many elements are cut off at the end that they name."""
+    """Wrap the converter of padding: negative amounts cut elements off."""
 
     def convert(context: Any, node: Any) -> None:
         x, pads = inputs_of(context, node)[:2]
@@ -680,7 +690,7 @@ def _with_crops(host: Convert) -> Convert:
 
 
 def _with_sizes(host: Convert) -> Convert:
-    """`torch.linspace` between sizes, which a trace holds as tensors of one element."""
+    """Wrap the converter of `torch.linspace`, to take sizes, which a trace holds as tensors of one element."""
 
     def convert(context: Any, node: Any) -> None:
         ends = [known_value(v) for v in inputs_of(context, node)[:3]]
@@ -693,18 +703,18 @@ def _with_sizes(host: Convert) -> Convert:
     return convert
 
 
-def _mean_of_windows(rank: int) -> Callable[[Convert], Convert]:
-    """A mean of windows inside the ends, with or without a batch."""
-    return lambda host: pooling(rank)(within_ends(host))
+def _with_windows_and_batch(rank: int) -> Callable[[Convert], Convert]:
+    """Return a wrapper for the converter of a mean of windows, with or without a batch."""
+    return lambda host: with_batch(rank)(with_counted_windows(host))
 
 
 def alias(context: Any, node: Any) -> None:
-    """A value under another name."""
+    """Convert `alias`: the value under another name."""
     context.add(mb.identity(x=inputs_of(context, node)[0], name=node.name))
 
 
 def _logical(op_type: str) -> Convert:
-    """The converter of `a & b` and its siblings, for booleans."""
+    """Return the converter of `a & b` or its siblings, for booleans."""
 
     def convert(context: Any, node: Any) -> None:
         operands = inputs_of(context, node)[:2]
@@ -717,7 +727,7 @@ def _logical(op_type: str) -> Convert:
 
 
 def python_op(context: Any, node: Any) -> None:
-    """A `torch.autograd.Function` of a trace: what its `forward` computes."""
+    """Convert a `torch.autograd.Function` in a trace, by what its `forward` computes."""
     from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRBlock
     from coremltools.converters.mil.frontend.torch.ops import convert_block
 
@@ -735,7 +745,7 @@ def python_op(context: Any, node: Any) -> None:
 
 
 def bucketize(context: Any, node: Any) -> None:
-    """`torch.bucketize(x, bounds, right=False)`: how many bounds lie below x; with `right`, or at it."""
+    """Convert `torch.bucketize(x, bounds, right)`: how many bounds lie below x; with `right`, or at it."""
     x, bounds = inputs_of(context, node)[:2]
     right = bool(known_value(argument(context, node, 3, "right", False)))
     x, bounds = promoted([mb.expand_dims(x=x, axes=[-1]), bounds])
@@ -744,20 +754,20 @@ def bucketize(context: Any, node: Any) -> None:
 
 
 def lerp(context: Any, node: Any) -> None:
-    """`torch.lerp(a, b, weight)`."""
+    """Convert `torch.lerp(a, b, weight)`."""
     a, b, weight = promoted(inputs_of(context, node)[:3])
     context.add(mb.add(x=a, y=mb.mul(x=weight, y=mb.sub(x=b, y=a)), name=node.name))
 
 
 def reciprocal(context: Any, node: Any) -> None:
-    """`1 / x`. coremltools writes `inverse`, which adds 1e-4 to x by default."""
+    """Convert `1 / x`; coremltools writes `inverse`, which adds 1e-4 to x by default."""
     (x,) = inputs_of(context, node)[:1]
     number = x if types.is_float(x.dtype) else mb.cast(x=x, dtype="fp32")
     context.add(mb.real_div(x=np_dtype(number).type(1), y=number, name=node.name))
 
 
-def _with_scaled(op_type: str) -> Convert:
-    """The converter of `a + value * (b op c)`."""
+def _add_scaled(op_type: str) -> Convert:
+    """Return the converter of `a + value * (b op c)`."""
 
     def convert(context: Any, node: Any) -> None:
         a, b, c = promoted(inputs_of(context, node)[:3])
@@ -771,14 +781,14 @@ def _with_scaled(op_type: str) -> Convert:
 
 
 def matrix_transpose(context: Any, node: Any) -> None:
-    """`x.mT`: the last two axes change places."""
+    """Convert `x.mT`: exchange the last two axes."""
     x = inputs_of(context, node)[0]
     perm = [*range(x.rank - 2), x.rank - 1, x.rank - 2]
     context.add(mb.transpose(x=x, perm=perm, name=node.name))
 
 
-def _promoting(host: Convert) -> Convert:
-    """Operands of two dtypes for coremltools: `arange` of floats, or a whole number as a limit of floats."""
+def _with_promotion(host: Convert) -> Convert:
+    """Wrap a converter, to promote two operands to one dtype first."""
 
     def convert(context: Any, node: Any) -> None:
         arguments = inputs_of(context, node)
@@ -794,7 +804,7 @@ def _promoting(host: Convert) -> Convert:
 
 
 def _with_real_options(host: Convert) -> Convert:
-    """Whole numbers as options of an activation, as in `Hardtanh(0, 1)`: coremltools makes them int32."""
+    """Wrap the converter of an activation: integer options, as in `Hardtanh(0, 1)`, become floats."""
 
     def convert(context: Any, node: Any) -> None:
         x, *options = inputs_of(context, node)
@@ -810,8 +820,8 @@ def _with_real_options(host: Convert) -> Convert:
     return convert
 
 
-def _at_integers(place: int) -> Callable[[Convert], Convert]:
-    """Places that are counted, as in `(x > edges).sum(-1)`: coremltools sums booleans as floats."""
+def _with_integer_indices(place: int) -> Callable[[Convert], Convert]:
+    """Return a wrapper that casts indices to integers: counts such as `(x > edges).sum(-1)` are floats."""
 
     def wrap(host: Convert) -> Convert:
         def convert(context: Any, node: Any) -> None:
@@ -828,19 +838,19 @@ def _at_integers(place: int) -> Callable[[Convert], Convert]:
     return wrap
 
 
-SMOOTH = resampled("_upsample_bilinear2d_aa")
+SMOOTH = resampling("_upsample_bilinear2d_aa")
 
 CONVERSIONS: dict[str, Convert] = {
     "diff": diff,
-    "new_ones": _filled(1.0, like=True),
+    "new_ones": _fill(1.0, like=True),
     "where.scalarother": where_scalar,
     "alias": alias,
     **dict.fromkeys(("__and__", "iand"), _logical("logical_and")),
     **dict.fromkeys(("or", "__or__", "ior", "bitwise_or"), _logical("logical_or")),
     **dict.fromkeys(("xor", "__xor__", "ixor", "bitwise_xor"), _logical("logical_xor")),
-    **dict.fromkeys(("upsample_bicubic2d", "upsample_bicubic2d.vec"), resampled("upsample_bicubic2d")),
+    **dict.fromkeys(("upsample_bicubic2d", "upsample_bicubic2d.vec"), resampling("upsample_bicubic2d")),
     **dict.fromkeys(
-        ("_upsample_bicubic2d_aa", "_upsample_bicubic2d_aa.vec"), resampled("_upsample_bicubic2d_aa")
+        ("_upsample_bicubic2d_aa", "_upsample_bicubic2d_aa.vec"), resampling("_upsample_bicubic2d_aa")
     ),
     "pythonop": python_op,
     "mt": matrix_transpose,
@@ -852,27 +862,27 @@ CONVERSIONS: dict[str, Convert] = {
     "lerp": lerp,
     "bucketize": bucketize,
     "polar": polar,
-    "round.decimals": rounded,
+    "round.decimals": convert_round,
     "view_as_complex": view_as_complex,
     "istft": inverse_of_windows,
     "narrow_scatter": narrow_scatter,
     "angle": angle,
     **dict.fromkeys(("_conj", "conj", "conj_physical"), conjugate),
     **dict.fromkeys(("resolve_conj", "resolve_neg"), resolved),
-    "addcmul": _with_scaled("mul"),
-    "addcdiv": _with_scaled("real_div"),
+    "addcmul": _add_scaled("mul"),
+    "addcdiv": _add_scaled("real_div"),
     "unfold": unfold,
     "_transformer_encoder_layer_fwd": encoder_layer,
     "_native_multi_head_attention": multi_head_attention,
     "sym_ite": sym_ite,
     "sym_not": sym_not,
     "as_strided": as_strided,
-    **{f"{kind}.input": of_export(kind) for kind in OUTPUTS},
+    **{f"{kind}.input": exported_recurrent(kind) for kind in OUTPUTS},
     "linalg_solve_triangular": solve_triangular,
     **SCATTERING,
     **ELEMENTARY,
 }
-"""Torch operation, as the front end names it -> converter; one that coremltools has of its own is kept."""
+"""Torch operation, as the front end names it -> converter; coremltools' own converter is kept if it has one."""
 
 ALIASES = {
     "multiply": "mul",
@@ -902,7 +912,7 @@ ALIASES = {
     **TRANSFORMS,
     **PRIMITIVES,
 }
-"""Other names that torch gives to what coremltools converts -> its name there."""
+"""Other name of an operation in torch -> its name in coremltools."""
 
 MOVING = (
     *(
@@ -919,63 +929,65 @@ MOVING = (
     ),
     *("cat", "stack", "neg", "sum", "mean", "sum.dim_intlist", "mean.dim"),
 )
-"""What treats the real and the imaginary parts of complex numbers alike."""
+"""Operations that treat the real and the imaginary part alike."""
 
 
-def _summing(kind: str, position: int) -> Callable[[Convert], Convert]:
-    return lambda host: computing(kind)(with_factor(position)(host))
+def _sum_with_factor(kind: str, position: int) -> Callable[[Convert], Convert]:
+    return lambda host: with_complex_arithmetic(kind)(with_factor(position)(host))
 
 
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "scaled_dot_product_attention": with_grouped_heads,
-    **dict.fromkeys(("bmm", "mm", "outer", "clamp_min", "clamp_max"), _promoting),
-    "matmul": lambda host: vectors(_promoting(host)),
-    "mul": computing("mul"),
+    **dict.fromkeys(("bmm", "mm", "outer", "clamp_min", "clamp_max"), _with_promotion),
+    "matmul": lambda host: vectors(_with_promotion(host)),
+    "mul": with_complex_arithmetic("mul"),
     **dict.fromkeys(("hardtanh", "leaky_relu", "elu", "threshold"), _with_real_options),
-    **dict.fromkeys(("gather", "index_select"), _at_integers(2)),
-    "embedding": _at_integers(1),
+    **dict.fromkeys(("gather", "index_select"), _with_integer_indices(2)),
+    "embedding": _with_integer_indices(1),
     "masked_fill": _with_wide_masks,
-    **dict.fromkeys(("pad", "constant_pad_nd"), lambda host: circular(_with_crops(host))),
-    "remainder": remainder,
-    "atan2": lambda _: angle_of_two,
-    "logcumsumexp": lambda _: running_log_sum,
+    **dict.fromkeys(("pad", "constant_pad_nd"), lambda host: with_circular_padding(_with_crops(host))),
+    "remainder": with_remainder_by_one,
+    "atan2": lambda _: atan2,
+    "logcumsumexp": lambda _: logcumsumexp,
     "zeros": _with_dtype,
-    **dict.fromkeys(("zeros_like", "ones_like"), _like),
-    "full_like": lambda host: of_real_numbers(_like(host)),
-    **dict.fromkeys(("full", "new_full"), of_real_numbers),
-    **dict.fromkeys(("to", "_to_copy"), keeping_complex),
+    **dict.fromkeys(("zeros_like", "ones_like"), _with_dtype_like),
+    "full_like": lambda host: refusing_complex_fill(_with_dtype_like(host)),
+    **dict.fromkeys(("full", "new_full"), refusing_complex_fill),
+    **dict.fromkeys(("to", "_to_copy"), with_complex_cast),
     "linspace": _with_sizes,
-    **dict.fromkeys(MOVING, by_parts),
-    "stack": lambda host: by_parts(of_one_dtype(host)),
+    **dict.fromkeys(MOVING, with_complex_parts),
+    "stack": lambda host: with_complex_parts(of_one_dtype(host)),
     "square": squared,
-    "flip": copying,
+    "flip": with_copied_flip,
     **dict.fromkeys(
-        ("repeat_interleave", "repeat_interleave.self_tensor", "repeat_interleave.self_int"), repeating
+        ("repeat_interleave", "repeat_interleave.self_tensor", "repeat_interleave.self_int"), with_repeats
     ),
-    "gelu": lambda _: with_word("approximate", 1)(gelu),
-    "div": lambda host: computing("div")(with_word("rounding_mode", 2)(rounding_whole_numbers(host))),
+    "gelu": lambda _: with_named_string("approximate", 1)(gelu),
+    "div": lambda host: with_complex_arithmetic("div")(
+        with_named_string("rounding_mode", 2)(with_integer_rounding(host))
+    ),
     "reciprocal": lambda _: inverse(reciprocal),
-    **{kind: _summing(kind, 1) for kind in ("add", "sub")},
-    "rsub": _summing("rsub", 0),
+    **{kind: _sum_with_factor(kind, 1) for kind in ("add", "sub")},
+    "rsub": _sum_with_factor("rsub", 0),
     **dict.fromkeys(("var", "var.dim", "var.correction"), lambda _: variance(root=False)),
     **dict.fromkeys(("std", "std.dim", "std.correction"), lambda _: variance(root=True)),
     "rms_norm": lambda _: rms_norm,
-    "linear": one_row,
-    "col2im": folding,
-    **{f"max_pool{n}d": pooling(n + 2) for n in (1, 2, 3)},
-    **{f"avg_pool{n}d": _mean_of_windows(n + 2) for n in (1, 2, 3)},
-    "round": lambda _: rounded,
+    "linear": with_vector_weight,
+    "col2im": with_overlapping_fold,
+    **{f"max_pool{n}d": with_batch(n + 2) for n in (1, 2, 3)},
+    **{f"avg_pool{n}d": _with_windows_and_batch(n + 2) for n in (1, 2, 3)},
+    "round": lambda _: convert_round,
     "softplus": with_threshold,
-    "new_zeros": lambda _: _filled(0.0, like=True),  # the host's own takes no dtype and no empty size
+    "new_zeros": lambda _: _fill(0.0, like=True),  # the host's own takes no dtype and no empty size
     "_upsample_bilinear2d_aa": lambda _: SMOOTH,  # the host's own does not smooth
     "_upsample_bilinear2d_aa.vec": lambda _: SMOOTH,
-    **dict.fromkeys(("where", "where.self"), choosing),
+    **dict.fromkeys(("where", "where.self"), refusing_length_choices),
     "where.scalarself": lambda _: where_scalar,  # the host's own takes no number of another dtype
     **ELEMENTARY_WRAPPERS,
     **INCOMPLETE,
     **SCATTERING_WRAPPERS,
     **TRIANGULAR,
     "exp": lambda host: exponential(ELEMENTARY_WRAPPERS["exp"](host)),
-    **dict.fromkeys(SHORTENED, completed),
+    **dict.fromkeys(SHORTENED, with_all_arguments),
 }
-"""Operations that coremltools converts in part -> what replaces its own converter, given that one."""
+"""Operation that coremltools converts in part -> a function of its converter that returns ours."""

@@ -1,7 +1,8 @@
-"""Operations that coremltools lacks and torch can write with others are converted as torch decomposes them.
+"""Convert operations that coremltools lacks as torch itself decomposes them into others.
 
-torch keeps a table of decompositions, and composite operations are made of others to begin with. The shapes and
-the plain arguments are those of the call, so shapes must be static.
+`register` adds `decomposed` as the converter of each such operation. torch keeps a table of decompositions, and
+composite operations are made of others anyway. The graph is made for the shapes and plain arguments of the
+call, so shapes must be static.
 """
 
 from __future__ import annotations
@@ -25,27 +26,32 @@ PLAIN: dict[str, Any] = {
     "NumberType": lambda v: v,
     "StringType": str,
 }
-"""What a schema calls its plain arguments -> their type."""
+"""Type of a plain argument in torch's schemas -> Python type."""
 
 
 def decomposable(converters: dict[str, Any]) -> dict[str, Convert]:
-    """A converter for each operation that is not known and that torch decomposes.
+    """Return a converter for each operation that is unknown and that torch decomposes.
 
-    Not for gradients, and not for what draws random numbers.
+    Gradients, and operations that draw random numbers, are left out.
     """
-    kinds = {kind for op in (*_listed(), *_composite()) if not _draws(op) for kind in _kinds(op)}
+    kinds = {
+        kind
+        for op in (*_operations_in_table(), *_composite_operations())
+        if not _is_left_out(op)
+        for kind in _node_kinds(op)
+    }
     return dict.fromkeys((k for k in sorted(kinds) if k not in converters and not k.endswith("_")), decomposed)
 
 
-def _listed() -> Iterator[Any]:
-    """The operations of torch's table."""
+def _operations_in_table() -> Iterator[Any]:
+    """Yield the operations in torch's table of decompositions."""
     from torch._decomp import decomposition_table
 
     return (op for op in decomposition_table if isinstance(op, torch._ops.OpOverload))
 
 
-def _composite() -> Iterator[Any]:
-    """The operations that are made of others."""
+def _composite_operations() -> Iterator[Any]:
+    """Yield the operations that are implemented by others."""
     registered = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
     for name in (name.removeprefix("aten::") for name in registered if name.startswith("aten::")):
         packet, _, overload = name.partition(".")
@@ -53,13 +59,13 @@ def _composite() -> Iterator[Any]:
             yield op
 
 
-def _draws(op: Any) -> bool:
+def _is_left_out(op: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags or "backward" in op.name()
 
 
 @cache
-def _kinds(op: Any) -> tuple[str, str]:
-    """How the front end names it: by export with its overload, by trace without."""
+def _node_kinds(op: Any) -> tuple[str, str]:
+    """Return the names of an operation in the front end: by export with its overload, by trace without."""
     from coremltools.converters.mil.frontend.torch.utils import sanitize_op_kind
 
     name = op.name()
@@ -67,17 +73,17 @@ def _kinds(op: Any) -> tuple[str, str]:
 
 
 def decomposed(context: Any, node: Any) -> None:
-    """Convert what torch decomposes the operation into."""
-    op, values = _call(context, node)
-    tensors = [v for v in _flat(values.values()) if isinstance(v, Var)]
+    """Convert the graph into which torch decomposes the operation."""
+    op, values = _overload_and_arguments(context, node)
+    tensors = [v for v in _flatten(values.values()) if isinstance(v, Var)]
     for v in tensors:
         if types.is_complex(v.dtype) or any(map(is_symbolic, v.shape)):
             what = "complex numbers" if types.is_complex(v.dtype) else f"a dynamic shape {v.shape}"
             raise NotImplementedError(f"{node.name}: {node.kind} of {what} (%{v.name})")
     if tensors and all(v.val is not None for v in tensors):
-        results = _computed(op, values, tensors)
+        results = _constant_results(op, values, tensors)
     else:
-        results = _converted(context, node, _graph(op, values, tensors), tensors)
+        results = _convert_graph(context, node, _decomposed_graph(op, values, tensors), tensors)
     if len(results) == len(node.outputs):
         for name, value in zip(node.outputs, results, strict=True):
             context.add(mb.identity(x=value, name=name))
@@ -85,8 +91,8 @@ def decomposed(context: Any, node: Any) -> None:
         context.add(tuple(results), torch_name=node.name)
 
 
-def _call(context: Any, node: Any) -> tuple[Any, dict[str, Any]]:
-    """The overload that takes these arguments, and the arguments by name: plain values, or variables."""
+def _overload_and_arguments(context: Any, node: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the overload that takes these arguments, and the arguments by name."""
     packet = getattr(torch.ops.aten, node.kind.partition(".")[0].removesuffix("_"))
     positional = inputs_of(context, node)
     by_name = {name: keyword(context, node, name) for name in node.kwinputs or ()}
@@ -98,14 +104,14 @@ def _call(context: Any, node: Any) -> tuple[Any, dict[str, Any]]:
             if len(positional) > len(wanted) or not needed <= values.keys() <= wanted.keys():
                 continue
             try:
-                return op, {k: _taken(v, wanted[k], numbers_are_tensors) for k, v in values.items()}
+                return op, {k: _as_argument(v, wanted[k], numbers_are_tensors) for k, v in values.items()}
             except (TypeError, ValueError):
                 continue
     raise NotImplementedError(f"{node.name}: no form of {node.kind} takes these {len(positional)} arguments")
 
 
-def _taken(value: Any, argument: Any, numbers_are_tensors: bool) -> Any:
-    """An argument as a schema wants it; TypeError where it is none."""
+def _as_argument(value: Any, argument: Any, numbers_are_tensors: bool) -> Any:
+    """Return an argument as a schema wants it; TypeError where it does not fit."""
     declared = str(argument.real_type)
     if any(name in declared for name in ("Device", "Layout")):
         return None
@@ -113,17 +119,17 @@ def _taken(value: Any, argument: Any, numbers_are_tensors: bool) -> Any:
         from coremltools.converters.mil.frontend.torch.utils import NUM_TO_TORCH_DTYPE
 
         return NUM_TO_TORCH_DTYPE[int(known_value(value))]
-    return _as(value, argument.type, numbers_are_tensors)
+    return _as_torch_type(value, argument.type, numbers_are_tensors)
 
 
-def _as(value: Any, wanted: Any, numbers_are_tensors: bool) -> Any:
-    """A value as a type of torch's wants it; TypeError where it is none."""
+def _as_torch_type(value: Any, wanted: Any, numbers_are_tensors: bool) -> Any:
+    """Return a value as a type of torch; TypeError where it does not fit."""
     kind, plain = wanted.kind(), known_value(value)
     if kind == "OptionalType":
-        return None if value is None else _as(value, wanted.getElementType(), numbers_are_tensors)
+        return None if value is None else _as_torch_type(value, wanted.getElementType(), numbers_are_tensors)
     if kind == "ListType":
         parts = value if isinstance(value, (list, tuple)) else np.ravel(plain).tolist()
-        return [_as(v, wanted.getElementType(), True) for v in parts]
+        return [_as_torch_type(v, wanted.getElementType(), True) for v in parts]
     if kind == "TensorType" and isinstance(value, Var) and (plain is None or value.rank or numbers_are_tensors):
         return value
     if kind not in PLAIN or plain is None or np.ndim(plain):
@@ -131,13 +137,13 @@ def _as(value: Any, wanted: Any, numbers_are_tensors: bool) -> Any:
     return PLAIN[kind](np.asarray(plain).item())
 
 
-def _flat(values: Any) -> Iterator[Any]:
+def _flatten(values: Any) -> Iterator[Any]:
     for value in values:
-        yield from _flat(value) if isinstance(value, list) else (value,)
+        yield from _flatten(value) if isinstance(value, list) else (value,)
 
 
-def _graph(op: Any, values: dict[str, Any], tensors: list[Var]) -> Any:
-    """What torch makes of the operation, for tensors of these shapes."""
+def _decomposed_graph(op: Any, values: dict[str, Any], tensors: list[Var]) -> Any:
+    """Return the graph of the decomposed operation, for tensors of these shapes."""
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
     from torch._decomp import decomposition_table
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -147,18 +153,18 @@ def _graph(op: Any, values: dict[str, Any], tensors: list[Var]) -> Any:
         other: how
         for other, how in decomposition_table.items()
         if isinstance(other, torch._ops.OpOverload)
-        and converters.get(_kinds(other)[0], decomposed) is decomposed
+        and converters.get(_node_kinds(other)[0], decomposed) is decomposed
     }
 
     def called(*fakes: torch.Tensor) -> Any:
-        return op(**_filled(values, fakes))
+        return op(**_with_tensors(values, fakes))
 
     examples = [torch.zeros(tuple(v.shape), dtype=_torch_dtype(v)) for v in tensors]
     return make_fx(called, decomposition_table=lacking, tracing_mode="fake")(*examples).graph
 
 
-def _filled(values: dict[str, Any], tensors: Iterable[Any]) -> dict[str, Any]:
-    """The arguments with tensors in the places of the variables."""
+def _with_tensors(values: dict[str, Any], tensors: Iterable[Any]) -> dict[str, Any]:
+    """Return the arguments with tensors in the place of variables."""
     left = iter(tensors)
 
     def filled(value: Any) -> Any:
@@ -169,12 +175,12 @@ def _filled(values: dict[str, Any], tensors: Iterable[Any]) -> dict[str, Any]:
     return {name: filled(value) for name, value in values.items()}
 
 
-def _computed(op: Any, values: dict[str, Any], tensors: list[Var]) -> list[Var]:
-    """The results for constants, which torch computes."""
+def _constant_results(op: Any, values: dict[str, Any], tensors: list[Var]) -> list[Var]:
+    """Return the results for constant operands, which torch computes."""
     constants = [torch.from_numpy(np.asarray(v.val)).to(_torch_dtype(v)) for v in tensors]
-    computed = op(**_filled(values, constants))
+    computed = op(**_with_tensors(values, constants))
     results = computed if isinstance(computed, (list, tuple)) else [computed]
-    return [mb.const(val=_narrow(r.numpy())) for r in results]
+    return [mb.const(val=_as_mil_dtype(r.numpy())) for r in results]
 
 
 def _torch_dtype(v: Var) -> torch.dtype:
@@ -182,14 +188,14 @@ def _torch_dtype(v: Var) -> torch.dtype:
     return DTYPES.get(dtype.kind) or torch.from_numpy(np.zeros(0, dtype)).dtype
 
 
-def _converted(context: Any, node: Any, graph: Any, tensors: list[Var]) -> list[Var]:
-    """The results of a graph of torch, converted as those of torch.export are."""
+def _convert_graph(context: Any, node: Any, graph: Any, tensors: list[Var]) -> list[Var]:
+    """Convert a graph of torch as torch.export's are, and return its results."""
     from coremltools.converters.mil.frontend.torch.ops import convert_single_node
     from coremltools.converters.mil.frontend.torch.utils import TorchFrontend
 
     before, context.frontend = context.frontend, TorchFrontend.TORCHEXPORT
     places = [n for n in graph.nodes if n.op == "placeholder"]
-    _write_nothing_in_place(node, graph)
+    _replace_in_place_writes(node, graph)
     for inner in graph.nodes:
         inner.name = f"{node.name}_{inner.name}"
     context.push(([n.name for n in places], tensors))
@@ -197,9 +203,9 @@ def _converted(context: Any, node: Any, graph: Any, tensors: list[Var]) -> list[
         for inner in graph.nodes:
             if inner.op == "get_attr":
                 value = np.asarray(getattr(graph.owning_module, inner.target))
-                context.add(mb.const(val=_narrow(value), name=inner.name))
+                context.add(mb.const(val=_as_mil_dtype(value), name=inner.name))
             elif inner.op == "call_function":
-                convert_single_node(context, _node(node, inner))
+                convert_single_node(context, _front_end_node(node, inner))
             elif inner.op == "output":
                 results = inner.args[0]
                 return [context[r.name] for r in (results if isinstance(results, (list, tuple)) else [results])]
@@ -209,8 +215,8 @@ def _converted(context: Any, node: Any, graph: Any, tensors: list[Var]) -> list[
     raise AssertionError("a graph without output")
 
 
-def _write_nothing_in_place(node: Any, graph: Any) -> None:
-    """Give each write in place the name of what it computes; what is overwritten must not be read again."""
+def _replace_in_place_writes(node: Any, graph: Any) -> None:
+    """Replace each write in place by the plain operation; what it overwrites must not be read again."""
     place = {inner: i for i, inner in enumerate(graph.nodes)}
     for inner in graph.nodes:
         name = inner.target.overloadpacket.__name__ if isinstance(inner.target, torch._ops.OpOverload) else ""
@@ -226,7 +232,7 @@ def _write_nothing_in_place(node: Any, graph: Any) -> None:
 
 
 def _bases(inner: Any) -> Iterator[Any]:
-    """A tensor and what it is a view of."""
+    """Yield a tensor, and the tensors of which it is a view."""
     yield inner
     target = inner.target
     views = isinstance(target, torch._ops.OpOverload) and any(r.alias_info for r in target._schema.returns)
@@ -234,12 +240,12 @@ def _bases(inner: Any) -> Iterator[Any]:
         yield from _bases(inner.args[0])
 
 
-def _node(node: Any, inner: Any) -> Any:
-    """A node of torch as the front end holds it."""
+def _front_end_node(node: Any, inner: Any) -> Any:
+    """Return a node of torch as the front end holds it."""
     from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
 
     same = node.kind.partition(".")[0]
-    if isinstance(inner.target, torch._ops.OpOverload) and _kinds(inner.target)[1] == same:
+    if isinstance(inner.target, torch._ops.OpOverload) and _node_kinds(inner.target)[1] == same:
         raise NotImplementedError(f"{node.name}: torch does not decompose this form of {node.kind}")
     try:
         return InternalTorchIRNode.from_exir_node(inner)
@@ -247,6 +253,6 @@ def _node(node: Any, inner: Any) -> Any:
         raise NotImplementedError(f"{node.name}: {node.kind} needs {inner.target}: {error}") from None
 
 
-def _narrow(value: Array) -> Array:
-    """Casts to a dtype that MIL has."""
+def _as_mil_dtype(value: Array) -> Array:
+    """Cast an array to a dtype that MIL has."""
     return value.astype({"i": np.int32, "f": np.float32}.get(value.dtype.kind, value.dtype))

@@ -1,7 +1,7 @@
-"""Small operations that coremltools lacks, or of which it ignores or refuses an argument.
+"""Convert small operations that coremltools lacks, or of which it ignores or refuses an argument.
 
-coremltools drops what `torch.export` passes by name: the tanh form of a gelu, the factor of a sum. Numbers were
-wrong in silence.
+coremltools drops arguments that `torch.export` passes by name, such as the tanh form of a gelu or the factor of
+a sum, without an error. A function `with_...` wraps the host's own converter; the others replace it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from anesurgery.frontend.arguments import Convert, argument, inputs_of, keyword,
 from anesurgery.mil import Var, mb, np_dtype, types
 
 LEAST = 2.0**-9
-"""Magnitude below which values are not scaled up before they are squared."""
-EXACT = 20.0
-"""Threshold from which a softplus is its linear part to fp32."""
+"""The smallest divisor of `rms_norm`: smaller values are not scaled up before they are squared."""
+EXACT_THRESHOLD = 20.0
+"""Threshold above which softplus(x) is x in fp32."""
 
 
-def with_word(key: str, position: int) -> Any:
-    """A word given by name goes to its position: coremltools takes "tanh" for an operation of that name."""
+def with_named_string(key: str, position: int) -> Any:
+    """Wrap a converter: a string given by name goes to its position, as coremltools expects."""
 
     def wrap(host: Convert) -> Convert:
         def convert(context: Any, node: Any) -> None:
@@ -39,14 +39,14 @@ def with_word(key: str, position: int) -> Any:
 
 
 def gelu(context: Any, node: Any) -> None:
-    """`gelu(x, approximate="none")`, exact or by tanh."""
+    """Convert `gelu(x, approximate="none")`, exact or by tanh."""
     form = known_value(argument(context, node, 1, "approximate", "none"))
     mode = "TANH_APPROXIMATION" if form == "tanh" else "EXACT"
     context.add(mb.gelu(x=inputs_of(context, node)[0], mode=mode, name=node.name))
 
 
 def with_factor(position: int) -> Any:
-    """Sums and differences of which one operand, at this position, is multiplied by `alpha`."""
+    """Wrap the converter of a sum or difference: multiply the operand at a position by `alpha`."""
 
     def wrap(host: Convert) -> Convert:
         def convert(context: Any, node: Any) -> None:
@@ -64,7 +64,7 @@ def with_factor(position: int) -> Any:
 
 
 def variance(*, root: bool) -> Convert:
-    """`var` and `std`: of all or of some axes, with any correction of their count; by default by 1."""
+    """Return the converter of `var` or `std`, with any correction of the count; by default 1."""
 
     def convert(context: Any, node: Any) -> None:
         x, *rest = inputs_of(context, node)
@@ -94,9 +94,9 @@ def _variance(x: Var, axes: Any, correction: Any, kept: bool) -> Var:
 
 
 def rms_norm(context: Any, node: Any) -> None:
-    """`rms_norm(x, shape, weight=None, eps=None)`: x is divided by its largest magnitude, and eps with it.
+    """Convert `rms_norm(x, shape, weight=None, eps=None)`; x is divided by its largest magnitude first.
 
-    coremltools adds eps to squares of numbers up to 1 and divides rows of zeros by zero.
+    coremltools does so too, but adds an eps that is not scaled, and divides rows of zeros by zero.
     """
     x, shape = inputs_of(context, node)[:2]
     weight, eps = (argument(context, node, i, name) for i, name in ((2, "weight"), (3, "eps")))
@@ -107,24 +107,24 @@ def rms_norm(context: Any, node: Any) -> None:
     scale = mb.maximum(x=mb.reduce_max(x=mb.abs(x=x), axes=axes, keep_dims=True), y=least)
     scaled = mb.real_div(x=x, y=scale)
     mean = mb.reduce_mean(x=mb.square(x=scaled), axes=axes, keep_dims=True)
-    room = mb.mul(x=mb.square(x=mb.real_div(x=least, y=scale)), y=dtype(small / LEAST**2))
-    normal = mb.mul(x=scaled, y=mb.rsqrt(x=mb.add(x=mean, y=room)))
+    scaled_eps = mb.mul(x=mb.square(x=mb.real_div(x=least, y=scale)), y=dtype(small / LEAST**2))
+    normal = mb.mul(x=scaled, y=mb.rsqrt(x=mb.add(x=mean, y=scaled_eps)))
     context.add(
         mb.identity(x=normal, name=node.name) if weight is None else mb.mul(x=normal, y=weight, name=node.name)
     )
 
 
 def with_threshold(host: Convert) -> Convert:
-    """`softplus(x, beta=1, threshold=20)`: above the threshold it is x."""
+    """Wrap the converter of `softplus(x, beta=1, threshold=20)`: above the threshold it is x."""
 
     def convert(context: Any, node: Any) -> None:
         x = inputs_of(context, node)[0]
         numbers = [argument(context, node, i, name) for i, name in ((1, "beta"), (2, "threshold"))]
         beta, threshold = (
             default if v is None else float(known_value(v))
-            for v, default in zip(numbers, (1.0, EXACT), strict=True)
+            for v, default in zip(numbers, (1.0, EXACT_THRESHOLD), strict=True)
         )
-        if threshold >= EXACT:
+        if threshold >= EXACT_THRESHOLD:
             host(context, node)
             return
         dtype = np_dtype(x).type
@@ -136,8 +136,8 @@ def with_threshold(host: Convert) -> Convert:
     return convert
 
 
-def rounded(context: Any, node: Any) -> None:
-    """`round(x, decimals=0)`."""
+def convert_round(context: Any, node: Any) -> None:
+    """Convert `round(x, decimals=0)`."""
     x = inputs_of(context, node)[0]
     decimals = int(known_value(argument(context, node, 1, "decimals", 0)))
     dtype = np_dtype(x).type
@@ -156,14 +156,14 @@ PRIMITIVES = {
         *("minimum", "pow", "eq", "ne", "ge", "gt", "le", "lt", "trunc", "fmod", "erfc", "signbit", "where"),
     )
 }
-"""What torch's decompositions are made of at last -> the same by another name."""
+"""Primitive of torch's decompositions -> the operation of the same meaning."""
 
 SHORTENED = tuple(f"fft_{half}fft{axes}" for half in ("", "i", "r", "ir") for axes in ("", "2", "n"))
-"""Operations whose every argument coremltools expects; torch.export names or leaves out those by default."""
+"""Operations for which coremltools expects every argument; torch.export names or leaves out defaults."""
 
 
-def completed(host: Convert) -> Convert:
-    """The operation with every argument in its place."""
+def with_all_arguments(host: Convert) -> Convert:
+    """Wrap a converter, to give every argument by position."""
 
     def convert(context: Any, node: Any) -> None:
         wanted = getattr(torch.ops.aten, node.kind).default._schema.arguments
@@ -181,32 +181,32 @@ def completed(host: Convert) -> Convert:
 
 
 def truncated(context: Any, node: Any) -> None:
-    """`torch.trunc(x)`: towards zero."""
+    """Convert `torch.trunc(x)`: round toward zero."""
     x = inputs_of(context, node)[0]
     context.add(mb.mul(x=mb.sign(x=x), y=mb.floor(x=mb.abs(x=x)), name=node.name))
 
 
-def remainder_of_its_sign(context: Any, node: Any) -> None:
-    """`torch.fmod(x, y)`: the remainder with the sign of x."""
+def fmod(context: Any, node: Any) -> None:
+    """Convert `torch.fmod(x, y)`: the remainder with the sign of x."""
     x, y = promoted(inputs_of(context, node)[:2])
     rest = mb.mod(x=mb.abs(x=x), y=mb.abs(x=y))
     context.add(mb.mul(x=mb.sign(x=x), y=rest, name=node.name))
 
 
-def complementary_error(context: Any, node: Any) -> None:
-    """`torch.erfc(x)`."""
+def erfc(context: Any, node: Any) -> None:
+    """Convert `torch.erfc(x)`."""
     x = inputs_of(context, node)[0]
     context.add(mb.sub(x=np_dtype(x).type(1), y=mb.erf(x=x), name=node.name))
 
 
-def is_negative(context: Any, node: Any) -> None:
-    """`torch.signbit(x)`; -0 counts as 0."""
+def signbit(context: Any, node: Any) -> None:
+    """Convert `torch.signbit(x)`; -0 counts as 0."""
     x = inputs_of(context, node)[0]
     context.add(mb.less(x=x, y=np_dtype(x).type(0), name=node.name))
 
 
-def finite_numbers(context: Any, node: Any) -> None:
-    """`torch.nan_to_num(x, nan=0, posinf=None, neginf=None)`, by selection.
+def nan_to_num(context: Any, node: Any) -> None:
+    """Convert `torch.nan_to_num(x, nan=0, posinf=None, neginf=None)`, by selection.
 
     coremltools writes it with `non_zero` and `scatter_nd`, of shapes that depend on the values.
     """
@@ -224,7 +224,7 @@ def finite_numbers(context: Any, node: Any) -> None:
 
 
 def product(context: Any, node: Any) -> None:
-    """`torch.prod(x, axis=None, keepdim=False)`."""
+    """Convert `torch.prod(x, axis=None, keepdim=False)`."""
     arguments = inputs_of(context, node)
     x = mb.cast(x=arguments[0], dtype="int32") if types.is_bool(arguments[0].dtype) else arguments[0]
     by_axis = len(arguments) > 1 and (len(arguments) > 2 or node.kind.endswith("dim_int"))
@@ -233,20 +233,20 @@ def product(context: Any, node: Any) -> None:
     context.add(mb.reduce_prod(x=x, axes=axes, keep_dims=keep, name=node.name))
 
 
-def total(context: Any, node: Any) -> None:
-    """Writes `sum(x, axes)` by primitives."""
+def prims_sum(context: Any, node: Any) -> None:
+    """Convert `prims::sum(x, axes)`."""
     x, axes = inputs_of(context, node)[:2]
     context.add(mb.reduce_sum(x=x, axes=np.ravel(known_value(axes)).tolist(), name=node.name))
 
 
-def hypotenuse(context: Any, node: Any) -> None:
-    """Writes `hypot(x, y)` by primitives."""
+def hypot(context: Any, node: Any) -> None:
+    """Convert `hypot(x, y)`."""
     x, y = promoted(inputs_of(context, node)[:2])
     context.add(mb.sqrt(x=mb.add(x=mb.square(x=x), y=mb.square(x=y)), name=node.name))
 
 
-def distances(context: Any, node: Any) -> None:
-    """`torch.cdist(x, y, p)` for p = 1 and p = 2, from the differences themselves."""
+def cdist(context: Any, node: Any) -> None:
+    """Convert `torch.cdist(x, y, p)` for p = 1 and p = 2, from the differences themselves."""
     x, y, p = inputs_of(context, node)[:3]
     p = float(known_value(p))
     if p not in (1, 2):
@@ -257,8 +257,8 @@ def distances(context: Any, node: Any) -> None:
     context.add(norm(x=apart, axes=[-1], name=node.name))
 
 
-def summing_from_the_front(host: Convert) -> Convert:
-    """`torch.cumsum(x, axis)`: MIL counts axes from the front, and takes -1 at most."""
+def with_front_axis(host: Convert) -> Convert:
+    """Wrap the converter of `torch.cumsum(x, axis)`: MIL takes no negative axis but -1."""
 
     def cumsum(context: Any, node: Any) -> None:
         x = inputs_of(context, node)[0]
@@ -272,8 +272,8 @@ def summing_from_the_front(host: Convert) -> Convert:
     return cumsum
 
 
-def dividing_whole_numbers(host: Convert) -> Convert:
-    """`a // b` of integers is an integer, as torch has it: it counts repeats and heads."""
+def with_integer_floor_divide(host: Convert) -> Convert:
+    """Wrap the converter of `a // b`: for integers the result is an integer, as in torch."""
 
     def floor_divide(context: Any, node: Any) -> None:
         operands = inputs_of(context, node)[:2]
@@ -286,8 +286,8 @@ def dividing_whole_numbers(host: Convert) -> Convert:
     return floor_divide
 
 
-def rounding_whole_numbers(host: Convert) -> Convert:
-    """`torch.div(a, b, rounding_mode=...)` of integers is an integer: it counts rows that are gathered."""
+def with_integer_rounding(host: Convert) -> Convert:
+    """Wrap the converter of `torch.div(a, b, rounding_mode=...)`: integers give an integer."""
 
     def div(context: Any, node: Any) -> None:
         operands = inputs_of(context, node)[:2]
@@ -307,7 +307,7 @@ def rounding_whole_numbers(host: Convert) -> Convert:
 
 
 def all_true(context: Any, node: Any) -> None:
-    """`torch.all` of all elements, as `torch.export` decomposes it."""
+    """Convert `torch.all` of all elements, as `torch.export` decomposes it."""
     x = inputs_of(context, node)[0]
     if (value := known_value(x)) is not x and value is not None:
         context.add(mb.const(val=bool(np.all(value)), name=node.name))
@@ -317,11 +317,11 @@ def all_true(context: Any, node: Any) -> None:
 
 
 SERIES_UP_TO = 0.2
-"""Below it asinh is its series: the first term left out is 8e-8 of the result."""
+"""Below this magnitude asinh is computed by its series, whose first omitted term is 8e-8 of the result."""
 
 
-def inverse_hyperbolic_sine(context: Any, node: Any) -> None:
-    """`torch.asinh(x)`: log |x| + log(1 + sqrt(1 + 1/x^2)), where no square overflows; small x by a series."""
+def asinh(context: Any, node: Any) -> None:
+    """Convert `torch.asinh(x)`: log |x| + log(1 + sqrt(1 + 1/x^2)) never overflows; small x by a series."""
     x = _as_float(inputs_of(context, node)[0])
     number = np_dtype(x).type
     size = mb.maximum(x=mb.abs(x=x), y=number(SERIES_UP_TO))
@@ -337,8 +337,8 @@ def inverse_hyperbolic_sine(context: Any, node: Any) -> None:
     context.add(mb.select(cond=small, a=mb.mul(x=x, y=series), b=signed, name=node.name))
 
 
-def inverse_hyperbolic_cosine(context: Any, node: Any) -> None:
-    """`torch.acosh(x)`: log x + log(1 + sqrt(x - 1) sqrt(x + 1) / x), where no square overflows."""
+def acosh(context: Any, node: Any) -> None:
+    """Convert `torch.acosh(x)`: log x + log(1 + sqrt(x - 1) sqrt(x + 1) / x), which never overflows."""
     x = _as_float(inputs_of(context, node)[0])
     one = np_dtype(x).type(1)
     roots = [mb.sqrt(x=side) for side in (mb.sub(x=x, y=one), mb.add(x=x, y=one))]
@@ -347,13 +347,13 @@ def inverse_hyperbolic_cosine(context: Any, node: Any) -> None:
 
 
 def _as_float(x: Var) -> Var:
-    """Integers and booleans as torch promotes them for a root or a logarithm."""
+    """Cast integers and booleans to fp32, as torch promotes them for a root or logarithm."""
     number: Var = x if types.is_float(x.dtype) else mb.cast(x=x, dtype="fp32")
     return number
 
 
-def of_floats(host: Convert) -> Convert:
-    """A function of floats, of integers and booleans as well."""
+def with_float_operand(host: Convert) -> Convert:
+    """Wrap the converter of a function of floats, to take integers and booleans."""
 
     def convert(context: Any, node: Any) -> None:
         x = inputs_of(context, node)[0]
@@ -366,8 +366,8 @@ def of_floats(host: Convert) -> Convert:
     return convert
 
 
-def broadcasting(host: Convert) -> Convert:
-    """`torch.broadcast_tensors(...)`: scalars have no shape to broadcast to."""
+def with_scalars(host: Convert) -> Convert:
+    """Wrap the converter of `torch.broadcast_tensors(...)`, to take scalars."""
 
     def broadcast_tensors(context: Any, node: Any) -> None:
         tensors = inputs_of(context, node)[0]
@@ -381,28 +381,28 @@ def broadcasting(host: Convert) -> Convert:
 
 CONVERSIONS: dict[str, Convert] = {
     "trunc": truncated,
-    "fmod": remainder_of_its_sign,
-    "erfc": complementary_error,
-    "signbit": is_negative,
+    "fmod": fmod,
+    "erfc": erfc,
+    "signbit": signbit,
     **dict.fromkeys(("prod", "prod.dim_int"), product),
     "prims::var": variance(root=False),
-    "prims::sum": total,
-    "prims::hypot": hypotenuse,
-    "_cdist_forward": distances,
+    "prims::sum": prims_sum,
+    "prims::hypot": hypot,
+    "_cdist_forward": cdist,
     "_is_all_true": all_true,
 }
 FLOATS_ONLY = (
     *("sqrt", "rsqrt", "exp", "exp2", "log", "log2", "log10", "log1p", "expm1", "sin", "cos", "tan", "asin"),
     *("acos", "atan", "sinh", "cosh", "tanh", "atanh", "erf", "sigmoid"),
 )
-"""Functions that torch computes of integers too, and MIL of floats alone."""
+"""Functions that torch also computes for integers, and MIL only for floats."""
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
-    "cumsum": summing_from_the_front,
-    "nan_to_num": lambda _: finite_numbers,
-    "floor_divide": dividing_whole_numbers,
-    "broadcast_tensors": broadcasting,
+    "cumsum": with_front_axis,
+    "nan_to_num": lambda _: nan_to_num,
+    "floor_divide": with_integer_floor_divide,
+    "broadcast_tensors": with_scalars,
     # The host's own write ops that MIL does not have.
-    **dict.fromkeys(("asinh", "arcsinh"), lambda _: inverse_hyperbolic_sine),
-    **dict.fromkeys(("acosh", "arccosh"), lambda _: inverse_hyperbolic_cosine),
-    **dict.fromkeys(FLOATS_ONLY, of_floats),
+    **dict.fromkeys(("asinh", "arcsinh"), lambda _: asinh),
+    **dict.fromkeys(("acosh", "arccosh"), lambda _: acosh),
+    **dict.fromkeys(FLOATS_ONLY, with_float_operand),
 }

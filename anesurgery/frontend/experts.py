@@ -1,8 +1,9 @@
-"""Mixtures of experts: transformers' own ways to compute them, and one in which every expert sees every token.
+"""Convert mixtures of experts, in transformers' own forms and in one where all experts see all tokens.
 
 `register_experts()` offers the latter to transformers as "dense": `model.set_experts_implementation("dense")`.
-Its products are by constant matrices, as the Neural Engine takes them; nothing is gathered, sorted or grouped.
-Each expert computes every token: the flop of the experts grows by their number over those chosen for a token.
+Its products are with constant matrices, as the Neural Engine needs; nothing is gathered, sorted or grouped. The
+price: each expert computes every token, so that a model with 8 experts, 2 of them chosen, takes 4 times the
+operations.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from anesurgery.mil import Var, is_symbolic, mb, types
 
 
 def histogram(context: Any, node: Any) -> None:
-    """`torch.histc(x, bins, min, max)`: how many elements lie in each of some equal parts of a range."""
+    """Convert `torch.histc(x, bins, min, max)`."""
     x, bins = inputs_of(context, node)[0], int(known_value(argument(context, node, 1, "bins", 100)))
     low, high = (float(known_value(argument(context, node, i, k, 0))) for i, k in ((2, "min"), (3, "max")))
     if not low < high or is_symbolic(np.prod(x.shape)):
@@ -30,22 +31,22 @@ def histogram(context: Any, node: Any) -> None:
 
 
 def grouped_product(context: Any, node: Any) -> None:
-    """`torch.nn.functional.grouped_mm(x, w, offs=ends)`: rows up to each end times the matrix of their group.
+    """Convert `torch.nn.functional.grouped_mm(x, w, offs=ends)`: each group of rows times its own matrix.
 
-    Every row is multiplied by every matrix, and the right product is chosen: all experts of a mixture compute.
+    Every row is multiplied by every matrix, and the right product is selected.
     """
     x, weight = promoted(inputs_of(context, node)[:2])
     ends = argument(context, node, 2, "offs")
     if x.rank != 2 or weight.rank != 3 or not isinstance(ends, Var):
         raise NotImplementedError(f"{node.name}: grouped_mm of shapes {x.shape} and {weight.shape}")
     groups, rows = int(weight.shape[0]), int(x.shape[0])
-    places = np.arange(rows, dtype=np.int32)[None]
-    before = mb.cast(x=mb.less_equal(x=mb.expand_dims(x=ends, axes=[1]), y=places), dtype="int32")
-    group = mb.reduce_sum(x=before, axes=[0])
+    row_numbers = np.arange(rows, dtype=np.int32)[None]
+    is_past_end = mb.cast(x=mb.less_equal(x=mb.expand_dims(x=ends, axes=[1]), y=row_numbers), dtype="int32")
+    group = mb.reduce_sum(x=is_past_end, axes=[0])
     products = mb.matmul(x=mb.expand_dims(x=x, axes=[0]), y=weight)
-    own = mb.equal(x=mb.expand_dims(x=group, axes=[0]), y=np.arange(groups, dtype=np.int32)[:, None])
+    is_of_group = mb.equal(x=mb.expand_dims(x=group, axes=[0]), y=np.arange(groups, dtype=np.int32)[:, None])
     zero = types.nptype_from_builtin(x.dtype)(0)
-    chosen = mb.select(cond=mb.expand_dims(x=own, axes=[2]), a=products, b=zero)
+    chosen = mb.select(cond=mb.expand_dims(x=is_of_group, axes=[2]), a=products, b=zero)
     context.add(mb.reduce_sum(x=chosen, axes=[0], name=node.name))
 
 
@@ -59,13 +60,14 @@ def register_experts() -> None:
 def dense_experts(
     experts: Any, tokens: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor
 ) -> torch.Tensor:
-    """What all experts make of all tokens, each times its share of the token: 0 unless it was chosen.
+    """Return the sum of all experts' outputs, each times its share of the token: 0 unless it was chosen.
 
-    Tokens are (token, channel); `chosen` and `shares` say which experts a token has, and how much of each.
+    tokens: (tokens, channels). chosen, shares: (tokens, experts per token), the chosen experts and their
+    shares.
     """
     numbers = torch.arange(experts.num_experts, device=tokens.device)
-    own = (chosen[..., None] == numbers).to(tokens.dtype)
-    weights = (own * shares[..., None].to(tokens.dtype)).sum(dim=1)  # of each expert for each token
+    is_chosen = (chosen[..., None] == numbers).to(tokens.dtype)
+    weights = (is_chosen * shares[..., None].to(tokens.dtype)).sum(dim=1)  # of each expert for each token
     name = "gate_up_proj" if experts.has_gate else "up_proj"
     total = torch.zeros_like(tokens)
     for i in range(experts.num_experts):
@@ -79,7 +81,7 @@ def dense_experts(
 
 
 def _product(experts: Any, name: str, i: int, x: torch.Tensor) -> torch.Tensor:
-    """X times a matrix of one expert, and its bias."""
+    """Return x times a matrix of one expert, plus its bias."""
     weight = getattr(experts, name)[i]
     bias = getattr(experts, f"{name}_bias")[i] if experts.has_bias else None
     return torch.nn.functional.linear(x, weight.t() if experts.is_transposed else weight, bias)

@@ -1,8 +1,9 @@
-"""`torch.where` by the length of the text, as longrope chooses its frequencies: a conversion keeps one set.
+"""Refuse a `torch.where` that chooses constants by the length of the text: a conversion would keep one side.
 
-A trace holds a fixed number of tokens, so that the choice is made when it is converted, and for every text that
-the model will read. Where it falls on the numbers for longer texts, the conversion of a model of tokens stops
-and says so. (A branch in Python, as the frequencies called `dynamic` take, leaves no trace of the choice.)
+longrope chooses its frequencies so. A converted model has a fixed number of tokens, so the choice is made at
+conversion for every text that the model will read. Where it falls on the numbers for longer texts, the
+conversion stops with a `LengthError`. (A branch in Python, as in the frequencies called `dynamic`, leaves no
+trace and is not found.)
 """
 
 from __future__ import annotations
@@ -17,33 +18,33 @@ from anesurgery.mil import Function, Operation, Var, np_dtype, producer
 from anesurgery.ops import MOVING, names
 
 REACHED = {"greater": False, "greater_equal": True, "less": True, "less_equal": False}
-"""Comparison of a length with a limit -> does a length that is the limit count as a longer one?"""
+"""Comparison of a length with a limit -> whether a length equal to the limit counts as longer."""
 
 TURNED = {"greater": "less", "greater_equal": "less_equal", "less": "greater", "less_equal": "greater_equal"}
-"""Comparison of a limit with a length -> the same with its sides exchanged."""
+"""Comparison -> the same comparison with its sides exchanged."""
 
 STEPS = MOVING | names("cast add sub")
 """Ops between the largest position and the comparison."""
 
 
 class LengthError(NotImplementedError):
-    """A choice by the length of the text, of which a conversion would keep one side."""
+    """Raised for a choice by the length of the text, of which a conversion would keep one side."""
 
 
 def limit_passed(cond: Var, number: Callable[[Var], float | None]) -> float | None:
-    """The most tokens for which it would choose otherwise; None where it chooses as for short texts.
+    """Return the most tokens for which a condition would be otherwise; None where it is as for short texts.
 
     Args:
-        cond: of a `select`.
-        number: gives the one number that a value holds, or None.
+        cond: the condition of a `select`.
+        number: returns the number that a scalar holds, or None.
     """
-    op = _behind(cond)
+    op = _op_behind_moves(cond)
     if op is None or op.op_type not in REACHED:
         return None
     length, limit, kind = op.x, op.y, op.op_type
-    if not _is_length(length):
+    if not _depends_on_length(length):
         length, limit, kind = limit, length, TURNED[kind]
-    if not _is_length(length):
+    if not _depends_on_length(length):
         return None
     tokens, bound = number(length), number(limit)
     if tokens is None or bound is None:
@@ -52,24 +53,24 @@ def limit_passed(cond: Var, number: Callable[[Var], float | None]) -> float | No
     return most if tokens > most else None
 
 
-def in_words(limit: float) -> str:
-    """What is wrong, and what to do."""
+def advice_for_limit(limit: float) -> str:
+    """Return what is wrong with a choice for longer texts, and what to do."""
     return (
         f"those for more than {limit:g} tokens, which shorter texts were not to get; use at most {limit:g} "
         "positions, or give both sets the same numbers (short_factor and long_factor of a longrope)"
     )
 
 
-def _behind(var: Var) -> Operation | None:
-    """The op that makes a value, moves, casts and negations apart."""
+def _op_behind_moves(var: Var) -> Operation | None:
+    """Return the op that computes a value, upstream of moves, casts and negations."""
     op = var.op
     while op is not None and op.op_type in MOVING | {"cast", "logical_not"}:
         op = producer(op.inputs["x"])
     return op
 
 
-def _is_length(var: Var) -> bool:
-    """Is it made of the largest position?"""
+def _depends_on_length(var: Var) -> bool:
+    """Return whether a value is computed from the largest position."""
     pending, seen = [var], 0
     while pending and seen < 32:
         op, seen = pending.pop().op, seen + 1
@@ -82,33 +83,35 @@ def _is_length(var: Var) -> bool:
     return False
 
 
-def choosing(host: Convert) -> Convert:
-    """`where(condition, a, b)`, unless it chooses constants by the length of the text."""
+def refusing_length_choices(host: Convert) -> Convert:
+    """Wrap the converter of `where(condition, a, b)`: refuse a choice by the length of the text."""
 
     def convert(context: Any, node: Any) -> None:
         arguments = inputs_of(context, node)
-        if len(arguments) == 3 and _differ(*arguments[1:]) and _reads_tokens():
+        if len(arguments) == 3 and _are_different_constants(*arguments[1:]) and _has_integer_input():
             limit = limit_passed(arguments[0], _number) if isinstance(arguments[0], Var) else None
             if limit is not None:
-                raise LengthError(f"{node.name}: the length of the text chooses numbers: {in_words(limit)}")
+                raise LengthError(
+                    f"{node.name}: the length of the text chooses numbers: {advice_for_limit(limit)}"
+                )
         host(context, node)
 
     return convert
 
 
 def _number(var: Var) -> float | None:
-    """What is known of it while it is converted."""
+    """Return the number that a scalar is known to hold at conversion; else None."""
     return float(var.val) if var.val is not None and np.size(var.val) == 1 else None
 
 
-def _differ(a: Any, b: Any) -> bool:
-    """Are both constants, and not the same?"""
+def _are_different_constants(a: Any, b: Any) -> bool:
+    """Return whether both are constants, and differ."""
     a, b = known_value(a), known_value(b)
     return a is not None and b is not None and not np.array_equal(a, b)
 
 
-def _reads_tokens() -> bool:
-    """Has the model that is being built an input of integers?"""
+def _has_integer_input() -> bool:
+    """Return whether the model that is being built has an integer input, such as token ids."""
     from coremltools.converters.mil.mil.block import curr_block
 
     block = curr_block()

@@ -1,4 +1,8 @@
-"""A PyTorch module, or an exported program, as a model of Core ML, converted with what `register` adds."""
+"""Convert a PyTorch module or an exported program where a Core ML model is expected.
+
+`load(module, inputs=...)` calls `convert_module`. The module is traced in eval mode with the given inputs, and
+converted by coremltools with the operations that `frontend.register` adds.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +25,16 @@ from anesurgery.mil import Array, ct, exclusive, quiet_host
 Tensors = Mapping[str, torch.Tensor]
 
 AXES = "rerank"
-"""The pass that brings ops of more than five axes, which Core ML refuses, to five."""
+"""The pass that rewrites ops of more than five axes, which Core ML refuses."""
 EXCHANGES = "common::expand_high_rank_reshape_and_transpose"
-"""The pass of coremltools that writes one of six axes as up to six exchanges of two, some in one row of all."""
+"""coremltools' pass for transposes of six axes; it writes up to six exchanges of two axes."""
 
 NO_INPUTS = (
     "a PyTorch module says nothing of its inputs: give inputs=, tensors or arrays as it takes them, in a list "
     "or by name"
 )
 STORED = {torch.int64: np.int32, torch.int32: np.int32, torch.int16: np.int32, torch.bool: np.int32}
-"""What Core ML stores the numbers of an input as; all others are float32."""
+"""Torch dtype of an input -> dtype in Core ML; float32 for all others."""
 
 
 @exclusive()
@@ -47,25 +51,26 @@ def convert_module(module: Any, inputs: Any, target: Any = None) -> tuple[Any, d
 
     Raises:
         SurgeryError: no inputs, or not as many as the module takes.
-        LoadError: it cannot be traced or converted; says why.
+        LoadError: the module cannot be traced or converted.
     """
     if isinstance(module, torch.export.ExportedProgram):
         names = list(module.graph_signature.user_inputs)
         example: Any = dict(zip(names, _pytree.tree_leaves(module.example_inputs), strict=False))
-        model = _converted(module, {}, example, None, target)
+        model = _convert(module, {}, example, None, target)
     else:
         if inputs is None:
             raise SurgeryError(NO_INPUTS)
-        example = _by_name(module, inputs)
+        example = _inputs_by_name(module, inputs)
         with _in_eval_mode(module), torch.no_grad():
-            model = _traced(module, example, target)
-    warn(f"{_words(module)} was converted for this with frontend.register(): fp16, {_deployment(target).name}")
+            model = _trace_and_convert(module, example, target)
+    words = f"{_module_words(module)} was converted for this with frontend.register()"
+    warn(f"{words}: fp16, {_deployment(target).name}")
     given = example if inputs is None or isinstance(module, torch.nn.Module) else _named(list(example), inputs)
     return model, None if inputs is None else {n: _array(v) for n, v in given.items()}
 
 
-def _traced(module: torch.nn.Module, example: Tensors, target: Any) -> Any:
-    """The model of a trace."""
+def _trace_and_convert(module: torch.nn.Module, example: Tensors, target: Any) -> Any:
+    """Trace a module, and convert the trace."""
     call = _Call(module, example)
     values = [v.int() if v.dtype == torch.bool else v for v in example.values()]
     try:
@@ -76,14 +81,14 @@ def _traced(module: torch.nn.Module, example: Tensors, target: Any) -> Any:
             traced = trace(call, tuple(values), check_trace=False)
     except Exception as error:  # a module raises what it likes
         raise LoadError(
-            f"{_words(module)} does not run on the inputs, or cannot be traced: {_said(error)}"
+            f"{_module_words(module)} does not run on the inputs, or cannot be traced: {_first_line(error)}"
         ) from error
-    inputs = [ct.TensorType(n, shape=tuple(v.shape), dtype=_stored(v)) for n, v in example.items()]
-    return _converted(traced, {"inputs": inputs}, example, [ct.TensorType(n) for n in made], target, module)
+    inputs = [ct.TensorType(n, shape=tuple(v.shape), dtype=_core_ml_dtype(v)) for n, v in example.items()]
+    return _convert(traced, {"inputs": inputs}, example, [ct.TensorType(n) for n in made], target, module)
 
 
 class _Call(torch.nn.Module):
-    """Calls a module with tensors in the order of their names, and gives its tensors alone."""
+    """Calls a module with tensors in the order of their names, and returns only tensors."""
 
     def __init__(self, module: torch.nn.Module, example: Tensors) -> None:
         super().__init__()
@@ -93,29 +98,31 @@ class _Call(torch.nn.Module):
         scripted = isinstance(module, torch.jit.ScriptModule)
         taken = () if scripted else inspect.signature(module.forward).parameters
         self.more = {"use_cache": False} if "use_cache" in taken and "use_cache" not in example else {}
-        self.by_place = not scripted and _rest(module) is not None and not set(self.names) <= set(taken)
+        self.by_place = (
+            not scripted and _var_positional_name(module) is not None and not set(self.names) <= set(taken)
+        )
 
-    def _made(self, values: Sequence[torch.Tensor]) -> Any:
+    def _call_module(self, values: Sequence[torch.Tensor]) -> Any:
         read = [value.bool() if mask else value for value, mask in zip(values, self.masks, strict=True)]
         if self.by_place:
             return self.module(*read, **self.more)
         return self.module(**dict(zip(self.names, read, strict=True)), **self.more)
 
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The tensors that the module gives, in order."""
-        return tuple(v for v in _pytree.tree_leaves(self._made(values)) if isinstance(v, torch.Tensor))
+        """Return the tensors in the module's output, in order."""
+        return tuple(v for v in _pytree.tree_leaves(self._call_module(values)) if isinstance(v, torch.Tensor))
 
     def outputs(self, values: Sequence[torch.Tensor]) -> list[str]:
-        """A name for each of them."""
-        paths, _ = _pytree.tree_flatten_with_path(self._made(values))
+        """Return a name for each output."""
+        paths, _ = _pytree.tree_flatten_with_path(self._call_module(values))
         names = [_pytree.keystr(path) for path, value in paths if isinstance(value, torch.Tensor)]
         words = [re.sub(r"\W+", "_", name).strip("_") for name in names]
         named = [word if word and not word[0].isdigit() else f"output_{word}".rstrip("_") for word in words]
         return [f"{name}_out" if name in self.names else name for name in named]
 
 
-def _converted(traced: Any, more: Any, example: Tensors, outputs: Any, target: Any, module: Any = None) -> Any:
-    """What coremltools makes of a trace or an exported program."""
+def _convert(traced: Any, more: Any, example: Tensors, outputs: Any, target: Any, module: Any = None) -> Any:
+    """Convert a trace or an exported program with coremltools."""
     frontend.register()
     pipeline = registry.pipeline_with(AXES, before=EXCHANGES)
     try:
@@ -134,8 +141,8 @@ def _converted(traced: Any, more: Any, example: Tensors, outputs: Any, target: A
         raise
     except Exception as error:  # coremltools raises what it likes
         wide = [r.reason for name, r in pipeline.report.refusals if name == AXES and "rank" in str(error)]
-        said = f"{_said(error)} ({AXES}: {wide[0]})" if wide else _said(error)
-        raise LoadError(f"{_words(module or traced)} was not converted: {said}") from error
+        said = f"{_first_line(error)} ({AXES}: {wide[0]})" if wide else _first_line(error)
+        raise LoadError(f"{_module_words(module or traced)} was not converted: {said}") from error
 
 
 def _deployment(target: Any) -> Any:
@@ -145,18 +152,18 @@ def _deployment(target: Any) -> Any:
     return min(ct.target.iOS17, max(ct.target.iOS15, wanted))
 
 
-def _by_name(module: torch.nn.Module, inputs: Any) -> Tensors:
-    """The inputs by the names of what the module takes.
+def _inputs_by_name(module: torch.nn.Module, inputs: Any) -> Tensors:
+    """Return the inputs by the names of the module's parameters.
 
     Raises:
-        SurgeryError: there are more than it takes, or one has a name that it does not take.
+        SurgeryError: there are too many inputs, or one has an unknown name.
     """
     if isinstance(module, torch.jit.ScriptModule):
         forward: Any = module.forward
         return _named([argument.name for argument in forward.schema.arguments[1:]], inputs)
     parameters = inspect.signature(module.forward).parameters.values()
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if (rest := _rest(module)) is not None:
+    if (rest := _var_positional_name(module)) is not None:
         if isinstance(inputs, Mapping):  # any other name is one of the rest, in their order
             inputs = {n: inputs[n] for n in positional if n in inputs} | dict(inputs)
         count = len(inputs) if isinstance(inputs, (list, tuple)) else 1
@@ -164,8 +171,8 @@ def _by_name(module: torch.nn.Module, inputs: Any) -> Tensors:
     return _named(positional, inputs, rest is not None or any(p.kind is p.VAR_KEYWORD for p in parameters))
 
 
-def _rest(module: torch.nn.Module) -> str | None:
-    """The name of the parameter that takes any number of tensors, as `*args` does; None for no such one."""
+def _var_positional_name(module: torch.nn.Module) -> str | None:
+    """Return the name of the parameter `*args`; None where there is none."""
     parameters = inspect.signature(module.forward).parameters.values()
     return next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
 
@@ -195,17 +202,17 @@ def _tensor(value: Any) -> torch.Tensor:
 
 def _array(value: torch.Tensor) -> Array:
     plain = value.float() if value.dtype == torch.bfloat16 else value  # which numpy has not
-    stored: Array = plain.detach().cpu().numpy().astype(_stored(value))
+    stored: Array = plain.detach().cpu().numpy().astype(_core_ml_dtype(value))
     return stored
 
 
-def _stored(value: torch.Tensor) -> Any:
+def _core_ml_dtype(value: torch.Tensor) -> Any:
     return STORED.get(value.dtype, np.float32)
 
 
 @contextmanager
 def _in_eval_mode(module: torch.nn.Module) -> Iterator[None]:
-    """Dropout and batch norms behave as in use; each part is put back afterwards."""
+    """Within the context, the module is in eval mode; afterwards each part is as before."""
     training = [part for part in module.modules() if part.training]
     module.eval()
     try:
@@ -215,11 +222,11 @@ def _in_eval_mode(module: torch.nn.Module) -> Iterator[None]:
             part.training = True
 
 
-def _words(module: Any) -> str:
+def _module_words(module: Any) -> str:
     return "the exported program" if isinstance(module, torch.export.ExportedProgram) else type(module).__name__
 
 
-def _said(error: Exception) -> str:
-    """The first line of an error that says something."""
+def _first_line(error: Exception) -> str:
+    """Return the first non-empty line of an error's message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

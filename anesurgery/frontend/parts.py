@@ -1,7 +1,7 @@
-"""Parts of tensors: windows that overlap, and writes at places that a tensor or a mask names.
+"""Convert operations on parts of tensors: overlapping windows, and writes at positions in a tensor or mask.
 
-Which elements `as_strided` reads depends on how x lies in memory. The graphs of torch say so, but coremltools
-drops it: `register` has each such node keep the strides of its operand.
+Which elements `as_strided` reads depends on the layout of x in memory. torch's graphs state the strides, but
+coremltools drops them: `register` has each such node keep the strides of its operand.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of
 from anesurgery.mil import Var, is_symbolic, mb, np_dtype, types
 
 MOST_SLICES = 64
-"""More windows that do not share their elements evenly are gathered at once: as many slices would be most ops
-of a model."""
+"""Above this many windows that do not overlap by whole steps, one gather replaces the slices."""
 
 
 def unfold(context: Any, node: Any) -> None:
-    """`x.unfold(axis, size, step)`: the windows along an axis; the places within one become the last axis."""
+    """Convert `x.unfold(axis, size, step)`: windows along an axis; their elements become the last axis."""
     x = inputs_of(context, node)[0]
     axis, size, step = (int(known_value(v)) for v in inputs_of(context, node)[1:4])
     shape = _static(x, node)
@@ -34,9 +33,10 @@ def unfold(context: Any, node: Any) -> None:
 
 
 def as_strided(context: Any, node: Any) -> None:
-    """`x.as_strided(size, stride)` of an x that fills its piece of memory: windows of that piece.
+    """Convert `x.as_strided(size, stride)` of an x that fills its memory: windows of that memory.
 
-    Its axes are those of the strides; where two strides run along one axis, they are windows of it.
+    The memory is reshaped to axes such that each stride runs along one of them; two strides along one axis are
+    windows.
     """
     x, *numbers = inputs_of(context, node)[:3]
     size, stride = ([int(known_value(v)) for v in _each(values)] for values in numbers)
@@ -57,7 +57,7 @@ def as_strided(context: Any, node: Any) -> None:
     x = mb.reshape(x=mb.transpose(x=x, perm=order), shape=[length for length, _, _ in groups])
     in_memory: list[int] = []  # the axes of the result, in their order in memory
     for length, unit, axes in groups:
-        x = _along(x, len(in_memory), length, [(size[a], stride[a] // unit) for a in axes])
+        x = _windows_along(x, len(in_memory), length, [(size[a], stride[a] // unit) for a in axes])
         in_memory += axes
     rest = [a for a in range(len(size)) if a not in in_memory]  # of length 1
     x = mb.reshape(x=x, shape=[size[a] for a in in_memory + rest])
@@ -66,10 +66,10 @@ def as_strided(context: Any, node: Any) -> None:
 
 
 def _axes_of_memory(total: int, size: Sequence[int], stride: Sequence[int]) -> Any:
-    """A shape for so many elements, such that each axis of the result lies in one of its axes.
+    """Return a shape for so many elements, such that each axis of the result lies in one of its axes.
 
-    For each: its length, its unit in memory, and the axes of the result in it, the widest stride first.
-    None where there is none.
+    Each axis comes as (length, stride in memory, axes of the result in it, widest stride first). None where no
+    such shape exists.
     """
     groups: list[tuple[int, int, list[int]]] = []
     unit, extent, axes = 1, 1, list[int]()
@@ -85,7 +85,7 @@ def _axes_of_memory(total: int, size: Sequence[int], stride: Sequence[int]) -> A
     return None if total % unit or extent > total // unit else [(total // unit, unit, axes), *groups]
 
 
-def _along(x: Var, at: int, length: int, taken: list[tuple[int, int]]) -> Var:
+def _windows_along(x: Var, at: int, length: int, taken: list[tuple[int, int]]) -> Var:
     """What is taken along an axis: so many elements, so many apart, and windows of windows."""
     if taken == [(length, 1)]:
         return x
@@ -101,7 +101,7 @@ def _along(x: Var, at: int, length: int, taken: list[tuple[int, int]]) -> Var:
 
 
 def _windows(x: Var, count: int, size: int, step: int) -> Var:
-    """The windows of the middle of three axes: (before, window, place, after)."""
+    """Return the windows of the middle of three axes: (before, window, element, after)."""
     before, _, after = (int(n) for n in x.shape)
 
     def part(first: int, last: int) -> Var:
@@ -140,14 +140,17 @@ def _each(values: Any) -> Any:
 
 
 STRIDES = "strides_of_operand"
-"""The entry of a node's `meta` that holds them."""
+"""The entry of a node's `meta` that holds the strides of its operand."""
 
 
 def register() -> None:
-    """Let nodes that need the strides of their operand keep them; doing it again changes nothing."""
+    """Let `as_strided` nodes keep the strides of their operand; a second call changes nothing."""
     from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
 
-    for maker, strides in (("from_torchscript_node", _in_trace), ("from_exir_node", _in_export)):
+    for maker, strides in (
+        ("from_torchscript_node", _strides_in_trace),
+        ("from_exir_node", _strides_in_export),
+    ):
         host = getattr(InternalTorchIRNode, maker)
         if host.__func__.__module__ != __name__:
             setattr(InternalTorchIRNode, maker, classmethod(_keeping_strides(host.__func__, strides)))
@@ -163,21 +166,21 @@ def _keeping_strides(host: Callable[..., Any], strides: Callable[[Any], Any]) ->
     return make
 
 
-def _in_trace(node: Any) -> Any:
+def _strides_in_trace(node: Any) -> Any:
     return next(iter(node.inputs())).type().strides()
 
 
-def _in_export(node: Any) -> Any:
+def _strides_in_export(node: Any) -> Any:
     value = node.args[0].meta["val"]
     return None if value.storage_offset() else value.stride()
 
 
 REDUCTIONS = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
-"""What torch calls a reduction -> what MIL does."""
+"""Reduction of torch -> mode of MIL's scatter."""
 
 
-def _at(mode: str) -> Convert:
-    """The converter of `x.index_copy(axis, at, source)`, of `index_fill` and of `index_add`."""
+def _index_write(mode: str) -> Convert:
+    """Return the converter of `x.index_copy(axis, at, source)`, `index_fill` or `index_add`."""
 
     def convert(context: Any, node: Any) -> None:
         x, axis, at, source = inputs_of(context, node)[:4]
@@ -191,24 +194,24 @@ def _at(mode: str) -> Convert:
 
 
 def _scattered(x: Var, axis: int, at: Var, source: Var, mode: str, name: str) -> Var:
-    """What x is after a write at some places of one axis; the source is broadcast to them."""
+    """Return x after a write at positions of one axis; the source is broadcast to them."""
     at = mb.reshape(x=at, shape=[1]) if at.rank == 0 else at
     shape = [*x.shape[:axis], at.shape[0], *x.shape[axis + 1 :]]
     if any(map(is_symbolic, (*x.shape, *shape))):
         raise NotImplementedError(f"{name}: writing at places of a tensor of dynamic shape {x.shape}")
-    at, source = _wrapped(at, int(x.shape[axis])), _broadcast(source, tuple(shape))
+    at, source = _without_negative(at, int(x.shape[axis])), _broadcast(source, tuple(shape))
     return mb.scatter(data=x, indices=at, updates=source, axis=axis, mode=mode, name=name)
 
 
-def writing_at_places(host: Convert) -> Convert:
-    """`x[:, at] = y` and `x[:, at] += y`: places on one axis, whole in the others."""
+def with_index_put(host: Convert) -> Convert:
+    """Wrap the converter of `x[:, at] = y` and `x[:, at] += y`, to write at positions on one axis."""
 
     def index_put(context: Any, node: Any) -> None:
         x, places, source = inputs_of(context, node)[:3]
         added = bool(known_value(argument(context, node, 3, "accumulate", False)))
         named = [axis for axis, at in enumerate(places) if at is not None] if isinstance(places, list) else []
-        if named == list(range(len(named))) and _apart(x, [places[axis] for axis in named]):
-            context.add(_at_several(x, [places[axis] for axis in named], source, added, node.name))
+        if named == list(range(len(named))) and _need_broadcast(x, [places[axis] for axis in named]):
+            context.add(_written_at_several(x, [places[axis] for axis in named], source, added, node.name))
             return
         at: Any = places[named[0]] if len(named) == 1 else None
         alone = at is None or (not added and (at.shape in ((), (1,)) or named[0] == 0))
@@ -224,17 +227,17 @@ def writing_at_places(host: Convert) -> Convert:
     return index_put
 
 
-def _apart(x: Var, places: list[Var]) -> bool:
-    """Are there several places, of static shapes that differ, which torch broadcasts and the host does not?"""
+def _need_broadcast(x: Var, places: list[Var]) -> bool:
+    """Return whether indices have different static shapes, which coremltools cannot broadcast."""
     static = not any(map(is_symbolic, (*x.shape, *(d for at in places for d in at.shape))))
     whole = all(np_dtype(at).kind in "iu" for at in places) and not types.is_bool(x.dtype)
     return static and whole and len({tuple(at.shape) for at in places}) > 1
 
 
-def _at_several(x: Var, places: list[Var], source: Var, added: bool, name: str) -> Var:
-    """What x is after a write at places of its first axes, each broadcast to the shape of all."""
+def _written_at_several(x: Var, places: list[Var], source: Var, added: bool, name: str) -> Var:
+    """Return x after a write at positions of its first axes, broadcast to a common shape."""
     shape = np.broadcast_shapes(*(tuple(at.shape) for at in places))
-    found = [_wrapped(at, int(size)) for at, size in zip(places, x.shape, strict=False)]
+    found = [_without_negative(at, int(size)) for at, size in zip(places, x.shape, strict=False)]
     at = mb.stack(values=[_broadcast(one, shape) for one in found], axis=-1)
     x, source = promoted([x, source])
     source = _broadcast(source, (*shape, *x.shape[len(places) :]))
@@ -242,7 +245,7 @@ def _at_several(x: Var, places: list[Var], source: Var, added: bool, name: str) 
 
 
 def _broadcast(x: Var, shape: tuple[int, ...]) -> Var:
-    """A value repeated to a static shape."""
+    """Repeat a value to a static shape."""
     if tuple(x.shape) == shape:
         return x
     x = mb.reshape(x=x, shape=[1] * (len(shape) - x.rank) + list(x.shape))
@@ -250,16 +253,16 @@ def _broadcast(x: Var, shape: tuple[int, ...]) -> Var:
     return repeated
 
 
-def _wrapped(at: Var, size: int) -> Var:
-    """Places without negative ones, which no scatter takes since iOS 17."""
+def _without_negative(at: Var, size: int) -> Var:
+    """Return positions without negative ones, which no scatter takes since iOS 17."""
     if at.val is not None:
         return mb.const(val=np.where(at.val < 0, at.val + size, at.val).astype(np.int32))
     n = np_dtype(at).type(size)
     return mb.select(cond=mb.less(x=at, y=np_dtype(at).type(0)), a=mb.add(x=at, y=n), b=at)
 
 
-def scattering(host: Convert) -> Convert:
-    """`x.scatter(axis, at, value)`: a number takes the dtype of x; booleans are integers."""
+def with_scatter(host: Convert) -> Convert:
+    """Wrap the converter of `x.scatter(axis, at, value)`: numbers are cast to x's dtype, bools to int32."""
 
     def scatter(context: Any, node: Any) -> None:
         x, _, at, value = inputs_of(context, node)[:4]
@@ -281,7 +284,7 @@ def scattering(host: Convert) -> Convert:
 
 
 def scatter_reduce(context: Any, node: Any) -> None:
-    """`x.scatter_reduce(axis, at, source, "sum", include_self=True)`: sum, prod, amax and amin."""
+    """Convert `x.scatter_reduce(axis, at, source, "sum", include_self=True)`: sum, prod, amax and amin."""
     x, axis, at, source = inputs_of(context, node)[:4]
     how = str(known_value(argument(context, node, 4, "reduce")))
     if how not in REDUCTIONS or not known_value(argument(context, node, 5, "include_self", True)):
@@ -292,7 +295,7 @@ def scatter_reduce(context: Any, node: Any) -> None:
 
 
 def masked_scatter(context: Any, node: Any) -> None:
-    """`x.masked_scatter(mask, source)`: the true places take the elements of the source, in order."""
+    """Convert `x.masked_scatter(mask, source)`: true positions take the source's elements, in order."""
     x, mask, source = inputs_of(context, node)[:3]
     if any(map(is_symbolic, (*x.shape, *mask.shape, *source.shape))):
         raise NotImplementedError(f"{node.name}: masked_scatter into a tensor of dynamic shape {x.shape}")
@@ -309,13 +312,13 @@ def masked_scatter(context: Any, node: Any) -> None:
 
 
 CONVERSIONS: dict[str, Convert] = {
-    **dict.fromkeys(("index_add", "index_add.int"), _at("add")),
-    "index_copy": _at("update"),
-    **dict.fromkeys(("index_fill", "index_fill.int_scalar", "index_fill.int_tensor"), _at("update")),
+    **dict.fromkeys(("index_add", "index_add.int"), _index_write("add")),
+    "index_copy": _index_write("update"),
+    **dict.fromkeys(("index_fill", "index_fill.int_scalar", "index_fill.int_tensor"), _index_write("update")),
     **dict.fromkeys(("scatter_reduce", "scatter_reduce.two"), scatter_reduce),
     "masked_scatter": masked_scatter,
 }
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
-    "index_put": writing_at_places,
-    **dict.fromkeys(("scatter", "scatter.value", "scatter.src"), scattering),
+    "index_put": with_index_put,
+    **dict.fromkeys(("scatter", "scatter.value", "scatter.src"), with_scatter),
 }

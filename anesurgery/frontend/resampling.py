@@ -1,4 +1,8 @@
-"""Resampling of pictures as products with constant matrices."""
+"""Convert the resampling of images to products with constant matrices: result = rows @ x @ columns.T.
+
+Used for bicubic and smoothed bilinear resampling, which MIL has not. `resampled_constants` also records
+constants that are resampled, such as position embeddings, so that `sizes` can store the original once.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +21,13 @@ from anesurgery.mil import Array, Var, is_symbolic, mb, types
 
 @dataclass(frozen=True)
 class Resampled:
-    """A constant that was resampled, as tables of positions are, and what came of it.
+    """A constant that was resampled, such as position embeddings, and the result.
 
     Attributes:
-        x: the constant: (1, channels, height, width).
-        rows: the matrix of its rows: (new height, height).
-        columns: the matrix of its columns: (new width, width).
-        result: (1, channels, new height, new width), in the type of `x`.
+        x: the constant, (1, channels, height, width).
+        rows: the matrix for its rows, (new height, height).
+        columns: the matrix for its columns, (new width, width).
+        result: (1, channels, new height, new width), in the dtype of `x`.
     """
 
     x: Array
@@ -33,26 +37,26 @@ class Resampled:
 
 
 FIXED = "convert at fixed sizes (`anesurgery.sizes` does so with a PyTorch module)"
-"""What to do where a size is a range."""
+"""Advice in errors about dynamic sizes."""
 
-_SEEN: ContextVar[list[Resampled] | None] = ContextVar("resampled constants", default=None)
+_RECORDED: ContextVar[list[Resampled] | None] = ContextVar("resampled constants", default=None)
 
 
 @contextmanager
 def resampled_constants() -> Iterator[list[Resampled]]:
-    """A list to which each constant goes that conversions within resample."""
+    """Within the context, record each constant that conversions resample."""
     seen = list[Resampled]()
-    token = _SEEN.set(seen)
+    token = _RECORDED.set(seen)
     try:
         yield seen
     finally:
-        _SEEN.reset(token)
+        _RECORDED.reset(token)
 
 
-def resampled(host: str) -> Convert:
-    """The converter of a resampling that works on rows and columns apart: a product with a matrix for each.
+def resampling(host: str) -> Convert:
+    """Return the converter of a torch resampling that treats rows and columns separately.
 
-    torch itself makes the matrices, from pictures of one. The picture's sides must be static.
+    torch itself computes the matrices, by resampling unit vectors. The image must have a static size.
     """
 
     def convert(context: Any, node: Any) -> None:
@@ -64,14 +68,15 @@ def resampled(host: str) -> Convert:
         stated = [known_value(argument(context, node, i, "")) for i in (3, 4)]
         scales = list(stated[0]) if np.ndim(stated[0]) else stated
         scales = [None if s is None else float(known_value(s)) for s in scales]
-        sizes = [_sides(size, i, x, scales) for i in (0, 1)]
+        sizes = [_new_size(size, i, x, scales) for i in (0, 1)]
         rows, columns = (
-            _matrix(host, int(x.shape[i - 2]), sizes[i], bool(known_value(align)), scales[i]) for i in (0, 1)
+            _resampling_matrix(host, int(x.shape[i - 2]), sizes[i], bool(known_value(align)), scales[i])
+            for i in (0, 1)
         )
         dtype = types.nptype_from_builtin(x.dtype)
         high = mb.matmul(x=rows.astype(dtype)[None, None], y=x)
         result = mb.matmul(x=high, y=columns.T.astype(dtype)[None, None], name=node.name)
-        seen = _SEEN.get()
+        seen = _RECORDED.get()
         if seen is not None and x.val is not None and result.val is not None:
             seen.append(Resampled(x.val, rows, columns, result.val))
         context.add(result)
@@ -79,8 +84,8 @@ def resampled(host: str) -> Convert:
     return convert
 
 
-def _sides(size: Any, i: int, x: Var, scales: list[float | None]) -> int:
-    """A side of the result: as given, or as the scale makes it."""
+def _new_size(size: Any, i: int, x: Var, scales: list[float | None]) -> int:
+    """Return a side of the result: as given, or from the scale."""
     if known_value(size) is None:
         return math.floor(int(x.shape[i - 2]) * (scales[i] or 1.0))
     stated = size[i] if isinstance(size, (list, tuple)) else known_value(size)[i]
@@ -90,8 +95,8 @@ def _sides(size: Any, i: int, x: Var, scales: list[float | None]) -> int:
     return int(side)
 
 
-def _matrix(host: str, before: int, after: int, align: bool, scale: float | None) -> Any:
-    """What resampling makes of each unit vector: (after, before)."""
+def _resampling_matrix(host: str, before: int, after: int, align: bool, scale: float | None) -> Any:
+    """Return the matrix (after, before) that resamples one axis."""
     import torch
 
     units = torch.eye(before, dtype=torch.float64)[None, None]

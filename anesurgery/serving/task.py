@@ -1,8 +1,8 @@
-"""One piece of work on a model that a visitor brought, in a process of its own that is bound first by `Limits`.
+"""Do one piece of work on a visitor's model, in a process of its own that first binds itself by `Limits`.
 
-Run as ``python -m anesurgery.serving.task FOLDER REQUEST``: the folder holds ``upload/``; lines of JSON on
-stdout say how far the work is; ``answer.json`` in the folder is written last. It opens no connection, and ends
-when the process that started it does.
+`web` runs ``python -m anesurgery.serving.task FOLDER REQUEST``. The folder holds ``upload/``; lines of JSON on
+stdout say how far the work is; ``answer.json`` in the folder is written last. The process opens no connection,
+and ends when the server does.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from anesurgery.files import source
 from anesurgery.files.progress import Listener, listening
 
 REPORT, ANSWER, DOWNLOAD, PLACE = "report.html", "answer.json", "download.zip", "place.json"
-"""The files of a task in its folder: the page, what came of it, the new model, and where the model given is."""
+"""Files of a task: the report, the answer, the new model, and the path of the model given."""
 SUFFIXES = (".mlpackage", ".mlmodel", ".mlmodelc")
 TEXT = 100_000
-"""Characters of text in an answer at most: a page shows a thousand lines."""
+"""The most characters of text in an answer: a page shows a thousand lines."""
 FORBIDDEN = ("socket.connect", "socket.bind", "socket.getaddrinfo", "socket.sendto", "os.exec", "os.system")
-"""Events of Python's audit that no work on a model has a reason for."""
+"""Audit events of Python that work on a model never needs."""
 
 
 def main() -> None:
     """Do what the command line asks for; the answer is a file."""
     folder, request = Path(sys.argv[1]).resolve(), json.loads(sys.argv[2])
-    said = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    progress = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries print
     threading.Thread(target=_end_with_the_server, daemon=True).start()
     bind(request["memory"], request["unpacked"])
-    with _telling(said) as listener:
+    with _reporting_progress(progress) as listener:
         result = answer(folder, request, listener)
     (folder / ANSWER).write_text(json.dumps(result), encoding="utf-8")
 
 
 def bind(memory: int, file: int) -> None:
-    """Bound this process: what it may allocate, and write to one file; and forbid connections.
+    """Limit the memory and file sizes of this process, and forbid connections.
 
     Args:
-        memory: bytes.
-        file: bytes.
+        memory: the most bytes it may allocate.
+        file: the most bytes it may write to one file.
     """
     import resource
 
@@ -71,20 +71,20 @@ def _refuse(event: str, _: object) -> None:
 
 
 def _end_with_the_server() -> None:
-    """Wait until the server closes its end of the pipe, or is no more."""
+    """Wait until the server closes its end of the pipe, and end."""
     sys.stdin.buffer.read()
     os._exit(1)
 
 
 @contextmanager
-def _telling(said: IO[str]) -> Iterator[Listener]:
-    """Say every half second how far the work in the body is."""
+def _reporting_progress(said: IO[str]) -> Iterator[Listener]:
+    """Within the context, print every half second how far the work is."""
     done = threading.Event()
 
     def tell() -> None:
         before = ""
         while not done.wait(0.5):
-            if (words := _far(listener)) != before:
+            if (words := _progress_words(listener)) != before:
                 print(json.dumps(words[:200]), file=said, flush=True)
                 before = words
 
@@ -99,7 +99,7 @@ def _telling(said: IO[str]) -> Iterator[Listener]:
             clock.join()
 
 
-def _far(listener: Listener) -> str:
+def _progress_words(listener: Listener) -> str:
     amount = listener.amount
     if amount is None or not amount.total:
         return listener.step
@@ -107,16 +107,16 @@ def _far(listener: Listener) -> str:
 
 
 def answer(folder: Path, request: dict[str, Any], listener: Listener) -> dict[str, Any]:
-    """What came of a request: `sentence` and more, or `error`.
+    """Do the work of a request; return `sentence` and more, or `error`.
 
     Args:
-        folder: of the visitor's model.
+        folder: the folder of the visitor's model.
         request: `task` ("inspect" or "apply"), `target`, `recipe`, `prove`, and the limits.
-        listener: whose step says what is done.
+        listener: is told the current step.
     """
     try:
         listener.step = "unpacking"
-        model = place(folder, request["unpacked"])
+        model = model_path(folder, request["unpacked"])
         os.chdir(model.parent)  # messages then name the model and not the folders of this machine
         listener.step = "loading coremltools and torch"
         work = {"inspect": _inspect, "apply": _apply}[request["task"]]
@@ -126,30 +126,29 @@ def answer(folder: Path, request: dict[str, Any], listener: Listener) -> dict[st
             limit = byte_words(request["memory"])
             return {"error": f"it takes more than {limit} of memory, which is the limit here"}
         if isinstance(error, SurgeryError):
-            return {"error": _without(str(error), folder)}
+            return {"error": _without_folders(str(error), folder)}
         if isinstance(error, (RuntimeError, OSError)):
-            return {"error": f"{type(error).__name__}: {_without(str(error), folder)}"}
-        return {
-            "error": f"{type(error).__name__}: {_without(str(error), folder)}; this model shows a defect here"
-        }
+            return {"error": f"{type(error).__name__}: {_without_folders(str(error), folder)}"}
+        words = f"{type(error).__name__}: {_without_folders(str(error), folder)}"
+        return {"error": f"{words}; this model shows a defect here"}
 
 
-def _without(text: str, folder: Path) -> str:
-    """A text without the folders of this machine."""
+def _without_folders(text: str, folder: Path) -> str:
+    """Return a text without the folders of this machine."""
     for part in ("work/", "upload/", ""):
         text = text.replace(f"{folder}/{part}", "")
     return text[:TEXT]
 
 
-def place(folder: Path, largest: int) -> Path:
-    """Where the model of an upload is; an archive is unpacked, once.
+def model_path(folder: Path, largest: int) -> Path:
+    """Return the path of the model in an upload; an archive is unpacked, once.
 
     Args:
-        folder: with `upload/`.
-        largest: bytes that are unpacked at most.
+        folder: the folder that holds `upload/`.
+        largest: the most bytes that are unpacked.
 
     Raises:
-        LoadError: it is no model.
+        LoadError: the upload is no model.
     """
     noted = folder / PLACE
     if noted.exists():
@@ -209,7 +208,7 @@ def _apply(folder: Path, model: Path, request: dict[str, Any], listener: Listene
     shutil.make_archive(str(folder / DOWNLOAD.removesuffix(".zip")), "zip", out)
     return {
         "sentence": headline(surgery),
-        "changes": _without(surgery.details, folder),
+        "changes": _without_folders(surgery.details, folder),
         "download": f"{new.name}.zip" if surgery.changes else "",
     }
 
@@ -231,12 +230,11 @@ class Limits:
     Attributes:
         upload: bytes of one model as it is sent.
         unpacked: bytes of one model out of its archive, and of each file that is written.
-        memory: bytes of memory that one piece of work may allocate (held on Linux alone).
-        seconds: that one piece of work may take.
-        keep: seconds after the last sign of a visitor, after which his files are deleted.
-        stay: seconds after a model began to be sent, after which its files are deleted, seen or not;
-            work on it is ended first.
-        models: models that are held at once.
+        memory: bytes of memory that one piece of work may allocate (enforced on Linux only).
+        seconds: seconds that one piece of work may take.
+        keep: seconds after the last request of a visitor after which the files are deleted.
+        stay: seconds after the upload began after which the files are deleted in any case; work is ended first.
+        models: models that are stored at once.
     """
 
     upload: int = 4 * GB

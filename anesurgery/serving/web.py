@@ -1,4 +1,9 @@
-"""The page and its calls, as an application of Starlette; who may call, and what a browser may do."""
+"""The web application of `anesurgery serve`: connections, visitors' models, and the page with its calls.
+
+Three parts: a protocol that drops silent connections (`bounded`); `Jobs`, which stores the models of visitors
+and runs `task` for one of them at a time; and the Starlette application (`site`), with who may call and what a
+browser may do.
+"""
 
 from __future__ import annotations
 
@@ -37,22 +42,22 @@ from anesurgery.serving.task import ANSWER, DOWNLOAD, REPORT, Limits
 
 # -- connections ----------------------------------------------------------------------------------------
 #
-# Only so many whose request has not come whole are held, and each only while something comes. Whoever sends
-# half a request, or a byte at a time, may not shut others out: where there are too many, the one that has been
-# silent for the longest goes first.
+# A connection whose request is not complete is kept only while bytes come, and only so many are kept: a visitor
+# who sends half a request, or a byte at a time, must not shut others out. If there are too many, the one that
+# has been silent longest is closed.
 
 MOST_WAITING = 100
-"""Connections of which more is to come: half of those that are served, so that others find a place."""
+"""The most connections with an incomplete request: half of all, so that others find a place."""
 SILENT = 20.0
-"""Seconds without a byte after which a connection ends; browsers send what they have sooner."""
+"""Seconds without a byte after which a connection is closed; browsers send sooner."""
 
 
 def bounded(waiting: int = MOST_WAITING, silent: float = SILENT) -> type[H11Protocol]:
-    """The protocol of a server that waits for so many requests to come whole.
+    """Return the protocol of a server that waits for so many requests to be complete.
 
     Args:
-        waiting: connections at most.
-        silent: seconds without a byte, at most.
+        waiting: the most waiting connections.
+        silent: the most seconds without a byte.
     """
     clocks: dict[Any, asyncio.TimerHandle] = {}
 
@@ -99,26 +104,26 @@ def bounded(waiting: int = MOST_WAITING, silent: float = SILENT) -> type[H11Prot
 # -- the models of visitors: each in a folder of its own, worked on one at a time, and deleted -----------
 
 DEEPEST, LONGEST = 16, 200
-"""Folders in folders, and bytes of a name, of what is sent: packages have four, and names end at 255 on every
-system, with room for what is added."""
+"""The most nested folders, and the most bytes of a name, of an upload: packages have four levels, and every
+system allows names of 255 bytes."""
 UPLOADING, WAITING, WORKING, READY, FAILED = "uploading", "waiting", "working", "ready", "failed"
 
 
 class TooMuch(SurgeryError):  # noqa: N818 - reads as a statement
-    """More is asked for than the limits allow."""
+    """Raised where more is asked for than the limits allow."""
 
 
 class Gone(SurgeryError):  # noqa: N818 - reads as a statement
-    """The files of a visitor are deleted, or never were."""
+    """Raised where the files of a visitor were deleted, or never existed."""
 
 
 @dataclass
 class Job:
-    """A model of a visitor, and what is done with it."""
+    """A model of a visitor, and the work on it."""
 
     folder: Path
     id: str = field(default_factory=lambda: secrets.token_urlsafe(24))
-    """Whoever knows it may see and change the model; it cannot be guessed."""
+    """A secret: whoever knows it may see and change the model."""
     state: str = UPLOADING
     words: str = ""
     """How far the work is."""
@@ -133,14 +138,14 @@ class Job:
 
     @property
     def busy(self) -> bool:
-        """Is work on it under way, or waiting?"""
+        """Whether work on it is running or waiting."""
         return self.state in (WAITING, WORKING)
 
-    def told(self, ahead: int) -> dict[str, Any]:
-        """What its visitor is told.
+    def status(self, ahead: int) -> dict[str, Any]:
+        """Return what the visitor's browser is told.
 
         Args:
-            ahead: how many others are worked on first.
+            ahead: how many other jobs come first.
         """
         seconds = round(time.monotonic() - self.since) if self.state == WORKING else 0
         report = not self.busy and (self.folder / REPORT).exists()
@@ -150,7 +155,7 @@ class Job:
 
 @dataclass
 class Jobs:
-    """All models that are held, and the order in which they are worked on."""
+    """All models that are stored, and the order in which they are worked on."""
 
     limits: Limits
     folder: Path = field(init=False)
@@ -183,10 +188,10 @@ class Jobs:
         return job
 
     def get(self, name: str) -> Job:
-        """A job by its id; its visitor was seen.
+        """Return a job by its id, and note that its visitor was seen.
 
         Raises:
-            Gone: there is none.
+            Gone: there is no such job.
         """
         if (job := self.held.get(name)) is None:
             raise Gone("this model is not here any more; send it again")
@@ -194,24 +199,24 @@ class Jobs:
         return job
 
     def ahead(self, job: Job) -> int:
-        """How many others are worked on before a job."""
+        """Return how many other jobs come before a job."""
         return self.order.index(job.id) if job.id in self.order else 0
 
     async def store(self, job: Job, name: str, chunks: AsyncIterator[bytes]) -> None:
-        """Write a file of a model that is being sent.
+        """Write a file of a model that is being uploaded.
 
         Args:
-            job: whose model.
-            name: its path in what was dropped, with slashes.
+            job: the job of the model.
+            name: the path of the file in the upload, with slashes.
             chunks: its bytes.
 
         Raises:
-            SurgeryError: its name leads elsewhere, it is there already, or it is not the time for it.
+            SurgeryError: the name leads elsewhere, the file exists, or the upload is over.
             TooMuch: the model is larger than the limit.
         """
         if job.state != UPLOADING:
             raise SurgeryError("this model was sent already; start anew with another")
-        place = job.folder / "upload" / inner(name)
+        place = job.folder / "upload" / path_in_upload(name)
         job.files += 1
         if job.files > MOST_FILES:
             raise TooMuch(f"more than {MOST_FILES:,} files are no model")
@@ -236,7 +241,7 @@ class Jobs:
         """Begin work on a model, or put it in line.
 
         Raises:
-            SurgeryError: work on it is under way already.
+            SurgeryError: work on it is running already.
         """
         if job.busy:
             raise SurgeryError("this model is being worked on; wait until that is done")
@@ -259,7 +264,7 @@ class Jobs:
             job.state = FAILED if "error" in job.answer else READY
 
     async def _answer(self, job: Job, request: dict[str, Any]) -> dict[str, Any]:
-        """What the process of a task gives; a sentence under "error" where it ends otherwise."""
+        """Run the process of a task; return its answer, or a sentence under "error" where it ends early."""
         (job.folder / ANSWER).unlink(missing_ok=True)
         bounds = {"memory": self.limits.memory, "unpacked": self.limits.unpacked}
         child = await asyncio.create_subprocess_exec(
@@ -281,7 +286,7 @@ class Jobs:
         try:
             answer: dict[str, Any] = json.loads((job.folder / ANSWER).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return {"error": ended(child.returncode)}
+            return {"error": ended_words(child.returncode)}
         return answer
 
     async def _listen(self, job: Job, child: asyncio.subprocess.Process) -> None:
@@ -292,7 +297,7 @@ class Jobs:
         await child.wait()
 
     async def drop(self, job: Job) -> None:
-        """Stop the work on a model, and delete all files of it."""
+        """Stop the work on a model, and delete all its files."""
         self.held.pop(job.id, None)
         if job.work is not None:
             job.work.cancel()
@@ -300,13 +305,13 @@ class Jobs:
         shutil.rmtree(job.folder, ignore_errors=True)
 
     async def watch(self) -> None:
-        """Delete, for ever, what nobody asked for in a while, and what has been here for too long."""
+        """Delete, for ever, models that nobody asked for in a while, and those that were here for too long."""
         while True:
             await asyncio.sleep(min(5.0, self.limits.keep / 4, self.limits.stay / 4))
-            for job in [job for job in self.held.values() if self._over(job)]:
+            for job in [job for job in self.held.values() if self._is_expired(job)]:
                 await self.drop(job)
 
-    def _over(self, job: Job) -> bool:
+    def _is_expired(self, job: Job) -> bool:
         now = time.monotonic()
         return now - job.seen > self.limits.keep or now - job.born > self.limits.stay
 
@@ -316,11 +321,11 @@ class Jobs:
             await self.drop(job)
 
 
-def inner(name: str) -> PurePosixPath:
-    """The path of a file in what was dropped.
+def path_in_upload(name: str) -> PurePosixPath:
+    """Return the path of a file in an upload.
 
     Raises:
-        SurgeryError: it leads elsewhere, or is no name of a file.
+        SurgeryError: the path leads elsewhere, or is no file name.
     """
     parts = name.split("/")
     plain = all(part not in ("", ".", "..") and part.isprintable() and "\\" not in part for part in parts)
@@ -330,8 +335,8 @@ def inner(name: str) -> PurePosixPath:
     return PurePosixPath(*parts)
 
 
-def ended(code: int | None) -> str:
-    """What is said of a process that ended without an answer."""
+def ended_words(code: int | None) -> str:
+    """Return what is said of a process that ended without an answer."""
     how = f"signal {-code}" if code is not None and code < 0 else f"code {code}"
     return (
         f"the work ended early ({how}): the model is damaged, or takes more memory or disk than is allowed here"
@@ -339,7 +344,7 @@ def ended(code: int | None) -> str:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """Variables of a task: modules as here; home, caches and temporary files in the visitor's folder."""
+    """Return the environment of a task: modules as here; home, caches and temporary files in its folder."""
     kept = {k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "OMP_NUM_THREADS", "LD_LIBRARY_PATH")}
     own = {"HOME": str(folder / "tmp"), "TMPDIR": str(folder / "tmp"), "PYTHONSAFEPATH": "1"}
     return {
@@ -354,29 +359,30 @@ def _environment(folder: Path) -> dict[str, str]:
 HERE = Path(__file__).parent
 COOKIE = "anesurgery"
 QUESTION = 10_000
-"""Bytes of a question in JSON at most: names and options have some hundreds."""
+"""The most bytes of a question in JSON: names and options take some hundreds."""
 PROOFS = ("sites", "both")
 TRUSTED_FRAME = "https://huggingface.co"
-"""The only site that may show a public page in a frame: that of Spaces."""
+"""The only site that may show a public page in a frame: Hugging Face Spaces."""
 
-_OWN = (
+PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; frame-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'"
 )
-_ITS = (
+REPORT_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "sandbox allow-scripts"
 )
-"""What the page may load, and what a report may: nothing from elsewhere, and a report nothing at all."""
+"""Content security policies of the page, which loads nothing from elsewhere, and of a report, which loads
+nothing."""
 
 
 def site(limits: Limits, hosts: frozenset[str], token: str | None) -> Starlette:
-    """The application.
+    """Return the application.
 
     Args:
-        limits: what visitors may ask for.
-        hosts: names and ports under which it is reached; whoever asks under another is turned away.
-        token: what a visitor must have; None for a page that is open to all.
+        limits: what visitors may use.
+        hosts: names and ports under which the page is reached; requests under others are refused.
+        token: the token that a visitor must have; None for a page that is open to all.
     """
     jobs = Jobs(limits)
 
@@ -394,14 +400,17 @@ def site(limits: Limits, hosts: frozenset[str], token: str | None) -> Starlette:
         routes=routes(),
         lifespan=lifespan,
         middleware=[Middleware(Door, hosts=hosts, token=token)],
-        exception_handlers={SurgeryError: _said, ClientDisconnect: lambda _, __: Response(status_code=400)},
+        exception_handlers={
+            SurgeryError: _error_response,
+            ClientDisconnect: lambda _, __: Response(status_code=400),
+        },
     )
     app.state.jobs, app.state.token = jobs, token
     return app
 
 
 def routes() -> list[Route]:
-    """Address -> what answers."""
+    """Return the routes: address -> function."""
     return [
         Route("/", index),
         Route("/front.css", style),
@@ -417,19 +426,19 @@ def routes() -> list[Route]:
 
 
 class Door:
-    """Turns away who asks under another name, from another site, or without the token."""
+    """Middleware that refuses requests under another name, from another site, or without the token."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str], token: str | None) -> None:
         self.app, self.hosts, self.token = app, hosts, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or pass on."""
+        """Answer, or pass the request on."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         request = Request(scope)
         frames = "'self'" if self.token else f"'self' {TRUSTED_FRAME}"
-        policy = _ITS if scope["path"].endswith("/report") else _OWN
+        policy = REPORT_POLICY if scope["path"].endswith("/report") else PAGE_POLICY
         headers = {
             "content-security-policy": f"{policy}; frame-ancestors {frames}",
             "x-content-type-options": "nosniff",
@@ -443,13 +452,13 @@ class Door:
                 message["headers"] += [(k.encode(), v.encode()) for k, v in headers.items()]
             await send(message)
 
-        if (reason := self._reason(request)) is not None:
+        if (reason := self._refusal(request)) is not None:
             await JSONResponse({"error": reason}, 403)(scope, receive, sent)
             return
         await self.app(scope, receive, sent)
 
-    def _reason(self, request: Request) -> str | None:
-        """Why a request is turned away; None where it is not."""
+    def _refusal(self, request: Request) -> str | None:
+        """Return why a request is refused; None where it is not."""
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if host.lower() not in self.hosts:
             return "this page is not reached under that name"
@@ -463,7 +472,7 @@ class Door:
         return None
 
 
-def _said(_: Request, error: Exception) -> Response:
+def _error_response(_: Request, error: Exception) -> Response:
     status = 413 if isinstance(error, TooMuch) else 404 if isinstance(error, Gone) else 400
     words = str(error).encode("utf-8", "backslashreplace").decode()  # a name may hold half a character
     return JSONResponse({"error": words}, status, headers={"connection": "close"})
@@ -475,7 +484,7 @@ def _templates() -> Environment:
 
 
 async def index(request: Request) -> Response:
-    """The page; with the token in the address, its cookie first."""
+    """Answer with the page; if the address has the token, set its cookie first."""
     if request.app.state.token is not None and "token" in request.query_params:
         answer = RedirectResponse("/", 303)
         answer.set_cookie(COOKIE, request.app.state.token, httponly=True, samesite="strict")
@@ -489,61 +498,61 @@ async def index(request: Request) -> Response:
 
 
 async def style(_: Request) -> Response:
-    """The style of the reports, and that of the page after it."""
+    """Answer with the style of the reports, and that of the page."""
     parts = [Path(show.__file__).parent / "page.css", HERE / "front.css"]
     return Response("\n".join(part.read_text(encoding="utf-8") for part in parts), media_type="text/css")
 
 
 async def script(_: Request) -> Response:
-    """What the page does."""
+    """Answer with the script of the page."""
     return FileResponse(HERE / "front.js", media_type="text/javascript")
 
 
 async def add(request: Request) -> Response:
-    """A place for a model."""
-    return _state(request.app.state.jobs, request.app.state.jobs.add())
+    """Make a place for a model."""
+    return _job_response(request.app.state.jobs, request.app.state.jobs.add())
 
 
-def _state(jobs: Jobs, job: Job) -> Response:
-    return JSONResponse(job.told(jobs.ahead(job)))
+def _job_response(jobs: Jobs, job: Job) -> Response:
+    return JSONResponse(job.status(jobs.ahead(job)))
 
 
-def _asked(request: Request) -> tuple[Jobs, Job]:
+def _jobs_and_job(request: Request) -> tuple[Jobs, Job]:
     jobs: Jobs = request.app.state.jobs
     return jobs, jobs.get(request.path_params["id"])
 
 
 async def tell(request: Request) -> Response:
-    """How far the work is."""
-    return _state(*_asked(request))
+    """Answer how far the work is."""
+    return _job_response(*_jobs_and_job(request))
 
 
 async def drop(request: Request) -> Response:
     """Delete a model."""
-    jobs, job = _asked(request)
+    jobs, job = _jobs_and_job(request)
     await jobs.drop(job)
     return Response(status_code=204)
 
 
 async def store(request: Request) -> Response:
-    """A file of a model."""
-    jobs, job = _asked(request)
+    """Store a file of a model."""
+    jobs, job = _jobs_and_job(request)
     await jobs.store(job, request.path_params["path"], request.stream())
-    return _state(jobs, job)
+    return _job_response(jobs, job)
 
 
 async def work(request: Request) -> Response:
-    """Begin to inspect, or to rewrite."""
-    jobs, job = _asked(request)
-    jobs.start(job, asked(await _json(request)))
-    return _state(jobs, job)
+    """Begin to inspect or to rewrite."""
+    jobs, job = _jobs_and_job(request)
+    jobs.start(job, checked_request(await _json_body(request)))
+    return _job_response(jobs, job)
 
 
-async def _json(request: Request) -> Any:
-    """The question of a request.
+async def _json_body(request: Request) -> Any:
+    """Return the question of a request.
 
     Raises:
-        SurgeryError: it is too long, or is not JSON.
+        SurgeryError: the question is too long, or no JSON.
     """
     body = b""
     async for chunk in request.stream():
@@ -558,14 +567,14 @@ async def _json(request: Request) -> Any:
         raise SurgeryError("the question is nested too deep; it is names with words") from error
 
 
-def asked(form: Any) -> dict[str, str]:
-    """What is asked of a task, seen through.
+def checked_request(form: Any) -> dict[str, str]:
+    """Return the checked request of a task.
 
     Args:
-        form: `task`, `target`, `recipe` and `prove` by name, of which the last three may be absent.
+        form: `task`, `target`, `recipe` and `prove` by name; the last three may be absent.
 
     Raises:
-        SurgeryError: something is not one of what may be asked for.
+        SurgeryError: a value is not among those allowed.
     """
     words = {"task": "inspect", "target": "any", "recipe": "auto", "prove": "sites"}
     if not isinstance(form, dict) or not all(isinstance(value, str) for value in form.values()):
@@ -580,22 +589,22 @@ def asked(form: Any) -> dict[str, str]:
 
 
 async def report(request: Request) -> Response:
-    """The page about a model."""
-    _, job = _asked(request)
-    return _file(job, REPORT, media_type="text/html")
+    """Answer with the report about a model."""
+    _, job = _jobs_and_job(request)
+    return _file_response(job, REPORT, media_type="text/html")
 
 
 async def download(request: Request) -> Response:
-    """The new model."""
-    _, job = _asked(request)
-    return _file(job, DOWNLOAD, filename=job.answer.get("download") or None)
+    """Answer with the new model."""
+    _, job = _jobs_and_job(request)
+    return _file_response(job, DOWNLOAD, filename=job.answer.get("download") or None)
 
 
-def _file(job: Job, name: str, **how: Any) -> Response:
-    """A file of a task that is done.
+def _file_response(job: Job, name: str, **how: Any) -> Response:
+    """Return a file of a task that is done.
 
     Raises:
-        Gone: there is none.
+        Gone: there is no such file.
     """
     if job.busy or not (job.folder / name).is_file():
         raise Gone("there is no such file yet")

@@ -22,7 +22,7 @@ from anesurgery.files import arrays
 from anesurgery.mil import Array, patched, quiet_host
 
 LEAST = 1 << 20
-"""Smallest array, in bytes, that gets a file of its own. A choice: 1 MiB keeps the number of files small."""
+"""Smallest array, in bytes, that gets a file of its own. A choice: 1 MB keeps the number of files small."""
 SHARD = 1 << 28
 """Bytes of one file of fp32 weights; a single larger weight exceeds it. A choice: 268 MB at a time fit in
 memory."""

@@ -1,8 +1,8 @@
-"""Show a certificate of numbers: a sentence, the outputs, the ops where errors enter; and all of it as a page.
+"""Show a certificate of numbers: a sentence, the outputs, and the ops where errors enter; or all as a page.
 
 The page is one HTML file that needs no network: the ops with their data flow, coloured by error. An op unfolds
-to its numbers in each arithmetic as histograms, and to the passes that repair it. It is plain HTML and SVG; a
-script only unfolds what a link names, and colours by the other error. Names are escaped by jinja2.
+to histograms of its values in each arithmetic, and to the passes that repair it. It is plain HTML and SVG; a
+script only unfolds an op that a link names, and changes the colouring. Names are escaped by jinja2.
 """
 
 from __future__ import annotations
@@ -22,25 +22,29 @@ from anesurgery.show.report import Report, Table, notes
 
 STYLES = {"holds": "bold green", "at risk": "bold yellow", "fails": "bold red"}
 ROWS = 12
-"""Ops that are shown, about a screen with what is around; `rows` and `to_json` have them all."""
+"""The most ops that are shown, about a screen; `rows` and `to_json` have them all."""
 
 
 @shows("Certificate")
 def certificate_report(certificate: Certificate) -> Report:
-    """A sentence and two tables."""
+    """Report a certificate as a sentence and two tables."""
     arithmetics = list(certificate.outputs)
     every = zip(*certificate.outputs.values(), strict=True)
-    outputs = [(several[0].name, *map(_nearness, several)) for several in every]
+    outputs = [(several[0].name, *map(_output_words, several)) for several in every]
     both = f"dB ({', '.join(arithmetics)})"
     ops = [
         (short_name(row.name), row.op_type, own, grown, ", ".join(row.repairs))
         for row in certificate.enters[:ROWS]
-        for own, grown in [[_each(side, arithmetics) for side in (row.own, row.grown)]]
+        for own, grown in [[_decibels_of_all(side, arithmetics) for side in (row.own, row.grown)]]
     ]
     return Report(
-        f"{certificate.verdict}: {certificate.why} ({tried(certificate)})",
+        f"{certificate.verdict}: {certificate.why} ({tried_words(certificate)})",
         [
-            *(line for choice in certificate.choices[:ROWS] for line in (choice.words, *_kept_by(choice))),
+            *(
+                op_line
+                for choice in certificate.choices[:ROWS]
+                for op_line in (choice.words, *_kept_by(choice))
+            ),
             Table(("output", *(f"{a} dB" for a in arithmetics)), outputs),
             Table(("where errors enter", "op type", f"own {both}", f"grown {both}", "repair"), ops),
             *notes(certificate.notes),
@@ -49,31 +53,31 @@ def certificate_report(certificate: Certificate) -> Report:
     )
 
 
-def _each(side: Mapping[str, float], arithmetics: Sequence[str]) -> str:
+def _decibels_of_all(side: Mapping[str, float], arithmetics: Sequence[str]) -> str:
     return ", ".join(decibels(side.get(a, math.nan)) for a in arithmetics)
 
 
-def _nearness(output: OutputComparison) -> str:
-    """How near an output is; which share is not finite, where some of it is not."""
+def _output_words(output: OutputComparison) -> str:
+    """Return how near an output is, or which share of it is not finite."""
     count = output.bad + output.undefined
     return f"{count / (output.compared + count):.0%} not finite" if count else decibels(output.psnr)
 
 
 def _kept_by(choice: Choice) -> list[str]:
-    """Which ops keep a choice, and what that costs."""
+    """Return which ops keep a choice, and what that costs."""
     if not (ops := choice.exact_ops):
         return []
     return [f"  kept by {len(ops)} ops in fp32 ({choice.cost}): widen_to_fp32 ops={','.join(ops)}"]
 
 
-def tried(certificate: Certificate) -> str:
-    """How many sets of inputs were tried, in words."""
+def tried_words(certificate: Certificate) -> str:
+    """Return how many sets of inputs were tried, in words."""
     sets = f"{certificate.samples} set{'s' if certificate.samples > 1 else ''} of inputs"
     return f"{sets}, {certificate.searched} more searched" if certificate.searched else sets
 
 
 def decibels(value: float) -> str:
-    """A PSNR in words; empty where there is none."""
+    """Return a PSNR in words; "" where there is none."""
     if math.isnan(value):
         return ""
     if math.isinf(value):
@@ -88,22 +92,22 @@ BANDS = (
     ("20 to 40", 20.0),
     ("less", -math.inf),
 )
-"""In words, and from how many dB on."""
+"""Bands of errors: (words, the least PSNR in dB)."""
 WIDTH, HEIGHT = 240, 72
 """The size of a histogram in pixels."""
 LANES = 8
-"""Rails that are drawn apart; further ones share the last, so that a narrow page has room for the names."""
+"""The most rails side by side; further ones share the last, so that names have room on a narrow page."""
 
 
 @dataclass(frozen=True)
 class Rail:
-    """What is drawn beside an op.
+    """The lines of data flow beside an op.
 
     Attributes:
-        lane: where the op stands.
-        passing: lanes of values that come from above and are read below.
+        lane: the lane of the op itself.
+        passing: lanes of values from above that are read below.
         incoming: lanes of the values that it reads.
-        after: lanes that go on below it.
+        after: lanes that continue below it.
     """
 
     lane: int
@@ -117,10 +121,10 @@ class Bars:
     """A histogram of one arithmetic over that of exact numbers.
 
     Attributes:
-        arithmetic: the other one.
-        exact: path of the area in exact arithmetic.
-        other: path of the line in the other one.
-        outside: elements of the other one that no bin holds.
+        arithmetic: the other arithmetic.
+        exact: SVG path of the area, in exact arithmetic.
+        other: SVG path of the line, in the other arithmetic.
+        outside: elements in the other arithmetic that no bin holds.
     """
 
     arithmetic: str
@@ -130,12 +134,12 @@ class Bars:
 
 
 @dataclass(frozen=True)
-class Line:
+class OpLine:
     """An op as the template needs it.
 
     Attributes:
         row: its errors.
-        rail: what is drawn beside it.
+        rail: the data flow beside it.
         own: band of the error that it adds.
         grown: band of the error that it ends with.
         bars: a histogram for each arithmetic but the exact one.
@@ -150,7 +154,7 @@ class Line:
 
 @draws("Certificate", "page")
 def certificate_page(certificate: Certificate) -> str:
-    """A certificate as an HTML document."""
+    """Return a certificate as an HTML document."""
     at = {row.name: k for k, row in enumerate(certificate.rows)}
     return (
         environment()
@@ -158,12 +162,12 @@ def certificate_page(certificate: Certificate) -> str:
         .render(
             found=certificate,
             lines=[
-                line(row, rail) for row, rail in zip(certificate.rows, rails(certificate.rows), strict=True)
+                op_line(row, rail) for row, rail in zip(certificate.rows, rails(certificate.rows), strict=True)
             ],
             outputs=list(zip(*certificate.outputs.values(), strict=True)),
             worst=[(at[row.name], row) for row in certificate.enters[:ROWS] if row.worst < BANDS[0][1]],
             bands=[words for words, _ in BANDS],
-            tried=tried(certificate),
+            tried=tried_words(certificate),
             decibels=decibels,
             status={"holds": 0, "at risk": 1, "fails": 2}[certificate.verdict],
             width=WIDTH,
@@ -172,20 +176,20 @@ def certificate_page(certificate: Certificate) -> str:
     )
 
 
-def line(row: OpError, rail: Rail) -> Line:
-    """An op as it is shown."""
+def op_line(row: OpError, rail: Rail) -> OpLine:
+    """Return an op as the template needs it."""
     drawn = row.histogram
     others = [] if drawn is None else [bars(drawn, a) for a in drawn.counts if a != "fp32"]
-    return Line(row, rail, band(row.worst), band(min(row.grown.values(), default=math.inf)), others)
+    return OpLine(row, rail, band(row.worst), band(min(row.grown.values(), default=math.inf)), others)
 
 
 def band(psnr: float) -> int:
-    """The number of the band in which an error lies; 0 is the best."""
+    """Return the number of the band of an error; 0 is the best."""
     return next(k for k, (_, least) in enumerate(BANDS) if psnr >= least)
 
 
 def bars(drawn: Histogram, arithmetic: str) -> Bars:
-    """The two histograms on one scale."""
+    """Return two histograms on one scale."""
     most = max(*drawn.counts["fp32"], *drawn.counts[arithmetic], 1)
     exact, other = (_steps(drawn.counts[a], most) for a in ("fp32", arithmetic))
     return Bars(
@@ -199,7 +203,7 @@ def _steps(counts: tuple[int, ...], most: int) -> str:
 
 
 def rails(rows: Sequence[OpError]) -> list[Rail]:
-    """A rail for each row, in file order."""
+    """Return a rail for each row, in file order."""
     at = {row.name: k for k, row in enumerate(rows)}
     reads = [[at[name] for name in row.reads if name in at and at[name] < k] for k, row in enumerate(rows)]
     last = {source: k for k, sources in enumerate(reads) for source in sources}

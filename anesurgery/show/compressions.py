@@ -1,7 +1,7 @@
-"""Show what a compression did: the weights, their forms with the evidence, and what it cost.
+"""Show the result of `compress`: the weights with their forms, the reasons, and the loss; also as a page.
 
-The page needs no network, and its names are escaped by jinja2. It holds a plot of size against loss where
-matplotlib is installed, with the modes of coremltools that were measured on the same samples as points.
+The page needs no network, and its names are escaped by jinja2. With matplotlib it holds a plot of size against
+loss, in which coremltools' own modes, measured on the same samples, are points.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from anesurgery.errors import SurgeryError
 from anesurgery.files.plot_files import can_plot, picture
 from anesurgery.show.console import shows
 from anesurgery.show.page import environment
-from anesurgery.show.report import Report, Table, first
+from anesurgery.show.report import Report, Table, first_rows
 from anesurgery.show.summary import counted
 
 LEAST = 1e-9
-"""What is drawn for a loss of less, on an axis of logarithms."""
+"""The smallest loss in the plot, which has a logarithmic axis."""
 NEWER = "iPhone16/iOS18"
 """A target that has int4."""
 ROWS = 40
-"""Rows that are shown; JSON has all."""
+"""The most rows that are shown; JSON has all."""
 
 
 @shows("Compression")
 def compression_report(compression: Compression) -> Report:
-    """A row for each weight, then the whole."""
-    shown, more = first(compression.compressed, ROWS)
+    """Report a row for each weight, then the whole model."""
+    shown, more = first_rows(compression.compressed, ROWS)
     sizes = [" -> ".join(map(byte_words, row.bytes)) for row in shown]
     errors = [(f"{row.error:.2g}", f"{row.rounded:.2g}") for row in shown]
     rows = [
@@ -46,11 +46,11 @@ def compression_report(compression: Compression) -> Report:
 
 
 def whole_lines(compression: Compression) -> list[str]:
-    """What holds for the whole, the first a sentence."""
+    """Return what holds for the whole model; the first is a sentence."""
     before, after = compression.bytes
     where = "any chip" if compression.target == "any" else compression.target
     lines = [
-        *_not_as_asked(compression),
+        *_wider_words(compression),
         f"weights: {byte_words(before)} -> {byte_words(after)}; {len(compression.compressed)} compressed for "
         f"{compression.purpose} on {where}, corrected by {counted(compression.samples[0], 'sample')}",
         "error: the squared error of the products, as a share; rounded: without correction",
@@ -66,13 +66,13 @@ def whole_lines(compression: Compression) -> list[str]:
     if compression.time is not None:
         lines.append(str(compression.time))
     reasons = Counter((row.form, row.why) for row in compression.weights)
-    lines += [_reason(form, why, count) for (form, why), count in reasons.items()]
-    lines += [*_inputs(compression), *_balanced(compression)]
+    lines += [_form_reason(form, why, count) for (form, why), count in reasons.items()]
+    lines += [*_input_lines(compression), *_balance_lines(compression)]
     return [*lines, *(f"note: {words}" for words in compression.notes)]
 
 
-def _not_as_asked(compression: Compression) -> list[str]:
-    """Say that weights have more bits than were asked for, why, and what would give so few."""
+def _wider_words(compression: Compression) -> list[str]:
+    """Say that weights have more bits than were asked for, why, and what would give fewer."""
     if not (wider := compression.wider):
         return []
     forms, asked = ", ".join(dict.fromkeys(str(one.form) for one in wider)), compression.asked
@@ -86,8 +86,8 @@ def _not_as_asked(compression: Compression) -> list[str]:
     return [f"Not {asked} bits: {count} became {forms}. {why}; --for size takes {asked} bits anyway."]
 
 
-def _inputs(compression: Compression) -> Iterator[str]:
-    """What the ops read, where 8 bits were asked for."""
+def _input_lines(compression: Compression) -> Iterator[str]:
+    """Yield lines on the inputs of ops, where 8 bits were asked for."""
     asked = [row for row in compression.weights if row.inputs]
     kept = [row for row in asked if row.scales]
     least = min((row.cosine for row in kept if row.cosine is not None), default=1.0)
@@ -97,8 +97,8 @@ def _inputs(compression: Compression) -> Iterator[str]:
         yield f"inputs unchanged: of {short_name(row.weight)}: {row.inputs}"
 
 
-def _balanced(compression: Compression) -> Iterator[str]:
-    """Where scales went from a value into the weights that read it."""
+def _balance_lines(compression: Compression) -> Iterator[str]:
+    """Yield lines on values whose channel scales were moved into the weights that read them."""
     taken = [row for row in compression.balanced if not row.why]
     if compression.balanced:
         yield f"{len(taken)} of {len(compression.balanced)} values balanced"
@@ -106,15 +106,15 @@ def _balanced(compression: Compression) -> Iterator[str]:
         yield f"channels balanced: of {short_name(row.value)}: error {row.error[0]:.2g} -> {row.error[1]:.2g}"
 
 
-def _reason(form: str, why: str, count: int) -> str:
-    """Why some weights have the form that they have."""
+def _form_reason(form: str, why: str, count: int) -> str:
+    """Say why some weights have their form."""
     return f"{counted(count, 'weight')} {f'as {form}' if form else 'unchanged'}: {why}"
 
 
 @draws("Compression", "page")
 def compression_page(compression: Compression) -> str:
-    """A compression as an HTML document."""
-    first, *lines = whole_lines(compression)
+    """Return a compression as an HTML document."""
+    first_rows, *lines = whole_lines(compression)
     plot = svg(compression) if compression.loss is not None and can_plot() else None
     losses = [
         (point.mode, byte_words(point.bytes), point.loss.words(compression.chooses))
@@ -122,13 +122,13 @@ def compression_page(compression: Compression) -> str:
     ]
     template = environment().get_template("compression.html")
     return template.render(
-        compression=compression, first=first, lines=lines, plot=plot, losses=losses, size=byte_words
+        compression=compression, first=first_rows, lines=lines, plot=plot, losses=losses, size=byte_words
     )
 
 
 @draws("Compression", "plot")
 def compression_plot(compression: Compression, kind: str = "png") -> bytes:
-    """Size against loss as a picture.
+    """Return the plot of size against loss as an image.
 
     Args:
         compression: with points of coremltools, or without.
@@ -144,7 +144,7 @@ def compression_plot(compression: Compression, kind: str = "png") -> bytes:
 
 
 def svg(compression: Compression) -> str:
-    """The plot as an element of a page."""
+    """Return the plot as an element of a page."""
     text = compression_plot(compression, "svg").decode()
     return text[text.index("<svg") :]
 
@@ -170,6 +170,6 @@ def _draw(axes: Any, compression: Compression, loss: Cost) -> None:
 
 
 def _height(loss: Cost, chooses: bool) -> float:
-    """What is drawn of a loss: the KL divergence of a choice, else the noise."""
+    """Return the height of a point: the KL divergence of a choice, else the noise."""
     value = loss.kl if chooses and loss.rows else 10 ** (-loss.psnr / 10)
     return max(LEAST, value) if math.isfinite(value) else 1.0

@@ -1,4 +1,4 @@
-"""The one way to a terminal: names from models have no markup, and what cannot be printed is replaced."""
+"""Print reports in a terminal with rich, safely: names from models hold no markup and no control characters."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from anesurgery.display import Form, draws, printable
 from anesurgery.show.report import Line, Listing, Report, Table
 
 WIDTH = 80
-"""Columns of what is not a terminal."""
+"""Width in columns where the output is no terminal."""
 
 SHOWN = 30
-"""Entries of a list at most; the page has them all."""
+"""The most entries of a list; the page has them all."""
 CELL, GAP = 28, "  "
-"""Characters of a column of a list at most, and what is between two."""
+"""The most characters of a list's column, and the gap between two columns."""
 
 K = TypeVar("K")
 Looks: TypeAlias = Mapping[K, tuple[str, str]]
 Reporter: TypeAlias = Callable[..., Report]
-"""Says in a report what a result is."""
+"""A function from a result to its report."""
 
 
 class PlainConsole(Console):
-    """A console for text that holds names from models: they cannot style it, move the cursor, or break it.
+    """A console for text with names from models: they cannot style it, move the cursor, or break it.
 
-    In a notebook too it writes where it is told to; a cell shows what `_repr_html_` gives.
+    It writes to its file in a notebook too; notebook cells show `_repr_html_`.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -46,22 +46,22 @@ class PlainConsole(Console):
         super().print(*written, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The segments to print; those with text of a model have nothing in them that a terminal obeys."""
+        """Yield the segments to print, with control characters of models replaced."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
 def plain(words: object, style: str = "") -> Text:
-    """Text from a model in a line: no markup is read in it, and what cannot be printed is replaced."""
+    """Return text from a model on one line, without markup and control characters."""
     return Text(printable(words).replace("\n", "�"), style=style)
 
 
 def group(*parts: Any) -> Group:
-    """Reports and their parts as rich prints them."""
-    return Group(*itertools.chain.from_iterable(map(_written, parts)))
+    """Return reports and their parts as rich prints them."""
+    return Group(*itertools.chain.from_iterable(map(_as_rich, parts)))
 
 
-def _written(part: Any) -> Iterable[Any]:
+def _as_rich(part: Any) -> Iterable[Any]:
     if isinstance(part, Report):
         yield plain(part.title, part.style) if isinstance(part.title, str) else part.title
         yield from group(*part.parts).renderables
@@ -70,17 +70,17 @@ def _written(part: Any) -> Iterable[Any]:
         edge = part.edge and bool(part.head)
         table = RichTable(*part.head, box=ruled, show_header=bool(part.head), pad_edge=edge)
         for row, style in itertools.zip_longest(part.rows, part.styles):
-            table.add_row(*map(_text, row), style=style)
+            table.add_row(*map(_as_rich_text, row), style=style)
         yield from [table] * bool(table.row_count)
     elif isinstance(part, Listing):
-        yield from _listed(part) if part.entries else ()
+        yield from _listing_lines(part) if part.entries else ()
     else:
-        yield _text(part)
+        yield _as_rich_text(part)
 
 
-def _listed(listing: Listing) -> Iterable[Any]:
-    """A line of columns for each entry, and its sentences below it."""
-    rows = [[_text(cell) for cell in cells] for cells, _ in listing.entries[:SHOWN]]
+def _listing_lines(listing: Listing) -> Iterable[Any]:
+    """Yield a line of columns for each entry, and its sentences below it."""
+    rows = [[_as_rich_text(cell) for cell in cells] for cells, _ in listing.entries[:SHOWN]]
     head = [Text(name, "dim underline") for name in listing.head]
     widths = [min(max(cell.cell_len for cell in column), CELL) for column in zip(head, *rows, strict=True)]
     while sum(widths) + len(GAP) * (len(widths) - 1) > WIDTH:
@@ -88,7 +88,7 @@ def _listed(listing: Listing) -> Iterable[Any]:
     yield _columns(head, widths)
     for row, (_, sentences) in zip(rows, listing.entries, strict=False):
         yield _columns(row, widths)
-        yield from (Padding(_text(one), (0, 0, 0, 4), expand=False) for one in sentences)
+        yield from (Padding(_as_rich_text(one), (0, 0, 0, 4), expand=False) for one in sentences)
     if (left := len(listing.entries) - SHOWN) > 0:
         yield Text(f"and {left:,} more; the page has all", "dim")
 
@@ -101,7 +101,7 @@ def _columns(cells: list[Text], widths: list[int]) -> Text:
     return line
 
 
-def _text(part: Any) -> Any:
+def _as_rich_text(part: Any) -> Any:
     """Words as text; what rich shows stays."""
     if isinstance(part, Line):
         words = plain(part.words, part.style)
@@ -114,12 +114,12 @@ def bars(
     legend: Mapping[K, str],
     looks: Mapping[K, tuple[str, str]],
 ) -> Text:
-    """Bars below each other, and a legend.
+    """Return bars below each other, and a legend.
 
     Args:
-        rows: what stands before each bar, and its runs of cells.
-        legend: what a cell looks like -> what it means.
-        looks: the glyph and the colour of a cell.
+        rows: (label, runs of cells) of each bar; a run is (kind of cell, how many).
+        legend: kind of cell -> its meaning.
+        looks: kind of cell -> (glyph, colour).
     """
     shown = Text()
     for label, cells in rows:
@@ -134,14 +134,14 @@ def bars(
 
 
 def as_text(*parts: Any) -> str:
-    """A report, or something that rich shows, as plain text."""
+    """Return a report, or something that rich prints, as plain text."""
     file = io.StringIO()
     PlainConsole(file=file, width=WIDTH, color_system=None).print(*parts, crop=False)
     return file.getvalue().rstrip()
 
 
 def as_html(*parts: Any) -> str:
-    """A report, or something that rich shows, for a notebook cell."""
+    """Return a report, or something that rich prints, for a notebook cell."""
     console = PlainConsole(file=io.StringIO(), width=WIDTH, record=True)
     console.print(*parts)
     return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>")

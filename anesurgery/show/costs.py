@@ -1,6 +1,8 @@
-"""What matters most in a model: failing loads, wrong numbers, then what takes most time; with its repair.
+"""Rank what matters most in a model, with the repair; and show where an estimated time goes.
 
-Where an estimated time goes: a bar of its sources of cost, the segments, and the dearest ops.
+Failing loads come first, then wrong numbers, then time. `terminal` and `surgeries` put the first few into short
+reports (`on_a_screen`). The last part draws an estimated time: a bar of its sources, the slowest segments and
+ops.
 """
 
 from __future__ import annotations
@@ -25,33 +27,33 @@ from anesurgery.show.report import Line, Report, Table
 from anesurgery.show.summary import UNIT_WORDS
 
 MOST = 3
-"""Things in a short report."""
+"""The most problems in a short report."""
 SCREEN = 11
-"""Lines of a short report; a command adds three: what it wrote, what to run next, what else there is."""
+"""Lines of a short report; a command adds three of its own."""
 MATTERS = 0.01
-"""Share of the time, or of the work, from which on a cost comes before a risk of wrong numbers."""
+"""From this share of the time, or of the work, a cost ranks above a risk of wrong numbers."""
 LEAST = 0.001
-"""Share that is said."""
+"""The smallest share that is mentioned."""
 NAME = re.compile(r"%[\w./:-]+")
 LONGEST = 20
-"""Characters of a name in a cause."""
+"""The most characters of a name in a cause."""
 Repair = Callable[[str], str]
 """The command that applies a pass, by its name."""
 
 
 @dataclass(frozen=True)
-class Cost:
+class Problem:
     """One thing that matters.
 
     Attributes:
-        what: ops in words; "" for the model as a whole.
+        what: the ops in words; "" for the model as a whole.
         why: the cause, in words.
-        kind: of the finding; "placement" where no rule says why ops run elsewhere.
-        share: of the time, else of the work, else of the ops.
+        kind: the kind of the finding; "placement" where no rule says why ops run elsewhere.
+        share: its share of the time, else of the work, else of the ops.
         remedies: the passes that help, the likeliest first.
         advice: what to do where no pass helps.
-        wrong: may it fail to load, or give wrong numbers?
-        rule: of the finding.
+        wrong: whether the model may fail to load, or give wrong numbers.
+        rule: the rule of the finding.
     """
 
     what: str
@@ -65,7 +67,7 @@ class Cost:
 
     @property
     def rank(self) -> tuple[int, float, int]:
-        """Failures first, then what takes time and can be helped, risks of wrong numbers, and the rest."""
+        """Sorts failures first, then costs with a repair, then risks of wrong numbers, then the rest."""
         kinds, helped = (*summary.KINDS, "placement"), bool(self.remedies or self.advice)
         first = (
             0 if self.wrong else 1 if self.share >= MATTERS and helped else 2 if self.kind == "numeric" else 3
@@ -73,7 +75,7 @@ class Cost:
         return first, -self.share, kinds.index(self.kind) if self.kind in kinds else len(kinds)
 
     def lines(self, number: int, repair: Repair, whole: bool = False) -> Iterator[Text]:
-        """The thing with its cause, in one line or as a whole, and below it the command, or what to do."""
+        """Yield the problem with its cause, and below it the command that repairs it, or the advice."""
         said = f"{number}. {self.what}: {self.why}" if self.what else f"{number}. {self.why}"
         said_in_two = textwrap.wrap(said, WIDTH, subsequent_indent="   ")
         yield from map(plain, said_in_two) if whole and len(said_in_two) <= 2 else [cut(said)]
@@ -83,19 +85,19 @@ class Cost:
             yield cut(f"   {self.advice}", "green")
 
 
-SIZES_FIRST = Cost(
+SIZES_FIRST = Problem(
     "",
     "the sizes of the inputs vary, and most passes need fixed ones",
     "legality",
     advice="fix them first, with the pass fix_shapes; or make several sizes: `anesurgery sizes`",
 )
-"""What comes before all else in a model of flexible size."""
+"""The first problem of a model of flexible size."""
 BOUNDARIES = ("; ", " (", ", ")
-"""Where words may end that have no room, the best first: what follows is said by `--full`."""
+"""Marks at which words are cut where they have no room, the best first; `--full` shows all."""
 
 
 def cut(words: str, style: str = "") -> Text:
-    """A line of a terminal, ended at a clause where the second half has one."""
+    """Return a line that fits a terminal, ended at a clause if possible."""
     ends = (words.rfind(mark, WIDTH // 2, WIDTH + 1) for mark in BOUNDARIES)
     end = next((at for at in ends if at >= 0), None) if len(words) > WIDTH else None
     line = plain(words[:end], style)
@@ -103,60 +105,60 @@ def cut(words: str, style: str = "") -> Text:
     return line
 
 
-def costs(inspection: Inspection) -> list[Cost]:
-    """All things that matter, those that matter most first; what one set of ops suffers is one thing."""
+def costs(inspection: Inspection) -> list[Problem]:
+    """Return all problems, the most important first; what concerns one set of ops is one problem."""
     rows = {row.name: row for row in summary.all_rows(inspection)}
-    found: dict[tuple[str, ...], Cost] = {}
-    for place, cost in _things(inspection, rows):
+    found: dict[tuple[str, ...], Problem] = {}
+    for place, cost in _problems(inspection, rows):
         known = found.get(place) if place else None
-        found[place or (cost.why,)] = cost if known is None else _both(known, cost)
+        found[place or (cost.why,)] = cost if known is None else _merged(known, cost)
     matter = sorted(
-        (cost for cost in found.values() if not _too_short(inspection, cost)), key=lambda cost: cost.rank
+        (cost for cost in found.values() if not _is_negligible(inspection, cost)), key=lambda cost: cost.rank
     )
     if not inspection.fixing:
         return matter
-    return [SIZES_FIRST, *(_afterwards(cost) for cost in matter if cost.rule != RANGE.id)]
+    return [SIZES_FIRST, *(_after_fixing(cost) for cost in matter if cost.rule != RANGE.id)]
 
 
-def _afterwards(cost: Cost) -> Cost:
-    """A thing in a model whose sizes vary: passes come after the sizes are fixed."""
+def _after_fixing(cost: Problem) -> Problem:
+    """Return a problem of a model whose sizes vary: its passes come after the sizes are fixed."""
     names = ", ".join(cost.remedies)
     return replace(cost, remedies=(), advice=f"after that: {names}") if names else cost
 
 
-def _too_short(inspection: Inspection, cost: Cost) -> bool:
-    """Is it about where ops run that take next to no time? Moving them gains nothing that can be told."""
+def _is_negligible(inspection: Inspection, cost: Problem) -> bool:
+    """Return whether it only concerns where ops run that take next to no time."""
     timed = inspection.time is not None and bool(cost.what)
     return timed and cost.share < LEAST and cost.kind in ("legality", "placement", "speed") and not cost.wrong
 
 
-def _both(one: Cost, other: Cost) -> Cost:
+def _merged(one: Problem, other: Problem) -> Problem:
     remedies = tuple(dict.fromkeys((*one.remedies, *other.remedies)))
     return replace(one, remedies=remedies, advice=one.advice or other.advice, wrong=one.wrong or other.wrong)
 
 
-def _things(inspection: Inspection, rows: dict[str, OpRow]) -> Iterator[tuple[tuple[str, ...], Cost]]:
-    """The names of the ops of each thing, and the thing; what keeps ops off the engine first."""
+def _problems(inspection: Inspection, rows: dict[str, OpRow]) -> Iterator[tuple[tuple[str, ...], Problem]]:
+    """Yield (names of the ops, problem); what keeps ops off the engine comes first."""
     for alike in summary.by_reason(summary.attention(inspection)):
         own = list({row.name: row for group in alike for row in group.rows}.values())
         first = alike[0]
         if first.finding is not None or any(row.preferred is not None for row in own):
-            yield tuple(sorted(row.name for row in own)), _cost(inspection, own, first.why, first.finding)
+            yield tuple(sorted(row.name for row in own)), _problem_of(inspection, own, first.why, first.finding)
     for ruled in summary.other_findings(inspection):
         own = [rows[name] for name in ruled.ops if name in rows]
         yield (
             tuple(sorted(row.name for row in own)),
-            _cost(inspection, own, ruled.finding.message, ruled.finding),
+            _problem_of(inspection, own, ruled.finding.message, ruled.finding),
         )
 
 
-def _cost(inspection: Inspection, rows: Sequence[OpRow], why: str, finding: Finding | None) -> Cost:
-    share, of_what = _share(inspection, rows)
+def _problem_of(inspection: Inspection, rows: Sequence[OpRow], why: str, finding: Finding | None) -> Problem:
+    share, of_what = _share_of(inspection, rows)
     said: dict[str, Any] = {}
     if finding is not None:
         said = {"advice": finding.advice, "wrong": _is_wrong(finding), "rule": finding.rule}
-    return Cost(
-        _named(rows, share, of_what),
+    return Problem(
+        _ops_in_words(rows, share, of_what),
         _without_name(why, rows),
         "placement" if finding is None else finding.kind,
         share,
@@ -165,8 +167,8 @@ def _cost(inspection: Inspection, rows: Sequence[OpRow], why: str, finding: Find
     )
 
 
-def _share(inspection: Inspection, rows: Sequence[OpRow]) -> tuple[float, str]:
-    """What ops take of the whole: of the time, else of the work, else of the ops."""
+def _share_of(inspection: Inspection, rows: Sequence[OpRow]) -> tuple[float, str]:
+    """Return the share of some ops: of the time, else of the work, else of all ops."""
     every = summary.all_rows(inspection)
     if inspection.time is not None:
         return sum(row.ms or 0.0 for row in rows) / inspection.time.ms, "time"
@@ -175,8 +177,8 @@ def _share(inspection: Inspection, rows: Sequence[OpRow]) -> tuple[float, str]:
     return len(rows) / max(len(every), 1), "ops"
 
 
-def _named(rows: Sequence[OpRow], share: float, of_what: str) -> str:
-    """``linear logits (CPU, 93% of the time)``; "" for the model as a whole."""
+def _ops_in_words(rows: Sequence[OpRow], share: float, of_what: str) -> str:
+    """Return ops in words, such as ``linear logits (CPU, 93% of the time)``; "" for the whole model."""
     if not rows:
         return ""
     kinds, units = {row.op_type for row in rows}, {row.preferred for row in rows}
@@ -189,7 +191,7 @@ def _named(rows: Sequence[OpRow], share: float, of_what: str) -> str:
 
 
 def _without_name(why: str, rows: Sequence[OpRow]) -> str:
-    """A cause without the name of the op that stands before it, and with short names."""
+    """Return a cause without the op's name in front, and with short names."""
     why = why.removeprefix(f"%{rows[0].name} is ") if len(rows) == 1 else why
     return NAME.sub(lambda name: short_name(name[0], LONGEST), why)
 
@@ -199,20 +201,20 @@ def _is_wrong(finding: Finding) -> bool:
 
 
 def in_python(name: str) -> str:
-    """The call that applies a pass."""
+    """Return the call that applies a pass."""
     return f'ane.apply(model, "{name}")'
 
 
 def on_a_screen(
     report: Report, inspection: Inspection | None, repair: Repair, tried: Collection[str] = ()
 ) -> Report:
-    """A report, and below it the things that matter most, as many as fit on a screen.
+    """Return a report with the most important problems below it, as many as fit on a screen.
 
     Args:
-        report: what comes first.
-        inspection: of the model that is left; None where nobody looked at it.
-        repair: the command that applies a pass, by its name.
-        tried: passes that were tried, and are not named again.
+        report: the report that comes first.
+        inspection: the inspection of the model; None without one.
+        repair: returns the command that applies a pass, by its name.
+        tried: passes that were tried, and are not suggested again.
     """
     report = replace(report, parts=[part for part in report.parts if part])
     room = SCREEN - len(as_text(report).splitlines()) - 1
@@ -236,11 +238,11 @@ LOOKS = {
     "switches": ("▚", "red"),
     "dispatch": ("·", "white"),
 }
-"""Source of cost -> what a cell of the bar looks like, and its colour in a terminal."""
+"""Source of cost -> (glyph of its cells in the bar, colour in a terminal)."""
 COLOURS = dict(
     zip(LOOKS, ("#2f86c9", "#5b6fb5", "#3f9a66", "#8b949d", "#cf7a1f", "#c4473c", "#b9a44c"), strict=True)
 )
-"""Look of a part -> its colour on a page."""
+"""Source of cost -> its colour on a page."""
 WHAT = {
     "products": "sums of products, on the engine",
     "memory": "ops of the engine that only move numbers",
@@ -252,14 +254,14 @@ WHAT = {
 }
 BAR = WIDTH - 4
 DEAREST = 10
-"""Ops that are listed, the dearest first: as many as fit on a screen; JSON has all."""
+"""The most ops that are listed, the slowest first; JSON has all."""
 SEGMENTS = 6
-"""Segments that are listed; the page has them all."""
+"""The most segments that are listed; the page has them all."""
 
 
 @dataclass(frozen=True)
-class Share:
-    """A part of a time: its name, milliseconds, share of the whole, and what it is, in words."""
+class TimeShare:
+    """A part of a time: its name, milliseconds, share of the whole, and an explanation."""
 
     name: str
     ms: float
@@ -267,21 +269,21 @@ class Share:
     what: str = ""
 
 
-def parts(inspection: Inspection) -> list[Share]:
-    """The sources of cost, the largest first; none without a time."""
+def parts(inspection: Inspection) -> list[TimeShare]:
+    """Return the sources of cost, the largest first; [] without a time."""
     if (time := inspection.time) is None:
         return []
-    shares = [Share(name, ms, ms / time.ms, WHAT[name]) for name, ms in time.parts.items() if ms > 0]
+    shares = [TimeShare(name, ms, ms / time.ms, WHAT[name]) for name, ms in time.parts.items() if ms > 0]
     return sorted(shares, key=lambda one: -one.ms)
 
 
-def segments(inspection: Inspection) -> list[Share]:
-    """The segments that take longest; none where there is one only."""
+def segments(inspection: Inspection) -> list[TimeShare]:
+    """Return the segments that take longest; [] where there is only one."""
     timed = [(part, s) for _, part in summary.sections(inspection) for s in part.segments if s.ms]
     if inspection.time is None or len(timed) < 2:
         return []
     longest = [
-        Share(
+        TimeShare(
             f"segment {s.index}",
             s.ms or 0.0,
             (s.ms or 0.0) / inspection.time.ms,
@@ -292,16 +294,16 @@ def segments(inspection: Inspection) -> list[Share]:
     return sorted(longest, key=lambda one: -one.ms)
 
 
-def dearest(inspection: Inspection) -> list[Share]:
-    """The ops that take longest, `DEAREST` at most."""
+def dearest(inspection: Inspection) -> list[TimeShare]:
+    """Return the ops that take longest, at most `DEAREST`."""
     if (time := inspection.time) is None:
         return []
     rows = sorted((r for r in summary.all_rows(inspection) if r.ms), key=lambda r: -(r.ms or 0.0))
-    return [Share(r.name, r.ms or 0.0, (r.ms or 0.0) / time.ms, r.op_type) for r in rows[:DEAREST]]
+    return [TimeShare(r.name, r.ms or 0.0, (r.ms or 0.0) / time.ms, r.op_type) for r in rows[:DEAREST]]
 
 
-def cells(shares: list[Share], width: int) -> list[tuple[str, int]]:
-    """How many cells of a bar each source of cost has; one at least."""
+def cells(shares: list[TimeShare], width: int) -> list[tuple[str, int]]:
+    """Return how many cells of a bar each source of cost has, at least one."""
     counts = [max(round(one.share * width), 1) for one in shares]
     if counts:
         counts[0] += width - sum(counts)
@@ -309,19 +311,19 @@ def cells(shares: list[Share], width: int) -> list[tuple[str, int]]:
 
 
 def in_words(ms: float) -> str:
-    """A duration, in the unit of the whole: "12.3 ms", "0.045 ms"."""
+    """Return a duration in words: "12.3 ms", "0.045 ms"."""
     return f"{rounded(ms, 3)} ms"
 
 
 def time_bar(inspection: Inspection, width: int = BAR) -> Text:
-    """The sources of cost as a bar, and a legend."""
+    """Return the sources of cost as a bar, with a legend."""
     shares = parts(inspection)
     legend = {one.name: f"{one.name} {in_words(one.ms)} ({summary.percent(one.share)})" for one in shares}
     return bars([("", cells(shares, width))], legend, LOOKS)
 
 
 def time_parts(inspection: Inspection) -> list[Any]:
-    """Where the time goes, for a report; nothing without a time."""
+    """Return the parts of a report on where the time goes; [] without a time."""
     if (time := inspection.time) is None:
         return []
     source = summary.counted(time.measurements, "published time") if time.measurements else time.source

@@ -1,7 +1,8 @@
-"""Place the segments of a model as boxes in layers of data flow, with arrows between them.
+"""Lay out the segments of a model as boxes in layers of data flow, with arrows between them.
 
-Layers run from left to right and wrap into rows like text. A small model shows its ops in the boxes, a larger
-one the op types, and one of very many segments only unit and size. Coordinates are in CSS pixels.
+`page` puts the `Drawing` into the report. Layers run from left to right and wrap into rows like text. A small
+model shows its ops in the boxes, a larger one op types, and one of very many segments only unit and size.
+Coordinates are in CSS pixels.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from anesurgery.placement.inspection import Inspection, OpRow, Segment
 from anesurgery.show.summary import UNIT_WORDS, counted
 
 OPS_SHOWN = 60
-"""The most ops of which each is named in its box."""
+"""The most ops that are named one by one in boxes."""
 TYPES_SHOWN = 48
-"""The most segments in the whole width whose boxes name op types."""
+"""The most segments, at full width, whose boxes name op types."""
 BOXES = 400
-"""Segments drawn at most."""
+"""The most segments that are drawn."""
 FAINT = 60
-"""Arrows that skip a layer, drawn at most; more would hide the rest."""
+"""The most arrows across layers that are drawn; more would hide the rest."""
 
 WIDTH = 1180
 HEAD, LINE, PAD = 24, 16, 8
 GAP_X, GAP_Y, GUTTER = 34, 10, 28
 LETTER = 6.7
-"""Width of a monospaced letter of 11 px."""
+"""Width in pixels of a monospaced letter of 11 px."""
 
 Point = tuple[float, float]
 
@@ -43,8 +44,8 @@ class Style:
     Attributes:
         name: "ops", "types" or "small".
         column: width of a column of text in a box.
-        stack: boxes above each other in one layer.
-        lines: of a column.
+        stack: the most boxes above each other in one layer.
+        lines: the lines of a column.
     """
 
     name: str
@@ -57,8 +58,8 @@ OPS, SMALL = Style("ops", 136, 4, 7), Style("small", 76, 5, 0)
 TYPES, FEW = Style("types", 144, 4, 3), Style("types", 144, 4, 8)
 
 
-class Line(NamedTuple):
-    """Words in a box, and where; `op` is the number of the op that they name, if they name one."""
+class BoxText(NamedTuple):
+    """Words in a box and their position; `op` is the number of the op that they name, if any."""
 
     x: float
     y: float
@@ -68,13 +69,13 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Box:
-    """A segment as drawn: its size, its texts with their places inside, and its own place once it has one."""
+    """A segment as drawn: its size, its texts with positions inside, and its own position once it has one."""
 
     segment: Segment
     width: float
     height: float
     head: str
-    lines: tuple[Line, ...]
+    lines: tuple[BoxText, ...]
     title: str
     x: float = 0.0
     y: float = 0.0
@@ -103,7 +104,7 @@ class Drawing:
 
 
 def style_of(inspections: Sequence[Inspection], width: int = WIDTH) -> Style:
-    """The one style in which models are drawn beside each other."""
+    """Return the style in which several models are drawn beside each other."""
     most = max((len(i.segments) for i in inspections), default=0)
     share = most / TYPES_SHOWN * WIDTH / width
     large = FEW if share <= 0.25 else TYPES if share <= 1 else SMALL
@@ -111,18 +112,18 @@ def style_of(inspections: Sequence[Inspection], width: int = WIDTH) -> Style:
 
 
 def draw(inspection: Inspection, width: int = WIDTH, style: Style | None = None) -> Drawing:
-    """Lay out the segments of one model (not of a pipeline) in a given width; its own style by default."""
+    """Lay out the segments of one model (not of a pipeline) in a given width."""
     segments = inspection.segments[:BOXES]
     style = style or style_of([inspection], width)
     rows = {row.name: row for row in inspection.ops}
-    contents = {s.index: _content(s, rows, style, width) for s in segments}
-    flow = _flow(segments)
+    contents = {s.index: _unplaced_box(s, rows, style, width) for s in segments}
+    flow = _data_flow(segments)
     columns = [
         [contents[k] for k in layer[at : at + style.stack]]
         for layer in map(sorted, nx.topological_generations(flow))
         for at in range(0, len(layer), style.stack)
     ]
-    boxes, lanes, height = _place(columns, width)
+    boxes, lanes, height = _placed_boxes(columns, width)
     direct = nx.transitive_reduction(flow)
     arrows = [_arrow(boxes[a], boxes[b], lanes) for a, b in sorted(direct.edges)]
     skips = [e for e in sorted(flow.edges) if not direct.has_edge(*e)]
@@ -135,15 +136,15 @@ def draw(inspection: Inspection, width: int = WIDTH, style: Style | None = None)
     )
 
 
-def _flow(segments: Sequence[Segment]) -> nx.DiGraph:
-    """Who reads whom; a reader that comes earlier in the file would make a circle and is left out."""
+def _data_flow(segments: Sequence[Segment]) -> nx.DiGraph:
+    """Return which segment reads which; readers earlier in the file would make a circle, and are left out."""
     graph = nx.DiGraph()
     graph.add_nodes_from(s.index for s in segments)
     graph.add_edges_from((s.index, r) for s in segments for r in s.readers if s.index < r and r in graph)
     return graph
 
 
-def _content(segment: Segment, rows: dict[str, OpRow], style: Style, width: int) -> Box:
+def _unplaced_box(segment: Segment, rows: dict[str, OpRow], style: Style, width: int) -> Box:
     unit, count = UNIT_WORDS[segment.unit], len(segment.ops)
     types = [rows[name].op_type if name in rows else name for name in segment.ops]
     title = _title(segment, types)
@@ -164,7 +165,7 @@ def _content(segment: Segment, rows: dict[str, OpRow], style: Style, width: int)
     letters = int((style.column - PAD) / LETTER)
     numbers = [rows[name].index if style is OPS and name in rows else None for name in segment.ops]
     lines = tuple(
-        Line(PAD + k // each * style.column, HEAD + LINE * (k % each) + 12, _cut(word, letters), op)
+        BoxText(PAD + k // each * style.column, HEAD + LINE * (k % each) + 12, _shortened(word, letters), op)
         for k, (word, op) in enumerate(zip(words, numbers, strict=False))
     )
     tall = HEAD + LINE * min(each, max(len(lines), 1)) + PAD
@@ -181,18 +182,18 @@ def _title(segment: Segment, types: Sequence[str]) -> str:
     return "\n".join(said)
 
 
-def _cut(word: str, letters: int) -> str:
+def _shortened(word: str, letters: int) -> str:
     return word if len(word) <= letters else word[: letters - 1] + "…"
 
 
 @dataclass(frozen=True)
 class _Lanes:
-    """Where arrows may run without crossing a box.
+    """Where arrows can run without crossing a box.
 
     Attributes:
-        row: number of the row of each segment.
-        column: number of its column over all rows.
-        above: height of the lane above each row, and of the one below the last.
+        row: segment -> number of its row.
+        column: segment -> number of its column, counted over all rows.
+        above: height of the lane above each row, and of the lane below the last.
     """
 
     row: dict[int, int]
@@ -200,7 +201,7 @@ class _Lanes:
     above: list[float]
 
 
-def _place(columns: list[list[Box]], width: int) -> tuple[dict[int, Box], _Lanes, float]:
+def _placed_boxes(columns: list[list[Box]], width: int) -> tuple[dict[int, Box], _Lanes, float]:
     rows: list[list[list[Box]]] = [[]]
     x = float(GAP_X)
     for column in columns:
@@ -214,11 +215,11 @@ def _place(columns: list[list[Box]], width: int) -> tuple[dict[int, Box], _Lanes
     numbers = itertools.count()
     for k, row in enumerate(rows):
         lanes.above.append(y - GUTTER / 2)
-        tallest = max((_tall(column) for column in row), default=0.0)
+        tallest = max((_column_height(column) for column in row), default=0.0)
         x = GAP_X
         for column in row:
             number = next(numbers)
-            top = y + (tallest - _tall(column)) / 2
+            top = y + (tallest - _column_height(column)) / 2
             for c in column:
                 at = c.segment.index
                 lanes.row[at], lanes.column[at] = k, number
@@ -230,12 +231,12 @@ def _place(columns: list[list[Box]], width: int) -> tuple[dict[int, Box], _Lanes
     return boxes, lanes, y
 
 
-def _tall(column: Sequence[Box]) -> float:
+def _column_height(column: Sequence[Box]) -> float:
     return sum(c.height for c in column) + GAP_Y * (len(column) - 1)
 
 
 def _arrow(a: Box, b: Box, lanes: _Lanes) -> str:
-    """Draw an arrow from the right side of a box to the left side of another, through gaps and lanes."""
+    """Return the path of an arrow from the right side of a box to the left side of another."""
     first, last = a.segment.index, b.segment.index
     start, end = (a.x + a.width, a.y + a.height / 2), (b.x - 2, b.y + b.height / 2)
     row, goal = lanes.row[first], lanes.row[last]
@@ -256,7 +257,7 @@ def _arrow(a: Box, b: Box, lanes: _Lanes) -> str:
 
 
 def _path(points: Sequence[Point], radius: float = 5) -> str:
-    """Straight lines with rounded corners."""
+    """Return the path of straight lines with rounded corners."""
     said = f"M{points[0][0]:.0f} {points[0][1]:.0f}"
     for a, b, c in zip(points, points[1:], points[2:], strict=False):
         (p, q), (r, s) = _towards(b, a, radius), _towards(b, c, radius)

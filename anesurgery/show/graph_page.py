@@ -1,6 +1,7 @@
-"""The ops of a program as a page to move about in: pan, zoom, search, and repeated blocks folded into one box.
+"""Show the ops of a program as an HTML page with pan, zoom, search, and repeated blocks folded into one box.
 
-Cytoscape.js draws and dagre places the boxes, in the browser; both are in the page, which needs no network.
+`Picture.save("x.html")` calls `graph_page`. In the browser, Cytoscape.js draws and dagre places the boxes; both
+are embedded in the page, which needs no network.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from anesurgery.show.summary import UNIT_WORDS
 
 VENDOR = Path(__file__).with_name("vendor")
 LIBRARIES = ("cytoscape.min.js", "cytoscape-dagre.min.js")
-"""In the order in which a page loads them."""
+"""The scripts, in the order in which a page loads them."""
 LEAST = 4
-"""Ops of a block at least that is folded. A choice: less is read as quickly as the words on a fold."""
+"""The fewest ops of a block that is folded. A choice: fewer are read as quickly as the words on a fold."""
 LETTERS = 28
-"""Characters of a line in a box at most."""
+"""The most characters on a line in a box."""
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """A block of ops that follows itself several times: where it begins, its length in ops, how often."""
+    """A block of ops that follows itself several times: its start, its length in ops, and how often."""
 
     start: int
     length: int
@@ -36,20 +37,20 @@ class Repeats:
 
     @property
     def end(self) -> int:
-        """The first op behind the last of them."""
+        """The first op after the last repetition."""
         return self.start + self.length * self.times
 
 
 @dataclass(frozen=True)
 class Fold:
-    """One of several blocks of alike ops: its ops, its number from 1, and how many there are."""
+    """One of several equal blocks of ops: its ops, its number from 1, and how many blocks there are."""
 
     ops: tuple[object, ...]
     number: int
     times: int
 
-    def drawn(self, flow: nx.DiGraph) -> dict[str, str]:
-        """What its box says, and the unit whose colour it has: that of all its ops, or none."""
+    def as_box(self, flow: nx.DiGraph) -> dict[str, str]:
+        """Return the words in its box, and the unit that gives its colour, if all its ops have one."""
         units = Counter(UNIT_WORDS.get(flow.nodes[op]["unit"], "unknown") for op in self.ops)
         places = ", ".join(f"{n} {word}" for word, n in units.most_common())
         places = f"all {places.partition(' ')[2]}" if len(units) == 1 else places
@@ -59,27 +60,33 @@ class Fold:
         return {"label": f"{words}\n{places}" if coloured else words, "unit": str(only)}
 
 
-def repeats(kinds: Sequence[object]) -> list[Repeats]:
-    """Stretches of a list that repeat, in order; the one that covers most is found first, then those beside it.
+def repeated_blocks(kinds: Sequence[object]) -> list[Repeats]:
+    """Return the blocks of a list that repeat, in order; the block that covers most is found first.
 
     Args:
-        kinds: what is alike in two ops that may be folded together.
+        kinds: a value for each op, equal for ops that may be folded together.
     """
     numbers = {kind: n for n, kind in enumerate(dict.fromkeys(kinds))}
     row = np.array([numbers[kind] for kind in kinds], dtype=np.int64)
     best = max(
-        (found for length in range(LEAST, len(row) // 2 + 1) if (found := _repeated(row, length)) is not None),
+        (
+            found
+            for length in range(LEAST, len(row) // 2 + 1)
+            if (found := _longest_repetition(row, length)) is not None
+        ),
         key=lambda one: (one.length * one.times, -one.length),
         default=None,
     )
     if best is None:
         return []
-    behind = [Repeats(one.start + best.end, one.length, one.times) for one in repeats(kinds[best.end :])]
-    return [*repeats(kinds[: best.start]), best, *behind]
+    behind = [
+        Repeats(one.start + best.end, one.length, one.times) for one in repeated_blocks(kinds[best.end :])
+    ]
+    return [*repeated_blocks(kinds[: best.start]), best, *behind]
 
 
-def _repeated(row: np.ndarray, length: int) -> Repeats | None:
-    """The longest stretch that repeats with this period, if it does so once at least."""
+def _longest_repetition(row: np.ndarray, length: int) -> Repeats | None:
+    """Return the longest stretch with this period; None where it does not repeat once."""
     alike = np.concatenate(([False], row[:-length] == row[length:], [False]))
     edges = np.flatnonzero(np.diff(alike.astype(np.int8)))
     starts, lengths = edges[::2], edges[1::2] - edges[::2]
@@ -90,18 +97,18 @@ def _repeated(row: np.ndarray, length: int) -> Repeats | None:
 
 
 def graph_page(flow: nx.DiGraph, heading: str, target: str | None) -> str:
-    """An HTML document of ops and of who reads whom.
+    """Return an HTML document of ops and their connections.
 
     Args:
-        flow: nodes with `op` (false for an input), `kind`, `name`, `gives`, `line`, `unit` and `around`.
-        heading: what is drawn.
-        target: chip and OS by which boxes have the colour of their unit; None for no colours.
+        flow: nodes with `op` (False for an input), `kind`, `name`, `gives`, `line`, `unit` and `around`.
+        heading: the heading of the page.
+        target: chip and OS for which boxes are coloured by unit; None for no colours.
     """
     ops = [node for node, data in flow.nodes(data=True) if data["op"]]
     kinds = [(flow.nodes[node]["kind"], flow.nodes[node]["gives"]) for node in ops]
     folds = [
         Fold(tuple(ops[at : at + one.length]), n, one.times)
-        for one in repeats(kinds)
+        for one in repeated_blocks(kinds)
         for n, at in enumerate(range(one.start, one.end, one.length), 1)
     ]
     fold_of = {node: n for n, fold in enumerate(folds) for node in fold.ops}
@@ -111,7 +118,7 @@ def graph_page(flow: nx.DiGraph, heading: str, target: str | None) -> str:
     graph = {
         "nodes": nodes,
         "edges": [[places[a], places[b]] for a, b in flow.edges],
-        "folds": [fold.drawn(flow) for fold in folds],
+        "folds": [fold.as_box(flow) for fold in folds],
     }
     return (
         environment()

@@ -1,4 +1,7 @@
-"""Write in Markdown what got better and what got worse between two forms of a model, for pull requests."""
+"""Write in Markdown what got better or worse between two forms of a model, as a comment on a pull request.
+
+`anesurgery review` prints the result of `review_markdown`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from anesurgery.show import summary
 from anesurgery.show.summary import UNIT_WORDS
 
 NAMED = 10
-"""Ops that left the engine, of which each has a row; the rest are counted."""
+"""The most ops that left the engine with a row each; the others are counted."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +23,11 @@ class Review:
     """A model before and after a change.
 
     Attributes:
-        name: of the model, as the reader knows it.
-        before: None where there was none.
-        after: how it stands now.
-        comparison: of the numbers of both, where they were compared.
-        apart: why they could not be compared, in words; "" where they were, or nobody asked.
+        name: the model's name for the reader.
+        before: the inspection before; None for a new model.
+        after: the inspection after.
+        comparison: the comparison of their numbers, if there was one.
+        apart: why they could not be compared, in words; "" where they were, or need not be.
     """
 
     name: str
@@ -34,10 +37,10 @@ class Review:
     apart: str = ""
 
     def worse(self, points: float = 0.1) -> list[str]:
-        """What got worse, a sentence each.
+        """Return a sentence for each thing that got worse.
 
         Args:
-            points: of a share that may be lost, in percent.
+            points: percentage points of a share that may be lost.
         """
         if self.before is None:
             return []
@@ -60,25 +63,31 @@ class Review:
         ]
 
     def left(self) -> list[OpRow]:
-        """The ops that are not expected on the engine now, and were, or were not there."""
+        """Return the ops that are not expected on the engine now, and were, or are new."""
         old = {} if self.before is None else {row.name: row for row in summary.all_rows(self.before)}
         off = [row for row in summary.all_rows(self.after) if summary.needs_attention(row)]
         return [row for row in off if row.name not in old or not summary.needs_attention(old[row.name])]
 
 
 def review_markdown(reviews: Sequence[Review], points: float = 0.1) -> str:
-    """A heading, a table and the ops that left the engine, for each model."""
-    return "\n".join(line for one in reviews for line in _model(one, points)) + "\n"
+    """Return a heading, a table and the ops that left the engine, for each model."""
+    return "\n".join(line for one in reviews for line in _model_lines(one, points)) + "\n"
 
 
-def _model(one: Review, points: float) -> list[str]:
+def _model_lines(one: Review, points: float) -> list[str]:
     worse = one.worse(points)
     verdict = f"worse: {'; '.join(worse)}" if worse else "not worse" if one.before else "new"
     lines = [f"### {_cell(one.name)} on {_cell(str(one.after.target))}", "", f"**{_cell(verdict)}**", ""]
-    return [*lines, *(_new(one) if one.before is None else _table(one.before, one)), "", *_left(one), ""]
+    return [
+        *lines,
+        *(_first_table(one) if one.before is None else _before_and_after(one.before, one)),
+        "",
+        *_ops_that_left(one),
+        "",
+    ]
 
 
-def _table(before: Inspection, one: Review) -> list[str]:
+def _before_and_after(before: Inspection, one: Review) -> list[str]:
     words = {True: "better", False: "**worse**", None: ""}
     rows = ["| | before | after | |", "|---|---|---|---|"]
     for c in summary.changes(before, one.after):
@@ -89,12 +98,12 @@ def _table(before: Inspection, one: Review) -> list[str]:
     return rows
 
 
-def _new(one: Review) -> list[str]:
+def _first_table(one: Review) -> list[str]:
     rows = ["| | |", "|---|---|"]
     return rows + [f"| {c.label} | {_cell(c.after)} |" for c in summary.changes(one.after, one.after)]
 
 
-def _left(one: Review) -> list[str]:
+def _ops_that_left(one: Review) -> list[str]:
     rows = one.left()
     if not rows or one.before is None:
         return []
@@ -108,6 +117,6 @@ def _left(one: Review) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Text as one cell: names of ops and files are not ours, and may hold anything."""
+    """Return text as one table cell; names of ops and files may hold anything."""
     plain = " ".join(text.split())
     return plain.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("`", "'")

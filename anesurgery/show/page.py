@@ -1,7 +1,8 @@
-"""An inspection as one HTML file that needs no network, and as a cell of a notebook.
+"""Show an inspection as one HTML file that needs no network, and as a notebook cell.
 
-The verdict, bars, graph and findings are plain HTML and SVG; only the table of ops is drawn by a script, from
-data in the page, so that thousands of rows stay light and sort at once. All names are escaped by jinja2.
+Verdict, bars, graph and findings are plain HTML and SVG. Only the table of ops is drawn by a script, from data
+in the page, so that thousands of rows stay light and sort at once. All names are escaped by jinja2. The classes
+here hold what the templates `page.html` and `cell.html` read.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from anesurgery.show.headline import compared_shares
 from anesurgery.show.summary import UNIT_WORDS
 
 BAR = 590
-"""Cells of the device bar."""
+"""Number of cells of the device bar."""
 STRIP = 120
-"""Ops in a row of the strip of cells."""
+"""Ops in a row of the strip."""
 STRIP_FROM = 60
-"""Ops from which the strip is shown; below, the graph names each op."""
+"""The strip is shown for more ops than this; for fewer, the graph names each op."""
 CELL_ROWS = 12
-"""Rows of the table in a notebook cell."""
+"""The most rows of the table in a notebook cell."""
 STATUS_WORDS = ("on the ANE", "in part on the ANE", "not on the ANE")
-"""What the numbers of `Inspection.status` mean."""
+"""Words for the numbers of `Inspection.status`."""
 HALF = 580
 """Width of a graph beside another."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A stretch of neighbouring cells that look alike: its place, its length, and what a pointer shows."""
+    """A run of neighbouring cells that look the same: its position, its length, and its tooltip."""
 
     x: int
     y: int
@@ -52,16 +53,16 @@ class Run:
 
 @dataclass(frozen=True)
 class TimePart:
-    """A source of cost in the bar of the time: its colour, what it is, and the same in words."""
+    """A source of cost in the bar of the time: the share, its colour, and its duration in words."""
 
-    part: costs.Share
+    part: costs.TimeShare
     colour: str
     words: str
 
 
 @dataclass(frozen=True)
-class View:
-    """An inspection as the template needs it; there are two of them in a page with `after`."""
+class PageView:
+    """An inspection as the templates need it; a page with `after` has two."""
 
     label: str
     inspection: Inspection
@@ -73,13 +74,13 @@ class View:
     strip: list[Run]
     drawings: list[tuple[str, Drawing]]
     time: list[TimePart]
-    dearest: list[costs.Share]
-    slowest: list[costs.Share]
+    dearest: list[costs.TimeShare]
+    slowest: list[costs.TimeShare]
 
 
 @functools.cache
 def environment() -> Environment:
-    """Escapes whatever a model brings; an unknown name in a template is an error."""
+    """Return the template environment. It escapes all names; an unknown name in a template is an error."""
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -91,42 +92,42 @@ def environment() -> Environment:
         status_words=STATUS_WORDS,
         unit_word=unit_word,
         short_name=short_name,
-        key=key,
+        key=css_name,
         duration=costs.in_words,
         percent=summary.percent,
     )
     return templates
 
 
-def key(unit: str | None) -> str:
-    """The name of a unit in style sheets."""
+def css_name(unit: str | None) -> str:
+    """Return the name of a unit in style sheets."""
     return unit or "unknown"
 
 
 def unit_word(name: str) -> str:
-    """The word for a unit by its name in style sheets."""
+    """Return the word for a unit by its name in style sheets."""
     return UNIT_WORDS[None if name == "unknown" else name]
 
 
 def heading(inspection: Inspection) -> str:
-    """The name of the model: of a path the last part."""
+    """Return the model's name: the last part of a path."""
     return inspection.model.rstrip("/").rpartition("/")[2] or inspection.model
 
 
 @draws("Inspection", "page")
 def page(inspection: Inspection, after: Inspection | None = None) -> str:
-    """One inspection, or a model before and after a surgery, as an HTML document.
+    """Return one inspection, or a model before and after a surgery, as an HTML document.
 
     Args:
-        inspection: what is shown; with `after`, the model before.
-        after: an inspection of the same model after the surgery; both are then shown side by side.
+        inspection: the inspection; with `after`, that of the model before.
+        after: an inspection of the model after the surgery; both are shown side by side.
     """
     if after is None:
-        views = [view(inspection, "")]
+        views = [page_view(inspection, "")]
     else:
         parts = [part for i in (inspection, after) for _, part in summary.sections(i)]
         style = style_of(parts, HALF)
-        views = [view(inspection, "before", HALF, style), view(after, "after", HALF, style)]
+        views = [page_view(inspection, "before", HALF, style), page_view(after, "after", HALF, style)]
     last = views[-1].inspection
     gone, new = summary.gone_and_new(inspection, last)
     return (
@@ -154,12 +155,12 @@ def page(inspection: Inspection, after: Inspection | None = None) -> str:
 
 @draws("Inspection", "html")
 def cell(inspection: Inspection) -> str:
-    """An inspection for a notebook cell: bar, numbers, what needs attention; no script, no style sheet."""
+    """Return an inspection for a notebook cell, without script and style sheet."""
     return (
         environment()
         .get_template("cell.html")
         .render(
-            view=view(inspection, "", None),
+            view=page_view(inspection, "", None),
             heading=heading(inspection),
             attention=summary.attention(inspection),
             shown=CELL_ROWS,
@@ -167,16 +168,18 @@ def cell(inspection: Inspection) -> str:
     )
 
 
-def view(inspection: Inspection, label: str, width: int | None = WIDTH, style: Style | None = None) -> View:
-    """What the template shows of an inspection; graphs of a given width and style, none without a width."""
+def page_view(
+    inspection: Inspection, label: str, width: int | None = WIDTH, style: Style | None = None
+) -> PageView:
+    """Return what a template shows of an inspection, with graphs of a width and style; None for no graphs."""
     rows = summary.all_rows(inspection)
-    return View(
+    return PageView(
         label,
         inspection,
         summary.verdict(inspection),
         numbers(inspection),
         shares(inspection),
-        [(key(u), UNIT_WORDS[u], n) for u, n in summary.ordered_counts(inspection)],
+        [(css_name(u), UNIT_WORDS[u], n) for u, n in summary.ordered_counts(inspection)],
         bar(inspection),
         strip(rows) if width and len(rows) > STRIP_FROM else [],
         [(name, draw(part, width, style)) for name, part in summary.sections(inspection)] if width else [],
@@ -187,7 +190,7 @@ def view(inspection: Inspection, label: str, width: int | None = WIDTH, style: S
 
 
 def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
-    """The numbers at the top: name, value, and a remark."""
+    """Return the numbers at the top: (name, value, remark)."""
     rows = summary.all_rows(inspection)
     segments = sum(len(part.segments) for _, part in summary.sections(inspection))
     illegal, unknown = (sum(r.legal is value for r in rows) for value in (False, None))
@@ -215,7 +218,7 @@ def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
 
 
 def shares(inspection: Inspection) -> list[tuple[str, float, str]]:
-    """Share of the ANE: name, share, in words."""
+    """Return shares of the ANE: (name, share, words)."""
     residency = inspection.residency
     kinds = {"ops": "ops"} | ({"flop": "the work"} if summary.has_flop(inspection) else {})
     return [
@@ -225,17 +228,17 @@ def shares(inspection: Inspection) -> list[tuple[str, float, str]]:
 
 
 def bar(inspection: Inspection) -> list[Run]:
-    """The device bar: ops in file order, `BAR` cells long."""
+    """Return the device bar: runs of ops in file order."""
     cells, x = [], 0
     for unit, group in itertools.groupby(summary.cells(inspection, BAR)):
         length = len(list(group))
-        cells.append(Run(x, 0, length, key(unit), True, UNIT_WORDS[unit]))
+        cells.append(Run(x, 0, length, css_name(unit), True, UNIT_WORDS[unit]))
         x += length
     return cells
 
 
 def strip(rows: list[OpRow]) -> list[Run]:
-    """A cell for each op in file order, `STRIP` in a row; alike neighbours are one."""
+    """Return a cell for each op in file order, `STRIP` in a row; equal neighbours are one run."""
     cells = []
     for y in range(0, len(rows), STRIP):
         x = 0
@@ -243,17 +246,17 @@ def strip(rows: list[OpRow]) -> list[Run]:
         for (unit, legal), group in itertools.groupby(
             line, key=lambda pair: (pair[1].preferred, pair[1].legal)
         ):
-            met = list(group)
-            (first, row), last = met[0], met[-1][0]
+            run = list(group)
+            (first, row), last = run[0], run[-1][0]
             where = f"op {first} ({row.name})" if first == last else f"ops {first} to {last}"
             title = f"{where}: {UNIT_WORDS[unit]}, legal: {summary.LEGAL_WORDS[legal]}"
-            cells.append(Run(x, y // STRIP, len(met), key(unit), legal, title))
-            x += len(met)
+            cells.append(Run(x, y // STRIP, len(run), css_name(unit), legal, title))
+            x += len(run)
     return cells
 
 
 def data(views: Iterable[tuple[str, Inspection]]) -> dict[str, Any]:
-    """What the script needs: rows as plain lists, and the rules that they name by number."""
+    """Return what the script needs: rows as plain lists, and the rules that they name by number."""
     rules: dict[tuple[str, ...], int] = {}
     shown = [
         {

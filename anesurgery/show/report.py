@@ -1,4 +1,7 @@
-"""A report: a title, and below it lines, tables and bars. It has no look of its own; `console` writes it."""
+"""The parts of a report: a title, and below it lines, tables and lists.
+
+Other files fill them; `console` prints them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Line:
-    """Words in a line or in a cell, how they look in a terminal ("bold", "cyan", "dim"), and their indent."""
+    """Words on a line or in a cell, with their look in a terminal ("bold", "cyan", "dim") and their indent."""
 
     words: object
     style: str = ""
@@ -18,14 +21,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells, which are words or lines, below the names of columns; without rows it is not shown.
+    """A table of words or lines; it is not shown without rows.
 
     Attributes:
         head: names of the columns.
-        rows: as many cells each.
-        ruled: has the head a line below it?
-        edge: is there a blank before the first column?
-        styles: how each row looks; plain where there are none.
+        rows: one cell for each column.
+        ruled: draw a line below the head.
+        edge: leave a blank before the first column.
+        styles: the look of each row; plain where there are none.
     """
 
     head: Sequence[str]
@@ -37,11 +40,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Listing:
-    """A table whose rows have sentences below them, which have the whole width.
+    """A table whose rows have sentences below them, in the whole width.
 
     Attributes:
         head: names of the columns.
-        entries: the cells of a row, and its sentences.
+        entries: (the cells of a row, its sentences).
     """
 
     head: Sequence[str]
@@ -50,12 +53,12 @@ class Listing:
 
 @dataclass(frozen=True)
 class Report:
-    """What is said of a result.
+    """A report on a result.
 
     Attributes:
-        title: a sentence, or text with looks of its own.
-        parts: words, `Line`, `Table`, `Listing`, a report below this one, or what rich shows, such as a bar.
-        style: of the title.
+        title: a sentence, or a rich text.
+        parts: words, `Line`, `Table`, `Listing`, another report, or something that rich prints, such as a bar.
+        style: the look of the title.
     """
 
     title: Any
@@ -64,11 +67,13 @@ class Report:
 
 
 def notes(words: Iterable[object]) -> list[Line]:
-    """What the reader must know."""
+    """Return a line for each note."""
     return [Line(f"note: {one}", "cyan") for one in words]
 
 
-def first(rows: Sequence[Any], most: int, words: str = "... and {} more") -> tuple[Sequence[Any], list[str]]:
-    """The first rows of many, and a line that says how many are left out."""
+def first_rows(
+    rows: Sequence[Any], most: int, words: str = "... and {} more"
+) -> tuple[Sequence[Any], list[str]]:
+    """Return the first rows of many, and a line that says how many are left out."""
     left = len(rows) - most
     return rows[:most], [words.format(left)] if left > 0 else []

@@ -1,4 +1,7 @@
-"""What is said of a plan, a build, a folder, a module, an op and of weights: a function for each."""
+"""Terminal reports for several results: a function for each.
+
+Plans, builds, folders, comparisons with PyTorch, single ops, and the sensitivity of weights.
+"""
 
 from __future__ import annotations
 
@@ -25,30 +28,32 @@ from anesurgery.rewriting.refusals import refusal_lines
 from anesurgery.semantics.reading import in_decibels
 from anesurgery.show.certificates import decibels
 from anesurgery.show.console import plain, shows
-from anesurgery.show.report import Line, Report, Table, first, notes
+from anesurgery.show.report import Line, Report, Table, first_rows, notes
 from anesurgery.show.summary import LEGAL_WORDS, UNIT_WORDS, counted
 
 WEIGHTS, MODULES = 40, 60
-"""Rows of a table; JSON has all."""
+"""The most rows of a table; JSON has all."""
 
 
 @shows("Plan")
 def plan_report(plan: Plan) -> Report:
-    """What would be done, why, what it gains, and what was left out."""
+    """Report what would be done, why, the gain, and what was left out."""
     steps = Table(("step", "why"), [(one.step, one.why) for one in plan.steps])
     left = [Line(f"left out: {line}", "dim") for line in refusal_lines(plan.left_out)]
-    return Report(_plan(plan), [steps, *_time(plan), *notes((*plan.notes, *plan.warnings)), *left])
+    return Report(
+        _plan_sentence(plan), [steps, *_time_line(plan), *notes((*plan.notes, *plan.warnings)), *left]
+    )
 
 
-def _plan(plan: Plan) -> str:
-    """What the plan comes to, in a sentence."""
+def _plan_sentence(plan: Plan) -> str:
+    """Return what the plan comes to, in a sentence."""
     where = f" on {Target.parse(plan.target).words}" if plan.target else ""
     steps = counted(len(plan.steps), "step") if plan.steps else "nothing to do"
     return "; ".join(filter(None, [f"{plan.recipe}: {steps}{where}", plan.gain * bool(plan.steps), plan.wrong]))
 
 
-def _time(plan: Plan) -> Iterator[str]:
-    """The expected time before and after with its band, and the verdict."""
+def _time_line(plan: Plan) -> Iterator[str]:
+    """Yield the expected time before and after with its range, and the verdict."""
     if plan.steps and (time := plan.figures.get("time")):
         ends = (time[end] for end in ("before", "after"))
         each = [f"{one['ms']:.3g} ms ({one['low']:.3g} to {one['high']:.3g})" for one in ends]
@@ -57,7 +62,7 @@ def _time(plan: Plan) -> Iterator[str]:
 
 @shows("Build")
 def build_report(build: Any) -> Report:
-    """What `build` made: its size, where its functions run, and how near it is to the checkpoint."""
+    """Report a build: its size, where its functions run, and how near it is to the checkpoint."""
     parts = f" in {build.chunks} chunks" if build.chunks > 1 else ""
     context = " or ".join(map(str, (build.options.context, *build.options.contexts)))
     lines = [
@@ -73,7 +78,7 @@ def build_report(build: Any) -> Report:
 
 @shows("Folder")
 def folder_report(folder: Folder) -> Report:
-    """A row for each model in a folder."""
+    """Report a row for each model in a folder."""
     rows = [(short_name(name), _sentence(one)) for name, one in folder.models.items()]
     more = f", {len(folder.refused)} refused" if folder.refused else ""
     return Report(
@@ -91,14 +96,14 @@ def _sentence(one: Inspection | Ranges | str) -> str:
 
 
 LOOKS = {"parts": "bold red", "carries": "yellow", "rounds": "yellow", "not kept": "dim", "agrees": ""}
-"""State of a module -> how its row looks."""
+"""State of a module -> the look of its row."""
 
 
 @shows("AgainstTorch")
 def modules_report(comparison: AgainstTorch) -> Report:
-    """A package beside its PyTorch module: a row for each call of a submodule."""
+    """Report a package beside its PyTorch module: a row for each call of a submodule."""
     arithmetics = list(comparison.rows[0].psnr) if comparison.rows else []
-    shown, more = first(comparison.rows, MODULES, "and {} more rows in `rows`")
+    shown, more = first_rows(comparison.rows, MODULES, "and {} more rows in `rows`")
     rows = [
         (
             row.name or "(whole)",
@@ -110,24 +115,26 @@ def modules_report(comparison: AgainstTorch) -> Report:
         for row in shown
     ]
     head = ("module", "class", "", *(f"{name} dB" for name in arithmetics), "value")
-    return Report(_parting(comparison), [Table(head, rows, styles=[LOOKS[row.state] for row in shown]), *more])
+    return Report(
+        _first_difference(comparison), [Table(head, rows, styles=[LOOKS[row.state] for row in shown]), *more]
+    )
 
 
-def _parting(comparison: AgainstTorch) -> str:
-    """Where they part, in a sentence."""
+def _first_difference(comparison: AgainstTorch) -> str:
+    """Return where package and module part, in a sentence."""
     if (parts := comparison.first) is None:
         kept = sum(row.state == "agrees" for row in comparison.rows)
         every = counted(len(comparison.rows), "call")
         rest = ", the rest as far as rounding shows" if kept < len(comparison.rows) else ""
         agree = f"package and PyTorch agree: {kept} of {every} to {comparison.gate:g} dB in fp32{rest}"
-        return "; ".join([agree, *_falls(comparison.rows)])
+        return "; ".join([agree, *_narrow_failures(comparison.rows)])
     name = parts.name or "the whole module"
     near = f"{parts.psnr['fp32']:.1f} dB in fp32, at {parts.value}" if parts.value else "no value is like it"
     return f"package and PyTorch part in {name} ({parts.kind}): {near}"
 
 
-def _falls(rows: Sequence[ModuleRow]) -> Iterator[str]:
-    """The first module that is right in fp32 and wrong in another arithmetic, for each of these."""
+def _narrow_failures(rows: Sequence[ModuleRow]) -> Iterator[str]:
+    """Yield the first module that is right in fp32 and wrong in another arithmetic, for each of these."""
     for arithmetic in rows[0].psnr if rows else ():
         wrong = next((row for row in rows if row.psnr[arithmetic] < GATE <= row.psnr["fp32"]), None)
         if wrong is not None:
@@ -138,18 +145,20 @@ def _falls(rows: Sequence[ModuleRow]) -> Iterator[str]:
 
 @shows("Why")
 def why_report(reasons: Why) -> Report:
-    """One op, the rules that found something in full, and a line for each of the others."""
+    """Report one op: the rules that found something in full, and a line for each other rule."""
     row = reasons.row
     verdict = f"legal on the ANE: {LEGAL_WORDS[row.legal]}; expected on: {UNIT_WORDS[row.preferred]}"
-    found = [line for asked in reasons.rules if asked.found for line in _in_full(asked)]
+    found = [line for asked in reasons.rules if asked.found for line in _rule_lines(asked)]
     silent = [Line(f"{asked.rule.id}: {asked.said}", indent=2) for asked in reasons.rules if not asked.found]
     title = plain(row.name, "bold").append_text(
         plain(f"  {row.op_type} {row.shape} {row.dtype}; {verdict}", "not bold")
     )
-    return Report(title, [*found, _estimate(row.estimate), f"{len(silent)} more rules were asked:", *silent])
+    return Report(
+        title, [*found, _estimate_words(row.estimate), f"{len(silent)} more rules were asked:", *silent]
+    )
 
 
-def _in_full(asked: Consulted) -> Iterator[Any]:
+def _rule_lines(asked: Consulted) -> Iterator[Any]:
     rule = asked.rule
     yield Text.assemble(plain(f"{rule.kind} ", "bold"), plain(f"{rule.id}: {asked.said}"))
     helps = f"pass {rule.remedy}" if rule.remedy else rule.advice
@@ -157,7 +166,7 @@ def _in_full(asked: Consulted) -> Iterator[Any]:
     yield from (Line(words, indent=2) for words in (*said, *([f"what helps: {helps}"] if helps else [])))
 
 
-def _estimate(estimate: Estimate | None) -> str:
+def _estimate_words(estimate: Estimate | None) -> str:
     if estimate is None:
         return "estimates: none is known"
     times = " and ".join(f"{factor:.3g}" for factor in estimate.off)
@@ -168,9 +177,9 @@ def _estimate(estimate: Estimate | None) -> str:
 
 @shows("Sensitivity")
 def sensitivity_report(costs: Sensitivity) -> Report:
-    """A row for each weight, the KL divergence of each mode in nats; where outputs have no rows, PSNR in dB."""
+    """Report a row for each weight: the KL divergence of each mode in nats, or else the PSNR in dB."""
     by_kl = any(o.kl for row in costs.rows for o in row.options.values())
-    shown, more = first(costs.rows, WEIGHTS)
+    shown, more = first_rows(costs.rows, WEIGHTS)
     rows = [
         (short_name(row.weight), ", ".join(row.readers), byte_words(row.bytes), *_losses(costs, row, by_kl))
         for row in shown
@@ -190,7 +199,7 @@ def _losses(costs: Sensitivity, row: Row, by_kl: bool) -> Iterator[str]:
 
 @shows("Proposal")
 def proposal_report(proposal: Proposal) -> Report:
-    """How many weights get which mode, and what that is estimated to cost."""
+    """Report how many weights get which mode, and the estimated loss."""
     counts = sorted(Counter(proposal.modes.values()).items())
     share = f"{byte_words(proposal.bytes)} of {byte_words(proposal.plain_bytes)}"
     cost = f"KL {proposal.kl:.3g} nats, {in_decibels(proposal.psnr, 'PSNR ')}"

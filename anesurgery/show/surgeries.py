@@ -1,4 +1,4 @@
-"""Show the result of a surgery or a comparison: terminal tables (rich), HTML, plain data."""
+"""Show the result of a surgery or a comparison: reports for a terminal and a notebook, and plain data."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from anesurgery.show.terminal import device_bar, two_bars
 from anesurgery.surgery import Surgery
 
 ROWS = 8
-"""Steps of which each has a row of its own, whatever it did."""
+"""Up to this many steps, each has a row, also one that changed nothing."""
 
 
 def site_summary(changes: Sequence[Change], *, fine: bool = True) -> str:
-    """What the checks of some edits say together; `fine` adds what the grades rest on."""
+    """Return what the checks of some edits show together; `fine` adds what the grades rest on."""
     proofs = [c.proof for c in changes if c.proof is not None]
     unchecked = Counter(c.unchecked for c in changes if c.unchecked)
     if not proofs and not unchecked:
@@ -53,7 +53,7 @@ def edits_line(changes: Sequence[Change], *, fine: bool = True) -> str:
 def _steps_table(surgery: Surgery, details: bool) -> Table:
     edits = counts(surgery.changes)
     listed = {step.name: str(step) for step in surgery.steps}
-    own = {name: [c for c in surgery.changes if c.pass_name == name] for name in _rows(surgery)}
+    own = {name: [c for c in surgery.changes if c.pass_name == name] for name in _step_rows(surgery)}
     rows = [
         (listed.get(name, f"  {name}"), str(edits.get(name, 0)), site_summary(c, fine=details) if c else "")
         for name, c in own.items()
@@ -61,16 +61,16 @@ def _steps_table(surgery: Surgery, details: bool) -> Table:
     return Table(("step", "edits", "how each edit was checked"), rows)
 
 
-def _rows(surgery: Surgery) -> list[str]:
-    """The steps that have a row, each followed by the passes of its own that changed something."""
-    edits, idle = counts(surgery.changes), _idle(surgery)
+def _step_rows(surgery: Surgery) -> list[str]:
+    """Return the steps that have a row, each followed by its own passes that changed something."""
+    edits, idle = counts(surgery.changes), _idle_steps(surgery)
     steps = [step for step in surgery.steps if step.name not in idle]
     rows = [n for step in steps for n in (step.name, *(p.name for p in step.parts() if p.name in edits))]
     return list(dict.fromkeys([*rows, *edits]))
 
 
-def _idle(surgery: Surgery) -> list[str]:
-    """The steps of a long list that changed nothing: a line names them all, in place of a row each."""
+def _idle_steps(surgery: Surgery) -> list[str]:
+    """Return the steps of a long list that changed nothing, which share one line."""
     edits = counts(surgery.changes)
     idle = [s.name for s in surgery.steps if edits.keys().isdisjoint((s.name, *(p.name for p in s.parts())))]
     return idle if len(surgery.steps) > ROWS else []
@@ -104,14 +104,14 @@ def time_line(surgery: Surgery) -> str:
 
 @shows("Surgery", "details")
 def surgery_details(surgery: Surgery) -> Report:
-    """All that is said of a surgery."""
+    """Report everything about a surgery."""
     return surgery_report(surgery, details=True)
 
 
 @shows("Surgery", "html")
 def surgery_report(surgery: Surgery, *, details: bool = False) -> Report:
-    """A surgery as a sentence, a table and lines; `details` adds what grades rest on."""
-    idle, proof = _idle(surgery) if details else [], surgery.proof
+    """Report a surgery as a sentence, a table and lines; `details` adds what grades rest on."""
+    idle, proof = _idle_steps(surgery) if details else [], surgery.proof
     parts: list[Any] = [
         *([edits_line(surgery.changes, fine=details)] if surgery.changes else []),
         _ops_line(surgery),
@@ -126,7 +126,7 @@ def surgery_report(surgery: Surgery, *, details: bool = False) -> Report:
 
 
 def _remarks(report: session.Report) -> list[Line]:
-    """What the caller must change or know, and what was refused."""
+    """Return lines on what the caller must change or know, and what was refused."""
     lines = [Line(f"interface: {change.words}", "cyan") for change in report.contract]
     lines += notes(report.notes)
     for group in by_cause(report.refusals):
@@ -145,7 +145,7 @@ def _edits_report(report: session.Report) -> Report:
 
 
 def _comparison_table(comparison: Comparison) -> Table:
-    """A row for each output; divergence and best entries where one is a choice among classes or tokens."""
+    """Return a row for each output; with KL and top-k where outputs are logits."""
     chosen = any(o.logits for o in comparison.outputs)
     rows = [
         (
@@ -163,7 +163,7 @@ def _comparison_table(comparison: Comparison) -> Table:
 
 
 def _choice(output: OutputComparison) -> tuple[str, str]:
-    """KL divergence and how often the best entry stays among the best; empty where they mean nothing."""
+    """Return KL divergence and top-k containment in words; "" where they mean nothing."""
     if not output.logits:
         return "", ""
     kl, best = output.kl, output.top_k
@@ -172,14 +172,14 @@ def _choice(output: OutputComparison) -> tuple[str, str]:
 
 @shows("Comparison")
 def comparison_report(comparison: Comparison) -> Report:
-    """A comparison as a sentence and a table."""
+    """Report a comparison as a sentence and a table."""
     proof = [] if comparison.proof is None else comparison.proof.lines
     return Report(compared(comparison), [_comparison_table(comparison), *proof])
 
 
 @shows("Surgery", "rich", "text")
 def short_surgery(surgery: Surgery, repair: Repair = in_python) -> Report:
-    """A surgery on one screen: a sentence, both bars, the passes, and what still matters.
+    """Report a surgery on one screen: a sentence, both bars, the passes, and what still matters.
 
     Args:
         surgery: what is shown.
@@ -197,7 +197,7 @@ def short_surgery(surgery: Surgery, repair: Repair = in_python) -> Report:
 
 
 def sampled_words(inputs: Mapping[str, Array], seed: int) -> str:
-    """Which inputs were drawn, for whoever gave none."""
+    """Return in words which inputs were sampled."""
     drawn = [
         f"{name} {'x'.join(map(str, row['shape'])) or 'scalar'} {row['dtype']}, {row['min']} to {row['max']}"
         for name, row in arrays_json({n: np.asarray(v) for n, v in inputs.items()}).items()
@@ -206,7 +206,7 @@ def sampled_words(inputs: Mapping[str, Array], seed: int) -> str:
 
 
 def arrays_report(arrays: Mapping[str, Array], source: str) -> Report | Table:
-    """Arrays by name: shape, dtype, range; and in front of them what they were computed of."""
+    """Report arrays by name: shape, dtype, range."""
     rows = [
         (name, "x".join(map(str, row["shape"])) or "scalar", *(row[k] for k in ("dtype", "min", "max", "mean")))
         for name, row in arrays_json(arrays).items()
@@ -216,7 +216,7 @@ def arrays_report(arrays: Mapping[str, Array], source: str) -> Report | Table:
 
 
 def arrays_json(arrays: Mapping[str, Array]) -> dict[str, Any]:
-    """Arrays by name, as plain data: shape, dtype, and of numbers the range."""
+    """Return arrays by name as plain data: shape, dtype, and the range of numbers."""
     rows: dict[str, Any] = {}
     for name, array in arrays.items():
         numbers = array.dtype.kind in "fiub" and array.size
@@ -295,7 +295,7 @@ def surgery_json(surgery: Surgery) -> dict[str, Any]:
 
 
 def _relative_cost(surgery: Surgery) -> float | None:
-    """What Core ML itself counts, as a multiple of that before; None where nothing does."""
+    """Return the estimate of Core ML itself as a multiple of that before; None where there is none."""
     before, after = surgery.scores
     return after.over(before).cost if before is not None and after is not None and before.estimate else None
 

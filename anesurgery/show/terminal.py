@@ -1,6 +1,6 @@
-"""Show an inspection in a terminal: a bar of devices, the ops that need attention, findings, notes.
+"""Show an inspection in a terminal: a bar of compute units, the ops that need attention, findings, notes.
 
-Units differ in height as well as in colour, so that the bar reads without colour too.
+Units differ in height as well as in colour, so that the bar can be read without colour.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GLYPHS: dict[str | None, tuple[str, str]] = {
     "cpu": ("▃", "yellow"),
     None: ("░", "bright_black"),
 }
-"""Unit -> what a cell of the bar looks like, and its colour."""
+"""Unit -> (glyph of its cells in the bar, colour)."""
 
 LEGEND: dict[str | None, str] = {"ane": "Neural Engine", "gpu": "GPU", "cpu": "CPU", None: "not known"}
 SIDES = ("before", "after")
@@ -40,18 +40,18 @@ STATUS_STYLES = ("green", "yellow", "red")
 
 
 def device_bar(inspection: Inspection, width: int = BAR) -> Text:
-    """The ops in file order, a cell for a share of them, and a legend with counts."""
+    """Return the ops in file order as a bar, with a legend of counts."""
     counts = {unit: f"{LEGEND[unit]} {count:,}" for unit, count in summary.ordered_counts(inspection)}
     return bars([("", _cells(inspection, width))], counts, GLYPHS)
 
 
 def _cells(inspection: Inspection, width: int) -> list[tuple[str | None, int]]:
-    """The runs of a bar."""
+    """Return the runs of cells of a bar."""
     return [(u, len(list(same))) for u, same in itertools.groupby(summary.cells(inspection, width))]
 
 
 def status_line(inspection: Inspection) -> Text:
-    """Status and residency in a line; segments, switches, time and memory in the next."""
+    """Return status and residency on a line; segments, switches, time and memory on the next."""
     counted = summary.has_flop(inspection)
     flop = f"{summary.share_words(inspection, 'flop')} of the work" if counted else "work not counted"
     memory = summary.memory_words(inspection)
@@ -65,7 +65,7 @@ def status_line(inspection: Inspection) -> Text:
 
 
 def evidence_words(finding: Finding | None, length: int = 70) -> str:
-    """Grade and source of a finding, the source cut to a length."""
+    """Return grade and source of a finding, the source cut to a length."""
     if finding is None:
         return ""
     source = finding.source.split(";")[0].strip().removeprefix("Apple: ")
@@ -74,7 +74,7 @@ def evidence_words(finding: Finding | None, length: int = 70) -> str:
 
 
 def _sentences(words: str, others: int, finding: Finding | None) -> list[Any]:
-    """Why, how it is known, and what to do where no pass exists."""
+    """Return why, the evidence, and what to do where no pass exists."""
     why = plain(words)
     if others:
         why.append(f" (and {others} more)", "dim")
@@ -85,16 +85,16 @@ def _sentences(words: str, others: int, finding: Finding | None) -> list[Any]:
     return [why, evidence, *([Line(f"do: {finding.advice}", "green")] if advice else [])]
 
 
-def _remedy(finding: Finding | None) -> Line:
+def _repair_cell(finding: Finding | None) -> Line:
     return Line(finding.remedy, "green") if finding and finding.remedy else Line("none", "dim")
 
 
-def _listed(title: str, listing: Listing) -> list[Any]:
-    """A list below its title; nothing where it is empty."""
+def _titled_list(title: str, listing: Listing) -> list[Any]:
+    """Return a list below its title; [] where it is empty."""
     return [Text(), Line(title, "bold"), listing] if listing.entries else []
 
 
-def _attention(inspection: Inspection) -> list[Any]:
+def _attention_list(inspection: Inspection) -> list[Any]:
     entries: list[tuple[Sequence[Any], Sequence[Any]]] = []
     for alike in summary.by_reason(summary.attention(inspection)):
         rows = [
@@ -104,7 +104,7 @@ def _attention(inspection: Inspection) -> list[Any]:
                 short_name(g.rows[0].name),
                 Line(g.legal, LEGAL_STYLES.get(g.legal, "")),
                 g.preferred,
-                _remedy(g.finding),
+                _repair_cell(g.finding),
             )
             for g in alike
         ]
@@ -112,10 +112,10 @@ def _attention(inspection: Inspection) -> list[Any]:
         below = _sentences(alike[0].why, others, alike[0].finding)
         entries += [*((cells, ()) for cells in rows[:-1]), (rows[-1], below)]
     head = ("op type", "ops", "first op", "can run", "runs on", "repair")
-    return _listed("ops that need attention", Listing(head, entries))
+    return _titled_list("ops that need attention", Listing(head, entries))
 
 
-def _findings(inspection: Inspection) -> list[Any]:
+def _findings_list(inspection: Inspection) -> list[Any]:
     entries = [
         (
             (
@@ -123,17 +123,17 @@ def _findings(inspection: Inspection) -> list[Any]:
                 g.finding.rule,
                 f"{len(g.ops):,}" if g.ops else "",
                 short_name(g.ops[0] if g.ops else ""),
-                _remedy(g.finding),
+                _repair_cell(g.finding),
             ),
             _sentences(g.finding.message, len(g.messages) - 1, g.finding),
         )
         for g in summary.other_findings(inspection)
     ]
     head = ("finding", "rule", "ops", "first op", "repair")
-    return _listed("the model, its speed and its numbers", Listing(head, entries))
+    return _titled_list("the model, its speed and its numbers", Listing(head, entries))
 
 
-def _measured(inspection: Inspection) -> list[Any]:
+def _measured_list(inspection: Inspection) -> list[Any]:
     if not inspection.measured:
         return []
     compared = summary.agreements(inspection)
@@ -156,20 +156,25 @@ def _measured(inspection: Inspection) -> list[Any]:
 
 
 def _section(inspection: Inspection) -> list[Any]:
-    tables = [*time_parts(inspection), *_attention(inspection), *_measured(inspection), *_findings(inspection)]
+    tables = [
+        *time_parts(inspection),
+        *_attention_list(inspection),
+        *_measured_list(inspection),
+        *_findings_list(inspection),
+    ]
     return [device_bar(inspection), status_line(inspection), *tables]
 
 
 @shows("Inspection", "details")
 def inspection_report(inspection: Inspection) -> Report:
-    """An inspection as a bar, a line and tables; a section for each part of a pipeline."""
+    """Report an inspection as a bar, a line and tables, with a section for each part of a pipeline."""
     parts: list[Any] = [Line(f"{inspection.model} on {inspection.target}", "dim")]
     if inspection.parts:
         parts += [device_bar(inspection), status_line(inspection), *time_parts(inspection)]
         for name, part in summary.sections(inspection):
             parts += [Text(), Rule(plain(name or inspection.model), align="left"), *_section(part)]
         own = Inspection(inspection.model, inspection.target, (), findings=inspection.findings)
-        parts += _findings(own) if inspection.ops == () else []
+        parts += _findings_list(own) if inspection.ops == () else []
     else:
         parts += _section(inspection)
     if notes := [Line(f"- {note}", "dim") for note in summary.notes(inspection)]:
@@ -179,7 +184,7 @@ def inspection_report(inspection: Inspection) -> Report:
 
 @shows("Inspection", "rich", "text")
 def short_report(inspection: Inspection, repair: Repair = in_python) -> Report:
-    """An inspection on one screen: a sentence, the bar, and what matters most with its repair.
+    """Report an inspection on one screen: a sentence, the bar, and what matters most with its repair.
 
     Args:
         inspection: what is shown.
@@ -193,13 +198,13 @@ def short_report(inspection: Inspection, repair: Repair = in_python) -> Report:
 
 
 def short_difference(before: Inspection, after: Inspection, repair: Repair = in_python, *lines: Any) -> Report:
-    """Two inspections of one model on one screen: a sentence, both bars, and what still matters."""
+    """Report two inspections of one model on one screen: a sentence, both bars, and what still matters."""
     report = Report(compared_shares(before, after), [two_bars(before, after), *lines])
     return on_a_screen(report, after, repair)
 
 
 def two_bars(before: Inspection, after: Inspection) -> Text:
-    """A bar before and one after, and one legend with the counts of both."""
+    """Return a bar before and one after, with one legend for both."""
     label, legend = max(map(len, SIDES)) + 1, {}
     counts = [dict(summary.ordered_counts(inspection)) for inspection in (before, after)]
     for unit in GLYPHS:
@@ -211,7 +216,7 @@ def two_bars(before: Inspection, after: Inspection) -> Text:
 
 
 def difference_report(before: Inspection, after: Inspection) -> Report:
-    """Two inspections of one model, before and after a surgery: bars, numbers, findings gone and new."""
+    """Report two inspections of one model: bars, numbers, findings that are gone or new."""
     styles, words = {True: "green", False: "red", None: "dim"}, {True: "better", False: "worse", None: ""}
     rows = []
     for c in summary.changes(before, after):

@@ -1,4 +1,9 @@
-"""Where to cut a graph: the fewest chunks within a limit or a number of even ones, at the fewest bytes."""
+"""Find where to cut a graph: into the fewest chunks within a limit, or into N even ones.
+
+`split` and the pass `add_cache` use it. Among such cuts, the one with the fewest bytes between chunks is taken.
+A cut lies at a place p, before node p. `Cuts.places` are the places worth considering; a search over pairs of
+them (dynamic programming) finds the best chunks.
+"""
 
 from __future__ import annotations
 
@@ -16,30 +21,30 @@ from anesurgery.mil import Program
 from anesurgery.splitting.graph import Graph, read_graphs
 
 MOST = 400
-"""Places that are considered, at most: the search looks at pairs of them, 80,000 then."""
+"""The most places that are considered: the search looks at pairs of them, up to 80,000."""
 SLACK = 1.03
-"""How much heavier than need be the heaviest of N chunks may be, for fewer bytes at the borders. A choice: 3 %
-of a load is not felt."""
+"""How much heavier the heaviest of N even chunks may become for fewer bytes at the borders. A choice: 3 % is
+not felt."""
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """The places of a graph at which it may be cut: place p lies before node p."""
+    """The places of a function's graph at which it may be cut; place p lies before node p."""
 
     graph: Graph
     costs: tuple[int, ...] | None = None
-    """What each node counts for where chunks are to be even; its weights, each once a chunk, where absent."""
+    """The cost of each node, for even chunks; by default its weights, counted once for each chunk."""
     others: tuple[Cuts, ...] = ()
     """The cuts of other functions of the model, at the same places."""
 
     @cached_property
     def _loads(self) -> Sequence[Mapping[int, int]]:
-        """Return for each node what it adds to a chunk that does not have it yet."""
+        """For each node, what it adds to a chunk that does not have it yet: key -> cost."""
         return self.graph.weights if self.costs is None else [{i: cost} for i, cost in enumerate(self.costs)]
 
     @cached_property
     def crossing(self) -> tuple[tuple[str, ...], ...]:
-        """Return for each place 0 to n the values that are made before it and read after it."""
+        """For each place from 0 to n, the values that are computed before it and read after it."""
         graph = self.graph
         last: dict[str, int] = {}
         for number, node in enumerate(graph.nodes):
@@ -53,7 +58,7 @@ class Cuts:
 
     @cached_property
     def allowed(self) -> tuple[bool, ...]:
-        """May it be cut at a place? Not within the use of a state, nor where a value cannot be passed on."""
+        """For each place, whether it may be cut: not amid users of a state, nor where values cannot pass."""
         graph = self.graph
         inside = {p for users in graph.state_users.values() for p in range(users[0] + 1, users[-1] + 1)}
         kinds = {name: self.graph.passes(name) for names in self.crossing for name in names}
@@ -67,13 +72,14 @@ class Cuts:
 
     @cached_property
     def matches(self) -> tuple[tuple[int | None, ...], ...]:
-        """Return for each of the others the places that match those of this one; None where there is none."""
-        return tuple(self._matched(other) for other in self.others)
+        """For each other function, the places that match those of this one; None where there is none."""
+        return tuple(self._matching_places(other) for other in self.others)
 
-    def _matched(self, other: Cuts) -> tuple[int | None, ...]:
-        """The places between the ops that make the same values as those before, and as those after a place.
+    def _matching_places(self, other: Cuts) -> tuple[int | None, ...]:
+        """Return the places of another function that lie between ops with the same results.
 
-        Of these, the one that the fewest bytes cross; ops of one function only may lie on either side.
+        Of several, the place that the fewest bytes cross; ops that only one function has may lie on either
+        side.
         """
         makers = {node.makes[0]: i for i, node in enumerate(other.graph.nodes) if node.makes}
         at = [makers.get(node.makes[0]) if node.makes else None for node in self.graph.nodes]
@@ -85,21 +91,21 @@ class Cuts:
         return (0, *inner, count)
 
     def bytes_at(self, place: int) -> int:
-        """Bytes that cross a place, in all functions."""
+        """Return the bytes that cross a place, in all functions."""
         own = sum(map(self.graph.size, self.crossing[place]))
-        return own + sum(o.bytes_at(q) for o, p in self._beside if (q := p[place]) is not None)
+        return own + sum(o.bytes_at(q) for o, p in self._other_cuts if (q := p[place]) is not None)
 
     @property
-    def _beside(self) -> Iterator[tuple[Cuts, tuple[int | None, ...]]]:
+    def _other_cuts(self) -> Iterator[tuple[Cuts, tuple[int | None, ...]]]:
         return zip(self.others, self.matches, strict=True)
 
     @cached_property
     def places(self) -> tuple[int, ...]:
         """Both ends, and between them the places worth a cut.
 
-        The weights are laid out in `MOST` equal lengths, in the order in which they are first read; of the
-        places in one length, the one that the fewest bytes cross is worth a cut. So are, if there is room, the
-        places beside which more bytes cross.
+        The weights, in the order in which they are first read, are divided into `MOST` equal parts; of the
+        places in one part, the one that the fewest bytes cross is kept. If there is room, so are local minima
+        of these bytes.
         """
         count, before = len(self.graph.nodes), self._weights_before
         scale = MOST / max(1, before[-1])
@@ -120,7 +126,7 @@ class Cuts:
 
     @cached_property
     def _weights_before(self) -> list[int]:
-        """Return for each place the bytes of weights read before it; of a model without any, the ops."""
+        """For each place, the bytes of weights read before it; the number of ops in a model without weights."""
         seen: dict[int, int] = {}
         totals = [0]
         for weights in self._loads:
@@ -130,22 +136,22 @@ class Cuts:
 
     @cached_property
     def table(self) -> dict[tuple[int, int], int]:
-        """Weight of every chunk between two places."""
+        """(start, end) -> the weight of the chunk between two places."""
         places, weights = self.places, {}
         for at, start in enumerate(places[:-1]):
             needed: dict[int, int] = {}
             for begin, end in zip(places[at:], places[at + 1 :], strict=False):
-                needed |= self._stretch(start, begin, end)
+                needed |= self._needed_weights(start, begin, end)
                 weights[start, end] = sum(needed.values())
         return weights
 
-    def _stretch(self, start: int, begin: int, end: int) -> dict[int, int]:
-        """What a part of a chunk that begins at `start` needs."""
+    def _needed_weights(self, start: int, begin: int, end: int) -> dict[int, int]:
+        """Return key -> cost of what nodes from `begin` to `end` need, in a chunk that begins at `start`."""
         graph, needed = self.graph, dict[int, int]()
-        for cuts, places in self._beside:
+        for cuts, places in self._other_cuts:
             first, low, high = (places[p] for p in (start, begin, end))
             if first is not None and low is not None and high is not None:
-                needed |= cuts._stretch(first, low, high)
+                needed |= cuts._needed_weights(first, low, high)
         for number in range(begin, end):
             needed |= self._loads[number]
             for name in graph.nodes[number].reads:
@@ -155,37 +161,37 @@ class Cuts:
         return needed
 
     def within(self, limit: int) -> tuple[int, ...]:
-        """The fewest chunks of at most `limit` bytes of weights, with the fewest bytes between.
+        """Return the fewest chunks of at most `limit` bytes of weights, with the fewest bytes between.
 
         Raises:
-            SurgeryError: there is a stretch that is heavier and cannot be cut.
+            SurgeryError: a part that cannot be cut is heavier.
         """
-        best = self._best(limit, None)
+        best = self._cheapest_way(limit, None)
         if best is None:
             raise SurgeryError(self._too_heavy(limit))
         return best
 
     def into(self, parts: int) -> tuple[int, ...]:
-        """A number of chunks whose heaviest is about as light as can be.
+        """Return a number of chunks whose heaviest is about as light as possible.
 
         Raises:
-            SurgeryError: there are not so many places to cut.
+            SurgeryError: there are too few places to cut.
         """
         if parts > len(self.places) - 1:
             raise SurgeryError(
                 f"it can be cut into {len(self.places) - 1} parts at most, and not into {parts}: "
-                f"elsewhere more values cross{self._barred()}"
+                f"elsewhere more values cross{self._uncuttable_words()}"
             )
         limits = sorted(set(self.table.values()))
-        first = bisect.bisect_left(limits, True, key=lambda limit: self._best(limit, parts) is not None)
-        best = self._best(int(limits[first] * SLACK), parts)
+        first = bisect.bisect_left(limits, True, key=lambda limit: self._cheapest_way(limit, parts) is not None)
+        best = self._cheapest_way(int(limits[first] * SLACK), parts)
         assert best is not None
         return best
 
-    def _best(self, limit: int, parts: int | None) -> tuple[int, ...] | None:
-        """The cheapest way through the places by chunks within the limit; None where there is none.
+    def _cheapest_way(self, limit: int, parts: int | None) -> tuple[int, ...] | None:
+        """Return the cheapest chunks within a limit, as places; None where there are none.
 
-        The cost is the number of chunks and then the bytes at their borders; with a number of parts only those.
+        The cost is the number of chunks, then the bytes at their borders; with `parts`, only those bytes.
         """
         places, most = self.places, parts or len(self.places)
         best: list[dict[int, tuple[int, tuple[int, ...]]]] = [{0: (0, (0,))}]
@@ -206,9 +212,9 @@ class Cuts:
         ending = best[-1].get(places[-1])
         return ending[1] if parts is not None and ending is not None else None
 
-    def _barred(self) -> str:
-        """Which values that cross cannot be inputs, in words: lists, booleans, flexible shapes, scalars."""
-        words = self._held(0, len(self.graph.nodes))
+    def _uncuttable_words(self) -> str:
+        """Return in words which values that cross cannot be inputs, and which states keep ops together."""
+        words = self._state_words(0, len(self.graph.nodes))
         kinds = {name for names in self.crossing for name in names if not self.graph.passes(name)}
         first = min(kinds, key=self.graph.maker.__getitem__, default=None)
         if first is None:
@@ -216,8 +222,8 @@ class Cuts:
         kind = type_text(self.graph.type_of(first), False)
         return f", or ones that cannot be inputs ({len(kinds)}, the first is %{first}: {kind}){words}"
 
-    def _held(self, start: int, end: int) -> str:
-        """The states that bar places between two nodes, in words: one for all layers keeps these together."""
+    def _state_words(self, start: int, end: int) -> str:
+        """Return in words the states that keep ops between two nodes in one chunk."""
         users = self.graph.state_users.items()
         states = [name for name, by in users if max(by[0], start) < min(by[-1], end - 1)]
         return f"; the state {', '.join(states)} stays in one chunk, with all ops that use it" if states else ""
@@ -228,23 +234,23 @@ class Cuts:
         nodes: Sequence[str] = [n.makes[0] for n in self.graph.nodes[start:end] if n.makes]
         return (
             f"the ops from %{nodes[0]} to %{nodes[-1]} need {byte_words(self.table[start, end])} of weights, "
-            f"and cannot be cut between; the limit is {byte_words(limit)}{self._held(start, end)}"
+            f"and cannot be cut between; the limit is {byte_words(limit)}{self._state_words(start, end)}"
         )
 
 
-ROOM = 0.95
-"""Share of a limit that is planned for: passes add masks and tables. A choice."""
+PLANNED_SHARE = 0.95
+"""Share of a size limit that is planned for, as passes add masks and tables later. A choice."""
 
 
 def chunk_numbers(program: Program, chunks: int | str) -> dict[str, int]:
-    """Value -> the chunk that makes it, from 0 on.
+    """Return value -> the number of the chunk that computes it, from 0.
 
     Args:
-        program: with one function.
+        program: a program with one function.
         chunks: how many, of even weight; or the most bytes of weights in each, as "950 MB".
 
     Raises:
-        SurgeryError: it cannot be cut so.
+        SurgeryError: the program cannot be cut in this way.
     """
     if chunks == 1:
         return {}
@@ -252,6 +258,8 @@ def chunk_numbers(program: Program, chunks: int | str) -> dict[str, int]:
     cuts = Cuts(graph)
     if isinstance(chunks, int) and chunks < 1:
         raise SurgeryError(f"chunks={chunks}; a model has 1 or more")
-    places = cuts.into(chunks) if isinstance(chunks, int) else cuts.within(int(ROOM * read_size(chunks)))
+    places = (
+        cuts.into(chunks) if isinstance(chunks, int) else cuts.within(int(PLANNED_SHARE * read_size(chunks)))
+    )
     inner = places[1:-1]
     return {name: sum(p <= i for p in inner) for i, node in enumerate(graph.nodes) for name in node.makes}

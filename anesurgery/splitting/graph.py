@@ -1,6 +1,8 @@
-"""The ops of a function in order, with the values that they read and the bytes of weights that they need.
+"""The ops of a function in order, with what they read and the weights they need; and parts of them as programs.
 
-A stretch of them becomes a program: what it reads from elsewhere enters, what others read leaves.
+`read_graph` makes a `Graph` of a function. `stretches` cuts it at some places, and `carve` makes a program of
+one stretch: values from elsewhere become inputs, and values that others read become outputs. Weights are never
+copied.
 """
 
 from __future__ import annotations
@@ -25,36 +27,36 @@ STATEFUL = WRITING | words("read_state")
 HEAVY = words(
     "conv conv_transpose linear matmul einsum scaled_dot_product_attention lstm gru rnn while_loop cond"
 )
-"""Ops that are computed once, however few bytes they need."""
+"""Ops that are never computed again in another chunk, however few weights they need."""
 FEW = 4
-"""Terms up to which the sums of a product cost no more than other ops."""
+"""A matmul that sums at most so many terms costs no more than other ops."""
 PASSED = ("fp16", "fp32", "int32")
-"""Element types that an input and an output of a model may have."""
+"""Element types of a model's inputs and outputs."""
 MOST_AGAIN = 1 << 20
-"""Bytes of weights that each chunk may hold to compute a value that cannot be passed: 1 MB, small beside a
+"""The most bytes of weights that a chunk may repeat to compute a value that cannot be passed: 1 MB, small for a
 chunk."""
 CONE = 48
-"""Ops that a chunk may compute again in place of a value that another chunk has: a choice: masks and rotary
-tables have fewer."""
+"""The most ops that a chunk may repeat instead of reading a value. A choice: masks and rotary tables have
+fewer."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """An op that computes, in the order of the program."""
+    """An op, in the order of the program."""
 
     op: Any
     """MIL_pb2.Operation."""
     reads: tuple[str, ...]
-    """Values of the function that it reads, those in nested blocks included; constants too."""
+    """Values that it reads, in nested blocks too, constants included."""
     makes: tuple[str, ...]
 
 
 @dataclass
 class Graph:
-    """One function, its weights held apart by number."""
+    """One function; weights are kept apart, by number."""
 
     function: Any
-    """MIL_pb2.Function; its weights are offsets into `held`."""
+    """A MIL_pb2.Function; its weights are offsets into `held`."""
     held: InMemoryWeights
     nodes: tuple[Node, ...]
     constants: Mapping[str, Any]
@@ -73,7 +75,7 @@ class Graph:
 
     @cached_property
     def maker(self) -> dict[str, int]:
-        """Value -> number of the node that makes it."""
+        """Value -> number of the node that computes it."""
         return {name: i for i, node in enumerate(self.nodes) for name in node.makes}
 
     @cached_property
@@ -82,20 +84,20 @@ class Graph:
         return tuple(self.block.outputs)
 
     def type_of(self, name: str) -> Any:
-        """The ValueType of an input or of a value that a node makes."""
+        """Return the ValueType of an input or of a node's result."""
         if not self._types:
             self._types |= self.inputs | {o.name: o.type for n in self.nodes for o in n.op.outputs}
         return self._types[name]
 
     def passes(self, name: str) -> bool:
-        """Can a value be an output of one model and an input of another?"""
+        """Return whether a value can be an output of one model and an input of another."""
         kind = self.type_of(name)
         if kind.WhichOneof("type") != "tensorType" or dtype(kind) not in PASSED:
             return False
         return 1 <= kind.tensorType.rank <= 5 and sizes_of_type(kind) is not None
 
     def size(self, name: str) -> int:
-        """Bytes of a value; flexible axes count as 1, and what is no tensor as nothing: it is never passed."""
+        """Return the bytes of a value; flexible axes count as 1, and values other than tensors as 0."""
         kind = self.type_of(name)
         if kind.WhichOneof("type") != "tensorType":
             return 0
@@ -113,11 +115,11 @@ class Graph:
 
     @cached_property
     def weights(self) -> tuple[Mapping[int, int], ...]:
-        """Return for each node the weights that it reads: place in memory -> bytes."""
+        """For each node, the weights that it reads: address -> bytes."""
         return tuple(self.weights_of(node.reads) for node in self.nodes)
 
     def weights_of(self, names: Sequence[str]) -> dict[int, int]:
-        """The weights behind constants, read through those that decode them."""
+        """Return the weights behind constants, also compressed ones."""
         sizes: dict[int, int] = {}
         for op in self.constants_of(names):
             for value in literal_values(op):
@@ -127,7 +129,7 @@ class Graph:
         return sizes
 
     def constants_of(self, names: Sequence[str]) -> list[Any]:
-        """The constants among some values, with those that they are decoded from, in order of need."""
+        """Return the constants among some values, after those from which they are decoded."""
         needed: dict[str, Any] = {}
         pending = [n for n in names if n in self.constants]
         while pending:
@@ -139,10 +141,10 @@ class Graph:
 
     @cached_property
     def again(self) -> Mapping[str, frozenset[int]]:
-        """Value -> the nodes that compute it from the inputs, where that is cheaper than passing it on.
+        """Value -> the nodes that compute it from the inputs, where repeating them is cheaper than passing it.
 
-        They are few, compute nothing heavy, touch no state, and need no more bytes of weights than the value; a
-        value that cannot be passed, as a mask of booleans, may need more.
+        Such nodes are few, none is heavy or uses a state, and their weights are no larger than the value. For a
+        value that cannot be passed, such as a boolean mask, the weights may be larger.
         """
         cones: dict[str, frozenset[int]] = {name: frozenset() for name in self.inputs}
         for number, node in enumerate(self.nodes):
@@ -162,7 +164,7 @@ class Graph:
         return {name: cone for name, cone in cones.items() if name not in self.inputs}
 
     def _is_heavy(self, node: Node) -> bool:
-        """Is an op better computed once? Not a product of a few terms, as angles of positions are."""
+        """Return whether an op is better computed once. A product of a few terms (rotary angles) is not."""
         if node.op.type != "matmul":
             return node.op.type in HEAVY | STATEFUL | IMPURE
         x, out = (sizes_of_type(kind) for kind in (self._operand(node, "x"), node.op.outputs[0].type))
@@ -171,7 +173,7 @@ class Graph:
         return x[-1] * x[-2] > FEW * out[-2]
 
     def _operand(self, node: Node, name: str) -> Any:
-        """The ValueType of an operand, a constant too."""
+        """Return the ValueType of an operand, also a constant."""
         read = node.op.inputs[name].arguments[0].name
         if read in self.constants:
             return next(o.type for o in self.constants[read].outputs if o.name == read)
@@ -179,18 +181,18 @@ class Graph:
 
 
 def dtype(kind: Any) -> str:
-    """The element type of a ValueType of a tensor, as MIL prints it: "fp16", "int32", "bool"."""
+    """Return the element type of a tensor's ValueType, as MIL prints it: "fp16", "int32", "bool"."""
     return element_name(kind)
 
 
 def bits(kind: Any) -> int:
-    """Bits of an element of a tensor."""
+    """Return the bits of a tensor's element."""
     digits = "".join(c for c in dtype(kind) if c.isdigit())
     return int(digits) if digits else 8
 
 
 def reads_of(op: Any) -> list[str]:
-    """The names that an op reads, nested blocks included, as far as they do not make them."""
+    """Return the names that an op reads from outside, also in nested blocks."""
     names = [
         b.name for operand in op.inputs.values() for b in operand.arguments if b.WhichOneof("binding") == "name"
     ]
@@ -204,18 +206,18 @@ def reads_of(op: Any) -> list[str]:
 
 
 def read_graphs(program: Program, version: int, names: Sequence[str]) -> dict[str, Graph]:
-    """The graphs of some functions of a program; weights stay where they are, and are held together."""
+    """Return the graphs of some functions of a program, which share their weights."""
     held = InMemoryWeights()
     whole = to_proto(program, version, held.store)
-    return {name: _read(whole.functions[name], held) for name in names}
+    return {name: _read_function(whole.functions[name], held) for name in names}
 
 
 def read_graph(program: Program, version: int, name: str) -> Graph:
-    """The graph of one function of a program; weights stay where they are."""
+    """Return the graph of one function of a program."""
     return read_graphs(program, version, [name])[name]
 
 
-def _read(function: Any, held: InMemoryWeights) -> Graph:
+def _read_function(function: Any, held: InMemoryWeights) -> Graph:
     constants: dict[str, Any] = {}
     nodes = []
     for op in function.block_specializations[function.opset].operations:
@@ -230,12 +232,12 @@ def _read(function: Any, held: InMemoryWeights) -> Graph:
 HALF = 7
 """The first specification version (iOS 16) whose inputs and outputs may be fp16."""
 WIDE = "_fp32"
-"""What is added to the name of an fp16 value that passes as fp32."""
+"""Suffix of the name of an fp16 value that is passed as fp32."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """A chunk: its nodes in order, and the values at its ends."""
+    """A part of a graph for one chunk: its nodes in order, and the values at its ends."""
 
     nodes: tuple[int, ...]
     inputs: tuple[str, ...]
@@ -245,28 +247,28 @@ class Stretch:
 
 
 def stretches(graph: Graph, places: Sequence[int]) -> list[Stretch]:
-    """The chunks between places; an op that nobody reads is in none, such an input is in the first."""
+    """Return the stretches between places. Ops that nobody reads are in none; such inputs are in the first."""
     spans = list(itertools.pairwise(places))
     chunk_of = {i: number for number, (a, b) in enumerate(spans) for i in range(a, b)}
-    wanted: list[dict[str, None]] = [{} for _ in spans]
+    results: list[dict[str, None]] = [{} for _ in spans]
     for name in graph.outputs:  # an input or a constant that is an output leaves the last chunk
-        wanted[chunk_of[graph.maker[name]] if name in graph.maker else -1][name] = None
+        results[chunk_of[graph.maker[name]] if name in graph.maker else -1][name] = None
     backwards: list[Stretch] = []
     for number in range(len(spans) - 1, -1, -1):  # a chunk must know what those after it read
-        kept, entering = _backwards(graph, spans[number], wanted[number])
+        kept, entering = _needed_nodes(graph, spans[number], results[number])
         for name in entering:
             if name in graph.maker:
-                wanted[chunk_of[graph.maker[name]]].setdefault(name)
-        backwards.append(Stretch(tuple(kept), tuple(entering), tuple(wanted[number])))
+                results[chunk_of[graph.maker[name]]].setdefault(name)
+        backwards.append(Stretch(tuple(kept), tuple(entering), tuple(results[number])))
     read = {name for stretch in backwards for name in stretch.inputs}
     unread = tuple(name for name in graph.inputs if name not in read)
     return [replace(backwards[-1], inputs=(*backwards[-1].inputs, *unread)), *backwards[-2::-1]]
 
 
-def _backwards(graph: Graph, span: tuple[int, int], wanted: dict[str, None]) -> tuple[list[int], list[str]]:
-    """The nodes that make the wanted values, and what they read from elsewhere.
+def _needed_nodes(graph: Graph, span: tuple[int, int], wanted: dict[str, None]) -> tuple[list[int], list[str]]:
+    """Return the nodes of a span that compute the wanted values, and what they read from elsewhere.
 
-    Nodes of the span that change a state are kept whether or not somebody reads them.
+    Nodes of the span that change a state are always kept.
     """
     kept = {i for i in range(*span) if graph.nodes[i].op.type in WRITING}
     pending = [graph.maker[name] for name in wanted if name in graph.maker]
@@ -290,25 +292,25 @@ def _backwards(graph: Graph, span: tuple[int, int], wanted: dict[str, None]) -> 
 
 
 def carve(graph: Graph, stretch: Stretch, version: int, where: str) -> Program:
-    """The program of a chunk; its weights are those of the whole."""
+    """Return the program of a stretch; its weights are those of the whole model."""
     return carve_functions({"main": (graph, stretch)}, version, where)
 
 
 def carve_functions(pieces: Mapping[str, tuple[Graph, Stretch]], version: int, where: str) -> Program:
-    """The program of a chunk with a function for each piece."""
+    """Return a program with a function for each stretch."""
     whole = proto.MIL_pb2.Program(version=1)
     for name, (graph, stretch) in pieces.items():
-        _carve(whole.functions[name], graph, stretch, version)
+        _fill_function(whole.functions[name], graph, stretch, version)
     held = next(graph.held for graph, _ in pieces.values())
     return from_proto(whole, version, held.read, where)
 
 
-def _carve(function: Any, graph: Graph, stretch: Stretch, version: int) -> None:
+def _fill_function(function: Any, graph: Graph, stretch: Stretch, version: int) -> None:
     """Fill a function with the ops of a stretch."""
     function.opset = graph.function.opset
     block = function.block_specializations[function.opset]
     nodes = [graph.nodes[i] for i in stretch.nodes]
-    widened = {n for n in (*stretch.inputs, *stretch.outputs) if widens(graph, n, version)}
+    widened = {n for n in (*stretch.inputs, *stretch.outputs) if passes_as_fp32(graph, n, version)}
     for name in stretch.inputs:
         kind = function.inputs.add(name=name).type
         kind.CopyFrom(graph.type_of(name))
@@ -317,7 +319,7 @@ def _carve(function: Any, graph: Graph, stretch: Stretch, version: int) -> None:
             block.operations.extend(_cast(f"{name}{WIDE}", name, kind, "fp16"))
             kind.tensorType.dataType = ELEMENTS["fp32"]
     read = [name for node in nodes for name in node.reads]
-    block.operations.extend(_constants(graph, [*read, *stretch.outputs]))
+    block.operations.extend(_constants_read(graph, [*read, *stretch.outputs]))
     block.operations.extend(node.op for node in nodes)
     for name in stretch.outputs:
         if name in widened:
@@ -325,14 +327,14 @@ def _carve(function: Any, graph: Graph, stretch: Stretch, version: int) -> None:
         block.outputs.append(f"{name}{WIDE}" if name in widened else name)
 
 
-def widens(graph: Graph, name: str, version: int) -> bool:
-    """Must a value be fp32 between two chunks? fp16 that no input of the model's specification can be."""
+def passes_as_fp32(graph: Graph, name: str, version: int) -> bool:
+    """Return whether an fp16 value must be fp32 between two chunks, as old specifications need."""
     inner = name in graph.maker and name not in graph.outputs
     return inner and version < HALF and dtype(graph.type_of(name)) == "fp16"
 
 
 def _cast(source: str, target: str, kind: Any, to: str) -> list[Any]:
-    """The ops that cast a value: the constant with the name of the type, and the cast."""
+    """Return the ops of a cast: the constant with the name of the dtype, and the cast."""
     word, cast = proto.MIL_pb2.Operation(type="const"), proto.MIL_pb2.Operation(type="cast")
     text = proto.MIL_pb2.Value()
     text.type.tensorType.dataType = ELEMENTS["string"]
@@ -351,8 +353,8 @@ def _cast(source: str, target: str, kind: Any, to: str) -> list[Any]:
     return [word, cast]
 
 
-def _constants(graph: Graph, names: Sequence[str]) -> list[Any]:
-    """The constants that are read, each after what it is decoded from."""
+def _constants_read(graph: Graph, names: Sequence[str]) -> list[Any]:
+    """Return the constants that are read, each after those from which it is decoded."""
     read = {id(op) for op in graph.constants_of(names)}
     unique = {id(op): op for op in graph.constants.values()}
     return [op for number, op in unique.items() if number in read]

@@ -1,4 +1,7 @@
-"""Several models as the functions of one, which share their weights; and one function as a model of its own."""
+"""Merge models into the functions of one package, which share weights, and extract one function again.
+
+`anesurgery.merge` and `anesurgery.extract`.
+"""
 
 from __future__ import annotations
 
@@ -55,9 +58,9 @@ def merge(
     first = names[0] if default is None and names else default
     if len(names) < 2:
         raise SurgeryError("merge takes two models or more, by names such as prefill and decode")
-    if strange := [name for name in names if not (isinstance(name, str) and name.isidentifier())]:
+    if invalid := [name for name in names if not (isinstance(name, str) and name.isidentifier())]:
         raise SurgeryError(
-            f"{strange[0]!r} is no name of a function; take letters, digits and _, as in decode_8"
+            f"{invalid[0]!r} is no name of a function; take letters, digits and _, as in decode_8"
         )
     if first not in names:
         raise UnknownName("default function", str(first), names)
@@ -70,11 +73,13 @@ def merge(
     spec = proto.Model_pb2.Model(specificationVersion=version)
     for name, model in loaded.items():
         program = raised(model.program, version, f"function {name!r}")
-        own = to_proto(program, version, held.store, None if model.spec is None else model.spec.mlProgram)
-        place, source = spec.description.functions.add(name=name), _described(model)
-        whole.functions[name].CopyFrom(own.functions[default_function(model)])
+        function_proto = to_proto(
+            program, version, held.store, None if model.spec is None else model.spec.mlProgram
+        )
+        description, source = spec.description.functions.add(name=name), _io_description(model)
+        whole.functions[name].CopyFrom(function_proto.functions[default_function(model)])
         for kind in ("input", "output", "state"):
-            getattr(place, kind).extend(getattr(source, kind))
+            getattr(description, kind).extend(getattr(source, kind))
         if name == first and model.spec is not None:
             spec.description.metadata.CopyFrom(model.spec.description.metadata)
     spec.description.defaultFunctionName = first
@@ -86,8 +91,8 @@ def merge(
     return save(Loaded(program, spec, other_weights=files), path, overwrite=overwrite)
 
 
-def _described(model: Loaded) -> Any:
-    """Where the inputs and outputs of that function are described."""
+def _io_description(model: Loaded) -> Any:
+    """Return the part of a specification that describes the default function's inputs and outputs."""
     spec = model.spec if model.spec is not None else new_spec(model.program, model.version)
     return next((f for f in spec.description.functions if f.name == default_function(model)), spec.description)
 
@@ -99,7 +104,7 @@ def extract(model: Any, function: str, path: str | os.PathLike[str], *, overwrit
 
     Args:
         model: path, MLModel or MIL program.
-        function: its name.
+        function: the name of the function.
         path: ends in .mlpackage.
         overwrite: may an existing package be replaced?
 

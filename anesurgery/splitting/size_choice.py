@@ -1,8 +1,8 @@
-"""Choose the sizes to make of a model, from a sample of the lengths that it will be called with.
+"""Choose the sizes to make of a model, from a sample of the lengths of its calls (`choose_sizes`).
 
-Each length runs at the smallest size that holds it. Which sizes give the least expected time, or the least
-padding, is found exactly, by dynamic programming: the best k sizes of which the largest is s are the best k - 1
-that end below s, and all lengths between are run at s.
+Each length runs at the smallest size that holds it. The sizes with the least expected time, or the least
+padding, are found exactly, by dynamic programming: the best k sizes whose largest is s are the best k - 1 sizes
+that end below s, plus s for all lengths between.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ Lengths = Sequence[int] | Mapping[int, float] | str | os.PathLike[str]
 
 
 @runtime_checkable
-class Stored(Protocol):
-    """Times that know how large a package of so many sizes is."""
+class SizedPackage(Protocol):
+    """An estimate of times that also knows the size of a package (`SizeTimes`)."""
 
     def package(self, count: int) -> int:
-        """Bytes of a package with so many sizes."""
+        """Return the bytes of a package with so many sizes."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The best sizes of one number of sizes.
+    """The best choice of one number of sizes.
 
     Attributes:
         sizes: in rising order.
-        expected: time of a call, averaged over the sample, in the unit of `time`; positions without it.
+        expected: average time of a call, in the unit of `time`; without times, positions computed.
         padding: share of the positions computed that are padding, from 0 to 1.
         bytes: of the package with a function for each, where the model was made at sizes; else None.
     """
@@ -54,11 +54,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class SizeChoice(Drawn):
-    """The best sizes of each number of sizes up to the one asked for.
+    """The best choice for each number of sizes, up to the number asked for.
 
     Attributes:
-        choices: of one size, of two, and so on; more sizes than the sample can use are left out.
-        timed: are the expected values times? Otherwise they are positions computed.
+        choices: the choice of one size, of two, and so on, as far as the sample has different lengths.
+        timed: whether the expected values are times; otherwise they are positions computed.
     """
 
     choices: tuple[Choice, ...]
@@ -66,7 +66,7 @@ class SizeChoice(Drawn):
 
     @property
     def best(self) -> Choice:
-        """The least expected value; of equal ones, the one of fewest sizes."""
+        """The choice of least expected value; of equal ones, the one with fewest sizes."""
         return min(self.choices, key=lambda choice: choice.expected)
 
     @property
@@ -133,18 +133,18 @@ def choose_sizes(
     times = [_time(time, size) for size in sizes]
     total, positions = math.fsum(weights.values()), math.fsum(n * w for n, w in weights.items())
     choices = []
-    for ends in _partitions(np.array([rounded[s] for s in sizes], np.float64), np.array(times), count):
+    for ends in _best_partitions(np.array([rounded[s] for s in sizes], np.float64), np.array(times), count):
         starts = [0, *(end + 1 for end in ends)]
         served = [math.fsum(rounded[s] for s in sizes[a : b + 1]) for a, b in zip(starts, ends, strict=False)]
         expected = math.fsum(n * times[end] for n, end in zip(served, ends, strict=True)) / total
         computed = math.fsum(n * sizes[end] for n, end in zip(served, ends, strict=True))
-        stored = time.package(len(ends)) if isinstance(time, Stored) else None
+        stored = time.package(len(ends)) if isinstance(time, SizedPackage) else None
         choices.append(Choice(tuple(sizes[e] for e in ends), expected, 1 - positions / computed, stored))
     return SizeChoice(tuple(choices), time is not None)
 
 
-def _partitions(weights: np.ndarray, times: np.ndarray, count: int) -> Iterable[tuple[int, ...]]:
-    """The ends of the best partition in one part, in two, and so on; weights and times: (sizes,)."""
+def _best_partitions(weights: np.ndarray, times: np.ndarray, count: int) -> Iterable[tuple[int, ...]]:
+    """Yield the ends of the best partition into one part, two, and so on; weights and times: (sizes,)."""
     below = np.concatenate([[0.0], np.cumsum(weights)])  # of the sizes before each
     cost = below[1:] * times  # of what ends at each size, in one part
     origins: list[np.ndarray] = []
@@ -153,9 +153,9 @@ def _partitions(weights: np.ndarray, times: np.ndarray, count: int) -> Iterable[
     for parts in range(2, most + 1):
         costs, origin = np.full(len(times), np.inf), np.zeros(len(times), np.intp)
         for end in range(parts - 1 if parts < most else len(times) - 1, len(times)):
-            tried = cost[:end] - below[1 : end + 1] * times[end]
-            origin[end] = tried.argmin()
-            costs[end] = tried[origin[end]] + below[end + 1] * times[end]
+            candidates = cost[:end] - below[1 : end + 1] * times[end]
+            origin[end] = candidates.argmin()
+            costs[end] = candidates[origin[end]] + below[end + 1] * times[end]
         cost = costs
         origins.append(origin)
         ends = [len(times) - 1]
@@ -165,10 +165,10 @@ def _partitions(weights: np.ndarray, times: np.ndarray, count: int) -> Iterable[
 
 
 def _time(time: Callable[[int], float] | Mapping[int, float] | None, size: int) -> float:
-    """The time of a call at a size; the size itself where none is told.
+    """Return the time of a call at a size; the size itself without times.
 
     Raises:
-        SurgeryError: it is missing, negative or not finite.
+        SurgeryError: the time is missing, negative or not finite.
     """
     if time is None:
         return float(size)
@@ -186,13 +186,13 @@ def _time(time: Callable[[int], float] | Mapping[int, float] | None, size: int) 
 
 
 def read_lengths(lengths: Lengths) -> dict[int, float]:
-    """Length -> how often.
+    """Return length -> how often it occurs.
 
     Raises:
         SurgeryError: there are none, or some are not positive whole numbers.
     """
     if isinstance(lengths, (str, os.PathLike)):
-        rows: Iterable[tuple[Any, Any]] = _rows(Path(lengths).expanduser())
+        rows: Iterable[tuple[Any, Any]] = _rows_of_file(Path(lengths).expanduser())
     else:
         rows = lengths.items() if isinstance(lengths, Mapping) else ((n, 1) for n in lengths)
     weights = defaultdict[int, float](float)
@@ -216,8 +216,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def _rows(path: Path) -> Iterable[tuple[int, float]]:
-    """The lengths in a text file, each with how often.
+def _rows_of_file(path: Path) -> Iterable[tuple[int, float]]:
+    """Yield (length, how often) from a text file.
 
     Raises:
         SurgeryError: it cannot be read, or a line is not a length, or a length and how often.

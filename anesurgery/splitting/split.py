@@ -1,4 +1,9 @@
-"""Cut a model into chunks that run one after the other."""
+"""Split a model into chunks that run one after the other (`anesurgery.split`).
+
+An ML Program is cut where the fewest bytes cross (`cuts`, `graph`), or at the ops that the Neural Engine cannot
+run (`engine_phases`). A neural network is cut at its layers (`cut_network`, first half of this file). The
+result is a `Chain`, compared with the whole model where that is cheap.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +42,12 @@ from anesurgery.splitting.cuts import Cuts
 from anesurgery.splitting.graph import WRITING, Graph, Stretch, carve_functions, read_graphs, stretches
 
 
-def phases(before: Sequence[Collection[int]], apart: Sequence[bool]) -> list[int]:
-    """The phase of each op, from 0; ops that stand apart are in odd phases, the others in even ones.
+def phases_of(before: Sequence[Collection[int]], apart: Sequence[bool]) -> list[int]:
+    """Return the phase of each op, from 0: ops that stand apart are in odd phases, the others in even ones.
 
     Args:
-        before: for each op, the earlier ones that must run first.
-        apart: does it stand apart?
+        before: for each op, the earlier ops that must run first.
+        apart: for each op, whether it stands apart, as ops that the engine cannot run.
     """
     phase_of: list[int] = []
     for needed, alone in zip(before, apart, strict=True):
@@ -51,8 +56,8 @@ def phases(before: Sequence[Collection[int]], apart: Sequence[bool]) -> list[int
     return phase_of
 
 
-def joined(numbers: Sequence[int], together: Iterable[Collection[int]]) -> list[int]:
-    """Phases numbered without gaps, where some ops must be in one phase: all phases between them become one.
+def merged_phases(numbers: Sequence[int], together: Iterable[Collection[int]]) -> list[int]:
+    """Renumber phases without gaps, where some ops must stay in one phase: phases between them are merged.
 
     Args:
         numbers: the phase of each op.
@@ -69,40 +74,38 @@ def joined(numbers: Sequence[int], together: Iterable[Collection[int]]) -> list[
 
 # -- neural networks, cut at the layers that the Neural Engine cannot run --------------------------------
 #
-# Cut a neural network at the layers that the Neural Engine cannot run, custom layers among them.
-#
-# The chunks are networks again. What passes between two is an array of the shape that the blob has in the
-# whole; each chunk is built as ops to see that it has the same shape there. Constants are in every chunk that
-# reads them, layers that nobody reads in none.
+# The chunks are networks again. A blob that passes between two becomes an array of its shape in the whole
+# network; each chunk's shapes are inferred, to check that it is the same there. Constants are in every chunk
+# that reads them; layers that nobody reads are in none.
 
 Shape = tuple[int, ...]
 FLOAT32 = proto.FeatureTypes_pb2.ArrayFeatureType.FLOAT32
 NOT_COPIED = ("layers", "preprocessing")
-"""Fields of a network that a chunk has its own of."""
+"""Fields of a network that are not copied to a chunk."""
 
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers of a network that compute something its outputs need, in file order."""
+    """The layers of a network on which its outputs depend, in file order."""
 
     spec: Any
     target: Target
 
     @cached_property
     def network(self) -> Any:
-        """The message of the network."""
+        """The network's message in the specification."""
         return network_of(self.spec)
 
     @cached_property
     def constants(self) -> dict[str, Any]:
-        """Blob -> layer that holds it."""
+        """Blob -> the layer that holds it."""
         kept = {f.name for f in self.spec.description.output}
         held = [x for x in self.network.layers if x.WhichOneof("layer") in CONSTANTS]
         return {x.output[0]: x for x in held if x.output[0] not in kept}
 
     @cached_property
     def scores(self) -> str:
-        """The blob with the probabilities of a classifier; "" of another network."""
+        """The blob with the probabilities of a classifier; "" in another network."""
         if "ClassLabels" not in self.network.DESCRIPTOR.oneofs_by_name or not len(self.network.layers):
             return ""
         return str(self.network.labelProbabilityLayerName or self.network.layers[-1].output[0])
@@ -115,8 +118,8 @@ class Layers:
         return [n for n in plain if n not in decided] + [self.scores] if self.scores else plain
 
     @cached_property
-    def _judged(self) -> list[tuple[Any, bool]]:
-        """Each layer of the network itself, and whether it, or one nested in it, cannot run on the ANE."""
+    def _layers_with_verdict(self) -> list[tuple[Any, bool]]:
+        """(layer, whether it or a layer nested in it cannot run on the ANE), for each layer."""
         rows = iter(inspect_network(self.spec, self.target, "the model").ops)
         layers: list[tuple[Any, bool]] = []
         for layer, depth in walk_layers(self.network):
@@ -132,16 +135,16 @@ class Layers:
 
     @cached_property
     def kept(self) -> list[tuple[Any, bool]]:
-        """The layers that the outputs need; constants are apart."""
+        """The layers on which the outputs depend, without constants, with the same verdict."""
         needed, needed_layers = set(self.results), []
-        for layer, refused in reversed(self._judged):
+        for layer, refused in reversed(self._layers_with_verdict):
             if not (layer.output and layer.output[0] in self.constants) and needed & set(makes(layer)):
                 needed_layers.append((layer, refused))
                 needed |= set(reads(layer))
         return needed_layers[::-1]
 
     def chunks(self) -> list[list[Any]]:
-        """The layers of each chunk.
+        """Return the layers of each chunk.
 
         Raises:
             SurgeryError: there is nothing to cut.
@@ -163,7 +166,7 @@ class Layers:
         for ops in changed:  # a blob that is overwritten: its users stay in their order, in one chunk
             for first, second in itertools.pairwise(ops):
                 before[second].add(first)
-        numbers = joined(phases(before, apart), changed)
+        numbers = merged_phases(phases_of(before, apart), changed)
         if not any(numbers):
             raise SurgeryError(
                 f"{next(b for b in makers if users[b] in changed)!r} is overwritten, and the layers that "
@@ -176,7 +179,7 @@ class Layers:
 
 
 def reads(layer: Any) -> list[str]:
-    """The blobs that a layer and those nested in it read."""
+    """Return the blobs that a layer and those nested in it read."""
     inner = [other for network in nested_networks(layer) for other, _ in walk_layers(network)]
     ends = [x.loop.conditionVar for x in (layer, *inner) if x.WhichOneof("layer") == "loop"]
     return list(
@@ -185,7 +188,7 @@ def reads(layer: Any) -> list[str]:
 
 
 def makes(layer: Any) -> list[str]:
-    """The blobs that a layer and those nested in it make."""
+    """Return the blobs that a layer and those nested in it make."""
     inner = [other for network in nested_networks(layer) for other, _ in walk_layers(network)]
     return list(dict.fromkeys([*layer.output, *(b for other in inner for b in other.output)]))
 
@@ -193,26 +196,26 @@ def makes(layer: Any) -> list[str]:
 def cut_network(
     spec: Any, target: Target, shapes: Mapping[str, Shape] | None = None, source: Any = None
 ) -> Chain:
-    """Cut a neural network before and after what the ANE cannot run.
+    """Cut a neural network before and after the layers that the ANE cannot run.
 
     Args:
         spec: specification of a model, one of `NETWORKS`.
-        target: chips and OS, which say what that is.
-        shapes: of blobs of which the file does not say it, as those that custom layers make.
+        target: chips and OS, which decide what the ANE can run.
+        shapes: shapes of blobs that the file does not state, such as those that custom layers make.
         source: the file it came from.
 
     Raises:
-        SurgeryError: there is no such layer or no other; or a blob cannot pass between two models.
+        SurgeryError: the ANE can run all layers or none, or a blob cannot pass between two models.
         LoadError: the network is damaged.
     """
     if spec.isUpdatable:
         raise SurgeryError("the model is updatable, and its layers learn by name; switch updating off")
     layers = Layers(spec, target)
-    return _Cut(layers, layers.chunks(), dict(shapes or {}), source).chain()
+    return _NetworkCut(layers, layers.chunks(), dict(shapes or {}), source).chain()
 
 
-class _Cut:
-    """The chunks of a network in the making."""
+class _NetworkCut:
+    """Builds the chunks of a network."""
 
     def __init__(
         self, layers: Layers, groups: Sequence[list[Any]], shapes: dict[str, Shape], source: Any
@@ -221,11 +224,11 @@ class _Cut:
         self._description = layers.spec.description
         self._inputs = {f.name: f for f in self._description.input}
         self._shapes: dict[str, Shape] = {}
-        """Of the blobs that pass, as they are in the whole."""
+        """Blob that passes between chunks -> its shape in the whole network."""
 
     @cached_property
-    def _read(self) -> list[list[str]]:
-        """What each chunk reads from elsewhere, constants left out."""
+    def _blobs_read(self) -> list[list[str]]:
+        """For each chunk, the blobs that it reads from elsewhere, without constants."""
         entering = []
         for group in self._groups:
             own = {blob for layer in group for blob in makes(layer)}
@@ -236,16 +239,16 @@ class _Cut:
         return [[*entering[0], *unread], *entering[1:]]
 
     @cached_property
-    def _given_on(self) -> list[list[str]]:
-        """What each chunk makes that later ones read."""
+    def _blobs_passed(self) -> list[list[str]]:
+        """For each chunk, the blobs that it makes and later chunks read."""
         results = [dict.fromkeys(b for layer in group for b in makes(layer)) for group in self._groups]
         return [
-            [name for name in names if any(name in later for later in self._read[at + 1 :])]
+            [name for name in names if any(name in later for later in self._blobs_read[at + 1 :])]
             for at, names in enumerate(results)
         ]
 
     def chain(self) -> Chain:
-        """The chunks, each with the shapes of those before it."""
+        """Return the chunks, each built with the shapes of those before it."""
         chunks = [self._chunk(number) for number in range(len(self._groups))]
         borders = [self._border(at) for at in range(1, len(chunks))]
         weights = tuple(sum(layer.ByteSize() for layer in network_of(c.spec).layers) for c in chunks)
@@ -253,22 +256,22 @@ class _Cut:
         return Chain.of(chunks, {"": ends}, borders=tuple(borders), weights=weights, source=self._source)
 
     def _chunk(self, number: int) -> LoadedNetwork:
-        spec = self._empty(number)
+        spec = self._empty_spec(number)
         network, group = network_of(spec), self._groups[number]
         wanted = {name for layer in group for name in reads(layer)}
         held = [x for name, x in self._layers.constants.items() if name in wanted]
         network.layers.extend([*held, *group])
-        for name in self._read[number]:
-            self._enter(spec, name)
-        blobs = self._checked(spec, number)
-        for name in self._given_on[number]:
-            self._shapes[name] = self._shape(name, blobs, group)
+        for name in self._blobs_read[number]:
+            self._add_input(spec, name)
+        blobs = self._checked_blobs(spec, number)
+        for name in self._blobs_passed[number]:
+            self._shapes[name] = self._blob_shape(name, blobs, group)
             if name not in {f.name for f in self._description.output}:
-                _describe(spec.description.output.add(name=name), self._stated(name))
+                _describe(spec.description.output.add(name=name), self._array_shape(name))
         return LoadedNetwork(spec, f"chunk {number + 1}", self._source)
 
-    def _empty(self, number: int) -> Any:
-        """The specification of a chunk without layers and arrays; it decides if the scores are made in it."""
+    def _empty_spec(self, number: int) -> Any:
+        """Return the specification of a chunk without layers and arrays."""
         whole, network = self._layers.spec, self._layers.network
         spec = proto.Model_pb2.Model(specificationVersion=whole.specificationVersion)
         spec.description.metadata.CopyFrom(self._description.metadata)
@@ -292,7 +295,7 @@ class _Cut:
         else:
             into.arrayInputShapeMapping = network.arrayInputShapeMapping
             into.imageInputShapeMapping = network.imageInputShapeMapping
-        read = set(self._read[number])
+        read = set(self._blobs_read[number])
         into.preprocessing.extend(step for step in network.preprocessing if step.featureName in {"", *read})
         decided = {self._description.predictedFeatureName, self._description.predictedProbabilitiesName} - {""}
         for feature in self._description.output:
@@ -300,34 +303,34 @@ class _Cut:
                 spec.description.output.add().CopyFrom(feature)
         return spec
 
-    def _enter(self, spec: Any, name: str) -> None:
-        """Describe an input of a chunk: one of the whole, or what an earlier chunk makes."""
+    def _add_input(self, spec: Any, name: str) -> None:
+        """Describe an input of a chunk: an input of the network, or a blob of an earlier chunk."""
         feature = spec.description.input.add(name=name)
         if name in self._inputs:
             feature.CopyFrom(self._inputs[name])
             return
-        _describe(feature, self._stated(name))
-        if self._exact:
+        _describe(feature, self._array_shape(name))
+        if self._keeps_all_axes:
             network_of(spec).arrayInputShapeMapping = EXACT
 
     @cached_property
-    def _exact(self) -> bool:
-        """Do arrays between chunks have all axes of their blobs, and not those of the rank 5 mapping?
+    def _keeps_all_axes(self) -> bool:
+        """Whether arrays between chunks have all axes of their blobs, unlike in the rank 5 mapping.
 
-        Blobs made of images have four axes where the network says so, which that mapping would change.
+        Blobs made from images may have four axes, which that mapping would change.
         """
         network = self._layers.network
         images = all(f.type.WhichOneof("Type") == "imageType" for f in self._inputs.values())
         return not is_legacy(network) or (images and int(network.imageInputShapeMapping) == EXACT)
 
-    def _stated(self, name: str) -> Shape:
-        """The shape of an array between two chunks, as a description states it.
+    def _array_shape(self, name: str) -> Shape:
+        """Return the shape of an array between two chunks, as a description states it.
 
         Raises:
-            SurgeryError: no array has that shape in the mapping of the network.
+            SurgeryError: the mapping of the network has no array of that shape.
         """
         shape = self._shapes[name]
-        if self._exact:
+        if self._keeps_all_axes:
             return shape
         if len(shape) != 5:
             raise SurgeryError(
@@ -336,15 +339,15 @@ class _Cut:
             )
         return as_array(shape)
 
-    def _shape(self, name: str, blobs: Blobs, group: Sequence[Any]) -> Shape:
-        """The shape of a blob, with all its axes: inferred, or as the file or the caller says.
+    def _blob_shape(self, name: str, blobs: Blobs, group: Sequence[Any]) -> Shape:
+        """Return the shape of a blob with all its axes: inferred, or as the file or the caller states it.
 
         Raises:
-            SurgeryError: nobody says it, or it is dynamic.
+            SurgeryError: the shape is unknown or dynamic.
         """
         shape = blobs.shape(name)
         if shape is None:
-            shape = self._said(name, blobs, group)
+            shape = self._stated_shape(name, blobs, group)
         if None in shape:
             raise SurgeryError(
                 f"the blob {name!r} would pass between two models, and its shape is dynamic "
@@ -352,11 +355,11 @@ class _Cut:
             )
         return tuple(int(d or 0) for d in shape)
 
-    def _said(self, name: str, blobs: Blobs, group: Sequence[Any]) -> tuple[int | None, ...]:
-        """The shape that the caller gives, or that the layer states."""
+    def _stated_shape(self, name: str, blobs: Blobs, group: Sequence[Any]) -> tuple[int | None, ...]:
+        """Return the shape that the caller gives, or that the layer states."""
         if name in self._given:
             shape = self._given[name]
-            if self._exact or len(shape) == 5:
+            if self._keeps_all_axes or len(shape) == 5:
                 return shape
             if len(shape) in (1, 3):
                 return (1, 1, *shape, *([1, 1] if len(shape) == 1 else []))
@@ -365,27 +368,27 @@ class _Cut:
             for blob, tensor in zip(layer.output, layer.outputTensor, strict=False):
                 if blob == name and 0 < tensor.rank == len(tensor.dimValue):
                     return tuple(int(d) for d in tensor.dimValue)
-        raise SurgeryError(self._unknown(name, blobs))
+        raise SurgeryError(self._unknown_words(name, blobs))
 
-    def _unknown(self, name: str, blobs: Blobs) -> str:
-        """Why the shape of a blob is unknown, and what to give; of all custom layers at once."""
+    def _unknown_words(self, name: str, blobs: Blobs) -> str:
+        """Return why the shape of a blob is unknown, and what to give, for all custom layers at once."""
         if blobs.errors:
             return f"the shape of the blob {name!r} is unknown: {blobs.errors[0]}"
         custom = [x for group in self._groups for x in group if x.WhichOneof("layer") == "custom"]
-        passed = {blob for names in self._given_on for blob in names}
+        passed = {blob for names in self._blobs_passed for blob in names}
         wanted = [b for x in custom for b in x.output if b in passed and b not in self._given]
         asked = ", ".join(f"{blob!r}: (C, H, W)" for blob in wanted or [name])
         words = ", ".join(repr(x.name) for x in custom)
         return f"the code of custom layers ({words}) is not in the file; give shapes={{{asked}}}"
 
-    def _checked(self, spec: Any, number: int) -> Blobs:
-        """The blobs of a chunk, after a look whether what enters has the shape that it has in the whole.
+    def _checked_blobs(self, spec: Any, number: int) -> Blobs:
+        """Return the blobs of a chunk, after a check that its inputs have the shapes of the whole network.
 
         Raises:
-            SurgeryError: it has not.
+            SurgeryError: an input has another shape.
         """
         blobs = Blobs(network_of(spec), spec.description)
-        for name in self._read[number]:
+        for name in self._blobs_read[number]:
             if name not in self._inputs and (inferred := blobs.shape(name)) != self._shapes[name]:
                 raise SurgeryError(
                     f"the blob {name!r} of shape {_words(self._shapes[name])} would enter chunk "
@@ -394,15 +397,15 @@ class _Cut:
         return blobs
 
     def _border(self, at: int) -> Border:
-        """What the chunks before a place give to those after it."""
-        later = {name for names in self._read[at:] for name in names}
-        names = tuple(dict.fromkeys(n for names in self._given_on[:at] for n in names if n in later))
+        """Return what the chunks before a place pass to those after it."""
+        later = {name for names in self._blobs_read[at:] for name in names}
+        names = tuple(dict.fromkeys(n for names in self._blobs_passed[:at] for n in names if n in later))
         sizes = tuple(4 * math.prod(self._shapes[n]) for n in names)
-        return Border(names, sizes, tuple(f"{_words(self._stated(n))}xfp32" for n in names))
+        return Border(names, sizes, tuple(f"{_words(self._array_shape(n))}xfp32" for n in names))
 
 
 def _describe(feature: Any, shape: Shape) -> None:
-    """Make a feature an array."""
+    """Describe a feature as an array."""
     array = feature.type.multiArrayType
     array.dataType = FLOAT32
     array.shape.extend(shape)
@@ -424,14 +427,14 @@ def _words(shape: Sequence[int | None]) -> str:
 # -- any model -------------------------------------------------------------------------------------------
 
 BALANCES = ("bytes", "estimate")
-"""What chunks may be even in."""
+"""What chunks may have in equal parts."""
 UNSUPPORTED = "unsupported"
 Pieces = Mapping[str, list[Stretch]]
-"""Function -> its part in each chunk."""
+"""Function -> its stretch in each chunk."""
 NOTHING = Stretch((), (), ())
-"""The stretch of a function in chunks before its only one."""
+"""The empty stretch, of a function in chunks before the one that has it."""
 NANOSECONDS = 1000
-"""A microsecond of an estimate, so that whole numbers are exact enough."""
+"""Nanoseconds in a microsecond: estimates become integers, which are exact enough in nanoseconds."""
 
 
 @door()
@@ -478,13 +481,13 @@ def split(
         SurgeryError: none or several of `parts`, `max_bytes` and `at`; or the model cannot be cut so.
         UnknownName: no such function, target or balance.
     """
-    _check(parts, max_bytes, at, balance, shapes)
+    _check_options(parts, max_bytes, at, balance, shapes)
     whole = load(model) if at is None else load_as_is(model)
-    chain = _cut(whole, parts, max_bytes, at, balance, target, function, shapes)
-    return replace(chain, compared=checked(whole, chain, function)) if compare else chain
+    chain = _cut_model(whole, parts, max_bytes, at, balance, target, function, shapes)
+    return replace(chain, compared=comparison_words(whole, chain, function)) if compare else chain
 
 
-def _cut(
+def _cut_model(
     loaded: Loaded,
     parts: int | None,
     max_bytes: int | str | None,
@@ -494,20 +497,22 @@ def _cut(
     function: str | None,
     shapes: Mapping[str, tuple[int, ...]] | None,
 ) -> Chain:
-    """The chain: see `split`."""
+    """Return the chain of a model; the arguments are those of `split`."""
     device = None if (target, at, balance) == (None, None, "bytes") else Target.parse(target)
     if isinstance(loaded, LoadedNetwork) and device is not None:
-        return _placed(cut_network(loaded.spec, device, shapes, loaded.source), device)
+        return _with_placement(cut_network(loaded.spec, device, shapes, loaded.source), device)
     warn_of_names(loaded.notes)
-    names = _names(loaded, function, alone=at is not None or balance != "bytes")
+    names = _function_names(loaded, function, alone=at is not None or balance != "bytes")
     graphs, name = read_graphs(loaded.program, loaded.version, names), names[0]
     graph, others = graphs[name], tuple(Cuts(graphs[other]) for other in names[1:])
     cuts = Cuts(graph, others=others)
     if at is not None and device is not None:
         rows = inspect_program(loaded, device, function=name, advice=False).ops
-        graphs[name], places = apart(graph, {row.name for row in rows if row.legal is False}, str(device))
+        graphs[name], places = engine_phases(
+            graph, {row.name for row in rows if row.legal is False}, str(device)
+        )
     elif parts is not None:
-        costs = None if balance == "bytes" or device is None else _costs(loaded, graph, device, name)
+        costs = None if balance == "bytes" or device is None else _estimated_costs(loaded, graph, device, name)
         places = replace(cuts, costs=costs).into(parts)
     else:
         places = cuts.within(read_size(max_bytes))
@@ -515,16 +520,18 @@ def _cut(
     pieces = {name: stretches(graphs[name], where) for name, where in zip(graphs, along, strict=True)}
     makers = [maker for name in names if (maker := f"{name}{INPUTS}") in loaded.program.functions]
     graphs |= read_graphs(loaded.program, loaded.version, makers)
-    pieces |= {name: _whole(graphs, pieces, name) for name in makers}
+    pieces |= {name: _whole_in_one_chunk(graphs, pieces, name) for name in makers}
     _check_states(graphs, pieces)
-    return _placed(_chain(loaded, graphs, pieces), device)
+    return _with_placement(_carved_chain(loaded, graphs, pieces), device)
 
 
-def _check(parts: int | None, max_bytes: int | str | None, at: str | None, balance: str, shapes: Any) -> None:
-    """See that the options go together.
+def _check_options(
+    parts: int | None, max_bytes: int | str | None, at: str | None, balance: str, shapes: Any
+) -> None:
+    """Check that the options go together.
 
     Raises:
-        SurgeryError: they do not.
+        SurgeryError: the options contradict each other.
         UnknownName: an unknown choice.
     """
     if [parts, max_bytes, at].count(None) != 2:
@@ -543,11 +550,11 @@ def _check(parts: int | None, max_bytes: int | str | None, at: str | None, balan
         raise SurgeryError("shapes= is for at='unsupported'")
 
 
-def _costs(loaded: Loaded, graph: Graph, target: Target, name: str) -> tuple[int, ...]:
-    """The estimate of each node on the unit that it prefers, in nanoseconds.
+def _estimated_costs(loaded: Loaded, graph: Graph, target: Target, name: str) -> tuple[int, ...]:
+    """Return the estimate of each node on its preferred unit, in nanoseconds.
 
     Raises:
-        SurgeryError: there is none for this target.
+        SurgeryError: there is no estimate for this target.
     """
     costs: dict[str, int] = {}
     for row in inspect_program(loaded, target, function=name, advice=False).ops:
@@ -559,17 +566,17 @@ def _costs(loaded: Loaded, graph: Graph, target: Target, name: str) -> tuple[int
     return tuple(costs.get(node.makes[0], 0) for node in graph.nodes)
 
 
-def _placed(chain: Chain, target: Target | None) -> Chain:
-    """The chain with where its chunks run, if there is a target."""
+def _with_placement(chain: Chain, target: Target | None) -> Chain:
+    """Return the chain with the placement of its chunks, if there is a target."""
     if target is None:
         return chain
     inspection = inspect_other(chain, target, partial(inspect_program, advice=False))
     assert inspection is not None
-    return replace(chain, placed=tuple(map(_place, inspection.parts.values())), target=str(target))
+    return replace(chain, placed=tuple(map(_placement_of, inspection.parts.values())), target=str(target))
 
 
-def _place(part: Inspection) -> ChunkPlacement:
-    """Where a chunk runs."""
+def _placement_of(part: Inspection) -> ChunkPlacement:
+    """Return where a chunk runs."""
     share = part.residency
     away = Counter(row.op_type for row in part.ops if row.preferred != "ane")
     words = tuple(f"{count} {kind}" for kind, count in away.most_common())
@@ -578,11 +585,11 @@ def _place(part: Inspection) -> ChunkPlacement:
     )
 
 
-def _names(loaded: Loaded, function: str | None, alone: bool) -> list[str]:
-    """The functions to cut, the default one first.
+def _function_names(loaded: Loaded, function: str | None, alone: bool) -> list[str]:
+    """Return the functions to cut, the default one first.
 
     Raises:
-        SurgeryError: only one can be, and none is named.
+        SurgeryError: only one function can be cut, and none is named.
     """
     functions = loaded.program.functions
     if function is None and alone and len(functions) > 1:
@@ -596,10 +603,10 @@ def _names(loaded: Loaded, function: str | None, alone: bool) -> list[str]:
 
 
 def _check_states(graphs: Mapping[str, Graph], cut: Pieces) -> None:
-    """See that the functions use each state in the same chunk.
+    """Check that the functions use each state in the same chunk.
 
     Raises:
-        SurgeryError: they do not.
+        SurgeryError: two functions use a state in different chunks.
     """
     places: dict[str, tuple[int, str]] = {}
     for function, stretch in ((f, s) for f, pieces in cut.items() for s in enumerate(pieces, 1)):
@@ -612,7 +619,7 @@ def _check_states(graphs: Mapping[str, Graph], cut: Pieces) -> None:
                 )
 
 
-def _chain(loaded: Loaded, graphs: Mapping[str, Graph], cut: Pieces) -> Chain:
+def _carved_chain(loaded: Loaded, graphs: Mapping[str, Graph], cut: Pieces) -> Chain:
     spec = loaded.spec if loaded.spec is not None else new_spec(loaded.program, loaded.version)
     chunks = []
     several = len(graphs) > 1
@@ -620,28 +627,28 @@ def _chain(loaded: Loaded, graphs: Mapping[str, Graph], cut: Pieces) -> Chain:
         pieces = {name: s[number] for name, s in cut.items() if number < len(s) and s[number] is not NOTHING}
         carved = {name if several else "main": (graphs[name], piece) for name, piece in pieces.items()}
         program = carve_functions(carved, loaded.version, f"chunk {number + 1}")
-        described = _spec(spec, pieces, loaded.version, several)
+        described = _chunk_spec(spec, pieces, loaded.version, several)
         describe(described, program)
         chunks.append(replace(loaded, program=program, spec=described))
-    ends = {name: _ends(loaded, name, graph) for name, graph in graphs.items()}
+    ends = {name: _function_ends(loaded, name, graph) for name, graph in graphs.items()}
     (name, graph), *_ = graphs.items()
     return Chain.of(
         chunks,
         ends if several else {"": ends[name]},
         borders=tuple(_border(graph, cut[name], at) for at in range(1, len(chunks))),
-        weights=tuple(_weights(graphs, cut, number) for number in range(len(chunks))),
+        weights=tuple(_chunk_bytes(graphs, cut, number) for number in range(len(chunks))),
         source=loaded.source,
     )
 
 
-def _ends(loaded: Loaded, name: str, graph: Graph) -> Ends:
-    """What the caller gives to a function, states left out, and what it gives."""
+def _function_ends(loaded: Loaded, name: str, graph: Graph) -> Ends:
+    """Return what a caller gives to a function, without states, and what it returns."""
     inputs = loaded.program.functions[name].inputs.items()
     return Ends(tuple(n for n, v in inputs if not types.is_state(v.sym_type)), graph.outputs)
 
 
-def _spec(whole: Any, pieces: Mapping[str, Stretch], version: int, several: bool) -> Any:
-    """The specification of a chunk: features of the whole where it has them, metadata of the whole."""
+def _chunk_spec(whole: Any, pieces: Mapping[str, Stretch], version: int, several: bool) -> Any:
+    """Return the specification of a chunk: features and metadata of the whole."""
     chunk = type(whole)(specificationVersion=version)
     chunk.description.metadata.CopyFrom(whole.description.metadata)
     for name, stretch in pieces.items():
@@ -656,22 +663,22 @@ def _spec(whole: Any, pieces: Mapping[str, Stretch], version: int, several: bool
     return chunk
 
 
-def _whole(graphs: Mapping[str, Graph], pieces: Pieces, name: str) -> list[Stretch]:
-    """A function as one piece, in the chunk of these pieces that holds most of the weights that it reads."""
+def _whole_in_one_chunk(graphs: Mapping[str, Graph], pieces: Pieces, name: str) -> list[Stretch]:
+    """Return a function as one piece, in the chunk with which it shares most weights."""
     (whole,) = stretches(graphs[name], [0, len(graphs[name].nodes)])
-    own = _held(graphs, {name: [whole]}, 0).keys()
+    own = _chunk_weights(graphs, {name: [whole]}, 0).keys()
     counted = range(max(map(len, pieces.values())))
-    shared = [sum(n for w, n in _held(graphs, pieces, at).items() if w in own) for at in counted]
+    shared = [sum(n for w, n in _chunk_weights(graphs, pieces, at).items() if w in own) for at in counted]
     return [*[NOTHING] * shared.index(max(shared)), whole]
 
 
-def _weights(graphs: Mapping[str, Graph], pieces: Pieces, number: int) -> int:
-    """Bytes of the weights of a chunk, those that its functions share once."""
-    return sum(_held(graphs, pieces, number).values())
+def _chunk_bytes(graphs: Mapping[str, Graph], pieces: Pieces, number: int) -> int:
+    """Return the bytes of a chunk's weights; those that its functions share count once."""
+    return sum(_chunk_weights(graphs, pieces, number).values())
 
 
-def _held(graphs: Mapping[str, Graph], pieces: Pieces, number: int) -> dict[int, int]:
-    """The weights of a chunk, and the bytes of each."""
+def _chunk_weights(graphs: Mapping[str, Graph], pieces: Pieces, number: int) -> dict[int, int]:
+    """Return address -> bytes of a chunk's weights."""
     held: dict[int, int] = {}
     for name, piece in pieces.items():
         for node in piece[number].nodes if number < len(piece) else ():
@@ -680,26 +687,26 @@ def _held(graphs: Mapping[str, Graph], pieces: Pieces, number: int) -> dict[int,
 
 
 def _border(graph: Graph, stretches_of: Sequence[Stretch], at: int) -> Border:
-    """What the chunks before a place give to those after it."""
+    """Return what the chunks before a place pass to those after it."""
     before = {name: None for s in stretches_of[:at] for name in s.outputs}
     names = tuple(n for n in before if any(n in s.inputs for s in stretches_of[at:]))
     kinds = tuple(type_text(graph.type_of(name), False) for name in names)
     return Border(names, tuple(map(graph.size, names)), kinds)
 
 
-# Compare a chain with the model that was cut, where that costs little, and say what was found.
+# -- the chain compared with the whole model, where that is cheap ------------------------------------------
 
 MOST_BYTES = 256 << 20
-"""Weights up to which the models are run: as fp32 they take twice as much memory, of both in turn."""
+"""The most bytes of weights of models that are compared: in fp32 they take twice as much memory."""
 MOST_FLOP = 20 * 10**9
-"""Floating point operations of one run up to which they are run: seconds on one core."""
+"""The most floating point operations of one run for a comparison: seconds on one core."""
 PRECISION = "fp16"
-"""The arithmetic as stored, in which a cut may change nothing."""
+"""The arithmetic as stored, in which a cut must change nothing."""
 
 
-def checked(whole: Loaded, chain: Chain, function: str | None) -> str:
-    """What one run of both on sampled inputs shows, in words; why there was none, where it is left out."""
-    if dear := _too_dear(chain):
+def comparison_words(whole: Loaded, chain: Chain, function: str | None) -> str:
+    """Run both on one sampled input, and return in words how they compare, or why they were not run."""
+    if dear := _cost_words(chain):
         return f"not compared with the whole: {dear}; anesurgery.compare does it"
     try:
         if chain.functions or function is not None:
@@ -712,8 +719,8 @@ def checked(whole: Loaded, chain: Chain, function: str | None) -> str:
     return f"NOT equal to the whole, as stored, on one sampled input: {compared.verdict}"
 
 
-def _too_dear(chain: Chain) -> str:
-    """What makes a run cost too much; empty where it does not."""
+def _cost_words(chain: Chain) -> str:
+    """Return in words what makes a run too expensive; "" where it is not."""
     size = sum(chain.weights)
     if size > MOST_BYTES:
         return f"{byte_words(size)} of weights"
@@ -722,28 +729,27 @@ def _too_dear(chain: Chain) -> str:
     return f"{flop / 1e9:.0f} billion operations" if flop > MOST_FLOP else ""
 
 
-# Cut a program before and after the ops that the Neural Engine cannot run.
+# -- a program, cut before and after the ops that the Neural Engine cannot run ------------------------------
 #
-# Ops are put in another order, so that there are as few chunks as the order of need allows. What passes from
-# one chunk to another is passed; only what no input can be, as a mask of booleans, is computed again or keeps
-# its makers and readers in one chunk. So do states.
+# Ops are reordered, as far as their dependences allow, so that there are few chunks. A value that cannot be an
+# input, such as a boolean mask, is computed again, or keeps its makers and readers in one chunk. So do states.
 
 
-def apart(graph: Graph, refused: Collection[str], words: str) -> tuple[Graph, tuple[int, ...]]:
-    """The ops in phases, and the places between them.
+def engine_phases(graph: Graph, refused: Collection[str], words: str) -> tuple[Graph, tuple[int, ...]]:
+    """Return a graph with its ops in phases, and the places between the phases.
 
     Args:
-        graph: of the whole.
+        graph: the graph of the whole function.
         refused: names of the ops that cannot run on the ANE.
-        words: of the target, for errors.
+        words: the target in words, for errors.
 
     Returns:
-        A graph whose nodes are in the order of the chunks, those that nobody reads left out; and the places.
+        A graph whose nodes are in the order of the chunks, without nodes that nobody reads; and the places.
 
     Raises:
-        SurgeryError: there is no such op or no other, or they cannot be separated.
+        SurgeryError: the ANE can run all ops or none, or they cannot be separated.
     """
-    graph = replace(graph, nodes=tuple(graph.nodes[i] for i in _read(graph)))
+    graph = replace(graph, nodes=tuple(graph.nodes[i] for i in _needed_nodes(graph)))
     alone = [node.makes[0] in refused for node in graph.nodes]
     if not any(alone) or all(alone):
         word = "no op" if any(alone) else "every op"
@@ -761,7 +767,7 @@ def apart(graph: Graph, refused: Collection[str], words: str) -> tuple[Graph, tu
     for name, maker in graph.maker.items():
         if name not in again and name in readers and not graph.passes(name):
             together.append([maker, *readers[name]])
-    numbers = joined(phases(needed, alone), together)
+    numbers = merged_phases(phases_of(needed, alone), together)
     if not any(numbers):
         raise SurgeryError(
             "the ops that cannot run on the ANE share a state with the others, or values that no input can be; "
@@ -775,8 +781,8 @@ def apart(graph: Graph, refused: Collection[str], words: str) -> tuple[Graph, tu
     return ordered, (0, *ends, len(order))
 
 
-def _read(graph: Graph) -> list[int]:
-    """The nodes that make what leaves the function, or change a state."""
+def _needed_nodes(graph: Graph) -> list[int]:
+    """Return the nodes that an output needs, or that change a state."""
     pending = [graph.maker[name] for name in graph.outputs if name in graph.maker]
     pending += [i for i, node in enumerate(graph.nodes) if node.op.type in WRITING]
     needed: set[int] = set()

@@ -23,7 +23,7 @@ from anesurgery.facts import windows
 from anesurgery.facts.masks import evaluate_static
 from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Tokens, follow, lengthened
 from anesurgery.files.copying import copy_program
-from anesurgery.frontend.length_choices import in_words, limit_passed
+from anesurgery.frontend.length_choices import advice_for_limit, limit_passed
 from anesurgery.interpret.decoder_calls import fixed_value
 from anesurgery.mil import Function, Operation, Program, Var, dtype_name, operands, types
 from anesurgery.passes.add_cache import caches, frequencies
@@ -450,4 +450,4 @@ def chosen_by_length(op: Operation) -> Refusal | None:
     a, b = evaluate_static(op.a), evaluate_static(op.b)
     if a is None or b is None or np.array_equal(a, b):
         return None
-    return Refusal(f"it chooses numbers by the length of the text: {in_words(limit)}", op)
+    return Refusal(f"it chooses numbers by the length of the text: {advice_for_limit(limit)}", op)

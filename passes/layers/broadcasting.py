@@ -227,7 +227,7 @@ class LegacyDivide(_TwoSided):
         """Divisors of a size of 2 to 8, which absorb any epsilon."""
         if var is not site.network.blobs.var(site.inputs[1]):
             return None
-        return adversarial.signed(rng, rng.uniform(2, 8, drawn_shape(var))).astype(np.float32)
+        return adversarial.with_random_signs(rng, rng.uniform(2, 8, drawn_shape(var))).astype(np.float32)
 
     def turned(self, site: Site, y: str, outputs: Sequence[str] | None = None) -> str:
         """The inverse of the divisor, unless every number has to stay."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from both_sides import side_by_side
 
-from anesurgery.checking.adversarial import address_bounds
+from anesurgery.checking.addresses import address_bounds
 from anesurgery.checking.grades import EXACT, Grade, SiteCheck
 from anesurgery.checking.site import check_site
 from anesurgery.mil import Var, ct, mb, types

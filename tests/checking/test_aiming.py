@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from both_sides import checked, side_by_side
 
-from anesurgery.checking.adversarial import Drawing, aimed, crossed, targets
+from anesurgery.checking.adversarial import Drawing
+from anesurgery.checking.aiming import aimed, crossed, targets
 from anesurgery.checking.grades import Grade, Promise, SiteCheck, Tolerance
 from anesurgery.mil import Array, Var, mb, types
 

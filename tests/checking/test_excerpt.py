@@ -98,7 +98,7 @@ def test_what_is_wrong_is_refuted_on_two_rows(name: str, shapes: list[tuple[int,
 def test_what_the_loosest_arithmetic_of_bits_refutes_the_others_do_not_run(
     shapes: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proofs, "_algebraic", lambda site, seed: proofs.APART)
+    monkeypatch.setattr(proofs, "_prove_over_field", lambda site, seed: proofs.APART)
     assert not proofs.prove(both(*WRONG["another mask"]), finite=True)
     assert len(shapes) == 2, "each side once"
 

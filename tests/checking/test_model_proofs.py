@@ -10,7 +10,7 @@ import pytest
 
 from anesurgery.checking.comparison import Comparison, compare
 from anesurgery.checking.grades import Grade
-from anesurgery.checking.lockstep import ModelProof, paired
+from anesurgery.checking.lockstep import ModelProof, pairs_of_values
 from anesurgery.checking.matching import layouts
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.surgery import apply
@@ -198,7 +198,7 @@ def test_programs_without_common_names_are_paired_by_position() -> None:
     for op in b.functions["main"].operations:
         for var in op.outputs:
             var.name = var.name + "_" if var.name != "y" else "y"
-    assert len(paired(a.functions["main"], b.functions["main"])) >= 8
+    assert len(pairs_of_values(a.functions["main"], b.functions["main"])) >= 8
     assert proof(a, b).proved
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from coremltools.converters.mil.mil import get_new_symbol
 
-from anesurgery.checking.adversarial import ROUNDS, Drawing, address_bounds
+from anesurgery.checking.addresses import address_bounds
+from anesurgery.checking.adversarial import ROUNDS, Drawing
 from anesurgery.checking.grades import Grade, SiteCheck, Tolerance
 from anesurgery.checking.lengths import SYMBOL_LENGTH
 from anesurgery.checking.site import LARGEST_SITE

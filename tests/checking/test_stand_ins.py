@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from both_sides import checked
 
-from anesurgery.checking import proofs
+from anesurgery.checking import proofs, site
 from anesurgery.checking.grades import Grade, SiteCheck
 from anesurgery.checking.proofs import StandIns
 from anesurgery.errors import ProofError
@@ -71,7 +71,7 @@ def proved(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(prove(*args, **options))
         return found[-1]
 
-    monkeypatch.setattr(proofs, "prove_for_any_weights", watched)
+    monkeypatch.setattr(site, "prove_for_any_weights", watched)
     return found
 
 
@@ -85,7 +85,7 @@ def test_layers_that_are_alike_are_proved_once(proved: list[Any]) -> None:
 def test_large_layers_are_proved_once_after_the_first(
     proved: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proofs, "AT_ONCE", 2 * WIDTH**2 - 1)
+    monkeypatch.setattr(site, "AT_ONCE", 2 * WIDTH**2 - 1)
     apply_pass(AsConvolution(), layers(matrix()))
     assert not proved
     _, session = apply_pass(AsConvolution(), layers(*(matrix() for _ in range(4))))

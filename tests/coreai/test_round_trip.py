@@ -172,7 +172,7 @@ def test_an_input_is_an_output_and_repeats_are_computed(tmp_path: Path) -> None:
 def test_constants_that_are_joined_would_be_noticed(  # type: ignore[no-untyped-def]
     make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(values, "_joins", lambda *_: False)
+    monkeypatch.setattr(values, "_would_be_fused", lambda *_: False)
     with pytest.raises(AssertionError):
         check(make(), tmp_path)
 

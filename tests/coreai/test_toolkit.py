@@ -61,7 +61,7 @@ def test_constants_are_read_back_as_they_were(dtype: str, tmp_path: Path) -> Non
     """Those of few bits are packed, the lowest first; in hexadecimal digits in the text of a program."""
     values = np.array([1, 0, 1, 1] * 32, np.bool_ if dtype == "bool" else np.uint8)
     with toolkit.module() as program:
-        toolkit.graph("main", {}, lambda _: {"y": toolkit.constant(toolkit.stored(values, dtype))})
+        toolkit.graph("main", {}, lambda _: {"y": toolkit.constant(toolkit.constant_attribute(values, dtype))})
     text = str(program)
     packed = {"uint1": "DD" * 16, "uint2": "51" * 32, "uint4": "0111" * 32, "int4": "0111" * 32}
     assert packed.get(dtype, "") in text.replace("0x", "")

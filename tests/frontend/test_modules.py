@@ -219,4 +219,4 @@ def test_an_error_of_the_converter_without_words_names_the_operation() -> None:
 
     node = SimpleNamespace(kind="clamp_min", inputs=[], model_hierarchy="", meta=None)
     with pytest.raises(AssertionError, match="without a reason .converting clamp_min"):
-        frontend._saying_where(fails)(None, node)
+        frontend._naming_module(fails)(None, node)

@@ -19,7 +19,7 @@ from children import run_child
 pytest.importorskip("starlette", reason="pip install 'anesurgery[serve]'")
 
 from anesurgery.serving.task import Limits
-from anesurgery.serving.web import Jobs, asked, site
+from anesurgery.serving.web import Jobs, checked_request, site
 
 LIMITS = Limits(upload=1000, seconds=60, keep=600, models=2)
 DONE = """
@@ -287,12 +287,12 @@ def test_what_has_been_here_for_too_long_is_deleted_though_it_is_asked_for() -> 
 )
 def test_what_is_asked_is_seen_through(question: Any, reason: str) -> None:
     with pytest.raises(Exception, match=reason):
-        asked(question)
+        checked_request(question)
 
 
 def test_what_is_not_asked_for_is_left_out() -> None:
     words = {"task": "inspect", "target": "any", "recipe": "auto", "prove": "sites"}
-    assert asked({"memory": "0", "target": " "}) == words
+    assert checked_request({"memory": "0", "target": " "}) == words
 
 
 DEEP = 4999

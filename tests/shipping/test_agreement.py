@@ -255,4 +255,4 @@ def test_positions_that_generate_counts_otherwise_are_seen() -> None:
 def test_positions_that_generate_counts_otherwise_are_said(tmp_path: Path) -> None:
     roberta().save_pretrained(tmp_path / "checkpoint")
     made = ane.build(tmp_path / "checkpoint", tmp_path / "out", context=32, prefill=8, quiet=True)
-    assert any("generate of transformers counts them from 0" in note for note in made.notes)
+    assert any("generate of transformers counts from 0" in note for note in made.notes)

@@ -271,7 +271,7 @@ def test_a_tied_table_that_two_chunks_store_is_said(
     found = ane.build(tied, tmp_path / "out", context=16, prefill=8, limit="30 KB", quiet=True)
     (note,) = (note for note in found.notes if "more weights than the whole" in note)
     table = 2 * 32 * 301 / weights(tmp_path / "out")
-    more = float(note.split("hold ")[1].split("%")[0]) / 100
+    more = float(note.split("have ")[1].split("%")[0]) / 100
     assert abs(more / (1 + more) - table) < 0.1
 
 

@@ -13,7 +13,7 @@ from browser import Browser, browsing
 
 import anesurgery as ane
 from anesurgery.mil import Program, Var, mb
-from anesurgery.show.graph_page import LEAST, Repeats, repeats
+from anesurgery.show.graph_page import LEAST, Repeats, repeated_blocks
 
 BLOCKS = 6
 
@@ -46,14 +46,14 @@ def program() -> Program:
     ],
 )
 def test_blocks_that_follow_each_other_are_found(row: str, expected: list[Repeats]) -> None:
-    assert repeats(row) == expected
+    assert repeated_blocks(row) == expected
 
 
 def test_what_is_found_does_repeat_and_does_not_overlap() -> None:
     rng = random.Random(0)
     for _ in range(200):
         row = "".join(rng.choices("ab", k=rng.randrange(40)))
-        found = repeats(row)
+        found = repeated_blocks(row)
         for one in found:
             assert one.length >= LEAST
             assert row[one.start : one.end] == row[one.start : one.start + one.length] * one.times

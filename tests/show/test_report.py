@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anesurgery.show.console import as_html, as_text, bars
-from anesurgery.show.report import Line, Listing, Report, Table, first
+from anesurgery.show.report import Line, Listing, Report, Table, first_rows
 
 
 def test_a_title_lines_and_tables_below_each_other() -> None:
@@ -44,5 +44,5 @@ def test_bars_have_a_legend() -> None:
 
 
 def test_the_first_of_many() -> None:
-    assert first([1, 2, 3], 2) == ([1, 2], ["... and 1 more"])
-    assert first([1, 2], 2) == ([1, 2], [])
+    assert first_rows([1, 2, 3], 2) == ([1, 2], ["... and 1 more"])
+    assert first_rows([1, 2], 2) == ([1, 2], [])

@@ -17,7 +17,7 @@ from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile
 from anesurgery.mil import Var, ct, mb, quiet_host, types
 from anesurgery.splitting import split
-from anesurgery.splitting.split import cut_network, joined, phases
+from anesurgery.splitting.split import cut_network, merged_phases, phases_of
 
 with quiet_host():
     from coremltools.models.neural_network import NeuralNetworkBuilder
@@ -139,8 +139,8 @@ def test_what_passes_is_described_with_its_shape(tmp_path: Path) -> None:
 
 def test_a_shape_that_a_chunk_would_read_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: axes of the rank 5 mapping in another order."""
-    right = split._Cut._stated
-    monkeypatch.setattr(split._Cut, "_stated", lambda self, name: right(self, name)[::-1])
+    right = split._NetworkCut._array_shape
+    monkeypatch.setattr(split._NetworkCut, "_array_shape", lambda self, name: right(self, name)[::-1])
     with pytest.raises(SurgeryError, match="'a' of shape 1x1x4x6x6 would enter chunk 2 as 1x1x6x6x4"):
         cut_network(gathering(False), ane.Target.parse(TARGET))
 
@@ -227,9 +227,9 @@ def test_a_blob_that_a_loop_overwrites_stays_in_one_chunk(tmp_path: Path) -> Non
 
 def test_phases_are_few_and_in_order() -> None:
     before = [set(), {0}, {1}, {0}, {2, 3}]
-    assert phases(before, [False, True, False, True, False]) == [0, 1, 2, 1, 2]
-    assert joined([0, 1, 2, 1, 2], [[1, 2]]) == [0, 1, 1, 1, 1]
-    assert joined([1, 3], []) == [0, 1]
+    assert phases_of(before, [False, True, False, True, False]) == [0, 1, 2, 1, 2]
+    assert merged_phases([0, 1, 2, 1, 2], [[1, 2]]) == [0, 1, 1, 1, 1]
+    assert merged_phases([1, 3], []) == [0, 1]
 
 
 def program() -> Any:

@@ -588,7 +588,7 @@ def test_a_cut_that_differs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = ane.split(program, 2)
     (conv,) = [op for c in chain.chunks for op in walk_ops(c.program) if op.op_type == "conv"]
     conv.weight.val[0] += 1  # the weights are shared with the whole, which is made anew
-    said = split.checked(ane.load(moved_then_summed()), chain, None)
+    said = split.comparison_words(ane.load(moved_then_summed()), chain, None)
     assert said.startswith("NOT equal to the whole, as stored, on one sampled input: worst PSNR")
 
 

@@ -1,4 +1,4 @@
-"""Elementwise ops and reductions."""
+"""Lift element-wise ops and reductions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anesurgery.coreai.lifts.table import (
     Unliftable,
     Value,
     cast,
-    kind_of,
+    dtype_of,
     lift,
     like,
     numbers_of,
@@ -26,13 +26,13 @@ from anesurgery.ops import names
 REDUCTIONS = {f"reduce_{k}": f"reduce_{k}" for k in names("sum mean max min")} | {
     "reduce_product": "reduce_prod"
 }
-"""Reductions -> their op in MIL."""
+"""Reduction of Core AI -> op of MIL."""
 LOGICAL = names("and or xor bitwise_and bitwise_or bitwise_xor")
 GELU_MODE = {approximation: mode for mode, approximation in GELU.items()}
 
 
-def _of_sizes(op_type: str, x: Value, y: Value) -> Value:
-    """An op of the absolute values, with the sign of x."""
+def _on_magnitudes(op_type: str, x: Value, y: Value) -> Value:
+    """Build an op on the magnitudes, with the sign of x."""
     return mb.mul(x=mb.sign(x=x), y=getattr(mb, op_type)(x=mb.abs(x=x), y=mb.abs(x=y)))
 
 
@@ -53,7 +53,7 @@ def _reduced(op_type: str, o: Site) -> Value:
 
 
 def _logical(op_type: str, o: Site) -> Value:
-    if {kind_of(o[0]).kind, kind_of(o[1]).kind} != {"b"}:
+    if {dtype_of(o[0]).kind, dtype_of(o[1]).kind} != {"b"}:
         raise Unliftable("MIL has no bitwise operations of integers")
     return getattr(mb, op_type)(x=o[0], y=o[1])
 
@@ -66,9 +66,9 @@ TABLE |= {
     **{kind: partial(_reduced, op_type) for kind, op_type in REDUCTIONS.items()},
     "sub": partial(_binary, "sub"),
     "not": partial(_unary, "logical_not"),
-    "relu": lambda o: mb.relu(x=o[0]) if kind_of(o[0]).kind == "f" else mb.maximum(x=o[0], y=like(o[0], 0)),
+    "relu": lambda o: mb.relu(x=o[0]) if dtype_of(o[0]).kind == "f" else mb.maximum(x=o[0], y=like(o[0], 0)),
     "gelu": lambda o: mb.gelu(x=o[0], mode=GELU_MODE[o.attribute("approximate")]),
-    "modulo": lambda o: _of_sizes("mod", o[0], o[1]),  # the sign of the dividend; MIL's has the divisor's
+    "modulo": lambda o: _on_magnitudes("mod", o[0], o[1]),  # the sign of the dividend; MIL's has the divisor's
     "softmax": lambda o: mb.softmax(x=o[0], axis=o.integer(1)),
     "argmax": lambda o: mb.reduce_argmax(x=o[0], axis=o.axes(1)[0], keep_dims=True),
 }
@@ -76,8 +76,8 @@ TABLE |= {
 
 @lift("equal", "not_equal")
 def equal(o: Site) -> Value:
-    """Truth values are compared by logic: MIL compares numbers alone."""
-    if kind_of(o[0]).kind != "b":
+    """Build a comparison; of booleans by logic, as MIL compares numbers only."""
+    if dtype_of(o[0]).kind != "b":
         return getattr(mb, o.op["kind"].removeprefix("broadcasting_"))(x=o[0], y=o[1])
     apart = mb.logical_xor(x=o[0], y=o[1])
     return apart if o.op["kind"].endswith("not_equal") else mb.logical_not(x=apart)
@@ -95,7 +95,7 @@ def inverse_hyperbolic(o: Site) -> Value:
 
 @lift("add")
 def add(o: Site) -> Value:
-    """A row that is added to a convolution or a linear layer without a bias is its bias."""
+    """Build a sum; a row added to a convolution or linear layer without a bias becomes its bias."""
     for x, y in ((o[0], o[1]), (o[1], o[0])):
         op, row = producer(x, "linear", "conv") if isinstance(x, Var) else None, numbers_of(y)
         if op is None or row is None or (op.inputs.get("bias") is not None and np.any(op.bias.val)):
@@ -108,25 +108,25 @@ def add(o: Site) -> Value:
 
 @lift("divide")
 def divide(o: Site) -> Value:
-    """Truncate integers toward 0. A sum over windows, divided by their size, is a mean."""
+    """Build a quotient; integers truncate toward 0, and a sum over windows divided by their size is a mean."""
     x, y = o[0], o[1]
-    if kind_of(x).kind != "f":
-        return mb.mul(x=_of_sizes("floor_div", x, y), y=mb.sign(x=y))
-    mean = _mean(x, y, 1.0)
+    if dtype_of(x).kind != "f":
+        return mb.mul(x=_on_magnitudes("floor_div", x, y), y=mb.sign(x=y))
+    mean = _mean_of_windows(x, y, 1.0)
     return mb.real_div(x=x, y=y) if mean is None else mean
 
 
 @lift("mul")
 def mul(o: Site) -> Value:
-    """A sum over windows times 1/size is their mean."""
+    """Build a product; a sum over windows times 1/size is their mean."""
     for x, y in ((o[0], o[1]), (o[1], o[0])):
-        if (mean := _mean(x, y, -1.0)) is not None:
+        if (mean := _mean_of_windows(x, y, -1.0)) is not None:
             return mean
     return mb.mul(x=o[0], y=o[1])
 
 
-def _mean(total: Value, by: Value, power: float) -> Var | None:
-    """The mean of windows, where `total` is that mean times their size, and `by` undoes it."""
+def _mean_of_windows(total: Value, by: Value, power: float) -> Var | None:
+    """Return the mean of windows, if `total` is that mean times their size, and `by` undoes it."""
     op = producer(total, "mul") if isinstance(total, Var) else None
     pool, number = None if op is None else producer(op.x, "avg_pool"), numbers_of(by)
     if op is None or pool is None or number is None or number.size != 1:
@@ -141,7 +141,7 @@ NARROW = names("int8 uint8 int16 uint16")
 
 @lift("cast")
 def cast_(o: Site) -> Value:
-    """Between the types of MIL, of which integers are int32; what leaves fewer bits leaves them here too."""
+    """Build a cast; all integers are int32 in MIL, and a cast to a narrow one wraps around here too."""
     name, given = (name_of(t["dtype"]) for t in (o.result, o.scope.types[o.op["operands"][0]]))
     if name not in NARROW or given in (name, "bool") or not isinstance(o[0], Var):
         return cast(o[0], o.dtype)
@@ -150,14 +150,14 @@ def cast_(o: Site) -> Value:
 
 @lift("all", "any")
 def quantified(o: Site) -> Value:
-    """Reduce truth values as the least or the largest of 0 and 1."""
+    """Build all or any: the least or largest of 0 and 1."""
     reduce = mb.reduce_min if o.op["kind"] == "all" else mb.reduce_max
     return cast(reduce(x=cast(o[0], "int32"), axes=o.axes(1), keep_dims=True), "bool")
 
 
 @lift("scan")
 def scan(o: Site) -> Value:
-    """Sums, products, least or largest numbers so far: MIL has the sums."""
+    """Build a running sum."""
     if o.attribute("scan_op") not in (0, "sum"):
         raise Unliftable("of running totals MIL has only sums")
     return mb.cumsum(x=o[0], axis=o.axes(1)[0], reverse=o.flag(2), exclusive=False)

@@ -1,6 +1,8 @@
-"""Graphs within a graph: branches, loops, states and calls.
+"""Lift branches, loops, states and calls of other graphs.
 
-A composite is a graph that says by its name what it means, and that MIL may have an op for.
+A composite is a private graph that states by its name which op it is. Where MIL has such an op, `COMPOSITES`
+builds it from the operands; otherwise, or where MIL's op is narrower, the ops inside the graph are lifted one
+by one.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from anesurgery.coreai.lifts.table import (
     Value,
     as_var,
     cast,
-    kind_of,
+    dtype_of,
     lift,
     like,
     numbers_of,
@@ -30,22 +32,22 @@ from anesurgery.mil import Array, Var, mb
 
 Composite = Callable[[Mapping[str, Value], Mapping[str, Any]], Value]
 COMPOSITES: dict[str, Composite] = {}
-"""Name -> what makes it in MIL of its operands by name and its attributes. Where MIL's op is narrower it raises
-`Unliftable`, and the ops of the graph are lifted one by one."""
+"""Name -> its builder in MIL, from operands by name and attributes. It raises `Unliftable` where MIL's op is
+narrower."""
 
 
 def as_list(made: Any) -> list[Value]:
-    """The results of a builder, which gives one alone."""
+    """Return the results of a builder as a list, also a single one."""
     return list(made) if isinstance(made, (list, tuple)) else [made]
 
 
 def composite_of(name: str) -> Callable[..., Any] | None:
-    """What makes a composite in MIL, of its operands by name and its attributes; None where nothing does."""
-    return partial(of_mil, name.removeprefix(OWN)) if name.startswith(OWN) else COMPOSITES.get(name)
+    """Return the builder of a composite in MIL; None where there is none."""
+    return partial(build_mil_op, name.removeprefix(OWN)) if name.startswith(OWN) else COMPOSITES.get(name)
 
 
 def composite(name: str) -> Callable[[Composite], Composite]:
-    """Enter a function into the table."""
+    """Enter a builder into `COMPOSITES`."""
 
     def entered(function: Composite) -> Composite:
         COMPOSITES[name] = function
@@ -54,8 +56,8 @@ def composite(name: str) -> Callable[[Composite], Composite]:
     return entered
 
 
-def of_mil(op_type: str, named: Mapping[str, Value], attributes: Mapping[str, Any]) -> list[Value]:
-    """An op of MIL whose name, operands and attributes a composite of `to_coreai` states."""
+def build_mil_op(op_type: str, named: Mapping[str, Value], attributes: Mapping[str, Any]) -> list[Value]:
+    """Build the MIL op whose name, operands and attributes a composite of `to_coreai` states."""
     x = next(iter(named.values()))
     numbers = {k: like(x, v)[()] for k, v in attributes.items() if isinstance(v, float)}
     # what the type of x does not hold is a default, which MIL keeps in fp32
@@ -64,18 +66,18 @@ def of_mil(op_type: str, named: Mapping[str, Value], attributes: Mapping[str, An
     return as_list(getattr(mb, op_type)(**given, **described))
 
 
-def _parameters(x: Value, **given: Value | None) -> dict[str, Array]:
-    """Parameters, which MIL takes as constants of the type of x."""
+def _constant_parameters(x: Value, **given: Value | None) -> dict[str, Array]:
+    """Return parameters that MIL takes as constants in the dtype of x."""
     found = {name: numbers_of(value) for name, value in given.items() if value is not None}
     held = {name: numbers for name, numbers in found.items() if numbers is not None}
-    if len(held) < len(found) or any(numbers.dtype != kind_of(x) for numbers in held.values()):
+    if len(held) < len(found) or any(numbers.dtype != dtype_of(x) for numbers in held.values()):
         raise Unliftable("a parameter is computed, or of another type than the input")
     return held
 
 
 @composite("scaled_dot_product_attention")
 def attention(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
-    """Attention without a causal rule, a window, or heads that several queries share."""
+    """Build attention without a causal mask, a window, or key heads that several queries share."""
     plain = {"is_causal": False, "window_size": 0, "enable_gqa": False}
     if any(attributes.get(k, v) != v for k, v in plain.items()) or "scale" in {*named, *attributes}:
         raise Unliftable("MIL has no causal rule, window, scale or shared heads")
@@ -89,9 +91,9 @@ def attention(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Valu
 def _norm(
     op_type: str, ranks: Sequence[int], named: Mapping[str, Value], attributes: Mapping[str, Any]
 ) -> Value:
-    """A normalization, whose parameters are constants."""
+    """Build a normalization, whose parameters must be constants."""
     x, more = named["input"], {}
-    given = _parameters(x, **{name: named.get(name) for name in ("gamma", "beta", "mean", "variance")})
+    given = _constant_parameters(x, **{name: named.get(name) for name in ("gamma", "beta", "mean", "variance")})
     if op_type == "layer_norm":
         axes = more["axes"] = [int(a) for a in attributes["axes"]]
         if any(list(p.shape) != [sizes_of(x)[a] for a in axes] for p in given.values()):
@@ -103,7 +105,7 @@ def _norm(
 
 @composite("pixel_shuffle")
 def pixel_shuffle(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
-    """Channels become pixels of an image."""
+    """Build a pixel shuffle of an image."""
     if len(sizes_of(named["input"])) != 4:
         raise Unliftable("MIL takes images of the rank 4")
     return mb.pixel_shuffle(x=named["input"], upscale_factor=int(attributes["upscale_factor"]))
@@ -114,8 +116,8 @@ def _hard_sigmoid(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> 
     return mb.sigmoid_hard(x=x, alpha=like(x, 1 / 6), beta=like(x, 0.5))
 
 
-def _average(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
-    """The mean of each window, of which the padding may be left out."""
+def _avg_pool(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
+    """Build the mean of each window, with or without the padding."""
     names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
     held = [numbers for n in names if (numbers := numbers_of(named[n])) is not None]
     override = numbers_of(named.get("divisor_override", np.zeros(1)))
@@ -134,14 +136,14 @@ COMPOSITES |= {
     "batch_norm": partial(_norm, "batch_norm", (3, 4, 5)),
     "instance_norm": partial(_norm, "instance_norm", (3, 4)),
     "hard_sigmoid": _hard_sigmoid,
-    "avg_pool_2d": _average,
-    "avg_pool_3d": _average,
+    "avg_pool_2d": _avg_pool,
+    "avg_pool_3d": _avg_pool,
 }
 
 
 @lift("if")
 def if_(o: Site) -> Sequence[Value]:
-    """One of two blocks."""
+    """Build one of two blocks."""
     yes, no = o.op["blocks"]
     branches = [lambda block=block: tuple(map(as_var, o.scope.nested(block))) for block in (yes, no)]
     return as_list(mb.cond(pred=cast(o[0], "bool"), _true_fn=branches[0], _false_fn=branches[1]))
@@ -149,7 +151,7 @@ def if_(o: Site) -> Sequence[Value]:
 
 @lift("while")
 def while_(o: Site) -> Sequence[Value]:
-    """A block as long as another one says so. Its condition may hand on what the loop carries, and no more."""
+    """Build a loop; the condition's block may hand on only the loop's own variables."""
     before, after = o.op["blocks"]
     carried = [argument["number"] for argument in before["arguments"]]
     if before["ops"][-1]["operands"][1:] != carried:

@@ -1,4 +1,4 @@
-"""Images at the interface: bytes of pixels in Core AI, numbers [1, channels, height, width] in MIL."""
+"""Lift images at the interface: bytes of pixels in Core AI, arrays [1, channels, height, width] in MIL."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.coreai.lifts.graphs import composite
-from anesurgery.coreai.lifts.table import Plain, Site, Unliftable, Value, as_var, cast, lift, static
+from anesurgery.coreai.lifts.table import Plain, Site, Unliftable, Value, as_var, cast, lift, static_sizes
 from anesurgery.coreai.table import FROM_IMAGE, TO_IMAGE
 from anesurgery.mil import Var, mb, producer
 
@@ -24,7 +24,7 @@ STEPS = ("pad", "gather", "transpose", "squeeze", "cast")
 
 
 def image_size(kind: Plain) -> tuple[int, int] | None:
-    """Height and width, if a value of the file is an image."""
+    """Return (height, width) if a value of the file is an image."""
     found = IMAGE.fullmatch(kind.get("type", ""))
     return (int(found[2]), int(found[3])) if found else None
 
@@ -37,15 +37,15 @@ def _channels(kind: Plain) -> str:
 
 
 def _pixels(x: Value, channels: str, colors: str) -> Var:
-    """Pixels [height, width, channels] as integers, of an image of MIL whose channels are `colors`."""
+    """Return the pixels [height, width, channels] of an image of MIL as int32; `colors` are its channels."""
     order = [3 if channel == "A" else colors.index(channel) for channel in channels]
     x = mb.pad(x=x, pad=[0, 0, 0, 1, 0, 0, 0, 0], mode="constant", constant_val=np.float32(OPAQUE))
     x = mb.transpose(x=mb.gather(x=x, indices=order, axis=1), perm=[0, 2, 3, 1])
     return mb.cast(x=mb.squeeze(x=x, axes=[0]), dtype="int32")
 
 
-def _before(value: Value, *op_types: str) -> Var | None:
-    """What ops of some types, the last one first, made a value of; None if other ops made it."""
+def _upstream_of(value: Value, *op_types: str) -> Var | None:
+    """Return the operand of a chain of ops of these types, the last one first; None for other ops."""
     for op_type in op_types:
         op = producer(value, op_type) if isinstance(value, Var) else None
         if op is None:
@@ -56,17 +56,17 @@ def _before(value: Value, *op_types: str) -> Var | None:
 
 @lift("image_to_tensor")
 def image_to_tensor(o: Site) -> Value:
-    """The bytes of an image."""
+    """Build the bytes of an image."""
     return _pixels(o[0], _channels(o.scope.types[o.op["operands"][0]]), o.scope.colors(as_var(o[0])))
 
 
 @lift("tensor_to_image")
 def tensor_to_image(o: Site) -> Value:
-    """An image of bytes; what `to_coreai` rounded to bytes is as it was."""
+    """Build an image from bytes; an image that `to_coreai` rounded to bytes is restored."""
     channels = _channels(o.result)
-    if (image := _before(o[0], *reversed(STEPS), "clip", "round")) is not None:
+    if (image := _upstream_of(o[0], *reversed(STEPS), "clip", "round")) is not None:
         return image
-    if len(static(o[0])) != len("HWC"):
+    if len(static_sizes(o[0])) != len("HWC"):
         raise Unliftable(f"its pixels lie in planes, and MIL's images have the channels {channels}")
     x = mb.gather(x=cast(o[0], "fp32"), indices=[channels.index(c) for c in "RGB"], axis=2)
     return mb.expand_dims(x=mb.transpose(x=x, perm=[2, 0, 1]), axes=[0])
@@ -74,14 +74,14 @@ def tensor_to_image(o: Site) -> Value:
 
 @composite(FROM_IMAGE)
 def from_image(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
-    """The numbers of an image's pixels: the input itself."""
-    if (image := _before(named["x"], *reversed(STEPS))) is None:
+    """Return the image itself as the numbers of its pixels."""
+    if (image := _upstream_of(named["x"], *reversed(STEPS))) is None:
         raise Unliftable("its pixels are computed")
     return image
 
 
 @composite(TO_IMAGE)
 def to_image(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
-    """Numbers rounded to the bytes of an image."""
+    """Round numbers to the bytes of an image."""
     x = cast(named["x"], "fp32")
     return _pixels(mb.clip(x=mb.round(x=x), alpha=0.0, beta=OPAQUE), "BGRA", attributes["colors"])

@@ -1,4 +1,4 @@
-"""Ops that read or write parts of a tensor: slices, gathers, scatters."""
+"""Lift ops that read or write parts of a tensor: slices, sorts, gathers, scatters."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, cast, lift, sizes_of, static
+from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, cast, lift, sizes_of, static_sizes
 from anesurgery.mil import Var, consumers, is_symbolic, mb, producer
 from anesurgery.ops import VIEWS, names
 
 
 def _bounds(o: Site) -> dict[str, Any]:
-    """Where a slice begins and ends, and its strides, as `slice_by_index` takes them.
+    """Return the begins, ends and strides of a slice, as `slice_by_index` takes them.
 
-    Core AI counts from the end where a place is negative, and then clips it; MIL takes no end before the first.
+    In Core AI a negative position counts from the end, and is then clipped; MIL has no end before the first
+    element.
     """
     if not (o.known(1) and o.known(2)):
         return {"begin": o[1], "end": o[2], "stride": o.ints(3)}
@@ -39,13 +40,13 @@ def _bounds(o: Site) -> dict[str, Any]:
 
 @lift("argsort", "sort")
 def sort(o: Site) -> Value:
-    """The order of the elements along an axis, or the elements in it; both are results of one op of MIL."""
+    """Build the sorted elements of an axis, or their order: both are results of one topk."""
     x, axis, ascending, which = as_var(o[0]), o.axes(1)[0], not o.flag(2), int(o.op["kind"] == "argsort")
-    return _best(x, axis, static(x)[axis], ascending)[which]
+    return _topk(x, axis, static_sizes(x)[axis], ascending)[which]
 
 
-def _best(x: Var, axis: int, k: int, ascending: bool) -> Sequence[Var]:
-    """The first elements in order, and their places; each op stands once."""
+def _topk(x: Var, axis: int, k: int, ascending: bool) -> Sequence[Var]:
+    """Return (sorted elements, their positions); an equal topk is used again."""
     wanted = (axis, k, ascending)
     for op in consumers(x):
         if op.op_type == "topk" and (op.axis.val, op.k.val, op.ascending.val) == wanted:
@@ -53,8 +54,8 @@ def _best(x: Var, axis: int, k: int, ascending: bool) -> Sequence[Var]:
     return mb.topk(x=x, axis=axis, k=k, ascending=ascending)
 
 
-def _first_of_order(o: Site, bounds: Mapping[str, Any]) -> Var | None:
-    """The first elements of a sorted axis, where a slice takes no more."""
+def _sliced_topk(o: Site, bounds: Mapping[str, Any]) -> Var | None:
+    """Return a smaller topk, where a slice takes the first elements of a sorted axis."""
     given = o[0]
     op = producer(given, "topk") if isinstance(given, Var) else None
     if (
@@ -70,14 +71,14 @@ def _first_of_order(o: Site, bounds: Mapping[str, Any]) -> Var | None:
         a != axis and n != size for a, (n, size) in enumerate(zip(bounds["end"], sizes_of(o[0]), strict=True))
     ):
         return None
-    return _best(op.x, axis, bounds["end"][axis], bool(op.ascending.val))[op.outputs.index(given)]
+    return _topk(op.x, axis, bounds["end"][axis], bool(op.ascending.val))[op.outputs.index(given)]
 
 
 @lift("slice")
 def slice_(o: Site) -> Value:
-    """A part, by begins, ends and strides."""
+    """Build a slice."""
     bounds = _bounds(o)
-    if (first := _first_of_order(o, bounds)) is not None:
+    if (first := _sliced_topk(o, bounds)) is not None:
         return first
     return (
         o[0]
@@ -88,12 +89,12 @@ def slice_(o: Site) -> Value:
 
 @lift("slice_update")
 def slice_update(o: Site) -> Value:
-    """A tensor in which a part is replaced."""
+    """Build a tensor with a slice replaced."""
     return mb.slice_update(x=as_var(o[0]), update=as_var(o[4]), **_bounds(o))
 
 
-def _rows(indices: Value) -> Value:
-    """Indices without their last axis, of size 1."""
+def _without_index_axis(indices: Value) -> Value:
+    """Return indices without their last axis, of size 1."""
     if isinstance(indices, np.ndarray):
         return indices[..., 0]
     op, last = producer(indices, "expand_dims"), len(sizes_of(indices)) - 1
@@ -101,15 +102,15 @@ def _rows(indices: Value) -> Value:
 
 
 NEVER_NEGATIVE = names("reduce_argmax reduce_argmin argsort topk shape non_zero")
-"""Ops whose integers are places or sizes."""
+"""Ops whose integers are positions or sizes."""
 PASSED_ON = VIEWS | names("cast gather slice_by_index slice_by_size concat")
-"""Ops of whose results nothing is negative where nothing of their first operand is."""
+"""Ops whose result is not negative if their first operand is not."""
 
 
-def _counted(indices: Value, sizes: Sequence[int]) -> Value:
-    """Indices that count from the first element: MIL does not say what a negative one means.
+def _from_front(indices: Value, sizes: Sequence[int]) -> Value:
+    """Return indices that count from the first element: MIL does not define negative ones.
 
-    Token ids and other inputs of the model are taken as they are, which must not be negative.
+    Inputs of the model, such as token ids, are taken as they are; they must not be negative.
     """
     ahead = np.array(sizes if len(sizes) > 1 else sizes[0], np.int32)
     if isinstance(indices, np.ndarray):
@@ -125,32 +126,34 @@ def _counted(indices: Value, sizes: Sequence[int]) -> Value:
 
 @lift("gather_nd")
 def gather_nd(o: Site) -> Value:
-    """Rows of a table, or elements by several indices."""
-    sizes = shape_read(o[0])
+    """Build a gather of rows of a table, or of elements by several indices."""
+    sizes = sizes_or_zero(o[0])
     if sizes_of(o[1])[-1] == 1:
-        return mb.gather(x=o[0], indices=_counted(_rows(o[1]), sizes[:1]), axis=0)
-    return mb.gather_nd(x=o[0], indices=_counted(o[1], sizes[: sizes_of(o[1])[-1]]))
+        return mb.gather(x=o[0], indices=_from_front(_without_index_axis(o[1]), sizes[:1]), axis=0)
+    return mb.gather_nd(x=o[0], indices=_from_front(o[1], sizes[: sizes_of(o[1])[-1]]))
 
 
-def shape_read(x: Value) -> list[int]:
-    """The sizes of what is read at indices; 0 where one is not fixed, to which no negative index is brought."""
+def sizes_or_zero(x: Value) -> list[int]:
+    """Return the sizes of a tensor that is indexed; 0 for dynamic ones, so that indices stay as they are."""
     return [0 if is_symbolic(n) else int(n) for n in sizes_of(x)]
 
 
 @lift("gather_along_axis")
 def gather_along_axis(o: Site) -> Value:
-    """Elements by an index along one axis."""
+    """Build a gather along one axis."""
     axis = o.axes(2)[0]
-    return mb.gather_along_axis(x=o[0], indices=_counted(o[1], shape_read(o[0])[axis : axis + 1]), axis=axis)
+    return mb.gather_along_axis(
+        x=o[0], indices=_from_front(o[1], sizes_or_zero(o[0])[axis : axis + 1]), axis=axis
+    )
 
 
 MODES = ("update", "add", "sub", "mul", "div", "max", "min")
-"""How a scatter joins a new element with the old one, in both formats."""
+"""How a scatter combines a new element with the old one, in both formats."""
 
 
 @lift("scatter_along_axis")
 def scatter_along_axis(o: Site) -> Value:
-    """Elements written by an index along one axis."""
+    """Build a scatter along one axis."""
     if (mode := o.attribute("scatter_mode")) not in MODES:
         raise Unliftable(f"it joins elements by {mode!r}, and MIL by one of {', '.join(MODES)}")
     return mb.scatter_along_axis(data=as_var(o[0]), indices=o[1], updates=o[2], axis=o.axes(3)[0], mode=mode)
@@ -158,7 +161,7 @@ def scatter_along_axis(o: Site) -> Value:
 
 @lift("scatter_nd")
 def scatter_nd(o: Site) -> Value:
-    """Elements written by several indices; its region says how the new ones are joined with the old."""
+    """Build a scatter by several indices; the op's block says how elements are combined."""
     blocks = o.op["blocks"]
     inner = [op["kind"] for op in blocks[0]["ops"]] if blocks else ["yield"]
     modes = {"yield": "update"} | {f"{k} yield": k for k in MODES}

@@ -1,4 +1,8 @@
-"""Matrix products, convolutions and pools."""
+"""Lift matrix products, convolutions and pooling.
+
+Core AI writes a convolution's padding as an op of its own, and a convolution over one axis as one over two;
+both are merged back here.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +14,20 @@ from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, lift,
 from anesurgery.mil import Var, is_stored, mb, producer
 
 LINEAR = 3
-"""The largest rank of what MIL's `linear` takes."""
+"""The largest rank that MIL's `linear` takes."""
 
 
 @lift("batch_matmul")
 def batch_matmul(o: Site) -> Value:
-    """A product of matrices; by a stored one that is transposed it is a linear layer."""
-    x, weight = o[0], _transposed(o[1])
+    """Build a matrix product; with a transposed stored matrix, a linear layer."""
+    x, weight = o[0], _matrix_behind_transpose(o[1])
     if weight is None or not 1 < len(sizes_of(x)) <= LINEAR:
         return mb.matmul(x=x, y=o[1])
     return mb.linear(x=x, weight=weight)
 
 
-def _transposed(value: Value) -> Var | None:
-    """The stored matrix of which a value is the transpose, maybe with new axes in front; None for others."""
+def _matrix_behind_transpose(value: Value) -> Var | None:
+    """Return the stored matrix of which a value is the transpose; None for others."""
     op = producer(value, "expand_dims") if isinstance(value, Var) else None
     if op is not None and sorted(op.axes.val) == list(range(len(op.axes.val))):
         value = op.x
@@ -31,8 +35,8 @@ def _transposed(value: Value) -> Var | None:
     return op.x if op is not None and is_stored(op.x) else None
 
 
-def _padding(o: Site, given: Value, value: float) -> tuple[Var, list[int]]:
-    """What stands before a constant padding of the spatial axes, and that padding; else no padding."""
+def _input_and_padding(o: Site, given: Value, value: float) -> tuple[Var, list[int]]:
+    """Return the operand of a constant padding of spatial axes, and the padding; else (operand, zeros)."""
     x = as_var(given)
     op, spatial = producer(x, "pad"), len(sizes_of(x)) - 2
     if (
@@ -46,12 +50,12 @@ def _padding(o: Site, given: Value, value: float) -> tuple[Var, list[int]]:
     return (x, [0] * 2 * spatial) if len(sides) != 2 * (spatial + 2) or any(sides[:4]) else (op.x, sides[4:])
 
 
-def _form(sides: list[int]) -> dict[str, Any]:
+def _pad_arguments(sides: list[int]) -> dict[str, Any]:
     return {"pad_type": "custom", "pad": sides} if any(sides) else {"pad_type": "valid"}
 
 
-def _flat(value: Value) -> Value | None:
-    """A value before it got a last axis of size 1; None where it has none."""
+def _without_last_axis(value: Value) -> Value | None:
+    """Return a value before it got a last axis of size 1; None where it has none."""
     if isinstance(value, np.ndarray):
         return value[..., 0] if value.shape[-1] == 1 else None
     op = producer(value, "expand_dims", "reshape")
@@ -60,20 +64,25 @@ def _flat(value: Value) -> Value | None:
 
 @lift("conv2d", "conv3d")
 def conv(o: Site) -> Value:
-    """A convolution, with the zeros that were padded before it; of one spatial axis if the other has size 1."""
-    narrow = [one for i in (0, 1) if len(o.shape) == 4 and (one := _flat(o[i])) is not None]
+    """Build a convolution with its padding; over one spatial axis if the other has size 1."""
+    narrow = [one for i in (0, 1) if len(o.shape) == 4 and (one := _without_last_axis(o[i])) is not None]
     flat = len(narrow) == 2
     given, weight = narrow if flat else (o[0], o[1])
-    x, sides = _padding(o, given, 0.0)
+    x, sides = _input_and_padding(o, given, 0.0)
     axes = len(sizes_of(x)) - 2
-    how = {"strides": o.ints(2)[:axes], "dilations": o.ints(3)[:axes], "groups": o.integer(4), **_form(sides)}
+    how = {
+        "strides": o.ints(2)[:axes],
+        "dilations": o.ints(3)[:axes],
+        "groups": o.integer(4),
+        **_pad_arguments(sides),
+    }
     y = mb.conv(x=x, weight=weight, **how)
     return mb.expand_dims(x=y, axes=[-1]) if flat else y
 
 
 @lift("conv_transpose2d", "conv_transpose3d")
 def conv_transpose(o: Site) -> Value:
-    """The gradient of a convolution; its result states its size."""
+    """Build a transposed convolution."""
     spatial = len(o.shape) - 2
     if None in o.shape:
         raise Unliftable("the size of its result is not fixed")
@@ -88,7 +97,7 @@ def conv_transpose(o: Site) -> Value:
     return mb.conv_transpose(x=o[0], weight=o[1], pad_type="custom", pad=sides, output_shape=shape, **how)
 
 
-def _pool(o: Site, kernel: int, strides: int, dilation: int) -> dict[str, Any]:
+def _pool_arguments(o: Site, kernel: int, strides: int, dilation: int) -> dict[str, Any]:
     if set(o.ints(dilation)) != {1}:
         raise Unliftable("its windows have gaps, which those of MIL have not")
     return {"kernel_sizes": o.ints(kernel), "strides": o.ints(strides)}
@@ -96,16 +105,16 @@ def _pool(o: Site, kernel: int, strides: int, dilation: int) -> dict[str, Any]:
 
 @lift("max_pool_2d", "max_pool_3d")
 def max_pool(o: Site) -> Value:
-    """The largest of each window; padding by what is never the largest is the pool's own."""
-    x, sides = _padding(o, o[0], -np.inf)
+    """Build max pooling, with its padding of -inf."""
+    x, sides = _input_and_padding(o, o[0], -np.inf)
     ceil = {"ceil_mode": True} if o.flag(4) else {}
-    return mb.max_pool(x=x, **_pool(o, 1, 2, 3), **_form(sides), **ceil)
+    return mb.max_pool(x=x, **_pool_arguments(o, 1, 2, 3), **_pad_arguments(sides), **ceil)
 
 
 @lift("sum_pool_2d", "sum_pool_3d")
 def sum_pool(o: Site) -> Value:
-    """The sum of each window is its mean times its size."""
-    x, sides = _padding(o, o[0], 0.0)
-    how = _pool(o, 1, 2, 3)
-    mean = mb.avg_pool(x=x, **how, **_form(sides), exclude_padding_from_average=False)
+    """Build sum pooling: the mean times the size of the window."""
+    x, sides = _input_and_padding(o, o[0], 0.0)
+    how = _pool_arguments(o, 1, 2, 3)
+    mean = mb.avg_pool(x=x, **how, **_pad_arguments(sides), exclude_padding_from_average=False)
     return mb.mul(x=mean, y=like(mean, float(np.prod(how["kernel_sizes"]))))

@@ -1,4 +1,8 @@
-"""The table of lifts. A lift turns one op of Core AI, with MIL values or numbers as operands, into MIL."""
+"""The table of lifts: an op of Core AI -> a function that builds it in MIL.
+
+`reading` lifts an op by calling its function with a `Site`, which holds the op and its operands: MIL values, or
+numpy arrays for constants. The files in `lifts` fill the table.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +18,20 @@ from anesurgery.mil import Array, Var, dtype_name, fixed_shape, is_symbolic, mb,
 Value: TypeAlias = "Var | Array"
 """A value of the program, or a constant that has no op yet."""
 Plain: TypeAlias = Mapping[str, Any]
-"""What the child process says of an op, a block or a type."""
+"""An op, a block or a type as the child process describes it (`toolkit.walk_asset`)."""
 
 INT32 = np.iinfo(np.int32)
 
 
 class Unliftable(Exception):  # noqa: N818 - reads as a statement; becomes a LoadError that names the op
-    """Why an op has no form in MIL."""
+    """Raised with the reason why an op has no form in MIL."""
 
 
 def mil_type(element: str) -> str:
-    """The element type in MIL; every integer is int32, in which MIL computes.
+    """Return the MIL dtype of an element type; every integer is int32, in which MIL computes.
 
     Raises:
-        Unliftable: MIL has none.
+        Unliftable: MIL has no such type.
     """
     name = name_of(element)
     if name in ("fp16", "fp32", "bool"):
@@ -38,14 +42,14 @@ def mil_type(element: str) -> str:
 
 
 def as_int32(numbers: Array) -> Array:
-    """A constant in the types of MIL: integers of other widths become int32, the ends of 64 bits its own."""
+    """Return a constant with integers as int32; beyond its range they become its ends."""
     if numbers.dtype.kind in "iu" and numbers.dtype != np.int32:
         return np.asarray(np.clip(numbers, INT32.min, INT32.max), np.int32)
     return numbers
 
 
 TOKEN: Any = object()
-"""Stands for what orders reads and writes of states; in MIL the order of the ops does."""
+"""Stands for a token, which orders reads and writes of states; in MIL the order of the ops does."""
 
 
 class Scope(Protocol):
@@ -54,7 +58,7 @@ class Scope(Protocol):
     types: dict[int, Plain]
     """Number of a value -> its type in the file."""
     stated: set[Var]
-    """What composites of `to_coreai` gave: ops that the model had, and no parts of others."""
+    """Results of composites that `to_coreai` wrote: they were ops of the model, and must not be merged."""
 
     def constant(self, held: Plain) -> Value:
         """A constant."""
@@ -71,14 +75,14 @@ class Scope(Protocol):
 
 @dataclass(frozen=True)
 class Site:
-    """An op of Core AI that is being lifted."""
+    """An op of Core AI that is being lifted, with its operands."""
 
     op: Plain
     operands: Sequence[Value]
     scope: Scope
 
     def __getitem__(self, i: int) -> Value:
-        """An operand as a builder takes it."""
+        """Return an operand as a builder takes it."""
         value = self.operands[i]
         return as_int32(value) if isinstance(value, np.ndarray) else value
 
@@ -86,10 +90,10 @@ class Site:
         return len(self.operands)
 
     def numbers(self, i: int) -> Array:
-        """The numbers of an operand that must be a constant.
+        """Return the numbers of an operand that must be a constant.
 
         Raises:
-            Unliftable: it is computed.
+            Unliftable: the operand is computed.
         """
         value = self[i]
         held = value if isinstance(value, np.ndarray) else value.val
@@ -98,24 +102,24 @@ class Site:
         return np.asarray(held)
 
     def ints(self, i: int) -> list[int]:
-        """The integers of an operand that must be a constant."""
+        """Return the integers of an operand that must be a constant."""
         return [int(n) for n in self.numbers(i).reshape(-1)]
 
     def integer(self, i: int) -> int:
-        """The integer of an operand that must be a constant."""
+        """Return the integer of an operand that must be a constant."""
         return self.ints(i)[0]
 
     def flag(self, i: int) -> bool:
-        """The truth value of an operand that must be a constant."""
+        """Return the boolean of an operand that must be a constant."""
         return bool(self.numbers(i).reshape(-1)[0])
 
     def known(self, i: int) -> bool:
-        """Is an operand a constant?"""
+        """Return whether an operand is a constant."""
         value = self.operands[i]
         return isinstance(value, np.ndarray) or value.val is not None
 
     def axes(self, i: int, rank: int | None = None) -> list[int]:
-        """Axes, counted from the first: of operand 0, or of a rank."""
+        """Return axes, counted from the first: of operand 0, or of a rank."""
         rank = len(sizes_of(self[0])) if rank is None else rank
         return [axis % rank if rank else axis for axis in self.ints(i)]
 
@@ -141,7 +145,7 @@ class Site:
 
 Lift: TypeAlias = "Callable[[Site], Value | Sequence[Value]]"
 TABLE: dict[str, Lift] = {}
-"""Op of Core AI, without "coreai.", "decomposable." and "broadcasting_" -> what makes it in MIL."""
+"""Op of Core AI, without "coreai.", "decomposable." and "broadcasting_" -> its lift."""
 
 
 def lift(*kinds: str) -> Callable[[Lift], Lift]:
@@ -155,49 +159,49 @@ def lift(*kinds: str) -> Callable[[Lift], Lift]:
 
 
 def sizes_of(value: Value) -> list[Any]:
-    """The shape, with symbols for sizes that are not fixed."""
+    """Return the shape, with symbols for dynamic sizes."""
     return list(value.shape or ())
 
 
 def is_fixed(value: Value) -> bool:
-    """Has a value a shape of numbers alone?"""
+    """Return whether a value's shape has no symbols."""
     return not any(is_symbolic(d) for d in sizes_of(value))
 
 
-def static(value: Value) -> list[int]:
-    """The shape of a value that must have a fixed one.
+def static_sizes(value: Value) -> list[int]:
+    """Return the shape of a value that must be fixed.
 
     Raises:
-        Unliftable: it has not.
+        Unliftable: it is dynamic.
     """
     if not is_fixed(value):
         raise Unliftable(f"its operand has the shape {tuple(sizes_of(value))}, and MIL takes a fixed one there")
     return list(fixed_shape(value)) if isinstance(value, Var) else list(value.shape)
 
 
-def kind_of(value: Value) -> np.dtype[Any]:
-    """The element type of a value."""
+def dtype_of(value: Value) -> np.dtype[Any]:
+    """Return the numpy dtype of a value."""
     return np_dtype(value) if isinstance(value, Var) else value.dtype
 
 
 def as_var(value: Value) -> Var:
-    """A value of the program; a constant becomes one."""
+    """Return a value of the program; a constant becomes one."""
     return value if isinstance(value, Var) else mb.const(val=np.asarray(value)[()])
 
 
 def cast(value: Value, dtype: str) -> Value:
-    """A value in another element type of MIL."""
+    """Cast a value to another element type of MIL."""
     if isinstance(value, Var):
         return value if dtype_name(value) == dtype else mb.cast(x=value, dtype=dtype)
     return value.astype(types.nptype_from_builtin(types.string_to_builtin(dtype)))
 
 
 def like(value: Value, number: float) -> Array:
-    """A number in the element type of a value."""
-    return np.asarray(number, kind_of(value))
+    """Return a number in the element type of a value."""
+    return np.asarray(number, dtype_of(value))
 
 
 def numbers_of(value: Value) -> Array | None:
-    """The numbers of a constant, or of a view of one; else None."""
+    """Return the numbers of a constant, or of a view of one; else None."""
     held = value if isinstance(value, np.ndarray) else value.val
     return None if held is None or isinstance(held, str) else np.asarray(held)

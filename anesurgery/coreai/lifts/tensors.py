@@ -1,4 +1,4 @@
-"""Ops that move, cut, join and resize tensors, and ops of shapes."""
+"""Lift ops that move, cut, join and resize tensors, and ops on shapes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from anesurgery.coreai.lifts.table import (
     Value,
     as_var,
     cast,
+    dtype_of,
     is_fixed,
-    kind_of,
     lift,
     like,
     sizes_of,
-    static,
+    static_sizes,
 )
 from anesurgery.interpret.ops.image import GRIDS
 from anesurgery.mil import Array, Var, is_symbolic, mb, producer
@@ -28,18 +28,22 @@ from anesurgery.mil import Array, Var, is_symbolic, mb, producer
 def reshape(o: Site) -> Value:
     """Reshape to a known or computed shape."""
     if None not in o.shape:
-        return _undone(o) or _before_product(o) or mb.reshape(x=o[0], shape=np.array(o.shape, np.int32))
+        return (
+            _before_reshape(o)
+            or _linear_of_reshaped(o)
+            or mb.reshape(x=o[0], shape=np.array(o.shape, np.int32))
+        )
     return mb.reshape(x=o[0], shape=np.array(o.ints(1), np.int32) if o.known(1) else o[1])
 
 
-def _undone(o: Site) -> Value | None:
-    """What was reshaped before, if it has the shape of the result; of numbers None."""
+def _before_reshape(o: Site) -> Value | None:
+    """Return what was reshaped before, if it has the shape of the result; None for constants."""
     op = producer(o[0], "expand_dims", "reshape", "squeeze") if isinstance(o[0], Var) else None
     return op.x if op is not None and sizes_of(op.x) == list(o.shape) else None
 
 
-def _before_product(o: Site) -> Value | None:
-    """A linear layer whose rows are reshaped before it: Apple's package moves such a reshape behind it."""
+def _linear_of_reshaped(o: Site) -> Value | None:
+    """Build a linear layer on reshaped rows: Apple's compiler moves such a reshape behind the layer."""
     op = producer(o[0], "linear") if isinstance(o[0], Var) else None
     if op is None or len(o.shape) not in (2, 3) or o.shape[-1] != sizes_of(o[0])[-1]:
         return None
@@ -49,7 +53,7 @@ def _before_product(o: Site) -> Value | None:
 
 @lift("concat")
 def concat(o: Site) -> Value:
-    """Tensors one after another along an axis."""
+    """Build a join along an axis."""
     parts = [o[i] for i in range(1, len(o))]
     axis = o.integer(0) % len(o.shape)
     return mb.concat(values=parts, axis=axis) if len(parts) > 1 else parts[0]
@@ -57,7 +61,7 @@ def concat(o: Site) -> Value:
 
 @lift("split")
 def split(o: Site) -> Sequence[Value]:
-    """Pieces along an axis, whose sizes the results state."""
+    """Build pieces along an axis, whose sizes the results state."""
     axis = o.axes(2)[0]
     sizes = [result["shape"][axis] for result in o.op["results"]]
     if len(sizes) == 1:
@@ -69,7 +73,7 @@ def split(o: Site) -> Sequence[Value]:
 
 @lift("tile")
 def tile(o: Site) -> Value:
-    """Repeated along each axis."""
+    """Build a repetition along each axis."""
     if not o.known(1):
         return mb.tile(x=o[0], reps=o[1])
     return mb.tile(x=o[0], reps=o.ints(1)) if set(o.ints(1)) != {1} else o[0]
@@ -77,27 +81,27 @@ def tile(o: Site) -> Value:
 
 @lift("get_shape")
 def get_shape(o: Site) -> Value:
-    """The sizes of all axes."""
+    """Build the sizes of all axes."""
     value = o[0]
-    return np.array(static(value), np.int32) if is_fixed(value) else mb.shape(x=value)
+    return np.array(static_sizes(value), np.int32) if is_fixed(value) else mb.shape(x=value)
 
 
 @lift("pad")
 def pad(o: Site) -> Value:
-    """Constant, or by what the tensor holds."""
+    """Build padding: constant, reflected, replicated or circular."""
     sides, mode = o.ints(1), o.attribute("padding_mode")
     if not any(sides):
         return o[0]
     if mode in ("circular", "symmetric"):
         return _wrapped(as_var(o[0]), sides, mode == "circular")
     if mode == "constant":
-        value = o.numbers(2).astype(kind_of(o[0])).reshape(())
+        value = o.numbers(2).astype(dtype_of(o[0])).reshape(())
         return mb.pad(x=o[0], pad=sides, mode=mode, constant_val=value)
     return _mirrored(as_var(o[0]), sides, mode)
 
 
 def _mirrored(x: Var, sides: list[int], mode: str) -> Var:
-    """Reflected or replicated: MIL does so along the last two axes, and pads fill those of the end."""
+    """Build reflected or replicated padding; MIL does so along the last two axes only."""
     padded = [axis for axis in range(len(sides) // 2) if any(sides[2 * axis : 2 * axis + 2])]
     rank = len(sizes_of(x))
     if min(padded) >= rank - 2:
@@ -111,9 +115,9 @@ def _mirrored(x: Var, sides: list[int], mode: str) -> Var:
 
 
 def _wrapped(x: Var, sides: list[int], circular: bool) -> Var:
-    """Pad with the elements of the other end, or with those of this end in reverse order."""
+    """Pad with elements of the other end, or with those of this end in reverse order."""
     for axis, (low, high) in enumerate(zip(sides[::2], sides[1::2], strict=True)):
-        n = static(x)[axis]
+        n = static_sizes(x)[axis]
         ends = ((n - low, n), (0, high)) if circular else ((0, low), (n - high, n))
         parts = [_along(x, axis, *end) if end[0] < end[1] else None for end in ends]
         if not circular:
@@ -124,100 +128,100 @@ def _wrapped(x: Var, sides: list[int], circular: bool) -> Var:
 
 
 def _along(x: Var, axis: int, begin: int, end: int) -> Var:
-    """A piece along one axis."""
-    sizes = static(x)
+    """Build a slice along one axis."""
+    sizes = static_sizes(x)
     sizes[axis] = end - begin
     return mb.slice_by_size(x=x, begin=[begin if a == axis else 0 for a in range(len(sizes))], size=sizes)
 
 
 @lift("broadcast_to")
 def broadcast_to(o: Site) -> Value:
-    """Broadcast to a known or computed shape."""
+    """Build a broadcast to a known or computed shape."""
     if o.known(1):
-        return _spread(o[0], o.ints(1))
-    return _filled(o[0], as_var(o[1]))
+        return _broadcast_to_known(o[0], o.ints(1))
+    return _broadcast_to_computed(o[0], as_var(o[1]))
 
 
 @lift("where")
 def where(o: Site) -> Value:
-    """One of two values; both have the shape of the result, as MIL infers that of the first."""
+    """Build a selection of two values, both broadcast to the shape of the result."""
     if None in o.shape:
         widest = max(o.operands, key=lambda value: len(sizes_of(value)))
         shape = mb.shape(x=widest)
-        first, second = (v if is_alike(v, widest) else _filled(v, shape) for v in (o[1], o[2]))
+        first, second = (v if same_sizes(v, widest) else _broadcast_to_computed(v, shape) for v in (o[1], o[2]))
     else:
-        first, second = (_spread(v, [int(n or 0) for n in o.shape]) for v in (o[1], o[2]))
+        first, second = (_broadcast_to_known(v, [int(n or 0) for n in o.shape]) for v in (o[1], o[2]))
     return mb.select(cond=o[0], a=first, b=second)
 
 
-def is_alike(a: Value, b: Value) -> bool:
-    """Have two values one shape, as far as it is known?"""
+def same_sizes(a: Value, b: Value) -> bool:
+    """Return whether two values have one shape, as far as it is known."""
     return sizes_of(a) == sizes_of(b)
 
 
 @lift("broadcast_in_dims")
 def broadcast_in_dims(o: Site) -> Value:
-    """Some axes of size 1 to other sizes."""
+    """Build a broadcast of some axes of size 1."""
     axes = o.axes(2)
     if o.known(1) and is_fixed(o[0]):
-        sizes: list[int] = static(o[0])
+        sizes: list[int] = static_sizes(o[0])
         for axis, size in zip(axes, o.ints(1), strict=True):
             sizes[axis] = size
-        return _spread(o[0], sizes)
+        return _broadcast_to_known(o[0], sizes)
     rank, sizes_now, new = len(o.shape), mb.shape(x=o[0]), as_var(o[1])
     pieces = [
         mb.slice_by_size(x=new if a in axes else sizes_now, begin=[axes.index(a) if a in axes else a], size=[1])
         for a in range(rank)
     ]
-    return _filled(o[0], mb.concat(values=pieces, axis=0))
+    return _broadcast_to_computed(o[0], mb.concat(values=pieces, axis=0))
 
 
-def _spread(value: Value, shape: list[int]) -> Value:
-    """A value repeated until it has a shape."""
+def _broadcast_to_known(value: Value, shape: list[int]) -> Value:
+    """Repeat a value until it has a known shape."""
     now = sizes_of(value)
     now = [1] * (len(shape) - len(now)) + now
     if any(is_symbolic(a) and b != a for a, b in zip(now, shape, strict=True)):
-        return _filled(value, mb.const(val=np.array(shape, np.int32)))
+        return _broadcast_to_computed(value, mb.const(val=np.array(shape, np.int32)))
     reps = [1 if a == b or is_symbolic(a) else b // a for a, b in zip(now, shape, strict=True)]
     if len(now) != len(sizes_of(value)):
         value = mb.reshape(x=value, shape=np.array(now, np.int32))
     return mb.tile(x=value, reps=reps) if set(reps) - {1} else value
 
 
-def _filled(value: Value, shape: Var) -> Value:
-    """A value times ones of a shape: exact for each number, infinities and NaN too."""
-    if kind_of(value).kind == "b":
+def _broadcast_to_computed(value: Value, shape: Var) -> Value:
+    """Multiply a value by ones of a computed shape, which is exact also for infinities and NaN."""
+    if dtype_of(value).kind == "b":
         return mb.logical_and(x=value, y=mb.fill(shape=shape, value=np.bool_(True)))
     return mb.mul(x=value, y=mb.fill(shape=shape, value=like(value, 1)[()]))
 
 
 @lift("broadcast_shapes")
 def broadcast_shapes(o: Site) -> Value:
-    """The common shape of two: the longer one, and where it has a 1 the other's size."""
+    """Build the common shape of two: the longer one, with the other's size where it has a 1."""
     first, second = (as_var(o[i]) for i in (0, 1))
     length = max(int(first.shape[0]), int(second.shape[0]))
-    first, second = _led_by_ones(first, length), _led_by_ones(second, length)
+    first, second = _padded_with_ones(first, length), _padded_with_ones(second, length)
     return mb.select(cond=mb.equal(x=first, y=np.int32(1)), a=second, b=first)
 
 
-def _led_by_ones(shape: Var, length: int) -> Var:
+def _padded_with_ones(shape: Var, length: int) -> Var:
     short = length - int(shape.shape[0])
     return mb.concat(values=[np.ones(short, np.int32), shape], axis=0) if short else shape
 
 
 @lift("interpolate")
 def interpolate(o: Site) -> Value:
-    """Along each axis by itself: by rows that are picked, or by a matrix with two numbers in each row."""
+    """Build a resampling, axis by axis: by a gather for the nearest element, or by a matrix."""
     x, scales, offsets = as_var(o[0]), o.numbers(2).astype(np.float64), o.numbers(3).astype(np.float64)
     nearest = o.attribute("interpolation_mode") == "nearest_neighbor"
     if not (is_fixed(x) and o.known(1)):
-        return _scaled(x, scales, offsets, nearest)
-    sizes = static(x)
+        return _resized_by_factors(x, scales, offsets, nearest)
+    sizes = static_sizes(x)
     places = [
         np.clip((np.arange(new) + 0.5 - offset) / scale - 0.5, 0, old - 1)
         for old, new, scale, offset in zip(sizes, o.ints(1), scales, offsets, strict=True)
     ]
-    if not nearest and (resized := _resized(x, sizes, places)) is not None:
+    if not nearest and (resized := _resize_op(x, sizes, places)) is not None:
         return resized
     for axis, (old, at) in enumerate(zip(sizes, places, strict=True)):
         if np.array_equal(at, np.arange(old)):
@@ -225,12 +229,12 @@ def interpolate(o: Site) -> Value:
         if nearest:
             x = mb.gather(x=x, indices=np.rint(at).astype(np.int32), axis=axis)
         else:
-            x = _mixed(x, axis, _mixing(at, old))
+            x = _multiplied_along(x, axis, _interpolation_matrix(at, old))
     return x
 
 
-def _scaled(x: Var, scales: Array, offsets: Array, nearest: bool) -> Var:
-    """Resize by whole factors an image whose size is not fixed."""
+def _resized_by_factors(x: Var, scales: Array, offsets: Array, nearest: bool) -> Var:
+    """Resize an image of dynamic size by whole factors."""
     factors = np.rint(scales)
     at = (np.arange(4)[:, None] * factors + np.arange(1) + 0.5 - offsets) / factors - 0.5
     plain = len(scales) == 4 and np.allclose(scales, factors) and set(factors[:2]) == {1.0}
@@ -243,8 +247,8 @@ def _scaled(x: Var, scales: Array, offsets: Array, nearest: bool) -> Var:
     return mb.upsample_bilinear(x=x, align_corners=False, **how)
 
 
-def _resized(x: Var, sizes: list[int], places: list[Array]) -> Var | None:
-    """MIL's op that takes the pixels at these places along each axis, where it has one."""
+def _resize_op(x: Var, sizes: list[int], places: list[Array]) -> Var | None:
+    """Build MIL's resize op, where one samples at these positions; else None."""
     if len(sizes) != 4 or any(
         not np.array_equal(at, np.arange(n)) for at, n in zip(places, sizes[:2], strict=False)
     ):
@@ -260,8 +264,8 @@ def _resized(x: Var, sizes: list[int], places: list[Array]) -> Var | None:
     return None
 
 
-def _mixing(at: Array, old: int) -> Array:
-    """The matrix [new, old] that takes each place from its two neighbours."""
+def _interpolation_matrix(at: Array, old: int) -> Array:
+    """Return the matrix [new, old] that interpolates each position from its two neighbours."""
     low = np.minimum(np.floor(at).astype(np.int64), old - 1)
     high, share = np.minimum(low + 1, old - 1), at - low
     matrix, rows = np.zeros((len(at), old)), np.arange(len(at))
@@ -270,11 +274,11 @@ def _mixing(at: Array, old: int) -> Array:
     return matrix
 
 
-def _mixed(x: Var, axis: int, matrix: Array) -> Var:
-    """A matrix times a tensor, along one axis."""
+def _multiplied_along(x: Var, axis: int, matrix: Array) -> Var:
+    """Multiply a tensor by a matrix along one axis."""
     rank = len(sizes_of(x))
     order = [*(a for a in range(rank) if a != axis), axis]
-    product = mb.matmul(x=mb.transpose(x=x, perm=order), y=matrix.astype(kind_of(x)), transpose_y=True)
+    product = mb.matmul(x=mb.transpose(x=x, perm=order), y=matrix.astype(dtype_of(x)), transpose_y=True)
     return mb.transpose(x=product, perm=[order.index(a) for a in range(rank)])
 
 
@@ -282,9 +286,9 @@ TABLE |= {
     "transpose": lambda o: mb.transpose(x=o[0], perm=o.ints(1)),
     "reverse": lambda o: mb.reverse(x=o[0], axes=o.axes(1)) if o.ints(1) else o[0],
     "range": lambda o: mb.range_1d(start=o[0], end=o[1], step=o[2]),
-    "non_zero": lambda o: mb.non_zero(x=cast(o[0], "int32") if kind_of(o[0]).kind == "b" else o[0]),
+    "non_zero": lambda o: mb.non_zero(x=cast(o[0], "int32") if dtype_of(o[0]).kind == "b" else o[0]),
     "expand_dims": lambda o: (
         mb.expand_dims(x=o[0], axes=sorted(o.axes(1, len(o.shape)))) if o.ints(1) else o[0]
     ),
-    "shrink_dims": lambda o: (_undone(o) or mb.squeeze(x=o[0], axes=o.axes(1))) if o.ints(1) else o[0],
+    "shrink_dims": lambda o: (_before_reshape(o) or mb.squeeze(x=o[0], axes=o.axes(1))) if o.ints(1) else o[0],
 }

@@ -1,4 +1,4 @@
-"""Constants, and weights in a compressed form."""
+"""Lift constants, and weights in a compressed form."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from anesurgery.coreai.lifts.table import TABLE, Site, Unliftable, Value, as_var
 from anesurgery.mil import is_stored, mb, types
 
 
-def _stored(o: Site, i: int) -> Value:
-    """An operand as it is stored, maybe compressed again; its type tells coremltools its bits."""
+def _as_stored(o: Site, i: int) -> Value:
+    """Return an operand as it is stored, in the dtype that tells coremltools its bits."""
     value, name = o.operands[i], name_of(o.scope.types[o.op["operands"][i]]["dtype"])
     if not isinstance(value, np.ndarray):
         if is_stored(value):
@@ -25,24 +25,24 @@ def _stored(o: Site, i: int) -> Value:
 
 @lift("blockwise_shift_scale")
 def blockwise_shift_scale(o: Site) -> Value:
-    """Integers with a scale and an offset for each block."""
+    """Build integers with a scale and an offset for each block."""
     if np.any(o.numbers(3)):
         raise Unliftable("it adds an offset after the scale, which MIL's form has not")
-    offset = {"offset": _stored(o, 2)} if np.any(o.numbers(2)) else {}
-    return mb.constexpr_blockwise_shift_scale(data=_stored(o, 0), scale=_stored(o, 1), **offset)
+    offset = {"offset": _as_stored(o, 2)} if np.any(o.numbers(2)) else {}
+    return mb.constexpr_blockwise_shift_scale(data=_as_stored(o, 0), scale=_as_stored(o, 1), **offset)
 
 
 @lift("lut_to_dense")
 def lut_to_dense(o: Site) -> Value:
-    """Indices into a table of numbers, or of vectors along an axis."""
-    lut = _stored(o, 1)
+    """Build indices into a table of numbers, or of vectors along an axis."""
+    lut = _as_stored(o, 1)
     axis = {"vector_axis": o.integer(2)} if sizes_of(lut)[-1] > 1 else {}
-    return mb.constexpr_lut_to_dense(indices=_stored(o, 0), lut=lut, **axis)
+    return mb.constexpr_lut_to_dense(indices=_as_stored(o, 0), lut=lut, **axis)
 
 
 @lift("quantize", "dequantize")
 def quantize(o: Site) -> Value:
-    """Quantize to integers of 8 bits and back, by a scale for all or for each channel."""
+    """Build a quantization to 8 bits or back, with one scale or one for each channel."""
     if np.any(o.numbers(3)):
         raise Unliftable("it shifts by a least value, which MIL's form does not")
     scale, point = o.numbers(1), o.operands[2]
@@ -63,7 +63,7 @@ def quantize(o: Site) -> Value:
 TABLE |= {
     "constant": lambda o: o.scope.constant(o.attribute("value")),
     "build_sparse_with_bitmask": lambda o: mb.constexpr_sparse_to_dense(
-        nonzero_data=o.numbers(0), mask=_stored(o, 1)
+        nonzero_data=o.numbers(0), mask=_as_stored(o, 1)
     ),
     "sparse_with_bitmask_to_dense": lambda o: o[0],  # it is dense where the sparse form was built
 }

@@ -1,6 +1,6 @@
-"""Compressed weights (`constexpr_*`), which stay as they are stored: palettes, block scales, sparse weights.
+"""Lower compressed weights (`constexpr_*`), which stay as stored: palettes, block scales, sparse weights.
 
-A sparse weight that is looked up or scaled is a mask and data in MIL; here the data are already spread out.
+In MIL a sparse weight that is looked up or scaled stays a mask and data; here it is made dense first (`Dense`).
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from typing import Any
 import numpy as np
 
 from anesurgery.coreai.table import lowers, register
-from anesurgery.coreai.toolkit import constant, ops, stored_bytes
+from anesurgery.coreai.toolkit import constant, ops, packed_attribute
 from anesurgery.coreai.values import Value, array, call, known_ints
 from anesurgery.errors import NotExpressible
 from anesurgery.interpret.ops import constexpr
 
 
 class Dense(Value):
-    """A sparse weight that is dense already, with its zeros; MIL still reads it as a mask and data."""
+    """A sparse weight that is dense already; MIL's next op still reads it as a mask and data."""
 
 
-def _packed(data: Any, shape: Sequence[int], bits: int) -> Value:
-    """Elements of few bits, from bytes that hold them side by side, the lowest bits first."""
+def _unpacked_constant(data: Any, shape: Sequence[int], bits: int) -> Value:
+    """Write elements of less than 8 bits, from packed bytes, lowest bits first."""
     numbers = np.asarray(data.known if isinstance(data, Value) else data, np.uint8)
-    return Value(constant(stored_bytes(numbers, shape, f"uint{bits}")))
+    return Value(constant(packed_attribute(numbers, shape, f"uint{bits}")))
 
 
 @lowers("constexpr_blockwise_shift_scale")
 def shift_scale(data: Value, scale: Value, offset: Value | None = None) -> Value:
-    """`scale * (data - offset)`, with as many scales along an axis as it has blocks."""
+    """Write `scale * (data - offset)`, with one scale for each block along an axis."""
     none = array(np.zeros(scale.shape), scale.dtype)
     before = array(np.zeros(scale.shape), data.dtype) if offset is None or offset.is_float else offset
     after = none if offset is None or not offset.is_float else -(scale * offset.cast(scale.dtype))
@@ -38,7 +38,7 @@ def shift_scale(data: Value, scale: Value, offset: Value | None = None) -> Value
 
 @lowers("constexpr_affine_dequantize")
 def affine(quantized_data: Value, zero_point: Value, scale: Value, axis: int) -> Value:
-    """Scales and zero points along one axis are blocks of one element of it."""
+    """Write scales and zero points along one axis, as blocks of one element."""
     shape, count = quantized_data.shape, max(np.size(scale.known), np.size(zero_point.known))
     column = [count if a == int(axis) % len(shape) else 1 for a in range(len(shape))]
     scales, zeros = (
@@ -55,20 +55,20 @@ def _table(lut: Value, rank: int) -> Value:
 
 @lowers("constexpr_lut_to_dense")
 def lut_to_dense(indices: Value, lut: Value, vector_axis: Any = None, shape: Any = None) -> Value:
-    """The form of iOS 16 has one table, and its indices packed into bytes."""
+    """Write a lookup in a table; in the form of iOS 16, indices are packed into bytes."""
     if shape is not None:
-        indices = _packed(indices, known_ints(shape, "shape"), int(lut.shape[0]).bit_length() - 1)
+        indices = _unpacked_constant(indices, known_ints(shape, "shape"), int(lut.shape[0]).bit_length() - 1)
     axis = 0 if vector_axis is None else int(vector_axis) % indices.ndim
     return call("lut_to_dense", indices, _table(lut, indices.ndim), array(axis, "int16"))
 
 
 @lowers("constexpr_sparse_to_dense")
 def sparse_to_dense(nonzero_data: Value, mask: Value, shape: Any = None) -> Value:
-    """The data where the mask is set, zero elsewhere."""
+    """Write the data where the mask is set, and zero elsewhere."""
     if isinstance(nonzero_data, Dense):
         return Value(nonzero_data.node)
     if shape is not None:
-        mask = _packed(mask, known_ints(shape, "shape"), 1)
+        mask = _unpacked_constant(mask, known_ints(shape, "shape"), 1)
     return call("sparse_with_bitmask_to_dense", call("build_sparse_with_bitmask", nonzero_data, mask))
 
 
@@ -76,7 +76,7 @@ def sparse_to_dense(nonzero_data: Value, mask: Value, shape: Any = None) -> Valu
 def lut_to_sparse(
     indices_mask: Value, indices_nonzero_data: Value, lut: Value, vector_axis: Any = None
 ) -> tuple[Value, Value]:
-    """Looked up where the mask is set."""
+    """Write a lookup where the mask is set."""
     sparse = call("build_sparse_with_bitmask", indices_nonzero_data, indices_mask)
     axis = array(0 if vector_axis is None else int(vector_axis) % indices_mask.ndim, "int16")
     found = call("lut_to_sparse_with_bitmask", sparse, _table(lut, indices_mask.ndim), axis)
@@ -87,15 +87,15 @@ def lut_to_sparse(
 def sparse_shift_scale(
     data_mask: Value, nonzero_data: Value, scale: Value, offset: Value | None = None
 ) -> tuple[Value, Value]:
-    """Dense out, then scaled: zero stays zero where nothing is added."""
+    """Make the weight dense and scale it: zero stays zero, as there is no offset."""
     if offset is not None and (offset.known is None or np.any(offset.known)):
         raise NotExpressible("a sparse weight with an offset, which would fill its zeros")
     dense = sparse_to_dense(nonzero_data, data_mask)
     return data_mask, Dense(shift_scale(dense, scale).node)
 
 
-def _of_numbers(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """A formula of the interpreter in fp32, as fp16 has no 2,049; scales and zero points are numbers."""
+def _with_plain_parameters(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a formula of the interpreter compute in fp32, with scales and zero points as numbers."""
     return lambda input, **parts: formula(
         input.float(), **{name: getattr(part, "known", part) for name, part in parts.items()}
     )
@@ -103,8 +103,8 @@ def _of_numbers(formula: Callable[..., Any]) -> Callable[..., Any]:
 
 register(
     {
-        "quantize": _of_numbers(constexpr.quantize),
-        "dequantize": _of_numbers(constexpr.dequantize),
+        "quantize": _with_plain_parameters(constexpr.quantize),
+        "dequantize": _with_plain_parameters(constexpr.dequantize),
         "constexpr_cast": lambda source_val, output_dtype: source_val.cast(output_dtype),
     }
 )

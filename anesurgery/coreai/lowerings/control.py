@@ -1,4 +1,4 @@
-"""Control flow, states, and lists, which are tensors with the elements along a first axis."""
+"""Lower control flow, states, and lists, which become tensors with the elements along the first axis."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from anesurgery.mil import Operation
 Values = list[Value]
 
 
-def _alike(values: Sequence[Value], types: Sequence[Any]) -> list[Any]:
-    """What a block gives, in the types that it must have."""
+def _as_types(values: Sequence[Value], types: Sequence[Any]) -> list[Any]:
+    """Return the results of a block, in the types that the op needs."""
     shaped = []
     for value, kind in zip(values, types, strict=True):
         shape = [n if n >= 0 else -1 for n in kind.shape]
@@ -25,14 +25,14 @@ def _alike(values: Sequence[Value], types: Sequence[Any]) -> list[Any]:
     return shaped
 
 
-def _all(results: Any, count: int) -> Values:
+def _as_values(results: Any, count: int) -> Values:
     return [Value(results)] if count == 1 else [Value(node) for node in results]
 
 
 def loop(
     initial: Sequence[Value], goes_on: Callable[[Values], Value], step: Callable[[Values], Values]
 ) -> Values:
-    """The values after the last step: `step` is taken as long as `goes_on` is true of them."""
+    """Write a loop: `step` runs while `goes_on` of the values is true; return the last values."""
     nodes = [value.node for value in initial]
     types = [node.type for node in nodes]
     results, (before, after) = ops.while_(results=types, inits=nodes)
@@ -40,32 +40,32 @@ def loop(
         test = goes_on([Value(v) for v in before.arguments])
         ops.condition(test.squeeze(list(range(test.ndim))).node, *before.arguments)
     with after:
-        ops.yield_(_alike(step([Value(v) for v in after.arguments]), types))
-    return _all(results, len(types))
+        ops.yield_(_as_types(step([Value(v) for v in after.arguments]), types))
+    return _as_values(results, len(types))
 
 
 @lowers("while_loop")
 def while_loop(op: Operation, writer: Any, loop_vars: Sequence[Value]) -> Values:
-    """Write both blocks: the condition, and the body of a round."""
+    """Write both blocks of a loop: the condition and the body."""
     goes_on, body = op.blocks
     return loop(loop_vars, lambda v: writer.block(goes_on, v)[0], lambda v: writer.block(body, v))
 
 
 @lowers("cond")
 def cond(op: Operation, writer: Any, pred: Value) -> Values:
-    """One of two blocks."""
+    """Write both branches."""
     types = [writer.type_of(var) for var in op.outputs]
     test = pred.cast("bool").squeeze(list(range(pred.ndim)))
     results, sides = ops.if_(results=types, condition=test.node)
     for side, block in zip(sides, op.blocks, strict=True):
         with side:
-            ops.yield_(_alike(writer.block(block, []), types))
-    return _all(results, len(types))
+            ops.yield_(_as_types(writer.block(block, []), types))
+    return _as_values(results, len(types))
 
 
 @lowers("coreml_update_state", "write_state")
 def update_state(op: Operation, writer: Any, state: Any, value: Value) -> Value:
-    """The new value, which the function gives back at its end."""
+    """Note the new value of a state, which the function returns at its end."""
     if writer.depth:
         raise NotExpressible("a state that is written inside of a condition or a loop")
     writer.states[op.state] = value
@@ -76,20 +76,20 @@ def update_state(op: Operation, writer: Any, state: Any, value: Value) -> Value:
 def make_list(
     mode: Mode, init_length: Any = 1, elem_shape: Any = (), dtype: str = "fp32", dynamic_length: bool = True
 ) -> Value:
-    """Make a list of as many zeros as it has elements at first."""
+    """Write a list as zeros, one row for each element."""
     parts = elem_shape if isinstance(elem_shape, (list, tuple)) else [elem_shape]
     shape = [length for part in (init_length, *parts) for length in known_ints(part, "the shape of a list")]
     return array(0, mode.dtype(dtype)).broadcast(shape)
 
 
-def _replaced(ls: Value, indices: Value, elements: Value) -> Value:
+def _with_elements(ls: Value, indices: Value, elements: Value) -> Value:
     return call("scatter_nd", ls, indices.cast("int32").expand([1]), elements)
 
 
 register(
     {
-        "list_write": lambda ls, index, value: _replaced(ls, index.reshape([1]), value.expand([0])),
-        "list_scatter": lambda ls, indices, value: _replaced(ls, indices, value),
+        "list_write": lambda ls, index, value: _with_elements(ls, index.reshape([1]), value.expand([0])),
+        "list_scatter": lambda ls, indices, value: _with_elements(ls, indices, value),
         "list_read": lambda ls, index: take(ls, index.cast("int32").squeeze(list(range(index.ndim))), 0),
         "list_gather": lambda ls, indices: take(ls, indices.cast("int32"), 0),
         "list_length": lambda ls: ls.lengths().along(0, 0, 1).squeeze([0]),

@@ -1,4 +1,4 @@
-"""Convolutions and pooling over one, two or three spatial axes; one axis is written as two."""
+"""Lower convolutions and pooling over one, two or three spatial axes; one axis is written as two."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from anesurgery.interpret.ops.windows import Windows, counted, cuts, padding, st
 from anesurgery.mil import Operation
 
 LEAST_AXES = 2
-"""Spatial axes that Core AI's convolutions and pools have at least."""
+"""The least number of spatial axes of Core AI's convolutions and pools."""
 
 
-class _Flat:
-    """What has fewer than two spatial axes, with one more of length 1."""
+class _ExtraAxis:
+    """Adds a spatial axis of length 1 where there is only one, and removes it again."""
 
     def __init__(self, axes: int) -> None:
         self.more = max(LEAST_AXES - axes, 0)
@@ -39,7 +39,7 @@ class _Flat:
 
 
 def _sizes(x: Value, pad_type: str) -> list[int]:
-    """The spatial lengths; where nothing depends on them they may be dynamic."""
+    """Return the spatial lengths; they may be dynamic where the padding does not depend on them."""
     sizes = x.shape[2:]
     if -1 in sizes and pad_type.lower() not in ("valid", "custom"):
         raise NotExpressible(f"pad_type {pad_type!r} needs the lengths, and the shape {x.shape} is dynamic")
@@ -61,10 +61,10 @@ def conv(
     dilations: Any = None,
     groups: int = 1,
 ) -> Value:
-    """Padded first: Core AI's convolution pads nothing."""
+    """Write the padding, then the convolution, since Core AI's pads nothing."""
     n = x.ndim - 2
-    s, d, flat = steps(strides, n), steps(dilations, n), _Flat(n)
-    x = x.pad(padding(pad_type, pad, _sizes(x, pad_type), weight.fixed(2), s, d))
+    s, d, flat = steps(strides, n), steps(dilations, n), _ExtraAxis(n)
+    x = x.pad(padding(pad_type, pad, _sizes(x, pad_type), weight.fixed_lengths(2), s, d))
     operands = (flat.widen(x), flat.widen(weight), flat.numbers(s), flat.numbers(d), unsigned(groups))
     return _biased(flat.narrow(Value(flat.build("conv")(*(v.node for v in operands)))), bias)
 
@@ -81,13 +81,13 @@ def conv_transpose(
     dilations: Any = None,
     groups: int = 1,
 ) -> Value:
-    """The full result, of which the padding is cut: it may differ at both ends.
+    """Write the full result and cut the padding off, which may differ at both ends.
 
-    Of a dynamic batch Apple's runtime dies.
+    With a dynamic batch Apple's runtime dies.
     """
     n = x.ndim - 2
-    s, d, flat, sizes = steps(strides, n), steps(dilations, n), _Flat(n), x.fixed()[2:]
-    kernel = weight.fixed(2)
+    s, d, flat, sizes = steps(strides, n), steps(dilations, n), _ExtraAxis(n), x.fixed_lengths()[2:]
+    kernel = weight.fixed_lengths(2)
     full = [(i - 1) * t + (k - 1) * e + 1 for i, t, k, e in zip(sizes, s, kernel, d, strict=True)]
     wanted = None if output_shape is None else [int(v) for v in output_shape][2:]
     ends = cuts(pad_type, pad, full, wanted, [i * t for i, t in zip(sizes, s, strict=True)])
@@ -103,8 +103,8 @@ def conv_transpose(
 
 
 def _pooled(x: Value, w: Windows, name: str) -> Value:
-    """The maximum or sum of each window of what is padded already."""
-    flat, n = _Flat(len(w.kernel)), len(w.kernel)
+    """Write the maximum or sum of each window of a padded tensor."""
+    flat, n = _ExtraAxis(len(w.kernel)), len(w.kernel)
     kernel, strides, spread = flat.numbers(w.kernel), flat.numbers(w.strides), flat.numbers([1] * n)
     x = flat.widen(x)
     if name == "sumpool":
@@ -117,7 +117,7 @@ def _pooled(x: Value, w: Windows, name: str) -> Value:
 
 
 def _windows(x: Value, kernel: Any, strides: Any, pad_type: str, pad: Any, ceil_mode: bool) -> Windows:
-    """Where the windows lie; of dynamic lengths all that is padded is used."""
+    """Return where the windows lie; for dynamic lengths all padding counts as used."""
     if -1 not in x.shape[2:]:
         return windows(SimpleNamespace(shape=x.shape), kernel, strides, pad_type, pad, bool(ceil_mode))  # type: ignore[arg-type]
     if ceil_mode:
@@ -137,7 +137,7 @@ def pool(
     exclude_padding_from_average: bool = False,
     ceil_mode: bool = False,
 ) -> Value:
-    """Pool what is padded as the windows need it: the maximum, in which padding never wins, or a sum.
+    """Pad as the windows need it, and pool: with the maximum, in which padding never wins, or a sum.
 
     A mean divides by how many elements count; what no window reads at the end stays.
     """
@@ -150,4 +150,4 @@ def pool(
     total = _pooled(x.pad(pairs), w, "sumpool")
     if not (exclude_padding_from_average and any(map(any, w.used))):
         return total * (1 / math.prod(w.kernel))
-    return total * array(1 / counted(w, x.fixed(2), exclude=True).numpy(), x.dtype)
+    return total * array(1 / counted(w, x.fixed_lengths(2), exclude=True).numpy(), x.dtype)

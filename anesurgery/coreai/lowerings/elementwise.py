@@ -1,4 +1,4 @@
-"""Ops that work on each element by itself: arithmetic, comparisons, functions, activations."""
+"""Lower ops on each element by itself: arithmetic, comparisons, functions, activations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _unary(op: str) -> Callable[[Value], Value]:
 
 
 def _binary(op: str) -> Callable[[Value, Value], Value]:
-    return lambda x, y: x.with_(op, y)
+    return lambda x, y: x.binary(op, y)
 
 
 register({name: _unary(name) for name in (*UNARY, "relu")})
@@ -26,25 +26,25 @@ as_interpreted(*names("identity clip threshold linear_activation scaled_tanh sig
 
 
 def truncated(x: Value) -> Value:
-    """Without the part behind the point."""
+    """Round toward zero."""
     return where(x < 0, -(-x).floor(), x.floor())
 
 
 def in_floats(function: Callable[..., Value]) -> Callable[..., Value]:
-    """A function of real numbers: of integers computed in fp32, then truncated."""
+    """Compute a function of real numbers in fp32 for integers, and truncate the result."""
     return lambda x, *more: (
         function(x, *more) if x.is_float else truncated(function(x.cast("fp32"), *more)).cast(x.dtype)
     )
 
 
 def sign(x: Value) -> Value:
-    """-1, 0 or 1; NaN stays."""
+    """Return -1, 0 or 1; NaN stays NaN."""
     steps = (x > 0).cast(x.dtype) - (x < 0).cast(x.dtype)
     return where(x.equal(x), steps, x) if x.is_float else steps
 
 
 def softplus(x: Value) -> Value:
-    """log(1 + exp x), by "shifted exponentials" (`modes.FORMS`)."""
+    """Return log(1 + exp x), in the form "shifted exponentials" (`modes.FORMS`)."""
     return call("relu", x) + call("log", call("exp", -x.abs()) + 1)
 
 
@@ -53,11 +53,11 @@ def _leaky(x: Value, alpha: float = 0.01) -> Value:
 
 
 def _per_channel(x: Value, numbers: Value) -> Value:
-    """One number for each channel (axis 1)."""
+    """Reshape a vector to one number for each channel (axis 1)."""
     return numbers.reshape([1, -1, *[1] * (x.ndim - 2)])
 
 
-def _shifted(x: Value, epsilon: float) -> Value:
+def _plus_epsilon(x: Value, epsilon: float) -> Value:
     return x + epsilon if numpy_of(x.dtype).type(epsilon) else x
 
 
@@ -73,10 +73,10 @@ register(
         "ceil": lambda x: -(-x).floor(),
         "sign": sign,
         "square": lambda x: x * x,
-        "exp2": in_floats(lambda x: x.like(2.0).with_("pow", x)),
-        "inverse": lambda x, epsilon=1e-4: 1.0 / _shifted(x, epsilon),
-        "log": lambda x, epsilon=1e-45: call("log", _shifted(x, epsilon)),
-        "rsqrt": lambda x, epsilon=1e-12: call("rsqrt", _shifted(x, epsilon)),
+        "exp2": in_floats(lambda x: x.like(2.0).binary("pow", x)),
+        "inverse": lambda x, epsilon=1e-4: 1.0 / _plus_epsilon(x, epsilon),
+        "log": lambda x, epsilon=1e-45: call("log", _plus_epsilon(x, epsilon)),
+        "rsqrt": lambda x, epsilon=1e-12: call("rsqrt", _plus_epsilon(x, epsilon)),
         "select": lambda cond, a, b: where(cond.cast("bool"), a, b),
         "relu6": lambda x: call("relu", x).minimum(6.0),
         "softplus": softplus,
@@ -96,7 +96,7 @@ register(
 
 @lowers("cast")
 def cast(x: Value, dtype: str, mode: Mode) -> Value:
-    """Floats become whole before they become integers: "whole before integer" (`modes.FORMS`)."""
+    """Write a cast; floats are truncated before they become integers, in the form "whole before integer"."""
     if x.is_float and "int" in dtype:
         x = truncated(x)
-    return x.with_("not_equal", 0) if dtype == "bool" else x.cast(mode.dtype(dtype))
+    return x.binary("not_equal", 0) if dtype == "bool" else x.cast(mode.dtype(dtype))

@@ -1,4 +1,4 @@
-"""Images: the last axes in other sizes, interpolated at places that the interpreter's table states."""
+"""Lower ops that resample images, at the positions that the interpreter's table `GRIDS` states."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from anesurgery.mil import Operation, static_shape
 from anesurgery.ops import names
 
 
-def _line(mode: str, size: int, count: int) -> tuple[float, float]:
-    """(a, b): the i-th of `count` places along `size` pixels is at a i + b."""
+def _sampling_line(mode: str, size: int, count: int) -> tuple[float, float]:
+    """Return (a, b): the i-th of `count` samples of `size` pixels is at a i + b."""
     start, step, over = GRIDS[mode](size, count)
     return (step / over if count > 1 and step else 1.0), start / over
 
 
-def _resampled(x: Value, shape: Sequence[int], lines: Sequence[tuple[float, float]], how: str) -> Value:
-    """Core AI writes a line by its inverse, between the outer edges of the pixels."""
+def _interpolate(x: Value, shape: Sequence[int], lines: Sequence[tuple[float, float]], how: str) -> Value:
+    """Write Core AI's interpolation, which takes the inverse of a line, between the outer edges of pixels."""
     one = [(1.0, 0.0)] * (x.ndim - len(lines))
     scales, offsets = zip(*((1 / a, 0.5 - (b + 0.5) / a) for a, b in [*one, *lines]), strict=True)
     form = (indices(list(shape)), array(scales, "fp32"), array(offsets, "fp32"))
@@ -35,15 +35,15 @@ def _resampled(x: Value, shape: Sequence[int], lines: Sequence[tuple[float, floa
 
 def _linear(x: Value, shape: Sequence[int], mode: str, axes: int) -> Value:
     sizes = list(zip(x.shape, shape, strict=True))[-axes:]
-    return _resampled(x, shape, [_line(mode, size, count) for size, count in sizes], "linear")
+    return _interpolate(x, shape, [_sampling_line(mode, size, count) for size, count in sizes], "linear")
 
 
 def _nearest(x: Value, shape: Sequence[int], shift: float, axes: int = 2) -> Value:
-    """The pixel that holds each place; whole factors are one op, others pick rows and columns."""
+    """Take the nearest pixel; whole factors are one op, other sizes gather rows and columns."""
     sizes = list(zip(x.shape, shape, strict=True))[-axes:]
     if all(count % size == 0 for size, count in sizes):
         lines = [(size / count, size / count / 2 - 0.5) for size, count in sizes]
-        return _resampled(x, shape, lines, "nearest_neighbor")
+        return _interpolate(x, shape, lines, "nearest_neighbor")
     for axis, (size, count) in enumerate(sizes, x.ndim - axes):
         if size != count:
             places = np.floor((np.arange(count) + shift) * (size / count)).clip(0, size - 1)
@@ -52,8 +52,8 @@ def _nearest(x: Value, shape: Sequence[int], shift: float, axes: int = 2) -> Val
 
 
 def _resized(x: Value, sizes: Sequence[int], mode: str, nearest: bool) -> Value:
-    """The last axes in other sizes."""
-    shape = [*x.fixed()[: -len(sizes)], *sizes]
+    """Resize the last axes."""
+    shape = [*x.fixed_lengths()[: -len(sizes)], *sizes]
     if not nearest:
         return _linear(x, shape, mode, len(sizes))
     if mode not in ("DEFAULT", "UNALIGN_CORNERS"):
@@ -69,7 +69,7 @@ as_interpreted(
 
 @lowers("upsample_nearest_neighbor")
 def upsample_nearest(x: Value, op: Operation, **factors: Any) -> Value:
-    """The pixel before each place; the factors only make the shape."""
+    """Take the pixel before each position; the factors only make the shape."""
     shape = static_shape(op.outputs[0])
     if shape is None:
         raise NotExpressible(f"it is resized from {x.shape}, which is dynamic")
@@ -77,7 +77,7 @@ def upsample_nearest(x: Value, op: Operation, **factors: Any) -> Value:
 
 
 def _affine_grid(matrix: Value, size: Sequence[int], align_corners: bool) -> Value:
-    """Where matrices [n, 2, 3] put each pixel of images of a size, in fp32: [n, height, width, 2]."""
+    """Return the positions of pixels under matrices [n, 2, 3], in fp32: [n, height, width, 2]."""
     y, x = (np.linspace(-1, 1, n) if align_corners else (2 * np.arange(n) + 1) / n - 1 for n in size[2:])
     grid = np.stack([*np.meshgrid(x, y), np.ones(size[2:])], -1).reshape(1, -1, 3)
     return (array(grid, "fp32") @ matrix.cast("fp32").mT).reshape([size[0], *size[2:], 2])
@@ -87,14 +87,14 @@ TORCH[functional.affine_grid] = _affine_grid
 
 
 def _crops(x: Value, rows: Value, columns: Value, of: Any, pad: float) -> Value:
-    """The pixels at rows [box, height] and columns [box, width]: [box, 1, channel, height, width].
+    """Return the pixels at rows [box, height] and columns [box, width]: [box, 1, channel, height, width].
 
     Raises:
         NotExpressible: each box is cut out of several images.
     """
     if of is None and x.shape[0] != 1:
         raise NotExpressible("each box is cut out of several images")
-    n, sizes = rows.fixed()[0], x.fixed()[2:]
+    n, sizes = rows.fixed_lengths()[0], x.fixed_lengths()[2:]
     grid = [n, rows.shape[1], columns.shape[1]]
     rows, columns = rows.expand([2]).broadcast(grid), columns.expand([1]).broadcast(grid)
     outside = (rows < 0) | (rows > sizes[0] - 1) | (columns < 0) | (columns > sizes[1] - 1)

@@ -1,4 +1,4 @@
-"""Ops that read or write at indices: gather and scatter."""
+"""Lower ops that read or write at indices: gather and scatter."""
 
 from __future__ import annotations
 
@@ -19,53 +19,53 @@ def _index(indices: Value) -> Value:
 
 
 def take(x: Value, index: Value, axis: int) -> Value:
-    """Slices of x along an axis; the axes of the index take its place."""
+    """Take slices of x along an axis; the axes of the index replace it."""
     rest, n = [a for a in range(x.ndim) if a != axis], index.ndim
     y = call("gather_nd", x.transpose([axis, *rest]), index.expand([n]))
     return y.transpose([*range(n, n + axis), *range(n), *range(n + axis, y.ndim)])
 
 
-def _counters(shape: Sequence[int], count: int) -> list[Value]:
-    """Return the places along each of the first axes of a shape, with a last axis of length 1."""
+def _index_grids(shape: Sequence[int], count: int) -> list[Value]:
+    """Return the positions along each of the first axes of a shape, with a last axis of length 1."""
     grids = np.meshgrid(*map(np.arange, shape), indexing="ij")
     return [as_indices(grid[..., None]) for grid in grids[:count]]
 
 
 @lowers("gather")
 def gather(x: Value, indices: Value, axis: int = 0, batch_dims: int = 0) -> Value:
-    """x.shape[:axis] + indices.shape[batch_dims:] + x.shape[axis + 1:]."""
+    """Write a gather; its shape is x.shape[:axis] + indices.shape[batch_dims:] + x.shape[axis + 1:]."""
     axis, batch = int(axis) % x.ndim, int(batch_dims)
     index = _index(indices)
     if not batch:
         return take(x, index, axis)
     moved = x.transpose([*range(batch), axis, *(a for a in range(batch, x.ndim) if a != axis)])
     n = index.ndim
-    at = concat([*_counters(index.fixed(), batch), index.expand([n])], n)
+    at = concat([*_index_grids(index.fixed_lengths(), batch), index.expand([n])], n)
     y, before = call("gather_nd", moved, at), axis - batch
     return y.transpose([*range(batch), *range(n, n + before), *range(batch, n), *range(n + before, y.ndim)])
 
 
 @lowers("gather_nd")
 def gather_nd(x: Value, indices: Value, batch_dims: int = 0) -> Value:
-    """Elements or slices at the coordinates that the last axis of the indices holds."""
+    """Write a gather at the coordinates in the last axis of the indices."""
     batch = int(batch_dims)
     index = _index(indices)
     if batch:
-        index = concat([*_counters(index.shape[:-1], batch), index], index.ndim - 1)
+        index = concat([*_index_grids(index.shape[:-1], batch), index], index.ndim - 1)
     return call("gather_nd", x, index)
 
 
 @lowers("gather_along_axis")
 def gather_along_axis(x: Value, indices: Value, axis: int = 0) -> Value:
-    """Take for each place of the indices the element at that index along one axis."""
+    """Write a gather along one axis."""
     axis = int(axis) % x.ndim
     return Value(ops.gather_along_axis(x.node, _index(indices).node, axis))
 
 
 @lowers("reverse_sequence")
 def reverse_sequence(x: Value, lengths: Value, seq_axis: int = 0, batch_axis: int = 0) -> Value:
-    """The first `lengths[i]` elements of one axis backwards, for each i of another, by their places."""
-    shape, along, batch = x.fixed(), int(seq_axis) % x.ndim, int(batch_axis) % x.ndim
+    """Reverse the first `lengths[i]` elements of one axis, for each i of another, by a gather."""
+    shape, along, batch = x.fixed_lengths(), int(seq_axis) % x.ndim, int(batch_axis) % x.ndim
     length = lengths.cast("int32").reshape([-1 if a == batch else 1 for a in range(x.ndim)])
     place = as_indices(np.arange(shape[along]).reshape([-1 if a == along else 1 for a in range(x.ndim)]))
     return gather_along_axis(x, where(place < length, length - 1 - place, place).broadcast(shape), along)
@@ -73,7 +73,7 @@ def reverse_sequence(x: Value, lengths: Value, seq_axis: int = 0, batch_axis: in
 
 @lowers("scatter_along_axis")
 def scatter_along_axis(data: Value, indices: Value, updates: Value, axis: int = 0, mode: str = "add") -> Value:
-    """The element at each index along one axis combined with the update there."""
+    """Write a scatter along one axis."""
     axis = int(axis) % data.ndim
     index = _index(indices)
     how = attribute("scatter_mode", mode)
@@ -81,7 +81,7 @@ def scatter_along_axis(data: Value, indices: Value, updates: Value, axis: int = 
     return Value(made)
 
 
-COMBINED: dict[str, Callable[[Value, Value], Value]] = {
+COMBINE: dict[str, Callable[[Value, Value], Value]] = {
     "update": lambda old, new: new,
     "add": lambda old, new: old + new,
     "sub": lambda old, new: old - new,
@@ -90,11 +90,11 @@ COMBINED: dict[str, Callable[[Value, Value], Value]] = {
     "max": lambda old, new: old.maximum(new),
     "min": lambda old, new: old.minimum(new),
 }
-"""Mode of a scatter -> what stands where an update was written."""
+"""Mode of a scatter -> the function that combines an old and a new element."""
 
 
 def replace_slice(data: Value, at: Value, row: Value, axis: int = 0) -> Value:
-    """Data with one slice along an axis replaced, at a place that is computed."""
+    """Replace one slice along an axis, at a computed position."""
     begin, size = [0] * data.ndim, row.shape
     start, end = ([as_indices([n]) for n in numbers] for numbers in (begin, size))
     start[axis], end[axis] = at.reshape([1]), at.reshape([1]) + 1
@@ -104,18 +104,18 @@ def replace_slice(data: Value, at: Value, row: Value, axis: int = 0) -> Value:
 
 @lowers("scatter")
 def scatter(data: Value, indices: Value, updates: Value, axis: int = 0, mode: str = "add") -> Value:
-    """Slices along an axis: each element of a slice at the same index.
+    """Write a scatter of slices along an axis.
 
-    One slice is written as such: Apple's scatter in a loop was seen to end the process.
+    A single slice is written as a slice update: Apple's scatter in a loop was seen to end the process.
     """
-    shape, axis = data.fixed(), int(axis) % data.ndim
-    count = math.prod(indices.fixed())
+    shape, axis = data.fixed_lengths(), int(axis) % data.ndim
+    count = math.prod(indices.fixed_lengths())
     if count == 1:
         at, new = (
             indices.cast("int32").reshape([1]),
             updates.reshape([1 if a == axis else n for a, n in enumerate(shape)]),
         )
-        return replace_slice(data, at, COMBINED[mode](take(data, at, axis), new), axis)
+        return replace_slice(data, at, COMBINE[mode](take(data, at, axis), new), axis)
     spread = [count if a == axis else n for a, n in enumerate(shape)]
     index = _index(indices).reshape([-1 if a == axis else 1 for a in range(len(shape))])
     return scatter_along_axis(data, index.broadcast(spread), updates.reshape(spread), axis, mode)
@@ -123,8 +123,8 @@ def scatter(data: Value, indices: Value, updates: Value, axis: int = 0, mode: st
 
 @lowers("scatter_nd")
 def scatter_nd(data: Value, indices: Value, updates: Value, mode: str = "add") -> Value:
-    """One axis after the other counted as one, along which is scattered."""
-    shape, depth = data.fixed(), indices.length(-1)
+    """Write a scatter at coordinates: the indexed axes are merged into one."""
+    shape, depth = data.fixed_lengths(), indices.length(-1)
     index = _index(indices)
     if mode == "update":
         return call("scatter_nd", data, index, updates)
@@ -132,5 +132,5 @@ def scatter_nd(data: Value, indices: Value, updates: Value, mode: str = "add") -
     flat = (index * as_indices(steps)).reduce("sum", [index.ndim - 1])
     rest = shape[depth:]
     rows = data.reshape([math.prod(shape[:depth]), *rest])
-    added = updates.reshape([math.prod(index.fixed()[:-1]), *rest])
+    added = updates.reshape([math.prod(index.fixed_lengths()[:-1]), *rest])
     return scatter(rows, flat.reshape([added.shape[0]]), added, 0, mode).reshape(shape)

@@ -1,4 +1,4 @@
-"""Recurrent ops: the interpreter's formulas, with their steps written out or, if there are many, as a loop."""
+"""Lower recurrent layers: the interpreter's formulas, with steps written out or, if many, as a loop."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from anesurgery.coreai.values import TORCH, Value, array, concat, indices, stack
 from anesurgery.interpret.ops import recurrent
 
 WRITTEN_OUT = 32
-"""Steps that are written out at most. A choice: a loop runs on no engine, and a step is about 12 ops."""
+"""The most steps that are written out. A choice: no engine runs a loop, and a step takes about 12 ops."""
 
 Step = Callable[[Value, Values], Values]
 
 
-def _walk(rows: Value, states: Values, step: Step) -> tuple[Value, Values]:
-    """The outputs in the order of the steps, and the last states."""
+def _all_steps(rows: Value, states: Values, step: Step) -> tuple[Value, Values]:
+    """Return (outputs of all steps, in order; last states)."""
     if not 0 <= rows.shape[0] <= WRITTEN_OUT:
         return _loop(rows, states, step)
     outputs = []
@@ -28,9 +28,9 @@ def _walk(rows: Value, states: Values, step: Step) -> tuple[Value, Values]:
 
 
 def _loop(rows: Value, states: Values, step: Step) -> tuple[Value, Values]:
-    """Run the layer as a loop; each round writes its output into a buffer of all."""
+    """Write the steps as a loop that stores each output in a buffer."""
     length = rows.lengths().along(0, 0, 1)
-    shape = concat([length, indices(states[0].fixed())], 0)
+    shape = concat([length, indices(states[0].fixed_lengths())], 0)
     buffer = array(0, states[0].dtype).broadcast(
         shape if rows.shape[0] < 0 else [rows.shape[0], *states[0].shape]
     )
@@ -46,5 +46,5 @@ def _loop(rows: Value, states: Values, step: Step) -> tuple[Value, Values]:
     return outputs, last
 
 
-TORCH[recurrent.walk] = _walk
+TORCH[recurrent.walk] = _all_steps
 as_interpreted("rnn", "gru", "lstm")

@@ -1,4 +1,4 @@
-"""Reductions, running sums, orders, and normalizations, which compute in fp32 inside."""
+"""Lower reductions, running sums, sorts, and normalizations, which compute in fp32 inside."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def _mean(x: Value, axes: Sequence[int]) -> Value:
 
 
 def _log_sum_exp(x: Value, axes: Sequence[int]) -> Value:
-    """Shifted by the largest: "shifted exponentials" (`modes.FORMS`); an infinite one shifts nothing."""
+    """Return log sum exp, shifted by the largest element ("shifted exponentials"), if that is finite."""
     top = x.reduce("max", axes)
     top = where(top.abs() < np.inf, top, 0.0)
     return call("log", call("exp", x - top).reduce("sum", axes)) + top
 
 
-def _root(x: Value, axes: Sequence[int]) -> Value:
+def _l2_norm(x: Value, axes: Sequence[int]) -> Value:
     (y,) = to_fp32(x)
     return call("sqrt", (y * y).reduce("sum", axes)).cast(x.dtype)
 
@@ -42,7 +42,7 @@ REDUCTIONS: dict[str, Callable[[Value, Sequence[int]], Value]] = {
     "reduce_min": lambda x, axes: x.reduce("min", axes),
     "reduce_prod": lambda x, axes: x.reduce("product", axes),
     "reduce_l1_norm": lambda x, axes: x.abs().reduce("sum", axes),
-    "reduce_l2_norm": in_floats(_root),
+    "reduce_l2_norm": in_floats(_l2_norm),
     "reduce_sum_square": lambda x, axes: (x * x).reduce("sum", axes),
     "reduce_log_sum": in_floats(lambda x, axes: call("log", x.reduce("sum", axes))),
     "reduce_log_sum_exp": in_floats(_log_sum_exp),
@@ -69,17 +69,17 @@ for _name, _function in REDUCTIONS.items():
     lowers(_name)(_reduction(_function))
 
 
-def _place(x: Value, axis: int, keep_dims: bool) -> Value:
+def _argmax(x: Value, axis: int, keep_dims: bool) -> Value:
     place = Value(ops.argmax(x.node, axis))
     return place if keep_dims else place.squeeze([axis])
 
 
 @lowers("reduce_argmax")
 def argmax(x: Value, mode: Mode, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Value:
-    """The place of the first of the largest."""
+    """Write the position of the first largest element."""
     if mode.has("argmax of fp32"):
         (x,) = to_fp32(x)
-    return _place(x, int(axis) % x.ndim, keep_dims)
+    return _argmax(x, int(axis) % x.ndim, keep_dims)
 
 
 @lowers("reduce_argmin")
@@ -90,13 +90,13 @@ def argmin(x: Value, mode: Mode, axis: int = -1, keep_dims: bool = False, output
 
 @lowers("classify")
 def classify(probabilities: Value, classes: Any) -> tuple[None, Value]:
-    """The probabilities alone: a program has no strings. The names are in the metadata of the file."""
+    """Return only the probabilities: a program has no strings; the labels are in the file's metadata."""
     return None, probabilities
 
 
 @lowers("cumsum")
 def cumsum(x: Value, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Value:
-    """Without the element itself: all sums, moved by one place."""
+    """Write a running sum; an exclusive one is moved by one position."""
     along = int(axis) % x.ndim
     total = Value(ops.scan(x.node, unsigned(along).node, scalar(bool(reverse), "bool").node, "sum"))
     if not exclusive:
@@ -109,13 +109,13 @@ def cumsum(x: Value, axis: int = 0, exclusive: bool = False, reverse: bool = Fal
 
 @lowers("argsort")
 def argsort(x: Value, axis: int = -1, ascending: bool = False) -> Value:
-    """The order that sorts an axis, the first of equals first."""
+    """Write the order that sorts an axis; equal elements keep their order."""
     return Value(ops.argsort(x.node, int(axis) % x.ndim, not ascending, True))
 
 
 @lowers("topk")
 def topk(x: Value, k: Any = 1, axis: int = -1, ascending: bool = False, return_indices: bool = True) -> Any:
-    """The first of what is sorted."""
+    """Write the first elements of the sorted axis."""
     along, count = int(axis) % x.ndim, int(k.known if isinstance(k, Value) and k.known is not None else k)
     count = x.shape[along] if count < 0 else count
     values = Value(ops.sort(x.node, along, not ascending, True)).along(along, 0, count)
@@ -133,7 +133,7 @@ def normalized(
     beta: Value | None = None,
     epsilon: float = 1e-5,
 ) -> Value:
-    """Zero mean and unit variance: over axes, or of each channel by its pixels or by stored numbers."""
+    """Write zero mean and unit variance: over axes, over the pixels of a channel, or with stored statistics."""
     (y,), shape, over = to_fp32(x), [1, -1, *[1] * (x.ndim - 2)], list(range(2, x.ndim))
     if op.op_type == "layer_norm":
         over = _axes(x, axes)
@@ -149,7 +149,7 @@ def normalized(
 
 @lowers("l2_norm")
 def l2_norm(x: Value, epsilon: float = 1e-6) -> Value:
-    """X over the root of its sum of squares over the last three axes."""
+    """Write x over the root of its sum of squares over the last three axes."""
     (y,) = to_fp32(x)
     squares = (y * y).reduce("sum", list(range(max(x.ndim - 3, 0), x.ndim)))
     return (y / call("sqrt", squares + epsilon)).cast(x.dtype)
@@ -157,7 +157,7 @@ def l2_norm(x: Value, epsilon: float = 1e-6) -> Value:
 
 @lowers("local_response_norm")
 def local_response_norm(x: Value, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Value:
-    """The sum of squares of `size` neighbours on axis -3, as slices that are added."""
+    """Write the sum of squares of `size` neighbours on axis -3 as a sum of slices."""
     (y,) = to_fp32(x)
     axis, size = x.ndim - 3, int(size)
     padded = (y * y).pad([(size // 2, size - 1 - size // 2), (0, 0), (0, 0)])
@@ -165,4 +165,4 @@ def local_response_norm(x: Value, size: int, alpha: float = 1e-4, beta: float = 
     total = padded.along(axis, 0, channels)
     for i in range(1, size):
         total = total + padded.along(axis, i, i + channels)
-    return (y / (total * (alpha / size) + k).with_("pow", beta)).cast(x.dtype)
+    return (y / (total * (alpha / size) + k).binary("pow", beta)).cast(x.dtype)

@@ -1,4 +1,4 @@
-"""Ops that move, select or make elements: shapes, slices, joins, fills, ranges, and blocks of pixels."""
+"""Lower ops that move, select or make elements: shapes, slices, joins, fills, ranges, and blocks of pixels."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def reshape(x: Value, op: Operation, shape: Any = None, **form: Any) -> Value:
 
 @lowers("squeeze")
 def squeeze(x: Value, axes: Any = None) -> Value:
-    """All axes of length 1 by default."""
+    """Drop axes of length 1, by default all."""
     chosen = [a for a, n in enumerate(x.shape) if n == 1] if axes is None else [int(a) % x.ndim for a in axes]
     return x.squeeze(sorted(chosen))
 
 
 @lowers("concat")
 def concatenated(values: Sequence[Value], axis: int = 0, interleave: bool = False) -> Value:
-    """One after the other, or element by element; a scalar counts as one element."""
+    """Join tensors, one after the other or interleaved; a scalar counts as one element."""
     values = [value if value.ndim else value.expand([0]) for value in values]
     axis = int(axis) % values[0].ndim
     if not interleave:
@@ -67,7 +67,7 @@ def concatenated(values: Sequence[Value], axis: int = 0, interleave: bool = Fals
 
 @lowers("split")
 def split(x: Value, axis: int, op: Operation, num_splits: Any = None, split_sizes: Any = None) -> list[Value]:
-    """A slice for each piece."""
+    """Write a slice for each piece."""
     axis = int(axis) % x.ndim
     sizes = (
         [int(var.shape[axis]) for var in op.outputs]
@@ -80,14 +80,14 @@ def split(x: Value, axis: int, op: Operation, num_splits: Any = None, split_size
 
 @lowers("tile")
 def tile(x: Value, reps: Any) -> Value:
-    """The counts may be computed. Apple's package ends the process that writes one whose counts are all 1."""
+    """Write a repetition; its counts may be computed. Apple's compiler crashes where all counts are 1."""
     times = indices(reps.known if isinstance(reps, Value) and reps.known is not None else reps)
     return x if times.known is not None and np.all(times.known == 1) else call("tile", x, times.cast("uint32"))
 
 
 @lowers("pad")
 def pad(x: Value, pad: Any, mode: str = "constant", constant_val: float = 0.0) -> Value:
-    """All modes are Core AI's, of amounts that are known."""
+    """Write padding with known amounts."""
     amounts = known_ints(pad, "the padding")
     pairs = list(zip(amounts[::2], amounts[1::2], strict=True))
     if min(amounts, default=0) < 0:
@@ -102,7 +102,7 @@ def _mask(mask: Any, rank: int) -> list[bool]:
 def _known_bounds(
     x: Value, begin: list[int], end: list[int], stride: list[int], masks: Sequence[list[bool]]
 ) -> tuple[Value, list[list[int]]]:
-    """Begins, ends and positive strides; an axis that is read backwards is turned around first.
+    """Return x and begins, ends and positive strides; an axis that is read backwards is reversed first.
 
     A slice of Core AI does not reach index 0 backwards.
     """
@@ -135,7 +135,7 @@ def _from_front(places: Value, lengths: Value) -> Value:
 def _computed_bounds(
     x: Value, begin: Value, end: Value, stride: list[int], masks: Sequence[list[bool]]
 ) -> list[Any]:
-    """Begins and ends from the front, of which some are computed."""
+    """Return begins and ends counted from the front, where some are computed."""
     if min(stride) < 0:
         raise NotExpressible("an axis is read backwards between places that are computed")
     opens, closes, single = (array(mask, "bool") if any(mask) else None for mask in masks)
@@ -155,7 +155,7 @@ def _bounds(
     end_mask: Any = None,
     squeeze_mask: Any = None,
 ) -> tuple[Value, list[Any], list[int]]:
-    """X, where a slice of it lies, and the axes that are dropped."""
+    """Return x, the bounds of a slice of it, and the axes that are dropped."""
     steps = [1] * x.ndim if stride is None else known_ints(stride, "stride")
     masks = [_mask(mask, x.ndim) for mask in (begin_mask, end_mask, squeeze_mask)]
     dropped = [axis for axis in range(x.ndim) if masks[2][axis]]
@@ -167,14 +167,14 @@ def _bounds(
 
 @lowers("slice_by_index")
 def slice_by_index(x: Value, begin: Value, end: Value, **form: Any) -> Value:
-    """A part of each axis, or one element, whose axis is dropped."""
+    """Write a slice; single positions drop their axis."""
     x, bounds, dropped = _bounds(x, begin, end, **form)
     return x.slice(*bounds).refined([1 if a in dropped else -1 for a in range(x.ndim)]).squeeze(dropped)
 
 
 @lowers("slice_by_size")
 def slice_by_size(x: Value, begin: Value, size: Any) -> Value:
-    """Blocks that start at `begin`; size -1 reaches to the end."""
+    """Write a slice of known size; -1 reaches to the end."""
     sizes = known_ints(size, "size")
     if begin.known is None:
         first = _from_front(begin.cast("int32"), x.lengths() if -1 in x.shape else indices(x.shape))
@@ -187,7 +187,7 @@ def slice_by_size(x: Value, begin: Value, size: Any) -> Value:
 
 @lowers("slice_update")
 def slice_update(x: Value, update: Value, begin: Value, end: Value, **form: Any) -> Value:
-    """X with a slice replaced."""
+    """Write x with a slice replaced."""
     turned, bounds, dropped = _bounds(x, begin, end, **form)
     if turned is not x:
         raise NotExpressible("a slice is written backwards")
@@ -196,8 +196,8 @@ def slice_update(x: Value, update: Value, begin: Value, end: Value, **form: Any)
 
 @lowers("band_part")
 def band_part(x: Value, lower: int = -1, upper: int = -1) -> Value:
-    """The diagonals that stay, by a mask."""
-    rows, columns = x.fixed(-2)
+    """Keep the diagonals of a band, by a mask."""
+    rows, columns = x.fixed_lengths(-2)
     below = np.arange(rows)[:, None] - np.arange(columns)
     keep = ((lower < 0) | (below <= lower)) & ((upper < 0) | (-below <= upper))
     return where(array(keep, "bool"), x, 0)
@@ -213,7 +213,7 @@ def one_hot(
     on_value: Any = 1,
     off_value: Any = 0,
 ) -> Value:
-    """The index compared with all numbers along a new axis."""
+    """Compare the indices with all classes along a new axis."""
     (size,) = known_ints(one_hot_vector_size, "the number of classes")
     rank = indices.ndim + 1
     axis = int(axis) % rank
@@ -228,7 +228,7 @@ def one_hot(
 
 @lowers("fill")
 def fill(shape: Any, op: Operation, value: Any = 0.0) -> Value:
-    """One number for all elements, of lengths that may be computed."""
+    """Write one number for all elements, in a shape that may be computed."""
     fixed = static_shape(op.outputs[0])
     one = value if isinstance(value, Value) else array(value, "fp32")
     return one.broadcast(list(fixed) if fixed is not None else indices(shape))
@@ -236,14 +236,14 @@ def fill(shape: Any, op: Operation, value: Any = 0.0) -> Value:
 
 @lowers("fill_like")
 def fill_like(ref_tensor: Value, value: Any = 0.0) -> Value:
-    """One number for all elements, of the lengths of a tensor."""
+    """Write one number for all elements, in the shape of a tensor."""
     one = value if isinstance(value, Value) else array(value, "fp32")
     return one.broadcast(ref_tensor.shape if -1 not in ref_tensor.shape else ref_tensor.lengths())
 
 
 @lowers("sliding_windows")
 def sliding_windows(x: Value, axis: int, size: int, stride: int = 1) -> Value:
-    """All windows of an axis, on a new axis after it."""
+    """Write all windows of an axis, along a new axis after it."""
     axis, size = int(axis) % x.ndim, int(size)
     count = (x.length(axis) - size) // int(stride) + 1
     return take(x, indices(np.arange(count)[:, None] * int(stride) + np.arange(size)), axis)

@@ -17,7 +17,6 @@ from anesurgery.mil import Program, Var, mb
 SITES_ONLY = {
     "a sum at 40": "whether a rounded sum is 40 changes with errors of the gate",
     "variance of squares": "errors of the gate in the means move the old side as much",
-    "deviation of squares": "errors of the gate in the means move the old side as much",
     "difference of squares": "below the gate",
     "one and a little": "below the gate",
     "digits lost in fp16": "models are run in fp32",

@@ -174,7 +174,7 @@ def rounded_away(op: Operation) -> str:
         if size == 0 and op.op_type == "mul":
             return f"%{op.outputs[0].name} is multiplied by 0"
         if 0 < size < fp16.NORMAL and op.op_type in ("mul", "real_div"):
-            digits = max(0, 10 + math.floor(math.log2(size)) + 14)
+            digits = 1 + math.floor(math.log2(size / fp16.LEAST))  # subnormal numbers have steps of LEAST
             return f"the factor %{var.name} is {size:.4g}; fp16 keeps {digits} of its 11 binary digits"
     return ""
 

@@ -210,7 +210,7 @@ def _of_format(loaded: Loaded, target: Target) -> tuple[tuple[Finding, ...], tup
     """Return findings on whether the target loads the model's format, and notes on models of that format."""
     if (own := registry.rules_of(loaded.source)) is None:
         return tuple(loading.of_version(_specification_version(loaded), target)), ()
-    return own.of_model(target), (own.NOTE,)
+    return own.model_findings(target), (own.NOTE,)
 
 
 def _observed_on_samples(

@@ -134,9 +134,11 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a_scalar_broadcast": lambda x: torch.stack(broadcast(x.sum(), x)),
     "asinh": torch.asinh,
     "asinh_of_large": lambda x: torch.asinh(x * 1e20),
+    "asinh_of_large_fp16": lambda x: torch.asinh(x * 1e4),
     "asinh_of_small": lambda x: torch.asinh(x / 1e5) * 1e5,
     "acosh": lambda x: torch.arccosh(x.abs() + 1.5),
     "acosh_of_large": lambda x: torch.acosh(x.abs() * 1e20),
+    "acosh_of_large_fp16": lambda x: torch.acosh(x.abs() * 1e4 + 2),
     "sqrt_of_an_int": lambda x: x * torch.sqrt(torch.tensor(5)),
     "sqrt_of_a_size": lambda x: x / torch.sqrt(torch.tensor(x.shape[-1])),
     "sqrt_of_ints": lambda x: torch.sqrt(x.int().abs()),
@@ -317,10 +319,14 @@ def test_dense_experts_are_those_that_transformers_chooses(name: str) -> None:
     assert_close(found, made["eager"], rtol=1e-5)
 
 
+BEYOND_FP16 = {"asinh_of_large", "acosh_of_large"}
+"""Cases whose own numbers fp16 does not hold."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["iOS15", "iOS16", "iOS18"])
 @pytest.mark.parametrize("how", ["trace", "export"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name not in BEYOND_FP16])
 def test_each_conversion_in_fp16(name: str, how: str, target: str) -> None:
     module = Function(CASES[name])
     model = converted_module(module, how, target, "FLOAT16")

@@ -214,7 +214,7 @@ def compare_numbers(
             pairs = sides.run(numbers)
         undefined = [torch.isnan(old) if old.is_floating_point() else None for old, _ in pairs]
         if kind == "nonfinite":
-            finite = {v: _finite(t) for v, t in numbers.items()}
+            finite = {v: _without_nonfinite(t) for v, t in numbers.items()}
             if all(t is numbers[v] for v, t in finite.items()):
                 tried[kind] += 1  # none can occur here
                 continue
@@ -246,7 +246,7 @@ def _without_overflows(numbers: Numbers, pairs: Pairs) -> Numbers:
 
 
 def _edges_untried(drawn: Sequence[Var], drawing: Drawing) -> tuple[str, ...]:
-    """Edges of floats that are not drawn: a pass draws numbers itself, or promises nothing of subnormals."""
+    """Return the edges of floats that are not drawn, in words."""
     floats = [v for v in drawn if np_dtype(v).kind == "f"]
     own = [[drawing.sample(v, np.random.default_rng(seed)) for seed in range(2)] for v in floats]
     chosen = [(one, other) for one, other in own if one is not None and other is not None]
@@ -257,7 +257,7 @@ def _edges_untried(drawn: Sequence[Var], drawing: Drawing) -> tuple[str, ...]:
 
 
 def drawn_numbers(drawn: Sequence[Var], drawing: Drawing, kind: str, rng: np.random.Generator) -> Numbers:
-    """Numbers for all that both sides read.
+    """Draw numbers for all inputs of both sides.
 
     Raises:
         Refused: there are none for a value.
@@ -269,15 +269,15 @@ def drawn_numbers(drawn: Sequence[Var], drawing: Drawing, kind: str, rng: np.ran
 
 
 def as_tensor(values: Array) -> torch.Tensor:
-    """Drawn values as the interpreter takes them."""
+    """Return drawn values as the interpreter takes them."""
     values = np.asarray(values)
     if values.dtype.kind == "u" and values.dtype.itemsize > 1:
         values = values.astype(np.int64)
     return torch.from_numpy(np.ascontiguousarray(values)).reshape(values.shape)
 
 
-def _finite(values: torch.Tensor) -> torch.Tensor:
-    """1 in the place of what is not finite; itself where everything is."""
+def _without_nonfinite(values: torch.Tensor) -> torch.Tensor:
+    """Replace elements that are not finite by 1."""
     if not values.is_floating_point() or bool(torch.isfinite(values).all()):
         return values
     return torch.where(torch.isfinite(values), values, torch.ones_like(values))
@@ -286,8 +286,8 @@ def _finite(values: torch.Tensor) -> torch.Tensor:
 def measured(
     sides: BothSides, numbers: Numbers, pairs: Pairs, undefined: Undefined, promise: Promise
 ) -> list[Apart]:
-    """How far apart both sides are; beyond the tolerance, fp64 says whether that is rounding."""
-    parts = _apart(pairs, undefined, promise)
+    """Return how far apart both sides are; beyond the tolerance, fp64 shows whether that is rounding."""
+    parts = _differences(pairs, undefined, promise)
     rtol = promise.tolerance.rtol
     if rtol == 0 or any(math.isinf(p.max_abs) for p in parts):
         return parts
@@ -309,7 +309,7 @@ def rounding(
     undefined: Undefined,
     promise: Promise,
 ) -> list[Apart]:
-    """The parts, relative to what rounding does to the old side where the difference is only rounding.
+    """Return the differences relative to what rounding does to the old side, where they are only rounding.
 
     Sums that cancel round by a share of their terms, not of the result. What that share is shows in how far the
     old values move when each operand is off by the tolerance (no more than another order of a sum may be), and
@@ -321,11 +321,11 @@ def rounding(
     finer = sides.run_double(numbers)
     draws = sides.spread(numbers, share)
     relative = []
-    for i, (part, exact) in enumerate(zip(parts, _apart(finer, undefined, promise), strict=True)):
+    for i, (part, exact) in enumerate(zip(parts, _differences(finer, undefined, promise), strict=True)):
         old, none = finer[i][0], undefined[i : i + 1]
-        moved = (_apart([(old, draw[i])], none, promise)[0].max_abs for draw in draws)
+        moved = (_differences([(old, draw[i])], none, promise)[0].max_abs for draw in draws)
         off = max(filter(math.isfinite, moved), default=0.0)  # off by a little, the arccosine of 1 is no number
-        allowed = max(off, OWN * _apart([(old, pairs[i][0])], none, promise)[0].max_abs)
+        allowed = max(off, OWN * _differences([(old, pairs[i][0])], none, promise)[0].max_abs)
         left = FINER * allowed if old.is_floating_point() else 0.0
         if (exact.max_abs <= left or exact.max_rel <= rtol) and 0 < allowed < math.inf:
             part = part._replace(max_rel=min(part.max_rel, rtol * part.max_abs / allowed))
@@ -336,7 +336,7 @@ def rounding(
 def hidden(
     sides: BothSides, numbers: Numbers, pairs: Pairs, parts: list[Apart], undefined: Undefined, promise: Promise
 ) -> list[Apart]:
-    """The parts, where a difference is small beside the largest value, but not beside its row, nor by rounding.
+    """Return differences that are small beside the largest value, but large beside their row.
 
     Only what fp64 shows to be no rounding counts, beyond what errors of the tolerance in the operands do to the
     same row. In small sites each element is looked at too, unless a function may be approximated there.
@@ -344,7 +344,7 @@ def hidden(
     rtol, few = promise.tolerance.rtol, sum(t.numel() for t in numbers.values()) <= FEW_NUMBERS
     share = ROUNDED_OFF if all(op.op_type in FAITHFUL for op in sides.old_ops) else rtol
     each = share if few and share <= REASSOCIATED.rtol else None
-    views = [_views(old, none, each) for (old, _), none in zip(pairs, undefined, strict=True)]
+    views = [_values_by_rows(old, none, each) for (old, _), none in zip(pairs, undefined, strict=True)]
     far = [
         [view for view in here if bool(view.far(old, new, rtol).any())]
         for here, (old, new) in zip(views, pairs, strict=True)
@@ -367,24 +367,24 @@ def hidden(
     return conspicuous
 
 
-def _alike(old: torch.Tensor, axis: int) -> torch.Tensor:
-    """The rows of equal numbers: where a function is nearly 0, an approximation is off by a large share."""
+def _constant_rows(old: torch.Tensor, axis: int) -> torch.Tensor:
+    """Return a mask of rows of equal numbers, where an approximation near 0 is off by a large share."""
     rows = rows_along(old, axis)
     return (rows.amax(1) == rows.amin(1)).reshape([-1 if at == axis else 1 for at in range(old.ndim)])
 
 
 def row_axes(values: torch.Tensor) -> list[int]:
-    """The axes along which a value has rows of several numbers."""
+    """Return the axes along which a value has rows of several elements."""
     return [axis for axis, length in enumerate(values.shape) if length > 1 and values.numel() // length >= ROW]
 
 
 def rows_along(values: torch.Tensor, axis: int) -> torch.Tensor:
-    """A value as [rows, numbers]: one row for each place of an axis."""
+    """Return a value as [rows, elements]: one row for each position of an axis."""
     return values.movedim(axis, 0).flatten(1)
 
 
-class _View(NamedTuple):
-    """Values row by row along an axis, or one by one."""
+class _RowsOfValue(NamedTuple):
+    """The values row by row along an axis, or one by one."""
 
     axis: int | None
     left_out: torch.Tensor
@@ -401,17 +401,19 @@ class _View(NamedTuple):
         return self.largest(old - new) > (rtol * self.largest(old)).clamp(min=self.least)
 
 
-def _views(old: torch.Tensor, none: torch.Tensor | None, each: float | None) -> list[_View]:
-    """Along each axis the rows of several numbers; and each number, beside this share of most of them."""
+def _values_by_rows(old: torch.Tensor, none: torch.Tensor | None, each: float | None) -> list[_RowsOfValue]:
+    """Return the rows along each axis; and single elements, judged by this share of most of them."""
     if not old.is_floating_point() or not old.numel():
         return []
     left_out = ~torch.isfinite(old) if none is None else ~torch.isfinite(old) | none
     size = float(old[~left_out].abs().median()) if not bool(left_out.all()) else 0.0
-    rows = [_View(axis, left_out | _alike(old, axis), ROUNDED_OFF * size) for axis in row_axes(old)]
-    return rows + ([] if each is None else [_View(None, left_out, each * size)])
+    rows = [
+        _RowsOfValue(axis, left_out | _constant_rows(old, axis), ROUNDED_OFF * size) for axis in row_axes(old)
+    ]
+    return rows + ([] if each is None else [_RowsOfValue(None, left_out, each * size)])
 
 
-def _apart(pairs: Pairs, undefined: Undefined, promise: Promise) -> list[Apart]:
+def _differences(pairs: Pairs, undefined: Undefined, promise: Promise) -> list[Apart]:
     return [
         difference(old, new, none, finite_only=not promise.tolerates_nonfinite)
         for (old, new), none in zip(pairs, undefined, strict=True)
@@ -421,7 +423,7 @@ def _apart(pairs: Pairs, undefined: Undefined, promise: Promise) -> list[Apart]:
 def difference(
     old: torch.Tensor, new: torch.Tensor, undefined: torch.Tensor | None = None, *, finite_only: bool = False
 ) -> Apart:
-    """How far apart the old and the new values are.
+    """Return how far apart the old and the new value are.
 
     Args:
         old: the old values.
@@ -469,7 +471,7 @@ MOST = 1 << 25
 
 
 def apart_at(run: Run, var: Var, values: range, ops: Sequence[Operation]) -> list[int]:
-    """The integers at which two sides differ; none where ops do not take a longer index, or it takes too long.
+    """Return the integers at which two sides differ; [] where that cannot be tried, or takes too long.
 
     Args:
         run: computes both sides.
@@ -494,20 +496,20 @@ def apart_at(run: Run, var: Var, values: range, ops: Sequence[Operation]) -> lis
             pairs = run(torch.from_numpy(np.array(index)))
         except InterpretError:
             return []
-        off = np.concatenate([off, np.max([_off(a, b, len(part)) for a, b in pairs], axis=0)])
+        off = np.concatenate([off, np.max([_differences_by_index(a, b, len(part)) for a, b in pairs], axis=0)])
     furthest = np.argsort(-off, kind="stable")[:FEW]
     return [values[int(i)] for i in furthest if off[i] > 0]
 
 
 def rows_read(ops: Sequence[Operation]) -> range:
-    """The rows of all constant tables that ops look up, one after the other, as shards of one table lie."""
+    """Return the row numbers of all constant tables that ops index, one table after the other."""
     tables = {op.inputs[LOOKUPS[op.op_type][1]] for op in ops if op.op_type in LOOKUPS}
     shapes = [np.shape(constant(v)) for v in tables if constant(v) is not None]
     return range(sum(max(shape, default=0) for shape in shapes))
 
 
-def _off(old: torch.Tensor, new: torch.Tensor, count: int) -> Array:
-    """How far apart both are for each integer; nothing where no one axis has a place for each."""
+def _differences_by_index(old: torch.Tensor, new: torch.Tensor, count: int) -> Array:
+    """Return how far apart both sides are for each integer; empty where no axis has one position for each."""
     axes = [a for a, n in enumerate(old.shape) if n == count]
     if old.shape != new.shape or len(axes) != 1:
         return np.zeros(count)
@@ -528,27 +530,27 @@ SIMPLE = (0.0, 1.0, -1.0, 2.0, -2.0)
 
 
 def shrunk(sides: BothSides, numbers: Numbers, promise: Promise) -> str:
-    """A small counterexample made of a large one; empty when it does not hold any more."""
-    if not _broken(sides, numbers, promise):
+    """Return a small counterexample made from a large one; "" when the difference is gone."""
+    if not _is_broken(sides, numbers, promise):
         return ""
-    numbers = made_smaller(numbers, lambda candidate: _broken(sides, candidate, promise))
+    numbers = made_smaller(numbers, lambda candidate: _is_broken(sides, candidate, promise))
     return written(numbers, sides.run(numbers))
 
 
 def made_smaller(numbers: Numbers, broken: Callable[[Numbers], bool]) -> Numbers:
-    """Fewer and simpler numbers on which both sides still differ."""
+    """Return fewer and simpler numbers on which both sides still differ."""
     tries = iter(range(TRIES))
 
     def still(candidate: Numbers) -> bool:
         return next(tries, None) is not None and broken(candidate)
 
     for var in numbers:
-        numbers = _fewer(numbers, var, still)
-        numbers = _simpler(numbers, var, still)
+        numbers = _with_more_zeros(numbers, var, still)
+        numbers = _with_simpler_numbers(numbers, var, still)
     return numbers
 
 
-def _broken(sides: BothSides, numbers: Numbers, promise: Promise) -> bool:
+def _is_broken(sides: BothSides, numbers: Numbers, promise: Promise) -> bool:
     try:
         pairs = sides.run(numbers)
     except SurgeryError:
@@ -560,8 +562,8 @@ def _broken(sides: BothSides, numbers: Numbers, promise: Promise) -> bool:
     return any(part.max_abs > 0 and (rtol == 0 or part.max_rel > rtol) for part in parts)
 
 
-def _fewer(numbers: Numbers, var: Var, still: Callable[[Numbers], bool]) -> Numbers:
-    """Zeros in place of as many numbers as possible: halves first, then smaller parts."""
+def _with_more_zeros(numbers: Numbers, var: Var, still: Callable[[Numbers], bool]) -> Numbers:
+    """Replace as many numbers as possible by zeros: halves first, then smaller parts."""
     for part in _parts(numbers[var].numel()):
         flat = numbers[var].reshape(-1).clone()
         if bool((flat[part] != 0).any()):
@@ -580,8 +582,8 @@ def _parts(count: int) -> Iterator[slice]:
         width = -(-width // 2)
 
 
-def _simpler(numbers: Numbers, var: Var, still: Callable[[Numbers], bool]) -> Numbers:
-    """Small whole numbers in place of others, or fewer digits."""
+def _with_simpler_numbers(numbers: Numbers, var: Var, still: Callable[[Numbers], bool]) -> Numbers:
+    """Replace numbers by small integers, or drop digits."""
     values = numbers[var]
     if values.dtype == torch.bool:
         return numbers
@@ -599,7 +601,7 @@ def _simpler(numbers: Numbers, var: Var, still: Callable[[Numbers], bool]) -> Nu
 
 
 def written(numbers: Numbers, pairs: Pairs) -> str:
-    """Inputs as Python, with the first difference of the pairs (old value, new value)."""
+    """Return inputs as Python, with the first difference of the pairs (old value, new value)."""
     lines = [_assignment(var.name, values.numpy()) for var, values in numbers.items()]
     for old, new in pairs:
         if old.shape != new.shape:
@@ -614,7 +616,7 @@ def written(numbers: Numbers, pairs: Pairs) -> str:
 
 
 def _assignment(name: str, values: Array) -> str:
-    """Python that makes an array."""
+    """Return Python that makes an array."""
     name = "".join(c if c.isalnum() else "_" for c in name)
     name = name if name.isidentifier() else f"v_{name}"
     if values.ndim == 0:

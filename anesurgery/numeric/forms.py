@@ -37,6 +37,8 @@ MOST = 24
 """The most ops of a form. A choice: torch's cosine has nine."""
 UNGUARDED = 1e-37
 """The largest epsilon that guards nothing: fp32 hardly holds it, and fp16 makes 0 of it."""
+HIDDEN = 2.0**-18
+"""An epsilon of this share of what was added just before guards nothing: a converted rsqrt has 1e-12."""
 
 
 class Guard(NamedTuple):
@@ -248,7 +250,13 @@ class _Search:
                 least = number(op.inputs.get(name)) or 0.0
                 if UNGUARDED < least < fp16.LARGEST:  # a larger one is the upper end of no clip
                     guards.append(Guard(op, least, degree))
-        return powers, tuple(guards)
+        return powers, tuple(guard for guard in guards if not _is_hidden(guard, guards))
+
+
+def _is_hidden(guard: Guard, guards: Sequence[Guard]) -> bool:
+    """Is the epsilon of an op lost beside what was added to its input?"""
+    added = [g.number for g in guards if g.op.op_type == "add" and g.op.outputs[0] is guard.op.inputs.get("x")]
+    return guard.number <= HIDDEN * sum(added)
 
 
 def _power(of: Mapping[Var, float], var: Var) -> float:

@@ -60,6 +60,22 @@ def test_every_spelling_and_size(norm: Norm, size: float) -> None:
         assert not np.any(np.asarray(old))
 
 
+@pytest.mark.parametrize("width", [8, 64, 128, 512])
+def test_the_epsilon_of_a_root_of_a_guarded_sum(width: int) -> None:
+    """A converted rsqrt has 1e-12, which is 0 in fp16 when a narrow row is divided; 1e-6 is added before."""
+
+    def converted(x: Var) -> Var:
+        total = mb.add(x=mean(mb.square(x=x)), y=HALF(1e-6))
+        return mb.mul(x=x, y=mb.rsqrt(x=total, epsilon=np.float32(1e-12)))
+
+    after, session = apply_pass(RmsNorm(), built(converted, (1, 4, width)))
+    assert len(session.changes) == 1
+    x = np.random.default_rng(0).uniform(-6e4, 6e4, (1, 4, width)).astype(HALF)
+    (found,) = run(after, {"x": x}, precision="fp16").values()
+    wide = x.astype(np.float64)
+    assert_close(found, wide / np.sqrt(np.mean(wide * wide, -1, keepdims=True)) / 2, rtol=4e-3)
+
+
 def plain(x: Var) -> Var:
     return mb.mul(x=x, y=mb.rsqrt(x=mb.add(x=mean(mb.square(x=x)), y=np.float32(1e-5))))
 

@@ -47,9 +47,9 @@ from anesurgery.frontend.elementary import (
 from anesurgery.frontend.elementary import WRAPPERS as ELEMENTARY_WRAPPERS
 from anesurgery.frontend.experts import grouped_product, histogram
 from anesurgery.frontend.fourier import ALIASES as TRANSFORMS
-from anesurgery.frontend.fourier import inverse_of_windows
+from anesurgery.frontend.fourier import istft
 from anesurgery.frontend.incomplete import WRAPPERS as INCOMPLETE
-from anesurgery.frontend.incomplete import of_one_dtype, vectors
+from anesurgery.frontend.incomplete import with_one_dtype, with_vectors
 from anesurgery.frontend.length_choices import refusing_length_choices
 from anesurgery.frontend.parts import CONVERSIONS as SCATTERING
 from anesurgery.frontend.parts import WRAPPERS as SCATTERING_WRAPPERS
@@ -864,7 +864,7 @@ CONVERSIONS: dict[str, Convert] = {
     "polar": polar,
     "round.decimals": convert_round,
     "view_as_complex": view_as_complex,
-    "istft": inverse_of_windows,
+    "istft": istft,
     "narrow_scatter": narrow_scatter,
     "angle": angle,
     **dict.fromkeys(("_conj", "conj", "conj_physical"), conjugate),
@@ -939,7 +939,7 @@ def _sum_with_factor(kind: str, position: int) -> Callable[[Convert], Convert]:
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "scaled_dot_product_attention": with_grouped_heads,
     **dict.fromkeys(("bmm", "mm", "outer", "clamp_min", "clamp_max"), _with_promotion),
-    "matmul": lambda host: vectors(_with_promotion(host)),
+    "matmul": lambda host: with_vectors(_with_promotion(host)),
     "mul": with_complex_arithmetic("mul"),
     **dict.fromkeys(("hardtanh", "leaky_relu", "elu", "threshold"), _with_real_options),
     **dict.fromkeys(("gather", "index_select"), _with_integer_indices(2)),
@@ -956,7 +956,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("to", "_to_copy"), with_complex_cast),
     "linspace": _with_sizes,
     **dict.fromkeys(MOVING, with_complex_parts),
-    "stack": lambda host: with_complex_parts(of_one_dtype(host)),
+    "stack": lambda host: with_complex_parts(with_one_dtype(host)),
     "square": squared,
     "flip": with_copied_flip,
     **dict.fromkeys(

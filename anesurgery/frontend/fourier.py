@@ -1,4 +1,4 @@
-"""Fourier transforms of two axes, and the inverse of one by windows, with which vocoders end."""
+"""Fourier transforms over two axes, and `torch.istft`, with which vocoders end."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from anesurgery.frontend.complex_numbers import is_complex
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype
 
 ALIASES = {f"fft_{half}fft2": f"fft_{half}fftn" for half in ("", "i", "r", "ir")}
-"""Transforms of two axes -> those of any, which have the same arguments."""
+"""Transform over two axes -> the transform over any number of axes, which has the same arguments."""
 
 
-def inverse_of_windows(context: Any, node: Any) -> None:
-    """`torch.istft(x, n_fft, ...)` of real signals, as one transposed convolution.
+def istft(context: Any, node: Any) -> None:
+    """Convert `torch.istft(x, n_fft, ...)` of real signals to one transposed convolution.
 
-    The inverse transform of each frame, its window and the sum of what overlaps are linear: the weight has a
-    cosine and a sine for each frequency. It is divided by the sum of the squares of the windows.
+    The inverse transform of each frame, its window and the sum of overlapping frames are linear: the weight has
+    a cosine and a sine for each frequency. The result is divided by the sum of the squared windows.
     """
     x = inputs_of(context, node)[0]
     n, hop, window, options = _arguments(context, node)
@@ -50,7 +50,7 @@ def inverse_of_windows(context: Any, node: Any) -> None:
 
 
 def _arguments(context: Any, node: Any) -> tuple[int, int, Array, dict[str, Any]]:
-    """The length of a frame, by how much the next one is further on, the window, and the rest by name."""
+    """Return the length of a frame, the hop, the window, and the other arguments by name."""
     names = ("n_fft", "hop_length", "win_length", "window", "center", "normalized", "onesided", "length")
     given = {
         name: known_value(argument(context, node, i, name, None))

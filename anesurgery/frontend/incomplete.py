@@ -12,8 +12,8 @@ from anesurgery.frontend.complex_numbers import is_complex
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
 
 
-def choosing_among_all(host: Convert) -> Convert:
-    """`torch.argmax(x)` and `argmin`: without an axis, of all elements; the host takes the last axis."""
+def with_choice_among_all(host: Convert) -> Convert:
+    """Wrap the converter of `torch.argmax` or `argmin`: without an axis it chooses among all elements."""
 
     def convert(context: Any, node: Any) -> None:
         x = inputs_of(context, node)[0]
@@ -31,7 +31,7 @@ def choosing_among_all(host: Convert) -> Convert:
 
 
 def diagonal(context: Any, node: Any) -> None:
-    """`torch.diagonal(x, offset=0, dim1=0, dim2=1)`: the diagonal becomes the last axis."""
+    """Convert `torch.diagonal(x, offset=0, dim1=0, dim2=1)`: the diagonal becomes the last axis."""
     x = inputs_of(context, node)[0]
     offset, first, second = (
         int(known_value(argument(context, node, i, name, default)))
@@ -54,8 +54,8 @@ def diagonal(context: Any, node: Any) -> None:
     context.add(mb.gather(x=flat, indices=places.astype(np.int32), axis=-1, name=node.name))
 
 
-def of_one_dtype(host: Convert) -> Convert:
-    """`torch.stack` of several dtypes, in the one that holds them all."""
+def with_one_dtype(host: Convert) -> Convert:
+    """Wrap the converter of `torch.stack`: several dtypes are cast to the one that holds them all."""
 
     def convert(context: Any, node: Any) -> None:
         name, values = node.inputs[0], inputs_of(context, node)[0]
@@ -72,8 +72,8 @@ def of_one_dtype(host: Convert) -> Convert:
     return convert
 
 
-def vectors(host: Convert) -> Convert:
-    """`torch.matmul` of two vectors is a number."""
+def with_vectors(host: Convert) -> Convert:
+    """Wrap the converter of `torch.matmul`: the product of two with_vectors is a number."""
 
     def convert(context: Any, node: Any) -> None:
         x, y = inputs_of(context, node)[:2]
@@ -87,7 +87,7 @@ def vectors(host: Convert) -> Convert:
 
 
 def with_running_statistics(host: Convert) -> Convert:
-    """`instance_norm` that is given a mean and a variance: the host computes those of the input."""
+    """Wrap the converter of `instance_norm`: a given mean and variance are used, not those of the input."""
 
     def convert(context: Any, node: Any) -> None:
         x, gamma, beta, mean, variance, of_input = inputs_of(context, node)[:6]
@@ -103,20 +103,21 @@ def with_running_statistics(host: Convert) -> Convert:
     return convert
 
 
-# Transposed convolutions whose end is padded by more than is cut off there.
+# Transposed convolutions whose output is padded by more at its end than is cut off there.
 #
-# coremltools pads the input for it, by as much: each of these elements becomes as many as the stride, so that
-# the output is too long. Here the input gets the zeros that are needed, and what is too much is cut off.
+# coremltools pads the input by that amount. But each element of the input becomes `stride` elements of the
+# output, so the output gets too long. Here the input gets only the zeros that are needed, and the excess is cut
+# off.
 
 TRANSPOSED = ("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input")
 PLACES = {"stride": 3, "padding": 4, "dilation": 7, "output_padding": 5, "groups": 6}
-"""Where `conv_transpose` has its arguments."""
+"""Argument of `conv_transpose` -> its position."""
 GENERAL_PLACES = {"stride": 3, "padding": 4, "dilation": 5, "output_padding": 7, "groups": 8}
-"""Where `convolution` has them; 6 is whether it is transposed."""
+"""Argument of `convolution` -> its position; position 6 says whether it is transposed."""
 
 
-def with_long_ends(host: Convert) -> Convert:
-    """A transposed convolution, with any padding of its output."""
+def with_any_output_padding(host: Convert) -> Convert:
+    """Wrap the converter of transposed convolutions, to take any padding of the output."""
 
     def convert(context: Any, node: Any) -> None:
         operands = inputs_of(context, node)
@@ -144,7 +145,7 @@ def with_long_ends(host: Convert) -> Convert:
 
 
 def _sizes(context: Any, node: Any, places: dict[str, int], rank: int) -> dict[str, Array]:
-    """Each argument, of every axis; 0 or 1 where it is not given."""
+    """Return each argument for every axis; one that is not given is 0 for a padding, else 1."""
     given = {
         name: known_value(argument(context, node, i, name, int("padding" not in name)))
         for name, i in places.items()
@@ -153,7 +154,7 @@ def _sizes(context: Any, node: Any, places: dict[str, int], rank: int) -> dict[s
 
 
 def _cut(x: Var, begin: Array, end: Array, name: str) -> Var:
-    """X without so many elements at the ends of its last axes."""
+    """Cut elements off both ends of the last axes."""
     before, whole = [0, 0, *begin.tolist()], [True, True]
     return mb.slice_by_index(
         x=x,
@@ -165,11 +166,11 @@ def _cut(x: Var, begin: Array, end: Array, name: str) -> Var:
     )
 
 
-# Grids of an affine map, as spatial transformers sample at.
+# Grids of sampling points from an affine map, as in spatial transformers.
 
 
-def named_for_sampling(host: Convert) -> Convert:
-    """`affine_grid_generator`, of which coremltools keeps the name that its map has in MIL, not in torch."""
+def with_map_by_name(host: Convert) -> Convert:
+    """Wrap the converter of `affine_grid_generator`: coremltools looks the map up by its name in MIL."""
 
     def convert(context: Any, node: Any) -> None:
         theta = inputs_of(context, node)[0]
@@ -181,11 +182,11 @@ def named_for_sampling(host: Convert) -> Convert:
 
 
 BILINEAR, ZEROS = 0, 0
-"""Torch's numbers of a way to sample, and to pad."""
+"""Torch's numbers for bilinear sampling and for padding with zeros."""
 
 
-def sampling_at_maps(host: Convert) -> Convert:
-    """`grid_sampler` of an affine map, in every way to sample and to pad: the host has one of each."""
+def with_affine_sampling(host: Convert) -> Convert:
+    """Wrap the converter of `grid_sampler`: on affine maps the host takes bilinear sampling with zeros only."""
 
     def convert(context: Any, node: Any) -> None:
         grid = node.inputs[1]
@@ -201,7 +202,7 @@ def sampling_at_maps(host: Convert) -> Convert:
 
 
 def _grid(context: Any, grid: str, corners: bool) -> Var:
-    """The points of an affine map, (batch, height, width, 2), by a product with those of the output."""
+    """Build the points of an affine map, (batch, height, width, 2): the map times the points of the output."""
     theta, size = known_value(context[f"{grid}_theta"]), np.ravel(known_value(context[f"{grid}_size"]))
     if len(size) != 4:
         raise NotImplementedError(f"affine_grid of {len(size) - 2} axes: only images have one here")
@@ -217,10 +218,10 @@ def _grid(context: Any, grid: str, corners: bool) -> Var:
 
 
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
-    **dict.fromkeys(("argmax", "argmin"), choosing_among_all),
+    **dict.fromkeys(("argmax", "argmin"), with_choice_among_all),
     **dict.fromkeys(("diagonal", "diagonal_copy"), lambda _: diagonal),
     "instance_norm": with_running_statistics,
-    **dict.fromkeys(("_convolution", "convolution", *TRANSPOSED), with_long_ends),
-    "affine_grid_generator": named_for_sampling,
-    "grid_sampler": sampling_at_maps,
+    **dict.fromkeys(("_convolution", "convolution", *TRANSPOSED), with_any_output_padding),
+    "affine_grid_generator": with_map_by_name,
+    "grid_sampler": with_affine_sampling,
 }

@@ -1,10 +1,10 @@
-"""What a trace writes in place into a view: `x[..., 0] = y`, `x[:, 1] += y`, `x.view(-1)[3:] *= y`.
+"""Rewrite in-place writes through views: `x[..., 0] = y`, `x[:, 1] += y`, `x.view(-1)[3:] *= y`.
 
-A trace takes the view by `select`, `slice` and the like, and then writes into it. coremltools takes the i-th
-of these for axis i whichever it names, and loses what other ops than `copy_` and `fill_` write, and what is
-written through other views. All become what they are without views: what was written is put back into the
-tensor that each view was taken of, from the innermost outwards. A whole buffer that is overwritten, as the
-frequencies of rotary positions are, is what was written from there on.
+A trace takes the view by `select`, `slice` and the like, and then writes into it. coremltools assumes that the
+i-th of these is for axis i, whichever axis it names. It loses what ops other than `copy_` and `fill_` write, and
+what is written through other views. Here each write becomes an ordinary op, and its result is put back into the
+tensors that the views were taken from, from the innermost outwards. A buffer that is overwritten as a whole, such
+as rotary frequencies, is replaced by the new value from there on.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from anesurgery.frontend.arguments import dtype_of, inputs_of, known_value
 from anesurgery.mil import mb
 
 CUTTING = ("select", "slice")
-"""Views of a part, of which coremltools itself knows how to fill one."""
+"""Views of a part of a tensor; coremltools itself can fill one of these."""
 COPYING = ("reshape", "flatten", "reshape_as")
-"""Views of a tensor as it was computed, and copies of what is itself a view."""
+"""Views of an ordinary tensor; copies of a tensor that is itself a view."""
 SHAPING = ("view", "view_as", "unflatten", "squeeze", "unsqueeze", *COPYING)
-"""The same elements in the same order: the shape before them undoes them."""
+"""Views with the same elements in the same order; a reshape to the old shape undoes them."""
 TURNING = ("t", "numpy_t", "transpose", "swapaxes", "swapdims", "mt")
-"""Exchanges of two axes: they undo themselves."""
+"""Views that exchange two axes; the same exchange undoes them."""
 VIEWS = (*CUTTING, *SHAPING, *TURNING, "narrow")
 LISTS = ("chunk", "constantchunk", "split", "split_with_sizes", "tensor_split", "unbind", "listunpack")
 OTHER_VIEWS = (*LISTS, "permute", "movedim", "diagonal", "expand")
-"""Views that a write is not followed through."""
+"""Views through which a write is refused."""
 ANY_VIEW = (*VIEWS, *OTHER_VIEWS)
 COPIES = ("copy_", "fill_")
 FRESH = ("empty", *CUTTING)
-"""What coremltools itself lets a copy fill, also behind a cast."""
+"""Operations whose results coremltools itself lets a copy fill, also downstream of a cast."""
 
 Nodes = dict[str, Any]
 GraphPass = Callable[[Any], None]
 
 
 def write_through_views() -> None:
-    """Do it before coremltools fuses assignments; doing it again changes nothing."""
+    """Replace writes into views before coremltools fuses assignments; a second call changes nothing."""
     from coremltools.converters.mil.frontend.torch import converter
 
     host = converter.generate_tensor_assignment_ops
@@ -57,7 +57,7 @@ def scatter_views(graph: Any) -> None:
     """Replace the writes that coremltools would misplace or lose.
 
     Raises:
-        NotImplementedError: something is written through a view that cannot be undone, and is read behind it.
+        NotImplementedError: a value is written through a view that cannot be undone, and is read afterwards.
     """
     producers = {name: node for node in graph.nodes for name in node.outputs}
     copied = {node.inputs[1] for node in graph.nodes if node.kind == "copy_"}

@@ -1,10 +1,10 @@
 """Rewrite in-place writes through views: `x[..., 0] = y`, `x[:, 1] += y`, `x.view(-1)[3:] *= y`.
 
 A trace takes the view by `select`, `slice` and the like, and then writes into it. coremltools assumes that the
-i-th of these is for axis i, whichever axis it names. It loses what ops other than `copy_` and `fill_` write, and
-what is written through other views. Here each write becomes an ordinary op, and its result is put back into the
-tensors that the views were taken from, from the innermost outwards. A buffer that is overwritten as a whole, such
-as rotary frequencies, is replaced by the new value from there on.
+i-th of these is for axis i, whichever axis it names. It loses what ops other than `copy_` and `fill_` write,
+and what is written through other views. Here each write becomes an ordinary op, and its result is put back into
+the tensors that the views were taken from, from the innermost outwards. A buffer that is overwritten as a
+whole, such as rotary frequencies, is replaced by the new value from there on.
 """
 
 from __future__ import annotations

@@ -57,27 +57,29 @@ class DecomposeAttention(Rewrite):
     tolerance = an.REASSOCIATED
     tolerates_nonfinite = False
     """A score of -inf meets a finite fill."""
+
     fill: float = an.option(-1e4, most=attention.MASKED)
     """The score of a key that a boolean mask hides."""
     only_ignored: bool = False
-    """Only under masks that the target was seen to ignore, as in `safe_numbers`."""
+    """Rewrite only under masks that the engine of the target was seen to ignore, as `safe_numbers` does."""
 
     def run(self, program: Program, session: Session) -> None:
-        """All of them, or, with `only_ignored`, none on a target of which nothing was seen."""
-        seen = faulty_ops.MASK_IGNORED.scope.concerns(an.Target.parse(session.target))
-        if seen or not self.only_ignored:
+        """Rewrite the attentions; with `only_ignored` only if the fault was seen on the target."""
+        has_fault = faulty_ops.MASK_IGNORED.scope.concerns(an.Target.parse(session.target))
+        if has_fault or not self.only_ignored:
             super().run(program, session)
 
     def check(self, m: Match) -> Match | Refusal:
-        """Are all shapes static?"""
-        if self.only_ignored and not faulty_ops.outside_mask(m.root, an.Target.parse(None)):
+        """Accept static shapes; the scores must stay in fp16, and far above the fill of a boolean mask."""
+        any_target = an.Target.parse(None)  # `run` has asked about the target: here only the mask counts
+        if self.only_ignored and not faulty_ops.outside_mask(m.root, any_target):
             return an.NO_MATCH
         for name in ("query", "key", "value"):
             if an.static_shape(operand := m.root.inputs[name]) is None:
                 return Refusal(f"%{operand.name} has a dynamic shape", m.root)
         mask = m.root.inputs.get("attn_mask")
-        most = an.fp16.LARGEST if an.intervals.is_half(m.query) else math.inf  # scores become values
-        if mask is not None and an.np_dtype(mask).kind == "b":
+        most = an.fp16.LARGEST if an.intervals.is_half(m.query) else math.inf  # scores are stored now
+        if mask is not None and an.np_dtype(mask).kind == "b":  # exp(fill - score) must be 0
             most = min(most, -self.fill - an.intervals.VANISHES)
         return m.bind(mask=mask, limits=an.intervals.score_limits(m.root, m.query, most))
 
@@ -93,10 +95,10 @@ class DecomposeAttention(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Build the products, the mask and the softmax of the attention."""
         wish, dtype = m.root.outputs[0].name, an.np_dtype(m.query)
-        scale, *rest = attention.in_factors(1 / math.sqrt(m.query.shape[-1]), dtype)
+        scale, *correction = attention.in_factors(1 / math.sqrt(m.query.shape[-1]), dtype)
         query = mb.mul(x=m.query, y=scale, name=f"{wish}_query")
         scores = mb.matmul(x=query, y=m.key, transpose_y=True, name=f"{wish}_scores")
-        for factor in rest:
+        for factor in correction:  # at most one: what fp16 rounded off the scale
             scores = mb.mul(x=scores, y=factor, name=f"{wish}_scaled")
         if m.mask is not None and an.np_dtype(m.mask).kind == "b":
             fill = dtype.type(self.fill)

@@ -42,6 +42,7 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import cycle, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -87,22 +88,39 @@ class GroupByUnit(Pass):
         edits.reorder(list(_with_constants(function, order)), moved)
 
 
+OFF, ON, LEFT_OFF = range(3)
+"""Phases of an order: ops off the engine, ops on it, and legal ops that Core ML leaves off it."""
+
+
+class _Worth(NamedTuple):
+    """What an order costs, the most important first: less is better."""
+
+    microseconds: int
+    flop_off: int
+    """Flop off the engine."""
+    ops_off: int
+    """Ops off the engine."""
+    changes: int
+    """Changes of the unit."""
+
+
 @dataclass
 class _Plan:
-    """The ops of a function that run, what each must come after, and what was judged of it."""
+    """The ops of a function, the verdicts of each, and the ops that each must come after."""
 
     target: an.Target
     judged: dict[an.Operation, list[Judged]]
-    """The units of the op itself, and of those nested in it."""
+    """Op -> its verdict, and those of the ops nested in it."""
     needs: dict[an.Operation, set[an.Operation]]
 
     @classmethod
     def of(cls, function: an.Function, target: an.Target) -> _Plan:
-        """Judge each op, and see what it reads."""
+        """Judge each op, and collect the ops that it reads from."""
         judged: dict[an.Operation, list[Judged]] = {}
         for row in judge(function, target):
-            judged.setdefault(row.op, []) if not row.depth else None
-            next(reversed(judged.values())).append(row)
+            if row.depth == 0:
+                rows = judged.setdefault(row.op, [])
+            rows.append(row)  # a nested row belongs to the outer op before it
         needs, last = dict[an.Operation, set[an.Operation]](), None
         for op in judged:
             needs[op] = {v.op for v in reads(op) if v.op in judged}
@@ -112,48 +130,52 @@ class _Plan:
         return cls(target, judged, needs)
 
     def better(self) -> Sequence[an.Operation] | None:
-        """The best order, where it is better than the present one."""
+        """Return the best order if it is better than the present one, and leaves no more off the engine."""
         present = tuple(self.judged)
         now, others = self.worth(present), dict.fromkeys(map(tuple, self.orders()))
         others.pop(present, None)
-        cheap = [order for order in others if round(likeliest_cost(self.rows(order), self.target)) <= now[0]]
+        # the cost alone is found faster than the whole worth
+        cheap = [o for o in others if round(likeliest_cost(self.rows(o), self.target)) <= now.microseconds]
         rated = [(self.worth(order), order) for order in cheap]
         fit = [
             (worth, order)
             for worth, order in rated
-            if worth < now and all(a <= b for a, b in zip(worth[1:3], now[1:3], strict=True))
+            if worth < now and worth.flop_off <= now.flop_off and worth.ops_off <= now.ops_off
         ]
         return min(fit, key=lambda pair: pair[0])[1] if fit else None
 
     def rows(self, order: Sequence[an.Operation]) -> list[Judged]:
-        """What was judged of the ops in an order."""
+        """Return the verdicts of the ops in an order."""
         return [row for op in order for row in self.judged[op]]
 
-    def worth(self, order: Sequence[an.Operation]) -> tuple[int, int, int, int]:
-        """The estimate in microseconds, flop and ops off the engine, changes of the unit: less is better."""
+    def worth(self, order: Sequence[an.Operation]) -> _Worth:
+        """Return what an order is worth."""
         rows = self.rows(order)
         units, estimate = choose(rows, self.target)
         off = [row for row, unit in zip(rows, units, strict=True) if unit != "ane"]
         changes = sum(a != b for a, b in pairwise(units))
-        return round(estimate), sum(row.work.flop for row in off), len(off), changes
+        return _Worth(round(estimate), sum(row.work.flop for row in off), len(off), changes)
 
     def orders(self) -> Iterator[list[an.Operation]]:
-        """Orders worth a try: each set of ops is kept off the engine, and either unit may begin."""
-        small = self.small()
+        """Yield orders to try: each set of ops is kept off the engine, and either unit may begin."""
+        left_off = self.left_off()
         for off in self.sets_off():
-            for first in (True, False):
-                yield self.in_phases(off, first)
-                if small:
-                    yield self.in_phases(off, first, small)
+            for off_first in (True, False):
+                yield self.in_phases(off, off_first)
+                if left_off:
+                    yield self.in_phases(off, off_first, left_off)
 
-    def small(self) -> set[an.Operation]:
-        """The legal ops that the present order leaves off the engine."""
+    def left_off(self) -> set[an.Operation]:
+        """Return the legal ops that the present order leaves off the engine: mostly small ones before a run."""
         rows = [(op, row) for op, judged in self.judged.items() for row in judged]
         units, _ = choose([row for _, row in rows], self.target)
         return {op for (op, row), unit in zip(rows, units, strict=True) if row.legal and unit != "ane"}
 
     def sets_off(self) -> list[set[an.Operation]]:
-        """The ops that are not legal, alone and with the shortest chains that lead to them."""
+        """Return the illegal ops alone, and then with more and more of the legal chains that lead to them.
+
+        The shortest chains come first. A chain of more than half of the ops is no small detour from the engine.
+        """
         illegal = {op for op, rows in self.judged.items() if rows[0].legal is False}
         upstream: dict[an.Operation, set[an.Operation]] = {}
         for op, needed in self.needs.items():
@@ -166,12 +188,12 @@ class _Plan:
         return sets if illegal else []
 
     def in_phases(
-        self, off: set[an.Operation], first: bool, small: AbstractSet[an.Operation] = frozenset()
+        self, off: set[an.Operation], off_first: bool, left_off: AbstractSet[an.Operation] = frozenset()
     ) -> list[an.Operation]:
-        """All ops in turns: what can run off the engine, what can run on it, the small ones, and so on."""
+        """Order all ops in turns: those off the engine that can run now, those on it, those left off."""
         done: dict[an.Operation, None] = {}
-        phase = {op: 0 if op in off else 1 + (op in small) for op in self.judged}
-        phases = [0, 1, 2] if first else [1, 2, 0]
+        phase = {op: OFF if op in off else LEFT_OFF if op in left_off else ON for op in self.judged}
+        phases = [OFF, ON, LEFT_OFF] if off_first else [ON, LEFT_OFF, OFF]
         left, turns = list(self.judged), cycle(phases)
         while left:
             turn, later = next(turns), []

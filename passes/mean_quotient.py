@@ -71,23 +71,24 @@ class MeanQuotient(Rewrite):
             return Refusal(f"{words}; most={added:g} allows it", m.root)
         guards = [_guard(op) for op in quotient.between]
         if (least := min(guards, default=0.0)) < 0:
-            return Refusal(f"{least:g} is added to the sum, which is no guard", m.root)
+            return Refusal(f"the divisor has the guard {least:g}, which is negative", m.root)
         ops = (m.root, *quotient.between, *quotient.sums)
-        rounded = any(0 < guard / count < an.fp16.NORMAL for guard in guards)
-        inside = {quotient.below.x: (0.5, 1.0)} if rounded else {}  # such that the guard does not decide
-        return m.bind(ops=ops, quotient=quotient, count=count, within=inside)
+        is_rounded = any(0 < guard / count < an.fp16.NORMAL for guard in guards)
+        # a guard that fp16 rounds would differ in the comparison, so values are drawn beside which it vanishes
+        within = {quotient.below.x: (0.5, 1.0)} if is_rounded else {}
+        return m.bind(ops=ops, quotient=quotient, count=count, within=within)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The quotient of the means, times what the counts differ by."""
         quotient = m.quotient
         divisor = _mean(mb, quotient.below)
         for op in quotient.between:
-            divisor = _behind(mb, op, divisor, m.count)
-        top, left = m.x, 1 / m.count
+            divisor = _with_guard_or_tile(mb, op, divisor, m.count)
+        dividend, factor = m.root.x, 1 / m.count
         if quotient.above is not None:
-            top, left = _mean(mb, quotient.above), rows.reduced_size(quotient.above) / m.count
-        result = mb.real_div(x=top, y=divisor)
-        return result if left == 1 else mb.mul(x=result, y=left)
+            dividend, factor = _mean(mb, quotient.above), rows.reduced_size(quotient.above) / m.count
+        result = mb.real_div(x=dividend, y=divisor)
+        return result if factor == 1 else mb.mul(x=result, y=factor)
 
 
 def _mean(mb: Builder, total: Operation) -> Var:
@@ -95,18 +96,19 @@ def _mean(mb: Builder, total: Operation) -> Var:
 
 
 def _guard(op: Operation) -> float:
-    """The number that an op of `between` adds, or that its result is at least; 0 of a tile."""
+    """Return the number that an op adds, or the lower limit that it sets; 0 of a tile."""
     sides = {"clip": ["alpha"], "tile": []}.get(op.op_type, ["x", "y"])
     return next((n for side in sides if (n := an.number(op.inputs[side])) is not None), 0.0)
 
 
-def _behind(mb: Builder, op: Operation, value: Var, count: float) -> Var:
-    """A guard, divided by the count, or a tile, of another value."""
+def _with_guard_or_tile(mb: Builder, op: Operation, value: Var, count: float) -> Var:
+    """Repeat a tile, or a guard divided by the count, on another value."""
     if op.op_type == "tile":
         return mb.tile(x=value, reps=an.ints(op, "reps"))
     guard = _guard(op) / count
-    bound = op.op_type == "clip" or guard < an.fp16.LEAST
-    return mb.maximum(x=value, y=max(guard, an.fp16.LEAST)) if bound else again(mb, op, x=value, y=guard)
+    if op.op_type == "clip" or guard < an.fp16.LEAST:  # an added number this small would vanish
+        return mb.maximum(x=value, y=max(guard, an.fp16.LEAST))
+    return again(mb, op, x=value, y=guard)
 
 
 @an.example((1, 512, 8), (1, 512, 1), dtype="fp16")

@@ -353,7 +353,7 @@ class Plan:
                 return control.TABLE[step.op.op_type](self, step.op, arguments, env, listener)
             if listener is None and step.op in self.in_place:
                 spent, others = step.op.x in step.dead, self.aliases[step.op]
-                result = state.update(step.op, env, arguments, spent=spent, others=others)
+                result = state.write_in_place(step.op, env, arguments, spent=spent, others=others)
             else:
                 result = step.function(**arguments)
         except Exception as error:

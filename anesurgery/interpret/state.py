@@ -73,26 +73,46 @@ def check(wanted: Mapping[str, tuple[int, ...]], states: Any) -> None:
 def reached(position: Var) -> Iterator[tuple[int, int]]:
     """Find what is written or read at a position: caches, masks and tables with a row for each token.
 
+    These are the graphs that `add_cache` makes:
+
+        begin = concat(0, 0, position, 0); slice_update(cache, begin=begin)     a cache or table of one axis
+        equal(numbers[1, 1, rows, tokens], position)                            a cache that is blended in
+        sub(last, position) -> concat -> slice_by_size(diagonals)               a mask by distance
+
     Yields:
         (all rows, rows of one call).
     """
     for op in consumers(position):
-        if op.op_type == "equal" and op.x.rank == 4:  # the cache of add_cache that is blended in
+        if op.op_type == "equal" and op.x.rank == 4:
             yield int(op.x.shape[2]), int(op.x.shape[3])
-        if op.op_type == "sub" and op.y is position and op.x.val is not None:  # a mask by distance
-            for count in _rows_from(op.outputs[0]):
-                yield int(op.x.val[0]) + 1, count
-        if op.op_type != "concat":
-            continue
-        axis = [v is position for v in op.inputs["values"] for _ in range(int(v.shape[0]))].index(True)
-        for placed in consumers(op.outputs[0]):
-            if placed.op_type in PLACED and placed.begin is op.outputs[0]:
-                part = placed.update if placed.op_type == "slice_update" else placed.outputs[0]
-                yield int(placed.x.shape[axis]), int(part.shape[axis])
+        if op.op_type == "sub" and op.y is position and op.x.val is not None:
+            last = int(op.x.val[0])
+            for count in _rows_of_masks(op.outputs[0]):
+                yield last + 1, count
+        if op.op_type == "concat":
+            yield from _rows_sliced_at(op, _index_of(position, op))
 
 
-def _rows_from(diagonal: Var) -> Iterator[int]:
-    """Return the numbers of rows of the masks that are cut out at a diagonal."""
+def _rows_sliced_at(begin: Operation, axis: int) -> Iterator[tuple[int, int]]:
+    """Yield (all rows, rows of one call) along an axis for each op that slices at the result of a concat."""
+    for placed in consumers(begin.outputs[0]):
+        if placed.op_type in PLACED and placed.begin is begin.outputs[0]:
+            part = placed.update if placed.op_type == "slice_update" else placed.outputs[0]
+            yield int(placed.x.shape[axis]), int(part.shape[axis])
+
+
+def _index_of(var: Var, concat: Operation) -> int:
+    """Return at which index a value stands in a concat of vectors: 2 for `position` in (0, 0), position, 0."""
+    index = 0
+    for value in concat.inputs["values"]:
+        if value is var:
+            break
+        index += int(value.shape[0])
+    return index
+
+
+def _rows_of_masks(diagonal: Var) -> Iterator[int]:
+    """Return the numbers of rows of the masks that are sliced from diagonals."""
     begins = (op.outputs[0] for op in consumers(diagonal) if op.op_type == "concat")
     return (int(op.outputs[0].shape[-2]) for at in begins for op in consumers(at) if op.op_type in PLACED)
 
@@ -144,24 +164,27 @@ HOLDERS = ("read_state", "coreml_update_state")
 """Ops that give the value of a state."""
 
 
+# Writing into the memory of a state, without a copy: `updates` says which ops may, `write_in_place` does it.
+
+
 def updates(ops: Sequence[Operation]) -> set[Operation]:
     """Return the slice_updates that may write into a state's memory.
 
     Each updates the value of a state and becomes its next value, and nothing reads the state between.
     """
     in_place: set[Operation] = set()
-    waiting: dict[Var, Operation] = {}
+    unread: dict[Var, Operation] = {}  # state -> its latest slice_update, as long as nothing has read the state
     for op in ops:
-        if op.blocks:
-            waiting.clear()
+        if op.blocks:  # a nested block may read any state
+            unread.clear()
         elif op.op_type in HOLDERS:
-            update = waiting.pop(_state_of(op), None)
-            if update is not None and op.inputs.get("value") is update.outputs[0]:
-                in_place.add(update)
+            latest = unread.pop(_state_of(op), None)
+            if latest is not None and op.inputs.get("value") is latest.outputs[0]:
+                in_place.add(latest)
         elif op.op_type == "slice_update" and op.x.op is not None and op.x.op.op_type in HOLDERS:
             stride = op.inputs.get("stride")
-            if stride is None or (stride.val is not None and min(ints(stride.val)) > 0):
-                waiting[_state_of(op.x.op)] = op
+            if stride is None or (stride.val is not None and min(ints(stride.val)) > 0):  # torch has no other
+                unread[_state_of(op.x.op)] = op
     return in_place
 
 
@@ -176,13 +199,14 @@ FRESH = names(
     reduce_mean reduce_sum layer_norm
     """
 )
-"""Ops whose result has new memory; that of others may be shared with an operand."""
+"""Ops whose result has new memory; that of others may be shared with an operand. A missing op costs
+a copy; one that stands here wrongly lets a value be overwritten."""
 
 
 def possible_aliases(
     ops: Iterable[tuple[Operation, Sequence[Var]]], inputs: Iterable[Var]
 ) -> dict[Operation, list[Var]]:
-    """Return for each slice_update the values alive before it that may share memory with another value.
+    """Return for each slice_update the values alive before it that are not known to own their memory.
 
     Args:
         ops: in order, each with the values that are dead after it.
@@ -199,7 +223,7 @@ def possible_aliases(
     return aliases
 
 
-def update(
+def write_in_place(
     op: Operation, env: Mapping[Var, Any], arguments: Mapping[str, Any], *, spent: bool, others: Iterable[Var]
 ) -> torch.Tensor:
     """Compute one of `updates` in the memory of its state, unless another value needs what is overwritten.
@@ -213,9 +237,9 @@ def update(
     """
     x, where = arguments["x"], [arguments.get(name) for name in tensor.SLICE]
     state = _state_of(op.x.op)
-    own = (state, op.x) if spent else (state,)
+    may_change = (state, op.x) if spent else (state,)  # nobody needs their old value
     part = tensor.block(x, *where)
-    if env[state].value is not x or _overlaps(part, [env.get(var) for var in others if var not in own]):
+    if env[state].value is not x or _overlaps(part, [env.get(var) for var in others if var not in may_change]):
         return tensor.overwrite(x.clone(), arguments["update"], *where)
     part.copy_(arguments["update"])
     return x
@@ -223,18 +247,21 @@ def update(
 
 def _overlaps(part: torch.Tensor, others: Iterable[Any]) -> bool:
     """Does another value, or one in a list or a state, share memory with a tensor?"""
-    address, same_memory = part.untyped_storage().data_ptr(), list[torch.Tensor]()
-    waiting = list(others)
-    for value in waiting:
-        if isinstance(value, torch.Tensor):
-            if value.untyped_storage().data_ptr() == address:
-                same_memory.append(value)
-        elif isinstance(value, Box):
-            waiting.append(value.value)
-        elif isinstance(value, (list, tuple)):
-            waiting += value
+    address = part.untyped_storage().data_ptr()
+    same_memory = [x for x in _tensors_in(others) if x.untyped_storage().data_ptr() == address]
     first, last = _extent(part) if same_memory else (0, 0)
     return any(begin < last and first < end for begin, end in map(_extent, same_memory))
+
+
+def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors among values, those in lists and states too."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, Box):
+            yield value.value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors_in(value)
 
 
 def _extent(x: torch.Tensor) -> tuple[int, int]:

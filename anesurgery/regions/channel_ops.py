@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,22 +45,37 @@ from anesurgery.regions.layouts import (
 from anesurgery.regions.rotary import exchange
 from anesurgery.semantics.reading import axes_of, axis_of, axis_slice, flag, ints, permutation
 
-# Norms, reductions and parts of one axis in a channels-first region.
-
 WIDEST = 256
 """The most channels of a head whose parts are exchanged by a convolution: heads have 32 to 256, and a 256 x 256
 matrix takes 65,536 products for each position.
 """
 
 
-def _axes_split_off(layout: Layout, axes: Sequence[int]) -> tuple[Groups, list[int]] | None:
-    """Return the twin's axes with the atoms of some axes of the value split off, and the positions of these."""
+# Norms, reductions and softmax: over some axes of the value, which must be axes of their own in the twin.
+
+
+class _SplitTwin(NamedTuple):
+    """A twin in which the atoms of some axes of the value are axes of their own.
+
+    Attributes:
+        shape: of the twin.
+        axes: the positions of these axes.
+    """
+
+    shape: list[int]
+    axes: list[int]
+
+
+def _split_off(layout: Layout, axes: Sequence[int]) -> _SplitTwin | None:
+    """Return the twin with some axes of the value split off from the others; None where they hold no atoms."""
     chosen = {a for axis in axes for a in layout.axes[axis]}
     if not chosen:
         return None
-    shape = [1 if i in axes else n for i, n in enumerate(layout.shape)]
-    groups = groups_for(layout, [shape])
-    return groups, [i for i, group in enumerate(groups) if group and set(group) <= chosen]
+    # an operand of length 1 along these axes, if there were one, would have to be broadcast along them alone
+    broadcast_operand = [1 if i in axes else n for i, n in enumerate(layout.shape)]
+    groups = groups_for(layout, [broadcast_operand])
+    positions = [i for i, group in enumerate(groups) if group and set(group) <= chosen]
+    return _SplitTwin([layout.length(group) for group in groups], positions)
 
 
 def layer_norm(op: Operation, layouts: Layouts) -> Step | None:
@@ -73,13 +88,13 @@ def layer_norm(op: Operation, layouts: Layouts) -> Step | None:
     ):
         return None
     layout = layouts.get(op.x)
-    split_axes = None if layout is None else _axes_split_off(layout, axes)
-    if layout is None or split_axes is None or len(axes) != 1 or len(split_axes[1]) != 1:
+    split_twin = None if layout is None else _split_off(layout, axes)
+    if layout is None or split_twin is None or len(axes) != 1 or len(split_twin.axes) != 1:
         return None
     order = layout.column_order(axes[0])
 
     def build(twins: Twins) -> list[Var]:
-        x = twins.in_shape(op.x, [layout.length(g) for g in split_axes[0]])
+        x = twins.in_shape(op.x, split_twin.shape)
         changed = {
             k: twins.derived_constant(
                 op.inputs[k], f"norm_{layout.sizes + layout.axes[axes[0]]}", lambda v: v[order]
@@ -87,7 +102,7 @@ def layer_norm(op: Operation, layouts: Layouts) -> Step | None:
             for k in ("gamma", "beta")
             if order is not None and op.inputs.get(k) is not None
         }
-        return [twins.mb.layer_norm(**{**op_inputs(op), **changed, "x": x, "axes": split_axes[1]})]
+        return [twins.mb.layer_norm(**{**op_inputs(op), **changed, "x": x, "axes": split_twin.axes})]
 
     return Step((layout,), build)
 
@@ -95,14 +110,14 @@ def layer_norm(op: Operation, layouts: Layouts) -> Step | None:
 def reduction(op: Operation, layouts: Layouts) -> Step | None:
     """Build a reduction over some of the atoms."""
     layout, axes = layouts.get(op.x), axes_of(op)
-    split_axes = None if layout is None else _axes_split_off(layout, axes)
-    if layout is None or split_axes is None:
+    split_twin = None if layout is None else _split_off(layout, axes)
+    if layout is None or split_twin is None:
         return None
     result = layout.without(axes, flag(op, "keep_dims"))
 
     def build(twins: Twins) -> list[Var]:
-        x = twins.in_shape(op.x, [layout.length(g) for g in split_axes[0]])
-        return [getattr(twins.mb, op.op_type)(x=x, axes=split_axes[1], keep_dims=True)]
+        x = twins.in_shape(op.x, split_twin.shape)
+        return [getattr(twins.mb, op.op_type)(x=x, axes=split_twin.axes, keep_dims=True)]
 
     return Step((result,), build) if result.sizes else None
 
@@ -110,18 +125,18 @@ def reduction(op: Operation, layouts: Layouts) -> Step | None:
 def softmax(op: Operation, layouts: Layouts) -> Step | None:
     """Build a softmax over one axis of the twin."""
     layout = layouts.get(op.x)
-    split_axes = None if layout is None else _axes_split_off(layout, [axis_of(op)])
-    if layout is None or split_axes is None or len(split_axes[1]) != 1:
+    split_twin = None if layout is None else _split_off(layout, [axis_of(op)])
+    if layout is None or split_twin is None or len(split_twin.axes) != 1:
         return None
+    (axis,) = split_twin.axes
 
     def build(twins: Twins) -> list[Var]:
-        return [
-            twins.mb.softmax(
-                x=twins.in_shape(op.x, [layout.length(g) for g in split_axes[0]]), axis=split_axes[1][0]
-            )
-        ]
+        return [twins.mb.softmax(x=twins.in_shape(op.x, split_twin.shape), axis=axis)]
 
     return Step((layout,), build)
+
+
+# Slices, splits, concats and tiles of one axis.
 
 
 @dataclass(frozen=True)
@@ -135,7 +150,11 @@ class AtomPlace:
 
     @classmethod
     def of(cls, layout: Layout, axis: int) -> AtomPlace | None:
-        """Return the place of an axis; None where it is not a single atom."""
+        """Return the place of an axis; None where it is not a single atom.
+
+        The twin's axis is cut before the atom: heads and their width, (batch, heads * width, 1, tokens), become
+        (batch, heads, width, tokens) for a slice of the width. The empty axis goes, since a twin keeps four.
+        """
         if len(layout.axes[axis]) != 1:
             return None
         (atom,) = layout.axes[axis]
@@ -300,30 +319,35 @@ def step_of(op: Operation, layouts: Layouts) -> Step | None:
 
 
 def _elementwise(op: Operation, layouts: Layouts) -> Step | None:
-    """Broadcast all operands to the result; those without a layout enter with the result's."""
+    """Broadcast all operands to the result; those without a layout enter with the result's.
+
+    For x of (1, tokens, 768) plus a constant of (768,) the twin of the constant is (1, 768, 1, 1). An operand
+    that is broadcast along a part of the channels only, such as one number for each head, needs heads and their
+    width as axes of their own; a small constant is repeated instead.
+    """
     operands = {k: op.inputs[k] for k in ("x", "y", "cond", "a", "b") if isinstance(op.inputs.get(k), Var)}
-    moving = {k: v for k, v in operands.items() if constant(v) is None and np.prod(v.shape) > 1}
-    layout = _broadcast_to(op.outputs[0], [layouts.get(v) for v in moving.values()])
-    if layout is None or not all(layouts.get(v) or _can_enter(layouts, v, layout) for v in moving.values()):
+    run_time = {k: v for k, v in operands.items() if constant(v) is None and np.prod(v.shape) > 1}
+    layout = _broadcast_to(op.outputs[0], [layouts.get(v) for v in run_time.values()])
+    if layout is None or not all(layouts.get(v) or _can_enter(layouts, v, layout) for v in run_time.values()):
         return None
     shapes = {k: fixed_shape(v) for k, v in operands.items()}
-    free = [
+    not_repeated = [
         s
         for k, s in shapes.items()
-        if k in moving or np.prod(s) * _bytes_of_copies(layout, s) > MOST_REPEATED_BYTES
+        if k in run_time or np.prod(s) * _bytes_per_element(layout, s) > MOST_REPEATED_BYTES
     ]
-    groups = groups_for(layout, free)
-    repeated = {
-        k: operands[k] for k in shapes if k not in moving and shapes[k] and constant(operands[k]) is not None
+    groups = groups_for(layout, not_repeated)
+    constants = {
+        k: operands[k] for k in shapes if k not in run_time and shapes[k] and constant(operands[k]) is not None
     }
 
     def build(twins: Twins) -> list[Var]:
-        used = groups
-        full_size = [twins.get(v) for v in moving.values() if fixed_shape(v) == fixed_shape(op.outputs[0])]
-        if groups == layout.groups and full_size:
-            used = groups_of(layout, fixed_shape(full_size[0])) or groups
-        changed = {k: twins.in_shape(v, seen_shape(layout, used, shapes[k])) for k, v in moving.items()}
-        changed |= {k: twins.constant(v, layout, used) for k, v in repeated.items()}
+        axes = groups
+        full_size = [twins.get(v) for v in run_time.values() if fixed_shape(v) == fixed_shape(op.outputs[0])]
+        if groups == layout.groups and full_size:  # the axes of a twin that is there save a reshape
+            axes = groups_of(layout, fixed_shape(full_size[0])) or groups
+        changed = {k: twins.in_shape(v, seen_shape(layout, axes, shapes[k])) for k, v in run_time.items()}
+        changed |= {k: twins.constant(v, layout, axes) for k, v in constants.items()}
         return [getattr(twins.mb, op.op_type)(**{**op_inputs(op), **changed})]
 
     return Step((layout,), build)
@@ -346,8 +370,8 @@ def _can_enter(layouts: Layouts, var: Var, layout: Layout) -> bool:
     return np_dtype(var).kind == "f" and layouts.request(var, layout.restricted(fixed_shape(var)))
 
 
-def _bytes_of_copies(layout: Layout, shape: Sequence[int]) -> int:
-    """Return how often a constant is repeated so that channels and tokens are one axis each, times 4 bytes."""
+def _bytes_per_element(layout: Layout, shape: Sequence[int]) -> int:
+    """Return the bytes of each element of a constant, repeated until channels and tokens are an axis each."""
     seen = seen_shape(layout, layout.groups, shape)
     full = [math.prod(layout.sizes[a] for a in group) for group in layout.groups]
     partial = [f // s for f, s in zip(full, seen, strict=True) if s > 1]

@@ -212,13 +212,13 @@ def test_of_other_kinds_nothing_was_measured(build: Callable[[], Program]) -> No
 
 
 def norms_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = channel_ops._axes_split_off
+    right = channel_ops._split_off
 
     def wrong(layout: Layout, axes: Sequence[int]) -> Any:
         found = right(layout, axes)
-        return found if found is None or len(layout.axes) != 3 else (found[0], [3])
+        return found if found is None or len(layout.axes) != 3 else found._replace(axes=[3])
 
-    monkeypatch.setattr(channel_ops, "_axes_split_off", wrong)
+    monkeypatch.setattr(channel_ops, "_split_off", wrong)
 
 
 def heads_permuted(monkeypatch: pytest.MonkeyPatch) -> None:

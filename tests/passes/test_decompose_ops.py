@@ -30,7 +30,7 @@ def floats(*shape: int) -> Any:
 
 
 def parametric(x: Var, alpha: list[float], beta: list[float]) -> Var:
-    return mb.softplus_parametric(x=x, alpha=np.float32(alpha), beta=np.float32(beta))
+    return mb.softplus_parametric(x=x, alpha=np.array(alpha, np.float32), beta=np.array(beta, np.float32))
 
 
 SUMS = {

@@ -30,7 +30,7 @@ from anesurgery.interpret.arithmetic.precision import Arithmetic, is_mixed, mean
 from anesurgery.interpret.sampling import sample_function
 from anesurgery.interpret.table import Implementation
 from anesurgery.mil import Array, Function, Operation, Program, Var, static_shape, types, walk_ops
-from anesurgery.numeric.squares import GROUP_NORM, RMS_NORM
+from anesurgery.numeric.squares import NORMS
 from anesurgery.semantics.reading import in_decibels, shape_in_words
 from anesurgery.semantics.rows import work_of
 
@@ -381,10 +381,6 @@ def large_squares(program: Program, seed: int = 0, inputs: Sequence[Values] = ()
         if (squares := repairs_of_squares(function)) and stored(function) <= MOST_NUMBERS:
             largest |= _seen(program, name, squares, seed, inputs)
     return {name: value for name, value in largest.items() if not value < fp16.LARGEST / MARGIN}
-
-
-NORMS = ((RMS_NORM, "rms_norm"), (GROUP_NORM, "group_norm"))
-"""Norms that are written out, each with the pass that writes it otherwise."""
 
 
 def repairs_of_squares(function: Function) -> dict[Var, str]:

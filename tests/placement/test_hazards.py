@@ -38,6 +38,14 @@ def test_it_is_named_with_its_repair(hazard: Hazard) -> None:
         assert found[0].remedy == hazard.repair
 
 
+@pytest.mark.parametrize("name", ["root mean square norm", "layer norm, written out"])
+def test_a_norm_is_repaired_by_the_pass_that_stays_on_the_engine(name: str) -> None:
+    """The wrong version: fp32 on the CPU is named first, and the norm's own pass in the advice alone."""
+    (hazard,) = (one for one in HAZARDS if one.name == name)
+    found = [f for f in ane.inspect(hazard.graph, target=hazard.target).all_findings if f.kind == "numeric"]
+    assert {f.remedy for f in found} == {hazard.repair}
+
+
 @pytest.mark.parametrize("hazard", HAZARDS, ids=lambda h: h.name)
 def test_nothing_is_said_where_it_cannot_happen(hazard: Hazard) -> None:
     assert named(hazard, hazard.twin) == set()

@@ -45,6 +45,7 @@ from anesurgery.placement.rules.masks import (
     infinite_product,
     mask_fill,
     other_mask,
+    repair_of_fill,
 )
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
@@ -587,6 +588,7 @@ RULES: tuple[Rule, ...] = (
         test=other_mask,
         grade=Grade.DOCUMENTED,
         remedy="padding_mask_tensor",
+        remedy_for=repair_of_fill,
         advice="fill with -1e4, or with no less than -3e4",
     ),
     _numeric(
@@ -597,6 +599,7 @@ RULES: tuple[Rule, ...] = (
         test=empty_rows,
         scope=Scope(os="seen on M4, M5, M6"),
         remedy="padding_mask_tensor",
+        remedy_for=repair_of_fill,
         advice="fill with -1e4: such a row then keeps finite weights",
     ),
     _numeric(
@@ -607,6 +610,7 @@ RULES: tuple[Rule, ...] = (
         test=infinite_product,
         grade=Grade.DOCUMENTED,
         remedy="padding_mask_tensor",
+        remedy_for=repair_of_fill,
         advice="multiply with -1e4",
     ),
     _numeric(

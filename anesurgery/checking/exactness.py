@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from anesurgery import fp16
+from anesurgery.checking.as_meant import arithmetic_of
 from anesurgery.checking.grades import psnr
 from anesurgery.checking.same_choices import ChosenIndices, SameIndices, has_index_choices
 from anesurgery.errors import InterpretError, Refusal
@@ -354,7 +355,7 @@ class Yardstick:
             if has_index_choices(self.program):
                 self.places[at] = ChosenIndices()
             how: Any = {"function": at[0], "listener": self.places.get(at)}
-            self.meant[at] = run(self.program, self.samples[at], precision="fp32", **how)
+            self.meant[at] = run(self.program, self.samples[at], precision=arithmetic_of(self.program), **how)
         return self.meant[at]
 
 

@@ -1,4 +1,4 @@
-"""Write a remainder, product, running sum or one-hot row, which the Neural Engine lacks, with other ops.
+"""Write a remainder, product, running sum, one-hot row or parametric softplus with ops of the Neural Engine.
 
 Before::
 
@@ -23,16 +23,19 @@ After::
 | `reduce_prod` | slices, multiplied one after another |
 | `cumsum` | a product with a triangular matrix of ones |
 | `one_hot` | a comparison with 0, 1, 2, ... |
+| `softplus_parametric` | alpha * softplus(beta * x) |
 
 Refuses when a length is symbolic; a `mod` whose divisor is not a constant power of two, unless both sides are
 whole numbers up to 2048 (otherwise rounding may give the divisor itself); a product of more than `most_factors`
 numbers; a running sum of more than `most_length` steps, whose matrix grows with the square; more than 2048
-classes, which fp16 cannot count; and running sums and remainders of integers, which `integers_as_floats`
-converts to floats first.
+classes, which fp16 cannot count; a softplus whose factors are no constants; and running sums and remainders of
+integers, which `integers_as_floats` converts to floats first.
 
 Why it helps: none of these ops was placed on the ANE in any form (measured through Core ML on M4, macOS 27),
-while the ops that replace them were. What the pass gains in time was not measured. A running sum as a product
-needs finite numbers: 0 times infinity is NaN.
+while the ops that replace them were; `softplus_parametric`, to which `F.softplus(x, beta=2)` of four axes is
+converted, was not tried. From 10.4 on some engines were reported to give 0 for softplus, which
+`replace_faulty_ops` repairs afterwards; of `softplus_parametric` nothing was reported. What the pass gains in
+time was not measured. A running sum as a product needs finite numbers: 0 times infinity is NaN.
 
 Grade: proved.
 """
@@ -157,6 +160,22 @@ def _classes(mb: Builder, op: an.Operation) -> Var:
     return mb.add(x=classes, y=off) if off else classes
 
 
+def _no_factors(step: DecomposeOps, op: an.Operation) -> str:
+    dynamic = [v.name for v in (op.alpha, op.beta) if an.constant(v) is None]
+    return f"%{dynamic[0]} is not a constant" if dynamic else ""
+
+
+def _softplus(mb: Builder, op: an.Operation) -> Var:
+    """With one factor for each channel, or one for all."""
+
+    def factors(name: str) -> Any:
+        values = np.asarray(an.constant(op.inputs[name])).astype(an.np_dtype(op.x))
+        alike = bool((values == values.flat[0]).all())
+        return values.flat[0] if alike else values.reshape(-1, *[1] * (op.x.rank - 2))
+
+    return mb.mul(x=mb.softplus(x=mb.mul(x=op.x, y=factors("beta"))), y=factors("alpha"))
+
+
 Form = tuple[Callable[[Any, an.Operation], str], Callable[[Builder, an.Operation], Var]]
 
 FORMS: dict[str, Form] = {
@@ -164,20 +183,21 @@ FORMS: dict[str, Form] = {
     "reduce_prod": (_no_product, _product),
     "cumsum": (_no_running_sum, _running_sum),
     "one_hot": (_no_classes, _classes),
+    "softplus_parametric": (_no_factors, _softplus),
 }
 """Op type -> why an op has no such form ("" where it has), and the form."""
 
 
 @dataclass(frozen=True)
 class DecomposeOps(Rewrite):
-    """`mod`, `reduce_prod`, `cumsum` and `one_hot` in ops that the engine has."""
+    """`mod`, `reduce_prod`, `cumsum`, `one_hot` and `softplus_parametric` in ops that the engine has."""
 
     name = "decompose_ops"
     kinds = frozenset(FORMS)
     """Every op of the table."""
     tolerance = an.REASSOCIATED
     tolerates_nonfinite = False
-    """A running sum by a product multiplies by 0 what may be infinite."""
+    """A running sum by a product multiplies by 0 what may be infinite; beta * x may be infinite."""
     most_factors: int = an.option(32, least=1)
     """Most numbers that a `reduce_prod` multiplies."""
     most_length: int = an.option(1024, least=1)

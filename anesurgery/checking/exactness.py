@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from anesurgery import fp16
+from anesurgery.checking.as_meant import arithmetic_of
 from anesurgery.checking.grades import psnr
 from anesurgery.checking.same_choices import ChosenIndices, SameIndices, has_index_choices
 from anesurgery.errors import InterpretError, Refusal
@@ -30,7 +31,7 @@ from anesurgery.interpret.arithmetic.precision import Arithmetic, is_mixed, mean
 from anesurgery.interpret.sampling import sample_function
 from anesurgery.interpret.table import Implementation
 from anesurgery.mil import Array, Function, Operation, Program, Var, static_shape, types, walk_ops
-from anesurgery.numeric.squares import GROUP_NORM, RMS_NORM
+from anesurgery.numeric.squares import NORMS
 from anesurgery.semantics.reading import in_decibels, shape_in_words
 from anesurgery.semantics.rows import work_of
 
@@ -354,7 +355,7 @@ class Yardstick:
             if has_index_choices(self.program):
                 self.places[at] = ChosenIndices()
             how: Any = {"function": at[0], "listener": self.places.get(at)}
-            self.meant[at] = run(self.program, self.samples[at], precision="fp32", **how)
+            self.meant[at] = run(self.program, self.samples[at], precision=arithmetic_of(self.program), **how)
         return self.meant[at]
 
 
@@ -381,10 +382,6 @@ def large_squares(program: Program, seed: int = 0, inputs: Sequence[Values] = ()
         if (squares := repairs_of_squares(function)) and stored(function) <= MOST_NUMBERS:
             largest |= _seen(program, name, squares, seed, inputs)
     return {name: value for name, value in largest.items() if not value < fp16.LARGEST / MARGIN}
-
-
-NORMS = ((RMS_NORM, "rms_norm"), (GROUP_NORM, "group_norm"))
-"""Norms that are written out, each with the pass that writes it otherwise."""
 
 
 def repairs_of_squares(function: Function) -> dict[Var, str]:

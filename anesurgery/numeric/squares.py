@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from anesurgery import fp16
+from anesurgery.errors import Refusal
 from anesurgery.facts.written_exponentials import MOST_GUARD
 from anesurgery.mil import Maker, Operation, Var, np_dtype, producer
 from anesurgery.numeric.forms import DIVISIONS, ROOTS, Form, form_of
@@ -152,3 +153,11 @@ GROUP_NORM = replace(
     repair=lambda mb, norm: rebuild(mb, norm, divide_rows(mb, norm, centre=True)),
     largest=lambda norm, bound: 2 * bound(norm.source),  # x - mean(x)
 )
+NORMS = ((RMS_NORM, "rms_norm"), (GROUP_NORM, "group_norm"))
+"""Norms that are written out, each with the pass that divides before it squares, which stays on the engine."""
+
+
+def repair_of_norm(op: Operation) -> str | None:
+    """Return the pass for the norm that ends with an op; None where it ends none that can be repaired."""
+    repairs = (name for norm, name in NORMS if not isinstance(norm.site_to_repair(op), Refusal))
+    return next(repairs, None)

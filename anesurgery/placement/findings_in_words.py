@@ -71,6 +71,23 @@ def is_claim(finding: Finding) -> bool:
     return finding.rule in CLAIMS
 
 
+def is_fault_elsewhere(finding: Finding, legal: bool | None, preferred: str | None) -> bool:
+    """Is it a fault of the engine in an op that runs elsewhere, so that it is not the first thing to say?
+
+    A report from another chip counts only if the op may be expected on the engine, one about the target's own
+    chip unless the engine cannot run the op.
+
+    Args:
+        finding: about the op.
+        legal: whether the engine can run the op; None where that is not known.
+        preferred: the unit on which the op is expected; None where that is not known.
+    """
+    fault = CLAIMS.get(finding.rule) or WARNINGS.get(finding.rule)
+    if fault is None or fault.any_unit or fault.gpu_only:
+        return False
+    return legal is False or (not is_claim(finding) and preferred not in ("ane", None))
+
+
 def _is_unknown_fault(finding: Finding) -> bool:
     """Is it a claim whose wrong results the interpreter cannot compute?"""
     return is_claim(finding) and CLAIMS[finding.rule].wrong is None

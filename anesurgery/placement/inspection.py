@@ -17,7 +17,7 @@ from anesurgery.display import Drawn, drawn
 from anesurgery.files import arrays
 from anesurgery.placement.durations import Time
 from anesurgery.placement.evidence import Finding
-from anesurgery.placement.findings_in_words import in_short
+from anesurgery.placement.findings_in_words import in_short, is_fault_elsewhere
 from anesurgery.placement.flexible import AtShape
 from anesurgery.placement.rules.loading import refusal
 from anesurgery.placement.target import Target
@@ -388,7 +388,8 @@ def _summary_of(inspection: Inspection, rows: Sequence[OpRow]) -> str:
     """Return the headline, what may be wrong, the costliest op off the engine, and passes to try."""
     if inspection.refused or not rows:
         return _headline_of(inspection, rows)
-    short = in_short(inspection.all_findings)
+    elsewhere = {f for row in rows for f in row.findings if is_fault_elsewhere(f, row.legal, row.preferred)}
+    short = in_short(f for f in inspection.all_findings if f not in elsewhere)
     if inspection.fixing:
         first = _headline_of(replace(inspection, time=None), rows)
         words = [first, short, f"its sizes vary, so fix them first: {inspection.fixing}"]

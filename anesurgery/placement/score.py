@@ -168,7 +168,7 @@ class Score:
     @property
     def share_at_most(self) -> dict[str, float]:
         """The shares if each op of unknown unit that the ANE may run is on it."""
-        return self._shares(self.on_flop + self.perhaps_flop, self.on_ops + self.perhaps_ops)
+        return self._shares(_possible_ane_flop(self), _possible_ane_ops(self))
 
     @property
     def can_run(self) -> dict[str, float]:
@@ -237,7 +237,7 @@ class Score:
 
     def __str__(self) -> str:
         ops, flop = (between(self.share[what], self.share_at_most[what]) for what in ("ops", "flop"))
-        most = f" to {self.on_ops + self.perhaps_ops}" if self.perhaps_ops else ""
+        most = f" to {_possible_ane_ops(self)}" if self.perhaps_ops else ""
         where = f"{self.on_ops}{most} of {self.ops} ops ({ops}) and {flop} of the work on the ANE"
         switches = f"{self.switches} {'switch' if self.switches == 1 else 'switches'}"
         return f"{where}, {switches}{'' if self.time is None else f', expected {self.time}'}"
@@ -317,9 +317,22 @@ LOSSES: dict[str, Compare] = {
 }
 
 
+def _less_may_run(old: Score, new: Score) -> bool:
+    """Does a smaller share of the ops or of the flop remain that may be on the ANE, and as much elsewhere?"""
+    was, now = old.share_at_most, new.share_at_most
+    as_much = new.ops - _possible_ane_ops(new) >= old.ops - _possible_ane_ops(old)
+    return as_much and any(now[what] < was[what] for what in was)
+
+
 def _faster(old: Score, new: Score, most: float = 1 - SAME) -> str:
-    """The time falls below a share of it; not counted if more ops are unknown, since these have no cost."""
-    return new.takes(old) if new.over(old).best < most and new.unknown <= old.unknown else ""
+    """The time falls below a share of it; not counted if more ops are unknown, since these have no cost.
+
+    The time of ops of unknown unit is in doubt: if less may run on the ANE because these are gone, the time
+    must fall over the whole band.
+    """
+    ratio = new.over(old)
+    doubtful = new.perhaps_ops < old.perhaps_ops and _less_may_run(old, new) and not ratio.clear
+    return new.takes(old) if ratio.best < most and new.unknown <= old.unknown and not doubtful else ""
 
 
 def _fewer_illegal(old: Score, new: Score) -> str:
@@ -338,7 +351,8 @@ def _fewer_illegal(old: Score, new: Score) -> str:
 
 
 def _fewer_switches(old: Score, new: Score) -> str:
-    fewer = new.switches < old.switches
+    """There are fewer switches between units; not counted if that is because less may run on the ANE."""
+    fewer = new.switches < old.switches and not _less_may_run(old, new)
     return f"switches between units {old.switches} -> {new.switches}" if fewer else ""
 
 
@@ -379,6 +393,10 @@ def _in_equal_time(gain: Compare) -> Compare:
 
 def _possible_ane_flop(score: Score) -> int:
     return score.on_flop + score.perhaps_flop
+
+
+def _possible_ane_ops(score: Score) -> int:
+    return score.on_ops + score.perhaps_ops
 
 
 GAINS: dict[str, Compare] = {

@@ -18,7 +18,7 @@ from rich.text import Text
 from anesurgery.display import short_name
 from anesurgery.placement.durations import rounded
 from anesurgery.placement.evidence import Finding
-from anesurgery.placement.findings_in_words import FAILING_LOADS, is_claim, is_lost
+from anesurgery.placement.findings_in_words import FAILING_LOADS, is_claim, is_fault_elsewhere, is_lost
 from anesurgery.placement.inspection import Inspection, OpRow, percent
 from anesurgery.placement.rules.shapes import RANGE
 from anesurgery.show import summary
@@ -146,6 +146,8 @@ def _problems(inspection: Inspection, rows: dict[str, OpRow]) -> Iterator[tuple[
             yield tuple(sorted(row.name for row in own)), _problem_of(inspection, own, first.why, first.finding)
     for ruled in summary.other_findings(inspection):
         own = [rows[name] for name in ruled.ops if name in rows]
+        if own and all(is_fault_elsewhere(ruled.finding, row.legal, row.preferred) for row in own):
+            continue
         yield (
             tuple(sorted(row.name for row in own)),
             _problem_of(inspection, own, ruled.finding.message, ruled.finding),

@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 from pass_cases import refuses, rewrites, table
 
-from anesurgery.errors import PassError
+import anesurgery as ane
+from anesurgery.errors import PassError, SurgeryWarning
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.decompose_ops import DecomposeOps
+from anesurgery.placement.evidence import Grade
 from anesurgery.testing import apply_pass, assert_same_numbers
+
+TARGET = "M4/macOS 26"
 
 
 def program_of(body: Callable[[Var], Any], *shape: int, dtype: Any = types.fp32) -> Program:
@@ -23,6 +27,10 @@ def program_of(body: Callable[[Var], Any], *shape: int, dtype: Any = types.fp32)
 
 def floats(*shape: int) -> Any:
     return (np.random.default_rng(0).standard_normal(shape) * 5).astype(np.float32)
+
+
+def parametric(x: Var, alpha: list[float], beta: list[float]) -> Var:
+    return mb.softplus_parametric(x=x, alpha=np.array(alpha, np.float32), beta=np.array(beta, np.float32))
 
 
 SUMS = {
@@ -41,6 +49,8 @@ CASES: dict[str, tuple[Callable[[Var], Any], tuple[int, ...]]] = {
     "mod of whole numbers": (lambda x: mb.mod(x=mb.round(x=mb.clip(x=x, alpha=-9.0, beta=9.0)), y=3.0), (50,)),
     "product of all": (lambda x: mb.reduce_prod(x=x, keep_dims=False), (2, 3)),
     "product of an axis": (lambda x: mb.reduce_prod(x=x, axes=[-1], keep_dims=True), (2, 3)),
+    "softplus of one factor": (lambda x: parametric(x, [0.5, 0.5, 0.5], [2, 2, 2]), (2, 3, 4, 5)),
+    "softplus of factors by channel": (lambda x: parametric(x, [0.5, 1, 4], [2, 1, 0.25]), (2, 3, 4)),
     "product of one": (lambda x: mb.reduce_prod(x=x, axes=[0], keep_dims=True), (1, 3)),
 }
 
@@ -102,3 +112,31 @@ test_cases, test_surroundings = table(
         ]
     ),
 )
+
+
+def converted(beta: float) -> Program:
+    """`F.softplus(x, beta=beta)` behind a convolution, as it is converted."""
+    factors = {"alpha": np.full(64, 1 / beta, np.float16), "beta": np.full(64, beta, np.float16)}
+    weight = np.full((64, 64, 3, 3), 0.1, np.float16)
+    return program_of(
+        lambda x: mb.softplus_parametric(x=mb.conv(x=x, weight=weight), **factors, name="y"),
+        *(1, 64, 64, 64),
+        dtype=types.fp16,
+    )
+
+
+def test_a_softplus_with_factors_has_a_rule_and_a_repair() -> None:
+    """The wrong version: its unit is unknown, "no rule covers it", and nothing is named."""
+    (finding,) = ane.inspect(converted(2), target=TARGET).row("y").findings
+    assert (finding.rule, finding.remedy) == ("softplus-parametric", "decompose_ops")
+    assert finding.grade is Grade.GUESS, "no report says that it is wrong"
+
+
+def test_its_softplus_is_repaired_where_engines_get_it_wrong() -> None:
+    with pytest.warns(SurgeryWarning, match=r"the op softplus gives 0 from 10\.408 on"):
+        done = ane.apply(converted(2), ["decompose_ops", "replace_faulty_ops"], target=TARGET, quiet=True)
+    inspection = ane.inspect(done.program, target=TARGET)
+    assert inspection.status == 0
+    assert not [f for f in inspection.all_findings if f.rule.startswith("fault-softplus")]
+    x = {"x": np.full((1, 64, 64, 64), 0.5, np.float16)}  # sums of 28.8, so softplus(57.6) / 2
+    np.testing.assert_allclose(ane.run(done.program, x, precision="ane:M4")["y"], 28.8, rtol=1e-2)

@@ -15,8 +15,9 @@ from published_values import PUBLISHED, Published, ours
 
 import anesurgery as ane
 from anesurgery.interpret import run
-from anesurgery.mil import Program, mb, types
+from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.passes.compute_fp16 import ComputeFp16
+from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
 from anesurgery.testing import apply_pass
 
 MOVE_THE_LIMIT = {"halve_exponent", "scale_powers"}
@@ -36,6 +37,31 @@ def test_it_is_named_with_its_repair(hazard: Hazard) -> None:
     assert found
     if hazard.repair and found[0].remedy:
         assert found[0].remedy == hazard.repair
+
+
+@pytest.mark.parametrize("name", ["root mean square norm", "layer norm, written out"])
+def test_a_norm_is_repaired_by_the_pass_that_stays_on_the_engine(name: str) -> None:
+    """The wrong version: fp32 on the CPU is named first, and the norm's own pass in the advice alone."""
+    (hazard,) = (one for one in HAZARDS if one.name == name)
+    found = [f for f in ane.inspect(hazard.graph, target=hazard.target).all_findings if f.kind == "numeric"]
+    assert {f.remedy for f in found} == {hazard.repair}
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_mask_names_its_pass_where_that_applies(given: bool) -> None:
+    """The wrong version: the pass is named where scores are an input, and finds nothing to do there."""
+    specs = [mb.TensorSpec(shape, dtype=types.fp16) for shape in ((1, 4, 16, 16), (1, 1, 1, 16))]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
+    def attention(x: Var, mask: Var) -> Var:
+        scores = x if given else mb.matmul(x=x, y=x, transpose_y=True)
+        keep = mb.greater(x=mask, y=np.float16(-1))
+        return mb.softmax(x=mb.select(cond=keep, a=scores, b=np.float16(-np.inf)), axis=-1, name="y")
+
+    found = [f for f in ane.inspect(attention, target="M4").all_findings if f.rule.startswith("num-mask")]
+    changed = bool(apply_pass(PaddingMaskTensor(), attention)[1].changes)
+    assert changed is not given
+    assert [f.remedy for f in found] == [(changed and "padding_mask_tensor") or None] * 2
 
 
 @pytest.mark.parametrize("hazard", HAZARDS, ids=lambda h: h.name)

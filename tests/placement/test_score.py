@@ -108,6 +108,18 @@ def test_fewer_switches_are_a_gain_in_equal_time() -> None:
     assert not replace(NOW, estimate=1500.0, unknown=1).gain(NOW), "what has no estimate costs too little"
 
 
+def test_ops_of_unknown_unit_are_no_gain_if_they_only_leave() -> None:
+    """The wrong version: an op that may be on the ANE goes to the CPU, and two switches fewer are a gain."""
+    before = replace(NOW, ops=3, on_ops=0, on_flop=0, perhaps_ops=1, switches=2)
+    moved = replace(before, perhaps_ops=0, switches=0)
+    assert moved.gain(before) == moved.worth(before) == ""
+    removed = replace(moved, ops=2, estimate=1900.0)
+    assert removed.gain(before) == removed.worth(before) == ""
+    assert replace(removed, estimate=1500.0).worth(before) == "relative cost 1 -> 0.75", "over the whole band"
+    fused = replace(NOW, ops=99, on_ops=89, switches=2, estimate=1900.0)
+    assert fused.worth(NOW) == "relative cost 1 -> 0.95", "time of known units"
+
+
 def test_large_numbers_are_said_in_units() -> None:
     assert _count_change(8_650_752, 50_069_504) == "8.65 M -> 50.1 M"
     assert _count_change(8_650_752, 8_650_753) == "8,650,752 -> 8,650,753"

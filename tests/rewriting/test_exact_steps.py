@@ -241,3 +241,37 @@ def test_a_repair_stays_where_ops_are_named_otherwise_than_values() -> None:
     given = {name: HALF(0.5) * np.ones((2, 64), HALF) for name in ("x", "v")}
     plain = ane.apply(likelihood, "safe_numbers", inputs=given, prove=None, quiet=True)
     assert not any("kept, as it repairs" in note for note in plain.notes)
+
+
+def logarithm_of_shares(epsilon: float) -> Program:
+    """As it is converted: an epsilon of fp32 beside values of fp16."""
+    specs = [mb.TensorSpec((4, 64), dtype=types.fp16)]
+    return mb.program(input_specs=specs, opset_version=ct.target.iOS17)(
+        lambda x: mb.log(x=mb.softmax(x=x, axis=-1), epsilon=np.float32(epsilon), name="y")
+    )
+
+
+@pytest.mark.parametrize(("spread", "epsilon"), [(60, 1e-45), (600, 1e-45), (3, 1e-45), (60, 1e-5)])
+def test_a_logarithm_of_shares_is_judged_by_what_it_means(spread: float, epsilon: float) -> None:
+    """The wrong version: fp32 adds 1.4e-45 to a share of 0, so that the repaired model is "wrong still".
+
+    An epsilon that guards is part of what the model means.
+    """
+    program = logarithm_of_shares(epsilon)
+    x = {"x": (np.linspace(-1, 1, 256).reshape(4, 64) * spread * 4).astype(HALF)}
+    apart = x["x"].astype(np.float64) - x["x"].astype(np.float64).max(-1, keepdims=True)
+    meant = apart - np.log(np.exp(apart).sum(-1, keepdims=True))
+    if epsilon > 1e-40:
+        meant = np.log(np.exp(meant) + epsilon)
+    (seen,) = Yardstick(program, inputs=[x])._meant(("main", 0)).values()
+    assert_close(seen, meant, rtol=1e-4)
+
+
+def test_a_repaired_logarithm_of_shares_is_not_wrong_still() -> None:
+    program = logarithm_of_shares(1e-45)
+    x = {"x": (np.random.default_rng(0).standard_normal((4, 64)) * 200).astype(HALF)}
+    plan = ane.plan(program, "auto", target="M4/macOS 15", inputs=[x])
+    assert [one.step.name for one in plan.steps] == ["fuse_exponential"]
+    assert plan.wrong == ""
+    assert plan.outputs[1] is not None
+    assert min(plan.outputs[1].values()) > 60

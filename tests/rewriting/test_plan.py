@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -55,6 +56,39 @@ def sums(length: int = 512) -> Program:
     return mb.program(
         input_specs=[mb.TensorSpec((32, length, 64, 64), types.fp16)], opset_version=ct.target.iOS17
     )(lambda x: mb.tanh(x=mb.cumsum(x=mb.tanh(x=x), axis=-1), name="y"))
+
+
+def log_mel() -> Program:
+    """The logarithm of the mel bands of a spectrum, with an op of which no placement is known."""
+
+    def build(x: Var) -> Var:
+        basis, bands = np.ones((130, 1, 128), np.float16), np.full((20, 65), 1 / 64, np.float16)
+        parts = mb.split(x=mb.identity(x=mb.conv(x=x, weight=basis, strides=[64])), num_splits=2, axis=1)
+        power = mb.add(x=mb.square(x=parts[0]), y=mb.square(x=parts[1]))
+        energy = mb.maximum(x=mb.matmul(x=bands, y=power), y=np.float16(1e-4))
+        return mb.log(x=energy, epsilon=np.float16(0), name="y")
+
+    specs = [mb.TensorSpec((1, 1, 4000), types.fp16)]
+    return mb.program(input_specs=specs, opset_version=ct.target.iOS17)(build)
+
+
+def cropped() -> Program:
+    """A transposed convolution with output padding, as it is converted."""
+
+    def build(x: Var) -> Var:
+        wide = mb.conv_transpose(x=x, weight=np.ones((8, 8, 3, 3), np.float16), strides=[2, 2])
+        return mb.relu(x=mb.crop(x=wide, crop_height=[1, 0], crop_width=[1, 0]), name="y")
+
+    specs = [mb.TensorSpec((1, 8, 16, 16), types.fp16)]
+    return mb.program(input_specs=specs, opset_version=ct.target.iOS17)(build)
+
+
+@pytest.mark.parametrize("model", [log_mel, cropped])
+def test_a_model_off_the_ane_is_not_edited_for_less_on_it(model: Callable[[], Program]) -> None:
+    """The wrong version: an edit is kept for its cost or its switches, and "0 to 11% -> 0%" is its gain."""
+    chosen = ane.plan(model(), "auto", target="M1")
+    assert not chosen.steps
+    assert chosen.gain == "nothing to gain on M1"
 
 
 def decoder() -> Program:

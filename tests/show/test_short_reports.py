@@ -133,6 +133,32 @@ def test_ops_that_take_no_time_are_no_cost() -> None:
     assert [cost.what.split()[0] for cost in costs(timed)] == ["slow", "wrong"]
 
 
+@pytest.mark.parametrize(
+    ("rule", "unit", "legal", "said"),
+    [
+        ("fault-depthwise-concat-elsewhere", "cpu", True, False),
+        ("fault-depthwise-concat-elsewhere", "ane", True, True),
+        ("fault-depthwise-concat-elsewhere", None, None, True),
+        ("fault-depthwise-concat", "cpu", True, True),
+        ("fault-depthwise-concat", "cpu", False, False),
+        ("fault-resample-pixels-elsewhere", "cpu", True, True),
+    ],
+)
+def test_a_fault_of_the_engine_is_said_of_ops_that_may_run_there(
+    rule: str, unit: str | None, legal: bool | None, said: bool
+) -> None:
+    """The wrong version: "reported wrong on A15" is the first cause of a convolution that the CPU runs.
+
+    A report about the chip itself stands where only an estimate keeps the op off the engine, and one about any
+    unit always.
+    """
+    wrong = finding(rule, kind="numeric", message="reported wrong", remedy="replace_faulty_ops", op="conv_0")
+    found = inspection([row(0, "conv", unit, legal, flop=9, findings=(wrong,))])
+    assert any(cost.rule == rule or cost.remedies for cost in costs(found)) == said
+    assert ("numbers may be wrong" in found.summary) == (said and not rule.endswith("-elsewhere"))
+    assert wrong.message in str(found.details), "the whole report has it"
+
+
 def three() -> list[Any]:
     """Ops that cost little, much, and one that comes out wrong."""
     little = row(0, "cast", "cpu", False, flop=1, findings=(finding(remedy="compute_fp16", op="cast_0"),))

@@ -221,6 +221,14 @@ def _cast(a: Algebraic, op: Operation, x: Any, dtype: str) -> Image:
     return a.function(("narrowed" if narrows(op) else "cast", dtype), x)
 
 
+def _softplus_parametric(a: Algebraic, op: Operation, x: Any, alpha: Any, beta: Any) -> Image:
+    """Compute alpha * softplus(beta * x), with one alpha and beta for each channel (axis 1)."""
+    image = a.image(x)
+    each = (-1, *[1] * (image.ndim - 2))
+    factor, steep = (a.image(v).map(lambda t: t.reshape(each)) for v in (alpha, beta))
+    return a.times(factor, a.function("softplus", a.times(image, steep)))
+
+
 RULES: dict[str, Rule] = {
     "add": lambda a, op, x, y: a.plus(x, y),
     "sub": lambda a, op, x, y: a.minus(x, y),
@@ -246,8 +254,9 @@ RULES: dict[str, Rule] = {
     ),
     "silu": lambda a, op, x: a.times(x, a.function("sigmoid", x)),
     # by the names under which the rules of other ops know these functions
-    **dict.fromkeys(("exp", "sigmoid"), lambda a, op, x: a.function(op.op_type, x)),
+    **dict.fromkeys(("exp", "sigmoid", "softplus"), lambda a, op, x: a.function(op.op_type, x)),
     **dict.fromkeys(("cos", "cosh"), lambda a, op, x: a.even(op.op_type, a.image(x))),
+    "softplus_parametric": _softplus_parametric,
     "scaled_tanh": lambda a, op, x, alpha=1.0, beta=1.0: a.times(
         a.odd("tanh", a.times(x, float(beta))), float(alpha)
     ),

@@ -12,7 +12,8 @@ import math
 import numpy as np
 
 from anesurgery import fp16
-from anesurgery.facts.attention import MASKED, softmaxes_after
+from anesurgery.errors import Refusal
+from anesurgery.facts.attention import MASKED, mask_chain, softmaxes_after
 from anesurgery.facts.masks import against_causal_attention
 from anesurgery.mil import Array, Operation, Var, constant, consumers, is_stored, np_dtype, operands
 from anesurgery.placement.target import Target
@@ -72,6 +73,12 @@ def infinite_product(op: Operation, target: Target) -> str:
         if fill is not None and math.isinf(fill):
             return f"%{factor.name} is {fill:g}" if any(softmaxes_after(op.outputs[0])) else ""
     return ""
+
+
+def repair_of_fill(op: Operation, target: Target) -> str | None:
+    """Return the pass that makes a fill finite; None where it tells scores from masks in no attention."""
+    chains = map(mask_chain, softmaxes_after(op.outputs[0]))
+    return "padding_mask_tensor" if any(not isinstance(chain, Refusal) for chain in chains) else None
 
 
 def _fill_in_words(filled: tuple[float, Var]) -> str:

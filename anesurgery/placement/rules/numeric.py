@@ -36,7 +36,7 @@ from anesurgery.numeric import means, products, squares
 from anesurgery.numeric.behind_norms import far_end
 from anesurgery.numeric.forms import form_of
 from anesurgery.numeric.hazard import Hazard, MagnitudeBound, magnitude_words
-from anesurgery.ops import CARRIERS, COMPARISONS, NORMS, ORDERINGS, SINGULAR
+from anesurgery.ops import CARRIERS, COMPARISONS, NORMS, ORDERINGS, SINGULAR, names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules.masks import (
     FILLING_OPS,
@@ -45,6 +45,7 @@ from anesurgery.placement.rules.masks import (
     infinite_product,
     mask_fill,
     other_mask,
+    repair_of_fill,
 )
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
@@ -223,6 +224,26 @@ def wide_between(op: Operation, target: Target) -> str:
     ):
         return ""
     return f"{region.why}, though %{op.outputs[0].name} may be small"
+
+
+def repair_of_square(op: Operation, target: Target) -> str | None:
+    """Return the pass for the norm that squares a value; None for a square that no norm reads."""
+    pending, seen = list(op.outputs), 0
+    while pending and seen < STEPS:
+        readers, seen = consumers(pending.pop()), seen + 1
+        if name := next(filter(None, map(squares.repair_of_norm, readers)), None):
+            return name
+        pending += [var for reader in readers if reader.op_type in IN_NORMS for var in reader.outputs]
+    return None
+
+
+IN_NORMS = names("reduce_mean add maximum sqrt rsqrt pow inverse cast")
+"""Ops between the square in a norm and the product or quotient that ends it."""
+
+
+def repair_between(op: Operation, target: Target) -> str | None:
+    """Return the pass for a region that ends with an op: that for the norm which it is, or fp32."""
+    return squares.repair_of_norm(op) or "widen_to_fp32"
 
 
 def _is_known_form(op: Operation) -> bool:
@@ -524,6 +545,7 @@ RULES: tuple[Rule, ...] = (
         f"coremltools: frontend/torch/ops.py (rms_norm); {STUDY}",
         test=large_square,
         grade=Grade.DOCUMENTED,
+        remedy_for=repair_of_square,
         advice=(
             "divide by the largest magnitude first (rms_norm), or scale by calibration (scale_ranges); "
             "auto does so if inputs overflow; `inputs=` shows the values that samples reach"
@@ -566,6 +588,7 @@ RULES: tuple[Rule, ...] = (
         test=other_mask,
         grade=Grade.DOCUMENTED,
         remedy="padding_mask_tensor",
+        remedy_for=repair_of_fill,
         advice="fill with -1e4, or with no less than -3e4",
     ),
     _numeric(
@@ -576,6 +599,7 @@ RULES: tuple[Rule, ...] = (
         test=empty_rows,
         scope=Scope(os="seen on M4, M5, M6"),
         remedy="padding_mask_tensor",
+        remedy_for=repair_of_fill,
         advice="fill with -1e4: such a row then keeps finite weights",
     ),
     _numeric(
@@ -586,6 +610,7 @@ RULES: tuple[Rule, ...] = (
         test=infinite_product,
         grade=Grade.DOCUMENTED,
         remedy="padding_mask_tensor",
+        remedy_for=repair_of_fill,
         advice="multiply with -1e4",
     ),
     _numeric(
@@ -782,6 +807,7 @@ RULES: tuple[Rule, ...] = (
         STUDY,
         test=wide_between,
         remedy="widen_to_fp32",
+        remedy_for=repair_between,
         advice="scale what is multiplied or added before, or compute these few ops in fp32, on the CPU",
     ),
     _numeric(

@@ -864,6 +864,16 @@ REPAIRED = (
         remedy="replace_rare_ops",
     ),
     _slow(
+        "softplus-parametric",
+        names("softplus_parametric"),
+        "its unit is unknown, while softplus and products were placed; that softplus is wrong from 10.4 on was "
+        "not reported of this op",
+        "751K: softplus and mul on the ANE (M4, macOS 27.0.1)",
+        test=rare_op,
+        grade=Grade.GUESS,
+        remedy="decompose_ops",
+    ),
+    _slow(
         "long-rows",
         WEIGHTED,
         "rows cut into parts stay within the limit of an axis; the products of the parts are added",

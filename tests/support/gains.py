@@ -43,7 +43,7 @@ def faster(name: str, recipe: str, device: str) -> str:
     times = from_to(time.before.ms, time.after.ms).replace(" -> ", " to ")
     band = f"{rounded(1 / time.high)} to {rounded(1 / time.low)} times as fast"
     kept = (
-        "The model then returns only the last position's logits. They stay the same"
+        "The model then returns only the last position's logits. They agree with the original's"
         if surgery.contract
         else "The outputs stay the same"
     )
@@ -91,7 +91,8 @@ def nearer(device: str) -> str:
     repaired = ane.apply(hazard.graph, "safe_numbers", target=device, inputs=[inputs], quiet=True).program
     before, after = (_decibels(program, hazard.graph, inputs) for program in (hazard.graph, repaired))
     gain = f"from {before:.0f} dB to {after:.0f} dB"
-    return f"In fp16 a norm overflows; on an {device} the recipe `safe_numbers` lifts its PSNR {gain}."
+    what = f"for an {device} the recipe `safe_numbers` lifts the PSNR of its output"
+    return f"In fp16 a norm overflows; {what} {gain}."
 
 
 def _decibels(program: Program, meant: Program, inputs: dict[str, Any]) -> float:
@@ -119,7 +120,7 @@ def surer(device: str) -> str:
     before = ane.inspect(flexible, target=device).residency["flop"]
     after = min(found.residency["flop"] for found in sized.inspect(device).values())
     shares = f"from {before:.0%} to {after:.0%}"
-    what = "two fixed sizes lift a flexible audio network's share on the Neural Engine"
+    what = "two fixed sizes lift a flexible audio network's share of work on the Neural Engine"
     return f"We estimate that {what} of an {device} {shares}."
 
 

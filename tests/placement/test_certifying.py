@@ -203,17 +203,18 @@ def test_the_square_of_a_norm_names_the_pass_that_holds_it(centred: bool) -> Non
 
 def test_an_error_that_no_finding_names_takes_the_repair_of_its_neighbour() -> None:
     @mb.program(input_specs=[mb.TensorSpec((1, 8, 8)), mb.TensorSpec((1, 8, 8), dtype=types.bool)])
-    def program(scores: Var, seen: Var) -> Var:
+    def program(x: Var, seen: Var) -> Var:
+        scores = mb.matmul(x=x, y=x, transpose_y=True)
         filled = mb.select(cond=seen, a=scores, b=np.float32(-1e9), name="filled")
         return mb.softmax(x=mb.cast(x=filled, dtype="fp16", name="narrow"), axis=-1, name="y")
 
     seen = np.ones((1, 8, 8), bool)
     seen[:, 3] = False
-    values = {"scores": np.random.default_rng(0).standard_normal((1, 8, 8)).astype(np.float32), "seen": seen}
+    values = {"x": np.random.default_rng(0).standard_normal((1, 8, 8)).astype(np.float32), "seen": seen}
     found = ane.certify(program, values)
     assert found.verdict == "fails"
     assert found.enters[0].name == "narrow"
-    assert found.enters[0].repairs
+    assert found.enters[0].repairs == ("padding_mask_tensor",)
     assert "12% not finite" in str(found)
 
 

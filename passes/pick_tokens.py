@@ -15,9 +15,9 @@ After::
       return %tokens
     }
 
-With `k` above 1 the outputs are `top_values` and `top_tokens`, largest first. `cap` limits these logits as `cap
-* tanh(logits / cap)`, and `temperature` divides them; both keep the order, so only `k` numbers are computed.
-`output` names the logits, by default the widest output. `anesurgery.generate` reads such models. Run
+With `k` above 1 the outputs are `top_values` and `top_tokens`, largest first. `cap` limits these logits as
+`cap * tanh(logits / cap)`, and `temperature` divides them; both keep the order, so only `k` numbers are
+computed. `output` names the logits, by default the widest output. `anesurgery.generate` reads such models. Run
 `select_last_token` as well to return one row only.
 
 `each_part=True` is for a head that was cut by vocabulary (`split_head`). `part_tokens` and `part_values` then

@@ -17,15 +17,15 @@ After::
       return %y
     }
 
-`shapes` gives the shapes of inputs: `FixShapes(shapes={"ids": (1, 128)})`, on the command line `--set
-'shapes={"ids": [1, 128]}'`. A dynamic axis that is not given takes the size given for the same axis of another
-input; otherwise the first axis (the batch) becomes 1, and any other axis becomes `length`. Types are inferred
-again from the inputs on, and `fold_constants` computes the arithmetic of shapes. The changed inputs and outputs
-are declared.
+`shapes` gives the shapes of inputs: `FixShapes(shapes={"ids": (1, 128)})`, on the command line
+`--set 'shapes={"ids": [1, 128]}'`. A dynamic axis that is not given takes the size given for the same axis of
+another input; otherwise the first axis (the batch) becomes 1, and any other axis becomes `length`. Types are
+inferred again from the inputs on, and `fold_constants` computes the arithmetic of shapes. The changed inputs
+and outputs are declared.
 
 `sizes` makes several functions from the one function of the model; they share every weight. They are named by
-length (`sizes=[64, 128]` makes `length_64` and `length_128`) or by you (`sizes={"short": {"ids": [1, 64]},
-"long": {"ids": [1, 512]}}`). The first is the default.
+length (`sizes=[64, 128]` makes `length_64` and `length_128`) or by you
+(`sizes={"short": {"ids": [1, 64]}, "long": {"ids": [1, 512]}}`). The first is the default.
 
 Refuses when no shape is dynamic, for images, when control flow or lists depend on the shape, and several sizes
 below iOS 18 or for a model that already has several functions.

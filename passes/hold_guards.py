@@ -2,11 +2,11 @@
 
 The guard, and the value that it protects, are divided by a unit. The unit is 1 for values so large that adding
 the guard does not change them in fp16 (from 1/16, 1/4 or more on), so these keep every digit; it is smaller for
-smaller values. Roots, reciprocals and quotients are rewritten too: `a / (x + e)` becomes `(a / u) / (x / u + e
-/ u)`. A guard may be added, or be a lower limit (`maximum`, `clip`). Its value is what fp16 rounded it to: if a
-converter wrote 6e-8 for 1e-10, the smaller number is lost. An epsilon of a norm, or of a bare reciprocal root,
-that is 0 in fp16 becomes 6e-8, the smallest fp16 number that is not 0. That changes a variance v by the share
-6e-8 / v, which fp16 does not show from 1.2e-4 on.
+smaller values. Roots, reciprocals and quotients are rewritten too: `a / (x + e)` becomes
+`(a / u) / (x / u + e / u)`. A guard may be added, or be a lower limit (`maximum`, `clip`). Its value is what
+fp16 rounded it to: if a converter wrote 6e-8 for 1e-10, the smaller number is lost. An epsilon of a norm, or of
+a bare reciprocal root, that is 0 in fp16 becomes 6e-8, the smallest fp16 number that is not 0. That changes a
+variance v by the share 6e-8 / v, which fp16 does not show from 1.2e-4 on.
 
 Refuses when the protected value is never so small, when a divisor may be negative, and when a lower limit is
 6e-8, as converters write every smaller one: elementwise ops were seen to hold it.

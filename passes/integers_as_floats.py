@@ -25,9 +25,9 @@ order. All results of the arithmetic must stay within 2048. Conditions become 0 
 and `xor` become the minimum, the maximum, 1 - x and |x - y|.
 
 Refuses when a shape is symbolic, when neither side of a comparison is known to stay within 2047, when a result
-may exceed 2048 (each with the range found), and when a divisor is not a positive constant; `assume={"mask": (0,
-1)}` promises the range of an input. With `masks=True`, the default in the recipes for encoders, inputs that
-only mask attention are assumed to be 0 and 1, if that helps. The notes say so.
+may exceed 2048 (each with the range found), and when a divisor is not a positive constant;
+`assume={"mask": (0, 1)}` promises the range of an input. With `masks=True`, the default in the recipes for
+encoders, inputs that only mask attention are assumed to be 0 and 1, if that helps. The notes say so.
 
 Why it helps: every op that reads or makes int32 stays on the CPU, and so do casts between int32 and fp16
 (measured through Core ML on M4, macOS 27); one cast at the start replaces a chain of them. The tables of the

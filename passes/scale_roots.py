@@ -1,11 +1,11 @@
 """Take the root, or the logarithm, of a sum of squares of values that are divided by a unit.
 
 The unit is 1 if the largest magnitude of a row is neither so large that its squares overflow nor so small that
-they vanish; then every number keeps all its digits. The magnitude of complex numbers, `sqrt(re * re + im *
-im)`, is rewritten too. An added epsilon is divided by the square of the unit. The logarithm of a power becomes
-the logarithm of the smaller numbers plus twice the logarithm of the unit, and a lower limit of its operand is
-divided by the square of the unit. `rms_norm` and `group_norm` do the same for whole norms, so this pass leaves
-their reciprocal roots to them.
+they vanish; then every number keeps all its digits. The magnitude of complex numbers,
+`sqrt(re * re + im * im)`, is rewritten too. An added epsilon is divided by the square of the unit. The
+logarithm of a power becomes the logarithm of the smaller numbers plus twice the logarithm of the unit, and a
+lower limit of its operand is divided by the square of the unit. `rms_norm` and `group_norm` do the same for
+whole norms, so this pass leaves their reciprocal roots to them.
 
 Refuses when the values are not of fp16, when intervals show that the squares and their sum do not overflow, and
 when a shape is dynamic.

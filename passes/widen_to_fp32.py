@@ -29,9 +29,9 @@ left the product in fp32.
 It also finds regions in which fp16 leaves no correct digit: small differences (`|x|^2 + |y|^2 - 2 x y`,
 `exp(x) - 1`, `log(1 - p)`, `1 - p / (p + r)`, differences of integers and of positions in a running sum),
 fractions of large numbers, points at which large images are sampled, angles from their cosine, sines of large
-angles with the running counts that they are computed from, other counts beyond 2048, and `mean(a b) - mean(a)
-mean(b)` over windows. A region begins with casts of its inputs, or with the fp32 values that were rounded to
-them, and ends where the result has the size of an ordinary number.
+angles with the running counts that they are computed from, other counts beyond 2048, and
+`mean(a b) - mean(a) mean(b)` over windows. A region begins with casts of its inputs, or with the fp32 values
+that were rounded to them, and ends where the result has the size of an ordinary number.
 
 With `ops=("scores", "logits")` only the named ops compute in fp32, and nothing is rounded between named ops
 that follow each other. `certify` names the ops whose rounding changes a choice, such as the best k of a

@@ -220,3 +220,12 @@ def test_every_public_name_has_an_example() -> None:
 
 def test_the_first_page_stays_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("name", registry.pass_names())
+def test_code_in_the_text_of_a_pass_stays_on_one_line(name: str) -> None:
+    """The site turns code spans into literals line by line."""
+    broken = [
+        line for line in registry.documentation(name).splitlines() if line.replace("``", "").count("`") % 2
+    ]
+    assert not broken

@@ -2,8 +2,8 @@
 
 `lost_digits(op, bits)` looks up the rules for the type of the last op of a form (`RULES`); `overflow_regions`
 turns what they find into regions that are widened to fp32. The forms: the fraction of a large number,
-differences of integers or of two elements of a running sum, `1 - p / (p + r)`, `1 - cos(x)`, variances, `x^p -
-1`, arc functions next to 1, roots of products of probabilities, and running counts above 2048.
+differences of integers or of two elements of a running sum, `1 - p / (p + r)`, `1 - cos(x)`, variances,
+`x^p - 1`, arc functions next to 1, roots of products of probabilities, and running counts above 2048.
 """
 
 from __future__ import annotations

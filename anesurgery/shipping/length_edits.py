@@ -4,9 +4,9 @@
 Each axis then has a tuple of lengths: in the function as it is, and at each size wanted, such as (64, 128,
 256); an axis of fixed length has (8, 8, 8), so that a channel count that happens to be 64 is never taken for
 the length. An op can hold lengths in its parameters (shapes, ends of slices, repetitions) and in constant
-tables with a row for each position. Both are found from where the axes of its operands go. Example: `reshape(x,
-shape=[64, 8])` of an x whose 64 varies becomes `shape=[-1, 8]`. What can be read in two ways is refused with a
-`Refusal`.
+tables with a row for each position. Both are found from where the axes of its operands go. Example:
+`reshape(x, shape=[64, 8])` of an x whose 64 varies becomes `shape=[-1, 8]`. What can be read in two ways is
+refused with a `Refusal`.
 """
 
 from __future__ import annotations

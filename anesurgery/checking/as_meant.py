@@ -1,7 +1,7 @@
-"""What a model means where fp32 itself is the limit: the logarithm of a share that is 0 in fp32.
+"""Compute what a model means where fp32 itself is the limit: the logarithm of a probability that is 0 in fp32.
 
-`log(softmax(x))` of scores that are 104 apart adds the epsilon 1.4e-45 to a share of 0, and gives -103.3 in
-fp32 whatever the scores are. The model means the difference of the scores, which a repaired model computes.
+`log(softmax(x))` of scores that are 104 apart adds the epsilon 1.4e-45 to a probability of 0. So fp32 gives
+-103.3 whatever the scores are. The model means the difference of the scores, which a repaired model computes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def unguarded_log(op: Operation) -> WrittenExponential | None:
 
 
 class Meant(Double):
-    """The arithmetic of fp64 in which the logarithm of a share is computed of what the share is made of."""
+    """The arithmetic of fp64 in which the logarithm of a softmax or sigmoid is computed from its operand."""
 
     def __init__(self) -> None:
         super().__init__()
         self.exponents: dict[Operation, torch.Tensor] = {}
-        """Softmax or sigmoid -> what it read last."""
+        """Softmax or sigmoid -> its operand in this run."""
 
     def meaning(self, op: Operation, row: Implementation) -> Callable[..., Any]:
         """Return the function of an op; a softmax or sigmoid keeps its operand for the logarithm."""
@@ -56,6 +56,6 @@ class Meant(Double):
 
 
 def arithmetic_of(program: Program) -> Any:
-    """Return the arithmetic that computes what a program means: fp32, or `Meant` for logarithms of shares."""
+    """Return the arithmetic that computes what a program means: fp32, or `Meant` for such logarithms."""
     ops = (op for function in program.functions.values() for op in walk_ops(function))
     return Meant() if any(unguarded_log(op) is not None for op in ops) else "fp32"

@@ -155,15 +155,19 @@ class _FirstTiny(Listener):
 
 
 def _not_numbers(meant: Values, outputs: Values) -> str:
-    """Return words about the first output that is NaN even in fp32, so that comparing says nothing; else ""."""
+    """Return words about the first output that fp32 cannot judge, being NaN or infinite there; else ""."""
     for name, wanted in _floats(meant).items():
-        undefined = np.isnan(wanted)
-        if not undefined.any():
-            continue
-        was = f"NaN to {undefined.mean():.0%}"
-        if np.isfinite(np.asarray(outputs[name])).all():
-            return f"output %{name} is finite now: it was {was}, in fp32 too, so that these cannot be compared"
-        return f"output %{name} is {was}, in fp32 too"
+        undefined, found = np.isnan(wanted), np.asarray(outputs[name])
+        if undefined.any():
+            was = f"NaN to {undefined.mean():.0%}"
+            if np.isfinite(found).all():
+                return (
+                    f"output %{name} is finite now: it was {was}, in fp32 too, so that these cannot be compared"
+                )
+            return f"output %{name} is {was}, in fp32 too"
+        if found.shape == wanted.shape and (moved := np.isinf(wanted) & (found != wanted)).any():
+            share = f"{moved.mean():.0%} of output %{name}"
+            return f"{share} is infinite in fp32 and another number now, so that these cannot be compared"
     return ""
 
 

@@ -232,7 +232,7 @@ def _replace_in_place_writes(node: Any, graph: Any) -> None:
 
 
 def _bases(inner: Any) -> Iterator[Any]:
-    """Yield a tensor, and the tensors of which it is a view."""
+    """Yield a tensor, and then each tensor that it is a view of."""
     yield inner
     target = inner.target
     views = isinstance(target, torch._ops.OpOverload) and any(r.alias_info for r in target._schema.returns)

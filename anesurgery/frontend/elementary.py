@@ -1,4 +1,4 @@
-"""Convert small operations that coremltools lacks, or of which it ignores or refuses an argument.
+"""Convert small operations that coremltools lacks, or some of whose arguments it ignores or refuses.
 
 coremltools drops arguments that `torch.export` passes by name, such as the tanh form of a gelu or the factor of
 a sum, without an error. A function `with_...` wraps the host's own converter; the others replace it.

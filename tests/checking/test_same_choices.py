@@ -108,3 +108,19 @@ def test_outputs_that_were_nan_and_are_numbers_now_are_named() -> None:
     assert np.isfinite(ane.run(surgery.program, values, precision="fp16")["y"]).all()
     assert "output %y is finite now: it was NaN to 100%, in fp32 too" in surgery.summary
     assert "identical" not in surgery.summary
+
+
+@pytest.mark.parametrize(("low", "named"), [(-120.0, True), (-8.0, False)])
+def test_what_is_infinite_in_fp32_and_another_number_now_is_not_called_near(low: float, named: bool) -> None:
+    """The logarithm of a sigmoid that is written out: fp16 holds no epsilon, so fp32 gives -inf at -120."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=types.fp16)], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        below = mb.add(x=mb.exp(x=mb.mul(x=x, y=np.float16(-1))), y=np.float16(1))
+        return mb.log(x=mb.real_div(x=np.float16(1), y=below), name="y")
+
+    x = np.array([[0, low, 5, low]], np.float16)
+    surgery = ane.apply(program, "safe_numbers", target="M1/macOS 14", inputs=[{"x": x}], quiet=True)
+    words = "50% of output %y is infinite in fp32 and another number now, so that these cannot be compared"
+    assert surgery.changes
+    assert (words in surgery.summary) is named

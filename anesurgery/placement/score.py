@@ -324,7 +324,11 @@ def _less_may_run(old: Score, new: Score) -> bool:
     return as_much and any(now[what] < was[what] for what in was)
 
 
-def _faster(old: Score, new: Score, most: float = 1 - SAME) -> str:
+LEAST_STEP = 0.001
+"""The share of the expected time that one step must gain to be worth it for its time. A choice."""
+
+
+def _faster(old: Score, new: Score, most: float = 1 - LEAST_STEP) -> str:
     """The time falls below a share of it; not counted if more ops are unknown, since these have no cost.
 
     The time of ops of unknown unit is in doubt: if less may run on the ANE because these are gone, the time

@@ -18,6 +18,8 @@ Key = tuple[str, str]
 
 EQUAL_WITHIN = 1.03
 """Times whose ratio is below this are equal. A choice: runs of one model on one device differ as much."""
+AS_BEFORE = "as fast as before"
+"""The verdict on such times."""
 SHORTEST = 0.001
 """Milliseconds below which no digits are shown: a dispatch alone takes a hundred times as long."""
 NEAR_RATIO = 1.1
@@ -155,7 +157,7 @@ class Change:
     def verdict(self) -> str:
         """How many times as fast or slow, with the band; "perhaps" if 1 lies in the band."""
         if 1 / EQUAL_WITHIN < self.ratio < EQUAL_WITHIN:
-            return "as fast as before"
+            return AS_BEFORE
         certainty, is_faster = "perhaps" if self.better is None else "about", self.ratio < 1
         values = (self.ratio, self.low, self.high)
         if is_faster:

@@ -10,10 +10,10 @@ from anesurgery.byte_counts import byte_words
 from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import Grade
 from anesurgery.mil import Program
-from anesurgery.placement.durations import SHORTEST, Change, change, from_to
+from anesurgery.placement.durations import AS_BEFORE, SHORTEST, Change, change, from_to, rounded
 from anesurgery.placement.inspection import Inspection, between
 from anesurgery.placement.rules.lost_in_conversion import unmoved_outputs
-from anesurgery.placement.score import Score
+from anesurgery.placement.score import LEAST_STEP, Score
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.checks import HALVES, WRONG
 from anesurgery.rewriting.edit_plan import MAY
@@ -55,7 +55,9 @@ def _gain(surgery: Surgery) -> str:
         return surgery.plan.gain if "gains on" in surgery.plan.gain else ""
     if surgery.time is None:
         return _shares(surgery)
-    return f"on {_target(surgery)}: {_faster(surgery.time)}"
+    said = f"on {_target(surgery)}: {_faster(surgery.time)}"
+    gain = surgery.plan.gain
+    return f"{said}; {gain}" if said.endswith(AS_BEFORE) and gain.startswith("switches") else said
 
 
 def _faster(time: Change) -> str:
@@ -63,8 +65,8 @@ def _faster(time: Change) -> str:
     if max(time.before.high, time.after.high) < SHORTEST:
         return time.verdict
     times = from_to(time.before.ms, time.after.ms)
-    if time.before.ms == time.after.ms:
-        times = times.split(" -> ")[0]
+    if math.isclose(time.before.ms, time.after.ms, rel_tol=LEAST_STEP):
+        times = f"{rounded(time.before.ms, 3)} ms"
     return f"{times} by estimate, {time.verdict}"
 
 

@@ -13,24 +13,22 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Refused
-from anesurgery.network_editing.layer_pass import (
+from anesurgery.network_editing.layer_pass import LayerRewrite, Shape, Site
+from anesurgery.network_editing.steps import (
     CHANNEL,
-    CUT,
     HEIGHT,
     MOST_MIXED,
     NAMES,
     SEQUENCE,
+    SLICED,
     WIDTH,
-    LayerRewrite,
     Margins,
-    Shape,
-    Site,
     Step,
-    border,
-    borders,
-    cut,
+    border_amounts,
+    channel_picking,
+    constant_padding,
     from_end,
-    picking,
+    slicing,
 )
 from anesurgery.neuralnetwork.layers.blob_axes import of_each
 
@@ -199,7 +197,7 @@ def _join_padded(site: Site, axis: int) -> None:
     for i, x in enumerate(site.inputs):
         margins = (sum(lengths[:i]), sum(lengths[i + 1 :]))
         sides = (margins, NONE) if axis == HEIGHT else (NONE, margins)
-        padded.append(site.put(border(*sides, value=0.0), x))
+        padded.append(site.put(constant_padding(*sides, value=0.0), x))
     site.emit("add", padded, site.outputs)
 
 
@@ -212,7 +210,7 @@ def _interleave(site: Site, axis: int, rank: int) -> None:
         listed = ", ".join(map(str, sizes))
         raise Refused(f"it interleaves {listed} channels, not equally many, {MOST_MIXED} in all at most")
     order = [part * sizes[0] + i for i in range(sizes[0]) for part in range(len(sizes))]
-    site.chain([picking(order, len(order))], site.emit("concat", site.inputs))
+    site.chain([channel_picking(order, len(order))], site.emit("concat", site.inputs))
 
 
 def _words(axis: int, rank: int) -> str:
@@ -255,12 +253,12 @@ class LegacySplit(LayerRewrite):
         for i, blob in enumerate(site.outputs):
             if site.network.is_read(blob):
                 begin = sum(parts[:i])
-                site.put(cut(axis, range(begin, begin + parts[i])), x, [blob])
+                site.put(slicing(axis, range(begin, begin + parts[i])), x, [blob])
 
 
 def _check_cut(does: str, do: str, axis: int, rank: int) -> None:
     """Refuse an axis in front of the channels."""
-    if axis not in CUT:
+    if axis not in SLICED:
         kept = f"the layers of the first releases {do} channels, rows and columns"
         raise Refused(f"it {does} axis {axis} of {rank}; {kept}")
 
@@ -312,10 +310,10 @@ class LegacySlice(LayerRewrite):
 def _slices(shape: Shape, spans: Spans) -> list[Step]:
     plain = [axis for axis in (HEIGHT, WIDTH) if axis in spans and spans[axis].step == 1]
     if len(plain) < 2 or len(shape) < LEAST[CHANNEL]:
-        return [cut(axis, spans[axis]) for axis in sorted(spans)]
+        return [slicing(axis, spans[axis]) for axis in sorted(spans)]
     edges = [(spans[axis].start, (shape[axis] or 0) - spans[axis].stop) for axis in plain]
-    channels = [cut(axis, span) for axis, span in spans.items() if axis == CHANNEL]
-    return [*channels, ("crop", {"cropAmounts": borders(*edges)})]
+    channels = [slicing(axis, span) for axis, span in spans.items() if axis == CHANNEL]
+    return [*channels, ("crop", {"cropAmounts": border_amounts(*edges)})]
 
 
 def _static(site: Site, shape: Shape) -> Spans:
@@ -399,7 +397,7 @@ class LegacyGather(LayerRewrite):
         x, indices = site.inputs
         rank = len(site.shape(x))
         axis = from_end(site.params.axis, rank)
-        if axis not in CUT:
+        if axis not in SLICED:
             raise Refused(f"it gathers along axis {axis} of {rank}, before the channels")
         size = site.shape(x)[axis]
         if size is None:
@@ -409,12 +407,12 @@ class LegacyGather(LayerRewrite):
         if picks == list(range(size)):
             site.forward(x)
         elif len(runs) == 1:
-            site.chain([cut(axis, runs[0])])
+            site.chain([slicing(axis, runs[0])])
         elif axis != CHANNEL:
             found = f"its {len(picks)} indices along the {NAMES[axis]} are {len(runs)} slices"
             raise Refused(f"{found}, and the layers of the first releases join channels only")
         elif len(runs) <= self.runs:
-            site.emit("concat", [site.put(cut(CHANNEL, run), x) for run in runs], site.outputs)
+            site.emit("concat", [site.put(slicing(CHANNEL, run), x) for run in runs], site.outputs)
         else:
             self._pick(site, picks, f"it takes {len(runs)} slices, more than {self.runs}", size)
 
@@ -427,7 +425,7 @@ class LegacyGather(LayerRewrite):
             wanted = f"{most} channels are more than {self.channels}; raise `runs` or `channels`"
             raise Refused(f"{found}, and {wanted}")
         site.sizes(x)  # what a convolution makes of a size that is not known is another such size
-        site.chain([picking(picks, size)])
+        site.chain([channel_picking(picks, size)])
 
 
 def _picks(site: Site, blob: str, size: int) -> list[int]:
@@ -496,7 +494,7 @@ class LegacyPad(LayerRewrite):
         if CHANNEL in margins:
             x = _widened(site, x, margins[CHANNEL], None if planar else site.outputs)
         if planar:
-            site.chain([border(height, width, site.params.value)], x)
+            site.chain([constant_padding(height, width, site.params.value)], x)
         elif not margins:
             site.forward(x)
 
@@ -538,7 +536,7 @@ def _widened(site: Site, x: str, margins: Margins, outputs: tuple[str, ...] | No
     count = site.sizes(x)[CHANNEL]
 
     def number(width: int) -> str:
-        part = site.put(cut(CHANNEL, range(width)), x) if width < count else x
+        part = site.put(slicing(CHANNEL, range(width)), x) if width < count else x
         return site.linear(part, 0.0, site.params.value)
 
     before, after = ([number(min(count, n - at)) for at in range(0, n, count)] for n in margins)

@@ -14,19 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anesurgery.authoring import REASSOCIATED, Array, Refusal, Refused, Target
-from anesurgery.network_editing.layer_pass import (
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
+from anesurgery.network_editing.steps import (
     CHANNEL,
     HEIGHT,
     WIDTH,
-    LayerRewrite,
     Margins,
-    Site,
     Step,
-    border,
-    borders,
-    cut,
-    height_and_width,
-    repeated_border,
+    border_amounts,
+    constant_padding,
+    edge_padding,
+    slicing,
 )
 from anesurgery.neuralnetwork import spec
 from anesurgery.neuralnetwork.layers.window_layers import pairs
@@ -59,6 +57,18 @@ class _Windows:
     def inside(self) -> bool:
         """Does no window reach beyond the axis?"""
         return self.begin == 0 and self.end <= 0
+
+
+def height_and_width(site: Site, blob: str) -> list[int]:
+    """Return the last two sizes of a blob.
+
+    Raises:
+        Refused: one is dynamic.
+    """
+    extent = [d for d in site.shape(blob)[-2:] if d is not None]
+    if len(extent) != 2:
+        raise Refused(f"height or width of {blob!r} is dynamic")
+    return extent
 
 
 def _windows_of(site: Site, kernel: Sequence[int], strides: Sequence[int]) -> list[_Windows]:
@@ -113,7 +123,7 @@ def _depthwise(
     `cuts` makes it a deconvolution, and is what its result loses at both ends of both axes.
     """
     channels = int(site.shape(site.inputs[0])[CHANNEL] or 0)
-    amounts = {"paddingAmounts": borders(*cuts)} if cuts and any(map(any, cuts)) else {}
+    amounts = {"paddingAmounts": border_amounts(*cuts)} if cuts and any(map(any, cuts)) else {}
     form: dict[str, Any] = {"kernelChannels": 1}
     if cuts is not None:
         form = {"kernelChannels": channels, "isDeconvolution": True}
@@ -261,7 +271,7 @@ def _emit_pools(site: Site, windows: Sequence[_Windows], plans: Sequence[Sequenc
         for i, (axis, s) in enumerate(zip((HEIGHT, WIDTH), row, strict=True)):
             sizes[i] = (sizes[i] + s.begin + s.end - s.kernel) // s.stride + 1
             if s.stride > POOL_STRIDE:
-                layers.append(cut(axis, range(0, (sizes[i] - 1) * s.stride + 1, s.stride)))
+                layers.append(slicing(axis, range(0, (sizes[i] - 1) * s.stride + 1, s.stride)))
     site.chain(layers)
 
 
@@ -269,7 +279,7 @@ def _pooling(site: Site, steps: Sequence[_Pool]) -> Step:
     """One pooling, by a step along each axis."""
     high, wide = ((s.begin, s.end) for s in steps)
     sizes = {"kernelSize": [s.kernel for s in steps], "stride": [s.stride for s in steps]}
-    valid = {"paddingAmounts": borders(high, wide)} if any((*high, *wide)) else {}
+    valid = {"paddingAmounts": border_amounts(high, wide)} if any((*high, *wide)) else {}
     return "pooling", {"type": site.params.type, **sizes, "valid": valid}
 
 
@@ -429,7 +439,7 @@ def _tents(site: Site, grids: Sequence[_Grid]) -> list[Step] | None:
     for axis, grid in zip((HEIGHT, WIDTH), grids, strict=True):
         if grid.step > 1:
             size = site.sizes(site.outputs[0])[axis]
-            layers.append(cut(axis, range(0, (size - 1) * grid.step + 1, grid.step)))
+            layers.append(slicing(axis, range(0, (size - 1) * grid.step + 1, grid.step)))
     return layers
 
 
@@ -446,7 +456,7 @@ def _neighbour_means(site: Site, grids: Sequence[_Grid]) -> list[Step] | None:
 
 def _repeat(high: Margins, wide: Margins) -> list[Step]:
     """A border of repeated pixels, if there is one."""
-    return [repeated_border(high, wide)] if any((*high, *wide)) else []
+    return [edge_padding(high, wide)] if any((*high, *wide)) else []
 
 
 WEIGHTS = 2**24
@@ -611,12 +621,12 @@ def _by_phases(site: Site, found: _Dilated) -> None:
         padded = along.size + along.begin + along.end
         margins.append((along.begin, along.end, -padded % d))
     high, wide = ((begin, end + over) for begin, end, over in margins)
-    layers = [border(high, wide, 0.0)] if any((*high, *wide)) else []
+    layers = [constant_padding(high, wide, 0.0)] if any((*high, *wide)) else []
     layers.append(("reorganizeData", {"blockSize": d, "mode": "SPACE_TO_DEPTH"}))
     layers.append(("convolution", _phases(site, found)))
     layers.append(("reorganizeData", {"blockSize": d, "mode": "DEPTH_TO_SPACE"}))
     if any(over for *_, over in margins):
-        layers.append(("crop", {"cropAmounts": borders(*((0, over) for *_, over in margins))}))
+        layers.append(("crop", {"cropAmounts": border_amounts(*((0, over) for *_, over in margins))}))
     site.chain(layers)
 
 
@@ -667,5 +677,5 @@ class SpreadChannels(LayerRewrite):
         whole, single = site.sizes(image), site.sizes(gate)
         if len(whole) != len(single) or len(whole) < 3 or whole[:-2] != single[:-2]:
             return
-        spread = site.put(repeated_border((0, whole[-2] - 1), (0, whole[-1] - 1)), gate)
+        spread = site.put(edge_padding((0, whole[-2] - 1), (0, whole[-1] - 1)), gate)
         site.emit("multiply", [image, spread], site.outputs)

@@ -9,7 +9,7 @@ from pass_cases import refuses, rewrites, stays, table
 from two_sided import with_reader
 
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.passes.layers.moving import LegacyInnerProduct
+from anesurgery.passes.layers.products import LegacyInnerProduct
 from anesurgery.testing import assert_refuses
 
 STEP = LegacyInnerProduct()
@@ -83,7 +83,7 @@ test_cases, test_surroundings = table(
             (
                 (2, 3, 2, 1),
                 [to(2, 6), bent(PReLU={"alpha": numbers(6)}), product(6, 4), to(2, 4, 1, 1)],
-                "bends vectors of 3x2x1 numbers",
+                "works on vectors of 3x2x1 numbers",
             ),
         ]
     ),

@@ -13,7 +13,7 @@ from two_sided import with_any_batch, with_sizes
 
 import anesurgery as ane
 from anesurgery.mil import Array
-from anesurgery.network_editing.layer_pass import borders
+from anesurgery.network_editing.steps import border_amounts
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.windows import UndilateConvolution
@@ -25,7 +25,7 @@ ZEROS = ["convolution"]
 PHASES = ["reorganizeData", "convolution", "reorganizeData"]
 PADDINGS: dict[str, dict[str, Any]] = {
     "valid": {"valid": {}},
-    "amounts": {"valid": {"paddingAmounts": borders((2, 1), (0, 3))}},
+    "amounts": {"valid": {"paddingAmounts": border_amounts((2, 1), (0, 3))}},
     "same": {"same": {}},
     "same_lower": {"same": {"asymmetryMode": "TOP_LEFT_HEAVY"}},
 }

@@ -35,6 +35,7 @@ MATTERS = 0.01
 LEAST = 0.001
 """The smallest share that is mentioned."""
 NAME = re.compile(r"%[\w./:-]+")
+MEASURE = "measure each compute unit on the device: anesurgery measure MODEL"
 LONGEST = 20
 """The most characters of a name in a cause."""
 Repair = Callable[[str], str]
@@ -68,7 +69,8 @@ class Problem:
     @property
     def rank(self) -> tuple[int, float, int]:
         """Sorts failures first, then costs with a repair, then risks of wrong numbers, then the rest."""
-        kinds, helped = (*summary.KINDS, "placement"), bool(self.remedies or self.advice)
+        kinds = (*summary.KINDS, "placement")
+        helped = self.remedies or (self.advice and self.kind != "placement")
         first = (
             0 if self.wrong else 1 if self.share >= MATTERS and helped else 2 if self.kind == "numeric" else 3
         )
@@ -144,6 +146,8 @@ def _problems(inspection: Inspection, rows: dict[str, OpRow]) -> Iterator[tuple[
         first = alike[0]
         if first.finding is not None or any(row.preferred is not None for row in own):
             yield tuple(sorted(row.name for row in own)), _problem_of(inspection, own, first.why, first.finding)
+        elif first.why == summary.UNDECIDED:
+            yield (), replace(_problem_of(inspection, own, first.why, None), advice=MEASURE)
     for ruled in summary.other_findings(inspection):
         own = [rows[name] for name in ruled.ops if name in rows]
         if own and all(is_fault_elsewhere(ruled.finding, row.legal, row.preferred) for row in own):

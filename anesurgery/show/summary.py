@@ -202,6 +202,10 @@ def app_words(memory: Memory) -> str:
     return f"takes {byte_words(memory.needed)} of about {byte_words(memory.app)} for an app, {rest}"
 
 
+UNDECIDED = "CPU and Neural Engine are too close by estimate"
+"""Why an op that the engine can run has no unit, though the time on both is known."""
+
+
 def needs_attention(row: OpRow) -> bool:
     """Is it not legal on the ANE, not known to be, or not expected there?"""
     return row.legal is not True or row.preferred != "ane"
@@ -220,7 +224,7 @@ def without_rule(row: OpRow, uses_ane: bool) -> str:
     if row.legal is False:
         return "the Neural Engine cannot run it"
     if row.preferred is None:
-        return "the Neural Engine can run it, but its unit is unknown"
+        return UNDECIDED if row.estimate is not None else "the Neural Engine can run it, but no time is known"
     return "no slower there, by estimate"
 
 

@@ -23,8 +23,9 @@ The guard is removed if no id can be negative. For ids that the program computes
 argmax, a clip at 0). For inputs you must promise it: `assume={"input_ids": (0, 50256)}`, or
 `--assume input_ids=0:50256`. The notes of the surgery repeat the promise: other ids then give other results, or
 none. Without a promise, a guard that only serves lookups of a table with as many rows becomes
-`mod(ids + rows, rows)`, which is the same for every valid id, from -rows to rows - 1. With `nonnegative=True`, the default in the
-recipes for language models, such a guard is removed, because ids come from a tokenizer. The notes say so.
+`mod(ids + rows, rows)`, which is the same for every valid id, from -rows to rows - 1. With `nonnegative=True`,
+the default in the recipes for language models, such a guard is removed, because ids come from a tokenizer. The
+notes say so.
 
 Refuses when an id may be negative and anything other than such a lookup reads it, and when a promised range
 begins below 0.

@@ -662,7 +662,7 @@ def _is_never_below_x(op: Operation, ranges: Ranges) -> bool:
 
 
 def _mod_range(op: Operation, ranges: Ranges) -> Interval:
-    """The remainder has the sign of the dividend, and is smaller than the divisor; of integers by 1 at least."""
+    """The remainder has the sign of the dividend; it is smaller than the divisor, of integers by 1 at least."""
     (low, high), by = ranges.at(op.x), max(map(abs, ranges.at(op.y)))
     most = max(by - 1, 0.0) if np_dtype(op.y).kind in "iu" else by
     return max(min(low, 0.0), -most), min(max(high, 0.0), most)

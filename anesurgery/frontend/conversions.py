@@ -722,6 +722,11 @@ def _with_sizes(host: Convert) -> Convert:
     return convert
 
 
+def _with_batch_and_places(rank: int) -> Callable[[Convert], Convert]:
+    """Return a wrapper for the converter of maxima and their places, with or without a batch."""
+    return lambda host: with_places(with_batch(rank)(host))
+
+
 def _with_windows_and_batch(rank: int) -> Callable[[Convert], Convert]:
     """Return a wrapper for the converter of a mean of windows, with or without a batch."""
     return lambda host: with_batch(rank)(with_counted_windows(host))
@@ -995,7 +1000,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "linear": with_vector_weight,
     "col2im": with_overlapping_fold,
     **{f"max_pool{n}d": with_batch(n + 2) for n in (1, 2, 3)},
-    **{f"max_pool{n}d_with_indices": lambda host, n=n: with_places(with_batch(n + 2)(host)) for n in (1, 2, 3)},
+    **{f"max_pool{n}d_with_indices": _with_batch_and_places(n + 2) for n in (1, 2, 3)},
     **{f"avg_pool{n}d": _with_windows_and_batch(n + 2) for n in (1, 2, 3)},
     "round": lambda _: convert_round,
     "softplus": with_threshold,

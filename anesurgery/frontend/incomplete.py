@@ -180,7 +180,7 @@ def _places_of_maxima(x: Var, counts: tuple[int, ...], kernel: Array, stride: Ar
     ]
     lengths = np.append(np.cumprod(sizes[::-1])[::-1][1:], 1)  # elements from one place to the next of an axis
     starts = [(np.arange(n) * s - p) * unit for n, s, p, unit in zip(counts, stride, pad, lengths, strict=True)]
-    first = sum(np.ix_(*starts)).astype(np.int32)  # type: ignore[union-attr]
+    first = np.asarray(sum(np.ix_(*starts)), np.int32)
     ways = (np.asarray(steps) @ lengths).astype(np.int32)
     which = mb.reduce_argmax(x=mb.stack(values=parts, axis=0), axis=0, keep_dims=False)
     return mb.add(x=mb.gather(x=ways, indices=which, axis=0), y=first)

@@ -73,7 +73,7 @@ def test_each_agrees_with_torch(how: str) -> None:
 def test_maxima_return_to_their_places() -> None:
     """By export alone: torch cannot trace it."""
     assert_each_agrees(
-        {"unpooled": lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, 1, return_indices=True), 2, 1)},
+        {"unpooled": lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, 1, return_indices=True), [2, 2], [1, 1])},
         (X, X / 9),
         "export",
     )

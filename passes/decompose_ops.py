@@ -19,7 +19,7 @@ After::
 
 | op | becomes |
 |---|---|
-| `mod` | x - floor(x / y) * y |
+| `mod` | x - floor(x / y) * y, of the magnitude where x may be negative |
 | `reduce_prod` | slices, multiplied one after another |
 | `cumsum` | a product with a triangular matrix of ones |
 | `one_hot` | a comparison with 0, 1, 2, ... |
@@ -72,9 +72,12 @@ def _no_remainder(step: DecomposeOps, op: an.Operation) -> str:
 
 
 def _remainder(mb: Builder, op: an.Operation) -> Var:
-    by = an.np_dtype(op.x).type(an.number(op.y))
-    whole = mb.floor(x=mb.mul(x=op.x, y=1 / by)) if math.frexp(by)[0] == 0.5 else mb.floor_div(x=op.x, y=by)
-    return mb.sub(x=op.x, y=mb.mul(x=whole, y=by))
+    """The remainder of the magnitude, with the sign of x where it may be negative."""
+    by, signed = an.np_dtype(op.x).type(an.number(op.y)), not whole_numbers.never_negative(op.x)
+    x = mb.abs(x=op.x) if signed else op.x
+    whole = mb.floor(x=mb.mul(x=x, y=1 / by)) if math.frexp(by)[0] == 0.5 else mb.floor_div(x=x, y=by)
+    rest = mb.sub(x=x, y=mb.mul(x=whole, y=by))
+    return mb.mul(x=mb.sign(x=op.x), y=rest) if signed else rest
 
 
 def _no_product(step: DecomposeOps, op: an.Operation) -> str:

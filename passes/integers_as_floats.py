@@ -257,8 +257,11 @@ class _Floats:
         if op.op_type == "cast":
             result = maker.cast(x=maker.not_equal(x=values[0], y=self.dtype.type(0)), dtype=self.name)
         elif op.op_type == "mod":
-            whole = maker.floor_div(x=values[0], y=values[1])
-            result = maker.sub(x=values[0], y=maker.mul(x=whole, y=values[1]))
+            signed = not whole_numbers.never_negative(op.x)
+            size = maker.abs(x=values[0]) if signed else values[0]
+            whole = maker.floor_div(x=size, y=values[1])
+            result = maker.sub(x=size, y=maker.mul(x=whole, y=values[1]))
+            result = maker.mul(x=maker.sign(x=values[0]), y=result) if signed else result
         elif op.op_type == "logical_not":
             result = maker.sub(x=one, y=values[0])
         elif op.op_type == "logical_xor":

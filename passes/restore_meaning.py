@@ -21,6 +21,7 @@ After::
 | `lost-epsilon` | mean((x / s)^2) + e, times s | mean((x / s)^2) + e / s^2 |
 | `lost-branch` | `y > 0` in an atan2 | `y >= 0` |
 | `lost-int16` | a gather of int16 | a gather of int32 |
+| `lost-sign` | `mod(x, y)` | `x - floor_div(x, y) * y` |
 | `lost-average` | a mean of windows beyond the end | the same without what lies beyond |
 
 The outputs change, because the converted model did not mean what the original did. So `auto` never tries this
@@ -73,6 +74,10 @@ def _wide_gather(mb: Builder, op: an.Operation) -> Any:
     return mb.cast(x=wide, dtype="int16")
 
 
+def _floored(mb: Builder, op: an.Operation) -> Var:
+    return mb.sub(x=op.x, y=mb.mul(x=mb.floor_div(x=op.x, y=op.y), y=op.y))
+
+
 def _inside(mb: Builder, op: an.Operation) -> Var:
     return mb.avg_pool(**an.op_inputs(op, "exclude_padding_from_average"), exclude_padding_from_average=True)
 
@@ -96,6 +101,7 @@ FORMS: dict[str, _Form] = {
     "lost-epsilon": _Form(lost.grown_epsilon, _epsilon),
     "lost-branch": _Form(lost.lost_branch, _branch),
     "lost-int16": _Form(lost.narrowed_data, _wide_gather),
+    "lost-sign": _Form(lost.kept_sign, _floored),
     "lost-average": _Form(lost.overhanging_mean, _inside, _no_mean),
 }
 """Finding -> the form that it has, and what was meant."""
@@ -106,7 +112,7 @@ class RestoreMeaning(Rewrite):
     """Forms that converters leave become what the model meant."""
 
     name = "restore_meaning"
-    kinds = an.ops.names("sub add mul select atan gather gather_along_axis gather_nd avg_pool")
+    kinds = an.ops.names("sub add mul select atan gather gather_along_axis gather_nd mod avg_pool")
     asked_for = True
     caveat = "the outputs change on purpose; compare with the model before the conversion"
     only: tuple[str, ...] = an.option((), among=tuple(FORMS))

@@ -1,4 +1,4 @@
-"""Remove the guard that lets negative ids count from the end, or make it one op.
+"""Remove the guard that lets negative ids count from the end, or write it with one op less.
 
 Before::
 
@@ -22,9 +22,10 @@ After::
 The guard is removed if no id can be negative. For ids that the program computes, this follows from the ops (an
 argmax, a clip at 0). For inputs you must promise it: `assume={"input_ids": (0, 50256)}`, or
 `--assume input_ids=0:50256`. The notes of the surgery repeat the promise: other ids then give other results, or
-none. Without a promise, a guard that only serves lookups of a table with as many rows becomes `mod(ids, rows)`,
-which is the same for every valid id, from -rows to rows - 1. With `nonnegative=True`, the default in the
-recipes for language models, such a guard is removed, because ids come from a tokenizer. The notes say so.
+none. Without a promise, a guard that only serves lookups of a table with as many rows becomes
+`mod(ids + rows, rows)`, which is the same for every valid id, from -rows to rows - 1. With `nonnegative=True`,
+the default in the recipes for language models, such a guard is removed, because ids come from a tokenizer. The
+notes say so.
 
 Refuses when an id may be negative and anything other than such a lookup reads it, and when a promised range
 begins below 0.
@@ -52,7 +53,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class TokenIdGuard(Rewrite):
-    """`select(ids >= 0, ids, ids + rows)` becomes the ids, or `mod(ids, rows)`."""
+    """`select(ids >= 0, ids, ids + rows)` becomes the ids, or `mod(ids + rows, rows)`."""
 
     name = "token_id_guard"
     follows = ("fold_constants",)
@@ -121,7 +122,10 @@ class TokenIdGuard(Rewrite):
         ids = whole_numbers.before_casts(m.kept, low, high + 1)
         if an.np_dtype(ids) != an.np_dtype(m.root.outputs[0]):
             ids = m.kept
-        return ids if low >= 0 else mb.mod(x=ids, y=an.constant(m.rows))
+        if low >= 0:
+            return ids
+        wrapped = mb.add(x=ids, y=an.constant(m.rows))  # the remainder has the sign of what is divided
+        return mb.mod(x=wrapped, y=an.constant(m.rows))
 
 
 def _source(ids: Var) -> Var:

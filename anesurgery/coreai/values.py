@@ -202,12 +202,6 @@ class Value:
         near = self.round()
         return near - (near > self).cast(self.dtype)
 
-    def remainder(self, other: Any) -> Value:
-        """Return the remainder with the sign of the divisor; Core AI's has that of the dividend."""
-        rest, by = self.binary("modulo", other), self.like(other)
-        other_side = (rest > 0) ^ (by > rest.like(0))
-        return where(rest.binary("not_equal", 0) & other_side, rest + by, rest)
-
     def cast(self, dtype: str) -> Value:
         """Cast to another element type."""
         if dtype == self.dtype:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from anesurgery.mil import Var, types
 
 Convert = Callable[[Any, Any], None]
@@ -41,6 +43,12 @@ def argument(context: Any, node: Any, position: int, name: str, default: Any = N
         return positional[position]
     named = keyword(context, node, name)
     return default if named is None else named
+
+
+def is_one(value: Any) -> bool:
+    """Is an argument the number 1?"""
+    known = known_value(value)
+    return known is not None and np.size(known) == 1 and float(np.ravel(known)[0]) == 1
 
 
 def promoted(values: list[Any]) -> list[Var]:

@@ -14,7 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, keyword, known_value, promoted
+from anesurgery.frontend.arguments import (
+    Convert,
+    argument,
+    dtype_of,
+    inputs_of,
+    is_one,
+    keyword,
+    known_value,
+    promoted,
+)
 from anesurgery.frontend.complex_numbers import (
     angle,
     atan2,
@@ -49,7 +58,7 @@ from anesurgery.frontend.experts import grouped_product, histogram
 from anesurgery.frontend.fourier import ALIASES as TRANSFORMS
 from anesurgery.frontend.fourier import istft
 from anesurgery.frontend.incomplete import WRAPPERS as INCOMPLETE
-from anesurgery.frontend.incomplete import with_one_dtype, with_vectors
+from anesurgery.frontend.incomplete import max_unpool, with_one_dtype, with_places, with_vectors
 from anesurgery.frontend.length_choices import refusing_length_choices
 from anesurgery.frontend.parts import CONVERSIONS as SCATTERING
 from anesurgery.frontend.parts import WRAPPERS as SCATTERING_WRAPPERS
@@ -136,8 +145,7 @@ def with_remainder_by_one(host: Convert) -> Convert:
 
     def convert(context: Any, node: Any) -> None:
         x, by = inputs_of(context, node)[:2]
-        divisor = known_value(by)
-        if divisor is None or np.size(divisor) != 1 or float(np.ravel(divisor)[0]) != 1:
+        if not is_one(by):
             host(context, node)
             return
         x, _ = promoted([x, by])
@@ -470,13 +478,14 @@ def exported_recurrent(kind: str) -> Convert:
 
 
 def with_batch(rank: int) -> Any:
-    """Return a wrapper for the converter of a pooling, to add a missing batch axis and stride."""
+    """Return a wrapper for the converter of a pooling, to add a missing batch axis, stride and numbers."""
 
     def wrap(host: Convert) -> Convert:
         def convert(context: Any, node: Any) -> None:
             x = inputs_of(context, node)[0]
             if len(node.inputs) == 2:  # as torch.export writes it
                 node.inputs = [*node.inputs, node.inputs[1]]
+            _one_number_for_each_axis(context, node, rank - 2)
             if x.rank != rank - 1:
                 host(context, node)
                 return
@@ -490,6 +499,16 @@ def with_batch(rank: int) -> Any:
         return convert
 
     return wrap
+
+
+def _one_number_for_each_axis(context: Any, node: Any, axes: int) -> None:
+    """Repeat a kernel, stride or padding that is given as one number for all axes."""
+    for i, value in enumerate(inputs_of(context, node)[1:4], 1):
+        known = known_value(value)
+        if known is not None and np.size(known) == 1 < axes:
+            name = f"{node.name}_{i}"
+            context.add(mb.const(val=np.resize(known, axes).astype(np.int32), name=name))
+            node.inputs = [*node.inputs[:i], name, *node.inputs[i + 1 :]]
 
 
 def with_vector_weight(host: Convert) -> Convert:
@@ -703,6 +722,11 @@ def _with_sizes(host: Convert) -> Convert:
     return convert
 
 
+def _with_batch_and_places(rank: int) -> Callable[[Convert], Convert]:
+    """Return a wrapper for the converter of maxima and their places, with or without a batch."""
+    return lambda host: with_places(with_batch(rank)(host))
+
+
 def _with_windows_and_batch(rank: int) -> Callable[[Convert], Convert]:
     """Return a wrapper for the converter of a mean of windows, with or without a batch."""
     return lambda host: with_batch(rank)(with_counted_windows(host))
@@ -866,6 +890,7 @@ CONVERSIONS: dict[str, Convert] = {
     "view_as_complex": view_as_complex,
     "istft": istft,
     "narrow_scatter": narrow_scatter,
+    "max_unpool2d": max_unpool,
     "angle": angle,
     **dict.fromkeys(("_conj", "conj", "conj_physical"), conjugate),
     **dict.fromkeys(("resolve_conj", "resolve_neg"), resolved),
@@ -975,6 +1000,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "linear": with_vector_weight,
     "col2im": with_overlapping_fold,
     **{f"max_pool{n}d": with_batch(n + 2) for n in (1, 2, 3)},
+    **{f"max_pool{n}d_with_indices": _with_batch_and_places(n + 2) for n in (1, 2, 3)},
     **{f"avg_pool{n}d": _with_windows_and_batch(n + 2) for n in (1, 2, 3)},
     "round": lambda _: convert_round,
     "softplus": with_threshold,

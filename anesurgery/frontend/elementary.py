@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.frontend.arguments import Convert, argument, inputs_of, keyword, known_value, promoted
+from anesurgery.frontend.arguments import Convert, argument, inputs_of, is_one, keyword, known_value, promoted
 from anesurgery.mil import Var, mb, np_dtype, types
 
 LEAST = 2.0**-9
@@ -273,13 +273,15 @@ def with_front_axis(host: Convert) -> Convert:
 
 
 def with_integer_floor_divide(host: Convert) -> Convert:
-    """Wrap the converter of `a // b`: for integers the result is an integer, as in torch."""
+    """Wrap the converter of `a // b`: integers give an integer, and coremltools drops a division by 1."""
 
     def floor_divide(context: Any, node: Any) -> None:
         operands = inputs_of(context, node)[:2]
         if all(np_dtype(v).kind in "iu" for v in operands if isinstance(v, Var)):
             a, b = promoted(operands)
             context.add(mb.floor_div(x=a, y=b, name=node.name))
+        elif is_one(operands[1]):
+            context.add(mb.floor(x=promoted(operands)[0], name=node.name))
         else:
             host(context, node)
 
@@ -287,13 +289,16 @@ def with_integer_floor_divide(host: Convert) -> Convert:
 
 
 def with_integer_rounding(host: Convert) -> Convert:
-    """Wrap the converter of `torch.div(a, b, rounding_mode=...)`: integers give an integer."""
+    """Wrap the converter of `torch.div(a, b, rounding_mode=...)`, as that of `a // b`."""
 
     def div(context: Any, node: Any) -> None:
         operands = inputs_of(context, node)[:2]
         mode = known_value(argument(context, node, 2, "rounding_mode"))
         if mode is None or any(np_dtype(v).kind not in "iu" for v in operands if isinstance(v, Var)):
-            host(context, node)
+            if mode == "floor" and is_one(operands[1]):
+                context.add(mb.floor(x=promoted(operands)[0], name=node.name))
+            else:
+                host(context, node)
             return
         a, b = promoted(operands)
         quotient = mb.floor_div(x=a, y=b)

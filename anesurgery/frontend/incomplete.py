@@ -73,17 +73,130 @@ def with_one_dtype(host: Convert) -> Convert:
 
 
 def with_vectors(host: Convert) -> Convert:
-    """Wrap the converter of `torch.matmul`: the product of two with_vectors is a number."""
+    """Wrap the converter of `torch.matmul`: a vector is a row on the left, and a column on the right."""
 
     def convert(context: Any, node: Any) -> None:
         x, y = inputs_of(context, node)[:2]
-        if x.rank != 1 or y.rank != 1:
+        if x.rank != 1 and y.rank != 1:
             host(context, node)
             return
         x, y = promoted([x, y])
-        context.add(mb.reduce_sum(x=mb.mul(x=x, y=y), axes=[0], keep_dims=False, name=node.name))
+        if x.rank == y.rank:
+            context.add(mb.reduce_sum(x=mb.mul(x=x, y=y), axes=[0], keep_dims=False, name=node.name))
+            return
+        row = x.rank == 1
+        made = (
+            mb.matmul(x=mb.expand_dims(x=x, axes=[0]), y=y)
+            if row
+            else mb.matmul(x=x, y=mb.expand_dims(x=y, axes=[1]))
+        )
+        context.add(mb.squeeze(x=made, axes=[-2 if row else -1], name=node.name))
 
     return convert
+
+
+def narrow(context: Any, node: Any) -> None:
+    """Convert `torch.narrow(x, axis, start, length)`; a negative start counts from the end."""
+    x, axis, start, length = inputs_of(context, node)[:4]
+    axis, first, count = int(known_value(axis)) % x.rank, int(known_value(start)), int(known_value(length))
+    begin, end = [0] * x.rank, [0] * x.rank
+    begin[axis], end[axis] = first, first + count
+    whole = [a != axis for a in range(x.rank)]
+    to_end = [a != axis or first + count == 0 for a in range(x.rank)]
+    context.add(mb.slice_by_index(x=x, begin=begin, end=end, begin_mask=whole, end_mask=to_end, name=node.name))
+
+
+def with_rolls_to_the_left(host: Convert) -> Convert:
+    """Wrap the converter of `torch.roll`: Core ML keeps the sign of a negative shift by a dynamic length."""
+
+    def convert(context: Any, node: Any) -> None:
+        x = inputs_of(context, node)[0]
+        shifts, axes = (
+            np.ravel(known_value(argument(context, node, i, n, ()))) for i, n in ((1, "shifts"), (2, "dims"))
+        )
+        if len(axes) and not (any(map(is_symbolic, x.shape)) and min(shifts) < 0):
+            host(context, node)
+            return
+        flat = x if len(axes) else mb.reshape(x=x, shape=[-1])
+        for shift, axis in zip(map(int, shifts), map(int, axes if len(axes) else [0]), strict=True):
+            length = mb.gather(x=mb.shape(x=flat), indices=np.int32(axis % flat.rank), axis=0)
+            first = np.int32(-shift) if shift < 0 else mb.sub(x=length, y=mb.mod(x=np.int32(shift), y=length))
+            places = mb.add(x=mb.range_1d(start=np.int32(0), end=length, step=np.int32(1)), y=first)
+            flat = mb.gather(x=flat, indices=mb.mod(x=places, y=length), axis=axis)
+        context.add(flat if len(axes) else mb.reshape(x=flat, shape=mb.shape(x=x)), torch_name=node.name)
+
+    return convert
+
+
+def with_places(host: Convert) -> Convert:
+    """Wrap the converter of a max pooling, to give the places of the maxima too."""
+
+    def convert(context: Any, node: Any) -> None:
+        kind, node.kind = node.kind, node.kind.removesuffix("_with_indices")
+        host(context, node)
+        x, largest, node.kind = inputs_of(context, node)[0], context[node.name], kind
+        of_export = len(node.outputs) == 1  # it selects the results by nodes of their own
+        if any(map(is_symbolic, x.shape)):
+            if not of_export:
+                raise NotImplementedError(
+                    f"{node.name}: places of maxima in a tensor of dynamic shape {x.shape}"
+                )
+            context.add((largest, None), torch_name=node.name, override=True)
+            return
+        numbers = [known_value(argument(context, node, i, n, d)) for i, n, d in NUMBERS_OF_POOLS]
+        kernel, stride, pad = (np.resize(v, x.rank - 2).astype(int) for v in numbers)
+        places = _places_of_maxima(
+            x, largest.shape[2 - x.rank :], kernel, stride if stride.any() else kernel, pad
+        )
+        both = largest, places if largest.rank == x.rank else mb.squeeze(x=places, axes=[0])
+        for name, value in [(node.name, both)] if of_export else zip(node.outputs, both, strict=True):
+            context.add(value, torch_name=name, override=True)
+
+    return convert
+
+
+NUMBERS_OF_POOLS = ((1, "kernel_size", 0), (2, "stride", 0), (3, "padding", 0))
+"""Position, name and default of the numbers of a pooling."""
+
+
+def _places_of_maxima(x: Var, counts: tuple[int, ...], kernel: Array, stride: Array, pad: Array) -> Var:
+    """Return the place of the first maximum of each window: its first element, and the way from there."""
+    sizes, counts_of = np.asarray(x.shape[2:], int), np.asarray(counts, int)
+    after = np.maximum((counts_of - 1) * stride + kernel - sizes - pad, 0)
+    least = np_dtype(x).type(-np.inf if np_dtype(x).kind == "f" else np.iinfo(np.int32).min)
+    ends = np.stack([pad, after], 1).ravel().tolist()
+    padded = mb.pad(x=x, pad=[0, 0, 0, 0, *ends], mode="constant", constant_val=least) if any(ends) else x
+    steps = list(np.ndindex(*kernel))
+    parts = [
+        mb.slice_by_index(
+            x=padded,
+            begin=[0, 0, *step],
+            end=[0, 0, *(step + (counts_of - 1) * stride + 1)],
+            stride=[1, 1, *stride],
+            begin_mask=[True, True, *[False] * len(step)],
+            end_mask=[True, True, *[False] * len(step)],
+        )
+        for step in map(np.asarray, steps)
+    ]
+    lengths = np.append(np.cumprod(sizes[::-1])[::-1][1:], 1)  # elements from one place to the next of an axis
+    starts = [(np.arange(n) * s - p) * unit for n, s, p, unit in zip(counts, stride, pad, lengths, strict=True)]
+    first = np.asarray(sum(np.ix_(*starts)), np.int32)
+    ways = (np.asarray(steps) @ lengths).astype(np.int32)
+    which = mb.reduce_argmax(x=mb.stack(values=parts, axis=0), axis=0, keep_dims=False)
+    return mb.add(x=mb.gather(x=ways, indices=which, axis=0), y=first)
+
+
+def max_unpool(context: Any, node: Any) -> None:
+    """Convert `max_unpool2d(x, indices, output_size)`: the maxima at their places, and 0 elsewhere."""
+    x, places, size = inputs_of(context, node)[:3]
+    shape = [*x.shape[:-2], *map(int, np.ravel(known_value(size)))]
+    if any(map(is_symbolic, shape)):
+        raise NotImplementedError(f"{node.name}: max_unpool2d of a dynamic shape {x.shape}")
+    rows, count = int(np.prod(shape[:-2])), int(np.prod(shape[-2:]))
+    flat = [mb.reshape(x=v, shape=[rows, -1]) for v in (x, places)]
+    zeros = np.zeros((rows, count), np_dtype(x))
+    filled = mb.scatter_along_axis(data=zeros, indices=flat[1], updates=flat[0], axis=1, mode="update")
+    context.add(mb.reshape(x=filled, shape=shape, name=node.name))
 
 
 def with_running_statistics(host: Convert) -> Convert:
@@ -221,6 +334,8 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("argmax", "argmin"), with_choice_among_all),
     **dict.fromkeys(("diagonal", "diagonal_copy"), lambda _: diagonal),
     "instance_norm": with_running_statistics,
+    "narrow": lambda _: narrow,
+    "roll": with_rolls_to_the_left,
     **dict.fromkeys(("_convolution", "convolution", *TRANSPOSED), with_any_output_padding),
     "affine_grid_generator": with_map_by_name,
     "grid_sampler": with_affine_sampling,

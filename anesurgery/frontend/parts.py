@@ -210,6 +210,9 @@ def with_index_put(host: Convert) -> Convert:
         x, places, source = inputs_of(context, node)[:3]
         added = bool(known_value(argument(context, node, 3, "accumulate", False)))
         named = [axis for axis, at in enumerate(places) if at is not None] if isinstance(places, list) else []
+        if named == [0] and types.is_bool(places[0].dtype) and not added and math.prod(source.shape) == 1:
+            context.add(_filled_where(x, places[0], source, node.name))
+            return
         if named == list(range(len(named))) and _need_broadcast(x, [places[axis] for axis in named]):
             context.add(_written_at_several(x, [places[axis] for axis in named], source, added, node.name))
             return
@@ -225,6 +228,13 @@ def with_index_put(host: Convert) -> Convert:
         context.add(_scattered(x, named[0], at, source, "add" if added else "update", node.name))
 
     return index_put
+
+
+def _filled_where(x: Var, mask: Var, number: Var, name: str) -> Var:
+    """Return x with one number where a mask of its first axes is true, whose count no load has to know."""
+    x, number = promoted([x, mb.reshape(x=number, shape=[1] * x.rank) if x.rank else number])
+    mask = mb.expand_dims(x=mask, axes=list(range(mask.rank, x.rank))) if mask.rank < x.rank else mask
+    return mb.select(cond=mask, a=number, b=x, name=name)
 
 
 def _need_broadcast(x: Var, places: list[Var]) -> bool:

@@ -409,7 +409,7 @@ class Plan:
 def _without_zero_bias(step: Step) -> Step:
     """Return a linear without its bias if that is all zeros: BLAS is faster without."""
     bias = step.fixed.get("bias")
-    if step.op.op_type != "linear" or bias is None or bool(bias.any()):
+    if step.op.op_type != "linear" or bias is None or bool(torch.as_tensor(bias).any()):
         return step
     fixed = {name: value for name, value in step.fixed.items() if name != "bias"}
     return replace(step, fixed=fixed, to_widen=[name for name in step.to_widen if name != "bias"])

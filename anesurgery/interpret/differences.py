@@ -126,12 +126,12 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "mod",
         "mod",
-        "has the sign of the divisor, as torch.remainder",
-        "fmod has the sign of the dividend",
-        MIL,
+        "has the sign of the dividend, as torch.fmod; coremltools folds constants with that of the divisor",
+        "remainder has the sign of the divisor",
+        "apple/coremltools: pull request 2778; kasper0406/stablehlo-coreml: pull request 70",
         [-1.0, 5.0],
-        (2.0, 2.0),
         (-1.0, 2.0),
+        (2.0, 2.0),
         {"y": 3.0},
     ),
     Difference(

@@ -662,10 +662,10 @@ def _is_never_below_x(op: Operation, ranges: Ranges) -> bool:
 
 
 def _mod_range(op: Operation, ranges: Ranges) -> Interval:
-    """The remainder has the sign of the divisor, and for integers is smaller than it by 1 at least."""
-    low, high = ranges.at(op.y)
-    less = 1 if np_dtype(op.y).kind in "iu" else 0
-    return min(low + less, 0.0), max(high - less, 0.0)
+    """The remainder has the sign of the dividend; it is smaller than the divisor, of integers by 1 at least."""
+    (low, high), by = ranges.at(op.x), max(map(abs, ranges.at(op.y)))
+    most = max(by - 1, 0.0) if np_dtype(op.y).kind in "iu" else by
+    return max(min(low, 0.0), -most), min(max(high, 0.0), most)
 
 
 def _floor_div_range(op: Operation, ranges: Ranges) -> Interval:

@@ -23,7 +23,7 @@ TORCH: dict[str, Callable[[Any], Any]] = {
     "log": torch.log,
     "rsqrt": torch.rsqrt,
     "inverse": torch.reciprocal,
-    "mod": lambda x: torch.fmod(x, 3.0),
+    "mod": lambda x: torch.remainder(x, 3.0),
     "real_div of integers": lambda x: x / 2,
     "upsample_bilinear": lambda x: F.interpolate(x, scale_factor=(1, 2), mode="bilinear", align_corners=False),
     "softplus": lambda x: F.softplus(x, threshold=0.5),

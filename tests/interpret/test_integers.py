@@ -98,3 +98,14 @@ def test_an_index_outside_is_an_error(index: int) -> None:
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
     with pytest.raises(InterpretError, match=f"index {index} on axis 0 of 3; it may be -3 to 2"):
         ane.run(picked(index), {"x": x, "at": whole(index, 0)})
+
+
+def test_a_linear_of_integers_is_predicted() -> None:
+    """Its bias of zeros is a list, as all short rows of integers are."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 3), dtype=types.int32)])
+    def program(x: Var) -> Any:
+        return mb.linear(x=x, weight=np.ones((4, 3), np.int32), bias=np.zeros(4, np.int32), name="y")
+
+    x = np.arange(6, dtype=np.int32).reshape(2, 3)
+    np.testing.assert_array_equal(ane.Predictor(program)({"x": x})["y"], [[3] * 4, [12] * 4])

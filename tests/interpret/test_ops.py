@@ -41,7 +41,7 @@ FOLDED: dict[str, list[dict[str, Any]]] = {
     },
     "real_div": [{"x": X, "y": POS}],
     "floor_div": [{"x": X, "y": POS}, {"x": N, "y": M}],
-    "mod": [{"x": X, "y": POS}, {"x": N, "y": M}],
+    "mod": [{"x": np.abs(X), "y": POS}, {"x": np.abs(N), "y": M}],  # of others Core ML keeps the sign
     "pow": [{"x": POS, "y": Y}],
     **{name: [{"x": B, "y": Y > 0}] for name in ("logical_and", "logical_or", "logical_xor")},
     "logical_not": [{"x": B}],

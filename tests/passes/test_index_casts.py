@@ -45,7 +45,7 @@ def test_the_check_of_sites_catches_a_cast_that_wraps() -> None:
 
 def test_without_the_promise_a_remainder_stays(converted: Callable[..., Any]) -> None:
     surgery = ane.apply(converted("llama").model, [TokenIdGuard(), IndexCasts()], quiet=True)
-    assert [op.x.name for op in walk_ops(surgery.program) if op.op_type == "mod"] == ["input_ids"]
+    assert [op.x.op.x.name for op in walk_ops(surgery.program) if op.op_type == "mod"] == ["input_ids"]
 
 
 test_cases, test_surroundings = table(

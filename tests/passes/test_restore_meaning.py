@@ -18,7 +18,9 @@ from anesurgery.testing import apply_pass, assert_refuses
 HALF = np.float16
 
 
-def converted(function: Callable[..., torch.Tensor], *arrays: Any, half: bool = False) -> Program:
+def converted(
+    function: Callable[..., torch.Tensor], *arrays: Any, half: bool = False, any_length: bool = False
+) -> Program:
     """What coremltools makes of a function by itself."""
 
     class Module(torch.nn.Module):
@@ -27,7 +29,13 @@ def converted(function: Callable[..., torch.Tensor], *arrays: Any, half: bool = 
 
     tensors = tuple(map(torch.from_numpy, arrays))
     kinds = {"i": np.int32, "f": np.float32}
-    inputs = [ct.TensorType(f"x{k}", a.shape, dtype=kinds[a.dtype.kind]) for k, a in enumerate(arrays)]
+    shapes = [
+        (*a.shape[:-1], ct.RangeDim(1, 9, default=a.shape[-1])) if any_length else a.shape for a in arrays
+    ]
+    inputs = [
+        ct.TensorType(f"x{k}", shape, dtype=kinds[a.dtype.kind])
+        for k, (a, shape) in enumerate(zip(arrays, shapes, strict=True))
+    ]
     program: Program = ct.convert(
         torch.jit.trace(Module().eval(), tensors),  # type: ignore[no-untyped-call]
         inputs=inputs,
@@ -119,6 +127,20 @@ def test_what_is_meant_is_left(case: str) -> None:
     assert not [f for f in ane.inspect(program).all_findings if f.kind == "conversion"]
     _, session = apply_pass(RestoreMeaning(), program)
     assert not session.changes
+
+
+def test_a_roll_to_the_left_of_any_length_is_restored() -> None:
+    """coremltools takes the remainder of a negative shift where the length is known on the device only."""
+    program = converted(lambda x: torch.roll(x, -2, 1), floats(2, 5), any_length=True)
+    (found,) = (f for f in ane.inspect(program).all_findings if f.kind == "conversion")
+    assert (found.rule, found.remedy) == ("lost-sign", "restore_meaning")
+    after, _ = apply_pass(RestoreMeaning(), program)
+    assert not [f for f in ane.inspect(after).all_findings if f.kind == "conversion"]
+    for length in (5, 3, 1):
+        x = floats(2, length)
+        (before,), (rolled,) = (ane.run(p, {"x0": x}).values() for p in (program, after))
+        np.testing.assert_array_equal(rolled, np.roll(x, -2, 1))
+        assert length == 1 or not np.array_equal(before, rolled)
 
 
 def test_a_padded_mean_is_named_and_refused() -> None:

@@ -90,6 +90,14 @@ def recurrent() -> Program:
     return of(body, (3, 1, 8))()
 
 
+def mean_of_all() -> Program:
+    return of(lambda x: mb.expand_dims(x=mb.reduce_mean(x=x, keep_dims=False), axes=[0]), (1, 64))()
+
+
+def vector_by(*shape: int) -> Callable[[], Program]:
+    return of(lambda x, y: mb.matmul(x=x, y=y), (4,), shape)
+
+
 M4, M4_26, M15 = "M4/macOS 15", "M4/macOS 26", "M2/macOS 15"
 CASES: dict[str, tuple[Callable[[], Program], str, str, str]] = {
     "8 bits on the GPU of an M4": (product(eight_bits), M4, "ALL", "abort-int8-gpu"),
@@ -133,6 +141,11 @@ CASES: dict[str, tuple[Callable[[], Program], str, str, str]] = {
     "recurrent on the GPU": (recurrent, "M5/macOS 26", "CPU_AND_GPU", "abort-recurrent-gpu"),
     "recurrent on the GPU of an M1": (recurrent, "M1/macOS 26", "ALL", "abort-recurrent-gpu-elsewhere"),
     "recurrent without a GPU": (recurrent, "M5/macOS 26", "CPU_AND_NE", ""),
+    "a mean of all as an output": (mean_of_all, "M2/macOS 14", "CPU_ONLY", "refused-number-output"),
+    "a mean of all on macOS 15": (mean_of_all, M15, "ALL", "refused-number-output-elsewhere"),
+    "a mean of rows": (of(lambda x: mb.reduce_mean(x=x, axes=[1]), (1, 64)), "M2/macOS 14", "ALL", ""),
+    "a vector by a batch": (vector_by(10, 4, 3), "M2/macOS 14", "CPU_ONLY", "crash-vector-product"),
+    "a vector by a matrix": (vector_by(4, 3), "M2/macOS 14", "ALL", ""),
     "a norm of rank 5": (volume(5), M4, "CPU_ONLY", "fault-batch-norm-volume-elsewhere"),
     "a norm of rank 4": (volume(4), M4, "ALL", ""),
 }

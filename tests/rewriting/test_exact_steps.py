@@ -275,3 +275,35 @@ def test_a_repaired_logarithm_of_shares_is_not_wrong_still() -> None:
     assert plan.wrong == ""
     assert plan.outputs[1] is not None
     assert min(plan.outputs[1].values()) > 60
+
+
+def masked(written: str) -> Program:
+    """Shares of scores and a mask whose -3.4e38 became infinite in fp16: 0 times it is NaN."""
+    specs = [mb.TensorSpec((4, 64), dtype=types.fp16), mb.TensorSpec((1, 64), dtype=types.fp16)]
+
+    def body(x: Var, mask: Var) -> Var:
+        hidden = mb.sub(x=HALF(1), y=mask)
+        if written == "a product":
+            kept = mb.mul(x=hidden, y=HALF(-np.inf))
+        else:  # a choice
+            seen = mb.cast(x=mask, dtype="bool")
+            kept = mb.select(cond=seen, a=HALF(0), b=HALF(-np.inf))
+        scores = mb.matmul(x=x, y=np.eye(64, dtype=HALF))
+        return mb.matmul(x=mb.softmax(x=mb.add(x=scores, y=kept), axis=-1), y=np.eye(64, dtype=HALF), name="y")
+
+    return mb.program(input_specs=specs, opset_version=ct.target.iOS17)(body)
+
+
+@pytest.mark.parametrize(("written", "seen"), [("a product", 60), ("a product", 64), ("a choice", 0)])
+def test_a_mask_that_became_infinite_is_judged_by_what_it_means(written: str, seen: int) -> None:
+    """The wrong version: fp32 gives NaN as well, so that nothing is wrong, and nothing is repaired."""
+    program, x = masked(written), np.linspace(-3, 3, 256).reshape(4, 64).astype(HALF)
+    inputs = {"x": x, "mask": (np.arange(64)[None] < seen).astype(HALF)}
+    assert np.isnan(next(iter(ane.run(program, inputs).values()))).any()
+    scores = np.where(inputs["mask"] > 0, x.astype(np.float64), -np.inf) if seen else np.zeros((4, 64))
+    meant = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    (found,) = Yardstick(program, inputs=[inputs])._meant(("main", 0)).values()
+    assert_close(found, meant, rtol=1e-5)
+    plan = ane.plan(program, "auto", target="M4/macOS 15", inputs=[inputs])
+    assert [one.step.name for one in plan.steps][:1] == ["padding_mask_tensor"]
+    assert plan.wrong == ""

@@ -31,11 +31,6 @@ LOGICAL = names("and or xor bitwise_and bitwise_or bitwise_xor")
 GELU_MODE = {approximation: mode for mode, approximation in GELU.items()}
 
 
-def _on_magnitudes(op_type: str, x: Value, y: Value) -> Value:
-    """Build an op on the magnitudes, with the sign of x."""
-    return mb.mul(x=mb.sign(x=x), y=getattr(mb, op_type)(x=mb.abs(x=x), y=mb.abs(x=y)))
-
-
 def _unary(op_type: str, o: Site) -> Value:
     return getattr(mb, op_type)(x=o[0])
 
@@ -68,7 +63,7 @@ TABLE |= {
     "not": partial(_unary, "logical_not"),
     "relu": lambda o: mb.relu(x=o[0]) if dtype_of(o[0]).kind == "f" else mb.maximum(x=o[0], y=like(o[0], 0)),
     "gelu": lambda o: mb.gelu(x=o[0], mode=GELU_MODE[o.attribute("approximate")]),
-    "modulo": lambda o: _on_magnitudes("mod", o[0], o[1]),  # the sign of the dividend; MIL's has the divisor's
+    "modulo": partial(_binary, "mod"),
     "softmax": lambda o: mb.softmax(x=o[0], axis=o.integer(1)),
     "argmax": lambda o: mb.reduce_argmax(x=o[0], axis=o.axes(1)[0], keep_dims=True),
 }
@@ -111,7 +106,8 @@ def divide(o: Site) -> Value:
     """Build a quotient; integers truncate toward 0, and a sum over windows divided by their size is a mean."""
     x, y = o[0], o[1]
     if dtype_of(x).kind != "f":
-        return mb.mul(x=_on_magnitudes("floor_div", x, y), y=mb.sign(x=y))
+        size = mb.floor_div(x=mb.abs(x=x), y=mb.abs(x=y))
+        return mb.mul(x=mb.mul(x=mb.sign(x=x), y=size), y=mb.sign(x=y))
     mean = _mean_of_windows(x, y, 1.0)
     return mb.real_div(x=x, y=y) if mean is None else mean
 

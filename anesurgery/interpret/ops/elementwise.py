@@ -63,7 +63,7 @@ BINARY: dict[str, Callable[..., Tensor]] = {
     "mul": torch.mul,
     "real_div": quotient,
     "floor_div": lambda x, y: torch.div(x, _divisor(y), rounding_mode="floor"),
-    "mod": lambda x, y: torch.remainder(x, _divisor(y)),
+    "mod": lambda x, y: torch.fmod(x, _divisor(y)),
     "pow": _pow,
     "maximum": torch.maximum,
     "minimum": torch.minimum,

@@ -363,6 +363,6 @@ def cum_sum(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         return along(within(ctx, int(axis[0]), x.rank) % x.rank)
     sums = along(0)
     for a in range(1, x.rank):  # MIL takes a constant axis only: of the sums along all axes, one is chosen
-        chosen = mb.equal(x=mb.mod(x=axis, y=np.int32(x.rank)), y=np.int32(a))
+        chosen = mb.equal(x=mb.mod(x=mb.add(x=axis, y=np.int32(x.rank)), y=np.int32(x.rank)), y=np.int32(a))
         sums = mb.select(cond=chosen, a=along(a), b=sums)
     return sums

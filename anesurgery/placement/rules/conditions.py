@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from anesurgery.mil import Operation, Var, any_symbolic, constant, consumers, dtype_name, is_output, is_stored
-from anesurgery.ops import BY_ROWS, CARRIERS, COMPARISONS, LOGICAL, names
+from anesurgery.ops import BY_ROWS, CARRIERS, COMPARISONS, LOGICAL, WEIGHTED, names
 from anesurgery.placement.rules.masks import causal_mask
 from anesurgery.placement.rules.slow import lookup_table, palette_scale
 from anesurgery.placement.target import Target
@@ -51,9 +51,21 @@ def values_of_dtypes(variables: Iterable[Var], dtypes: frozenset[str]) -> str:
 
 
 def int32(op: Operation, target: Target) -> str:
-    """Report 32-bit integers, except as begin and end of a slice_update, which ran (A19, M4: CoreML-LLM)."""
+    """Report 32-bit integers, except of products, and as begin and end of a slice_update, which ran.
+
+    The latter was seen on A19 and M4 (CoreML-LLM).
+    """
+    if integer_product(op, target):
+        return ""
     allowed = [op.begin, op.end] if op.op_type == "slice_update" else []
     return values_of_dtypes([v for v in runtime_values(op) if v not in allowed], WIDE)
+
+
+def integer_product(op: Operation, target: Target) -> str:
+    """Report a product of 32-bit integers, which no pass writes as floats."""
+    words = values_of_dtypes(runtime_values(op), WIDE) if op.op_type in WEIGHTED else ""
+    constant_weights = bool(words) and is_stored(weight(op))
+    return f"{words}; such a product was reported not to load (error -14)" if constant_weights else words
 
 
 def fp32(op: Operation, target: Target) -> str:

@@ -475,6 +475,15 @@ FORBIDDEN: tuple[Rule, ...] = (
         remedy="causal_mask_tensor",
     ),
     _row(
+        "int32-product",
+        "linear matmul",
+        'integers stay on the CPU, and a product with constant weights did not load ("Failed to build the '
+        'model execution plan")',
+        when.integer_product,
+        source=f"{STUDY}; apple/coremltools: issue 2575; pytorch/executorch: issue 11691",
+        advice="cast both to floats and convert again: fp32 is exact up to 2^24, fp16 up to 2048",
+    ),
+    _row(
         "int32",
         "",
         "a 32-bit integer at run time keeps the op on the CPU",

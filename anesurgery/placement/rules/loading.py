@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from anesurgery.interpret.arithmetic.engine_faults import WIDEST_HEAD, wide_attention
-from anesurgery.mil import Function, Operation, Var, ct, dtype_name, producer, static_shape, walk_ops
+from anesurgery.mil import Function, Operation, Var, ct, dtype_name, is_output, producer, static_shape, walk_ops
 from anesurgery.ops import CARRIERS, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.target import CHIPS, Target
@@ -82,6 +82,7 @@ def refusal(findings: Sequence[Finding]) -> str:
 
 
 ENGINE, GPU, BOTH = frozenset({"ANE"}), frozenset({"GPU"}), frozenset({"ANE", "GPU"})
+ALL = BOTH | {"CPU"}
 FormOfOps = Callable[[list[Operation]], str]
 
 
@@ -110,7 +111,8 @@ class LoadReport:
 
     def is_relevant(self, target: Target) -> bool:
         """May Core ML use a unit of the report?"""
-        return ("ANE" in self.units and target.uses_ane) or ("GPU" in self.units and target.uses_gpu)
+        used = {"CPU"} | ({"ANE"} if target.uses_ane else set()) | ({"GPU"} if target.uses_gpu else set())
+        return bool(self.units & used)
 
     def is_claim(self, target: Target) -> bool:
         """Are all chips and the OS of the target in the report? A report without either makes no claim."""
@@ -231,7 +233,48 @@ def _recurrent(ops: list[Operation]) -> str:
     return _counted((op.outputs[0].name for op in ops if op.op_type in RECURRENT), "recurrent ops")
 
 
+def _raised_numbers(ops: list[Operation]) -> str:
+    """Find outputs that are a computed number, given an axis."""
+    raised = [
+        op for op in ops if op.op_type in ("expand_dims", "reshape") and op.x.rank == 0 and op.x.op is not None
+    ]
+    return _counted(
+        (op.outputs[0].name for op in raised if is_output(op.outputs[0])), "outputs made of a number"
+    )
+
+
+def _vector_products(ops: list[Operation]) -> str:
+    """Find products of a vector and a batch of matrices."""
+    products = [op for op in ops if op.op_type == "matmul" and min(op.x.rank, op.y.rank) == 1]
+    batched = (op.outputs[0].name for op in products if max(op.x.rank, op.y.rank) > 2)
+    return _counted(batched, "products of a vector and a batch")
+
+
 REPORTS = (
+    LoadReport(
+        "refused-number-output",
+        "an output that is a mean of everything, given an axis, failed in every prediction, on every unit: "
+        '"Output rank has changed after reshaping espresso network"; on macOS 15 it ran',
+        "FluidInference/FluidAudio: issue 836; FluidInference/mobius: pull request 82",
+        "macOS 14, the vocoder of Kokoro; the chip is not named",
+        ALL,
+        _raised_numbers,
+        "reduce over the axes that leave one of length 1, as mean(dim=(1, 2)), or leave the output away",
+        systems=(("macOS", 14),),
+        nothing_loads=True,
+    ),
+    LoadReport(
+        "crash-vector-product",
+        "a product of a vector and a batch of matrices has another shape in coremltools than on the device, "
+        "and the prediction ended the process",
+        "apple/coremltools: issue 2263; microsoft/onnxruntime: pull request 21186",
+        "a Mac that is not named, macOS 14",
+        ALL,
+        _vector_products,
+        "make the vector a row (expand_dims) before the product, and squeeze its result",
+        systems=(("macOS", 14),),
+        nothing_loads=True,
+    ),
     LoadReport(
         "abort-int8-gpu",
         "weights of 8 bits ended the process in the GPU back end (an assertion of MPSGraph)",

@@ -159,6 +159,12 @@ def narrowed_data(op: Operation) -> str:
     return f"%{cast.x.name} {reach}, and int16 ends at {LARGEST_INT16}"
 
 
+def kept_sign(op: Operation) -> str:
+    """Report a remainder of a negative constant: coremltools means a positive one, Core ML keeps the sign."""
+    value = constant(op.x) if op.op_type == "mod" else None
+    return f"%{op.x.name} is {np.min(value)}" if value is not None and np.any(value < 0) else ""
+
+
 def rounded_away(op: Operation) -> str:
     """Report an fp16 constant that rounding has made 0, subnormal or infinite."""
     if op.op_type not in ("mul", "real_div", "add", "sub", "pow"):
@@ -297,6 +303,17 @@ RULES = (
         test=lambda op, target: narrowed_data(op),
         remedy=RESTORE,
         advice="gather int32",
+    ),
+    _lint(
+        "lost-sign",
+        names("mod"),
+        "a remainder has the sign of the dividend on a device, and that of the divisor in torch and where "
+        "coremltools folds it",
+        "apple/coremltools: pull request 2778 (torch.roll by a negative shift along a dynamic axis); "
+        "kasper0406/stablehlo-coreml: pull request 70",
+        test=lambda op, target: kept_sign(op),
+        remedy=RESTORE,
+        advice="write x - floor_div(x, y) * y",
     ),
     _lint(
         "lost-digits",

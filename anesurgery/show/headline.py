@@ -259,8 +259,8 @@ def compared(comparison: Comparison) -> str:
         return f"FAILED: {comparison.verdict} ({how})"
     if math.isinf(comparison.psnr):
         return f"ok: the outputs are identical ({how})"
-    asked = f"{comparison.gate:g} dB are required"
-    return f"ok: the outputs are equal to {in_decibels(comparison.psnr)}; {asked} ({how})"
+    near = f"{in_decibels(comparison.psnr)}, {comparison.gate:g} dB are required"
+    return f"ok: the outputs agree to {near} ({how})"
 
 
 def _outputs(proof: Comparison) -> str:

@@ -221,7 +221,7 @@ def without_rule(row: OpRow, uses_ane: bool) -> str:
         return "the Neural Engine cannot run it"
     if row.preferred is None:
         return "the Neural Engine can run it, but its unit is unknown"
-    return "no slower there, by estimate"
+    return "not faster on the Neural Engine, by estimate"
 
 
 def attention(inspection: Inspection) -> list[Attention]:

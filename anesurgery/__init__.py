@@ -1,4 +1,4 @@
-"""See, fix and prove Core ML models for the Apple Neural Engine, before you own a Mac.
+"""See, fix and prove Core ML models for the Apple Neural Engine, without a Mac.
 
 ::
 

@@ -66,7 +66,7 @@ class CompressWeights(Pass):
     bits: float = 4
     """The bits of a number; for speed a weight may get more, where a form of so few is slow."""
     for_: str = "speed"
-    """"speed" skips forms that were measured slower than fp16; "size" takes palettes."""
+    """"speed" skips forms that were measured slower than fp16; "size" allows them."""
     inputs: Any = field(default=None, compare=False, repr=False)
     """Samples, a list of dictionaries of arrays by input name; those of the surgery by default."""
     target: str | None = None
@@ -130,7 +130,7 @@ def summary(compression: Compression) -> list[str]:
     lines = [f"weights: {before:,} to {after:,} bytes, by {compression.samples[0]} samples"]
     if compression.loss is not None:
         lines.append(
-            f"on {compression.samples[1]} samples held out: {compression.loss.words(compression.chooses)}"
+            f"on {compression.samples[1]} held-out samples: {compression.loss.words(compression.chooses)}"
         )
     return [*lines, *compression.notes]
 

@@ -4,7 +4,7 @@ Hazards of numbers that the inputs at hand reach are repaired first: where outpu
 model means, in fp16 or in the arithmetic of the chip, the fewest repairs run that halve the error or more. Then
 `auto` has one step, `apply_remedies`. It keeps a pass, or a pair of them, only where the model is expected to
 be faster on the target, or to take as long with less that the ANE cannot run. It says what was gained,
-what was tried and not kept, and what it could not repair::
+what was tried and undone, and what it could not repair::
 
     ane.apply("model.mlpackage", "auto", target="M1/macOS 14")
 """

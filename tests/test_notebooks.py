@@ -25,7 +25,7 @@ SAID = {
     "see_fix_prove": ["1 edit: 1 bit for bit", "skipped: square_to_mul: %a has rank 1 (at left)"],
     "own_pass": ["1 edit: 1 proved", "the exponent is 0.5, not 2 to 3", "power_to_product_wrong"],
     "divergence": ["first diverging op: mul scaled", "ratio 0.980", "not proved", "5 bit for bit"],
-    "old_mlmodel": ["legacy_concat", "ok: the outputs are equal to"],
+    "old_mlmodel": ["legacy_concat", "ok: the outputs agree to"],
     "vision": ["reflect_pad_slices", "after"],
     "gpt2": ["causal_mask_tensor", "embedding_matmul"],
     "whisper": ["encoder:", "decoder:"],

@@ -518,7 +518,7 @@ def _last_positions(name: str, a: Array, b: Array, last: bool) -> tuple[Array, A
     if not last:
         raise InterfaceError(
             f"output {name!r} has shape {a.shape} in one model and {b.shape} in the other, one of "
-            f"{a.shape[apart[0]]} positions; compare the last position by `--last`, or last=True"
+            f"{a.shape[apart[0]]} positions; `--last` (last=True) compares only the last one"
         )
     return a.take([-1], axis=apart[0]), b
 

@@ -30,7 +30,7 @@ from anesurgery.interpret.sampling import bind
 from anesurgery.mil import Array, Function, Operation, Var, is_weight, np_dtype, reads, types
 from anesurgery.text import to_text
 
-SHOWN = 8
+SHOWN = 3
 """The most unproved ops that a report names: about what fits on a terminal."""
 
 
@@ -134,7 +134,7 @@ class ModelProof:
     @property
     def lines(self) -> list[str]:
         """The report: the grade, where the proof ends, and the ops that are not proved."""
-        ends = [f"the proof ends at {_count(len(self.seams))}:"] if self.seams else []
+        ends = [f"{_count(len(self.seams))} not proved:"] if self.seams else []
         more = len(self.seams) - SHOWN
         rest = [f"... and {more} more"] if more > 0 else []
         shown = [] if self.trial is None else [self.trial.words, *self.trial.counterexample.splitlines()]
@@ -157,7 +157,7 @@ class ModelProof:
 
 
 def _count(n: int) -> str:
-    return "one op" if n == 1 else f"{n} ops, in file order"
+    return "one op is" if n == 1 else f"{n} ops are"
 
 
 FEW = 0.3

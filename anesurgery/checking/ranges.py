@@ -127,7 +127,9 @@ class Ranges(Drawn):
         """What the certificate says, in words."""
         if self.unsound:
             return f"not checked: {', '.join(self.unsound)} holds NaN or infinities; give finite inputs"
-        return "nothing leaves fp16 or the engine's arithmetic" if self.ok else "see the hazards"
+        outside = sum(bool(row.hazards) for row in self.rows)
+        ops = f"{outside} op{' leaves' if outside == 1 else 's leave'}" if outside else "no op leaves"
+        return f"{ops} the range of fp16 or of the engine"
 
     @property
     def first(self) -> dict[str, OpRange]:

@@ -21,11 +21,11 @@ from anesurgery.commands.waiting import waiting
 from anesurgery.errors import SurgeryError, UnknownName
 
 PROOFS = ("sites", "model", "both", "none")
-NAMED = "A recipe, passes with commas, or a plan. Default: the passes that inspect names."
+NAMED = "A recipe, passes separated by commas, or a plan file. Default: the passes that inspect suggests."
 Steps = Annotated[str | None, typer.Argument(help=NAMED, autocompletion=complete_steps)]
 Recipe = Annotated[
     str | None,
-    typer.Argument(help="A recipe. Default: the passes that inspect names.", autocompletion=complete_steps),
+    typer.Argument(help="A recipe. Default: the passes that inspect suggests.", autocompletion=complete_steps),
 ]
 Assume = Annotated[
     list[str] | None, typer.Option(help="Range of an integer input, as input_ids=0:50256; repeat for more.")
@@ -33,7 +33,7 @@ Assume = Annotated[
 Prove = Annotated[str, typer.Option(help="Check each edit (sites), the whole model (model), both, or none.")]
 SET = "Set an option: multiple=32, embedding_matmul.mode=input. STEP=false leaves a step out."
 Set = Annotated[list[str] | None, typer.Option("--set", help=SET)]
-FORMAT = "coreml, coreai, or both, compared; by default what OUT ends in."
+FORMAT = "coreml, coreai, or both (and compares them). Default: as the suffix of OUT says."
 Format = Annotated[str | None, typer.Option(help=FORMAT)]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Write nothing.")]
 
@@ -72,7 +72,7 @@ def apply(
     wrote, both = _write(surgery, place, format, overwrite, call.silent)
     return Outcome(
         {**surgery.to_json(), **both},
-        _shown(surgery, both, source, target, full),
+        _shown(surgery, both, str(place or source), target, full),
         wrote,
         then=_next(surgery, source, place, target),
         more="" if full else FULL,
@@ -81,13 +81,13 @@ def apply(
     )
 
 
-def _shown(surgery: Any, both: dict[str, Any], source: str, target: str | None, full: bool) -> Any:
+def _shown(surgery: Any, both: dict[str, Any], model: str, target: str | None, full: bool) -> Any:
     """The report, whole or short, and how well two formats agree."""
     from dataclasses import replace
 
     from anesurgery.show.surgeries import short_surgery, surgery_report
 
-    repair = lambda name: command("fix", source, name, target=target)  # noqa: E731
+    repair = lambda name: command("fix", model, name, target=target)  # noqa: E731
     report = surgery_report(surgery, details=True) if full else short_surgery(surgery, repair)
     return replace(report, parts=[*report.parts, *([both["formats"]["statement"]] if both else [])])
 

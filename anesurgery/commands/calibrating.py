@@ -74,7 +74,7 @@ def certify(
     html: Html = None,
     overwrite: Overwrite = False,
 ) -> Outcome:
-    """Check op by op whether a model keeps its numbers in fp16 and on the engine. If not, exit code 1."""
+    """Check op by op whether a model computes well in fp16 and on the engine. If not, exit code 1."""
     check_pages(overwrite, html, worst)
     certificate = call(model, inputs, feedback=_pairs(feedback))
     if html is not None:
@@ -120,7 +120,7 @@ def sensitivity(
     save: Save = None,
     overwrite: Overwrite = False,
 ) -> Outcome:
-    """Measure what compressing each weight costs at the outputs, and propose bits for each weight."""
+    """Measure how much compressing each weight changes the outputs, and propose bits for each."""
     from anesurgery.compressing.sensitivity import MODES, Sensitivity
 
     every = {"bits": bits, "max_bytes": max_size, "max_kl": max_kl, "min_psnr": min_psnr}

@@ -28,7 +28,7 @@ Against = Annotated[
     typer.Option(help="A mode of coremltools to measure too, as palettize-4. Repeat for more."),
 ]
 Texts = Annotated[
-    Path, typer.Option(help="A file with some dozens of texts, one on each line, as tokens: 3,14,15.")
+    Path, typer.Option(help="A file with a few dozen texts, one on each line, as token ids: 3,14,15.")
 ]
 
 
@@ -45,7 +45,7 @@ def compress(
     against: Against = None,
     overwrite: Overwrite = False,
 ) -> Outcome:
-    """Compress the weights of a model in forms that the chip runs fast, corrected by samples (GPTQ)."""
+    """Compress the weights of a model in formats that are fast on the chip, with samples (GPTQ)."""
     from anesurgery.compressing.peers import USUAL
     from anesurgery.files.plot_files import check_plot
     from anesurgery.rewriting.ml_program import check_out
@@ -85,7 +85,7 @@ def _drawn(model: str, function: str | None) -> list[Any]:
 
 @subcommand("compressing.cache_codes:compress_cache")
 def compress_cache(call: Call, model: Model, texts: Texts, out: Place, overwrite: Overwrite = False) -> Outcome:
-    """Keep the keys and values of a decoder in 8 bits, if they are inputs and outputs (iOS 26)."""
+    """Store the cache of a language model in 8 bits, if it is an input and an output (iOS 26)."""
     from anesurgery.rewriting.ml_program import check_out
 
     tokens = _texts(texts)

@@ -15,19 +15,19 @@ Asset = Annotated[str, typer.Argument(metavar="AIMODEL", help="An .aimodel folde
 
 @subcommand("coreai.fallback:to_coreml", waits="reading the model")
 def to_coreml(call: Call, model: Asset, out: Place) -> Outcome:
-    """Write the .mlpackage that devices without Core AI run (iOS 15 to 26)."""
+    """Convert an .aimodel to an .mlpackage for devices without Core AI (iOS 15 to 26)."""
     return Outcome(call(model, out), wrote=[out], then=command("see", out))
 
 
 @subcommand("coreai.translating:to_coreai", waits="translating")
 def to_coreai(call: Call, model: Model, out: Place) -> Outcome:
-    """Write the .aimodel of a model: Core AI, Apple's format since iOS and macOS 27."""
+    """Convert a model to Core AI (.aimodel), Apple's new format in iOS 27 and macOS 27."""
     return Outcome(call(model, out), wrote=[out], then=command("lint", out))
 
 
 @subcommand("coreai.rules:lint", waits="reading the model")
 def lint(call: Call, model: Asset) -> Outcome:
-    """List known faults of Core AI in a model, with the repair. Exit code 1 if there is one."""
+    """List known problems of Core AI in a model, with the repair. Exit code 1 if there is one."""
     found = call(model)
     repairs = list(dict.fromkeys(finding.remedy for finding in found.findings if finding.remedy))
     words = ("fix", model, ",".join(repairs)) if repairs else ("see", model)
@@ -40,7 +40,7 @@ def decompile(
     source: Annotated[str, typer.Argument(metavar="MODELC", help="An .mlmodelc folder.")],
     out: Place,
 ) -> Outcome:
-    """Write the package of a compiled ML Program (.mlmodelc)."""
+    """Turn a compiled ML Program (.mlmodelc) back into a package."""
     written = call(source, out)
     plain = {"path": str(written.path), "notes": list(written.notes)}
     return Outcome(plain, str(written), then=command("see", out))

@@ -35,8 +35,8 @@ Units = Annotated[str | None, typer.Option(help="CPU_AND_NE (the default), ALL, 
 Samples = Annotated[
     list[Path] | None,
     typer.Option(
-        help="An .npz file of arrays, or a folder of them: look for numeric hazards in a run, and let --fix "
-        "repair what they reach; repeat for more."
+        help="An .npz file of arrays, or a folder of them. Find overflows in a run on them, and let --fix "
+        "repair these. Repeat for more."
     ),
 ]
 Segments = Annotated[
@@ -69,7 +69,7 @@ def inspect(
     overwrite: Overwrite = False,
     full: Full = False,
 ) -> Outcome:
-    """Say where each op of a model runs, why, and which pass repairs it. A folder: each model in it."""
+    """Say where each op of a model runs, why, and which pass repairs it. A folder works too."""
     one = {"--fix": fix, "--segments": segments, "--status": status, "--why": why}
     if is_folder(model):
         asked = {"AFTER": after, "--function": call["function"], "--inputs": inputs}

@@ -110,7 +110,7 @@ weights: of one program. loaded: of all programs. on chip: room for one value.
 
 @subcommand()
 def chips(
-    target: Annotated[str | None, typer.Option(help='Only these, as in inspect: "M1-M3".')] = None,
+    target: Annotated[str | None, typer.Option(help='Only these chips, for example "M1-M3".')] = None,
     full: Full = False,
 ) -> Outcome:
     """List the chips, the devices that have them, and the known limits and faults of each."""
@@ -173,7 +173,7 @@ def _devices(chosen: list[Any]) -> Table:
     """The devices of each chip, and the oldest OS that runs on it."""
     from anesurgery.placement.target import products_of
 
-    macs = {"macOS": ["Macs and iPads that name it"]}
+    macs = {"macOS": ["Macs and iPads with this chip"]}
     rows = [
         (c.name, f"{c.platform} {c.first_os}", ", ".join([*products_of(c.name), *macs.get(c.platform, [])]))
         for c in chosen

@@ -21,13 +21,13 @@ SUFFIXES = (".mlpackage", ".mlmodel", ".mlmodelc", *registry.FORMATS)
 
 SHARED = {
     "target": 'Device or chip, and OS: "iPhone 13", "M1/macOS 14", "M4+", "any".',
-    "function": "Name of the function. Default: the default one.",
+    "function": "Name of the function. Default: the model's default function.",
     "member": "Name or number of one model of a pipeline. Default: all.",
-    "seed": "Seed of the sampled inputs.",
+    "seed": "Seed of the random inputs.",
     "jobs": "Number of processes.",
     "scheduler": "Address of a Dask scheduler; its workers do the work.",
-    "shard": "Do only a share of the work, as 3/8. --merge joins them.",
-    "overwrite": "Replace what is there.",
+    "shard": "Do only one part of the work, such as 3/8. --merge joins the parts.",
+    "overwrite": "Replace existing files.",
 }
 """Parameter of a public call -> what every command says of its option, in place of the docstring."""
 LEAST = {
@@ -44,7 +44,7 @@ Out = Annotated[
 OldOut = Annotated[Path | None, typer.Argument(metavar="[OUT]", help="The same as --out.")]
 Full = Annotated[bool, typer.Option("--full", "--details", help="Print the whole report.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 Html = Annotated[Path | None, typer.Option(help="Write a page.")]
 
 

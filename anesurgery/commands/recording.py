@@ -64,7 +64,7 @@ def _measured(row: dict[str, Any]) -> tuple[str, ...]:
 
 @subcommand()
 def learn(plans: Plans, out: Rates = None, overwrite: Overwrite = False) -> Outcome:
-    """Compare recorded plans with what was expected, and learn rates from them."""
+    """Compare the plans that `measure` recorded with our estimates, and learn from them."""
     from anesurgery.placement.rates_from_plans import learn as fit
     from anesurgery.placement.rates_from_plans import read_plan
 
@@ -113,7 +113,7 @@ def _report(learned: Any) -> list[Any]:
 
 @subcommand()
 def calibrate(folder: Folder, out: Times, overwrite: Overwrite = False) -> Outcome:
-    """Fit the table of times to your measurements, and show what changed."""
+    """Fit our time estimates to your measurements, and show what changed."""
     from anesurgery.placement.calibration import calibrate as fit
     from anesurgery.placement.calibration import write_table
     from anesurgery.placement.timing import VARIABLE

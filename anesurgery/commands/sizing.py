@@ -84,7 +84,7 @@ def _open_shape(text: str) -> tuple[str, tuple[int | None, ...]]:
 
 @subcommand("shipping.several_sizes:sizes", waits="making the sizes", engine=False)
 def sizes(call: Call, model: Model, out: Folder, size: Shapes, overwrite: Overwrite = False) -> Outcome:
-    """Make a model at several fixed sizes, with its weights stored once."""
+    """Make a model at several fixed sizes that share their weights."""
     each = [dict(map(read_shape, text.split(","))) for text in size]
     if any(shapes.keys() != each[0].keys() for shapes in each):
         raise SurgeryError("each --size needs the same inputs, as --size ids=1x64,mask=1x64")

@@ -52,7 +52,8 @@ def merge(call: Call, models: Models, out: Out) -> Outcome:
     if len({name for name, _, _ in pairs}) < len(pairs):
         raise SurgeryError("two models have the same name; each function needs its own")
     path = call({name: path for name, _, path in pairs}, out)
-    return Outcome({"path": str(path)}, "", [out], then=command("see", out))
+    words = f"{len(pairs)} functions: {', '.join(name for name, _, _ in pairs)}"
+    return Outcome({"path": str(path)}, words, [out], then=command("see", out))
 
 
 @subcommand("splitting.merge:extract", waits="extracting")

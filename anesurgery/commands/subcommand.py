@@ -122,7 +122,7 @@ class Outcome:
 
         own = self.result if hasattr(self.result, "__rich__") else str(self.result)
         shown = own if self.shown is None else self.shown
-        for part in shown if isinstance(shown, list) else [shown]:
+        for part in shown if isinstance(shown, list) else [shown] * (shown != ""):
             PlainConsole().print(part, crop=False)
 
 

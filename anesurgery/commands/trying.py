@@ -77,7 +77,7 @@ def example(call: Call, name: Name = "gpt2") -> Outcome:
 
 @subcommand("show.pictures:draw", waits="drawing")
 def draw(call: Call, model: Model, out: Picture, overwrite: Overwrite = False) -> Outcome:
-    """Draw ops as a picture or a page. --target colours them by unit."""
+    """Draw the graph as an .svg picture or an HTML page. --target colours the ops by unit."""
     from anesurgery.files.writing import check_place
     from anesurgery.show.pictures import check_picture
 

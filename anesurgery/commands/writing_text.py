@@ -22,7 +22,7 @@ Ask = Annotated[str | None, typer.Option("--chat", help="Then answer this prompt
 Built = Annotated[Path, typer.Argument(help="A folder that build made.")]
 Shipped = Annotated[Path, typer.Argument(help="A folder that build or sizes made, or a package of arrays.")]
 Prompt = Annotated[str, typer.Argument(help="The prompt.")]
-Tokens = Annotated[str, typer.Option(help="The first tokens, as 3,14,15.")]
+Tokens = Annotated[str, typer.Option(help="The ids of the first tokens, such as 3,14,15.")]
 Steps = Annotated[int, typer.Option(min=1, help="How many tokens to write.")]
 TEMPERATURE = typer.Option(min=0, help="0 always picks the likeliest token.")
 TOP_K = typer.Option(min=0, help="Sample from this many tokens. 0: all.")
@@ -36,7 +36,7 @@ Penalty = Annotated[float | None, typer.Option(help="Values above 1 give fewer r
 
 @subcommand("shipping.building:build", waits="building", names={"contexts": "smaller"})
 def build(call: Call, folder: Checkpoint, out: Place, ask: Ask = None) -> Outcome:
-    """Turn a Hugging Face checkpoint into a folder that writes text. A stopped build goes on."""
+    """Turn a Hugging Face checkpoint into a model with a cache. An interrupted build resumes."""
     built = call(folder, out, quiet=True)
     if ask is None:
         return Outcome(built, wrote=[out], then=command("chat", out, "hello"))
@@ -56,7 +56,7 @@ def chat(
     repetition_penalty: Penalty = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this text. Repeat for more.")] = None,
 ) -> None:
-    """Chat with a model that build made. Default sampling: that of its checkpoint."""
+    """Chat with a model that `build` wrote. It samples as its checkpoint says, by default."""
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     sampling |= {"repetition_penalty": repetition_penalty}
     _answer(call, folder, prompt, {name: x for name, x in sampling.items() if x is not None}, stop=stop)
@@ -86,7 +86,7 @@ def _answer(call: Call, folder: Path, prompt: str, sampling: Mapping[str, Any], 
 def swift(
     call: Call, folder: Shipped, to: Annotated[Path, typer.Option(help="The folder to make.")]
 ) -> Outcome:
-    """Write a Swift package that runs a built model, a model of several sizes, or a plain one."""
+    """Write a Swift package that runs a model, or a folder that `build` or `sizes` wrote."""
     package = {"package": str(call(folder, to))}
     return Outcome(package, "", [to], then=f"cd {shlex.quote(str(to))} && swift build")
 
@@ -103,7 +103,7 @@ def generate(
     stop: Annotated[list[int] | None, typer.Option(help="Stop after this token. Repeat for more.")] = None,
     precision: Annotated[str, typer.Option(help="fp32, fp16 or ane.")] = "fp32",
 ) -> Outcome:
-    """Let a decoder write text after some tokens, with or without a cache."""
+    """Write text after some tokens with a language model, with or without a cache."""
     try:
         prompt = [int(word) for word in ids.split(",")]
     except ValueError:

@@ -119,7 +119,7 @@ class CompressedCache(Smaller):
         before, after = self.bytes
         lines = [
             f"cache: {before:,} to {after:,} bytes, a scale for each {self.each}",
-            f"on {self.texts[1]} texts held out: KL {self.loss.kl:.2g}, same top-1 {self.loss.top1:.1%}, "
+            f"on {self.texts[1]} held-out texts: KL {self.loss.kl:.2g}, same top-1 {self.loss.top1:.1%}, "
             f"{in_decibels(self.loss.psnr, 'PSNR ')}",
             f"ops expected on the engine: {self.on_engine[0]:.0%} to {self.on_engine[1]:.0%}",
         ]

@@ -208,11 +208,11 @@ def compress(
             SmoothQuant). Default: with `activations`.
         inputs: samples, a list of dictionaries of arrays by input name: some dozens of real ones.
         target: chip and OS, such as "M5": for the measurements that decide. Default: every chip.
-        for_: "speed" skips forms that were measured slower than fp16; "size" takes palettes.
+        for_: "speed" skips forms that were measured slower than fp16; "size" allows them.
         function: the function that takes the samples. Weights that other functions share are compressed there
             too.
         smallest: weights with at most this many elements stay as they are.
-        work: a folder for finished weights, from which a run that was stopped goes on. It ends with the same
+        work: a folder for finished weights. An interrupted run resumes from it. It ends with the same
             bytes. Files of other models and settings stay.
         jobs: number of processes. They share the forms to try, and weights with the same inputs, such as those
             of queries, keys and values.
@@ -398,14 +398,14 @@ def _raise_opset(given: MLProgram, plan: Plan) -> tuple[MLProgram, list[str]]:
         reason = _why_not_raised(loaded.program, plan.target)
         if reason:
             forms = {form: now for form, now in forms.items() if not now or _bits(form) < _bits(now)}
-        words = f"{', '.join(forms)} needs {in_words(IOS18)}, and the model is of {in_words(old)}"
+        words = f"{', '.join(forms)} needs {in_words(IOS18)}, and the model is for {in_words(old)}"
         if reason and forms:
             instead = " and ".join(dict.fromkeys(now or "plain numbers" for now in forms.values()))
             notes.append(f"{words}: {instead} {INSTEAD}; {reason}")
             warn(f"compress: {notes[-1]}")
         elif not reason:
             loaded.program.functions.update(raised(loaded.program, IOS18).functions)
-            notes.append(f"{words}: it was made one of {in_words(IOS18)}, which {plan.target.name} loads")
+            notes.append(f"{words}: it was upgraded to {in_words(IOS18)}, which {plan.target.name} can load")
     return newer, list(dict.fromkeys(notes))
 
 

@@ -271,7 +271,8 @@ def choose(
 def _unmeasured(target: Target, bounds: frozenset[str]) -> str:
     """Return the reason for a form that was not measured on this target."""
     products = " and ".join(POSITIONS[bound] for bound in sorted(bounds))
-    return f"no speed was published on {target.name} for products of {products}"
+    where = "any chip" if target.name == "any" else target.name
+    return f"no speed was published on {where} for layers of {products}"
 
 
 def _why_not_fewer(bits: int, level: Sequence[str], slow: Sequence[str]) -> str:

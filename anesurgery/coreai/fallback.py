@@ -43,7 +43,7 @@ class Fallback:
     """What is called or typed differently than in the Core AI model, in words."""
 
     def __str__(self) -> str:
-        first = f"{self.path}: runs from iOS {self.ios} and macOS {MACOS[self.ios]} on"
+        first = f"{self.path}: runs on iOS {self.ios}, macOS {MACOS[self.ios]} and later"
         return "\n".join([first, *(f"  {note}" for note in self.notes)])
 
     def to_json(self) -> dict[str, Any]:

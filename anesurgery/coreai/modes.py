@@ -1,7 +1,7 @@
 """The forms in which ops are written to avoid faults of Apple's compiler and runtime, each with its source.
 
 A Core AI program is written in one of two modes: "ship", for Apple's devices, or "check", to be run by Apple's
-runtime on Linux. A lowering asks `mode.has("argmax of fp32")` for a form of the table `FORMS`.
+runtime on Linux. A lowering asks `mode.has("take argmax in fp32")` for a form of the table `FORMS`.
 """
 
 from __future__ import annotations
@@ -28,61 +28,66 @@ class Form:
 
 FORMS = (
     Form(
-        "fp16 in fp32",
+        "compute fp16 in fp32",
         ("check",),
         "the runtime on Linux adds the terms of an fp16 product or running sum in fp16, one after the other: "
         "4,096 ones give 2,048; and what rounds differently at each op cannot be told from what is wrong",
         LINUX,
     ),
-    Form("images", ("ship",), "the runtime on Linux takes tensors alone: images are `CVPixelBuffer`s", LINUX),
     Form(
-        "argmax of fp32",
+        "keep images",
+        ("ship",),
+        "the runtime on Linux takes only tensors; an image is a `CVPixelBuffer`",
+        LINUX,
+    ),
+    Form(
+        "take argmax in fp32",
         ("ship",),
         "argmax of fp16 values gives a wrong class map on the A19 Pro, iOS 27.0; of fp32 values it is right",
         "https://github.com/apple/coreai-torch/issues/116",
     ),
     Form(
-        "sums for differences",
+        "add the negative",
         MODES,
         "when a program is made, (conv(x) - m) * s of constants m and s is rewritten as conv(x) * s + m * s: "
         "the sign of m is lost, on every device; the sum with -m is right",
         LINUX,
     ),
     Form(
-        "constants apart",
+        "keep constants separate",
         MODES,
         "when a program is made, (x + a) + b of constants becomes x + (a + b), (x * a) * b becomes x * (a * b) "
         "and a scale becomes a part of the weight: in fp16 a * b overflows where the values do not",
         LINUX,
     ),
     Form(
-        "floor by round",
+        "compute floor with round",
         MODES,
-        "there is no floor op; a floor_divide by 1 is folded to x, runs as x on the GPU, and makes NaN of "
+        "there is no floor op; a floor_divide by 1 becomes x, also on the GPU, and gives NaN for "
         "infinity on Linux",
         "https://github.com/apple/coreai-torch/issues/10",
     ),
     Form(
-        "whole before integer",
+        "round before a cast",
         MODES,
-        "a cast from float to integer and back is folded to nothing: 1.5 stays 1.5",
+        "Apple's builder removes a cast from float to integer and back: 1.5 stays 1.5",
         "https://github.com/apple/coreai-torch/issues/9",
     ),
     Form(
-        "shifted exponentials",
+        "shift exponentials",
         MODES,
-        "softplus and logsumexp by their definitions pass the range of fp16 from 11.09 on",
+        "softplus and logsumexp overflow fp16 from 11.09 on if computed by definition",
         "https://github.com/apple/coreai-torch/issues/105",
     ),
     Form(
-        "packed constants",
+        "pack constants",
         MODES,
-        "Apple's builder of constants does not pack elements of few bits: wrong values, or SIGSEGV",
+        "Apple's builder does not pack numbers of less than 8 bits: wrong values, or SIGSEGV",
         LINUX,
     ),
     Form("reverse before slice", MODES, "a slice with stride -1 does not reach index 0", LINUX),
     Form(
-        "weights as stored",
+        "keep weights as stored",
         MODES,
         "when a program is made, a transpose of a weight is folded into a second copy of it; here only a few "
         "numbers are folded",
@@ -105,7 +110,7 @@ class Mode:
 
     def dtype(self, name: str) -> str:
         """Return the element type in which values of a MIL dtype are written."""
-        return "fp32" if name == "fp16" and self.has("fp16 in fp32") else name
+        return "fp32" if name == "fp16" and self.has("compute fp16 in fp32") else name
 
     def has(self, form: str) -> bool:
         """Return whether ops are written in a form."""

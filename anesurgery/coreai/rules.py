@@ -194,7 +194,7 @@ class Lint:
 
     def __str__(self) -> str:
         if self.ok:
-            return f"nothing that is known of Core AI concerns this model on {self.target}"
+            return f"no known problem of Core AI concerns this model on {self.target}"
         return "\n".join(line for finding in self.findings for line in _lines(finding))
 
 

@@ -97,7 +97,7 @@ class Value:
         return number if isinstance(number, Value) else scalar(number, self.dtype)
 
     def binary(self, op: str, other: Any) -> Value:
-        """Write an op of two operands, which broadcast; as a composite in the form "constants apart"."""
+        """Write an op of two operands, which broadcast; a composite if we "keep constants separate"."""
         builder = getattr(ops, f"broadcasting_{op}")
         x, y = self.node, self.like(other).node
         if not (self.is_float and _would_be_fused(op, x, y)):
@@ -109,7 +109,7 @@ class Value:
         return self.binary("add", other)
 
     def __sub__(self, other: Any) -> Value:
-        """Subtract; of a constant, add its negative (`modes.FORMS`, "sums for differences")."""
+        """Subtract; of a constant, add its negative (`modes.FORMS`, "add the negative")."""
         known = other.known if isinstance(other, Value) else other
         return (
             self.binary("sub", other)
@@ -198,7 +198,7 @@ class Value:
         return call("round", self)
 
     def floor(self) -> Value:
-        """Round down, in the form "floor by round" (`modes.FORMS`)."""
+        """Round down, in the form "compute floor with round" (`modes.FORMS`)."""
         near = self.round()
         return near - (near > self).cast(self.dtype)
 

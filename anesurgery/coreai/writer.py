@@ -107,7 +107,8 @@ class FunctionWriter:
     ) -> None:
         self.function, self.mode, self.constants = function, mode, constants
         interface = function.inputs | {var.name: var for var in function.outputs}
-        self.images = images.convertible_images(color_spaces or {}, interface) if mode.has("images") else {}
+        spaces = color_spaces or {} if mode.has("keep images") else {}
+        self.images = images.convertible_images(spaces, interface)
         self.values: dict[Var, Any] = {}
         """MIL value -> its tensor in the graph. None for values that are no tensors, such as class labels."""
         self.states: dict[Var, Value] = {}

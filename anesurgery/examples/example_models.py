@@ -55,21 +55,21 @@ class Example:
 
 IDS = ((1, GPT2_SIZES.tokens), np.int32)
 EXAMPLES = {
-    "gpt2": Example(GPT2, {"input_ids": IDS}, "logits", "gpt2_ane", "a GPT-2 of 4 layers, 64 tokens"),
-    "llama": Example(Llama, {"input_ids": IDS}, "logits", "decoder_ane", "a Llama of 4 layers, 64 tokens"),
+    "gpt2": Example(GPT2, {"input_ids": IDS}, "logits", "gpt2_ane", "a GPT-2 with 4 layers, 64 tokens"),
+    "llama": Example(Llama, {"input_ids": IDS}, "logits", "decoder_ane", "a Llama with 4 layers, 64 tokens"),
     "bert": Example(
         Bert,
         {"input_ids": IDS, "attention_mask": IDS},
         "embedding",
         "encoder_ane",
-        "a BERT of 4 layers with an attention mask, 64 tokens",
+        "a BERT with 4 layers and an attention mask, 64 tokens",
     ),
     "vit": Example(
         ViT,
         {"picture": ((1, 3, SIDE, SIDE), np.float32)},
         "scores",
         "vit_ane",
-        "a vision transformer of 4 layers, 224 x 224 pixels",
+        "a vision transformer with 4 layers, 224 x 224 pixels",
         target="iPhone 12",
     ),
     "whisper": Example(
@@ -77,7 +77,7 @@ EXAMPLES = {
         {"mel": ((1, MELS, FRAMES), np.float32), "input_ids": ((1, SPOKEN), np.int32)},
         "logits",
         "whisper_ane",
-        "a Whisper of 2 and 2 layers, 512 frames, 32 tokens",
+        "a Whisper with 2 + 2 layers, 512 frames, 32 tokens",
     ),
     "unet": Example(
         UNet,
@@ -92,7 +92,7 @@ EXAMPLES = {
         {"picture": ((1, 3, 64, 64), np.float32)},
         "scores",
         "neuralnetwork_ane",
-        "an old network of layers for pictures, 64 x 64 pixels",
+        "an image network in the old .mlmodel format, 64 x 64 pixels",
         form="neuralnetwork",
     ),
     "tiny": Example(
@@ -100,7 +100,7 @@ EXAMPLES = {
         {"input_ids": ((1, TINY.tokens), np.int32)},
         "logits",
         "gpt2_ane",
-        "a GPT-2 of 1 layer, 16 tokens and 96 words, to try calls on: too small to gain time",
+        "a GPT-2 with 1 layer, 16 tokens and 96 words, to try commands on (too small to get faster)",
     ),
 }
 

@@ -93,7 +93,7 @@ class Time:
         if self.high < SHORTEST:
             return f"less than {SHORTEST} ms"
         ms, low, high = (rounded(value, 3) for value in (self.ms, self.low, self.high))
-        return f"{ms} ms ({low} to {high})"
+        return f"{ms} ms (likely {low} to {high})"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data, without the attributes that only comparing needs."""
@@ -162,8 +162,8 @@ class Change:
         values = (self.ratio, self.low, self.high)
         if is_faster:
             values = (1 / self.ratio, 1 / self.high, 1 / self.low)
-        times, low, high = (rounded(value, 3 if value < NEAR_RATIO else 2) for value in values)
-        return f"{certainty} {times} times as {'fast' if is_faster else 'slow'} ({low} to {high})"
+        times, low, high = (rounded(value, 3 if 1 / NEAR_RATIO < value < NEAR_RATIO else 2) for value in values)
+        return f"{certainty} {times} times as {'fast' if is_faster else 'slow'} (likely {low} to {high})"
 
 
 def rounded(value: float, digits: int = 2) -> str:

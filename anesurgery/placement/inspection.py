@@ -411,7 +411,7 @@ def _ops_on_engine(inspection: Inspection, rows: Sequence[OpRow]) -> str:
         return "it is not known where the ops run"
     if not most:
         could_run = all(row.legal for row in rows) and inspection.target.uses_ane
-        reason = ", since the estimate finds it no faster" if could_run else ""
+        reason = ": by estimate, it would not be faster there" if could_run else ""
         return f"no op runs on the Neural Engine{reason}"
     count = f"{mine:,}" if mine == most else f"{mine:,} to {most:,}"
     work = between(inspection.residency["flop"], inspection.residency_at_most["flop"])
@@ -431,7 +431,9 @@ def _costliest_op_elsewhere(rows: Sequence[OpRow]) -> str:
     if not away:
         return ""
     row = max(away, key=lambda r: (r.ms or 0.0, r.flop))
-    why = _findings_off_engine(row)[0].message.replace(f"%{row.name} ", "it ", 1)
+    why = _findings_off_engine(row)[0].message
+    for verb in ("is", "has"):
+        why = why.replace(f"%{row.name} {verb} ", f"its output {verb} ", 1)
     return f"{row.op_type} {row.name} runs on the {UNIT_NAMES[row.preferred or '']}: {why}"
 
 

@@ -264,7 +264,7 @@ def _unpaid_growth(old: Score, new: Score) -> str:
         return ""
     worst = multiple(new.at_worst, old.at_worst)
     more = f" (at worst, relative cost {from_to(1.0, worst, '')})" if worst > 1 else ""
-    return f"{', '.join(growth)} would grow, and the {new.takes(old)}{more} is no clear gain"
+    return f"{', '.join(growth)} and the {new.takes(old)}{more} is no clear gain"
 
 
 def _slower_overall(old: Score, new: Score) -> str:

@@ -275,7 +275,7 @@ class Search:
         if other is not None and not other.score.loss(end.score, ["legal"]):
             loss = end.score.loss(other.score)
             if loss or end.score.over(other.score).best > CLEARLY:
-                words = f"tried and not kept: as much is gained without it{loss and f', and {loss}'}"
+                words = f"tried and undone: as much is gained without it{loss and f', and {loss}'}"
                 for step in changing:
                     self.reject((step,), words)
                 return other
@@ -334,7 +334,7 @@ class Search:
         gain = gain or new.score_with_findings.worth(old.score_with_findings, ["findings"])
         loss = loss or (_for_nothing(old, new) if gain else NOTHING)
         if loss:
-            self.reject(steps, f"tried and not kept: {loss}")
+            self.reject(steps, f"tried and undone: {loss}")
             return False
         if far := too_far(old, new):
             self.reject(steps, f"tried, and it failed: {far}")

@@ -158,23 +158,21 @@ def build(
 
     Args:
         folder: of a causal language model as transformers saves it: config, safetensors and tokenizer.
-        out: the folder to make. One in which a build was stopped goes on.
+        out: the folder to make. A build that was interrupted there resumes.
         context: the most tokens of prompt and answer together. Default: 2048, or what the model was made for.
         target: chip and OS, as "M4/macOS 15".
         bits: 4 or 8 bits for each weight, with one scale for each output channel. Default: fp16.
-        limit: the most weights of a chunk, as "900 MB". Default: one package.
+        limit: the most bytes of weights in a chunk, such as "900 MB". Default: one package.
         prefill: tokens of the prompt that are read at once.
-        cache: where keys and values are kept: "state" or "io".
-        contexts: smaller contexts that get functions of their own. They share the weights and the cache; a
+        cache: "state" keeps the cache in a state, "io" in inputs and outputs.
+        contexts: add functions for smaller contexts. They share the weights and the cache; a
             runner takes the smallest that fits.
-        shorter: shorter prefills that get functions of their own. They serve short prompts and what is left of
-            long ones.
+        shorter: add functions that read fewer tokens at once: short prompts, and the rest of long ones.
         width: tokens that a step reads; the last one is new. Use more than 1 for engines on which queries of
             few positions fail.
         head: "logits" of all tokens, or "argmax": the likeliest token of each part of the vocabulary. With the
             latter, which comes with its logit, nothing can be sampled.
-        samples: with `bits`: a text file like the model's own output, which corrects the rounding of weights
-            (`compress`).
+        samples: with `bits`: a text file that resembles the model's output. It keeps the rounding error small.
         format: "coreml", "coreai" for an .aimodel (iOS and macOS 27), or "both", compared. `chat` reads either.
         overwrite: may a finished build be replaced?
         quiet: no progress bars.
@@ -613,7 +611,7 @@ class _Builder:
         found = {n: inspect(model, target=self.options.target, function=n) for n in steps}
         return {
             name: f"{one.residency['ops']:.1%} of the ops expected on the ANE of {self.options.target}, "
-            f"{len(one.segments)} segments"
+            f"{len(one.segments)} segment{'s' * (len(one.segments) != 1)}"
             for name, one in found.items()
         }
 

@@ -101,7 +101,8 @@ def size_times(
         if inspection.time and inspection.time.measurements
     }
     if not milliseconds:
-        raise SurgeryError(f"size_times: at no length on {device}: {_no_time_reason(inspections[probes[-1]])}")
+        why = _no_time_reason(inspections[probes[-1]])
+        raise SurgeryError(f"no length has an estimated time on {device}: {why}")
     return SizeTimes(milliseconds, inspections, *_stored_bytes(sized))
 
 

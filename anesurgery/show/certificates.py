@@ -46,7 +46,7 @@ def certificate_report(certificate: Certificate) -> Report:
                 for op_line in (choice.words, *_kept_by(choice))
             ),
             Table(("output", *(f"{a} dB" for a in arithmetics)), outputs),
-            Table(("where errors enter", "op type", f"own {both}", f"grown {both}", "repair"), ops),
+            Table(("where errors enter", "op type", f"alone {both}", f"carried {both}", "repair"), ops),
             *notes(certificate.notes),
         ],
         STYLES[certificate.verdict],

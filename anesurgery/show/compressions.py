@@ -49,15 +49,16 @@ def whole_lines(compression: Compression) -> list[str]:
     """Return what holds for the whole model; the first is a sentence."""
     before, after = compression.bytes
     where = "any chip" if compression.target == "any" else compression.target
+    weights = counted(len(compression.compressed), "weight")
     lines = [
         *_wider_words(compression),
-        f"weights: {byte_words(before)} -> {byte_words(after)}; {len(compression.compressed)} compressed for "
-        f"{compression.purpose} on {where}, corrected by {counted(compression.samples[0], 'sample')}",
-        "error: the squared error of the products, as a share; rounded: without correction",
+        f"weights: {byte_words(before)} -> {byte_words(after)}; {weights} compressed "
+        f" for {compression.purpose} on {where}, with {counted(compression.samples[0], 'sample')}",
+        "error: relative squared error of the layer's output; rounded: the same if weights were only rounded",
     ]
     if compression.loss is not None:
         words = compression.loss.words(compression.chooses)
-        lines.append(f"on {compression.samples[1]} samples held out: {words}")
+        lines.append(f"on {compression.samples[1]} held-out samples: {words}")
         lines += [
             f"coremltools' {one.mode}: {byte_words(one.bytes)}, {one.loss.words(compression.chooses)}"
             for one in compression.points

@@ -211,8 +211,17 @@ def in_python(name: str) -> str:
     return f'ane.apply(model, "{name}")'
 
 
+MOST_IMPORTANT = "What matters most:"
+STILL = "What still matters:"
+"""The line above the problems of a model, and of one that was changed."""
+
+
 def on_a_screen(
-    report: Report, inspection: Inspection | None, repair: Repair, tried: Collection[str] = ()
+    report: Report,
+    inspection: Inspection | None,
+    repair: Repair,
+    tried: Collection[str] = (),
+    title: str = MOST_IMPORTANT,
 ) -> Report:
     """Return a report with the most important problems below it, as many as fit on a screen.
 
@@ -221,6 +230,7 @@ def on_a_screen(
         inspection: the inspection of the model; None without one.
         repair: returns the command that applies a pass, by its name.
         tried: passes that were tried, and are not suggested again.
+        title: the line above them.
     """
     report = replace(report, parts=[part for part in report.parts if part])
     room = SCREEN - len(as_text(report).splitlines()) - 1
@@ -231,7 +241,7 @@ def on_a_screen(
     for k, cost in enumerate(shortest := most[: max(0, min(MOST, room // 2))], 1):
         spare = room - len(below) - 2 * (len(shortest) - k + 1)
         below += cost.lines(k, repair, whole=spare > 0)
-    matters = [Line("What matters most:", "bold"), *below] if below else []
+    matters = [Line(title, "bold"), *below] if below else []
     return replace(report, parts=[*report.parts, *matters])
 
 

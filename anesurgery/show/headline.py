@@ -25,7 +25,7 @@ from anesurgery.surgery import Surgery
 
 
 def headline(surgery: Surgery) -> str:
-    """``On iPhone 13 (A15): 14.9 ms -> 1.89 ms by estimate, about 7.9 times as fast (2.4 to 96); ...``."""
+    """``On iPhone 13 (A15): 14.9 ms -> 1.89 ms by estimate, about 7.9 times as fast (likely ...)``."""
     if (now := _score(surgery)) is not None and now.refused:
         return _joined(now.refused, _done(surgery), surgery.wrong)
     if not surgery.changes:
@@ -61,7 +61,7 @@ def _gain(surgery: Surgery) -> str:
 
 
 def _faster(time: Change) -> str:
-    """Two times and their ratio: "14.9 ms -> 1.89 ms by estimate, about 7.9 times as fast (2.4 to 96)"."""
+    """Two times and their ratio: "14.9 ms -> 1.89 ms by estimate, about 7.9 times as fast (likely ...)"."""
     if max(time.before.high, time.after.high) < SHORTEST:
         return time.verdict
     times = from_to(time.before.ms, time.after.ms)
@@ -259,8 +259,8 @@ def compared(comparison: Comparison) -> str:
         return f"FAILED: {comparison.verdict} ({how})"
     if math.isinf(comparison.psnr):
         return f"ok: the outputs are identical ({how})"
-    asked = f"{comparison.gate:g} dB are required"
-    return f"ok: the outputs are equal to {in_decibels(comparison.psnr)}; {asked} ({how})"
+    near = f"{in_decibels(comparison.psnr)}, {comparison.gate:g} dB are required"
+    return f"ok: the outputs agree to {near} ({how})"
 
 
 def _outputs(proof: Comparison) -> str:

@@ -40,9 +40,8 @@ def plan_report(plan: Plan) -> Report:
     """Report what would be done, why, the gain, and what was left out."""
     steps = Table(("step", "why"), [(one.step, one.why) for one in plan.steps])
     left = [Line(f"left out: {line}", "dim") for line in refusal_lines(plan.left_out)]
-    return Report(
-        _plan_sentence(plan), [steps, *_time_line(plan), *notes((*plan.notes, *plan.warnings)), *left]
-    )
+    said = [words for words in plan.notes if not words.startswith("kept ")]  # the table gives these reasons
+    return Report(_plan_sentence(plan), [steps, *_time_line(plan), *notes((*said, *plan.warnings)), *left])
 
 
 def _plan_sentence(plan: Plan) -> str:
@@ -56,7 +55,7 @@ def _time_line(plan: Plan) -> Iterator[str]:
     """Yield the expected time before and after with its range, and the verdict."""
     if plan.steps and (time := plan.figures.get("time")):
         ends = (time[end] for end in ("before", "after"))
-        each = [f"{one['ms']:.3g} ms ({one['low']:.3g} to {one['high']:.3g})" for one in ends]
+        each = [f"{one['ms']:.3g} ms (likely {one['low']:.3g} to {one['high']:.3g})" for one in ends]
         yield f"time {' -> '.join(each)}, {time['verdict']}"
 
 
@@ -67,10 +66,10 @@ def build_report(build: Any) -> Report:
     context = " or ".join(map(str, (build.options.context, *build.options.contexts)))
     lines = [
         *(f"{name}: {words}" for name, words in build.placed.items()),
-        f"Beside the checkpoint: {in_decibels(build.psnr)}, and the same likeliest token for {build.top:.1%} "
-        "of the sampled tokens (fp16 arithmetic).",
-        f"A logit is at most {build.off:.1e} of the range away. Where two tokens are nearer than twice that, "
-        "the text may take the other one.",
+        f"Against the checkpoint: the logits agree to {in_decibels(build.psnr)}, and the likeliest token is "
+        f"the same for {build.top:.1%} of the sampled tokens (fp16 arithmetic).",
+        f"No logit differs by more than {build.off:.2g} times the range of the logits. If two tokens are "
+        "closer than twice that, the model may choose the other one.",
         *(f"note: {words}" for words in build.notes),
     ]
     return Report(f"{build.folder}: {byte_words(build.bytes)}{parts}, a context of {context} tokens", lines)
@@ -147,14 +146,16 @@ def _narrow_failures(rows: Sequence[ModuleRow]) -> Iterator[str]:
 def why_report(reasons: Why) -> Report:
     """Report one op: the rules that found something in full, and a line for each other rule."""
     row = reasons.row
-    verdict = f"legal on the ANE: {LEGAL_WORDS[row.legal]}; expected on: {UNIT_WORDS[row.preferred]}"
+    verdict = f"the ANE can run it: {LEGAL_WORDS[row.legal]}; expected on: {UNIT_WORDS[row.preferred]}"
     found = [line for asked in reasons.rules if asked.found for line in _rule_lines(asked)]
-    silent = [Line(f"{asked.rule.id}: {asked.said}", indent=2) for asked in reasons.rules if not asked.found]
+    silent = [asked for asked in reasons.rules if not asked.found]
+    others = [Line(f"{asked.rule.id}: {asked.said}", indent=2) for asked in silent if asked.said != "no"]
+    idle = ", ".join(asked.rule.id for asked in silent if asked.said == "no")
     title = plain(row.name, "bold").append_text(
         plain(f"  {row.op_type} {row.shape} {row.dtype}; {verdict}", "not bold")
     )
     return Report(
-        title, [*found, _estimate_words(row.estimate), f"{len(silent)} more rules were asked:", *silent]
+        title, [*found, _estimate_words(row.estimate), *others, Line(f"rules that do not apply: {idle}", "dim")]
     )
 
 
@@ -172,7 +173,7 @@ def _estimate_words(estimate: Estimate | None) -> str:
     times = " and ".join(f"{factor:.3g}" for factor in estimate.off)
     units = (("ANE", estimate.ane), ("CPU", estimate.cpu))
     words = ", ".join(f"{unit} {value:.3g} us" for unit, value in units if value is not None)
-    return f"estimates: {words}; they may be off {times} times"
+    return f"estimates: {words}; they may be off by a factor of {times}"
 
 
 @shows("Sensitivity")

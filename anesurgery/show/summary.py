@@ -225,7 +225,7 @@ def without_rule(row: OpRow, uses_ane: bool) -> str:
         return "the Neural Engine cannot run it"
     if row.preferred is None:
         return UNDECIDED if row.estimate is not None else "the Neural Engine can run it, but no time is known"
-    return "no slower there, by estimate"
+    return "not faster on the Neural Engine, by estimate"
 
 
 def attention(inspection: Inspection) -> list[Attention]:

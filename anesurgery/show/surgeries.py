@@ -19,7 +19,7 @@ from anesurgery.rewriting import session
 from anesurgery.rewriting.refusals import by_cause, grouped_refusals, op_text
 from anesurgery.rewriting.session import Change, counts
 from anesurgery.show.console import shows
-from anesurgery.show.costs import Repair, cut, in_python, on_a_screen
+from anesurgery.show.costs import STILL, Repair, cut, in_python, on_a_screen
 from anesurgery.show.headline import compared, headline
 from anesurgery.show.report import Line, Report, Table, notes
 from anesurgery.show.summary import counted
@@ -193,7 +193,8 @@ def short_surgery(surgery: Surgery, repair: Repair = in_python) -> Report:
         lines.append(f"Edits: {', '.join(f'{name} {n}' for name, n in edits.items())}")
     if left := list(dict.fromkeys(name for name, _ in surgery.refusals)):
         lines.append(cut(f"Left out, with reasons in the full report: {', '.join(left)}", "dim"))
-    return on_a_screen(Report(headline(surgery), lines), after, repair, {name for name, _ in surgery.refusals})
+    tried = {name for name, _ in surgery.refusals}
+    return on_a_screen(Report(headline(surgery), lines), after, repair, tried, title=STILL)
 
 
 def sampled_words(inputs: Mapping[str, Array], seed: int) -> str:
@@ -202,7 +203,7 @@ def sampled_words(inputs: Mapping[str, Array], seed: int) -> str:
         f"{name} {'x'.join(map(str, row['shape'])) or 'scalar'} {row['dtype']}, {row['min']} to {row['max']}"
         for name, row in arrays_json({n: np.asarray(v) for n, v in inputs.items()}).items()
     ]
-    return f"inputs were drawn (seed {seed}; --inputs gives your own): {'; '.join(drawn)}"
+    return f"random inputs (seed {seed}; pass your own with --inputs): {'; '.join(drawn)}"
 
 
 def arrays_report(arrays: Mapping[str, Array], source: str) -> Report | Table:
@@ -247,7 +248,7 @@ def ranges_report(ranges: Ranges) -> Report:
     ]
     overflows = [Line(f"first in {a}: {row.op_type} {row.name}", "red") for a, row in ranges.first.items()]
     samples = counted(ranges.samples, "sample")
-    title = f"{ranges.verdict} ({len(ranges.rows)} ops over {samples}, {ranges.arithmetic} is an estimate)"
+    title = f"{ranges.verdict} ({len(ranges.rows)} ops on {samples}; {ranges.arithmetic} is an estimate)"
     return Report(title, [Table(("op", "value", "min", "max", "partial sum", "hazard"), rows), *overflows])
 
 

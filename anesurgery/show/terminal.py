@@ -17,7 +17,7 @@ from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection
 from anesurgery.show import summary
 from anesurgery.show.console import WIDTH, bars, plain, shows
-from anesurgery.show.costs import Repair, in_python, on_a_screen, time_parts
+from anesurgery.show.costs import STILL, Repair, in_python, on_a_screen, time_parts
 from anesurgery.show.headline import compared_shares
 from anesurgery.show.report import Line, Listing, Report, Table
 from anesurgery.show.summary import LEGAL_WORDS, UNIT_WORDS
@@ -200,7 +200,7 @@ def short_report(inspection: Inspection, repair: Repair = in_python) -> Report:
 def short_difference(before: Inspection, after: Inspection, repair: Repair = in_python, *lines: Any) -> Report:
     """Report two inspections of one model on one screen: a sentence, both bars, and what still matters."""
     report = Report(compared_shares(before, after), [two_bars(before, after), *lines])
-    return on_a_screen(report, after, repair)
+    return on_a_screen(report, after, repair, title=STILL)
 
 
 def two_bars(before: Inspection, after: Inspection) -> Text:

@@ -460,9 +460,8 @@ def split(
 
     Args:
         model: path, MLModel or MIL program.
-        parts: how many chunks, of even weight. Or:
-        max_bytes: the most bytes of weights in a chunk, as a number or as "950 MB". The chunks are as few as
-            can be. Or:
+        parts: how many chunks, of similar size. Or:
+        max_bytes: the most bytes of weights in a chunk, such as "950 MB"; makes as few chunks as possible. Or:
         at: "unsupported" cuts before and after ops that the ANE cannot run. A neural network is cut into
             networks.
         balance: make `parts` even by "bytes", or by "estimate" (Core ML's own, for the target).
@@ -715,8 +714,8 @@ def comparison_words(whole: Loaded, chain: Chain, function: str | None) -> str:
     except SurgeryError as error:
         return f"not compared with the whole: {error}"
     if compared.ok:
-        return "equal to the whole bit for bit, as stored, on one sampled input"
-    return f"NOT equal to the whole, as stored, on one sampled input: {compared.verdict}"
+        return "bit-identical to the whole model, as stored, on one random input"
+    return f"NOT equal to the whole model, as stored, on one random input: {compared.verdict}"
 
 
 def _cost_words(chain: Chain) -> str:

@@ -199,12 +199,13 @@ class AddCache(Pass):
         names |= {n for f in functions.values() for n in (*f.inputs, *(v.name for v in f.outputs))}
         tokens, axis = next(iter(chosen.items()))
         length = functions["prefill"].inputs[tokens].shape[axis]
-        kept = "the state" if self.cache == "state" else "the inputs cache_..., given back as cache_..._out,"
+        fed_back = "the outputs cache_..._out, passed back in as cache_..., hold"
+        kept = "the state holds" if self.cache == "state" else fed_back
         width = functions["decode"].inputs[tokens].shape[axis]
         words = (
             f"call prefill ({length} tokens) or decode ({width} token{'s' if width > 1 else ''}) with "
             f"{tokens}{decoder_calls.rows_in_words(chosen)} and position, the number of "
-            f"tokens before; {kept} keeps what was read"
+            f"earlier tokens; {kept} what was read"
         )
         context = self.context
 

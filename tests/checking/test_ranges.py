@@ -81,7 +81,7 @@ def test_inputs_that_are_not_finite_show_nothing(value: float) -> None:
     assert found.unsound == ("x",)
     assert found.verdict == "not checked: x holds NaN or infinities; give finite inputs"
     assert "not checked: x holds" in str(found)
-    assert "nothing leaves" not in str(found)
+    assert "no op leaves" not in str(found)
 
 
 def test_a_nan_in_exact_arithmetic_is_said_as_one() -> None:

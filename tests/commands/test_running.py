@@ -74,7 +74,7 @@ def test_ranges_end_with_1_where_something_overflows(call: Call, package: Path, 
     small, large = numbers(tmp_path, 1, 2, 3), numbers(tmp_path, 300, 2, 3)
     code, said, _ = call("ranges", package, "--inputs", small)
     assert code == 0
-    assert "nothing leaves fp16" in said
+    assert "no op leaves the range" in said
     code, said, _ = call("ranges", package, "--inputs", small, "--inputs", large, "--json")
     assert code == 1
     data = json.loads(said)
@@ -90,4 +90,4 @@ def test_run_samples_shapes_that_the_model_allows(call: Call, corpus: Path) -> N
 
 def test_drawn_inputs_are_named(package: Path, call: Call) -> None:
     _, out, _ = call("run", package)
-    assert "inputs were drawn (seed 0; --inputs gives your own): " in " ".join(out.split())
+    assert "random inputs (seed 0; pass your own with --inputs): " in " ".join(out.split())

@@ -39,7 +39,7 @@ def test_the_cache_is_half_and_the_loss_is_said(found: ane.CompressedCache) -> N
     assert found.texts == (5, 1)
     assert 0 < found.loss.kl < 0.02
     assert found.loss.psnr > 25
-    assert "1 texts held out: KL" in str(found)
+    assert "1 held-out texts: KL" in str(found)
     assert found.to_json()["loss"]["kl"] == found.loss.kl
     functions = found.subject.loaded.program.functions
     assert set(functions) == {"prefill", "decode"}

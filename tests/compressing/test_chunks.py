@@ -195,7 +195,7 @@ def test_the_command_takes_chunks(folder: Path, tmp_path: Path) -> None:
     call = ["compress", str(folder), str(tmp_path / "small"), *options, "--smallest", "1000"]
     done = CliRunner().invoke(cli.app, call)
     assert done.exit_code == 0, (done.output, done.exception)
-    assert "samples held out: KL" in done.stdout
+    assert "held-out samples: KL" in done.stdout
     assert len(load_chain(tmp_path / "small").chunks) == 2
     assert "exists" in str(CliRunner().invoke(cli.app, call).exception)
 

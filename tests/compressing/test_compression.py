@@ -401,5 +401,5 @@ def test_the_command(package: Path, tmp_path: Path) -> None:
     assert ane.load(out).program
     done = CliRunner().invoke(cli.app, [*call, "--overwrite", "--for", "size", "--no-mixed"])
     assert "palette4" in done.stdout
-    assert "on 2 samples held out: KL" in done.stdout
+    assert "on 2 held-out samples: KL" in done.stdout
     assert "exists; choose another name" in str(CliRunner().invoke(cli.app, call).exception)

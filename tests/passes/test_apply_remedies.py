@@ -122,7 +122,7 @@ def test_a_result_changes_where_that_takes_less_time() -> None:
     surgery = ane.apply(program, "auto", target="M1/macOS 14", prove=None, quiet=True)
     assert {change.pass_name for change in surgery.changes} == {"select_last_token", "split_head"}
     (said,) = (r.reason for name, r in surgery.refusals if name == "pointwise_convolution")
-    assert said.startswith("tried and not kept: the expected time would rise")
+    assert said.startswith("tried and undone: the expected time would rise")
 
 
 def test_every_function_counts() -> None:

@@ -218,7 +218,7 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
     ),
     "lmhead-last-token": (
         lambda: program(linear(128, 32), (1, 16, 32)),
-        "128 logits for each of 16 positions",
+        "128 logits for each of 16 positions; generating text needs one",
         lambda: program(linear(128, 32), (1, 1, 32)),
     ),
     "perf-softmax": (

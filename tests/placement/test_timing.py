@@ -272,8 +272,8 @@ def test_equal_sides_have_a_ratio_of_one() -> None:
 def test_common_errors_cancel_and_others_do_not() -> None:
     whole, half = told(OpLoad("conv", 9000.0)), told(OpLoad("conv", 3000.0))
     other = told(OpLoad("matmul", 8000.0))
-    assert change(whole, half).verdict == "about 2.9 times as fast (1.9 to 4.3)"
-    assert change(half, whole).verdict == "about 2.9 times as slow (1.9 to 4.3)"
+    assert change(whole, half).verdict == "about 2.9 times as fast (likely 1.9 to 4.3)"
+    assert change(half, whole).verdict == "about 2.9 times as slow (likely 1.9 to 4.3)"
     assert change(whole, other).verdict.startswith("perhaps 1.1")
     wide, near = change(whole, other), change(whole, told(OpLoad("conv", 8900.0)))
     assert wide.low < wide.ratio < wide.high

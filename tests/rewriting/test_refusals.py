@@ -43,10 +43,10 @@ def test_what_a_named_pass_refused_is_said_with_its_ops() -> None:
 
 def test_what_was_tried_on_the_whole_is_said_once() -> None:
     """A second group of ops that names the same pass does not repeat it."""
-    tried = ("integers_as_floats", Refusal("tried and not kept: it gains nothing on this target"))
+    tried = ("integers_as_floats", Refusal("tried and undone: it gains nothing on this target"))
     others = [("apply_remedies", stays("topk", "op_9", "its indices are int32"))]
     first, second = refusal_lines([tried, *LEFT, *others])
-    assert first.endswith("`integers_as_floats`: tried and not kept: it gains nothing on this target")
+    assert first.endswith("`integers_as_floats`: tried and undone: it gains nothing on this target")
     assert second.endswith("(at op_9); `integers_as_floats` is named for it")
 
 

@@ -136,7 +136,7 @@ def test_the_first_step_alone_is_not_kept() -> None:
 def test_more_ops_on_the_ane_are_no_gain() -> None:
     found, end = search(built(sums), Crowd())
     assert not end.steps
-    assert "tried and not kept" in str(found.rejected["crowd"][1])
+    assert "tried and undone" in str(found.rejected["crowd"][1])
 
 
 def test_a_step_that_fails_does_not_stop_the_others() -> None:
@@ -254,7 +254,7 @@ def test_a_result_that_need_not_change_stays(monkeypatch: pytest.MonkeyPatch) ->
     found, end = search(built(sums), ChangedExp(), CumsumToExp())
     assert [step.name for step in end.steps] == ["cumsum_to_exp"]
     (_, refusal) = found.rejected["cumsum_to_changed_exp"]
-    assert refusal.reason.startswith("tried and not kept: as much is gained without it")
+    assert refusal.reason.startswith("tried and undone: as much is gained without it")
     assert [step.name for step in search(built(sums), ChangedExp())[1].steps] == ["cumsum_to_changed_exp"]
 
 
@@ -264,7 +264,7 @@ def test_a_result_does_not_change_for_a_gain_that_is_not_clear() -> None:
     assert not end.steps
     (_, refusal) = found.rejected["cumsum_to_changed_exp"]
     assert refusal.reason.startswith(
-        "tried and not kept: the results would change, and the expected time 9.72 ms -> 7.11 ms"
+        "tried and undone: the results would change, and the expected time 9.72 ms -> 7.11 ms"
     )
 
 

@@ -201,7 +201,7 @@ def test_the_folder_says_all_that_a_runner_needs(built: Path) -> None:
     assert made
     assert all(given[name] == port for name, port in made.items())
     assert not (built / building.STAGES).exists()
-    assert "Beside the checkpoint" in str(
+    assert "Against the checkpoint" in str(
         ane.Build(built, *_of(json.loads((built / "report.json").read_text())))
     )
 

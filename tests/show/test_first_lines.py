@@ -58,7 +58,7 @@ KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "surgery": (lambda m: ane.apply(m, ["negate_subtract"], quiet=True), "Every edit gives the same bits"),
     "comparison": (lambda m: ane.compare(m, m), "ok: the outputs are identical"),
-    "ranges": (lambda m: ane.ranges(m, SAMPLES), "nothing leaves fp16"),
+    "ranges": (lambda m: ane.ranges(m, SAMPLES), "no op leaves the range"),
     "chain": (lambda m: ane.split(m, 2), "2 chunks, "),
     "sizes": (lambda m: ane.choose_sizes([3, 5, 9], 2), r"best sizes: \d, \d"),
     "sensitivity": (

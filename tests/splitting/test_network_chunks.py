@@ -117,7 +117,7 @@ def test_the_file_is_read_once(how: dict[str, Any], monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(SourceFile, "read", counted)
     chain = ane.split(path, **how, target=TARGET)
-    assert chain.compared == "equal to the whole bit for bit, as stored, on one sampled input"
+    assert chain.compared == "bit-identical to the whole model, as stored, on one random input"
     assert opened == [path]
 
 

@@ -572,7 +572,7 @@ def test_nothing_is_rounded_at_a_border_in_fp32() -> None:
 
 def test_a_cut_says_what_a_run_beside_the_whole_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     program = moved_then_summed()
-    said = "equal to the whole bit for bit, as stored, on one sampled input"
+    said = "bit-identical to the whole model, as stored, on one random input"
     chain = ane.split(program, 2)
     assert chain.compared == said
     assert said in str(chain)
@@ -589,12 +589,12 @@ def test_a_cut_that_differs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     (conv,) = [op for c in chain.chunks for op in walk_ops(c.program) if op.op_type == "conv"]
     conv.weight.val[0] += 1  # the weights are shared with the whole, which is made anew
     said = split.comparison_words(ane.load(moved_then_summed()), chain, None)
-    assert said.startswith("NOT equal to the whole, as stored, on one sampled input: worst PSNR")
+    assert said.startswith("NOT equal to the whole model, as stored, on one random input: worst PSNR")
 
 
 @pytest.mark.slow
 def test_a_real_model_with_labels_is_equal_in_chunks(corpus: Path) -> None:
     path = corpus / "mlc_mosaic.mlpackage"
     chain = ane.split(path, 2)
-    assert chain.compared == "equal to the whole bit for bit, as stored, on one sampled input"
+    assert chain.compared == "bit-identical to the whole model, as stored, on one random input"
     assert ane.compare(path, chain, gate=np.inf).ok

@@ -15,8 +15,6 @@ GUIDE = ("tutorial", "inspect", "repair", "numbers", "compression", "decoders", 
 """The main pages, in the order in which they are read."""
 WRITTEN_WHOLE = ("accuracy", "alarms", "architectures", "gallery", "hazards", "latency", "sized-models")
 """Pages that a script writes, their words too."""
-OTHERS = ("core-ai", "comparison")
-"""Pages that are not held to these limits yet."""
 MARKED = re.compile(r"<!-- (?:rows|([\w ]+): begin) -->.*?<!-- (?:end of rows|\1: end) -->", re.DOTALL)
 UNSAID = re.compile(r"\b(?:of which|what [\w ]+ (?:is|are) told)\b", re.IGNORECASE)
 """Phrases that nobody would say aloud."""

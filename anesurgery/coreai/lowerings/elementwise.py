@@ -44,7 +44,7 @@ def sign(x: Value) -> Value:
 
 
 def softplus(x: Value) -> Value:
-    """Return log(1 + exp x), in the form "shifted exponentials" (`modes.FORMS`)."""
+    """Return log(1 + exp x), in the form "shift exponentials" (`modes.FORMS`)."""
     return call("relu", x) + call("log", call("exp", -x.abs()) + 1)
 
 
@@ -96,7 +96,7 @@ register(
 
 @lowers("cast")
 def cast(x: Value, dtype: str, mode: Mode) -> Value:
-    """Write a cast; floats are truncated before they become integers, in the form "whole before integer"."""
+    """Write a cast; floats are truncated before they become integers, in the form "round before a cast"."""
     if x.is_float and "int" in dtype:
         x = truncated(x)
     return x.binary("not_equal", 0) if dtype == "bool" else x.cast(mode.dtype(dtype))

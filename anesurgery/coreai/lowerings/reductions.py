@@ -24,7 +24,7 @@ def _mean(x: Value, axes: Sequence[int]) -> Value:
 
 
 def _log_sum_exp(x: Value, axes: Sequence[int]) -> Value:
-    """Return log sum exp, shifted by the largest element ("shifted exponentials"), if that is finite."""
+    """Return log sum exp, shifted by the largest element ("shift exponentials"), if that is finite."""
     top = x.reduce("max", axes)
     top = where(top.abs() < np.inf, top, 0.0)
     return call("log", call("exp", x - top).reduce("sum", axes)) + top
@@ -77,7 +77,7 @@ def _argmax(x: Value, axis: int, keep_dims: bool) -> Value:
 @lowers("reduce_argmax")
 def argmax(x: Value, mode: Mode, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Value:
     """Write the position of the first largest element."""
-    if mode.has("argmax of fp32"):
+    if mode.has("take argmax in fp32"):
         (x,) = to_fp32(x)
     return _argmax(x, int(axis) % x.ndim, keep_dims)
 

@@ -132,7 +132,8 @@ def is_lookup(op: Operation) -> bool:
 
 def lookup(op: Operation, target: Target) -> str:
     """Report an embedding: rows of a constant table at dynamic indices."""
-    return f"a table of {shape_in_words(shape_of(op.x))} read at %{op.indices.name}" if is_lookup(op) else ""
+    table = shape_in_words(shape_of(op.x))
+    return f"a lookup of %{op.indices.name} in a table of {table}" if is_lookup(op) else ""
 
 
 def runtime_indices(op: Operation, target: Target) -> str:
@@ -185,10 +186,10 @@ def long_axis(op: Operation, target: Target) -> str:
         shape = shape_of(var) if is_tensor(var) else ()
         wide = max(shape[-2:], default=0)
         if wide > limit:
-            return f"%{var.name} is {shape_in_words(shape)}: {wide} is more than {limit} ({chip})"
+            return f"%{var.name} is {shape_in_words(shape)}: at most {limit} fit on an axis ({chip})"
         deep = max(_other_axes(op, var, shape, target), default=0)
         if deep > CHANNELS:
-            return f"%{var.name} is {shape_in_words(shape)}: {deep} is more than {CHANNELS}"
+            return f"%{var.name} is {shape_in_words(shape)}: at most {CHANNELS} fit on an axis"
     return ""
 
 

@@ -122,7 +122,7 @@ def all_tokens(op: Operation, target: Target) -> str:
     length = var.shape[1]
     if not (is_symbolic(length) or int(length) > 1) or not reaches_output(var, AFTER_HEADS):
         return ""
-    return f"{shape[0]} logits for each of {length} positions"
+    return f"{shape[0]} logits for each of {length} positions; generating text needs one"
 
 
 def written_softmax(op: Operation, target: Target) -> str:

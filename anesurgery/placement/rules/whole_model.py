@@ -145,7 +145,7 @@ def _shapes(function: Function, shapes: Flexible | None, target: Target) -> Mess
         return
     if not shapes.listed:
         rule = DISPUTED_RANGE if _has_mac(target) else RANGE_ELSEWHERE
-        yield rule, f"%{next(iter(dynamic))} may have any length of a range"
+        yield rule, f"the length of %{next(iter(dynamic))} may vary"
         return
     if _has_mac(target):
         yield DISPUTED_LIST, f"{len(shapes.listed)} enumerated shapes"

@@ -19,7 +19,7 @@ from anesurgery.coreai import images, toolkit
 from anesurgery.coreai.dtypes import numpy_of
 from anesurgery.coreai.lowerings.compressed import Dense
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import COMPOSED, MERGED_INTO, MISSING, OWN, TABLE, load_families
+from anesurgery.coreai.table import COMPOSED, MERGED_INTO, MISSING, OWN, TABLE, extras_of, load_families
 from anesurgery.coreai.values import Constant, Value
 from anesurgery.errors import NotExpressible, SurgeryError
 from anesurgery.files.interface import Port, Signature
@@ -193,9 +193,9 @@ class FunctionWriter:
                 raise NotExpressible(f"op {op.name} ({op.op_type}): {reason}") from error
 
     def _operation(self, op: Operation) -> None:
-        lowering = TABLE[op.op_type]
         extras = {"op": op, "mode": self.mode, "writer": self}
-        function = partial(lowering.function, **{name: extras[name] for name in lowering.extras})
+        lowering = TABLE[op.op_type]
+        function = partial(lowering, **{name: extras[name] for name in extras_of(lowering)})
         arguments = self._arguments(op)
         write = self._composite if _is_composed(op) else self._plain
         for var, value in zip(op.outputs, write(op, function, arguments), strict=True):

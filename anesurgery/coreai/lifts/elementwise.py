@@ -19,15 +19,12 @@ from anesurgery.coreai.lifts.table import (
     numbers_of,
     sizes_of,
 )
-from anesurgery.coreai.table import BINARY, GELU, UNARY
+from anesurgery.coreai.table import BINARY, GELU, REDUCTIONS, UNARY
 from anesurgery.mil import Var, mb, producer
 from anesurgery.ops import names
 
-REDUCTIONS = {f"reduce_{k}": f"reduce_{k}" for k in names("sum mean max min")} | {
-    "reduce_product": "reduce_prod"
-}
-"""Reduction of Core AI -> op of MIL."""
 LOGICAL = names("and or xor bitwise_and bitwise_or bitwise_xor")
+ONE_TO_ONE = {k: k for k in UNARY} | BINARY | {"sub": "sub", "logical_not": "not"}
 GELU_MODE = {approximation: mode for mode, approximation in GELU.items()}
 
 
@@ -36,12 +33,9 @@ def _on_magnitudes(op_type: str, x: Value, y: Value) -> Value:
     return mb.mul(x=mb.sign(x=x), y=getattr(mb, op_type)(x=mb.abs(x=x), y=mb.abs(x=y)))
 
 
-def _unary(op_type: str, o: Site) -> Value:
-    return getattr(mb, op_type)(x=o[0])
-
-
-def _binary(op_type: str, o: Site) -> Value:
-    return getattr(mb, op_type)(x=o[0], y=o[1])
+def _same(op_type: str, o: Site) -> Value:
+    """Build an op of one or two operands that means the same in MIL."""
+    return getattr(mb, op_type)(**{name: o[i] for i, name in enumerate("xy"[: len(o)])})
 
 
 def _without_epsilon(op_type: str, o: Site) -> Value:
@@ -59,13 +53,10 @@ def _logical(op_type: str, o: Site) -> Value:
 
 
 TABLE |= {
-    **{kind: partial(_unary, kind) for kind in UNARY},
-    **{kind: partial(_binary, op_type) for op_type, kind in BINARY.items()},
+    **{kind: partial(_same, op_type) for op_type, kind in ONE_TO_ONE.items()},
     **{kind: partial(_logical, f"logical_{kind.removeprefix('bitwise_')}") for kind in LOGICAL},
     **{kind: partial(_without_epsilon, kind) for kind in names("log rsqrt")},  # MIL's add an epsilon
-    **{kind: partial(_reduced, op_type) for kind, op_type in REDUCTIONS.items()},
-    "sub": partial(_binary, "sub"),
-    "not": partial(_unary, "logical_not"),
+    **{f"reduce_{kind}": partial(_reduced, op_type) for op_type, kind in REDUCTIONS.items()},
     "relu": lambda o: mb.relu(x=o[0]) if dtype_of(o[0]).kind == "f" else mb.maximum(x=o[0], y=like(o[0], 0)),
     "gelu": lambda o: mb.gelu(x=o[0], mode=GELU_MODE[o.attribute("approximate")]),
     "modulo": lambda o: _on_magnitudes("mod", o[0], o[1]),  # the sign of the dividend; MIL's has the divisor's

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from anesurgery.coreai.dtypes import name_of
+from anesurgery.coreai.table import enters
 from anesurgery.mil import Array, Var, dtype_name, fixed_shape, is_symbolic, mb, np_dtype, types
 
 Value: TypeAlias = "Var | Array"
@@ -95,11 +96,9 @@ class Site:
         Raises:
             Unliftable: the operand is computed.
         """
-        value = self[i]
-        held = value if isinstance(value, np.ndarray) else value.val
-        if held is None:
+        if (held := numbers_of(self[i])) is None:
             raise Unliftable(f"operand {i} is computed, and MIL takes a constant there")
-        return np.asarray(held)
+        return held
 
     def ints(self, i: int) -> list[int]:
         """Return the integers of an operand that must be a constant."""
@@ -115,8 +114,7 @@ class Site:
 
     def known(self, i: int) -> bool:
         """Return whether an operand is a constant."""
-        value = self.operands[i]
-        return isinstance(value, np.ndarray) or value.val is not None
+        return numbers_of(self.operands[i]) is not None
 
     def axes(self, i: int, rank: int | None = None) -> list[int]:
         """Return axes, counted from the first: of operand 0, or of a rank."""
@@ -148,14 +146,7 @@ TABLE: dict[str, Lift] = {}
 """Op of Core AI, without "coreai.", "decomposable." and "broadcasting_" -> its lift."""
 
 
-def lift(*kinds: str) -> Callable[[Lift], Lift]:
-    """Enter a function into the table."""
-
-    def entered(function: Lift) -> Lift:
-        TABLE.update(dict.fromkeys(kinds, function))
-        return function
-
-    return entered
+lift = enters(TABLE)
 
 
 def sizes_of(value: Value) -> list[Any]:

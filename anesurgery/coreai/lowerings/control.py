@@ -7,7 +7,7 @@ from typing import Any
 
 from anesurgery.coreai.lowerings.indexing import take
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import lowers, register
+from anesurgery.coreai.table import TABLE, lowers
 from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import Value, array, call, known_ints
 from anesurgery.errors import NotExpressible
@@ -86,13 +86,11 @@ def _with_elements(ls: Value, indices: Value, elements: Value) -> Value:
     return call("scatter_nd", ls, indices.cast("int32").expand([1]), elements)
 
 
-register(
-    {
-        "list_write": lambda ls, index, value: _with_elements(ls, index.reshape([1]), value.expand([0])),
-        "list_scatter": lambda ls, indices, value: _with_elements(ls, indices, value),
-        "list_read": lambda ls, index: take(ls, index.cast("int32").squeeze(list(range(index.ndim))), 0),
-        "list_gather": lambda ls, indices: take(ls, indices.cast("int32"), 0),
-        "list_length": lambda ls: ls.lengths().along(0, 0, 1).squeeze([0]),
-        "read_state": lambda op, writer, input: writer.states[op.input],
-    }
-)
+TABLE |= {
+    "list_write": lambda ls, index, value: _with_elements(ls, index.reshape([1]), value.expand([0])),
+    "list_scatter": lambda ls, indices, value: _with_elements(ls, indices, value),
+    "list_read": lambda ls, index: take(ls, index.cast("int32").squeeze(list(range(index.ndim))), 0),
+    "list_gather": lambda ls, indices: take(ls, indices.cast("int32"), 0),
+    "list_length": lambda ls: ls.lengths().along(0, 0, 1).squeeze([0]),
+    "read_state": lambda op, writer, input: writer.states[op.input],
+}

@@ -21,8 +21,8 @@ def _index(indices: Value) -> Value:
 def take(x: Value, index: Value, axis: int) -> Value:
     """Take slices of x along an axis; the axes of the index replace it."""
     rest, n = [a for a in range(x.ndim) if a != axis], index.ndim
-    y = call("gather_nd", x.transpose([axis, *rest]), index.expand([n]))
-    return y.transpose([*range(n, n + axis), *range(n), *range(n + axis, y.ndim)])
+    y = call("gather_nd", x.permute([axis, *rest]), index.expand([n]))
+    return y.permute([*range(n, n + axis), *range(n), *range(n + axis, y.ndim)])
 
 
 def _index_grids(shape: Sequence[int], count: int) -> list[Value]:
@@ -38,11 +38,11 @@ def gather(x: Value, indices: Value, axis: int = 0, batch_dims: int = 0) -> Valu
     index = _index(indices)
     if not batch:
         return take(x, index, axis)
-    moved = x.transpose([*range(batch), axis, *(a for a in range(batch, x.ndim) if a != axis)])
+    moved = x.permute([*range(batch), axis, *(a for a in range(batch, x.ndim) if a != axis)])
     n = index.ndim
     at = concat([*_index_grids(index.fixed_lengths(), batch), index.expand([n])], n)
     y, before = call("gather_nd", moved, at), axis - batch
-    return y.transpose([*range(batch), *range(n, n + before), *range(batch, n), *range(n + before, y.ndim)])
+    return y.permute([*range(batch), *range(n, n + before), *range(batch, n), *range(n + before, y.ndim)])
 
 
 @lowers("gather_nd")

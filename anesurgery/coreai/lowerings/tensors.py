@@ -9,7 +9,7 @@ import numpy as np
 
 from anesurgery.coreai.lowerings.indexing import take
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import as_interpreted, lowers, register
+from anesurgery.coreai.table import TABLE, as_interpreted, lowers
 from anesurgery.coreai.values import (
     LONGEST,
     Value,
@@ -249,19 +249,17 @@ def sliding_windows(x: Value, axis: int, size: int, stride: int = 1) -> Value:
     return take(x, indices(np.arange(count)[:, None] * int(stride) + np.arange(size)), axis)
 
 
-register(
-    {
-        "expand_dims": lambda x, axes: x.expand(sorted(int(a) % (x.ndim + len(axes)) for a in axes)),
-        "transpose": lambda x, perm: x.transpose([int(a) % x.ndim for a in perm]),
-        "reverse": lambda x, axes=None: call(
-            "reverse", x, indices(range(x.ndim) if axes is None else [int(a) % x.ndim for a in axes])
-        ),
-        "stack": lambda values, axis=0: stack(values, int(axis) % (values[0].ndim + 1)),
-        "range_1d": lambda start, end, step: call("range", start, end, step),
-        "shape": lambda x: x.lengths(),
-        "non_zero": lambda x: call("non_zero", x),
-    }
-)
+TABLE |= {
+    "expand_dims": lambda x, axes: x.expand(sorted(int(a) % (x.ndim + len(axes)) for a in axes)),
+    "transpose": lambda x, perm: x.permute([int(a) % x.ndim for a in perm]),
+    "reverse": lambda x, axes=None: call(
+        "reverse", x, indices(range(x.ndim) if axes is None else [int(a) % x.ndim for a in axes])
+    ),
+    "stack": lambda values, axis=0: stack(values, int(axis) % (values[0].ndim + 1)),
+    "range_1d": lambda start, end, step: call("range", start, end, step),
+    "shape": lambda x: x.lengths(),
+    "non_zero": lambda x: call("non_zero", x),
+}
 
 
 as_interpreted(

@@ -45,7 +45,7 @@ def attention(query: Value, key: Value, value: Value, attn_mask: Value | None = 
 @lowers("softmax")
 def softmax(x: Value, axis: int = -1) -> Value:
     """Write Core AI's softmax."""
-    return Value(ops.softmax(x.node, int(axis) % x.ndim))
+    return Value(ops.softmax(x.node, axis % x.ndim))
 
 
 def _grouped_axes(x: Value, order: str, groups: Sequence[str]) -> Value:

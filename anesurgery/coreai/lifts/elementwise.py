@@ -68,10 +68,11 @@ TABLE |= {
 @lift("equal", "not_equal")
 def equal(o: Site) -> Value:
     """Build a comparison; of booleans by logic, as MIL compares numbers only."""
+    kind = o.op["kind"].removeprefix("broadcasting_")
     if dtype_of(o[0]).kind != "b":
-        return getattr(mb, o.op["kind"].removeprefix("broadcasting_"))(x=o[0], y=o[1])
+        return _same(kind, o)
     apart = mb.logical_xor(x=o[0], y=o[1])
-    return apart if o.op["kind"].endswith("not_equal") else mb.logical_not(x=apart)
+    return apart if kind == "not_equal" else mb.logical_not(x=apart)
 
 
 @lift("asinh", "acosh")

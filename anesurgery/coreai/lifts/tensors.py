@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -74,9 +74,9 @@ def split(o: Site) -> Sequence[Value]:
 @lift("tile")
 def tile(o: Site) -> Value:
     """Build a repetition along each axis."""
-    if not o.known(1):
-        return mb.tile(x=o[0], reps=o[1])
-    return mb.tile(x=o[0], reps=o.ints(1)) if set(o.ints(1)) != {1} else o[0]
+    if o.known(1) and set(o.ints(1)) == {1}:
+        return o[0]
+    return mb.tile(x=o[0], reps=o.ints(1) if o.known(1) else o[1])
 
 
 @lift("get_shape")
@@ -103,15 +103,20 @@ def pad(o: Site) -> Value:
 def _mirrored(x: Var, sides: list[int], mode: str) -> Var:
     """Build reflected or replicated padding; MIL does so along the last two axes only."""
     padded = [axis for axis in range(len(sides) // 2) if any(sides[2 * axis : 2 * axis + 2])]
-    rank = len(sizes_of(x))
-    if min(padded) >= rank - 2:
-        first = min(padded)
-        return mb.pad(x=x, pad=sides[2 * first :], mode=mode)
+    if padded[0] >= len(sizes_of(x)) - 2:
+        return mb.pad(x=x, pad=sides[2 * padded[0] :], mode=mode)
     for axis in padded:
-        order = [*(a for a in range(rank) if a != axis), axis]
-        turned = mb.pad(x=mb.transpose(x=x, perm=order), pad=sides[2 * axis : 2 * axis + 2], mode=mode)
-        x = mb.transpose(x=turned, perm=[order.index(a) for a in range(rank)])
+        ends = sides[2 * axis : 2 * axis + 2]
+        x = _with_axis_last(x, axis, lambda turned, ends=ends: mb.pad(x=turned, pad=ends, mode=mode))
     return x
+
+
+def _with_axis_last(x: Var, axis: int, function: Callable[[Var], Var]) -> Var:
+    """Apply a function of the last axis to another one."""
+    rank = len(sizes_of(x))
+    order = [*(a for a in range(rank) if a != axis), axis]
+    made = function(mb.transpose(x=x, perm=order))
+    return mb.transpose(x=made, perm=[order.index(a) for a in range(rank)])
 
 
 def _wrapped(x: Var, sides: list[int], circular: bool) -> Var:
@@ -119,11 +124,11 @@ def _wrapped(x: Var, sides: list[int], circular: bool) -> Var:
     for axis, (low, high) in enumerate(zip(sides[::2], sides[1::2], strict=True)):
         n = static_sizes(x)[axis]
         ends = ((n - low, n), (0, high)) if circular else ((0, low), (n - high, n))
-        parts = [_along(x, axis, *end) if end[0] < end[1] else None for end in ends]
+        parts = [[_along(x, axis, *end)] if end[0] < end[1] else [] for end in ends]
         if not circular:
-            parts = [part if part is None else mb.reverse(x=part, axes=[axis]) for part in parts]
-        joined = [part for part in (parts[0], x, parts[1]) if part is not None]
-        x = mb.concat(values=joined, axis=axis) if len(joined) > 1 else x
+            parts = [[mb.reverse(x=piece, axes=[axis]) for piece in part] for part in parts]
+        if any(parts):
+            x = mb.concat(values=[*parts[0], x, *parts[1]], axis=axis)
     return x
 
 
@@ -148,15 +153,12 @@ def where(o: Site) -> Value:
     if None in o.shape:
         widest = max(o.operands, key=lambda value: len(sizes_of(value)))
         shape = mb.shape(x=widest)
-        first, second = (v if same_sizes(v, widest) else _broadcast_to_computed(v, shape) for v in (o[1], o[2]))
+        first, second = (
+            v if sizes_of(v) == sizes_of(widest) else _broadcast_to_computed(v, shape) for v in (o[1], o[2])
+        )
     else:
         first, second = (_broadcast_to_known(v, [int(n or 0) for n in o.shape]) for v in (o[1], o[2]))
     return mb.select(cond=o[0], a=first, b=second)
-
-
-def same_sizes(a: Value, b: Value) -> bool:
-    """Return whether two values have one shape, as far as it is known."""
-    return sizes_of(a) == sizes_of(b)
 
 
 @lift("broadcast_in_dims")
@@ -229,7 +231,8 @@ def interpolate(o: Site) -> Value:
         if nearest:
             x = mb.gather(x=x, indices=np.rint(at).astype(np.int32), axis=axis)
         else:
-            x = _multiplied_along(x, axis, _interpolation_matrix(at, old))
+            matrix = _interpolation_matrix(at, old).astype(dtype_of(x))
+            x = _with_axis_last(x, axis, lambda turned, m=matrix: mb.matmul(x=turned, y=m, transpose_y=True))
     return x
 
 
@@ -240,10 +243,9 @@ def _resized_by_factors(x: Var, scales: Array, offsets: Array, nearest: bool) ->
     plain = len(scales) == 4 and np.allclose(scales, factors) and set(factors[:2]) == {1.0}
     if not plain or (np.any(np.rint(at) != np.arange(4)[:, None]) if nearest else np.any(offsets)):
         raise Unliftable("of an image whose size is not fixed MIL takes whole factors")
-    height, width = (int(f) for f in factors[2:])
+    how = {"scale_factor_height": int(factors[2]), "scale_factor_width": int(factors[3])}
     if nearest:
-        return mb.upsample_nearest_neighbor(x=x, scale_factor_height=height, scale_factor_width=width)
-    how = {"scale_factor_height": height, "scale_factor_width": width}
+        return mb.upsample_nearest_neighbor(x=x, **how)
     return mb.upsample_bilinear(x=x, align_corners=False, **how)
 
 
@@ -272,14 +274,6 @@ def _interpolation_matrix(at: Array, old: int) -> Array:
     np.add.at(matrix, (rows, low), 1 - share)
     np.add.at(matrix, (rows, high), share)
     return matrix
-
-
-def _multiplied_along(x: Var, axis: int, matrix: Array) -> Var:
-    """Multiply a tensor by a matrix along one axis."""
-    rank = len(sizes_of(x))
-    order = [*(a for a in range(rank) if a != axis), axis]
-    product = mb.matmul(x=mb.transpose(x=x, perm=order), y=matrix.astype(dtype_of(x)), transpose_y=True)
-    return mb.transpose(x=product, perm=[order.index(a) for a in range(rank)])
 
 
 TABLE |= {

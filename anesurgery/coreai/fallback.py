@@ -94,11 +94,7 @@ def to_coreml(
 
 
 def _oldest_release(walked: AssetGraphs, releases: Sequence[int]) -> tuple[int, Loaded]:
-    """Return the oldest release that has all ops of the model, and the program for it.
-
-    Raises:
-        LoadError: no release has them; says what the last one lacks.
-    """
+    """Return the oldest release that has all ops of the model, and the program for it."""
     *older, last = releases
     for release in older:
         try:

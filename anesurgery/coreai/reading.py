@@ -1,7 +1,7 @@
 """Read a Core AI model into an ML Program: `load("model.aimodel")`.
 
 A child process with Apple's bindings returns the graphs as plain data (`toolkit.walk_asset`); large weights are
-mapped from the file (`bytecode`). `Reader` builds a MIL function from each graph, and `GraphScope` lifts its
+mapped from the file (`asset`). `Reader` builds a MIL function from each graph, and `GraphScope` lifts its
 ops one by one by the table in `lifts`. Integers of every width become int32, and so do booleans at the
 interface, since Core ML has neither there; `notes` of the result says so.
 """
@@ -100,20 +100,12 @@ class AssetGraphs:
 
     @classmethod
     def of(cls, path: Path, longest: int = NO_END) -> AssetGraphs:
-        """Read the graphs of a model on disk.
-
-        Raises:
-            LoadError: it is damaged, or Apple's package is not installed.
-        """
+        """Read the graphs of a model on disk."""
         asset = Asset.open(path)
         return cls(asset, *ask("read", asset.path, {}), longest)
 
     def program(self, opset: Any) -> Loaded:
-        """Return the ML Program for an opset of coremltools.
-
-        Raises:
-            LoadError: an op has no form in this opset.
-        """
+        """Return the ML Program for an opset of coremltools; a LoadError names the op that it lacks."""
         reader = Reader(self.asset, {graph["name"]: graph for graph in self.graphs}, self.arrays, opset)
         program = Program()
         for graph in self.graphs:
@@ -194,11 +186,7 @@ class Reader:
         self.images = {k.removeprefix(PREFIX): v for k, v in held.items() if k.startswith(PREFIX)}
 
     def function(self, graph: Plain) -> Function:
-        """Build a function of the program from a graph.
-
-        Raises:
-            LoadError: an op has no form in MIL.
-        """
+        """Build a function of the program from a graph."""
         self._check_kinds(graph)
         wanted = [named.get(NAME) or f"input_{i}" for i, named in enumerate(graph["inputs"])]
         names = identifiers(wanted)
@@ -341,11 +329,7 @@ class GraphScope:
         return var
 
     def block(self, block: Plain, values: Sequence[Value] = ()) -> list[Value]:
-        """Lift the ops of a block, and return its results.
-
-        Raises:
-            LoadError: an op has no form in MIL.
-        """
+        """Lift the ops of a block, and return its results."""
         for argument, value in zip(block["arguments"], values, strict=False):
             self.take(argument, value)
         for op in block["ops"]:

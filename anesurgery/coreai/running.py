@@ -80,11 +80,7 @@ def ask(
 
 
 def _run_child(path: Path, place: Path) -> str:
-    """Run the child, and return the last line that it printed.
-
-    Raises:
-        InterpretError: the child took too long, or a signal ended it.
-    """
+    """Run the child, and return the last line that it printed."""
     command = [sys.executable, "-m", "anesurgery.coreai.child", str(place)]
     root = str(Path(__file__).resolve().parents[2])
     python_path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))

@@ -106,11 +106,7 @@ def require() -> None:
 
 
 def element(dtype: str) -> Any:
-    """Return the element type of a MIL dtype such as `fp16`, `int32` or `uint4`; a context must be open.
-
-    Raises:
-        KeyError: Core AI has no such type (`string`).
-    """
+    """Return the element type of a MIL dtype such as `fp16` or `uint4`, but not `string`, in a context."""
     if dtype in ("fp16", "fp32", "fp64"):
         return ir.F16Type.get() if dtype == "fp16" else ir.F32Type.get()
     if dtype == "bool":

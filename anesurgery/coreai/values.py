@@ -84,21 +84,13 @@ class Value:
         return self.dtype.startswith("fp")
 
     def fixed_lengths(self, first: int = 0) -> list[int]:
-        """Return the lengths of the axes from one on.
-
-        Raises:
-            NotExpressible: a length is dynamic.
-        """
+        """Return the lengths of the axes from one on, which must be known."""
         if -1 in self.shape[first:]:
             raise NotExpressible(f"the shape {self.shape} is dynamic")
         return self.shape[first:]
 
     def length(self, axis: int) -> int:
-        """Return the length of one axis.
-
-        Raises:
-            NotExpressible: it is dynamic.
-        """
+        """Return the length of one axis, which must be known."""
         if self.shape[axis] < 0:
             raise NotExpressible(f"axis {axis} of the shape {self.shape} is dynamic")
         return self.shape[axis]
@@ -406,11 +398,7 @@ def array(numbers: Any, dtype: str) -> Value:
 
 
 def _check_known(*numbers: Any) -> None:
-    """Check that no number is an unknown length.
-
-    Raises:
-        NotExpressible: a number is one.
-    """
+    """Check that no number is an unknown length."""
     if any(isinstance(number, Dynamic) for number in numbers):
         raise NotExpressible("it computes with the length of an axis, which is dynamic")
 
@@ -464,11 +452,7 @@ def to_fp32(*values: Value) -> list[Value]:
 
 
 def known_ints(numbers: Any, what: str) -> list[int]:
-    """Return integers that must be known.
-
-    Raises:
-        NotExpressible: they are computed at run time.
-    """
+    """Return integers that must be known, not computed at run time."""
     known = numbers.known if isinstance(numbers, Value) else numbers
     if known is None:
         raise NotExpressible(f"{what} is computed")

@@ -48,11 +48,7 @@ NEW_STATE = "_new"
 
 
 def check_ops(program: Program) -> None:
-    """Check that every op of a program has a lowering.
-
-    Raises:
-        NotExpressible: lists all of them, how often each occurs, and why.
-    """
+    """Check that every op of a program has a lowering; the error lists all that have none, and why."""
     load_families("lowerings")
     unknown = Counter(op.op_type for op in walk_ops(program) if op.op_type not in {*TABLE, "const"})
     if unknown:
@@ -176,11 +172,7 @@ class FunctionWriter:
         return [self.value(var) for var in block.outputs]
 
     def operations(self, block: Block) -> None:
-        """Write the ops of a block.
-
-        Raises:
-            NotExpressible: names the op that cannot be written, and why.
-        """
+        """Write the ops of a block; the error names the op that cannot be written, and why."""
         for op in block.operations:
             if op.op_type == "const" or _is_folded(op):
                 continue
@@ -226,11 +218,7 @@ class FunctionWriter:
         return [Value(node) for node in toolkit.composite(f"{OWN}{op.op_type}", nodes, attributes, body)]
 
     def _as_inferred(self, value: Value | None, var: Var) -> Value | None:
-        """Return a result with the element type and shape that MIL infers.
-
-        Raises:
-            SurgeryError: the rank or a length differs, which is an error of the lowering.
-        """
+        """Return a result with the element type and shape that MIL infers, whose lengths it must have."""
         is_tensor = types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)
         if value is None or not is_tensor or isinstance(value, Dense):
             return value
@@ -281,11 +269,7 @@ class FunctionWriter:
         return self.values[var]
 
     def _constant(self, var: Var, dtype: str) -> Constant:
-        """Return a constant. Its op is written once in each block that reads it: blocks cannot share ops.
-
-        Raises:
-            NotExpressible: the value is no tensor.
-        """
+        """Return a constant. Its op is written once in each block that reads it: blocks cannot share ops."""
         if var.val is None or isinstance(var.val, str):
             raise NotExpressible(f"%{var.name} is no tensor")
         numbers = np.asarray(var.val)

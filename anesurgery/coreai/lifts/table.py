@@ -29,11 +29,7 @@ class Unliftable(Exception):  # noqa: N818 - reads as a statement; becomes a Loa
 
 
 def mil_type(element: str) -> str:
-    """Return the MIL dtype of an element type; every integer is int32, in which MIL computes.
-
-    Raises:
-        Unliftable: MIL has no such type.
-    """
+    """Return the MIL dtype of an element type; every integer is int32, in which MIL computes."""
     name = name_of(element)
     if name in ("fp16", "fp32", "bool"):
         return name
@@ -91,11 +87,7 @@ class Site:
         return len(self.operands)
 
     def numbers(self, i: int) -> Array:
-        """Return the numbers of an operand that must be a constant.
-
-        Raises:
-            Unliftable: the operand is computed.
-        """
+        """Return the numbers of an operand that must be a constant."""
         if (held := numbers_of(self[i])) is None:
             raise Unliftable(f"operand {i} is computed, and MIL takes a constant there")
         return held
@@ -160,11 +152,7 @@ def is_fixed(value: Value) -> bool:
 
 
 def static_sizes(value: Value) -> list[int]:
-    """Return the shape of a value that must be fixed.
-
-    Raises:
-        Unliftable: it is dynamic.
-    """
+    """Return the shape of a value that must be fixed."""
     if not is_fixed(value):
         raise Unliftable(f"its operand has the shape {tuple(sizes_of(value))}, and MIL takes a fixed one there")
     return list(fixed_shape(value)) if isinstance(value, Var) else list(value.shape)

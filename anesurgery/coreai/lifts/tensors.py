@@ -231,7 +231,8 @@ def interpolate(o: Site) -> Value:
         if nearest:
             x = mb.gather(x=x, indices=np.rint(at).astype(np.int32), axis=axis)
         else:
-            matrix = _interpolation_matrix(at, old).astype(dtype_of(x))
+            shares = [np.interp(at, np.arange(old), one) for one in np.eye(old)]  # at 0.25 of 2: 0.75, 0.25
+            matrix = np.stack(shares, -1).astype(dtype_of(x))
             x = _with_axis_last(x, axis, lambda turned, m=matrix: mb.matmul(x=turned, y=m, transpose_y=True))
     return x
 
@@ -264,16 +265,6 @@ def _resize_op(x: Var, sizes: list[int], places: list[Array]) -> Var | None:
                 x=x, target_size_height=height, target_size_width=width, sampling_mode=mode
             )
     return None
-
-
-def _interpolation_matrix(at: Array, old: int) -> Array:
-    """Return the matrix [new, old] that interpolates each position from its two neighbours."""
-    low = np.minimum(np.floor(at).astype(np.int64), old - 1)
-    high, share = np.minimum(low + 1, old - 1), at - low
-    matrix, rows = np.zeros((len(at), old)), np.arange(len(at))
-    np.add.at(matrix, (rows, low), 1 - share)
-    np.add.at(matrix, (rows, high), share)
-    return matrix
 
 
 TABLE |= {

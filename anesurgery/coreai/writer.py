@@ -76,11 +76,8 @@ class ConstantPool:
         address = numbers.__array_interface__["data"][0]
         key = (address, numbers.nbytes, numbers.shape, numbers.strides, dtype)
         if key not in self._attributes:
-            converted = numbers.astype(numpy_of(dtype), copy=False)
-            self._attributes[key] = (
-                numbers,
-                toolkit.constant_attribute(converted, dtype),
-            )  # the array keeps its address
+            made = toolkit.constant_attribute(numbers.astype(numpy_of(dtype), copy=False), dtype)
+            self._attributes[key] = numbers, made  # the array keeps its address
         return self._attributes[key][1]
 
 

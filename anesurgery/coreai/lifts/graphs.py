@@ -104,12 +104,6 @@ def pixel_shuffle(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> 
     return mb.pixel_shuffle(x=named["input"], upscale_factor=int(attributes["upscale_factor"]))
 
 
-@composite("hard_sigmoid")
-def _hard_sigmoid(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
-    x = named["input"]
-    return mb.sigmoid_hard(x=x, alpha=like(x, 1 / 6), beta=like(x, 0.5))
-
-
 @composite("avg_pool_2d", "avg_pool_3d")
 def _avg_pool(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
     """Build the mean of each window, with or without the padding."""
@@ -127,6 +121,9 @@ def _avg_pool(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Valu
 
 
 COMPOSITES |= {
+    "hard_sigmoid": lambda named, _: mb.sigmoid_hard(
+        x=named["input"], alpha=like(named["input"], 1 / 6), beta=like(named["input"], 0.5)
+    ),
     "layer_norm": partial(_norm, "layer_norm", ()),
     "batch_norm": partial(_norm, "batch_norm", (3, 4, 5)),
     "instance_norm": partial(_norm, "instance_norm", (3, 4)),

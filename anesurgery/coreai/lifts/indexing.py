@@ -7,7 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, cast, lift, sizes_of, static_sizes
+from anesurgery.coreai.lifts.table import (
+    TABLE,
+    Site,
+    Unliftable,
+    Value,
+    as_var,
+    cast,
+    lift,
+    sizes_of,
+    static_sizes,
+)
 from anesurgery.mil import Var, consumers, is_symbolic, mb, producer
 from anesurgery.ops import VIEWS, names
 
@@ -64,7 +74,7 @@ def _sliced_topk(o: Site, bounds: Mapping[str, Any]) -> Var | None:
     count, ends[axis] = ends[axis], sizes_of(given)[axis]
     if ends != sizes_of(given):
         return None
-    return _topk(op.x, axis, count, bool(op.ascending.val))[op.outputs.index(given)]
+    return _topk(op.x, axis, count, bool(op.ascending.val))[op.outputs.index(as_var(given))]
 
 
 @lift("slice")
@@ -77,10 +87,7 @@ def slice_(o: Site) -> Value:
     return o[0] if whole else mb.slice_by_index(x=o[0], **bounds)
 
 
-@lift("slice_update")
-def slice_update(o: Site) -> Value:
-    """Build a tensor with a slice replaced."""
-    return mb.slice_update(x=as_var(o[0]), update=as_var(o[4]), **_bounds(o))
+TABLE["slice_update"] = lambda o: mb.slice_update(x=as_var(o[0]), update=as_var(o[4]), **_bounds(o))
 
 
 def _without_index_axis(indices: Value) -> Value:

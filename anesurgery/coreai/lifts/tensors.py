@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -79,13 +80,6 @@ def tile(o: Site) -> Value:
     return mb.tile(x=o[0], reps=o.ints(1) if o.known(1) else o[1])
 
 
-@lift("get_shape")
-def get_shape(o: Site) -> Value:
-    """Build the sizes of all axes."""
-    value = o[0]
-    return np.array(static_sizes(value), np.int32) if is_fixed(value) else mb.shape(x=value)
-
-
 @lift("pad")
 def pad(o: Site) -> Value:
     """Build padding: constant, reflected, replicated or circular."""
@@ -106,17 +100,15 @@ def _mirrored(x: Var, sides: list[int], mode: str) -> Var:
     if padded[0] >= len(sizes_of(x)) - 2:
         return mb.pad(x=x, pad=sides[2 * padded[0] :], mode=mode)
     for axis in padded:
-        ends = sides[2 * axis : 2 * axis + 2]
-        x = _with_axis_last(x, axis, lambda turned, ends=ends: mb.pad(x=turned, pad=ends, mode=mode))
+        x = _with_axis_last(partial(mb.pad, pad=sides[2 * axis : 2 * axis + 2], mode=mode), x, axis)
     return x
 
 
-def _with_axis_last(x: Var, axis: int, function: Callable[[Var], Var]) -> Var:
-    """Apply a function of the last axis to another one."""
+def _with_axis_last(build: Callable[..., Var], x: Var, axis: int) -> Var:
+    """Build an op that works along the last axis for another one."""
     rank = len(sizes_of(x))
     order = [*(a for a in range(rank) if a != axis), axis]
-    made = function(mb.transpose(x=x, perm=order))
-    return mb.transpose(x=made, perm=[order.index(a) for a in range(rank)])
+    return mb.transpose(x=build(x=mb.transpose(x=x, perm=order)), perm=[order.index(a) for a in range(rank)])
 
 
 def _wrapped(x: Var, sides: list[int], circular: bool) -> Var:
@@ -137,14 +129,6 @@ def _along(x: Var, axis: int, begin: int, end: int) -> Var:
     sizes = static_sizes(x)
     sizes[axis] = end - begin
     return mb.slice_by_size(x=x, begin=[begin if a == axis else 0 for a in range(len(sizes))], size=sizes)
-
-
-@lift("broadcast_to")
-def broadcast_to(o: Site) -> Value:
-    """Build a broadcast to a known or computed shape."""
-    if o.known(1):
-        return _broadcast_to_known(o[0], o.ints(1))
-    return _broadcast_to_computed(o[0], as_var(o[1]))
 
 
 @lift("where")
@@ -233,7 +217,7 @@ def interpolate(o: Site) -> Value:
         else:
             shares = [np.interp(at, np.arange(old), one) for one in np.eye(old)]  # at 0.25 of 2: 0.75, 0.25
             matrix = np.stack(shares, -1).astype(dtype_of(x))
-            x = _with_axis_last(x, axis, lambda turned, m=matrix: mb.matmul(x=turned, y=m, transpose_y=True))
+            x = _with_axis_last(partial(mb.matmul, y=matrix, transpose_y=True), x, axis)
     return x
 
 
@@ -268,6 +252,10 @@ def _resize_op(x: Var, sizes: list[int], places: list[Array]) -> Var | None:
 
 
 TABLE |= {
+    "get_shape": lambda o: np.array(static_sizes(o[0]), np.int32) if is_fixed(o[0]) else mb.shape(x=o[0]),
+    "broadcast_to": lambda o: (
+        _broadcast_to_known(o[0], o.ints(1)) if o.known(1) else _broadcast_to_computed(o[0], as_var(o[1]))
+    ),
     "transpose": lambda o: mb.transpose(x=o[0], perm=o.ints(1)),
     "reverse": lambda o: mb.reverse(x=o[0], axes=o.axes(1)) if o.ints(1) else o[0],
     "range": lambda o: mb.range_1d(start=o[0], end=o[1], step=o[2]),

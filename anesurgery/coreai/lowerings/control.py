@@ -23,8 +23,7 @@ Values = list[Value]
 
 def _as_types(values: Sequence[Value], types: Sequence[Any]) -> list[Any]:
     """Return the results of a block, in the types that the op needs."""
-    shapes = [[n if n >= 0 else -1 for n in kind.shape] for kind in types]
-    return [value.refined(shape).node for value, shape in zip(values, shapes, strict=True)]
+    return [value.refined(kind.shape).node for value, kind in zip(values, types, strict=True)]
 
 
 def _as_values(results: Any, count: int) -> Values:

@@ -35,8 +35,12 @@ def _l2_norm(x: Value, axes: Sequence[int]) -> Value:
     return call("sqrt", (y * y).reduce("sum", axes)).cast(x.dtype)
 
 
+def _of_kind(kind: str) -> Callable[[Value, Sequence[int]], Value]:
+    return lambda x, axes: x.reduce(kind, axes)
+
+
 REDUCED: dict[str, Callable[[Value, Sequence[int]], Value]] = {
-    **{op_type: lambda x, axes, kind=kind: x.reduce(kind, axes) for op_type, kind in REDUCTIONS.items()},
+    **{op_type: _of_kind(kind) for op_type, kind in REDUCTIONS.items()},
     "reduce_mean": _mean,
     "reduce_l1_norm": lambda x, axes: x.abs().reduce("sum", axes),
     "reduce_l2_norm": in_floats(_l2_norm),
@@ -63,6 +67,7 @@ def _reduction(function: Callable[[Value, Sequence[int]], Value]) -> Callable[..
 
 
 TABLE |= {op_type: _reduction(function) for op_type, function in REDUCED.items()}
+TABLE["classify"] = lambda probabilities, classes: (None, probabilities)  # a program holds no label
 
 
 @lowers("reduce_argmax", "reduce_argmin")
@@ -79,12 +84,6 @@ def position(
         (x,) = to_fp32(x)
     place = Value(ops.argmax(x.node, axis % x.ndim))
     return place if keep_dims else place.squeeze([axis % x.ndim])
-
-
-@lowers("classify")
-def classify(probabilities: Value, classes: Any) -> tuple[None, Value]:
-    """Return only the probabilities: a program has no strings; the labels are in the file's metadata."""
-    return None, probabilities
 
 
 @lowers("cumsum")

@@ -10,7 +10,7 @@
 
 | from Core AI | |
 |---|---|
-| `asset`, `bytecode` | what must be true of a folder; its large weights |
+| `asset` | what must be true of a folder; its large weights |
 | `reading` | a file becomes an ML Program, op by op, by the table of `lifts` |
 | `fallback` | `to_coreml`: the package for systems without Core AI |
 | `rules` | what is known of models of Core AI alone, and `lint` |

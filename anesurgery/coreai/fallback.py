@@ -89,16 +89,12 @@ def to_coreml(
     check_target(source, target, overwrite)
     walked = AssetGraphs.of(source, longest)
     release, loaded = _oldest_release(walked, sorted(OPSETS) if ios is None else [ios])
-    notes = (*loaded.notes, *_state_notes(loaded), *_axis_notes(loaded, longest))
+    notes = (*loaded.notes, *_input_notes(loaded, longest))
     return Fallback(save(loaded, target, overwrite=overwrite), release, notes)
 
 
 def _oldest_release(walked: AssetGraphs, releases: Sequence[int]) -> tuple[int, Loaded]:
-    """Return the oldest release that has all ops of the model, and the program for it.
-
-    Raises:
-        LoadError: no release has them; says what the last one lacks.
-    """
+    """Return the oldest release that has all ops of the model, and the program for it."""
     *older, last = releases
     for release in older:
         try:
@@ -120,15 +116,13 @@ def _fp16_port(loaded: Loaded) -> str:
     return next((v.name for v in ports if dtype_name(v) == "fp16"), "")
 
 
-def _state_notes(loaded: Loaded) -> list[str]:
-    """Return a sentence for each state whose dtype Core ML does not take."""
+def _input_notes(loaded: Loaded, longest: int) -> list[str]:
+    """Return a sentence for each state whose dtype Core ML does not take, and each input with dynamic axes."""
     inputs = [v for f in loaded.program.functions.values() for v in f.inputs.values()]
-    wide = [v for v in inputs if types.is_state(v.sym_type) and dtype_name(v) != "fp16"]
-    return [f"state {v.name} holds {dtype_name(v)}; Core ML takes fp16: export it so" for v in wide]
-
-
-def _axis_notes(loaded: Loaded, longest: int) -> list[str]:
-    """Return a sentence for each input with dynamic axes."""
-    inputs = [v for f in loaded.program.functions.values() for v in f.inputs.values()]
-    opened = [v for v in inputs if not types.is_state(v.sym_type) and any_symbolic(v.shape)]
-    return [f"open axes of {v.name} take 1 to {longest}" for v in opened]
+    states = [v for v in inputs if types.is_state(v.sym_type)]
+    wide = [v for v in states if dtype_name(v) != "fp16"]
+    opened = [v for v in inputs if v not in states and any_symbolic(v.shape)]
+    return [
+        *(f"state {v.name} holds {dtype_name(v)}; Core ML takes fp16: export it so" for v in wide),
+        *(f"open axes of {v.name} take 1 to {longest}" for v in opened),
+    ]

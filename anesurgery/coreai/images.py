@@ -53,7 +53,7 @@ def from_image(node: Any, colors: str, dtype: str) -> Value:
     def body(nodes: Any) -> list[Any]:
         pixels = Value(nodes[0]).cast("fp32").along(2, 0, 3)
         pixels = pixels if colors == "BGR" else call("reverse", pixels, indices([2]))
-        return [pixels.transpose([2, 0, 1]).expand([0]).cast(dtype).node]
+        return [pixels.permute([2, 0, 1]).expand([0]).cast(dtype).node]
 
     (made,) = composite(FROM_IMAGE, {"x": ops.image_to_tensor(node)}, {"colors": colors}, body)
     return Value(made)
@@ -65,7 +65,7 @@ def to_image(x: Value, colors: str) -> Any:
 
     def body(nodes: Any) -> list[Any]:
         levels = call("round", Value(nodes[0]).cast("fp32")).maximum(0.0).minimum(255.0)
-        pixels = levels.squeeze([0]).transpose([1, 2, 0])
+        pixels = levels.squeeze([0]).permute([1, 2, 0])
         pixels = pixels if colors == "BGR" else call("reverse", pixels, indices([2]))
         opaque = array(np.full((height, width, 1), 255.0), "fp32")
         return [concat([pixels, opaque], 2).cast("uint8").node]

@@ -1,7 +1,7 @@
 """Read a Core AI model into an ML Program: `load("model.aimodel")`.
 
 A child process with Apple's bindings returns the graphs as plain data (`toolkit.walk_asset`); large weights are
-mapped from the file (`bytecode`). `Reader` builds a MIL function from each graph, and `GraphScope` lifts its
+mapped from the file (`asset`). `Reader` builds a MIL function from each graph, and `GraphScope` lifts its
 ops one by one by the table in `lifts`. Integers of every width become int32, and so do booleans at the
 interface, since Core ML has neither there; `notes` of the result says so.
 """
@@ -69,7 +69,8 @@ OPSET = ct.target.iOS18
 """The first opset with states, attention and weights in blocks."""
 CLEANUP = ("fuse_transpose_matmul", "dead_code_elimination", "const_elimination", "dead_code_elimination")
 """Passes of coremltools that fuse what Core AI writes as several ops, such as a matmul and its bias."""
-NAME, TOKEN_TYPE = "coreai.name", "token"
+NAME = "coreai.name"
+"""Attribute of an input or output that holds its name."""
 LARGE = 64
 """Above this size a float constant becomes one value of the program, however often it is read."""
 NO_END = -1
@@ -100,20 +101,12 @@ class AssetGraphs:
 
     @classmethod
     def of(cls, path: Path, longest: int = NO_END) -> AssetGraphs:
-        """Read the graphs of a model on disk.
-
-        Raises:
-            LoadError: it is damaged, or Apple's package is not installed.
-        """
+        """Read the graphs of a model on disk."""
         asset = Asset.open(path)
         return cls(asset, *ask("read", asset.path, {}), longest)
 
     def program(self, opset: Any) -> Loaded:
-        """Return the ML Program for an opset of coremltools.
-
-        Raises:
-            LoadError: an op has no form in this opset.
-        """
+        """Return the ML Program for an opset of coremltools; a LoadError names the op that it lacks."""
         reader = Reader(self.asset, {graph["name"]: graph for graph in self.graphs}, self.arrays, opset)
         program = Program()
         for graph in self.graphs:
@@ -194,11 +187,7 @@ class Reader:
         self.images = {k.removeprefix(PREFIX): v for k, v in held.items() if k.startswith(PREFIX)}
 
     def function(self, graph: Plain) -> Function:
-        """Build a function of the program from a graph.
-
-        Raises:
-            LoadError: an op has no form in MIL.
-        """
+        """Build a function of the program from a graph."""
         self._check_kinds(graph)
         wanted = [named.get(NAME) or f"input_{i}" for i, named in enumerate(graph["inputs"])]
         names = identifiers(wanted)
@@ -207,11 +196,19 @@ class Reader:
             scope = GraphScope(self, graph)
             for name, argument in zip(names, graph["arguments"], strict=True):
                 scope.take(argument, self._given(function.inputs[name], argument))
-            results = scope.block(graph)
-            outputs = self._outputs(graph, results)
+            results = list(zip(graph["outputs"], graph["ops"][-1]["operands"], scope.block(graph), strict=True))
+            named = [  # without the tokens that order states
+                (stated.get(NAME) or f"output_{i}", value, scope.types[number])
+                for i, (stated, number, value) in enumerate(results)
+                if value is not TOKEN
+            ]
+            outputs = self._outputs(named)
             function.set_outputs(list(outputs))
         rename(function, scope.labels, outputs)
-        self._note_names([*wanted, *_result_names(graph)], [*names, *outputs.values()])
+        wanted += [name for name, *_ in named]
+        for before, after in zip(wanted, [*names, *outputs.values()], strict=True):
+            if before != after:
+                self.notes[f"{before} is called {after}: MIL takes letters, digits and underscores"] = None
         return function
 
     def _check_kinds(self, graph: Plain) -> None:
@@ -238,8 +235,8 @@ class Reader:
         if "dtype" not in kind:
             raise LoadError(f"{self.asset.path}: the input {name} is a {kind['type']}, which Core ML has not")
         dtype = mil_type(kind["dtype"])
-        if mil_type(kind["dtype"]) != {"f16": "fp16", "f32": "fp32", "si32": "int32"}.get(kind["dtype"]):
-            dtype = "int32" if dtype == "bool" else dtype
+        dtype = "int32" if dtype == "bool" else dtype
+        if dtype != name_of(kind["dtype"]):
             self.notes[f"input {name} holds {kind['dtype']} in the file, and {dtype} here"] = None
         shape = [new_symbol() if d is None else d for d in kind["shape"]]
         element = types.string_to_builtin(dtype)
@@ -253,13 +250,10 @@ class Reader:
     def _given(self, var: Var, kind: Plain) -> Value:
         return cast(var, mil_type(kind["dtype"])) if "dtype" in kind and not kind.get("state") else var
 
-    def _outputs(self, graph: Plain, results: Sequence[Value]) -> dict[Var, str]:
-        """Return output value -> name; each output gets an op of its own."""
-        names, outputs = identifiers(_result_names(graph)), dict[Var, str]()
-        numbers = graph["ops"][-1]["operands"]
-        kinds = {r["number"]: r for op in graph["ops"] for r in op["results"]}
-        given = [(v, kinds.get(n, {})) for v, n in zip(results, numbers, strict=True) if v is not TOKEN]
-        for name, (value, kind) in zip(names, given, strict=True):
+    def _outputs(self, named: Sequence[tuple[str, Value, Plain]]) -> dict[Var, str]:
+        """Return output value -> name, from (name, value, type in the file); each gets an op of its own."""
+        outputs, names = dict[Var, str](), identifiers([name for name, *_ in named])
+        for name, (_, value, kind) in zip(names, named, strict=True):
             if (var := as_var(value)).dtype is types.bool:
                 self.notes[f"output {name} holds truth values in the file, and int32 here"] = None
                 var = mb.cast(x=var, dtype="int32")
@@ -269,11 +263,6 @@ class Reader:
             if image_size(kind) is not None:
                 self.images.setdefault(name, "RGB")
         return outputs
-
-    def _note_names(self, old: Sequence[str], new: Sequence[str]) -> None:
-        for before, after in zip(old, new, strict=True):
-            if before != after:
-                self.notes[f"{before} is called {after}: MIL takes letters, digits and underscores"] = None
 
     def constant(self, held: Plain) -> Array:
         """Return the numbers of a constant in the file's dtype; elements of few bits take a byte each."""
@@ -287,19 +276,6 @@ class Reader:
             return unpack(packed, bits, name.startswith("int"), shape)
         array = stored(held["resource"], numpy_of(name), count).reshape(shape)
         return (array.astype(np.uint32) << 16).view(np.float32) if name == "bf16" else array
-
-
-def _result_names(graph: Plain) -> list[str]:
-    """Return the names of the outputs, without the tokens that order states."""
-    return [
-        named.get(NAME) or f"output_{i}" for i, named in enumerate(graph["outputs"]) if not _is_token(graph, i)
-    ]
-
-
-def _is_token(graph: Plain, i: int) -> bool:
-    made = graph["ops"][-1]["operands"][i]
-    kinds = [*graph["arguments"], *(r for op in graph["ops"] for r in op["results"])]
-    return any(kind["number"] == made and TOKEN_TYPE in kind.get("type", "") for kind in kinds)
 
 
 def op_kind(op: Plain) -> str:
@@ -341,11 +317,7 @@ class GraphScope:
         return var
 
     def block(self, block: Plain, values: Sequence[Value] = ()) -> list[Value]:
-        """Lift the ops of a block, and return its results.
-
-        Raises:
-            LoadError: an op has no form in MIL.
-        """
+        """Lift the ops of a block, and return its results."""
         for argument, value in zip(block["arguments"], values, strict=False):
             self.take(argument, value)
         for op in block["ops"]:

@@ -80,11 +80,7 @@ def ask(
 
 
 def _run_child(path: Path, place: Path) -> str:
-    """Run the child, and return the last line that it printed.
-
-    Raises:
-        InterpretError: the child took too long, or a signal ended it.
-    """
+    """Run the child, and return the last line that it printed."""
     command = [sys.executable, "-m", "anesurgery.coreai.child", str(place)]
     root = str(Path(__file__).resolve().parents[2])
     python_path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
@@ -138,8 +134,7 @@ def run(
     arrays = {f"input:{name}": np.asarray(value) for name, value in values.items()}
     arrays |= {f"state:{name}": np.asarray(value) for name, value in (states or {}).items()}
     _, results = ask("run", asset.path, {"function": function}, arrays)
-    outputs = {n.partition(":")[2]: v for n, v in results.items() if n.startswith("output:")}
-    return outputs, {n.partition(":")[2]: v for n, v in results.items() if n.startswith("state:")}
+    return toolkit.of_kind("output", results), toolkit.of_kind("state", results)
 
 
 def cast_inputs(model: Loaded, values: Mapping[str, Any], function: str | None) -> dict[str, Array]:

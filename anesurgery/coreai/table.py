@@ -11,8 +11,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 from anesurgery.interpret.table import TABLE as INTERPRETED
@@ -24,17 +24,8 @@ EXTRAS = ("op", "mode", "writer")
 """Parameters of a lowering that are no inputs of the op: the op, the `Mode`, and the `FunctionWriter`."""
 
 
-@dataclass(frozen=True)
-class Lowering:
-    """How an op type is written in Core AI."""
-
-    function: Callable[..., Any]
-    extras: frozenset[str]
-    """Which of `EXTRAS` the function takes."""
-
-
-TABLE: dict[str, Lowering] = {}
-"""Op type -> lowering."""
+TABLE: dict[str, Callable[..., Any]] = {}
+"""Op type -> its lowering."""
 
 NO_RANDOM = "Core AI has no random numbers; make them outside, and give them as an input"
 MISSING: dict[str, str] = {
@@ -55,6 +46,8 @@ BINARY = {k: k for k in names("add mul pow maximum minimum equal not_equal great
     "logical_xor": "xor",
 }
 """MIL op of two operands -> the Core AI op of the same meaning."""
+REDUCTIONS = {f"reduce_{k}": k for k in names("sum mean max min")} | {"reduce_prod": "product"}
+"""Reduction of MIL -> the word in the name of Core AI's, `reduce_product`."""
 GELU = {"EXACT": "none", "TANH_APPROXIMATION": "tanh", "SIGMOID_APPROXIMATION": "sigmoid"}
 """Mode of gelu in MIL -> its name in Core AI."""
 
@@ -75,22 +68,26 @@ MERGED_INTO = {"pad": names("conv conv_transpose max_pool avg_pool l2_pool")}
 """Op -> ops that `reading` would merge it into; upstream of one of these it is a composite too."""
 
 
-def lowers(*op_types: str) -> Callable[[F], F]:
-    """Enter a function into the table for some op types."""
+def enters(table: dict[str, Any]) -> Callable[..., Callable[[F], F]]:
+    """Return a decorator that enters a function into a table, by some names."""
 
-    def enter(function: F) -> F:
-        extras = frozenset(EXTRAS) & set(inspect.signature(function).parameters)
-        for op_type in op_types:
-            TABLE[op_type] = Lowering(function, extras)
-        return function
+    def named(*names: str) -> Callable[[F], F]:
+        def enter(function: F) -> F:
+            table.update(dict.fromkeys(names, function))
+            return function
 
-    return enter
+        return enter
+
+    return named
 
 
-def register(lowerings: Mapping[str, Callable[..., Any]]) -> None:
-    """Enter functions into the table: op type -> function."""
-    for op_type, function in lowerings.items():
-        lowers(op_type)(function)
+lowers = enters(TABLE)
+
+
+@cache
+def extras_of(function: Callable[..., Any]) -> frozenset[str]:
+    """Return which of `EXTRAS` a lowering takes."""
+    return frozenset(EXTRAS) & set(inspect.signature(function).parameters)
 
 
 FORMULAS: set[str] = set()
@@ -99,7 +96,7 @@ FORMULAS: set[str] = set()
 
 def as_interpreted(*op_types: str) -> None:
     """Let the interpreter's own functions write some ops, from `Value`s instead of torch tensors."""
-    register({op_type: INTERPRETED[op_type].function for op_type in op_types})
+    TABLE.update({op_type: INTERPRETED[op_type].function for op_type in op_types})
     FORMULAS.update(op_types)
 
 

@@ -106,11 +106,7 @@ def require() -> None:
 
 
 def element(dtype: str) -> Any:
-    """Return the element type of a MIL dtype such as `fp16`, `int32` or `uint4`; a context must be open.
-
-    Raises:
-        KeyError: Core AI has no such type (`string`).
-    """
+    """Return the element type of a MIL dtype such as `fp16` or `uint4`, but not `string`, in a context."""
     if dtype in ("fp16", "fp32", "fp64"):
         return ir.F16Type.get() if dtype == "fp16" else ir.F32Type.get()
     if dtype == "bool":
@@ -331,9 +327,14 @@ def _zero_states(states: Mapping[str, Any]) -> dict[str, Array]:
     return {f"state:{n}": np.zeros([max(d, 1) for d in s.shape], np.float32) for n, s in states.items()}
 
 
+def of_kind(kind: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the arrays named "KIND:NAME", by NAME."""
+    return {n.removeprefix(f"{kind}:"): v for n, v in arrays.items() if n.startswith(f"{kind}:")}
+
+
 def _as_ndarrays(kind: str, wanted: Mapping[str, Any], arrays: dict[str, Array]) -> dict[str, Any]:
     """Return the arrays of one kind, checked, in the dtypes that a function states."""
-    values = {n.partition(":")[2]: v for n, v in arrays.items() if n.startswith(f"{kind}:")}
+    values = of_kind(kind, arrays)
     if missing := wanted.keys() - values.keys():
         raise ValueError(f"missing {kind} {sorted(missing)[0]!r}")
     if unknown := values.keys() - wanted.keys():

@@ -17,6 +17,7 @@ from typing import Any
 from anesurgery import registry
 from anesurgery.byte_counts import byte_words
 from anesurgery.coreai import toolkit
+from anesurgery.coreai.asset import SUFFIX
 from anesurgery.coreai.images import COLORS, PREFIX, color_space, images_of
 from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.toolkit import require
@@ -33,8 +34,6 @@ from anesurgery.neuralnetwork.importing import LoadedNetwork
 from anesurgery.ops import LISTS
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
-
-SUFFIX = ".aimodel"
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,20 @@ class Dynamic(int):
 
 
 DYNAMIC = Dynamic(-1)
+
+
+def unary_op(op: str) -> Callable[[Value], Value]:
+    """Return the function that writes an op of one operand."""
+    return lambda x: call(op, x)
+
+
+def binary_op(op: str) -> Callable[[Value, Any], Value]:
+    """Return the function that writes an op of two operands."""
+    return lambda x, y: x.binary(op, y)
+
+
+def _reversed(op: str) -> Callable[[Value, Any], Value]:
+    return lambda x, y: x.like(y).binary(op, x)
 
 
 class Value:
@@ -69,21 +84,13 @@ class Value:
         return self.dtype.startswith("fp")
 
     def fixed_lengths(self, first: int = 0) -> list[int]:
-        """Return the lengths of the axes from one on.
-
-        Raises:
-            NotExpressible: a length is dynamic.
-        """
+        """Return the lengths of the axes from one on, which must be known."""
         if -1 in self.shape[first:]:
             raise NotExpressible(f"the shape {self.shape} is dynamic")
         return self.shape[first:]
 
     def length(self, axis: int) -> int:
-        """Return the length of one axis.
-
-        Raises:
-            NotExpressible: it is dynamic.
-        """
+        """Return the length of one axis, which must be known."""
         if self.shape[axis] < 0:
             raise NotExpressible(f"axis {axis} of the shape {self.shape} is dynamic")
         return self.shape[axis]
@@ -105,56 +112,31 @@ class Value:
         (made,) = composite(OWN + FUSED_BY_APPLE[op][1], {"x": x, "y": y}, {}, lambda nodes: [builder(*nodes)])
         return Value(made)
 
-    def __add__(self, other: Any) -> Value:
-        return self.binary("add", other)
+    __add__ = __radd__ = binary_op("add")
+    __mul__ = __rmul__ = binary_op("mul")
+    __truediv__, __rtruediv__ = binary_op("divide"), _reversed("divide")
+    __gt__, __lt__ = binary_op("greater"), _reversed("greater")
+    __or__, __and__, __xor__ = binary_op("or"), binary_op("and"), binary_op("xor")
+    equal, maximum, minimum = binary_op("equal"), binary_op("maximum"), binary_op("minimum")
+    abs, tanh, round, __invert__ = unary_op("abs"), unary_op("tanh"), unary_op("round"), unary_op("not")
 
     def __sub__(self, other: Any) -> Value:
         """Subtract; of a constant, add its negative (`modes.FORMS`, "add the negative")."""
         known = other.known if isinstance(other, Value) else other
-        return (
-            self.binary("sub", other)
-            if known is None or not self.is_float
-            else self + array(-known, self.dtype)
-        )
+        if known is None or not self.is_float:
+            return self.binary("sub", other)
+        return self + array(-known, self.dtype)
 
-    def __rsub__(self, other: Any) -> Value:
-        return self.like(other).binary("sub", self)
-
-    def __mul__(self, other: Any) -> Value:
-        return self.binary("mul", other)
-
-    def __truediv__(self, other: Any) -> Value:
-        return self.binary("divide", other)
-
-    def __rtruediv__(self, other: Any) -> Value:
-        return self.like(other).binary("divide", self)
+    __rsub__ = _reversed("sub")
 
     def __neg__(self) -> Value:
-        return self.binary("mul", -1)
-
-    def __gt__(self, other: Any) -> Value:
-        return self.binary("greater", other)
-
-    def __lt__(self, other: Any) -> Value:
-        return self.like(other).binary("greater", self)
+        return self * -1
 
     def __ge__(self, other: Any) -> Value:
-        return self.binary("greater", other).binary("or", self.equal(other))
+        return (self > other) | self.equal(other)
 
     def __le__(self, other: Any) -> Value:
-        return (self < other).binary("or", self.equal(other))
-
-    def __or__(self, other: Value) -> Value:
-        return self.binary("or", other)
-
-    def __and__(self, other: Value) -> Value:
-        return self.binary("and", other)
-
-    def __xor__(self, other: Value) -> Value:
-        return self.binary("xor", other)
-
-    def __invert__(self) -> Value:
-        return call("not", self)
+        return (self < other) | self.equal(other)
 
     def __matmul__(self, other: Value) -> Value:
         """The matrix product over the last two axes; the others broadcast."""
@@ -166,36 +148,10 @@ class Value:
         """Write what a formula of the interpreter computes with torch, by the row of `TORCH`."""
         return TORCH[function](*args, **(kwargs or {}))
 
-    __radd__, __rmul__ = __add__, __mul__
-
-    def equal(self, other: Any) -> Value:
-        """Return where both are the same number."""
-        return self.binary("equal", other)
-
-    def maximum(self, other: Any) -> Value:
-        """Return the larger of both."""
-        return self.binary("maximum", other)
-
-    def minimum(self, other: Any) -> Value:
-        """Return the smaller of both."""
-        return self.binary("minimum", other)
-
     def clamp(self, min: Any = None, max: Any = None) -> Value:
         """Clip to limits."""
         above = self if min is None else self.maximum(min)
         return above if max is None else above.minimum(max)
-
-    def abs(self) -> Value:
-        """Return the magnitude."""
-        return call("abs", self)
-
-    def tanh(self) -> Value:
-        """Return the hyperbolic tangent."""
-        return call("tanh", self)
-
-    def round(self) -> Value:
-        """Round to the nearest integer, ties to even."""
-        return call("round", self)
 
     def floor(self) -> Value:
         """Round down, in the form "compute floor with round" (`modes.FORMS`)."""
@@ -210,21 +166,9 @@ class Value:
         cast.known = self.known if self.is_float and cast.is_float else None
         return cast
 
-    def to(self, dtype: str) -> Value:
-        """Cast to another element type."""
-        return self.cast(dtype)
-
-    def float(self) -> Value:
-        """Cast to fp32."""
-        return self.cast("fp32")
-
-    def double(self) -> Value:
-        """Cast to fp32, the widest float in which Core AI computes."""
-        return self.cast("fp32")
-
-    def long(self) -> Value:
-        """Cast whole numbers to integers."""
-        return self.cast("int32")
+    to = cast
+    float = double = partialmethod(cast, "fp32")  # the widest float in which Core AI computes
+    long = partialmethod(cast, "int32")
 
     def refined(self, shape: Sequence[int]) -> Value:
         """State lengths that are known where Core AI infers none; the runtime checks them."""
@@ -236,13 +180,12 @@ class Value:
     def reshape(self, *lengths: Any) -> Value:
         """Reshape to lengths, a list or a value; one length may be -1."""
         shape = lengths[0] if len(lengths) == 1 else list(lengths)
-        if not isinstance(shape, Value) and list(shape) == self.shape and -1 not in shape:
-            return self
-        if not isinstance(shape, Value) and list(shape).count(-1) > 1:
+        if isinstance(shape, Value):
+            return Value(ops.reshape(self.node, shape.node))
+        if list(shape).count(-1) > 1:
             raise NotExpressible(f"more than one length of {list(shape)} is dynamic")
-        return Value(
-            ops.reshape(self.node, shape.node if isinstance(shape, Value) else np.array(shape, np.int32))
-        )
+        same = list(shape) == self.shape and -1 not in shape
+        return self if same else Value(ops.reshape(self.node, np.array(shape, np.int32)))
 
     def flatten(self, first: int) -> Value:
         """Merge the axes from one on."""
@@ -261,20 +204,15 @@ class Value:
         """Insert axes of length 1 in front."""
         return self.expand(list(range(rank - self.ndim)))
 
-    def transpose(self, perm: Sequence[int]) -> Value:
-        """Permute the axes."""
-        if list(perm) == list(range(self.ndim)):
-            return self
-        return Value(ops.transpose(self.node, unsigned(perm).node))
-
-    def permute(self, *perm: int) -> Value:
-        """Permute the axes, with torch's arguments."""
-        return self.transpose(perm)
+    def permute(self, *perm: Any) -> Value:
+        """Permute the axes, given as a list or one by one."""
+        order = list(perm[0] if len(perm) == 1 else perm)
+        return self if order == sorted(order) else Value(ops.transpose(self.node, unsigned(order).node))
 
     @property
     def mT(self) -> Value:  # noqa: N802 - torch's name
         """The last two axes exchanged."""
-        return self.transpose([*range(self.ndim - 2), self.ndim - 1, self.ndim - 2])
+        return self.permute(*range(self.ndim - 2), self.ndim - 1, self.ndim - 2)
 
     def chunk(self, count: int, dim: int = 0) -> list[Value]:
         """Split an axis into equal pieces."""
@@ -343,8 +281,8 @@ def _padded(x: Value, ends: Sequence[int], mode: str = "constant", value: Any = 
 
 TORCH: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.tanh: Value.tanh,
-    torch.sigmoid: lambda x: call("sigmoid", x),
-    torch.relu: lambda x: call("relu", x),
+    torch.sigmoid: unary_op("sigmoid"),
+    torch.relu: unary_op("relu"),
     torch.clamp: Value.clamp,
     torch.matmul: Value.__matmul__,
     torch.addmm: lambda total, x, y: total + x @ y,
@@ -454,11 +392,7 @@ def array(numbers: Any, dtype: str) -> Value:
 
 
 def _check_known(*numbers: Any) -> None:
-    """Check that no number is an unknown length.
-
-    Raises:
-        NotExpressible: a number is one.
-    """
+    """Check that no number is an unknown length."""
     if any(isinstance(number, Dynamic) for number in numbers):
         raise NotExpressible("it computes with the length of an axis, which is dynamic")
 
@@ -512,11 +446,7 @@ def to_fp32(*values: Value) -> list[Value]:
 
 
 def known_ints(numbers: Any, what: str) -> list[int]:
-    """Return integers that must be known.
-
-    Raises:
-        NotExpressible: they are computed at run time.
-    """
+    """Return integers that must be known, not computed at run time."""
     known = numbers.known if isinstance(numbers, Value) else numbers
     if known is None:
         raise NotExpressible(f"{what} is computed")

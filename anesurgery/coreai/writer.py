@@ -19,7 +19,7 @@ from anesurgery.coreai import images, toolkit
 from anesurgery.coreai.dtypes import numpy_of
 from anesurgery.coreai.lowerings.compressed import Dense
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import COMPOSED, MERGED_INTO, MISSING, OWN, TABLE, load_families
+from anesurgery.coreai.table import COMPOSED, MERGED_INTO, MISSING, OWN, TABLE, extras_of, load_families
 from anesurgery.coreai.values import Constant, Value
 from anesurgery.errors import NotExpressible, SurgeryError
 from anesurgery.files.interface import Port, Signature
@@ -48,11 +48,7 @@ NEW_STATE = "_new"
 
 
 def check_ops(program: Program) -> None:
-    """Check that every op of a program has a lowering.
-
-    Raises:
-        NotExpressible: lists all of them, how often each occurs, and why.
-    """
+    """Check that every op of a program has a lowering; the error lists all that have none, and why."""
     load_families("lowerings")
     unknown = Counter(op.op_type for op in walk_ops(program) if op.op_type not in {*TABLE, "const"})
     if unknown:
@@ -80,11 +76,8 @@ class ConstantPool:
         address = numbers.__array_interface__["data"][0]
         key = (address, numbers.nbytes, numbers.shape, numbers.strides, dtype)
         if key not in self._attributes:
-            converted = numbers.astype(numpy_of(dtype), copy=False)
-            self._attributes[key] = (
-                numbers,
-                toolkit.constant_attribute(converted, dtype),
-            )  # the array keeps its address
+            made = toolkit.constant_attribute(numbers.astype(numpy_of(dtype), copy=False), dtype)
+            self._attributes[key] = numbers, made  # the array keeps its address
         return self._attributes[key][1]
 
 
@@ -177,11 +170,7 @@ class FunctionWriter:
         return [self.value(var) for var in block.outputs]
 
     def operations(self, block: Block) -> None:
-        """Write the ops of a block.
-
-        Raises:
-            NotExpressible: names the op that cannot be written, and why.
-        """
+        """Write the ops of a block; the error names the op that cannot be written, and why."""
         for op in block.operations:
             if op.op_type == "const" or _is_folded(op):
                 continue
@@ -194,9 +183,9 @@ class FunctionWriter:
                 raise NotExpressible(f"op {op.name} ({op.op_type}): {reason}") from error
 
     def _operation(self, op: Operation) -> None:
-        lowering = TABLE[op.op_type]
         extras = {"op": op, "mode": self.mode, "writer": self}
-        function = partial(lowering.function, **{name: extras[name] for name in lowering.extras})
+        lowering = TABLE[op.op_type]
+        function = partial(lowering, **{name: extras[name] for name in extras_of(lowering)})
         arguments = self._arguments(op)
         write = self._composite if _is_composed(op) else self._plain
         for var, value in zip(op.outputs, write(op, function, arguments), strict=True):
@@ -227,11 +216,7 @@ class FunctionWriter:
         return [Value(node) for node in toolkit.composite(f"{OWN}{op.op_type}", nodes, attributes, body)]
 
     def _as_inferred(self, value: Value | None, var: Var) -> Value | None:
-        """Return a result with the element type and shape that MIL infers.
-
-        Raises:
-            SurgeryError: the rank or a length differs, which is an error of the lowering.
-        """
+        """Return a result with the element type and shape that MIL infers, whose lengths it must have."""
         is_tensor = types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)
         if value is None or not is_tensor or isinstance(value, Dense):
             return value
@@ -282,11 +267,7 @@ class FunctionWriter:
         return self.values[var]
 
     def _constant(self, var: Var, dtype: str) -> Constant:
-        """Return a constant. Its op is written once in each block that reads it: blocks cannot share ops.
-
-        Raises:
-            NotExpressible: the value is no tensor.
-        """
+        """Return a constant. Its op is written once in each block that reads it: blocks cannot share ops."""
         if var.val is None or isinstance(var.val, str):
             raise NotExpressible(f"%{var.name} is no tensor")
         numbers = np.asarray(var.val)

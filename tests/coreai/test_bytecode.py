@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from anesurgery.coreai.bytecode import Bytecode, Cursor
+from anesurgery.coreai.asset import Bytecode, Cursor
 from anesurgery.errors import LoadError
 
 

@@ -19,24 +19,18 @@ from anesurgery.coreai.lifts.table import (
     numbers_of,
     sizes_of,
 )
-from anesurgery.coreai.table import BINARY, GELU, UNARY
+from anesurgery.coreai.table import BINARY, GELU, REDUCTIONS, UNARY
 from anesurgery.mil import Var, mb, producer
 from anesurgery.ops import names
 
-REDUCTIONS = {f"reduce_{k}": f"reduce_{k}" for k in names("sum mean max min")} | {
-    "reduce_product": "reduce_prod"
-}
-"""Reduction of Core AI -> op of MIL."""
 LOGICAL = names("and or xor bitwise_and bitwise_or bitwise_xor")
+ONE_TO_ONE = {k: k for k in UNARY} | BINARY | {"sub": "sub", "logical_not": "not"}
 GELU_MODE = {approximation: mode for mode, approximation in GELU.items()}
 
 
-def _unary(op_type: str, o: Site) -> Value:
-    return getattr(mb, op_type)(x=o[0])
-
-
-def _binary(op_type: str, o: Site) -> Value:
-    return getattr(mb, op_type)(x=o[0], y=o[1])
+def _same(op_type: str, o: Site) -> Value:
+    """Build an op of one or two operands that means the same in MIL."""
+    return getattr(mb, op_type)(**{name: o[i] for i, name in enumerate("xy"[: len(o)])})
 
 
 def _without_epsilon(op_type: str, o: Site) -> Value:
@@ -54,16 +48,13 @@ def _logical(op_type: str, o: Site) -> Value:
 
 
 TABLE |= {
-    **{kind: partial(_unary, kind) for kind in UNARY},
-    **{kind: partial(_binary, op_type) for op_type, kind in BINARY.items()},
+    **{kind: partial(_same, op_type) for op_type, kind in ONE_TO_ONE.items()},
     **{kind: partial(_logical, f"logical_{kind.removeprefix('bitwise_')}") for kind in LOGICAL},
     **{kind: partial(_without_epsilon, kind) for kind in names("log rsqrt")},  # MIL's add an epsilon
-    **{kind: partial(_reduced, op_type) for kind, op_type in REDUCTIONS.items()},
-    "sub": partial(_binary, "sub"),
-    "not": partial(_unary, "logical_not"),
+    **{f"reduce_{kind}": partial(_reduced, op_type) for op_type, kind in REDUCTIONS.items()},
     "relu": lambda o: mb.relu(x=o[0]) if dtype_of(o[0]).kind == "f" else mb.maximum(x=o[0], y=like(o[0], 0)),
     "gelu": lambda o: mb.gelu(x=o[0], mode=GELU_MODE[o.attribute("approximate")]),
-    "modulo": partial(_binary, "mod"),
+    "modulo": partial(_same, "mod"),
     "softmax": lambda o: mb.softmax(x=o[0], axis=o.integer(1)),
     "argmax": lambda o: mb.reduce_argmax(x=o[0], axis=o.axes(1)[0], keep_dims=True),
 }
@@ -72,10 +63,11 @@ TABLE |= {
 @lift("equal", "not_equal")
 def equal(o: Site) -> Value:
     """Build a comparison; of booleans by logic, as MIL compares numbers only."""
+    kind = o.op["kind"].removeprefix("broadcasting_")
     if dtype_of(o[0]).kind != "b":
-        return getattr(mb, o.op["kind"].removeprefix("broadcasting_"))(x=o[0], y=o[1])
+        return _same(kind, o)
     apart = mb.logical_xor(x=o[0], y=o[1])
-    return apart if o.op["kind"].endswith("not_equal") else mb.logical_not(x=apart)
+    return apart if kind == "not_equal" else mb.logical_not(x=apart)
 
 
 @lift("asinh", "acosh")

@@ -27,7 +27,7 @@ from anesurgery.coreai.lifts.table import (
     numbers_of,
     sizes_of,
 )
-from anesurgery.coreai.table import OWN
+from anesurgery.coreai.table import OWN, enters
 from anesurgery.mil import Array, Var, mb
 
 Composite = Callable[[Mapping[str, Value], Mapping[str, Any]], Value]
@@ -46,14 +46,7 @@ def composite_of(name: str) -> Callable[..., Any] | None:
     return partial(build_mil_op, name.removeprefix(OWN)) if name.startswith(OWN) else COMPOSITES.get(name)
 
 
-def composite(name: str) -> Callable[[Composite], Composite]:
-    """Enter a builder into `COMPOSITES`."""
-
-    def entered(function: Composite) -> Composite:
-        COMPOSITES[name] = function
-        return function
-
-    return entered
+composite = enters(COMPOSITES)
 
 
 def build_mil_op(op_type: str, named: Mapping[str, Value], attributes: Mapping[str, Any]) -> list[Value]:
@@ -111,11 +104,7 @@ def pixel_shuffle(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> 
     return mb.pixel_shuffle(x=named["input"], upscale_factor=int(attributes["upscale_factor"]))
 
 
-def _hard_sigmoid(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
-    x = named["input"]
-    return mb.sigmoid_hard(x=x, alpha=like(x, 1 / 6), beta=like(x, 0.5))
-
-
+@composite("avg_pool_2d", "avg_pool_3d")
 def _avg_pool(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
     """Build the mean of each window, with or without the padding."""
     names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
@@ -132,12 +121,12 @@ def _avg_pool(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Valu
 
 
 COMPOSITES |= {
+    "hard_sigmoid": lambda named, _: mb.sigmoid_hard(
+        x=named["input"], alpha=like(named["input"], 1 / 6), beta=like(named["input"], 0.5)
+    ),
     "layer_norm": partial(_norm, "layer_norm", ()),
     "batch_norm": partial(_norm, "batch_norm", (3, 4, 5)),
     "instance_norm": partial(_norm, "instance_norm", (3, 4)),
-    "hard_sigmoid": _hard_sigmoid,
-    "avg_pool_2d": _avg_pool,
-    "avg_pool_3d": _avg_pool,
 }
 
 

@@ -7,7 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, cast, lift, sizes_of, static_sizes
+from anesurgery.coreai.lifts.table import (
+    TABLE,
+    Site,
+    Unliftable,
+    Value,
+    as_var,
+    cast,
+    lift,
+    sizes_of,
+    static_sizes,
+)
 from anesurgery.mil import Var, consumers, is_symbolic, mb, producer
 from anesurgery.ops import VIEWS, names
 
@@ -58,20 +68,13 @@ def _sliced_topk(o: Site, bounds: Mapping[str, Any]) -> Var | None:
     """Return a smaller topk, where a slice takes the first elements of a sorted axis."""
     given = o[0]
     op = producer(given, "topk") if isinstance(given, Var) else None
-    if (
-        op is None
-        or not isinstance(given, Var)
-        or "end_mask" not in bounds
-        or any(bounds["begin"])
-        or set(bounds["stride"]) != {1}
-    ):
+    if op is None or "end_mask" not in bounds or any(bounds["begin"]) or set(bounds["stride"]) != {1}:
         return None
-    axis = int(op.axis.val)
-    if any(
-        a != axis and n != size for a, (n, size) in enumerate(zip(bounds["end"], sizes_of(o[0]), strict=True))
-    ):
+    axis, ends = int(op.axis.val), list(bounds["end"])
+    count, ends[axis] = ends[axis], sizes_of(given)[axis]
+    if ends != sizes_of(given):
         return None
-    return _topk(op.x, axis, bounds["end"][axis], bool(op.ascending.val))[op.outputs.index(given)]
+    return _topk(op.x, axis, count, bool(op.ascending.val))[op.outputs.index(as_var(given))]
 
 
 @lift("slice")
@@ -80,17 +83,11 @@ def slice_(o: Site) -> Value:
     bounds = _bounds(o)
     if (first := _sliced_topk(o, bounds)) is not None:
         return first
-    return (
-        o[0]
-        if list(o.shape) == sizes_of(o[0]) and set(bounds["stride"]) == {1}
-        else mb.slice_by_index(x=o[0], **bounds)
-    )
+    whole = list(o.shape) == sizes_of(o[0]) and set(bounds["stride"]) == {1}
+    return o[0] if whole else mb.slice_by_index(x=o[0], **bounds)
 
 
-@lift("slice_update")
-def slice_update(o: Site) -> Value:
-    """Build a tensor with a slice replaced."""
-    return mb.slice_update(x=as_var(o[0]), update=as_var(o[4]), **_bounds(o))
+TABLE["slice_update"] = lambda o: mb.slice_update(x=as_var(o[0]), update=as_var(o[4]), **_bounds(o))
 
 
 def _without_index_axis(indices: Value) -> Value:

@@ -38,16 +38,12 @@ def _matrix_behind_transpose(value: Value) -> Var | None:
 def _input_and_padding(o: Site, given: Value, value: float) -> tuple[Var, list[int]]:
     """Return the operand of a constant padding of spatial axes, and the padding; else (operand, zeros)."""
     x = as_var(given)
-    op, spatial = producer(x, "pad"), len(sizes_of(x)) - 2
-    if (
-        op is None
-        or x in o.scope.stated
-        or op.mode.val != "constant"
-        or float(np.asarray(op.constant_val.val)) != value
-    ):
-        return x, [0] * 2 * spatial
-    sides = [int(n) for n in op.pad.val]
-    return (x, [0] * 2 * spatial) if len(sides) != 2 * (spatial + 2) or any(sides[:4]) else (op.x, sides[4:])
+    op, sides = producer(x, "pad"), [0] * 2 * len(sizes_of(x))
+    if op is None or x in o.scope.stated or op.mode.val != "constant" or float(op.constant_val.val) != value:
+        return x, sides[4:]
+    if len(op.pad.val) == len(sides) and not any(op.pad.val[:4]):
+        x, sides = op.x, [int(n) for n in op.pad.val]
+    return x, sides[4:]
 
 
 def _pad_arguments(sides: list[int]) -> dict[str, Any]:

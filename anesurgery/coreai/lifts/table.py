@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from anesurgery.coreai.dtypes import name_of
+from anesurgery.coreai.table import enters
 from anesurgery.mil import Array, Var, dtype_name, fixed_shape, is_symbolic, mb, np_dtype, types
 
 Value: TypeAlias = "Var | Array"
@@ -28,11 +29,7 @@ class Unliftable(Exception):  # noqa: N818 - reads as a statement; becomes a Loa
 
 
 def mil_type(element: str) -> str:
-    """Return the MIL dtype of an element type; every integer is int32, in which MIL computes.
-
-    Raises:
-        Unliftable: MIL has no such type.
-    """
+    """Return the MIL dtype of an element type; every integer is int32, in which MIL computes."""
     name = name_of(element)
     if name in ("fp16", "fp32", "bool"):
         return name
@@ -90,16 +87,10 @@ class Site:
         return len(self.operands)
 
     def numbers(self, i: int) -> Array:
-        """Return the numbers of an operand that must be a constant.
-
-        Raises:
-            Unliftable: the operand is computed.
-        """
-        value = self[i]
-        held = value if isinstance(value, np.ndarray) else value.val
-        if held is None:
+        """Return the numbers of an operand that must be a constant."""
+        if (held := numbers_of(self[i])) is None:
             raise Unliftable(f"operand {i} is computed, and MIL takes a constant there")
-        return np.asarray(held)
+        return held
 
     def ints(self, i: int) -> list[int]:
         """Return the integers of an operand that must be a constant."""
@@ -115,8 +106,7 @@ class Site:
 
     def known(self, i: int) -> bool:
         """Return whether an operand is a constant."""
-        value = self.operands[i]
-        return isinstance(value, np.ndarray) or value.val is not None
+        return numbers_of(self.operands[i]) is not None
 
     def axes(self, i: int, rank: int | None = None) -> list[int]:
         """Return axes, counted from the first: of operand 0, or of a rank."""
@@ -148,14 +138,7 @@ TABLE: dict[str, Lift] = {}
 """Op of Core AI, without "coreai.", "decomposable." and "broadcasting_" -> its lift."""
 
 
-def lift(*kinds: str) -> Callable[[Lift], Lift]:
-    """Enter a function into the table."""
-
-    def entered(function: Lift) -> Lift:
-        TABLE.update(dict.fromkeys(kinds, function))
-        return function
-
-    return entered
+lift = enters(TABLE)
 
 
 def sizes_of(value: Value) -> list[Any]:
@@ -169,11 +152,7 @@ def is_fixed(value: Value) -> bool:
 
 
 def static_sizes(value: Value) -> list[int]:
-    """Return the shape of a value that must be fixed.
-
-    Raises:
-        Unliftable: it is dynamic.
-    """
+    """Return the shape of a value that must be fixed."""
     if not is_fixed(value):
         raise Unliftable(f"its operand has the shape {tuple(sizes_of(value))}, and MIL takes a fixed one there")
     return list(fixed_shape(value)) if isinstance(value, Var) else list(value.shape)

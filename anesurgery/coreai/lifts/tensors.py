@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -74,16 +75,9 @@ def split(o: Site) -> Sequence[Value]:
 @lift("tile")
 def tile(o: Site) -> Value:
     """Build a repetition along each axis."""
-    if not o.known(1):
-        return mb.tile(x=o[0], reps=o[1])
-    return mb.tile(x=o[0], reps=o.ints(1)) if set(o.ints(1)) != {1} else o[0]
-
-
-@lift("get_shape")
-def get_shape(o: Site) -> Value:
-    """Build the sizes of all axes."""
-    value = o[0]
-    return np.array(static_sizes(value), np.int32) if is_fixed(value) else mb.shape(x=value)
+    if o.known(1) and set(o.ints(1)) == {1}:
+        return o[0]
+    return mb.tile(x=o[0], reps=o.ints(1) if o.known(1) else o[1])
 
 
 @lift("pad")
@@ -103,15 +97,18 @@ def pad(o: Site) -> Value:
 def _mirrored(x: Var, sides: list[int], mode: str) -> Var:
     """Build reflected or replicated padding; MIL does so along the last two axes only."""
     padded = [axis for axis in range(len(sides) // 2) if any(sides[2 * axis : 2 * axis + 2])]
-    rank = len(sizes_of(x))
-    if min(padded) >= rank - 2:
-        first = min(padded)
-        return mb.pad(x=x, pad=sides[2 * first :], mode=mode)
+    if padded[0] >= len(sizes_of(x)) - 2:
+        return mb.pad(x=x, pad=sides[2 * padded[0] :], mode=mode)
     for axis in padded:
-        order = [*(a for a in range(rank) if a != axis), axis]
-        turned = mb.pad(x=mb.transpose(x=x, perm=order), pad=sides[2 * axis : 2 * axis + 2], mode=mode)
-        x = mb.transpose(x=turned, perm=[order.index(a) for a in range(rank)])
+        x = _with_axis_last(partial(mb.pad, pad=sides[2 * axis : 2 * axis + 2], mode=mode), x, axis)
     return x
+
+
+def _with_axis_last(build: Callable[..., Var], x: Var, axis: int) -> Var:
+    """Build an op that works along the last axis for another one."""
+    rank = len(sizes_of(x))
+    order = [*(a for a in range(rank) if a != axis), axis]
+    return mb.transpose(x=build(x=mb.transpose(x=x, perm=order)), perm=[order.index(a) for a in range(rank)])
 
 
 def _wrapped(x: Var, sides: list[int], circular: bool) -> Var:
@@ -119,11 +116,11 @@ def _wrapped(x: Var, sides: list[int], circular: bool) -> Var:
     for axis, (low, high) in enumerate(zip(sides[::2], sides[1::2], strict=True)):
         n = static_sizes(x)[axis]
         ends = ((n - low, n), (0, high)) if circular else ((0, low), (n - high, n))
-        parts = [_along(x, axis, *end) if end[0] < end[1] else None for end in ends]
+        parts = [[_along(x, axis, *end)] if end[0] < end[1] else [] for end in ends]
         if not circular:
-            parts = [part if part is None else mb.reverse(x=part, axes=[axis]) for part in parts]
-        joined = [part for part in (parts[0], x, parts[1]) if part is not None]
-        x = mb.concat(values=joined, axis=axis) if len(joined) > 1 else x
+            parts = [[mb.reverse(x=piece, axes=[axis]) for piece in part] for part in parts]
+        if any(parts):
+            x = mb.concat(values=[*parts[0], x, *parts[1]], axis=axis)
     return x
 
 
@@ -134,29 +131,18 @@ def _along(x: Var, axis: int, begin: int, end: int) -> Var:
     return mb.slice_by_size(x=x, begin=[begin if a == axis else 0 for a in range(len(sizes))], size=sizes)
 
 
-@lift("broadcast_to")
-def broadcast_to(o: Site) -> Value:
-    """Build a broadcast to a known or computed shape."""
-    if o.known(1):
-        return _broadcast_to_known(o[0], o.ints(1))
-    return _broadcast_to_computed(o[0], as_var(o[1]))
-
-
 @lift("where")
 def where(o: Site) -> Value:
     """Build a selection of two values, both broadcast to the shape of the result."""
     if None in o.shape:
         widest = max(o.operands, key=lambda value: len(sizes_of(value)))
         shape = mb.shape(x=widest)
-        first, second = (v if same_sizes(v, widest) else _broadcast_to_computed(v, shape) for v in (o[1], o[2]))
+        first, second = (
+            v if sizes_of(v) == sizes_of(widest) else _broadcast_to_computed(v, shape) for v in (o[1], o[2])
+        )
     else:
         first, second = (_broadcast_to_known(v, [int(n or 0) for n in o.shape]) for v in (o[1], o[2]))
     return mb.select(cond=o[0], a=first, b=second)
-
-
-def same_sizes(a: Value, b: Value) -> bool:
-    """Return whether two values have one shape, as far as it is known."""
-    return sizes_of(a) == sizes_of(b)
 
 
 @lift("broadcast_in_dims")
@@ -229,7 +215,9 @@ def interpolate(o: Site) -> Value:
         if nearest:
             x = mb.gather(x=x, indices=np.rint(at).astype(np.int32), axis=axis)
         else:
-            x = _multiplied_along(x, axis, _interpolation_matrix(at, old))
+            shares = [np.interp(at, np.arange(old), one) for one in np.eye(old)]  # at 0.25 of 2: 0.75, 0.25
+            matrix = np.stack(shares, -1).astype(dtype_of(x))
+            x = _with_axis_last(partial(mb.matmul, y=matrix, transpose_y=True), x, axis)
     return x
 
 
@@ -240,10 +228,9 @@ def _resized_by_factors(x: Var, scales: Array, offsets: Array, nearest: bool) ->
     plain = len(scales) == 4 and np.allclose(scales, factors) and set(factors[:2]) == {1.0}
     if not plain or (np.any(np.rint(at) != np.arange(4)[:, None]) if nearest else np.any(offsets)):
         raise Unliftable("of an image whose size is not fixed MIL takes whole factors")
-    height, width = (int(f) for f in factors[2:])
+    how = {"scale_factor_height": int(factors[2]), "scale_factor_width": int(factors[3])}
     if nearest:
-        return mb.upsample_nearest_neighbor(x=x, scale_factor_height=height, scale_factor_width=width)
-    how = {"scale_factor_height": height, "scale_factor_width": width}
+        return mb.upsample_nearest_neighbor(x=x, **how)
     return mb.upsample_bilinear(x=x, align_corners=False, **how)
 
 
@@ -264,25 +251,11 @@ def _resize_op(x: Var, sizes: list[int], places: list[Array]) -> Var | None:
     return None
 
 
-def _interpolation_matrix(at: Array, old: int) -> Array:
-    """Return the matrix [new, old] that interpolates each position from its two neighbours."""
-    low = np.minimum(np.floor(at).astype(np.int64), old - 1)
-    high, share = np.minimum(low + 1, old - 1), at - low
-    matrix, rows = np.zeros((len(at), old)), np.arange(len(at))
-    np.add.at(matrix, (rows, low), 1 - share)
-    np.add.at(matrix, (rows, high), share)
-    return matrix
-
-
-def _multiplied_along(x: Var, axis: int, matrix: Array) -> Var:
-    """Multiply a tensor by a matrix along one axis."""
-    rank = len(sizes_of(x))
-    order = [*(a for a in range(rank) if a != axis), axis]
-    product = mb.matmul(x=mb.transpose(x=x, perm=order), y=matrix.astype(dtype_of(x)), transpose_y=True)
-    return mb.transpose(x=product, perm=[order.index(a) for a in range(rank)])
-
-
 TABLE |= {
+    "get_shape": lambda o: np.array(static_sizes(o[0]), np.int32) if is_fixed(o[0]) else mb.shape(x=o[0]),
+    "broadcast_to": lambda o: (
+        _broadcast_to_known(o[0], o.ints(1)) if o.known(1) else _broadcast_to_computed(o[0], as_var(o[1]))
+    ),
     "transpose": lambda o: mb.transpose(x=o[0], perm=o.ints(1)),
     "reverse": lambda o: mb.reverse(x=o[0], axes=o.axes(1)) if o.ints(1) else o[0],
     "range": lambda o: mb.range_1d(start=o[0], end=o[1], step=o[2]),

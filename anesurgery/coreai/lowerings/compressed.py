@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.table import lowers, register
+from anesurgery.coreai.table import TABLE, lowers
 from anesurgery.coreai.toolkit import constant, ops, packed_attribute
 from anesurgery.coreai.values import Value, array, call, known_ints
 from anesurgery.errors import NotExpressible
@@ -101,10 +101,8 @@ def _with_plain_parameters(formula: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-register(
-    {
-        "quantize": _with_plain_parameters(constexpr.quantize),
-        "dequantize": _with_plain_parameters(constexpr.dequantize),
-        "constexpr_cast": lambda source_val, output_dtype: source_val.cast(output_dtype),
-    }
-)
+TABLE |= {
+    "quantize": _with_plain_parameters(constexpr.quantize),
+    "dequantize": _with_plain_parameters(constexpr.dequantize),
+    "constexpr_cast": lambda source_val, output_dtype: source_val.cast(output_dtype),
+}

@@ -1,16 +1,21 @@
-"""Lower control flow, states, and lists, which become tensors with the elements along the first axis."""
+"""Lower control flow, recurrent layers, states, and lists.
+
+A list becomes a tensor with the elements along the first axis. A recurrent layer is the interpreter's formula,
+with its steps written out or, if they are many, as a loop.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from anesurgery.coreai.lowerings.indexing import take
+from anesurgery.coreai.lowerings.indexing import replace_slice, take
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import lowers, register
+from anesurgery.coreai.table import TABLE, as_interpreted, lowers
 from anesurgery.coreai.toolkit import ops
-from anesurgery.coreai.values import Value, array, call, known_ints
+from anesurgery.coreai.values import TORCH, Value, array, call, concat, indices, known_ints, stack
 from anesurgery.errors import NotExpressible
+from anesurgery.interpret.ops import recurrent
 from anesurgery.mil import Operation
 
 Values = list[Value]
@@ -18,11 +23,7 @@ Values = list[Value]
 
 def _as_types(values: Sequence[Value], types: Sequence[Any]) -> list[Any]:
     """Return the results of a block, in the types that the op needs."""
-    shaped = []
-    for value, kind in zip(values, types, strict=True):
-        shape = [n if n >= 0 else -1 for n in kind.shape]
-        shaped.append(value.refined(shape).node)
-    return shaped
+    return [value.refined(kind.shape).node for value, kind in zip(values, types, strict=True)]
 
 
 def _as_values(results: Any, count: int) -> Values:
@@ -86,13 +87,51 @@ def _with_elements(ls: Value, indices: Value, elements: Value) -> Value:
     return call("scatter_nd", ls, indices.cast("int32").expand([1]), elements)
 
 
-register(
-    {
-        "list_write": lambda ls, index, value: _with_elements(ls, index.reshape([1]), value.expand([0])),
-        "list_scatter": lambda ls, indices, value: _with_elements(ls, indices, value),
-        "list_read": lambda ls, index: take(ls, index.cast("int32").squeeze(list(range(index.ndim))), 0),
-        "list_gather": lambda ls, indices: take(ls, indices.cast("int32"), 0),
-        "list_length": lambda ls: ls.lengths().along(0, 0, 1).squeeze([0]),
-        "read_state": lambda op, writer, input: writer.states[op.input],
-    }
-)
+TABLE |= {
+    "list_write": lambda ls, index, value: _with_elements(ls, index.reshape([1]), value.expand([0])),
+    "list_scatter": lambda ls, indices, value: _with_elements(ls, indices, value),
+    "list_read": lambda ls, index: take(ls, index.cast("int32").squeeze(list(range(index.ndim))), 0),
+    "list_gather": lambda ls, indices: take(ls, indices.cast("int32"), 0),
+    "list_length": lambda ls: ls.lengths().along(0, 0, 1).squeeze([0]),
+    "read_state": lambda op, writer, input: writer.states[op.input],
+}
+
+
+WRITTEN_OUT = 32
+"""The most steps that are written out. A choice: no engine runs a loop, and a step takes about 12 ops."""
+
+Step = Callable[[Value, Values], Values]
+
+
+def _all_steps(rows: Value, states: Values, step: Step) -> tuple[Value, Values]:
+    """Return (outputs of all steps, in order; last states)."""
+    if not 0 <= rows.shape[0] <= WRITTEN_OUT:
+        return _loop(rows, states, step)
+    outputs = []
+    for row in rows.chunk(rows.shape[0]):
+        states = step(row.squeeze([0]), states)
+        outputs.append(states[0])
+    return stack(outputs, 0), states
+
+
+def _loop(rows: Value, states: Values, step: Step) -> tuple[Value, Values]:
+    """Write the steps as a loop that stores each output in a buffer."""
+    length = rows.lengths().along(0, 0, 1)
+    shape = concat([length, indices(states[0].fixed_lengths())], 0)
+    buffer = array(0, states[0].dtype).broadcast(
+        shape if rows.shape[0] < 0 else [rows.shape[0], *states[0].shape]
+    )
+
+    def advance(values: Values) -> Values:
+        at, written, *inner = values
+        inner = step(take(rows, at, 0), inner)
+        return [at + 1, replace_slice(written, at, inner[0].expand([0])), *inner]
+
+    _, outputs, *last = loop(
+        [array(0, "int32"), buffer, *states], lambda v: length.squeeze([0]) > v[0], advance
+    )
+    return outputs, last
+
+
+TORCH[recurrent.walk] = _all_steps
+as_interpreted("rnn", "gru", "lstm")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 from anesurgery.coreai.table import lowers
@@ -34,8 +33,9 @@ class _ExtraAxis:
     def numbers(self, numbers: Sequence[int], rest: int = 1) -> Value:
         return unsigned([*numbers, *[rest] * self.more])
 
-    def build(self, name: str) -> Any:
-        return getattr(ops, f"{name}{self.axes}d")
+    def write(self, name: str, x: Value, *more: Value) -> Value:
+        """Write an op of the widened tensor, and narrow its result."""
+        return self.narrow(call(f"{name}{self.axes}d", self.widen(x), *more))
 
 
 def _sizes(x: Value, pad_type: str) -> list[int]:
@@ -65,8 +65,8 @@ def conv(
     n = x.ndim - 2
     s, d, flat = steps(strides, n), steps(dilations, n), _ExtraAxis(n)
     x = x.pad(padding(pad_type, pad, _sizes(x, pad_type), weight.fixed_lengths(2), s, d))
-    operands = (flat.widen(x), flat.widen(weight), flat.numbers(s), flat.numbers(d), unsigned(groups))
-    return _biased(flat.narrow(Value(flat.build("conv")(*(v.node for v in operands)))), bias)
+    y = flat.write("conv", x, flat.widen(weight), flat.numbers(s), flat.numbers(d), unsigned(groups))
+    return _biased(y, bias)
 
 
 @lowers("conv_transpose")
@@ -89,41 +89,40 @@ def conv_transpose(
     s, d, flat, sizes = steps(strides, n), steps(dilations, n), _ExtraAxis(n), x.fixed_lengths()[2:]
     kernel = weight.fixed_lengths(2)
     full = [(i - 1) * t + (k - 1) * e + 1 for i, t, k, e in zip(sizes, s, kernel, d, strict=True)]
-    wanted = None if output_shape is None else [int(v) for v in output_shape][2:]
-    ends = cuts(pad_type, pad, full, wanted, [i * t for i, t in zip(sizes, s, strict=True)])
+    same = [i * t for i, t in zip(sizes, s, strict=True)]
+    ends = cuts(pad_type, pad, full, output_shape and output_shape[2:], same)
     none = flat.numbers([0] * n, 0)
-    form = (flat.numbers(s), none, flat.numbers(d), none, unsigned(int(groups)))
-    y = Value(flat.build("conv_transpose")(*(v.node for v in (flat.widen(x), flat.widen(weight), *form))))
-    y = flat.narrow(y).pad([(0, max(-end, 0)) for _, end in ends])
-    begins = [0, 0, *(begin for begin, _ in ends)]
-    lengths = [f - max(e, 0) if e > 0 else f - e for f, (_, e) in zip(full, ends, strict=True)]
+    form = (flat.numbers(s), none, flat.numbers(d), none, unsigned(groups))
+    y = flat.write("conv_transpose", x, flat.widen(weight), *form)
+    y = y.pad([(0, max(-end, 0)) for _, end in ends])
     if any(begin or end > 0 for begin, end in ends):
-        y = y.slice(begins, [*y.shape[:2], *lengths])
+        stop = [length - end for length, (_, end) in zip(full, ends, strict=True)]
+        y = y.slice([0, 0, *(begin for begin, _ in ends)], [*y.shape[:2], *stop])
     return _biased(y, bias)
 
 
 def _pooled(x: Value, w: Windows, name: str) -> Value:
     """Write the maximum or sum of each window of a padded tensor."""
     flat, n = _ExtraAxis(len(w.kernel)), len(w.kernel)
-    kernel, strides, spread = flat.numbers(w.kernel), flat.numbers(w.strides), flat.numbers([1] * n)
-    x = flat.widen(x)
+    form = (flat.numbers(w.kernel), flat.numbers(w.strides), flat.numbers([1] * n))
     if name == "sumpool":
-        return flat.narrow(call(f"sumpool{flat.axes}d", x, kernel, strides, spread))
+        return flat.write(name, x, *form)
+    x = flat.widen(x)
     sizes = zip(x.shape[2:], [*w.kernel, 1], [*w.strides, 1], strict=False)
-    shape = [*x.shape[:2], *(-1 if size < 0 else (size - k) // s + 1 for size, k, s in sizes)]
-    floor = scalar(False, "bool")
-    form = (x, kernel, strides, spread, floor)
-    return flat.narrow(Value(flat.build("maxpool")(tensor(shape, x.dtype), *(v.node for v in form))))
+    kind = tensor([*x.shape[:2], *(-1 if n < 0 else (n - k) // s + 1 for n, k, s in sizes)], x.dtype)
+    nodes = (v.node for v in (x, *form, scalar(False, "bool")))
+    return flat.narrow(Value(getattr(ops, f"{name}{flat.axes}d")(kind, *nodes)))
 
 
 def _windows(x: Value, kernel: Any, strides: Any, pad_type: str, pad: Any, ceil_mode: bool) -> Windows:
     """Return where the windows lie; for dynamic lengths all padding counts as used."""
     if -1 not in x.shape[2:]:
-        return windows(SimpleNamespace(shape=x.shape), kernel, strides, pad_type, pad, bool(ceil_mode))  # type: ignore[arg-type]
+        return windows(x, kernel, strides, pad_type, pad, ceil_mode)  # type: ignore[arg-type] # reads its shape
     if ceil_mode:
         raise NotExpressible(f"ceil_mode needs the lengths, and the shape {x.shape} is dynamic")
-    asked = padding(pad_type, pad, _sizes(x, pad_type), kernel, steps(strides, x.ndim - 2))
-    return Windows(list(kernel), steps(strides, x.ndim - 2), asked, asked)
+    s = steps(strides, x.ndim - 2)
+    asked = padding(pad_type, pad, _sizes(x, pad_type), kernel, s)
+    return Windows(list(kernel), s, asked, asked)
 
 
 @lowers("max_pool", "avg_pool", "l2_pool")

@@ -6,22 +6,13 @@ from collections.abc import Callable
 
 from anesurgery.coreai.dtypes import numpy_of
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import BINARY, GELU, UNARY, as_interpreted, lowers, register
+from anesurgery.coreai.table import BINARY, GELU, TABLE, UNARY, as_interpreted, lowers
 from anesurgery.coreai.toolkit import ops
-from anesurgery.coreai.values import Value, call, where
+from anesurgery.coreai.values import Value, binary_op, call, unary_op, where
 from anesurgery.ops import names
 
-
-def _unary(op: str) -> Callable[[Value], Value]:
-    return lambda x: call(op, x)
-
-
-def _binary(op: str) -> Callable[[Value, Value], Value]:
-    return lambda x, y: x.binary(op, y)
-
-
-register({name: _unary(name) for name in (*UNARY, "relu")})
-register({name: _binary(op) for name, op in BINARY.items()})
+TABLE |= {name: unary_op(name) for name in (*UNARY, "relu")}
+TABLE |= {name: binary_op(op) for name, op in BINARY.items()}
 as_interpreted(*names("identity clip threshold linear_activation scaled_tanh sigmoid_hard"))
 
 
@@ -61,37 +52,33 @@ def _plus_epsilon(x: Value, epsilon: float) -> Value:
     return x + epsilon if numpy_of(x.dtype).type(epsilon) else x
 
 
-register(
-    {
-        "sub": lambda x, y: x - y,
-        "less": lambda x, y: x < y,
-        "less_equal": lambda x, y: x <= y,
-        "greater_equal": lambda x, y: x >= y,
-        "mod": lambda x, y: x.binary("modulo", y),
-        "logical_not": lambda x: ~x,
-        "floor": lambda x: x.floor(),
-        "ceil": lambda x: -(-x).floor(),
-        "sign": sign,
-        "square": lambda x: x * x,
-        "exp2": in_floats(lambda x: x.like(2.0).binary("pow", x)),
-        "inverse": lambda x, epsilon=1e-4: 1.0 / _plus_epsilon(x, epsilon),
-        "log": lambda x, epsilon=1e-45: call("log", _plus_epsilon(x, epsilon)),
-        "rsqrt": lambda x, epsilon=1e-12: call("rsqrt", _plus_epsilon(x, epsilon)),
-        "select": lambda cond, a, b: where(cond.cast("bool"), a, b),
-        "relu6": lambda x: call("relu", x).minimum(6.0),
-        "softplus": softplus,
-        "softplus_parametric": lambda x, alpha, beta: (
-            _per_channel(x, alpha) * softplus(x * _per_channel(x, beta))
-        ),
-        "gelu": lambda x, mode="EXACT": Value(ops.gelu(x.node, approximate=GELU[mode])),
-        "softsign": lambda x: x / (x.abs() + 1.0),
-        "elu": lambda x, alpha=1.0: where(x < 0, (call("exp", x) - 1.0) * alpha, x),
-        "leaky_relu": _leaky,
-        "clamped_relu": lambda x, alpha, beta: _leaky(x, alpha).minimum(beta),
-        "prelu": lambda x, alpha: where(x < 0, x * _per_channel(x, alpha), x),
-        "thresholded_relu": lambda x, alpha=1.0: where(x < alpha, 0.0, x),
-    }
-)
+TABLE |= {
+    "sub": lambda x, y: x - y,
+    "less": lambda x, y: x < y,
+    "less_equal": lambda x, y: x <= y,
+    "greater_equal": lambda x, y: x >= y,
+    "mod": lambda x, y: x.binary("modulo", y),
+    "logical_not": lambda x: ~x,
+    "floor": lambda x: x.floor(),
+    "ceil": lambda x: -(-x).floor(),
+    "sign": sign,
+    "square": lambda x: x * x,
+    "exp2": in_floats(lambda x: x.like(2.0).binary("pow", x)),
+    "inverse": lambda x, epsilon=1e-4: 1.0 / _plus_epsilon(x, epsilon),
+    "log": lambda x, epsilon=1e-45: call("log", _plus_epsilon(x, epsilon)),
+    "rsqrt": lambda x, epsilon=1e-12: call("rsqrt", _plus_epsilon(x, epsilon)),
+    "select": lambda cond, a, b: where(cond.cast("bool"), a, b),
+    "relu6": lambda x: call("relu", x).minimum(6.0),
+    "softplus": softplus,
+    "softplus_parametric": lambda x, alpha, beta: _per_channel(x, alpha) * softplus(x * _per_channel(x, beta)),
+    "gelu": lambda x, mode="EXACT": Value(ops.gelu(x.node, approximate=GELU[mode])),
+    "softsign": lambda x: x / (x.abs() + 1.0),
+    "elu": lambda x, alpha=1.0: where(x < 0, (call("exp", x) - 1.0) * alpha, x),
+    "leaky_relu": _leaky,
+    "clamped_relu": lambda x, alpha, beta: _leaky(x, alpha).minimum(beta),
+    "prelu": lambda x, alpha: where(x < 0, x * _per_channel(x, alpha), x),
+    "thresholded_relu": lambda x, alpha=1.0: where(x < alpha, 0.0, x),
+}
 
 
 @lowers("cast")

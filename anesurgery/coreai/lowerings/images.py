@@ -87,11 +87,7 @@ TORCH[functional.affine_grid] = _affine_grid
 
 
 def _crops(x: Value, rows: Value, columns: Value, of: Any, pad: float) -> Value:
-    """Return the pixels at rows [box, height] and columns [box, width]: [box, 1, channel, height, width].
-
-    Raises:
-        NotExpressible: each box is cut out of several images.
-    """
+    """Return the pixels at rows [box, height] and columns [box, width]: [box, 1, channel, height, width]."""
     if of is None and x.shape[0] != 1:
         raise NotExpressible("each box is cut out of several images")
     n, sizes = rows.fixed_lengths()[0], x.fixed_lengths()[2:]

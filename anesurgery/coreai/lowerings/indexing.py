@@ -13,16 +13,11 @@ from anesurgery.coreai.values import Value, attribute, call, concat, where
 from anesurgery.coreai.values import indices as as_indices
 
 
-def _index(indices: Value) -> Value:
-    """Return an index as int32. A negative one counts from the end, as in MIL up to iOS 16."""
-    return indices.cast("int32")
-
-
 def take(x: Value, index: Value, axis: int) -> Value:
     """Take slices of x along an axis; the axes of the index replace it."""
     rest, n = [a for a in range(x.ndim) if a != axis], index.ndim
-    y = call("gather_nd", x.transpose([axis, *rest]), index.expand([n]))
-    return y.transpose([*range(n, n + axis), *range(n), *range(n + axis, y.ndim)])
+    y = call("gather_nd", x.permute([axis, *rest]), index.expand([n]))
+    return y.permute([*range(n, n + axis), *range(n), *range(n + axis, y.ndim)])
 
 
 def _index_grids(shape: Sequence[int], count: int) -> list[Value]:
@@ -34,38 +29,35 @@ def _index_grids(shape: Sequence[int], count: int) -> list[Value]:
 @lowers("gather")
 def gather(x: Value, indices: Value, axis: int = 0, batch_dims: int = 0) -> Value:
     """Write a gather; its shape is x.shape[:axis] + indices.shape[batch_dims:] + x.shape[axis + 1:]."""
-    axis, batch = int(axis) % x.ndim, int(batch_dims)
-    index = _index(indices)
+    axis, batch, index = axis % x.ndim, batch_dims, indices.long()
     if not batch:
         return take(x, index, axis)
-    moved = x.transpose([*range(batch), axis, *(a for a in range(batch, x.ndim) if a != axis)])
+    moved = x.permute([*range(batch), axis, *(a for a in range(batch, x.ndim) if a != axis)])
     n = index.ndim
     at = concat([*_index_grids(index.fixed_lengths(), batch), index.expand([n])], n)
     y, before = call("gather_nd", moved, at), axis - batch
-    return y.transpose([*range(batch), *range(n, n + before), *range(batch, n), *range(n + before, y.ndim)])
+    return y.permute([*range(batch), *range(n, n + before), *range(batch, n), *range(n + before, y.ndim)])
 
 
 @lowers("gather_nd")
 def gather_nd(x: Value, indices: Value, batch_dims: int = 0) -> Value:
     """Write a gather at the coordinates in the last axis of the indices."""
-    batch = int(batch_dims)
-    index = _index(indices)
-    if batch:
-        index = concat([*_index_grids(index.shape[:-1], batch), index], index.ndim - 1)
+    index = indices.long()  # a negative one counts from the end, as in MIL up to iOS 16
+    if batch_dims:
+        index = concat([*_index_grids(index.shape[:-1], batch_dims), index], index.ndim - 1)
     return call("gather_nd", x, index)
 
 
 @lowers("gather_along_axis")
 def gather_along_axis(x: Value, indices: Value, axis: int = 0) -> Value:
     """Write a gather along one axis."""
-    axis = int(axis) % x.ndim
-    return Value(ops.gather_along_axis(x.node, _index(indices).node, axis))
+    return Value(ops.gather_along_axis(x.node, indices.long().node, axis % x.ndim))
 
 
 @lowers("reverse_sequence")
 def reverse_sequence(x: Value, lengths: Value, seq_axis: int = 0, batch_axis: int = 0) -> Value:
     """Reverse the first `lengths[i]` elements of one axis, for each i of another, by a gather."""
-    shape, along, batch = x.fixed_lengths(), int(seq_axis) % x.ndim, int(batch_axis) % x.ndim
+    shape, along, batch = x.fixed_lengths(), seq_axis % x.ndim, batch_axis % x.ndim
     length = lengths.cast("int32").reshape([-1 if a == batch else 1 for a in range(x.ndim)])
     place = as_indices(np.arange(shape[along]).reshape([-1 if a == along else 1 for a in range(x.ndim)]))
     return gather_along_axis(x, where(place < length, length - 1 - place, place).broadcast(shape), along)
@@ -74,11 +66,9 @@ def reverse_sequence(x: Value, lengths: Value, seq_axis: int = 0, batch_axis: in
 @lowers("scatter_along_axis")
 def scatter_along_axis(data: Value, indices: Value, updates: Value, axis: int = 0, mode: str = "add") -> Value:
     """Write a scatter along one axis."""
-    axis = int(axis) % data.ndim
-    index = _index(indices)
+    nodes = (data.node, indices.long().node, updates.node)
     how = attribute("scatter_mode", mode)
-    made = ops.scatter_along_axis(data.node.type, data.node, index.node, updates.node, axis, scatter_mode=how)
-    return Value(made)
+    return Value(ops.scatter_along_axis(data.node.type, *nodes, axis % data.ndim, scatter_mode=how))
 
 
 COMBINE: dict[str, Callable[[Value, Value], Value]] = {
@@ -108,16 +98,13 @@ def scatter(data: Value, indices: Value, updates: Value, axis: int = 0, mode: st
 
     A single slice is written as a slice update: Apple's scatter in a loop was seen to end the process.
     """
-    shape, axis = data.fixed_lengths(), int(axis) % data.ndim
+    shape, axis = data.fixed_lengths(), axis % data.ndim
     count = math.prod(indices.fixed_lengths())
     if count == 1:
-        at, new = (
-            indices.cast("int32").reshape([1]),
-            updates.reshape([1 if a == axis else n for a, n in enumerate(shape)]),
-        )
+        at, new = indices.long().reshape([1]), updates.reshape([*shape[:axis], 1, *shape[axis + 1 :]])
         return replace_slice(data, at, COMBINE[mode](take(data, at, axis), new), axis)
-    spread = [count if a == axis else n for a, n in enumerate(shape)]
-    index = _index(indices).reshape([-1 if a == axis else 1 for a in range(len(shape))])
+    spread = [*shape[:axis], count, *shape[axis + 1 :]]
+    index = indices.long().reshape([-1 if a == axis else 1 for a in range(len(shape))])
     return scatter_along_axis(data, index.broadcast(spread), updates.reshape(spread), axis, mode)
 
 
@@ -125,12 +112,11 @@ def scatter(data: Value, indices: Value, updates: Value, axis: int = 0, mode: st
 def scatter_nd(data: Value, indices: Value, updates: Value, mode: str = "add") -> Value:
     """Write a scatter at coordinates: the indexed axes are merged into one."""
     shape, depth = data.fixed_lengths(), indices.length(-1)
-    index = _index(indices)
+    index = indices.long()
     if mode == "update":
         return call("scatter_nd", data, index, updates)
     steps = [math.prod(shape[i + 1 : depth]) for i in range(depth)]
     flat = (index * as_indices(steps)).reduce("sum", [index.ndim - 1])
-    rest = shape[depth:]
-    rows = data.reshape([math.prod(shape[:depth]), *rest])
-    added = updates.reshape([math.prod(index.fixed_lengths()[:-1]), *rest])
+    rows = data.reshape([math.prod(shape[:depth]), *shape[depth:]])
+    added = updates.reshape([math.prod(index.fixed_lengths()[:-1]), *shape[depth:]])
     return scatter(rows, flat.reshape([added.shape[0]]), added, 0, mode).reshape(shape)

@@ -45,12 +45,12 @@ def attention(query: Value, key: Value, value: Value, attn_mask: Value | None = 
 @lowers("softmax")
 def softmax(x: Value, axis: int = -1) -> Value:
     """Write Core AI's softmax."""
-    return Value(ops.softmax(x.node, int(axis) % x.ndim))
+    return Value(ops.softmax(x.node, axis % x.ndim))
 
 
 def _grouped_axes(x: Value, order: str, groups: Sequence[str]) -> Value:
     """Bring the named axes of x into groups, and merge each group into one axis."""
-    x = x.transpose([order.index(name) for name in "".join(groups)])
+    x = x.permute([order.index(name) for name in "".join(groups)])
     if all(len(group) == 1 for group in groups):
         return x
     lengths = dict(zip("".join(groups), x.shape, strict=True))
@@ -71,4 +71,4 @@ def einsum(values: Sequence[Value], equation: str) -> Value:
     x, y = (v.broadcast([lengths[n] for n in names]) for names, v in ((left, x), (right, y)))
     z = _grouped_axes(x, left, (batch, rows, summed)) @ _grouped_axes(y, right, (batch, summed, columns))
     order = batch + rows + columns
-    return z.reshape([lengths[name] for name in order]).transpose([order.index(name) for name in out])
+    return z.reshape([lengths[name] for name in order]).permute([order.index(name) for name in out])

@@ -10,7 +10,7 @@ import numpy as np
 
 from anesurgery.coreai.lowerings.elementwise import in_floats
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import lowers
+from anesurgery.coreai.table import REDUCTIONS, TABLE, lowers
 from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import Value, call, scalar, to_fp32, unsigned, where
 from anesurgery.mil import Operation
@@ -35,12 +35,13 @@ def _l2_norm(x: Value, axes: Sequence[int]) -> Value:
     return call("sqrt", (y * y).reduce("sum", axes)).cast(x.dtype)
 
 
-REDUCTIONS: dict[str, Callable[[Value, Sequence[int]], Value]] = {
-    "reduce_sum": lambda x, axes: x.reduce("sum", axes),
+def _of_kind(kind: str) -> Callable[[Value, Sequence[int]], Value]:
+    return lambda x, axes: x.reduce(kind, axes)
+
+
+REDUCED: dict[str, Callable[[Value, Sequence[int]], Value]] = {
+    **{op_type: _of_kind(kind) for op_type, kind in REDUCTIONS.items()},
     "reduce_mean": _mean,
-    "reduce_max": lambda x, axes: x.reduce("max", axes),
-    "reduce_min": lambda x, axes: x.reduce("min", axes),
-    "reduce_prod": lambda x, axes: x.reduce("product", axes),
     "reduce_l1_norm": lambda x, axes: x.abs().reduce("sum", axes),
     "reduce_l2_norm": in_floats(_l2_norm),
     "reduce_sum_square": lambda x, axes: (x * x).reduce("sum", axes),
@@ -51,7 +52,7 @@ REDUCTIONS: dict[str, Callable[[Value, Sequence[int]], Value]] = {
 
 
 def _axes(x: Value, axes: Any) -> list[int]:
-    return sorted(int(axis) % x.ndim for axis in (range(x.ndim) if axes is None else axes))
+    return sorted(axis % x.ndim for axis in (range(x.ndim) if axes is None else axes))
 
 
 def _reduction(function: Callable[[Value, Sequence[int]], Value]) -> Callable[..., Value]:
@@ -65,39 +66,30 @@ def _reduction(function: Callable[[Value, Sequence[int]], Value]) -> Callable[..
     return reduce
 
 
-for _name, _function in REDUCTIONS.items():
-    lowers(_name)(_reduction(_function))
+TABLE |= {op_type: _reduction(function) for op_type, function in REDUCED.items()}
+TABLE["classify"] = lambda probabilities, classes: (None, probabilities)  # a program holds no label
 
 
-def _argmax(x: Value, axis: int, keep_dims: bool) -> Value:
-    place = Value(ops.argmax(x.node, axis))
-    return place if keep_dims else place.squeeze([axis])
+@lowers("reduce_argmax", "reduce_argmin")
+def position(
+    x: Value, op: Operation, mode: Mode, axis: int = -1, keep_dims: bool = False, output_dtype: str = ""
+) -> Value:
+    """Write the position of the first largest element; for the smallest, of the negated numbers.
 
-
-@lowers("reduce_argmax")
-def argmax(x: Value, mode: Mode, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Value:
-    """Write the position of the first largest element."""
+    Integers are negated as -1 - x, which stays in range.
+    """
+    if op.op_type == "reduce_argmin":
+        x = -x if x.is_float else -1 - x
     if mode.has("take argmax in fp32"):
         (x,) = to_fp32(x)
-    return _argmax(x, int(axis) % x.ndim, keep_dims)
-
-
-@lowers("reduce_argmin")
-def argmin(x: Value, mode: Mode, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Value:
-    """Write the argmax of the negated numbers; of integers that of -1 - x, which stays in range."""
-    return argmax(-x if x.is_float else -1 - x, mode, axis, keep_dims)
-
-
-@lowers("classify")
-def classify(probabilities: Value, classes: Any) -> tuple[None, Value]:
-    """Return only the probabilities: a program has no strings; the labels are in the file's metadata."""
-    return None, probabilities
+    place = Value(ops.argmax(x.node, axis % x.ndim))
+    return place if keep_dims else place.squeeze([axis % x.ndim])
 
 
 @lowers("cumsum")
 def cumsum(x: Value, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Value:
     """Write a running sum; an exclusive one is moved by one position."""
-    along = int(axis) % x.ndim
+    along = axis % x.ndim
     total = Value(ops.scan(x.node, unsigned(along).node, scalar(bool(reverse), "bool").node, "sum"))
     if not exclusive:
         return total
@@ -110,13 +102,13 @@ def cumsum(x: Value, axis: int = 0, exclusive: bool = False, reverse: bool = Fal
 @lowers("argsort")
 def argsort(x: Value, axis: int = -1, ascending: bool = False) -> Value:
     """Write the order that sorts an axis; equal elements keep their order."""
-    return Value(ops.argsort(x.node, int(axis) % x.ndim, not ascending, True))
+    return Value(ops.argsort(x.node, axis % x.ndim, not ascending, True))
 
 
 @lowers("topk")
 def topk(x: Value, k: Any = 1, axis: int = -1, ascending: bool = False, return_indices: bool = True) -> Any:
     """Write the first elements of the sorted axis."""
-    along, count = int(axis) % x.ndim, int(k.known if isinstance(k, Value) and k.known is not None else k)
+    along, count = axis % x.ndim, int(k.known if isinstance(k, Value) and k.known is not None else k)
     count = x.shape[along] if count < 0 else count
     values = Value(ops.sort(x.node, along, not ascending, True)).along(along, 0, count)
     return (values, argsort(x, along, ascending).along(along, 0, count)) if return_indices else values

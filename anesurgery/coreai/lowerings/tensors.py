@@ -9,7 +9,7 @@ import numpy as np
 
 from anesurgery.coreai.lowerings.indexing import take
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import as_interpreted, lowers, register
+from anesurgery.coreai.table import TABLE, as_interpreted, lowers
 from anesurgery.coreai.values import (
     LONGEST,
     Value,
@@ -45,35 +45,24 @@ def reshape(x: Value, op: Operation, shape: Any = None, **form: Any) -> Value:
     return x.reshape(concat(parts, 0))
 
 
-@lowers("squeeze")
-def squeeze(x: Value, axes: Any = None) -> Value:
-    """Drop axes of length 1, by default all."""
-    chosen = [a for a, n in enumerate(x.shape) if n == 1] if axes is None else [int(a) % x.ndim for a in axes]
-    return x.squeeze(sorted(chosen))
-
-
 @lowers("concat")
 def concatenated(values: Sequence[Value], axis: int = 0, interleave: bool = False) -> Value:
     """Join tensors, one after the other or interleaved; a scalar counts as one element."""
     values = [value if value.ndim else value.expand([0]) for value in values]
-    axis = int(axis) % values[0].ndim
+    axis = axis % values[0].ndim
     if not interleave:
         return concat(values, axis)
     shape = values[0].shape
-    return stack(values, axis + 1).reshape(
-        [n * len(values) if a == axis and n > 0 else n for a, n in enumerate(shape)]
-    )
+    shape[axis] *= len(values)
+    return stack(values, axis + 1).reshape(shape)
 
 
 @lowers("split")
 def split(x: Value, axis: int, op: Operation, num_splits: Any = None, split_sizes: Any = None) -> list[Value]:
     """Write a slice for each piece."""
-    axis = int(axis) % x.ndim
-    sizes = (
-        [int(var.shape[axis]) for var in op.outputs]
-        if split_sizes is None
-        else known_ints(split_sizes, "sizes")
-    )
+    axis = axis % x.ndim
+    equal = [int(var.shape[axis]) for var in op.outputs] if split_sizes is None else None
+    sizes = equal or known_ints(split_sizes, "sizes")
     ends = np.cumsum(sizes).tolist()
     return [x.along(axis, end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
@@ -93,10 +82,6 @@ def pad(x: Value, pad: Any, mode: str = "constant", constant_val: float = 0.0) -
     if min(amounts, default=0) < 0:
         raise NotExpressible(f"the padding {amounts} is negative")
     return x.pad(pairs, constant_val if mode == "constant" else 0, mode)
-
-
-def _mask(mask: Any, rank: int) -> list[bool]:
-    return [False] * rank if mask is None else [bool(m) for m in mask]
 
 
 def _known_bounds(
@@ -157,7 +142,7 @@ def _bounds(
 ) -> tuple[Value, list[Any], list[int]]:
     """Return x, the bounds of a slice of it, and the axes that are dropped."""
     steps = [1] * x.ndim if stride is None else known_ints(stride, "stride")
-    masks = [_mask(mask, x.ndim) for mask in (begin_mask, end_mask, squeeze_mask)]
+    masks = [[bool(m) for m in mask or [False] * x.ndim] for mask in (begin_mask, end_mask, squeeze_mask)]
     dropped = [axis for axis in range(x.ndim) if masks[2][axis]]
     if all(v.known is not None for v in (begin, end)):
         x, bounds = _known_bounds(x, known_ints(begin, "begin"), known_ints(end, "end"), steps, masks)
@@ -216,7 +201,7 @@ def one_hot(
     """Compare the indices with all classes along a new axis."""
     (size,) = known_ints(one_hot_vector_size, "the number of classes")
     rank = indices.ndim + 1
-    axis = int(axis) % rank
+    axis = axis % rank
     classes = array(np.arange(size), "int32").reshape([size if a == axis else 1 for a in range(rank)])
     hit = indices.expand([axis]).cast("int32").equal(classes)
     on, off = (
@@ -226,42 +211,36 @@ def one_hot(
     return where(hit, on, off)
 
 
-@lowers("fill")
-def fill(shape: Any, op: Operation, value: Any = 0.0) -> Value:
-    """Write one number for all elements, in a shape that may be computed."""
-    fixed = static_shape(op.outputs[0])
+@lowers("fill", "fill_like")
+def fill(op: Operation, shape: Any = None, ref_tensor: Value | None = None, value: Any = 0.0) -> Value:
+    """Write one number for all elements, in a shape that may be computed, or that of a tensor."""
     one = value if isinstance(value, Value) else array(value, "fp32")
-    return one.broadcast(list(fixed) if fixed is not None else indices(shape))
-
-
-@lowers("fill_like")
-def fill_like(ref_tensor: Value, value: Any = 0.0) -> Value:
-    """Write one number for all elements, in the shape of a tensor."""
-    one = value if isinstance(value, Value) else array(value, "fp32")
-    return one.broadcast(ref_tensor.shape if -1 not in ref_tensor.shape else ref_tensor.lengths())
+    if (fixed := static_shape(op.outputs[0])) is not None:
+        return one.broadcast(list(fixed))
+    return one.broadcast(indices(shape) if ref_tensor is None else ref_tensor.lengths())
 
 
 @lowers("sliding_windows")
 def sliding_windows(x: Value, axis: int, size: int, stride: int = 1) -> Value:
     """Write all windows of an axis, along a new axis after it."""
-    axis, size = int(axis) % x.ndim, int(size)
-    count = (x.length(axis) - size) // int(stride) + 1
-    return take(x, indices(np.arange(count)[:, None] * int(stride) + np.arange(size)), axis)
+    count = (x.length(axis) - size) // stride + 1
+    return take(x, indices(np.arange(count)[:, None] * stride + np.arange(size)), axis % x.ndim)
 
 
-register(
-    {
-        "expand_dims": lambda x, axes: x.expand(sorted(int(a) % (x.ndim + len(axes)) for a in axes)),
-        "transpose": lambda x, perm: x.transpose([int(a) % x.ndim for a in perm]),
-        "reverse": lambda x, axes=None: call(
-            "reverse", x, indices(range(x.ndim) if axes is None else [int(a) % x.ndim for a in axes])
-        ),
-        "stack": lambda values, axis=0: stack(values, int(axis) % (values[0].ndim + 1)),
-        "range_1d": lambda start, end, step: call("range", start, end, step),
-        "shape": lambda x: x.lengths(),
-        "non_zero": lambda x: call("non_zero", x),
-    }
-)
+TABLE |= {
+    "squeeze": lambda x, axes=None: x.squeeze(
+        sorted(a % x.ndim for a in axes) if axes else [a for a, n in enumerate(x.shape) if n == 1]
+    ),
+    "expand_dims": lambda x, axes: x.expand(sorted(a % (x.ndim + len(axes)) for a in axes)),
+    "transpose": lambda x, perm: x.permute([a % x.ndim for a in perm]),
+    "reverse": lambda x, axes=None: call(
+        "reverse", x, indices(range(x.ndim) if axes is None else [a % x.ndim for a in axes])
+    ),
+    "stack": lambda values, axis=0: stack(values, axis % (values[0].ndim + 1)),
+    "range_1d": lambda start, end, step: call("range", start, end, step),
+    "shape": lambda x: x.lengths(),
+    "non_zero": lambda x: call("non_zero", x),
+}
 
 
 as_interpreted(

@@ -158,6 +158,10 @@ class Value:
         near = self.round()
         return near - (near > self).cast(self.dtype)
 
+    def fmod(self, other: Any) -> Value:
+        """Return the remainder with the sign of the dividend."""
+        return self.binary("modulo", other)
+
     def cast(self, dtype: str) -> Value:
         """Cast to another element type."""
         if dtype == self.dtype:

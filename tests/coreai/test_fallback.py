@@ -22,7 +22,7 @@ def test_the_oldest_release_that_has_all_ops_is_taken(tmp_path: Path) -> None:
     path = save_asset(tmp_path / "m.aimodel", *made("encoder"))
     written = ane.to_coreml(path, tmp_path / "m.mlpackage")
     assert written.ios == 15
-    assert "runs from iOS 15 and macOS 12 on" in str(written)
+    assert "runs on iOS 15, macOS 12 and later" in str(written)
     x = {"x": made("encoder")[1][0].numpy()}
     before, after = ane.run(path, x)["y"], ane.run(written.path, x)["y"]
     assert np.allclose(before, after, atol=1e-5)  # attention is one op in the one, and several in the other

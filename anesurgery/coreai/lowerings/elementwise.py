@@ -57,7 +57,7 @@ TABLE |= {
     "less": lambda x, y: x < y,
     "less_equal": lambda x, y: x <= y,
     "greater_equal": lambda x, y: x >= y,
-    "mod": lambda x, y: x.binary("modulo", y),
+    "mod": lambda x, y: x.fmod(y),
     "logical_not": lambda x: ~x,
     "floor": lambda x: x.floor(),
     "ceil": lambda x: -(-x).floor(),

@@ -328,7 +328,7 @@ def _reflect(at: Tensor, low: float, high: float) -> Tensor:
     span = high - low
     if span == 0:
         return at.clamp(low, high)
-    away = (at - low).abs().remainder(2 * span)
+    away = (at - low).abs().fmod(2 * span)
     return away.minimum(2 * span - away) + low
 
 

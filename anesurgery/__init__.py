@@ -53,15 +53,15 @@ if TYPE_CHECKING:
     from anesurgery.loading import load as load
     from anesurgery.loading import to_text as to_text
     from anesurgery.network_editing.upgrade import upgrade as upgrade
-    from anesurgery.placement import Inspection as Inspection
-    from anesurgery.placement import Target as Target
     from anesurgery.placement.certifying import Certificate as Certificate
     from anesurgery.placement.certifying import certify as certify
     from anesurgery.placement.evidence import register_rule as register_rule
     from anesurgery.placement.folders import Folder as Folder
     from anesurgery.placement.folders import inspect_folder as inspect_folder
     from anesurgery.placement.folders import ranges_folder as ranges_folder
+    from anesurgery.placement.inspection import Inspection as Inspection
     from anesurgery.placement.inspector import inspect as inspect
+    from anesurgery.placement.target import Target as Target
     from anesurgery.rewriting.both_formats import Both as Both
     from anesurgery.rewriting.builder import Builder as Builder
     from anesurgery.rewriting.edit_plan import Plan as Plan
@@ -117,11 +117,12 @@ _NAMES = {
     "interpret.sampler": "Sampler",
     "loading": "load to_text",
     "network_editing.upgrade": "upgrade",
-    "placement": "Inspection Target",
     "placement.certifying": "Certificate certify",
-    "placement.folders": "Folder inspect_folder ranges_folder",
-    "placement.inspector": "inspect",
     "placement.evidence": "register_rule",
+    "placement.folders": "Folder inspect_folder ranges_folder",
+    "placement.inspection": "Inspection",
+    "placement.inspector": "inspect",
+    "placement.target": "Target",
     "rewriting.both_formats": "Both",
     "rewriting.builder": "Builder",
     "rewriting.host": "register",

@@ -3,7 +3,7 @@
 The model runs exactly and in each arithmetic, op by op (`interpret.several_arithmetics`): once with errors
 carried along, and once with exact inputs to each op, which isolates the op's own error. Errors are those of
 one set of inputs; `search` looks for worse ones (`worse_inputs.py`), and `steps` calls the model several times
-(`step_errors.py`). `EpsilonWatch`, at the end, measures norms whose epsilon the conversion changed.
+(`op_errors.step_errors`). `EpsilonWatch`, at the end, measures norms whose epsilon the conversion changed.
 """
 
 from __future__ import annotations
@@ -40,9 +40,14 @@ from anesurgery.placement.findings_in_words import hidden_risks, report_lines
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.models import inspect_other
-from anesurgery.placement.op_errors import OpError, op_error, with_repairs_of_neighbours
+from anesurgery.placement.op_errors import (
+    OpError,
+    StepErrors,
+    op_error,
+    step_errors,
+    with_repairs_of_neighbours,
+)
 from anesurgery.placement.rules.lost_in_conversion import LEAST_CHANGE, grown_epsilon
-from anesurgery.placement.step_errors import StepErrors, step_errors
 from anesurgery.placement.target import Target
 from anesurgery.placement.worse_inputs import Peaks, described, ranges_of, trials
 from anesurgery.registry import INTERPRETER

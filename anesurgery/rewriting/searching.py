@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from anesurgery.errors import Refusal
 from anesurgery.mil import Operation, walk_ops
 from anesurgery.placement.evidence import Finding
-from anesurgery.placement.expected import CLEARLY
-from anesurgery.placement.score import OFF
+from anesurgery.placement.score import CLEARLY, OFF
 from anesurgery.placement.target import Target
 from anesurgery.placement.verdicts import Legality
 from anesurgery.rewriting.checks import too_far

@@ -14,8 +14,7 @@ from anesurgery.files.interface import InterfaceChange
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Operation, Program, Var, ct, mb, types
 from anesurgery.placement.evidence import Finding, Grade
-from anesurgery.placement.expected import Expected
-from anesurgery.placement.score import GAINS
+from anesurgery.placement.score import GAINS, Expected
 from anesurgery.placement.target import Target
 from anesurgery.placement.verdicts import Legality
 from anesurgery.rewriting import searching

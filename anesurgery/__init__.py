@@ -78,9 +78,9 @@ if TYPE_CHECKING:
     from anesurgery.shipping.building import build as build
     from anesurgery.shipping.chatting import chat as chat
     from anesurgery.shipping.several_sizes import SizedModel as SizedModel
+    from anesurgery.shipping.several_sizes import SizeTimes as SizeTimes
+    from anesurgery.shipping.several_sizes import size_times as size_times
     from anesurgery.shipping.several_sizes import sizes as sizes
-    from anesurgery.shipping.size_times import SizeTimes as SizeTimes
-    from anesurgery.shipping.size_times import size_times as size_times
     from anesurgery.shipping.swift_package import swift as swift
     from anesurgery.show.pictures import Picture as Picture
     from anesurgery.show.pictures import draw as draw
@@ -132,8 +132,7 @@ _NAMES = {
     "rewriting.rewrite": "Rewrite",
     "shipping.building": "Build build",
     "shipping.chatting": "chat",
-    "shipping.several_sizes": "SizedModel sizes",
-    "shipping.size_times": "SizeTimes size_times",
+    "shipping.several_sizes": "SizeTimes SizedModel size_times sizes",
     "shipping.swift_package": "swift",
     "show.pictures": "Picture draw",
     "splitting.merge": "extract merge",

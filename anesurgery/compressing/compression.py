@@ -19,7 +19,6 @@ import numpy as np
 from anesurgery.byte_counts import read_size
 from anesurgery.compressing.activations import METHODS, check_method, pair_names
 from anesurgery.compressing.balancing import Balanced, balance_channels
-from anesurgery.compressing.calibration_samples import Samples, read_samples
 from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.finished import Finished
 from anesurgery.compressing.modes import SMALLEST
@@ -38,6 +37,7 @@ from anesurgery.compressing.program_compression import (
     Progress,
     weight_bytes,
 )
+from anesurgery.compressing.running_samples import Samples, read_samples
 from anesurgery.compressing.storing import Smaller
 from anesurgery.compressing.weight_forms import BITS, IOS18, PURPOSES, read_form, unknown_chips
 from anesurgery.display import Drawn, drawn

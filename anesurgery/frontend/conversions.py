@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, keyword, known_value, promoted
+from anesurgery.frontend.complex_numbers import ALIASES as TRANSFORMS
 from anesurgery.frontend.complex_numbers import (
     angle,
     atan2,
     conjugate,
     exponential,
     inverse,
+    istft,
     polar,
     refusing_complex_fill,
     resolved,
@@ -46,8 +48,6 @@ from anesurgery.frontend.elementary import (
 )
 from anesurgery.frontend.elementary import WRAPPERS as ELEMENTARY_WRAPPERS
 from anesurgery.frontend.experts import grouped_product, histogram
-from anesurgery.frontend.fourier import ALIASES as TRANSFORMS
-from anesurgery.frontend.fourier import istft
 from anesurgery.frontend.incomplete import WRAPPERS as INCOMPLETE
 from anesurgery.frontend.incomplete import with_one_dtype, with_vectors
 from anesurgery.frontend.length_choices import refusing_length_choices

@@ -166,11 +166,8 @@ def inspect_program(
     shaped = judge_shaped(loaded, function, target, rules)
     budget, about_memory = memory.measure(shaped.function, target)
     judged, doubts = shaped.judged, whole_model.doubts(chosen, shaped.flexible, budget, target)
-    about_load = (
-        *loading.of_function(shaped.function, target),
-        *whole_model.slow_loads(shaped.function, budget, target),
-        *about_memory,
-    )
+    slow_loads = whole_model.slow_loads(shaped.function, budget, target)
+    about_load = (*loading.of_function(shaped.function, target), *slow_loads, *about_memory)
     changes = lost_in_conversion.save_changes(loaded.program)
     about_shapes = (*shapes.of_model(chosen, target, shaped.flexible), *changes)
     doubts = (*doubts, *whole_model.failing((*about_load, *about_shapes), target))

@@ -26,7 +26,7 @@ from torch import nn
 
 import anesurgery as ane
 from anesurgery.files.size_index import read as sized_file
-from anesurgery.shipping.shared_tables import LEAST, SHARE
+from anesurgery.shipping.position_tables import LEAST, SHARE
 
 
 def between(model: Sized, ranged: Any, folder: Path) -> str:

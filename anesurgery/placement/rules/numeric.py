@@ -74,8 +74,8 @@ class _BehindNorms(Intervals):
     """Intervals of values in which norms and products have the bounds of a click.
 
     A norm over n numbers bounds each by sqrt(n): by 700 for half a million, which needs one number to hold all
-    the energy. The estimate here assumes the worst input that is still natural, a click in silence: one place of a
-    picture or of a time holds all the energy, spread over all channels. With p places each number there is
+    the energy. The estimate here assumes the worst input that is still natural, a click in silence: one place
+    of a picture or of a time holds all the energy, spread over all channels. With p places each number there is
     sqrt(p). A product behind it adds such numbers like random ones, up to the length of a row of weights.
     """
 

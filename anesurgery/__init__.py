@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from anesurgery.errors import SurgeryError as SurgeryError
     from anesurgery.errors import SurgeryWarning as SurgeryWarning
     from anesurgery.examples.example_models import example as example
-    from anesurgery.files.compiled_package import decompile as decompile
     from anesurgery.files.executorch_program import ExecuTorch as ExecuTorch
     from anesurgery.files.executorch_program import executorch as executorch
+    from anesurgery.files.package import decompile as decompile
     from anesurgery.files.package import save as save
     from anesurgery.interpret import Predictor as Predictor
     from anesurgery.interpret import run as run
@@ -109,9 +109,8 @@ _NAMES = {
     "coreai.translating": "CoreAI to_coreai",
     "errors": "Refusal SurgeryError SurgeryWarning",
     "examples.example_models": "example",
-    "files.compiled_package": "decompile",
     "files.executorch_program": "ExecuTorch executorch",
-    "files.package": "save",
+    "files.package": "decompile save",
     "interpret": "Predictor run",
     "interpret.decoding": "generate stream",
     "interpret.sampler": "Sampler",

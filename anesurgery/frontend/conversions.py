@@ -34,6 +34,7 @@ from anesurgery.frontend.complex_numbers import (
 )
 from anesurgery.frontend.elementary import CONVERSIONS as ELEMENTARY
 from anesurgery.frontend.elementary import (
+    INCOMPLETE,
     PRIMITIVES,
     SHORTENED,
     convert_round,
@@ -44,12 +45,12 @@ from anesurgery.frontend.elementary import (
     with_factor,
     with_integer_rounding,
     with_named_string,
+    with_one_dtype,
     with_threshold,
+    with_vectors,
 )
 from anesurgery.frontend.elementary import WRAPPERS as ELEMENTARY_WRAPPERS
 from anesurgery.frontend.experts import grouped_product, histogram
-from anesurgery.frontend.incomplete import WRAPPERS as INCOMPLETE
-from anesurgery.frontend.incomplete import with_one_dtype, with_vectors
 from anesurgery.frontend.length_choices import refusing_length_choices
 from anesurgery.frontend.parts import CONVERSIONS as SCATTERING
 from anesurgery.frontend.parts import WRAPPERS as SCATTERING_WRAPPERS

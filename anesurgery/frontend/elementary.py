@@ -1,7 +1,8 @@
-"""Convert small operations that coremltools lacks, or some of whose arguments it ignores or refuses.
+"""Convert small operations that coremltools lacks, or that it converts for some of their arguments only.
 
-coremltools drops arguments that `torch.export` passes by name, such as the tanh form of a gelu or the factor of
-a sum, without an error. A function `with_...` wraps the host's own converter; the others replace it.
+It ignores, refuses or gets wrong the others. Arguments that `torch.export` passes by name, such as the tanh
+form of a gelu or the factor of a sum, it drops without an error. A function `with_...` wraps the host's own
+converter; the others replace it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.frontend.arguments import Convert, argument, inputs_of, keyword, known_value, promoted
-from anesurgery.mil import Var, mb, np_dtype, types
+from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, keyword, known_value, promoted
+from anesurgery.frontend.complex_numbers import is_complex
+from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
 
 LEAST = 2.0**-9
 """The smallest divisor of `rms_norm`: smaller values are not scaled up before they are squared."""
@@ -405,4 +407,219 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("asinh", "arcsinh"), lambda _: asinh),
     **dict.fromkeys(("acosh", "arccosh"), lambda _: acosh),
     **dict.fromkeys(FLOATS_ONLY, with_float_operand),
+}
+
+
+def _with_choice_among_all(host: Convert) -> Convert:
+    """Wrap the converter of `torch.argmax` or `argmin`: without an axis it chooses among all elements."""
+
+    def convert(context: Any, node: Any) -> None:
+        x = inputs_of(context, node)[0]
+        if known_value(argument(context, node, 1, "dim", None)) is not None:
+            host(context, node)
+            return
+        if types.is_int(x.dtype):
+            x = mb.cast(x=x, dtype="int32")
+        keep = bool(known_value(argument(context, node, 2, "keepdim", False)))
+        choose = mb.reduce_argmax if node.kind == "argmax" else mb.reduce_argmin
+        place = choose(x=mb.reshape(x=x, shape=[-1]), axis=0, keep_dims=keep)
+        context.add(mb.reshape(x=place, shape=[1] * x.rank) if keep else place, torch_name=node.name)
+
+    return convert
+
+
+def _diagonal(context: Any, node: Any) -> None:
+    """Convert `torch.diagonal(x, offset=0, dim1=0, dim2=1)`: the diagonal becomes the last axis."""
+    x = inputs_of(context, node)[0]
+    offset, first, second = (
+        int(known_value(argument(context, node, i, name, default)))
+        for i, name, default in ((1, "offset", 0), (2, "dim1", 0), (3, "dim2", 1))
+    )
+    axes = [first % x.rank, second % x.rank]
+    others = [axis for axis in range(x.rank) if axis not in axes]
+    rows, columns = (x.shape[axis] for axis in axes)
+    if is_symbolic(rows) or is_symbolic(columns):
+        raise NotImplementedError(f"{node.name}: diagonal of matrices of dynamic size {x.shape}")
+    begin = max(-offset, 0), max(offset, 0)
+    count = max(min(rows - begin[0], columns - begin[1]), 0)
+    places = (begin[0] + np.arange(count)) * columns + begin[1] + np.arange(count)
+    turned = mb.transpose(x=x, perm=[*others, *axes]) if [*others, *axes] != list(range(x.rank)) else x
+    sizes = [x.shape[axis] for axis in others]
+    if sum(map(is_symbolic, sizes)) > 1:
+        raise NotImplementedError(f"{node.name}: diagonal of a tensor of dynamic sizes {x.shape}")
+    shape = [-1 if is_symbolic(n) else n for n in sizes]
+    flat = mb.reshape(x=turned, shape=[*shape, rows * columns])
+    context.add(mb.gather(x=flat, indices=places.astype(np.int32), axis=-1, name=node.name))
+
+
+def with_one_dtype(host: Convert) -> Convert:
+    """Wrap the converter of `torch.stack`: several dtypes are cast to the one that holds them all."""
+
+    def convert(context: Any, node: Any) -> None:
+        name, values = node.inputs[0], inputs_of(context, node)[0]
+        if any(map(is_complex, values)) or len({dtype_of(v) for v in values}) == 1:
+            host(context, node)
+            return
+        cast = promoted(list(values))
+        context.push(([name], [cast]) if isinstance(name, str) else (list(name), cast))
+        host(context, node)
+        made = context[node.name]
+        context.pop()
+        context.add(made, torch_name=node.name)
+
+    return convert
+
+
+def with_vectors(host: Convert) -> Convert:
+    """Wrap the converter of `torch.matmul`: the product of two with_vectors is a number."""
+
+    def convert(context: Any, node: Any) -> None:
+        x, y = inputs_of(context, node)[:2]
+        if x.rank != 1 or y.rank != 1:
+            host(context, node)
+            return
+        x, y = promoted([x, y])
+        context.add(mb.reduce_sum(x=mb.mul(x=x, y=y), axes=[0], keep_dims=False, name=node.name))
+
+    return convert
+
+
+def _with_running_statistics(host: Convert) -> Convert:
+    """Wrap the converter of `instance_norm`: a given mean and variance are used, not those of the input."""
+
+    def convert(context: Any, node: Any) -> None:
+        x, gamma, beta, mean, variance, of_input = inputs_of(context, node)[:6]
+        if mean is None or variance is None or bool(known_value(of_input)):
+            host(context, node)
+            return
+        epsilon = float(known_value(argument(context, node, 7, "eps", 1e-5)))
+        number = np_dtype(x).type
+        given = {"gamma": gamma, "beta": beta, "mean": mean, "variance": variance}
+        known = {k: np.asarray(known_value(v), number) for k, v in given.items() if v is not None}
+        context.add(mb.batch_norm(x=x, **known, epsilon=number(epsilon), name=node.name))
+
+    return convert
+
+
+# Transposed convolutions whose output is padded by more at its end than is cut off there.
+#
+# coremltools pads the input by that amount. But each element of the input becomes `stride` elements of the
+# output, so the output gets too long. Here the input gets only the zeros that are needed, and the excess is cut
+# off.
+
+TRANSPOSED = ("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input")
+PLACES = {"stride": 3, "padding": 4, "dilation": 7, "output_padding": 5, "groups": 6}
+"""Argument of `conv_transpose` -> its position."""
+GENERAL_PLACES = {"stride": 3, "padding": 4, "dilation": 5, "output_padding": 7, "groups": 8}
+"""Argument of `convolution` -> its position; position 6 says whether it is transposed."""
+
+
+def _with_any_output_padding(host: Convert) -> Convert:
+    """Wrap the converter of transposed convolutions, to take any padding of the output."""
+
+    def convert(context: Any, node: Any) -> None:
+        operands = inputs_of(context, node)
+        general = node.kind not in TRANSPOSED
+        if general and not (len(operands) > 6 and bool(known_value(operands[6]))):
+            host(context, node)
+            return
+        x, weight = promoted(operands[:2])
+        g = _sizes(context, node, GENERAL_PLACES if general else PLACES, weight.rank - 2)
+        extra = g["output_padding"] - g["padding"]
+        if not (extra > 0).any() and not (weight.rank == 5 and g["output_padding"].any()):
+            host(context, node)
+            return
+        more = np.maximum(-(-extra // g["stride"]), 0)
+        ends = [0, 0, 0, 0, *np.stack([np.zeros_like(more), more], 1).ravel().tolist()]
+        padded = mb.pad(x=x, pad=ends, mode="constant", constant_val=np_dtype(x).type(0)) if any(ends) else x
+        bias = argument(context, node, 2, "bias", None)
+        options = {"strides": g["stride"], "dilations": g["dilation"], "groups": int(g["groups"][0])}
+        made = mb.conv_transpose(
+            x=padded, weight=weight, **({} if bias is None else {"bias": bias}), **options, pad_type="valid"
+        )
+        context.add(_cut(made, g["padding"], more * g["stride"] - extra, node.name))
+
+    return convert
+
+
+def _sizes(context: Any, node: Any, places: dict[str, int], rank: int) -> dict[str, Array]:
+    """Return each argument for every axis; one that is not given is 0 for a padding, else 1."""
+    given = {
+        name: known_value(argument(context, node, i, name, int("padding" not in name)))
+        for name, i in places.items()
+    }
+    return {name: np.resize(np.asarray(value, np.int32), rank) for name, value in given.items()}
+
+
+def _cut(x: Var, begin: Array, end: Array, name: str) -> Var:
+    """Cut elements off both ends of the last axes."""
+    before, whole = [0, 0, *begin.tolist()], [True, True]
+    return mb.slice_by_index(
+        x=x,
+        begin=before,
+        end=[0, 0, *(-end).tolist()],
+        begin_mask=[*whole, *(begin == 0).tolist()],
+        end_mask=[*whole, *(end == 0).tolist()],
+        name=name,
+    )
+
+
+# Grids of sampling points from an affine map, as in spatial transformers.
+
+
+def _with_map_by_name(host: Convert) -> Convert:
+    """Wrap the converter of `affine_grid_generator`: coremltools looks the map up by its name in MIL."""
+
+    def convert(context: Any, node: Any) -> None:
+        theta = inputs_of(context, node)[0]
+        if theta.val is None and theta.name not in context:
+            context.add(theta, torch_name=theta.name)
+        host(context, node)
+
+    return convert
+
+
+BILINEAR, ZEROS = 0, 0
+"""Torch's numbers for bilinear sampling and for padding with zeros."""
+
+
+def _with_affine_sampling(host: Convert) -> Convert:
+    """Wrap the converter of `grid_sampler`: on affine maps the host takes bilinear sampling with zeros only."""
+
+    def convert(context: Any, node: Any) -> None:
+        grid = node.inputs[1]
+        held = f"{grid}_align_corners"
+        if grid not in context and held in context:
+            along = bool(known_value(context[held]))
+            names = [name for name in node.inputs[2:5] if name in context]  # torch.export has numbers there
+            if [known_value(context[name]) for name in names] != [BILINEAR, ZEROS, along]:
+                context.add(_grid(context, grid, along), torch_name=grid)
+        host(context, node)
+
+    return convert
+
+
+def _grid(context: Any, grid: str, corners: bool) -> Var:
+    """Build the points of an affine map, (batch, height, width, 2): the map times the points of the output."""
+    theta, size = known_value(context[f"{grid}_theta"]), np.ravel(known_value(context[f"{grid}_size"]))
+    if len(size) != 4:
+        raise NotImplementedError(f"affine_grid of {len(size) - 2} axes: only images have one here")
+    theta = context[theta] if isinstance(theta, str) else mb.const(val=np.asarray(theta, np.float32))
+    height, width = map(int, size[2:])
+    sides = []
+    for n in (width, height):
+        places = (2 * np.arange(n) + 1) / n - 1
+        sides.append(np.linspace(-1, 1, n) if corners and n > 1 else places)
+    points = np.stack(np.broadcast_arrays(sides[0][None], sides[1][:, None], 1.0), -1).reshape(1, -1, 3)
+    made = mb.matmul(x=points.astype(np_dtype(theta)), y=theta, transpose_y=True)
+    return mb.reshape(x=made, shape=[-1, height, width, 2])
+
+
+INCOMPLETE: dict[str, Callable[[Convert], Convert]] = {
+    **dict.fromkeys(("argmax", "argmin"), _with_choice_among_all),
+    **dict.fromkeys(("diagonal", "diagonal_copy"), lambda _: _diagonal),
+    "instance_norm": _with_running_statistics,
+    **dict.fromkeys(("_convolution", "convolution", *TRANSPOSED), _with_any_output_padding),
+    "affine_grid_generator": _with_map_by_name,
+    "grid_sampler": _with_affine_sampling,
 }

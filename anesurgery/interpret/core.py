@@ -30,7 +30,7 @@ from anesurgery.interpret.arithmetic import constant_memory
 from anesurgery.interpret.arithmetic import precision as dtypes
 from anesurgery.interpret.arithmetic.constant_memory import as_tensor, needs_widening, release_pages, widen
 from anesurgery.interpret.ops import constexpr, control, tensor
-from anesurgery.interpret.ops.reduction import linear
+from anesurgery.interpret.ops.elementwise import linear
 from anesurgery.interpret.ops.tensor import sliced_at
 from anesurgery.interpret.state import Box
 from anesurgery.interpret.table import TABLE, Listener, Unsupported

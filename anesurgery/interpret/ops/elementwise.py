@@ -1,4 +1,6 @@
-"""Ops that work on each element by itself: arithmetic, comparisons, functions, activations."""
+"""Ops that compute: on each element by itself, and products, reductions, softmax, running sums and
+normalizations.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
-from anesurgery.interpret.table import TABLE, Implementation, enter_all, impl, to_int32
+from anesurgery.interpret.table import TABLE, Implementation, enter_all, impl, ints, to_int32
 
 Tensor = torch.Tensor
 
@@ -188,3 +190,217 @@ def softplus_parametric(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
     shape = (1, -1, *(1,) * (x.ndim - 2))
     a, b = (torch.as_tensor(v).float().reshape(shape) for v in (alpha, beta))
     return a * _SOFTPLUS(b * x, threshold=math.inf)
+
+
+LONG = 2048
+"""For sums of so many terms it is checked if a matmul only picks rows. A choice: shorter ones cost little."""
+WIDTH = 256
+"""The numbers of a row that are checked together for non-zeros."""
+
+
+BLOCK = 1 << 20
+"""The number of weights that are widened at a time."""
+LANES = 64
+"""Outputs are computed in multiples of this number, so that BLAS sums all in the same order."""
+
+
+@impl("linear")
+def linear(x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
+    """Return x times the transposed weight [out, in], plus the bias; exact for integers."""
+    add = None if bias is None else torch.as_tensor(bias)
+    if x.dtype == torch.int32:
+        product = _integer_product(x, weight.T)
+        return product if add is None else product + add
+    add = None if add is None else add.to(x.dtype).expand(len(weight))
+    if weight.dtype == x.dtype or weight.numel() <= BLOCK:
+        return F.linear(x, weight.to(x.dtype), add)
+    rows, whole = max(1, BLOCK // weight.shape[1] // LANES) * LANES, len(weight)
+    wide = weight.new_empty((min(rows, whole), weight.shape[1]), dtype=x.dtype)  # new memory for each is slow
+    parts = []
+    for start in range(0, whole, rows):
+        first = max(0, min(start, whole - rows))  # parts of one size are computed in one order
+        part = slice(first, first + rows)
+        product = F.linear(x, wide.copy_(weight[part]), None if add is None else add[part])
+        parts.append(product[..., start - first :])
+    return torch.cat(parts, -1)
+
+
+@impl("matmul")
+def matmul(x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool = False) -> Tensor:
+    """Return the matrix product over the last two axes, each operand transposed on request."""
+    x = x.transpose(-1, -2) if transpose_x and x.ndim > 1 else x
+    y = y.transpose(-1, -2) if transpose_y and y.ndim > 1 else y
+    if x.dtype == torch.int32 and y.dtype == torch.int32:
+        return _integer_product(x, y)
+    if x.shape[-1] >= LONG and y.ndim == 2 and (rows := _picked_rows(x, y)) is not None:
+        return rows
+    floats = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
+    return torch.matmul(x.to(floats), y.to(floats))
+
+
+def _integer_product(x: Tensor, y: Tensor) -> Tensor:
+    """Return the product of int32 matrices, which wraps as sums and products of int32 do.
+
+    It is computed in fp64, which is fast, if no sum can reach 2^53, up to which that is exact.
+    """
+    largest = [int(v.long().abs().max()) if v.numel() else 0 for v in (x, y)]
+    if largest[0] * largest[1] * x.shape[-1] < 2**53:
+        return torch.matmul(x.double(), y.double()).long().to(torch.int32)
+    return torch.matmul(x.long(), y.long()).to(torch.int32)
+
+
+def _picked_rows(x: Tensor, y: Tensor) -> Tensor | None:
+    """Return the product if each row of x has at most one non-zero, so that it only picks rows of y; else None.
+
+    The numbers are those of the whole sum, since 0 times a finite number adds nothing.
+    """
+    width = math.gcd(x.shape[-1], WIDTH)
+    blocks = x.reshape(*x.shape[:-1], -1, width)
+    has_nonzero = (blocks.amin(-1) != 0) | (blocks.amax(-1) != 0)
+    if int(has_nonzero.sum(-1).max()) > 1:
+        return None
+    number = has_nonzero.to(torch.uint8).argmax(-1)
+    block = torch.take_along_dim(blocks, number[..., None, None], -2).squeeze(-2)
+    if int(torch.count_nonzero(block, dim=-1).max()) > 1 or not bool(torch.isfinite(y.sum())):
+        return None
+    place = block.abs().argmax(-1)
+    rows = y[number * width + place]
+    return torch.take_along_dim(block, place[..., None], -1) * rows + 0.0  # -0.0 + 0.0 is 0.0
+
+
+@impl("einsum")
+def einsum(values: list[Tensor], equation: Any) -> Tensor:
+    """Return the sum of products over named axes."""
+    return torch.einsum(str(equation), *values)
+
+
+@impl("scaled_dot_product_attention")
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None
+) -> Tensor:
+    """Return softmax(query keyᵀ / sqrt(width) + mask) value; a boolean mask keeps where it is true."""
+    return F.scaled_dot_product_attention(query, key, value, attn_mask)
+
+
+def _sum(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    return torch.sum(x, dim=axes, keepdim=keep)
+
+
+def _mean(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    """Return the mean; of integers truncated toward zero, and exact, which fp32 is not beyond 2^24."""
+    if x.is_floating_point():
+        return torch.mean(x.float() if x.dtype == torch.float16 else x, dim=axes, keepdim=keep)
+    count = math.prod(x.shape[axis] for axis in axes) or 1
+    total = torch.sum(x.long(), dim=axes, keepdim=keep)
+    return torch.div(total, count, rounding_mode="trunc").to(torch.int32)
+
+
+def _prod(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    for axis in sorted((a % x.ndim for a in axes), reverse=True):
+        x = torch.prod(x, dim=axis, keepdim=keep)
+    return x
+
+
+REDUCTIONS: dict[str, Callable[[Tensor, list[int], bool], Tensor]] = {
+    "reduce_sum": _sum,
+    "reduce_mean": _mean,
+    "reduce_max": torch.amax,
+    "reduce_min": torch.amin,
+    "reduce_prod": _prod,
+    "reduce_l1_norm": lambda x, axes, keep: _sum(x.abs(), axes, keep),
+    "reduce_l2_norm": lambda x, axes, keep: torch.sqrt(_sum(x * x, axes, keep)),
+    "reduce_sum_square": lambda x, axes, keep: _sum(x * x, axes, keep),
+    "reduce_log_sum": lambda x, axes, keep: torch.log(_sum(x, axes, keep)),
+    "reduce_log_sum_exp": lambda x, axes, keep: torch.logsumexp(x, axes, keep),
+}
+"""Op type -> function of (x, axes, keep_dims)."""
+
+
+def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Callable[..., Tensor]:
+    """Return a function with the parameters of a reduction op; without axes it reduces all."""
+
+    def reduce(x: Tensor, axes: Any = None, keep_dims: bool = False) -> Tensor:
+        chosen = list(range(x.ndim)) if axes is None else ints(axes)
+        return function(x, chosen, bool(keep_dims)) if x.ndim else function(x.reshape(1), [0], False)
+
+    return reduce
+
+
+TABLE.update({name: Implementation(_reduction(f), False) for name, f in REDUCTIONS.items()})
+
+
+@impl("cumsum")
+def cumsum(x: Tensor, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    """Return the running sum along an axis, from either end, with or without the element itself."""
+    x = x.flip(axis) if reverse else x
+    total = torch.cumsum(x, dim=axis).to(x.dtype)
+    if exclusive and total.ndim:
+        zero = torch.zeros_like(total.narrow(axis, 0, min(1, total.shape[axis])))
+        total = torch.cat([zero, total], axis).narrow(axis, 0, total.shape[axis])
+    return total.flip(axis) if reverse else total
+
+
+OTHERS: dict[str, Callable[..., Any]] = {  # output_dtype is what the result is cast to by whoever runs the op
+    "reduce_argmax": lambda x, axis=-1, keep_dims=False, output_dtype="": torch.argmax(x, axis, keep_dims),
+    "reduce_argmin": lambda x, axis=-1, keep_dims=False, output_dtype="": torch.argmin(x, axis, keep_dims),
+    "softmax": lambda x, axis=-1: torch.softmax(x, dim=int(axis)),
+}
+"""Op type -> function of its parameters; of equal numbers the place of the first."""
+enter_all(OTHERS)
+
+
+@impl("layer_norm")
+def layer_norm(
+    x: Tensor, axes: Any = None, gamma: Tensor | None = None, beta: Tensor | None = None, epsilon: float = 1e-5
+) -> Tensor:
+    """Return x with zero mean and unit variance over `axes`, times gamma plus beta (of the axes' shape)."""
+    chosen = sorted(a % x.ndim for a in (range(x.ndim) if axes is None else ints(axes)))
+    if chosen == list(range(x.ndim - len(chosen), x.ndim)):
+        return F.layer_norm(x, [x.shape[a] for a in chosen], gamma, beta, float(epsilon))
+    shape = [x.shape[a] if a in chosen else 1 for a in range(x.ndim)]
+    mean = x.mean(chosen, keepdim=True)
+    variance = ((x - mean) ** 2).mean(chosen, keepdim=True)
+    y = (x - mean) / torch.sqrt(variance + epsilon)
+    y = y if gamma is None else y * gamma.reshape(shape)
+    return y if beta is None else y + beta.reshape(shape)
+
+
+@impl("batch_norm")
+def batch_norm(
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    gamma: Tensor | None = None,
+    beta: Tensor | None = None,
+    epsilon: float = 1e-5,
+) -> Tensor:
+    """Normalize each channel (axis 1) by its stored mean and variance."""
+    return F.batch_norm(x, mean, variance, gamma, beta, False, 0.0, float(epsilon))
+
+
+@impl("instance_norm")
+def instance_norm(
+    x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, epsilon: float = 1e-5
+) -> Tensor:
+    """Normalize each channel of each sample by its own mean and variance."""
+    axes, shape = tuple(range(2, x.ndim)), (-1, *(1,) * (x.ndim - 2))
+    variance, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
+    y = (x - mean) * torch.rsqrt(variance + epsilon)
+    y = y if gamma is None else y * gamma.reshape(shape)
+    return y if beta is None else y + beta.reshape(shape)
+
+
+@impl("l2_norm")
+def l2_norm(x: Tensor, epsilon: float = 1e-6) -> Tensor:
+    """Return x over the root of its sum of squares (plus epsilon) over the last three axes."""
+    axes = tuple(range(-min(3, x.ndim), 0))
+    return x / torch.sqrt((x * x).sum(axes, keepdim=True) + epsilon)
+
+
+@impl("local_response_norm")
+def local_response_norm(
+    x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> Tensor:
+    """Return x over (k + alpha / size * the sum of squares of `size` neighbours on axis -3) ** beta."""
+    flat = x.reshape(-1, *x.shape[-3:])
+    return F.local_response_norm(flat, int(size), float(alpha), float(beta), float(k)).reshape(x.shape)

@@ -1,5 +1,4 @@
-"""Ops that move, select or make elements: shapes, slices, joins, fills, ranges, indices, decisions, random
-numbers.
+"""Ops that move, select or make elements: shapes, slices, joins, indices, decisions, fills, random numbers.
 
 Up to iOS 16 a negative index of a gather or scatter counts from the end. From iOS 17 on, which is where
 `validate_indices` exists, it lies outside like one beyond the end. An index outside is an error if it is to be
@@ -22,7 +21,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
 from anesurgery.errors import InterpretError
-from anesurgery.interpret.ops.elementwise import quotient
+from anesurgery.interpret.ops.computing import quotient
 from anesurgery.interpret.table import Unsupported, checked_shape, enter_all, impl, ints
 from anesurgery.ops import LOOKUPS
 
@@ -660,3 +659,46 @@ def non_maximum_suppression(
     if swapped:
         return kept.transpose(1, 2), kept_scores.transpose(1, 2), places
     return kept, kept_scores, places, counts
+
+
+@impl("make_list")
+def make_list(
+    init_length: Any = 1, dynamic_length: bool = True, elem_shape: Any = (), dtype: str = "fp32"
+) -> list[Any]:
+    """Return a list of zeros; elements of unknown shape stay None until they are written."""
+    if any(isinstance(d, str) for d in elem_shape):
+        return [None] * ints(init_length)[0]
+    kind = {"int32": torch.int32, "bool": torch.bool}.get(dtype, torch.float32)
+    return [torch.zeros([ints(d)[0] for d in elem_shape], dtype=kind)] * ints(init_length)[0]
+
+
+@impl("list_write")
+def list_write(ls: list[Any], index: Any, value: torch.Tensor) -> list[Any]:
+    """Return a list with one element replaced; it grows if the index is beyond its end."""
+    at = ints(index)[0]
+    return [*(ls + [None] * (at + 1 - len(ls)))[:at], value, *ls[at + 1 :]]
+
+
+@impl("list_scatter")
+def list_scatter(ls: list[Any], indices: Any, value: torch.Tensor) -> list[Any]:
+    """Return a list with some elements replaced by the rows of `value`."""
+    for at, row in zip(ints(indices), value, strict=True):
+        ls = list_write(ls, at, row)
+    return ls
+
+
+def _elements(ls: list[Any], indices: list[int]) -> list[torch.Tensor]:
+    """Return elements; those never written are zeros of the shape of a written one."""
+    written = next((v for v in ls if v is not None), None)
+    if written is None:
+        raise InterpretError("the list is read before anything was written to it")
+    return [torch.zeros_like(written) if ls[i] is None else ls[i] for i in indices]
+
+
+LISTS: dict[str, Callable[..., Any]] = {
+    "list_read": lambda ls, index: _elements(ls, ints(index))[0],
+    "list_gather": lambda ls, indices: torch.stack(_elements(ls, ints(indices))),
+    "list_length": lambda ls: torch.tensor(len(ls), dtype=torch.int32),
+}
+"""Op type -> function of its parameters."""
+enter_all(LISTS)

@@ -1,6 +1,4 @@
-"""Ops that compute: on each element by itself, and products, reductions, softmax, running sums and
-normalizations.
-"""
+"""Ops that compute: elementwise ones, products, reductions, softmax, running sums and normalizations."""
 
 from __future__ import annotations
 

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from anesurgery.errors import SurgeryError as SurgeryError
     from anesurgery.errors import SurgeryWarning as SurgeryWarning
     from anesurgery.examples.example_models import example as example
-    from anesurgery.files.compiled_package import decompile as decompile
     from anesurgery.files.executorch_program import ExecuTorch as ExecuTorch
     from anesurgery.files.executorch_program import executorch as executorch
+    from anesurgery.files.package import decompile as decompile
     from anesurgery.files.package import save as save
     from anesurgery.interpret import Predictor as Predictor
     from anesurgery.interpret import run as run
@@ -53,15 +53,15 @@ if TYPE_CHECKING:
     from anesurgery.loading import load as load
     from anesurgery.loading import to_text as to_text
     from anesurgery.network_editing.upgrade import upgrade as upgrade
-    from anesurgery.placement import Inspection as Inspection
-    from anesurgery.placement import Target as Target
     from anesurgery.placement.certifying import Certificate as Certificate
     from anesurgery.placement.certifying import certify as certify
     from anesurgery.placement.evidence import register_rule as register_rule
     from anesurgery.placement.folders import Folder as Folder
     from anesurgery.placement.folders import inspect_folder as inspect_folder
     from anesurgery.placement.folders import ranges_folder as ranges_folder
+    from anesurgery.placement.inspection import Inspection as Inspection
     from anesurgery.placement.inspector import inspect as inspect
+    from anesurgery.placement.target import Target as Target
     from anesurgery.rewriting.both_formats import Both as Both
     from anesurgery.rewriting.builder import Builder as Builder
     from anesurgery.rewriting.edit_plan import Plan as Plan
@@ -78,9 +78,9 @@ if TYPE_CHECKING:
     from anesurgery.shipping.building import build as build
     from anesurgery.shipping.chatting import chat as chat
     from anesurgery.shipping.several_sizes import SizedModel as SizedModel
+    from anesurgery.shipping.several_sizes import SizeTimes as SizeTimes
+    from anesurgery.shipping.several_sizes import size_times as size_times
     from anesurgery.shipping.several_sizes import sizes as sizes
-    from anesurgery.shipping.size_times import SizeTimes as SizeTimes
-    from anesurgery.shipping.size_times import size_times as size_times
     from anesurgery.shipping.swift_package import swift as swift
     from anesurgery.show.pictures import Picture as Picture
     from anesurgery.show.pictures import draw as draw
@@ -109,19 +109,19 @@ _NAMES = {
     "coreai.translating": "CoreAI to_coreai",
     "errors": "Refusal SurgeryError SurgeryWarning",
     "examples.example_models": "example",
-    "files.compiled_package": "decompile",
     "files.executorch_program": "ExecuTorch executorch",
-    "files.package": "save",
+    "files.package": "decompile save",
     "interpret": "Predictor run",
     "interpret.decoding": "generate stream",
     "interpret.sampler": "Sampler",
     "loading": "load to_text",
     "network_editing.upgrade": "upgrade",
-    "placement": "Inspection Target",
     "placement.certifying": "Certificate certify",
-    "placement.folders": "Folder inspect_folder ranges_folder",
-    "placement.inspector": "inspect",
     "placement.evidence": "register_rule",
+    "placement.folders": "Folder inspect_folder ranges_folder",
+    "placement.inspection": "Inspection",
+    "placement.inspector": "inspect",
+    "placement.target": "Target",
     "rewriting.both_formats": "Both",
     "rewriting.builder": "Builder",
     "rewriting.host": "register",
@@ -131,8 +131,7 @@ _NAMES = {
     "rewriting.rewrite": "Rewrite",
     "shipping.building": "Build build",
     "shipping.chatting": "chat",
-    "shipping.several_sizes": "SizedModel sizes",
-    "shipping.size_times": "SizeTimes size_times",
+    "shipping.several_sizes": "SizeTimes SizedModel size_times sizes",
     "shipping.swift_package": "swift",
     "show.pictures": "Picture draw",
     "splitting.merge": "extract merge",

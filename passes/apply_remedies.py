@@ -50,10 +50,9 @@ from anesurgery.passes.group_norm import GroupNorm
 from anesurgery.passes.rms_norm import RmsNorm
 from anesurgery.placement import findings_in_words
 from anesurgery.placement.evidence import Finding
-from anesurgery.rewriting.choosing import Wish, choose
+from anesurgery.rewriting.choosing import Search, Searching, Wish, choose
 from anesurgery.rewriting.ml_program import MLProgram, Subject
 from anesurgery.rewriting.passes import in_order, run_pass
-from anesurgery.rewriting.searching import Search, Searching
 from anesurgery.rewriting.step_trials import Trial
 
 FIRST = ("fold_constants", "gather_to_moves", "select_last_token", "causal_mask_tensor", "embedding_matmul")

@@ -14,7 +14,7 @@ from movers import MOVES, X
 from anesurgery import ops
 from anesurgery.interpret import TABLE
 from anesurgery.mil import Array, ct, op_parameters, op_types
-from anesurgery.placement.rules.save_changes import TRANSPOSABLE
+from anesurgery.placement.rules.lost_in_conversion import TRANSPOSABLE
 
 TRAITS = {name: value for name, value in vars(ops).items() if isinstance(value, frozenset)}
 

@@ -4,6 +4,12 @@
 sampled inputs; `rewriting.checks` uses it to refuse edits that lose digits. A program that computes in fp32
 runs on no engine. "fp16" then means that every value is rounded, as a conversion to fp16, or a GPU for a neural
 network, would do.
+
+Two things would mislead a plain comparison. A `topk` may choose another row among nearly equal scores: the
+second run repeats the indices of the first (`_SameIndices`), and is judged by how near the values are that it
+would have chosen. And fp32 itself may be the limit: `log(softmax(x))` of scores that are 104 apart gives -103.3
+whatever the scores are, as it adds the epsilon 1.4e-45 to a probability of 0. The model means the difference of
+the scores, which a repaired model computes (`_Meant`).
 """
 
 from __future__ import annotations
@@ -18,22 +24,166 @@ import numpy as np
 import torch
 
 from anesurgery import fp16
-from anesurgery.checking.as_meant import arithmetic_of
 from anesurgery.checking.grades import psnr
-from anesurgery.checking.same_choices import ChosenIndices, SameIndices, has_index_choices
 from anesurgery.errors import InterpretError, Refusal
 from anesurgery.facts.dependence import ops_with_run_counts
+from anesurgery.facts.written_exponentials import LOGS_OF_SHARES, WrittenExponential, written_exponential
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs, call_of
 from anesurgery.interpret import Listener, Predictor, run
 from anesurgery.interpret.arithmetic import neural_engine
+from anesurgery.interpret.arithmetic.fp64 import Double
 from anesurgery.interpret.arithmetic.neural_engine import chip_of
 from anesurgery.interpret.arithmetic.precision import Arithmetic, is_mixed, meaning
 from anesurgery.interpret.sampling import sample_function
 from anesurgery.interpret.table import Implementation
-from anesurgery.mil import Array, Function, Operation, Program, Var, static_shape, types, walk_ops
+from anesurgery.mil import (
+    Array,
+    Function,
+    Operation,
+    Program,
+    Var,
+    constant,
+    is_stored,
+    np_dtype,
+    operands,
+    static_shape,
+    types,
+    walk_ops,
+)
 from anesurgery.numeric.squares import NORMS
-from anesurgery.semantics.reading import in_decibels, shape_in_words
+from anesurgery.ops import names
+from anesurgery.semantics.reading import in_decibels, number, shape_in_words
 from anesurgery.semantics.rows import work_of
+
+SHARES = frozenset({"softmax", "sigmoid"})
+
+
+def _unguarded_log(op: Operation) -> WrittenExponential | None:
+    """Return the form of a logarithm of a softmax or sigmoid without an epsilon that guards it, else None."""
+    form = written_exponential(op) if op.op_type == "log" else None
+    return form if form is not None and form.op_type in LOGS_OF_SHARES and not form.guard else None
+
+
+def _rounded_to_infinity(op: Operation) -> frozenset[str]:
+    """Return the inputs of an op that are constants of fp16, and infinite."""
+    halves = [(name, v) for name, v in operands(op) if is_stored(v) and np_dtype(v) == np.float16]
+    return frozenset(name for name, v in halves if op.op_type in _MASKING and np.isinf(constant(v)).any())
+
+
+_MASKING = names("add sub mul real_div select")
+"""The ops with which masks are written."""
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class _Meant(Double):
+    """The arithmetic of fp64 in which masks are finite, and log-softmax reads the operand of the softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exponents: dict[Operation, torch.Tensor] = {}
+        """Softmax or sigmoid -> its operand in this run."""
+
+    def meaning(self, op: Operation, row: Implementation) -> Callable[..., Any]:
+        """Return the function of an op; a softmax or sigmoid keeps its operand for the logarithm."""
+        plain = super().meaning(op, row)
+        if infinite := _rounded_to_infinity(op):
+            return lambda **read: plain(**{k: _finite(v) if k in infinite else v for k, v in read.items()})
+        if (form := _unguarded_log(op)) is not None:
+            return lambda **operands: self._log(form)
+        if op.op_type not in SHARES:
+            return plain
+
+        def compute(**operands: Any) -> Any:
+            self.exponents[op] = operands["x"].double()
+            return plain(**operands)
+
+        return compute
+
+    def _log(self, form: WrittenExponential) -> torch.Tensor:
+        x, share = self.exponents[form.exponential], form.exponential
+        if form.op_type == "log_sigmoid":
+            return torch.nn.functional.logsigmoid(-x if form.opposite else x)
+        return torch.log_softmax(x, int(number(share.axis) or 0))
+
+
+def _finite(value: Any) -> torch.Tensor:
+    """Return a constant with the largest numbers of fp32 for infinities."""
+    return torch.as_tensor(value).double().clamp(-_LARGEST, _LARGEST)
+
+
+def _arithmetic_of(program: Program) -> Any:
+    """Return the arithmetic that computes what a program means: fp32, or `_Meant` where that differs."""
+    ops = (op for function in program.functions.values() for op in walk_ops(function))
+    return _Meant() if any(_unguarded_log(op) is not None or _rounded_to_infinity(op) for op in ops) else "fp32"
+
+
+_INDEX_OUTPUT = {"topk": 1, "argsort": 0, "reduce_argmax": 0, "reduce_argmin": 0}
+"""Op that chooses indices along one axis -> which of its outputs holds them."""
+
+
+def _has_index_choices(program: Program) -> bool:
+    """Return whether an op of the program chooses indices."""
+    return any(op.op_type in _INDEX_OUTPUT for op in walk_ops(program))
+
+
+class _ChosenIndices(Listener):
+    """A listener that records chosen indices: name of the value that holds them -> indices."""
+
+    def __init__(self) -> None:
+        self.chosen: dict[str, torch.Tensor] = {}
+
+    def after(self, op: Operation, outputs: Sequence[Any]) -> None:
+        """Keep the indices."""
+        if op.op_type in _INDEX_OUTPUT and len(outputs) > _INDEX_OUTPUT[op.op_type]:
+            at = _INDEX_OUTPUT[op.op_type]
+            self.chosen[op.outputs[at].name] = outputs[at].clone()
+
+
+@dataclass
+class _SameIndices(Listener):
+    """A listener that makes the ops of a run give the indices of another run.
+
+    Args:
+        chosen: name of a value -> its indices. An op without them, or of another shape, keeps its own choice.
+    """
+
+    chosen: Mapping[str, torch.Tensor]
+    moved: list[str] = field(default_factory=list)
+    """A sentence for each op that would have chosen other indices."""
+    near: float = float("inf")
+    """The least PSNR of all ops, in dB, between the values at both sets of indices."""
+
+    def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
+        """Keep the values among which an op is about to choose."""
+        self._read = inputs
+
+    def after(self, op: Operation, outputs: Sequence[Any]) -> None:
+        """Replace the indices by those of the other run, with the values at them."""
+        output_index = _INDEX_OUTPUT.get(op.op_type, -1)
+        if (
+            not 0 <= output_index < len(outputs)
+            or (given := self.chosen.get(op.outputs[output_index].name)) is None
+        ):
+            return
+        if given.shape != (own := outputs[output_index]).shape or torch.equal(given, own):
+            return
+        x, axis = self._read["x"], int(self._read.get("axis", -1))
+        keeps_axis = own.dim() == x.dim()
+        own_values, other_values = (
+            torch.gather(x.float(), axis, (v if keeps_axis else v.unsqueeze(axis)).long()) for v in (own, given)
+        )
+        apart = float((own_values - other_values).abs().max())
+        near = psnr(float(x.float().abs().max()), float((own_values - other_values).square().mean().sqrt()))
+        self.near = min(self.near, near)
+        count = int((given != own).sum())
+        self.moved.append(
+            f"{op.op_type} {op.name} gives {count:,} of {own.numel():,} places otherwise, "
+            f"of {f'values output_index most {apart:.2g} apart' if apart else 'equal values'}"
+        )
+        own.copy_(given)
+        if op.op_type == "topk":
+            outputs[0].copy_(other_values)
+
 
 Values = Mapping[str, Array]
 SLACK = 1.0
@@ -227,7 +377,7 @@ class Yardstick:
     most_flop: float = MOST_FLOP
     flat: Sequence[float] = ()
     meant: dict[tuple[str, int], Values] = field(default_factory=dict)
-    places: dict[tuple[str, int], ChosenIndices] = field(default_factory=dict)
+    places: dict[tuple[str, int], _ChosenIndices] = field(default_factory=dict)
     """What ops choose in fp32, of programs that choose among values."""
 
     @cached_property
@@ -256,8 +406,8 @@ class Yardstick:
             return 0
         found = 0
         for (name, i), values in self.samples.items():
-            for number in self.flat if i == 0 else ():
-                sample = {n: np.full_like(v, number) for n, v in values.items()}
+            for flat in self.flat if i == 0 else ():
+                sample = {n: np.full_like(v, flat) for n, v in values.items()}
                 given, how = adapt_inputs(contract, sample), as_half(program)
                 made = run(program, given, precision=how, function=name)  # type: ignore[arg-type]
                 numbers = map(np.asarray, made.values())  # a classifier gives a label too
@@ -337,7 +487,7 @@ class Yardstick:
         if near >= SAME:
             return near, _not_numbers(meant, made)
         if at in self.places:
-            again = SameIndices(self.places[at].chosen)
+            again = _SameIndices(self.places[at].chosen)
             beside = min(nearness(meant, outputs(again)), again.near)
             if beside > near:
                 both = f"{in_decibels(beside)}, else {in_decibels(near)}"
@@ -356,10 +506,10 @@ class Yardstick:
     def _meant(self, at: tuple[str, int]) -> Values:
         """What the program means on some inputs."""
         if at not in self.meant:
-            if has_index_choices(self.program):
-                self.places[at] = ChosenIndices()
+            if _has_index_choices(self.program):
+                self.places[at] = _ChosenIndices()
             how: Any = {"function": at[0], "listener": self.places.get(at)}
-            self.meant[at] = run(self.program, self.samples[at], precision=arithmetic_of(self.program), **how)
+            self.meant[at] = run(self.program, self.samples[at], precision=_arithmetic_of(self.program), **how)
         return self.meant[at]
 
 

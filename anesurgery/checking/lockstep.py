@@ -18,8 +18,16 @@ import torch
 
 from anesurgery.checking.divergence import PAIRINGS
 from anesurgery.checking.grades import Grade, on_lengths
-from anesurgery.checking.matching import Match, Move, match, still
-from anesurgery.checking.numbered_values import LARGEST_VALUE, FunctionRun, NamedValue, ValueTable
+from anesurgery.checking.matching import (
+    LARGEST_VALUE,
+    FunctionRun,
+    Match,
+    Move,
+    NamedValue,
+    ValueTable,
+    match,
+    still,
+)
 from anesurgery.checking.proofs import bound_words
 from anesurgery.checking.trials import TrialResult
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs

@@ -46,7 +46,7 @@ def compress(
     overwrite: Overwrite = False,
 ) -> Outcome:
     """Compress the weights of a model in formats that are fast on the chip, with samples (GPTQ)."""
-    from anesurgery.compressing.peers import USUAL
+    from anesurgery.compressing.compression import USUAL
     from anesurgery.files.plot_files import check_plot
     from anesurgery.rewriting.ml_program import check_out
 

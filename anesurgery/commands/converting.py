@@ -34,7 +34,7 @@ def lint(call: Call, model: Asset) -> Outcome:
     return Outcome(found, then=command(*words, target=call["target"]), code=int(not found.ok))
 
 
-@subcommand("files.compiled_package:decompile", waits="decompiling")
+@subcommand("files.package:decompile", waits="decompiling")
 def decompile(
     call: Call,
     source: Annotated[str, typer.Argument(metavar="MODELC", help="An .mlmodelc folder.")],

@@ -65,8 +65,8 @@ def _measured(row: dict[str, Any]) -> tuple[str, ...]:
 @subcommand()
 def learn(plans: Plans, out: Rates = None, overwrite: Overwrite = False) -> Outcome:
     """Compare the plans that `measure` recorded with our estimates, and learn from them."""
-    from anesurgery.placement.rates_from_plans import learn as fit
-    from anesurgery.placement.rates_from_plans import read_plan
+    from anesurgery.placement.calibration import learn as fit
+    from anesurgery.placement.calibration import read_plan
 
     place = None if out is None else _place(out, overwrite, plans[0])
     read = {str(path): read_plan(path) for path in plans}

@@ -52,7 +52,7 @@ def choose_sizes(
     time, then = None, ""
     if model is not None and size is not None:
         shapes = dict(map(_open_shape, size.split(",")))
-        time = call.of("shipping.size_times:size_times", "estimating times")(model, shapes, lengths, target)
+        time = call.of("shipping.several_sizes:size_times", "estimating times")(model, shapes, lengths, target)
     choice = call(lengths, count, time=time)
     if plot is not None:
         choice.save_plot(plot)

@@ -3,12 +3,14 @@
 `compress` is the public call. It compresses all programs of a model (`program_compression`), looks which ops
 the new forms would move off the Neural Engine, and begins again without these. The result, a `Compression`, has
 the model, a row for each weight, and the loss on samples that were held out.
+`compress(against=["palettize-4"])` measures data-free modes of coremltools on the same samples, for its report
+and plot.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,11 +21,10 @@ import numpy as np
 from anesurgery.byte_counts import read_size
 from anesurgery.compressing.activations import METHODS, check_method, pair_names
 from anesurgery.compressing.balancing import Balanced, balance_channels
-from anesurgery.compressing.calibration_samples import Samples, read_samples
+from anesurgery.compressing.correcting import find_candidates
 from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.finished import Finished
-from anesurgery.compressing.modes import SMALLEST
-from anesurgery.compressing.peers import Point, measure_modes
+from anesurgery.compressing.modes import SMALLEST, apply_configs, fits, op_name, read_mode
 from anesurgery.compressing.program_compression import (
     ESTIMATED,
     EVEN,
@@ -38,6 +39,7 @@ from anesurgery.compressing.program_compression import (
     Progress,
     weight_bytes,
 )
+from anesurgery.compressing.running_samples import Samples, read_samples
 from anesurgery.compressing.storing import Smaller
 from anesurgery.compressing.weight_forms import BITS, IOS18, PURPOSES, read_form, unknown_chips
 from anesurgery.display import Drawn, drawn
@@ -52,7 +54,7 @@ from anesurgery.files.sharing import workers
 from anesurgery.interpret.arithmetic.constant_memory import CACHE_LIMIT
 from anesurgery.interpret.features import check_names
 from anesurgery.interpret.predictor import Predictor, bound, check_ids
-from anesurgery.mil import Program, exclusive
+from anesurgery.mil import Program, exclusive, function_of
 from anesurgery.placement.durations import Change, change
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.rules.loading import newest_for, of_version, refusal
@@ -60,6 +62,66 @@ from anesurgery.placement.score import placed
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import MLProgram, ProgramSequence, read_subject
 from anesurgery.rewriting.newer_opsets import in_words, raised, why_not
+
+USUAL = ("linear-8", "linear-4", "palettize-6", "palettize-4")
+"""The modes that the command draws where none is named."""
+ONE_FUNCTION = "coremltools.optimize takes one package with one function, so there are no points of its modes"
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A model in one mode of coremltools: a point of the plot."""
+
+    mode: str
+    bytes: int
+    """The bytes of all weights."""
+    loss: Cost
+    """The loss on the held-out samples."""
+
+
+def _measure_modes(
+    model: MLProgram, modes: Sequence[str], smallest: int, measure: Callable[[MLProgram], tuple[int, Cost]]
+) -> tuple[list[_Point], list[str]]:
+    """Compress a model in each mode, and measure it.
+
+    Args:
+        model: the model before; a pipeline and chunks have no points.
+        modes: names such as "palettize-4" (`compressing.modes`).
+        smallest: weights with more elements are compressed.
+        measure: returns the bytes of the weights of a model, and its loss.
+
+    Returns:
+        The points, and a note for each mode that has none.
+
+    Raises:
+        SurgeryError: there is no such mode.
+    """
+    read = {name: read_mode(name) for name in modes}
+    if not read:
+        return [], []
+    if type(model) is not MLProgram or len(model.loaded.program.functions) > 1:
+        return [], [ONE_FUNCTION]
+    found, _ = find_candidates(function_of(model.program, None), smallest)
+    weights = [op_name(candidate.var) for candidate in found]
+    points, notes = [], []
+    for name, mode in read.items():
+        compressed: MLProgram | str = "it needs iOS 18"
+        if fits(mode, model.loaded.version):
+            compressed = _compress(model, dict.fromkeys(weights, mode), smallest)
+        if isinstance(compressed, str):
+            notes.append(f"no point of coremltools' {name}: {compressed}")
+        else:
+            points.append(_Point(name, *measure(compressed)))
+    return points, notes
+
+
+def _compress(model: MLProgram, chosen: Mapping[str, Any], smallest: int) -> MLProgram | str:
+    """Return the model as coremltools compresses it, or why it does not."""
+    try:
+        return MLProgram.read(apply_configs(model.clone().mlmodel(), chosen, smallest))
+    except (ValueError, ModuleNotFoundError) as error:
+        return str(error).splitlines()[0]
+
 
 LEAVES = "an op that reads it would leave the Neural Engine"
 INSTEAD = "in its place"
@@ -93,7 +155,7 @@ class Compression(Smaller, Drawn):
     balanced: tuple[Balanced, ...] = ()
     """The values whose channels were scaled together with the weights that read them, and why others were
     not."""
-    points: tuple[Point, ...] = ()
+    points: tuple[_Point, ...] = ()
     """The modes of coremltools that were asked for, measured on the same samples."""
     asked: int = 0
     """The bits that were asked for; 0 where each weight has its own, or forms were asked for."""
@@ -260,7 +322,7 @@ def compress(
         warn(f"compress: {words}")
     doubts += [*opset_notes, *unknown_chips((row.form for row in rows if row.form), device)]
     compression = _result(given, edited, rows, samples, plan, (before, after), doubts)
-    points, reasons = measure_modes(given, against, smallest, partial(_measure, given, samples, name))
+    points, reasons = _measure_modes(given, against, smallest, partial(_measure, given, samples, name))
     notes = (*compression.notes, *reasons)
     return replace(compression, balanced=tuple(balanced), points=tuple(points), notes=notes)
 

@@ -1,7 +1,7 @@
 """Fit a named form, such as "int4", to the rows of a weight, round the rows to it, and measure the error.
 
 `FormFitter` gives the grid of numbers that a form can store, and `round_to_nearest` and `best_rounding` (GPTQ)
-round all rows to it. `correcting` calls them for each weight, `balancing` and `estimating` to compare forms.
+round all rows to it. `correcting` calls them for each weight, `balancing` and `assignment` to compare forms.
 Rows are rounded in slabs, so that the memory for it does not grow with the weight. Arrays of rows have the
 shape [groups, rows, columns] of `weight_rows`.
 """

@@ -2,7 +2,7 @@
 
 ``palettize-4``, ``palettize-4-uniform``, ``palettize-4-group-16``, ``linear-8``, ``linear-4-block-32``,
 ``prune-50``: the bits or the per cent of zeros, and how the table is found or how far a scale reaches.
-`sensitivity` measures each weight so, and `peers` whole models.
+`sensitivity` measures each weight so, and `compression` whole models.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `compression.compress` builds one `Plan` for the call, and a `ProgramCompression` for each program: a pipeline
 and a folder of chunks have several. The forms that a weight may have come from published times
-(`weight_forms`); if it may have several, costs at the outputs decide (`estimating`).
+(`weight_forms`); if it may have several, costs at the outputs decide (`assignment`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from anesurgery.byte_counts import byte_words
 from anesurgery.compressing import activations as quantizing
 from anesurgery.compressing.activations import IOS17, Quantized
+from anesurgery.compressing.assignment import estimate_forms, measure_forms
 from anesurgery.compressing.correcting import (
     Candidate,
     CorrectedWeight,
@@ -23,7 +24,6 @@ from anesurgery.compressing.correcting import (
     find_candidates,
     takes_bias,
 )
-from anesurgery.compressing.estimating import estimate_forms, measure_forms
 from anesurgery.compressing.finished import Finished
 from anesurgery.compressing.storing import key_of, shift_biases, store
 from anesurgery.compressing.weight_forms import (

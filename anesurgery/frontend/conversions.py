@@ -24,12 +24,14 @@ from anesurgery.frontend.arguments import (
     known_value,
     promoted,
 )
+from anesurgery.frontend.complex_numbers import ALIASES as TRANSFORMS
 from anesurgery.frontend.complex_numbers import (
     angle,
     atan2,
     conjugate,
     exponential,
     inverse,
+    istft,
     polar,
     refusing_complex_fill,
     resolved,
@@ -55,8 +57,6 @@ from anesurgery.frontend.elementary import (
 )
 from anesurgery.frontend.elementary import WRAPPERS as ELEMENTARY_WRAPPERS
 from anesurgery.frontend.experts import grouped_product, histogram
-from anesurgery.frontend.fourier import ALIASES as TRANSFORMS
-from anesurgery.frontend.fourier import istft
 from anesurgery.frontend.incomplete import WRAPPERS as INCOMPLETE
 from anesurgery.frontend.incomplete import max_unpool, with_one_dtype, with_places, with_vectors
 from anesurgery.frontend.length_choices import refusing_length_choices

@@ -29,8 +29,9 @@ from anesurgery.interpret import attentions, sampling, state
 from anesurgery.interpret.arithmetic import constant_memory
 from anesurgery.interpret.arithmetic import precision as dtypes
 from anesurgery.interpret.arithmetic.constant_memory import as_tensor, needs_widening, release_pages, widen
-from anesurgery.interpret.ops import constexpr, control, tensor
-from anesurgery.interpret.ops.reduction import linear
+from anesurgery.interpret.arithmetic.field import Image
+from anesurgery.interpret.ops import constexpr, tensor
+from anesurgery.interpret.ops.computing import linear
 from anesurgery.interpret.ops.tensor import sliced_at
 from anesurgery.interpret.state import Box
 from anesurgery.interpret.table import TABLE, Listener, Unsupported
@@ -43,6 +44,7 @@ from anesurgery.mil import (
     function_of,
     is_constexpr,
     is_symbolic,
+    nested_ops,
     operands,
     static_shape,
     types,
@@ -184,7 +186,7 @@ class Plan:
 
     def _reads(self, op: Operation) -> list[Var]:
         """Return what an op and its nested blocks read from outside; the blocks are planned here, each once."""
-        if op.blocks and op.op_type not in control.TABLE:
+        if op.blocks and op.op_type not in CONTROL_FLOW:
             raise Unsupported(f"op {op.name}: the interpreter does not know {op.op_type!r}")
         read = [v for _, v in operands(op)]
         for block in op.blocks:
@@ -350,7 +352,7 @@ class Plan:
         """Return the results of an op as a sequence; an error names the op and what it read."""
         try:
             if step.function is None:
-                return control.TABLE[step.op.op_type](self, step.op, arguments, env, listener)
+                return CONTROL_FLOW[step.op.op_type](self, step.op, arguments, env, listener)
             if listener is None and step.op in self.in_place:
                 spent, others = step.op.x in step.dead, self.aliases[step.op]
                 result = state.write_in_place(step.op, env, arguments, spent=spent, others=others)
@@ -720,3 +722,46 @@ def _of_list(function: Callable[..., Any], values: Sequence[Any], constants: Map
         return None
     items = [(v, widen(constants[v]) if v in constants else None) for v in values[0]]
     return lambda env: function([env[v] if known is None else known for v, known in items])
+
+
+LOOP_LIMIT = 100_000
+"""After so many rounds a `while_loop` counts as endless: no sequence has so many steps."""
+
+
+def _run_block(plan: Plan, block: Any, values: list[Any], env: Env, listener: Listener | None) -> list[Any]:
+    """Run a nested block, which can read the values outside, and return its outputs."""
+    inner = {**env, **dict(zip(block.inputs, values, strict=True))}
+    nested = plan.blocks[block]
+    nested.run(inner, listener)
+    return [nested.value(inner, v) for v in block.outputs]
+
+
+def _while_loop(plan: Any, op: Operation, arguments: dict[str, Any], env: Any, listener: Any) -> Any:
+    """Run the second block as long as the first returns true."""
+    condition, body = op.blocks
+    values = list(arguments["loop_vars"])
+    for _ in range(LOOP_LIMIT):
+        if not bool(_run_block(plan, condition, values, env, listener)[0]):
+            return values
+        values = _run_block(plan, body, values, env, listener)
+    raise InterpretError(f"op {op.name}: the loop still runs after {LOOP_LIMIT} rounds")
+
+
+def _cond(plan: Any, op: Operation, arguments: dict[str, Any], env: Any, listener: Any) -> Any:
+    """Run one of two blocks; in a symbolic arithmetic, with an unknown condition, run both and choose."""
+    pred = arguments["pred"]
+    if not isinstance(pred, Image):
+        return _run_block(plan, op.blocks[0] if bool(pred) else op.blocks[1], [], env, listener)
+    if any(o.op_type == "coreml_update_state" for o in nested_ops(op)):
+        raise Unsupported("a state that is written under a condition")
+    sides = [_run_block(plan, block, [], env, listener) for block in op.blocks]
+    if any(isinstance(v, list) for side in sides for v in side):
+        raise Unsupported("a list that depends on a condition")
+    arithmetic, scalar = plan.arithmetic, pred.map(lambda v: v.reshape(()))
+    return [
+        arithmetic.choose(scalar, arithmetic.image(x), arithmetic.image(y)) for x, y in zip(*sides, strict=True)
+    ]
+
+
+CONTROL_FLOW: dict[str, Callable[..., Any]] = {"while_loop": _while_loop, "cond": _cond}
+"""Op type -> function of (plan, op, arguments, environment, listener)."""

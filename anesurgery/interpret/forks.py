@@ -1,6 +1,6 @@
 """Run a function with another array in place of one of its weights, from the step that reads it first.
 
-`sensitivity` and `estimating` measure so what each compressed weight costs. What is upstream is computed once
+`sensitivity` and `assignment` measure so what each compressed weight costs. What is upstream is computed once
 for all weights: the run stops at each of them, and forks there for each replacement.
 """
 

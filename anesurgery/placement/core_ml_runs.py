@@ -28,10 +28,9 @@ from anesurgery.interpret.features import present
 from anesurgery.interpret.predictor import Predictor, program_of
 from anesurgery.mil import ct, quiet_host
 from anesurgery.placement import compute_plan
-from anesurgery.placement.calibration import features_of
+from anesurgery.placement.calibration import MEASUREMENT_FORMAT, features_of
 from anesurgery.placement.inspection import OpRow
 from anesurgery.placement.inspector import inspect
-from anesurgery.placement.rates_from_plans import MEASUREMENT_FORMAT
 from anesurgery.placement.target import Target
 
 SETTINGS = ("CPU_AND_NE", "CPU_AND_GPU", "ALL", "CPU_ONLY")

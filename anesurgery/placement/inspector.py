@@ -39,10 +39,8 @@ from anesurgery.placement.rules import (
     lost_in_conversion,
     numeric,
     sampled,
-    save_changes,
     shapes,
     slow,
-    slow_loads,
     whole_model,
 )
 from anesurgery.placement.rules.legality import FORBIDDEN
@@ -168,12 +166,10 @@ def inspect_program(
     shaped = judge_shaped(loaded, function, target, rules)
     budget, about_memory = memory.measure(shaped.function, target)
     judged, doubts = shaped.judged, whole_model.doubts(chosen, shaped.flexible, budget, target)
-    about_load = (
-        *loading.of_function(shaped.function, target),
-        *slow_loads.of_function(shaped.function, budget, target),
-        *about_memory,
-    )
-    about_shapes = (*shapes.of_model(chosen, target, shaped.flexible), *save_changes.of_program(loaded.program))
+    slow_loads = whole_model.slow_loads(shaped.function, budget, target)
+    about_load = (*loading.of_function(shaped.function, target), *slow_loads, *about_memory)
+    changes = lost_in_conversion.save_changes(loaded.program)
+    about_shapes = (*shapes.of_model(chosen, target, shaped.flexible), *changes)
     doubts = (*doubts, *whole_model.failing((*about_load, *about_shapes), target))
     units, path = choose(judged, target, doubts)
     segments, numbers = segments_of(judged, units, shaped.function)

@@ -1,27 +1,390 @@
 """Choose the plan for a model: which repairs it needs, which steps pay, and whether the whole gains anything.
 
 `surgery.plan` and `apply` call `choose`. Repairs of wrong outputs come first and stay whatever they cost; so do
-the steps that the caller named. Then `searching` adds the steps that pay, and `checks` takes back those that
-cost digits. If the plan as a whole gains nothing, it has no steps. Without a target, steps are not judged by
-time, and the newest chips decide whether the whole gains.
+the steps that the caller named. Then `Search.best` adds the steps that pay, each tried on a copy of the model,
+and `checks` takes back those that cost digits. If the plan as a whole gains nothing, it has no steps. Without a
+target, steps are not judged by time, and the newest chips decide whether the whole gains.
+
+A step may be a `Searching` pass, as in `auto`: it stands for the remedies that findings of `inspect` name, and
+these are looked up again after each one that is kept. The rules of the search, in the order in which they are
+applied:
+
+1. A step of a recipe stays unless it loses something. A remedy has to gain something, alone or in a pair.
+2. Steps that change results must gain clearly more than the best plan without them.
+3. Each step that may be useless now is left out once: a later step may have made it so.
+4. Each step of the recipe that was left out is tried once more at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from anesurgery.checking.exactness import Near
 from anesurgery.errors import Refusal
+from anesurgery.mil import Operation, walk_ops
+from anesurgery.placement.evidence import Finding
+from anesurgery.placement.score import CLEARLY, OFF
 from anesurgery.placement.target import Target, spans
-from anesurgery.rewriting.checks import FLOP, WRONG, Outputs, Repairs, exact, hazards_of, repairs_of
+from anesurgery.placement.verdicts import Legality
+from anesurgery.rewriting.checks import FLOP, WRONG, Outputs, Repairs, exact, hazards_of, repairs_of, too_far
 from anesurgery.rewriting.edit_plan import MAY, Plan, Planned, figures
 from anesurgery.rewriting.ml_program import Subject
 from anesurgery.rewriting.passes import Pass, in_order
-from anesurgery.rewriting.searching import Search, Searching
 from anesurgery.rewriting.session import Session
-from anesurgery.rewriting.step_trials import Trial, Trials
+from anesurgery.rewriting.step_trials import LEAST, Idle, Trial, Trials
+
+NOTHING = "it gains nothing on this target"
+ALL = float("inf")
+
+
+class Searching(Pass, abstract=True):
+    """A pass in a recipe that is replaced by the remedies that a search finds."""
+
+    trials: int
+    """The most passes that are tried."""
+
+    def judged_on(self, session: Session) -> Target:
+        """Return the target by which trials are scored."""
+        raise NotImplementedError
+
+    def remedies(self, findings: Sequence[Finding], target: Target) -> Sequence[Pass]:
+        """Return the passes that findings name, with their options, in the order in which they are tried."""
+        raise NotImplementedError
+
+    def objection(self, attempt: Session, model: Subject) -> Refusal | None:
+        """Return why an edit is unacceptable whatever it gains; None where it is acceptable."""
+        return None
+
+    def last(self, model: Subject, session: Session) -> Iterator[tuple[Pass, str]]:
+        """Yield passes that are needed after the search, each with the reason."""
+        yield from ()
+
+    def report(self, search: Search, end: Trial) -> tuple[list[str], list[tuple[str, Refusal]]]:
+        """Return notes about the search, and (name, refusal) pairs of what was not kept or not repaired."""
+        return [], []
+
+
+@dataclass
+class Search:
+    """The search for one plan: what was tried, what was kept, and why the rest was not."""
+
+    start: Trial
+    """The model as given."""
+    trials: Trials
+    timed: bool = True
+    """Is a target named, so that time counts?"""
+    required: dict[str, str] = field(default_factory=dict)
+    """Name of a step that stays whatever it costs -> why, as words that follow its name."""
+    searching_step: Searching | None = None
+    """The step of the recipe that asked for a search for remedies."""
+    gains: dict[tuple[Pass, ...], str] = field(default_factory=dict)
+    """Remedies that are kept, one or a pair -> what they gain, in words."""
+    rejected: dict[str, tuple[str, Refusal]] = field(default_factory=dict)
+    """Remedy that is not kept, as text -> (its name, why)."""
+    refused: dict[str, tuple[str, Refusal]] = field(default_factory=dict)
+    """Name of an op -> (name of the remedy that a finding names there, why the remedy refuses it)."""
+    losses: dict[str, str] = field(default_factory=dict)
+    """Name of a step of the recipe that is left out -> what it would lose."""
+    less_exact: dict[str, str] = field(default_factory=dict)
+    """Name of a step that is left out since it costs digits -> by how much outputs would be less exact."""
+    needed: dict[Pass, str] = field(default_factory=dict)
+    """Step that gains nothing by itself -> what would be lost without it."""
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    idle: list[tuple[str, Refusal]] = field(default_factory=list)
+    """(name, refusal) pairs of steps of the recipe that changed nothing."""
+    unprofitable: list[Trial] = field(default_factory=list)
+    """The trials after single remedies that did not pay: a second remedy may make up for them."""
+    excluded: set[Pass] = field(default_factory=set)
+    """Remedies that are not tried at the moment."""
+    ended: bool = False
+    """Did the search end because its trials ran out?"""
+
+    def __post_init__(self) -> None:
+        self.search_start, self.target = self.start, self.start.target
+
+    def best(self, steps: Sequence[Pass]) -> Trial:
+        """Return the trial after the steps that stay.
+
+        Raises:
+            SurgeryError: a step of the recipe fails.
+        """
+        everything = self.run_all(steps)
+        if self.start.score_if_any is None or everything is self.start:
+            return everything
+        loss, end = self.loss(self.start, everything), everything
+        if loss or self.timed:
+            end = self.start
+            for step in everything.steps:
+                end = self.add_step(end, step)
+        if self.losses and not loss and everything.score.gain(end.score):
+            end, self.losses = everything, {}
+        end = self.without_useless_steps(end, found=False)
+        for step in steps if self.losses else ():
+            if step not in end.steps and not self.losses.get(step.name, "").startswith(USELESS):
+                end = self.add_step(end, step, again=True)
+        return end
+
+    def run_all(self, steps: Sequence[Pass]) -> Trial:
+        """Run all steps one after the other, with the remedies that a search finds in its place."""
+        end = self.start
+        for step in steps:
+            if isinstance(step, Searching):
+                end = self.search_remedies(step, end)
+                continue
+            new = self.trials.after(end, step, in_place=not self.timed)  # else each is scored
+            if isinstance(new, Trial):
+                end = new
+            elif new.error is not None:
+                raise new.error
+            else:
+                self.idle += new.refusals
+        return end
+
+    def add_step(self, old: Trial, step: Pass, *, again: bool = False) -> Trial:
+        """Return the trial with one step of the recipe more if it loses nothing, else the old trial.
+
+        A step that is tried `again` has to gain something.
+        """
+        if isinstance(step, Searching):
+            return old
+        new = self.trials.after(old, step)
+        if isinstance(new, Idle):
+            if new.error is not None:
+                self.losses[step.name] = f"on what the steps before it left, it failed: {new.error}"
+            return old
+        loss = "" if step.essential or step in self.found_steps else self.loss(old, new)
+        if loss and not new.score.loss(old.score, OFF) and (gain := self.measured_gain([step], old)):
+            self.notes.append(f"{step.name}: {_overruled(gain, loss)}")
+        elif loss and step.name in self.required:
+            slower = new.score.loss(old.score, ["time"]) or new.score.loss(old.score, ["whole"])
+            losses = " and ".join(dict.fromkeys(filter(None, (loss, slower))))
+            words = f"{step.name} {self.required[step.name]}, and is kept although {losses}"
+            self.warnings += [] if words in self.warnings else [words]
+        elif loss:
+            self.losses.setdefault(step.name, loss)
+            return old
+        elif again and self.timed and not new.score.gain(old.score):
+            return old
+        self.losses.pop(step.name, None)
+        return new
+
+    def loss(self, old: Trial, new: Trial, *, found: bool = False) -> str:
+        """Return what a trial loses against an older one, in words; "" for nothing.
+
+        Steps of a recipe without a target are not judged by time. A rise in time that is too small to matter
+        by itself counts once the model is slower than at the start of the search, so that rises do not add up.
+        """
+        if not (self.timed or found):
+            return new.score.loss(old.score, OFF)
+        rises = new.score.loss(old.score, ["whole"])
+        return new.score.loss(old.score) or (rises and new.score.loss(self.search_start.score, ["whole"]))
+
+    def measured_gain(self, steps: Iterable[Pass], trial: Trial) -> str:
+        """Return the gain that somebody measured of one of some steps on the target, in words; "" for none."""
+        own = [s for s in steps if type(s).known_gain is not Pass.known_gain] if self.timed else []
+        each = (step.known_gain(graph, self.target) for step in own for graph in trial.subject.chosen)
+        return next(filter(None, each), "")
+
+    @property
+    def found_steps(self) -> set[Pass]:
+        """The remedies that the search added."""
+        return {step for steps in self.gains for step in steps}
+
+    def without_useless_steps(self, end: Trial, *, found: bool) -> Trial:
+        """Return the trial without useless steps: among the remedies (`found`), or among the others."""
+        for trial in end.path:
+            step = trial.steps[-1]
+            if (step in self.found_steps) != found or not self.may_be_useless(trial, end):
+                continue
+            other = self.trials.without(self.start, end, step)
+            if other is None or other.score.loss(end.score):
+                continue
+            alone = len(other.steps) == len(end.steps) - 1 and other.cost_to_callers <= end.cost_to_callers
+            if found and (not alone or too_far(self.search_start, other)):
+                continue
+            better = other.score.gain(end.score) or other.score.worth(end.score, ["size"])
+            needed = end.score.gain(other.score) or end.score_with_findings.worth(
+                other.score_with_findings, ["findings"]
+            )
+            if needed and not (better or found):
+                self.needed[step] = needed
+                continue
+            useless = f"{USELESS}{better and f' ({better})'}"
+            self.leave_out(step, useless if found or better else NOTHING)
+            end = other
+        return end
+
+    def may_be_useless(self, trial: Trial, end: Trial) -> bool:
+        """Is it worth trying to leave out the last step of a trial, now that others follow it?
+
+        Yes for each remedy but the last one, if the model grew. Yes for a step of the recipe that gained
+        nothing, that made the model much larger, or that made it larger and had its ops replaced later.
+        """
+        step, old = trial.steps[-1], trial.before
+        if old is None or self.measured_gain([step], self.start):
+            return False
+        if step in self.found_steps:
+            return step is not end.steps[-1] and end.score.grows(self.search_start.score)
+        if step.essential or step.name in self.required or not self.timed:
+            return False
+        new = trial.score
+        made = {name for change in trial.session.changes for name in change.after}
+        later = [change for one in end.path[len(trial.steps) :] for change in one.session.changes]
+        replaced = any(name in made for change in later for name in change.before)
+        lean = new.gain(old.score) and not new.over_bounds(old.score)
+        return not lean or (replaced and new.grows(old.score))
+
+    def leave_out(self, step: Pass, why: str) -> None:
+        """Note that a step which was kept at first does not stay."""
+        if step not in self.found_steps:
+            self.losses[step.name] = why
+            return
+        self.reject((step,), f"kept first, and undone: {why}")
+        self.gains = {steps: words for steps, words in self.gains.items() if step not in steps}
+
+    def search_remedies(self, step: Searching, start: Trial) -> Trial:
+        """Add single remedies, and pairs where no single one helps, until nothing is gained."""
+        self.searching_step = step
+        self.search_start = end = start
+        self.trials.left, self.trials.ops = step.trials, step.trials * max(start.size, LEAST)
+        while (better := self.add_single_remedies(end) or self.add_pair(end)) is not None:
+            end = better
+        end = self.without_changed_results(self.without_useless_steps(end, found=True))
+        self.ended, self.trials.left, self.trials.ops = self.trials.exhausted, ALL, ALL
+        return end
+
+    def remedies(self, findings: Sequence[Finding]) -> Sequence[Pass]:
+        """Return the passes that findings name."""
+        return self.searching_step.remedies(findings, self.target) if self.searching_step is not None else ()
+
+    def add_single_remedies(self, trial: Trial) -> Trial | None:
+        """Try each remedy, and return the trial after all that helped; None where none did."""
+        best, self.unprofitable = trial, []
+        for step in self.remedies(trial.findings):
+            new = None if step in self.excluded else self.try_remedy(best, step)
+            if new is not None and self.accepts(best, new):
+                best = new
+            elif new is not None:
+                self.unprofitable.append(new)
+        return best if best is not trial else None
+
+    def without_changed_results(self, end: Trial) -> Trial:
+        """Return the best trial without steps that change results, unless these gain clearly more."""
+        self.excluded = {t.steps[-1] for t in end.path[len(self.search_start.steps) :] if t.changes_results}
+        if not self.excluded:
+            return end
+        kept, rejected = self.gains, dict(self.rejected)
+        self.gains = {}
+        other, changing, self.excluded = self.add_single_remedies(self.search_start), self.excluded, set()
+        if other is not None and not other.score.loss(end.score, ["legal"]):
+            loss = end.score.loss(other.score)
+            if loss or end.score.over(other.score).best > CLEARLY:
+                words = f"tried and undone: as much is gained without it{loss and f', and {loss}'}"
+                for step in changing:
+                    self.reject((step,), words)
+                return other
+        self.gains, self.rejected = kept, rejected
+        return end
+
+    def add_pair(self, trial: Trial) -> Trial | None:
+        """Return a trial after two remedies that pay only together; small programs are tried first."""
+        for middle in (*sorted(self.unprofitable, key=lambda one: one.size), *self.hidden_remedies(trial)):
+            first = middle.steps[-1]
+            for step in self.remedies(middle.findings) if self.trials.ops > 0 else ():
+                other_way = self.trials.reached.get((*trial.steps, step, first))
+                if step == first or isinstance(other_way, Trial):
+                    continue  # the same two the other way round did not pay
+                new = self.try_remedy(middle, step)
+                if new is not None and self.accepts(trial, new):
+                    return new
+        return None
+
+    def hidden_remedies(self, trial: Trial) -> Iterator[Trial]:
+        """Yield trials after remedies that no finding names yet: an op off the ANE may have several causes."""
+        legality, illegal = Legality(self.target), {name for _, name in trial.score.illegal}
+        ops = (op for graph in trial.subject.chosen for op in walk_ops(graph))
+        against = [op for op in ops if op.outputs and op.outputs[0].name in illegal]
+        findings = [finding for op in against for finding in legality.speaking(op)]
+        tried = self.remedies(trial.findings)
+        for step in self.remedies(findings) if findings else ():
+            new = None if step in tried else self.try_remedy(trial, step)
+            if new is not None:
+                yield new
+
+    def try_remedy(self, trial: Trial, step: Pass) -> Trial | None:
+        """Return the trial after a remedy; None where it changes nothing, fails, or is not acceptable."""
+        new = self.trials.after(trial, step)
+        if isinstance(new, Idle):
+            if new.error is not None:
+                self.reject((step,), f"tried, and it failed: {new.error}")
+            at = {r.where.outputs[0].name: (n, r) for n, r in new.refusals if isinstance(r.where, Operation)}
+            named = {f.op for f in trial.findings if f.remedy == step.name} if at else ()
+            self.refused |= {op: why for op, why in at.items() if op in named}
+            return None
+        assert self.searching_step is not None
+        if (objection := self.searching_step.objection(new.session, trial.subject)) is not None:
+            self.reject((step,), objection.reason)
+            return None
+        return new
+
+    def accepts(self, old: Trial, new: Trial) -> bool:
+        """Does a trial gain something by remedies, lose nothing, and keep its outputs near enough?"""
+        steps = new.steps[len(old.steps) :]
+        measured = self.measured_gain(steps, old)
+        loss = self.loss(old, new, found=True)
+        if loss and measured:
+            loss, measured = new.score.loss(old.score, OFF), _overruled(measured, loss)
+        gain = measured or loss or new.score.gain(old.score)
+        gain = gain or new.score_with_findings.worth(old.score_with_findings, ["findings"])
+        loss = loss or (_for_nothing(old, new) if gain else NOTHING)
+        if loss:
+            self.reject(steps, f"tried and undone: {loss}")
+            return False
+        if far := too_far(old, new):
+            self.reject(steps, f"tried, and it failed: {far}")
+            return False
+        self.gains[steps] = gain
+        for step in steps:
+            self.rejected.pop(str(step), None)
+        return True
+
+    def reject(self, steps: tuple[Pass, ...], reason: str) -> None:
+        """Note why a remedy was not kept; of a pair nothing is noted."""
+        if len(steps) == 1:
+            self.rejected[str(steps[0])] = steps[0].name, Refusal(reason)
+
+
+USELESS = "the other steps do as well without it"
+
+
+def _overruled(measured: str, loss: str) -> str:
+    """Return words for a measured gain that overrules a loss by the estimate."""
+    return f"{measured}; measured, which counts more than that {loss}"
+
+
+def _for_nothing(old: Trial, new: Trial) -> str:
+    """Return the price that steps ask without a gain that is worth it, in words; "" if the price is fair.
+
+    Changed results need a clear gain in time. Changed types of inputs and outputs need that, or more on the
+    ANE. Rounded values need either, or more that may run there.
+    """
+    before, after = old.score, new.score
+    clear, times = after.over(before).best <= CLEARLY, f"the {after.takes(before)} is no clear gain"
+    types, results = (now > was for now, was in zip(new.cost_to_callers, old.cost_to_callers, strict=True))
+    if results and not clear:
+        return f"the results would change, and {times}"
+    # What Core ML counts for an op chooses its unit and is no run time: it pays for no digit.
+    timed = after.expected.times(before.expected) is not None
+    more = ["on the ANE", *(["legal"] if len(new.target.chips) > 1 else [])]  # nobody says what is on all chips
+    rounds = any(step.rounds for step in new.steps[len(old.steps) :]) and not after.worth(before, ["perhaps"])
+    if not (types or rounds) or after.worth(before, more) or (timed and clear):
+        return ""
+    what = "callers would have to give other types" if types else "values would be rounded"
+    return f"{what}, no more would run on the ANE, and {times if timed else 'no run time is known'}"
+
 
 ASKED = "was asked for"
 """Why a step stays that the caller named; the words follow its name."""

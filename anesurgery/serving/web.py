@@ -32,7 +32,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from anesurgery import registry, show
+from anesurgery import registry
 from anesurgery.byte_counts import byte_words
 from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.files.source import MOST_FILES
@@ -499,7 +499,7 @@ async def index(request: Request) -> Response:
 
 async def style(_: Request) -> Response:
     """Answer with the style of the reports, and that of the page."""
-    parts = [Path(show.__file__).parent / "page.css", HERE / "front.css"]
+    parts = [HERE.parent / "show" / "page.css", HERE / "front.css"]
     return Response("\n".join(part.read_text(encoding="utf-8") for part in parts), media_type="text/css")
 
 

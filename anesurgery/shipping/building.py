@@ -1,9 +1,11 @@
 """Build a folder that generates text from a checkpoint of Hugging Face (`anesurgery.build`).
 
 The stages are: convert the checkpoint, compress its weights, add a cache (`llm_ane`), split into chunks. Each
-stage writes a package to `stages/`, with a record of everything that it was made from, so that a build that was
-stopped goes on after its last complete stage. Then the logits are compared with the checkpoint's (`agreement`),
-and `runner.json` is written last: a folder that has it is complete.
+stage writes a package to `stages/`, with a record of everything that it was made from, so that a build that
+was stopped goes on after its last complete stage. Then the logits are compared with the checkpoint's
+(`agreement`), and `runner.json` is written last: a folder that has it is complete. It says for each function
+of the model its inputs, outputs and states, the context, and which chunks have it. A runner is this library's
+`chat`, or the Swift package that `swift` writes.
 """
 
 from __future__ import annotations
@@ -33,20 +35,26 @@ from anesurgery.doors import door
 from anesurgery.errors import LoadError, NotExpressible, PassError, SurgeryError, Unsuited
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded, save, to_mlmodel
-from anesurgery.files.runner_file import NAME, hashes_of, sha256_of
+from anesurgery.files.runner_file import NAME, Runner, hashes_of, sha256_of
 from anesurgery.files.writing import check_place, scratch_folder, write_atomically
 from anesurgery.interpret.decoder_calls import INPUTS
+from anesurgery.interpret.decoding import Decoder
+from anesurgery.interpret.predictor import Predictor
 from anesurgery.loading import load
 from anesurgery.mil import (
     Array,
     Program,
+    Var,
     blocks,
+    dtype_name,
     is_compressed,
     is_constexpr,
     mb,
     patched,
     quiet_host,
     replace_uses,
+    static_shape,
+    types,
 )
 from anesurgery.placement.cost import LAST_FEW_ROWS_FAMILY
 from anesurgery.placement.inspector import inspect
@@ -55,14 +63,79 @@ from anesurgery.regions.compressed_weights import decoded
 from anesurgery.rewriting.both_formats import BOTH, CORE_ML, check_format, write_beside
 from anesurgery.shipping import agreement
 from anesurgery.shipping.agreement import Judge, logits_of_text
-from anesurgery.shipping.checkpoint import Checkpoint, quiet_transformers
+from anesurgery.shipping.checkpoint import Checkpoint, mapped_constants, quiet_transformers
 from anesurgery.shipping.converting import LOGITS, TOKENS, convert
-from anesurgery.shipping.mapped_weights import mapped_constants
 from anesurgery.shipping.recurrent_states import DecoderStep, convert_step, finished_step, is_step, step_of
-from anesurgery.shipping.runner_description import runner_of
 from anesurgery.splitting.cuts import chunk_numbers
 from anesurgery.splitting.split import split
 from anesurgery.surgery import Recipe, Surgery, apply
+
+
+def _runner_of(folder: Path, model: str, checkpoint: Checkpoint, most: int, hashes: dict[str, str]) -> Runner:
+    """Return the content of `runner.json` for a folder.
+
+    Args:
+        folder: the built folder.
+        model: the name of the package, or of the folder of chunks, in it.
+        checkpoint: what the model was built from.
+        most: the most tokens of a text. A recurrent state would take any number.
+        hashes: file name -> hash, of the files of the folder.
+    """
+    decoder = Decoder(folder / model)
+    call = decoder.calls[-1]
+    manifest = folder / model / "chain.json"
+    names = json.loads(manifest.read_text(encoding="utf-8"))["models"] if manifest.is_file() else []
+    return Runner(
+        model,
+        tuple(f"{model}/{name}" for name in names) or (model,),
+        _described_functions(folder / model, decoder, most),
+        call.tokens,
+        call.output,
+        min(decoder.context, most),
+        {},
+        "tokenizer.json" if "tokenizer.json" in hashes else "",
+        "chat_template.jinja" if "chat_template.jinja" in hashes else "",
+        checkpoint.special,
+        checkpoint.ends,
+        {} if call.greedy else checkpoint.sampling,
+        hashes,
+        call.values,
+    )
+
+
+def _described_functions(model: Path, decoder: Decoder, most: int) -> dict[str, Any]:
+    """Return the description of each function of a model: its inputs, outputs, states, chunks and context."""
+    contexts = {call.name: min(call.context, most) for call in decoder.calls}
+    pickers = {call.name: call.picker for call in decoder.calls}
+    predictor = Predictor(model)
+    names = predictor.functions
+    descriptions = {}
+    for name in names:
+        input_ports, output_ports = Predictor(predictor, function=name).ports
+        states = {n: v for n, v in input_ports.items() if types.is_state(v.sym_type)}
+        inputs = {n: v for n, v in input_ports.items() if n not in states}
+        input_maker = f"{name}{INPUTS}" if f"{name}{INPUTS}" in names else ""
+        descriptions[name] = {
+            "inputs": _described_ports(inputs),
+            "outputs": _described_ports(output_ports),
+            "states": {n: _described_state(v) for n, v in states.items()},
+            "inputs_from": input_maker,
+            "chunks": [i for i, part in enumerate(predictor.parts) if name in part.program.functions],
+            "context": contexts.get(name.removesuffix(INPUTS), most),
+            "picks": pickers.get(name, ""),
+            "units": "cpuOnly" if name.endswith(INPUTS) else "cpuAndNeuralEngine",
+        }
+    return descriptions
+
+
+def _described_ports(values: Mapping[str, Var]) -> dict[str, Any]:
+    return {n: {"shape": list(static_shape(v) or ()), "dtype": dtype_name(v)} for n, v in values.items()}
+
+
+def _described_state(state: Var) -> dict[str, Any]:
+    held = state.sym_type.wrapped_type()
+    return {"shape": [int(d) for d in held.get_shape()], "dtype": types.builtin_to_string(held.get_primitive())}
+
 
 SINGLE_ROWS = "pointwise_convolution"
 """The pass for matrix products of one row. Up to the A14 and the M1 these were measured on the CPU at each
@@ -524,7 +597,7 @@ class _Builder:
                 )
         found = self.compare_logits(self.out / name)
         arrays.write_text(self.out / REPORT, json.dumps(found.to_json(), indent=2) + "\n")
-        runner = runner_of(self.out, name, self.checkpoint, self.options.context, hashes_of(self.out, names))
+        runner = _runner_of(self.out, name, self.checkpoint, self.options.context, hashes_of(self.out, names))
         runner = replace(runner, asset=asset)
         arrays.write_text(self.out / NAME, runner.text())
         shutil.rmtree(self.out / STAGES)

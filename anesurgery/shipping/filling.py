@@ -5,6 +5,10 @@ the outputs are cropped to 100. That is right only if what is padded does not re
 output. `padded_rows` proves this for one length that stands for all; here the lengths, fill values and
 multiples are chosen that it is asked about, and values that depend on the length alone are computed at every
 length.
+
+A model without a mask may be given one (`sizes(mask=...)`, the first half of the file). The new input has
+shape (1, length) and dtype fp32: 1 at real positions, 0 at padding. It is subtracted from the scores of every
+softmax over the length, and multiplied with the input of every convolution whose window goes along the length.
 """
 
 from __future__ import annotations
@@ -20,19 +24,24 @@ import torch
 
 from anesurgery.errors import PassError, Refusal, SurgeryError
 from anesurgery.facts.dependence import slice_back
-from anesurgery.facts.windows import stride_along
+from anesurgery.facts.windows import stride_along, unpadded
 from anesurgery.files.joining import default_function
 from anesurgery.files.package import Loaded
 from anesurgery.files.size_index import Padding, axes_in_words
 from anesurgery.interpret.core import Evaluator
 from anesurgery.mil import (
     Function,
+    Operation,
     Var,
+    add_input,
     constant,
+    dtype_name,
     function_of,
     is_symbolic,
+    mb,
     np_dtype,
     reads,
+    replace_uses,
     static_shape,
     types,
     walk_ops,
@@ -41,6 +50,193 @@ from anesurgery.rewriting.fixed_shapes import Shapes, barred
 from anesurgery.rewriting.graph_edits import widen_choices
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.shipping.padded_rows import prove_padding
+
+MASK_BIAS = 1e4
+"""What is subtracted from hidden scores: the sum of two such masks is still finite in fp16."""
+
+
+def with_mask(loaded: Loaded, mask: str, axes: Mapping[str, int], largest: _InputShapes) -> Loaded:
+    """Return a copy of a model with a mask input.
+
+    Downstream of a convolution with stride 2, every second position of the mask is used.
+
+    Args:
+        loaded: a model of dynamic shapes.
+        mask: the name of the new input.
+        axes: input -> its axis that is as long as the mask.
+        largest: the shapes of the inputs at the largest size.
+
+    Raises:
+        PassError: an op cannot have other lengths.
+        SurgeryError: the name is taken, there is nothing to hide, attention is fused, or a softmax is over
+            another axis, or over an axis that is no part of the length.
+    """
+    source, axis = next(iter(axes.items()))
+    copied = MLProgram(loaded).clone().loaded
+    function = function_of(copied.program, default_function(copied))
+    if mask in function.inputs:
+        raise SurgeryError(f"sizes: the model has an input {mask!r} already; give its shapes instead of mask=")
+    length = function.inputs[source].shape[axis]
+    if not is_symbolic(length):
+        raise SurgeryError(f"sizes: axis {axis} of {source} is fixed, so that a mask has nothing to hide")
+    axis_lengths = _AxisLengths(loaded, function, axes, largest)
+    softmaxes, windows = _softmaxes(function, axis_lengths), _convs_along_length(function, axis_lengths)
+    if not softmaxes and not windows:
+        raise SurgeryError(
+            "sizes: no softmax goes over the length of the inputs, nor does a window of a convolution, so "
+            "that a mask hides nothing"
+        )
+    masks = _Masks(function, add_input(function, mask, (1, length), types.fp32))
+    with function:
+        for op in softmaxes:
+            _mask_scores(function, op, masks.bias(axis_lengths.stride(op.x, op.x.rank - 1)))
+        for op, along in windows:
+            _mask_input(function, op, along, masks.of(axis_lengths.stride(unpadded(op), along)))
+    return copied
+
+
+class _AxisLengths:
+    """The sizes of all axes at two lengths of the inputs, to see which axes depend on it.
+
+    Raises:
+        PassError: an op cannot have one of these two lengths.
+    """
+
+    def __init__(
+        self, loaded: Loaded, function: Function, axes: Mapping[str, int], largest: _InputShapes
+    ) -> None:
+        self.multiple = total_stride(function)
+        self.length = self.multiple * _free_length(function, [n for shape in largest.values() for n in shape])
+        probe = {
+            key: tuple(self.length if axes.get(key) == a else n for a, n in enumerate(shape))
+            for key, shape in largest.items()
+        }
+        name = default_function(loaded)
+        self.probe_sizes, self.largest_sizes = (
+            _shapes_by_name(_unfolded(loaded, name, shapes)) for shapes in (probe, largest)
+        )
+
+    def differs(self, var: Var, axis: int) -> bool:
+        """Return whether an axis depends on the length of the inputs."""
+        return bool(self.probe_sizes[var.name][axis] != self.largest_sizes[var.name][axis])
+
+    def stride(self, var: Var, axis: int) -> int:
+        """Return how many input positions one position along an axis stands for, downstream of strides.
+
+        Raises:
+            SurgeryError: the axis is no whole part of the length.
+        """
+        places = int(self.probe_sizes[var.name][axis])
+        if self.length % places or self.multiple % (self.length // places):
+            words = (
+                f"{places} long where the inputs have {self.length} places, so that a mask has none for each"
+            )
+            raise SurgeryError(f"sizes: axis {axis} of %{var.name} is {words}")
+        return self.length // places
+
+
+def _shapes_by_name(function: Function) -> dict[str, Sequence[int]]:
+    """Return name -> shape, of all values of a function."""
+    made = (v for op in walk_ops(function) for v in op.outputs if types.is_tensor(v.sym_type))
+    return {v.name: v.shape for v in (*function.inputs.values(), *made)}
+
+
+class _Masks:
+    """The mask at each stride, and as a bias; each is built once, at the beginning of the function."""
+
+    def __init__(self, function: Function, given: Var) -> None:
+        self.first = next(op for op in function.operations if op.op_type != "const")
+        self.given, self.ready = given, dict[tuple[str, int], Var]()
+
+    def of(self, share: int) -> Var:
+        """Return the mask at every `share`-th position."""
+        if share == 1:
+            return self.given
+        if ("mask", share) not in self.ready:
+            self.ready["mask", share] = mb.slice_by_index(
+                x=self.given,
+                begin=[0, 0],
+                end=[0, 0],
+                stride=[1, share],
+                begin_mask=[True, True],
+                end_mask=[True, True],
+                before_op=self.first,
+                name=f"{self.given.name}_each_{share}",
+            )
+        return self.ready["mask", share]
+
+    def bias(self, share: int) -> Var:
+        """Return 0 at real positions and a large negative number at hidden ones."""
+        if ("bias", share) not in self.ready:
+            mask = self.of(share)
+            less = mb.sub(x=mask, y=np.float32(1), before_op=self.first, name=f"{mask.name}_hidden")
+            self.ready["bias", share] = mb.mul(
+                x=less, y=np.float32(MASK_BIAS), before_op=self.first, name=f"{mask.name}_bias"
+            )
+        return self.ready["bias", share]
+
+
+def _softmaxes(function: Function, axis_lengths: _AxisLengths) -> list[Operation]:
+    """Return the softmax ops over the length.
+
+    Raises:
+        SurgeryError: a mask cannot be added to one of them.
+    """
+    found = list[Operation]()
+    for op in walk_ops(function):
+        fused = op.op_type == "scaled_dot_product_attention"
+        if fused and axis_lengths.differs(op.key, op.key.rank - 2):
+            raise SurgeryError(
+                f"sizes: {op.name} is fused attention, and cannot get a mask; convert for iOS 17, "
+                "or with a mask"
+            )
+        if op.op_type == "softmax" and axis_lengths.differs(op.x, constant(op.axis)):
+            if constant(op.axis) not in (-1, op.x.rank - 1):
+                raise SurgeryError(f"sizes: {op.name} is a softmax over axis {constant(op.axis)}, not the last")
+            found.append(op)
+    return found
+
+
+def _convs_along_length(function: Function, axis_lengths: _AxisLengths) -> list[tuple[Operation, int]]:
+    """Return convolutions whose window goes along the length, each with that axis."""
+    along = [
+        (
+            op,
+            [
+                a
+                for a in range(2, op.x.rank)
+                if op.weight.shape[a] != 1 and axis_lengths.differs(unpadded(op), a)
+            ],
+        )
+        for op in walk_ops(function)
+        if op.op_type == "conv"
+    ]
+    return [(op, axes[0]) for op, axes in along if len(axes) == 1]
+
+
+def _mask_input(function: Function, op: Operation, axis: int, given: Var) -> None:
+    """Multiply the input of a convolution by the mask, upstream of its padding."""
+    x = unpadded(op)
+    before = op if x is op.x else op.x.op
+    new = [a for a in range(x.rank) if a not in (0, axis)]
+    wide = mb.expand_dims(x=given, axes=new, before_op=before, name=f"{given.name}_{op.name}_mask")
+    if dtype_name(x) != "fp32":
+        wide = mb.cast(x=wide, dtype=dtype_name(x), before_op=before, name=f"{wide.name}_cast")
+    kept = mb.mul(x=x, y=wide, before_op=before, name=f"{given.name}_{op.name}_masked")
+    replace_uses(function, anchor_op=kept.op, end_op=before, old_var=x, new_var=kept)
+
+
+def _mask_scores(function: Function, op: Operation, bias: Var) -> None:
+    """Add the bias to the scores of one softmax."""
+    scores, wide = op.x, bias
+    if scores.rank > 2:
+        new = list(range(1, scores.rank - 1))
+        wide = mb.expand_dims(x=bias, axes=new, before_op=op, name=f"{op.name}_bias")
+    if dtype_name(scores) != "fp32":
+        wide = mb.cast(x=wide, dtype=dtype_name(scores), before_op=op, name=f"{op.name}_bias_cast")
+    masked = mb.add(x=scores, y=wide, before_op=op, name=f"{op.name}_masked")
+    replace_uses(function, anchor_op=masked.op, end_op=op, old_var=scores, new_var=masked)
+
 
 HIDING = -1e4
 """Fill value of an additive mask: it hides in fp16, and does not overflow when two masks are added."""
@@ -56,10 +252,10 @@ MOST_RUNS = 20_000
 FEW = 8
 """Integer constants of at most this size may hold lengths of axes: shapes, ends of slices."""
 
-InputShapes = Mapping[str, tuple[int, ...]]
+_InputShapes = Mapping[str, tuple[int, ...]]
 
 
-def free_length(function: Function, shapes: Iterable[int], least: int = 11) -> int:
+def _free_length(function: Function, shapes: Iterable[int], least: int = 11) -> int:
     """Return the least prime, from `least` up, that divides no axis or shape constant of a function."""
     lengths = {n for n in shapes if n}
     for value in (v for op in walk_ops(function) for v in op.outputs if types.is_tensor(v.sym_type)):
@@ -105,7 +301,7 @@ class _Question:
     loaded: Loaded
     one: Length
     others: Sequence[Length]
-    largest: InputShapes
+    largest: _InputShapes
 
     @property
     def name(self) -> str | None:
@@ -117,7 +313,7 @@ class _Question:
         """That function, with dynamic shapes."""
         return function_of(self.loaded.program, self.name)
 
-    def shapes_at(self, shapes: InputShapes, length: Length, size: int) -> dict[str, tuple[int, ...]]:
+    def shapes_at(self, shapes: _InputShapes, length: Length, size: int) -> dict[str, tuple[int, ...]]:
         """Return `shapes` with another size along one length."""
         return {
             key: tuple(size if length.axes.get(key) == a else n for a, n in enumerate(shape))
@@ -125,7 +321,7 @@ class _Question:
         }
 
 
-def padding_between(loaded: Loaded, wanted: Sequence[InputShapes]) -> Padding:
+def padding_between(loaded: Loaded, wanted: Sequence[_InputShapes]) -> Padding:
     """Return how inputs between two sizes are padded, for each length by which the sizes differ.
 
     Each length is proved by itself: padded along it, the model gives the same whatever the other lengths are.
@@ -155,7 +351,7 @@ def padding_between(loaded: Loaded, wanted: Sequence[InputShapes]) -> Padding:
     return replace(proved[0], more=tuple(proved[1:]), others="; ".join(reasons))
 
 
-def lengths_of(loaded: Loaded, wanted: Sequence[InputShapes]) -> list[Length]:
+def lengths_of(loaded: Loaded, wanted: Sequence[_InputShapes]) -> list[Length]:
     """Return the lengths by which the sizes of a dynamic model differ.
 
     Axes of different inputs share a length where they are equal at each size, or have the same symbol.
@@ -187,12 +383,12 @@ def lengths_of(loaded: Loaded, wanted: Sequence[InputShapes]) -> list[Length]:
     return [Length(axes, min(column), max(column)) for column, axes, _ in groups]
 
 
-def largest_shapes(wanted: Sequence[InputShapes]) -> dict[str, tuple[int, ...]]:
+def largest_shapes(wanted: Sequence[_InputShapes]) -> dict[str, tuple[int, ...]]:
     """Return the shapes at which every length is the longest among the sizes."""
     return {name: tuple(map(max, zip(*(s[name] for s in wanted), strict=True))) for name in wanted[0]}
 
 
-def padding_along(loaded: Loaded, wanted: Sequence[InputShapes], one: Length) -> Padding:
+def padding_along(loaded: Loaded, wanted: Sequence[_InputShapes], one: Length) -> Padding:
     """Return how inputs are padded along one of the lengths, or why they may not be."""
     others = [other for other in lengths_of(loaded, wanted) if other != one]
     question = _Question(loaded, one, others, largest_shapes(wanted))
@@ -200,10 +396,10 @@ def padding_along(loaded: Loaded, wanted: Sequence[InputShapes], one: Length) ->
     fixed = [n for shape in shapes.values() for n in shape]
     elsewhere = shapes
     for other in question.others:  # a length that no axis has, and that all strides divide
-        prime = free_length(function, fixed)
+        prime = _free_length(function, fixed)
         fixed.append(prime)
         elsewhere = question.shapes_at(elsewhere, other, prime * total_stride(function))
-    length = free_length(function, fixed, one.least)
+    length = _free_length(function, fixed, one.least)
     padding = Padding({}, {})
     try:
         steps = _total_stride(question)
@@ -230,7 +426,7 @@ def _total_stride(question: _Question) -> int:
     shapes = (question.shapes_at(question.largest, one, places) for places in (one.least, one.most))
     shorter, longer = (
         {v.name: v.shape for op in walk_ops(f) for v in reads(op)}
-        for f in (unfolded(question.loaded, question.name, at) for at in shapes)
+        for f in (_unfolded(question.loaded, question.name, at) for at in shapes)
     )
     return total_stride(function, lambda x, a: shorter[x.name][a] != longer[x.name][a])
 
@@ -248,7 +444,7 @@ def total_stride(function: Function, differs: Callable[[Var, int], bool] = lambd
 
 
 def _proved_padding(
-    question: _Question, shapes: InputShapes, length: int, multiple: int, before: Padding | None = None
+    question: _Question, shapes: _InputShapes, length: int, multiple: int, before: Padding | None = None
 ) -> Padding:
     """Return how inputs whose length is a multiple of `multiple` are padded; or why they may not be.
 
@@ -262,7 +458,7 @@ def _proved_padding(
     one, function, reasons = question.one, question.function, list[Refusal]()
     try:
         followed, whole = (
-            unfolded(question.loaded, question.name, question.shapes_at(shapes, one, places))
+            _unfolded(question.loaded, question.name, question.shapes_at(shapes, one, places))
             for places in (length * multiple, one.most)
         )
     except PassError as error:
@@ -298,7 +494,7 @@ def _change_with_length(question: _Question, claims: Collection[str], multiple: 
     evaluate = Evaluator(slice_back(wanted, set(function.inputs.values())), wanted)
 
     def at(lengths: Sequence[int]) -> list[torch.Tensor]:
-        here: InputShapes = known
+        here: _InputShapes = known
         for length, places in zip((question.one, *question.others), lengths, strict=True):
             here = question.shapes_at(here, length, places)
         return evaluate({var: torch.zeros(here[name]) for name, var in function.inputs.items()})
@@ -318,7 +514,7 @@ def _change_with_length(question: _Question, claims: Collection[str], multiple: 
     return ""
 
 
-def unfolded(loaded: Loaded, name: str | None, shapes: InputShapes) -> Function:
+def _unfolded(loaded: Loaded, name: str | None, shapes: _InputShapes) -> Function:
     """Return the function at fixed shapes, before the arithmetic on shapes is folded.
 
     Raises:

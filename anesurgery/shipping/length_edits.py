@@ -1,12 +1,14 @@
 """Find what must change in an op when axes get other lengths.
 
-`resized` follows a function of fixed shapes at several sizes at once, and calls `edits_of` on each op in order.
-Each axis then has a tuple of lengths: in the function as it is, and at each size wanted, such as (64, 128,
-256); an axis of fixed length has (8, 8, 8), so that a channel count that happens to be 64 is never taken for
-the length. An op can hold lengths in its parameters (shapes, ends of slices, repetitions) and in constant
-tables with a row for each position. Both are found from where the axes of its operands go. Example:
-`reshape(x, shape=[64, 8])` of an x whose 64 varies becomes `shape=[-1, 8]`. What can be read in two ways is
-refused with a `Refusal`.
+`resized` follows a function of fixed shapes at several sizes at once, and calls `edits_of` on each op in
+order. Each axis then has a tuple of lengths: in the function as it is, and at each size wanted, such as (64,
+128, 256); an axis of fixed length has (8, 8, 8), so that a channel count that happens to be 64 is never taken
+for the length. Axes of an op's operands that must have the same length (`_equal_axes`) are those that it
+aligns, as an `add` of (1, 64, 8) and (64, 8) does, or sums over.
+
+An op can hold lengths in its parameters (shapes, ends of slices, repetitions) and in constant tables with a
+row for each position. Both are found from where the axes of its operands go. Example: `reshape(x, shape=[64,
+8])` of an x whose 64 varies becomes `shape=[-1, 8]`. What can be read in two ways is refused with a `Refusal`.
 """
 
 from __future__ import annotations
@@ -23,10 +25,157 @@ from anesurgery.facts.masks import evaluate_static
 from anesurgery.facts.windows import window_pads
 from anesurgery.mil import Array, Operation, Var, constant, consumers, dtype_name, operands, types
 from anesurgery.ops import BINARY, NORMS, POINTWISE, RECURRENT, REDUCTIONS, names
-from anesurgery.semantics.reading import each_axis, ints, number
+from anesurgery.semantics.reading import each_axis, flag, ints, number
 from anesurgery.semantics.rows import places_of, reshape_axes
-from anesurgery.shipping.continued_tables import continued_table
-from anesurgery.shipping.meeting_axes import Operand, OperandAxis, equal_axes, indexed_operands, operand_of
+from anesurgery.shipping.position_tables import continued_table
+
+Operand: TypeAlias = tuple[str, int]
+"""(name of a parameter, index): ("values", 1) is the second value of a `concat`; the index is 0 for a single
+one."""
+_OperandAxis: TypeAlias = tuple[Var, Operand, int]
+"""One axis of an operand: (value, operand, axis)."""
+AxisGroups: TypeAlias = list[tuple[list[_OperandAxis], bool]]
+"""Groups of axes of equal length, each with True where the op sums over that axis."""
+
+
+def _operand_of(op: Operation, operand: Operand) -> Var:
+    """Return the value that an op reads at an operand."""
+    value = op.inputs[operand[0]]
+    return value[operand[1]] if isinstance(value, (list, tuple)) else value
+
+
+def _indexed_operands(op: Operation) -> list[tuple[Operand, Var]]:
+    """Return the op's operands in order, with the value of each."""
+    return [
+        ((name, i), var)
+        for name, value in op.inputs.items()
+        for i, var in enumerate(value if isinstance(value, (list, tuple)) else (value,))
+        if isinstance(var, Var)
+    ]
+
+
+def _equal_axes(op: Operation) -> AxisGroups:
+    """Return the axes of the op's operands that must have equal lengths, in groups."""
+    rule = GROUPS.get(op.op_type)
+    if rule is not None:
+        return rule(op)
+    return _broadcast_axes(op) if op.op_type in POINTWISE else []
+
+
+def _broadcast_axes(op: Operation, parameters: Sequence[str] = ("x", "y", "a", "b", "cond")) -> AxisGroups:
+    """Align axes from the last one, as broadcasting does; axes of length 1 are left out."""
+    rank = op.outputs[0].rank
+    groups = []
+    for axis in range(rank):
+        places = [
+            (var, operand, axis - rank + var.rank)
+            for operand, var in _indexed_operands(op)
+            if operand[0] in parameters
+            and axis - rank + var.rank >= 0
+            and var.shape[axis - rank + var.rank] != 1
+        ]
+        groups.append((places, False))
+    return groups
+
+
+def _matmul_axes(op: Operation) -> AxisGroups:
+    x, y = op.x, op.y
+    inner = [
+        (x, ("x", 0), x.rank - (2 if flag(op, "transpose_x") and x.rank > 1 else 1)),
+        (y, ("y", 0), y.rank - (1 if flag(op, "transpose_y") or y.rank < 2 else 2)),
+    ]
+    rank = max(x.rank, y.rank)
+    batch = [
+        [
+            (v, (n, 0), a - rank + v.rank)
+            for n, v in (("x", x), ("y", y))
+            if a - rank + v.rank >= 0 and v.shape[a - rank + v.rank] != 1
+        ]
+        for a in range(rank - 2)
+    ]
+    return [(inner, True), *((places, True) for places in batch)]
+
+
+def _channel_axes(op: Operation) -> AxisGroups:
+    """The channels of x equal those of the weight, or else those of the per-channel parameters."""
+    if op.inputs.get("weight") is not None:
+        partners = [(op.weight, ("weight", 0), 1)]
+    else:
+        per_channel = ("mean", "gamma", "beta", "bias")
+        partners = [(v, o, v.rank - 1) for o, v in _indexed_operands(op) if o[0] in per_channel]
+    return [([(op.x, ("x", 0), 1), *partners], True)]
+
+
+def _normalized_axes(op: Operation) -> AxisGroups:
+    """Each normalised axis equals the matching axis of gamma and beta."""
+    axes = [a % op.x.rank for a in ints(op, "axes")] or [*range(op.x.rank)]
+    factors = [(v, o) for o, v in _indexed_operands(op) if o[0] in ("gamma", "beta")]
+    return [([(op.x, ("x", 0), a), *((v, o, i) for v, o in factors)], True) for i, a in enumerate(axes)]
+
+
+def _einsum_axes(op: Operation) -> AxisGroups:
+    read, result = str(op.equation.val).replace(" ", "").split("->")
+    by_letter: dict[str, list[_OperandAxis]] = {}
+    for i, (letters, var) in enumerate(zip(read.split(","), op.values, strict=True)):
+        for axis, letter in enumerate(letters):
+            by_letter.setdefault(letter, []).append((var, ("values", i), axis))
+    return [(places, letter not in result) for letter, places in by_letter.items()]
+
+
+def _attention_axes(op: Operation) -> AxisGroups:
+    q, k, v, mask = op.query, op.key, op.value, op.inputs.get("attn_mask")
+    rank = op.outputs[0].rank
+    query, keys = [(q, ("query", 0), q.rank - 2)], [(k, ("key", 0), k.rank - 2), (v, ("value", 0), v.rank - 2)]
+    if mask is not None:
+        query += [(mask, ("attn_mask", 0), mask.rank - 2)] if mask.rank > 1 and mask.shape[-2] != 1 else []
+        keys += [(mask, ("attn_mask", 0), mask.rank - 1)] if mask.shape[-1] != 1 else []
+    batch = [
+        [
+            (w, (n, 0), a - rank + w.rank)
+            for n, w in (("query", q), ("key", k), ("value", v), ("attn_mask", mask))
+            if w is not None and a - rank + w.rank >= 0 and w.shape[a - rank + w.rank] != 1
+        ]
+        for a in range(rank - 2)
+    ]
+    return [(query, False), (keys, False), *((places, False) for places in batch)]
+
+
+def _concat_axes(op: Operation) -> AxisGroups:
+    (axis,) = ints(op, "axis") or [0]
+    values, stack = op.inputs["values"], op.op_type == "stack"
+    along = None if stack else axis % values[0].rank
+    return [
+        ([(v, ("values", i), a) for i, v in enumerate(values)], False)
+        for a in range(values[0].rank)
+        if a != along
+    ]
+
+
+def _recurrent_axes(op: Operation) -> AxisGroups:
+    states = [(v, o, 0) for o, v in _indexed_operands(op) if o[0] in ("initial_h", "initial_c") and v.rank > 1]
+    return [([(op.x, ("x", 0), 1), *states], False)]
+
+
+def _gather_along_axes(op: Operation) -> AxisGroups:
+    axis = (ints(op, "axis") or [0])[0] % op.x.rank
+    pair = ((op.x, ("x", 0)), (op.indices, ("indices", 0)))
+    return [([(v, o, a) for v, o in pair], False) for a in range(op.x.rank) if a != axis]
+
+
+GROUPS: dict[str, Callable[[Operation], AxisGroups]] = {
+    "matmul": _matmul_axes,
+    "linear": lambda op: [([(op.x, ("x", 0), op.x.rank - 1), (op.weight, ("weight", 0), 1)], True)],
+    **dict.fromkeys(names("conv conv_transpose batch_norm instance_norm"), _channel_axes),
+    "prelu": lambda op: [([(op.x, ("x", 0), 1), (op.alpha, ("alpha", 0), 0)], True)],
+    "layer_norm": _normalized_axes,
+    "einsum": _einsum_axes,
+    "scaled_dot_product_attention": _attention_axes,
+    **dict.fromkeys(names("concat stack"), _concat_axes),
+    **dict.fromkeys(RECURRENT, _recurrent_axes),
+    "gather_along_axis": _gather_along_axes,
+}
+"""Op type -> its rule, for ops that are not element-wise."""
+
 
 AxisLengths: TypeAlias = tuple[int, ...]
 """The lengths of one axis: in the function as it is, then at each size wanted, in the same order everywhere."""
@@ -181,7 +330,7 @@ def _edits_of_equal_axes(op: Operation, lengths: LengthFacts) -> Edits:
     """
     table_axes: dict[Operand, dict[int, AxisLengths]] = {}
     marks: dict[tuple[Operation, Operand, int], AxisLengths] = {}
-    for axes_of_one_length, summed in equal_axes(op):
+    for axes_of_one_length, summed in _equal_axes(op):
         axis_lengths = _common_lengths(op, axes_of_one_length, lengths)
         if axis_lengths is None:
             continue
@@ -195,7 +344,7 @@ def _edits_of_equal_axes(op: Operation, lengths: LengthFacts) -> Edits:
             else:
                 table_axes.setdefault(operand, {})[axis] = axis_lengths
     for (operand, axis), axis_lengths in lengths.marked(op).items():
-        var = operand_of(op, operand)
+        var = _operand_of(op, operand)
         if var in lengths.still and op.op_type in POINTWISE | {"gather_nd"}:
             table_axes.setdefault(operand, {})[axis] = axis_lengths
     if marks:
@@ -203,7 +352,7 @@ def _edits_of_equal_axes(op: Operation, lengths: LengthFacts) -> Edits:
     return {operand: _table_edit(op, operand, axes, lengths) for operand, axes in table_axes.items()}
 
 
-def _common_lengths(op: Operation, places: Sequence[OperandAxis], lengths: LengthFacts) -> AxisLengths | None:
+def _common_lengths(op: Operation, places: Sequence[_OperandAxis], lengths: LengthFacts) -> AxisLengths | None:
     """Return the lengths of axes that must be equal; None where they do not vary.
 
     Raises:
@@ -241,7 +390,7 @@ def _parameters_behind(
         if axes is None:
             raise Refused(why)
         length, before = value.shape[at], len(pending) + len(origins)
-        for operand, source in indexed_operands(maker):
+        for operand, source in _indexed_operands(maker):
             places = next((o.places for o in axes if o.var is source and o.name == operand[0]), ())
             if at not in places or source.shape[places.index(at)] != length:
                 continue
@@ -281,7 +430,7 @@ def _table_edit(
     Raises:
         Refused: the table's numbers are not known, or follow no formula for more rows.
     """
-    var = operand_of(op, operand)
+    var = _operand_of(op, operand)
     value = evaluate_static(var)
     name = var.name
     if value is None:
@@ -694,7 +843,7 @@ def _note_sums(op: Operation, lengths: LengthFacts) -> None:
     out = op.outputs[0]
     over = {
         c
-        for places, summed in equal_axes(op)
+        for places, summed in _equal_axes(op)
         if summed
         for v, _, a in places
         if varies(c := lengths.columns(v)[a])
@@ -723,7 +872,7 @@ def _note_sums(op: Operation, lengths: LengthFacts) -> None:
 def _factor_edit(op: Operation, lengths: LengthFacts) -> Edits:
     """The factor 1/n, n/(n-1) or n of a sum over n positions changes with n."""
     sums = {c for v in (op.x, op.y) for c in lengths.sums.get(v, ())}
-    for operand, var in indexed_operands(op):
+    for operand, var in _indexed_operands(op):
         factor = number(var) if operand[0] in ("x", "y") else None
         near = next((c for c in sums if factor and is_made_of(factor, c[0])), None)
         if near is None or factor is None:

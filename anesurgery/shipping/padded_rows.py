@@ -20,22 +20,20 @@ import numpy as np
 from anesurgery.errors import Refusal
 from anesurgery.facts.attention import MASKED
 from anesurgery.facts.masks import static_value
-from anesurgery.facts.padded_ends import (
+from anesurgery.facts.windows import (
     DEEPEST,
     TABLE,
     UNKNOWN,
     End,
+    begins_at_zero,
     end_of_constant,
     end_of_result,
     end_of_table,
-    stays_finite,
-    unknown_end,
-)
-from anesurgery.facts.windows import (
-    begins_at_zero,
     is_cut_to_input,
     is_pad_of_convs,
+    stays_finite,
     stride_along,
+    unknown_end,
     unpadded,
     windows_kept,
 )

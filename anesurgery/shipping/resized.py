@@ -42,12 +42,12 @@ from anesurgery.shipping.length_edits import (
     LengthFacts,
     LengthsFound,
     NumberEdit,
+    Operand,
     RemovedParameter,
     TableEdit,
     edits_of,
     varies,
 )
-from anesurgery.shipping.meeting_axes import Operand
 
 MOST_MARKS = 1000
 """How often the walk may go back because a number turned out to be a length: more than any model needs."""

@@ -1,8 +1,12 @@
 """Show an inspection as one HTML file that needs no network, and as a notebook cell.
 
 Verdict, bars, graph and findings are plain HTML and SVG. Only the table of ops is drawn by a script, from data
-in the page, so that thousands of rows stay light and sort at once. All names are escaped by jinja2. The classes
-here hold what the templates `page.html` and `cell.html` read.
+in the page, so that thousands of rows stay light and sort at once. All names are escaped by jinja2. The
+classes here hold what the templates `page.html` and `cell.html` read.
+
+The graph shows the segments of a model as boxes in layers of data flow, with arrows between them (`_Drawing`).
+Layers run from left to right and wrap into rows like text. A small model shows its ops in the boxes, a larger
+one op types, and one of very many segments only unit and size. Coordinates are in CSS pixels.
 """
 
 from __future__ import annotations
@@ -10,20 +14,273 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import networkx as nx
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from anesurgery.byte_counts import byte_words
 from anesurgery.display import draws, short_name
-from anesurgery.placement.inspection import Inspection, OpRow
+from anesurgery.placement.inspection import Inspection, OpRow, Segment
 from anesurgery.show import costs, summary
-from anesurgery.show.drawing import WIDTH, Drawing, Style, draw, style_of
 from anesurgery.show.headline import compared_shares
-from anesurgery.show.summary import UNIT_WORDS
+from anesurgery.show.summary import UNIT_WORDS, counted
+
+OPS_SHOWN = 60
+"""The most ops that are named one by one in boxes."""
+TYPES_SHOWN = 48
+"""The most segments, at full width, whose boxes name op types."""
+BOXES = 400
+"""The most segments that are drawn."""
+FAINT = 60
+"""The most arrows across layers that are drawn; more would hide the rest."""
+
+_WIDTH = 1180
+HEAD, LINE, PAD = 24, 16, 8
+GAP_X, GAP_Y, GUTTER = 34, 10, 28
+LETTER = 6.7
+"""Width in pixels of a monospaced letter of 11 px."""
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class _Style:
+    """What a box shows, by the size of the model.
+
+    Attributes:
+        name: "ops", "types" or "small".
+        column: width of a column of text in a box.
+        stack: the most boxes above each other in one layer.
+        lines: the lines of a column.
+    """
+
+    name: str
+    column: int
+    stack: int
+    lines: int
+
+
+OPS, SMALL = _Style("ops", 136, 4, 7), _Style("small", 76, 5, 0)
+TYPES, FEW = _Style("types", 144, 4, 3), _Style("types", 144, 4, 8)
+
+
+class _BoxText(NamedTuple):
+    """Words in a box and their position; `op` is the number of the op that they name, if any."""
+
+    x: float
+    y: float
+    words: str
+    op: int | None
+
+
+@dataclass(frozen=True)
+class _Box:
+    """A segment as drawn: its size, its texts with positions inside, and its own position once it has one."""
+
+    segment: Segment
+    width: float
+    height: float
+    head: str
+    lines: tuple[_BoxText, ...]
+    title: str
+    x: float = 0.0
+    y: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """The boxes and arrows of a model.
+
+    Attributes:
+        width, height: of the whole.
+        style: "ops", "types" or "small".
+        boxes: in layers.
+        arrows: path data, those between neighbouring layers.
+        faint: path data, those that skip a layer.
+        note: what is not drawn, in words.
+    """
+
+    width: float
+    height: float
+    style: str
+    boxes: tuple[_Box, ...]
+    arrows: tuple[str, ...]
+    faint: tuple[str, ...]
+    note: str
+
+
+def _style_of(inspections: Sequence[Inspection], width: int = _WIDTH) -> _Style:
+    """Return the style in which several models are drawn beside each other."""
+    most = max((len(i.segments) for i in inspections), default=0)
+    share = most / TYPES_SHOWN * _WIDTH / width
+    large = FEW if share <= 0.25 else TYPES if share <= 1 else SMALL
+    return OPS if all(len(i.ops) <= OPS_SHOWN for i in inspections) else large
+
+
+def draw(inspection: Inspection, width: int = _WIDTH, style: _Style | None = None) -> _Drawing:
+    """Lay out the segments of one model (not of a pipeline) in a given width."""
+    segments = inspection.segments[:BOXES]
+    style = style or _style_of([inspection], width)
+    rows = {row.name: row for row in inspection.ops}
+    contents = {s.index: _unplaced_box(s, rows, style, width) for s in segments}
+    flow = _data_flow(segments)
+    columns = [
+        [contents[k] for k in layer[at : at + style.stack]]
+        for layer in map(sorted, nx.topological_generations(flow))
+        for at in range(0, len(layer), style.stack)
+    ]
+    boxes, lanes, height = _placed_boxes(columns, width)
+    direct = nx.transitive_reduction(flow)
+    arrows = [_arrow(boxes[a], boxes[b], lanes) for a, b in sorted(direct.edges)]
+    skips = [e for e in sorted(flow.edges) if not direct.has_edge(*e)]
+    faint = [_arrow(boxes[a], boxes[b], lanes) for a, b in skips] if len(skips) <= FAINT else []
+    left = len(inspection.segments) - len(segments)
+    said = [f"{left:,} more segments are not drawn"] if left else []
+    said += [] if faint or not skips else [f"{len(skips):,} arrows that skip a layer are left out"]
+    return _Drawing(
+        width, height, style.name, tuple(boxes.values()), tuple(arrows), tuple(faint), "; ".join(said)
+    )
+
+
+def _data_flow(segments: Sequence[Segment]) -> nx.DiGraph:
+    """Return which segment reads which; readers earlier in the file would make a circle, and are left out."""
+    graph = nx.DiGraph()
+    graph.add_nodes_from(s.index for s in segments)
+    graph.add_edges_from((s.index, r) for s in segments for r in s.readers if s.index < r and r in graph)
+    return graph
+
+
+def _unplaced_box(segment: Segment, rows: dict[str, OpRow], style: _Style, width: int) -> _Box:
+    unit, count = UNIT_WORDS[segment.unit], len(segment.ops)
+    types = [rows[name].op_type if name in rows else name for name in segment.ops]
+    title = _title(segment, types)
+    if style is SMALL:
+        head = f"{unit if segment.unit else '?'} {count:,}"
+        return _Box(segment, style.column, HEAD + 2, head, (), title)
+    head = f"{unit} · {counted(count, 'op')}"
+    if style is OPS:
+        columns = max(1, min(math.ceil(count / style.lines), (width - 2 * PAD) // style.column))
+        each = math.ceil(count / columns) or 1
+        words: list[str] = types
+    else:
+        columns, each = 1, style.lines
+        counts = Counter(types)
+        words = [f"{n} {t}" if n > 1 else t for t, n in counts.items()]
+        if len(words) > each:
+            words = [*words[: each - 1], f"+ {len(words) - each + 1} more types"]
+    letters = int((style.column - PAD) / LETTER)
+    numbers = [rows[name].index if style is OPS and name in rows else None for name in segment.ops]
+    lines = tuple(
+        _BoxText(PAD + k // each * style.column, HEAD + LINE * (k % each) + 12, _shortened(word, letters), op)
+        for k, (word, op) in enumerate(zip(words, numbers, strict=False))
+    )
+    tall = HEAD + LINE * min(each, max(len(lines), 1)) + PAD
+    return _Box(segment, columns * style.column + PAD, tall, head, lines, title)
+
+
+def _title(segment: Segment, types: Sequence[str]) -> str:
+    unit = UNIT_WORDS[segment.unit]
+    common = ", ".join(f"{n} {t}" for t, n in Counter(types).most_common(8))
+    said = [f"segment {segment.index} on {unit}: {common}"]
+    for word, values in (("reads", segment.inputs), ("gives", segment.outputs)):
+        named = [f"{n} {'x'.join(map(str, s)) or 'scalar'}" for n, s in list(values.items())[:6]]
+        said += [f"{word} {', '.join(named)}{', …' * (len(values) > 6)}"] if named else []
+    return "\n".join(said)
+
+
+def _shortened(word: str, letters: int) -> str:
+    return word if len(word) <= letters else word[: letters - 1] + "…"
+
+
+@dataclass(frozen=True)
+class _Lanes:
+    """Where arrows can run without crossing a box.
+
+    Attributes:
+        row: segment -> number of its row.
+        column: segment -> number of its column, counted over all rows.
+        above: height of the lane above each row, and of the lane below the last.
+    """
+
+    row: dict[int, int]
+    column: dict[int, int]
+    above: list[float]
+
+
+def _placed_boxes(columns: list[list[_Box]], width: int) -> tuple[dict[int, _Box], _Lanes, float]:
+    rows: list[list[list[_Box]]] = [[]]
+    x = float(GAP_X)
+    for column in columns:
+        wide = max(c.width for c in column)
+        if rows[-1] and x + wide + GAP_X / 2 > width:
+            rows.append([])
+            x = GAP_X
+        rows[-1].append(column)
+        x += wide + GAP_X
+    lanes, boxes, y = _Lanes({}, {}, []), {}, float(GUTTER)
+    numbers = itertools.count()
+    for k, row in enumerate(rows):
+        lanes.above.append(y - GUTTER / 2)
+        tallest = max((_column_height(column) for column in row), default=0.0)
+        x = GAP_X
+        for column in row:
+            number = next(numbers)
+            top = y + (tallest - _column_height(column)) / 2
+            for c in column:
+                at = c.segment.index
+                lanes.row[at], lanes.column[at] = k, number
+                boxes[at] = replace(c, x=x, y=top)
+                top += c.height + GAP_Y
+            x += max(c.width for c in column) + GAP_X
+        y += tallest + GUTTER
+    lanes.above.append(y - GUTTER / 2)
+    return boxes, lanes, y
+
+
+def _column_height(column: Sequence[_Box]) -> float:
+    return sum(c.height for c in column) + GAP_Y * (len(column) - 1)
+
+
+def _arrow(a: _Box, b: _Box, lanes: _Lanes) -> str:
+    """Return the path of an arrow from the right side of a box to the left side of another."""
+    first, last = a.segment.index, b.segment.index
+    start, end = (a.x + a.width, a.y + a.height / 2), (b.x - 2, b.y + b.height / 2)
+    row, goal = lanes.row[first], lanes.row[last]
+    if row == goal and lanes.column[last] == lanes.column[first] + 1:
+        middle = (start[0] + end[0]) / 2
+        return (
+            f"M{start[0]:.0f} {start[1]:.0f}C{middle:.0f} {start[1]:.0f} "
+            f"{middle:.0f} {end[1]:.0f} {end[0]:.0f} {end[1]:.0f}"
+        )
+    spread = 3 * (first % 3 - 1)  # lines in one lane lie beside each other
+    out, into = start[0] + 10 + spread, end[0] - 12 + spread
+    lane = lanes.above[goal] + spread
+    if goal in (row, row + 1):
+        return _path([start, (out, start[1]), (out, lane), (into, lane), (into, end[1]), end])
+    leave, margin = lanes.above[row + 1] + spread, GAP_X / 3 + spread
+    down = [(out, start[1]), (out, leave), (margin, leave), (margin, lane)]
+    return _path([start, *down, (into, lane), (into, end[1]), end])
+
+
+def _path(points: Sequence[Point], radius: float = 5) -> str:
+    """Return the path of straight lines with rounded corners."""
+    said = f"M{points[0][0]:.0f} {points[0][1]:.0f}"
+    for a, b, c in zip(points, points[1:], points[2:], strict=False):
+        (p, q), (r, s) = _towards(b, a, radius), _towards(b, c, radius)
+        said += f"L{p:.0f} {q:.0f}Q{b[0]:.0f} {b[1]:.0f} {r:.0f} {s:.0f}"
+    return said + f"L{points[-1][0]:.0f} {points[-1][1]:.0f}"
+
+
+def _towards(a: Point, b: Point, most: float) -> Point:
+    length = math.dist(a, b)
+    step = min(most, length / 2) / length if length else 0.0
+    return a[0] + (b[0] - a[0]) * step, a[1] + (b[1] - a[1]) * step
+
 
 BAR = 590
 """Number of cells of the device bar."""
@@ -72,7 +329,7 @@ class PageView:
     legend: list[tuple[str, str, int]]
     bar: list[Run]
     strip: list[Run]
-    drawings: list[tuple[str, Drawing]]
+    drawings: list[tuple[str, _Drawing]]
     time: list[TimePart]
     dearest: list[costs.TimeShare]
     slowest: list[costs.TimeShare]
@@ -126,7 +383,7 @@ def page(inspection: Inspection, after: Inspection | None = None) -> str:
         views = [page_view(inspection, "")]
     else:
         parts = [part for i in (inspection, after) for _, part in summary.sections(i)]
-        style = style_of(parts, HALF)
+        style = _style_of(parts, HALF)
         views = [page_view(inspection, "before", HALF, style), page_view(after, "after", HALF, style)]
     last = views[-1].inspection
     gone, new = summary.gone_and_new(inspection, last)
@@ -169,7 +426,7 @@ def cell(inspection: Inspection) -> str:
 
 
 def page_view(
-    inspection: Inspection, label: str, width: int | None = WIDTH, style: Style | None = None
+    inspection: Inspection, label: str, width: int | None = _WIDTH, style: _Style | None = None
 ) -> PageView:
     """Return what a template shows of an inspection, with graphs of a width and style; None for no graphs."""
     rows = summary.all_rows(inspection)

@@ -35,7 +35,7 @@ from anesurgery.interpret import Executable, Listener
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.loading import load
 from anesurgery.mil import Array, Operation, Program, operands, quiet_host, walk_ops
-from anesurgery.placement.worse_inputs import Slopes, moved
+from anesurgery.placement.certifying import Slopes, moved
 
 TARGETS = ("M1/macOS 14", "M3/macOS 26", "M5/macOS 26")
 LARGEST, CEILING, SLICE, WHOLE = 65504.0, 32768.0, 4094.0, 2048.0

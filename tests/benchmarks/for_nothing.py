@@ -39,8 +39,8 @@ from anesurgery.files.package import save
 from anesurgery.loading import load
 from anesurgery.mil import quiet_host
 from anesurgery.placement.durations import change
-from anesurgery.placement.expected import Expected
 from anesurgery.placement.inspection import Inspection
+from anesurgery.placement.score import Expected
 from anesurgery.show.summary import gone_and_new, sections
 from anesurgery.surgery import Surgery, find_recipe
 

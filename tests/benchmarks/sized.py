@@ -26,7 +26,7 @@ from torch import nn
 
 import anesurgery as ane
 from anesurgery.files.size_index import read as sized_file
-from anesurgery.shipping.shared_tables import LEAST, SHARE
+from anesurgery.shipping.position_tables import SHARE, SMALL_TABLE
 
 
 def between(model: Sized, ranged: Any, folder: Path) -> str:
@@ -234,7 +234,9 @@ def ranges_section() -> str:
     """Models of a range."""
     lengths = ", ".join(map(str, LENGTHS))
     rows = _in_scratch(row, MODELS)
-    return FROM_RANGES.format(lengths=lengths, largest=LENGTHS[-1], least=LEAST, share=100 * SHARE, rows=rows)
+    return FROM_RANGES.format(
+        lengths=lengths, largest=LENGTHS[-1], least=SMALL_TABLE, share=100 * SHARE, rows=rows
+    )
 
 
 def fixed_section() -> str:

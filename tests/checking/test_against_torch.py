@@ -14,7 +14,7 @@ from torch import nn
 import anesurgery as ane
 from anesurgery.checking.against_torch import _orders, _psnr, _Values
 from anesurgery.errors import SurgeryError
-from anesurgery.examples.language import GPT2_SIZES, GPT2Block, causal
+from anesurgery.examples.example_models import GPT2_SIZES, GPT2Block, causal
 from anesurgery.mil import ct, mb, quiet_host
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.compressing import estimating
+from anesurgery.compressing import assignment
+from anesurgery.compressing.assignment import estimate_forms
 from anesurgery.compressing.correcting import correct, find_candidates, form_bytes, plain_moments
 from anesurgery.compressing.costs import Cost
-from anesurgery.compressing.estimating import estimate_forms
 from anesurgery.compressing.finished import Finished
 from anesurgery.compressing.fitting import fit_form
 from anesurgery.errors import SurgeryError
@@ -86,7 +86,7 @@ def test_a_weight_is_run_once_for_each_sample(monkeypatch: pytest.MonkeyPatch) -
     """The wrong version runs each form, which takes several times as long."""
     runs: list[Any] = []
     monkeypatch.setattr(Fork, "__call__", _counted(Fork.__call__, runs))
-    monkeypatch.setattr(estimating, "MOST_RUNS", 5)
+    monkeypatch.setattr(assignment, "MOST_RUNS", 5)
     program = branches((1.0, 0.02, 0.02))
     found, _ = find_candidates(function_of(program, None), 1000)
     estimate_forms(Loaded(program), "main", samples(9), dict.fromkeys(found, FORMS), Finished())
@@ -105,7 +105,7 @@ def test_estimated_errors_are_near_those_after_correction() -> None:
     program, given = branches((1.0, 1.0, 1.0)), samples()
     one, *_ = find_candidates(function_of(program, None), 1000)[0]
     hessians = plain_moments(Loaded(program), "main", given, [one])[one.var]
-    trial = estimating._trial(one, FORMS, hessians)
+    trial = assignment._trial(one, FORMS, hessians)
     made = {form: correct(one, form, hessians, 9) for form in FORMS}
     for form in FORMS:
         expected = made[form].error / made[FORMS[0]].nearest_error
@@ -130,10 +130,10 @@ def test_a_weight_that_breaks_the_outputs_costs_most() -> None:
     """The wrong version leaves out forms of infinite cost, and takes the weight for one that costs nothing."""
     program = branches((1.0, 1.0, 1.0))
     one, *_ = find_candidates(function_of(program, None), 1000)[0]
-    trial = estimating._trial(one, FORMS, np.eye(WIDTH)[None])
+    trial = assignment._trial(one, FORMS, np.eye(WIDTH)[None])
     cost = Cost()
     cost.add({"y": np.ones((2, 4))}, {"y": np.full((2, 4), np.inf)})
-    costs = [option.kl for option in estimating._row(0, one, trial, cost).options.values()]
+    costs = [option.kl for option in assignment._row(0, one, trial, cost).options.values()]
     assert np.isfinite(costs).all()
     assert min(costs) > 1e3
 

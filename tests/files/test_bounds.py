@@ -18,8 +18,8 @@ from anesurgery.files.source import SourceFile
 from anesurgery.files.weights import METADATA, SENTINEL
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.placement.calibration import read_plan
 from anesurgery.placement.corrections import read_corrections
-from anesurgery.placement.rates_from_plans import read_plan
 
 MODEL = "Data/com.apple.CoreML/model.mlmodel"
 WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"

@@ -16,7 +16,7 @@ from anesurgery import frontend
 from anesurgery.errors import NotExpressible
 from anesurgery.interpret import run
 from anesurgery.mil import Array, ct, quiet_host
-from anesurgery.shipping.traceable_experts import Traceable, check
+from anesurgery.shipping.converting import Traceable, check
 
 TOKENS, WIDTH, EXPERTS, CHOSEN = 6, 4, 3, 2
 

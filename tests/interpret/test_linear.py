@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from anesurgery.interpret.arithmetic import field
-from anesurgery.interpret.ops import reduction
+from anesurgery.interpret.ops import computing
 
 WIDTHS = [2048, 2053]
 """A multiple of what is looked at together, and a prime."""
@@ -21,7 +21,7 @@ def test_one_number_in_each_row_picks_a_row(width: int) -> None:
     x, y = torch.zeros(2, 3, width), table(width)
     for row, (place, value) in enumerate([(0, 1.0), (width - 1, -2.5), (255, 1e-30), (256, 3.0), (700, 0.0)]):
         x[row // 3, row % 3, place] = value
-    rows = reduction._picked_rows(x, y)
+    rows = computing._picked_rows(x, y)
     assert rows is not None
     assert torch.equal(rows, x @ y)
 
@@ -31,29 +31,29 @@ def test_one_number_in_each_row_picks_a_row(width: int) -> None:
 def test_two_numbers_in_a_row_are_a_sum(width: int, second: int) -> None:
     x, y = torch.zeros(2, width), table(width)
     x[0, 3], x[0, second] = 1.0, -1.0
-    assert reduction._picked_rows(x, y) is None
-    torch.testing.assert_close(reduction.matmul(x, y)[0], y[3] - y[second])
+    assert computing._picked_rows(x, y) is None
+    torch.testing.assert_close(computing.matmul(x, y)[0], y[3] - y[second])
 
 
 def test_what_is_not_finite_poisons_every_sum() -> None:
     x, y = torch.zeros(1, 2048), table(2048)
     x[0, 5], y[7, 1] = 1.0, torch.inf
-    assert reduction.matmul(x, y).isnan().tolist() == [[False, True, False]]
+    assert computing.matmul(x, y).isnan().tolist() == [[False, True, False]]
     x[0, 5] = torch.nan
-    assert reduction.matmul(x, table(2048)).isnan().all()
+    assert computing.matmul(x, table(2048)).isnan().all()
 
 
 @pytest.mark.parametrize("biased", [True, False])
 def test_weights_widened_by_blocks(biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reduction, "BLOCK", 16)
+    monkeypatch.setattr(computing, "BLOCK", 16)
     made = torch.Generator().manual_seed(1)
     x, weight = torch.randn(2, 5, 7, generator=made), torch.randn(9, 7, generator=made).half()
     bias = torch.randn(9, generator=made) if biased else None
     whole = torch.nn.functional.linear(x, weight.float(), bias)
-    torch.testing.assert_close(reduction.linear(x, weight, bias), whole, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(computing.linear(x, weight, bias), whole, rtol=1e-6, atol=1e-6)
     one = torch.tensor(0.5)
     torch.testing.assert_close(
-        reduction.linear(x, weight, one),
+        computing.linear(x, weight, one),
         torch.nn.functional.linear(x, weight.float()) + 0.5,
         rtol=1e-6,
         atol=1e-6,

@@ -13,8 +13,7 @@ from stateful_program import stateful
 
 from anesurgery.errors import InterpretError, UnknownName
 from anesurgery.files.package import save
-from anesurgery.interpret import TABLE, Executable, Listener, Unsupported, run
-from anesurgery.interpret.ops import control
+from anesurgery.interpret import TABLE, Executable, Listener, Unsupported, core, run
 from anesurgery.interpret.table import Implementation
 from anesurgery.loading import load
 from anesurgery.mil import Array, Operation, Program, Var, ct, mb, types
@@ -127,17 +126,17 @@ def test_an_op_that_nobody_knows_is_named_wherever_it_is(monkeypatch: pytest.Mon
         patch.delitem(TABLE, "mul")
         with pytest.raises(Unsupported, match=r"does not know 'mul'; add a meaning with @impl"):
             Executable(branching())
-    monkeypatch.delitem(control.TABLE, "cond")
+    monkeypatch.delitem(core.CONTROL_FLOW, "cond")
     with pytest.raises(Unsupported, match="op y: the interpreter does not know 'cond'"):
         Executable(branching())
 
 
 def test_a_loop_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "LOOP_LIMIT", 5)
+    monkeypatch.setattr(core, "LOOP_LIMIT", 5)
     values = {"x": floats(4), "n": [5]}
     with pytest.raises(InterpretError, match=r"op loop: the loop still runs after 5 rounds"):
         run(branching(), values)
-    monkeypatch.setattr(control, "LOOP_LIMIT", 6)
+    monkeypatch.setattr(core, "LOOP_LIMIT", 6)
     run(branching(), values)
 
 

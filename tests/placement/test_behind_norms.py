@@ -12,7 +12,7 @@ import pytest
 import anesurgery as ane
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.numeric.behind_norms import far_end
+from anesurgery.placement.rules.numeric import far_end
 from anesurgery.semantics.intervals import magnitude
 
 HALF = np.float16

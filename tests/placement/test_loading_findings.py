@@ -11,7 +11,7 @@ from statements_of_reports import stateful
 
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.placement.rules import slow_loads
+from anesurgery.placement.rules import whole_model
 
 
 def attention(queries: int, keys: int) -> Callable[[], Program]:
@@ -103,13 +103,13 @@ CASES: dict[str, tuple[Callable[[], Program], str, str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_loads_that_were_reported(name: str) -> None:
     build, target, rule = CASES[name]
-    found = {f.rule for f in ane.inspect(build(), target).findings} & {r.id for r in slow_loads.RULES}
+    found = {f.rule for f in ane.inspect(build(), target).findings} & {r.id for r in whole_model.SLOW_LOADS}
     assert (rule in found) if rule else not found
 
 
 def test_without_the_engine_nothing_is_compiled_for_it() -> None:
     found = ane.inspect(products(9)(), "M4/macOS 15", compute_units="CPU_ONLY")
-    assert not {f.rule for f in found.findings} & {r.id for r in slow_loads.RULES}
+    assert not {f.rule for f in found.findings} & {r.id for r in whole_model.SLOW_LOADS}
 
 
 def test_memory_tells_the_weights_as_stored_and_expanded() -> None:

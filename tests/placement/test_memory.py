@@ -20,7 +20,7 @@ from anesurgery.placement import memory
 from anesurgery.placement.evidence import Finding, Rule
 from anesurgery.placement.flexible import flexible_shapes
 from anesurgery.placement.inspection import Memory
-from anesurgery.placement.rules import layout_advice, sampled, save_changes, shapes
+from anesurgery.placement.rules import lost_in_conversion, sampled, shapes
 from anesurgery.placement.target import CHIPS, Target
 
 ANY = Target.parse("any")
@@ -156,7 +156,7 @@ def test_large_values() -> None:
 
 def test_every_finding_about_the_model_is_whole() -> None:
     whole = [rule for rule in vars(shapes).values() if isinstance(rule, Rule)]
-    for rule in (*memory.RULES, *whole, *layout_advice.RULES):
+    for rule in (*memory.RULES, *whole, *shapes.LAYOUT_RULES):
         assert rule.legal is None
         assert rule.because
         assert rule.source
@@ -316,7 +316,7 @@ def test_saving_through_the_host_changes_it(rule: str, settled: Callable[[Progra
     """What is told without running its passes must be what they do."""
     body, spec, change = CHANGED[rule]
     program = built(body, spec, opset=ct.target.iOS17)
-    said = words(tuple(save_changes.of_program(program)))
+    said = words(tuple(lost_in_conversion.save_changes(program)))
     assert rule in said
     assert said.keys() <= {rule, "save-guard-negative-gather-indices"}
     kinds = [op.op_type for op in main(settled(program)).operations]
@@ -329,7 +329,7 @@ def test_saving_a_converted_model_guards_it_twice(
 ) -> None:
     for name in ("gpt2", "bert", "vit"):
         program = converted(name).model._mil_program
-        said = words(tuple(save_changes.of_program(program)))
+        said = words(tuple(lost_in_conversion.save_changes(program)))
         assert set(said) == ({"save-guard-negative-gather-indices"} if name != "vit" else set())
         before, after = (
             [op.op_type for op in main(p).operations].count("greater_equal")

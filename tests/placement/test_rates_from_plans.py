@@ -17,11 +17,11 @@ from anesurgery.commands.app import app
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.interpret.predictor import Predictor, program_of
 from anesurgery.mil import Program
-from anesurgery.placement import Target, compute_plan, core_ml_runs
-from anesurgery.placement.calibration import features_of
+from anesurgery.placement import compute_plan, core_ml_runs
+from anesurgery.placement.calibration import cross_validated_errors, features_of, learn, read_plan
 from anesurgery.placement.core_ml_runs import SETTINGS, measure
 from anesurgery.placement.corrections import Correction, Corrections, read_corrections
-from anesurgery.placement.rates_from_plans import cross_validated_errors, learn, read_plan
+from anesurgery.placement.target import Target
 
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "placement" / "models_open.json"
 RUN = CliRunner()

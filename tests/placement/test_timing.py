@@ -16,7 +16,7 @@ from anesurgery.errors import LoadError
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement import timing
 from anesurgery.placement.durations import Time, change, total
-from anesurgery.placement.expected import Expected
+from anesurgery.placement.score import Expected
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import (
     INT8,

@@ -10,7 +10,7 @@ import pytest
 import anesurgery as ane
 from anesurgery.mil import Program, Var, mb, types
 from anesurgery.placement import certifying
-from anesurgery.placement.worse_inputs import Slopes, Trial, drawn_anew, moved, ranges_of
+from anesurgery.placement.certifying import Slopes, Trial, drawn_anew, moved, ranges_of
 
 HALF = np.float16
 

@@ -16,8 +16,7 @@ from anesurgery.errors import SurgeryError
 from anesurgery.facts.makeup import makeup
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.embedding_matmul import EmbeddingMatmul
-from anesurgery.placement.expected import SAME
-from anesurgery.placement.score import OFF, Score
+from anesurgery.placement.score import OFF, SAME, Score
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.session import counts
 

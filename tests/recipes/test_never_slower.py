@@ -19,10 +19,10 @@ from anesurgery.errors import SurgeryWarning
 from anesurgery.mil import Var, ct, mb, types
 from anesurgery.placement.score import GAINS, WORTH
 from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.choosing import Search
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.rewriting.searching import Search
 from anesurgery.rewriting.step_trials import Trial
 from anesurgery.surgery import Recipe
 

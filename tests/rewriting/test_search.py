@@ -14,17 +14,16 @@ from anesurgery.files.interface import InterfaceChange
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Operation, Program, Var, ct, mb, types
 from anesurgery.placement.evidence import Finding, Grade
-from anesurgery.placement.expected import Expected
-from anesurgery.placement.score import GAINS
+from anesurgery.placement.score import GAINS, Expected
 from anesurgery.placement.target import Target
 from anesurgery.placement.verdicts import Legality
-from anesurgery.rewriting import searching
+from anesurgery.rewriting import choosing
 from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.choosing import Search, Searching
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.rewriting.searching import Search, Searching
 from anesurgery.rewriting.session import Session
 from anesurgery.rewriting.step_trials import LEAST, Trial, Trials
 
@@ -173,7 +172,7 @@ def test_what_stands_second_against_an_op_is_tried_where_the_first_has_no_remedy
         return sought(built(sums), remedies)[1]
 
     assert not end().steps
-    monkeypatch.setattr(searching, "Legality", Both)
+    monkeypatch.setattr(choosing, "Legality", Both)
     assert [step.name for step in end().steps] == ["cumsum_to_modes", "mod_to_exp"]
 
 
@@ -250,7 +249,7 @@ class CumsumToExp(Rewrite):
 
 def test_a_result_that_need_not_change_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: the step that changes the result is tried first, and then nothing is left to gain."""
-    monkeypatch.setattr(searching, "CLEARLY", 0.95)
+    monkeypatch.setattr(choosing, "CLEARLY", 0.95)
     found, end = search(built(sums), ChangedExp(), CumsumToExp())
     assert [step.name for step in end.steps] == ["cumsum_to_exp"]
     (_, refusal) = found.rejected["cumsum_to_changed_exp"]
@@ -357,8 +356,8 @@ def test_rounding_pays_by_more_on_the_engine_or_a_clear_gain(
     monkeypatch: pytest.MonkeyPatch, least: float, kept: bool
 ) -> None:
     """The wrong version: any gain in time, however small, for numbers that are less exact."""
-    monkeypatch.setattr(searching, "CLEARLY", least)
-    monkeypatch.setattr(searching, "too_far", lambda *_: "")
+    monkeypatch.setattr(choosing, "CLEARLY", least)
+    monkeypatch.setattr(choosing, "too_far", lambda *_: "")
     monkeypatch.setitem(GAINS, "on the ANE", lambda *_: "")
     monkeypatch.setitem(GAINS, "perhaps", lambda *_: "")
     found, end = search(built(sums), Rounds())
@@ -369,9 +368,9 @@ def test_rounding_pays_by_more_on_the_engine_or_a_clear_gain(
 
 def test_what_core_ml_counts_is_no_run_time_and_pays_for_no_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: fp16 on the CPU, since Core ML counts less for it."""
-    monkeypatch.setattr(searching, "CLEARLY", 1.0)
+    monkeypatch.setattr(choosing, "CLEARLY", 1.0)
     monkeypatch.setattr(Expected, "times", lambda *_: None)
-    monkeypatch.setattr(searching, "too_far", lambda *_: "")
+    monkeypatch.setattr(choosing, "too_far", lambda *_: "")
     monkeypatch.setitem(GAINS, "on the ANE", lambda *_: "")
     monkeypatch.setitem(GAINS, "perhaps", lambda *_: "")
     found, end = search(built(sums), Rounds())

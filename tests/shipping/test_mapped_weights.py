@@ -15,25 +15,26 @@ from safetensors.torch import load_file, save_file
 from anesurgery.files.package import save
 from anesurgery.loading import load
 from anesurgery.mil import mb, types
-from anesurgery.shipping import mapped_weights
-from anesurgery.shipping.checkpoint import Checkpoint
+from anesurgery.shipping import checkpoint as checkpoints_module
+from anesurgery.shipping.checkpoint import Checkpoint, fp32_checkpoint, mapped_constants
 from anesurgery.shipping.converting import convert
-from anesurgery.shipping.mapped_weights import fp32_checkpoint, mapped_constants
 
 
 def held(program: Any) -> list[str]:
     """The constants in memory of their own."""
     ops = program.functions["main"].operations
     return [
-        op.name for op in ops if op.op_type == "const" and mapped_weights._should_be_mapped(op.outputs[0].val)
+        op.name
+        for op in ops
+        if op.op_type == "const" and checkpoints_module._should_be_mapped(op.outputs[0].val)
     ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("narrow", [False, True])
 def test_a_conversion_holds_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, narrow: bool) -> None:
-    monkeypatch.setattr(mapped_weights, "LEAST", 1024)
-    monkeypatch.setattr(mapped_weights, "PIECE", 100)
+    monkeypatch.setattr(checkpoints_module, "LEAST", 1024)
+    monkeypatch.setattr(checkpoints_module, "PIECE", 100)
     source = save_checkpoint(tmp_path / "checkpoint", layers=1)
     if narrow:
         file = source / "model.safetensors"
@@ -59,7 +60,7 @@ def test_a_conversion_holds_no_weights(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_checkpoint_of_16_bits_is_widened_in_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped_weights, "SHARD", 100)
+    monkeypatch.setattr(checkpoints_module, "SHARD", 100)
     folder = tmp_path / "given"
     folder.mkdir()
     tensors = {"a": torch.randn(5, 5).bfloat16(), "b": torch.randn(9).half(), "c": torch.arange(4)}
@@ -82,7 +83,7 @@ def test_what_leaves_fp16_is_what_the_host_says(
 ) -> None:
     from coremltools.converters.mil.mil.passes.defs.quantization import FP16ComputePrecision
 
-    monkeypatch.setattr(mapped_weights, "PIECE", 64)
+    monkeypatch.setattr(checkpoints_module, "PIECE", 64)
     values = np.ones((2, 100), np.float32)
     values.reshape(-1)[at] = largest
     host = FP16ComputePrecision.fp16_overflow
@@ -98,7 +99,7 @@ def test_what_leaves_fp16_is_what_the_host_says(
         asked.append(given)
         return False
 
-    ours = mapped_weights._overflow_check(ask)
+    ours = checkpoints_module._overflow_check(ask)
     assert ours(op) == host(op)
     assert not asked  # of large constants the host would make copies
     assert not ours(SimpleNamespace(inputs={}))

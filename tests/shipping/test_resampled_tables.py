@@ -13,7 +13,7 @@ import anesurgery as ane
 from anesurgery.checking.exactness import nearness
 from anesurgery.frontend.resampling import Resampled
 from anesurgery.mil import Program, ct, mb, types
-from anesurgery.shipping.resampled_tables import compute_tables
+from anesurgery.shipping.position_tables import compute_tables
 from anesurgery.shipping.several_sizes import SizedModel
 
 SHAPES = [(1, 3, 8, 12), (1, 3, 16, 16), (1, 3, 24, 20)]

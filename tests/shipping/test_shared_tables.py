@@ -9,7 +9,7 @@ import pytest
 
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.shipping.shared_tables import share_tables
+from anesurgery.shipping.position_tables import share_tables
 
 LONG = np.random.default_rng(0).standard_normal((1, 64, 16)).astype(np.float32)
 CHANGED = LONG[:, :32].copy()

@@ -13,7 +13,7 @@ from browser import Browser, browsing
 
 import anesurgery as ane
 from anesurgery.mil import Program, Var, mb
-from anesurgery.show.graph_page import LEAST, Repeats, repeated_blocks
+from anesurgery.show.pictures import LEAST, Repeats, repeated_blocks
 
 BLOCKS = 6
 

@@ -15,8 +15,7 @@ from report_models import EVIL, M1, ODD, large, twenty
 
 from anesurgery.errors import SurgeryError
 from anesurgery.placement import Inspection, Segment
-from anesurgery.show.drawing import draw
-from anesurgery.show.page import cell, page
+from anesurgery.show.page import cell, draw, page
 
 VOID = {"meta", "input", "br", "img", "link", "hr"}
 

@@ -17,7 +17,7 @@ from anesurgery.interpret.differences import DIFFERENCES
 from anesurgery.placement.evidence import Rule
 from anesurgery.placement.rules import lost_in_conversion
 from anesurgery.placement.rules.loading import REPORTS
-from anesurgery.placement.rules.slow_loads import RULES as SLOW
+from anesurgery.placement.rules.whole_model import SLOW_LOADS as SLOW
 
 DOCS = Path(__file__).parents[2] / "docs"
 BEGIN, END = "<!-- rows -->", "<!-- end of rows -->"

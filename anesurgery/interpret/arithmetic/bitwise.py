@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from anesurgery.interpret.arithmetic import field, list_rules
+from anesurgery.interpret.arithmetic import field, symbolic
+from anesurgery.interpret.arithmetic.algebraic import Axes, axes_of, matrices
 from anesurgery.interpret.arithmetic.field import PRIMES, Image, key, opaque, packed
 from anesurgery.interpret.arithmetic.precision import narrows
-from anesurgery.interpret.arithmetic.sum_rules import Axes, axes_of, matrices
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Rule, Symbolic
 from anesurgery.interpret.ops.windows import Windows, conv, conv_transpose, counted, pad_axes, padding, windows
 from anesurgery.interpret.table import Implementation, Unsupported, ints
@@ -809,4 +809,4 @@ RULES: dict[str, Rule] = {
     "avg_pool": _avg_pool,
 }
 
-Bitwise.rules = BIT_RULES | RULES | list_rules.RULES
+Bitwise.rules = BIT_RULES | RULES | symbolic.LIST_RULES

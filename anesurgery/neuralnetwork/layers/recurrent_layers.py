@@ -1,7 +1,8 @@
-"""Recurrent layers: simple ones, gated ones (GRU), and LSTMs in one direction or two.
+"""Recurrent layers, and the activations that they compute inside and that are layers of their own.
 
-They become MIL's own ops where those have the activations that are asked for; these ops take names without
-parameters. Otherwise each step is written out, for which the length of the sequence must be known.
+The layers are simple ones, gated ones (GRU), and LSTMs in one direction or two. They become MIL's own ops where
+those have the activations that are asked for; these ops take names without parameters. Otherwise each step is
+written out, for which the length of the sequence must be known.
 
 Blobs are (sequence, batch, size, 1, 1), states (1, batch, size, 1, 1). Initial states are 0 unless they are
 inputs, which need only have as many numbers.
@@ -22,7 +23,6 @@ import numpy as np
 
 from anesurgery.mil import Array, Var, is_symbolic, mb
 from anesurgery.neuralnetwork.context import Context, layer
-from anesurgery.neuralnetwork.layers.activation_layers import activate
 
 F = np.float32
 DEFAULTS = {
@@ -201,7 +201,7 @@ def simple_recurrent(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
 
     def step(row: Var, states: States) -> States:
         total = mb.add(x=row, y=mb.linear(x=states[0], weight=weights.hh))
-        return (activate(ctx, act, total),)
+        return (_activate(ctx, act, total),)
 
     way = Direction(weights, [name_of(act)], step)
     return _one_state(ctx, params, inputs, way, "rnn", ["activation"])
@@ -218,10 +218,10 @@ def gru(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
     def step(row: Var, states: States) -> States:
         (h,) = states
         x_r, x_o, x_z = mb.split(x=row, num_splits=3, axis=-1)
-        r = activate(ctx, gate, mb.add(x=x_r, y=mb.linear(x=h, weight=r_hh)))
-        z = activate(ctx, gate, mb.add(x=x_z, y=mb.linear(x=h, weight=z_hh)))
+        r = _activate(ctx, gate, mb.add(x=x_r, y=mb.linear(x=h, weight=r_hh)))
+        z = _activate(ctx, gate, mb.add(x=x_z, y=mb.linear(x=h, weight=z_hh)))
         reset = mb.linear(x=mb.mul(x=r, y=h), weight=o_hh)
-        o = activate(ctx, act, mb.add(x=x_o, y=reset))
+        o = _activate(ctx, act, mb.add(x=x_o, y=reset))
         return (mb.add(x=mb.mul(x=mb.sub(x=F(1), y=z), y=o), y=mb.mul(x=z, y=h)),)
 
     way = Direction(weights, [name_of(gate), name_of(act)], step)
@@ -337,7 +337,7 @@ def _step(ctx: Context, params: Any, weights: Weights, kinds: Sequence[Any]) -> 
     def open_(total: Var, peephole: Array | None, c: Var) -> Var:
         if peephole is not None:
             total = mb.add(x=total, y=mb.mul(x=c, y=peephole))
-        return activate(ctx, gate, total)
+        return _activate(ctx, gate, total)
 
     def step(row: Var, states: States) -> States:
         h, c = states
@@ -345,10 +345,10 @@ def _step(ctx: Context, params: Any, weights: Weights, kinds: Sequence[Any]) -> 
         x_i, x_f, x_o, x_z = mb.split(x=total, num_splits=4, axis=-1)
         i = open_(x_i, p_i, c)
         f = mb.sub(x=F(1), y=i) if coupled else open_(x_f, p_f, c)
-        z = activate(ctx, cell_in, x_z)
+        z = _activate(ctx, cell_in, x_z)
         c = mb.add(x=mb.mul(x=f, y=c), y=mb.mul(x=i, y=z))
         c = mb.clip(x=c, alpha=F(-bound), beta=F(bound))
-        return mb.mul(x=open_(x_o, p_o, c), y=activate(ctx, cell_out, c)), c
+        return mb.mul(x=open_(x_o, p_o, c), y=_activate(ctx, cell_out, c)), c
 
     return step
 
@@ -408,3 +408,77 @@ def _op(
         return y, [h, c]
     (h, h_back), (c, c_back) = (mb.split(x=s, num_splits=2, axis=-1) for s in (h, c))
     return y, [h, c, h_back, c_back]
+
+
+SIMPLE: dict[str, Callable[[Any, Var], Var]] = {
+    "linear": lambda p, x: _linear(x, p.alpha, p.beta),
+    "ReLU": lambda p, x: mb.relu(x=x),
+    "leakyReLU": lambda p, x: mb.leaky_relu(x=x, alpha=F(p.alpha)),
+    "tanh": lambda p, x: mb.tanh(x=x),
+    "scaledTanh": lambda p, x: mb.scaled_tanh(x=x, alpha=F(p.alpha), beta=F(p.beta)),
+    "sigmoid": lambda p, x: mb.sigmoid(x=x),
+    "sigmoidHard": lambda p, x: mb.sigmoid_hard(x=x, alpha=F(p.alpha), beta=F(p.beta)),
+    "ELU": lambda p, x: mb.elu(x=x, alpha=F(p.alpha)),
+    "softsign": lambda p, x: mb.softsign(x=x),
+    "softplus": lambda p, x: mb.softplus(x=x),
+    "thresholdedReLU": lambda p, x: mb.thresholded_relu(x=x, alpha=F(p.alpha)),
+}
+"""Activations without weights: kind -> builder."""
+
+GELU = {0: "EXACT", 1: "TANH_APPROXIMATION", 2: "SIGMOID_APPROXIMATION"}
+
+
+def _linear(x: Var, alpha: float, beta: float) -> Var:
+    """Alpha x + beta."""
+    return mb.linear_activation(x=x, alpha=F(alpha), beta=F(beta))
+
+
+def _activate(ctx: Context, params: Any, x: Var) -> Var:
+    """The activation that an `ActivationParams` message describes.
+
+    Raises:
+        LoadError: it describes none, or its weights do not fit the channels.
+    """
+    kind = params.WhichOneof("NonlinearityType")
+    if kind in SIMPLE:
+        return SIMPLE[kind](getattr(params, kind), x)
+    if kind == "PReLU":
+        image, back = _with_channels(ctx, x)
+        return back(mb.prelu(x=image, alpha=_each(ctx, params.PReLU.alpha, image, "alpha")))
+    if kind == "parametricSoftplus":
+        image, back = _with_channels(ctx, x)
+        soft = params.parametricSoftplus
+        alpha, beta = (_each(ctx, w, image, n) for w, n in ((soft.alpha, "alpha"), (soft.beta, "beta")))
+        return back(mb.softplus_parametric(x=image, alpha=alpha, beta=beta))
+    raise ctx.error("has no activation that is known; upgrade coremltools, or export the model again")
+
+
+def _with_channels(ctx: Context, x: Var) -> tuple[Var, Callable[[Var], Var]]:
+    """A value as (batch, channel, height, width), and the way back; of two axes, the last is the channel.
+
+    The specification asks for three axes, but converters write such layers after matrix products.
+    """
+    if x.rank > 2:
+        return ctx.images(x)
+    axes = [2, 3] if x.rank == 2 else [0, 2, 3]
+    return mb.expand_dims(x=x, axes=axes), lambda y: mb.squeeze(x=y, axes=axes)
+
+
+def _each(ctx: Context, params: Any, image: Var, name: str) -> Array:
+    """A parameter for each channel; the file may hold a single one for all."""
+    (channels,) = ctx.shape(image, [1])
+    bits = 8 * len(params.rawValue)
+    single = (
+        len(params.floatValue) == 1
+        or len(params.float16Value) == 2
+        or 0 < bits < channels * params.quantization.numberOfBits
+    )
+    return np.broadcast_to(ctx.weights(params, [1 if single else channels], name), channels).copy()
+
+
+layer("activation")(lambda ctx, params, inputs: _activate(ctx, params, inputs[0]))
+layer("clip")(lambda ctx, params, inputs: mb.clip(x=inputs[0], alpha=F(params.minVal), beta=F(params.maxVal)))
+layer("clampedReLU")(
+    lambda ctx, params, inputs: mb.clamped_relu(x=inputs[0], alpha=F(params.alpha), beta=F(params.beta))
+)
+layer("gelu")(lambda ctx, params, inputs: mb.gelu(x=inputs[0], mode=GELU[params.mode]))

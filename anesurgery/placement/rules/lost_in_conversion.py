@@ -1,13 +1,18 @@
-"""Rules about conversions known to be wrong, recognised by the ops that they leave in the program.
+"""Rules about what coremltools got wrong in a conversion, and what it would change when it saves the program.
 
-Example: coremltools 9 converts `x % 1` to `sub(x, x)`. `inspect` reports such a form, and the pass
-`restore_meaning` repairs it. `of_function` reports outputs that are the same for every input.
+Conversions known to be wrong are recognised by the ops that they leave. Example: coremltools 9 converts `x % 1`
+to `sub(x, x)`. `inspect` reports such a form, and the pass `restore_meaning` repairs it. `of_function` reports
+outputs that are the same for every input.
+
+`save_changes` reports ops that passes of the default pipeline would rewrite. `ct.convert` of a MIL program runs
+these passes; this library's own writer does not. Each finding names the pass, how many ops it changes, and how
+to leave it out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +29,7 @@ from anesurgery.mil import (
     Array,
     Function,
     Operation,
+    Program,
     Var,
     constant,
     consumers,
@@ -33,12 +39,137 @@ from anesurgery.mil import (
     operands,
     producer,
     static_shape,
+    walk_ops,
 )
-from anesurgery.ops import names
+from anesurgery.ops import UNARY, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, general
 from anesurgery.placement.target import Target
 from anesurgery.semantics.intervals import interval
-from anesurgery.semantics.reading import axes_of, flag, number
+from anesurgery.semantics.reading import axes_of, elements, flag, number
+
+_GUARDED_FROM = 8
+"""The specification version (8 is iOS 17) from which a gather no longer handles negative indices itself."""
+_SOURCE = "coremltools 9.0: {}, read and run"
+_ADVICE = (
+    "save with this library, which runs no pass, or take the pass out of the pipeline: "
+    'pipeline.remove_passes({{"{}"}})'
+)
+
+
+@dataclass(frozen=True)
+class _DefaultPass:
+    """A pass of coremltools' default pipeline and the ops that it would change."""
+
+    name: str
+    ops: frozenset[str]
+    because: str
+    changes: Callable[[Operation], bool]
+
+    def rule(self) -> Rule:
+        """Return the rule that the findings cite."""
+        return Rule(
+            f"save-{self.name.rsplit('::')[-1].replace('_', '-')}",
+            self.ops,
+            self.because,
+            _SOURCE.format(self.name),
+            kind="interface",
+            grade=Grade.MEASURED,
+            advice=_ADVICE.format(self.name),
+        )
+
+
+def _is_one_hot_product(op: Operation) -> bool:
+    """Is a one_hot the first operand of a matmul?"""
+    return any(r.op_type == "matmul" and r.x is op.outputs[0] for r in consumers(op.outputs[0]))
+
+
+def _is_written_dilation(op: Operation) -> bool:
+    """Is a space_to_batch followed by conv and batch_to_space?"""
+    convolutions = [r for r in consumers(op.outputs[0]) if r.op_type == "conv"]
+    return any(r.op_type == "batch_to_space" for c in convolutions for r in consumers(c.outputs[0]))
+
+
+def _has_signed_indices(op: Operation) -> bool:
+    """Are the dynamic indices of a gather signed, in an opset in which it does not handle negative ones?"""
+    indices = op.inputs.get("indices")
+    if indices is None or is_stored(indices) or int(op.opset_version.value) < _GUARDED_FROM:
+        return False
+    return np_dtype(indices).kind == "i"
+
+
+def _widens_constant(op: Operation) -> bool:
+    """Does a cast widen a stored tensor?"""
+    before, after = op.x, op.outputs[0]
+    wider = np_dtype(after).itemsize > np_dtype(before).itemsize
+    return is_stored(before) and wider and elements(before) > 1
+
+
+def _is_transposed_back(op: Operation) -> bool:
+    """Does a chain of at most 8 elementwise ops lead from a transpose to another, so that both can go?"""
+    readers = consumers(op.outputs[0])
+    for _ in range(8):
+        if len(readers) != 1:
+            return False
+        if readers[0].op_type == "transpose":
+            return True
+        if any(is_stored(v) and v.rank > 0 for _, v in operands(readers[0])):
+            return False
+        if readers[0].op_type not in TRANSPOSABLE:
+            return False
+        readers = consumers(readers[0].outputs[0])
+    return False
+
+
+TRANSPOSABLE = (UNARY - {"cast", "inverse", "silu"}) | {"pow", "softplus_parametric"}
+"""Ops that coremltools moves a transpose past."""
+
+_DEFAULT_PASSES = (
+    _DefaultPass(
+        "common::fuse_onehot_matmul_to_gather",
+        frozenset({"one_hot"}),
+        "a one-hot product becomes a gather again, which leaves the engine when its indices are computed",
+        _is_one_hot_product,
+    ),
+    _DefaultPass(
+        "common::fuse_dilated_conv",
+        frozenset({"space_to_batch"}),
+        "space_to_batch, conv and batch_to_space become a dilated convolution",
+        _is_written_dilation,
+    ),
+    _DefaultPass(
+        "common::guard_negative_gather_indices",
+        frozenset({"gather", "gather_nd"}),
+        "a guard for negative indices is put before each gather, also where one stands already: a cast, a "
+        "comparison, a sum and a select of integers, on the CPU",
+        _has_signed_indices,
+    ),
+    _DefaultPass(
+        "common::const_elimination",
+        frozenset({"cast"}),
+        "a stored fp16 constant that is widened at run time is stored wide",
+        _widens_constant,
+    ),
+    _DefaultPass(
+        "common::reduce_transposes",
+        frozenset({"transpose"}),
+        "transpositions that cancel each other are taken out, with the layout between them",
+        _is_transposed_back,
+    ),
+)
+
+
+def save_changes(program: Program) -> Iterator[Finding]:
+    """Yield a finding for each default pass of coremltools that would change the program."""
+    hits: dict[int, list[Operation]] = {}
+    for op in walk_ops(program):
+        for i, change in enumerate(_DEFAULT_PASSES):
+            if op.op_type in change.ops and change.changes(op):
+                hits.setdefault(i, []).append(op)
+    for i, ops in sorted(hits.items()):
+        change = _DEFAULT_PASSES[i]
+        message = f"{change.name} changes {len(ops)} {ops[0].op_type}, first %{ops[0].outputs[0].name}"
+        yield change.rule().finding(message)
+
 
 LARGEST_INT16 = 2**15 - 1
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from rich.table import Table
 
-from anesurgery.placement import Inspection, OpRow
-from anesurgery.placement.rates_from_plans import cross_validated_errors
+from anesurgery.placement.calibration import cross_validated_errors
+from anesurgery.placement.inspection import Inspection, OpRow
 
 PUBLISHED = {"ane": "ane", "bnns": "cpu"}
 """Name of a unit in the records -> ours."""

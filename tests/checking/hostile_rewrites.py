@@ -85,9 +85,9 @@ HOSTILE = [
         INTS,
     ),
     Wrong(
-        "mod by the sign of the dividend",
+        "mod by the sign of the divisor",
         op("mod", y=np.int32(3)),
-        lambda i: mb.sub(x=i, y=mb.mul(x=mb.real_div(x=i, y=np.int32(3)), y=np.int32(3))),
+        lambda i: mb.sub(x=i, y=mb.mul(x=mb.floor_div(x=i, y=np.int32(3)), y=np.int32(3))),
         INTS,
     ),
     Wrong("narrowed in between", op("mul", y=f(2)), lambda x: mb.mul(x=through(x, "fp16"), y=f(2))),

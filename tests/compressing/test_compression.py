@@ -93,7 +93,7 @@ def test_features_have_no_kl() -> None:
     found = ane.compress(program, 4, inputs=drawn, target="M4/macOS 15", smallest=100)
     assert found.compressed
     assert "KL" not in str(found)
-    assert "held out: PSNR" in str(found)
+    assert "held-out samples: PSNR" in str(found)
     loss = found.to_json()["loss"]
     assert loss["kl"] is loss["top1"] is None
     assert loss["psnr_db"] > 10
@@ -287,7 +287,7 @@ def test_infinities_of_the_model_itself_are_left_out() -> None:
     assert found.loss is not None
     assert found.loss.psnr > 30
     assert found.to_json()["loss"] == {"kl": None, "top1": None, "psnr_db": found.loss.psnr}
-    assert "held out: no row is all finite, PSNR" in str(found)
+    assert "held-out samples: no row is all finite, PSNR" in str(found)
 
 
 def test_numbers_that_become_infinite_are_an_error() -> None:

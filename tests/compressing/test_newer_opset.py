@@ -50,7 +50,7 @@ def test_it_becomes_one_of_ios_18_where_the_target_has_that(target: str, tmp_pat
         warnings.simplefilter("error", SurgeryWarning)
         found = small(program, target)
     assert [row.form for row in found.weights] == ["int4"]
-    assert any("int4 needs iOS 18" in note and "made one of iOS 18" in note for note in found.notes)
+    assert any("int4 needs iOS 18" in note and "upgraded to iOS 18" in note for note in found.notes)
     path = found.save(tmp_path / "small.mlpackage")
     assert ane.load(path).version == 9
     assert ane.load(program).version == 8
@@ -66,7 +66,7 @@ def test_it_becomes_one_of_ios_18_where_the_target_has_that(target: str, tmp_pat
     }.items(),
 )
 def test_else_it_is_said_that_there_are_more_bits(target: str | None, words: str) -> None:
-    with pytest.warns(SurgeryWarning, match="int4 needs iOS 18, and the model is of iOS 17"):
+    with pytest.warns(SurgeryWarning, match="int4 needs iOS 18, and the model is for iOS 17"):
         found = small(layer(), target)
     assert [row.form for row in found.weights] == ["int8"]
     assert any(words in note for note in found.notes)

@@ -26,7 +26,7 @@ BINARY: dict[str, tuple[str, Callable[[Array, Array], Array]]] = {
     "max": ("add_max_broadcastable", np.maximum),
     "min": ("add_min_broadcastable", np.minimum),
     "floor_div": ("add_floor_div_broadcastable", np.floor_divide),
-    "mod": ("add_mod_broadcastable", np.mod),
+    "mod": ("add_mod_broadcastable", np.fmod),
     "pow": ("add_pow_broadcastable", lambda x, y: np.power(np.abs(x), y)),
 }
 

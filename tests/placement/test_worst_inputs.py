@@ -60,7 +60,7 @@ def test_gradients_find_what_random_inputs_do_not(monkeypatch: pytest.MonkeyPatc
     assert low <= found.worst_inputs["x"].min() <= found.worst_inputs["x"].max() <= high
     assert found.worst_inputs["x"].dtype == HALF
     assert ane.certify(aligned(), found.worst_inputs).verdict == "fails"
-    monkeypatch.setattr(certifying, "trials", lambda *rest: [Trial("random changes", rest[2])])
+    monkeypatch.setattr(certifying, "_trials", lambda *rest: [Trial("random changes", rest[2])])
     blind = ane.certify(aligned(), uniform(), search=40)
     assert (blind.verdict, blind.searched) == ("holds", 40)
 

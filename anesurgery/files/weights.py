@@ -15,7 +15,7 @@ import struct
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -115,9 +115,20 @@ class Blob:
 
 
 class Mapped(np.memmap):
-    """A mapped file; `source_of` finds the file that a view belongs to."""
+    """A mapped file, or a part of one that zeros follow."""
 
     source: SourceFile
+    stored_bytes: int | None = None
+    """How many bytes of the part are those of the file; None where all are."""
+
+
+def _mapping_of(array: Any) -> Mapped | None:
+    """Return the mapped file that an array is a view of; None for other arrays."""
+    while isinstance(array, np.ndarray):
+        if hasattr(array, "source"):
+            return cast(Mapped, array)
+        array = array.base
+    return None
 
 
 def source_of(array: Any) -> SourceFile | None:
@@ -125,11 +136,31 @@ def source_of(array: Any) -> SourceFile | None:
 
     Check that file before you read the array: reading a mapped file that was truncated ends the process.
     """
-    while isinstance(array, np.ndarray):
-        if (source := getattr(array, "source", None)) is not None:
-            return cast(SourceFile, source)
-        array = array.base
-    return None
+    mapping = _mapping_of(array)
+    return None if mapping is None else mapping.source
+
+
+def followed_by_zeros(array: Array, shape: tuple[int, ...]) -> Array | None:
+    """Return a stored weight in a longer shape, with zeros after its elements, without reading the weight.
+
+    The result is a private map of the file: only the pages of the zeros take memory of their own.
+
+    Returns:
+        None where the array is no contiguous view of a mapped file, or the file is too short to map the shape.
+    """
+    mapping = _mapping_of(array)
+    if mapping is None or mapping.stored_bytes is not None or not array.flags.c_contiguous:
+        return None
+    at = array.ctypes.data - mapping.ctypes.data
+    try:
+        with open(mapping.source.handle, "rb", closefd=False) as file:
+            longer = Mapped(file, dtype=array.dtype, mode="c", offset=at, shape=shape)
+    except ValueError:
+        return None
+    longer.reshape(-1)[array.size :] = 0
+    longer.source, longer.stored_bytes = mapping.source, array.nbytes
+    longer.flags.writeable = False
+    return np.asarray(longer)
 
 
 class WeightFile:
@@ -270,7 +301,7 @@ class WeightWriter:
         self._file, self._sources = file, [source for source in sources if source is not None]
         self._count, self._end = 0, ALIGNMENT
         self._copies: dict[Any, int] = {}
-        """(source file, blob) -> its offset in the new file."""
+        """(source file, place in it) -> its offset in the new file."""
         self._contents: dict[Any, list[int]] = {}
         """(type, size, sample) -> offsets of contents with these."""
         file.write(bytes(ALIGNMENT))
@@ -281,18 +312,27 @@ class WeightWriter:
         for source in self._sources:
             if (blob := source.blob_of(array)) is not None:
                 source_blob = (source.source.identity, blob.data)
-                if source_blob not in self._copies:
-                    self._copies[source_blob] = self._copy_or_reuse(source, blob)
-                else:
-                    advance(blob.size)
-                return self._copies[source_blob]
-        if (mapped := source_of(array)) is not None:
-            mapped.check()
+                return self._once(source_blob, blob.size, partial(self._copy_or_reuse, source, blob))
+        mapping = _mapping_of(array)
+        if mapping is not None:
+            mapping.source.check()
         code, raw, padding = _encoded(var, array)
         blob = Blob(code, raw.nbytes, 0, padding)
+        if mapping is not None and mapping.stored_bytes is not None and mapping.nbytes == raw.nbytes:
+            part = replace(blob, data=mapping.offset)
+            copy = partial(self._copy, mapping.source, part, mapping.stored_bytes)
+            return self._once((mapping.source.identity, *astuple(part)), blob.size, copy)
         return self._write_once(
             blob, lambda at, count: raw[at : at + count].tobytes(), lambda: self._write(blob, raw)
         )
+
+    def _once(self, key: Any, size: int, copy: Callable[[], int]) -> int:
+        """Return the offset of what was copied from a file; copy it if it was not yet."""
+        if key in self._copies:
+            advance(size)
+        else:
+            self._copies[key] = copy()
+        return self._copies[key]
 
     def finish(self) -> None:
         """Write the header, which completes the file.
@@ -320,9 +360,9 @@ class WeightWriter:
     def _copy_or_reuse(self, source: WeightFile, blob: Blob) -> int:
         """Copy a blob and return its offset; with several sources, reuse an equal content."""
         if len(self._sources) == 1:
-            return self._copy(source, blob)
+            return self._copy_blob(source, blob)
         source.check(blob)
-        return self._write_once(blob, partial(source.read, blob), lambda: self._copy(source, blob))
+        return self._write_once(blob, partial(source.read, blob), lambda: self._copy_blob(source, blob))
 
     def _write(self, blob: Blob, raw: Any) -> int:
         with self._new_entry(blob) as offset:
@@ -355,19 +395,28 @@ class WeightWriter:
                 return False
         return True
 
-    def _copy(self, source: WeightFile, blob: Blob) -> int:
-        """Copy a blob from its source file, inside the kernel if possible; return its offset."""
+    def _copy_blob(self, source: WeightFile, blob: Blob) -> int:
+        """Copy a blob from its source file; return its offset."""
         source.check(blob)
+        return self._copy(source.source, blob, blob.size)
+
+    def _copy(self, source: SourceFile, blob: Blob, count: int) -> int:
+        """Copy the first `count` bytes of a blob, inside the kernel if possible; zeros follow in the file.
+
+        Returns:
+            Its offset.
+        """
         with self._new_entry(blob) as offset:
             self._file.flush()
-            at, remaining = blob.data, blob.size
+            at, remaining = blob.data, count
             target = offset + ALIGNMENT
             while remaining:
-                done = _copy_range(source.source.handle, self._file, min(remaining, PIECE), at, target)
+                done = _copy_range(source.handle, self._file, min(remaining, PIECE), at, target)
                 if not done:
                     raise LoadError(f"{source.path} was cut short after it was read; copy the package again")
                 at, target, remaining = at + done, target + done, remaining - done
                 advance(done)
+            advance(blob.size - count)
             self._file.seek(target)
         return offset
 

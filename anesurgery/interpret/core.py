@@ -111,6 +111,8 @@ class Step:
     """The outputs, each with its dtype in the run and how it is rounded."""
     dead: list[Var]
     """The values that no later step reads."""
+    moved: Sequence[str] = ()
+    """The names of large constants whose numbers are only moved: their memory is given back after each use."""
 
 
 class Plan:
@@ -204,7 +206,9 @@ class Plan:
                 "add a meaning with @impl (anesurgery.interpret.table)"
             )
         row = None if op.blocks else TABLE[op.op_type]
-        fixed, reads, to_widen = self._inputs(op, moves=row is not None and row.moves)
+        fixed, reads = self._inputs(op)
+        large = [name for name, value in fixed.items() if needs_widening(value)]
+        to_widen, moved = ([], large) if row is not None and row.moves else (large, [])
         if fixed.get("seed") == -1 and REPEATABLE.get():
             self.drawing += 1  # by order, since edits may rename an op
             fixed["seed"] = self.drawing
@@ -216,7 +220,7 @@ class Plan:
         ]
         self.rounded |= set(op.outputs)
         function = row and dtypes.meaning(op, row, arithmetic)
-        return Step(op, function, fixed, reads, to_widen, outs, dead)
+        return Step(op, function, fixed, reads, to_widen, outs, dead, moved)
 
     def _fuse(self, ops: list[Operation], keep: set[Var]) -> list[Step]:
         """Return the steps with each attention as one, without zero biases, constant slices resolved."""
@@ -238,8 +242,8 @@ class Plan:
                 del steps[op]
         return [_with_constant_slice(_without_zero_bias(step)) for step in steps.values()]
 
-    def _inputs(self, op: Operation, moves: bool) -> tuple[dict[str, Any], list[tuple[str, Any]], list[str]]:
-        """Return `fixed`, `reads` and `to_widen` of a step; an op that only moves numbers needs no widening."""
+    def _inputs(self, op: Operation) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
+        """Return `fixed` and `reads` of a step."""
         fixed: dict[str, Any] = {}
         reads: list[tuple[str, Any]] = []
         for name, value in op.inputs.items():
@@ -254,8 +258,7 @@ class Plan:
                 fixed[name] = self.constants[value]
             else:
                 reads.append((name, value))
-        to_widen = [] if moves else [name for name, value in fixed.items() if needs_widening(value)]
-        return fixed, reads, to_widen
+        return fixed, reads
 
     def _tensor(self, array: Any) -> torch.Tensor:
         """Return an array as a tensor on the device."""
@@ -336,13 +339,13 @@ class Plan:
         if listener is not None:
             listener.before(step.op, arguments)
         results = self._compute(step, arguments, env, listener)
-        if self.runs == 1 or self.widened_bytes > self.cache_limit:  # else they are kept from the second run on
-            for name in step.to_widen:
-                release_pages(step.op.inputs[name].val)
         operands = None if step.function is None else arguments.values()
         for (var, dtype, rounding), value in zip(step.outs, results, strict=True):
             is_final = rounding is None and getattr(value, "dtype", None) is dtype
             env[var] = value if is_final else dtypes.finish(value, dtype, rounding, operands)
+        is_kept = self.runs > 1 and self.widened_bytes <= self.cache_limit
+        for name in (*step.moved, *(() if is_kept else step.to_widen)):
+            release_pages(step.op.inputs[name].val)
         if listener is not None:
             listener.after(step.op, [env[var] for var, _, _ in step.outs])
         for var in step.dead:

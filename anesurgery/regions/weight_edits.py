@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from anesurgery.files.weights import followed_by_zeros
 from anesurgery.interpret.arithmetic.constant_memory import release_pages
 from anesurgery.mil import Array, Operation, static_shape
 from anesurgery.ops import VIEWS
@@ -147,14 +148,23 @@ class Edit:
         kept_indices = [np.flatnonzero(axis.index != PAD) for axis in self.axes]
         for number, (axis, indices) in enumerate(zip(self.axes, kept_indices, strict=True)):
             edited = _taken_along(edited, number, axis.index[indices])
-        if self.pads:  # written once: a table of embeddings is the largest weight of many models
-            inner = edited
-            edited = np.full(self.result, fill, edited.dtype) if fill else np.zeros(self.result, edited.dtype)
-            if any(map(_scattered, kept_indices)):
-                edited[np.ix_(*kept_indices)] = inner
-            else:
-                _copy(inner, edited[tuple(map(_as_slice, kept_indices))])
+        if self.pads:
+            edited = self._filled(edited, kept_indices, fill)
         return np.asarray(edited, order="C").view(array.dtype)  # numpy drops the marks of types below a byte
+
+    def _filled(self, inner: Array, kept_indices: Sequence[Array], fill: float) -> Array:
+        """Return the array of the new shape with `inner` at the indices that are kept, and `fill` elsewhere."""
+        only_rows_follow = inner.shape[1:] == self.result[1:] and _as_slice(kept_indices[0]).start == 0
+        if not fill and only_rows_follow and not _scattered(kept_indices[0]):
+            mapped = followed_by_zeros(inner, self.result)
+            if mapped is not None:
+                return mapped
+        filled = np.full(self.result, fill, inner.dtype) if fill else np.zeros(self.result, inner.dtype)
+        if any(map(_scattered, kept_indices)):
+            filled[np.ix_(*kept_indices)] = inner
+        else:  # in parts: a table of embeddings is the largest weight of many models
+            _copy(inner, filled[tuple(map(_as_slice, kept_indices))])
+        return filled
 
     def padding(self) -> Array:
         """Return a bool array of the new shape, True for elements of the padding."""

@@ -60,11 +60,18 @@ def release_pages(array: Any) -> None:
     while isinstance(getattr(owner, "base", None), np.ndarray):
         owner = owner.base
     mapped: Any = getattr(owner, "base", None)
-    if not (isinstance(owner, np.memmap) and owner.mode == "r" and hasattr(mapped, "madvise")):
+    stored_bytes = getattr(owner, "stored_bytes", None)
+    is_clean = isinstance(owner, np.memmap) and (owner.mode == "r" or stored_bytes is not None)
+    if not (is_clean and hasattr(mapped, "madvise")):
         return
-    begin = array.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
+    mapped_bytes = np.frombuffer(mapped, np.uint8)
+    begin, end = (
+        address - mapped_bytes.ctypes.data for address in (array.ctypes.data, array.ctypes.data + array.nbytes)
+    )
+    if stored_bytes is not None:  # the pages of the zeros are in no file
+        end = min(end, owner.ctypes.data - mapped_bytes.ctypes.data + stored_bytes)
     first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
-    length = (begin + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
+    length = end // mmap.PAGESIZE * mmap.PAGESIZE - first
     if length > 0:
         mapped.madvise(mmap.MADV_DONTNEED, first, length)
 

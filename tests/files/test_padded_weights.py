@@ -17,7 +17,7 @@ from anesurgery.loading import load
 from anesurgery.mil import Array, Program, Var, constant, ct, mb, types, walk_ops
 from anesurgery.regions.weight_edits import Edit
 
-ROWS, WIDTH, PADDED = 5000, 16, 5056
+ROWS, WIDTH, PADDED = 5000, 256, 5056  # several pages of memory are added
 WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"
 
 
@@ -64,7 +64,7 @@ def test_only_whole_rows_after_a_stored_weight_are_mapped(path: Path) -> None:
     assert followed_by_zeros(padded(first), (PADDED + 8, WIDTH)) is None
     whole = Edit.of(first.shape)
     for edit in (
-        whole.padded(1, 32),
+        whole.padded(1, 320),
         whole.taken(0, range(1, ROWS)).padded(0, ROWS),
         whole.taken(0, range(ROWS)[::-1]).padded(0, PADDED),
     ):

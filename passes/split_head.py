@@ -60,6 +60,8 @@ class SplitHead(Rewrite):
     """Every product."""
     tolerance = an.REASSOCIATED
     shares_inner = True
+    follows = ("fold_constants", "select_last_token")
+    precedes = ("embedding_matmul", "pad_last_axis")
     most: int = an.option(16384, least=UNIT, of_target="axis")
     """Most outputs of a piece."""
 

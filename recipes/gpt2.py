@@ -32,6 +32,7 @@ gpt2_ane = Recipe(
         passes.IndexCasts(),
         passes.SelectLastToken(),
         passes.CausalMaskTensor(),
+        passes.SplitHead(),
         passes.EmbeddingMatmul(nonnegative_ids=True, pad_tied=True),
         passes.PadLastAxis(),
         passes.NegateSubtract(),

@@ -387,7 +387,9 @@ class Score:
         return [f"{self.takes(before)}, for which the model grew: {', '.join(growth)}"] if growth else []
 
     def is_over_bound(self, before: Score, what: str) -> bool:
-        """Has one measure grown beyond its bound?"""
+        """Has one measure grown beyond its bound? Work that was not known before cannot have grown."""
+        if what == "flop" and not before.flop and before.unknown:
+            return False
         bound, old, new = BOUNDS[what], getattr(before, what), getattr(self, what)
         return bool(new > max(old * bound.times, old + bound.more))
 

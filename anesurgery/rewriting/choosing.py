@@ -3,7 +3,7 @@
 `surgery.plan` and `apply` call `choose`. Repairs of wrong outputs come first and stay whatever they cost; so do
 the steps that the caller named. Then `Search.best` adds the steps that pay, each tried on a copy of the model,
 and `checks` takes back those that cost digits. If the plan as a whole gains nothing, it has no steps. Without a
-target, steps are not judged by time, and the newest chips decide whether the whole gains.
+target, steps are judged by what holds on all chips, and the newest chips decide whether the whole gains.
 
 A step may be a `Searching` pass, as in `auto`: it stands for the remedies that findings of `inspect` name, and
 these are looked up again after each one that is kept. The rules of the search, in the order in which they are
@@ -73,8 +73,6 @@ class Search:
     start: Trial
     """The model as given."""
     trials: Trials
-    timed: bool = True
-    """Is a target named, so that time counts?"""
     required: dict[str, str] = field(default_factory=dict)
     """Name of a step that stays whatever it costs -> why, as words that follow its name."""
     searching_step: Searching | None = None
@@ -114,11 +112,10 @@ class Search:
         everything = self.run_all(steps)
         if self.start.score_if_any is None or everything is self.start:
             return everything
-        loss, end = self.loss(self.start, everything), everything
-        if loss or self.timed:
-            end = self.start
-            for step in everything.steps:
-                end = self.add_step(end, step)
+        loss = self.loss(self.start, everything)
+        end = self.start
+        for step in everything.steps:
+            end = self.add_step(end, step)
         if self.losses and not loss and everything.score.gain(end.score):
             end, self.losses = everything, {}
         end = self.without_useless_steps(end, found=False)
@@ -134,7 +131,7 @@ class Search:
             if isinstance(step, Searching):
                 end = self.search_remedies(step, end)
                 continue
-            new = self.trials.after(end, step, in_place=not self.timed)  # else each is scored
+            new = self.trials.after(end, step)
             if isinstance(new, Trial):
                 end = new
             elif new.error is not None:
@@ -166,25 +163,23 @@ class Search:
         elif loss:
             self.losses.setdefault(step.name, loss)
             return old
-        elif again and self.timed and not new.score.gain(old.score):
+        elif again and not new.score.gain(old.score):
             return old
         self.losses.pop(step.name, None)
         return new
 
-    def loss(self, old: Trial, new: Trial, *, found: bool = False) -> str:
+    def loss(self, old: Trial, new: Trial) -> str:
         """Return what a trial loses against an older one, in words; "" for nothing.
 
-        Steps of a recipe without a target are not judged by time. A rise in time that is too small to matter
-        by itself counts once the model is slower than at the start of the search, so that rises do not add up.
+        A rise in time that is too small to matter by itself counts once the model is slower than at the start
+        of the search, so that rises do not add up.
         """
-        if not (self.timed or found):
-            return new.score.loss(old.score, OFF)
         rises = new.score.loss(old.score, ["whole"])
         return new.score.loss(old.score) or (rises and new.score.loss(self.search_start.score, ["whole"]))
 
     def measured_gain(self, steps: Iterable[Pass], trial: Trial) -> str:
         """Return the gain that somebody measured of one of some steps on the target, in words; "" for none."""
-        own = [s for s in steps if type(s).known_gain is not Pass.known_gain] if self.timed else []
+        own = [s for s in steps if type(s).known_gain is not Pass.known_gain]
         each = (step.known_gain(graph, self.target) for step in own for graph in trial.subject.chosen)
         return next(filter(None, each), "")
 
@@ -228,7 +223,7 @@ class Search:
             return False
         if step in self.found_steps:
             return step is not end.steps[-1] and end.score.grows(self.search_start.score)
-        if step.essential or step.name in self.required or not self.timed:
+        if step.essential or step.name in self.required:
             return False
         new = trial.score
         made = {name for change in trial.session.changes for name in change.after}
@@ -334,7 +329,7 @@ class Search:
         """Does a trial gain something by remedies, lose nothing, and keep its outputs near enough?"""
         steps = new.steps[len(old.steps) :]
         measured = self.measured_gain(steps, old)
-        loss = self.loss(old, new, found=True)
+        loss = self.loss(old, new)
         if loss and measured:
             loss, measured = new.score.loss(old.score, OFF), _overruled(measured, loss)
         gain = measured or loss or new.score.gain(old.score)
@@ -438,7 +433,7 @@ def choose(given: Subject, wish: Wish, session: Session, gate: float = WRONG) ->
     first = {step.name: step for one in repairs for step in one.steps}
     others = [step for step in wish.steps if step.name not in first and not step.costly]
     wanted = dict.fromkeys(wish.asked, ASKED) | {s.name: one.needed for one in repairs for s in one.steps}
-    search = Search(start, trials, bool(session.target), wanted)
+    search = Search(start, trials, wanted)
     end = search.best(in_order((*first.values(), *others)))
     if wish.exact or search.searching_step is not None or first:
         judged = exact(start, end, trials, Outputs.of(start, session, gate))
@@ -467,7 +462,7 @@ class _Composer:
     near: tuple[Near | None, Near | None]
 
     def __post_init__(self) -> None:
-        self.start, self.timed = self.search.start, self.search.timed
+        self.start, self.timed = self.search.start, bool(self.search.trials.session.target)
         self.costly = [step for step in self.wish.steps if step.costly]  # these are not tried
         self.targets = [self.start.target] if self.timed else Target.newest()
 

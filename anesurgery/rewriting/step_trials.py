@@ -155,20 +155,19 @@ class Trials:
         """Is one of the two budgets, steps and ops, used up?"""
         return self.left <= 0 or self.ops <= 0
 
-    def after(self, old: Trial, step: Pass, *, in_place: bool = False) -> Trial | Idle:
+    def after(self, old: Trial, step: Pass) -> Trial | Idle:
         """Return the trial after one more step; `Idle` if it changes nothing, fails, or the budget is used up.
 
         Args:
             old: the trial before.
             step: the pass to run.
-            in_place: edit the model of `old` itself, if that is a copy; it is rebuilt when needed.
         """
         steps = (*old.steps, step)
         if steps not in self.reached:
             if self.exhausted:
                 return Idle()
             with old.known.within():
-                found = self.reached[steps] = self._run(old, step, in_place)
+                found = self.reached[steps] = self._run(old, step)
             self.left -= 1
             if self.ops < math.inf:
                 self.ops -= (found if isinstance(found, Trial) else old).size
@@ -190,8 +189,8 @@ class Trials:
         other = self.after_all(start, [one for one in end.steps[len(start.steps) :] if one is not step])
         return other if isinstance(other, Trial) else None
 
-    def _run(self, old: Trial, step: Pass, in_place: bool) -> Trial | Idle:
-        model, own = self._model_to_edit(old, in_place), self.session.again(prove_sites=False)
+    def _run(self, old: Trial, step: Pass) -> Trial | Idle:
+        model, own = self._model_to_edit(old), self.session.again(prove_sites=False)
         try:
             run_on(step, model, own)
         except SurgeryError as error:
@@ -204,15 +203,12 @@ class Trials:
             self.spare = {old: model}  # of one trial: mostly the next step is tried on it too
         return Idle(tuple(own.refusals))
 
-    def _model_to_edit(self, trial: Trial, in_place: bool) -> Subject:
-        """Return a model to edit: a copy, or the model of the trial itself if in place or too large to copy."""
+    def _model_to_edit(self, trial: Trial) -> Subject:
+        """Return a model to edit: a copy, or the model of the trial itself if it is too large to copy."""
         if trial.model is None:
             return trial.rebuilt_model()
-        shared = trial.model.shares_weights
-        if trial.before is None or (shared and not in_place):
+        if trial.before is None or trial.model.shares_weights:
             return self.spare.pop(trial, None) or trial.model.clone()
         model = trial.model
-        if not shared:
-            trial.give_model_away()
-        trial.model = None
+        trial.give_model_away()
         return model

@@ -566,20 +566,30 @@ class _Composer:
 
 def worth_on(target: Target, before: Subject, after: Subject) -> str:
     """Return what a model gains on a target over the file as given, in words; "" for nothing."""
-    if after.worse_than_layers(target):
-        return ""
+    return _gain_and_loss(target, before, after)[0]
+
+
+def _gain_and_loss(target: Target, before: Subject, after: Subject) -> tuple[str, str]:
+    """Return what a model gains on a target over the file as given, and by how much it is slower; "" for no."""
+    if worse := after.worse_than_layers(target):
+        return "", worse
     was, now = before.as_given(target), after.score(target)
-    return now.worth(was) if was is not None and now is not None else ""
+    if was is None or now is None:
+        return "", ""
+    return now.worth(was), now.loss(was, ["time"])
 
 
 def _on_chips(targets: Sequence[Target], before: Subject, after: Subject) -> str:
-    """Return on which chips a model gains something, and how much on one of them, in a sentence."""
-    said = {target: worth_on(target, before, after) for target in targets}
-    gains, others = ([target for target in targets if bool(said[target]) == gains] for gains in (True, False))
-    first = next((target for target in gains if said[target].endswith("ms")), gains[0])
-    rest = f"; nothing to gain on {_chips(others)}" if others else ""
+    """Return on which chips a model gains something, how much on one of them, and on which it is slower."""
+    said = {target: _gain_and_loss(target, before, after) for target in targets}
+    gains = [target for target, (gain, _) in said.items() if gain]
+    slower = [target for target, (gain, loss) in said.items() if loss and not gain]
+    others = [target for target in targets if target not in (*gains, *slower)]
+    first = next((target for target in gains if said[target][0].endswith("ms")), gains[0])
+    rest = "; nothing to gain on " + _chips(others) if others else ""
+    rest += "; slower on " + _chips(slower) if slower else ""
     device = f"{first.device}, " * bool(first.device) + first.chips[0]
-    return f"gains on {_chips(gains)} ({device}: {said[first]}){rest}"
+    return f"gains on {_chips(gains)} ({device}: {said[first][0]}){rest}"
 
 
 def _chips(targets: Sequence[Target]) -> str:

@@ -13,9 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 import anesurgery as ane
+from anesurgery import recipes
 from anesurgery.commands import app as cli
 from anesurgery.errors import LoadError, PassError
 from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.placement.target import Target
+from anesurgery.rewriting import choosing
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.edit_plan import Plan
 from anesurgery.rewriting.ml_program import MLProgram
@@ -167,6 +170,33 @@ def test_without_a_target_the_newest_chips_judge_and_are_named() -> None:
     none = ane.plan(sums(), Recipe("own", (TanhToExp(),)))
     assert not none.steps
     assert none.gain == "nothing to gain on A12 to A19 and M1 to M6"
+
+
+def test_without_a_target_too_a_step_stays_only_where_leaving_it_out_loses() -> None:
+    plan = ane.plan(sums(), Recipe("own", (CumsumToExp(), TanhToExp())))
+    assert [one.step.name for one in plan.steps] == ["cumsum_to_exp"]
+    (reason,) = [refusal.reason for name, refusal in plan.left_out if name == "tanh_to_exp"]
+    assert reason.startswith("undone: it gains nothing")
+
+
+@pytest.mark.parametrize("target", ["M1/macOS 14", None])
+def test_a_head_is_split_only_if_the_last_token_is_not_selected(target: str | None) -> None:
+    chosen = {one.step.name for one in ane.plan(decoder(), "gpt2_ane", target=target).steps}
+    assert chosen & {"select_last_token", "split_head"} == {"select_last_token"}
+    whole = recipes.gpt2_ane.with_options(select_last_token=False)
+    assert "split_head" in {one.step.name for one in ane.plan(decoder(), whole, target=target).steps}
+
+
+def test_chips_on_which_the_model_gets_slower_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = Target.newest()
+    said = {t: ("expected time 2 ms -> 1 ms", "") if i < 4 else ("", "slower") for i, t in enumerate(targets)}
+    said[targets[-1]] = ("", "")
+    monkeypatch.setattr(choosing, "_gain_and_loss", lambda target, before, after: said[target])
+    subject: Any = None
+    assert choosing._on_chips(targets, subject, subject) == (
+        "gains on A12 to A16 and M1 to M3 (iPhone 11, A13: expected time 2 ms -> 1 ms); "
+        "nothing to gain on M6; slower on A17 to A19 and M4 to M5"
+    )
 
 
 def test_gains_are_two_percent_or_a_switch_or_a_load() -> None:

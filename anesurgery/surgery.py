@@ -386,10 +386,11 @@ class _Job:
         if self.recipe is None:
             return as_asked(self.wish, self.session.target)
         misfits = [r for graph in self.given.chosen if (r := self.recipe.applies_to(graph)) is not None]
-        if misfits and self.recipe.strict:
+        is_unsuited = bool(misfits) and len(misfits) == len(self.given.chosen)
+        if is_unsuited and self.recipe.strict:
             raise Unsuited(f"{self.recipe.name} is not for this model: {misfits[0]}")
         try:
-            wish = replace(self.wish, repairs=()) if misfits else self.wish
+            wish = replace(self.wish, repairs=()) if is_unsuited else self.wish
             chosen = choose(self.given, wish, self.session, self.gate)
         except SurgeryError as error:
             if not rescue:
@@ -397,7 +398,7 @@ class _Job:
             self.failure = error
             # the edits before it are those of the steps as they are
             return as_asked(self.wish, self.session.target)
-        if misfits and not chosen.plan.steps:
+        if is_unsuited and not chosen.plan.steps:
             reasons = refusal_lines(chosen.plan.left_out)
             raise SurgeryError("; ".join([f"{self.recipe.name} changed nothing: {misfits[0]}", *reasons]))
         left = (*((self.recipe.name, why) for why in misfits), *chosen.plan.left_out)

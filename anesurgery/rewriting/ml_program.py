@@ -148,6 +148,11 @@ class Subject(ABC):
     def validate(graph: Graph) -> None:
         """Raise any error if a pass left a graph that is not valid."""
 
+    @property
+    def broken_links(self) -> str:
+        """What the models of a pipeline no longer agree on after the edits, in words; "" for nothing."""
+        return ""
+
     @abstractmethod
     def finish(self) -> None:
         """Write the edits of the graphs into what is saved; called once, after all passes."""
@@ -530,11 +535,15 @@ class ProgramSequence(MLProgram):
         Raises:
             InterfaceError: a pass changed it on purpose.
         """
-        if difference := self.given.difference(self.interface):
-            raise InterfaceError(
-                f"the models of a pipeline depend on each other, so their interfaces must stay: {difference}; "
-                "leave that pass out"
-            )
+        if broken := self.broken_links:
+            raise InterfaceError(f"{broken}; leave that pass out")
+
+    @property
+    def broken_links(self) -> str:
+        """How an interface of a member differs from before, since its neighbours count on it."""
+        difference = self.given.difference(self.interface)
+        because = "the models of a pipeline depend on each other, so their interfaces must stay"
+        return f"{because}: {difference}" if difference else ""
 
     @property
     def interface(self) -> Interface:

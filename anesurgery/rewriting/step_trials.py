@@ -195,6 +195,8 @@ class Trials:
             run_on(step, model, own)
         except SurgeryError as error:
             return Idle(tuple(own.refusals), error)
+        if broken := model.broken_links if own.changes else "":
+            return Idle(((step.name, Refusal(broken)),))
         if own.changes:
             return Trial(model, old.target, own, (*old.steps, step), old, old.known)
         if old.model is None:

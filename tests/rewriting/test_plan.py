@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import anesurgery as ane
 from anesurgery import recipes
 from anesurgery.commands import app as cli
-from anesurgery.errors import LoadError, PassError
+from anesurgery.errors import LoadError, PassError, SurgeryError
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement.target import Target
 from anesurgery.rewriting import choosing
@@ -318,3 +318,15 @@ def test_what_could_not_be_judged_is_not_done() -> None:
     """The wrong version: where the choice fails, the steps run as if they were asked for by name."""
     with pytest.raises(PassError, match="not in a trial"):
         ane.apply(sums(), Recipe("own", (OnlyInTrials(),)), target=TARGET, quiet=True)
+
+
+def test_in_a_chain_a_chunk_may_lack_what_a_recipe_looks_for(tmp_path: Path) -> None:
+    chain = ane.split(ane.save(ane.load(decoder()), tmp_path / "m.mlpackage"), 2)
+    assert len(chain.chunks) == 2
+    plan = ane.plan(chain, "gpt2_ane", target="M1/macOS 14")
+    assert [one.step.name for one in plan.steps] == ["split_head"]
+    left = {name: refusal.reason for name, refusal in plan.left_out}
+    assert left["gpt2_ane"].startswith("the model has no attention")
+    assert "interfaces must stay" in left["select_last_token"]
+    with pytest.raises(SurgeryError, match="vit_ane is not for this model"):
+        ane.plan(chain, "vit_ane")

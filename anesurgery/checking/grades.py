@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
@@ -207,14 +207,23 @@ def summary(checks: Iterable[SiteCheck], *, fine: bool = True) -> str:
         by_grade.setdefault((check.grade, check.lengths), []).append(check)
     said = []
     for (grade, lengths), reached in sorted(by_grade.items(), key=lambda item: item[0], reverse=True):
-        words = f"{len(reached)} {reached[0].words}"
         if grade is Grade.NUMBERS and not lengths:
-            least = min(c.values for c in reached)
-            words += f" on {'at least ' if any(c.values != least for c in reached) else ''}{least} numbers"
-            words += " each" if len(reached) > 1 else ""
-        said.append(words)
+            said += _on_numbers(reached)
+        else:
+            said.append(f"{len(reached)} {reached[0].words}")
     every = [check for reached in by_grade.values() for check in reached]
     return ", ".join(said + (_fine_print(every) if fine else []))
+
+
+def _on_numbers(checks: Sequence[SiteCheck]) -> Iterator[str]:
+    """Yield how many edits were checked on how many numbers, and how many on none."""
+    counts = [check.values for check in checks if check.values]
+    if counts:
+        at_least = "at least " if min(counts) < max(counts) else ""
+        each = " each" if len(counts) > 1 else ""
+        yield f"{len(counts)} {checks[0].words} on {at_least}{min(counts)} numbers{each}"
+    if nothing := len(checks) - len(counts):
+        yield f"{nothing} not checked: the ops before it give NaN on all inputs that were tried"
 
 
 def _fine_print(checks: Sequence[SiteCheck]) -> list[str]:

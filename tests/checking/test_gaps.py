@@ -131,3 +131,12 @@ def test_a_shape_that_differs_is_a_counterexample() -> None:
     check = checked(lambda x: mb.transpose(x=x, perm=[1, 0]), lambda x: mb.identity(x=x))
     assert isinstance(check, SiteCheck)
     assert "the shapes differ: old (4, 2), new (2, 4)" in check.counterexample
+
+
+def test_an_edit_that_was_compared_on_no_number_is_not_called_checked() -> None:
+    nothing, some, more = (SiteCheck(0.0, 0.0, values) for values in (0, 64, 4096))
+    assert summary([nothing], fine=False).startswith("1 not checked: ")
+    assert summary([some, nothing, more], fine=False) == (
+        "2 checked on at least 64 numbers each, "
+        "1 not checked: the ops before it give NaN on all inputs that were tried"
+    )

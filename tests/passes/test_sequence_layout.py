@@ -175,11 +175,10 @@ def test_it_can_be_prevented() -> None:
     assert "linear" in kinds(ane.apply(encoder(), chosen, target="M1/macOS 14", prove=None, quiet=True).program)
 
 
-@pytest.mark.quick_cases("encoder_ane")
-@pytest.mark.parametrize("recipe", ["encoder_ane", "auto"])
-def test_it_is_undone_where_the_products_would_leave_the_engine(recipe: str) -> None:
+def test_it_is_undone_where_the_products_would_leave_the_engine() -> None:
+    """`auto` may take it here: by the estimate, all of so small a model is faster on the CPU."""
     program = encoder(tokens=64, layers=1)
-    surgery = ane.apply(program, recipe, target="M1/macOS 14", prove=None, quiet=True)
+    surgery = ane.apply(program, "encoder_ane", target="M1/macOS 14", prove=None, quiet=True)
     assert "linear" in kinds(surgery.program)
     (said,) = [r.reason for name, r in surgery.refusals if name == "sequence_layout"]
     assert re.search("the share of the work (on the ANE|that may be on the ANE) would fall", said)
@@ -194,17 +193,20 @@ def test_what_was_measured_counts_more_than_the_estimate_and_is_named(recipe: st
     assert any("DistilBERT went from 55 to 8.7 ms (measured" in note for note in surgery.notes)
 
 
-@pytest.mark.quick_cases("vit", "sound")
 @pytest.mark.parametrize(
     "build",
     [lambda: encoder(tokens=64, causal=True, head=300), lambda: block("vit"), lambda: block("whisper")],
     ids=["gpt", "vit", "sound"],
 )
 def test_of_other_kinds_nothing_was_measured(build: Callable[[], Program]) -> None:
-    program = build()
-    found = evidence(program, Target.parse("M1/macOS 14"))
+    found = evidence(build(), Target.parse("M1/macOS 14"))
     assert isinstance(found, Refusal)
     assert found.reason == "the layout was measured to help text encoders, and this is none"
+
+
+@pytest.mark.parametrize("kind", ["vit", "whisper"])
+def test_without_a_measurement_the_layout_is_not_suggested(kind: str) -> None:
+    program = block(kind)
     surgery = ane.apply(program, "auto", target="M1/macOS 14", prove=None, quiet=True)
     assert "channels_first" not in {change.pass_name for change in surgery.changes}
     findings = [f.rule for part in scored(program, Target.parse("M1"))[1] for f in part.all_findings]

@@ -24,6 +24,8 @@ import torch
 import torch.fx
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
+from torch.nn.utils import parametrize, remove_weight_norm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
@@ -99,16 +101,37 @@ def _calls_of(
     }
     if isinstance(module, ExportedProgram):
         return _calls_of_program(module, values, half)
-    return _calls_of_module(_rounded_copy(module) if half else copy.deepcopy(module), values)
+    return _calls_of_module(_twin(module, half), values)
 
 
-def _rounded_copy(module: torch.nn.Module) -> torch.nn.Module:
-    """Return a copy of a module with parameters and buffers rounded to fp16."""
-    twin = copy.deepcopy(module)
+def _twin(module: torch.nn.Module, half: bool) -> torch.nn.Module:
+    """Return a copy of a module whose parameters have gradients, rounded to fp16 if `half`.
+
+    Weights that the module computes of other parameters (weight norm) become parameters, as in the package.
+    """
+    computed = [v for part in module.modules() for v in vars(part).values() if isinstance(v, torch.Tensor)]
+    twin = copy.deepcopy(module, {id(v): v.detach().clone() for v in computed})
+    for part in list(twin.modules()):
+        _compute_weights_ahead(part)
     with torch.no_grad():
-        for tensor in itertools.chain(twin.parameters(), twin.buffers()):
+        for tensor in itertools.chain(twin.parameters(), twin.buffers()) if half else ():
             tensor.copy_(_as_half(tensor))
+    for parameter in twin.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
     return twin
+
+
+def _compute_weights_ahead(part: torch.nn.Module) -> None:
+    """Replace weights that a weight norm or a parametrization computes by their values."""
+    for hook in list(part._forward_pre_hooks.values()):
+        if isinstance(hook, WeightNorm):
+            remove_weight_norm(part, hook.name)
+    if parametrize.is_parametrized(part):
+        weights = {name: getattr(part, name) for name in part.parametrizations}  # type: ignore[union-attr]
+        part.__class__ = parametrize.type_before_parametrizations(part)  # the other class is the original's too
+        del part.parametrizations
+        for name, weight in weights.items():
+            setattr(part, name, torch.nn.Parameter(weight.detach()))
 
 
 def _as_half(tensor: torch.Tensor) -> torch.Tensor:
@@ -645,7 +668,8 @@ class _Match:
         pairs = [self._value_in_place_of(tensor) for tensor in self._calls[k].given]
         inexact = any(pair is None or pair.psnr < self._gate for pair in pairs)
         if inexact and (own_psnr := self._own_error(k)) is not None:
-            return "carries" if own_psnr >= min(self._gate, ALONE) else "parts"
+            alone = min(self._gate, ALONE)
+            return "carries" if own_psnr >= alone else "rounds" if own_psnr >= self._sure else "parts"
         if input_psnr < self._gate and self._psnr[k] >= input_psnr - ENTERS:
             return "carries"
         if self._psnr[k] < SEEN and self._is_fused_away(k, min(self._sure, input_psnr - ENTERS)):

@@ -119,10 +119,11 @@ def test_a_wrong_module_is_the_first(stack: Any, name: str, spoil: Callable[[Any
     assert f"part in {name}" in str(found)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("precision", ["FLOAT32", "FLOAT16"])
-def test_what_the_converter_fused_is_no_difference(precision: str) -> None:
+def test_what_the_converter_fused_is_no_difference(precision: str, frozen: bool) -> None:
     torch.manual_seed(1)
-    module = Pictures().eval()
+    module = Pictures().eval().requires_grad_(not frozen)
     model = converted(module, (1, 3, 12, 12), compute_precision=getattr(ct.precision, precision))
     values = {"x": np.random.default_rng(0).standard_normal((1, 3, 12, 12)).astype(np.float32)}
     states = {row.name: row.state for row in ane.against_torch(module, model, values).rows}
@@ -283,6 +284,22 @@ def test_the_module_stays_as_it_is(stack: Any) -> None:
     ane.against_torch(module, model, inputs, precisions=("fp32",))
     assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
     assert not any(part._forward_hooks for part in module.modules())
+
+
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.parametrizations.weight_norm])
+def test_a_computed_weight_is_rounded_as_the_package_rounds_it(norm: Callable[..., nn.Module]) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        norm(nn.Conv1d(8, 16, 7)), nn.ELU(), norm(nn.Conv1d(16, 8, 5)), nn.LSTM(40, 16)
+    ).eval()
+    values = {"x": np.random.default_rng(0).standard_normal((1, 8, 50)).astype(np.float32)}
+    model = converted(module, (1, 8, 50))
+    states = {row.name: row.state for row in ane.against_torch(module, model, values).rows}
+    assert states == {"0": "agrees", "1": "agrees", "2": "agrees", "3": "rounds", "": "rounds"}
+    heavier(module[2])
+    found = ane.against_torch(module, model, values).first
+    assert found is not None
+    assert found.name == "2"
 
 
 class Oscillator(nn.Module):

@@ -24,10 +24,8 @@ import torch
 import torch.fx
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
-from torch.nn.utils import parametrize, remove_weight_norm
-from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from anesurgery import fp16
 from anesurgery.checking.grades import compare_arrays, psnr
@@ -75,6 +73,8 @@ class _Call:
     """Computes the norm's result with another epsilon."""
     again: Callable[[Sequence[torch.Tensor]], Array | None] | None = None
     """Computes the result from other tensors in the place of `given`."""
+    ahead: bool = False
+    """Does no function carry an input into the result? Then a converter computes it ahead."""
 
     @property
     def path(self) -> str:
@@ -101,80 +101,97 @@ def _calls_of(
     }
     if isinstance(module, ExportedProgram):
         return _calls_of_program(module, values, half)
-    return _calls_of_module(_twin(module, half), values)
+    return _calls_of_module(_twin(module), values, half)
 
 
-def _twin(module: torch.nn.Module, half: bool) -> torch.nn.Module:
-    """Return a copy of a module whose parameters have gradients, rounded to fp16 if `half`.
-
-    Weights that the module computes of other parameters (weight norm) become parameters, as in the package.
-    """
+def _twin(module: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy of a module whose parameters have gradients."""
     computed = [v for part in module.modules() for v in vars(part).values() if isinstance(v, torch.Tensor)]
-    twin = copy.deepcopy(module, {id(v): v.detach().clone() for v in computed})
-    for part in list(twin.modules()):
-        _compute_weights_ahead(part)
-    with torch.no_grad():
-        for tensor in itertools.chain(twin.parameters(), twin.buffers()) if half else ():
-            tensor.copy_(_as_half(tensor))
+    twin = copy.deepcopy(module, {id(v): v.detach().clone() for v in computed})  # of a weight norm
     for parameter in twin.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     return twin
 
 
-def _compute_weights_ahead(part: torch.nn.Module) -> None:
-    """Replace weights that a weight norm or a parametrization computes by their values."""
-    for hook in list(part._forward_pre_hooks.values()):
-        if isinstance(hook, WeightNorm):
-            remove_weight_norm(part, hook.name)
-    if parametrize.is_parametrized(part):
-        weights = {name: getattr(part, name) for name in part.parametrizations}  # type: ignore[union-attr]
-        part.__class__ = parametrize.type_before_parametrizations(part)  # the other class is the original's too
-        del part.parametrizations
-        for name, weight in weights.items():
-            setattr(part, name, torch.nn.Parameter(weight.detach()))
-
-
 def _as_half(tensor: torch.Tensor) -> torch.Tensor:
-    """Round floats to fp16, in their own dtype."""
-    return (
-        tensor.half().clamp(-fp16.LARGEST, fp16.LARGEST).to(tensor.dtype)
-        if tensor.is_floating_point()
-        else tensor
-    )
+    """Round finite floats to fp16, in their own dtype."""
+    if not tensor.is_floating_point():
+        return tensor
+    rounded = tensor.half().clamp(-fp16.LARGEST, fp16.LARGEST).to(tensor.dtype)
+    return torch.where(tensor.isinf(), tensor, rounded)
 
 
-def _calls_of_module(module: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> list[_Call]:
+def _calls_of_module(module: torch.nn.Module, values: Mapping[str, torch.Tensor], half: bool) -> list[_Call]:
     """Run a module, and return its calls and those of functions between its submodules."""
     calls: list[_Call] = []
     by_name = set(values) <= set(inspect.signature(module.forward).parameters)
-    functions = _FunctionRecorder(calls)
+    functions = _FunctionRecorder(calls, half)
     _mark_from_input(values)
     with _recording_hooks(module, calls, functions), torch.enable_grad(), _named_errors(values), functions:
         module.eval()(**values) if by_name else module.eval()(*values.values())
     return calls
 
 
-class _FunctionRecorder(TorchFunctionMode):
+class _Rounding(TorchFunctionMode):
+    """A torch function mode that marks what depends on an input.
+
+    If `half`, it rounds weights, and whatever is computed without an input, where such a value meets one that
+    depends on an input: a converter computes ahead, and rounds the results.
+    """
+
+    def __init__(self, half: bool) -> None:
+        super().__init__()
+        self._half = half
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function."""
+        kwargs, name = kwargs or {}, str(getattr(func, "__name__", ""))
+        if not _is_from_input((args, kwargs)):
+            return func(*args, **kwargs)
+        if self._half and not _is_in_place(name):
+            args, kwargs = tree_map_only(torch.Tensor, _rounded_constant, (args, kwargs))
+        result = func(*args, **kwargs)
+        _mark_from_input(result)
+        self._see(func, name, args, kwargs, result)
+        return result
+
+    def _see(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Record a call; `_FunctionRecorder` does."""
+
+    def again(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that calls another one in this arithmetic, with values that depend on inputs."""
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            _mark_from_input((args, kwargs))
+            with _Rounding(self._half):
+                return compute(*args, **kwargs)
+
+        return called
+
+
+def _is_in_place(name: str) -> bool:
+    return name.endswith("_") != name.startswith("_") or name.startswith("__i") or name == "__setitem__"
+
+
+def _rounded_constant(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if getattr(tensor, MARK, False) else _as_half(tensor)
+
+
+class _FunctionRecorder(_Rounding):
     """A torch function mode that records each function that a module with submodules calls itself."""
 
-    def __init__(self, calls: list[_Call]) -> None:
-        super().__init__()
+    def __init__(self, calls: list[_Call], half: bool) -> None:
+        super().__init__(half)
         self._calls, self._counts = calls, defaultdict[str, int](int)
         self.inside: list[tuple[str, bool]] = []
         """The modules that are running: (name, whether functions in it are recorded). They are in modules with
         submodules, and in the whole module."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function, and record its result if it depends on an input."""
-        result = func(*args, **(kwargs or {}))
-        name = str(getattr(func, "__name__", ""))
-        if _is_from_input((args, kwargs)):
-            _mark_from_input(result)
-            in_place = name.endswith("_") != name.startswith("_") or name.startswith("__i")
-            between = bool(self.inside) and self.inside[-1][1]
-            if between and isinstance(result, torch.Tensor) and not in_place and name not in MOVES:
-                self._note(func, name.strip("_"), args, kwargs or {}, result)
-        return result
+    def _see(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Record the result of a function."""
+        between = bool(self.inside) and self.inside[-1][1]
+        if between and _has_numbers(result) and not _is_in_place(name) and name not in MOVES:
+            self._note(func, name.strip("_"), args, kwargs, result)
 
     def _note(self, func: Any, name: str, args: Any, kwargs: Any, result: torch.Tensor) -> None:
         path = ".".join(filter(None, (self.inside[-1][0], name)))
@@ -198,6 +215,11 @@ def _mark_from_input(values: Any) -> None:
 def _is_from_input(values: Any) -> bool:
     """Return whether one of some tensors depends on an input."""
     return any(getattr(leaf, MARK, False) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+
+
+def _has_numbers(value: Any) -> bool:
+    """Return whether a value is a tensor that is not empty."""
+    return isinstance(value, torch.Tensor) and value.numel() > 0
 
 
 def _tensors_and_replay(
@@ -246,15 +268,16 @@ def _recording_hooks(
             part: torch.nn.Module, positional: tuple[Any, ...], named: dict[str, Any], output: Any
         ) -> None:
             functions.inside.pop()
-            if _is_from_input((positional, named)):
-                _mark_from_input(output)
+            tensor = _tensor_of(output)
+            if tensor is None or not _has_numbers(tensor) or not _is_from_input((positional, named)):
+                return
+            ahead = bool(name) and not _is_from_input(tensor)
+            _mark_from_input(output)
             counts[name] += 1
-            number = f"#{counts[name]}" if counts[name] > 1 else ""
-            read, again = _tensors_and_replay(part.forward, positional, named)
-            if (tensor := _tensor_of(output)) is not None:
-                kind = type(part).__name__
-                guard = _module_epsilon(part, read)
-                calls.append(_Call(f"{name}{number}", kind, tensor, _fp32_copy(tensor), read, *guard, again))
+            whole = f"{name}#{counts[name]}" if counts[name] > 1 else name
+            read, again = _tensors_and_replay(functions.again(part.forward), positional, named)
+            guard, array = _module_epsilon(part, read, functions), _fp32_copy(tensor)
+            calls.append(_Call(whole, type(part).__name__, tensor, array, read, *guard, again, ahead))
 
         return hook
 
@@ -271,7 +294,9 @@ def _recording_hooks(
             hook.remove()
 
 
-def _module_epsilon(part: torch.nn.Module, read: Sequence[torch.Tensor]) -> tuple[Any, Any]:
+def _module_epsilon(
+    part: torch.nn.Module, read: Sequence[torch.Tensor], functions: _Rounding
+) -> tuple[Any, Any]:
     """Return (epsilon of a norm module, a function of another epsilon); (None, None) for others."""
     names = [name for name in EPSILONS if isinstance(getattr(part, name, None), float)]
     if not names or len(read) != 1:
@@ -281,7 +306,7 @@ def _module_epsilon(part: torch.nn.Module, read: Sequence[torch.Tensor]) -> tupl
         twin = copy.copy(part)  # tables of hooks and parameters are shared, and not written to
         for name in names:
             setattr(twin, name, epsilon)
-        return _numbers_of(lambda: twin(*read))
+        return _numbers_of(lambda: functions.again(twin)(*read))
 
     return getattr(part, names[0]), again
 
@@ -662,19 +687,21 @@ class _Match:
         """Return the state of a call: whether it agrees, or an error enters in it (`ModuleRow`)."""
         if self._psnr[k] >= self._gate:
             return "agrees"
+        if self._calls[k].ahead and self._psnr[k] < SEEN:
+            return "not kept"
         input_psnr = min((self._input_psnr(tensor) for tensor in self._calls[k].given), default=math.inf)
         if self._psnr[k] >= SEEN and self._has_other_epsilon(k):
             return "parts"
         pairs = [self._value_in_place_of(tensor) for tensor in self._calls[k].given]
         inexact = any(pair is None or pair.psnr < self._gate for pair in pairs)
-        if inexact and (own_psnr := self._own_error(k)) is not None:
-            alone = min(self._gate, ALONE)
-            return "carries" if own_psnr >= alone else "rounds" if own_psnr >= self._sure else "parts"
-        if input_psnr < self._gate and self._psnr[k] >= input_psnr - ENTERS:
+        own_psnr = self._own_error(k) if inexact else None
+        if own_psnr is not None and own_psnr >= min(self._gate, ALONE):
+            return "carries"
+        if own_psnr is None and input_psnr < self._gate and self._psnr[k] >= input_psnr - ENTERS:
             return "carries"
         if self._psnr[k] < SEEN and self._is_fused_away(k, min(self._sure, input_psnr - ENTERS)):
             return "not kept"
-        return "rounds" if self._psnr[k] >= self._sure else "parts"
+        return "rounds" if (self._psnr[k] if own_psnr is None else own_psnr) >= self._sure else "parts"
 
     def _own_error(self, k: int) -> float | None:
         """Return the PSNR of a call replayed on the program's values of its inputs; None where it is unknown.

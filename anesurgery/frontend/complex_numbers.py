@@ -33,8 +33,8 @@ def view_as_complex(context: Any, node: Any) -> None:
     context.add(mb.complex(real_data=real, imag_data=imaginary, name=node.name))
 
 
-Parts = tuple[Var, Var | None]
-"""(real part, imaginary part) as floats; the latter is None for a real number."""
+Parts = tuple[Var | None, Var | None]
+"""(real part, imaginary part) as floats; None for a part that is 0, so at most one is None."""
 
 
 def is_complex(x: Any) -> bool:
@@ -43,46 +43,67 @@ def is_complex(x: Any) -> bool:
 
 
 def _both_parts(x: Var) -> tuple[Var, Var]:
+    """Return the parts of which a complex number was made, those of a constant, or ops that take them."""
+    if x.op is not None and x.op.op_type == "complex":
+        return x.op.real_data, x.op.imag_data
+    if x.val is not None:
+        return mb.const(val=np.float32(np.real(x.val))), mb.const(val=np.float32(np.imag(x.val)))
     return mb.complex_real(data=x), mb.complex_imag(data=x)
 
 
 def _parts(x: Any) -> Parts:
     if not isinstance(x, Var):
         x = mb.const(val=np.float32(x))
-    if is_complex(x):
-        return _both_parts(x)
-    return x if types.is_float(x.dtype) else mb.cast(x=x, dtype="fp32"), None
+    if not is_complex(x):
+        return x if types.is_float(x.dtype) else mb.cast(x=x, dtype="fp32"), None
+    real, imaginary = _both_parts(x)
+    if _is_zero(imaginary):
+        return real, None
+    return None if _is_zero(real) else real, imaginary
+
+
+def _is_zero(part: Var) -> bool:
+    return part.val is not None and not np.any(part.val)
+
+
+def _added(x: Var | None, y: Var | None) -> Var | None:
+    return x or y if x is None or y is None else mb.add(x=x, y=y)
+
+
+def _times(x: Var | None, y: Var | None) -> Var | None:
+    return None if x is None or y is None else mb.mul(x=x, y=y)
+
+
+def _negative(x: Var | None) -> Var | None:
+    return x and mb.mul(x=x, y=np.float32(-1))
 
 
 def _sum(x: Parts, y: Parts) -> Parts:
-    (a, b), (c, d) = x, y
-    return mb.add(x=a, y=c), (b or d if b is None or d is None else mb.add(x=b, y=d))
+    return _added(x[0], y[0]), _added(x[1], y[1])
 
 
 def _difference(x: Parts, y: Parts) -> Parts:
-    minus = np.float32(-1)
-    return _sum(x, (mb.mul(x=y[0], y=minus), y[1] and mb.mul(x=y[1], y=minus)))
+    return _sum(x, (_negative(y[0]), _negative(y[1])))
 
 
 def _product(x: Parts, y: Parts) -> Parts:
     (a, b), (c, d) = x, y
-    real = mb.mul(x=a, y=c)
-    across = [mb.mul(x=v, y=w) for v, w in ((a, d), (b, c)) if v is not None and w is not None]
-    if b is not None and d is not None:
-        return mb.sub(x=real, y=mb.mul(x=b, y=d)), mb.add(x=across[0], y=across[1])
-    return real, across[0] if across else None
+    first, second = _times(a, c), _times(b, d)
+    real = first and second and mb.sub(x=first, y=second)
+    return real or first or _negative(second), _added(_times(a, d), _times(b, c))
 
 
 def _quotient(x: Parts, y: Parts) -> Parts:
     """Return a quotient. The divisor is divided by its larger part first, so that its square stays in range."""
     c, d = y
     if d is None:
-        return mb.real_div(x=x[0], y=c), x[1] and mb.real_div(x=x[1], y=c)
+        return x[0] and mb.real_div(x=x[0], y=c), x[1] and mb.real_div(x=x[1], y=c)
+    if c is None:  # x / (d i) = -i x / d
+        return _quotient((x[1], _negative(x[0])), (d, None))
     size = mb.maximum(x=mb.abs(x=c), y=mb.abs(x=d))
     c, d = (mb.real_div(x=v, y=size) for v in (c, d))
     square = mb.mul(x=mb.add(x=mb.square(x=c), y=mb.square(x=d)), y=size)
-    product = _product(x, (c, mb.mul(x=d, y=np.float32(-1))))
-    return _quotient(product, (square, None))
+    return _quotient(_product(x, (c, _negative(d))), (square, None))
 
 
 ARITHMETIC: dict[str, Callable[[Parts, Parts], Parts]] = {
@@ -118,14 +139,13 @@ def with_complex_arithmetic(kind: str) -> Callable[[Convert], Convert]:
 def _as_complex(parts: Parts) -> Var:
     """Return a complex number of its parts, in their common shape."""
     real, imaginary = parts
-    if imaginary is None:
-        imaginary = _zeros(real)
+    real, imaginary = real or _zeros(imaginary), imaginary or _zeros(real)
     if real.shape != imaginary.shape:
         real, imaginary = mb.add(x=real, y=_zeros(imaginary)), mb.add(x=imaginary, y=_zeros(real))
     return mb.complex(real_data=real, imag_data=imaginary)
 
 
-def _zeros(like: Var) -> Var:
+def _zeros(like: Var | None) -> Var:
     return mb.fill(shape=mb.shape(x=like), value=0.0)
 
 
@@ -176,9 +196,7 @@ def atan2(context: Any, node: Any) -> None:
 
 def angle(context: Any, node: Any) -> None:
     """`torch.angle(x)`; of a real number 0, or pi below 0."""
-    real, imaginary = _parts(inputs_of(context, node)[0])
-    if imaginary is None:
-        imaginary = mb.mul(x=real, y=np.float32(0))
+    real, imaginary = _both_parts(_as_complex(_parts(inputs_of(context, node)[0])))
     context.add(_angle(imaginary, real), torch_name=node.name)
 
 
@@ -300,8 +318,7 @@ def with_complex_cast(host: Convert) -> Convert:
         if isinstance(x, Var) and types.is_complex(x.dtype):
             context.add(x, torch_name=node.name)
         elif any(np.ndim(v) == 0 and not isinstance(v, (bool, str)) and v in COMPLEX for v in asked):
-            real = mb.cast(x=x, dtype="fp32")
-            context.add(mb.complex(real_data=real, imag_data=mb.mul(x=real, y=np.float32(0)), name=node.name))
+            context.add(_as_complex((mb.cast(x=x, dtype="fp32"), None)), torch_name=node.name)
         else:
             host(context, node)
 

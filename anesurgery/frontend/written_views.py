@@ -9,7 +9,9 @@ whole, such as rotary frequencies, is replaced by the new value from there on.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import Any
 
 from anesurgery.frontend.arguments import dtype_of, inputs_of, known_value
@@ -32,7 +34,6 @@ COPIES = ("copy_", "fill_")
 FRESH = ("empty", *CUTTING)
 """Operations whose results coremltools itself lets a copy fill, also downstream of a cast."""
 
-Nodes = dict[str, Any]
 GraphPass = Callable[[Any], None]
 
 
@@ -59,31 +60,30 @@ def scatter_views(graph: Any) -> None:
     Raises:
         NotImplementedError: a value is written through a view that cannot be undone, and is read afterwards.
     """
-    producers = {name: node for node in graph.nodes for name in node.outputs}
+    tensors = _Tensors(graph)
     copied = {node.inputs[1] for node in graph.nodes if node.kind == "copy_"}
-    behind = _read_behind(graph, producers)
     latest: dict[str, str] = {}
     nodes = []
-    for node in graph.nodes:
+    for place, node in enumerate(graph.nodes):
+        target = node.inputs[0] if _writes(node) else None
         node.inputs = [latest.get(name, name) for name in node.inputs]
-        if not _writes(node):
+        if target is None:
             nodes.append(node)
             continue
-        views = _views(node.inputs[0], producers)
-        is_read = node.outputs[0] in behind
+        views, stale = tensors.views(target), tensors.stale_views(target, place)
+        is_read = bool(stale) or any(tensors.last_read[name] > place for name in tensors.bases(target))
         if is_read:
-            _refuse_lost(node, views, producers)
+            _refuse_lost(node, tensors.producers, views[0].inputs[0] if views else target)
         if node.kind in COPIES:
-            filled = all(view.kind in CUTTING for view in views) and _in_order(views, producers)
-            misplaced = not filled or not (views or _is_fresh(node.inputs[0], producers))
+            changed = any(view.outputs[0] in latest for view in views[:-1])  # no view of its tensor any more
+            misplaced = bool(stale) or changed or not tensors.is_filled_by_host(target, views)
         else:
-            misplaced = bool(views) and node.outputs[0] not in copied and is_read
-        if not misplaced:
+            misplaced = bool(views or stale) and node.outputs[0] not in copied and is_read
+        if misplaced:
+            nodes += _scattered(node, target, views, latest)
+            nodes += _taken_again(stale, views, node.outputs[0], latest)
+        else:
             nodes.append(node)
-            continue
-        for scattered in _scattered(node, views, latest):
-            nodes.append(scattered)
-            producers |= dict.fromkeys(scattered.outputs, scattered)
     graph.nodes = nodes
     graph.outputs = [latest.get(name, name) for name in graph.outputs]
 
@@ -93,76 +93,112 @@ def _writes(node: Any) -> bool:
     return bool(node.inputs) and node.kind.endswith("_") and not node.kind.endswith("__")
 
 
-def _is_fresh(name: str, producers: Nodes) -> bool:
-    """Was a tensor made to be filled? A cast that changes nothing is what it was made of."""
-    while name in producers and producers[name].kind == "to":
-        name = producers[name].inputs[0]
-    return name in producers and producers[name].kind in FRESH
+class _Tensors:
+    """The names of a graph's values as it was traced, and which of them are views of others.
+
+    Attributes:
+        producers: name -> the node that makes it.
+        places: name -> the place of that node.
+        last_read: name -> the place of the last node that reads it, behind all nodes for an output; else -1.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self.producers = {name: copy(node) for node in graph.nodes for name in node.outputs}
+        self.places = {name: place for place, node in enumerate(graph.nodes) for name in node.outputs}
+        self.last_read: dict[str, int] = defaultdict(lambda: -1)
+        self.last_read |= {name: place for place, node in enumerate(graph.nodes) for name in node.inputs}
+        self.last_read |= dict.fromkeys(graph.outputs, len(graph.nodes))
+
+    def views(self, name: str) -> list[Any]:
+        """Return the views from a tensor to this value, the outermost first."""
+        outermost_first: list[Any] = []
+        while self._is_view(name := self._before_writes(name), VIEWS):
+            outermost_first.insert(0, self.producers[name])
+            name = self.producers[name].inputs[0]
+        return outermost_first
+
+    def bases(self, name: str) -> list[str]:
+        """Return the tensors that a value is a view of, the nearest first."""
+        found = []
+        while self._is_view(name := self._before_writes(name), ANY_VIEW):
+            name = self.producers[name].inputs[0]
+            found.append(name)
+        return found
+
+    def _before_writes(self, name: str) -> str:
+        """Return the first name of a tensor: each write gives it another."""
+        while name in self.producers and _writes(self.producers[name]):
+            name = self.producers[name].inputs[0]
+        return name
+
+    def _is_view(self, name: str, kinds: tuple[str, ...]) -> bool:
+        if name not in self.producers or self.producers[name].kind not in kinds:
+            return False
+        before = self.producers[name].inputs[0]
+        copies = self.producers[name].kind in COPYING and before in self.producers
+        return not (copies and self.producers[before].kind in ANY_VIEW)
+
+    def stale_views(self, target: str, place: int) -> list[tuple[str, Any]]:
+        """Return the views of a written tensor that are taken before the write and read after it.
+
+        These are the views of which they are taken, too; but none where the write is to one of several parts.
+        """
+        root = self._root(target)
+        if self._root_of_list(target) != root:
+            return []
+        stale: dict[str, None] = {}
+        for name, made in self.places.items():
+            if made < place < self.last_read[name] and name != root and self._root(name) == root:
+                between = [self._before_writes(base) for base in self.bases(name)]
+                stale |= dict.fromkeys(base for base in reversed(between) if base != root)
+                stale |= dict.fromkeys([self._before_writes(name)] if self._before_writes(name) != root else [])
+        return [(name, self.producers[name]) for name in stale]
+
+    def _root(self, name: str) -> str:
+        return self._before_writes([name, *self.bases(name)][-1])
+
+    def _root_of_list(self, name: str) -> str:
+        views = self.views(name)
+        return self._before_writes(views[0].inputs[0] if views else name)
+
+    def is_filled_by_host(self, target: str, views: list[Any]) -> bool:
+        """Does coremltools fill this part of a tensor itself?"""
+        if not all(view.kind in CUTTING for view in views) or not self._in_order(views):
+            return False
+        return bool(views) or self._is_fresh(target)
+
+    def _is_fresh(self, name: str) -> bool:
+        """Was a tensor made to be filled? A cast that changes nothing is what it was made of."""
+        while name in self.producers and self.producers[name].kind == "to":
+            name = self.producers[name].inputs[0]
+        return name in self.producers and self.producers[name].kind in FRESH
+
+    def _in_order(self, views: list[Any]) -> bool:
+        """Is the i-th view that of axis i? Each selection before it has removed an axis."""
+        selected = 0
+        for i, view in enumerate(views):
+            known = view.inputs[1] in self.producers
+            axis = self.producers[view.inputs[1]].attr["value"] if known else None
+            if axis is not None and axis + selected != i:
+                return False
+            selected += view.kind == "select"
+        return True
 
 
-def _views(name: str, producers: Nodes) -> list[Any]:
-    """The views from a tensor to this value, the outermost first."""
-    outermost_first: list[Any] = []
-    while _is_view(name, producers, VIEWS):
-        outermost_first.insert(0, producers[name])
-        name = producers[name].inputs[0]
-    return outermost_first
-
-
-def _is_view(name: str, producers: Nodes, kinds: tuple[str, ...]) -> bool:
-    if name not in producers or producers[name].kind not in kinds:
-        return False
-    before = producers[name].inputs[0]
-    copies = producers[name].kind in COPYING and before in producers
-    return not (copies and producers[before].kind in ANY_VIEW)
-
-
-def _read_behind(graph: Any, producers: Nodes) -> set[str]:
-    """What writes in place into a view, where a tensor that it is a view of is read later."""
-    last_read = {name: place for place, node in enumerate(graph.nodes) for name in node.inputs}
-    last_read |= dict.fromkeys(graph.outputs, len(graph.nodes))
-    writing = [(place, node) for place, node in enumerate(graph.nodes) if _writes(node)]
-    return {
-        node.outputs[0]
-        for place, node in writing
-        if any(last_read[name] > place for name in _bases(node.inputs[0], producers))
-    }
-
-
-def _bases(name: str, producers: Nodes) -> list[str]:
-    """The tensors that a value is a view of."""
-    found = []
-    while _is_view(name, producers, ANY_VIEW):
-        name = producers[name].inputs[0]
-        found.append(name)
-    return found
-
-
-def _refuse_lost(node: Any, views: list[Any], producers: Nodes) -> None:
+def _refuse_lost(node: Any, producers: dict[str, Any], name: str) -> None:
     """Raise where what is written would be lost: the numbers would be wrong without a word."""
-    name = views[0].inputs[0] if views else node.inputs[0]
-    if not _is_view(name, producers, OTHER_VIEWS):
+    kind = producers[name].kind if name in producers else ""
+    if kind not in OTHER_VIEWS:
         return
-    if producers[name].kind == "listunpack":
-        name = producers[name].inputs[0]
+    if kind == "listunpack":
+        kind = producers[producers[name].inputs[0]].kind
     raise NotImplementedError(
-        f"{node.kind} writes in place through {producers[name].kind}, and the tensor behind it is read later: "
+        f"{node.kind} writes in place through {kind}, and the tensor behind it is read later: "
         f"write a new tensor, or into a slice"
     )
 
 
-def _in_order(views: list[Any], producers: Nodes) -> bool:
-    """Is the i-th view that of axis i? Each selection before it has removed an axis."""
-    selected = 0
-    for i, view in enumerate(views):
-        axis = producers[view.inputs[1]].attr["value"] if view.inputs[1] in producers else None
-        if axis is not None and axis + selected != i:
-            return False
-        selected += view.kind == "select"
-    return True
-
-
-def _scattered(node: Any, views: list[Any], latest: dict[str, str]) -> Iterator[Any]:
+def _scattered(node: Any, target: str, views: list[Any], latest: dict[str, str]) -> Iterator[Any]:
     """The nodes that compute what is written, and what each tensor is afterwards."""
     written = node.outputs[0]
     if node.kind in COPIES:
@@ -173,16 +209,36 @@ def _scattered(node: Any, views: list[Any], latest: dict[str, str]) -> Iterator[
         yield node
     value = written
     for view in reversed(views):
-        name = view.inputs[0]
-        tensor = latest.get(name, name)
+        tensor = latest.get(view.inputs[0], view.inputs[0])
         written_name = f"{tensor}_with_{written}"
         yield _like(node, *_undone(view, tensor, value), written_name)
-        latest |= {old: written_name for old, new in latest.items() if new == tensor} | {
-            name: written_name,
-            tensor: written_name,
-        }
+        _rename(view.inputs[0], written_name, latest)
         value = written_name
-    latest[views[-1].outputs[0] if views else node.inputs[0]] = written
+    _rename(target, written, latest)
+
+
+def _rename(name: str, newest: str, latest: dict[str, str]) -> None:
+    """Let all names of a tensor mean its newest value."""
+    old = latest.get(name, name)
+    latest |= dict.fromkeys((name, old, *(n for n, value in latest.items() if value == old)), newest)
+
+
+def _taken_again(
+    stale: list[tuple[str, Any]], views: list[Any], written: str, latest: dict[str, str]
+) -> Iterator[Any]:
+    """The views that are taken again of a tensor after a write; those that were written through are known."""
+    known = {name for view in views for name in view.outputs}
+    for name, view in stale:
+        if name in known:
+            continue
+        again = copy(view)
+        again.inputs = [latest.get(n, n) for n in view.inputs]
+        again.outputs = [f"{n}_after_{written}" for n in view.outputs]
+        again.name = again.outputs[0]
+        for old, new in zip(view.outputs, again.outputs, strict=True):
+            _rename(old, new, latest)
+        known |= set(view.outputs)
+        yield again
 
 
 def _undone(view: Any, tensor: str, value: str) -> tuple[str, list[str]]:

@@ -295,7 +295,9 @@ def test_a_computed_weight_is_rounded_as_the_package_rounds_it(norm: Callable[..
     values = {"x": np.random.default_rng(0).standard_normal((1, 8, 50)).astype(np.float32)}
     model = converted(module, (1, 8, 50))
     states = {row.name: row.state for row in ane.against_torch(module, model, values).rows}
-    assert states == {"0": "agrees", "1": "agrees", "2": "agrees", "3": "rounds", "": "rounds"}
+    assert {name: states[name] for name in ("0", "1", "2")} == dict.fromkeys("012", "agrees")
+    assert states["3"] == states[""] == "rounds"  # the converter adds its biases
+    assert not any("parametrizations" in name for name in states)
     heavier(module[2])
     found = ane.against_torch(module, model, values).first
     assert found is not None

@@ -88,6 +88,10 @@ COMPLEX: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "literal_above": lambda x: (1 - 2j) / pairs(x),
     "literal_above_reals": lambda x: 2j / x,
     "whole_numbers": lambda x: 3 - (pairs(x) * 2 + 1) / 4,
+    "imaginary_below": lambda x: pairs(x) / 2j + x[:, :2] / 4j,
+    "imaginary_twice": lambda x: (1j * x) * (2j * x) - 3j * x,
+    "imaginary_and_real": lambda x: x.abs() * (x + 1j * x.flip(1)),
+    "real_literal": lambda x: pairs(x) * (2 + 0j) - (x[:, :2] + 0j),
     "quotient": lambda x: pairs(x) / pairs(x.flip(1)),
     "quotient_of_large_ones": lambda x: pairs(x) / pairs(x.flip(1) * 1000) * 1000,
     "buffer": lambda x: pairs(x) * PAIRS + PAIRS,
@@ -289,6 +293,16 @@ MIXTURES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.one_of(3)
+@pytest.mark.parametrize("how", ["trace", "export"])
+def test_a_part_that_is_zero_takes_no_part_in_products(how: str) -> None:
+    """Vocoders write `size * (x + 1j * y)`; a product with 0 would look like a constant that fp16 lost."""
+    module = Function(lambda x: torch.view_as_real(x.abs() * (x + 1j * x.flip(1)) / 2j))
+    model = convert(module, {"x": X}, how, "iOS17", "FLOAT16")
+    kinds = [op.op_type for op in model._mil_program.functions["main"].operations]
+    assert kinds.count("add") == kinds.count("sub") == 0
+    assert kinds.count("mul") == 5  # both parts by the size and by 1/2, and a sign
+
+
 @pytest.mark.parametrize("name", MIXTURES)
 def test_dense_experts_are_those_that_transformers_chooses(name: str) -> None:
     import transformers

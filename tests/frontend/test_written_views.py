@@ -38,6 +38,32 @@ def accumulated(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def both_halves(x: torch.Tensor) -> torch.Tensor:
+    """Sines and cosines in turn, in one part of a table, as relative positions have them."""
+    table = torch.zeros(2, 3, 4)
+    past, future = table[0], table[1]
+    past[:, 0::2], past[:, 1::2] = x[:, :2].sin(), x[:, 2:].cos()
+    future[:, 0::2] = x[:, 2:]
+    return torch.cat([past.flip(0), future, table[0] + table[1]])
+
+
+def views_that_are_read_later(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    below, flat, turned = y[1:], y.view(2, 6), y.t()
+    inner = below[:, 1:]
+    y[:, 2].add_(5)
+    inner.mul_(2).sub_(1)
+    flat[0, :5] = 1
+    turned[2].mul_(3)
+    return torch.cat([y, below * 1, turned.t() + 1, F.pad(inner, (1, 0)), flat.reshape(3, 4)])
+
+
+def parts_that_are_read_later(x: torch.Tensor) -> torch.Tensor:
+    left, right = (y := x * 2).chunk(2, 1)
+    y[0].mul_(7)
+    return left + right
+
+
 CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "flattened": after(lambda y: y.view(-1)[3:5].add_(7)),
     "flattened by reshape": after(lambda y: y.reshape(-1)[3:5].mul_(-1)),
@@ -51,6 +77,11 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a copy of a view": after(lambda y: y.t().reshape(-1)[:2].mul_(100)),
     "parts that are used alone": lambda x: F.relu_((x * 2).chunk(2, 1)[1]),
     "shifted": shifted,
+    "both halves": both_halves,
+    "views that are read later": views_that_are_read_later,
+    "parts that are read later": parts_that_are_read_later,
+    "a view twice": lambda x: (p := (y := x * 2)[0], p.mul_(2), p.add_(x[1]))[0] + y,
+    "after a view was taken": lambda x: ((y := x * 2)[:, 2:], y.mul_(3))[0] + 1,
     "accumulated": accumulated,
 }
 

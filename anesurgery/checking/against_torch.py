@@ -54,6 +54,8 @@ MOVES = names(
     """
 )
 """Functions that only move numbers; they are not recorded, since an error in one shows in its readers."""
+LINEAR = names("add sub rsub mul div true_divide")
+"""Functions that pass on an error of their operands."""
 _FUNCTION = "function"
 """The kind of a call of a function between submodules."""
 
@@ -73,13 +75,18 @@ class _Call:
     """Computes the norm's result with another epsilon."""
     again: Callable[[Sequence[torch.Tensor]], Array | None] | None = None
     """Computes the result from other tensors in the place of `given`."""
-    ahead: bool = False
-    """Does no function carry an input into the result? Then a converter computes it ahead."""
+    needed: bool = True
+    """Do functions carry an input into the result, and the result into an output? Else it is not converted."""
 
     @property
     def path(self) -> str:
         """The name of the submodule, without the number of the call."""
         return self.name.partition("#")[0]
+
+    @property
+    def tells(self) -> bool:
+        """Does a right result tell that the operands are right? A softmax agrees whatever goes into it."""
+        return self.kind != _FUNCTION or self.path.rpartition(".")[2] in LINEAR
 
 
 def _calls_of(
@@ -128,7 +135,8 @@ def _calls_of_module(module: torch.nn.Module, values: Mapping[str, torch.Tensor]
     functions = _FunctionRecorder(calls, half)
     _mark_from_input(values)
     with _recording_hooks(module, calls, functions), torch.enable_grad(), _named_errors(values), functions:
-        module.eval()(**values) if by_name else module.eval()(*values.values())
+        made = module.eval()(**values) if by_name else module.eval()(*values.values())
+    functions.mark_unneeded(made)
     return calls
 
 
@@ -169,6 +177,10 @@ class _Rounding(TorchFunctionMode):
         return called
 
 
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
 def _is_in_place(name: str) -> bool:
     return name.endswith("_") != name.startswith("_") or name.startswith("__i") or name == "__setitem__"
 
@@ -186,9 +198,26 @@ class _FunctionRecorder(_Rounding):
         self.inside: list[tuple[str, bool]] = []
         """The modules that are running: (name, whether functions in it are recorded). They are in modules with
         submodules, and in the whole module."""
+        self._flows: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+        """(results, operands) of each function and module that an input goes into."""
+
+    def flow(self, operands: Any, results: Any) -> None:
+        """Note that results are computed of operands; a function without a result writes into operands."""
+        read = [leaf for leaf in tree_leaves(operands) if isinstance(leaf, torch.Tensor)]
+        self._flows.append(([r for r in tree_leaves(results) if isinstance(r, torch.Tensor)] or read, read))
+
+    def mark_unneeded(self, outputs: Any) -> None:
+        """Mark the calls whose results go into no output of the module. Views share their memory."""
+        needed = {_memory(leaf) for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)}
+        for results, operands in reversed(self._flows):
+            if any(_memory(result) in needed for result in results):
+                needed.update(map(_memory, operands))
+        for call in self._calls:
+            call.needed &= not call.name or _memory(call.tensor) in needed
 
     def _see(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Record the result of a function."""
+        self.flow((args, kwargs), result)
         between = bool(self.inside) and self.inside[-1][1]
         if between and _has_numbers(result) and not _is_in_place(name) and name not in MOVES:
             self._note(func, name.strip("_"), args, kwargs, result)
@@ -224,9 +253,13 @@ def _has_numbers(value: Any) -> bool:
 
 def _tensors_and_replay(
     compute: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[tuple[torch.Tensor, ...], Callable[[Sequence[torch.Tensor]], Array | None]]:
-    """Return the tensors in the arguments of a call, and a function that calls it again with other tensors."""
+) -> tuple[tuple[torch.Tensor, ...], Callable[[Sequence[torch.Tensor]], Array | None] | None]:
+    """Return the tensors in the arguments of a call, and a function that calls it again with other tensors.
+
+    A call that was given an object that it may have changed, such as a cache, is not called again.
+    """
     leaves, form = tree_flatten((tuple(args), dict(kwargs)))
+    changed = any(hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor) for leaf in leaves)
     places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
     def again(tensors: Sequence[torch.Tensor]) -> Array | None:
@@ -236,7 +269,7 @@ def _tensors_and_replay(
         positional, named = tree_unflatten(new, form)
         return _numbers_of(lambda: compute(*positional, **named))
 
-    return tuple(leaves[k] for k in places), again
+    return tuple(leaves[k] for k in places), None if changed else again
 
 
 def _function_epsilon(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -271,13 +304,14 @@ def _recording_hooks(
             tensor = _tensor_of(output)
             if tensor is None or not _has_numbers(tensor) or not _is_from_input((positional, named)):
                 return
-            ahead = bool(name) and not _is_from_input(tensor)
+            needed = not name or _is_from_input(tensor)
             _mark_from_input(output)
+            functions.flow((positional, named), output)
             counts[name] += 1
             whole = f"{name}#{counts[name]}" if counts[name] > 1 else name
             read, again = _tensors_and_replay(functions.again(part.forward), positional, named)
             guard, array = _module_epsilon(part, read, functions), _fp32_copy(tensor)
-            calls.append(_Call(whole, type(part).__name__, tensor, array, read, *guard, again, ahead))
+            calls.append(_Call(whole, type(part).__name__, tensor, array, read, *guard, again, needed))
 
         return hook
 
@@ -578,7 +612,7 @@ def against_torch(
         ModuleRow(
             call.name, call.kind, near.name if near else None, _psnr_in_each(call.array, near, kept), state
         )
-        for call, near, state in zip(calls, match.nearest, map(match.state, range(len(calls))), strict=True)
+        for call, near, state in zip(calls, match.nearest, match.states(), strict=True)
     ]
     return AgainstTorch(tuple(rows), gate, half)
 
@@ -683,11 +717,29 @@ class _Match:
             if near is not None and call.name and self._psnr[k] < SEEN:
                 self.nearest[k], self._psnr[k] = near, near.psnr
 
-    def state(self, k: int) -> str:
+    def states(self) -> list[str]:
+        """Return the state of each call.
+
+        Rounding adds up in a module of which no part is wrong alone.
+        """
+        states: list[str] = []
+        for k, call in enumerate(self._calls):
+            state = self._state(k)
+            inner = {
+                states[j]
+                for j in range(k)
+                if self._calls[j].name.startswith(f"{call.path}." if call.path else "")
+            }
+            if state == "parts" and self._psnr[k] >= SEEN and "rounds" in inner and "parts" not in inner:
+                state = "rounds"
+            states.append(state)
+        return states
+
+    def _state(self, k: int) -> str:
         """Return the state of a call: whether it agrees, or an error enters in it (`ModuleRow`)."""
         if self._psnr[k] >= self._gate:
             return "agrees"
-        if self._calls[k].ahead and self._psnr[k] < SEEN:
+        if not self._calls[k].needed and self._psnr[k] < SEEN:
             return "not kept"
         input_psnr = min((self._input_psnr(tensor) for tensor in self._calls[k].given), default=math.inf)
         if self._psnr[k] >= SEEN and self._has_other_epsilon(k):
@@ -785,8 +837,8 @@ class _Match:
         if not call.tensor.requires_grad:
             return False
         wrong = _peak(call.array) * 10 ** (-max(near.psnr if near else 0.0, 0.0) / 20)
-        modules = (j for j in range(k + 1, len(self._calls)) if self._calls[j].kind != _FUNCTION)
-        later = (j for j in modules if self._psnr[j] >= enough)  # a softmax agrees whatever goes into it
+        telling = (j for j in range(k + 1, len(self._calls)) if self._calls[j].tells)
+        later = (j for j in telling if self._psnr[j] >= enough)
         shown = ((j, _psnr_of_error_through(self._calls[j].tensor, call.tensor, wrong)) for j in later)
         hanging = itertools.islice(((j, p) for j, p in shown if math.isfinite(p)), LATER)
         return any(self._psnr[j] >= p + ENTERS for j, p in hanging)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -302,6 +303,65 @@ def test_a_computed_weight_is_rounded_as_the_package_rounds_it(norm: Callable[..
     found = ane.against_torch(module, model, values).first
     assert found is not None
     assert found.name == "2"
+
+
+class Codes(nn.Module):
+    """Codes of two codebooks; what the second one leaves, and the loss, go into no output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(8, 8)
+        self.books = nn.ModuleList(nn.Embedding(16, 8) for _ in range(2))
+        self.register_buffer("rates", torch.logspace(0, -4, 4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = torch.arange(x.shape[1])[:, None] * 50 * self.rates
+        rest, codes = self.enter(x + torch.cat([angles.sin(), angles.cos()], -1)), []
+        for book in self.books:
+            near = book((rest @ book.weight.T - book.weight.square().sum(-1) / 2).argmax(-1))
+            codes.append(near[..., 0] * 2)
+            loss = nn.functional.mse_loss(rest, near)
+            rest = (rest - near) + loss * 0
+        return codes[0], codes[1]
+
+
+def test_what_goes_into_no_output_is_no_difference() -> None:
+    """Nor is a table that the converter computes of a buffer before it rounds."""
+    torch.manual_seed(0)
+    module = Codes().eval()
+    values = {"x": np.random.default_rng(0).standard_normal((1, 6, 8)).astype(np.float32)}
+    found = ane.against_torch(module, converted(module, (1, 6, 8)), values)
+    assert found.ok
+    assert {row.name: row.state for row in found.rows}["mse_loss#2"] == "not kept"
+
+
+class Remembered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, cache: Any) -> torch.Tensor:
+        cache.rows.append(self.out(x))
+        return torch.cat(cache.rows, 1) + torch.arange(12)[:, None]
+
+
+class Remembering(nn.Module):
+    """Each part writes into a cache that it is given, so that a second call would compute something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.part = nn.Sequential(nn.Conv1d(6, 6, 1), nn.BatchNorm1d(6)), Remembered()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cache = SimpleNamespace(rows=[x])
+        return self.part(self.enter(x), cache)
+
+
+def test_a_part_that_changes_what_it_is_given_is_not_called_again() -> None:
+    torch.manual_seed(0)
+    module = Remembering().eval()
+    values = {"x": np.random.default_rng(0).standard_normal((1, 6, 8)).astype(np.float32)}
+    assert ane.against_torch(module, converted(module, (1, 6, 8)), values).ok
 
 
 class Oscillator(nn.Module):

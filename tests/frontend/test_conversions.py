@@ -363,7 +363,7 @@ assert "diff" not in before, "registered on import"
 frontend.register()
 once = dict(known)
 assert {k for k in once if once[k] is not before.get(k)} == {
-    *frontend.CONVERSIONS, *frontend.WRAPPERS, *frontend.ALIASES, *frontend.decomposable(before)
+    *frontend.CONVERSIONS, *frontend.WRAPPERS, *frontend.ALIASES, *frontend._decomposable(before)
 }
 frontend.register()
 assert once == known

@@ -52,6 +52,7 @@ from anesurgery.placement.op_errors import (
     StepErrors,
     op_error,
     step_errors,
+    unmasked_size,
     with_repairs_of_neighbours,
 )
 from anesurgery.placement.rules.lost_in_conversion import LEAST_CHANGE, grown_epsilon
@@ -181,7 +182,7 @@ class _Peaks(Listener):
         """Record the largest magnitude of the first output."""
         value = outputs[0] if outputs and np_dtype(op.outputs[0]) == np.float16 else None
         if isinstance(value, torch.Tensor) and value.numel():
-            self.found[op] = float(torch.linalg.vector_norm(value, math.inf))
+            self.found[op] = unmasked_size(op.outputs[0], value)
 
 
 class Slopes:

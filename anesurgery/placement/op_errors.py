@@ -23,12 +23,14 @@ from anesurgery import fp16
 from anesurgery.checking.exactness import nearness
 from anesurgery.checking.grades import psnr
 from anesurgery.errors import SurgeryError, near_matches
+from anesurgery.facts.integer_masks import only_softmax_reads
 from anesurgery.files.package import Loaded
 from anesurgery.interpret import Predictor
 from anesurgery.interpret.arithmetic.neural_engine import largest_of
 from anesurgery.interpret.several_arithmetics import OpResults
 from anesurgery.mil import Array, Var, np_dtype, operands, static_shape, types
 from anesurgery.ops import names
+from anesurgery.semantics.intervals import MASKED
 from anesurgery.semantics.reading import in_decibels
 
 _SIDES = names("in out input output new next old prev previous past present updated n t")
@@ -214,7 +216,7 @@ class OpError:
         op_type: MIL op type; a loop or a branch is one op.
         own: arithmetic -> PSNR in dB of its worst output, computed from exact operands.
         grown: arithmetic -> the same, computed from operands with the errors of the ops before it.
-        largest: the largest magnitude of its outputs in exact arithmetic.
+        largest: the largest magnitude of its outputs in exact arithmetic, without masked scores.
         rules: ids of numeric findings of `inspect` about it.
         repairs: passes that these findings name; for an op below the gate without one, those of its neighbours.
         reads: names of the first outputs of the ops that it reads, constants among them.
@@ -255,10 +257,17 @@ def op_error(results: OpResults) -> OpError | None:
         op.op_type,
         {arithmetic: worst_psnr(outputs) for arithmetic, outputs in results.own.items()},
         {arithmetic: worst_psnr(outputs) for arithmetic, outputs in results.grown.items()},
-        max(sizes),
+        max(unmasked_size(op.outputs[k], v) for k, v in zip(floats, exact, strict=True)),
         reads=tuple(dict.fromkeys(v.op.outputs[0].name for _, v in operands(op) if v.op is not None)),
         histogram=histogram(values),
     )
+
+
+def unmasked_size(var: Var, value: torch.Tensor) -> float:
+    """Return the largest magnitude of a value; of scores, without those that a mask takes out of a softmax."""
+    if only_softmax_reads(var):
+        value = value[~(value <= MASKED)]
+    return largest_of(value)
 
 
 def with_repairs_of_neighbours(rows: Sequence[OpError], gate: float) -> tuple[OpError, ...]:

@@ -94,6 +94,20 @@ def test_near_the_end_of_fp16_it_is_at_risk() -> None:
     assert "mul y reaches 4e+04; fp16 ends at 65504" in found.why
 
 
+@pytest.mark.parametrize(("largest", "verdict"), [(3.0, "holds"), (20000.0, "at risk")])
+@pytest.mark.parametrize("fill", [-3e4, -65504.0])
+def test_scores_that_a_mask_takes_out_of_a_softmax_are_not_at_risk(
+    fill: float, largest: float, verdict: str
+) -> None:
+    mask = np.where(np.tri(4, dtype=bool), 0, fill).astype(HALF)
+    program = mb.program(input_specs=[mb.TensorSpec((1, 4, 4), dtype=types.fp16)])(
+        lambda x: mb.softmax(x=mb.add(x=x, y=mask[None], name="masked"), axis=-1, name="y")
+    )
+    found = ane.certify(program, {"x": np.linspace(-1, largest, 16, dtype=HALF).reshape(1, 4, 4)})
+    assert found.verdict == verdict
+    assert ("add masked reaches 2e+04" in found.why) == (verdict == "at risk")
+
+
 def test_it_is_plain_data() -> None:
     content = json.loads(json.dumps(ane.certify(chain("root"), inputs(2000.0)).to_json()))
     assert content["verdict"] == "fails"

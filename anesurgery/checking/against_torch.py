@@ -54,6 +54,8 @@ MOVES = names(
     """
 )
 """Functions that only move numbers; they are not recorded, since an error in one shows in its readers."""
+FILLS = names("zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty")
+"""Functions that read only the shape of their operand."""
 LINEAR = names("add sub rsub mul div true_divide")
 """Functions that pass on an error of their operands."""
 _FUNCTION = "function"
@@ -154,7 +156,7 @@ class _Rounding(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function."""
         kwargs, name = kwargs or {}, str(getattr(func, "__name__", ""))
-        if not _is_from_input((args, kwargs)):
+        if name in FILLS or not _is_from_input((args, kwargs)):
             return func(*args, **kwargs)
         if self._half and not _is_in_place(name):
             args, kwargs = tree_map_only(torch.Tensor, _rounded_constant, (args, kwargs))

@@ -94,14 +94,17 @@ SIZES_FIRST = Problem(
     advice="fix them first, with the pass fix_shapes; or make several sizes: `anesurgery sizes`",
 )
 """The first problem of a model of flexible size."""
-BOUNDARIES = ("; ", " (", ", ")
-"""Marks at which words are cut where they have no room, the best first; `--full` shows all."""
+BOUNDARIES = ("; ", r" \(", r", (?!which |an? |the |though )")
+"""Patterns at which words are cut where they have no room, the best first; `--full` shows all."""
+WHAT_LENGTH = 56
+"""The most letters of a problem's ops, so that its cause has room on their line."""
 
 
 def cut(words: str, style: str = "") -> Text:
-    """Return a line that fits a terminal, ended at a clause if possible."""
-    ends = (words.rfind(mark, WIDTH // 2, WIDTH + 1) for mark in BOUNDARIES)
-    end = next((at for at in ends if at >= 0), None) if len(words) > WIDTH else None
+    """Return a line that fits a terminal, ended at a clause if possible, and never before the cause."""
+    begin = max(words.find(": ") + 2, WIDTH // 2)
+    ends = [[m.start() for m in re.finditer(mark, words) if begin < m.start() <= WIDTH] for mark in BOUNDARIES]
+    end = next((at[-1] for at in ends if at), None) if len(words) > WIDTH else None
     line = plain(words[:end], style)
     line.truncate(WIDTH, overflow="ellipsis")
     return line
@@ -189,11 +192,13 @@ def _ops_in_words(rows: Sequence[OpRow], share: float, of_what: str) -> str:
         return ""
     kinds, units = {row.op_type for row in rows}, {row.preferred for row in rows}
     kind = kinds.pop() if len(kinds) == 1 else ""
-    name = f"{kind} {short_name(rows[0].name)}" if len(rows) == 1 else f"{len(rows):,} {kind} ops"
     unit = units.pop() if len(units) == 1 else None
     said = [] if unit in (None, "ane") else [summary.UNIT_WORDS[unit]]
     said += [f"{percent(share)} of the {of_what}"] if share >= LEAST else []
-    return " ".join(name.split()) + (f" ({', '.join(said)})" if said else "")
+    more = f" ({', '.join(said)})" if said else ""
+    room = min(max(WHAT_LENGTH - len(kind) - len(more), 12), 28)
+    name = f"{kind} {short_name(rows[0].name, room)}" if len(rows) == 1 else f"{len(rows):,} {kind} ops"
+    return " ".join(name.split()) + more
 
 
 def _without_name(why: str, rows: Sequence[OpRow]) -> str:

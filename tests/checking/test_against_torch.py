@@ -321,7 +321,7 @@ class Codes(nn.Module):
             near = book((rest @ book.weight.T - book.weight.square().sum(-1) / 2).argmax(-1))
             codes.append(near[..., 0] * 2)
             loss = nn.functional.mse_loss(rest, near)
-            rest = (rest - near) + loss * 0
+            rest = (rest - near) + loss * torch.zeros_like(rest)
         return codes[0], codes[1]
 
 

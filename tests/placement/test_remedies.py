@@ -119,6 +119,9 @@ def long_ops(kind: str) -> Program:
     def made(x: Var) -> Var:
         if kind == "linear":
             return mb.linear(x=x, weight=np.ones((20000, 4), np.float16), name="y")
+        if kind == "conv_transpose":
+            y = mb.reshape(x=x, shape=(1, 2, 10000))
+            return mb.conv_transpose(x=y, weight=np.ones((2, 1, 4), np.float16), strides=[2], name="y")
         if kind == "linear of a long row":
             return mb.linear(x=x, weight=np.ones((4, 20000), np.float16), name="y")
         return getattr(mb, kind)(x=x, name="y") if kind == "relu" else mb.softmax(x=x, axis=-1, name="y")
@@ -128,14 +131,20 @@ def long_ops(kind: str) -> Program:
 
 @pytest.mark.parametrize(
     ("kind", "remedy"),
-    [("linear", "split_head"), ("relu", "fold_long_axis"), ("linear of a long row", None), ("softmax", None)],
+    [
+        ("linear", "split_head"),
+        ("relu", "fold_long_axis"),
+        ("conv_transpose", "subpixel_convolution"),
+        ("linear of a long row", None),
+        ("softmax", None),
+    ],
 )
 def test_a_long_axis_names_the_pass_that_changes_the_op(kind: str, remedy: str | None) -> None:
     """The wrong version: one pass for every op, which does nothing to a head."""
     program = long_ops(kind)
     found = {f.rule: f.remedy for f in inspect(program, "iPhone 13").all_findings if f.op == "y"}
     assert found["axis"] == remedy
-    for name in ("split_head", "fold_long_axis"):
+    for name in ("split_head", "fold_long_axis", "subpixel_convolution"):
         changes = ane.apply(program, name, target="iPhone 13", prove=None, quiet=True).changes
         assert bool(changes) == (name == remedy), name
 

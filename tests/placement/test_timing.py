@@ -380,3 +380,22 @@ def test_another_table_is_used_by_name_and_a_wrong_one_refused(
         with pytest.raises(LoadError, match="is no table of times"):
             ane.inspect(program(), "M4")
     assert math.isfinite(mine.ms)
+
+
+@pytest.mark.parametrize(
+    ("width", "stride", "share"), [(16, 4, 1 / 4), (5, 2, 3 / 5), (3, 4, 1 / 3), (4, 1, 1)]
+)
+def test_zeros_that_a_transposed_convolution_inserts_take_no_time_on_the_cpu(
+    width: int, stride: int, share: float
+) -> None:
+    """The wrong version: an inverse spectrum on the CPU takes as long as 256 of them."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 8, 64), types.fp16)], opset_version=ct.target.iOS16)
+    def built(x: Var) -> Var:
+        return mb.conv_transpose(x=x, weight=np.ones((8, 1, width), np.float16), strides=[stride])
+
+    (judged,) = judge_shaped(ane.load(built), None, M4, ()).judged
+    on_cpu, on_ane = (load_of([judged], [unit]).ops[0].us for unit in ("cpu", "ane"))
+    assert judged.estimate is not None
+    assert on_cpu == pytest.approx(judged.estimate.cpu * share)
+    assert on_ane == judged.estimate.ane

@@ -115,6 +115,8 @@ def test_sizes_that_vary_are_fixed_before_all_else() -> None:
         ("short", "short"),
         (f"{'a' * 50} (A11 to A16); and {'b' * 40}", f"{'a' * 50} (A11 to A16)"),
         (f"{'a' * 20}; {'b' * 70}", f"{'a' * 20}; {'b' * 57}…"),
+        (f"{'a' * 45} (CPU, 9% of the time): {'b' * 40}", f"{'a' * 45} (CPU, 9% of the time): {'b' * 10}…"),
+        (f"{'a' * 40}: exp of %b, which {'c' * 40}", f"{'a' * 40}: exp of %b, which {'c' * 20}…"),
     ],
 )
 def test_a_long_line_ends_at_a_clause(line: str, shown: str) -> None:

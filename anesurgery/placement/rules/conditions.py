@@ -194,12 +194,17 @@ def long_axis(op: Operation, target: Target) -> str:
 
 
 def remedy_for_long_axis(op: Operation, target: Target) -> str | None:
-    """Return the pass that repairs a long axis: `split_head` only where a product's result alone is long."""
+    """Return the pass that repairs a long axis; for products, only where the result alone is long."""
     if op.op_type in BY_ROWS:
         return "fold_long_axis"
     limit, _ = target.least("axis")
     long = [var for var in runtime_values(op) if is_tensor(var) and max(shape_of(var)[-2:], default=0) > limit]
-    return "split_head" if long == [op.outputs[0]] and weight(op) is not None else None
+    stored = weight(op) if long == [op.outputs[0]] else None
+    if stored is None:
+        return None
+    return (
+        "subpixel_convolution" if op.op_type == "conv_transpose" else "split_head" if stored.rank == 2 else None
+    )
 
 
 def _other_axes(op: Operation, var: Var, shape: tuple[int, ...], target: Target) -> tuple[int, ...]:

@@ -77,8 +77,21 @@ class _Call:
     """Computes the norm's result with another epsilon."""
     again: Callable[[Sequence[torch.Tensor]], Array | None] | None = None
     """Computes the result from other tensors in the place of `given`."""
+    versions: tuple[int, ...] = ()
+    """How often `tensor` and `given` were written into when the call ended."""
     needed: bool = True
     """Do functions carry an input into the result, and the result into an output? Else it is not converted."""
+
+    def __post_init__(self) -> None:
+        self.versions = self._versions_now()
+
+    def _versions_now(self) -> tuple[int, ...]:
+        return tuple(tensor._version for tensor in (self.tensor, *self.given))
+
+    @property
+    def is_overwritten(self) -> bool:
+        """Was one of its tensors written into after the call?"""
+        return self.versions != self._versions_now()
 
     @property
     def path(self) -> str:
@@ -204,18 +217,21 @@ class _FunctionRecorder(_Rounding):
         """(results, operands) of each function and module that an input goes into."""
 
     def flow(self, operands: Any, results: Any) -> None:
-        """Note that results are computed of operands; a function without a result writes into operands."""
-        read = [leaf for leaf in tree_leaves(operands) if isinstance(leaf, torch.Tensor)]
-        self._flows.append(([r for r in tree_leaves(results) if isinstance(r, torch.Tensor)] or read, read))
+        """Note that results are computed of operands; a function that returns None writes into operands."""
+        read, made = _tensors_in(operands), _tensors_in(results)
+        if made or results is None:
+            self._flows.append((made or read, read))
 
     def mark_unneeded(self, outputs: Any) -> None:
         """Mark the calls whose results go into no output of the module. Views share their memory."""
-        needed = {_memory(leaf) for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)}
+        ends = _tensors_in(outputs)
+        read = {id(tensor) for tensor in itertools.chain(ends, *(operands for _, operands in self._flows))}
+        needed = set(map(_memory, ends))
         for results, operands in reversed(self._flows):
             if any(_memory(result) in needed for result in results):
                 needed.update(map(_memory, operands))
         for call in self._calls:
-            call.needed &= not call.name or _memory(call.tensor) in needed
+            call.needed &= not call.name or (id(call.tensor) in read and _memory(call.tensor) in needed)
 
     def _see(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Record the result of a function."""
@@ -246,6 +262,10 @@ def _mark_from_input(values: Any) -> None:
 def _is_from_input(values: Any) -> bool:
     """Return whether one of some tensors depends on an input."""
     return any(getattr(leaf, MARK, False) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+
+
+def _tensors_in(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 def _has_numbers(value: Any) -> bool:
@@ -313,7 +333,7 @@ def _recording_hooks(
             whole = f"{name}#{counts[name]}" if counts[name] > 1 else name
             read, again = _tensors_and_replay(functions.again(part.forward), positional, named)
             guard, array = _module_epsilon(part, read, functions), _fp32_copy(tensor)
-            calls.append(_Call(whole, type(part).__name__, tensor, array, read, *guard, again, needed))
+            calls.append(_Call(whole, type(part).__name__, tensor, array, read, *guard, again, needed=needed))
 
         return hook
 
@@ -354,8 +374,9 @@ def _numbers_of(compute: Callable[[], Any]) -> Array | None:
 
 
 def _fp32_copy(tensor: torch.Tensor) -> Array:
-    """Return a copy in fp32."""
-    return tensor.detach().float().numpy().copy()
+    """Return a copy in fp32, unseen by the recorder."""
+    with torch._C.DisableTorchFunction():
+        return tensor.detach().float().numpy().copy()
 
 
 def _tensor_of(output: Any) -> torch.Tensor | None:
@@ -522,7 +543,8 @@ class ModuleRow:
         psnr: arithmetic -> dB between the two; minus infinite without a value.
         state: "agrees"; "parts" where an error enters; "rounds" where rounding of fused weights to fp16 may
             explain it; "carries" where its inputs are off already; or "not kept": no value is equal, but a
-            later module that depends on it agrees, since the converter fused it with its neighbours.
+            later module that depends on it agrees, since the converter fused it with its neighbours; or it
+            goes into no output.
     """
 
     name: str
@@ -579,8 +601,8 @@ def against_torch(
     A submodule is blamed if its own error is large: it runs again on the inputs that the package gave it. Its
     result is looked up among the values of the program, by number and in any order of axes, and that of the
     whole module among the outputs. Rows of a norm with a spike are judged without the spike. If the program
-    computes in fp16, the module runs with weights rounded to fp16, so rounding does not count as a wrong
-    conversion. The module itself is not changed.
+    computes in fp16, the module runs with weights rounded to fp16, and with what it computes of weights alone,
+    so rounding does not count as a wrong conversion. The module itself is not changed.
 
     Args:
         module: as it was converted, in fp32, in evaluation mode; or the program that `torch.export.export` made
@@ -741,7 +763,7 @@ class _Match:
         """Return the state of a call: whether it agrees, or an error enters in it (`ModuleRow`)."""
         if self._psnr[k] >= self._gate:
             return "agrees"
-        if not self._calls[k].needed and self._psnr[k] < SEEN:
+        if not self._calls[k].needed:
             return "not kept"
         input_psnr = min((self._input_psnr(tensor) for tensor in self._calls[k].given), default=math.inf)
         if self._psnr[k] >= SEEN and self._has_other_epsilon(k):
@@ -764,7 +786,7 @@ class _Match:
         """
         call, near = self._calls[k], self.nearest[k]
         nears = [one for tensor in call.given if (one := self._value_in_place_of(tensor)) is not None]
-        if call.again is None or near is None or len(nears) < len(call.given):
+        if call.again is None or near is None or len(nears) < len(call.given) or call.is_overwritten:
             return None
         options = [self._candidates(tensor, one) for tensor, one in zip(call.given, nears, strict=True)]
         own = None

@@ -25,7 +25,7 @@ from anesurgery.checking.exactness import Near
 from anesurgery.errors import Refusal
 from anesurgery.mil import Operation, walk_ops
 from anesurgery.placement.evidence import Finding
-from anesurgery.placement.score import CLEARLY, OFF
+from anesurgery.placement.score import CLEARLY, OFF, Score
 from anesurgery.placement.target import Target, spans
 from anesurgery.placement.verdicts import Legality
 from anesurgery.rewriting.checks import FLOP, WRONG, Outputs, Repairs, exact, hazards_of, repairs_of, too_far
@@ -330,7 +330,7 @@ class Search:
         steps = new.steps[len(old.steps) :]
         measured = self.measured_gain(steps, old)
         loss = self.loss(old, new)
-        if loss and measured:
+        if loss and measured and _may_run_on_ane(new.score):
             loss, measured = new.score.loss(old.score, OFF), _overruled(measured, loss)
         gain = measured or loss or new.score.gain(old.score)
         gain = gain or new.score_with_findings.worth(old.score_with_findings, ["findings"])
@@ -353,6 +353,11 @@ class Search:
 
 
 USELESS = "the other steps do as well without it"
+
+
+def _may_run_on_ane(score: Score) -> bool:
+    """May ops with products run on the ANE, where gains are measured?"""
+    return bool(score.on_flop or score.perhaps_flop)
 
 
 def _overruled(measured: str, loss: str) -> str:

@@ -364,6 +364,39 @@ def test_a_part_that_changes_what_it_is_given_is_not_called_again() -> None:
     assert ane.against_torch(module, converted(module, (1, 6, 8)), values).ok
 
 
+class Joined(nn.Module):
+    """Two streams as one, of which only the second is read; a sum is written into the first result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.mix(x)
+        y += self.mix(x * 2)
+        y = y / 3
+        return y[:, :2], y[:, 2:]
+
+
+class Streams(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.join = nn.Linear(8, 8), Joined()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.join(self.enter(x))[1].relu()
+
+
+def test_a_view_that_nothing_reads_is_no_difference() -> None:
+    """Nor is a division whose operand was written into since the call that made it."""
+    torch.manual_seed(0)
+    module = Streams().eval()
+    values = {"x": np.random.default_rng(0).standard_normal((1, 6, 8)).astype(np.float32)}
+    found = ane.against_torch(module, converted(module, (1, 6, 8)), values)
+    assert found.ok, str(found)
+    assert {row.name: row.state for row in found.rows}["join"] == "not kept"
+
+
 class Oscillator(nn.Module):
     def __init__(self) -> None:
         super().__init__()

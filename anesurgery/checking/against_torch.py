@@ -368,8 +368,12 @@ def _module_epsilon(
 
 
 def _numbers_of(compute: Callable[[], Any]) -> Array | None:
-    with torch.no_grad():
-        tensor = _tensor_of(compute())
+    """Return what a call gives when it is repeated; None where it cannot be, as its arguments were changed."""
+    try:
+        with torch.no_grad():
+            tensor = _tensor_of(compute())
+    except Exception:  # a module raises what it likes
+        return None
     return None if tensor is None else _fp32_copy(tensor)
 
 

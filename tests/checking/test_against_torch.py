@@ -308,10 +308,13 @@ def test_a_computed_weight_is_rounded_as_the_package_rounds_it(norm: Callable[..
 class Codes(nn.Module):
     """Codes of two codebooks; what the second one leaves, and the loss, go into no output."""
 
+    rates: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.enter = nn.Linear(8, 8)
-        self.books = nn.ModuleList(nn.Embedding(16, 8) for _ in range(2))
+        self.books = [nn.Embedding(16, 8) for _ in range(2)]
+        self.first, self.second = self.books
         self.register_buffer("rates", torch.logspace(0, -4, 4))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

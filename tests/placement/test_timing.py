@@ -397,5 +397,6 @@ def test_zeros_that_a_transposed_convolution_inserts_take_no_time_on_the_cpu(
     (judged,) = judge_shaped(ane.load(built), None, M4, ()).judged
     on_cpu, on_ane = (load_of([judged], [unit]).ops[0].us for unit in ("cpu", "ane"))
     assert judged.estimate is not None
+    assert judged.estimate.cpu is not None
     assert on_cpu == pytest.approx(judged.estimate.cpu * share)
     assert on_ane == judged.estimate.ane

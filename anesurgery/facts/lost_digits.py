@@ -2,8 +2,9 @@
 
 `lost_digits(op, bits)` looks up the rules for the type of the last op of a form (`RULES`); `overflow_regions`
 turns what they find into regions that are widened to fp32. The forms: the fraction of a large number,
-differences of integers or of two elements of a running sum, `1 - p / (p + r)`, `1 - cos(x)`, variances,
-`x^p - 1`, arc functions next to 1, roots of products of probabilities, and running counts above 2048.
+differences and rounded quotients of integers, differences of two elements of a running sum, `1 - p / (p + r)`,
+`1 - cos(x)`, variances, `x^p - 1`, arc functions next to 1, roots of products of probabilities, and running
+counts above 2048.
 """
 
 from __future__ import annotations
@@ -206,8 +207,8 @@ def _moved_from(var: Var, bits: int) -> tuple[Var, list[Operation]]:
 
 
 def _difference_of_integers(op: Operation, bits: int) -> Loss | None:
-    """Match the difference of two integers that fp16 may not hold."""
-    (one, first), (other, second) = (_moved_from(v, bits) for v in (op.x, op.y))
+    """Match the difference of two integers that fp16 may not hold, or of an integer and a multiple of one."""
+    (one, first), (other, second) = (_integer_of(v, bits) for v in (op.x, op.y))
     casts = [producer(v, "cast") for v in (one, other)]
     if any(cast is None or np_dtype(cast.x).kind not in "iu" for cast in casts):
         return None
@@ -215,6 +216,27 @@ def _difference_of_integers(op: Operation, bits: int) -> Loss | None:
         return None
     why = f"%{one.name} and %{other.name} are integers, and fp16 skips some above {fp16.LAST_INTEGER:.0f}"
     return Loss((op, *dict.fromkeys((*first, *second))), op, why)
+
+
+def _integer_of(var: Var, bits: int) -> tuple[Var, list[Operation]]:
+    """Return the value before ops that move numbers and at most one product with an integer, and these ops."""
+    value, ops = _moved_from(var, bits)
+    product = producer(value, "mul")
+    whole, times = (product and value_and_number(product)) or (None, 0.5)
+    if product is None or whole is None or times % 1:
+        return value, ops
+    below, moves = _moved_from(whole, bits)
+    return below, [*ops, product, *moves]
+
+
+def _quotient_of_integers(op: Operation, bits: int) -> Loss | None:
+    """Match the rounded quotient of an integer that fp16 may not hold, as the row of a place in a flat map."""
+    value, moves = _moved_from(op.x, bits)
+    cast = producer(value, "cast")
+    if cast is None or np_dtype(cast.x).kind not in "iu" or magnitude(cast.x) <= fp16.LAST_INTEGER:
+        return None
+    why = f"%{cast.x.name} holds integers above {fp16.LAST_INTEGER:.0f}, and fp16 skips some of them"
+    return Loss((op, *moves), op, why)
 
 
 def _difference_in_running_sum(op: Operation, bits: int) -> Loss | None:
@@ -377,6 +399,7 @@ RULES: dict[str, Callable[[Operation, int], Loss | None]] = {
     "sub": _difference,
     "add": _flat_power,
     "mod": _fraction,
+    "floor_div": _quotient_of_integers,
     "cumsum": _running_count,
     "cast": _integer_from_count,
     "sqrt": _root_of_probabilities,

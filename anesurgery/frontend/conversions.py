@@ -66,6 +66,7 @@ from anesurgery.frontend.parts import as_strided, unfold
 from anesurgery.frontend.resampling import resampling
 from anesurgery.frontend.written_views import narrow_scatter
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
+from anesurgery.ops import names
 
 # -- triangles of matrices, and triangular systems, which gated linear attention solves -------------------
 
@@ -653,6 +654,23 @@ def _with_dtype_like(host: Convert) -> Convert:
     return convert
 
 
+def _with_dtype_of_sum(host: Convert) -> Convert:
+    """Wrap the converter of `x.mean(dtype=...)` or `x.sum(...)`: cast x before its elements are added."""
+
+    def convert(context: Any, node: Any) -> None:
+        arguments, rest = inputs_of(context, node), list(node.inputs[1:])
+        code = keyword(context, node, "dtype")
+        if "." not in node.kind and len(arguments) in (2, 4):  # traced: (x, dtype) or (x, axes, keepdim, dtype)
+            code = arguments[-1]
+            rest.pop()
+        if known_value(code) is not None:
+            node.inputs = [f"{node.name}_terms", *rest]
+            context.add(mb.cast(x=arguments[0], dtype=_dtype(code, ""), name=node.inputs[0]))
+        host(context, node)
+
+    return convert
+
+
 def _shape(size: Any) -> Any:
     if isinstance(size, (list, tuple)):
         if any(isinstance(d, Var) and d.val is None for d in size):
@@ -939,21 +957,7 @@ ALIASES = {
 }
 """Other name of an operation in torch -> its name in coremltools."""
 
-MOVING = (
-    *(
-        "slice",
-        "select",
-        "unsqueeze",
-        "squeeze",
-        "transpose",
-        "permute",
-        "reshape",
-        "view",
-        "flatten",
-        "expand",
-    ),
-    *("cat", "stack", "neg", "sum", "mean", "sum.dim_intlist", "mean.dim"),
-)
+MOVING = names("slice select unsqueeze squeeze transpose permute reshape view flatten expand cat neg")
 """Operations that treat the real and the imaginary part alike."""
 
 
@@ -981,6 +985,10 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("to", "_to_copy"), with_complex_cast),
     "linspace": _with_sizes,
     **dict.fromkeys(MOVING, with_complex_parts),
+    **dict.fromkeys(
+        ("sum", "mean", "sum.dim_intlist", "mean.dim"),
+        lambda host: with_complex_parts(_with_dtype_of_sum(host)),
+    ),
     "stack": lambda host: with_complex_parts(with_one_dtype(host)),
     "square": squared,
     "flip": with_copied_flip,

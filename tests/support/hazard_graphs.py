@@ -654,6 +654,18 @@ def gap(start: int) -> Build:
     return build
 
 
+def map_row(start: int) -> Build:
+    """In which rows of a map, 7 wide, places lie: of integers that are cast before they are divided."""
+
+    def build(x: Var) -> Var:
+        steps = mb.cumsum(x=mb.cast(x=mb.clip(x=x, alpha=HALF(0), beta=HALF(1)), dtype="int32"), axis=1)
+        places = mb.cast(x=mb.add(x=steps, y=start), dtype="fp16")
+        rows = mb.floor_div(x=places, y=HALF(7))
+        return mb.sub(x=rows, y=HALF(start // 7), name="y")
+
+    return build
+
+
 def window_sum(x: Var) -> Var:
     """Two places of a large sum have most digits in common."""
     total = mb.cumsum(x=x, axis=1)
@@ -1184,6 +1196,14 @@ HAZARDS: tuple[Hazard, ...] = (
         "num-cancel",
         twin=gap(1),
         because="above 2048 fp16 skips integers before they are subtracted",
+    ),
+    row(
+        "row of a place in a large map",
+        map_row(6001),
+        np.ones((1, 64), HALF),
+        "num-cancel",
+        twin=map_row(1),
+        because="above 2048 fp16 skips integers before they are divided",
     ),
     row(
         "sums of windows by a running sum",

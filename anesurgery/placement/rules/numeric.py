@@ -894,7 +894,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _numeric(
         "num-cancel",
-        frozenset({"add", "sub", "log", "mod", "sqrt", "acos", "asin", "atanh"}),
+        frozenset({"add", "sub", "log", "mod", "floor_div", "sqrt", "acos", "asin", "atanh"}),
         "fp16 has 11 binary digits; a difference of two near numbers loses the digits that they share",
         f"{STUDY}: the elementwise unit is fp16",
         test=cancelled,

@@ -15,8 +15,8 @@ from anesurgery.placement.rules.loading import REPORTS
 
 ON_ROWS = "lost-epsilon"
 """Nearly every decoder has this finding, and it matters only on rows with a spike, so no headline names it."""
-FAILING_LOADS = frozenset(report.id for report in REPORTS)
-"""Ids of claims about the load; warnings have other ids."""
+FAILING_LOADS = frozenset(r.id if r.chips or r.systems else f"{r.id}-elsewhere" for r in REPORTS)
+"""Ids of claims about the load, and of warnings whose reports name neither a chip nor an OS."""
 
 
 @dataclass(frozen=True)

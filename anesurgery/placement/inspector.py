@@ -167,7 +167,7 @@ def inspect_program(
     budget, about_memory = memory.measure(shaped.function, target)
     judged, doubts = shaped.judged, whole_model.doubts(chosen, shaped.flexible, budget, target)
     slow_loads = whole_model.slow_loads(shaped.function, budget, target)
-    about_load = (*loading.of_function(shaped.function, target), *slow_loads, *about_memory)
+    about_load = (*loading.of_function(shaped.function, target, chosen), *slow_loads, *about_memory)
     changes = lost_in_conversion.save_changes(loaded.program)
     about_shapes = (*shapes.of_model(chosen, target, shaped.flexible), *changes)
     doubts = (*doubts, *whole_model.failing((*about_load, *about_shapes), target))

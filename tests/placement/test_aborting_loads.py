@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from coremltools.converters.mil.mil import get_new_symbol
 from statement import half, of
 
 import anesurgery as ane
-from anesurgery.mil import Program, Var, mb, types
+from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement.rules.loading import REPORTS
 
 IDS = (
@@ -98,6 +99,53 @@ def vector_by(*shape: int) -> Callable[[], Program]:
     return of(lambda x, y: mb.matmul(x=x, y=y), (4,), shape)
 
 
+def pooled(*, length: int | None, guarded: bool = True) -> Callable[[], Program]:
+    """A mean over tokens by a mask; without a length it varies."""
+
+    def build() -> Program:
+        tokens = get_new_symbol() if length is None else length
+        specs = [mb.TensorSpec((1, tokens, 8)), mb.TensorSpec((1, tokens, 1))]
+
+        @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
+        def main(x: Var, mask: Var) -> Var:
+            total = mb.reduce_sum(x=mb.mul(x=x, y=mask), axes=[1])
+            count = mb.reduce_sum(x=mask, axes=[1])
+            return mb.real_div(x=total, y=mb.maximum(x=count, y=np.float32(1e-6)) if guarded else count)
+
+        return main
+
+    return build
+
+
+def varying_mean(*, varies: bool) -> Callable[[], Program]:
+    def build() -> Program:
+        spec = mb.TensorSpec((1, get_new_symbol() if varies else 16, 8))
+        return mb.program(input_specs=[spec])(lambda x: mb.reduce_mean(x=mb.relu(x=x), axes=[1]))
+
+    return build
+
+
+def written_norm(size: int, *, last: bool = False, spread: float = 0.1) -> Callable[[], Program]:
+    """A layer norm between two reshapes; `last` multiplies by its scale behind the second one."""
+
+    def body(x: Var) -> Var:
+        x = mb.reshape(x=x, shape=[2, size, 1, 1])
+        x = mb.sub(x=x, y=mb.reduce_mean(x=x, axes=[1], keep_dims=True))
+        power = mb.reduce_mean(x=mb.square(x=x), axes=[1], keep_dims=True)
+        x = mb.mul(x=x, y=mb.rsqrt(x=power, epsilon=np.float16(1e-4)))
+        scale = np.linspace(1, 1 + spread, size).astype(np.float16)
+        if not last:
+            x = mb.add(x=mb.mul(x=x, y=scale.reshape(1, size, 1, 1)), y=half(1, size, 1, 1))
+        x = mb.reshape(x=x, shape=[2, size])
+        return mb.mul(x=x, y=scale) if last else x
+
+    return of(body, (2, size))
+
+
+def listed() -> Program:
+    return of(lambda x: mb.non_zero(x=x), (4, 6))()
+
+
 M4, M4_26, M15 = "M4/macOS 15", "M4/macOS 26", "M2/macOS 15"
 CASES: dict[str, tuple[Callable[[], Program], str, str, str]] = {
     "8 bits on the GPU of an M4": (product(eight_bits), M4, "ALL", "abort-int8-gpu"),
@@ -146,6 +194,24 @@ CASES: dict[str, tuple[Callable[[], Program], str, str, str]] = {
     "a mean of rows": (of(lambda x: mb.reduce_mean(x=x, axes=[1]), (1, 64)), "M2/macOS 14", "ALL", ""),
     "a vector by a batch": (vector_by(10, 4, 3), "M2/macOS 14", "CPU_ONLY", "crash-vector-product"),
     "a vector by a matrix": (vector_by(4, 3), "M2/macOS 14", "ALL", ""),
+    "a mean by a mask": (pooled(length=None), M4_26, "ALL", "crash-masked-mean-elsewhere"),
+    "a mean by a mask, unguarded": (
+        pooled(length=None, guarded=False),
+        "A18/iOS 18",
+        "CPU_AND_NE",
+        "crash-masked-mean-elsewhere",
+    ),
+    "a mean by a mask on the CPU": (pooled(length=None), M4_26, "CPU_ONLY", ""),
+    "a mean by a mask at one length": (pooled(length=16), M4_26, "ALL", ""),
+    "a mean of sizes that vary": (varying_mean(varies=True), "A15/iOS 15", "CPU_ONLY", "refused-varying-mean"),
+    "the same on iOS 16": (varying_mean(varies=True), "A15/iOS 16", "CPU_ONLY", ""),
+    "a mean of fixed sizes": (varying_mean(varies=False), "A15/iOS 15", "CPU_ONLY", ""),
+    "a norm between reshapes": (written_norm(1024), "M2/macOS 26", "CPU_AND_NE", "refused-norm-scale"),
+    "the same on an M5": (written_norm(1024), "M5/macOS 26", "CPU_AND_NE", "refused-norm-scale-elsewhere"),
+    "scaled behind the reshapes": (written_norm(1024, last=True), "M2/macOS 26", "CPU_AND_NE", ""),
+    "equal scales": (written_norm(1024, spread=0), "M2/macOS 26", "CPU_AND_NE", ""),
+    "a shorter norm": (written_norm(768), "M2/macOS 26", "CPU_AND_NE", ""),
+    "places": (listed, M4, "CPU_ONLY", "crash-places-elsewhere"),
     "a norm of rank 5": (volume(5), M4, "CPU_ONLY", "fault-batch-norm-volume-elsewhere"),
     "a norm of rank 4": (volume(4), M4, "ALL", ""),
 }
@@ -172,7 +238,7 @@ def test_the_first_line_names_the_abort() -> None:
     """The wrong version: "every op", as if the model loaded."""
     program = product(eight_bits)()
     refused = ane.inspect(program, M4, compute_units="CPU_AND_GPU")
-    assert "reported to abort on M4" in refused.summary
+    assert "reported to abort: 1 weights of 8 bits" in refused.summary
     doubtful = ane.inspect(program, M4, compute_units="ALL")
     assert "the load may hang or fail: abort-int8-gpu (ask for CPU_AND_NE" in doubtful.summary
     assert refused.status == doubtful.status == 2

@@ -11,11 +11,27 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from anesurgery.interpret.arithmetic.engine_faults import WIDEST_HEAD, wide_attention
-from anesurgery.mil import Function, Operation, Var, ct, dtype_name, is_output, producer, static_shape, walk_ops
-from anesurgery.ops import CARRIERS, names
+from anesurgery.mil import (
+    Function,
+    Operation,
+    Var,
+    constant,
+    consumers,
+    ct,
+    dtype_name,
+    is_output,
+    is_symbolic,
+    producer,
+    static_shape,
+    walk_ops,
+)
+from anesurgery.ops import CARRIERS, MOVING, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.target import CHIPS, Target
+from anesurgery.semantics.reading import axes_of
 
 KIND = "load"
 """The kind of findings that say that the model does not load; each is an error, and shown first."""
@@ -108,6 +124,10 @@ class LoadReport:
     remedy: str | None = None
     nothing_loads: bool = False
     """Did the process end, so that no unit ran anything?"""
+    common: bool = False
+    """Do many models have the form? Then only a target with this chip and OS is told of it."""
+    of_varying_sizes: bool = False
+    """Is the form about symbolic sizes, which are fixed for the other forms?"""
 
     def is_relevant(self, target: Target) -> bool:
         """May Core ML use a unit of the report?"""
@@ -250,6 +270,82 @@ def _vector_products(ops: list[Operation]) -> str:
     return _counted(batched, "products of a vector and a batch")
 
 
+def _varying_means(ops: list[Operation]) -> str:
+    """Find means of values whose sizes vary."""
+    means = [op for op in ops if op.op_type == "reduce_mean" and any(map(is_symbolic, op.x.shape))]
+    return _counted((op.outputs[0].name for op in means), "means of values whose sizes vary")
+
+
+GUARDS = MOVING | names("clip maximum add cast")
+"""Ops between the count of a mask and the quotient."""
+
+
+def _masked_means(ops: list[Operation]) -> str:
+    """Find means by a mask over an axis whose length varies: a sum is divided by the sum of the mask."""
+    quotients = []
+    for op in (op for op in ops if op.op_type == "real_div"):
+        total, count = producer(op.x, "reduce_sum"), op.y
+        while (guard := producer(count, *GUARDS)) is not None:
+            count = guard.x
+        if total is not None and producer(count, "reduce_sum") is not None and _varies(total):
+            quotients.append(op.outputs[0].name)
+    return _counted(quotients, "means by a mask over a length that varies")
+
+
+def _varies(reduction: Operation) -> bool:
+    """Is the length of a reduced axis symbolic?"""
+    return any(is_symbolic(reduction.x.shape[axis]) for axis in axes_of(reduction))
+
+
+def _places(ops: list[Operation]) -> str:
+    """Find ops that list the places of nonzero elements."""
+    return _counted((op.outputs[0].name for op in ops if op.op_type == "non_zero"), "lists of places")
+
+
+LEAST_SCALES = 1024
+"""From this many numbers on the scale of a norm between two reshapes did not compile on M1 and M2."""
+
+
+def _scaled_between_reshapes(ops: list[Operation]) -> str:
+    """Find norms whose scale or shift, of unequal numbers, stands between two reshapes."""
+    values = [op.outputs[0] for op in ops if op.op_type in ("mul", "add") and _has_unequal_scales(op)]
+    return _counted(
+        (v.name for v in values if _is_normed(v) and _ends_in_reshape(v)),
+        "scales of a norm between two reshapes",
+    )
+
+
+def _has_unequal_scales(op: Operation) -> bool:
+    """Is one operand many constants, of which some differ, along the second axis?"""
+    scales = [value for v in (op.x, op.y) if (value := constant(v)) is not None and value.ndim == 4]
+    return any(value.shape[1] == value.size >= LEAST_SCALES and np.ptp(value) > 0 for value in scales)
+
+
+def _is_normed(value: Var) -> bool:
+    """Is a value computed by a written norm, of values that a reshape gives?"""
+    seen, pending = set[Operation](), [value]
+    while pending and len(seen) < LONGEST_NORM:
+        op = pending.pop().op
+        if op is not None and op not in seen and op.op_type in NORM:
+            seen.add(op)
+            pending += [v for v in (op.inputs.get("x"), op.inputs.get("y")) if isinstance(v, Var)]
+    return {"reshape", "reduce_mean"} <= {op.op_type for op in seen}
+
+
+NORM = names("reshape reduce_mean sub square mul add rsqrt sqrt real_div pow")
+"""Ops of a written norm."""
+LONGEST_NORM = 12
+"""The most ops of a written norm with its scale, its shift and the reshape before it."""
+
+
+def _ends_in_reshape(value: Var) -> bool:
+    """Does a reshape read a value, directly or after the shift of the norm?"""
+    readers = consumers(value)
+    return any(
+        r.op_type == "reshape" or (r.op_type == "add" and _ends_in_reshape(r.outputs[0])) for r in readers
+    )
+
+
 REPORTS = (
     LoadReport(
         "refused-number-output",
@@ -372,16 +468,74 @@ REPORTS = (
         systems=(("macOS", 26),),
         remedy="unroll_recurrent",
     ),
+    LoadReport(
+        "refused-norm-scale",
+        "a layer norm over 1,024 values or more did not compile for the engine (ANECCompile) with its scale or "
+        "shift, of numbers that differ, between two reshapes; behind the second reshape it did, and on M5 both",
+        "sbryngelson/ANEForge: issues 149, 162, pull request 201",
+        "M1 Max and M2 Pro, macOS 26.5, through E5RT",
+        ENGINE,
+        _scaled_between_reshapes,
+        "multiply by the scale and add the shift behind the second reshape, or use layer_norm",
+        chips=("M1", "M2"),
+        systems=(("macOS", 26),),
+    ),
+    LoadReport(
+        "crash-masked-mean",
+        'a mean over tokens by a mask ended the process (SIGSEGV), or failed with "Data-dependent shapes were '
+        'disabled", where the length varies; at one length, and on the CPU, it ran',
+        "apple/coremltools: issue 2825",
+        "a device that is not named, coremltools 9, units with the GPU or the engine",
+        BOTH,
+        _masked_means,
+        "fix the length, or take the mean in the app",
+        remedy="fix_shapes",
+        of_varying_sizes=True,
+    ),
+    LoadReport(
+        "refused-varying-mean",
+        "an ML program with a mean and inputs of varying sizes did not load on iOS 15.4 (MIL->EIR translation "
+        "error: std::bad_cast), and did on older releases of iOS 15",
+        "apple/coremltools: issue 1420",
+        "iOS 15.4; the device is not named",
+        ALL,
+        _varying_means,
+        "fix the sizes, or ask for iOS 16",
+        systems=(("iOS", 15),),
+        remedy="fix_shapes",
+        nothing_loads=True,
+        common=True,
+        of_varying_sizes=True,
+    ),
+    LoadReport(
+        "crash-places",
+        "nonzero, and torch.where with one argument, ended the process",
+        "pytorch/executorch: issue 17537",
+        "Core ML through ExecuTorch; the device is not named",
+        ALL,
+        _places,
+        "keep a mask of fixed size, and list the places in the app",
+    ),
 )
 
 
-def of_function(function: Function, target: Target) -> Iterator[Finding]:
-    """Yield a claim or a warning for each report whose form a function has."""
-    ops = [op for op in walk_ops(function) if op.op_type != "const"]
+def of_function(function: Function, target: Target, as_given: Function | None = None) -> Iterator[Finding]:
+    """Yield a claim or a warning for each report whose form a function has.
+
+    Args:
+        function: with sizes that are fixed.
+        target: chips, OS and compute units.
+        as_given: the function before its sizes were fixed; the same function by default.
+    """
+    fixed, varying = (
+        [op for op in walk_ops(f) if op.op_type != "const"] for f in (function, as_given or function)
+    )
     for report in REPORTS:
-        if not report.is_relevant(target) or not (words := report.form(ops)):
-            continue
         is_claim = report.is_claim(target)
-        if report.nothing_loads and is_claim:
-            words = f"{words}: reported to abort on {report.seen}"
-        yield report.rule(is_claim, report.prevents_loading(target)).finding(words)
+        is_asked = report.is_relevant(target) and (is_claim or not report.common)
+        words = report.form(varying if report.of_varying_sizes else fixed) if is_asked else ""
+        if not words:
+            continue
+        how = "abort" if report.nothing_loads and is_claim else "fail"
+        message = f"reported to {how}: {words} ({report.seen})"
+        yield report.rule(is_claim, report.prevents_loading(target)).finding(message)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from anesurgery.errors import LoadError
@@ -27,6 +27,11 @@ BYTES_BEFORE_DESCRIPTION = 28
 """Bytes between the specification version and the description."""
 FLEXIBLE = "FlexibleShapeInformation"
 """The attribute of a function in which the compiler repeats the flexible shapes of the description."""
+NO_RANGES = (
+    "{}: its inputs vary in size, and the file has no FlexibleShapeInformation: iOS 27 and macOS 27 were "
+    "reported not to run such a file (FluidInference/FluidAudio: issue 738, pull request 858); compile its "
+    "package again"
+)
 ABSENT = (
     "metadata.json, which has no defaults of optional inputs and no flexible sizes of images",
     "the types of the program, for metadata.json cannot be read either: options, images, metadata and the "
@@ -114,7 +119,14 @@ def describe_compiled(
         if FLEXIBLE in function.attributes:
             _restore_flexible_shapes(features.input, _python_value(function.attributes[FLEXIBLE]))
             del function.attributes[FLEXIBLE]
+        elif any(_varies(value) for value in function.inputs):
+            described = replace(described, notes=(*described.notes, NO_RANGES.format(name)))
     return described
+
+
+def _varies(value: Any) -> bool:
+    """Has an input a dimension of unknown size?"""
+    return any(d.WhichOneof("dimension") == "unknown" for d in value.type.tensorType.dimensions)
 
 
 def _has_features(description: Any) -> bool:

@@ -303,6 +303,16 @@ def test_flexible_shapes_are_kept(
     assert np.asarray(y).shape == (1, 8)
 
 
+BARE = FLEXIBLE.partition(" [FlexibleShapeInformation")[0] + FLEXIBLE[FLEXIBLE.index(" {\n            ") :]
+
+
+@pytest.mark.parametrize(("text", "is_noted"), [(BARE, True), (RELU, False)])
+def test_sizes_that_vary_without_ranges_are_noted(
+    text: str, is_noted: bool, compiled: Callable[..., Path]
+) -> None:
+    assert any("issue 738" in note for note in read_compiled(compiled(text)).notes) == is_noted
+
+
 UNKNOWN = RELU.replace(
     'relu(x = x)[name = string("y")]', 'fancy(x = x)[backend = string("ane"), name = string("y")]'
 )

@@ -235,7 +235,7 @@ def _quotient_of_integers(op: Operation, bits: int) -> Loss | None:
     cast = producer(value, "cast")
     if cast is None or np_dtype(cast.x).kind not in "iu" or magnitude(cast.x) <= fp16.LAST_INTEGER:
         return None
-    why = f"%{cast.x.name} holds integers above {fp16.LAST_INTEGER:.0f}, and fp16 skips some of them"
+    why = f"%{cast.x.name} may hold integers above {fp16.LAST_INTEGER:.0f}, and fp16 skips some of them"
     return Loss((op, *moves), op, why)
 
 

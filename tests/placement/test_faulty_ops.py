@@ -105,7 +105,17 @@ def upsampled(**cuts: Any) -> Program:
     return program
 
 
+def shifted(by: int) -> Program:
+    """The sum of an int32 input and a number."""
+    return mb.program(input_specs=[mb.TensorSpec((4,), dtype=types.int32)], opset_version=ct.target.iOS17)(
+        lambda x: mb.add(x=x, y=np.int32(by), name="y")
+    )
+
+
 SAYS = [
+    (shifted(2**24 + 1), "M1/macOS 15, CPU_ONLY", "fault-large-integers-elsewhere", "guess"),
+    (shifted(-(2**31)), "A18/iOS 18", "fault-large-integers-elsewhere", "guess"),
+    (shifted(2**24), "M1/macOS 15", "", ""),
     (upsampled(pad_type="custom", pad=[1, 1], output_shape=[1, 3, 7]), "M1/macOS 14", "", ""),
     (
         upsampled(pad_type="custom", pad=[1, 0], output_shape=[1, 3, 8]),

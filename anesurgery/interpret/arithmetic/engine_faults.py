@@ -273,6 +273,21 @@ def _volume(op: Operation) -> str:
     return f"%{op.x.name} has rank 5" if len(shape) == 5 else ""
 
 
+EXACT_IN_FP32 = 2**24
+"""Up to this every integer is a number of fp32."""
+
+
+def _large_integers(op: Operation) -> str:
+    """Find arithmetic of integers with a constant that fp32 does not hold exactly, or on its limits."""
+    values = [(v, constant(v)) for _, v in operands(op) if np_dtype(v).kind in "iu"]
+    large = [
+        v.name
+        for v, value in values
+        if value is not None and np.abs(np.asarray(value, float)).max() > EXACT_IN_FP32
+    ]
+    return f"%{op.outputs[0].name} computes with the integers %{large[0]}" if large else ""
+
+
 def _dilated_groups(op: Operation) -> str:
     """Find a dilated convolution of rank 3 with groups of several channels."""
     groups, channels = constant(op.inputs.get("groups")), op.x.shape[1]
@@ -521,6 +536,16 @@ FAULTS: tuple[Fault, ...] = (
         ends_process=True,
         remedy="replace_faulty_ops",
         advice="join two of the three axes around it",
+    ),
+    Fault(
+        "large-integers",
+        names("add sub mul minimum maximum floor_div mod"),
+        "arithmetic of int32 was done in fp32: integers near 2^31 lost their last digits",
+        "rustnn/rustnn: pull request 183",
+        "a Mac, in the tests of WebNN; the chip and the units are not named",
+        form=_large_integers,
+        any_unit=True,
+        advice="keep integers below 2^24, or compute with two digits",
     ),
     Fault(
         "conv-dilated-groups",

@@ -20,7 +20,8 @@ After::
 | `lost-remainder` | `x - x` | `x - floor(x)`, as x % 1 |
 | `lost-epsilon` | mean((x / s)^2) + e, times s | mean((x / s)^2) + e / s^2 |
 | `lost-branch` | `y > 0` in an atan2 | `y >= 0` |
-| `lost-int16` | a gather of int16 | a gather of int32 |
+| `lost-int16` | a gather, squeeze or topk of int16 | the same of int32 |
+| `lost-integers` | integers limited or divided in fp16 | the same in int32 |
 | `lost-sign` | `mod(x, y)` | `x - floor_div(x, y) * y` |
 | `lost-average` | a mean of windows beyond the end | the same without what lies beyond |
 
@@ -41,6 +42,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
@@ -65,13 +68,46 @@ def _branch(mb: Builder, op: an.Operation) -> dict[Var, Var]:
     return {comparison.outputs[0]: new}
 
 
-def _wide_gather(mb: Builder, op: an.Operation) -> Any:
-    rest = an.op_inputs(op, "x")
-    wide = getattr(mb, op.op_type)(x=op.x.op.x, **rest)
-    readers = an.consumers(op.outputs[0])
-    if readers and all(r.op_type == "cast" and an.dtype_name(r.outputs[0]) == "int32" for r in readers):
-        return {reader.outputs[0]: wide for reader in readers}
-    return mb.cast(x=wide, dtype="int16")
+def _wide_op(mb: Builder, op: an.Operation) -> dict[Var, Var]:
+    cast, rest = an.producer(op.x, "cast"), an.op_inputs(op, "x", "output_indices_dtype")
+    is_narrow = bool(lost.narrowed_data(op)) and cast is not None
+    if "output_indices_dtype" in op.inputs:
+        rest["output_indices_dtype"] = "int32"
+    made = getattr(mb, op.op_type)(x=cast.x if cast is not None and is_narrow else op.x, **rest)
+    wide = made if isinstance(made, (list, tuple)) else [made]
+    new = dict[Var, Var]()
+    for before, after in zip(op.outputs, wide, strict=True):
+        new |= _in_place_of(mb, before, after)
+    return new
+
+
+def _in_place_of(mb: Builder, narrow: Var, wide: Var) -> dict[Var, Var]:
+    """Return what takes the place of a narrow value: casts of it become casts of the wide one."""
+    as_wide = lambda v: wide if v.dtype == wide.dtype else mb.cast(x=wide, dtype=an.dtype_name(v))  # noqa: E731
+    readers = an.consumers(narrow)
+    if narrow.dtype != wide.dtype and readers and all(r.op_type == "cast" for r in readers):
+        return {reader.outputs[0]: as_wide(reader.outputs[0]) for reader in readers}
+    return {narrow: as_wide(narrow)}
+
+
+def _whole(mb: Builder, op: an.Operation) -> Var:
+    whole = _as_integers(mb, op.x)
+    return whole if whole.dtype == op.outputs[0].dtype else mb.cast(x=whole, dtype=an.dtype_name(op.outputs[0]))
+
+
+def _as_integers(mb: Builder, var: Var) -> Any:
+    """Write limits and rounded division of integers in int32."""
+    if an.is_stored(var):  # an infinity limits nothing
+        ends = np.iinfo(np.int32)
+        return np.clip(np.asarray(an.constant(var), float), ends.min, ends.max).astype(np.int32)
+    op = var.op
+    assert op is not None
+    if op.op_type == "cast":
+        return op.x if an.dtype_name(op.x) == "int32" else mb.cast(x=op.x, dtype="int32")
+    if op.op_type != "clip":
+        return getattr(mb, op.op_type)(x=_as_integers(mb, op.x), y=_as_integers(mb, op.y))
+    low, high = (_as_integers(mb, v) for v in (op.alpha, op.beta))
+    return mb.minimum(x=mb.maximum(x=_as_integers(mb, op.x), y=low), y=high)
 
 
 def _floored(mb: Builder, op: an.Operation) -> Var:
@@ -100,7 +136,8 @@ FORMS: dict[str, _Form] = {
     "lost-remainder": _Form(lost.lost_remainder, _remainder),
     "lost-epsilon": _Form(lost.grown_epsilon, _epsilon),
     "lost-branch": _Form(lost.lost_branch, _branch),
-    "lost-int16": _Form(lost.narrowed_data, _wide_gather),
+    "lost-int16": _Form(lambda op: lost.narrowed_data(op) or lost.narrowed_places(op), _wide_op),
+    "lost-integers": _Form(lost.rounded_integers, _whole),
     "lost-sign": _Form(lost.kept_sign, _floored),
     "lost-average": _Form(lost.overhanging_mean, _inside, _no_mean),
 }
@@ -112,7 +149,9 @@ class RestoreMeaning(Rewrite):
     """Forms that converters leave become what the model meant."""
 
     name = "restore_meaning"
-    kinds = an.ops.names("sub add mul select atan gather gather_along_axis gather_nd mod avg_pool")
+    kinds = an.ops.names(
+        "sub add mul select atan gather gather_along_axis gather_nd squeeze topk cast mod avg_pool"
+    )
     asked_for = True
     caveat = "the outputs change on purpose; compare with the model before the conversion"
     only: tuple[str, ...] = an.option((), among=tuple(FORMS))

@@ -862,6 +862,29 @@ def _with_real_options(host: Convert) -> Convert:
     return convert
 
 
+def _with_integer_limits(host: Convert) -> Convert:
+    """Wrap the converter of `torch.clamp`: integers between integers stay integers, also with one limit."""
+
+    def convert(context: Any, node: Any) -> None:
+        x = inputs_of(context, node)[0]
+        low, high = argument(context, node, 1, "min"), argument(context, node, 2, "max")
+        limits = [v for v in (low, high) if v is not None]
+        if not all(map(_is_integer, (x, *limits))):
+            host(context, node)
+            return
+        for limit in limits:
+            bounded = mb.maximum if limit is low else mb.minimum
+            x, y = promoted([x, limit])
+            x = bounded(x=x, y=y)
+        context.add(x, node.name)
+
+    return convert
+
+
+def _is_integer(value: Any) -> bool:
+    return np_dtype(value).kind in "iu" if isinstance(value, Var) else isinstance(value, (int, np.integer))
+
+
 def _with_integer_indices(place: int) -> Callable[[Convert], Convert]:
     """Return a wrapper that casts indices to integers: counts such as `(x > edges).sum(-1)` are floats."""
 
@@ -971,6 +994,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "matmul": lambda host: with_vectors(_with_promotion(host)),
     "mul": with_complex_arithmetic("mul"),
     **dict.fromkeys(("hardtanh", "leaky_relu", "elu", "threshold"), _with_real_options),
+    **dict.fromkeys(("clamp", "clip", "clamp.tensor"), _with_integer_limits),
     **dict.fromkeys(("gather", "index_select"), _with_integer_indices(2)),
     "embedding": _with_integer_indices(1),
     "masked_fill": _with_wide_masks,

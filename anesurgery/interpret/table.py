@@ -135,6 +135,16 @@ def to_int32(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.int64).to(torch.int32)
 
 
+def wrapped(x: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Return integers as one of MIL's integer types holds them: wider ones wrap."""
+    bits, is_unsigned = int("".join(filter(str.isdigit, dtype))), dtype.startswith("u")
+    if bits < 32:
+        span = 1 << bits
+        x = x.to(torch.int64) % span
+        x = x if is_unsigned else torch.where(x >= span // 2, x - span, x)
+    return x.to(torch.int32)
+
+
 class Listener:
     """Called before and after each op of a run; override what you need."""
 

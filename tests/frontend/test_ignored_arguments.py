@@ -61,6 +61,18 @@ def test_each_argument_counts(how: str) -> None:
     assert_each_agrees(CASES, (X, -X / 3), how)
 
 
+@pytest.mark.parametrize("how", ["trace", "export"])
+@pytest.mark.parametrize("limits", [{"min": -50}, {"max": 21001}, {"min": -50, "max": 21001}])
+def test_integers_stay_integers_between_limits(limits: dict[str, int], how: str) -> None:
+    """The host limits them as floats, in fp16: 21001 becomes 21008."""
+
+    def limited(x: torch.Tensor) -> torch.Tensor:
+        return ((1000 * x).int() * 7 + 1).clamp(**limits).int()
+
+    (found,) = run(converted(limited, how, "FLOAT16"), {"x": X.numpy()}, precision="fp16").values()
+    assert found.tolist() == limited(X).tolist()
+
+
 def test_a_norm_of_large_values_in_fp16() -> None:
     """Their squares would overflow."""
     model = converted(CASES["rms_norm_weight"], "export", "FLOAT16")

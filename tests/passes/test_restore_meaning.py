@@ -59,6 +59,9 @@ OTHER = np.array([[-1, 1, -1, -1, -5]], np.float32)
 TABLE = (np.arange(10) * 10000).astype(np.int32)
 ROWS = np.array([7, 1, 9], np.int32)
 
+WIDE = np.array([[70001, 4099, -65537, 5], [2049, -4097, 30001, 8]], np.int32)
+RISING = np.arange(70001, dtype=np.float32)[None] / 70001
+
 LOST: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[Any, ...], bool]] = {
     "x % 1": ("lost-remainder", lambda x: x % 1, (floats(2, 3),), False),
     "a phase": ("lost-remainder", lambda x: torch.sin(6.28 * (x % 1)), (floats(2, 3),), False),
@@ -80,6 +83,30 @@ LOST: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[Any, ...], bool]] 
     "a phase of a spectrum": ("lost-branch", lambda y, x: torch.atan2(y, x) * 2, (AXIS, OTHER), False),
     "a lookup": ("lost-int16", lambda table, at: table[at], (TABLE, ROWS), True),
     "a row": ("lost-int16", lambda table, at: table.reshape(5, 2)[at % 5], (TABLE, ROWS), True),
+    "a column": ("lost-int16", lambda x: x.unbind(1)[0] * 1, (WIDE,), True),
+    "the largest": ("lost-int16", lambda x: x.topk(2, 1)[0], (WIDE,), True),
+    "places on a long axis": ("lost-int16", lambda x: x.topk(3, 1)[1], (RISING,), True),
+    "places on a long axis, as floats": ("lost-int16", lambda x: x.topk(3, 1)[1] / 4.0, (RISING,), True),
+    "a lower limit": ("lost-integers", lambda x: x.clamp(min=3).int(), (WIDE,), True),
+    "an upper limit": ("lost-integers", lambda x: x.clamp(max=30001).int() + 1, (WIDE,), True),
+    "a limit for each": (
+        "lost-integers",
+        lambda x, y: torch.clamp(x, min=y).int(),
+        (WIDE, WIDE[::-1].copy()),
+        True,
+    ),
+    "ids without padding": (
+        "lost-integers",
+        lambda table, at: table[at.clamp(min=0)],
+        (floats(70001, 1), np.array([-1, 4099, 69999], np.int32)),
+        True,
+    ),
+    "a row of a map": (
+        "lost-integers",
+        lambda x: torch.div(x, 7, rounding_mode="floor").int(),
+        (np.array([[2057, 30001, 4095]], np.int32),),
+        True,
+    ),
     "a mean": ("lost-average", lambda x: F.avg_pool2d(x, 2, 2, ceil_mode=True), (floats(1, 2, 5, 5),), False),
     "a mean of rows": (
         "lost-average",
@@ -99,9 +126,10 @@ def test_what_was_meant_is_restored(case: str) -> None:
     assert {f.remedy for f in found} == {"restore_meaning"}
     wanted = function(*map(torch.from_numpy, arrays)).numpy()
     inputs = {f"x{k}": a for k, a in enumerate(arrays)}
-    (before,) = ane.run(program, inputs).values()
+    precision = "fp16" if rule == "lost-integers" else "fp32"
+    (before,) = ane.run(program, inputs, precision=precision).values()
     done = ane.apply(program, RestoreMeaning(only=(rule,)), quiet=True)
-    (after,) = ane.run(done.program, inputs).values()
+    (after,) = ane.run(done.program, inputs, precision=precision).values()
     near = 2e-2 if half else 1e-5
     assert np.abs(before - wanted).max() > 10 * near
     np.testing.assert_allclose(after, wanted, rtol=near, atol=near)
@@ -115,6 +143,8 @@ KEPT: dict[str, tuple[Callable[..., torch.Tensor], tuple[Any, ...]]] = {
     "a layer norm": (lambda x: F.layer_norm(x, (32,)), (SPIKE,)),
     "a norm by hand": (lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-3), (SPIKE,)),
     "a mean that fits": (lambda x: F.avg_pool2d(x, 2, 2, ceil_mode=True), (floats(1, 2, 4, 4),)),
+    "limits of floats": (lambda x: x.clamp(min=0), (floats(2, 3),)),
+    "places": (lambda x: x.topk(2, 1)[1].clamp(min=1), (floats(2, 300),)),
     "a maximum": (lambda x: F.max_pool2d(x, 2, 2, ceil_mode=True), (floats(1, 2, 5, 5),)),
     "an arc tangent": (torch.atan, (floats(2, 3),)),
 }

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
-from anesurgery.interpret.table import TABLE, Implementation, enter_all, impl, ints, to_int32
+from anesurgery.interpret.table import TABLE, Implementation, enter_all, impl, ints, to_int32, wrapped
 
 Tensor = torch.Tensor
 
@@ -162,16 +163,10 @@ def cast(x: Tensor, dtype: str) -> Tensor:
         return x != 0
     if not dtype.startswith(("int", "uint")):
         return x if x.dtype == torch.float64 else x.float()
-    bits, is_unsigned = int("".join(filter(str.isdigit, dtype))), dtype.startswith("u")
-    whole = to_int32(x).long() if x.is_floating_point() else x.to(torch.int64)
-    if bits < 32:
-        span = 1 << bits
-        low, high = (0, span - 1) if is_unsigned else (-span // 2, span // 2 - 1)
-        if x.is_floating_point():
-            return whole.clamp(low, high).to(torch.int32)
-        whole = whole % span
-        whole = torch.where(whole > high, whole - span, whole)
-    return whole.to(torch.int32)
+    if not x.is_floating_point():
+        return wrapped(x, dtype)
+    limits = np.iinfo(dtype)
+    return to_int32(x).clamp(limits.min, limits.max)
 
 
 @impl("gelu")

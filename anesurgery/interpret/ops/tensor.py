@@ -22,7 +22,7 @@ import torch.nn.functional as F  # noqa: N812 - the usual name
 
 from anesurgery.errors import InterpretError
 from anesurgery.interpret.ops.computing import quotient
-from anesurgery.interpret.table import Unsupported, checked_shape, enter_all, impl, ints
+from anesurgery.interpret.table import Unsupported, checked_shape, enter_all, impl, ints, wrapped
 from anesurgery.ops import LOOKUPS
 
 Tensor = torch.Tensor
@@ -340,7 +340,7 @@ def topk(
     values, indices = torch.sort(x, dim=int(axis), descending=not ascending, stable=True)
     count = ints(k)[0] if ints(k)[0] >= 0 else x.shape[int(axis)]
     values, indices = (v.narrow(int(axis), 0, count) for v in (values, indices))
-    return (values, indices) if return_indices else values
+    return (values, wrapped(indices, output_indices_dtype or "int32")) if return_indices else values
 
 
 @impl("argsort")

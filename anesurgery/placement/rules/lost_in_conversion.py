@@ -279,8 +279,8 @@ def _result_at(op: Operation, values: dict[Var, float]) -> float:
 
 
 def narrowed_data(op: Operation) -> str:
-    """Report integers that are cast to int16 before a gather, and may be larger."""
-    cast = producer(op.x, "cast") if op.op_type.startswith("gather") else None
+    """Report integers that are cast to int16 before an op that moves them, and may be larger."""
+    cast = producer(op.x, "cast") if op.op_type in NARROWED else None
     if cast is None or np_dtype(op.x) != np.int16 or np_dtype(cast.x) != np.int32:
         return ""
     most = max(map(abs, interval(cast.x)))
@@ -288,6 +288,55 @@ def narrowed_data(op: Operation) -> str:
         return ""
     reach = "may be any int32" if most >= 2**31 - 1 else f"reaches {most:.0f}"
     return f"%{cast.x.name} {reach}, and int16 ends at {LARGEST_INT16}"
+
+
+NARROWED = names("gather gather_along_axis gather_nd squeeze topk")
+"""Ops whose integers coremltools casts to 16 bits (its pass `add_int16_cast`)."""
+
+
+def narrowed_places(op: Operation) -> str:
+    """Report a topk whose places are 16 bits wide, along an axis that is longer."""
+    places = op.outputs[1] if op.op_type == "topk" and len(op.outputs) > 1 else None
+    if places is None or np_dtype(places).itemsize > 2:
+        return ""
+    length, last = op.x.shape[axes_of_topk(op)], np.iinfo(np_dtype(places)).max
+    if not isinstance(length, int) or length - 1 <= last:
+        return ""
+    return f"the places %{places.name} go to {length - 1}, and {np_dtype(places)} ends at {last}"
+
+
+def axes_of_topk(op: Operation) -> int:
+    """Return the axis along which a topk chooses."""
+    axis = number(op.inputs.get("axis"))
+    return -1 if axis is None else int(axis)
+
+
+LIMITS = names("clip maximum minimum floor_div")
+"""Ops on integers that coremltools writes with floats."""
+
+
+def rounded_integers(op: Operation) -> str:
+    """Report integers that are limited or divided as fp16, and cast back."""
+    is_cast_back = (
+        op.op_type == "cast" and np_dtype(op.outputs[0]).kind in "iu" and np_dtype(op.x) == np.float16
+    )
+    if not is_cast_back or producer(op.x, *LIMITS) is None or (sources := integers_behind(op.x)) is None:
+        return ""
+    wide = [v for v in sources if max(map(abs, interval(v))) > fp16.LAST_INTEGER]
+    return f"%{wide[0].name} may be above {fp16.LAST_INTEGER:.0f}, and becomes fp16 on the way" if wide else ""
+
+
+def integers_behind(var: Var) -> list[Var] | None:
+    """Return the integers that a float is computed from by limits and rounded division; None for others."""
+    if is_stored(var):
+        value = np.asarray(constant(var), float)
+        return [] if not np.any(np.isnan(value)) and np.all(value[np.isfinite(value)] % 1 == 0) else None
+    cast = producer(var, "cast")
+    if cast is not None:
+        return [cast.x] if np_dtype(cast.x).kind in "iu" else None
+    op = producer(var, *LIMITS)
+    parts = [None] if op is None else [integers_behind(v) for _, v in operands(op)]
+    return None if any(part is None for part in parts) else [v for part in parts for v in part or ()]
 
 
 def kept_sign(op: Operation) -> str:
@@ -428,12 +477,24 @@ RULES = (
     ),
     _lint(
         "lost-int16",
-        names("gather gather_along_axis gather_nd"),
-        "the converter casts the data of a gather to int16, and larger numbers wrap around",
-        "apple/coremltools: issue 2222",
-        test=lambda op, target: narrowed_data(op),
+        NARROWED,
+        "the converter casts the data of a gather, squeeze or topk to int16, and the places of a topk to "
+        "uint16: larger numbers wrap around",
+        "apple/coremltools: issue 2222; its pass add_int16_cast, read and run",
+        test=lambda op, target: narrowed_data(op) or narrowed_places(op),
         remedy=RESTORE,
         advice="gather int32",
+    ),
+    _lint(
+        "lost-integers",
+        names("cast"),
+        "clamp with one limit, and division with a rounding mode, were converted with floats: fp16 skips "
+        "integers above 2048, and ends at 65504",
+        "apple/coremltools: issues 2570, 2733 (integers divided as floats); clamp when converted with "
+        "coremltools 9.0",
+        test=lambda op, target: rounded_integers(op),
+        remedy=RESTORE,
+        advice="convert with frontend.register(), or use torch.maximum and minimum",
     ),
     _lint(
         "lost-sign",

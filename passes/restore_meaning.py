@@ -83,16 +83,18 @@ def _wide_op(mb: Builder, op: an.Operation) -> dict[Var, Var]:
 
 def _in_place_of(mb: Builder, narrow: Var, wide: Var) -> dict[Var, Var]:
     """Return what takes the place of a narrow value: casts of it become casts of the wide one."""
-    as_wide = lambda v: wide if v.dtype == wide.dtype else mb.cast(x=wide, dtype=an.dtype_name(v))  # noqa: E731
     readers = an.consumers(narrow)
     if narrow.dtype != wide.dtype and readers and all(r.op_type == "cast" for r in readers):
-        return {reader.outputs[0]: as_wide(reader.outputs[0]) for reader in readers}
-    return {narrow: as_wide(narrow)}
+        return {r.outputs[0]: _cast_like(mb, wide, r.outputs[0]) for r in readers}
+    return {narrow: _cast_like(mb, wide, narrow)}
+
+
+def _cast_like(mb: Builder, var: Var, other: Var) -> Var:
+    return var if var.dtype == other.dtype else mb.cast(x=var, dtype=an.dtype_name(other))
 
 
 def _whole(mb: Builder, op: an.Operation) -> Var:
-    whole = _as_integers(mb, op.x)
-    return whole if whole.dtype == op.outputs[0].dtype else mb.cast(x=whole, dtype=an.dtype_name(op.outputs[0]))
+    return _cast_like(mb, _as_integers(mb, op.x), op.outputs[0])
 
 
 def _as_integers(mb: Builder, var: Var) -> Any:

@@ -61,7 +61,7 @@ class SplitHead(Rewrite):
     tolerance = an.REASSOCIATED
     shares_inner = True
     follows = ("fold_constants", "select_last_token")
-    precedes = ("embedding_matmul", "pad_last_axis")
+    precedes = ("pad_last_axis",)
     most: int = an.option(16384, least=UNIT, of_target="axis")
     """Most outputs of a piece."""
 

@@ -27,7 +27,7 @@ def package(tmp_path: Path) -> Path:
 def test_a_recipe_gives_a_core_ai_model_that_saves_itself(package: Path, tmp_path: Path) -> None:
     model = ane.recipes.gpt2_ane(package, format="coreai", quiet=True)
     saved, temporary = model.save(tmp_path / "saved.aimodel"), model.path
-    assert ane.compare(package, saved).outputs_agree
+    assert ane.compare(package, saved, last=True).outputs_agree
     with pytest.raises(LoadError, match="exists"):
         model.save(saved)
     del model

@@ -115,20 +115,27 @@ class Expected:
 
         A model that runs on the CPU alone has no measured time, only its cost.
         """
+        pair = self._known_times(before)
+        return pair if pair is not None and all(time.measurements for time in pair) else None
+
+    def _known_times(self, before: Expected) -> tuple[Time, Time] | None:
+        """Return the times before and after, measured or not; None where too many units are unknown."""
         if self.time is None or before.time is None or max(self.doubt, before.doubt) > _DOUBT:
             return None
-        measured = self.time.measurements and before.time.measurements
-        return (before.time, self.time) if measured else None
+        return before.time, self.time
 
     def over(self, before: Expected) -> _Ratio:
         """Return the ratio to the time before.
 
-        A higher cost is accepted only for a gain in time that is outside the band.
+        A higher cost is accepted only for a gain in time that is outside the band. A longer time, measured or
+        not, is accepted for no lower cost.
         """
         cost, worst = _multiple(self.cost, before.cost), _multiple(self.at_worst, before.at_worst)
         at_worst = worst if worst > 1 + SAME else 0.0
         if (pair := self.times(before)) is None:
-            return _Ratio(cost, max(cost / CLEARLY, at_worst), cost=cost)
+            unmeasured = self._known_times(before)
+            larger = cost if unmeasured is None else max(cost, change(*unmeasured).ratio)
+            return _Ratio(larger, max(larger / CLEARLY, at_worst), cost=cost)
         times = change(*pair)
         certain = times.high < 1 / EQUAL_WITHIN or times.low > EQUAL_WITHIN
         if not before.cost:  # layers of a neural network have no cost

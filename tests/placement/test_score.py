@@ -169,11 +169,16 @@ def test_notes_say_milliseconds_where_both_times_are_known_and_else_a_relative_c
     assert NOW.loss(after, ["whole"]) == "the relative cost of the whole would rise 1 -> 1.33"
 
 
-def test_a_time_that_does_not_decide_is_not_given_as_the_reason() -> None:
-    """The wrong version: kept, since the expected time rises."""
+def test_a_time_that_was_not_measured_may_not_rise_for_a_lower_cost() -> None:
+    """The wrong version: an edit that the report calls slower is kept, since Core ML counts less for it."""
     before = replace(NOW, time=replace(TIME, measurements=0))
-    after = replace(NOW, estimate=1500.0, time=replace(TIME, ms=2.2))
-    assert after.gain(before) == "relative cost 1 -> 0.75"
+    slower = replace(NOW, estimate=1500.0, time=replace(TIME, ms=2.2))
+    assert slower.gain(before) == ""
+    assert slower.loss(before) == "the expected time would rise 2 ms -> 2.2 ms"
+    faster = replace(slower, time=replace(TIME, ms=1.5))
+    assert faster.gain(before) == "expected time 2 ms -> 1.5 ms"
+    dearer = replace(faster, estimate=2500.0)
+    assert dearer.loss(before) == "the relative cost would rise 1 -> 1.25"
 
 
 @pytest.mark.parametrize("name", ["causal_mask_tensor", "fix_shapes", "group_by_unit", "unroll_loop"])

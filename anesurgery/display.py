@@ -35,6 +35,12 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "�" for c in words)
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things in words: "1 chunk", "2 chunks"."""
+    plural = what + ("es" if what.endswith(("ch", "ss")) else "s")
+    return f"{number:,} {what if number == 1 else plural}"
+
+
 def finite(value: Any) -> Any:
     """Plain data as JSON can hold it: what is infinite or NaN as a word."""
     if isinstance(value, dict):

@@ -99,7 +99,7 @@ def _load(model: Any, compute_units: Any, as_is: bool = False) -> Loaded:
     if isinstance(model, Program):
         return Loaded(model, compute_units=compute_units)
     if is_chunked(model):
-        raise IsPipeline(f"{_words(model)} is a chain of models; give one of its packages")
+        raise IsPipeline(f"{_words(model)} is a chain of chunks; give one of them: {_chunk_names(model)}")
     if isinstance(model, ct.models.MLModel):
         path = model.package_path
         if path is None:
@@ -141,6 +141,13 @@ def _units(units: Any) -> Any:
 
 def _words(model: Any) -> str:
     return str(model) if isinstance(model, (str, os.PathLike)) else "this"
+
+
+def _chunk_names(chain: Any) -> str:
+    """Return the packages of a folder of chunks, or how to get at a chunk in memory."""
+    if not isinstance(chain, (str, os.PathLike)):
+        return "chain.chunks[0]"
+    return ", ".join(sorted(path.name for path in Path(chain).expanduser().glob("*.ml*"))[:4])
 
 
 def load_chain(folder: str | os.PathLike[str]) -> Chain:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import json
 import math
@@ -122,7 +123,8 @@ def test_the_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     demo = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(demo)
     monkeypatch.setattr(demo, "BUILD", demo.ROOT / "build" / "test-demo")
-    monkeypatch.setattr("sys.argv", ["demo"])
+    picture = tmp_path / "report.svg"
+    monkeypatch.setattr("sys.argv", ["demo", "--svg", str(picture)])
     demo.main()
     out = capsys.readouterr().out
     screen = " ".join(" ".join(out.splitlines()[:20]).split())
@@ -135,3 +137,17 @@ def test_the_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert report["proof"]["ok"]
     assert report["edits"]["select_last_token"] == 1
     assert (demo.BUILD / "gpt2_ane.mlpackage").is_dir()
+    assert drawn(picture) == drawn(NOTEBOOKS / "report.svg"), "make notebooks"
+
+
+def drawn(picture: Path) -> str:
+    """The words of a picture of the report, without what the vector width of a processor may change."""
+    pieces = re.findall(r"<text[^>]*>([^<]*)</text>", picture.read_text(encoding="utf-8"))
+    return re.sub(r"\d+ dB", "N dB", html.unescape("".join(pieces)).replace("\xa0", " "))
+
+
+def test_an_older_picture_is_noticed(tmp_path: Path) -> None:
+    older = tmp_path / "older.svg"
+    text = (NOTEBOOKS / "report.svg").read_text(encoding="utf-8")
+    older.write_text(text.replace("likely", "between", 1), encoding="utf-8")
+    assert drawn(older) != drawn(NOTEBOOKS / "report.svg")

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from anesurgery import registry
-from anesurgery.commands.next_steps import FULL, beside, command
+from anesurgery.commands.next_steps import FULL, beside, command, to_certify
 from anesurgery.commands.options import SUFFIXES, Full, Inputs, Model, Overwrite, complete_steps, model_first
 from anesurgery.commands.subcommand import Call, MaybePlace, Outcome, subcommand
 from anesurgery.commands.waiting import waiting
@@ -149,9 +149,9 @@ def _write(
 def _next(surgery: Any, source: str, place: Path | None, target: str | None) -> str:
     """What to run next: a comparison of both, a look at both, or a look at the numbers."""
     if place is None:
-        return command("certify", source, target=target)
+        return to_certify(source, target=target)
     if surgery.proof is not None:
-        return command("certify", place, target=target)
+        return to_certify(place, target=target)
     if surgery.contract:
         return command("see", source, place, target=target)
     return command("compare", source, place)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anesurgery.commands.next_steps import command, first_of, picture
+from anesurgery.commands.next_steps import command, first_of, picture, to_certify
 from anesurgery.commands.options import (
     Html,
     Inputs,
@@ -60,7 +60,7 @@ def ranges(
     parts = _parts(model, merge, Ranges)
     observed = call(model, inputs) if parts is None else parts[0].merge(*parts[1:])
     _save(observed, save)
-    then = command("certify", model) if observed.ok else command("fix", model, "safe_numbers")
+    then = to_certify(model) if observed.ok else command("fix", model, "safe_numbers")
     return Outcome(observed, wrote=[save], then=then if model else "", code=int(not observed.ok))
 
 

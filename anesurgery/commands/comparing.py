@@ -13,7 +13,7 @@ import typer
 
 from anesurgery import registry
 from anesurgery.commands.calibrating import certified
-from anesurgery.commands.next_steps import command
+from anesurgery.commands.next_steps import command, to_certify
 from anesurgery.commands.options import Aim, Function, Inputs, Member, Model, Overwrite, Seed, existing
 from anesurgery.commands.subcommand import Call, Outcome, subcommand
 from anesurgery.commands.waiting import waiting
@@ -65,7 +65,7 @@ def run(
     if out is not None:
         arrays.write(out, outputs, overwrite, Path(model))
     shown = surgeries.arrays_report(outputs, drawn)
-    return Outcome(surgeries.arrays_json(outputs), shown, [out], then=command("certify", model))
+    return Outcome(surgeries.arrays_json(outputs), shown, [out], then=to_certify(model))
 
 
 @subcommand("checking.comparison:compare", waits="running both models")
@@ -77,7 +77,7 @@ def compare(call: Call, a: Model, b: Model, precision: Precision = "fp16") -> Ou
 
 
 def _compared(comparison: Any, a: str, b: str, ok: bool) -> Outcome:
-    then = command("certify", b) if comparison.ok else command("diff", a, b)
+    then = to_certify(b) if comparison.ok else command("diff", a, b)
     return Outcome(comparison, then=then, code=int(not ok))
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anesurgery.commands.next_steps import WHY, command, first_of
+from anesurgery.commands.next_steps import WHY, command, first_of, to_certify
 from anesurgery.commands.options import Full, Gate, Html, Model, check_pages, is_folder, refuse_for_folders
 from anesurgery.commands.subcommand import Call, Outcome, subcommand
 from anesurgery.commands.waiting import waiting
@@ -193,7 +193,8 @@ class _Ends:
 
         shown = terminal.inspection_report(first) if full else terminal.short_report(first, self.repair)
         helped = any(finding.remedy for finding in first.all_findings)
-        then = str(first.fixing or command("fix" if helped else "certify", self.model, target=self.target))
+        fixing = first.fixing or (helped and command("fix", self.model, target=self.target))
+        then = str(fixing or to_certify(self.model, self.target))
         return Outcome(first, shown, self.wrote, then=then, more="" if full else WHY)
 
     def compared(self, first: Any, second: Any, full: bool) -> Outcome:
@@ -211,7 +212,7 @@ class _Ends:
         else:
             report = terminal.short_difference(first, second, self.repair, *passes)
         shown = Report(self.wrong, [report]) if self.wrong else report
-        then = command("certify", self.after, target=self.target)
+        then = to_certify(self.after, target=self.target)
         more, code = "" if full else WHY, int(bool(self.wrong))
         return Outcome(plain, shown, self.wrote, then=then, more=more, code=code)
 

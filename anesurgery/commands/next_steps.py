@@ -26,6 +26,12 @@ def command(*words: object, target: str | None = None) -> str:
     return shlex.join(["anesurgery", *map(str, words), *option])
 
 
+def to_certify(model: object, target: str | None = None) -> str:
+    """The command that certifies a model, or the first of a folder of chunks."""
+    chunks = sorted(Path(str(model)).glob("chunk_1.ml*"))
+    return command("certify", chunks[0] if chunks else model, target=target)
+
+
 def beside(model: str, suffix: str = "", stem: str = "ane") -> Path:
     """Where a changed model goes by default: gpt2_ane.mlpackage in the current folder.
 

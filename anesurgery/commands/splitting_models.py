@@ -9,7 +9,7 @@ import typer
 from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Model, Overwrite
 from anesurgery.commands.subcommand import Call, Outcome, subcommand
-from anesurgery.display import drawn
+from anesurgery.display import counted, drawn
 from anesurgery.errors import SurgeryError
 
 Out = Annotated[str, typer.Option("--out", "-o", help="The .mlpackage to write.")]
@@ -52,7 +52,7 @@ def merge(call: Call, models: Models, out: Out) -> Outcome:
     if len({name for name, _, _ in pairs}) < len(pairs):
         raise SurgeryError("two models have the same name; each function needs its own")
     path = call({name: path for name, _, path in pairs}, out)
-    words = f"{len(pairs)} functions: {', '.join(name for name, _, _ in pairs)}"
+    words = f"{counted(len(pairs), 'function')}: {', '.join(name for name, _, _ in pairs)}"
     return Outcome({"path": str(path)}, words, [out], then=command("see", out))
 
 

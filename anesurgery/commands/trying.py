@@ -14,7 +14,7 @@ from anesurgery.commands.options import Model, Overwrite, complete_name
 from anesurgery.commands.subcommand import Call, Outcome, subcommand
 from anesurgery.commands.waiting import load_engine
 from anesurgery.commands.written_options import written_options
-from anesurgery.display import folded, written
+from anesurgery.display import counted, folded, written
 from anesurgery.errors import UnknownName
 from anesurgery.show.report import Table
 
@@ -85,4 +85,5 @@ def draw(call: Call, model: Model, out: Picture, overwrite: Overwrite = False) -
     check_place(out.expanduser().absolute(), overwrite, Path(model).expanduser())
     drawing = call(model)
     path, then = drawing.save(out), command("see", model, target=call["target"])
-    return Outcome({"path": str(path), "ops": list(drawing.ops)}, f"{len(drawing.ops)} ops", [path], then=then)
+    plain = {"path": str(path), "ops": list(drawing.ops)}
+    return Outcome(plain, counted(len(drawing.ops), "op"), [path], then=then)

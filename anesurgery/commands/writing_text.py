@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anesurgery.commands.next_steps import command
+from anesurgery.commands.next_steps import command, to_certify
 from anesurgery.commands.options import Model
 from anesurgery.commands.subcommand import Call, Outcome, Place, subcommand
 from anesurgery.errors import SurgeryError
@@ -118,4 +118,4 @@ def generate(
         "tokens_per_second": generation.tokens_per_second,
     }
     shown = f"{' '.join(map(str, generation.written))}\n{generation}"
-    return Outcome(plain, shown, then=command("certify", model))
+    return Outcome(plain, shown, then=to_certify(model))

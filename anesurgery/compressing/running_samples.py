@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from anesurgery.display import counted
 from anesurgery.errors import SurgeryError
 from anesurgery.files.arrays import set_aside
 from anesurgery.interpret import sampling
@@ -126,7 +127,7 @@ def _digest(sample: Sample) -> frozenset[tuple[str, tuple[int, ...], bytes]]:
 def _doubts(samples: Sequence[Sample]) -> Iterable[str]:
     """Yield what the samples lack: there are few, or an input never changes."""
     if len(samples) < FEW:
-        yield f"{len(samples)} samples only: give some dozens, which differ as real inputs do"
+        yield f"only {counted(len(samples), 'sample')}: give some dozens, which differ as real inputs do"
     for name in samples[0]:
         arrays = [np.asarray(sample[name]) for sample in samples if name in sample]
         if all(np.array_equal(arrays[0], other) for other in arrays[1:]):

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from anesurgery.display import counted
 from anesurgery.errors import InterpretError
 from anesurgery.files.runner_file import model_of
 from anesurgery.interpret.arithmetic.constant_memory import cache_limit_for_many_runs
@@ -54,14 +55,13 @@ class Writing:
 
     @property
     def tokens_per_second(self) -> float:
-        """The speed after the prompt."""
+        """The speed after the prompt; NaN for a single token."""
         return (len(self.written) - 1) / self.decode_seconds if len(self.written) > 1 else float("nan")
 
     def __str__(self) -> str:
-        return (
-            f"{len(self.written)} tokens after a prompt of {len(self.prompt)}: "
-            f"prompt {self.prefill_seconds:.2f} s, then {self.tokens_per_second:.1f} tokens/s"
-        )
+        then = f", then {self.tokens_per_second:.1f} tokens/s" if len(self.written) > 1 else ""
+        wrote = f"{counted(len(self.written), 'token')} after a prompt of {len(self.prompt)}"
+        return f"{wrote}: prompt {self.prefill_seconds:.2f} s{then}"
 
 
 class Decoder:
@@ -348,10 +348,11 @@ def _stop_tokens(stop: Any, decoder: Decoder) -> frozenset[int]:
     """
     listed = () if stop is None else (stop,) if is_whole(stop) else stop
     if isinstance(listed, (str, bytes)) or not isinstance(listed, (Collection, np.ndarray)):
-        raise InterpretError(f"stop={stop!r:.60}; it must be a token, or several as [2, 7]")
+        raise InterpretError(f"stop={stop!r:.60}; it must be a token, or several as [2, 7]; `chat` takes texts")
     tokens = list(listed)
     if wrong := [t for t in tokens if not is_whole(t)]:
-        raise InterpretError(f"stop={stop!r:.60}: {wrong[0]!r:.40} is no token; tokens are whole numbers")
+        cure = "tokens are whole numbers; `chat` takes texts too"
+        raise InterpretError(f"stop={stop!r:.60}: {wrong[0]!r:.40} is no token; {cure}")
     return frozenset(decoder._whole(tokens).tolist())
 
 

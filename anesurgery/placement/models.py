@@ -15,7 +15,7 @@ from typing import Any
 from anesurgery.errors import LoadError
 from anesurgery.files import package as program
 from anesurgery.files.package import PIPELINES, Loaded, part_names, read_spec
-from anesurgery.files.sequence import Chain, is_chain, is_network, members
+from anesurgery.files.sequence import Chain, is_chain, is_chunked, is_network, members
 from anesurgery.loading import load_chain
 from anesurgery.mil import Program, ct
 from anesurgery.neuralnetwork.spec import NETWORKS, networks_of
@@ -109,6 +109,11 @@ def is_layered(model: Any) -> bool:
     Raises:
         LoadError: it cannot be read.
     """
+    if _is_program(model):
+        return False
+    if is_chunked(model):
+        chain = model if isinstance(model, Chain) else load_chain(model)
+        return all(map(is_network, chain.chunks))
     spec = spec_of(model)
     parts = members(spec) if spec.WhichOneof("Type") in PIPELINES else ()
     return bool(networks_of(spec)) and all(part.WhichOneof("Type") != PROGRAM for _, part in parts)

@@ -22,6 +22,7 @@ import torch
 from anesurgery import fp16
 from anesurgery.checking.exactness import nearness
 from anesurgery.checking.grades import psnr
+from anesurgery.display import counted
 from anesurgery.errors import SurgeryError, near_matches
 from anesurgery.facts.integer_masks import only_softmax_reads
 from anesurgery.files.package import Loaded
@@ -73,7 +74,7 @@ class StepErrors:
             f"{in_decibels(v[0], digits=0)} -> {in_decibels(v[-1], digits=0)} in {a}"
             for a, v in self.decibels.items()
         )
-        return f"{self.count} steps, fed back: {fed}: {ends}"
+        return f"{counted(self.count, 'step')}, fed back: {fed}: {ends}"
 
 
 def step_errors(

@@ -30,7 +30,7 @@ from anesurgery.byte_counts import read_size
 from anesurgery.checking.grades import compare_arrays
 from anesurgery.compressing.compression import compress
 from anesurgery.compressing.modes import read_mode
-from anesurgery.display import Drawn
+from anesurgery.display import Drawn, counted
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, NotExpressible, PassError, SurgeryError, Unsuited
 from anesurgery.files import arrays
@@ -470,7 +470,7 @@ class _Builder:
             inputs = [{TOKENS: row} for row in rows]
             compress(model, bits, inputs=inputs, target=self.options.target, work=work).save(place)
 
-        self.notes.append(f"weights were rounded by {len(rows)} samples of {samples.name}")
+        self.notes.append(f"weights were rounded by {counted(len(rows), 'sample')} of {samples.name}")
         return self.stage(COMPRESSED, _hash([self.key, bits, self.options.target, sha256_of(samples)]), make)
 
     def unpacked_package(self, model: Path) -> Path:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from anesurgery.checking.grades import OutputComparison
-from anesurgery.display import draws, short_name
+from anesurgery.display import counted, draws, short_name
 from anesurgery.placement.certifying import Certificate
 from anesurgery.placement.choices import Choice
 from anesurgery.placement.op_errors import BINS, Histogram, OpError
@@ -67,7 +67,7 @@ def _kept_by(choice: Choice) -> list[str]:
     """Return which ops keep a choice, and what that costs."""
     if not (ops := choice.exact_ops):
         return []
-    return [f"  kept by {len(ops)} ops in fp32 ({choice.cost}): widen_to_fp32 ops={','.join(ops)}"]
+    return [f"  kept by {counted(len(ops), 'op')} in fp32 ({choice.cost}): widen_to_fp32 ops={','.join(ops)}"]
 
 
 def tried_words(certificate: Certificate) -> str:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from anesurgery.byte_counts import byte_words
-from anesurgery.display import draws, short_name
+from anesurgery.display import counted, draws, short_name
 from anesurgery.files.plot_files import picture
 from anesurgery.files.sequence import Border, Chain, ChunkPlacement, is_network
 from anesurgery.mil import walk_ops
@@ -39,7 +39,8 @@ def chain_report(chain: Chain) -> Report:
     ]
     passing = [row for number, border in enumerate(chain.borders, 1) for row in _passing(number, border)]
     total = sum(border.bytes for border in chain.borders)
-    words = f"{len(chain.chunks)} chunks" + (f", {byte_words(total)} between them" if chain.borders else "")
+    between = f", {byte_words(total)} between them" if chain.borders else ""
+    words = counted(len(chain.chunks), "chunk") + between
     seen = ("on the ANE", "estimate", "elsewhere") if chain.placed else ()
     return Report(
         words + (f"; for {chain.target}" if chain.target else ""),

@@ -14,13 +14,12 @@ from typing import Any
 from anesurgery.byte_counts import byte_words
 from anesurgery.compressing.compression import INSTEAD, Compression
 from anesurgery.compressing.costs import Cost
-from anesurgery.display import draws, short_name
+from anesurgery.display import counted, draws, short_name
 from anesurgery.errors import SurgeryError
 from anesurgery.files.plot_files import can_plot, picture
 from anesurgery.show.console import shows
 from anesurgery.show.page import environment
 from anesurgery.show.report import Report, Table, first_rows
-from anesurgery.show.summary import counted
 
 LEAST = 1e-9
 """The smallest loss in the plot, which has a logarithmic axis."""
@@ -53,7 +52,7 @@ def whole_lines(compression: Compression) -> list[str]:
     lines = [
         *_wider_words(compression),
         f"weights: {byte_words(before)} -> {byte_words(after)}; {weights} compressed "
-        f" for {compression.purpose} on {where}, with {counted(compression.samples[0], 'sample')}",
+        f"for {compression.purpose} on {where}, with {counted(compression.samples[0], 'sample')}",
         "error: relative squared error of the layer's output; rounded: the same if weights were only rounded",
     ]
     if compression.loss is not None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.text import Text
 
-from anesurgery.display import short_name
+from anesurgery.display import counted, short_name
 from anesurgery.placement.durations import rounded
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.findings_in_words import FAILING_LOADS, is_claim, is_fault_elsewhere, is_lost
@@ -95,7 +95,9 @@ SIZES_FIRST = Problem(
 )
 """The first problem of a model of flexible size."""
 BOUNDARIES = ("; ", r" \(", r", (?!which |an? |the |though )")
-"""Patterns at which words are cut where they have no room, the best first; `--full` shows all."""
+"""Patterns at which words are cut where they have no room, the best first; else after a word. `--full` shows all."""
+LAST_WORD = 20
+"""From this many letters on, a word at the end of a line is cut itself."""
 WHAT_LENGTH = 56
 """The most letters of a problem's ops, so that its cause has room on their line."""
 
@@ -105,6 +107,8 @@ def cut(words: str, style: str = "") -> Text:
     begin = max(words.find(": ") + 2, WIDTH // 2)
     ends = [[m.start() for m in re.finditer(mark, words) if begin < m.start() <= WIDTH] for mark in BOUNDARIES]
     end = next((at[-1] for at in ends if at), None) if len(words) > WIDTH else None
+    if end is None and len(words) > WIDTH and " " in words[WIDTH - LAST_WORD : WIDTH - 1]:
+        return plain(f"{words[: words.rindex(' ', 0, WIDTH - 1)]} …", style)
     line = plain(words[:end], style)
     line.truncate(WIDTH, overflow="ellipsis")
     return line
@@ -308,7 +312,7 @@ def segments(inspection: Inspection) -> list[TimeShare]:
             f"segment {s.index}",
             s.ms or 0.0,
             (s.ms or 0.0) / inspection.time.ms,
-            f"{UNIT_WORDS[s.unit]}, {summary.counted(len(s.ops), 'op')}",
+            f"{UNIT_WORDS[s.unit]}, {counted(len(s.ops), 'op')}",
         )
         for _, s in timed
     ]
@@ -347,7 +351,7 @@ def time_parts(inspection: Inspection) -> list[Any]:
     """Return the parts of a report on where the time goes; [] without a time."""
     if (time := inspection.time) is None:
         return []
-    source = summary.counted(time.measurements, "published time") if time.measurements else time.source
+    source = counted(time.measurements, "published time") if time.measurements else time.source
     title = Text("where the time goes", "bold").append(f"  {time}, from {source}", "not bold")
     rows = [
         (short_name(one.name), one.what, in_words(one.ms), summary.percent(one.share))

@@ -9,6 +9,7 @@ from anesurgery import registry
 from anesurgery.byte_counts import byte_words
 from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import Grade
+from anesurgery.display import counted
 from anesurgery.mil import Program
 from anesurgery.placement.durations import AS_BEFORE, SHORTEST, Change, change, from_to, rounded
 from anesurgery.placement.inspection import Inspection, between
@@ -20,7 +21,7 @@ from anesurgery.rewriting.edit_plan import MAY
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.session import INTERFACE
 from anesurgery.semantics.reading import in_decibels
-from anesurgery.show.summary import counted, sections
+from anesurgery.show.summary import sections
 from anesurgery.surgery import Surgery
 
 

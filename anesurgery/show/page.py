@@ -24,11 +24,11 @@ import networkx as nx
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from anesurgery.byte_counts import byte_words
-from anesurgery.display import draws, short_name
+from anesurgery.display import counted, draws, short_name
 from anesurgery.placement.inspection import Inspection, OpRow, Segment
 from anesurgery.show import costs, summary
 from anesurgery.show.headline import compared_shares
-from anesurgery.show.summary import UNIT_WORDS, counted
+from anesurgery.show.summary import UNIT_WORDS
 
 OPS_SHOWN = 60
 """The most ops that are named one by one in boxes."""
@@ -141,7 +141,7 @@ def draw(inspection: Inspection, width: int = _WIDTH, style: _Style | None = Non
     faint = [_arrow(boxes[a], boxes[b], lanes) for a, b in skips] if len(skips) <= FAINT else []
     left = len(inspection.segments) - len(segments)
     said = [f"{left:,} more segments are not drawn"] if left else []
-    said += [] if faint or not skips else [f"{len(skips):,} arrows that skip a layer are left out"]
+    said += [] if faint or not skips else [f"{counted(len(skips), 'longer arrow')} left out"]
     return _Drawing(
         width, height, style.name, tuple(boxes.values()), tuple(arrows), tuple(faint), "; ".join(said)
     )
@@ -453,10 +453,10 @@ def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
     illegal, unknown = (sum(r.legal is value for r in rows) for value in (False, None))
     rules = len({f.rule for f in inspection.all_findings})
     top = [
-        ("ops", f"{len(rows):,}", summary.counted(len({r.op_type for r in rows}), "type")),
+        ("ops", f"{len(rows):,}", counted(len({r.op_type for r in rows}), "type")),
         ("ANE cannot run", f"{illegal:,}", f"{unknown:,} not known"),
-        ("segments", f"{segments:,}", summary.counted(inspection.switches, "switch")),
-        ("findings", f"{len(inspection.all_findings):,}", summary.counted(rules, "rule")),
+        ("segments", f"{segments:,}", counted(inspection.switches, "switch")),
+        ("findings", f"{len(inspection.all_findings):,}", counted(rules, "rule")),
     ]
     if (time := inspection.time) is not None:
         top.append(("time", f"{time.ms:.3g} ms", f"{time.low:.3g} to {time.high:.3g}; estimated"))

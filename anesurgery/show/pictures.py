@@ -24,7 +24,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from anesurgery.display import printable, short_name
+from anesurgery.display import counted, printable, short_name
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, SurgeryError, UnknownName
 from anesurgery.files.arrays import write_text
@@ -74,7 +74,7 @@ class _Fold:
         places = f"all {places.partition(' ')[2]}" if len(units) == 1 else places
         coloured = any(flow.nodes[op]["unit"] for op in self.ops)
         only = flow.nodes[self.ops[0]]["unit"] if len(units) == 1 else ""
-        words = f"block {self.number} of {self.times}\n{len(self.ops)} ops"
+        words = f"block {self.number} of {self.times}\n{counted(len(self.ops), 'op')}"
         return {"label": f"{words}\n{places}" if coloured else words, "unit": str(only)}
 
 

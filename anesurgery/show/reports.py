@@ -17,7 +17,7 @@ from anesurgery.checking.against_torch import AgainstTorch, ModuleRow
 from anesurgery.checking.ranges import Ranges
 from anesurgery.compressing.assignment import Proposal, Row
 from anesurgery.compressing.sensitivity import Sensitivity
-from anesurgery.display import short_name
+from anesurgery.display import counted, short_name
 from anesurgery.placement.certifying import GATE
 from anesurgery.placement.folders import Folder
 from anesurgery.placement.inspection import Estimate, Inspection
@@ -29,7 +29,7 @@ from anesurgery.semantics.reading import in_decibels
 from anesurgery.show.certificates import decibels
 from anesurgery.show.console import plain, shows
 from anesurgery.show.report import Line, Report, Table, first_rows, notes
-from anesurgery.show.summary import LEGAL_WORDS, UNIT_WORDS, counted
+from anesurgery.show.summary import LEGAL_WORDS, UNIT_WORDS
 
 WEIGHTS, MODULES = 40, 60
 """The most rows of a table; JSON has all."""

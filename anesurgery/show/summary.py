@@ -149,12 +149,6 @@ def percent(share: float) -> str:
     return "<0.1%" if share > 0 and said == "0.0%" else said
 
 
-def counted(number: int, what: str) -> str:
-    """A number of things in words."""
-    plural = what + ("es" if what.endswith(("ch", "ss")) else "s")
-    return f"{number:,} {what if number == 1 else plural}"
-
-
 def has_flop(inspection: Inspection) -> bool:
     """Were floating point operations counted?"""
     return any(row.flop for row in all_rows(inspection))

@@ -12,7 +12,7 @@ import numpy as np
 from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import OutputComparison, summary
 from anesurgery.checking.ranges import Ranges
-from anesurgery.display import draws, written
+from anesurgery.display import counted, draws, written
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array
 from anesurgery.rewriting import session
@@ -22,7 +22,6 @@ from anesurgery.show.console import shows
 from anesurgery.show.costs import STILL, Repair, cut, in_python, on_a_screen
 from anesurgery.show.headline import compared, headline
 from anesurgery.show.report import Line, Report, Table, notes
-from anesurgery.show.summary import counted
 from anesurgery.show.terminal import device_bar, two_bars
 from anesurgery.surgery import Surgery
 
@@ -247,8 +246,8 @@ def ranges_report(ranges: Ranges) -> Report:
         if row.hazards or id(row) in large
     ]
     overflows = [Line(f"first in {a}: {row.op_type} {row.name}", "red") for a, row in ranges.first.items()]
-    samples = counted(ranges.samples, "sample")
-    title = f"{ranges.verdict} ({len(ranges.rows)} ops on {samples}; {ranges.arithmetic} is an estimate)"
+    run = f"{counted(len(ranges.rows), 'op')} on {counted(ranges.samples, 'sample')}"
+    title = f"{ranges.verdict} ({run}; {ranges.arithmetic} is an estimate)"
     return Report(title, [Table(("op", "value", "min", "max", "partial sum", "hazard"), rows), *overflows])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from rich.rule import Rule
 from rich.text import Text
 
-from anesurgery.display import short_name
+from anesurgery.display import counted, short_name
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection
 from anesurgery.show import summary
@@ -52,12 +52,12 @@ def _cells(inspection: Inspection, width: int) -> list[tuple[str | None, int]]:
 
 def status_line(inspection: Inspection) -> Text:
     """Return status and residency on a line; segments, switches, time and memory on the next."""
-    counted = summary.has_flop(inspection)
-    flop = f"{summary.share_words(inspection, 'flop')} of the work" if counted else "work not counted"
+    has_flop = summary.has_flop(inspection)
+    flop = f"{summary.share_words(inspection, 'flop')} of the work" if has_flop else "work not counted"
     memory = summary.memory_words(inspection)
     segments = sum(len(part.segments) for _, part in summary.sections(inspection))
     share = f" | on the ANE: {summary.share_words(inspection, 'ops')} of ops, {flop}"
-    more = [f"{summary.counted(segments, 'segment')}, {summary.counted(inspection.switches, 'switch')}"]
+    more = [f"{counted(segments, 'segment')}, {counted(inspection.switches, 'switch')}"]
     more += [] if inspection.time is None else [f"time {inspection.time}"]
     more += [memory] if memory else []
     line = Text(f"status {inspection.status}", style=f"bold {STATUS_STYLES[inspection.status]}")

@@ -22,6 +22,7 @@ ANOTHER = ("serve", "chat", "review")
 ELSEWHERE = {"build", "compress-cache", "choose-sizes", "sizes", "decompile", "executorch"}
 """Commands whose inputs other tests make; mypy sees that each names what follows it."""
 MAC = {"measure", "learn", "calibrate"}
+PLURAL = r"(?<![.,\d])1 (?:chunk|op|function|token|sample|edit|step|weight|size)s\b"
 COMMANDS = """
 list
 explain auto
@@ -51,7 +52,15 @@ swift m.mlpackage --to runner
 generate m.mlpackage --ids 1,2 --steps 2
 to-coreai m.mlpackage m.aimodel
 lint m.aimodel
+plan m.aimodel
+fix m.aimodel --dry-run
 to-coreml m.aimodel back.mlpackage
+see parts
+plan parts
+fix parts
+generate parts --ids 1,2 --steps 1
+compare m.mlpackage parts
+split m.mlpackage --max-size 20MB --out whole
 chips
 doctor
 """.strip().splitlines()
@@ -83,6 +92,8 @@ def test_a_command_ends_with_one_that_is_written_right(
     assert done.exit_code in (0, 1), done.output
     assert max(map(len, done.stdout.splitlines())) <= WIDTH or words.startswith("diff")
     parsed(last(done.stdout))
+    assert not re.search(r"certify parts\b(?!/)", done.stdout), "`certify` takes a single chunk"
+    assert not re.search(PLURAL, done.stdout)
 
 
 def test_on_a_mac_each_command_leads_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

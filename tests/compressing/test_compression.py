@@ -303,7 +303,7 @@ def test_numbers_that_become_infinite_are_an_error() -> None:
 SOME = samples(5)
 DOUBTFUL: dict[str, tuple[Any, str]] = {
     "one": (samples(1), "only one sample: none is held out, so the loss is not measured"),
-    "few": (samples(3), "3 samples only"),
+    "few": (samples(3), "only 3 samples"),
     "constant": (samples(1) * 9, "the input 'ids' is the same in all samples"),
     "given twice": (samples(6) + SOME + SOME, "3 of the 4 samples held out are in the calibration too"),
 }

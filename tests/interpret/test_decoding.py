@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 from typing import Any
 
 import numpy as np
@@ -58,8 +59,8 @@ STOPS: list[tuple[Any, str]] = [
     (99, "99 is no token of the model; tokens are from 0 to 30"),
     (-1, "-1 is no token of the model"),
     ([3, 31], "31 is no token of the model"),
-    ("7", "stop='7'; it must be a token, or several as"),
-    (["7"], "'7' is no token; tokens are whole numbers"),
+    ("7", r"stop='7'; it must be a token, or several as \[2, 7\]; `chat` takes texts"),
+    (["7"], "'7' is no token; tokens are whole numbers; `chat` takes texts"),
     (1.5, "stop=1.5; it must be a token"),
     ([2, 1.5], "1.5 is no token"),
     (True, "stop=True; it must be a token"),
@@ -71,6 +72,13 @@ STOPS: list[tuple[Any, str]] = [
 def test_stops_that_are_no_tokens(stop: Any, words: str) -> None:
     with pytest.raises(InterpretError, match=words):
         generate(MODELS["cached"], [1], 2, stop=stop)
+
+
+def test_a_single_token_has_no_speed() -> None:
+    """The wrong version: "1 tokens ... nan tokens/s"."""
+    single, two = (str(generate(MODELS["cached"], [1, 2], steps)) for steps in (1, 2))
+    assert re.fullmatch(r"1 token after a prompt of 2: prompt \d+\.\d\d s", single)
+    assert re.fullmatch(r"2 tokens after .*, then [\d.]+ tokens/s", two)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -117,9 +117,10 @@ def test_sizes_that_vary_are_fixed_before_all_else() -> None:
         (f"{'a' * 20}; {'b' * 70}", f"{'a' * 20}; {'b' * 57}…"),
         (f"{'a' * 45} (CPU, 9% of the time): {'b' * 40}", f"{'a' * 45} (CPU, 9% of the time): {'b' * 10}…"),
         (f"{'a' * 40}: exp of %b, which {'c' * 40}", f"{'a' * 40}: exp of %b, which {'c' * 20}…"),
+        (f"{'a' * 50} 7 {'bcd ' * 9}", f"{'a' * 50} 7 {'bcd ' * 6}…"),
     ],
 )
-def test_a_long_line_ends_at_a_clause(line: str, shown: str) -> None:
+def test_a_long_line_ends_at_a_clause_or_after_a_word(line: str, shown: str) -> None:
     assert cut(line).plain == shown
 
 

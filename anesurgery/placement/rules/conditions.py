@@ -186,10 +186,10 @@ def long_axis(op: Operation, target: Target) -> str:
         shape = shape_of(var) if is_tensor(var) else ()
         wide = max(shape[-2:], default=0)
         if wide > limit:
-            return f"%{var.name} is {shape_in_words(shape)}: at most {limit} fit on an axis ({chip})"
+            return f"%{var.name} is {shape_in_words(shape)}: an axis above {limit} ({chip})"
         deep = max(_other_axes(op, var, shape, target), default=0)
         if deep > CHANNELS:
-            return f"%{var.name} is {shape_in_words(shape)}: at most {CHANNELS} fit on an axis"
+            return f"%{var.name} is {shape_in_words(shape)}: an axis above {CHANNELS}"
     return ""
 
 

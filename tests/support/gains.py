@@ -60,11 +60,10 @@ def in_the_tutorial(device: str) -> str:
     surgery = ane.apply(names["model"], "auto", target=device, prove="model", quiet=True)
     assert surgery.proof is not None
     assert surgery.proof.ok
-    before, after = (
-        ane.inspect(one, target=device).residency["flop"] for one in (names["model"], surgery.program)
-    )
+    before, after = (ane.inspect(one, target=device) for one in (names["model"], surgery.program))
+    low, high, least = before.residency["flop"], before.residency_at_most["flop"], after.residency["flop"]
     what = f"the share of the arithmetic that runs on the Neural Engine of an {device}"
-    return f"By our estimate, {what} rises from {before:.1%} to {after:.1%}."
+    return f"By our estimate, {what} rises from {low:.0%} (or at most {high:.0%}) to {least:.0%}."
 
 
 @cache

@@ -700,8 +700,8 @@ class Recipe:
             names += [step.name for step in self.repairs]
             if key in names:
                 raise SurgeryError(f"{key}={value!r}; give True, False, or a dictionary of its options")
-            names_and_options = [*names, *(option for step in steps for option in step.options())]
-            raise UnknownName(f"option of {self.name}:", key, names_and_options)
+            known = dict.fromkeys([*names, *(option for step in steps for option in step.options())])
+            raise UnknownName(f"option of {self.name}:", key, list(known))
         return [_set(step, {key: value}) if step is owners[0] else step for step in steps]
 
     def __call__(self, model: Any, inputs: Any = None, *, format: str = CORE_ML, **options: Any) -> Any:

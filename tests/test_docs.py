@@ -159,6 +159,8 @@ def run_commands(text: str) -> None:
     "command-line.md",
     "compression.md",
     "decoders.md",
+    "inspect.md",
+    "repair.md",
     "sizes.md",
     "tutorial.md",
 )
@@ -194,6 +196,17 @@ def test_the_first_example_gains() -> None:
     (ops, flop), (ops_after, flop_after) = [tuple(map(float, row)) for row in shares]
     assert ops < ops_after
     assert flop < flop_after
+
+
+def test_the_rates_on_a_page_are_those_of_the_score() -> None:
+    """The script that scores `inspect` writes one page; the guide quotes it."""
+    score, page = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("accuracy", "inspect"))
+    row = re.search(r"\| preferred in a graph \| (\d+) \| (\d+) \|", score)
+    assert row is not None
+    assert f"{row[1]} of {row[2]} placements" in page
+    apart = re.findall(r"\| CPU_AND_NE \| [\d.]+% \| [\d.]+% \| ([\d.]+) points \|", score)
+    assert apart == ["0.0"] * 4
+    assert "four whole models" in page
 
 
 def without_decibels(text: str) -> str:

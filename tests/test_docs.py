@@ -35,7 +35,7 @@ YOURS = {
     "api.md": ["checkpoint", "gpt2.mlmodelc", "model.pte"],
     "compiled-models.md": ["gpt2.mlmodelc", "model.pte"],
     "decoders.md": ["checkpoint"],
-    "sizes.md": ["custom.mlmodel"],
+    "neural-networks.md": ["custom.mlmodel"],
 }
 """Page -> what it takes for its reader's own: no example makes it."""
 CORE_AI = {"api.md", "core-ai.md"}
@@ -200,7 +200,8 @@ def test_the_first_example_gains() -> None:
 
 def test_the_rates_on_a_page_are_those_of_the_score() -> None:
     """The script that scores `inspect` writes one page; the guide quotes it."""
-    score, page = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("accuracy", "inspect"))
+    pages = (ROOT / "docs" / f"{name}.md" for name in ("accuracy", "inspect"))
+    score, page = (path.read_text(encoding="utf-8") for path in pages)
     row = re.search(r"\| preferred in a graph \| (\d+) \| (\d+) \|", score)
     assert row is not None
     assert f"{row[1]} of {row[2]} placements" in page

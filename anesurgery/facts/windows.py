@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.display import counted
 from anesurgery.errors import Refusal
 from anesurgery.facts.attention import MASKED
 from anesurgery.mil import Array, Operation, Var, constant, consumers, is_output, is_stored, np_dtype
@@ -206,8 +207,9 @@ def windows_kept(op: Operation, axis: int, end: End) -> Refusal | None:
     window = (ints(op, "dilations") or [1] * (op.x.rank - 2))[at] * (int(op.weight.shape[axis]) - 1) + 1
     after = window - stride_along(op, axis) - window_pads(op)[2 * at] - before  # of the last window
     if after > 0 and not end.is_zero:
-        reads = f"{op.op_type} reads across the padded axis: {after} places beyond its end, which are not zeros"
-        return Refusal(reads, op)
+        places = counted(after, "place")
+        reason = f"{op.op_type} reads across the padded axis: {places} beyond its end, where zeros are needed"
+        return Refusal(reason, op)
     return None
 
 

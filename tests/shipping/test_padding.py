@@ -319,7 +319,7 @@ def odd_places(x: Var) -> Var:
 
 
 UNEVEN: dict[str, tuple[Callable[[Var], Any], str]] = {
-    "windows that reach further": (lambda x: moving(mb.exp(x=x), 5, (2, 2)), "1 places beyond its end"),
+    "windows that reach further": (lambda x: moving(mb.exp(x=x), 5, (2, 2)), "1 place beyond its end"),
     "windows that leave a rest": (lambda x: moving(x, 3, (0, 0)), "another length"),
     "windows beyond the length": (lambda x: moving(x, 3, (2, 2)), "another length"),
     "axes of two lengths": (crossing, "another length"),

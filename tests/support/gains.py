@@ -60,8 +60,8 @@ def _kept(surgery: ane.Surgery, model: Path, device: str) -> str:
     before, after = surgery.time.before.ms, surgery.time.after.ms
     if (before - alone.after.ms) > NEARLY_ALL * (before - after):
         return (
-            "Nearly all of this comes from the logits: the repaired model computes those of the last position "
-            "only, which match the original"
+            "Nearly all of this comes from the logits. The repaired model computes only those of the last "
+            "position, which match the original"
         )
     return "The repaired model returns only the last position's logits, which match the original"
 

@@ -95,7 +95,7 @@ SIZES_FIRST = Problem(
 )
 """The first problem of a model of flexible size."""
 BOUNDARIES = ("; ", r" \(", r", (?!which |an? |the |though )")
-"""Patterns at which words are cut where they have no room, the best first; else after a word. `--full` shows all."""
+"""Patterns at which a line that is too long ends, the best first; else after a word. `--full` shows all."""
 LAST_WORD = 20
 """From this many letters on, a word at the end of a line is cut itself."""
 WHAT_LENGTH = 56

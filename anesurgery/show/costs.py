@@ -107,7 +107,7 @@ def cut(words: str, style: str = "") -> Text:
     begin = max(words.find(": ") + 2, WIDTH // 2)
     ends = [[m.start() for m in re.finditer(mark, words) if begin < m.start() <= WIDTH] for mark in BOUNDARIES]
     end = next((at[-1] for at in ends if at), None) if len(words) > WIDTH else None
-    if end is None and len(words) > WIDTH and " " in words[WIDTH - LAST_WORD : WIDTH - 1]:
+    if end is None and len(words) > WIDTH and " " in words[max(begin, WIDTH - LAST_WORD) : WIDTH - 1]:
         return plain(f"{words[: words.rindex(' ', 0, WIDTH - 1)]} …", style)
     line = plain(words[:end], style)
     line.truncate(WIDTH, overflow="ellipsis")

@@ -205,7 +205,7 @@ def summary(checks: Iterable[SiteCheck], *, fine: bool = True) -> str:
     by_grade: dict[tuple[Grade, tuple[int, ...]], list[SiteCheck]] = {}
     for check in checks:
         by_grade.setdefault((check.grade, check.lengths), []).append(check)
-    said = []
+    said = list[str]()
     for (grade, lengths), reached in sorted(by_grade.items(), key=lambda item: item[0], reverse=True):
         if grade is Grade.NUMBERS and not lengths:
             said += _on_numbers(reached)

@@ -116,7 +116,8 @@ class Search:
         end = self.start
         for step in everything.steps:
             end = self.add_step(end, step)
-        if self.losses and not loss and everything.score.gain(end.score):
+        pays_as_a_whole = not (loss or self.loss(end, everything)) and everything.score.gain(end.score)
+        if self.losses and pays_as_a_whole:
             end, self.losses = everything, {}
         end = self.without_useless_steps(end, found=False)
         for step in steps if self.losses else ():

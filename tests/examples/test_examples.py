@@ -35,7 +35,16 @@ def test_the_old_network_leaves_the_layers_that_are_barred(tmp_path: Path) -> No
     surgery = ane.apply(
         ane.example("network", tmp_path / "old.mlmodel"), EXAMPLES["network"].recipe, quiet=True
     )
-    assert "layers that the rules of the format keep off the ANE: 3 of 17 -> 0 of 13" in surgery.notes
+    assert "layers that the rules of the format keep off the ANE: 3 of 17 -> 0 of 14" in surgery.notes
+
+
+@pytest.mark.slow
+def test_steps_that_pay_as_a_whole_bring_back_none_that_only_makes_the_model_larger(tmp_path: Path) -> None:
+    """The wrong version: a head tied to the embedding is stored twice, for ops that may run on the ANE."""
+    plan = ane.plan(ane.example("gpt2", tmp_path / "gpt2.mlpackage"), "decoder_ane", target="M1/macOS 14")
+    assert "select_last_token" in {one.step.name for one in plan.steps}
+    (why,) = [refusal.reason for name, refusal in plan.left_out if name == "split_head"]
+    assert why.startswith("undone: weights 76.8 MB -> 128 MB")
 
 
 @pytest.mark.one_of(3)

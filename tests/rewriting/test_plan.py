@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 import anesurgery as ane
-from anesurgery import recipes
 from anesurgery.commands import app as cli
 from anesurgery.errors import LoadError, PassError, SurgeryError
 from anesurgery.mil import Program, Var, ct, mb, types
@@ -24,7 +23,7 @@ from anesurgery.rewriting.edit_plan import Plan
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.surgery import Recipe
+from anesurgery.surgery import Recipe, find_recipe
 
 TARGET = "M4/macOS 15"
 
@@ -184,7 +183,7 @@ def test_without_a_target_too_a_step_stays_only_where_leaving_it_out_loses() -> 
 def test_a_head_is_split_only_if_the_last_token_is_not_selected(target: str | None) -> None:
     chosen = {one.step.name for one in ane.plan(decoder(), "gpt2_ane", target=target).steps}
     assert chosen & {"select_last_token", "split_head"} == {"select_last_token"}
-    whole = recipes.gpt2_ane.with_options(select_last_token=False)
+    whole = find_recipe("gpt2_ane").with_options(select_last_token=False)
     assert "split_head" in {one.step.name for one in ane.plan(decoder(), whole, target=target).steps}
 
 

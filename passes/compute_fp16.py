@@ -108,10 +108,14 @@ class _Conversion:
         return any(r not in self.verdicts.stays for r in readers)
 
     def make_fp16_op(self, op: an.Operation) -> None:
-        """Build the op again with fp16 in place of every fp32 operand."""
-        if not any(
-            an.dtype_name(v) == "fp32" and half_facts.takes_half(op, name) for name, v in an.operands(op)
-        ):
+        """Build the op again with fp16 in place of every fp32 operand.
+
+        An op with nothing but options in fp32 (alpha, epsilon) computes in fp16 already.
+        """
+        single = [v for n, v in an.operands(op) if an.dtype_name(v) == "fp32" and half_facts.takes_half(op, n)]
+        options = [v for v in single if v.rank == 0 and an.constant(v) is not None]
+        gives_single = any(an.dtype_name(v) == "fp32" for v in op.outputs)
+        if not single or (len(options) == len(single) and not gives_single):
             return
         inputs = {k: self.operand(op, k, v) for k, v in an.op_inputs(op).items()}
         if (scale := half_facts.unit_scale(op)) is not None:  # gamma / sqrt(variance + epsilon)

@@ -281,6 +281,25 @@ def test_an_island_between_casts_disappears() -> None:
     assert sum(op.op_type == "cast" for op in walk_ops(after)) == 1, to_text(after)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda a: mb.sigmoid_hard(x=a, alpha=np.float32(1 / 6), beta=np.float32(0.5)),
+        lambda a: mb.leaky_relu(x=a, alpha=np.float32(0.1)),
+        lambda a: mb.l2_norm(x=a, epsilon=np.float32(1e-6)),
+    ],
+)
+def test_options_in_fp32_stay_as_exact_as_they_are(body: Body) -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, 4, 4), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(a: Var) -> Any:
+        return body(a)
+
+    before = to_text(program)
+    after, session = apply_pass(ComputeFp16(), program)
+    assert not session.changes
+    assert to_text(after) == before
+
+
 def test_a_real_model_keeps_its_numbers_and_reaches_the_engine(corpus: Path) -> None:
     path = str(corpus / "basic_pitch_nmp.mlpackage")
     surgery = ane.apply(path, "compute_fp16", prove="model", quiet=True)

@@ -58,7 +58,7 @@ from anesurgery.frontend.elementary import (
 from anesurgery.frontend.elementary import WRAPPERS as ELEMENTARY_WRAPPERS
 from anesurgery.frontend.experts import grouped_product, histogram
 from anesurgery.frontend.incomplete import WRAPPERS as INCOMPLETE
-from anesurgery.frontend.incomplete import max_unpool, with_one_dtype, with_places, with_vectors
+from anesurgery.frontend.incomplete import max_unpool, with_one_dtype, with_places, with_scalars, with_vectors
 from anesurgery.frontend.length_choices import refusing_length_choices
 from anesurgery.frontend.parts import CONVERSIONS as SCATTERING
 from anesurgery.frontend.parts import WRAPPERS as SCATTERING_WRAPPERS
@@ -611,7 +611,7 @@ def _fill(value: float, *, like: bool) -> Convert:
         arguments = inputs_of(context, node)
         size = arguments[int(like)]
         code = argument(context, node, 1 + like, "dtype")
-        if isinstance(size, Var) and size.shape == (0,):
+        if _is_empty(size):
             filled = mb.const(val=np.float32(value))
         else:
             filled = mb.fill(shape=_shape(size), value=value)
@@ -628,14 +628,23 @@ def _dtype(code: Any, default: str) -> str:
     return default if code is None else NUM_TO_DTYPE_STRING[int(known_value(code))]
 
 
-def _with_dtype(host: Convert) -> Convert:
-    """Wrap the converter of `torch.zeros(size, dtype=...)`, to take the dtype by name (torch.export)."""
+def _with_dtype(value: float) -> Callable[[Convert], Convert]:
+    """Return a wrapper for `torch.zeros(size, dtype=...)`, to take the dtype by name and an empty size."""
 
-    def convert(context: Any, node: Any) -> None:
-        named = keyword(context, node, "dtype") is not None
-        (_fill(0.0, like=False) if named else host)(context, node)
+    def wrap(host: Convert) -> Convert:
+        def convert(context: Any, node: Any) -> None:
+            named = keyword(context, node, "dtype") is not None
+            empty = _is_empty(inputs_of(context, node)[0])
+            (_fill(value, like=False) if named or empty else host)(context, node)
 
-    return convert
+        return convert
+
+    return wrap
+
+
+def _is_empty(size: Any) -> bool:
+    """Return whether a size is that of a scalar."""
+    return size.shape == (0,) if isinstance(size, Var) else len(size) == 0
 
 
 def _with_dtype_like(host: Convert) -> Convert:
@@ -1002,7 +1011,8 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "remainder": with_remainder_by_one,
     "atan2": lambda _: atan2,
     "logcumsumexp": lambda _: logcumsumexp,
-    "zeros": _with_dtype,
+    "zeros": _with_dtype(0.0),
+    "ones": _with_dtype(1.0),
     **dict.fromkeys(("zeros_like", "ones_like"), _with_dtype_like),
     "full_like": lambda host: refusing_complex_fill(_with_dtype_like(host)),
     **dict.fromkeys(("full", "new_full"), refusing_complex_fill),
@@ -1039,7 +1049,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "new_zeros": lambda _: _fill(0.0, like=True),  # the host's own takes no dtype and no empty size
     "_upsample_bilinear2d_aa": lambda _: SMOOTH,  # the host's own does not smooth
     "_upsample_bilinear2d_aa.vec": lambda _: SMOOTH,
-    **dict.fromkeys(("where", "where.self"), refusing_length_choices),
+    **dict.fromkeys(("where", "where.self"), lambda host: refusing_length_choices(with_scalars(host))),
     "where.scalarself": lambda _: where_scalar,  # the host's own takes no number of another dtype
     **ELEMENTARY_WRAPPERS,
     **INCOMPLETE,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import string
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,9 @@ def with_one_dtype(host: Convert) -> Convert:
 
     def convert(context: Any, node: Any) -> None:
         name, values = node.inputs[0], inputs_of(context, node)[0]
+        if isinstance(values, Var):  # known numbers, which the host has joined to a vector
+            context.add(mb.identity(x=values, name=node.name))
+            return
         if any(map(is_complex, values)) or len({dtype_of(v) for v in values}) == 1:
             host(context, node)
             return
@@ -70,6 +74,54 @@ def with_one_dtype(host: Convert) -> Convert:
         context.add(made, torch_name=node.name)
 
     return convert
+
+
+def with_scalars(host: Convert) -> Convert:
+    """Wrap the converter of `where(condition, a, b)`, to take scalars for all three."""
+
+    def convert(context: Any, node: Any) -> None:
+        arguments = inputs_of(context, node)
+        if len(arguments) < 3 or any(one.rank for one in arguments):
+            host(context, node)
+            return
+        a, b = promoted(arguments[1:])
+        context.add(mb.select(cond=mb.cast(x=arguments[0], dtype="bool"), a=a, b=b, name=node.name))
+
+    return convert
+
+
+def with_whole_equation(host: Convert) -> Convert:
+    """Wrap the converter of `torch.einsum`: `...` becomes letters, and a result that is left out is written."""
+
+    def convert(context: Any, node: Any) -> None:
+        from coremltools.converters.mil.frontend._utils import build_einsum_mil
+
+        equation, values = inputs_of(context, node)[:2]
+        equation = str(known_value(equation)).replace(" ", "")
+        if "..." not in equation and "->" in equation:
+            host(context, node)
+            return
+        whole = _whole_equation(equation, [value.rank for value in values])
+        context.add(build_einsum_mil(promoted(list(values)), whole, node.name))
+
+    return convert
+
+
+def _whole_equation(equation: str, ranks: Sequence[int]) -> str:
+    """Return an equation without `...`: its axes are counted from the last, as torch broadcasts them."""
+    left, arrow, right = equation.partition("->")
+    operands = left.split(",")
+    free = [letter for letter in string.ascii_letters if letter not in equation]
+    counts = [rank - len(one.replace("...", "")) for one, rank in zip(operands, ranks, strict=True)]
+    more = free[: max(count if "..." in one else 0 for one, count in zip(operands, counts, strict=True))]
+    if not arrow:
+        once = sorted(letter for letter in set(left) - set(",.") if left.count(letter) == 1)
+        right = ("..." if "..." in left else "") + "".join(once)
+    written = [
+        one.replace("...", "".join(more[len(more) - count :]))
+        for one, count in zip(operands, counts, strict=True)
+    ]
+    return ",".join(written) + "->" + right.replace("...", "".join(more))
 
 
 def with_vectors(host: Convert) -> Convert:
@@ -334,6 +386,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("argmax", "argmin"), with_choice_among_all),
     **dict.fromkeys(("diagonal", "diagonal_copy"), lambda _: diagonal),
     "instance_norm": with_running_statistics,
+    "einsum": with_whole_equation,
     "narrow": lambda _: narrow,
     "roll": with_rolls_to_the_left,
     **dict.fromkeys(("_convolution", "convolution", *TRANSPOSED), with_any_output_padding),

@@ -11,6 +11,7 @@ from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 torch.manual_seed(0)
 X = torch.tensor([[3.0, -1.0, 4.0, 1.5], [0.25, -9.0, 2.0, 6.0], [1.0, 2.0, -3.0, 5.0]])
+W = torch.tensor([[0.5, -2.0, 1.0], [3.0, 0.25, -1.0], [1.0, 4.0, 2.0]])
 IMAGES = torch.randn(1, 4, 6, 5)
 SIGNAL = torch.randn(2, 200)
 HANN, SHORT = torch.hann_window(32), torch.hann_window(20)
@@ -32,6 +33,18 @@ CHOICES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "diagonals of matrices": lambda x: torch.diagonal(x.reshape(2, 3, 2), 0, 1, 2) * 1.0,
     "an empty diagonal": lambda x: torch.cat([torch.diagonal(x, 4), x[0, :1]]),
     "a stack of dtypes": lambda x: torch.stack([x.int(), x, x > 0]),
+    "a stack of numbers": lambda x: (
+        torch.stack([torch.full([], 0.3), torch.full([], 2.0), torch.ones([])]) * x[:, :3]
+    ),
+    "a stack of whole numbers": lambda x: torch.stack([torch.full([], 2), torch.full([], 3)], -1) * x[:, :2],
+    "a choice of scalars": lambda x: torch.where(x.sum() > 0, x.max(), torch.ones([])) * x,
+    "scalars": lambda x: x * torch.ones([]) + torch.zeros([]),
+    "an equation with other axes": lambda x: torch.einsum("oi, ...ihw -> ...ohw", W, x.reshape(2, 3, 2, 1)),
+    "an equation with other axes of two": lambda x: torch.einsum(
+        "...ij,...jk->...ik", x.reshape(2, 3, 2), W[:2]
+    ),
+    "an equation without a result": lambda x: torch.einsum("ji,jk", x, W),
+    "an equation with neither": lambda x: torch.einsum("...i,i", x.reshape(2, 3, 2), W[0, :2]),
     "a product of vectors": lambda x: torch.matmul(x[0], x[1]),
     "dropped": lambda x: F.alpha_dropout(x, 0.5, training=False) + 1,
     "the angle of real numbers": torch.angle,

@@ -58,7 +58,14 @@ from anesurgery.frontend.elementary import (
 from anesurgery.frontend.elementary import WRAPPERS as ELEMENTARY_WRAPPERS
 from anesurgery.frontend.experts import grouped_product, histogram
 from anesurgery.frontend.incomplete import WRAPPERS as INCOMPLETE
-from anesurgery.frontend.incomplete import max_unpool, with_one_dtype, with_places, with_scalars, with_vectors
+from anesurgery.frontend.incomplete import (
+    max_unpool,
+    with_one_dtype,
+    with_places,
+    with_points,
+    with_scalars,
+    with_vectors,
+)
 from anesurgery.frontend.length_choices import refusing_length_choices
 from anesurgery.frontend.parts import CONVERSIONS as SCATTERING
 from anesurgery.frontend.parts import WRAPPERS as SCATTERING_WRAPPERS
@@ -994,14 +1001,14 @@ MOVING = names("slice select unsqueeze squeeze transpose permute reshape view fl
 
 
 def _sum_with_factor(kind: str, position: int) -> Callable[[Convert], Convert]:
-    return lambda host: with_complex_arithmetic(kind)(with_factor(position)(host))
+    return lambda host: with_points(with_complex_arithmetic(kind)(with_factor(position)(host)))
 
 
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "scaled_dot_product_attention": with_grouped_heads,
     **dict.fromkeys(("bmm", "mm", "outer", "clamp_min", "clamp_max"), _with_promotion),
     "matmul": lambda host: with_vectors(_with_promotion(host)),
-    "mul": with_complex_arithmetic("mul"),
+    "mul": lambda host: with_points(with_complex_arithmetic("mul")(host)),
     **dict.fromkeys(("hardtanh", "leaky_relu", "elu", "threshold"), _with_real_options),
     **dict.fromkeys(("clamp", "clip", "clamp.tensor"), _with_integer_limits),
     **dict.fromkeys(("gather", "index_select"), _with_integer_indices(2)),
@@ -1018,10 +1025,10 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("full", "new_full"), refusing_complex_fill),
     **dict.fromkeys(("to", "_to_copy"), with_complex_cast),
     "linspace": _with_sizes,
-    **dict.fromkeys(MOVING, with_complex_parts),
+    **dict.fromkeys(MOVING, lambda host: with_points(with_complex_parts(host))),
     **dict.fromkeys(
         ("sum", "mean", "sum.dim_intlist", "mean.dim"),
-        lambda host: with_complex_parts(_with_dtype_of_sum(host)),
+        lambda host: with_points(with_complex_parts(_with_dtype_of_sum(host))),
     ),
     "stack": lambda host: with_complex_parts(with_one_dtype(host)),
     "square": squared,

@@ -366,6 +366,19 @@ def with_affine_sampling(host: Convert) -> Convert:
     return convert
 
 
+def with_points(host: Convert) -> Convert:
+    """Wrap a converter, to read the points of an affine map: coremltools has them for `grid_sampler` only."""
+
+    def convert(context: Any, node: Any) -> None:
+        for name in node.inputs[:1]:
+            held = f"{name}_align_corners"
+            if isinstance(name, str) and name not in context and held in context:
+                context.add(_grid(context, name, bool(known_value(context[held]))), torch_name=name)
+        host(context, node)
+
+    return convert
+
+
 def _grid(context: Any, grid: str, corners: bool) -> Var:
     """Build the points of an affine map, (batch, height, width, 2): the map times the points of the output."""
     theta, size = known_value(context[f"{grid}_theta"]), np.ravel(known_value(context[f"{grid}_size"]))

@@ -71,6 +71,20 @@ CONVOLVED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         x, F.affine_grid(bent(x), [1, 4, 3, 7], False), mode="nearest", align_corners=False
     ),
 }
+
+
+def sampled(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Samples images at the changed points of an affine map."""
+    return lambda x: F.grid_sample(x, change(F.affine_grid(bent(x), [1, 4, 3, 7], False)), align_corners=False)
+
+
+CONVOLVED |= {
+    "points of a map, expanded": sampled(lambda grid: grid.expand(1, -1, -1, -1)),
+    "points of a map, moved": sampled(lambda grid: grid + 0.1),
+    "points of a map, scaled": sampled(lambda grid: grid * 0.9),
+    "points of a map, turned": sampled(lambda grid: grid.permute(0, 2, 1, 3)),
+    "points of a map, one of two": sampled(lambda grid: grid[:, 1:]),
+}
 SPECTRA: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "two axes": lambda x: torch.fft.fft2(x.reshape(2, 10, 20)).real,
     "two other axes": lambda x: torch.fft.fft2(x.reshape(4, 10, 10), dim=(0, 1), norm="ortho").abs(),

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from anesurgery.interpret import run
+from anesurgery.interpret.ops import tensor
 from anesurgery.mil import Array, Var, ct, mb, quiet_host
 
 RNG = np.random.default_rng(0)
@@ -53,9 +54,19 @@ def scene(classes: int) -> tuple[Array, Array]:
 @pytest.mark.parametrize(
     ("iou", "least", "most"), [(0.2, 0.5, 6), (0.5, 0.3, 40), (0.0, 0.0, 3), (0.3, 2.0, 5)]
 )
+@pytest.mark.parametrize("block", [3, tensor.BLOCK])
 def test_non_maximum_suppression(
-    one_op: OneOp, opset: Any, by_class: bool, classes: int, iou: float, least: float, most: int
+    one_op: OneOp,
+    opset: Any,
+    by_class: bool,
+    classes: int,
+    iou: float,
+    least: float,
+    most: int,
+    block: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(tensor, "BLOCK", block)
     boxes, scores = scene(classes)
     old = opset == ct.target.iOS15
     swap: Callable[[Array], Array] = (lambda v: v) if old else (lambda v: v.swapaxes(1, 2).copy())

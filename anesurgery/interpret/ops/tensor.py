@@ -594,12 +594,17 @@ def classify(probabilities: Tensor, classes: Any) -> tuple[Any, dict[Any, float]
     return names[int(flat.argmax())], dict(zip(names, flat.tolist(), strict=True))
 
 
-def _overlap(box: Tensor, others: Tensor) -> Tensor:
-    """Return the intersection over union of a box [4] with others [n, 4] (center x and y, width, height)."""
-    low = torch.maximum(box[:2] - box[2:] / 2, others[:, :2] - others[:, 2:] / 2)
-    high = torch.minimum(box[:2] + box[2:] / 2, others[:, :2] + others[:, 2:] / 2)
+BLOCK = 256
+"""How many boxes are compared with all others at once: a choice between calls and memory."""
+
+
+def _overlap(boxes: Tensor, others: Tensor) -> Tensor:
+    """Return the intersection over union of boxes [m, 4] and others [n, 4] (center x and y, width, height)."""
+    middle, size = boxes[:, None, :2], boxes[:, None, 2:]
+    low = torch.maximum(middle - size / 2, others[:, :2] - others[:, 2:] / 2)
+    high = torch.minimum(middle + size / 2, others[:, :2] + others[:, 2:] / 2)
     shared = (high - low).clamp(min=0).prod(-1)
-    union = box[2:].prod() + others[:, 2:].prod(-1) - shared
+    union = size.prod(-1) + others[:, 2:].prod(-1) - shared
     return torch.where(union > 0, shared / union, torch.zeros_like(union))
 
 
@@ -620,15 +625,22 @@ def _best_boxes(
     remaining = torch.argsort(score, descending=True, stable=True)
     if least is not None:
         remaining = remaining[score[remaining] >= least] if bool((score >= least).any()) else remaining[:1]
-    kept: list[int] = []
+
+    def suppresses(some: Tensor, others: Tensor) -> Tensor:
+        close = _overlap(boxes[some], boxes[others]) > iou
+        return close & (label[some, None] == label[others]) if by_class else close
+
+    kept = remaining[:0]
     while len(remaining) and len(kept) < most:
-        best, remaining = remaining[0], remaining[1:]
-        kept.append(int(best))
-        suppressed = _overlap(boxes[best], boxes[remaining]) > iou
-        if by_class:
-            suppressed &= label[remaining] == label[best]
-        remaining = remaining[~suppressed]
-    return torch.tensor(kept, dtype=torch.int64)
+        block, remaining = remaining[:BLOCK], remaining[BLOCK:]
+        alive = torch.ones(len(block), dtype=torch.bool)
+        for k, row in enumerate(suppresses(block, block)):
+            if alive[k]:
+                alive[k + 1 :] &= ~row[k + 1 :]
+        best = block[alive]
+        kept = torch.cat([kept, best])
+        remaining = remaining[~suppresses(best, remaining).any(0)]
+    return kept[:most]
 
 
 @impl("non_maximum_suppression")

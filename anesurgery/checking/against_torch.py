@@ -1,511 +1,31 @@
 """Compare a converted model with the PyTorch module that it was made from, call by call: `against_torch`.
 
-Every call of a submodule is recorded while the module runs, and every call of a function between submodules.
-Modules are watched by hooks and functions by a torch function mode; for an exported program, the nodes of its
-graph tell both. For each recorded tensor (`_Call`) the nearest value of the converted program is looked up by
-number, since conversions rename, fuse and transpose (`_Values`). `_Match` then decides for each call whether it
-agrees, or where an error enters. The report names the first such submodule.
+For each call of a submodule, or of a function between submodules (`torch_calls`), the nearest value of the
+converted program is looked up by number, since conversions rename, fuse and transpose (`_Values`). `_Match`
+then decides for each call whether it agrees, or where an error enters. The report names the first such call.
 """
 
 from __future__ import annotations
 
-import copy
-import inspect
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-import torch.fx
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Interpreter, Node
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from anesurgery import fp16
 from anesurgery.checking.grades import compare_arrays, psnr
+from anesurgery.checking.torch_calls import Call, calls_of, fp32_copy
 from anesurgery.display import Drawn, finite
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.interpret import Executable, Listener
 from anesurgery.loading import load
 from anesurgery.mil import Array, Function, Operation, Program, Var, constant, dtype_name, function_of, walk_ops
-from anesurgery.ops import names
-
-# Every call of a submodule while a PyTorch module runs, and of the functions between submodules.
-#
-# Modules are watched by hooks, functions by a torch function mode; of an exported program the nodes tell both.
-
-
-EPSILONS = ("eps", "epsilon", "variance_epsilon")
-"""Attributes in which norm modules keep their epsilon."""
-
-
-MOVES = names(
-    """
-    view reshape transpose permute unsqueeze squeeze expand expand_as contiguous to float half clone detach
-    flatten unflatten chunk split unbind t mT swapaxes swapdims narrow select movedim repeat size dim numel type
-    __get__ __getitem__ __len__ type_as view_as as_strided slice alias _to_copy _unsafe_view bool int long
-    """
-)
-"""Functions that only move numbers; they are not recorded, since an error in one shows in its readers."""
-FILLS = names("zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty")
-"""Functions that read only the shape of their operand."""
-LINEAR = names("add sub rsub mul div true_divide")
-"""Functions that pass on an error of their operands."""
-_FUNCTION = "function"
-"""The kind of a call of a function between submodules."""
-
-
-@dataclass
-class _Call:
-    """A call of a submodule or a function, with the tensors that it read and gave."""
-
-    name: str
-    kind: str
-    tensor: torch.Tensor
-    array: Array
-    given: tuple[torch.Tensor, ...]
-    epsilon: float | None = None
-    """The epsilon of a norm; None for other modules."""
-    with_epsilon: Callable[[float], Array | None] | None = None
-    """Computes the norm's result with another epsilon."""
-    again: Callable[[Sequence[torch.Tensor]], Array | None] | None = None
-    """Computes the result from other tensors in the place of `given`."""
-    versions: tuple[int, ...] = ()
-    """How often `tensor` and `given` were written into when the call ended."""
-    needed: bool = True
-    """Do functions carry an input into the result, and the result into an output? Else it is not converted."""
-
-    def __post_init__(self) -> None:
-        self.versions = self._versions_now()
-
-    def _versions_now(self) -> tuple[int, ...]:
-        return tuple(tensor._version for tensor in (self.tensor, *self.given))
-
-    @property
-    def is_overwritten(self) -> bool:
-        """Was one of its tensors written into after the call?"""
-        return self.versions != self._versions_now()
-
-    @property
-    def path(self) -> str:
-        """The name of the submodule, without the number of the call."""
-        return self.name.partition("#")[0]
-
-    @property
-    def tells(self) -> bool:
-        """Does a right result tell that the operands are right? A softmax agrees whatever goes into it."""
-        return self.kind != _FUNCTION or self.path.rpartition(".")[2] in LINEAR
-
-
-def _calls_of(
-    module: torch.nn.Module | ExportedProgram, inputs: Mapping[str, Array], half: bool
-) -> list[_Call]:
-    """Return every call of a submodule, in the order in which the calls end.
-
-    Args:
-        module: the module, which is not changed.
-        inputs: input name -> array.
-        half: whether parameters and buffers are rounded to fp16.
-
-    Raises:
-        SurgeryError: the module does not take the inputs.
-    """
-    values = {
-        name: torch.from_numpy(np.array(v, np.int64 if np.asarray(v).dtype.kind in "iu" else np.float32))
-        for name, v in inputs.items()
-    }
-    if isinstance(module, ExportedProgram):
-        return _calls_of_program(module, values, half)
-    return _calls_of_module(_twin(module), values, half)
-
-
-def _twin(module: torch.nn.Module) -> torch.nn.Module:
-    """Return a copy of a module whose parameters have gradients."""
-    computed = [v for part in module.modules() for v in vars(part).values() if isinstance(v, torch.Tensor)]
-    twin = copy.deepcopy(module, {id(v): v.detach().clone() for v in computed})  # of a weight norm
-    for parameter in twin.parameters():
-        parameter.requires_grad_(parameter.is_floating_point())
-    return twin
-
-
-def _as_half(tensor: torch.Tensor) -> torch.Tensor:
-    """Round finite floats to fp16, in their own dtype."""
-    if not tensor.is_floating_point():
-        return tensor
-    rounded = tensor.half().clamp(-fp16.LARGEST, fp16.LARGEST).to(tensor.dtype)
-    return torch.where(tensor.isinf(), tensor, rounded)
-
-
-def _calls_of_module(module: torch.nn.Module, values: Mapping[str, torch.Tensor], half: bool) -> list[_Call]:
-    """Run a module, and return its calls and those of functions between its submodules."""
-    calls: list[_Call] = []
-    by_name = set(values) <= set(inspect.signature(module.forward).parameters)
-    functions = _FunctionRecorder(calls, half)
-    _mark_from_input(values)
-    with _recording_hooks(module, calls, functions), torch.enable_grad(), _named_errors(values), functions:
-        made = module.eval()(**values) if by_name else module.eval()(*values.values())
-    functions.mark_unneeded(made)
-    return calls
-
-
-class _Rounding(TorchFunctionMode):
-    """A torch function mode that marks what depends on an input.
-
-    If `half`, it rounds weights, and whatever is computed without an input, where such a value meets one that
-    depends on an input: a converter computes ahead, and rounds the results.
-    """
-
-    def __init__(self, half: bool) -> None:
-        super().__init__()
-        self._half = half
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function."""
-        kwargs, name = kwargs or {}, str(getattr(func, "__name__", ""))
-        if name in FILLS or not _is_from_input((args, kwargs)):
-            return func(*args, **kwargs)
-        if self._half and not _is_in_place(name):
-            args, kwargs = tree_map_only(torch.Tensor, _rounded_constant, (args, kwargs))
-        result = func(*args, **kwargs)
-        _mark_from_input(result)
-        self._see(func, name, args, kwargs, result)
-        return result
-
-    def _see(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        """Record a call; `_FunctionRecorder` does."""
-
-    def again(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that calls another one in this arithmetic, with values that depend on inputs."""
-
-        def called(*args: Any, **kwargs: Any) -> Any:
-            _mark_from_input((args, kwargs))
-            with _Rounding(self._half):
-                return compute(*args, **kwargs)
-
-        return called
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _is_in_place(name: str) -> bool:
-    return name.endswith("_") != name.startswith("_") or name.startswith("__i") or name == "__setitem__"
-
-
-def _rounded_constant(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if getattr(tensor, MARK, False) else _as_half(tensor)
-
-
-class _FunctionRecorder(_Rounding):
-    """A torch function mode that records each function that a module with submodules calls itself."""
-
-    def __init__(self, calls: list[_Call], half: bool) -> None:
-        super().__init__(half)
-        self._calls, self._counts = calls, defaultdict[str, int](int)
-        self.inside: list[tuple[str, bool]] = []
-        """The modules that are running: (name, whether functions in it are recorded). They are in modules with
-        submodules, and in the whole module."""
-        self._flows: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
-        """(results, operands) of each function and module that an input goes into."""
-
-    def flow(self, operands: Any, results: Any) -> None:
-        """Note that results are computed of operands; a function that returns None writes into operands."""
-        read, made = _tensors_in(operands), _tensors_in(results)
-        if made or results is None:
-            self._flows.append((made or read, read))
-
-    def mark_unneeded(self, outputs: Any) -> None:
-        """Mark the calls whose results go into no output of the module. Views share their memory."""
-        ends = _tensors_in(outputs)
-        read = {id(tensor) for tensor in itertools.chain(ends, *(operands for _, operands in self._flows))}
-        needed = set(map(_memory, ends))
-        for results, operands in reversed(self._flows):
-            if any(_memory(result) in needed for result in results):
-                needed.update(map(_memory, operands))
-        for call in self._calls:
-            call.needed &= not call.name or (id(call.tensor) in read and _memory(call.tensor) in needed)
-
-    def _see(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        """Record the result of a function."""
-        self.flow((args, kwargs), result)
-        between = bool(self.inside) and self.inside[-1][1]
-        if between and _has_numbers(result) and not _is_in_place(name) and name not in MOVES:
-            self._note(func, name.strip("_"), args, kwargs, result)
-
-    def _note(self, func: Any, name: str, args: Any, kwargs: Any, result: torch.Tensor) -> None:
-        path = ".".join(filter(None, (self.inside[-1][0], name)))
-        self._counts[path] += 1
-        whole = f"{path}#{self._counts[path]}" if self._counts[path] > 1 else path
-        read, again = _tensors_and_replay(func, args, kwargs)
-        guard = _function_epsilon(func, args, kwargs)
-        self._calls.append(_Call(whole, _FUNCTION, result, _fp32_copy(result), read, *guard, again))
-
-
-MARK = "_comes_of_an_input"
-
-
-def _mark_from_input(values: Any) -> None:
-    """Mark tensors that depend on an input; a converter computes others ahead."""
-    for leaf in tree_leaves(values):
-        if isinstance(leaf, torch.Tensor):
-            setattr(leaf, MARK, True)
-
-
-def _is_from_input(values: Any) -> bool:
-    """Return whether one of some tensors depends on an input."""
-    return any(getattr(leaf, MARK, False) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
-
-
-def _tensors_in(values: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-
-
-def _has_numbers(value: Any) -> bool:
-    """Return whether a value is a tensor that is not empty."""
-    return isinstance(value, torch.Tensor) and value.numel() > 0
-
-
-def _tensors_and_replay(
-    compute: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[tuple[torch.Tensor, ...], Callable[[Sequence[torch.Tensor]], Array | None] | None]:
-    """Return the tensors in the arguments of a call, and a function that calls it again with other tensors.
-
-    A call that was given an object that it may have changed, such as a cache, is not called again.
-    """
-    leaves, form = tree_flatten((tuple(args), dict(kwargs)))
-    changed = any(hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor) for leaf in leaves)
-    places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-
-    def again(tensors: Sequence[torch.Tensor]) -> Array | None:
-        new = list(leaves)
-        for place, tensor in zip(places, tensors, strict=True):
-            new[place] = tensor
-        positional, named = tree_unflatten(new, form)
-        return _numbers_of(lambda: compute(*positional, **named))
-
-    return tuple(leaves[k] for k in places), None if changed else again
-
-
-def _function_epsilon(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return (`eps` of a normalising function, a function of another `eps`); (None, None) for others."""
-    if not isinstance(kwargs.get("eps"), float):
-        return None, None
-    return kwargs["eps"], lambda epsilon: _numbers_of(lambda: func(*args, **{**kwargs, "eps": epsilon}))
-
-
-@contextmanager
-def _named_errors(values: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # a module raises what it likes
-        raise SurgeryError(f"the module does not take {list(values)}: {error}") from error
-
-
-@contextmanager
-def _recording_hooks(
-    module: torch.nn.Module, calls: list[_Call], functions: _FunctionRecorder
-) -> Iterator[None]:
-    counts: dict[str, int] = defaultdict(int)
-
-    def enter(name: str, between: bool) -> Any:
-        return lambda part, positional: functions.inside.append((name, between))
-
-    def note(name: str) -> Any:
-        def hook(
-            part: torch.nn.Module, positional: tuple[Any, ...], named: dict[str, Any], output: Any
-        ) -> None:
-            functions.inside.pop()
-            tensor = _tensor_of(output)
-            if tensor is None or not _has_numbers(tensor) or not _is_from_input((positional, named)):
-                return
-            needed = not name or _is_from_input(tensor)
-            _mark_from_input(output)
-            functions.flow((positional, named), output)
-            counts[name] += 1
-            whole = f"{name}#{counts[name]}" if counts[name] > 1 else name
-            read, again = _tensors_and_replay(functions.again(part.forward), positional, named)
-            guard, array = _module_epsilon(part, read, functions), _fp32_copy(tensor)
-            calls.append(_Call(whole, type(part).__name__, tensor, array, read, *guard, again, needed=needed))
-
-        return hook
-
-    parts = dict(module.named_modules())
-    hooks = [part.register_forward_hook(note(name), with_kwargs=True) for name, part in parts.items()]
-    hooks += [
-        part.register_forward_pre_hook(enter(name, not name or any(part.children())))
-        for name, part in parts.items()
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _module_epsilon(
-    part: torch.nn.Module, read: Sequence[torch.Tensor], functions: _Rounding
-) -> tuple[Any, Any]:
-    """Return (epsilon of a norm module, a function of another epsilon); (None, None) for others."""
-    names = [name for name in EPSILONS if isinstance(getattr(part, name, None), float)]
-    if not names or len(read) != 1:
-        return None, None
-
-    def again(epsilon: float) -> Array | None:
-        twin = copy.copy(part)  # tables of hooks and parameters are shared, and not written to
-        for name in names:
-            setattr(twin, name, epsilon)
-        return _numbers_of(lambda: functions.again(twin)(*read))
-
-    return getattr(part, names[0]), again
-
-
-def _numbers_of(compute: Callable[[], Any]) -> Array | None:
-    """Return what a call gives when it is repeated; None where it cannot be, as its arguments were changed."""
-    try:
-        with torch.no_grad():
-            tensor = _tensor_of(compute())
-    except Exception:  # a module raises what it likes
-        return None
-    return None if tensor is None else _fp32_copy(tensor)
-
-
-def _fp32_copy(tensor: torch.Tensor) -> Array:
-    """Return a copy in fp32, unseen by the recorder."""
-    with torch._C.DisableTorchFunction():
-        return tensor.detach().float().numpy().copy()
-
-
-def _tensor_of(output: Any) -> torch.Tensor | None:
-    """Return the first tensor in a module's output."""
-    if isinstance(output, torch.Tensor):
-        return output
-    if isinstance(output, Mapping):
-        parts = list(output.values())
-    else:
-        parts = list(output) if isinstance(output, (list, tuple)) else []
-    return next((tensor for part in parts if (tensor := _tensor_of(part)) is not None), None)
-
-
-def _calls_of_program(program: ExportedProgram, values: Mapping[str, torch.Tensor], half: bool) -> list[_Call]:
-    """Run an exported program, and return its calls: the nodes of each, the last of which gives the result."""
-    graph: Any = program.module()
-    entries = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    names = [node.name for node in entries]
-    by_name = set(values) == set(names)
-    inputs = [values[n] for n in names] if by_name else list(values.values())
-    runner = _GraphRunner(graph, half)
-    with torch.enable_grad(), _named_errors(values):
-        if len(inputs) != len(names):
-            raise SurgeryError(f"it takes {', '.join(names)}")
-        runner.run(*inputs, enable_io_processing=False)
-    counts: dict[str, int] = defaultdict(int)
-    calls = []
-    for name, kind, nodes in _grouped_nodes(list(graph.graph.nodes)):
-        tensor = _tensor_of(runner.seen.get(nodes[-1]))
-        if tensor is None:
-            continue
-        counts[name] += 1
-        number = f"#{counts[name]}" if counts[name] > 1 else ""
-        reads = [n for n in _nodes_read(nodes) if isinstance(runner.seen.get(n), torch.Tensor)]
-        given = tuple(runner.seen[n] for n in reads)
-        guard, again = runner.epsilon(nodes), runner.replay(nodes, reads)
-        calls.append(_Call(f"{name}{number}", kind, tensor, _fp32_copy(tensor), given, *guard, again))
-    return calls
-
-
-class _GraphRunner(Interpreter):
-    """Runs a graph and keeps the results of its nodes; parameters are copies."""
-
-    def __init__(self, graph: GraphModule, half: bool) -> None:
-        super().__init__(graph, garbage_collect_values=False)
-        self._half = half
-        self.seen: dict[Node, Any] = {}
-
-    def run_node(self, n: Node) -> Any:
-        """Return the result of a node."""
-        result = super().run_node(n)
-        if n.op == "get_attr" and isinstance(result, torch.Tensor):
-            result = (_as_half(result) if self._half else result).detach().clone()
-            result.requires_grad_(result.is_floating_point())
-        self.seen[n] = result
-        return result
-
-    def replay(
-        self, nodes: Sequence[Node], reads: Sequence[Node]
-    ) -> Callable[[Sequence[torch.Tensor]], Array | None]:
-        """Return a function that computes some nodes from other tensors in the place of what they read."""
-
-        def compute(tensors: Sequence[torch.Tensor]) -> Any:
-            values = {**self.seen, **dict(zip(reads, tensors, strict=True))}
-            for node in nodes:
-                args: Any = torch.fx.node.map_arg(node.args, values.__getitem__)
-                kwargs: Any = torch.fx.node.map_arg(node.kwargs, values.__getitem__)
-                target: Any = node.target
-                values[node] = target(*args, **kwargs)
-            return values[nodes[-1]]
-
-        return lambda tensors: _numbers_of(lambda: compute(tensors))
-
-    def epsilon(self, nodes: Sequence[Node]) -> tuple[Any, Any]:
-        """Return (epsilon of the last node, a function of another epsilon); (None, None) without one."""
-        last, schema = nodes[-1], getattr(nodes[-1].target, "_schema", None)
-        names = [] if schema is None else [argument.name for argument in schema.arguments]
-        place = names.index("eps") if "eps" in names else len(last.args)
-        if place >= len(last.args):
-            return None, None
-
-        def again(epsilon: float) -> Array | None:
-            args = list(torch.fx.node.map_arg(last.args, self.seen.__getitem__))
-            args[place] = epsilon
-            target: Any = last.target
-            return _numbers_of(
-                lambda: target(*args, **torch.fx.node.map_arg(last.kwargs, self.seen.__getitem__))
-            )
-
-        return last.args[place], again
-
-
-def _grouped_nodes(nodes: Sequence[Node]) -> list[tuple[str, str, list[Node]]]:
-    """Return (name, kind, nodes) of each call of a submodule or function, in the order in which they end."""
-    calls: dict[str, tuple[str, str, list[Node]]] = {}
-    computing, moved = [node for node in nodes if node.op == "call_function"], set[Node]()
-    for node in nodes:
-        if node.op == "placeholder" or moved.intersection(node.all_input_nodes):
-            moved.add(node)
-    stacks = {node: list((node.meta.get("nn_module_stack") or {}).items()) for node in computing}
-    for node, stack in stacks.items():
-        for key, (name, kind) in stack:
-            calls.setdefault(key, (name, str(kind).rpartition(".")[2].rstrip("'>"), []))[2].append(node)
-    parents = {stack[k][0] for stack in stacks.values() for k in range(len(stack) - 1)}
-    functions = [
-        (".".join(filter(None, (stack[-1][1][0], _function_name(node)))), _FUNCTION, [node])
-        for node, stack in stacks.items()
-        if stack and (stack[-1][0] in parents or not stack[-1][1][0])
-        if node in moved and _function_name(node) not in MOVES
-    ]
-    place = {node: k for k, node in enumerate(nodes)}
-    return sorted([*functions, *calls.values()], key=lambda call: (place[call[2][-1]], -len(call[0])))
-
-
-def _function_name(node: Node) -> str:
-    """Return what a node calls, without its overload: "cumsum"."""
-    return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
-
-
-def _nodes_read(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes outside a call that it reads, without parameters."""
-    inside = set(nodes)
-    outside = dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source not in inside)
-    return [source for source in outside if source.op != "get_attr"]
-
 
 GATE = 105.0
 """PSNR in dB from which a value agrees by default: rounding in fp32 leaves 110 or more. A wrong weight in one
@@ -516,6 +36,8 @@ ENTERS = 10.0
 """dB that a module loses beside its inputs where an error enters in it; less means that it carries one on."""
 ROUNDED = 70.0
 """PSNR in dB that rounding to fp16 leaves where weights were first fused with others, or with a table."""
+FUSED = 6.0
+"""dB by which weights that were joined first may differ more than by rounding each alone. A choice."""
 SEEN = 40.0
 """PSNR in dB from which a value counts as a module's result, if a wrong one; below, as another value."""
 SAME_EPSILON = 0.05
@@ -606,7 +128,8 @@ def against_torch(
     result is looked up among the values of the program, by number and in any order of axes, and that of the
     whole module among the outputs. Rows of a norm with a spike are judged without the spike. If the program
     computes in fp16, the module runs with weights rounded to fp16, and with what it computes of weights alone,
-    so rounding does not count as a wrong conversion. The module itself is not changed.
+    so rounding does not count as a wrong conversion. The module itself is not changed. For an image, give
+    pixels from 0 to 255: the module gets them with the scale and bias of `ct.ImageType`.
 
     Args:
         module: as it was converted, in fp32, in evaluation mode; or the program that `torch.export.export` made
@@ -622,7 +145,7 @@ def against_torch(
         A row for each call of a submodule; `first` is the first difference.
 
     Raises:
-        SurgeryError: `module` does not take these inputs, or "fp32" is not among the arithmetics.
+        SurgeryError: `module` does not take these inputs or was traced, or "fp32" is not among the arithmetics.
         InterpretError: the model does not take them.
     """
     if "fp32" not in precisions:
@@ -630,10 +153,10 @@ def against_torch(
     program = load(model).program
     half = _computes_in_half(program)
     inputs = _rounded_inputs(function_of(program, function), inputs)
-    calls = _calls_of(module, inputs, half)
-    sizes = {tensor.numel() for call in calls for tensor in (call.tensor, *call.given)}
+    calls = calls_of(module, _without_pixels(function_of(program, function), inputs), half)
+    sizes = {tensor.numel() for call in calls for tensor in (call.tensor, *call.operands.tensors)}
     kept = {precision: _values(program, function, inputs, precision, sizes) for precision in precisions}
-    ends = [var.name for var in function_of(program, function).outputs]
+    ends = [_as_numbers(var).name for var in function_of(program, function).outputs]
     match = _Match(calls, kept["fp32"], ends, gate, min(gate, ROUNDED) if half else gate, _epsilons(program))
     match.name(_values_by_scope(function_of(program, function)))
     rows = [
@@ -660,6 +183,23 @@ def _rounded_inputs(function: Function, inputs: Mapping[str, Array]) -> dict[str
     return {**inputs, **rounded}
 
 
+def _without_pixels(function: Function, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the inputs as the module reads them: with the scale and bias that `ct.ImageType` put before it."""
+    read = dict(inputs)
+    for op in function.operations:
+        name, _, step = op.name.rpartition("__")[0].rpartition("__")
+        if name in read and step in ("scaled", "biased"):
+            factor = np.asarray(constant(op.y), np.float32)
+            read[name] = read[name] * factor if step == "scaled" else read[name] + factor
+    return read
+
+
+def _as_numbers(output: Var) -> Var:
+    """Return an output; for the label or the probabilities of a classifier, what they are made from."""
+    op = output.op
+    return op.probabilities if op is not None and op.op_type == "classify" else output
+
+
 def _computes_in_half(program: Program) -> bool:
     return any(dtype_name(v) == "fp16" for op in walk_ops(program) if op.op_type == "const" for v in op.outputs)
 
@@ -684,8 +224,8 @@ def _values(
     """Return the values of a program by name, with its constants and inputs."""
     keep = _ValueKeeper(sizes)
     Executable(program, function=name, precision=precision)(inputs, listener=keep)
-    given = {n: np.asarray(v) for n, v in inputs.items() if np.asarray(v).dtype.kind == "f"}
-    entries = {n: v.astype(np.float32) for n, v in given.items() if v.size in sizes}
+    floats = {n: np.asarray(v) for n, v in inputs.items() if np.asarray(v).dtype.kind == "f"}
+    entries = {n: v.astype(np.float32) for n, v in floats.items() if v.size in sizes}
     return {**_constants(function_of(program, name), sizes), **entries, **keep.values}
 
 
@@ -710,7 +250,7 @@ class _Match:
 
     def __init__(
         self,
-        calls: Sequence[_Call],
+        calls: Sequence[Call],
         values: Mapping[str, Array],
         ends: Sequence[str],
         gate: float,
@@ -719,13 +259,13 @@ class _Match:
     ) -> None:
         self._calls, self._values, self._gate, self._sure = calls, _Values(values), gate, sure
         self._epsilons = epsilons
-        self._given: dict[int, float] = {}
+        self._operand_psnr: dict[int, float] = {}
         self._paired: dict[int, _NearestValue] = {}
         outputs = _Values({name: values[name] for name in ends if name in values})  # those of the whole module
         self.nearest = [(self._values if call.name else outputs).nearest(call.array) for call in calls]
         self._psnr = [self._near(call, near) for call, near in zip(calls, self.nearest, strict=True)]
 
-    def _near(self, call: _Call, near: _NearestValue | None) -> float:
+    def _near(self, call: Call, near: _NearestValue | None) -> float:
         """Return the PSNR of a call and a value; for a norm, without spikes if that is lower."""
         if near is None or call.epsilon is None:
             return -math.inf if near is None else near.psnr
@@ -769,10 +309,10 @@ class _Match:
             return "agrees"
         if not self._calls[k].needed:
             return "not kept"
-        input_psnr = min((self._input_psnr(tensor) for tensor in self._calls[k].given), default=math.inf)
+        input_psnr = min(map(self._input_psnr, self._calls[k].operands.tensors), default=math.inf)
         if self._psnr[k] >= SEEN and self._has_other_epsilon(k):
             return "parts"
-        pairs = [self._value_in_place_of(tensor) for tensor in self._calls[k].given]
+        pairs = map(self._value_in_place_of, self._calls[k].operands.tensors)
         inexact = any(pair is None or pair.psnr < self._gate for pair in pairs)
         own_psnr = self._own_error(k) if inexact else None
         if own_psnr is not None and own_psnr >= min(self._gate, ALONE):
@@ -781,7 +321,8 @@ class _Match:
             return "carries"
         if self._psnr[k] < SEEN and self._is_fused_away(k, min(self._sure, input_psnr - ENTERS)):
             return "not kept"
-        return "rounds" if (self._psnr[k] if own_psnr is None else own_psnr) >= self._sure else "parts"
+        reached = self._psnr[k] if own_psnr is None else own_psnr
+        return "rounds" if reached >= min(self._sure, self._own_rounding(k) - FUSED) else "parts"
 
     def _own_error(self, k: int) -> float | None:
         """Return the PSNR of a call replayed on the program's values of its inputs; None where it is unknown.
@@ -789,13 +330,14 @@ class _Match:
         If the program has the replayed result too, that becomes the value of the call from there on.
         """
         call, near = self._calls[k], self.nearest[k]
-        nears = [one for tensor in call.given if (one := self._value_in_place_of(tensor)) is not None]
-        if call.again is None or near is None or len(nears) < len(call.given) or call.is_overwritten:
+        tensors, replay = call.operands.tensors, call.operands.replay
+        nears = [one for tensor in tensors if (one := self._value_in_place_of(tensor)) is not None]
+        if replay is None or near is None or len(nears) < len(tensors) or call.is_overwritten:
             return None
-        options = [self._candidates(tensor, one) for tensor, one in zip(call.given, nears, strict=True)]
+        options = [self._candidates(tensor, one) for tensor, one in zip(tensors, nears, strict=True)]
         own = None
         for chosen in itertools.islice(itertools.product(*options), REPLAYS):
-            array = call.again([self._tensor_from(*pair) for pair in zip(call.given, chosen, strict=True)])
+            array = replay([self._tensor_from(*pair) for pair in zip(tensors, chosen, strict=True)])
             if array is None or array.shape != call.array.shape:
                 return None
             same = self._values.nearest(array)
@@ -805,6 +347,17 @@ class _Match:
             if own is None and all(one.psnr >= SEEN for one in chosen):
                 own = _psnr(array, self._values.arrays[near.name], near.order)
         return own
+
+    def _own_rounding(self, k: int) -> float:
+        """Return the PSNR that rounding its weights to fp16 costs a call; infinite where it is unknown."""
+        call, replay = self._calls[k], self._calls[k].operands.replay
+        if replay is None or call.is_overwritten:
+            return math.inf
+        rounded, exact = (replay(call.operands.tensors, half) for half in (True, False))
+        if rounded is None or exact is None or {rounded.shape, exact.shape} != {call.array.shape}:
+            return math.inf
+        repeats = _psnr(call.array, rounded, None) >= ALONE  # a module with a memory does not
+        return _psnr(exact, rounded, None) if repeats else math.inf
 
     def _pair(self, k: int, same: _NearestValue) -> None:
         """Take a value for the result of a call, since the call computes it from the program's own inputs."""
@@ -818,14 +371,14 @@ class _Match:
         """Return the values that may stand for a tensor: one that is right but for rounding, or all."""
         if near.psnr >= self._sure:
             return [near]
-        others = [one for one in self._values.all_near(_fp32_copy(tensor)) if one.name != near.name]
+        others = [one for one in self._values.all_near(fp32_copy(tensor)) if one.name != near.name]
         return [near, *sorted(others, key=lambda one: -one.psnr)]
 
     def _value_in_place_of(self, tensor: torch.Tensor) -> _NearestValue | None:
         """Return the program's value for a tensor: that of the call that made it, or the nearest."""
-        if not tensor.is_floating_point() or isinstance(tensor, torch.nn.Parameter):
+        if not tensor.is_floating_point():
             return _NearestValue("", None, math.inf)
-        return self._paired.get(id(tensor)) or self._values.nearest(_fp32_copy(tensor))
+        return self._paired.get(id(tensor)) or self._values.nearest(fp32_copy(tensor))
 
     def _tensor_from(self, tensor: torch.Tensor, near: _NearestValue) -> torch.Tensor:
         if not near.name:
@@ -851,10 +404,10 @@ class _Match:
         """Return how near a call's input is to a value; infinite where there is none, and for integers."""
         if not tensor.is_floating_point():
             return math.inf
-        if id(tensor) not in self._given:  # the calls hold their tensors, so no address comes twice
-            near = self._values.nearest(_fp32_copy(tensor))
-            self._given[id(tensor)] = near.psnr if near is not None and near.psnr >= SEEN else math.inf
-        return self._given[id(tensor)]
+        if id(tensor) not in self._operand_psnr:  # the calls hold their tensors, so no address comes twice
+            near = self._values.nearest(fp32_copy(tensor))
+            self._operand_psnr[id(tensor)] = near.psnr if near is not None and near.psnr >= SEEN else math.inf
+        return self._operand_psnr[id(tensor)]
 
     def _is_fused_away(self, k: int, enough: float) -> bool:
         """Return whether a later call that depends on this one agrees: then the program fused it.
@@ -984,7 +537,7 @@ def _psnr_of_error_through(later: torch.Tensor, earlier: torch.Tensor, wrong: fl
     if slope is None:
         return math.inf
     rms = wrong * float(torch.linalg.vector_norm(slope)) / math.sqrt(max(later.numel(), 1))
-    return psnr(_peak(_fp32_copy(later)), rms)
+    return psnr(_peak(fp32_copy(later)), rms)
 
 
 def _epsilons(program: Program) -> list[float]:

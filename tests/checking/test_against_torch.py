@@ -136,6 +136,141 @@ def test_what_the_converter_fused_is_no_difference(precision: str, frozen: bool)
     assert found.name == "last"
 
 
+class Block(nn.Module):
+    """A convolution, its norm and an activation, which may write over what it reads."""
+
+    def __init__(self, act: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), act
+        nn.init.uniform_(self.norm.running_mean, -1, 1)  # type: ignore[arg-type]
+        nn.init.uniform_(self.norm.running_var, 0.5, 2)  # type: ignore[arg-type]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.norm(self.conv(x)))
+
+
+class Residual(nn.Module):
+    """Two blocks, and sums and products that write over the result of the block before."""
+
+    def __init__(self, make: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.first, self.second = Block(make()), Block(make())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        y += x
+        y = self.second(y).exp()
+        y *= 0.5
+        return y
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("make", [nn.Sigmoid, lambda: nn.ReLU(inplace=True), lambda: nn.SiLU(inplace=True)])
+def test_blocks_of_a_network_for_images_agree(make: Callable[[], nn.Module], frozen: bool) -> None:
+    torch.manual_seed(0)
+    module = Residual(make).eval().requires_grad_(not frozen)
+    values = {"x": np.random.default_rng(0).standard_normal((1, 8, 12, 12)).astype(np.float32)}
+    package = converted(module, (1, 8, 12, 12))
+    found = ane.against_torch(module, package, values)
+    assert found.ok, found
+    assert {row.name: row.state for row in found.rows}["second.conv"] == "not kept"
+    module.second.norm.bias.data += 0.1
+    assert (wrong := ane.against_torch(module, package, values).first) is not None
+    assert wrong.name == "second.norm" or wrong.name == "second.conv"
+
+
+class Heads(nn.Module):
+    """Gives the last of two heads; a third module reads the shape of its input alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.heads = Block(nn.SiLU()), nn.ModuleList(nn.Conv2d(8, 4, 1) for _ in range(2))
+        self.places = Places()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, _ = self.body(x), self.places(x)
+        return [head(y) for head in self.heads][-1]
+
+
+class Places(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(x[:, 0]).add(1).cumsum(1).sin()
+
+
+@pytest.mark.parametrize("name", ["heads.0", "places"])
+def test_what_no_output_depends_on_is_not_blamed(name: str) -> None:
+    torch.manual_seed(0)
+    module = Heads().eval()
+    values = {"x": np.random.default_rng(0).standard_normal((1, 8, 12, 12)).astype(np.float32)}
+    package = converted(module, (1, 8, 12, 12))
+    found = ane.against_torch(module, package, values)
+    assert found.ok, found
+    assert {row.name: row.state for row in found.rows}[name] == "not kept"
+    nn.init.ones_(module.heads[1].weight)  # type: ignore[arg-type]
+    assert (wrong := ane.against_torch(module, package, values).first) is not None
+    assert wrong.name == "heads.1"
+
+
+class Written(nn.Module):
+    """Its head writes over the list that it gets, as that of YOLO does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = Block(nn.SiLU()), Block(nn.SiLU()), WritingHead()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        return self.head([y, self.second(y)])
+
+
+class WritingHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(8, 4, 1) for _ in range(2))
+
+    def forward(self, x: list[torch.Tensor]) -> torch.Tensor:
+        for k, conv in enumerate(self.convs):
+            x[k] = conv(x[k])
+        return torch.cat(x, 1)
+
+
+def test_a_module_may_write_over_a_list_that_it_gets() -> None:
+    torch.manual_seed(0)
+    module = Written().eval()
+    values = {"x": np.random.default_rng(0).standard_normal((1, 8, 12, 12)).astype(np.float32)}
+    package = converted(module, (1, 8, 12, 12))
+    assert ane.against_torch(module, package, values).ok
+    module.second.norm.bias.data += 0.1
+    assert not ane.against_torch(module, package, values).ok
+
+
+@pytest.mark.parametrize("options", [{"scale": 1 / 255}, {"scale": 1 / 127.5, "bias": [-1, -1, -1]}])
+def test_the_module_reads_the_image_that_the_package_scales(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    trace: Any = torch.jit.trace
+    module = Pictures().eval()
+    image = ct.ImageType("x", (1, 3, 8, 8), **options)
+    traced = trace(module, torch.zeros(1, 3, 8, 8))
+    with quiet_host():
+        package = ct.convert(traced, inputs=[image], skip_model_load=True)
+    values = {"x": np.random.default_rng(0).integers(0, 256, (1, 3, 8, 8)).astype(np.float32)}
+    assert ane.against_torch(module, package, values).ok
+    nn.init.zeros_(module.last.bias)  # type: ignore[arg-type]
+    assert (wrong := ane.against_torch(module, package, values).first) is not None
+    assert wrong.name == "last"
+
+
+def test_a_classifier_is_compared_by_its_probabilities() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 4), nn.Softmax(-1)).eval()
+    package = converted(module, (1, 6), classifier_config=ct.ClassifierConfig(list("abcd")))
+    values = {"x": np.random.default_rng(0).standard_normal((1, 6)).astype(np.float32)}
+    found = ane.against_torch(module, package, values)
+    assert found.ok, found
+    assert found.rows[-1].name == ""
+    assert found.rows[-1].state == "agrees"
+
+
 class Norms(nn.Module):
     """66 blocks of a norm, a product and an activation, with what goes round them: 200 modules."""
 
@@ -277,6 +412,9 @@ def test_bad_input_is_said(stack: Any) -> None:
         ane.against_torch(module, model, inputs, precisions=("fp16",))
     with pytest.raises(SurgeryError, match="does not take"):
         ane.against_torch(nn.Linear(3, 3), model, inputs)
+    trace: Any = torch.jit.trace
+    with pytest.raises(SurgeryError, match="give the module itself"):
+        ane.against_torch(nn.Sequential(trace(nn.ReLU(), torch.ones(1, 8, 24))), model, inputs)
 
 
 def test_the_module_stays_as_it_is(stack: Any) -> None:
@@ -303,6 +441,116 @@ def test_a_computed_weight_is_rounded_as_the_package_rounds_it(norm: Callable[..
     found = ane.against_torch(module, model, values).first
     assert found is not None
     assert found.name == "2"
+
+
+class Once(nn.Module):
+    """Gives something else when it is called again. Its sine makes a rounding larger."""
+
+    calls: Any = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.rows = nn.LSTM(40, 16), [*range(8)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        y = torch.sin(self.lstm(x)[0] * 20)[:, self.rows]
+        return y if self.calls <= 1 else y * (-2) ** self.calls
+
+
+def test_rounding_adds_up_in_a_module_that_cannot_be_called_again() -> None:
+    torch.manual_seed(0)
+    module = Once().eval()
+    once, other = copy.deepcopy(module), copy.deepcopy(module)
+    module.calls, other.rows = -100, [1, 0, *range(2, 8)]
+    values = {"x": np.random.default_rng(0).standard_normal((1, 8, 40)).astype(np.float32)}
+    package = converted(module, (1, 8, 40))
+    found = ane.against_torch(once, package, values)
+    assert {row.name: row.state for row in found.rows} == {
+        **dict.fromkeys(("lstm", ""), "rounds"),
+        **dict.fromkeys(("mul", "sin"), "carries"),
+    }
+    assert (wrong := ane.against_torch(other, package, values).first) is not None
+    assert wrong.name == ""
+
+
+class Folded(nn.Module):
+    """A convolution and its norm, which the converter makes one: two numbers near 100 are subtracted first."""
+
+    mean: torch.Tensor
+    variance: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(8, 8, 3, 3)), nn.Parameter(100 + torch.rand(8))
+        self.register_buffer("mean", 100 + torch.rand(8))
+        self.register_buffer("variance", 0.5 + torch.rand(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = nn.functional.conv2d(x, self.weight, self.bias)
+        return nn.functional.batch_norm(y, self.mean, self.variance)
+
+
+def test_a_difference_no_larger_than_that_of_rounded_weights_is_rounding() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(Folded(), nn.ReLU()).eval()
+    values = {"x": np.random.default_rng(0).standard_normal((1, 8, 12, 12)).astype(np.float32)}
+    package = converted(copy.deepcopy(module), (1, 8, 12, 12))  # coremltools writes into the mean
+    row = ane.against_torch(module, package, values).rows[0]
+    assert row.state == "rounds"
+    assert row.psnr["fp32"] < 70
+    part: Any = module[0]
+    part.mean.data += 1
+    assert (wrong := ane.against_torch(module, package, values).first) is not None
+    assert wrong.name == "0"
+
+
+class Silent(nn.Module):
+    """A sum takes nothing from the first part; a gradient through it needs a result that is written over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.exp(self.enter(x) * 0)
+        y *= 0.5
+        return self.leave(x) + y
+
+
+class HandMade(nn.Module):
+    """A leaky relu of the input itself, which coremltools fuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle, self.leave = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.leave(self.middle(torch.maximum(x * 0.3, x)).tanh())
+
+
+def leaking(slope: float) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.LeakyReLU(slope, inplace=True), nn.Linear(8, 8))
+
+
+@pytest.mark.parametrize(
+    ("make", "spoil", "name"),
+    [
+        (Silent, lambda module: module.enter.weight.data.neg_(), "enter"),
+        (HandMade, lambda module: heavier(module.leave), "leave"),
+        (lambda: leaking(0.1), lambda module: setattr(module[1], "negative_slope", 0.102), "1"),
+    ],
+)
+def test_what_is_fused_or_written_over(make: Any, spoil: Callable[[Any], None], name: str) -> None:
+    torch.manual_seed(0)
+    module = make().eval()
+    values = {"x": np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)}
+    package = converted(module, (6, 8))
+    found = ane.against_torch(module, package, values)
+    assert found.ok, found
+    spoil(module)
+    assert (wrong := ane.against_torch(module, package, values).first) is not None
+    assert wrong.name == name
 
 
 class Codes(nn.Module):
@@ -409,6 +657,32 @@ def test_a_view_that_nothing_reads_is_no_difference() -> None:
     found = ane.against_torch(module, converted(module, (1, 6, 8)), values)
     assert found.ok, str(found)
     assert {row.name: row.state for row in found.rows}["join"] == "not kept"
+
+
+class Rows(nn.Module):
+    """Writes rows into a tensor that depends on no input until then."""
+
+    factor = 0.5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = torch.zeros(6, 8)
+        rows[1:] = self.enter(x)[1:] * 1000
+        return self.leave(torch.tanh(rows * self.factor))
+
+
+def test_what_rows_are_written_into_depends_on_the_input() -> None:
+    torch.manual_seed(0)
+    module = Rows().eval()
+    values = {"x": np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)}
+    package = converted(module, (6, 8))
+    assert ane.against_torch(module, package, values).ok
+    module.factor = 0.51
+    assert (wrong := ane.against_torch(module, package, values).first) is not None
+    assert wrong.name == "mul#2"
 
 
 class Oscillator(nn.Module):

@@ -34,7 +34,7 @@ class SafeRange:
     @classmethod
     def of(cls, form: Form) -> SafeRange:
         """Return the range for a form; it begins at 1 where weights mix squares, since small ones vanish."""
-        most = 2.0 ** math.floor(math.log2(fp16.LARGEST / 4 / form.added) / 2)
+        most = 2.0 ** math.floor(math.log2(fp16.LARGEST / 4 / form.largest_square_sum) / 2)
         least = 1.0 if form.mixes else 2.0 ** math.ceil(math.log2(fp16.NORMAL * form.averaged) / 2)
         return cls(min(least, most), most)
 

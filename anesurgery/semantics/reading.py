@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from anesurgery.mil import (
     Operation,
@@ -210,11 +210,19 @@ def clipped_divisor(op: Operation) -> tuple[float, float] | None:
     return None if low is None or high is None else (low, high)
 
 
-def scaled(op: Operation) -> tuple[Any, float] | None:
-    """A value and the number that an op multiplies it by (or divides it by, inverted); None for other ops."""
+class Times(NamedTuple):
+    """A value and the number that an op multiplies it by."""
+
+    value: Any
+    factor: float
+
+
+def scaled(op: Operation) -> Times | None:
+    """Return a value and the number that an op multiplies it by; of a division the inverse. Else None."""
     if op.op_type == "real_div" and (divisor := number(op.y)):
-        return op.x, 1 / divisor
-    return value_and_number(op) if op.op_type == "mul" else None
+        return Times(op.x, 1 / divisor)
+    found = value_and_number(op) if op.op_type == "mul" else None
+    return None if found is None else Times(*found)
 
 
 def exponential(op: Operation | None) -> tuple[Any, float] | None:
@@ -235,11 +243,20 @@ def value_and_number(op: Operation) -> tuple[Any, float] | None:
     return None
 
 
-def guard_of(op: Operation | None) -> tuple[Any, float, float] | None:
-    """Return (value, least, most) of an op that keeps a value away from 0; None for other ops.
+class Limits(NamedTuple):
+    """A value that an op keeps away from 0, and the numbers that it does this with."""
 
-    Such ops are `add`, `maximum` and `clip` with a number from 0 on (least), if the value keeps its shape.
-    `most` is the upper end of a clip, else infinite.
+    value: Any
+    least: float
+    """The number that is added, or the least result."""
+    most: float
+    """The upper end of a clip, else infinite."""
+
+
+def guard_of(op: Operation | None) -> Limits | None:
+    """Return the limits of an op that keeps a value away from 0; None for other ops.
+
+    Such ops are `add`, `maximum` and `clip` with a number from 0 on, if the value keeps its shape.
     """
     if op is None or op.op_type not in ("add", "maximum", "clip"):
         return None
@@ -247,7 +264,7 @@ def guard_of(op: Operation | None) -> tuple[Any, float, float] | None:
     most = number(op.beta) if op.op_type == "clip" else math.inf
     if least is None or most is None or least < 0 or value.shape != op.outputs[0].shape:
         return None
-    return value, least, most
+    return Limits(value, least, most)
 
 
 def scaled_by_all(op: Operation) -> tuple[Any, float, tuple[Operation, ...]] | None:

@@ -117,3 +117,47 @@ def test_a_pass_repairs_what_its_row_names_and_nothing_else(name: str) -> None:
 
 def test_each_row_has_one_pass() -> None:
     assert {id(registry.pass_class(name).hazard) for name in PASSES} == {id(row) for row in ROWS.values()}
+
+
+def test_a_long_chain_before_a_root_is_no_form() -> None:
+    """A search without a bound on its depth reaches Python's limit of nested calls here."""
+
+    def chain(x: Var) -> Var:
+        for _ in range(1500):
+            x = mb.mul(x=x, y=HALF(1.01))
+        return mb.sqrt(x=x)
+
+    assert form_of(last(chain)) is None
+
+
+def test_a_form_has_at_most_24_ops() -> None:
+    def length(products: int) -> Form | None:
+        def body(x: Var) -> Var:
+            value = total(x)
+            for _ in range(products):
+                value = mb.mul(x=value, y=HALF(1.5))
+            return mb.sqrt(x=value)
+
+        return form_of(last(body))
+
+    form = length(21)
+    assert form is not None
+    assert len(form.steps) == 24
+    assert length(22) is None
+
+
+def test_the_larger_of_two_sums_is_no_product_of_them() -> None:
+    """Sums of 16 squares are at most 16, and so is the larger of two; a product of both would be 256."""
+    op = last(lambda x: mb.sqrt(x=mb.maximum(x=total(x), y=total(mb.abs(x=x)))))
+    form = form_of(op)
+    assert form is not None
+    assert form.gains[op.x] == form.largest_square_sum == 16
+
+
+def test_a_quotient_divides_the_gain_of_its_divisor() -> None:
+    """sum(x * x) / |x| is 4 for 16 ones."""
+    op = last(lambda x: mb.real_div(x=total(x), y=mb.sqrt(x=total(x))))
+    form = form_of(op)
+    assert form is not None
+    assert form.gains[op.outputs[0]] == 4
+    assert form.largest_square_sum == 16

@@ -223,14 +223,11 @@ def known_range(var: Var, ranges: Mapping[str, Interval]) -> Interval:
     while value is not None:
         if value.name in ranges:
             return ranges[value.name]
-        value = (
-            value.op.inputs.get("x")
-            if value.op is not None and value.op.op_type in CARRIERS - {"cast"}
-            else None
-        )
-    op = var.op
-    if op is not None and op.op_type == "cast" and isinstance(op.x, Var):
-        return known_range(op.x, ranges)
+        if value is var and (cast := producer(var, "cast")) is not None:
+            value = var = cast.x
+        else:
+            moved = producer(value, *(CARRIERS - {"cast"}))
+            value = None if moved is None else moved.inputs.get("x")
     low, high = interval(var)
     return low if low > -UNLIMITED else -math.inf, high if high < UNLIMITED else math.inf
 

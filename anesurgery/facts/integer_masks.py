@@ -80,21 +80,27 @@ def _moved_copies(var: Var) -> list[tuple[Operation | None, Var]]:
 
 def masks_scores(var: Var) -> bool:
     """Does every path of a value lead to a mask of scores (`fills_scores`), to a boolean or to its shape?"""
-    readers = list(consumers(var))
-    return bool(readers) and not is_output(var) and all(_serves_mask(op, var) for op in readers)
+    values = [var]
+    for value in values:
+        readers = list(consumers(value))
+        if not readers or is_output(value):
+            return False
+        for op in readers:
+            out = op.outputs[0]
+            if np_dtype(out).kind == "b" or op.op_type == "shape" or out in values:
+                continue
+            if _keeps_bits(op, value):
+                values.append(out)
+            elif not fills_scores(op):
+                return False
+    return True
 
 
-def _serves_mask(op: Operation, var: Var) -> bool:
-    """Does an op that reads the value only serve a mask?"""
-    if np_dtype(op.outputs[0]).kind == "b" or op.op_type == "shape":
+def _keeps_bits(op: Operation, var: Var) -> bool:
+    """Does an op move the bits of a value, subtract them from 1 or multiply them with bits?"""
+    if _only_moves(op, var) or _complement_operand(op) is not None:
         return True
-    if (
-        _only_moves(op, var)
-        or _complement_operand(op) is not None
-        or (op.op_type == "mul" and bits(op.outputs[0]))
-    ):
-        return masks_scores(op.outputs[0])
-    return fills_scores(op)
+    return op.op_type == "mul" and bits(op.outputs[0]) is not None
 
 
 def _only_moves(op: Operation, var: Var) -> bool:
@@ -109,31 +115,38 @@ def _complement_operand(op: Operation) -> Var | None:
     return op.y if is_constant(op.x, 1) else op.x if is_constant(op.y, 1) else None
 
 
-def bits(var: Var) -> Bits | None:
+def bits(var: Var, nested: int = 12) -> Bits | None:
     """Return the two numbers of a value that is computed from one input of bits; None for other values.
 
     Integers may be read as they are. Floats count as bits where they are subtracted from 1, or 1 from them.
+
+    Args:
+        var: the value.
+        nested: the most subtractions and products to look through: masks have one or two.
     """
+    while var.op is not None and var.op.op_type in CARRIERS | MOVING:
+        var = var.op.x
     op = var.op
     if op is None:
         return (0, 1) if np_dtype(var).kind in "iub" else None
-    if op.op_type in CARRIERS | MOVING:
-        return bits(op.x)
     inner = _complement_operand(op)
-    if inner is not None and (_is_float_input(inner) or bits(inner) == (0, 1)):
+    if inner is not None and nested and (_is_float_input(inner) or bits(inner, nested - 1) == (0, 1)):
         return (0, 1) if is_constant(op.x, 1) else (-1, 0)
-    if op.op_type == "mul" and bits(op.x) == bits(op.y) == (0, 1):
+    if op.op_type == "mul" and nested and all(bits(v, nested - 1) == (0, 1) for v in {op.x, op.y}):
         return 0, 1
     return (0, 1) if np_dtype(var).kind == "b" else None
 
 
 def _is_float_input(var: Var) -> bool:
     """Is a value a float input, perhaps moved or multiplied with itself?"""
-    while var.op is not None and var.op.op_type in CARRIERS | MOVING:
-        var = var.op.x
-    if var.op is not None and var.op.op_type == "mul":
-        return _is_float_input(var.op.x) and _is_float_input(var.op.y)
-    return var.op is None and np_dtype(var).kind == "f"
+    values = [var]
+    for value in values:
+        op = value.op
+        if op is not None and op.op_type not in CARRIERS | MOVING | {"mul"}:
+            return False
+        read = () if op is None else (op.x, op.y) if op.op_type == "mul" else (op.x,)
+        values += [v for v in read if v not in values]
+    return all(np_dtype(value).kind == "f" for value in values if value.op is None)
 
 
 def is_mask(var: Var) -> bool:

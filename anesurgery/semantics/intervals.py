@@ -41,7 +41,9 @@ from anesurgery.semantics.rows import SPECS, OpSpec, reach
 STEPS = 48
 """The most ops that one question looks at: more are seldom needed, and every question would pay for them."""
 DEEP = 100
-"""The same for questions that share results. Python allows 1,000 nested calls, and an op takes five."""
+"""The same for questions that share results, and the most ops that are nested in one question.
+
+Python allows 1,000 nested calls, and an op takes five."""
 
 OF_TYPES: dict[str, Interval] = {"b": (0, 1), "u": (0, math.inf)}
 """Kind of a dtype -> what it says: booleans are 0 or 1, unsigned integers are not negative."""
@@ -70,6 +72,9 @@ class Intervals:
         self.products, self.assume, self.stored = products, assume or {}, stored
         self.steps = STEPS if assume is None else DEEP
         self.shared: dict[Var, Interval] | None = None if assume is None else {}
+        self.nested = 0
+        self.cut: Var | None = None
+        """The value at which the question ended because `DEEP` ops were nested."""
 
     def of(self, var: Var) -> Interval:
         """Return the interval of a value as a new question, which may look at `DEEP` ops again."""
@@ -99,8 +104,12 @@ class Intervals:
             return type_range
         if op.op_type == "const":
             return constant_range(var)
-        self.steps -= 1
+        if self.nested == DEEP:
+            self.steps, self.cut = 0, var
+            return type_range
+        self.steps, self.nested = self.steps - 1, self.nested + 1
         low, high = self.result(op, var)
+        self.nested -= 1
         if kind in "iu":  # floats are truncated
             low, high = (math.trunc(v) if math.isfinite(v) else v for v in (low, high))
         if kind in "iu" and op.op_type in WRAPPING and not _fits_integer_type(var, low, high):

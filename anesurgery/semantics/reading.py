@@ -269,33 +269,47 @@ def guard_of(op: Operation | None) -> Limits | None:
 
 def scaled_by_all(op: Operation) -> tuple[Any, float, tuple[Operation, ...]] | None:
     """Return (value, factor, ops): a chain of ops, last first, that multiplies a value by numbers."""
-    found = scaled(op)
-    if found is None:
-        return None
-    inner = found[0].op
-    more = None if inner is None or consumers(found[0]) != [op] else scaled_by_all(inner)
-    return (*found, (op,)) if more is None else (more[0], found[1] * more[1], (op, *more[2]))
+    ops, factors = list[Operation](), list[float]()
+    value, inner = None, op
+    while inner is not None and (times := scaled(inner)) is not None:
+        ops.append(inner)
+        factors.append(times.factor)
+        value = times.value
+        inner = value.op if consumers(value) == [inner] else None
+    return (value, math.prod(reversed(factors)), tuple(ops)) if ops else None
 
 
-def integer_power(var: Any) -> tuple[Any, int, tuple[Operation, ...]] | None:
-    """Return (base, exponent, ops) of an integer power from 2 on, written as power or products; else None."""
-    op = var.op
-    if op is None:
-        return None
-    if op.op_type == "square":
-        return op.x, 2, (op,)
-    if op.op_type == "pow":
-        exponent = number(op.y) or 0.0
-        return (op.x, int(exponent), (op,)) if exponent >= 2 and exponent % 1 == 0 else None
-    if op.op_type != "mul":
-        return None
-    if op.x is op.y:
-        return op.x, 2, (op,)
-    for inner, other in ((op.x, op.y), (op.y, op.x)):
-        found = integer_power(inner)
-        if found is not None and found[0] is other:
-            return found[0], found[1] + 1, (op, *found[2])
+class Power(NamedTuple):
+    """An integer power of a value, with the ops that compute it, the last one first."""
+
+    base: Any
+    exponent: int
+    ops: tuple[Operation, ...]
+
+
+def integer_power(var: Any) -> Power | None:
+    """Return an integer power from 2 on, written as power or products; else None."""
+    if (power := _power_of_one_op(var.op)) is not None:
+        return power
+    last = producer(var, "mul")
+    for base in () if last is None else (last.y, last.x):
+        ops, op = list[Operation](), last
+        while op is not None and op.op_type == "mul" and op.x is not op.y and base in (op.x, op.y):
+            ops.append(op)
+            op = (op.x if op.y is base else op.y).op
+        power = _power_of_one_op(op)
+        if power is not None and power.base is base:
+            return Power(base, power.exponent + len(ops), (*ops, *power.ops))
     return None
+
+
+def _power_of_one_op(op: Operation | None) -> Power | None:
+    """Return the integer power from 2 on that one op computes: `square`, `pow` or x * x; else None."""
+    if op is not None and op.op_type == "pow":
+        exponent = number(op.y) or 0.0
+        return Power(op.x, int(exponent), (op,)) if exponent >= 2 and exponent % 1 == 0 else None
+    is_square = op is not None and (op.op_type == "square" or (op.op_type == "mul" and op.x is op.y))
+    return Power(op.x, 2, (op,)) if op is not None and is_square else None
 
 
 def in_decibels(value: float, before: str = "", digits: int = 1) -> str:

@@ -340,10 +340,10 @@ LONGEST_NORM = 12
 
 def _ends_in_reshape(value: Var) -> bool:
     """Does a reshape read a value, directly or after the shift of the norm?"""
-    readers = consumers(value)
-    return any(
-        r.op_type == "reshape" or (r.op_type == "add" and _ends_in_reshape(r.outputs[0])) for r in readers
-    )
+    values = [value]
+    for one in values:
+        values += [r.outputs[0] for r in consumers(one) if r.op_type == "add" and r.outputs[0] not in values]
+    return any(r.op_type == "reshape" for one in values for r in consumers(one))
 
 
 REPORTS = (

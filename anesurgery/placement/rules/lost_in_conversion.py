@@ -328,15 +328,24 @@ def rounded_integers(op: Operation) -> str:
 
 def integers_behind(var: Var) -> list[Var] | None:
     """Return the integers that a float is computed from by limits and rounded division; None for others."""
-    if is_stored(var):
-        value = np.asarray(constant(var), float)
-        return [] if not np.any(np.isnan(value)) and np.all(value[np.isfinite(value)] % 1 == 0) else None
-    cast = producer(var, "cast")
-    if cast is not None:
-        return [cast.x] if np_dtype(cast.x).kind in "iu" else None
-    op = producer(var, *LIMITS)
-    parts = [None] if op is None else [integers_behind(v) for _, v in operands(op)]
-    return None if any(part is None for part in parts) else [v for part in parts for v in part or ()]
+    integers, pending, seen = list[Var](), [var], set[Var]()
+    while pending:
+        value = pending.pop()
+        cast, limited = producer(value, "cast"), producer(value, *LIMITS)
+        if cast is not None and np_dtype(cast.x).kind in "iu":
+            integers.append(cast.x)
+        elif limited is not None:
+            pending += [v for _, v in reversed(list(operands(limited))) if v not in seen]
+            seen.update(pending)
+        elif not is_stored(value) or not _holds_integers(value):
+            return None
+    return integers
+
+
+def _holds_integers(var: Var) -> bool:
+    """Are all numbers of a constant integers or infinite?"""
+    value = np.asarray(constant(var), float)
+    return not np.any(np.isnan(value)) and bool(np.all(value[np.isfinite(value)] % 1 == 0))
 
 
 def kept_sign(op: Operation) -> str:

@@ -80,9 +80,15 @@ class _BehindNorms(Intervals):
     """
 
     def of(self, var: Var) -> Interval:
-        """Return the interval of a value."""
-        self.steps = _SEARCH_STEPS
-        return self.at(var)
+        """Return the interval of a value; where too many ops are nested, that of a value half-way up first."""
+        self.steps, self.cut = _SEARCH_STEPS, None
+        interval = self.at(var)
+        if (half_way := self.cut) is not None:
+            self.steps = _SEARCH_STEPS
+            self.at(half_way)
+            self.steps = _SEARCH_STEPS
+            interval = self.at(var)
+        return interval
 
     def result(self, op: Operation, var: Var) -> Interval:
         """Return the interval of a result; norms and products have bounds of their own here."""

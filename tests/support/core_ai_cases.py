@@ -373,12 +373,13 @@ INDEXING = [
     ),
     *(
         Case(
-            f"scatter {mode} {len(at)}",
+            f"scatter {mode} {at}",
             (G + 9, np.array(at, np.int32), np.abs(f(4, len(at))) + 1),
             lambda x, at, u, mode=mode: mb.scatter(data=x, indices=at, updates=u, axis=1, mode=mode),
+            ct.target.iOS16,  # from iOS 17 on, negative indices are undefined
         )
         for mode in MODES
-        for at in ([2, 0], [1])
+        for at in ([2, 0], [1], [-1, 0], [-1], [-2])
     ),
     Case(
         "scatter twice at one place",
@@ -387,11 +388,13 @@ INDEXING = [
     ),
     *(
         Case(
-            f"scatter_nd {mode}",
-            (G, np.array([[0, 1], [3, 5]], np.int32), f(2)),
+            f"scatter_nd {mode} {at}",
+            (G, np.array(at, np.int32), f(2)),
             lambda x, at, u, mode=mode: mb.scatter_nd(data=x, indices=at, updates=u, mode=mode),
+            ct.target.iOS16,
         )
         for mode in ("add", "update")
+        for at in ([[0, 1], [3, 5]], [[0, -2], [-1, 5]])
     ),
 ]
 

@@ -105,7 +105,7 @@ PASSED_ON = VIEWS | names("cast gather slice_by_index slice_by_size concat")
 
 
 def _from_front(indices: Value, sizes: Sequence[int]) -> Value:
-    """Return indices that count from the first element: MIL does not define negative ones.
+    """Return indices that count from the first element: from iOS 17 on MIL does not define negative ones.
 
     Inputs of the model, such as token ids, are taken as they are; they must not be negative.
     """

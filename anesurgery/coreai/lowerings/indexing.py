@@ -1,4 +1,9 @@
-"""Lower ops that read or write at indices: gather and scatter."""
+"""Lower ops that read or write at indices: gather and scatter.
+
+A negative index counts from the end in MIL up to iOS 16, and is undefined from iOS 17 on. Core AI's gathers and
+scatters count it from the end, too (seen in the runtime of coreai-core on Linux); `slice_update` and sums of
+coordinates do not, so `_from_front` comes before them.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +19,24 @@ from anesurgery.coreai.values import indices as as_indices
 
 
 def take(x: Value, index: Value, axis: int) -> Value:
-    """Take slices of x along an axis; the axes of the index replace it."""
-    rest, n = [a for a in range(x.ndim) if a != axis], index.ndim
-    y = call("gather_nd", x.permute([axis, *rest]), index.expand([n]))
+    """Take slices of x along an axis, from 0 on; the axes of the index replace it."""
+    others = [a for a in range(x.ndim) if a != axis]
+    n = index.ndim
+    y = call("gather_nd", x.permute([axis, *others]), index.expand([n]))
+    # x (A, B, C), axis 1, index (I, J): y is (I, J, A, C), and the result (A, I, J, C)
     return y.permute([*range(n, n + axis), *range(n), *range(n + axis, y.ndim)])
 
 
-def _index_grids(shape: Sequence[int], count: int) -> list[Value]:
-    """Return the positions along each of the first axes of a shape, with a last axis of length 1."""
+def _batch_coordinates(shape: Sequence[int], batch: int) -> list[Value]:
+    """Return the position of each element of a shape along each of the first axes, as Values (*shape, 1)."""
     grids = np.meshgrid(*map(np.arange, shape), indexing="ij")
-    return [as_indices(grid[..., None]) for grid in grids[:count]]
+    return [as_indices(grid[..., None]) for grid in grids[:batch]]
+
+
+def _from_front(index: Value, lengths: int | Sequence[int]) -> Value:
+    """Return indices that count from the first element; `lengths` are those of the axes that they index."""
+    ahead = as_indices(np.array(lengths, np.int32))
+    return where(index < as_indices(0), index + ahead, index)
 
 
 @lowers("gather")
@@ -32,19 +45,22 @@ def gather(x: Value, indices: Value, axis: int = 0, batch_dims: int = 0) -> Valu
     axis, batch, index = axis % x.ndim, batch_dims, indices.long()
     if not batch:
         return take(x, index, axis)
-    moved = x.permute([*range(batch), axis, *(a for a in range(batch, x.ndim) if a != axis)])
-    n = index.ndim
-    at = concat([*_index_grids(index.fixed_lengths(), batch), index.expand([n])], n)
-    y, before = call("gather_nd", moved, at), axis - batch
-    return y.permute([*range(batch), *range(n, n + before), *range(batch, n), *range(n + before, y.ndim)])
+    n, between = index.ndim, axis - batch
+    others = [a for a in range(batch, x.ndim) if a != axis]
+    moved = x.permute([*range(batch), axis, *others])
+    coordinates = concat([*_batch_coordinates(index.fixed_lengths(), batch), index.expand([n])], n)
+    y = call("gather_nd", moved, coordinates)
+    # x (N, A, B), axis 2, batch 1, index (N, I): moved is (N, B, A), y (N, I, A), and the result (N, A, I)
+    return y.permute([*range(batch), *range(n, n + between), *range(batch, n), *range(n + between, y.ndim)])
 
 
 @lowers("gather_nd")
 def gather_nd(x: Value, indices: Value, batch_dims: int = 0) -> Value:
     """Write a gather at the coordinates in the last axis of the indices."""
-    index = indices.long()  # a negative one counts from the end, as in MIL up to iOS 16
+    index = indices.long()
     if batch_dims:
-        index = concat([*_index_grids(index.shape[:-1], batch_dims), index], index.ndim - 1)
+        coordinates = _batch_coordinates(index.fixed_lengths()[:-1], batch_dims)
+        index = concat([*coordinates, index], index.ndim - 1)
     return call("gather_nd", x, index)
 
 
@@ -84,11 +100,12 @@ COMBINE: dict[str, Callable[[Value, Value], Value]] = {
 
 
 def replace_slice(data: Value, at: Value, row: Value, axis: int = 0) -> Value:
-    """Replace one slice along an axis, at a computed position."""
-    begin, size = [0] * data.ndim, row.shape
-    start, end = ([as_indices([n]) for n in numbers] for numbers in (begin, size))
-    start[axis], end[axis] = at.reshape([1]), at.reshape([1]) + 1
-    places = (concat(start, 0), concat(end, 0), as_indices([1] * data.ndim))
+    """Replace one slice along an axis, at a computed position from 0 on."""
+    begin = [as_indices([0]) for _ in range(data.ndim)]
+    end = [as_indices([length]) for length in row.shape]
+    begin[axis] = at.reshape([1])
+    end[axis] = begin[axis] + 1
+    places = (concat(begin, 0), concat(end, 0), as_indices([1] * data.ndim))
     return call("slice_update", data, *places, row).refined(data.shape)
 
 
@@ -101,7 +118,8 @@ def scatter(data: Value, indices: Value, updates: Value, axis: int = 0, mode: st
     shape, axis = data.fixed_lengths(), axis % data.ndim
     count = math.prod(indices.fixed_lengths())
     if count == 1:
-        at, new = indices.long().reshape([1]), updates.reshape([*shape[:axis], 1, *shape[axis + 1 :]])
+        at = _from_front(indices.long().reshape([1]), shape[axis])
+        new = updates.reshape([*shape[:axis], 1, *shape[axis + 1 :]])
         return replace_slice(data, at, COMBINE[mode](take(data, at, axis), new), axis)
     spread = [*shape[:axis], count, *shape[axis + 1 :]]
     index = indices.long().reshape([-1 if a == axis else 1 for a in range(len(shape))])
@@ -115,8 +133,8 @@ def scatter_nd(data: Value, indices: Value, updates: Value, mode: str = "add") -
     index = indices.long()
     if mode == "update":
         return call("scatter_nd", data, index, updates)
-    steps = [math.prod(shape[i + 1 : depth]) for i in range(depth)]
-    flat = (index * as_indices(steps)).reduce("sum", [index.ndim - 1])
+    strides = [math.prod(shape[i + 1 : depth]) for i in range(depth)]  # shape (4, 5, 6), depth 2: [5, 1]
+    row = (_from_front(index, shape[:depth]) * as_indices(strides)).reduce("sum", [index.ndim - 1])
     rows = data.reshape([math.prod(shape[:depth]), *shape[depth:]])
-    added = updates.reshape([math.prod(index.fixed_lengths()[:-1]), *shape[depth:]])
-    return scatter(rows, flat.reshape([added.shape[0]]), added, 0, mode).reshape(shape)
+    new_rows = updates.reshape([math.prod(index.fixed_lengths()[:-1]), *shape[depth:]])
+    return scatter(rows, row.reshape([new_rows.shape[0]]), new_rows, 0, mode).reshape(shape)

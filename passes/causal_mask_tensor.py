@@ -53,7 +53,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
-from anesurgery.checking.grades import AtMost
+from anesurgery.checking.grades import UpperLimit
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.facts import attention, masks
 from anesurgery.regions import small_builds
@@ -104,7 +104,7 @@ class CausalMaskTensor(Rewrite):
         most = an.intervals.masked_up_to(self.fill)
         limits = an.intervals.score_limits(m.root, chain.scores, most)
         if not clears:  # a large number that is added lifts what the fill masks
-            limits |= {term: AtMost(most) for term in parts.free}
+            limits |= {term: UpperLimit(most) for term in parts.free}
         return m.bind(scores=chain.scores, chain=chain, parts=parts, clears=clears, limits=limits)
 
     def is_constant(self, chain: attention.Chain) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.checking.addresses import FEW_PLACES, Bounds, is_among
-from anesurgery.checking.grades import AtMost
+from anesurgery.checking.grades import UpperLimit
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.interpret.sampling import LOOKUPS
 from anesurgery.mil import Array, Operation, Var, constant, np_dtype, reads, types
@@ -129,7 +129,11 @@ class Drawing:
     def for_value(self, var: Var) -> Drawing:
         """Return the drawing of one value, with its own limit."""
         limit = self.limits.get(var)
-        return self if limit is None or isinstance(limit, AtMost) else replace(self, magnitude=limit, limits={})
+        return (
+            self
+            if limit is None or isinstance(limit, UpperLimit)
+            else replace(self, magnitude=limit, limits={})
+        )
 
     def _sampled_near_constants(self, var: Var, sampled: Array, kind: str, rng: np.random.Generator) -> Array:
         """Move some of a pass's own integers to constants, or their neighbours, within the sampled range."""
@@ -273,7 +277,7 @@ class Drawing:
                 else math.inf
             )
             least, limit = -top, self.limits.get(var)
-            top = min(top, limit) if isinstance(limit, AtMost) else top
+            top = min(top, limit) if isinstance(limit, UpperLimit) else top
             values = np.asarray(values)
             if not (least <= values.min(initial=0) and values.max(initial=0) <= top):
                 values = np.where(np.isfinite(values), np.clip(values, least, top), values)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 
-from anesurgery.checking.grades import compare_arrays, psnr
+from anesurgery.checking.output_comparison import compare_arrays, psnr
 from anesurgery.checking.torch_calls import Call, calls_of, fp32_copy
 from anesurgery.display import Drawn, finite
 from anesurgery.doors import door

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.checking.grades import OutputComparison, compare_arrays
 from anesurgery.checking.lengths import (
     NOTHING,
     Declared,
@@ -28,6 +27,7 @@ from anesurgery.checking.lengths import (
     with_lengths,
 )
 from anesurgery.checking.lockstep import ModelProof, prove_models
+from anesurgery.checking.output_comparison import OutputComparison, compare_arrays
 from anesurgery.checking.trial_lengths import Plan, apart_lengths, plan_of
 from anesurgery.checking.trials import run_trial
 from anesurgery.display import Drawn, finite

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anesurgery.checking.grades import compare_arrays
+from anesurgery.checking.output_comparison import compare_arrays
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.files.interface import InterfaceChange, adapt_inputs

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from anesurgery import fp16
-from anesurgery.checking.grades import psnr
+from anesurgery.checking.output_comparison import psnr
 from anesurgery.errors import InterpretError, Refusal
 from anesurgery.facts.dependence import ops_with_run_counts
 from anesurgery.facts.written_exponentials import LOGS_OF_SHARES, WrittenExponential, written_exponential

@@ -1,25 +1,20 @@
-"""Grades and metrics of checks: how sure a check is, what it found, and how far two results are apart.
+"""What a pass promises about its edits (`Promise`), and what the check of an edit found (`SiteCheck`).
 
-First half: `Grade`, `Tolerance`, `Promise` (what a pass says about its edits) and `SiteCheck` (what the check
-of one edit found), with the words for reports. Second half: `compare_arrays` measures two outputs (PSNR,
-errors, KL divergence, top-k).
+`Grade` says how sure a check is; `summary` writes the checks of many edits as one line of a report.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
-import numpy as np
-
 from anesurgery.display import finite
 from anesurgery.doors import check_fields
-from anesurgery.errors import InterfaceError, SurgeryError
-from anesurgery.mil import Array
+from anesurgery.errors import SurgeryError
 
 
 class Grade(IntEnum):
@@ -76,8 +71,8 @@ REASSOCIATED = Tolerance(1e-5)
 """The tolerance for sums in another order: fp32 rounding of a few thousand terms stays below it."""
 
 
-class AtMost(float):
-    """A limit of numbers above 0 only: those below may be of any magnitude."""
+class UpperLimit(float):
+    """A value of `Promise.limits` that bounds from above only: for 4.0, -1e9 is allowed and 5 is not."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +85,7 @@ class Promise:
     magnitude: float = math.inf
     """The largest magnitude of an edit's operands for which it holds: a precondition that reports name."""
     limits: Mapping[Any, float] = field(default_factory=dict)
-    """Value -> the largest magnitude of it, in place of `magnitude`."""
+    """MIL variable -> its largest magnitude, in place of `magnitude`; an `UpperLimit` has no lower end."""
 
 
 PLAIN = Promise()
@@ -119,23 +114,23 @@ class SiteCheck:
     magnitude: float = math.inf
     """The pass declares that it holds for numbers up to this magnitude."""
     left_out: int = 0
-    """Elements that differ where the old side defines nothing, so that they were not compared: finite inputs
-    give NaN, or infinity if the pass declares that it holds for finite numbers only."""
+    """Elements that were not compared: on the old side, finite inputs give NaN there, or an infinity if
+    `finite_only`."""
     untried: tuple[str, ...] = ()
     """Kinds of numbers that were not tried, as the site is large or the old side overflows on them."""
     overflow: float = math.inf
-    """Inputs of this magnitude make the new side overflow in fp16 as stored, and not the old one."""
+    """The least inputs on which the new side overflows in fp16 as stored, and not the old one; inf for none."""
     underflow: float = 0.0
-    """Inputs of this magnitude make the new side lose most digits in fp16 as stored, and not the old one."""
+    """The largest inputs on which the new side loses most digits in fp16, as they are small; 0 for none."""
     loses: float = 0.0
-    """Inputs of this magnitude make the new side lose digits in fp16 as stored that the old one keeps."""
+    """The least inputs on which the new side loses digits in fp16 that the old one keeps; 0 for none."""
     ranged: bool = False
     """Does the grade rest on ranges that the interval analysis shows?"""
     no_proof: str = ""
     """Why there is no proof."""
     counterexample: str = ""
     """Inputs on which both sides differ, to be pasted into Python."""
-    lengths: tuple[int, ...] = ()
+    lengths: tuple[int, int] | tuple[()] = ()
     """(least, largest) length of dynamic axes that was tried, where nothing is known about others."""
 
     def to_json(self) -> dict[str, Any]:
@@ -145,7 +140,7 @@ class SiteCheck:
     @property
     def words(self) -> str:
         """The grade as reports say it, with the lengths on which it was reached."""
-        return on_lengths(self.lengths) if self.lengths else self.grade.words
+        return length_words(self.lengths) if self.lengths else self.grade.words
 
     def on_lengths(self, least: int, most: int, gap: str) -> SiteCheck:
         """Return the check with a grade that holds only for the lengths that were tried.
@@ -155,8 +150,8 @@ class SiteCheck:
             most: the largest one.
             gap: why nothing is known about others.
         """
-        grade = min(self.grade, Grade.NUMBERS)
-        return replace(self, grade=grade, bound=None, no_proof=self.no_proof or gap, lengths=(least, most))
+        no_proof = self.no_proof or gap
+        return replace(self, grade=Grade.NUMBERS, bound=None, no_proof=no_proof, lengths=(least, most))
 
     @property
     def preconditions(self) -> str:
@@ -169,21 +164,25 @@ class SiteCheck:
         return self.max_abs == 0 if tolerance.rtol == 0 else self.max_rel <= tolerance.rtol
 
 
-def on_lengths(lengths: Sequence[int]) -> str:
+def length_words(lengths: Sequence[int]) -> str:
     """Return the words for a grade that was reached on some lengths only."""
     least, most = lengths
     return f"checked on length {most}" if least == most else f"checked on lengths {least} to {most}"
 
 
 def combined_check(one: SiteCheck, other: SiteCheck) -> SiteCheck:
-    """Return what two checks of one edit, at different sizes, show together."""
+    """Return what two checks of one edit, at different sizes, show together.
+
+    The promise is the same in both, so what it declares (`finite_only`, `magnitude`) comes from either one.
+    """
     worse = max(one, other, key=lambda c: (c.max_rel, c.max_abs, -c.grade))
+    grade = min(one.grade, other.grade)
     bounds = [c.bound for c in (one, other) if c.bound is not None]
     return replace(
         worse,
-        grade=min(one.grade, other.grade),
+        grade=grade,
         values=one.values + other.values,
-        bound=sum(bounds) if len(bounds) == 2 else None,
+        bound=sum(bounds) if bounds and grade is Grade.PROVED else None,
         left_out=one.left_out + other.left_out,
         untried=tuple(dict.fromkeys((*one.untried, *other.untried))),
         overflow=min(one.overflow, other.overflow),
@@ -195,12 +194,12 @@ def combined_check(one: SiteCheck, other: SiteCheck) -> SiteCheck:
     )
 
 
-def summary(checks: Iterable[SiteCheck], *, fine: bool = True) -> str:
+def summary(checks: Iterable[SiteCheck], *, details: bool = True) -> str:
     """Return how many edits reached which grade: ``3 bit for bit, 2 proved, 1 checked on 4096 numbers``.
 
     Args:
         checks: the checks of the edits.
-        fine: add what each grade rests on, and what speaks against a higher one?
+        details: add what each grade rests on, and what speaks against a higher one?
     """
     by_grade: dict[tuple[Grade, tuple[int, ...]], list[SiteCheck]] = {}
     for check in checks:
@@ -212,7 +211,7 @@ def summary(checks: Iterable[SiteCheck], *, fine: bool = True) -> str:
         else:
             said.append(f"{len(reached)} {reached[0].words}")
     every = [check for reached in by_grade.values() for check in reached]
-    return ", ".join(said + (_fine_print(every) if fine else []))
+    return ", ".join(said + (_details(every) if details else []))
 
 
 def _on_numbers(checks: Sequence[SiteCheck]) -> Iterator[str]:
@@ -226,14 +225,14 @@ def _on_numbers(checks: Sequence[SiteCheck]) -> Iterator[str]:
         yield f"{nothing} not checked: the ops before it give NaN on all inputs that were tried"
 
 
-def _fine_print(checks: Sequence[SiteCheck]) -> list[str]:
+def _details(checks: Sequence[SiteCheck]) -> list[str]:
     """Return what the grades rest on, and what speaks against a higher one, as clauses."""
     needs = Counter(c.preconditions for c in checks if c.preconditions)
     said = [f"{n} {'holds' if n == 1 else 'hold'} for {what} only" for what, n in needs.items()]
     if ranged := sum(c.ranged for c in checks):
         said.append(
             f"{ranged} {'rests' if ranged == 1 else 'rest'} on ranges that the interval analysis shows"
-            + " with rounding, and numbers upstream keep"
+            + " for the values upstream, rounding included"
         )
     said += _fp16_clauses(checks)
     unproved = Counter(c.no_proof for c in checks if c.no_proof)
@@ -249,181 +248,18 @@ def _fp16_clauses(checks: Sequence[SiteCheck]) -> list[str]:
     """Return clauses about new sides that do worse than old ones in fp16, with the magnitudes of inputs."""
     over = [c.overflow for c in checks if math.isfinite(c.overflow)]
     under = [c.underflow for c in checks if c.underflow]
-    loses = [c.loses for c in checks if c.loses]
-    said = []
-    for magnitudes, one, several, at in (
-        (over, "overflows fp16 where the old side does not", "overflow fp16 where the old side does not", min),
-        (
-            under,
-            "underflows fp16 where the old side does not",
-            "underflow fp16 where the old side does not",
-            max,
-        ),
-        (
-            loses,
-            "loses digits in fp16 that the old side keeps",
-            "lose digits in fp16 that the old side keeps",
-            min,
-        ),
-    ):
-        if magnitudes:
-            words = one if len(magnitudes) == 1 else several
-            said.append(f"{len(magnitudes)} {words}, for numbers of about {at(magnitudes):g}")
-    return said
-
-
-# Measure how far two arrays are apart: PSNR, errors, KL divergence, top-k.
-
-
-TOP_K = 5
-"""How many of the best entries count for top-k containment."""
-
-AT_ONCE = 1 << 17
-"""Elements of rows that are exponentiated at once: they stay in a processor's cache."""
-
-
-@dataclass(frozen=True)
-class OutputComparison:
-    """The difference of one output; `a` is the reference."""
-
-    name: str
-    shape: tuple[int, ...]
-    psnr: float
-    """20 log10(largest |a| / root mean square of a - b), in dB, over elements that are finite on both sides.
-
-    Infinite when equal; NaN where there is no such element, so that nothing was measured. Of integers, booleans
-    and labels -10 log10 of the share of elements that differ: how far one is from another says nothing."""
-    max_abs: float
-    max_rel: float
-    """`max_abs` over the largest |a|."""
-    kl: float | None
-    """Mean KL(softmax a || softmax b) over the last axis in nats; None for integers, and without rows."""
-    top_k: float | None
-    """Share of rows whose best entry in `a` is among the five best of `b`; ties count against it. None where a
-    row has five entries or fewer, or `a` has no best entry."""
-    bad: int
-    """Elements that are NaN or infinite on one side only, or in different ways."""
-    compared: int
-    """Elements that are finite on both sides; the other numbers are about these only."""
-    undefined: int = 0
-    """Elements that are NaN or infinite in the same way on both sides, and not by design."""
-    logits: bool = False
-    """Are the values logits of classes or tokens? For other values `kl` and `top_k` mean nothing."""
-
-    @property
-    def is_vacuous(self) -> bool:
-        """Are there elements, but none that is finite on both sides?"""
-        return self.compared == 0 and 0 not in self.shape
-
-    @property
-    def failure(self) -> str:
-        """What is wrong whatever the gate is, in words; "" if nothing is."""
-        if self.bad:
-            return f"{self.name}: {_elements(self.bad)} NaN or infinite on one side only"
-        if self.is_vacuous:
-            return f"{self.name}: no finite value was compared"
-        if self.undefined:
-            return (
-                f"{self.name}: {_elements(self.undefined)} NaN or infinite on both sides, which shows nothing"
-            )
-        return ""
-
-
-def _elements(count: int) -> str:
-    return "1 element is" if count == 1 else f"{count:,} elements are"
-
-
-def compare_arrays(name: str, a: Array, b: Array, meant: Array | None = None) -> OutputComparison:
-    """Return the measures of one output.
-
-    Args:
-        name: the name of the output.
-        a: the reference.
-        b: the candidate, of the same shape.
-        meant: the values that are infinite by design, in the place and with the sign that both sides should
-            have, as in a mask with -inf that a model gives back; other elements do not matter. NaN is never
-            meant.
-
-    Raises:
-        InterfaceError: the shapes differ.
-    """
-    if a.shape != b.shape:
-        raise InterfaceError(f"output {name!r} has shape {a.shape} in one model and {b.shape} in the other")
-    x, y = a.astype(np.float64), b.astype(np.float64)
-    finite = np.isfinite(x) & np.isfinite(y)
-    compared = int(finite.sum())
-    bad, undefined = (0, 0) if compared == a.size else _not_finite(x, y, finite, meant)
-    difference = np.asarray(x - y if compared == a.size else x[finite] - y[finite])
-    peak = _peak(x if compared == a.size else x[finite])
-    max_abs = _peak(difference)
-    is_integer = a.dtype.kind in "biu"
-    kl, top_k = (None, None) if is_integer or compared < a.size else _rows(x, y)
-    if is_integer:
-        ratio = psnr(1.0, math.sqrt(float(np.mean(a != b)))) if a.size else math.inf
-    else:
-        ratio = (
-            psnr(peak, math.sqrt(float(np.mean(np.square(difference, out=difference)))))
-            if compared
-            else math.inf
-        )
-    return OutputComparison(
-        name,
-        tuple(a.shape),
-        ratio if compared or not a.size else math.nan,
-        max_abs,
-        max_abs / peak if peak else max_abs,
-        kl,
-        top_k,
-        bad,
-        compared,
-        undefined,
+    lost = [c.loses for c in checks if c.loses]
+    clauses = (
+        _clause(over, "overflow", "fp16 where the old side does not", min),
+        _clause(under, "underflow", "fp16 where the old side does not", max),
+        _clause(lost, "lose", "digits in fp16 that the old side keeps", min),
     )
+    return [clause for clause in clauses if clause]
 
 
-def _peak(x: Array) -> float:
-    """Return the largest magnitude of finite numbers."""
-    return max(float(x.max(initial=0.0)), -float(x.min(initial=0.0)))
-
-
-def _not_finite(x: Array, y: Array, finite: Array, meant: Array | None) -> tuple[int, int]:
-    """Return the number of non-finite elements that differ, and of those that agree without being meant."""
-    agree = (x == y) | (np.isnan(x) & np.isnan(y))
-    intended = np.isinf(x) & (x == meant) if meant is not None else np.zeros(x.shape, bool)
-    return int((~agree & ~finite).sum()), int((agree & ~finite & ~intended).sum())
-
-
-def psnr(peak: float, rms: float) -> float:
-    """Peak signal to noise ratio in dB; infinite without noise, minus infinite without signal."""
-    if rms == 0:
-        return math.inf
-    return 20 * math.log10(peak / rms) if peak and not math.isinf(rms) else -math.inf
-
-
-def _rows(x: Array, y: Array) -> tuple[float | None, float | None]:
-    """KL divergence and top-k containment over the last axis, of finite numbers."""
-    if x.ndim == 0 or x.shape[-1] < 2 or not x.size:
-        return None, None
-    a, b = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
-    together = max(1, AT_ONCE // a.shape[-1])
-    kl = sum(_kl(a[k : k + together], b[k : k + together]) for k in range(0, len(a), together)) / len(a)
-    return max(kl, 0.0), _contained(a, b)
-
-
-def _kl(a: Array, b: Array) -> float:
-    """The sum of the KL divergences of rows."""
-    log_p, log_q = _log_softmax(a), _log_softmax(b)
-    return float(np.sum(np.exp(log_p) * (log_p - log_q)))
-
-
-def _contained(a: Array, b: Array) -> float | None:
-    """Share of the rows with a best entry in `a` that is among the best in `b`; None if that shows nothing."""
-    rows = a[a.max(-1) > a.min(-1)], b[a.max(-1) > a.min(-1)]
-    if a.shape[-1] <= TOP_K or not rows[0].size:
-        return None
-    best = np.take_along_axis(rows[1], rows[0].argmax(-1)[:, None], -1)
-    return float(np.mean((rows[1] >= best).sum(-1) <= TOP_K))
-
-
-def _log_softmax(x: Array) -> Array:
-    shifted = x - x.max(-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
+def _clause(inputs: Sequence[float], verb: str, what: str, nearest: Callable[[Sequence[float]], float]) -> str:
+    """Return how many edits do something, and for which inputs: those nearest to ordinary numbers."""
+    if not inputs:
+        return ""
+    subject = f"1 {verb}s" if len(inputs) == 1 else f"{len(inputs)} {verb}"
+    return f"{subject} {what}, for numbers of about {nearest(inputs):g}"

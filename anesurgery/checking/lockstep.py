@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from anesurgery.checking.divergence import PAIRINGS
-from anesurgery.checking.grades import Grade, on_lengths
+from anesurgery.checking.grades import Grade, length_words
 from anesurgery.checking.matching import (
     LARGEST_VALUE,
     FunctionRun,
@@ -137,7 +137,7 @@ class ModelProof:
         """The grade in words, with the lengths on which it was reached."""
         if self.grade is None or not self.lengths:
             return "" if self.grade is None else self.grade.words
-        return on_lengths(self.lengths)
+        return length_words(self.lengths)
 
     @property
     def lines(self) -> list[str]:

@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.checking.grades import Grade, psnr
+from anesurgery.checking.grades import Grade
+from anesurgery.checking.output_comparison import psnr
 from anesurgery.checking.proofs import APART, NoProof, Proof, at_points, reason_of, seed_of
 from anesurgery.errors import InterpretError
 from anesurgery.interpret import Evaluator

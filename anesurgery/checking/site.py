@@ -40,11 +40,11 @@ from anesurgery.checking.grades import (
     EXACT,
     PLAIN,
     REASSOCIATED,
-    AtMost,
     Grade,
     Promise,
     SiteCheck,
     Tolerance,
+    UpperLimit,
     combined_check,
 )
 from anesurgery.checking.lengths import (
@@ -884,4 +884,4 @@ def limits_of(site: Site, promise: Promise) -> dict[Var, float]:
 def lies_within(var: Var, most: float) -> bool:
     """Return whether the interval analysis shows that no element of a value exceeds a magnitude."""
     low, high = stored_interval(var)
-    return high <= most and (isinstance(most, AtMost) or -most <= low)
+    return high <= most and (isinstance(most, UpperLimit) or -most <= low)

@@ -27,7 +27,7 @@ import torch
 from anesurgery import fp16
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.exactness import repairs_of_squares
-from anesurgery.checking.grades import OutputComparison, compare_arrays, psnr
+from anesurgery.checking.output_comparison import OutputComparison, compare_arrays, psnr
 from anesurgery.display import Drawn, drawn, finite
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError

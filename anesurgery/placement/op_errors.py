@@ -21,7 +21,7 @@ import torch
 
 from anesurgery import fp16
 from anesurgery.checking.exactness import nearness
-from anesurgery.checking.grades import psnr
+from anesurgery.checking.output_comparison import psnr
 from anesurgery.display import counted
 from anesurgery.errors import SurgeryError, near_matches
 from anesurgery.facts.integer_masks import only_softmax_reads

@@ -5,8 +5,8 @@ A pass states the largest magnitude for which its edit is right, in one of these
 * the attribute `magnitude` of the pass holds for every operand of the edit;
 * `m.bind(limits=...)` has a limit for each value: in `fuse_attention` {factor of the scores: 65504}, since
   beyond it one order of two factors overflows in fp16;
-* a limit of the class `AtMost` concerns positive numbers only: in `causal_mask_tensor` a term that is added to
-  masked scores must not be too large, but may be any negative number.
+* an `UpperLimit` concerns positive numbers only: in `causal_mask_tensor` a term that is added to masked scores
+  must not be too large, but may be any negative number.
 
 `driver.py` calls `needs_of` before it accepts an edit without a proof for all numbers:
 
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.checking.grades import AtMost
+from anesurgery.checking.grades import UpperLimit
 from anesurgery.checking.site import lies_within
 from anesurgery.errors import Refusal, SurgeryError
 from anesurgery.files.interface import adapt_inputs
@@ -96,7 +96,7 @@ def needs_of(
 
 
 def _largest_in_run(var: Var, limit: float, session: Session, program: Program, function: Function) -> float:
-    """Return the largest magnitude of a value in a run (number, for an `AtMost`); 0 in a branch not taken.
+    """Return the largest magnitude of a value in a run (number, for an `UpperLimit`); 0 in a branch not taken.
 
     Raises:
         SurgeryError: the program cannot be run, or a loop passes the value on.
@@ -105,7 +105,7 @@ def _largest_in_run(var: Var, limit: float, session: Session, program: Program, 
         raise SurgeryError("a loop passes it on")
     name = next(name for name, candidate in program.functions.items() if candidate is function)
     key = _program_key(session, name, function)
-    record, entry = session.reached.get(key, {}), (var.name, isinstance(limit, AtMost))
+    record, entry = session.reached.get(key, {}), (var.name, isinstance(limit, UpperLimit))
     if math.isnan(record.get(entry, math.nan)):  # an edit may have repaired a NaN of an earlier run
         record = session.reached[key] = _run_and_record(session, program, name)
     return record.get(entry, 0.0)

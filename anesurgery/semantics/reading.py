@@ -270,7 +270,8 @@ def guard_of(op: Operation | None) -> Limits | None:
 def scaled_by_all(op: Operation) -> tuple[Any, float, tuple[Operation, ...]] | None:
     """Return (value, factor, ops): a chain of ops, last first, that multiplies a value by numbers."""
     ops, factors = list[Operation](), list[float]()
-    value, inner = None, op
+    value: Any = None
+    inner: Operation | None = op
     while inner is not None and (times := scaled(inner)) is not None:
         ops.append(inner)
         factors.append(times.factor)
@@ -293,7 +294,8 @@ def integer_power(var: Any) -> Power | None:
         return power
     last = producer(var, "mul")
     for base in () if last is None else (last.y, last.x):
-        ops, op = list[Operation](), last
+        ops = list[Operation]()
+        op: Operation | None = last
         while op is not None and op.op_type == "mul" and op.x is not op.y and base in (op.x, op.y):
             ops.append(op)
             op = (op.x if op.y is base else op.y).op

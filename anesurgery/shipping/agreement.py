@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery import fp16
-from anesurgery.checking.grades import compare_arrays
+from anesurgery.checking.output_comparison import compare_arrays
 from anesurgery.compressing.modes import SMALLEST
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.interpret.decoding import Decoder

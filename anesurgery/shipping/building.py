@@ -27,7 +27,7 @@ import numpy as np
 
 from anesurgery import __version__, registry
 from anesurgery.byte_counts import read_size
-from anesurgery.checking.grades import compare_arrays
+from anesurgery.checking.output_comparison import compare_arrays
 from anesurgery.compressing.compression import compress
 from anesurgery.compressing.modes import read_mode
 from anesurgery.display import Drawn, counted

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from anesurgery.checking.grades import OutputComparison
+from anesurgery.checking.output_comparison import OutputComparison
 from anesurgery.display import counted, draws, short_name
 from anesurgery.placement.certifying import Certificate
 from anesurgery.placement.choices import Choice

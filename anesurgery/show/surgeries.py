@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from anesurgery.checking.comparison import Comparison
-from anesurgery.checking.grades import OutputComparison, summary
+from anesurgery.checking.grades import summary
+from anesurgery.checking.output_comparison import OutputComparison
 from anesurgery.checking.ranges import Ranges
 from anesurgery.display import counted, draws, written
 from anesurgery.errors import Refusal
@@ -29,21 +30,21 @@ ROWS = 8
 """Up to this many steps, each has a row, also one that changed nothing."""
 
 
-def site_summary(changes: Sequence[Change], *, fine: bool = True) -> str:
-    """Return what the checks of some edits show together; `fine` adds what the grades rest on."""
+def site_summary(changes: Sequence[Change], *, details: bool = True) -> str:
+    """Return what the checks of some edits show together; `details` adds what the grades rest on."""
     proofs = [c.proof for c in changes if c.proof is not None]
     unchecked = Counter(c.unchecked for c in changes if c.unchecked)
     if not proofs and not unchecked:
         return "not run"
-    said = [summary(proofs, fine=fine)] if proofs else []
+    said = [summary(proofs, details=details)] if proofs else []
     said += [f"{n} not checked alone: {why}" for why, n in unchecked.items()]
     return ", ".join(said)
 
 
-def edits_line(changes: Sequence[Change], *, fine: bool = True) -> str:
+def edits_line(changes: Sequence[Change], *, details: bool = True) -> str:
     """``412 edits: 300 bit for bit, 80 proved, 12 checked on at least 4096 numbers each, 20 not checked``."""
     proofs = [c.proof for c in changes if c.proof is not None]
-    said = [summary(proofs, fine=fine)] if proofs else []
+    said = [summary(proofs, details=details)] if proofs else []
     if len(proofs) < len(changes):
         said.append(f"{len(changes) - len(proofs)} not checked alone")
     return f"{len(changes)} edit{'s' if len(changes) != 1 else ''}: {', '.join(said)}"
@@ -54,7 +55,7 @@ def _steps_table(surgery: Surgery, details: bool) -> Table:
     listed = {step.name: str(step) for step in surgery.steps}
     own = {name: [c for c in surgery.changes if c.pass_name == name] for name in _step_rows(surgery)}
     rows = [
-        (listed.get(name, f"  {name}"), str(edits.get(name, 0)), site_summary(c, fine=details) if c else "")
+        (listed.get(name, f"  {name}"), str(edits.get(name, 0)), site_summary(c, details=details) if c else "")
         for name, c in own.items()
     ]
     return Table(("step", "edits", "how each edit was checked"), rows)
@@ -112,7 +113,7 @@ def surgery_report(surgery: Surgery, *, details: bool = False) -> Report:
     """Report a surgery as a sentence, a table and lines; `details` adds what grades rest on."""
     idle, proof = _idle_steps(surgery) if details else [], surgery.proof
     parts: list[Any] = [
-        *([edits_line(surgery.changes, fine=details)] if surgery.changes else []),
+        *([edits_line(surgery.changes, details=details)] if surgery.changes else []),
         _ops_line(surgery),
         *filter(None, [time_line(surgery)]),
         *([Line(f"changed nothing: {', '.join(idle)}", "dim")] if idle else []),

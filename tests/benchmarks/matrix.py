@@ -28,7 +28,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 import anesurgery as ane
 from anesurgery import frontend
-from anesurgery.checking.grades import compare_arrays
+from anesurgery.checking.output_comparison import compare_arrays
 from anesurgery.files.interface import adapt_inputs, adapt_outputs
 from anesurgery.interpret import run
 from anesurgery.loading import load

@@ -9,7 +9,7 @@ from both_sides import checked, side_by_side
 
 from anesurgery.checking import adversarial
 from anesurgery.checking.adversarial import Drawing
-from anesurgery.checking.grades import PLAIN, REASSOCIATED, Promise, SiteCheck, summary
+from anesurgery.checking.grades import PLAIN, REASSOCIATED, Grade, Promise, SiteCheck, combined_check, summary
 from anesurgery.checking.numbers import difference
 from anesurgery.mil import Var, mb, types
 
@@ -135,8 +135,16 @@ def test_a_shape_that_differs_is_a_counterexample() -> None:
 
 def test_an_edit_that_was_compared_on_no_number_is_not_called_checked() -> None:
     nothing, some, more = (SiteCheck(0.0, 0.0, values) for values in (0, 64, 4096))
-    assert summary([nothing], fine=False).startswith("1 not checked: ")
-    assert summary([some, nothing, more], fine=False) == (
+    assert summary([nothing], details=False).startswith("1 not checked: ")
+    assert summary([some, nothing, more], details=False) == (
         "2 checked on at least 64 numbers each, "
         "1 not checked: the ops before it give NaN on all inputs that were tried"
     )
+
+
+@pytest.mark.parametrize(("other", "bound"), [(Grade.BITS, 1e-9), (Grade.PROVED, 2e-9), (Grade.NUMBERS, None)])
+def test_two_checks_together_keep_the_bound_of_a_proof(other: Grade, bound: float | None) -> None:
+    proved = SiteCheck(0, 0, 1, grade=Grade.PROVED, bound=1e-9)
+    second = SiteCheck(0, 0, 1, grade=other, bound=1e-9 if other is Grade.PROVED else None)
+    both = combined_check(proved, second)
+    assert (both.grade, both.bound) == (min(Grade.PROVED, other), bound)

@@ -124,7 +124,7 @@ def _compared(old: Any, new: Any, before: Path, given: dict[str, Any], function:
 
 
 def _psnr(wanted: Any, found: Any) -> float:
-    from anesurgery.checking.grades import compare_arrays
+    from anesurgery.checking.output_comparison import compare_arrays
 
     return compare_arrays("output", wanted, np.asarray(found).reshape(wanted.shape)).psnr
 

@@ -11,7 +11,7 @@ from core_ai_models import needs_core_ai, save_asset
 from torch_modules import MODULES, made
 
 import anesurgery as ane
-from anesurgery.checking.grades import compare_arrays
+from anesurgery.checking.output_comparison import compare_arrays
 from anesurgery.mil import Array, walk_ops
 
 pytestmark = needs_core_ai

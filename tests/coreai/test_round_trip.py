@@ -16,7 +16,7 @@ from core_ai_models import needs_core_ai
 
 import anesurgery as ane
 from anesurgery import registry
-from anesurgery.checking.grades import compare_arrays
+from anesurgery.checking.output_comparison import compare_arrays
 from anesurgery.coreai import values
 from anesurgery.coreai.lifts.graphs import COMPOSITES
 from anesurgery.coreai.table import FROM_IMAGE, TO_IMAGE

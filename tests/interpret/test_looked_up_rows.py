@@ -11,7 +11,7 @@ import pytest
 from decoders import Decoder as Small
 
 import anesurgery as ane
-from anesurgery.checking.grades import compare_arrays
+from anesurgery.checking.output_comparison import compare_arrays
 from anesurgery.errors import InterpretError, PassError
 from anesurgery.interpret.decoding import Decoder, generate
 from anesurgery.mil import Array, Program, Var, ct, mb, types

@@ -13,7 +13,7 @@ from pass_cases import refuses, table
 
 import anesurgery as ane
 from anesurgery.checking.comparison import compare
-from anesurgery.checking.grades import compare_arrays
+from anesurgery.checking.output_comparison import compare_arrays
 from anesurgery.errors import InterpretError, PassError, SurgeryError
 from anesurgery.interpret import Predictor
 from anesurgery.interpret.decoding import Decoder, generate

@@ -10,7 +10,7 @@ import pytest
 from decoders import Decoder as Small
 
 from anesurgery.checking.comparison import compare
-from anesurgery.checking.grades import compare_arrays
+from anesurgery.checking.output_comparison import compare_arrays
 from anesurgery.errors import PassError
 from anesurgery.interpret.decoder_calls import Call
 from anesurgery.interpret.decoding import Decoder

@@ -10,7 +10,7 @@ import pytest
 from pass_cases import refuses, table
 
 from anesurgery.checking.comparison import compare
-from anesurgery.checking.grades import compare_arrays
+from anesurgery.checking.output_comparison import compare_arrays
 from anesurgery.facts import windows
 from anesurgery.interpret.decoding import Decoder
 from anesurgery.mil import Array, Program, Var, ct, mb, types

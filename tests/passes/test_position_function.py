@@ -12,7 +12,7 @@ from decoders import Decoder as Small
 
 import anesurgery as ane
 from anesurgery.checking.comparison import compare
-from anesurgery.checking.grades import compare_arrays
+from anesurgery.checking.output_comparison import compare_arrays
 from anesurgery.interpret.decoding import Decoder, generate
 from anesurgery.interpret.sampling import index_range
 from anesurgery.mil import Array, Program, Var, ct, mb, np_dtype, types

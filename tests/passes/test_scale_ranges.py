@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from closeness import assert_close
 
-from anesurgery.checking.grades import compare_arrays
+from anesurgery.checking.output_comparison import compare_arrays
 from anesurgery.errors import PassError
 from anesurgery.interpret import run
 from anesurgery.loading import to_text

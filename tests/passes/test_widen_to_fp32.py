@@ -10,7 +10,7 @@ import pytest
 from pass_cases import stays, table
 
 import anesurgery as ane
-from anesurgery.checking.grades import psnr
+from anesurgery.checking.output_comparison import psnr
 from anesurgery.interpret import run
 from anesurgery.interpret.arithmetic.fp64 import Double
 from anesurgery.mil import Program, Var, mb, types

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import anesurgery as ane
-from anesurgery.checking.grades import psnr
+from anesurgery.checking.output_comparison import psnr
 from anesurgery.interpret import run
 from anesurgery.mil import Array, Program, ct, quiet_host
 

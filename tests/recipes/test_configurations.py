@@ -18,7 +18,7 @@ from scores import scored
 
 import anesurgery as ane
 from anesurgery import frontend
-from anesurgery.checking.grades import compare_arrays
+from anesurgery.checking.output_comparison import compare_arrays
 from anesurgery.files.interface import adapt_inputs, adapt_outputs
 from anesurgery.interpret import run
 from anesurgery.loading import load

@@ -11,7 +11,7 @@ from scores import scored
 
 import anesurgery as ane
 from anesurgery import recipes
-from anesurgery.checking.grades import compare_arrays
+from anesurgery.checking.output_comparison import compare_arrays
 from anesurgery.errors import SurgeryError
 from anesurgery.facts.makeup import makeup
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops

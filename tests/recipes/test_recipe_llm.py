@@ -12,7 +12,7 @@ from decoders import Decoder as Small
 
 import anesurgery as ane
 from anesurgery import recipes
-from anesurgery.checking.grades import compare_arrays
+from anesurgery.checking.output_comparison import compare_arrays
 from anesurgery.errors import InterpretError, PassError, SurgeryError
 from anesurgery.interpret import Predictor
 from anesurgery.mil import Program, Var, ct, mb, types

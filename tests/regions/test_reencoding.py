@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anesurgery.checking.grades import psnr
+from anesurgery.checking.output_comparison import psnr
 from anesurgery.errors import Refused
 from anesurgery.files import sub_byte
 from anesurgery.mil import Array, Program, Var, ct, is_compressed, mb, types

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import anesurgery as ane
-from anesurgery.checking.grades import psnr
+from anesurgery.checking.output_comparison import psnr
 from anesurgery.commands import app as cli
 from anesurgery.errors import SurgeryError
 from anesurgery.files import sub_byte

@@ -12,7 +12,7 @@ import torch
 from checkpoints import save_checkpoint
 
 import anesurgery as ane
-from anesurgery.checking.grades import compare_arrays
+from anesurgery.checking.output_comparison import compare_arrays
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.mil import Array
 from anesurgery.shipping import agreement, building

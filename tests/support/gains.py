@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import anesurgery as ane
-from anesurgery.checking.grades import psnr
+from anesurgery.checking.output_comparison import psnr
 from anesurgery.placement.durations import from_to, rounded
 
 ROOT = Path(__file__).parents[2]

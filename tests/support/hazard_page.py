@@ -13,7 +13,7 @@ from narrow_arithmetics import Flushed, OneByOne
 from published_values import tables
 
 from anesurgery import registry
-from anesurgery.checking.grades import psnr
+from anesurgery.checking.output_comparison import psnr
 from anesurgery.interpret import run
 from anesurgery.interpret.arithmetic.fp64 import Double
 from anesurgery.mil import Array, Program

@@ -2,7 +2,7 @@
 
 A `Rule` is a row of a table in `rules/`: its `test` returns what it found in an op, in words, and `inspect`
 reports that as a `Finding`. Evidence through Core ML (`via="Core ML"`) is what an app sees; it overrides
-evidence from the private compiler (`via="compiler"`) about the same op.
+evidence from the private compiler (`via="compiler"`) about the same op (`verdicts.Legality.forbids`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
@@ -37,7 +37,7 @@ class Scope:
     Attributes:
         families: generations of the engine (`Chip.family`) that it concerns; empty for all.
         os: where it was seen, in words ("seen on M4, macOS 27.0.1"); "" if the source does not say.
-        until: (platform, last major release on which it holds) pairs; empty for no end.
+        until: (platform, last major release on which it holds) pairs, as (("iOS", 17),); empty for no end.
         since: (platform, first major release) pairs; a target without an OS is always concerned.
         model_type: "mlprogram", "neuralnetwork", or "any".
         via: "Core ML", or "compiler" for the private ANE compiler.
@@ -60,9 +60,15 @@ class Scope:
         return (first is None or first <= target.os) and (last is None or target.os <= last)
 
     def __str__(self) -> str:
-        chips = [n for n, c in CHIPS.items() if c.family in self.families]
+        chips = [name for name, chip in CHIPS.items() if chip.family in self.families]
+        unnamed = self.families - {chip.family for chip in CHIPS.values()}
+        chips += [f"family {family}" for family in sorted(unnamed)]
         software = "" if self.via == "Core ML" else "compiler"
         return ", ".join(filter(None, [", ".join(chips) or "all chips", self.os, software]))
+
+
+KINDS = frozenset(["load", "conversion", "legality", "speed", "memory", "numeric", "interface", "shape"])
+"""The kinds of findings; `Finding` says what they mean."""
 
 
 @dataclass(frozen=True)
@@ -112,17 +118,18 @@ class Rule:
         ops: op types; empty for all.
         because: why it matters, in one sentence.
         source: who measured or said it.
-        legal: False: the ANE cannot run the op; True: it can; None: a rule of the kind "legality" makes the op
-            doubtful, and other kinds do not decide this.
-        test: returns the value found, in words, if the condition holds, else ""; None for no condition.
+        legal: False: the ANE cannot run the op; True: it can, unless another rule says False; None: a rule of the
+            kind "legality" makes the op doubtful, and other kinds do not decide this.
+        test: returns the value found, in words, if the condition holds, else ""; None for no condition. It is
+            given an op, or the layer of a neural network.
         grade: how well it is supported.
         scope: the chips and OS for which it holds.
         kind: the kind of its findings (see `Finding`).
         remedy: the name of the pass that repairs every finding; None if there is none.
         remedy_for: returns the pass for one op, if that depends on the op; it then replaces `remedy`.
         advice: what to do if there is no pass.
-        far: for which ops the test looks beyond their operands and consumers, so that its result cannot be
-            cached: "any", "integers" for ops on integers, "" for none.
+        looks_beyond: for which ops the test looks beyond their operands and consumers, so that equal ops may have
+            different verdicts and `verdicts` caches none: "any", "integers" for ops on integers, "" for none.
     """
 
     id: str
@@ -136,27 +143,33 @@ class Rule:
     kind: str = "legality"
     remedy: str | None = None
     advice: str = ""
-    far: str = ""
+    looks_beyond: Literal["", "integers", "any"] = ""
     remedy_for: RemedyFor | None = None
 
-    def finding_of(self, op: Any, name: str, message: str, target: Target) -> Finding:
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise SurgeryError(
+                f"rule {self.id!r} has the kind {self.kind!r}; use one of {', '.join(sorted(KINDS))}"
+            )
+
+    def finding_about(self, op: Any, name: str, message: str, target: Target) -> Finding:
         """Return the finding about an op or layer, with the pass that repairs it."""
         finding = self.finding(message, name)
         return finding if self.remedy_for is None else replace(finding, remedy=self.remedy_for(op, target))
 
-    def finding(self, message: str, op: str = "") -> Finding:
+    def finding(self, message: str, name: str = "") -> Finding:
         """Return a finding about the op of a name, or about the model."""
         return Finding(
-            self.id,
-            self.kind,
-            message,
-            self.because,
-            self.source,
-            self.grade,
-            str(self.scope),
-            self.remedy,
-            self.advice,
-            op,
+            rule=self.id,
+            kind=self.kind,
+            message=message,
+            because=self.because,
+            source=self.source,
+            grade=self.grade,
+            scope=str(self.scope),
+            remedy=self.remedy,
+            advice=self.advice,
+            op=name,
         )
 
 
@@ -180,7 +193,7 @@ _OWN: dict[str, Rule] = {}
 
 @door()
 def register_rule(rule: Rule) -> Rule:
-    """Add your own rule to `inspect`. A rule with the same id is replaced.
+    """Add your own rule to `inspect`. A rule of yours with the same id is replaced.
 
     If its `remedy` names a registered pass, `auto` tries that pass when the rule finds something.
 
@@ -195,7 +208,7 @@ def register_rule(rule: Rule) -> Rule:
     """
     if rule.test is None:
         raise SurgeryError(f"rule {rule.id!r} has no test: give `test`, which returns what was found, or ''")
-    if not (rule.remedy or rule.advice):
+    if rule.legal is not True and not (rule.remedy or rule.remedy_for or rule.advice):
         raise SurgeryError(f"rule {rule.id!r} does not help: name a pass as `remedy`, or give `advice`")
     _OWN[rule.id] = rule
     return rule
@@ -206,7 +219,7 @@ def unregister_rule(rule_id: str) -> None:
     _OWN.pop(rule_id, None)
 
 
-def rules_beside() -> tuple[Rule, ...]:
+def rules_outside_tables() -> tuple[Rule, ...]:
     """Return the rules of files named after a pass, and the user's own."""
     return (*_rules_in_files(), *_OWN.values())
 

@@ -28,7 +28,7 @@ from anesurgery.files.size_index import is_sized
 from anesurgery.loading import load_graph
 from anesurgery.mil import Operation, Program, dtype_name, exclusive, function_of
 from anesurgery.placement import compute_plan, memory, unit_advice
-from anesurgery.placement.evidence import Finding, Rule, rules_beside
+from anesurgery.placement.evidence import Finding, Rule, rules_outside_tables
 from anesurgery.placement.flexible import fix_command
 from anesurgery.placement.inspection import NO_TIME, Inspection, OpRow
 from anesurgery.placement.models import inspect_other
@@ -74,7 +74,7 @@ NO_GPU = (
 BY_VALUE = (*numeric.RULES, *faulty_ops.MASK_RULES, *faulty_ops.RULES, *lost_in_conversion.RULES)
 """The rules that read the values of constants."""
 RULES = (*slow.RULES, *BY_VALUE, *shapes.RULES, *legality.SPEED, *slow.REPAIRED, *slow.LOOPS)
-"""The rules about speed, numbers and shapes; `rules_beside` adds those in files of their own, and the
+"""The rules about speed, numbers and shapes; `rules_outside_tables` adds those in files of their own, and the
 user's."""
 TRANSLATED = (
     "this is the translation of a neural network into an ML Program; Core ML runs the network itself layer by "
@@ -229,7 +229,7 @@ def _rules_to_ask(loaded: Loaded) -> tuple[Rule, ...]:
     asked = RULES if loaded.absent is None else tuple(rule for rule in RULES if rule not in BY_VALUE)
     if (own := registry.rules_of(loaded.source)) is not None:
         asked = (*(own.carried(rule) for rule in asked if rule not in faulty_ops.RULES), *own.RULES)
-    return (*asked, *rules_beside())
+    return (*asked, *rules_outside_tables())
 
 
 def _op_row(
@@ -405,7 +405,7 @@ def why(model: Loaded | Program, op: str, target: Target, function: str | None =
         UnknownName: no op of that name.
     """
     loaded = Loaded.of(model)
-    rules = (*RULES, *rules_beside())
+    rules = (*RULES, *rules_outside_tables())
     inspection = inspect_program(loaded, target, function=function)
     judged = {j.name: j.op for j in judge_shaped(loaded, function, target, rules).judged}
     if op not in judged:

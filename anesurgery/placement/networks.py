@@ -108,7 +108,7 @@ def _row(
     inputs = tuple(shapes.get(name, ()) for name in layer.spec.input)
     described = Described(layer.spec, inputs, constants.intersection(layer.spec.input))
     legal, against = judge(described, target)
-    findings = tuple(rule.finding_of(described, layer.name, words, target) for rule, words in against)
+    findings = tuple(rule.finding_about(described, layer.name, words, target) for rule, words in against)
     shape = shapes.get(next(iter(layer.spec.output), ""), UNKNOWN)
     return OpRow(
         index,

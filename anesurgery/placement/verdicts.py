@@ -70,7 +70,7 @@ class Legality:
         self.target = target
         concerned = [r for r in FORBIDDEN if r.scope.concerns(target)]
         self._any = [r for r in concerned if not r.ops]
-        self._far = [rule for rule in concerned if rule.far]
+        self._looking_beyond = [rule for rule in concerned if rule.looks_beyond]
         self._own: dict[str, list[Rule]] = {}
         for rule in concerned:
             for op_type in rule.ops:
@@ -88,13 +88,16 @@ class Legality:
         """Return what a rule finds in an op, in words; "" if the rule does not apply to it."""
         return rule.test(op, self.target) if rule.test is not None else f"{op.op_type}: {rule.because}"
 
-    def may_look_far(self, op: Operation) -> bool:
+    def may_look_beyond(self, op: Operation) -> bool:
         """May a rule look further than at the neighbours of an op, so that its verdict cannot be cached?"""
-        far = {rule.far for rule in self._far if not rule.ops or op.op_type in rule.ops}
+        rules = (rule for rule in self._looking_beyond if not rule.ops or op.op_type in rule.ops)
+        concerned = {rule.looks_beyond for rule in rules}
         integers = conditions.WIDE | conditions.INDEX
-        if "any" in far:
+        if "any" in concerned:
             return True
-        return "integers" in far and bool(conditions.values_of_dtypes(conditions.runtime_values(op), integers))
+        return "integers" in concerned and bool(
+            conditions.values_of_dtypes(conditions.runtime_values(op), integers)
+        )
 
     def speaking(self, op: Operation) -> Iterator[Finding]:
         """Yield the finding of every rule that forbids an op or makes it doubtful; a verdict has the first."""
@@ -103,7 +106,7 @@ class Legality:
                 yield self._finding(rule, op, value)
 
     def _finding(self, rule: Rule, op: Operation, value: str) -> Finding:
-        return rule.finding_of(op, op.outputs[0].name, value, self.target)
+        return rule.finding_about(op, op.outputs[0].name, value, self.target)
 
     def verdict(self, op: Operation) -> tuple[bool | None, Finding | None]:
         """Can the ANE run the op?
@@ -231,7 +234,9 @@ class Findings:
         """Return what the rules find in an op."""
         rules = (*self._own.get(op.op_type, ()), *self._any)
         results = [(r, r.test(op, self.target)) for r in rules if r.test is not None]
-        return tuple(r.finding_of(op, op.outputs[0].name, value, self.target) for r, value in results if value)
+        return tuple(
+            r.finding_about(op, op.outputs[0].name, value, self.target) for r, value in results if value
+        )
 
 
 Verdict: TypeAlias = tuple[bool | None, Finding | None, Work, Estimate | None]
@@ -265,7 +270,7 @@ class Known:
         if verdict is None:
             self.judged += 1
             verdict = _verdict(op, legality)
-            if not legality.may_look_far(op):
+            if not legality.may_look_beyond(op):
                 self.verdicts[key] = verdict
         return verdict
 

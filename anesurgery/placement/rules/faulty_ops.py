@@ -216,7 +216,7 @@ CAST_MASK = Rule(
     scope=Scope(frozenset({13, 14, 15, 17, 18}), "seen on M1 Max, macOS 27.0", since=ON_27),
     advice=EXPLICIT,
     remedy="decompose_attention",
-    far="any",
+    looks_beyond="any",
 )
 MASK_IGNORED = Rule(
     "sdpa-mask",

@@ -105,6 +105,21 @@ def test_a_rule_that_says_nothing_is_an_error(rule: Rule, words: str) -> None:
         ane.register_rule(rule)
 
 
+@pytest.mark.parametrize("help", [{"remedy_for": lambda op, target: "rerank"}, {"legal": True}])
+def test_a_rule_helps_by_a_pass_for_each_op_or_needs_no_help(help: dict[str, Any]) -> None:
+    ane.register_rule(dataclasses.replace(RULE, **help))
+    unregister_rule("own")
+
+
+def test_a_rule_of_an_unknown_kind_is_an_error() -> None:
+    with pytest.raises(SurgeryError, match="'own' has the kind 'numerics'; it is one of .*numeric"):
+        dataclasses.replace(RULE, kind="numerics")
+
+
+def test_a_family_without_a_named_chip_is_not_every_chip() -> None:
+    assert str(Scope(families=frozenset({99}))) == "family 99"
+
+
 def test_a_pass_without_a_name_is_an_error_when_it_is_made() -> None:
     with pytest.raises(PassError, match='the pass HalfPrice has no name, .* write `name = "half_price"`'):
 

@@ -118,8 +118,8 @@ class Rule:
         ops: op types; empty for all.
         because: why it matters, in one sentence.
         source: who measured or said it.
-        legal: False: the ANE cannot run the op; True: it can, unless another rule says False; None: a rule of the
-            kind "legality" makes the op doubtful, and other kinds do not decide this.
+        legal: False: the ANE cannot run the op; True: it can; None: a rule of the kind "legality" makes the op
+            doubtful, and other kinds do not decide this.
         test: returns the value found, in words, if the condition holds, else ""; None for no condition. It is
             given an op, or the layer of a neural network.
         grade: how well it is supported.
@@ -128,8 +128,8 @@ class Rule:
         remedy: the name of the pass that repairs every finding; None if there is none.
         remedy_for: returns the pass for one op, if that depends on the op; it then replaces `remedy`.
         advice: what to do if there is no pass.
-        looks_beyond: for which ops the test looks beyond their operands and consumers, so that equal ops may have
-            different verdicts and `verdicts` caches none: "any", "integers" for ops on integers, "" for none.
+        looks_beyond: for which ops the test looks beyond their operands and consumers, so that no verdict can be
+            cached: "any", "integers" for ops on integers, "" for none.
     """
 
     id: str
@@ -149,7 +149,7 @@ class Rule:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise SurgeryError(
-                f"rule {self.id!r} has the kind {self.kind!r}; use one of {', '.join(sorted(KINDS))}"
+                f"rule {self.id!r} has the kind {self.kind!r}; it is one of {', '.join(sorted(KINDS))}"
             )
 
     def finding_about(self, op: Any, name: str, message: str, target: Target) -> Finding:

@@ -22,7 +22,7 @@ from anesurgery import facts, ops, regions, semantics, testing
 from anesurgery.errors import NO_MATCH, PassError, PatternError, ProofError, Refusal, SurgeryError
 from anesurgery.mil import Operation, Program, Var, ct, mb, types
 from anesurgery.placement import Grade, Rule, Target
-from anesurgery.placement.evidence import unregister_rule
+from anesurgery.placement.evidence import Scope, unregister_rule
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite

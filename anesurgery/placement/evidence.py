@@ -128,8 +128,8 @@ class Rule:
         remedy: the name of the pass that repairs every finding; None if there is none.
         remedy_for: returns the pass for one op, if that depends on the op; it then replaces `remedy`.
         advice: what to do if there is no pass.
-        looks_beyond: for which ops the test looks beyond their operands and consumers, so that no verdict can be
-            cached: "any", "integers" for ops on integers, "" for none.
+        looks_beyond: for which ops the test looks beyond their operands and consumers, so that its result
+            cannot be cached: "any", "integers" for ops on integers, "" for none.
     """
 
     id: str

@@ -141,7 +141,7 @@ def _fault(fault: Any) -> dict[str, Any]:
         "what": fault.what,
         "seen": fault.seen,
         "chips": list(fault.chips),
-        "format": fault.format,
+        "format": fault.runtime,
         "repair": fault.remedy,
         "advice": fault.advice,
         "source": fault.source,

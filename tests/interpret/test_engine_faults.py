@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.interpret.arithmetic.engine_faults import FAULTS, SOFTPLUS_CLIFF
-from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.interpret.arithmetic import engine_faults
+from anesurgery.interpret.arithmetic.engine_faults import FAULTS, SOFTPLUS_CLIFF, Fault
+from anesurgery.mil import Operation, Program, Var, ct, mb, types, walk_ops
 from anesurgery.placement.target import CHIPS, OS_VERSIONS
 
 
@@ -51,5 +53,52 @@ def test_each_row_names_chips_systems_and_a_source(fault: Any) -> None:
     assert fault.source
     assert fault.seen
     assert not fault.what.endswith(".")
-    assert fault.wrong is None or fault.least is not None
+    assert fault.simulate is None or fault.least_input is not None
     assert fault.remedy is None or fault.remedy in ane.registry.op_pass_names()
+
+
+def _op(
+    op_type: str, shape: tuple[int, ...], build: Callable[[Var], Var], dtype: Any = types.fp32
+) -> Operation:
+    program = mb.program(input_specs=[mb.TensorSpec(shape, dtype)], opset_version=ct.target.iOS17)(
+        lambda x: build(x)
+    )
+    return next(op for op in walk_ops(program) if op.op_type == op_type)
+
+
+@pytest.mark.parametrize(
+    ("padding", "found"),
+    [
+        ({"pad_type": "custom", "pad": [1, 1, 0, 0]}, True),
+        ({"pad_type": "same"}, True),
+        ({"pad_type": "custom", "pad": [0, 0, 0, 0]}, False),
+        ({"pad_type": "valid", "pad": [1, 1, 0, 0]}, False),
+    ],
+)
+def test_a_convolution_is_padded_by_what_its_type_of_padding_reads(
+    padding: dict[str, Any], found: bool
+) -> None:
+    weight = np.ones((4, 4, 3, 2), np.float32)
+    conv = _op("conv", (1, 4, 8, 8), lambda x: mb.conv(x=x, weight=weight, strides=[2, 2], **padding))
+    assert bool(fault_named("conv-uneven-kernel").found(conv)) is found
+
+
+def test_an_integer_constant_without_elements_is_not_large() -> None:
+    empty = np.zeros((0,), np.int32)
+    add = _op("add", (1,), lambda x: mb.add(x=x, y=empty), types.int32)
+    assert fault_named("large-integers").found(add) == ""
+
+
+def test_a_fault_of_a_form_is_simulated_in_that_form_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version simulates it for every op of the type."""
+    fault = replace(
+        fault_named("softplus-cliff"), form=lambda op: "wide" if op.x.shape == (2,) else "", name="wide-only"
+    )
+    monkeypatch.setattr(engine_faults, "FAULTS", (fault,))
+    for length, is_simulated in ((2, True), (3, False)):
+        op = _op("softplus", (length,), lambda x: mb.softplus(x=x))
+        assert (engine_faults.with_faults(op, abs, None) is not abs) is is_simulated
+
+
+def fault_named(name: str) -> Fault:
+    return next(fault for fault in FAULTS if fault.name == name)

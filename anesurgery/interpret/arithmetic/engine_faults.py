@@ -1,8 +1,8 @@
-"""Ops that, by reports, give wrong numbers on the Neural Engine or in Core ML, where fp16 holds the right ones.
+"""Ops that were reported wrong on the Neural Engine, in Core ML or in Core AI, although fp16 can hold the result.
 
 No interval and no run in fp16 finds such a fault, only a report does. Each row says: which op in which form,
 where it was seen, what comes out, and who says so. The engine's arithmetic computes the rows that say how
-(`wrong`), `inspect` names them, edits must not write such an op, and `chips` lists them.
+(`simulate`), `inspect` names them, edits must not write such an op, and `chips` lists them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -50,23 +50,20 @@ class Fault:
     """The chips of `seen`, without Pro or Max; none where no report names one."""
     systems: tuple[tuple[str, int], ...] = ()
     """The releases of `seen`; none where no report names one."""
-    format: str = "Core ML"
+    runtime: Literal["Core ML", "Core AI"] = "Core ML"
     """"Core AI" where it was seen only in that runtime: for Core ML such a row is a warning."""
-    any_unit: bool = False
-    """Was it seen on the CPU or the GPU too?"""
-    gpu_only: bool = False
-    """Was it seen on the GPU, and right on the engine?"""
+    units: Literal["engine", "gpu", "any"] = "engine"
+    """Where it was seen: "gpu" if the engine was right; "any" if the CPU or the GPU was wrong, too."""
     form: Form | None = None
     """Returns, in words, what of an op has the faulty form, "" where nothing has. None: every op of the type
     has it."""
-    half: bool = False
-    """Is only an op of fp16 concerned, as the engine computes it? Layers of networks have no dtype, and
-    count."""
+    fp16_only: bool = False
+    """Is only an op of fp16 concerned? A layer of a neural network has no dtype; it is always concerned."""
     common: bool = False
     """Does nearly every model have the form? Then only a target with this chip and OS is warned."""
-    least: Callable[[Operation], float] | None = None
+    least_input: Callable[[Operation], float] | None = None
     """Returns the input from which on the result is wrong; None where that does not depend on the input."""
-    wrong: Callable[[Operation, Function], Function] | None = None
+    simulate: Callable[[Operation, Function], Function] | None = None
     """(op, function that computes it exactly) -> function that computes it wrongly; None where no report says
     how."""
     ends_process: bool = False
@@ -82,12 +79,14 @@ class Fault:
             op: the op.
             layer: is it the op of a neural network's layer, which has no dtype?
         """
-        if op.op_type not in self.ops or (self.half and not layer and np_dtype(op.outputs[0]) != np.float16):
+        if op.op_type not in self.ops:
+            return ""
+        if self.fp16_only and not layer and np_dtype(op.outputs[0]) != np.float16:
             return ""
         return f"%{op.outputs[0].name} is a {op.op_type}" if self.form is None else self.form(op)
 
 
-def _ints_of(op: Operation, name: str) -> list[int]:
+def _numbers_of(op: Operation, name: str) -> list[Any]:
     """Return a constant input as a list of numbers; empty where it has none."""
     value = constant(op.inputs.get(name))
     return [] if value is None else np.asarray(value).ravel().tolist()
@@ -104,7 +103,7 @@ def _softplus(op: Operation, function: Function) -> Function:
 def _terms(op: Operation) -> int:
     """Return how many numbers are reduced to one result; dynamic lengths count as 1."""
     shape = op.x.shape
-    axes = _ints_of(op, "axes") or range(len(shape))
+    axes = _numbers_of(op, "axes") or range(len(shape))
     sizes = [shape[axis] for axis in axes]
     return math.prod(n for n in sizes if isinstance(n, int)) or 1
 
@@ -121,10 +120,12 @@ def _log_sum(op: Operation, function: Function) -> Function:
 
 def _uneven_kernel(op: Operation) -> str:
     """Find a strided convolution with padding of which one side of the kernel is even and another odd."""
-    kernel, strides = list(op.weight.shape[2:]), _ints_of(op, "strides")
-    padded = any(_ints_of(op, "pad")) or str(constant(op.inputs.get("pad_type"))) != "valid"
-    uneven = len({int(k) % 2 for k in kernel if isinstance(k, int)}) > 1
-    if not (uneven and padded and any(s > 1 for s in strides) and op.x.shape[1] != 1):
+    kernel, strides = list(op.weight.shape[2:]), _numbers_of(op, "strides")
+    pad_type = str(constant(op.inputs.get("pad_type")) or "valid")
+    is_padded = any(_numbers_of(op, "pad")) if pad_type == "custom" else pad_type != "valid"
+    is_uneven = len({int(k) % 2 for k in kernel if isinstance(k, int)}) > 1
+    has_one_channel = op.x.shape[1] == 1  # the report is about two channels
+    if not (is_uneven and is_padded and any(s > 1 for s in strides)) or has_one_channel:
         return ""
     return f"kernel {'x'.join(map(str, kernel))}, stride {'x'.join(map(str, strides))}, with padding"
 
@@ -137,8 +138,8 @@ def _cut_by_output_shape(op: Operation) -> str:
     """
     if op.inputs.get("output_shape") is None:
         return ""
-    name, shapes = op.outputs[0].name, (static_shape(op.x), static_shape(op.outputs[0]), op.weight.shape)
-    if any(shape is None for shape in shapes):
+    name = op.outputs[0].name
+    if static_shape(op.x) is None or static_shape(op.outputs[0]) is None:
         return f"%{name} is a conv_transpose with output_shape"
     ends = transposed_cuts(op)
     is_uneven = any(begin != end for begin, end in ends)
@@ -154,27 +155,31 @@ LEAST_CHANNELS = 1600
 """The channels of the only depthwise convolution behind a concat that was reported."""
 
 
-def _wide_depthwise(op: Operation) -> str:
+def _many_channels_depthwise(op: Operation) -> str:
     """Find a depthwise convolution of many channels that a concat joined."""
-    concat, groups = producer(op.x, "concat"), constant(op.inputs.get("groups"))
+    concat = producer(op.x, "concat")
+    groups = constant(op.inputs.get("groups"))
     channels = op.x.shape[1]
     if concat is None or groups is None or not isinstance(channels, int) or int(groups) != channels:
         return ""
     return f"{channels} channels of a concat, depthwise" if channels >= LEAST_CHANNELS else ""
 
 
-def _wide_output(op: Operation) -> str:
+def _fp32_images(op: Operation) -> str:
     """Find the cast to fp32 that gives an output of images: the report was about a segmentation."""
     out = op.outputs[0]
     cast = is_output(out) and np_dtype(out) == np.float32 and np_dtype(op.x) == np.float16
     return f"the images %{out.name} are fp32, computed in fp16" if cast and len(out.shape or ()) == 4 else ""
 
 
-def _flat_hard_swish(op: Operation) -> str:
-    """Find the sigmoid of a hard swish behind a product of rank 2."""
+def _rank_2_hard_swish(op: Operation) -> str:
+    """Find the sigmoid of a hard swish behind a product of rank 2, as in sigmoid_hard(mul(linear(x), 1/6)).
+
+    The ops between are those with which a hard swish is written.
+    """
     product = op.x
     while (before := producer(product, "thresholded_relu", "clip", "add", "mul")) is not None:
-        product = before.x if not is_stored(before.x) else before.y
+        product = before.inputs.get("y") if is_stored(before.x) else before.x
     source = producer(product, *sorted(WEIGHTED))
     is_swish = any(reader.op_type in ("mul", "real_div") for reader in consumers(op.outputs[0]))
     if source is None or len(product.shape or ()) != 2 or not is_swish:
@@ -182,18 +187,22 @@ def _flat_hard_swish(op: Operation) -> str:
     return f"the hard swish reads the {source.op_type} %{product.name} of rank 2"
 
 
-def _narrow_choice(op: Operation) -> str:
+def _fp16_scores(op: Operation) -> str:
     """Find an op that chooses among scores of fp16."""
     scores: Var = op.x
     return f"%{scores.name} holds scores in fp16" if np_dtype(scores) == np.float16 else ""
 
 
-def _gathered_choice(op: Operation) -> str:
+MOST_READ = 16
+"""The most values that are followed from a topk to a gather: a pose head has five views, with casts between."""
+
+
+def _gathered_places(op: Operation) -> str:
     """Find a topk of fp16 scores whose indices a gather reads."""
-    words, pending, seen = _narrow_choice(op), list(op.outputs[1:]), 0
-    while words and pending and seen < 16:  # a pose head has five views and casts between them
-        seen += 1
-        for reader in consumers(pending.pop()):
+    words = _fp16_scores(op)
+    pending = list(op.outputs[1:]) if words else []
+    for _ in range(MOST_READ):
+        for reader in consumers(pending.pop()) if pending else ():
             if reader.op_type.startswith("gather"):
                 return f"{words}, and a gather takes rows at the places"
             pending += [v for v in reader.outputs if np_dtype(v).kind in "iu"]
@@ -211,7 +220,7 @@ def wide_attention(op: Operation) -> str:
     return f"the heads of %{op.query.name} are {width} wide" if is_wide else ""
 
 
-def _wide_attention_of_several(op: Operation) -> str:
+def _wide_heads_of_several_queries(op: Operation) -> str:
     """Find fused attention with wide heads and more than one query."""
     return "" if op.query.shape[-2] == 1 else wide_attention(op)
 
@@ -224,7 +233,8 @@ def _biased_attention(op: Operation) -> str:
     """Find attention over a large batch, with a bias or mask that is added to its scores."""
     is_fused = op.op_type == "scaled_dot_product_attention"
     bias = op.inputs.get("attn_mask") if is_fused else producer(op.x, "add")
-    batch = (op.query if is_fused else op.x).shape[0]
+    scored = op.query if is_fused else op.x
+    batch = scored.shape[0]
     if bias is None or not isinstance(batch, int) or batch < LEAST_BATCH:
         return ""
     if not is_fused:
@@ -250,24 +260,36 @@ def _signed_weights(op: Operation) -> str:
     decoder = decoder_of(op, "constexpr_affine_dequantize")
     if decoder is None:
         return ""
-    data, zero = constant(decoder.quantized_data), constant(decoder.zero_point)
+    data = constant(decoder.quantized_data)
+    zero = constant(decoder.zero_point)
     signed = data is not None and zero is not None and np.asarray(data).dtype == np.int8 and not np.any(zero)
     return f"%{decoder.outputs[0].name} is stored as int8 with the zero point 0" if signed else ""
 
 
-def _blocks(op: Operation, palette: bool) -> str:
-    """Find a weight with several scales for one output channel: of a palette, or else of 8-bit integers."""
+def _palette_with_blocks(op: Operation) -> str:
+    """Find the weight of a palette with several scales for one output channel."""
     decoder = decoder_of(op, "constexpr_blockwise_shift_scale")
-    if decoder is None or (producer(decoder.data, "constexpr_lut_to_dense") is not None) != palette:
+    if decoder is None or producer(decoder.data, "constexpr_lut_to_dense") is None:
         return ""
-    if not palette and decoder.data.dtype.get_bitwidth() != 8:
-        return ""  # the report is not about fewer bits
+    return _several_scales(decoder)
+
+
+def _bytes_with_blocks(op: Operation) -> str:
+    """Find a weight of 8-bit integers with several scales for one output channel; fewer bits were not reported."""
+    decoder = decoder_of(op, "constexpr_blockwise_shift_scale")
+    if decoder is None or producer(decoder.data, "constexpr_lut_to_dense") is not None:
+        return ""
+    return _several_scales(decoder) if decoder.data.dtype.get_bitwidth() == 8 else ""
+
+
+def _several_scales(decoder: Operation) -> str:
+    """Return how many scales a weight has if there are several along two axes, channels and blocks; else ""."""
     if sum(isinstance(n, int) and n > 1 for n in decoder.scale.shape) < 2:
         return ""
     return f"%{decoder.outputs[0].name} has {'x'.join(map(str, decoder.scale.shape))} scales"
 
 
-def _volume(op: Operation) -> str:
+def _rank_5(op: Operation) -> str:
     """Find an op on a value of rank 5."""
     shape = static_shape(op.x) or op.x.shape
     return f"%{op.x.name} has rank 5" if len(shape) == 5 else ""
@@ -278,40 +300,46 @@ EXACT_IN_FP32 = 2**24
 
 
 def _large_integers(op: Operation) -> str:
-    """Find arithmetic of integers with a constant that fp32 does not hold exactly, or on its limits."""
-    values = [(v, constant(v)) for _, v in operands(op) if np_dtype(v).kind in "iu"]
-    large = [
-        v.name
-        for v, value in values
-        if value is not None and np.abs(np.asarray(value, float)).max() > EXACT_IN_FP32
-    ]
-    return f"%{op.outputs[0].name} computes with the integers %{large[0]}" if large else ""
+    """Find arithmetic of integers with a constant beyond 2^24, from where on fp32 skips integers."""
+    for _, var in operands(op):
+        value = constant(var) if np_dtype(var).kind in "iu" else None
+        if value is not None and np.abs(np.asarray(value, float)).max(initial=0.0) > EXACT_IN_FP32:
+            return f"%{op.outputs[0].name} computes with the integers %{var.name}"
+    return ""
 
 
 def _dilated_groups(op: Operation) -> str:
     """Find a dilated convolution of rank 3 with groups of several channels."""
-    groups, channels = constant(op.inputs.get("groups")), op.x.shape[1]
-    dilated = any(n > 1 for n in _ints_of(op, "dilations"))
+    groups = constant(op.inputs.get("groups"))
+    channels = op.x.shape[1]
+    dilated = any(n > 1 for n in _numbers_of(op, "dilations"))
     if len(op.x.shape) != 3 or not dilated or groups is None or int(groups) in (1, channels):
         return ""
     return f"%{op.outputs[0].name} has {int(groups)} groups of several channels, dilated"
 
 
-COREML = "apple/coremltools: {}"
-COREAI = "apple/coreai-torch: {}"
+def _coremltools(what: str) -> str:
+    """Cite an issue or pull request of coremltools."""
+    return f"apple/coremltools: {what}"
+
+
+def _coreai_torch(what: str) -> str:
+    """Cite an issue of coreai-torch."""
+    return f"apple/coreai-torch: {what}"
+
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "softplus-cliff",
         names("softplus"),
         f"the op softplus gives 0 from {SOFTPLUS_CLIFF:g} on; mish uses it and is wrong there too",
-        f"{COREML.format('issues 2687, 2359, pull request 2618')}; sbryngelson/ANEForge: issue 113",
+        f"{_coremltools('issues 2687, 2359, pull request 2618')}; sbryngelson/ANEForge: issue 113",
         "M1 Pro (through mish) and M3 Max, macOS 26, CPU_AND_NE; M4, ALL; M5, macOS 26.5, by the compiler",
         chips=("M1", "M3", "M4", "M5"),
         systems=(("macOS", 26),),
-        half=True,
-        least=lambda op: SOFTPLUS_CLIFF,
-        wrong=_softplus,
+        fp16_only=True,
+        least_input=lambda op: SOFTPLUS_CLIFF,
+        simulate=_softplus,
         remedy="replace_faulty_ops",
         advice="write softplus(min(x, 10)) + max(x - 10, 0), or max(x, 0) + log(1 + exp(-|x|))",
     ),
@@ -319,13 +347,13 @@ FAULTS: tuple[Fault, ...] = (
         "log-sum-cliff",
         names("reduce_log_sum_exp"),
         "reduce_log_sum_exp takes no maximum away: where the sum of exponentials passes 65504 it gives 0",
-        f"{COREML.format('issue 2690, pull request 2726')}; rustnn/rustnn: pull request 213",
+        f"{_coremltools('issue 2690, pull request 2726')}; rustnn/rustnn: pull request 213",
         "M3 Max, macOS 26, CPU_AND_NE",
         chips=("M3",),
         systems=(("macOS", 26),),
-        half=True,
-        least=lambda op: fp16.LARGEST_EXPONENT - math.log(_terms(op)),
-        wrong=_log_sum,
+        fp16_only=True,
+        least_input=lambda op: fp16.LARGEST_EXPONENT - math.log(_terms(op)),
+        simulate=_log_sum,
         remedy="replace_faulty_ops",
         advice="take the maximum away before the exponentials",
     ),
@@ -333,10 +361,10 @@ FAULTS: tuple[Fault, ...] = (
         "hard-swish-rank-2",
         names("sigmoid_hard"),
         "a hard swish behind a product of rank 2 was off by 0.2 (3.9 %); the same product as 1x1xMxN was right",
-        COREAI.format("issue 51"),
+        _coreai_torch("issue 51"),
         "a Mac, Core AI, fp16, the chip is not named",
-        format="Core AI",
-        form=_flat_hard_swish,
+        runtime="Core AI",
+        form=_rank_2_hard_swish,
         remedy="replace_faulty_ops",
         advice="give the product four axes",
     ),
@@ -345,10 +373,10 @@ FAULTS: tuple[Fault, ...] = (
         names("sigmoid_hard"),
         "MobileNetV3 Small was off by 0.19 to 0.26 with ALL and by 0.06 to 0.09 on the CPU, ResNet18 not; on "
         "Core AI it was the hard swish behind a product of rank 2",
-        f"{COREML.format('issue 2625')}; {COREAI.format('issue 51')}",
+        f"{_coremltools('issue 2625')}; {_coreai_torch('issue 51')}",
         "M4 with ALL, as a whole model; the op alone on a Mac with Core AI, the chip is not named",
-        form=_flat_hard_swish,
-        half=True,
+        form=_rank_2_hard_swish,
+        fp16_only=True,
         remedy="replace_faulty_ops",
         advice="give the product four axes",
     ),
@@ -356,12 +384,12 @@ FAULTS: tuple[Fault, ...] = (
         "argmax-narrow",
         names("reduce_argmax"),
         "argmax of fp16 scores gave a wrong class map, the same one each time; argmax of fp32 scores was right",
-        COREAI.format("issue 116"),
+        _coreai_torch("issue 116"),
         "iPhone 17 Pro (A19 Pro), iOS 27.0, Core AI, default units",
         chips=("A19",),
         systems=(("iOS", 27),),
-        format="Core AI",
-        form=_narrow_choice,
+        runtime="Core AI",
+        form=_fp16_scores,
         remedy="replace_faulty_ops",
         advice="cast the scores to fp32 before it, or choose on the host",
     ),
@@ -369,22 +397,22 @@ FAULTS: tuple[Fault, ...] = (
         "topk-gather",
         names("topk"),
         "a topk of fp16 scores and a gather at its places gave confidences of 0; in fp32 they were right",
-        COREAI.format("issue 115"),
+        _coreai_torch("issue 115"),
         "iPhone 17 Pro (A19 Pro), iOS 27.0, Core AI, default units",
         chips=("A19",),
         systems=(("iOS", 27),),
-        format="Core AI",
-        form=_gathered_choice,
+        runtime="Core AI",
+        form=_gathered_places,
         advice="choose on the host, or keep the head in fp32",
     ),
     Fault(
         "conv-uneven-kernel",
         names("conv"),
         "a convolution with kernel 3x2, padding 1 and stride 2 gave a wrong last value for two channels",
-        COREML.format("issue 2515"),
+        _coremltools("issue 2515"),
         "a Mac, the chip and the units are not named",
         form=_uneven_kernel,
-        any_unit=True,
+        units="any",
         remedy="replace_faulty_ops",
         advice="pad the kernel with zeros to 3x3",
     ),
@@ -393,12 +421,12 @@ FAULTS: tuple[Fault, ...] = (
         names("conv_transpose"),
         "conv_transpose with an output_shape that cuts unevenly gave other outputs on all units than on the "
         "CPU, and shifted ones in fp16",
-        COREML.format("issues 2281, 2324"),
+        _coremltools("issues 2281, 2324"),
         "a Mac, CPU_ONLY beside ALL, the chip is not named; shifted in fp16 on M1, macOS 14.3",
         chips=("M1",),
         systems=(("macOS", 14),),
         form=_cut_by_output_shape,
-        any_unit=True,
+        units="any",
         remedy="replace_faulty_ops",
         advice="leave output_shape out and write the padding",
     ),
@@ -406,11 +434,11 @@ FAULTS: tuple[Fault, ...] = (
         "resample-pixels",
         names("resample"),
         "resample at unnormalized coordinates differed from the same points as normalized ones, in fp32 too",
-        COREML.format("pull request 2752"),
+        _coremltools("pull request 2752"),
         "a Mac, macOS 14 (macOS 15 was right)",
         systems=(("macOS", 14),),
         form=_unnormalized,
-        any_unit=True,
+        units="any",
         remedy="replace_faulty_ops",
         advice="normalize the coordinates to [-1, 1]",
     ),
@@ -421,7 +449,7 @@ FAULTS: tuple[Fault, ...] = (
         "developer.apple.com/forums/thread/720810",
         "iPhone 13 and 14 (A15)",
         chips=("A15",),
-        form=_wide_depthwise,
+        form=_many_channels_depthwise,
         remedy="replace_faulty_ops",
         advice="convolve the parts before the concat",
     ),
@@ -433,7 +461,7 @@ FAULTS: tuple[Fault, ...] = (
         "iPhone 15 Pro (A17 Pro), iOS 18",
         chips=("A17",),
         systems=(("iOS", 18),),
-        form=_wide_output,
+        form=_fp32_images,
         common=True,
         remedy="interface_fp16",
         advice="convert with fp16 outputs for iOS 16 (of a model for iOS 15, the pass takes newer_opset=True)",
@@ -444,7 +472,7 @@ FAULTS: tuple[Fault, ...] = (
         "the op gru gave wrong numbers on every unit, and on the CPU unless the GPU sandbox was off",
         "webmachinelearning/webnn: issue 689",
         "a Mac, in Chromium; the chip is not named",
-        any_unit=True,
+        units="any",
         remedy="unroll_recurrent",
         advice="write the recurrence with linear, sigmoid and tanh",
     ),
@@ -456,9 +484,9 @@ FAULTS: tuple[Fault, ...] = (
         "kasper0406/stablehlo-coreml: pull request 89",
         "a Mac, macOS 26.5 and 26.6; the chip is not named",
         systems=(("macOS", 26),),
-        form=_wide_attention_of_several,
-        half=True,
-        any_unit=True,
+        form=_wide_heads_of_several_queries,
+        fp16_only=True,
+        units="any",
         ends_process=True,
         remedy="decompose_attention",
         advice="write the attention as matmul, softmax and matmul",
@@ -468,11 +496,11 @@ FAULTS: tuple[Fault, ...] = (
         names("softmax scaled_dot_product_attention"),
         "attention with a bias that is added to its scores was wrong on the GPU from a batch of 10 on; on the "
         "CPU and the engine it was right",
-        COREML.format("issue 2650"),
+        _coremltools("issue 2650"),
         "a Mac, macOS 26.2, units with the GPU; the chip is not named",
         systems=(("macOS", 26),),
         form=_biased_attention,
-        gpu_only=True,
+        units="gpu",
         advice="ask for CPU_AND_NE, or run batches of at most 9",
     ),
     Fault(
@@ -480,7 +508,7 @@ FAULTS: tuple[Fault, ...] = (
         PRODUCTS,
         "MiDaS with weights of int8 and zero point 0 (linear_symmetric) gave infinity with CPU_AND_NE and one "
         "constant with CPU_AND_GPU; with CPU_ONLY it was right",
-        COREML.format("issue 2114, pull requests 2675, 2677"),
+        _coremltools("issue 2114, pull requests 2675, 2677"),
         "a Mac, coremltools 7.1; the chip is not named",
         form=_signed_weights,
         remedy="replace_faulty_ops",
@@ -495,8 +523,8 @@ FAULTS: tuple[Fault, ...] = (
         "iPhone 16 Pro Max (A18 Pro), iOS 27.0, Core AI",
         chips=("A18",),
         systems=(("iOS", 27),),
-        format="Core AI",
-        form=lambda op: _blocks(op, palette=False),
+        runtime="Core AI",
+        form=_bytes_with_blocks,
         advice="store one scale for each output channel, or a palette",
     ),
     Fault(
@@ -504,22 +532,22 @@ FAULTS: tuple[Fault, ...] = (
         PRODUCTS,
         "a convolution whose palette had two scales for each output channel took other scales: 1,921 of 4,096 "
         "results were wrong; two convolutions with a scale each were right",
-        COREAI.format("issue 93"),
+        _coreai_torch("issue 93"),
         "M5 Pro, macOS 27.0, Core AI",
         chips=("M5",),
         systems=(("macOS", 27),),
-        format="Core AI",
-        form=lambda op: _blocks(op, palette=True),
+        runtime="Core AI",
+        form=_palette_with_blocks,
         advice="split the convolution where the scales change, or store one scale for each channel",
     ),
     Fault(
         "batch-norm-volume",
         names("batch_norm"),
         "a batch_norm of rank 5 (BatchNorm3d) ended the process",
-        f"pytorch/executorch: issue 11701; {COREML.format('issues 2276, 2572')}",
+        f"pytorch/executorch: issue 11701; {_coremltools('issues 2276, 2572')}",
         "Core ML through ExecuTorch; the chip is not named",
-        form=_volume,
-        any_unit=True,
+        form=_rank_5,
+        units="any",
         ends_process=True,
         remedy="replace_faulty_ops",
         advice="multiply and add, or fold it into the convolution before it",
@@ -529,10 +557,10 @@ FAULTS: tuple[Fault, ...] = (
         names("instance_norm"),
         "an instance_norm of rank 5 (InstanceNorm3d) ended the process on the GPU, with ALL too; on the CPU it "
         "was right. Core ML documents ranks 3 and 4",
-        COREML.format("issue 2667, pull request 2820"),
+        _coremltools("issue 2667, pull request 2820"),
         "a Mac, CPU_AND_GPU and ALL, coremltools 9; the chip is not named",
-        form=_volume,
-        gpu_only=True,
+        form=_rank_5,
+        units="gpu",
         ends_process=True,
         remedy="replace_faulty_ops",
         advice="join two of the three axes around it",
@@ -544,14 +572,14 @@ FAULTS: tuple[Fault, ...] = (
         "rustnn/rustnn: pull request 183",
         "a Mac, in the tests of WebNN; the chip and the units are not named",
         form=_large_integers,
-        any_unit=True,
+        units="any",
         advice="keep integers below 2^24, or compute with two digits",
     ),
     Fault(
         "conv-dilated-groups",
         names("conv"),
         "a dilated convolution of rank 3 with two groups of several channels ended the process",
-        f"{COREML.format('issue 2574')}; pytorch/executorch: issue 11688",
+        f"{_coremltools('issue 2574')}; pytorch/executorch: issue 11688",
         "M1 Pro, macOS 15, coremltools 8.3 and 9; macOS 15.6, the chip is not named",
         chips=("M1",),
         systems=(("macOS", 15),),
@@ -564,8 +592,13 @@ FAULTS: tuple[Fault, ...] = (
 
 
 def with_faults(op: Operation, function: Function, chip: str | None) -> Function:
-    """Return the function that computes an op with the faults of a chip, of any chip where none is named."""
+    """Return the function that computes an op with the faults of a chip, or of all chips if none is named.
+
+    A report that names no chip is none about the named one.
+    """
     for fault in FAULTS:
-        if fault.wrong is not None and op.op_type in fault.ops and (chip is None or chip in fault.chips):
-            function = fault.wrong(op, function)
+        concerns_chip = chip is None or chip in fault.chips
+        # the engine computes every op in fp16, whatever its dtype, as it does layers
+        if fault.simulate is not None and concerns_chip and fault.found(op, layer=True):
+            function = fault.simulate(op, function)
     return function

@@ -25,7 +25,7 @@ CORE_ML = "Core ML"
 
 def concerns(fault: Fault, target: Target, format: str = CORE_ML) -> bool:
     """Was a fault reported for this format on a chip of the target's generations, and on its OS?"""
-    if fault.format != format or not fault.chips or not _may_use_unit(fault, target):
+    if fault.runtime != format or not fault.chips or not _may_use_unit(fault, target):
         return False
     reported = {CHIPS[name].family for name in fault.chips}
     if fault.common and (target.os is None or not target.families <= reported):
@@ -36,7 +36,7 @@ def concerns(fault: Fault, target: Target, format: str = CORE_ML) -> bool:
 
 def _may_use_unit(fault: Fault, target: Target) -> bool:
     """May Core ML use the unit on which the fault was seen (GPU or engine)?"""
-    return target.uses_gpu if fault.gpu_only else target.uses_ane
+    return target.uses_gpu if fault.units == "gpu" else target.uses_ane
 
 
 FIRST_CORE_AI = 27
@@ -65,9 +65,9 @@ def fault_words(fault: Fault, op: Operation, layer: bool = False) -> str:
         layer: does the op stand for a layer of a neural network?
     """
     said = fault.found(op, layer)
-    if not said or fault.least is None:
+    if not said or fault.least_input is None:
         return said
-    least = fault.least(op)
+    least = fault.least_input(op)
     return "" if interval(op.x)[1] < least else f"{said}; %{op.x.name} may be {least:.4g} or more"
 
 
@@ -89,15 +89,15 @@ def _claim(fault: Fault, format: str, op: Operation, target: Target, layer: bool
 def _warning(fault: Fault, format: str, op: Operation, target: Target, layer: bool = False) -> str:
     if fault.common or concerns(fault, target, format):
         return ""
-    if not (_may_use_unit(fault, target) or fault.any_unit):
+    if not (_may_use_unit(fault, target) or fault.units == "any"):
         return ""
-    if fault.format != format == CORE_ML and not may_run_core_ai(fault, target):
+    if fault.runtime != format == CORE_ML and not may_run_core_ai(fault, target):
         return ""
     if not (words := fault_words(fault, op, layer)):
         return ""
     what = "reported to end the process" if fault.ends_process else "reported wrong"
     chips = f"on {', '.join(fault.chips)}" if fault.chips else "on a chip that is not named"
-    other_format = "" if fault.format == format else f", by {fault.format}"
+    other_format = "" if fault.runtime == format else f", by {fault.runtime}"
     return f"{what} {chips}{other_format}: {words}"
 
 

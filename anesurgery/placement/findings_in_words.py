@@ -90,7 +90,7 @@ def is_fault_elsewhere(finding: Finding, legal: bool | None, preferred: str | No
 
 def _is_unknown_fault(finding: Finding) -> bool:
     """Is it a claim whose wrong results the interpreter cannot compute?"""
-    return is_claim(finding) and CLAIMS[finding.rule].wrong is None
+    return is_claim(finding) and CLAIMS[finding.rule].simulate is None
 
 
 def in_short(findings: Iterable[Finding]) -> str:

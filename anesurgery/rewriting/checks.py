@@ -338,12 +338,12 @@ def repairs_of(steps: Sequence[Pass], start: Trial, trials: Trials, outputs: Out
     own = [_restricted_to_claims(step, claims) for step in steps]
     reached = _fewest_repairs(own, start, trials, outputs)
     yield from () if reached is None else (reached,)
-    shown = {rule for rule in claims if samples and CLAIMS[rule].wrong is not None}
+    shown = {rule for rule in claims if samples and CLAIMS[rule].simulate is not None}
     left = {rule: remedy for rule, remedy in claims.items() if rule not in shown}
     done = () if reached is None else reached.steps
     if named := tuple(step for step in own if step.name in left.values() and step not in done):
         rules = tuple(rule for rule, remedy in left.items() if remedy in {step.name for step in named})
-        reachable = any(CLAIMS[rule].wrong is not None for rule in rules)
+        reachable = any(CLAIMS[rule].simulate is not None for rule in rules)
         unless = "; give inputs to see whether they reach it" if reachable else ""
         why = f"{', '.join(rules)} was reported on this target{unless}"
         yield Repairs(named, why, "repairs what was reported wrong on the target", rules)

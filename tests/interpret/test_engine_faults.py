@@ -75,9 +75,7 @@ def _op(
         ({"pad_type": "valid", "pad": [1, 1, 0, 0]}, False),
     ],
 )
-def test_a_convolution_is_padded_by_what_its_type_of_padding_reads(
-    padding: dict[str, Any], found: bool
-) -> None:
+def test_a_convolution_is_padded_by_what_its_type_reads(padding: dict[str, Any], found: bool) -> None:
     weight = np.ones((4, 4, 3, 2), np.float32)
     conv = _op("conv", (1, 4, 8, 8), lambda x: mb.conv(x=x, weight=weight, strides=[2, 2], **padding))
     assert bool(fault_named("conv-uneven-kernel").found(conv)) is found

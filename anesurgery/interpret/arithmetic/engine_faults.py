@@ -1,4 +1,4 @@
-"""Ops that were reported wrong on the Neural Engine, in Core ML or in Core AI, although fp16 can hold the result.
+"""Ops that were reported wrong on the Neural Engine, in Core ML or in Core AI, although fp16 holds the result.
 
 No interval and no run in fp16 finds such a fault, only a report does. Each row says: which op in which form,
 where it was seen, what comes out, and who says so. The engine's arithmetic computes the rows that say how
@@ -275,7 +275,7 @@ def _palette_with_blocks(op: Operation) -> str:
 
 
 def _bytes_with_blocks(op: Operation) -> str:
-    """Find a weight of 8-bit integers with several scales for one output channel; fewer bits were not reported."""
+    """Find a weight of 8-bit integers, as reported, with several scales for one output channel."""
     decoder = decoder_of(op, "constexpr_blockwise_shift_scale")
     if decoder is None or producer(decoder.data, "constexpr_lut_to_dense") is not None:
         return ""

@@ -23,15 +23,15 @@ from anesurgery.commands.waiting import waiting
 from anesurgery.display import finite
 from anesurgery.errors import SurgeryError
 
-Parts = Annotated[
+Merge = Annotated[
     list[Path] | None, typer.Option("--merge", help="A file that --save wrote. Repeat for each share.")
 ]
 Save = Annotated[Path | None, typer.Option(help="A JSON file to write the result to, for --merge.")]
 Measured = Annotated[
     str | None, typer.Argument(help="An .mlpackage, .mlmodel or .mlmodelc; none with --merge.")
 ]
-EXAMPLES = "palettize-4, linear-8, linear-4-block-32, prune-50, ...; repeat."
-Modes = Annotated[list[str] | None, typer.Option("--mode", help=EXAMPLES)]
+MODES_HELP = "palettize-4, linear-8, linear-4-block-32, prune-50, ...; repeat."
+Modes = Annotated[list[str] | None, typer.Option("--mode", help=MODES_HELP)]
 Bits = Annotated[float | None, typer.Option(help="Propose modes with this many bits on average.")]
 MaxSize = Annotated[str | None, typer.Option(help="Propose modes for this size of all weights, as 20MB.")]
 MaxKl = Annotated[
@@ -45,20 +45,26 @@ Worst = Annotated[Path | None, typer.Option(help="An .npz file to write the wors
 
 @subcommand("checking.ranges:ranges", waits="running the model in three arithmetics")
 def ranges(
-    call: Call, model: Measured = None, inputs: Inputs = None, merge: Parts = None, save: Save = None
+    call: Call,
+    model: Measured = None,
+    inputs: Inputs = None,
+    merge: Merge = None,
+    save: Save = None,
+    overwrite: Overwrite = False,
 ) -> Outcome:
     """Show the range of every op. Exit code 1 if a value overflows fp16 or the Neural Engine."""
     if model is not None and is_folder(model):
         asked = {"--inputs": inputs, "--shard": call["shard"], "--merge": merge, "--save": save}
         refuse_for_folders(asked | {f"--{name}": call[name] for name in ("function", "member")})
-        folder = call.of("placement.folders:ranges_folder", "models")(model)
-        sound = [getattr(one, "ok", False) for one in folder.models.values()]
-        then = first_of(folder, "ranges", model, lambda one: not getattr(one, "ok", False))
-        return Outcome(folder, then=then, code=int(not all(sound)))
+        folder = call.of("placement.folders:ranges_folder", waits="models")(model)
+        all_fit = all(getattr(observed, "ok", False) for observed in folder.models.values())
+        then = first_of(folder, "ranges", model, lambda observed: not getattr(observed, "ok", False))
+        return Outcome(folder, then=then, code=int(not all_fit))
     from anesurgery.checking.ranges import Ranges
 
-    parts = _parts(model, merge, Ranges)
-    observed = call(model, inputs) if parts is None else parts[0].merge(*parts[1:])
+    check_pages(overwrite, save)
+    _check_one_source(model, merge)
+    observed = _merged(merge, Ranges) if merge else call(model, inputs)
     _save(observed, save)
     then = to_certify(model) if observed.ok else command("fix", model, "safe_numbers")
     return Outcome(observed, wrote=[save], then=then if model else "", code=int(not observed.ok))
@@ -87,22 +93,29 @@ def certify(
 
 
 def certified(certificate: Any, model: str, target: str | None, *wrote: Path | None) -> Outcome:
-    """Return the end of `certify`: a failure names the repair, a success a picture and a way to time it."""
-    fix = command("fix", model, "safe_numbers", target=target)
-    then = picture(model, target) if certificate.ok else fix
-    more = f"On a Mac, time it: {command('measure', model)}" if certificate.ok else ""
-    return Outcome(certificate, wrote=wrote, then=then, more=more, code=int(not certificate.ok))
+    """Return the outcome of `certify` and `prove` for one model, with the next step: a repair or a picture."""
+    if not certificate.ok:
+        repair = command("fix", model, "safe_numbers", target=target)
+        return Outcome(certificate, wrote=wrote, then=repair, code=1)
+    more = f"On a Mac, time it: {command('measure', model)}"
+    return Outcome(certificate, wrote=wrote, then=picture(model, target), more=more)
 
 
 def _pairs(feedback: list[str] | None) -> dict[str, str] | None:
-    """Output -> input, from OUTPUT=INPUT.
+    """Return output -> input, from OUTPUT=INPUT.
 
     Raises:
-        SurgeryError: there is no "=" in one.
+        SurgeryError: there is no "=" in one, or an output is named twice.
     """
-    if any("=" not in one for one in feedback or ()):
-        raise SurgeryError(f"--feedback {' '.join(feedback or ())}: write it as OUTPUT=INPUT")
-    return dict(one.split("=", 1) for one in feedback) if feedback else None
+    pairs: dict[str, str] = {}
+    for pair in feedback or ():
+        output, equals, fed_back = pair.partition("=")
+        if not equals:
+            raise SurgeryError(f"--feedback {pair}: write it as OUTPUT=INPUT")
+        if output in pairs:
+            raise SurgeryError(f"--feedback {pair}: the output {output} is fed back to {pairs[output]} already")
+        pairs[output] = fed_back
+    return pairs or None
 
 
 @subcommand("compressing.sensitivity:sensitivity", waits="weights", leave=("precision",))
@@ -116,30 +129,38 @@ def sensitivity(
     max_kl: MaxKl = None,
     min_psnr: MinPsnr = None,
     out: Package = None,
-    merge: Parts = None,
+    merge: Merge = None,
     save: Save = None,
     overwrite: Overwrite = False,
 ) -> Outcome:
     """Measure how much compressing each weight changes the outputs, and propose bits for each."""
     from anesurgery.compressing.sensitivity import MODES, Sensitivity
 
-    every = {"bits": bits, "max_bytes": max_size, "max_kl": max_kl, "min_psnr": min_psnr}
-    goals = {name: goal for name, goal in every.items() if goal is not None}
+    options = {"bits": bits, "max_bytes": max_size, "max_kl": max_kl, "min_psnr": min_psnr}
+    goals = {name: goal for name, goal in options.items() if goal is not None}
+    check_pages(overwrite, save)
     _check_out(out, goals, model, overwrite)
-    parts = _parts(None if merge and out else model, merge, Sensitivity)
-    costs = call(model, inputs, tuple(modes or MODES)) if parts is None else parts[0].merge(*parts[1:])
+    if not (merge and out):  # merged costs need the model, too, to write it compressed
+        _check_one_source(model, merge)
+    costs = _merged(merge, Sensitivity) if merge else call(model, inputs, tuple(modes or MODES))
     _save(costs, save)
-    proposal = costs.propose(**goals) if goals else None
-    if out is not None and proposal is not None:
-        from anesurgery.files.writing import write_atomically
+    plain, shown = costs.to_json(), [costs]
+    if goals:
+        proposal = costs.propose(**goals)
+        plain |= {"proposal": proposal.to_json()}
+        shown.append(proposal)
+        if out is not None:
+            with waiting("compressing with coremltools", call.silent):
+                _write(proposal.apply(model), out, overwrite)
+    then = command("compress", model, "--bits", 4) if model else ""
+    return Outcome(plain, shown, wrote=[save, out], then=then if out is None else command("see", out))
 
-        with waiting("compressing with coremltools", call.silent):
-            made = proposal.apply(model)
-            write_atomically(out.expanduser().absolute(), lambda place: made.save(str(place)), overwrite)
-    then = command("see", out) if out is not None else command("compress", model, "--bits", 4) if model else ""
-    shown = [one for one in (costs, proposal) if one is not None]
-    plain = costs.to_json() | ({} if proposal is None else {"proposal": proposal.to_json()})
-    return Outcome(plain, shown, [save, out], then=then)
+
+def _write(model: Any, out: Path, overwrite: bool) -> None:
+    """Write a model of coremltools."""
+    from anesurgery.files.writing import write_atomically
+
+    write_atomically(out.expanduser().absolute(), lambda place: model.save(str(place)), overwrite)
 
 
 def _check_out(out: Path | None, goals: dict[str, Any], model: str | None, overwrite: bool) -> None:
@@ -157,11 +178,20 @@ def _check_out(out: Path | None, goals: dict[str, Any], model: str | None, overw
     check_target(Path(model).expanduser(), out.expanduser().absolute(), overwrite)
 
 
-def _parts(model: str | None, merge: list[Path] | None, kind: Any) -> list[Any] | None:
-    """The shares to merge; None where a model is to be measured."""
+def _check_one_source(model: str | None, merge: list[Path] | None) -> None:
+    """See that there is either a model to measure or results to merge.
+
+    Raises:
+        SurgeryError: there are both, or none.
+    """
     if (model is None) == (not merge):
         raise SurgeryError("give a model to measure, or the results of its shares by --merge")
-    return [kind.from_json(_json(path)) for path in merge] if merge else None
+
+
+def _merged(paths: list[Path], kind: Any) -> Any:
+    """Return the results of shares as one; `kind` is their class."""
+    first, *others = [kind.from_json(_json(path)) for path in paths]
+    return first.merge(*others)
 
 
 def _save(result: Any, path: Path | None) -> None:

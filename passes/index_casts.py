@@ -38,20 +38,19 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 from anesurgery.facts import whole_numbers
 
-TAKEN = (np.dtype("int32"), np.dtype("uint16"), np.dtype("int16"))
+INDEX_TYPES = (np.dtype("int32"), np.dtype("uint16"), np.dtype("int16"))
 """What the indices of a gather may be, in every opset that has 16-bit indices."""
 
 
 @dataclass(frozen=True)
 class IndexCasts(Rewrite):
-    """The indices of a gather as they were before casts that keep each of them."""
+    """Gather at the indices as they were before casts that change none of them."""
 
     name = "index_casts"
     kinds = frozenset({"gather"})
     follows = ("token_id_guard",)
-    # ids are cleared before passes look at what reads them
-    precedes = ("select_last_token", "embedding_matmul")
-    shares_inner = True
+    precedes = ("select_last_token", "embedding_matmul")  # they look for gathers that read ids directly
+    shares_inner = True  # other readers of the casts keep them
 
     def check(self, m: Match) -> Match | Refusal:
         """Are there casts of integers that keep every index?"""
@@ -66,8 +65,10 @@ class IndexCasts(Rewrite):
         if source is m.indices:
             span = f"from {low} to {int(length) - 1}"
             return Refusal(f"{an.np_dtype(source)} does not hold the indices {span}", m.root)
-        inside = {source: (low, int(length) - 1)}
-        return m.bind(source=source, within=inside) if an.np_dtype(source) in TAKEN else an.NO_MATCH
+        if an.np_dtype(source) not in INDEX_TYPES:
+            return Refusal(f"%{source.name} is {an.np_dtype(source)}, which no gather takes as indices", m.root)
+        valid = {source: (low, int(length) - 1)}  # the check draws from this range, ends included
+        return m.bind(source=source, within=valid)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Look up at the integers as they were."""

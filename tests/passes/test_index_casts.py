@@ -48,12 +48,25 @@ def test_without_the_promise_a_remainder_stays(converted: Callable[..., Any]) ->
     assert [op.x.op.x.name for op in walk_ops(surgery.program) if op.op_type == "mod"] == ["input_ids"]
 
 
+def codes_as_indices() -> Program:
+    """Look up at the codes of a quantized value, which are int8."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 4))], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        codes = mb.quantize(input=x, scale=np.float32(1), output_dtype="int8", name="codes")
+        table = np.arange(256, dtype=np.float32).reshape(128, 2)
+        return mb.gather(x=table, indices=mb.cast(x=codes, dtype="int32"), axis=0, name="y")
+
+    return program
+
+
 test_cases, test_surroundings = table(
     IndexCasts(),
     *(
         rewrites(lookup, 9, *dtypes, inputs={"ids": np.array([[0, 8, 3, 1]], np.int32)})
         for dtypes in [("int16",), ("int16", "int32"), ("int16", "int32", "int16")]
     ),
+    refuses("%codes is int8, which no gather takes as indices", codes_as_indices),
     refuses("int16 does not hold the indices from -40000 to 39999", lookup, 40000, "int16"),
     *(
         rewrites(lookup, 32000, *dtypes, inputs={"ids": np.array([[0, 31999, 3, 1]], np.int32)})

@@ -357,7 +357,7 @@ def test_an_unknown_chip_is_refused() -> None:
 
 def test_every_row_has_a_source_and_names_measured_chips() -> None:
     text = properties.describe()
-    for row in properties.ELEMENTS:
+    for row in properties.PROPERTIES:
         assert row.name in text
         assert set(row.chips) <= set(properties.CHIPS)
         assert row.source

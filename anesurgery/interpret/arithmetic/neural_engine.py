@@ -1,8 +1,8 @@
 """An estimate of the Neural Engine's arithmetic ("ane", "ane:M1"), put together from measurements on chips.
 
-`precision.meaning` calls `meaning` for each op. `properties.ELEMENTS` lists what is known, and says of each row
-if and how it is modelled here. Without a chip, only rows that were found on every measured chip apply, and the
-faults of any chip (`engine_faults.FAULTS`), since an app meets all of them.
+`precision.meaning` calls `meaning` for each op. `properties.PROPERTIES` lists what is known, and says of each
+row if and how it is modelled here. Without a chip, only rows that were found on every measured chip apply, and
+the faults of any chip (`engine_faults.FAULTS`), since an app meets all of them.
 
 The largest part is the ceiling: a sum of products becomes infinite as soon as a partial sum reaches 32768.
 """

@@ -12,7 +12,7 @@ CHIPS = ("M1", "M2", "M3", "M4", "M5", "M6")
 
 
 @dataclass(frozen=True)
-class Element:
+class Property:
     """One property of the arithmetic."""
 
     name: str
@@ -24,9 +24,9 @@ class Element:
     """ "measured" (through Core ML or directly) or "reported"."""
     source: str
     modelled: str = ""
-    """How `neural_engine` computes it; empty where it does not."""
+    """How `neural_engine` computes it. Empty where it does not: `applies` is then False."""
     everywhere: bool = False
-    """Does it apply when no chip is named?"""
+    """Is it computed for every chip, measured there or not, and when no chip is named?"""
 
 
 STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/numerics.md"
@@ -34,194 +34,206 @@ GUIDE = "sbryngelson/ane-guide: part-1-machine/03"
 FORGE = "sbryngelson/ANEForge: numeric-cliffs"
 CADAMCAT = "cadamcat/llms-on-apple-neural-engine"
 OMARCHY = "joshuaswarren/omarchy-ane"
-ALL = ("M1", "M2", "M4", "M5", "M6")
+ALL_BUT_M3 = ("M1", "M2", "M4", "M5", "M6")
+"""The chips on which the properties that all sources share were measured."""
 
-ELEMENTS: tuple[Element, ...] = (
-    Element(
+PROPERTIES: tuple[Property, ...] = (
+    Property(
         "ceiling",
         "a result or partial sum of products with magnitude 32768 or more becomes infinite, and stays so",
-        ALL,
-        "measured",
-        f"{GUIDE}; {FORGE}; {STUDY}",
-        "matmul, linear, conv: partial sums in the order of the indices (the device's order is not known); "
-        "conv_transpose, conv_quantized, einsum: the result only",
+        chips=ALL_BUT_M3,
+        grade="measured",
+        source=f"{GUIDE}; {FORGE}; {STUDY}",
+        modelled="matmul, linear, conv: partial sums in the order of the indices (the device's order is not "
+        "known); conv_transpose, conv_quantized, einsum: the result only",
         everywhere=True,
     ),
-    Element(
+    Property(
         "one_term",
         "a 1x1 convolution of one channel keeps the range of fp16",
-        ALL,
-        "measured",
-        f"{GUIDE}; {STUDY}",
-        "no ceiling where a sum has one term",
+        chips=ALL_BUT_M3,
+        grade="measured",
+        source=f"{GUIDE}; {STUDY}",
+        modelled="no ceiling where a sum has one term",
         everywhere=True,
     ),
-    Element(
+    Property(
         "accumulator",
         "sums are kept wider than fp16 between products",
-        ("M4", "M6"),
-        "measured",
-        STUDY,
-        "sums in fp32",
+        chips=("M4", "M6"),
+        grade="measured",
+        source=STUDY,
+        modelled="sums in fp32",
         everywhere=True,
     ),
-    Element(
+    Property(
         "fixed_point",
         "the accumulator has 16 bits after the binary point: products below about 2^-17 vanish",
-        ("M4", "M6"),
-        "measured",
-        STUDY,
+        chips=("M4", "M6"),
+        grade="measured",
+        source=STUDY,
     ),
-    Element(
+    Property(
         "grid",
         "results of a matmul of two activations are multiples of 2^-16, and 0 below 2^-17; how the terms "
-        "are added is "
-        "not known",
-        ("M2",),
-        "measured",
-        f"{OMARCHY}: receipts/2026-09-30-t6021-accumulator (Linux driver)",
-        "results of matmul, halves away from zero",
+        "are added is not known",
+        chips=("M2",),
+        grade="measured",
+        source=f"{OMARCHY}: receipts/2026-09-30-t6021-accumulator (Linux driver)",
+        modelled="results of matmul, halves away from zero",
     ),
-    Element("first_stage", "tiles of four products are rounded to fp16 first", ("M1",), "measured", GUIDE),
-    Element(
+    Property(
+        "first_stage",
+        "tiles of four products are rounded to fp16 first",
+        chips=("M1",),
+        grade="measured",
+        source=GUIDE,
+    ),
+    Property(
         "rounding",
         "results are numbers of fp16; beyond 65504 they are infinite",
-        ALL,
-        "measured",
-        f"{STUDY}; {FORGE}",
-        "after every op, whatever dtype the program says; but where a program computes in fp16, its ops of "
-        "fp32 run on the CPU or GPU, and are exact",
+        chips=ALL_BUT_M3,
+        grade="measured",
+        source=f"{STUDY}; {FORGE}",
+        modelled="after every op, whatever dtype the program says; but where a program computes in fp16, its "
+        "ops of fp32 run on the CPU or GPU, and are exact",
         everywhere=True,
     ),
-    Element(
+    Property(
         "ties",
         "half-way cases are rounded up (2049 becomes 2050); to even on M1 (2048); on M2 add and mul were "
         "measured",
-        ("M2", "M4", "M5", "M6"),
-        "measured",
-        f"{GUIDE}; {STUDY}; {OMARCHY}: receipts/2026-09-29 (M2, Linux driver)",
-        "away from zero on these chips (for negative numbers a guess), to even on all others",
+        chips=("M2", "M4", "M5", "M6"),
+        grade="measured",
+        source=f"{GUIDE}; {STUDY}; {OMARCHY}: receipts/2026-09-29 (M2, Linux driver)",
+        modelled="away from zero on these chips (for negative numbers a guess), to even on all others",
     ),
-    Element(
+    Property(
         "cast_ties",
         "a conversion from fp32 to fp16 rounds half-way cases to even",
-        ("M5",),
-        "measured",
-        f"{CADAMCAT}: articles/03 (M5 Pro, macOS 27.0)",
-        "cast",
+        chips=("M5",),
+        grade="measured",
+        source=f"{CADAMCAT}: articles/03 (M5 Pro, macOS 27.0)",
+        modelled="cast",
     ),
-    Element(
+    Property(
         "non_finite",
         "infinities and NaN among the inputs count as large numbers; no NaN comes out",
-        ALL,
-        "measured",
-        f"{STUDY}; {FORGE}",
-        "they count as 65536 (which number it is, is a guess)",
+        chips=ALL_BUT_M3,
+        grade="measured",
+        source=f"{STUDY}; {FORGE}",
+        modelled="they count as 65536 (which number it is, is a guess)",
         everywhere=True,
     ),
-    Element(
+    Property(
         "sqrt_negative",
         "the square root of a negative number is 0",
-        ("M1", "M5"),
-        "measured",
-        GUIDE,
-        "sqrt",
+        chips=("M1", "M5"),
+        grade="measured",
+        source=GUIDE,
+        modelled="sqrt",
         everywhere=True,
     ),
-    Element(
+    Property(
         "tables",
         "activations are looked up in tables of 33 points; largest absolute errors: sigmoid 3.4e-3, "
         "tanh 1.6e-3 to 1.7e-3, gelu in every mode 5.9e-3 to 6.2e-3, silu 1.5e-2, erf 8.6e-4",
-        ("M1", "M4", "M6"),
-        "measured",
-        f"{STUDY}; {GUIDE}",
-        "straight lines between 33 points with the largest error measured; where the points lie is a guess",
+        chips=("M1", "M4", "M6"),
+        grade="measured",
+        source=f"{STUDY}; {GUIDE}",
+        modelled="straight lines between 33 points with the largest error measured; where the points lie is a "
+        "guess",
         everywhere=True,
     ),
-    Element(
+    Property(
         "measured_tables",
         "sigmoid and tanh bit for bit: sigmoid between 33 points from -8 to 8, tanh of the magnitude "
-        "between 33 points "
-        "from 0 to 4; 1536 of 1536 values of tanh and 1533 of 1536 of sigmoid agree (not -8, 8.3125 and -9.93)",
-        ("M1",),
-        "measured",
-        "joshuaswarren/mlx-omarchy: receipts/2026-09-14-decoder-activations-on-ane.md (T8103, Linux "
-        "driver); the lstm "
-        "that Core ML runs does not use these tables",
-        "sigmoid and tanh: product and sum are rounded to fp16, ties away from zero",
+        "between 33 points from 0 to 4; 1536 of 1536 values of tanh and 1533 of 1536 of sigmoid agree (not -8, "
+        "8.3125 and -9.93)",
+        chips=("M1",),
+        grade="measured",
+        source="joshuaswarren/mlx-omarchy: receipts/2026-09-14-decoder-activations-on-ane.md (T8103, Linux "
+        "driver); the lstm that Core ML runs does not use these tables",
+        modelled="sigmoid and tanh: product and sum are rounded to fp16, ties away from zero",
     ),
-    Element(
+    Property(
         "other_functions",
         "errors in units of the last place: exp 9, log 91, sqrt 1.2, rsqrt 2.1; sin 6.3e-4 absolute",
-        ("M4", "M6"),
-        "measured",
-        STUDY,
+        chips=("M4", "M6"),
+        grade="measured",
+        source=STUDY,
     ),
-    Element(
+    Property(
         "width_slice",
         "a slice of the last axis that does not begin at 0 makes magnitudes from 4095 on infinite",
-        ("M1", "M2"),
-        "measured",
-        f"{GUIDE}; {FORGE}",
-        "slice_by_index, slice_by_size, split on these chips; absent on M5, not measured on M3",
+        chips=("M1", "M2"),
+        grade="measured",
+        source=f"{GUIDE}; {FORGE}",
+        modelled="slice_by_index, slice_by_size, split on these chips; absent on M5, not measured on M3",
     ),
-    Element("width_concat", "a concat of several such slices gives wrong elements", ("M2",), "measured", FORGE),
-    Element(
+    Property(
+        "width_concat",
+        "a concat of several such slices gives wrong elements",
+        chips=("M2",),
+        grade="measured",
+        source=FORGE,
+    ),
+    Property(
         "flush",
         "products flush numbers below 2^-14 to zero",
-        ("M1",),
-        "measured",
-        f"{STUDY}; {FORGE}",
-        "operands of matmul, linear, conv",
+        chips=("M1",),
+        grade="measured",
+        source=f"{STUDY}; {FORGE}",
+        modelled="operands of matmul, linear, conv",
     ),
-    Element(
+    Property(
         "code_ties",
         "quantize rounds half-way cases away from zero; all 63,488 finite values of fp16 at scale 1",
-        ("M5",),
-        "measured",
-        f"{CADAMCAT}: articles/03 (M5 Pro, macOS 27.0)",
-        "quantize",
+        chips=("M5",),
+        grade="measured",
+        source=f"{CADAMCAT}: articles/03 (M5 Pro, macOS 27.0)",
+        modelled="quantize",
     ),
-    Element(
+    Property(
         "code_scale",
         "a product that is quantized takes the code of a dequantized factor times the scale of the result: 1, "
         "2, 4, 8 where 1 is right, for a code of scale 1/16 and results of scale 1/16 to 1/2; a clip of the "
         "product repairs it",
-        ("M5",),
-        "measured",
-        f"{CADAMCAT}: coreai-qdq-multiply-scale (M5 Pro, macOS 27.0)",
-        "mul of one dequantized factor that only a quantize reads, scales of one number; two such factors, of "
-        "which the branch built first counts, are not modelled",
+        chips=("M5",),
+        grade="measured",
+        source=f"{CADAMCAT}: coreai-qdq-multiply-scale (M5 Pro, macOS 27.0)",
+        modelled="mul of one dequantized factor that only a quantize reads, scales of one number; two such "
+        "factors, of which the branch built first counts, are not modelled",
     ),
-    Element("log_zero", "log(0) is -45440", ("M1",), "measured", GUIDE, "log"),
-    Element(
+    Property("log_zero", "log(0) is -45440", chips=("M1",), grade="measured", source=GUIDE, modelled="log"),
+    Property(
         "narrow_sums",
         "reduce_sum has the range of fp16, but a narrow running sum",
-        ("M1", "M5"),
-        "measured",
-        FORGE,
+        chips=("M1", "M5"),
+        grade="measured",
+        source=FORGE,
     ),
-    Element(
+    Property(
         "inside_ops",
         "what happens inside layer_norm, softmax, attention and other composed ops",
-        (),
-        "reported",
-        "no measurement was found",
+        chips=(),
+        grade="reported",
+        source="no measurement was found",
     ),
 )
 
 
 def applies(name: str, chip: str | None) -> bool:
-    """Is a property part of the model of a chip (None: of any chip)?"""
-    row = next(e for e in ELEMENTS if e.name == name)
+    """Is a property computed for a chip? With None, when no chip is named."""
+    (row,) = (row for row in PROPERTIES if row.name == name)
     return bool(row.modelled) and (row.everywhere or chip in row.chips)
 
 
 def describe() -> str:
     """Return what is modelled and what is not as text, one paragraph for each row."""
     lines = ["An estimate of the Neural Engine's arithmetic, not a promise."]
-    for e in ELEMENTS:
-        scope = f"{', '.join(e.chips) or 'no chip'}; {e.grade}"
-        how = f"Modelled: {e.modelled}" if e.modelled else "Not modelled"
-        lines.append(f"{e.name} ({scope}): {e.what}. {how}. Source: {e.source}.")
+    for row in PROPERTIES:
+        scope = f"{', '.join(row.chips) or 'no chip'}; {row.grade}"
+        how = f"Modelled: {row.modelled}" if row.modelled else "Not modelled"
+        lines.append(f"{row.name} ({scope}): {row.what}. {how}. Source: {row.source}.")
     return "\n".join(lines)

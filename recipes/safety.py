@@ -2,8 +2,8 @@
 
 Each step looks for one hazard, and leaves alone what intervals, constants and weights show to be safe; what it
 changes is the same in exact arithmetic, or as near as the pass says. None is there for speed, and some cost
-ops; the report says what the estimate makes of it. A step is undone after which the outputs of sampled inputs,
-or of `inputs=`, are further from what the model means than before it::
+ops; the report gives the estimated time. A step is undone if it moves the outputs, for sampled inputs or
+`inputs=`, further from what the model means::
 
     ane.apply("model.mlpackage", "safe_numbers", target="M1/macOS 14")
 
@@ -15,16 +15,25 @@ from __future__ import annotations
 from anesurgery import passes
 from anesurgery.surgery import Recipe
 
-FREE = (passes.FuseExponential(), passes.SumToMean(most=4.0), passes.MeanQuotient(), passes.ScaleScores())
-"""Repairs that mostly add no op, and lose nothing of small numbers. The recipes of families run them always,
-and drop what makes the model slower; of `STEPS` they and `auto` run what the inputs at hand need."""
+FREE = (
+    passes.FuseExponential(),
+    passes.SumToMean(most=4.0),  # a mean that is at most four times smaller keeps the digits of small sums
+    passes.MeanQuotient(),
+    passes.ScaleScores(),
+)
+"""Repairs that mostly add no op, and keep the digits of small numbers.
 
+Recipes of model families always try these, and drop one that makes the model slower. Of `STEPS`, these recipes
+and `auto` run only those whose hazard the given inputs reach.
+"""
+
+# A recipe sorts its steps; the order here only decides between steps that may go either way.
 STEPS = (
     passes.ShiftScores(),
     passes.FuseExponential(),
     passes.ReplaceFaultyOps(),
     passes.SumToMean(),
-    passes.MeanQuotient(most=65504),
+    passes.MeanQuotient(most=65504),  # here a mean that is too small is better than a sum that overflows
     passes.ScaleScores(),
     passes.ScaleResidual(),
     passes.CentreVariance(),
@@ -39,9 +48,9 @@ STEPS = (
     passes.ScaleProducts(),
     passes.ScaleShares(),
     passes.ClipProduct(),
-    passes.DecomposeAttention(only_ignored=True),
+    passes.DecomposeAttention(only_ignored=True),  # only where the engine was seen to ignore the mask
     passes.CausalMaskTensor(),
-    passes.PaddingMaskTensor(equal=True),
+    passes.PaddingMaskTensor(equal=True),  # fully masked rows keep equal weights
     passes.CutRows(),
     passes.StableAngle(),
     passes.FlatGather(),
@@ -53,6 +62,6 @@ safe_numbers = Recipe(
     name="safe_numbers",
     steps=STEPS,
     psnr=60.0,
-    chosen=frozenset(step.name for step in STEPS),  # right numbers may cost time, which is said
+    chosen=frozenset(step.name for step in STEPS),  # as if named by the user: kept whatever they cost
     exact=True,
 )

@@ -137,15 +137,17 @@ def _source(ids: Var) -> Var:
 
 def _only_looks_up(ids: Var, rows: int) -> bool:
     """Are the ids read by nothing but lookups of that many rows?"""
-    if an.is_output(ids):
-        return False
-    for op in an.consumers(ids):
-        if op.op_type == "cast" and an.np_dtype(op.outputs[0]).kind in "iu":
-            if not _only_looks_up(op.outputs[0], rows):
-                return False
-        elif op.op_type != "gather" or op.x is ids or op.x.shape[int(an.constant(op.axis))] != rows:
+    values = [ids]
+    for value in values:
+        readers = list(an.consumers(value))
+        if an.is_output(value) or not readers:
             return False
-    return bool(an.consumers(ids))
+        for op in readers:
+            if op.op_type == "cast" and an.np_dtype(op.outputs[0]).kind in "iu":
+                values.append(op.outputs[0])
+            elif op.op_type != "gather" or op.x is value or op.x.shape[int(an.constant(op.axis))] != rows:
+                return False
+    return True
 
 
 @an.example((1, 4), dtype="int32")

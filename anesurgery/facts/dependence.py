@@ -154,22 +154,43 @@ def ops_with_run_counts(block: Block) -> Iterator[tuple[Operation, int]]:
 
 def _single_number(var: Var, known: dict[Var, Any]) -> Any:
     """Return the single number of a value, computed from `known` ones; None where that is not possible."""
-    if var in known:
-        return known[var]
-    shape = None if types.is_list(var.sym_type) else static_shape(var)
-    if shape is None or math.prod(shape) != 1:
-        return None
-    value, op = constant(var), var.op
-    if value is not None:
-        known[var] = np.ravel(value)[0].item()
-    elif op is None or op.op_type not in POINTWISE | VIEWS or len(op.outputs) != 1:
-        known[var] = None
-    else:
-        numbers = {
-            k: _single_number(v, known) for k, v in operands(op) if not (op.op_type in VIEWS and k != "x")
-        }
-        known[var] = None if None in numbers.values() else _interpreted(op, numbers)
+    pending = [var]
+    while pending:
+        value = pending[-1]
+        reads = _numbers_read(value) if value not in known else {}
+        missing = [v for v in reads.values() if v not in known]
+        if value in known:
+            pending.pop()
+        elif missing:
+            pending += missing
+        elif reads and value.op is not None:
+            numbers = {name: known[v] for name, v in reads.items()}
+            known[value] = None if None in numbers.values() else _interpreted(value.op, numbers)
+        else:
+            known[value] = _stored_number(value)
     return known[var]
+
+
+def _holds_one_number(var: Var) -> bool:
+    """Does a value have one element?"""
+    shape = None if types.is_list(var.sym_type) else static_shape(var)
+    return shape is not None and math.prod(shape) == 1
+
+
+def _stored_number(var: Var) -> Any:
+    """Return the number of a constant of one element; None for other values."""
+    value = constant(var) if _holds_one_number(var) else None
+    return None if value is None else np.ravel(value)[0].item()
+
+
+def _numbers_read(var: Var) -> dict[str, Var]:
+    """Return the operands from which a single number that is not stored can be computed; else {}."""
+    op = var.op
+    if op is None or not _holds_one_number(var) or constant(var) is not None:
+        return {}
+    if op.op_type not in POINTWISE | VIEWS or len(op.outputs) != 1:
+        return {}
+    return {name: v for name, v in operands(op) if op.op_type not in VIEWS or name == "x"}
 
 
 def _interpreted(op: Operation, numbers: dict[str, Any]) -> Any:

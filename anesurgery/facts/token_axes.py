@@ -463,13 +463,14 @@ def _subtracts_maximum(op: Operation, maximum: Operation) -> bool:
 
 def _only_softmax_reads(op: Operation, axis: int) -> bool:
     """Do only softmaxes along an axis read the result, perhaps through casts?"""
-    readers = consumers(op.outputs[0])
-    return bool(readers) and all(
-        _only_softmax_reads(r, axis)
-        if r.op_type == "cast"
-        else r.op_type == "softmax" and (ints(r, "axis") or [-1])[0] % r.x.rank == axis
-        for r in readers
-    )
+    values = [op.outputs[0]]
+    for value in values:
+        readers = list(consumers(value))
+        values += [r.outputs[0] for r in readers if r.op_type == "cast"]
+        others = [r for r in readers if r.op_type != "cast"]
+        if not readers or any(r.op_type != "softmax" or axis_of(r) != axis for r in others):
+            return False
+    return True
 
 
 def shifted_by_maximum(op: Operation) -> bool:

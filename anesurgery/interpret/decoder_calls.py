@@ -26,7 +26,7 @@ from anesurgery.files import arrays
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.interpret.sampling import index_range
 from anesurgery.interpret.state import POSITION, reached
-from anesurgery.mil import Array, Function, Operation, Var, consumers, np_dtype, static_shape, types
+from anesurgery.mil import Array, Function, Var, consumers, np_dtype, static_shape, types
 
 BACK = "_out"
 """The ending of outputs that are inputs of the next call."""
@@ -287,20 +287,21 @@ def _token_count(var: Var, wide: bool) -> int:
 
 def _is_picker(var: Var, length: int) -> bool:
     """Is an input only used to pick one of so many tokens, as the left side of products?"""
+    views = [var]
+    for view in views:
+        readers = list(consumers(view))
+        views += [op.outputs[0] for op in readers if op.op_type in VIEWS and op.x is view]
+        if not readers or not all(op.x is view and op.op_type in VIEWS | {"matmul"} for op in readers):
+            return False
+        if view.rank < 2 and any(op.op_type == "matmul" for op in readers):
+            return False
+    return all(_is_row_of(view, length) for view in views)
+
+
+def _is_row_of(var: Var, length: int) -> bool:
+    """Does a value hold so many floats, along its last axis?"""
     shape = static_shape(var) or ()
-    if np_dtype(var).kind != "f" or not shape or shape[-1] != length or math.prod(shape) != length:
-        return False
-    readers = consumers(var)
-    return bool(readers) and all(_picks_by(op, var, length) for op in readers)
-
-
-def _picks_by(op: Operation, var: Var, length: int) -> bool:
-    """Does an op multiply by a picker, or give it another shape or type for one that does?"""
-    if op.x is not var:
-        return False
-    if op.op_type == "matmul":
-        return bool(var.rank > 1)
-    return op.op_type in VIEWS and _is_picker(op.outputs[0], length)
+    return np_dtype(var).kind == "f" and math.prod(shape) == length and shape[-1:] == (length,)
 
 
 def token_input(inputs: Mapping[str, Var]) -> str | None:

@@ -203,12 +203,13 @@ def normalised_length(x: Var, count: float, epsilon: float, *, stored: bool) -> 
     return math.sqrt(count) * (norm_growth(epsilon, np_dtype(x)) if stored else 1.0)
 
 
-def row_length(var: Any, *, stored: bool = False) -> float:
+def row_length(var: Any, *, stored: bool = False, products: int = 8) -> float:
     """Return the largest Euclidean length of a row (last axis) of a normalised value; infinite for others.
 
     Args:
         var: the value.
         stored: bound the numbers as computed in the dtype of the value? Else as real numbers.
+        products: the most products with constants behind the norm: a scale is one.
     """
     op = producer(var) if isinstance(var, Var) else None
     shape = static_shape(var) if isinstance(var, Var) else None
@@ -224,7 +225,8 @@ def row_length(var: Any, *, stored: bool = False) -> float:
             factor = mean_square(other)
             if factor is not None and factor.x is one:
                 return factor.largest(stored=stored)
-            inner = row_length(one, stored=stored) if producer(other, "const") is not None else math.inf
+            is_scaled = products > 0 and producer(other, "const") is not None
+            inner = row_length(one, stored=stored, products=products - 1) if is_scaled else math.inf
             if math.isfinite(inner):
                 growth = 1 + float(np.finfo(np_dtype(var)).eps) if stored else 1.0
                 return inner * max(map(abs, constant_range(other))) * growth

@@ -174,11 +174,16 @@ def _absolute(a: Algebraic, var: Any, x: Image) -> Image:
 
 def _wraps(a: Algebraic, var: Any) -> bool:
     """May integers of a value have wrapped around?"""
-    if var.op is None or np_dtype(var).kind not in "iu" or a.within(var, np.iinfo(np_dtype(var)).max):
-        return False
-    if var.op.op_type in AROUND:
-        return True
-    return var.op.op_type in PASSING_ON and any(_wraps(a, v) for _, v in operands(var.op))
+    values = [var]
+    for value in values:
+        op, dtype = value.op, np_dtype(value)
+        if op is None or dtype.kind not in "iu" or a.within(value, np.iinfo(dtype).max):
+            continue
+        if op.op_type in AROUND:
+            return True
+        if op.op_type in PASSING_ON:
+            values += [v for _, v in operands(op) if v not in values]
+    return False
 
 
 def _real_div(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:

@@ -313,6 +313,8 @@ def axes_of_topk(op: Operation) -> int:
 
 LIMITS = names("clip maximum minimum floor_div")
 """Ops on integers that coremltools writes with floats."""
+MOST_LIMITED = 24
+"""The most values that limits and divisions read behind one cast: two or three ops are usual."""
 
 
 def rounded_integers(op: Operation) -> str:
@@ -330,6 +332,8 @@ def integers_behind(var: Var) -> list[Var] | None:
     """Return the integers that a float is computed from by limits and rounded division; None for others."""
     integers, pending, seen = list[Var](), [var], set[Var]()
     while pending:
+        if len(seen) > MOST_LIMITED:
+            return None
         value = pending.pop()
         cast, limited = producer(value, "cast"), producer(value, *LIMITS)
         if cast is not None and np_dtype(cast.x).kind in "iu":

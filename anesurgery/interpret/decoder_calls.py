@@ -291,7 +291,7 @@ def _is_picker(var: Var, length: int) -> bool:
     for view in views:
         readers = list(consumers(view))
         views += [op.outputs[0] for op in readers if op.op_type in VIEWS and op.x is view]
-        if not readers or not all(op.x is view and op.op_type in VIEWS | {"matmul"} for op in readers):
+        if not readers or not all(op.x is view and op.op_type in (*VIEWS, "matmul") for op in readers):
             return False
         if view.rank < 2 and any(op.op_type == "matmul" for op in readers):
             return False

@@ -79,8 +79,10 @@ def test_inspect_of_a_long_chain(link: Callable[[Var, Var], Var], dtype: Any) ->
 
 
 def test_a_chain_of_factors() -> None:
-    value, factor, ops = reading.scaled_by_all(end(chain(lambda y, x: mb.mul(x=y, y=np.float32(1)))).op) or ()
-    assert (value.op, factor, len(ops)) == (None, 1.0, OPS)
+    last = end(chain(lambda y, x: mb.mul(x=y, y=np.float32(1)))).op
+    found = None if last is None else reading.scaled_by_all(last)
+    assert found is not None
+    assert (found[0].op, found[1], len(found[2])) == (None, 1.0, OPS)
 
 
 def test_a_power_of_many_factors() -> None:
@@ -107,7 +109,9 @@ def test_masks_of_many_ops() -> None:
 
 
 def test_integers_behind_limits() -> None:
-    as_float = lambda x: mb.cast(x=x, dtype="fp16")  # noqa: E731
+    def as_float(x: Var) -> Var:
+        return mb.cast(x=x, dtype="fp16")
+
     var = two_before(lambda y, x: mb.maximum(x=y, y=x), as_float, types.int32)
     assert lost_in_conversion.integers_behind(var) is None  # more than coremltools writes
     few = mb.program(input_specs=[mb.TensorSpec((4,), types.int32)], opset_version=ct.target.iOS17)(

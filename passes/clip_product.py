@@ -8,7 +8,7 @@ the output repaired it (measured, M5 Pro, macOS 27.0: github.com/cadamcat/llms-o
 coreai-qdq-multiply-scale). The clip changes no number, since quantization saturates at the same values; its
 ends in fp16 round to the first and the last code. What it costs in time was not measured.
 
-Grade: checked. A proof over a prime field cannot see saturation.
+Grade: checked: a proof over a prime field cannot see saturation.
 """
 
 from __future__ import annotations

@@ -358,6 +358,6 @@ def test_the_page_lists_every_form_with_its_modes() -> None:
         for cells in (line.split("|") for line in page.splitlines())
         if len(cells) == 5
     }
-    words: dict[tuple[str, ...], str] = {MODES: "both"}
+    words: dict[tuple[str, ...], str] = {MODES: "either"}
     wanted = {form.name: words.get(form.modes, form.modes[0]) for form in FORMS}
     assert {name: rows.get(name) for name in wanted} == wanted

@@ -47,7 +47,7 @@ FORMS = (
         "https://github.com/apple/coreai-torch/issues/116",
     ),
     Form(
-        "add the negative",
+        "write `x - m` as `x + (-m)`",
         MODES,
         "when a program is made, (conv(x) - m) * s of constants m and s is rewritten as conv(x) * s + m * s: "
         "the sign of m is lost, on every device; the sum with -m is right",

@@ -121,7 +121,7 @@ class Value:
     abs, tanh, round, __invert__ = unary_op("abs"), unary_op("tanh"), unary_op("round"), unary_op("not")
 
     def __sub__(self, other: Any) -> Value:
-        """Subtract; of a constant, add its negative (`modes.FORMS`, "add the negative")."""
+        """Subtract; of a constant, add its negative (a row of `modes.FORMS`)."""
         known = other.known if isinstance(other, Value) else other
         if known is None or not self.is_float:
             return self.binary("sub", other)

@@ -17,6 +17,7 @@ import pytest
 from checkpoints import save_checkpoint
 from compiled_models import compile_package
 from executorch_files import Call, flattened, program
+from prose import GUIDE
 from typer.testing import CliRunner
 
 import anesurgery as ane
@@ -131,10 +132,11 @@ def differing(blocks: list[tuple[str, str]], where: str) -> list[str]:
 
 
 def same_text(language: str, printed: str, shown: str) -> bool:
-    """What Python prints, exactly; of commands the sentence that the page shows, without the decibels."""
+    """What Python prints, exactly; of commands what the page shows up to "...", without the decibels."""
     if language == "python":
         return printed == shown
-    return language != "sh" or without_decibels(shown) in without_decibels(printed)
+    pieces = re.split(r"^\.\.\.$", shown, flags=re.MULTILINE)
+    return language != "sh" or all(without_decibels(one) in without_decibels(printed) for one in pieces)
 
 
 def run_commands(text: str) -> None:
@@ -243,3 +245,16 @@ def test_code_in_the_text_of_a_pass_stays_on_one_line(name: str) -> None:
         line for line in registry.documentation(name).splitlines() if line.replace("``", "").count("`") % 2
     ]
     assert not broken
+
+
+IN_ORDER = ("README", *GUIDE, "core-ai")
+"""Pages that a new reader may read one after the other, in one folder."""
+
+
+@pytest.mark.slow
+def test_pages_can_be_read_in_one_folder(folder: Path, checkpoint: Path) -> None:
+    """The wrong version: two pages make different models of one name, which `example` refuses to replace."""
+    put_there("checkpoint", folder, checkpoint)
+    pages = {page.stem: page for page in PAGES}
+    names = [name for name in IN_ORDER if not (toolkit.ABSENT and f"{name}.md" in CORE_AI)]
+    assert {name: differing(snippets(pages[name]), name) for name in names} == {name: [] for name in names}

@@ -87,8 +87,10 @@ def recoding_notes(recoded: Mapping[Var, Recoded], how: str) -> list[str]:
     return [f"{many} that passes compute with: {done}, {error}; {size}"]
 
 
-INTERFACE = "the interface changes; compare whole models"
+INTERFACE = "inputs or outputs change on purpose; compare the whole models"
 """Why there is no site proof of an edit that a pass declares."""
+SHAPE = "the output's shape changes on purpose; compare the whole models"
+"""Why there is none of an edit none of whose new values has the shape of the old one."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from anesurgery.placement.target import Target
 from anesurgery.rewriting.checks import HALVES, WRONG
 from anesurgery.rewriting.edit_plan import MAY
 from anesurgery.rewriting.ml_program import MLProgram
-from anesurgery.rewriting.session import INTERFACE
+from anesurgery.rewriting.session import INTERFACE, SHAPE
 from anesurgery.semantics.reading import in_decibels
 from anesurgery.show.summary import sections
 from anesurgery.surgery import Surgery
@@ -241,8 +241,13 @@ def _by_edits(surgery: Surgery) -> str:
         return NOT_COMPARED
     if len(grades) < len(proofs) or min(grades) <= Grade.NUMBERS:
         proved, tried = (sum((grade > Grade.NUMBERS) == sure for grade in grades) for sure in (True, False))
-        alone = len(proofs) - len(grades)
-        words = {"proved equal": proved, "checked on numbers": tried, "not checked alone": alone}
+        purposely = sum(change.unchecked in (INTERFACE, SHAPE) for change in surgery.changes)
+        words = {
+            "proved equal": proved,
+            "checked on numbers": tried,
+            f"{'changes' if purposely == 1 else 'change'} inputs or outputs on purpose": purposely,
+            "not compared": len(proofs) - len(grades) - purposely,
+        }
         return f"{counted(len(proofs), 'edit')}: {', '.join(f'{n} {word}' for word, n in words.items() if n)}"
     return "every edit gives the same bits" if min(grades) == Grade.BITS else "every edit is proved equal"
 

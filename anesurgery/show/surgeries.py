@@ -37,16 +37,16 @@ def site_summary(changes: Sequence[Change], *, details: bool = True) -> str:
     if not proofs and not unchecked:
         return "not run"
     said = [summary(proofs, details=details)] if proofs else []
-    said += [f"{n} not checked alone: {why}" for why, n in unchecked.items()]
+    said += [f"{n} not compared: {why}" for why, n in unchecked.items()]
     return ", ".join(said)
 
 
 def edits_line(changes: Sequence[Change], *, details: bool = True) -> str:
-    """``412 edits: 300 bit for bit, 80 proved, 12 checked on at least 4096 numbers each, 20 not checked``."""
+    """``412 edits: 300 bit for bit, 80 proved, 12 checked on at least 4096 numbers each, 20 not compared``."""
     proofs = [c.proof for c in changes if c.proof is not None]
     said = [summary(proofs, details=details)] if proofs else []
     if len(proofs) < len(changes):
-        said.append(f"{len(changes) - len(proofs)} not checked alone")
+        said.append(f"{len(changes) - len(proofs)} not compared")
     return f"{len(changes)} edit{'s' if len(changes) != 1 else ''}: {', '.join(said)}"
 
 

@@ -258,3 +258,9 @@ def test_pages_can_be_read_in_one_folder(folder: Path, checkpoint: Path) -> None
     pages = {page.stem: page for page in PAGES}
     names = [name for name in IN_ORDER if not (toolkit.ABSENT and f"{name}.md" in CORE_AI)]
     assert {name: differing(snippets(pages[name]), name) for name in names} == {name: [] for name in names}
+
+
+def test_two_models_of_one_name_are_noticed(folder: Path) -> None:
+    commands = "anesurgery example tiny\nanesurgery example tiny --ios 18 --out tiny.mlpackage\n"
+    with pytest.raises(AssertionError, match="exists"):
+        differing([("sh", commands)], "page")

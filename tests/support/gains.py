@@ -59,10 +59,10 @@ def _kept(surgery: ane.Surgery, model: Path, device: str) -> str:
     before, after = surgery.time.before.ms, surgery.time.after.ms
     if (before - alone.after.ms) > NEARLY_ALL * (before - after):
         return (
-            "Nearly all of this comes from the logits. The repaired model computes only the last position's. "
-            "These stay the same"
+            "Nearly all of this comes from the logits. The repaired model computes only their last row, "
+            "which stays the same"
         )
-    return "The repaired model returns only the last position's logits. These stay the same"
+    return "The repaired model returns only the last row of logits, which stays the same"
 
 
 @cache
@@ -176,7 +176,7 @@ def surer(device: str) -> str:
     after = min(found.residency["flop"] for found in names["sized"].inspect(device).values())
     shares = f"from {before:.0%} to {after:.0%}"
     at_most = ane.inspect(names["ranged"], target=device).residency_at_most["flop"]
-    what = f"On an {device}, the share of an audio network that we can expect on the Neural Engine rises"
+    what = f"By our estimate, on an {device}, the share of an audio network that we can expect on the Neural Engine rises"
     unsure = f"At the flexible size it may be anything up to {at_most:.0%}."
     return f"{what} {shares} when two fixed sizes replace a flexible one. {unsure}"
 

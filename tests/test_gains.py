@@ -14,7 +14,7 @@ def test_a_page_says_what_a_run_gains(page: str) -> None:
     assert filled(page) == (ROOT / page).read_text(encoding="utf-8"), "python tests/support/gains.py writes it"
 
 
-GAIN = re.compile(r"an iPhone \d+ .*?from ([\d.]+) ?(ms|MB|dB|%|) .*?to ([\d.]+)")
+GAIN = re.compile(r"an iPhone \d+\b.*?from ([\d.]+) ?(ms|MB|dB|%|) .*?to ([\d.]+)")
 MORE_IS_BETTER = {"dB", "%"}
 
 

@@ -176,9 +176,9 @@ def surer(device: str) -> str:
     after = min(found.residency["flop"] for found in names["sized"].inspect(device).values())
     shares = f"from {before:.0%} to {after:.0%}"
     at_most = ane.inspect(names["ranged"], target=device).residency_at_most["flop"]
-    what = f"By our estimate, on an {device}, the share of an audio network that we can expect on the Neural Engine rises"
+    what = f"on an {device}, the share of an audio network that we can expect on the Neural Engine rises"
     unsure = f"At the flexible size it may be anything up to {at_most:.0%}."
-    return f"{what} {shares} when two fixed sizes replace a flexible one. {unsure}"
+    return f"By our estimate, {what} {shares} when two fixed sizes replace a flexible one. {unsure}"
 
 
 @cache

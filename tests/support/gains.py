@@ -36,7 +36,8 @@ def faster(name: str, recipe: str, device: str) -> str:
         surgery = ane.apply(model, recipe, target=device, prove="model", quiet=True)
         assert surgery.proof is not None
         assert surgery.proof.ok
-        gain = f"a prediction of {TITLES[name]} on an {device} goes {_times(surgery.time)}"
+        times = _times(surgery.time)
+        gain = f"a prediction of {TITLES[name]} on an {device} goes {times}"
         return f"By our estimate, {gain}. {_kept(surgery, model, device)}."
 
 

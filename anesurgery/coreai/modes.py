@@ -28,7 +28,7 @@ class Form:
 
 FORMS = (
     Form(
-        "compute fp16 in fp32",
+        "compute fp16 models in fp32",
         ("check",),
         "the runtime on Linux adds the terms of an fp16 product or running sum in fp16, one after the other: "
         "4,096 ones give 2,048; and what rounds differently at each op cannot be told from what is wrong",
@@ -110,7 +110,7 @@ class Mode:
 
     def dtype(self, name: str) -> str:
         """Return the element type in which values of a MIL dtype are written."""
-        return "fp32" if name == "fp16" and self.has("compute fp16 in fp32") else name
+        return "fp32" if name == "fp16" and self.has("compute fp16 models in fp32") else name
 
     def has(self, form: str) -> bool:
         """Return whether ops are written in a form."""

@@ -42,7 +42,7 @@ WRONG: dict[str, tuple[Callable[[Program, Path], Any], str]] = {
         lambda p, _: ANY.sensitivity(p, X, 7),
         "modes=7 is of type int; it takes a list of str",
     ),
-    "compress bits": (lambda p, _: ANY.compress(p, 5, inputs=X), "bits=5; it may be 1, 2, 3, 4, 6, 8"),
+    "compress bits": (lambda p, _: ANY.compress(p, 5.0, inputs=X), "bits=5; it may be 1, 2, 3, 4, 6, 8"),
     "compress for": (
         lambda p, _: ANY.compress(p, inputs=X, for_="zz"),
         "for_='zz'; it may be 'size' or 'speed'",

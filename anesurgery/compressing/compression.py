@@ -356,7 +356,7 @@ def _check(bits: float, purpose: str, mixed: bool | None) -> None:
     known = sorted({n for counts in BITS.values() for n in counts})
     if bits not in known and not (mixed and known[0] <= bits <= known[-1]):
         more = "" if mixed else "; an average of others with mixed=True"
-        raise SurgeryError(f"bits={bits}; it may be {', '.join(map(str, known))}{more}")
+        raise SurgeryError(f"bits={bits:g}; it may be {', '.join(map(str, known))}{more}")
     if purpose not in PURPOSES:
         raise SurgeryError(f"for_={purpose!r}; it may be {' or '.join(map(repr, PURPOSES))}")
 

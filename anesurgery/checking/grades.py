@@ -1,4 +1,4 @@
-"""What a pass promises about its edits (`Promise`), and what the check of an edit found (`SiteCheck`).
+"""Record what a pass promises of its edits (`Promise`), and what the check of an edit found (`SiteCheck`).
 
 `Grade` says how sure a check is; `summary` writes the checks of many edits as one line of a report.
 """
@@ -199,7 +199,7 @@ def summary(checks: Iterable[SiteCheck], *, details: bool = True) -> str:
 
     Args:
         checks: the checks of the edits.
-        details: add what each grade rests on, and what speaks against a higher one?
+        details: whether to add what each grade rests on, and why it is not higher.
     """
     by_grade: dict[tuple[Grade, tuple[int, ...]], list[SiteCheck]] = {}
     for check in checks:

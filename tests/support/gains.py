@@ -51,7 +51,7 @@ def _times(time: Change | None) -> str:
 
 
 def _kept(surgery: ane.Surgery, model: Path, device: str) -> str:
-    """What became of the outputs, and what the gain comes from, if one pass alone gives nearly all of it."""
+    """Return how the outputs compare, and which pass gives nearly all of the gain, if one does."""
     if not surgery.contract:
         return "The outputs stay the same"
     alone = ane.apply(model, "select_last_token", target=device, prove=None, quiet=True).time

@@ -125,7 +125,7 @@ class LoadReport:
     nothing_loads: bool = False
     """Did the process end, so that no unit ran anything?"""
     common: bool = False
-    """Do many models have the form? Then only a target with this chip and OS is told of it."""
+    """Whether many models have the form. Then the row speaks only for a target that names this chip and OS."""
     of_varying_sizes: bool = False
     """Is the form about symbolic sizes, which are fixed for the other forms?"""
 

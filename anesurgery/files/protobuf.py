@@ -459,7 +459,10 @@ class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]
         if not (isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.size > 1):
             return super().get_milproto_value(var)
         stated = proto.MIL_pb2.Value(type=self.types_to_proto(var.sym_type))  # the host appends one by one
-        stated.immediateValue.tensor.bools.values.extend(value.ravel().tolist())
+        tensor = proto.MIL_pb2.TensorValue
+        # In a file a list of bools is the same as one field of bytes, each 0 or 1.
+        packed = tensor.RepeatedBytes(values=value.tobytes()).SerializeToString()
+        stated.immediateValue.tensor.bools.CopyFrom(tensor.RepeatedBools.FromString(packed))
         return stated
 
     def export(self) -> Any:

@@ -114,7 +114,7 @@ def bars(
     legend: Mapping[K, str],
     looks: Mapping[K, tuple[str, str]],
 ) -> Text:
-    """Return bars below each other, and a legend.
+    """Return bars below each other, and a legend, whose lines break between its entries.
 
     Args:
         rows: (label, runs of cells) of each bar; a run is (kind of cell, how many).
@@ -127,8 +127,14 @@ def bars(
         for kind, count in cells:
             shown.append(looks[kind][0] * count, looks[kind][1])
         shown.append("\n" if shown else "")
+    column = 0
     for kind, words in legend.items():
+        if column and column + 2 + len(words) > WIDTH:
+            shown.rstrip()
+            shown.append("\n")
+            column = 0
         shown.append(*looks[kind]).append(f" {words}   ")
+        column += 5 + len(words)
     shown.rstrip()
     return shown
 

@@ -23,7 +23,7 @@ from anesurgery.show.console import shows
 from anesurgery.show.costs import STILL, Repair, cut, in_python, on_a_screen
 from anesurgery.show.headline import compared, headline
 from anesurgery.show.report import Line, Report, Table, notes
-from anesurgery.show.terminal import device_bar, two_bars
+from anesurgery.show.terminal import unit_bars
 from anesurgery.surgery import Surgery
 
 ROWS = 8
@@ -187,8 +187,8 @@ def short_surgery(surgery: Surgery, repair: Repair = in_python) -> Report:
     """
     lines, after = list[Any](), None
     if surgery.placed is not None:
-        before, after = surgery.placed
-        lines.append(two_bars(before, after) if surgery.changes else device_bar(after))
+        after = surgery.placed[1]
+        lines.append(unit_bars(*surgery.placed) if surgery.changes else unit_bars(after))
     if edits := counts(surgery.changes):
         lines.append(f"Edits: {', '.join(f'{name} {n}' for name, n in edits.items())}")
     if left := list(dict.fromkeys(name for name, _ in surgery.refusals)):

@@ -6,18 +6,19 @@ Units differ in height as well as in colour, so that the bar can be read without
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.rule import Rule
 from rich.text import Text
 
 from anesurgery.display import counted, short_name
+from anesurgery.placement.durations import rounded
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection
 from anesurgery.show import summary
 from anesurgery.show.console import WIDTH, bars, plain, shows
-from anesurgery.show.costs import STILL, Repair, in_python, on_a_screen, time_parts
+from anesurgery.show.costs import LOOKS, STILL, Repair, in_python, on_a_screen, time_parts
 from anesurgery.show.headline import compared_shares
 from anesurgery.show.report import Line, Listing, Report, Table
 from anesurgery.show.summary import LEGAL_WORDS, UNIT_WORDS
@@ -32,8 +33,17 @@ GLYPHS: dict[str | None, tuple[str, str]] = {
     None: ("░", "bright_black"),
 }
 """Unit -> (glyph of its cells in the bar, colour)."""
+UNITS = tuple(GLYPHS)
+GLYPHS |= {part: LOOKS[part] for part in ("switches", "dispatch")}  # in bars of time: what belongs to no unit
 
-LEGEND: dict[str | None, str] = {"ane": "Neural Engine", "gpu": "GPU", "cpu": "CPU", None: "not known"}
+LEGEND: dict[str | None, str] = {
+    "ane": "Neural Engine",
+    "gpu": "GPU",
+    "cpu": "CPU",
+    None: "not known",
+    "switches": "switches",
+    "dispatch": "dispatch",
+}
 SIDES = ("before", "after")
 LEGAL_STYLES = {LEGAL_WORDS[False]: "red", LEGAL_WORDS[None]: "bright_black"}
 STATUS_STYLES = ("green", "yellow", "red")
@@ -192,27 +202,68 @@ def short_report(inspection: Inspection, repair: Repair = in_python) -> Report:
     """
     words = summary.agreement_words(summary.agreements(inspection))
     plan = [f"Core ML's plan: {words}"] if inspection.measured else []
-    return on_a_screen(
-        Report(summary.headline(inspection), [device_bar(inspection), *plan]), inspection, repair
-    )
+    return on_a_screen(Report(summary.headline(inspection), [unit_bars(inspection), *plan]), inspection, repair)
 
 
 def short_difference(before: Inspection, after: Inspection, repair: Repair = in_python, *lines: Any) -> Report:
     """Report two inspections of one model on one screen: a sentence, both bars, and what still matters."""
-    report = Report(compared_shares(before, after), [two_bars(before, after), *lines])
+    report = Report(compared_shares(before, after), [unit_bars(before, after), *lines])
     return on_a_screen(report, after, repair, title=STILL)
 
 
-def two_bars(before: Inspection, after: Inspection) -> Text:
-    """Return a bar before and one after, with one legend for both."""
-    label, legend = max(map(len, SIDES)) + 1, {}
-    counts = [dict(summary.ordered_counts(inspection)) for inspection in (before, after)]
-    for unit in GLYPHS:
-        old, new = (count.get(unit, 0) for count in counts)
-        if old or new:
-            legend[unit] = f"{LEGEND[unit]} {f'{old:,} -> {new:,}' if old != new else f'{old:,}'}"
-    sides = zip(SIDES, (before, after), strict=True)
-    return bars([(side.ljust(label), _cells(one, BAR - label)) for side, one in sides], legend, GLYPHS)
+def unit_bars(*inspections: Inspection) -> Text:
+    """Return one bar, or one before and one after, of the units of a model, with a legend.
+
+    Where all times are known the bars show the time on each unit, on one scale: 14.9 ms on 60 cells, 1.89 ms
+    on 8. Else they show the units of the ops in file order.
+    """
+    times = [time_by_unit(one) for one in inspections]
+    if all(times):
+        return _bars_of_time(times)
+    sides = _labels([""] * len(inspections))
+    counts = [dict(summary.ordered_counts(one)) for one in inspections]
+    legend = {
+        unit: f"{LEGEND[unit]} {words}"
+        for unit in UNITS
+        if (words := _moved(unit, counts, "{:,}".format)) != "0"
+    }
+    runs = [_cells(one, BAR - len(side)) for side, one in zip(sides, inspections, strict=True)]
+    return bars(list(zip(sides, runs, strict=True)), legend, GLYPHS)
+
+
+def time_by_unit(inspection: Inspection) -> dict[str | None, float]:
+    """Return the estimated ms on each unit, of switches and of the dispatch; {} where no time is known."""
+    timed = [(s.unit, s.ms) for _, part in summary.sections(inspection) for s in part.segments if s.ms]
+    if inspection.time is None or not timed:
+        return {}
+    times = {unit: sum(ms for at, ms in timed if at == unit) for unit in UNITS}
+    rest = max(inspection.time.ms - sum(times.values()), 0.0)
+    switches = min(inspection.time.parts.get("switches", 0.0), rest)
+    return {**times, "switches": switches, "dispatch": rest - switches}
+
+
+def _bars_of_time(times: Sequence[Mapping[str | None, float]]) -> Text:
+    """Return bars of milliseconds on one scale; parts that take less than half a cell in all are left out."""
+    totals = [sum(time.values()) for time in times]
+    sides = _labels([f"{rounded(total, 3)} ms" for total in totals])
+    cells_per_ms = (BAR - len(sides[0])) / max(totals)
+    shown = [unit for unit in LEGEND if max(time[unit] for time in times) * cells_per_ms >= 0.5]
+    legend = {unit: f"{LEGEND[unit]} {_moved(unit, times, rounded)} ms" for unit in shown}
+    runs = [[(unit, round(time[unit] * cells_per_ms)) for unit in shown] for time in times]
+    return bars(list(zip(sides, runs, strict=True)), legend, GLYPHS)
+
+
+def _labels(ends: Sequence[str]) -> Sequence[str]:
+    """Return the labels of two bars, each with words at its end, in one width; one bar has none."""
+    if len(ends) < 2:
+        return [""]
+    words = [f"{side} {end}".rstrip() for side, end in zip(SIDES, ends, strict=True)]
+    return [word.ljust(max(map(len, words)) + 1) for word in words]
+
+
+def _moved(unit: str | None, amounts: Sequence[Mapping[str | None, Any]], word: Callable[[Any], str]) -> str:
+    """Return the amounts of a unit in words: "97", or "97 -> 99" where they differ."""
+    return " -> ".join(dict.fromkeys(word(one.get(unit, 0)) for one in amounts))
 
 
 def difference_report(before: Inspection, after: Inspection) -> Report:

@@ -12,8 +12,9 @@ import report_models
 from report_models import M1
 
 from anesurgery.placement import Estimate, Inspection, Memory, OpRow, Segment, Target
+from anesurgery.placement.durations import Time
 from anesurgery.show import summary, terminal
-from anesurgery.show.console import as_text
+from anesurgery.show.console import as_text, bars
 
 finding = partial(report_models.finding, source="a table of ops; more of it")
 row = partial(report_models.row, flop=100, estimate=Estimate(1.0, 2.0))
@@ -98,6 +99,42 @@ def test_the_bar_shows_units_by_height_in_file_order() -> None:
     bar = terminal.device_bar(twenty()).plain.splitlines()[0]
     assert len(bar) == terminal.BAR
     assert [glyph for glyph, _ in itertools.groupby(bar)] == ["▃", "█", "░", "▃"]
+
+
+def timed(cpu: float, ane: float, *, total: float) -> Inspection:
+    segments = (Segment(0, "cpu", (), {}, {}, (), cpu), Segment(1, "ane", (), {}, {}, (), ane))
+    time = Time(total, total / 2, 2 * total, 4, "somebody", {}, {})
+    return Inspection("model", M1, (), segments=segments, time=time)
+
+
+def test_two_bars_of_time_have_one_scale() -> None:
+    before, after = timed(14.0, 0.6, total=15.0), timed(1.2, 0.6, total=2.0)
+    first, second, legend = terminal.unit_bars(before, after).plain.splitlines()
+    assert first.startswith("before 15 ms █")
+    assert second.startswith("after 2 ms")
+    lengths = [sum(map(line.count, "█▃·")) for line in (first, second)]
+    assert abs(lengths[1] / lengths[0] - 2 / 15) < 0.03
+    assert legend == "█ Neural Engine 0.6 ms   ▃ CPU 14 -> 1.2 ms   · dispatch 0.4 -> 0.2 ms"
+
+
+def test_parts_of_a_time_that_fill_no_cell_are_left_out_of_two_bars() -> None:
+    said = terminal.unit_bars(timed(10.0, 0.01, total=12.0), timed(5.0, 0.02, total=7.0)).plain
+    assert said.splitlines()[-1] == "▃ CPU 10 -> 5 ms   · dispatch 2 ms"
+
+
+def test_a_legend_breaks_between_its_entries() -> None:
+    looks = {name: ("█", "cyan") for name in ("first", "second", "third")}
+    shown = bars([], {name: f"{name} with words of some length" for name in looks}, looks).plain
+    assert shown.splitlines() == [
+        "█ first with words of some length   █ second with words of some length",
+        "█ third with words of some length",
+    ]
+
+
+def test_two_bars_show_ops_where_a_time_is_not_known() -> None:
+    said = terminal.unit_bars(twenty(), timed(1.0, 1.0, total=2.0)).plain
+    assert said.startswith("before ▃")
+    assert "Neural Engine 16 -> " in said
 
 
 @pytest.mark.parametrize("width", [11, 24, 60, 96, 590])

@@ -123,7 +123,7 @@ def test_parts_of_a_time_that_fill_no_cell_are_left_out_of_two_bars() -> None:
 
 
 def test_a_legend_breaks_between_its_entries() -> None:
-    looks = {name: ("█", "cyan") for name in ("first", "second", "third")}
+    looks = dict.fromkeys(("first", "second", "third"), ("█", "cyan"))
     shown = bars([], {name: f"{name} with words of some length" for name in looks}, looks).plain
     assert shown.splitlines() == [
         "█ first with words of some length   █ second with words of some length",

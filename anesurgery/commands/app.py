@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -81,31 +82,47 @@ def options(
     """Options of the whole command line."""
 
 
-COMMANDS = {
-    "trying": "list_ explain example draw",
-    "inspecting": "inspect",
-    "applying": "apply plan",
-    "converting": "decompile executorch lint to_coreml to_coreai",
-    "writing_text": "generate build chat swift",
-    "splitting_models": "split merge extract",
-    "machines": "doctor chips",
-    "recording": "measure learn calibrate",
-    "comparing": "run compare diff prove",
-    "calibrating": "ranges certify sensitivity",
-    "sizing": "choose_sizes sizes",
-    "compressing_models": "compress compress_cache",
-    "reviewing": "review",
-    "serving_models": "serve",
+COMMANDS: Mapping[str, Mapping[str, str]] = {
+    "See, fix, prove": {
+        "trying": "example",
+        "inspecting": "inspect",
+        "applying": "apply",
+        "comparing": "prove",
+    },
+    "Look closer": {"applying": "plan", "trying": "draw", "comparing": "run compare diff"},
+    "Numbers and compressed weights": {
+        "calibrating": "ranges certify sensitivity",
+        "compressing_models": "compress compress_cache",
+    },
+    "Language models": {"writing_text": "build chat generate"},
+    "Sizes, chunks and apps": {
+        "sizing": "sizes choose_sizes",
+        "splitting_models": "split merge extract",
+        "writing_text": "swift",
+    },
+    "Other formats": {"converting": "to_coreai to_coreml lint decompile executorch"},
+    "What is known": {"trying": "list_ explain", "machines": "chips doctor"},
+    "Teams and devices": {
+        "serving_models": "serve",
+        "reviewing": "review",
+        "recording": "measure learn calibrate",
+    },
 }
-"""Module of `anesurgery.commands` -> its commands, in the order in which the help lists them."""
+"""Title in the help -> module of `anesurgery.commands` -> its commands under that title, in this order."""
 
 ALIASES = {"inspect": "see", "apply": "fix"}
 """Command -> its other name."""
 
-for _file, _names in COMMANDS.items():
-    _module = importlib.import_module(f"anesurgery.commands.{_file}")
-    for _name in _names.split():
-        _function = getattr(_module, _name)
-        app.command(_name.strip("_").replace("_", "-"))(_function)
-        if _name in ALIASES:
-            app.command(ALIASES[_name], help=f"The same as {_name}.")(_function)
+
+def _add_command(title: str, file: str, name: str) -> None:
+    """Add a command of a module to the app, with its alias, under a title of the help."""
+    function = getattr(importlib.import_module(f"anesurgery.commands.{file}"), name)
+    app.command(name.strip("_").replace("_", "-"), rich_help_panel=title)(function)
+    if name in ALIASES:
+        app.command(ALIASES[name], help=f"The same as {name}.", rich_help_panel=title)(function)
+
+
+for _title, _files in COMMANDS.items():
+    for _file, _names in _files.items():
+        for _name in _names.split():
+            _add_command(_title, _file, _name)

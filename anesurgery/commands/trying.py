@@ -11,7 +11,7 @@ from anesurgery import registry
 from anesurgery.byte_counts import byte_words
 from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Model, Overwrite, complete_name
-from anesurgery.commands.subcommand import Call, Outcome, subcommand
+from anesurgery.commands.subcommand import Call, Outcome, Place, subcommand
 from anesurgery.commands.waiting import load_engine
 from anesurgery.commands.written_options import written_options
 from anesurgery.display import counted, folded, written
@@ -58,7 +58,6 @@ def _options_of(name: str) -> dict[str, dict[str, Any]]:
 
 
 Name = Annotated[str, typer.Argument(help="gpt2, llama, bert, vit, whisper, unet, network or tiny.")]
-Picture = Annotated[Path, typer.Option("--out", "-o", help="An .svg picture, or an .html page to zoom.")]
 
 
 @subcommand("examples.example_models:example", waits="converting")
@@ -76,8 +75,8 @@ def example(call: Call, name: Name = "gpt2") -> Outcome:
 
 
 @subcommand("show.pictures:draw", waits="drawing")
-def draw(call: Call, model: Model, out: Picture, overwrite: Overwrite = False) -> Outcome:
-    """Draw the graph as an .svg picture or an HTML page. --target colours the ops by unit."""
+def draw(call: Call, model: Model, out: Place, overwrite: Overwrite = False) -> Outcome:
+    """Draw the graph as an .svg picture, or an .html page to zoom. --target colours the ops by unit."""
     from anesurgery.files.writing import check_place
     from anesurgery.show.pictures import check_picture
 

@@ -8,6 +8,7 @@ the finished package into place atomically. `decompile` gives back the package o
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import os
 import shutil
@@ -291,7 +292,8 @@ CHECKPOINT = "is a checkpoint of transformers; `anesurgery build` turns it into 
 
 def is_checkpoint(folder: Path) -> bool:
     """Does a folder hold a checkpoint as transformers saves it?"""
-    return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    weights = itertools.chain(folder.glob("*.safetensors"), folder.glob("pytorch_model*.bin"))
+    return (folder / "config.json").is_file() and any(weights)
 
 
 def read_spec(file: Path | SourceFile) -> Any:

@@ -23,7 +23,7 @@ from anesurgery.show.report import Report, Table, first_rows
 
 LEAST = 1e-9
 """The smallest loss in the plot, which has a logarithmic axis."""
-NEWER = "iPhone16/iOS18"
+NEWER = "iPhone 16/iOS 18"
 """A target that has int4."""
 ROWS = 40
 """The most rows that are shown; JSON has all."""
@@ -71,6 +71,15 @@ def whole_lines(compression: Compression) -> list[str]:
     return [*lines, *(f"note: {words}" for words in compression.notes)]
 
 
+def _with_int4(target: str) -> str:
+    """Return a target with the first OS that has int4: "iPhone 13 (A15)/iOS 17" -> "iPhone 13/iOS 18"."""
+    chips, _, system = target.partition("/")
+    if chips == "any":
+        return NEWER
+    mac = system.startswith("macOS") or (not system and chips.startswith("M"))
+    return f"{chips.split(' (')[0]}/{'macOS 15' if mac else 'iOS 18'}"
+
+
 def _wider_words(compression: Compression) -> list[str]:
     """Say that weights have more bits than were asked for, why, and what would give fewer."""
     if not (wider := compression.wider):
@@ -78,8 +87,9 @@ def _wider_words(compression: Compression) -> list[str]:
     forms, asked = ", ".join(dict.fromkeys(str(one.form) for one in wider)), compression.asked
     count = f"{len(wider)} of {len(compression.compressed)} weights"
     older = any(INSTEAD in note for note in compression.notes)
+    newer = _with_int4(compression.target)
     why = (
-        f"int4 needs iOS 18: name a target that has it (--target {NEWER})"
+        f'int4 needs {newer.rpartition("/")[2]}: name a target that has it (--target "{newer}")'
         if older
         else f"forms of {asked} bits are slower on {compression.target}"
     )

@@ -149,11 +149,16 @@ def test_the_first_line_says_that_weights_have_more_bits_than_were_asked_for() -
         {"x": np.random.default_rng(k).standard_normal((1, 256, 64)).astype(np.float32)} for k in range(4)
     ]
     found = {
-        t: ane.compress(program, 4, inputs=samples, target=t, smallest=100) for t in (None, "iPhone 16/iOS 18")
+        t: ane.compress(program, 4, inputs=samples, target=t, smallest=100)
+        for t in (None, "iPhone 13/iOS 17", "M1/macOS 14", "iPhone 16/iOS 18")
     }
     first = " ".join(str(found[None]).split("\n\n")[0].split())
     assert first.startswith(
         "Not 4 bits: 1 of 1 weights became int8. int4 needs iOS 18: name a target that has it"
     )
-    assert "--target iPhone16/iOS18" in first
+    assert '--target "iPhone 16/iOS 18"' in first
+    assert '--target "iPhone 13/iOS 18"' in str(found["iPhone 13/iOS 17"])
+    assert 'int4 needs macOS 15: name a target that has it (--target "M1/macOS 15")' in " ".join(
+        str(found["M1/macOS 14"]).split()
+    )
     assert str(found["iPhone 16/iOS 18"]).startswith("weights: ")

@@ -173,8 +173,10 @@ def test_where_no_inputs_are_taken_it_says_what_to_do(tmp_path: Path) -> None:
         with pytest.raises(LoadError, match=words):
             ane.load(tmp_path / name)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(LoadError, match="is a checkpoint of transformers; `anesurgery build`"):
-        ane.load(tmp_path)
+    for name in ("m.safetensors", "pytorch_model.bin"):
+        (tmp_path / "m.safetensors").rename(tmp_path / name)
+        with pytest.raises(LoadError, match="is a checkpoint of transformers; `anesurgery build`"):
+            ane.load(tmp_path)
 
 
 class Windows(nn.Module):

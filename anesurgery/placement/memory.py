@@ -70,7 +70,7 @@ def measure(function: Function, target: Target) -> tuple[Memory, tuple[Finding, 
     )
     if not target.uses_ane:
         return memory, ()
-    findings = [*_weight_findings(function, memory, target, chip), *_value_findings(values, largest, target)]
+    findings = [*_weight_findings(memory, target, chip), *_value_findings(values, largest, target)]
     return memory, tuple(findings)
 
 
@@ -224,7 +224,7 @@ IMAGE = _rule(
 )
 
 
-def _weight_findings(function: Function, memory: Memory, target: Target, chip: str) -> Iterator[Finding]:
+def _weight_findings(memory: Memory, target: Target, chip: str) -> Iterator[Finding]:
     """Yield what is too large about the weights: for one program, all programs, or when decompressed."""
     limit, stored = memory.limit or 0, memory.weights
     if stored > limit:
@@ -238,11 +238,10 @@ def _weight_findings(function: Function, memory: Memory, target: Target, chip: s
             yield ADDRESS.finding(
                 f"{byte_words(stored)} of weights; {name} has {byte_words(space)} for all programs"
             )
-    # Decompressed weights take at most 16 times the stored bytes: 16 bits for 1.
-    if stored <= limit < 16 * stored and (dense := decompressed_bytes(function)) > limit:
+    if stored <= limit < memory.expanded:
         yield DENSE.finding(
-            f"{byte_words(stored)} of weights are {byte_words(dense)} decompressed; {chip} runs programs of "
-            f"{byte_words(limit)}"
+            f"{byte_words(stored)} of weights are {byte_words(memory.expanded)} decompressed; "
+            f"{chip} runs programs of {byte_words(limit)}"
         )
 
 

@@ -354,17 +354,20 @@ STATE_RANK = _port(
 )
 
 
-def of_model(function: Function, target: Target, shapes: Flexible | None = None) -> tuple[Finding, ...]:
+def of_model(
+    function: Function, target: Target, shapes: Flexible | None = None, *, advice: bool = True
+) -> tuple[Finding, ...]:
     """Return the findings about the interface of a function, and about its layout as a whole.
 
     Args:
         function: a MIL function.
         target: chips and OS; findings about others are left out.
         shapes: the shapes that its dynamic inputs may have; None where all are fixed.
+        advice: is the layout looked at?
     """
     messages = [*_lengths(function, shapes, target), *_interface(function), *_states(function, target)]
     kept = [rule.finding(message) for rule, message in messages if rule.scope.concerns(target)]
-    return (*kept, *_layout_advice(function, target))
+    return (*kept, *(_layout_advice(function, target) if advice else ()))
 
 
 Messages = Iterator[tuple[Rule, str]]

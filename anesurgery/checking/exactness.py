@@ -396,7 +396,7 @@ class Yardstick:
         """Return for how many numbers of `flat`, put everywhere into the inputs, an fp16 output is not finite.
 
         Masks hold 0 and 1, which are hardly ever drawn, and an infinite constant times 0 is NaN. The fp32
-        result is no measure there, as it may be NaN itself.
+        result is no measure there, as it may be NaN itself. A model that cannot be run on them counts as 0.
 
         Args:
             program: this program, or what edits made of it.
@@ -409,7 +409,10 @@ class Yardstick:
             for flat in self.flat if i == 0 else ():
                 sample = {n: np.full_like(v, flat) for n, v in values.items()}
                 given, how = adapt_inputs(contract, sample), as_half(program)
-                made = run(program, given, precision=how, function=name)  # type: ignore[arg-type]
+                try:
+                    made = run(program, given, precision=how, function=name)  # type: ignore[arg-type]
+                except InterpretError:
+                    return 0
                 numbers = map(np.asarray, made.values())  # a classifier gives a label too
                 found += not all(np.isfinite(v).all() for v in numbers if v.dtype.kind == "f")
         return found

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import anesurgery as ane
 from anesurgery.checking.exactness import Yardstick
+from anesurgery.errors import InterpretError
 from anesurgery.mil import Program, Var, ct, mb, types
 
 X = {"x": np.linspace(1, 2, 8, dtype=np.float16)}
@@ -33,3 +35,18 @@ def test_an_output_that_was_nan_is_compared_with_nothing(sign: float, said: str)
     assert near is not None
     assert near.blank
     assert near.notes == (f"in fp16 {said}",)
+
+
+@mb.program(input_specs=[mb.TensorSpec((8,), dtype=types.fp16)], opset_version=ct.target.iOS17)
+def repeated_by_a_count(x: Var) -> Var:
+    """A tile with as many copies as numbers are above 100; what Core ML makes of none is not known."""
+    above = mb.non_zero(x=mb.cast(x=mb.greater(x=x, y=np.float16(100)), dtype="int32"))
+    copies = mb.slice_by_size(x=mb.shape(x=above), begin=[0], size=[1])
+    return mb.tile(x=mb.pow(x=x, y=np.float16(2)), reps=copies, name="y")
+
+
+def test_a_model_that_cannot_be_run_has_no_undefined_outputs_and_is_not_refused() -> None:
+    with pytest.raises(InterpretError, match="reps is"):
+        ane.run(repeated_by_a_count, X)
+    assert Yardstick(repeated_by_a_count, flat=(0.0, 1.0)).undefined(repeated_by_a_count) == 0
+    assert not ane.apply(repeated_by_a_count, "auto", target="iPhone 13", quiet=True).changes

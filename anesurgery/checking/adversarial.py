@@ -354,7 +354,7 @@ def _mixed_in(rng: np.random.Generator, values: Array, share: float, choices: Ar
     hit = np.asarray(rng.random(values.shape, np.float32) < share)
     if hit.size and not hit.any():
         hit.flat[rng.integers(hit.size)] = True
-    values = values.copy()
+    values = np.array(values)  # a copy; numpy gives a bare number for one of rank 0
     values[hit] = shuffled_to_shape(rng, choices.astype(np.float32), (int(hit.sum()),))
     return values
 

@@ -219,6 +219,7 @@ with quiet_host():
     from coremltools.converters.mil.backend.mil.helper import (
         create_file_value_tensor,
         create_immediate_value,
+        create_valuetype_tensor,
         types_to_proto_primitive,
     )
     from coremltools.converters.mil.frontend.milproto import load as reader
@@ -439,6 +440,16 @@ def stored_value(array: Array, weights: InMemoryWeights) -> Any:
     )
 
 
+def bools_value(array: Array) -> Any:
+    """Return the `Value` message of an array of bools: in a file one field of bytes, each 0 or 1."""
+    tensor = proto.MIL_pb2.TensorValue
+    packed = tensor.RepeatedBytes(values=array.tobytes()).SerializeToString()
+    kind = create_valuetype_tensor(array.shape, types_to_proto_primitive(types.bool))
+    stated = proto.MIL_pb2.Value(type=kind)
+    stated.immediateValue.tensor.bools.CopyFrom(tensor.RepeatedBools.FromString(packed))
+    return stated
+
+
 class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]
     """coremltools' exporter, but weights go through `store`, and each function keeps its opset.
 
@@ -458,12 +469,7 @@ class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]
         value = var.val
         if not (isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.size > 1):
             return super().get_milproto_value(var)
-        stated = proto.MIL_pb2.Value(type=self.types_to_proto(var.sym_type))  # the host appends one by one
-        tensor = proto.MIL_pb2.TensorValue
-        # In a file a list of bools is the same as one field of bytes, each 0 or 1.
-        packed = tensor.RepeatedBytes(values=value.tobytes()).SerializeToString()
-        stated.immediateValue.tensor.bools.CopyFrom(tensor.RepeatedBools.FromString(packed))
-        return stated
+        return bools_value(value)  # the host appends one by one
 
     def export(self) -> Any:
         functions = {

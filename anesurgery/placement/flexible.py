@@ -8,15 +8,21 @@ do the same.
 from __future__ import annotations
 
 import json
+import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from anesurgery.errors import LoadError
 from anesurgery.files import protobuf
-from anesurgery.mil import Function, Program, Var, any_symbolic, static_shape
+from anesurgery.mil import Function, Program, Var, any_symbolic, static_shape, walk_ops
 from anesurgery.semantics.reading import shape_in_words
+
+MOST_PLACES = 10**6
+"""The most elements of a mask that is filled: the list of its places takes 4 bytes for each axis of each."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Name of an input -> its shape."""
@@ -124,19 +130,53 @@ def function_at(program: Program, name: str, shapes: Shapes) -> Function | None:
     The ops and their order are the same, and the constants are shared. The shapes of all results are inferred
     again.
     """
+
+    def fix(spec: Any) -> None:
+        for port in spec.inputs:
+            for axis, length in enumerate(shapes.get(port.name, ())):
+                port.type.tensorType.dimensions[axis].constant.size = length
+
+    function = _read_again(program, name, fix)
+    fits = function is not None and all(static_shape(v) is not None for v in function.inputs.values())
+    return function if fits else None
+
+
+def function_at_all_places(program: Program, name: str) -> Function | None:
+    """Return a copy of a function in which every mask whose places are listed is true everywhere.
+
+    So all shapes that depend on these masks are the largest that they can be.
+
+    Returns:
+        None for a function that lists no places, or those of more than `MOST_PLACES` elements.
+    """
+    listings = [op for op in walk_ops(program.functions[name]) if op.op_type == "non_zero"]
+    masks = {op.outputs[0].name: static_shape(op.x) for op in listings}
+    if not masks or any(shape is None or math.prod(shape) > MOST_PLACES for shape in masks.values()):
+        return None
+
+    def fill(spec: Any) -> None:
+        blocks = list(spec.block_specializations.values())
+        while blocks:
+            for op in blocks.pop().operations:
+                blocks += op.blocks
+                if op.type == "non_zero":
+                    full = np.ones(masks[op.outputs[0].name] or (), bool)
+                    op.inputs["x"].arguments[0].value.CopyFrom(protobuf.bools_value(full))
+
+    return _read_again(program, name, fill)
+
+
+def _read_again(program: Program, name: str, edit: Callable[[Any], None]) -> Function | None:
+    """Return a function that is read again from its edited protobuf; None if its ops do not accept the edit."""
     single = Program()
     single.add_function(name, program.functions[name])
     weights, version = protobuf.InMemoryWeights(), protobuf.version_of(single)
     spec = protobuf.to_proto(single, version, weights.store)
-    for port in spec.functions[name].inputs:
-        for axis, length in enumerate(shapes.get(port.name, ())):
-            port.type.tensorType.dimensions[axis].constant.size = length
+    edit(spec.functions[name])
     try:
-        fixed = protobuf.from_proto(spec, version, weights.read)
+        return protobuf.from_proto(spec, version, weights.read).functions[name]
     except LoadError:
         return None
-    function = fixed.functions[name]
-    return function if all(static_shape(v) is not None for v in function.inputs.values()) else None
 
 
 def in_words(shapes: Shapes) -> str:

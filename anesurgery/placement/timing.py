@@ -23,13 +23,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from anesurgery.display import short_name
 from anesurgery.errors import LoadError
 from anesurgery.facts.dependence import loop_rounds
 from anesurgery.mil import Operation, Var, is_constexpr, is_stored, operands, producer
 from anesurgery.placement.durations import Key, Time
 from anesurgery.placement.rules.slow import notch_payload, weight_decoders
 from anesurgery.placement.target import CHIPS, Target
-from anesurgery.placement.verdicts import Judged, Shaped
+from anesurgery.placement.verdicts import Judged, Shaped, is_dynamic
 from anesurgery.semantics.reading import elements, kind_of, shape_of, size_of
 from anesurgery.semantics.rows import runtime
 
@@ -530,6 +531,8 @@ def time_of_shaped(shaped: Shaped, units: Sequence[str | None], target: Target, 
         return Timed(None, "its shapes vary, and published times of such models disagree several times")
     if any(_is_undecided(j.op) for j in shaped.judged):
         return Timed(None, "how often a loop runs, or which branch, is not known")
+    if (late := next((j.name for j in shaped.judged if is_dynamic(j.op)), None)) is not None:
+        return Timed(None, f"the shape of %{short_name(late)} depends on values")
     return timed(load_of(shaped.judged, units, doubted), target)
 
 

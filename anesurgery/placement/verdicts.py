@@ -44,6 +44,7 @@ from anesurgery.placement.flexible import (
     description_of,
     flexible_shapes,
     function_at,
+    function_at_all_places,
     in_words,
 )
 from anesurgery.placement.inspection import Estimate, Segment
@@ -504,6 +505,7 @@ inspection of the whole model."""
 AT_DEFAULT = "shapes, estimates and units are those of the default shape, {}"
 IN_RANGE = "other shapes of a range are not known"
 SOME_SHAPES = "{} of {} enumerated shapes are estimated, the default first"
+AT_ALL_PLACES = "shapes that depend on values are judged as if every mask were true everywhere"
 NO_DEFAULT = (
     "the default shape of {} is not known: dynamic lengths count as 1, and what reads them has no unit; a MIL "
     "program does not tell it, so give the path of the model, or what `load` gives, as it is"
@@ -533,7 +535,7 @@ def judge_shaped(loaded: Loaded, name: str | None, target: Target, rules: Iterab
     judged = judge(function, target, rules)
     shapes = flexible_shapes(function, description_of(loaded.description, name))
     if shapes is None:
-        return Shaped(function, judged)
+        return _judged_at_all_places(loaded, function, judged, target, rules)
     fixed = _judged_at(loaded, name, shapes.default, target, rules)
     if fixed is None and shapes.default and _are_all_one(function, shapes.default):
         return Shaped(function, judged, shapes, _shape_notes(shapes))
@@ -545,6 +547,20 @@ def judge_shaped(loaded: Loaded, name: str | None, target: Target, rules: Iterab
         )
     both = [_merge_verdicts(a, b) for a, b in zip(judged, fixed.judged, strict=True)]
     return Shaped(fixed.function, both, shapes, _shape_notes(shapes))
+
+
+def _judged_at_all_places(
+    loaded: Loaded, function: Function, judged: list[Judged], target: Target, rules: tuple[Rule, ...]
+) -> Shaped:
+    """Judge a function whose inputs are fixed where every mask is true, so that no shape depends on values."""
+    if not any(is_dynamic(one.op) for one in judged):
+        return Shaped(function, judged)
+    name = next(n for n, f in loaded.program.functions.items() if f is function)
+    full = function_at_all_places(loaded.program, name)
+    if full is None:
+        return Shaped(function, list(map(_without_dynamic_estimate, judged)))
+    both = [_merge_verdicts(a, b) for a, b in zip(judged, judge(full, target, rules), strict=True)]
+    return Shaped(full, both, notes=(AT_ALL_PLACES,))
 
 
 def found_by(loaded: Loaded, target: Target, rules: Sequence[Rule]) -> Iterator[Finding]:
@@ -621,9 +637,10 @@ def _merge_verdicts(dynamic: Judged, fixed: Judged) -> Judged:
 
 def _without_dynamic_estimate(judged: Judged) -> Judged:
     """Drop the estimate of an op that reads or returns a value of dynamic shape."""
-    return replace(judged, estimate=None) if _is_dynamic(judged.op) else judged
+    return replace(judged, estimate=None) if is_dynamic(judged.op) else judged
 
 
-def _is_dynamic(op: Operation) -> bool:
+def is_dynamic(op: Operation) -> bool:
+    """Does an op read or return a value of dynamic shape?"""
     values = [*op.outputs, *(v for _, v in operands(op))]
     return any(any_symbolic(v.shape or ()) for v in values if kind_of(v).is_tensor)

@@ -13,7 +13,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from anesurgery.display import counted, short_name
-from anesurgery.placement.durations import rounded
+from anesurgery.placement.durations import SHORTEST, rounded
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection
 from anesurgery.show import summary
@@ -232,9 +232,9 @@ def unit_bars(*inspections: Inspection) -> Text:
 
 
 def time_by_unit(inspection: Inspection) -> dict[str | None, float]:
-    """Return the estimated ms on each unit, of switches and of the dispatch; {} where no time is known."""
+    """Return the estimated ms on each unit, of switches and of the dispatch; {} where no time is shown."""
     timed = [(s.unit, s.ms) for _, part in summary.sections(inspection) for s in part.segments if s.ms]
-    if inspection.time is None or not timed:
+    if inspection.time is None or inspection.time.ms < SHORTEST or not timed:
         return {}
     times = {unit: sum(ms for at, ms in timed if at == unit) for unit in UNITS}
     rest = max(inspection.time.ms - sum(times.values()), 0.0)
@@ -243,11 +243,11 @@ def time_by_unit(inspection: Inspection) -> dict[str | None, float]:
 
 
 def _bars_of_time(times: Sequence[Mapping[str | None, float]]) -> Text:
-    """Return bars of milliseconds on one scale; parts that take less than half a cell in all are left out."""
+    """Return bars of milliseconds on one scale; parts that take less than a cell in all are left out."""
     totals = [sum(time.values()) for time in times]
     sides = _labels([f"{rounded(total, 3)} ms" for total in totals])
     cells_per_ms = (BAR - len(sides[0])) / max(totals)
-    shown = [unit for unit in LEGEND if max(time[unit] for time in times) * cells_per_ms >= 0.5]
+    shown = [unit for unit in LEGEND if max(time[unit] for time in times) * cells_per_ms >= 1]
     legend = {unit: f"{LEGEND[unit]} {_moved(unit, times, rounded)} ms" for unit in shown}
     runs = [[(unit, round(time[unit] * cells_per_ms)) for unit in shown] for time in times]
     return bars(list(zip(sides, runs, strict=True)), legend, GLYPHS)

@@ -345,7 +345,13 @@ NEVER: tuple[tuple[str, ...], ...] = (
         STUDY,
         "fold_constants",
     ),
-    ("non_zero", "it computes shapes or indices", "fix the shapes: it then folds", STUDY),
+    (
+        "non_zero",
+        "its shape depends on values",
+        "compute all places, and select by the mask",
+        STUDY,
+        "mask_to_select",
+    ),
     (
         "random_normal random_uniform random_bernoulli random_categorical",
         "the ANE has no random numbers",

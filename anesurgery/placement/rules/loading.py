@@ -515,6 +515,7 @@ REPORTS = (
         ALL,
         _places,
         "keep a mask of fixed size, and list the places in the app",
+        remedy="mask_to_select",
     ),
 )
 

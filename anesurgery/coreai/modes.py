@@ -35,8 +35,8 @@ FORMS = (
         LINUX,
     ),
     Form(
-        "keep images",
-        ("ship",),
+        "write images as tensors",
+        ("check",),
         "the runtime on Linux takes only tensors; an image is a `CVPixelBuffer`",
         LINUX,
     ),

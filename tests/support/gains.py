@@ -47,7 +47,7 @@ def _times(time: Change | None) -> str:
     assert time.better, "a page shows a gain"
     times = from_to(time.before.ms, time.after.ms).replace(" -> ", " to ")
     speedup, low, high = (rounded(1 / ratio) for ratio in (time.ratio, time.high, time.low))
-    return f"from {times}, {speedup} times as fast (between {low} and {high} in four cases out of five)"
+    return f"from {times}: {speedup} times as fast (between {low} and {high} in four cases out of five)"
 
 
 def _kept(surgery: ane.Surgery, model: Path, device: str) -> str:

@@ -35,8 +35,8 @@ FORMS = (
         LINUX,
     ),
     Form(
-        "keep images",
-        ("ship",),
+        "write images as tensors",
+        ("check",),
         "the runtime on Linux takes only tensors; an image is a `CVPixelBuffer`",
         LINUX,
     ),
@@ -63,8 +63,8 @@ FORMS = (
     Form(
         "compute floor with round",
         MODES,
-        "there is no floor op; a floor_divide by 1 becomes x, also on the GPU, and gives NaN for "
-        "infinity on Linux",
+        "there is no floor op; a floor_divide by 1 was reported to give x itself on the GPU, and gives NaN "
+        "for infinity on Linux",
         "https://github.com/apple/coreai-torch/issues/10",
     ),
     Form(

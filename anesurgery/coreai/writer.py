@@ -100,7 +100,7 @@ class FunctionWriter:
     ) -> None:
         self.function, self.mode, self.constants = function, mode, constants
         interface = function.inputs | {var.name: var for var in function.outputs}
-        spaces = color_spaces or {} if mode.has("keep images") else {}
+        spaces = {} if mode.has("write images as tensors") else color_spaces or {}
         self.images = images.convertible_images(spaces, interface)
         self.values: dict[Var, Any] = {}
         """MIL value -> its tensor in the graph. None for values that are no tensors, such as class labels."""

@@ -614,12 +614,11 @@ class _Comparer:
         for arithmetic, compared in outputs.items():
             for o in compared:
                 if _psnr_of_output(o) < self.gate:
-                    far = _not_finite(o) or f"reaches {o.psnr:.1f} dB"
-                    words.append(f"{o.name} {far} in {arithmetic}")
+                    far = _not_finite(o) or f"agrees to only {o.psnr:.1f} dB"
+                    words.append(f"{o.name} {far} in {arithmetic} arithmetic")
                 elif o.name in self._chosen and o.top_k is not None and o.top_k < 1:
-                    words.append(
-                        f"{o.name} has another best entry in {arithmetic}, of {1 - o.top_k:.1%} of rows"
-                    )
+                    rows = f"{1 - o.top_k:.1%} of its rows"
+                    words.append(f"{o.name} has another best entry in {rows} in {arithmetic} arithmetic")
         return words
 
     def rows(
@@ -744,7 +743,7 @@ def _verdict(
     least = min((_psnr_of_output(o) for compared in outputs.values() for o in compared), default=math.inf)
     if least == math.inf:
         return "holds", "every output is identical"
-    return "holds", f"every output reaches {least:.1f} dB, and {gate:g} dB are required"
+    return "holds", f"every output agrees to {least:.1f} dB or more, and {gate:g} dB are required"
 
 
 # The error of norms whose epsilon grew in the conversion, on the inputs of a run.

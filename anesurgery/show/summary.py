@@ -196,7 +196,7 @@ def app_words(memory: Memory) -> str:
     return f"takes {byte_words(memory.needed)} of about {byte_words(memory.app)} for an app, {rest}"
 
 
-UNDECIDED = "CPU and Neural Engine are too close by estimate"
+UNDECIDED = "the CPU may be just as fast, by estimate"
 """Why an op that the engine can run has no unit, though the time on both is known."""
 
 

@@ -51,7 +51,7 @@ def test_a_plain_model_holds() -> None:
     assert [row.name for row in found.rows] == ["product_0", "product_1", "product_2", "y"]
     for row in found.rows:
         assert row.grown["fp16"] <= row.own["fp16"] + 20
-    assert "holds: every output reaches" in str(found)
+    assert "holds: every output agrees to" in str(found)
 
 
 def test_an_overflow_fails_where_it_enters_and_names_its_repair() -> None:

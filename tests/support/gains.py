@@ -47,7 +47,7 @@ def _times(time: Change | None) -> str:
     assert time.better, "a page shows a gain"
     times = from_to(time.before.ms, time.after.ms).replace(" -> ", " to ")
     speedup, low, high = (rounded(1 / ratio) for ratio in (time.ratio, time.high, time.low))
-    return f"from {times}, {speedup} times as fast (likely {low} to {high})"
+    return f"from {times}: {speedup} times as fast (between {low} and {high} in four cases out of five)"
 
 
 def _kept(surgery: ane.Surgery, model: Path, device: str) -> str:
@@ -59,24 +59,24 @@ def _kept(surgery: ane.Surgery, model: Path, device: str) -> str:
     assert surgery.time is not None
     before, after = surgery.time.before.ms, surgery.time.after.ms
     if (before - alone.after.ms) > NEARLY_ALL * (before - after):
-        return (
-            "Nearly all of this comes from the logits. The repaired model computes only their last row, "
-            "which stays the same"
-        )
+        return "Nearly all of this comes from computing only the last row of the logits, which stays the same"
     return "The repaired model returns only the last row of logits, which stays the same"
 
 
 @cache
 def found_and_repaired(name: str, recipe: str, device: str) -> str:
-    """What `inspect` finds first: the op that takes most of the time; and the gain of its repair."""
+    """What `inspect` finds first: the op that takes most of the time; and the gain if it computes one row."""
     with tempfile.TemporaryDirectory() as folder:
         model = ane.example(name, Path(folder) / "model.mlpackage")
         found = ane.inspect(model, target=device)
         surgery = ane.apply(model, recipe, target=device, quiet=True)
     assert found.time is not None
-    slowest = max(row.ms for row in found.ops if row.ms is not None) / found.time.ms
-    what = f"one op takes {slowest:.0%} of the time of {TITLES[name]} on an {device}"
-    return f"By our estimate, {what}. After its repair, a prediction goes {_times(surgery.time)}."
+    assert "select_last_token" in {change.pass_name for change in surgery.changes}
+    slowest = max(found.ops, key=lambda row: row.ms or 0.0)
+    share = (slowest.ms or 0.0) / found.time.ms
+    what = f"the op `{slowest.name}` takes {share:.0%} of the time of {TITLES[name]} on an {device}"
+    gain = f"If this op computes only its last row, a prediction goes {_times(surgery.time)}"
+    return f"By our estimate, {what}. {gain}."
 
 
 def _named_on(page: str, block: int = 0) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def more_on_the_engine(device: str) -> str:
     before, after = (ane.inspect(one, target=device) for one in (model, surgery.program))
     low, high, least = before.residency["flop"], before.residency_at_most["flop"], after.residency["flop"]
     what = f"the share of the work of a small image network that runs on the Neural Engine of an {device}"
-    return f"By our estimate, {what} rises from {low:.0%} (perhaps {high:.0%}) to {least:.0%}."
+    return f"By our estimate, {what} rises from between {low:.0%} and {high:.0%} to {least:.0%}."
 
 
 @cache
@@ -128,7 +128,8 @@ def with_a_cache(device: str) -> str:
     assert before is not None
     assert after is not None
     what = f"each new token of a small GPT-2 on an {device} goes {_times(change(before, after))}"
-    return f"By our estimate, {what}. The recipe `llm_ane` adds a cache."
+    why = "The recipe `llm_ane` adds a cache, and computes the logits of one token instead of 64"
+    return f"By our estimate, {what}. {why}."
 
 
 @cache
@@ -143,9 +144,10 @@ def smaller(bits: int, device: str) -> str:
         )
     assert found.loss is not None
     sizes = " to ".join(f"{number / 1e6:.1f} MB" for number in found.bytes)
-    close = f"to {found.loss.psnr:.0f} dB (PSNR; random weights and random samples)"
-    kept = f"Its outputs match those of the original {close}."
-    return f"Stored in {bits} bits for an {device}, the weights of a small GPT-2 shrink from {sizes}. {kept}"
+    kept = f"The outputs agree with those of the original to {found.loss.psnr:.0f} dB (PSNR)."
+    random = "Weights and samples were random, so a trained model will differ."
+    what = f"Stored in {bits} bits for an {device}, the weights of a small GPT-2 shrink from {sizes}"
+    return f"{what}. {kept} {random}"
 
 
 @cache
@@ -155,9 +157,9 @@ def nearer(device: str) -> str:
     model, inputs = names["model"], {"x": names["values"]}
     repaired = ane.apply(model, "safe_numbers", target=device, inputs=inputs, quiet=True).program
     before, after = (_decibels(one, model, inputs) for one in (model, repaired))
-    gain = f"from {before:.0f} dB to {after:.0f} dB"
-    what = "In fp16, an RMS norm of large values overflows, and its output is useless"
-    return f"{what}. Repaired for an {device} by the recipe `safe_numbers`, it goes {gain} (PSNR)."
+    what = "In fp16, an RMS norm of large values overflows"
+    repair = f"The recipe `safe_numbers` repairs it for an {device}"
+    return f"{what}. {repair}: the accuracy of the output goes from {before:.0f} dB to {after:.0f} dB (PSNR)."
 
 
 def _decibels(program: Any, meant: Any, inputs: dict[str, Any]) -> float:
@@ -173,13 +175,14 @@ def _decibels(program: Any, meant: Any, inputs: dict[str, Any]) -> float:
 def surer(device: str) -> str:
     """A network of a flexible length beside the same at a fixed one: its share on the engine for certain."""
     names = _named_on("sizes", 1)
-    before = ane.inspect(names["ranged"], target=device).residency["flop"]
-    after = min(found.residency["flop"] for found in names["sized"].inspect(device).values())
-    shares = f"from {before:.0%} to {after:.0%}"
-    at_most = ane.inspect(names["ranged"], target=device).residency_at_most["flop"]
-    what = f"on an {device}, the share of an audio network that we can expect on the Neural Engine rises"
-    unsure = f"At the flexible size it may be anything up to {at_most:.0%}."
-    return f"By our estimate, {what} {shares} when two fixed sizes replace a flexible one. {unsure}"
+    flexible = ane.inspect(names["ranged"], target=device)
+    before = flexible.residency["ops"]
+    assert before == 0
+    assert flexible.residency_at_most["ops"] == 1
+    after = min(found.residency["ops"] for found in names["sized"].inspect(device).values())
+    unsure = f"whether a small audio network runs on the Neural Engine of an {device}"
+    gain = f"the share of its ops that we expect there rises from {before:.0%} to {after:.0%}"
+    return f"With a flexible length, we cannot say {unsure}. With two fixed lengths, {gain}."
 
 
 @cache

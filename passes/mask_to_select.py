@@ -2,11 +2,23 @@
 
 Before::
 
-    SKETCH
+    main(%x: 2x3) {
+      %mask: 2x3xbool = greater(x=%x, y=0)
+      %places: ?x2xint32 = non_zero(x=%mask)
+      %positive: ? = gather_nd(x=%x, indices=%places)
+      %twice: ? = mul(x=%positive, y=2)
+      %y: 2x3 = scatter_nd(data=%x, indices=%places, updates=%twice, mode="update")
+      return %y
+    }
 
 After::
 
-    SKETCH
+    main(%x: 2x3) {
+      %mask: 2x3xbool = greater(x=%x, y=0)
+      %twice_all: 2x3 = mul(x=%x, y=2)
+      %y: 2x3 = select(cond=%mask, a=%twice_all, b=%x)
+      return %y
+    }
 
 PyTorch's boolean indices are converted to a list of the places where the mask is true, whose length is known at
 run time only. Values are gathered at these places, computed, and scattered back. The pass computes `f` for all
@@ -156,7 +168,7 @@ class RowOps:
             return self._gathered(op)
         if op.op_type == "tile":
             return self._copied(op, first=first)
-        rows = rows_read(op, 0)
+        rows = _pointwise_rows(op) if op.op_type in an.ops.POINTWISE else rows_read(op, 0)
         if rows is None or set(rows.values()) != {0}:
             return Refusal(f"{op.name} ({op.op_type}) mixes places")
         others = [v for _, v in an.operands(op) if v not in rows]
@@ -216,6 +228,12 @@ class RowOps:
             new[op.outputs[0]] = getattr(mb, op.op_type)(**inputs, name=f"{op.name}_all")
         built: Var = now(updates)
         return built
+
+
+def _pointwise_rows(op: Operation) -> dict[Var, int] | None:
+    """Return the operands of dynamic length; each list of places has a symbol of its own for its length."""
+    along = [v for _, v in an.operands(op) if v.rank == op.outputs[0].rank and v.shape[0] != 1]
+    return dict.fromkeys(along, 0) if all(an.is_symbolic(v.shape[0]) for v in along) else None
 
 
 Lengths = list[Any]

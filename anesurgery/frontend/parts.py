@@ -321,12 +321,25 @@ def masked_scatter(context: Any, node: Any) -> None:
     context.add(mb.select(cond=flags, a=taken, b=x, name=node.name))
 
 
+def masked_select(context: Any, node: Any) -> None:
+    """Convert `x.masked_select(mask)`: the elements at true positions, in a vector of dynamic length."""
+    x, mask = inputs_of(context, node)[:2]
+    if any(map(is_symbolic, (*x.shape, *mask.shape))):
+        raise NotImplementedError(f"{node.name}: masked_select of a tensor of dynamic shape {x.shape}")
+    shape = np.broadcast_shapes(tuple(x.shape), tuple(mask.shape))
+    x = mb.add(x=x, y=np.zeros(shape, np_dtype(x))) if tuple(x.shape) != shape else x
+    flags = mb.cast(x=mask, dtype="int32")
+    flags = mb.mul(x=flags, y=np.ones(shape, np.int32)) if tuple(mask.shape) != shape else flags
+    context.add(mb.gather_nd(x=x, indices=mb.non_zero(x=flags), name=node.name))
+
+
 CONVERSIONS: dict[str, Convert] = {
     **dict.fromkeys(("index_add", "index_add.int"), _index_write("add")),
     "index_copy": _index_write("update"),
     **dict.fromkeys(("index_fill", "index_fill.int_scalar", "index_fill.int_tensor"), _index_write("update")),
     **dict.fromkeys(("scatter_reduce", "scatter_reduce.two"), scatter_reduce),
     "masked_scatter": masked_scatter,
+    "masked_select": masked_select,
 }
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "index_put": with_index_put,

@@ -81,6 +81,8 @@ CASES: dict[str, dict[str, Torch]] = {
         "scattered_booleans": lambda x: (x > 0).scatter(1, (x[:, :2] > 0).long(), 1).float(),
         "scatter_reduce": lambda x: x.scatter_reduce(1, (x[:, :2] > 0).long(), x[:, :2], "amax"),
         "rows_of_float_places": lambda x: x.index_add(0, torch.arange(3) // 1, x),
+        "masked_select": lambda x: x.masked_select(x > 0).sum() + x,
+        "masked_select_of_rows": lambda x: x.masked_select(x[..., :1] > LOW).mean() + x,
         "masked_scatter": lambda x: x.masked_scatter(x > 0, torch.arange(72.0)),
         "masked_scatter_of_rows": lambda x: x.masked_scatter(x[..., :1] > 0, torch.arange(72.0).reshape(12, 6)),
     },

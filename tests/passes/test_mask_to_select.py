@@ -1,0 +1,142 @@
+"""Writes at the places of a mask: as the host converts them, of rows and of single numbers, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from pass_cases import refuses, rewrites, table
+from torch import nn
+
+import anesurgery as ane
+from anesurgery.mil import Program, Var, ct, mb
+from anesurgery.passes.mask_to_select import MaskToSelect
+
+Rows = Callable[[Var], Var]
+
+
+def positive(x: Var, of: Rows, rows: bool = False, mode: str = "update", read: Var | None = None) -> Var:
+    """Write `of` of what stands at the positive numbers, or in the rows that begin with one."""
+    first = mb.slice_by_index(x=x, begin=[0, 0], end=[4, 1], squeeze_mask=[False, True]) if rows else x
+    places = mb.non_zero(x=mb.greater(x=first, y=np.float32(0), name="mask"), name="places")
+    lengths = np.array([4] if rows else [4, 3], np.int32)
+    guarded = mb.select(cond=mb.greater_equal(x=places, y=0), a=places, b=mb.add(x=places, y=lengths))
+    taken = mb.gather_nd(x=x if read is None else read, indices=guarded, name="taken")
+    return mb.scatter_nd(data=x, indices=guarded, updates=of(taken), mode=mode, name="y")
+
+
+def program(of: Rows, **how: bool | str) -> Program:
+    return mb.program(input_specs=[mb.TensorSpec((4, 3))])(lambda x: positive(x, of, **how))
+
+
+def linear(rows: Var) -> Var:
+    return mb.linear(x=rows, weight=np.eye(3, dtype=np.float32) * 2, name="linear")
+
+
+def less_the_sum(numbers: Var) -> Var:
+    return mb.cumsum(x=numbers, axis=0, name="sums")
+
+
+def of_another_mask(numbers: Var) -> Var:
+    places = mb.non_zero(x=mb.less(x=np.arange(12, dtype=np.float32).reshape(4, 3), y=numbers.op.x))
+    return mb.add(x=numbers, y=mb.gather_nd(x=numbers.op.x, indices=places, name="others"), name="sum")
+
+
+test_cases, test_surroundings = table(
+    MaskToSelect(),
+    rewrites(program, lambda rows: mb.softmax(x=linear(rows), axis=-1), rows=True),
+    rewrites(program, lambda numbers: mb.exp(x=mb.mul(x=numbers, y=np.float32(0.5)))),
+    rewrites(program, lambda rows: mb.add(x=rows, y=np.ones((1, 3), np.float32)), rows=True),
+    refuses("sums (cumsum) mixes places", program, less_the_sum),
+    refuses("others gathers at other places", program, of_another_mask),
+)
+
+
+class Doubled(nn.Module):
+    """Twice the positive numbers, in a tensor of zeros."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Write through a mask of elements."""
+        y, mask = torch.zeros_like(x), x > 0
+        y[mask] = x[mask] * 2
+        return y
+
+
+class Layer(nn.Module):
+    """A layer for the rows that begin with a positive number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Write through a mask of rows."""
+        y, mask = x.clone(), x[:, 0] > 0
+        y[mask] = self.layer(x[mask]).softmax(-1)
+        return y
+
+
+class OneRow(nn.Module):
+    """One stored row for the rows that begin with a negative number."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Write the same at each place."""
+        y = x.clone()
+        y[x[:, 0] < 0] = torch.arange(8.0)
+        return y
+
+
+class TwoMasks(nn.Module):
+    """A mask and its opposite."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Write through both."""
+        y, mask = x.clone(), x < 0
+        y[mask] = y[mask].exp() - 1
+        y[~mask] += 1
+        return y
+
+
+class LessTheMean(nn.Module):
+    """What is written needs the mean of what is read."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Write through a mask, less a mean."""
+        y, mask = x.clone(), x < 0
+        y[mask] = y[mask] - y[mask].mean()
+        return y
+
+
+@pytest.mark.parametrize(
+    ("kind", "writes"), [(Doubled, 1), (Layer, 1), (OneRow, 1), (TwoMasks, 2), (LessTheMean, 1)]
+)
+def test_what_pytorch_writes_through_a_mask(kind: type[nn.Module], writes: int) -> None:
+    torch.manual_seed(0)
+    module, x = kind().eval(), torch.randn(2, 4, 8) if kind is Doubled else torch.randn(4, 8)
+    x[..., 0] = torch.tensor([1.0, -1, 2, -2])  # a trace of one place alone would hold its shape
+    traced = torch.jit.trace(module, x)
+    target = ct.target.iOS17
+    model = ct.convert(
+        traced, inputs=[ct.TensorType("x", x.shape)], minimum_deployment_target=target, skip_model_load=True
+    )
+    surgery = ane.apply(model, "mask_to_select", quiet=True)
+    assert len(surgery.changes) == writes
+    assert ("non_zero" in surgery.after) is (kind is LessTheMean)
+    for given in (x, -x.abs(), x.abs()) if kind is not LessTheMean else (x,):
+        (made,) = ane.run(surgery.program, {"x": given.numpy()}).values()
+        assert np.abs(made - module(given).detach().numpy()).max() < 3e-3
+
+
+def test_auto_finds_it_and_the_time_counts_all_places() -> None:
+    traced = torch.jit.trace(Doubled(), torch.randn(64, 512))
+    model = ct.convert(traced, inputs=[ct.TensorType("x", (64, 512))], skip_model_load=True)
+    found = ane.inspect(model, target="iPhone 13")
+    assert "judged as if every mask were true everywhere" in " ".join(found.notes)
+    assert {f.remedy for f in found.all_findings if f.op == "non_zero_0"} == {"mask_to_select"}
+    surgery = ane.apply(model, "auto", target="iPhone 13", quiet=True)
+    assert "non_zero" not in surgery.after
+    assert surgery.placed is not None
+    before, after = (one.time.ms for one in surgery.placed if one.time is not None)
+    assert after < before

@@ -71,6 +71,8 @@ class MaskToSelect(Rewrite):
         shape, all_places = an.static_shape(op.data), an.static_shape(mask)
         if shape is None or all_places is None:
             return Refusal(f"the shape of %{(mask if shape is None else op.data).name} is symbolic", op)
+        if shape[: len(all_places)] != all_places:
+            return Refusal(f"%{op.data.name} has the shape {shape}, and the mask {all_places}", op)
         if max(all_places) > LARGEST_INT16:
             return Refusal(f"places up to {max(all_places):,} may be cut to 16 bits", op)
         rows = RowOps(mask)
@@ -106,9 +108,8 @@ def listed_mask(indices: Var) -> Var | None:
     if listing is None:
         return None
     mask: Var = listing.x
-    while (cast := an.producer(mask, "cast")) is not None:
-        mask = cast.x
-    return mask
+    cast = an.producer(mask, "cast")
+    return cast.x if cast is not None and an.types.is_bool(cast.x.dtype) else mask
 
 
 def _without_guards(indices: Var) -> Var:
@@ -155,7 +156,9 @@ class RowOps:
             if isinstance(found, Refusal):
                 return found
             todo += found
-        order = {op: i for i, op in enumerate(updates.op.enclosing_block.operations)} if updates.op else {}
+        block = self.mask.child_ops[0].enclosing_block
+        assert block is not None
+        order = {op: i for i, op in enumerate(block.operations)}
         self.row_ops.sort(key=lambda op: order[op])
         return None
 
@@ -240,11 +243,23 @@ Lengths = list[Any]
 """A vector that is computed from shapes: a `Length`, or a truth value, for each element."""
 
 
-def _lengths(var: Var, steps: int = DEEPEST) -> Lengths | None:
+def _lengths(var: Var, steps: int = DEEPEST, known: dict[Var, Lengths | None] | None = None) -> Lengths | None:
     """Return the numbers of a vector that is computed from shapes; None where they cannot be read.
 
     An expansion to a computed shape makes `real_div(select(shape == -1, own shape, shape), own shape)` copies.
+
+    Args:
+        var: the vector, or a number.
+        steps: from how many ops back at most.
+        known: what was found of other values, each of which is read once.
     """
+    known = {} if known is None else known
+    if var not in known:
+        known[var] = _computed_lengths(var, steps, known)
+    return known[var]
+
+
+def _computed_lengths(var: Var, steps: int, known: dict[Var, Lengths | None]) -> Lengths | None:
     op = var.op
     if (value := an.constant(var)) is not None:
         return list(np.ravel(value).tolist())
@@ -254,10 +269,10 @@ def _lengths(var: Var, steps: int = DEEPEST) -> Lengths | None:
         return _shape_of_rows(op.x)
     names, computed = COMPUTED.get(op.op_type, ((), None))
     read = op.inputs["values"] if op.op_type == "concat" else [op.inputs[name] for name in names]
-    known = [_lengths(one, steps - 1) for one in read]
-    if computed is None or any(one is None for one in known):
+    parts = [_lengths(one, steps - 1, known) for one in read]
+    if computed is None or any(part is None for part in parts):
         return None
-    return computed(op, *known)
+    return computed(op, *parts)
 
 
 def _shape_of_rows(x: Var) -> Lengths | None:

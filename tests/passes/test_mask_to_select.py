@@ -44,11 +44,25 @@ def of_another_mask(numbers: Var) -> Var:
     return mb.add(x=numbers, y=mb.gather_nd(x=numbers.op.x, indices=places, name="others"), name="sum")
 
 
+def in_longer(rows: int, as_integers: bool = False) -> Program:
+    """Write at the true places of a mask of four, or of truncated numbers, into more rows."""
+
+    def build(x: Var, data: Var) -> Var:
+        mask = mb.cast(x=x, dtype="int32", name="whole") if as_integers else mb.greater(x=x, y=np.float32(0))
+        places = mb.non_zero(x=mask)
+        taken = mb.gather_nd(x=x, indices=places, name="taken")
+        return mb.scatter_nd(data=data, indices=places, updates=mb.exp(x=taken), mode="update", name="y")
+
+    return mb.program(input_specs=[mb.TensorSpec((4,)), mb.TensorSpec((rows,))])(build)
+
+
 test_cases, test_surroundings = table(
     MaskToSelect(),
     rewrites(program, lambda rows: mb.softmax(x=linear(rows), axis=-1), rows=True),
     rewrites(program, lambda numbers: mb.exp(x=mb.mul(x=numbers, y=np.float32(0.5)))),
     rewrites(program, lambda rows: mb.add(x=rows, y=np.ones((1, 3), np.float32)), rows=True),
+    rewrites(in_longer, 4, as_integers=True),
+    refuses("%data has the shape (6,), and the mask (4,)", in_longer, 6),
     refuses("sums (cumsum) mixes places", program, less_the_sum),
     refuses("others gathers at other places", program, of_another_mask),
 )

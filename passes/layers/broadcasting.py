@@ -1,8 +1,7 @@
-"""Broadcasting sums, differences, products, quotients, extremes and powers in layers of the first releases.
+"""Layers of two blobs that broadcast, such as sums and products, in layers of the first releases.
 
 A constant side becomes a parameter of a layer with one input. Otherwise the two blobs become the inputs of
-`add`, `multiply`, `max` or `min`, the larger one first. A pass is a row: the layers that it replaces, and what
-it does to the second side before.
+`add`, `multiply`, `max` or `min`, the larger one first.
 """
 
 from __future__ import annotations
@@ -10,20 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Refused, Var
+from anesurgery.authoring import Refusal, Refused, Var
 from anesurgery.checking import adversarial
 from anesurgery.checking.lengths import drawn_shape
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
+from anesurgery.network_editing.layer_pass import LayerRewrite, Shape, Site
 from anesurgery.network_editing.network import Network, Node
+from anesurgery.network_editing.steps import edge_padding
 from anesurgery.neuralnetwork.making import weights
 
-Sizes = Sequence[int | None]
-"""A shape; None for a dynamic size."""
 SPATIAL = 3
 """Axes that a layer broadcasts by itself: channel, height, width. Those in front count as batch."""
 BY_CHANNEL = frozenset({"max", "min"})
@@ -36,76 +34,150 @@ MOST_FACTORS = 4
 
 
 @dataclass(frozen=True)
-class _Constant:
-    """One side is computed, the other is the same at every run."""
+class _ConstantSide:
+    """The two sides of a layer, of which one is computed and the other is the same at every run."""
 
     x: str
     """The computed blob."""
     value: an.Array
-    first: bool
+    is_first: bool
     """Is the constant the first side?"""
-    form: list[int] | str
-    """The sizes that `bias` and `scale` give it: [C], [1, H, W] or [C, H, W]; [] for a single number. Words if
-    it has none of these."""
+    sizes: list[int] | Refusal
+    """The sizes that `bias` and `scale` give it: [C], [1, H, W] or [C, H, W]; [] for a single number; or why it
+    has none of these."""
 
     @property
     def number(self) -> float | None:
         """The one number that the constant is, if the result is as large as the computed side."""
-        return float(self.value.flat[0]) if self.form == [] else None
+        return float(self.value.flat[0]) if self.sizes == [] else None
+
+
+def _constant_side(site: Site) -> _ConstantSide | None:
+    """Return the sides of a layer with one constant side; None where both are computed or both are constant.
+
+    Raises:
+        Refused: there are more or fewer than two, or nothing is known about the shape of a side.
+    """
+    if len(site.inputs) != 2:
+        raise Refused(f"it has {len(site.inputs)} inputs, not 2")
+    x, y = site.inputs
+    for computed, other in ((x, y), (y, x)):
+        if (value := site.constant(other)) is not None and site.constant(computed) is None:
+            sizes = _sizes_of_constant(site.shape(computed), value, site.shape(site.outputs[0]))
+            return _ConstantSide(computed, value, is_first=other == x, sizes=sizes)
+    return None
+
+
+def _sizes_of_constant(shape: Shape, value: an.Array, result: Shape) -> list[int] | Refusal:
+    """Return `sizes` of `_ConstantSide` for a constant beside a blob of a shape.
+
+    Example: beside (1, 8, 4, 4), a constant of shape (8, 1, 1) has the sizes [8], and one of (4, 4) has
+    [1, 4, 4].
+    """
+    if tuple(result) != tuple(shape):
+        return Refusal(f"the constant of shape {value.shape} makes the result larger than its input")
+    if value.size and (value == value.flat[0]).all():
+        return []
+    if len(shape) < SPATIAL:
+        return Refusal(f"scale and bias take 3 axes or more, but the blob has {len(shape)}")
+    if any(d != 1 for d in value.shape[:-SPATIAL]):
+        return Refusal(f"the constant of shape {value.shape} varies along the batch")
+    last = (1,) * (SPATIAL - value.ndim) + tuple(value.shape[-SPATIAL:])
+    channel, height, width = shape[-SPATIAL:]
+    if last[1:] == (1, 1):
+        return [last[0]]
+    if last[1:] == (height, width) and last[0] in (1, channel):
+        return list(last)
+    return Refusal(f"a constant of shape {value.shape} is not one of [1], [C], [1, H, W], [C, H, W]")
+
+
+def _must_swap(site: Site, kind: str, x: str, y: str) -> bool:
+    """Must a plain layer read `y` first, since `y` has the shape of the result?
+
+    Raises:
+        Refused: their shapes are not among those of the layer, or dynamic, or unknown.
+    """
+    a, b = site.shape(x), site.shape(y)
+    first, second = ("x".join("?" if d is None else str(d) for d in shape) for shape in (a, b))
+    x_var, y_var = (site.network.blobs.var(blob) for blob in (x, y))
+    alike = x_var is not None and y_var is not None and tuple(x_var.shape) == tuple(y_var.shape)
+    if None in a + b and not alike:
+        raise Refused(f"{first} and {second} may differ where a size is dynamic")
+    if _broadcasts_to(a, b, kind):
+        return False
+    if not _broadcasts_to(b, a, kind):
+        raise Refused(f"{first} and {second} are not among the shapes of the plain layer")
+    return True
+
+
+def _broadcasts_to(first: Shape, second: Shape, kind: str) -> bool:
+    """Does a plain layer broadcast the second shape to the first one, as numpy does?
+
+    The comments of the format name (B, C, H, W), (B, C, 1, 1), (B, 1, H, W), (B, 1, 1, 1) as the second shape
+    of `add`, `multiply` and `average`, and the first two of them as that of `max` and `min`. Equal shapes of
+    any rank pass; the caller knows whether dynamic sizes are the same.
+    """
+    if tuple(first) == tuple(second):
+        return True
+    if len(first) != len(second) or None in (*first, *second) or len(first) < SPATIAL:
+        return False
+    channel, height, width = first[-SPATIAL:]
+    others = {(channel, 1, 1)} if kind in BY_CHANNEL else {(channel, 1, 1), (1, 1, 1), (1, height, width)}
+    return first[:-SPATIAL] == second[:-SPATIAL] and tuple(second[-SPATIAL:]) in others
 
 
 @dataclass(frozen=True)
 class _TwoSided(LayerRewrite, abstract=True):
-    """Layers of two sides become a plain layer of two blobs, or one of a blob and numbers.
+    """Write a layer of two sides as the plain layer of two blobs, or as a layer of one blob with numbers.
 
-    Where a side is an operation more than the plain layer has (x - y is x + (-y)), it is `turned` first.
+    The plain layer of `x - y` is `add`, which reads `-y` as its second side: `second_blob` and
+    `second_numbers` make what the plain layer reads there.
     """
 
     plain: ClassVar[Mapping[str, str]]
     """Layer type -> the plain layer of two blobs."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """The layer types that the pass looks at are those of its rows."""
+        """Look at the layer types of `plain`."""
         cls.kinds = frozenset(cls.plain)
         super().__init_subclass__(**options)
 
-    def turned(self, site: Site, y: str, outputs: Sequence[str] | None = None) -> str:
-        """The blob that the plain layer reads in the place of the second side, a computed one."""
+    def second_blob(self, site: Site, y: str, outputs: Sequence[str] | None = None) -> str:
+        """Return the blob that the plain layer reads in place of a computed second side."""
         return y
 
-    def turned_numbers(self, value: an.Array) -> an.Array:
-        """The numbers that the plain layer reads in the place of the second side, a constant."""
+    def second_numbers(self, value: an.Array) -> an.Array:
+        """Return the numbers that the plain layer reads in place of a constant second side."""
         return value
 
     def rewrite(self, site: Site) -> None:
-        """The layer with a constant if one side is one, else the layer between two sides."""
-        sides = _two_sides(site)
-        if isinstance(sides, _Constant):
-            self.by_constant(site, sides)
+        """Write the layer with numbers if one side is constant, else the plain layer of two blobs."""
+        if (sides := _constant_side(site)) is not None:
+            self.with_numbers(site, sides)
         else:
-            self.by_blobs(site, *sides)
+            self.with_blobs(site, *site.inputs)
 
-    def by_constant(self, site: Site, sides: _Constant) -> None:
-        """Put the layer of one blob and numbers there."""
-        if isinstance(sides.form, str):
-            raise Refused(sides.form)
-        value = sides.value if sides.first else self.turned_numbers(sides.value)
-        x = self.turned(site, sides.x) if sides.first else sides.x
+    def with_numbers(self, site: Site, sides: _ConstantSide) -> None:
+        """Add the layer of one blob and numbers."""
+        if isinstance(sides.sizes, Refusal):
+            raise Refused(sides.sizes.reason)
+        value = sides.value if sides.is_first else self.second_numbers(sides.value)
+        x = self.second_blob(site, sides.x) if sides.is_first else sides.x
         adds = self.plain[site.node.kind] == "add"
-        if not sides.form:
+        if not sides.sizes:
             number = float(value.flat[0])
             site.linear(x, *((1.0, number) if adds else (number, 0.0)), site.outputs)
         elif adds:
-            site.emit("bias", [x], site.outputs, shape=sides.form, bias=weights(value))
+            site.emit("bias", [x], site.outputs, shape=sides.sizes, bias=weights(value))
         else:
-            site.emit("scale", [x], site.outputs, shapeScale=sides.form, scale=weights(value))
+            site.emit("scale", [x], site.outputs, shapeScale=sides.sizes, scale=weights(value))
 
-    def by_blobs(self, site: Site, x: str, y: str) -> None:
-        """Put the plain layer of two blobs there, the one that gives the result its shape first."""
+    def with_blobs(self, site: Site, x: str, y: str) -> None:
+        """Add the plain layer of two blobs, which reads the one with the shape of the result first."""
         kind = self.plain[site.node.kind]
-        swapped = _swapped(site, kind, x, y)
-        pair = [x, self.turned(site, y)]
-        site.emit(kind, pair[::-1] if swapped else pair, site.outputs)
+        swaps = _must_swap(site, kind, x, y)
+        pair = [x, self.second_blob(site, y)]
+        site.emit(kind, pair[::-1] if swaps else pair, site.outputs)
 
 
 @dataclass(frozen=True)
@@ -137,16 +209,16 @@ class LegacyAddMultiply(_TwoSided):
     }
 
     def rewrite(self, site: Site) -> None:
-        """Rewrite as any layer of two sides, but a plain one only for the sake of its constant."""
+        """Rewrite broadcasting layers, and a plain one that reads a `loadConstantND`."""
         newer = (site.network.maker(blob, "loadConstantND") for blob in site.inputs)
         if site.node.kind not in self.plain.values() or any(newer):
             super().rewrite(site)
 
-    def by_blobs(self, site: Site, x: str, y: str) -> None:
-        """A plain layer has one such constant, so that it has two where neither side is computed."""
+    def with_blobs(self, site: Site, x: str, y: str) -> None:
+        """Add the plain layer; one that is plain already reads a constant, so here both sides are constant."""
         if site.node.kind in self.plain.values():
             raise Refused("both sides are constant")
-        super().by_blobs(site, x, y)
+        super().with_blobs(site, x, y)
 
 
 @dataclass(frozen=True)
@@ -171,20 +243,20 @@ class LegacySubtract(_TwoSided):
     name = "legacy_subtract"
     plain: ClassVar[Mapping[str, str]] = {"subtractBroadcastable": "add"}
 
-    def turned(self, site: Site, y: str, outputs: Sequence[str] | None = None) -> str:
-        """Build the negated blob."""
+    def second_blob(self, site: Site, y: str, outputs: Sequence[str] | None = None) -> str:
+        """Return the negated blob."""
         return site.linear(y, -1.0, 0.0, outputs)
 
-    def turned_numbers(self, value: an.Array) -> an.Array:
+    def second_numbers(self, value: an.Array) -> an.Array:
         """Return the negated numbers."""
         return -value
 
-    def by_constant(self, site: Site, sides: _Constant) -> None:
-        """One number less a blob is one layer, which negates and adds."""
-        if sides.first and sides.number is not None:
+    def with_numbers(self, site: Site, sides: _ConstantSide) -> None:
+        """Negate and add in one layer if a blob is subtracted from one number."""
+        if sides.is_first and sides.number is not None:
             site.linear(sides.x, -1.0, sides.number, site.outputs)
         else:
-            super().by_constant(site, sides)
+            super().with_numbers(site, sides)
 
 
 @dataclass(frozen=True)
@@ -224,19 +296,19 @@ class LegacyDivide(_TwoSided):
     """What a computed divisor is increased by."""
 
     def sample(self, site: Site, var: Var, rng: np.random.Generator) -> an.Array | None:
-        """Divisors of a size of 2 to 8, which absorb any epsilon."""
+        """Draw divisors of a magnitude from 2 to 8, to which no epsilon of the option makes a difference."""
         if var is not site.network.blobs.var(site.inputs[1]):
             return None
         return adversarial.with_random_signs(rng, rng.uniform(2, 8, drawn_shape(var))).astype(np.float32)
 
-    def turned(self, site: Site, y: str, outputs: Sequence[str] | None = None) -> str:
-        """The inverse of the divisor, unless every number has to stay."""
+    def second_blob(self, site: Site, y: str, outputs: Sequence[str] | None = None) -> str:
+        """Return the inverse of the divisor, unless every number has to stay."""
         if self.exact:
             raise Refused("the divisor is computed, so the product with its inverse is not exact")
         return site.emit("unary", [y], outputs, type="INVERSE", epsilon=self.epsilon)
 
-    def turned_numbers(self, value: an.Array) -> an.Array:
-        """The reciprocals, if they are normal numbers and, where that is asked for, exact."""
+    def second_numbers(self, value: an.Array) -> an.Array:
+        """Return the reciprocals, if they are normal numbers and, with `exact=True`, not rounded."""
         value = value.astype(np.float32)
         with np.errstate(all="ignore"):
             factor: an.Array = 1 / value
@@ -248,12 +320,12 @@ class LegacyDivide(_TwoSided):
             raise Refused(f"the divisor holds {value[rounded][0]:g}, which is no power of two")
         return factor
 
-    def by_constant(self, site: Site, sides: _Constant) -> None:
-        """1 over a blob is its inverse, without a product."""
-        if sides.first and sides.number == 1:
-            self.turned(site, sides.x, site.outputs)
+    def with_numbers(self, site: Site, sides: _ConstantSide) -> None:
+        """Write 1 over a blob as its inverse, without a product."""
+        if sides.is_first and sides.number == 1:
+            self.second_blob(site, sides.x, site.outputs)
         else:
-            super().by_constant(site, sides)
+            super().with_numbers(site, sides)
 
 
 @dataclass(frozen=True)
@@ -283,36 +355,39 @@ class LegacyClip(_TwoSided):
     """A side without a bound is clipped at the largest finite number."""
     plain: ClassVar[Mapping[str, str]] = {"maxBroadcastable": "max", "minBroadcastable": "min"}
 
-    def by_constant(self, site: Site, sides: _Constant) -> None:
-        """Multiply by a number if the constant is one, else by a blob of it, with the axes that it needs."""
+    def with_numbers(self, site: Site, sides: _ConstantSide) -> None:
+        """Clip at one number; a constant of several becomes a blob with the axes that `max` and `min` need."""
         if sides.number is not None:
             _clip(site, sides.x, sides.number)
         elif (value := _with_batch(site, sides)) is None:
-            self.by_blobs(site, *site.inputs)
+            self.with_blobs(site, *site.inputs)
         else:
             constant = site.emit("loadConstantND", [], shape=value.shape, data=weights(value))
             site.emit(self.plain[site.node.kind], [sides.x, constant], site.outputs)
 
 
-def _with_batch(site: Site, sides: _Constant) -> an.Array | None:
-    """The constant with the axes and the batch of the other side; None if it has them, or it is no help."""
+def _with_batch(site: Site, sides: _ConstantSide) -> an.Array | None:
+    """Return the constant with the axes and the batch of the other side; None if that does not help.
+
+    Example: beside (4, 8, 5, 5), a constant of shape (8, 1, 1) becomes one of (4, 8, 1, 1).
+    """
     shape, value = site.shape(sides.x), sides.value
     if None in shape or site.shape(site.outputs[0]) != shape:
         return None
     value = value.reshape((1,) * (len(shape) - value.ndim) + value.shape)
     value = np.broadcast_to(value, (*site.sizes(sides.x)[:-SPATIAL], *value.shape[-SPATIAL:]))
-    return None if value.shape == sides.value.shape or not _same_result(shape, value.shape, "max") else value
+    return None if value.shape == sides.value.shape or not _broadcasts_to(shape, value.shape, "max") else value
 
 
 def _clip(site: Site, x: str, number: float) -> None:
+    """Add the layer that bounds a blob by a number, together with a layer before it that also bounds."""
     network, node = site.network, site.node
     if not MOST_NEGATIVE < number < math.inf:
         raise Refused(f"the number {number:g} bounds no finite numbers")
     inner = network.maker(x, *LegacyClip.plain)
-    if inner is not None and (pair := _pair(network, inner, node)):
-        blob, least, most = pair
-        site.emit("clip", [blob], site.outputs, minVal=least, maxVal=most)
-    elif any(_pair(network, node, reader) for reader in network.readers(site.outputs[0])):
+    if inner is not None and (both := _both_bounds(network, inner, node)) is not None:
+        site.emit("clip", [both.x], site.outputs, minVal=both.low, maxVal=both.high)
+    elif any(_both_bounds(network, node, reader) for reader in network.readers(site.outputs[0])):
         pass  # the reader becomes the clip of both
     elif node.kind == "minBroadcastable":
         site.emit("clip", [x], site.outputs, minVal=MOST_NEGATIVE, maxVal=number)
@@ -322,17 +397,27 @@ def _clip(site: Site, x: str, number: float) -> None:
         site.emit("unary", [x], site.outputs, type="THRESHOLD", alpha=number)
 
 
-def _pair(network: Network, inner: Node, outer: Node) -> tuple[str, float, float] | None:
-    """The blob that two layers clip, and the bounds."""
+class _Bounds(NamedTuple):
+    """A blob, and the numbers that a minimum and a maximum in a row keep it between."""
+
+    x: str
+    low: float
+    high: float
+
+
+def _both_bounds(network: Network, inner: Node, outer: Node) -> _Bounds | None:
+    """Return what a maximum and a minimum bound, of which one alone reads the other; None for other layers."""
     if {inner.kind, outer.kind} != LegacyClip.kinds or not network.only_reader(inner.outputs[0], outer):
         return None
-    both = {n.kind: _two_sides(Site(network, n)) for n in (inner, outer)}
-    bounds = {k: s.number for k, s in both.items() if isinstance(s, _Constant)}
-    least, most = bounds.get("maxBroadcastable"), bounds.get("minBroadcastable")
-    if least is None or most is None or not MOST_NEGATIVE < least < most < math.inf:
+    sides = {node.kind: _constant_side(Site(network, node)) for node in (inner, outer)}
+    low, high = (
+        side.number if (side := sides[kind]) is not None else None
+        for kind in ("maxBroadcastable", "minBroadcastable")
+    )
+    if low is None or high is None or not MOST_NEGATIVE < low < high < math.inf:
         return None
-    sides = both[inner.kind]
-    return (sides.x, least, most) if isinstance(sides, _Constant) else None
+    source = sides[inner.kind]
+    return None if source is None else _Bounds(source.x, low, high)
 
 
 @dataclass(frozen=True)
@@ -362,13 +447,13 @@ class LegacyPower(_TwoSided):
     plain: ClassVar[Mapping[str, str]] = {"powBroadcastable": "multiply"}
     tolerance = an.Tolerance(3e-7)
 
-    def by_blobs(self, site: Site, x: str, y: str) -> None:
-        """No plain layer has a computed exponent."""
+    def with_blobs(self, site: Site, x: str, y: str) -> None:
+        """Refuse: no plain layer has a computed exponent."""
         raise Refused("the exponent is computed")
 
-    def by_constant(self, site: Site, sides: _Constant) -> None:
-        """Choose the layer by what the exponent is."""
-        if sides.first:
+    def with_numbers(self, site: Site, sides: _ConstantSide) -> None:
+        """Choose the layer by the exponent."""
+        if sides.is_first:
             raise Refused("the base is constant, the exponent computed")
         exponent = sides.number
         if exponent is None:
@@ -379,15 +464,16 @@ class LegacyPower(_TwoSided):
         _raise(site, sides.x, exponent)
 
     def sample(self, site: Site, var: Var, rng: np.random.Generator) -> an.Array | None:
-        """Positive bases: others have no power with a broken exponent."""
-        sides = _two_sides(site)
-        exponent = sides.number if isinstance(sides, _Constant) else None
+        """Draw positive bases if the exponent is fractional: a negative base has no such power."""
+        sides = _constant_side(site)
+        exponent = None if sides is None else sides.number
         if exponent is None or exponent % 1 == 0:
             return None
         return np.abs(rng.standard_normal(drawn_shape(var))).astype(np.float32)
 
 
 def _raise(site: Site, x: str, exponent: float) -> None:
+    """Add the layers of a power with a constant exponent."""
     if exponent == 1:
         site.forward(x)
     elif exponent in range(2, MOST_FACTORS + 1):
@@ -400,74 +486,37 @@ def _raise(site: Site, x: str, exponent: float) -> None:
         site.emit("unary", [x], site.outputs, type="POWER", alpha=exponent)
 
 
-# -- which broadcasting the layers of the first releases can do, by the definition of the format -----
+@dataclass(frozen=True)
+class SpreadChannels(LayerRewrite):
+    """Repeat one number for each channel over the image before two blobs are multiplied.
 
+    `padding` that replicates the border makes an image of one pixel as large as the other side; so gates of
+    squeeze-and-excitation networks are written. It writes a blob as large as the result.
 
-def _two_sides(site: Site) -> _Constant | tuple[str, str]:
-    """The constant side with the other, or the two blobs where none or both are constant.
+    Refuses when a size of the two blobs is dynamic. A constant side is for `legacy_add_multiply`, which makes
+    it a `scale`.
 
-    Raises:
-        Refused: there are more or fewer than two, or nothing is known about the shape of a side.
+    Why it helps: the product of (C, H, W) and (C, 1, 1) was reported off the ANE, layers of the first releases
+    mostly on it (hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15). Whether the
+    padding costs less than the switch was not measured. Exact: the same numbers are multiplied.
+
+    Grade: bit for bit.
     """
-    if len(site.inputs) != 2:
-        raise Refused(f"it has {len(site.inputs)} inputs, not 2")
-    x, y = site.inputs
-    for one, other in ((x, y), (y, x)):
-        if (value := site.constant(other)) is not None and site.constant(one) is None:
-            form = _constant_form(site.shape(one), value, site.shape(site.outputs[0]))
-            return _Constant(one, value, other == x, form)
-    return x, y
 
+    name = "spread_channels"
+    kinds = frozenset({"multiply"})
 
-def _constant_form(shape: Sizes, value: an.Array, result: Sizes) -> list[int] | str:
-    """The form of a constant beside a blob of a shape, as `_Constant` has it."""
-    if tuple(result) != tuple(shape):
-        return f"the constant of shape {value.shape} makes the result larger than its input"
-    if value.size and (value == value.flat[0]).all():
-        return []
-    if len(shape) < SPATIAL:
-        return f"scale and bias take 3 axes or more, but the blob has {len(shape)}"
-    if any(d != 1 for d in value.shape[:-SPATIAL]):
-        return f"the constant of shape {value.shape} varies along the batch"
-    last = (1,) * (SPATIAL - value.ndim) + tuple(value.shape[-SPATIAL:])
-    channel, height, width = shape[-SPATIAL:]
-    if last[1:] == (1, 1):
-        return [last[0]]
-    if last[1:] == (height, width) and last[0] in (1, channel):
-        return list(last)
-    return f"a constant of shape {value.shape} is not one of [1], [C], [1, H, W], [C, H, W]"
-
-
-def _swapped(site: Site, kind: str, x: str, y: str) -> bool:
-    """Must a plain layer read two blobs the other way round, the one that gives the result its shape first?
-
-    Raises:
-        Refused: their shapes are not among those of the layer, or dynamic, or unknown.
-    """
-    a, b = site.shape(x), site.shape(y)
-    first, second = ("x".join("?" if d is None else str(d) for d in shape) for shape in (a, b))
-    one, other = (site.network.blobs.var(blob) for blob in (x, y))
-    alike = one is not None and other is not None and tuple(one.shape) == tuple(other.shape)
-    if None in a + b and not alike:
-        raise Refused(f"{first} and {second} may differ where a size is dynamic")
-    if _same_result(a, b, kind):
-        return False
-    if not _same_result(b, a, kind):
-        raise Refused(f"{first} and {second} are not among the shapes of the plain layer")
-    return True
-
-
-def _same_result(first: Sizes, second: Sizes, kind: str) -> bool:
-    """Does a plain layer give the first shape, the second broadcast to it as numpy does?
-
-    The comments of the format name (B, C, H, W), (B, C, 1, 1), (B, 1, H, W), (B, 1, 1, 1) as the second shape
-    of `add`, `multiply` and `average`, and the first two of them as that of `max` and `min`. Equal shapes of
-    any rank pass; whether dynamic sizes are the same is for the caller to know.
-    """
-    if tuple(first) == tuple(second):
-        return True
-    if len(first) != len(second) or None in (*first, *second) or len(first) < SPATIAL:
-        return False
-    channel, height, width = first[-SPATIAL:]
-    others = {(channel, 1, 1)} if kind in BY_CHANNEL else {(channel, 1, 1), (1, 1, 1), (1, height, width)}
-    return first[:-SPATIAL] == second[:-SPATIAL] and tuple(second[-SPATIAL:]) in others
+    def rewrite(self, site: Site) -> None:
+        """Repeat the gate, a blob with a single pixel, and multiply the image by it."""
+        if len(site.inputs) != 2 or any(site.constant(b) is not None for b in site.inputs):
+            return
+        image, gate = site.inputs
+        if site.shape(image)[-2:] == (1, 1):
+            image, gate = gate, image
+        if site.shape(gate)[-2:] != (1, 1) or site.shape(image)[-2:] == (1, 1):
+            return
+        sizes = site.sizes(image)
+        if site.sizes(gate) != (*sizes[:-2], 1, 1) or len(sizes) < SPATIAL:
+            return
+        repeated = site.put(edge_padding((0, sizes[-2] - 1), (0, sizes[-1] - 1)), gate)
+        site.emit("multiply", [image, repeated], site.outputs)

@@ -16,7 +16,7 @@ import anesurgery as ane
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.passes.layers.windows import SplitPooling
+from anesurgery.passes.layers.pooling import SplitPooling
 from anesurgery.placement.rules.layer_rules import POOL_KERNEL, POOL_STRIDE
 from anesurgery.testing import apply_pass
 

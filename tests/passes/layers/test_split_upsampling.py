@@ -15,7 +15,7 @@ import anesurgery as ane
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.passes.layers.windows import SplitUpsampling
+from anesurgery.passes.layers.upsampling import SplitUpsampling
 from anesurgery.placement.rules.layer_rules import UPSAMPLE
 from anesurgery.testing import apply_pass
 

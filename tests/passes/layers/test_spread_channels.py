@@ -6,7 +6,7 @@ import numpy as np
 from pass_cases import ignores, refuses, rewrites, stays, table
 from two_sided import two, with_any_batch, with_constant
 
-from anesurgery.passes.layers.windows import SpreadChannels
+from anesurgery.passes.layers.broadcasting import SpreadChannels
 
 STEP = SpreadChannels()
 

@@ -16,7 +16,7 @@ from anesurgery.mil import Array
 from anesurgery.network_editing.steps import border_amounts
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.passes.layers.windows import UndilateConvolution
+from anesurgery.passes.layers.dilation import UndilateConvolution
 from anesurgery.testing import apply_pass
 
 STEP = UndilateConvolution()

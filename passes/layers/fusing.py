@@ -1,10 +1,13 @@
-"""Rows of layers, each read by the next alone, as fewer: bounds, signs and factors, normalizations."""
+"""Layers in a row as fewer layers: bounds, factors, and normalizations after products.
+
+In a row each layer reads the one before it, and nothing else reads that one's output.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,22 +23,31 @@ from anesurgery.neuralnetwork.making import weights
 WEIGHTED = frozenset({"convolution", "innerProduct"})
 STORED = {"floatValue": "<f4", "float16Value": "<f2"}
 """Field of `WeightParams` that holds floats as they are -> their type."""
+MOST_NEGATIVE = float(np.finfo(np.float32).min)
+
+
+def _sole_maker(network: Network, node: Node) -> Node | None:
+    """Return the layer before another in its row: it makes the first input, which nothing else reads.
+
+    None too if a blob that the layer before reads is overwritten later, so that `node` cannot read it instead.
+    """
+    blob = node.inputs[0]
+    maker = network.maker(blob) if network.only_reader(blob, node) else None
+    return maker if maker is not None and all(map(network.plain, maker.inputs)) else None
 
 
 @dataclass(frozen=True)
 class _Affine:
-    """What a layer multiplies by and adds, in fp64.
-
-    Attributes:
-        weights: (groups, before, channels / groups, after), in the order in which they are stored; the output
-            channels are the first axis together with the third.
-        bias: of the output channels; None if the layer adds nothing.
-        dtype: of both, as they are stored: "<f4" or "<f2".
-    """
+    """The weights and bias of a convolution or inner product, in fp64."""
 
     weights: Array
+    """In the order in which they are stored: (1, 1, out, in * height * width) for a convolution, and for a
+    deconvolution, which stores input channels first, (groups, in / groups, out / groups, height * width). The
+    first and the third axis together count the output channels."""
     bias: Array | None
+    """One number for each output channel; None if the layer adds nothing."""
     dtype: str
+    """The type in which both are stored: "<f4" or "<f2"."""
 
     @property
     def channels(self) -> int:
@@ -44,24 +56,24 @@ class _Affine:
 
     @property
     def largest(self) -> float:
-        """The largest magnitude among weights and bias; infinite if a number is undefined."""
+        """The largest magnitude among weights and bias; infinite if one of them is NaN."""
         magnitudes = [np.abs(v).max(initial=0.0) for v in (self.weights, self.bias) if v is not None]
         return float(np.nan_to_num(np.max(magnitudes), nan=np.inf, posinf=np.inf))
 
     def times(self, factor: Array) -> _Affine:
-        """Multiply the results of the layer by a factor for each output channel, or one for all."""
+        """Return those whose results are multiplied by a factor for each output channel, or one for all."""
         each = np.broadcast_to(factor, self.channels)
         groups, _, part, _ = self.weights.shape
         bias = None if self.bias is None else self.bias * each
         return _Affine(self.weights * each.reshape(groups, 1, part, 1), bias, self.dtype)
 
     def plus(self, offset: Array) -> _Affine:
-        """Add an offset for each output channel, or one for all, to the results of the layer."""
+        """Return those whose results are increased by an offset for each output channel."""
         bias = np.zeros(self.channels) if self.bias is None else self.bias
         return _Affine(self.weights, bias + offset, self.dtype)
 
     def write(self, params: Any) -> bool:
-        """Store them in the message of a layer type; do they stay as they are, or are they rounded?"""
+        """Store both in the message of a layer type; does the stored type hold all numbers exactly?"""
         exact = _store(params.weights, self.weights, self.dtype)
         if self.bias is not None:
             params.hasBias = True
@@ -70,7 +82,11 @@ class _Affine:
 
 
 def _read(node: Node) -> _Affine:
-    """The weights and bias of a layer that is one of `WEIGHTED`, if they are stored as floats."""
+    """Return the weights and bias of a layer that is one of `WEIGHTED`.
+
+    Raises:
+        Refused: they are computed, quantized, trainable, or of two types.
+    """
     params = node.params
     if len(node.inputs) > 1:
         raise Refused(f"the weights of the {node.kind} are computed")
@@ -90,7 +106,7 @@ def _read(node: Node) -> _Affine:
 
 
 def _transposed(node: Node) -> bool:
-    """Do the weights have the channels in first? Else those out."""
+    """Are the input channels the first axis of the stored weights? Otherwise the output channels are."""
     return node.kind == "convolution" and bool(node.params.isDeconvolution)
 
 
@@ -99,6 +115,7 @@ def _count(params: Any) -> int:
 
 
 def _store(params: Any, values: Array, dtype: str) -> bool:
+    """Store numbers in a `WeightParams` message; does the type hold all of them exactly?"""
     with np.errstate(over="ignore"):
         rounded = np.ravel(values).astype(dtype)
     params.CopyFrom(type(params)(**weights(rounded, half=dtype == STORED["float16Value"])))
@@ -107,19 +124,18 @@ def _store(params: Any, values: Array, dtype: str) -> bool:
 
 THRESHOLD = 7
 """`type` of a `unary` layer that gives max(alpha, x)."""
-MOST_NEGATIVE = float(np.finfo(np.float32).min)
 
 
 @dataclass(frozen=True)
 class _Bounds:
-    """min(max(sign x, low), high)."""
+    """What a layer computes of x: min(max(sign x, low), high)."""
 
     sign: float = 1
     low: float = -math.inf
     high: float = math.inf
 
     def then(self, last: _Bounds) -> _Bounds:
-        """Return the bounds of one clip after the other."""
+        """Return what this layer and then `last` compute: max(x, 0), then max(-x, -6), is -x within [-6, 0]."""
         ends = [min(max(last.sign * v, last.low), last.high) for v in (self.low, self.high)]
         return _Bounds(self.sign * last.sign, min(ends), max(ends))
 
@@ -138,17 +154,32 @@ def _bounds_of_unary(p: Any) -> _Bounds | None:
     return _Bounds(sign, p.alpha) if plain else None
 
 
-LINKS: dict[str, Callable[[Any], _Bounds | None]] = {
+BOUNDS: dict[str, Callable[[Any], _Bounds | None]] = {
     "activation": _bounds_of_activation,
     "unary": _bounds_of_unary,
     "clip": lambda p: _Bounds(1, p.minVal, p.maxVal),
 }
-"""Layer type -> its bounds, None where it does something else."""
+"""Layer type -> a function of its message: what it computes, None if that is no bound."""
 
 
-def _bounds(node: Node) -> _Bounds | None:
-    bounds = LINKS[node.kind](node.params) if node.kind in LINKS else None
-    return bounds if bounds is not None and bounds.low <= bounds.high else None  # false of NaN
+class _Link(NamedTuple):
+    """One layer of a row of layers that bound a value."""
+
+    node: Node
+    bounds: _Bounds
+
+
+def _row_ending_at(network: Network, node: Node) -> list[_Link]:
+    """Return the longest row of layers that bound a value and that ends with `node`; empty if there is none."""
+    row: list[_Link] = []
+    layer: Node | None = node
+    while layer is not None and layer.kind in BOUNDS and len(layer.inputs) == len(layer.outputs) == 1:
+        bounds = BOUNDS[layer.kind](layer.params)
+        if bounds is None or not bounds.low <= bounds.high:  # NaN is no bound either
+            break
+        row.insert(0, _Link(layer, bounds))
+        layer = _sole_maker(network, layer)
+    return row
 
 
 @dataclass(frozen=True)
@@ -180,60 +211,53 @@ class FuseClip(LayerRewrite):
     name = "fuse_clip"
     follows = ("legacy_clip",)  # it joins its layers
     precedes = ("fuse_linear",)  # it takes signs that this needs
-    kinds = frozenset(LINKS)
+    kinds = frozenset(BOUNDS)
 
     def rewrite(self, site: Site) -> None:
-        """The whole row, looked at from its last layer; it must be longer than what comes."""
-        if _goes_on(site):
+        """Write the row that ends at this layer, if fewer layers compute the same."""
+        if _is_inside_row(site):
             return
-        links = _chain_to(site.network, site.node)
+        row = _row_ending_at(site.network, site.node)
         joint = _Bounds()
-        for _, bounds in links:
-            joint = joint.then(bounds)
-        new = _form(joint, site.network.takes_newer)
-        if len(links) > max(len(new), 1):
-            site.chain(new, links[0][0].inputs[0])
+        for link in row:
+            joint = joint.then(link.bounds)
+        new = _fewest_layers(joint, takes_clip=site.network.takes_newer)
+        if len(row) > max(len(new), 1):
+            site.chain(new, row[0].node.inputs[0])
 
     def sample(self, site: Site, var: Var, rng: np.random.Generator) -> Array | None:
-        """Numbers around each bound of the old layers, and the bounds themselves."""
-        links = _chain_to(site.network, site.node)
-        ends = {abs(v) for _, b in links for v in (b.low, b.high) if abs(v) < -MOST_NEGATIVE}
-        centers = np.array(sorted(ends | {0.0}))
+        """Draw the bounds of the old layers, with either sign, and numbers around them."""
+        row = _row_ending_at(site.network, site.node)
+        bounds = {abs(v) for link in row for v in (link.bounds.low, link.bounds.high)}
+        centers = np.array(sorted({v for v in bounds if v < -MOST_NEGATIVE} | {0.0}))
         shape = drawn_shape(var)
         near = rng.choice(centers, shape) * rng.choice([-1, 1], shape)
         return (near + rng.standard_normal(shape) * rng.integers(0, 2, shape)).astype(np.float32)
 
 
-def _goes_on(site: Site) -> bool:
-    """Will a later layer be looked at as the end of the row?"""
+def _is_inside_row(site: Site) -> bool:
+    """Does the row go on, so that `rewrite` sees all of it at a later layer?"""
     network = site.network
     readers = network.readers(site.outputs[0]) if len(site.outputs) == 1 else []
     if len(readers) != 1 or not all(map(network.plain, readers[0].outputs)):
         return False
-    links = _chain_to(network, readers[0])
-    return any(node is site.node for node, _ in links)
+    return any(link.node is site.node for link in _row_ending_at(network, readers[0]))
 
 
-def _form(bounds: _Bounds, newer: bool) -> list[Step]:
-    """The fewest layers, first one first, that compute the bounds.
-
-    Args:
-        bounds: the bounds.
-        newer: may `clip` be among them?
-    """
+def _fewest_layers(bounds: _Bounds, takes_clip: bool) -> list[Step]:
+    """Return the fewest layers that compute the bounds, in the order in which they run."""
     if bounds == _Bounds():
         return []
     if bounds.high == math.inf:
-        return [_from_below(bounds.sign, bounds.low)]
+        return [_lower_bound(bounds.sign, bounds.low)]
     low = max(bounds.low, MOST_NEGATIVE)
-    if newer and bounds.sign > 0 and low < bounds.high:  # equal ones the op `clip` refuses
-        # What is added makes 0 of -0.
-        return [("clip", {"minVal": low + 0.0, "maxVal": bounds.high + 0.0})]
-    return [_from_below(-bounds.sign, -bounds.high), _from_below(-1, bounds.low)]
+    if takes_clip and bounds.sign > 0 and low < bounds.high:  # the op `clip` refuses equal bounds
+        return [("clip", {"minVal": low + 0.0, "maxVal": bounds.high + 0.0})]  # -0.0 + 0.0 is 0.0
+    return [_lower_bound(-bounds.sign, -bounds.high), _lower_bound(-1, bounds.low)]
 
 
-def _from_below(sign: float, low: float) -> Step:
-    """The layer of max(low, sign x)."""
+def _lower_bound(sign: float, low: float) -> Step:
+    """Return the layer of max(low, sign x)."""
     if low == -math.inf:
         return "activation", {"linear": {"alpha": sign}}
     if sign > 0 and low == 0:
@@ -242,20 +266,20 @@ def _from_below(sign: float, low: float) -> Step:
     return "unary", {"type": "THRESHOLD", "alpha": low + 0.0, **scale}
 
 
-MODEST = 64
-"""Powers of two up to this one, or down to one over it, keep ordinary numbers in the range of fp32."""
+MOST_EXPONENT = 64
+"""Factors from 2^-64 to 2^64 keep ordinary numbers in the range of fp32."""
 
 
 class _Line(NamedTuple):
-    """Alpha x + beta."""
+    """What a layer computes of x: alpha x + beta."""
 
     alpha: float
     beta: float
 
     @property
     def only_scales(self) -> bool:
-        """Does it but multiply, without rounding?"""
-        return self.beta == 0 and _is_power(self.alpha)
+        """Does the layer only multiply, and without rounding?"""
+        return self.beta == 0 and _is_power_of_two(self.alpha)
 
     def __str__(self) -> str:
         return f"{self.alpha:g} x + {self.beta:g}"
@@ -266,13 +290,11 @@ LINES: dict[str, Callable[[Any], _Line | None]] = {
     "multiply": lambda p: _Line(p.alpha, 0),
     "add": lambda p: _Line(1, p.alpha),
 }
-"""Layer type of one input -> what it computes."""
+"""Layer type of one input -> a function of its message: what it computes."""
 
 
-def _line(node: Node | None) -> _Line | None:
-    if node is None or len(node.inputs) != 1 or node.kind not in LINES:
-        return None
-    return LINES[node.kind](node.params)
+def _line(node: Node) -> _Line | None:
+    return LINES[node.kind](node.params) if len(node.inputs) == 1 and node.kind in LINES else None
 
 
 @dataclass(frozen=True)
@@ -300,7 +322,7 @@ class FuseLinear(LayerRewrite):
     kinds = frozenset(LINES) | WEIGHTED
 
     def rewrite(self, site: Site) -> None:
-        """A linear layer with what is before it; weights with a linear layer before them."""
+        """Join a linear layer with the layer before it, or put one into the weights before or after it."""
         node, before = site.node, _sole_maker(site.network, site.node)
         if before is None:
             return
@@ -308,14 +330,19 @@ class FuseLinear(LayerRewrite):
         if own is not None and first is not None:
             _join(site, before.inputs[0], first, own)
         elif own is not None and before.kind in WEIGHTED:
-            _scale(site, before, before, own)
+            _scale_weights(site, before, before.inputs, own, with_bias=True)
         elif first is not None and node.kind in WEIGHTED and len(node.inputs) == 1:
-            _scale(site, node, before, first)
+            _scale_weights(site, node, before.inputs, first, with_bias=False)
 
 
 def _join(site: Site, x: str, first: _Line, last: _Line) -> None:
+    """Add one linear layer for two.
+
+    Raises:
+        Refused: one layer would round otherwise.
+    """
     line = _Line(first.alpha * last.alpha, first.beta * last.alpha + last.beta)
-    scales = first.beta == 0 and (_is_power(first.alpha) or _is_power(last.alpha))
+    scales = first.beta == 0 and (_is_power_of_two(first.alpha) or _is_power_of_two(last.alpha))
     if not (scales or last.only_scales) or not all(map(_is_fp32, line)):
         raise Refused(f"{first}, then {last}: one layer would round otherwise")
     if line == (1, 0):
@@ -324,23 +351,29 @@ def _join(site: Site, x: str, first: _Line, last: _Line) -> None:
         site.linear(x, *line, site.outputs)
 
 
-def _scale(site: Site, weighted: Node, first: Node, line: _Line) -> None:
-    """Put a factor into weights, and into the bias if they come before it."""
+def _scale_weights(
+    site: Site, weighted: Node, inputs: tuple[str, ...], line: _Line, *, with_bias: bool
+) -> None:
+    """Add a copy of a layer that reads `inputs` and whose weights hold the factor of a linear layer.
+
+    Raises:
+        Refused: the line adds something, or new weights would be rounded.
+    """
     if not line.only_scales:
         raise Refused(f"{line} beside a {weighted.kind} would round its weights otherwise")
     old = _read(weighted)
     new = old.times(np.array(line.alpha))
-    if first is not weighted:
-        new = _Affine(new.weights, old.bias, old.dtype)
-    message = site.copy(weighted, first.inputs, site.outputs)
+    if not with_bias:
+        new = replace(new, bias=old.bias)
+    message = site.copy(weighted, inputs, site.outputs)
     if not new.write(getattr(message, weighted.kind)):
         raise Refused(f"{line.alpha:g} times the weights of the {weighted.kind} would be rounded")
 
 
-def _is_power(number: float) -> bool:
-    """Is it a power of two of an ordinary size, with either sign?"""
+def _is_power_of_two(number: float) -> bool:
+    """Is a number a power of two up to `MOST_EXPONENT`, with either sign?"""
     mantissa, exponent = math.frexp(abs(number))
-    return mantissa == 0.5 and abs(exponent - 1) <= MODEST
+    return mantissa == 0.5 and abs(exponent - 1) <= MOST_EXPONENT
 
 
 def _is_fp32(number: float) -> bool:
@@ -374,28 +407,34 @@ class FoldBatchnorm(LayerRewrite):
     """
 
     name = "fold_batchnorm"
-    # it may fold into their convolutions
-    follows = ("split_upsampling", "undilate_convolution")
+    follows = ("split_upsampling", "undilate_convolution")  # it may fold into their convolutions
     tolerates_nonfinite = False
     """A factor of 0 meets an infinity in another place."""
     kinds = frozenset({"batchnorm"})
     tolerance = REASSOCIATED
 
     def rewrite(self, site: Site) -> None:
-        """New weights and bias in a copy of the layer before."""
+        """Write new weights and a new bias into a copy of the layer before."""
         if site.params.computeMeanVar:
             raise Refused("its mean and variance are computed")
-        before, old = _weights_before(site)
-        scale, offset = _by_channel(site)
+        before = _weighted_layer_before(site)
+        old = _read(before)
+        if old.dtype != STORED["floatValue"]:
+            raise Refused(f"the weights of the {before.kind} are of fp16; new ones would be rounded")
+        scale, offset = _scale_and_offset(site)
         new = old.times(scale).plus(offset)
-        if new.largest > float(np.finfo(np.float32).max):
+        if new.largest > -MOST_NEGATIVE:
             raise Refused(f"the new weights would be as large as {new.largest:.3g}, beyond fp32")
         message = site.copy(before, before.inputs, site.outputs)
         new.write(getattr(message, before.kind))
 
 
-def _weights_before(site: Site) -> tuple[Node, _Affine]:
-    """The layer before and its weights, if they may change."""
+def _weighted_layer_before(site: Site) -> Node:
+    """Return the layer before a normalization.
+
+    Raises:
+        Refused: it is no convolution or inner product over the channels that the normalization scales.
+    """
     before = site.network.maker(site.inputs[0])
     if before is None or before.kind not in WEIGHTED:
         source = "an input" if before is None else f"a layer {before.kind}"
@@ -404,41 +443,18 @@ def _weights_before(site: Site) -> tuple[Node, _Affine]:
         raise Refused(f"what the {before.kind} makes is read elsewhere too")
     if before.kind == "innerProduct" and len(site.shape(site.inputs[0])) <= CHANNELS:
         raise Refused("the channels of the inner product are the last axis, its own are axis -3")
-    old = _read(before)
-    if old.dtype != STORED["floatValue"]:
-        raise Refused(f"the weights of the {before.kind} are of fp16; new ones would be rounded")
-    return before, old
+    return before
 
 
-def _by_channel(site: Site) -> tuple[Array, Array]:
-    """What the channels are multiplied by, and what is added, in fp64."""
+def _scale_and_offset(site: Site) -> tuple[Array, Array]:
+    """Return what a normalization multiplies each channel by, and what it then adds, in fp64."""
     params = site.params
     gamma, beta, mean, variance = (
         spec.weights(getattr(params, n), [int(params.channels)], n).astype(np.float64)
         for n in ("gamma", "beta", "mean", "variance")
     )
-    below = variance + float(params.epsilon or np.float32(EPSILON))
-    if not (below > 0).all():
-        raise Refused(f"its variance plus epsilon is {below.min():g} somewhere, not positive")
-    scale = gamma / np.sqrt(below)
+    guarded = variance + float(params.epsilon or np.float32(EPSILON))
+    if not (guarded > 0).all():
+        raise Refused(f"its variance plus epsilon is {guarded.min():g} somewhere, not positive")
+    scale = gamma / np.sqrt(guarded)
     return scale, beta - mean * scale
-
-
-def _chain_to(network: Network, node: Node) -> list[tuple[Node, _Bounds]]:
-    """The longest row of layers that bound, each read by the next alone, that ends with a layer."""
-    links: list[tuple[Node, _Bounds]] = []
-    at: Node | None = node
-    while at is not None and len(at.inputs) == len(at.outputs) == 1 and (bounds := _bounds(at)) is not None:
-        links.append((at, bounds))
-        at = _sole_maker(network, at)
-    return links[::-1]
-
-
-def _sole_maker(network: Network, node: Node) -> Node | None:
-    """The layer that makes the first input of another, which alone reads it.
-
-    None too if a blob that the former reads is overwritten later, so that it cannot be read in its place.
-    """
-    blob = node.inputs[0]
-    maker = network.maker(blob) if network.only_reader(blob, node) else None
-    return maker if maker is not None and all(map(network.plain, maker.inputs)) else None

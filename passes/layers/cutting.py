@@ -1,12 +1,12 @@
-"""Joins, splits, slices, gathers, padding, softmax and constants in layers of the first releases.
+"""Layers that join, cut or pad along one axis, softmax and constants, in layers of the first releases.
 
-Those work along channels, rows and columns, some along the sequence. A pass is a row that refuses what they
-lack.
+The layers of the first releases work along channels, rows and columns, and some along the sequence. Each pass
+refuses the axes that they lack.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,17 +34,16 @@ from anesurgery.neuralnetwork.layers.blob_axes import of_each
 
 IMAGE, PERMUTED = 4, 5
 """Axes that `convolution` takes at least, and that `permute` takes, in Core ML's own check."""
-LEAST = {CHANNEL: 3, SEQUENCE: 5, HEIGHT: 2, WIDTH: 2}
-"""Axis of a join -> how many axes Core ML's own check wants of the blobs; those of `softmax` are CHANNEL's."""
+LEAST_AXES = {CHANNEL: 3, SEQUENCE: 5, HEIGHT: 2, WIDTH: 2}
+"""Axis of a join -> how many axes Core ML's own check wants of the blobs; `softmax` wants those of CHANNEL."""
 SWAPS = {HEIGHT: (0, 2, 1, 3), WIDTH: (0, 3, 2, 1), SEQUENCE: (1, 0, 2, 3)}
-"""Axis -> the order of a `permute` that changes places with the channel; it undoes itself."""
-PIECES = 8
-"""Copies of all channels that are made at most on one side: each is one more input of a concat. A choice."""
-NONE = (0, 0)
-"""No margin at either end."""
+"""Axis -> the order of a `permute` that exchanges the axis and the channel; the same `permute` undoes it."""
+MOST_COPIES = 8
+"""The most copies of all channels on one side: each is one more input of a concat. A choice."""
+NO_MARGIN = (0, 0)
 
 Spans = dict[int, range]
-"""Sliced axis, from the end -> the places that stay."""
+"""Axis that loses something, from the end -> the places that stay."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,8 @@ class LegacySoftmax(LayerRewrite):
         (x,) = site.inputs
         rank = len(site.shape(x))
         axis = from_end(site.params.axis, rank)
-        if rank < LEAST[CHANNEL]:
-            wanted = f"{LEAST[CHANNEL]} or more for softmax"
+        if rank < LEAST_AXES[CHANNEL]:
+            wanted = f"{LEAST_AXES[CHANNEL]} or more for softmax"
             raise Refused(f"the blob has {rank} axes; Core ML's own check wants {wanted}")
         if axis == CHANNEL:
             site.emit("softmax", [x], site.outputs)
@@ -88,8 +87,8 @@ class LegacySoftmax(LayerRewrite):
             raise Refused(f"it normalizes {words}; Core ML's own check wants {PERMUTED} axes for permute")
         if axis not in SWAPS:
             raise Refused(f"it normalizes the {NAMES[axis]}, which permute leaves where it is")
-        turned = site.emit("softmax", [site.emit("permute", [x], axis=SWAPS[axis])])
-        site.emit("permute", [turned], site.outputs, axis=SWAPS[axis])
+        swap = ("permute", {"axis": SWAPS[axis]})
+        site.chain([swap, ("softmax", {}), swap])
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class LegacyConstant(LayerRewrite):
     kinds = frozenset({"loadConstantND"})
 
     def rewrite(self, site: Site) -> None:
-        """Where the shape is the one that `loadConstant` makes."""
+        """Load the constant with `loadConstant`, if that makes its shape."""
         (blob,) = site.outputs
         if blob in site.network.outputs:
             raise Refused("it is an output of the network")
@@ -162,11 +161,11 @@ class LegacyConcat(LayerRewrite):
         rank = len(site.shape(site.outputs[0]))
         axis = from_end(site.params.axis, rank)
         _check_alike(site, axis)
-        if axis not in LEAST:
+        if axis not in LEAST_AXES:
             kept = "the layers of the first releases join channels, sequences, rows and columns"
-            raise Refused(f"it joins along {_words(axis, rank)}; {kept}")
-        if rank < LEAST[axis]:
-            wanted = f"Core ML's own check wants {LEAST[axis]}"
+            raise Refused(f"it joins along {_axis_in_words(axis, rank)}; {kept}")
+        if rank < LEAST_AXES[axis]:
+            wanted = f"Core ML's own check wants {LEAST_AXES[axis]}"
             raise Refused(f"it joins along the {NAMES[axis]} of {rank} axes; {wanted}")
         if site.params.interleave:
             _interleave(site, axis, rank)
@@ -180,7 +179,7 @@ class LegacyConcat(LayerRewrite):
 
 
 def _check_alike(site: Site, axis: int) -> None:
-    """Refuse inputs that cannot lie side by side."""
+    """Refuse inputs that cannot be joined along an axis."""
     shapes = [list(site.shape(x)) for x in site.inputs]
     if len({len(shape) for shape in shapes}) > 1 or not shapes[0]:
         raise Refused(f"its inputs have {', '.join(str(len(s)) for s in shapes)} axes")
@@ -191,31 +190,31 @@ def _check_alike(site: Site, axis: int) -> None:
 
 
 def _join_padded(site: Site, axis: int) -> None:
-    """Put each input in zeros of the size of the result, and add them."""
+    """Pad each input with zeros to the size of the result, and add them."""
     lengths = [site.sizes(x)[axis] for x in site.inputs]
     padded = []
     for i, x in enumerate(site.inputs):
         margins = (sum(lengths[:i]), sum(lengths[i + 1 :]))
-        sides = (margins, NONE) if axis == HEIGHT else (NONE, margins)
+        sides = (margins, NO_MARGIN) if axis == HEIGHT else (NO_MARGIN, margins)
         padded.append(site.put(constant_padding(*sides, value=0.0), x))
     site.emit("add", padded, site.outputs)
 
 
 def _interleave(site: Site, axis: int, rank: int) -> None:
+    """Concatenate channels, then order them: a0 a1 b0 b1 becomes a0 b0 a1 b1."""
     if axis != CHANNEL or rank < IMAGE:
         ordered = f"only channels of {IMAGE} axes or more can be ordered anew"
-        raise Refused(f"it interleaves along {_words(axis, rank)}; {ordered}")
+        raise Refused(f"it interleaves along {_axis_in_words(axis, rank)}; {ordered}")
     sizes = [site.sizes(x)[axis] for x in site.inputs]
     if len(set(sizes)) > 1 or sum(sizes) > MOST_MIXED:
         listed = ", ".join(map(str, sizes))
         raise Refused(f"it interleaves {listed} channels, not equally many, {MOST_MIXED} in all at most")
-    order = [part * sizes[0] + i for i in range(sizes[0]) for part in range(len(sizes))]
+    order = np.arange(sum(sizes)).reshape(len(sizes), sizes[0]).T.ravel().tolist()
     site.chain([channel_picking(order, len(order))], site.emit("concat", site.inputs))
 
 
-def _words(axis: int, rank: int) -> str:
-    word = NAMES.get(axis)
-    return f"axis {axis} of {rank}" + (f", the {word}" if word else "")
+def _axis_in_words(axis: int, rank: int) -> str:
+    return f"axis {axis} of {rank}" + (f", the {NAMES[axis]}" if axis in NAMES else "")
 
 
 @dataclass(frozen=True)
@@ -240,31 +239,28 @@ class LegacySplit(LayerRewrite):
 
     def rewrite(self, site: Site) -> None:
         """Choose by the axis and the sizes of the parts."""
-        (x,), shape = site.inputs, site.shape(site.inputs[0])
+        (x,) = site.inputs
+        shape = site.shape(x)
         if len(site.outputs) == 1:
             site.forward(x)
             return
         axis = from_end(site.params.axis, len(shape))
-        _check_cut("splits", "cut", axis, len(shape))
-        parts = _parts(site, shape[axis])
-        if axis == CHANNEL and len(set(parts)) == 1:
-            site.emit("split", [x], site.outputs, nOutputs=len(parts))
+        if axis not in SLICED:
+            kept = "the layers of the first releases cut channels, rows and columns"
+            raise Refused(f"it splits axis {axis} of {len(shape)}; {kept}")
+        sizes = _sizes_of_parts(site, shape[axis])
+        if axis == CHANNEL and len(set(sizes)) == 1:
+            site.emit("split", [x], site.outputs, nOutputs=len(sizes))
             return
-        for i, blob in enumerate(site.outputs):
+        begin = 0
+        for blob, size in zip(site.outputs, sizes, strict=True):
             if site.network.is_read(blob):
-                begin = sum(parts[:i])
-                site.put(slicing(axis, range(begin, begin + parts[i])), x, [blob])
+                site.put(slicing(axis, range(begin, begin + size)), x, [blob])
+            begin += size
 
 
-def _check_cut(does: str, do: str, axis: int, rank: int) -> None:
-    """Refuse an axis in front of the channels."""
-    if axis not in SLICED:
-        kept = f"the layers of the first releases {do} channels, rows and columns"
-        raise Refused(f"it {does} axis {axis} of {rank}; {kept}")
-
-
-def _parts(site: Site, length: int | None) -> list[int]:
-    """The sizes of the parts along the axis."""
+def _sizes_of_parts(site: Site, length: int | None) -> list[int]:
+    """Return the sizes of the parts of an axis of `length` elements."""
     if length is None:
         raise Refused("the length that is split is dynamic")
     if stated := [int(n) for n in site.params.splitSizes]:
@@ -297,27 +293,30 @@ class LegacySlice(LayerRewrite):
     kinds = frozenset({"sliceStatic", "sliceBySize"})
 
     def rewrite(self, site: Site) -> None:
-        """What stays of each axis, then a layer for each that loses something, channels first."""
+        """Add a layer for each axis that loses something, channels first."""
         shape = site.shape(site.inputs[0])
-        spans = SPANS[site.node.kind](site, shape)
+        spans = (_static if site.node.kind == "sliceStatic" else _by_size)(site, shape)
         for axis, span in spans.items():
-            _check_cut("slices", "slice", axis, len(shape))
+            if axis not in SLICED:
+                kept = "the layers of the first releases slice channels, rows and columns"
+                raise Refused(f"it slices axis {axis} of {len(shape)}; {kept}")
             if not span:
                 raise Refused(f"nothing is left of axis {axis}")
         site.chain(_slices(shape, spans))
 
 
 def _slices(shape: Shape, spans: Spans) -> list[Step]:
-    plain = [axis for axis in (HEIGHT, WIDTH) if axis in spans and spans[axis].step == 1]
-    if len(plain) < 2 or len(shape) < LEAST[CHANNEL]:
+    """Return a `slice` for each axis; one `crop` cuts rows and columns if both are cut without a stride."""
+    cropped = [axis for axis in (HEIGHT, WIDTH) if axis in spans and spans[axis].step == 1]
+    if len(cropped) < 2 or len(shape) < LEAST_AXES[CHANNEL]:
         return [slicing(axis, spans[axis]) for axis in sorted(spans)]
-    edges = [(spans[axis].start, (shape[axis] or 0) - spans[axis].stop) for axis in plain]
+    edges = [(spans[axis].start, (shape[axis] or 0) - spans[axis].stop) for axis in cropped]
     channels = [slicing(axis, span) for axis, span in spans.items() if axis == CHANNEL]
     return [*channels, ("crop", {"cropAmounts": border_amounts(*edges)})]
 
 
 def _static(site: Site, shape: Shape) -> Spans:
-    """The spans of a `sliceStatic`; indices beyond the axis are its ends, as in numpy."""
+    """Return the spans of a `sliceStatic`; indices beyond the axis are its ends, as in numpy."""
     p, rank = site.params, len(shape)
     if len(p.beginIds) != rank:
         raise Refused(f"it states {len(p.beginIds)} axes for a blob of {rank}")
@@ -333,7 +332,7 @@ def _static(site: Site, shape: Shape) -> Spans:
             raise Refused(f"its stride along axis {i - rank} is {strides[i]}, not positive")
         if (begin or 0) == 0 and end is None and strides[i] == 1:
             continue
-        length = _known(shape[i])
+        length = _fixed_length(shape[i])
         span = range(length)[begin : end : strides[i]]
         if len(span) != length:
             spans[i - rank] = span
@@ -341,24 +340,21 @@ def _static(site: Site, shape: Shape) -> Spans:
 
 
 def _by_size(site: Site, shape: Shape) -> Spans:
-    """The span of a `sliceBySize`."""
+    """Return the span of a `sliceBySize`."""
     axis, size = from_end(site.params.axis, len(shape)), int(site.params.size)
     value = site.constant(site.inputs[1])
     if value is None:
         raise Refused("its beginning is dynamic")
-    begin, length = int(value.flat[0]), _known(shape[axis])
+    begin, length = int(value.flat[0]), _fixed_length(shape[axis])
     if size < 1 or begin < 0 or begin + size > length:
         raise Refused(f"it takes {size} from {begin} on, of {length}")
     return {axis: range(begin, begin + size)} if size < length else {}
 
 
-def _known(length: int | None) -> int:
+def _fixed_length(length: int | None) -> int:
     if length is None:
         raise Refused("the length of a sliced axis is dynamic")
     return length
-
-
-SPANS: dict[str, Callable[[Site, Shape], Spans]] = {"sliceStatic": _static, "sliceBySize": _by_size}
 
 
 @dataclass(frozen=True)
@@ -416,20 +412,21 @@ class LegacyGather(LayerRewrite):
         else:
             self._pick(site, picks, f"it takes {len(runs)} slices, more than {self.runs}", size)
 
-    def _pick(self, site: Site, picks: Sequence[int], found: str, size: int) -> None:
+    def _pick(self, site: Site, picks: Sequence[int], why: str, size: int) -> None:
+        """Add a convolution that picks channels; `why` says that slices are too many."""
         x, most = site.inputs[0], max(len(picks), size)
         if (rank := len(site.shape(x))) < IMAGE:
             wanted = f"Core ML's own check wants {IMAGE} axes for convolution, and there are {rank}"
-            raise Refused(f"{found}; {wanted}")
+            raise Refused(f"{why}; {wanted}")
         if most > self.channels:
             wanted = f"{most} channels are more than {self.channels}; raise `runs` or `channels`"
-            raise Refused(f"{found}, and {wanted}")
-        site.sizes(x)  # what a convolution makes of a size that is not known is another such size
+            raise Refused(f"{why}, and {wanted}")
+        site.sizes(x)  # refuses a dynamic size: the result of a convolution would have another one
         site.chain([channel_picking(picks, size)])
 
 
 def _picks(site: Site, blob: str, size: int) -> list[int]:
-    """The indices, counted from the beginning."""
+    """Return the indices, counted from the beginning of an axis of `size` elements."""
     value = site.constant(blob)
     if value is None:
         raise Refused(f"its indices {blob!r} are dynamic")
@@ -444,7 +441,7 @@ def _picks(site: Site, blob: str, size: int) -> list[int]:
 
 
 def _runs(picks: Sequence[int]) -> list[range]:
-    """Indices as runs of even distance upwards, each as long as it can be."""
+    """Return indices as evenly spaced runs upwards: 0, 2, 4, 1, 2 are range(0, 5, 2) and range(1, 3)."""
     runs: list[range] = []
     for pick in picks:
         last = runs[-1] if runs else range(0)
@@ -483,38 +480,39 @@ class LegacyPad(LayerRewrite):
     """A padding that is a product with zeros makes NaN of an infinity."""
     kinds = frozenset({"constantPad"})
     channels: bool = True
-    """Is the channel axis cut too?"""
+    """Pad the channels too?"""
 
     def rewrite(self, site: Site) -> None:
-        """Channels first, so that the larger blob is written last."""
+        """Pad channels first, so that the larger blob is written last."""
         margins, x = _margins(site), site.inputs[0]
         self._check(site, margins, len(site.shape(x)))
-        height, width = (margins.get(axis, NONE) for axis in (HEIGHT, WIDTH))
-        planar = height != NONE or width != NONE
+        height, width = (margins.get(axis, NO_MARGIN) for axis in (HEIGHT, WIDTH))
+        pads_image = HEIGHT in margins or WIDTH in margins
         if CHANNEL in margins:
-            x = _widened(site, x, margins[CHANNEL], None if planar else site.outputs)
-        if planar:
+            x = _pad_channels(site, x, margins[CHANNEL], None if pads_image else site.outputs)
+        if pads_image:
             site.chain([constant_padding(height, width, site.params.value)], x)
         elif not margins:
             site.forward(x)
 
     def _check(self, site: Site, margins: dict[int, Margins], rank: int) -> None:
+        """Refuse what the layers of the first releases cannot pad."""
         if front := [axis for axis in margins if axis < CHANNEL]:
             kept = "the layers of the first releases pad rows, columns and channels"
             raise Refused(f"it pads axis {front[0]} of {rank}; {kept}")
-        if margins and rank < LEAST[WIDTH]:
-            raise Refused(f"the blob has {rank} axis; Core ML's own check wants {LEAST[WIDTH]} or more")
+        if margins and rank < LEAST_AXES[WIDTH]:
+            raise Refused(f"the blob has {rank} axis; Core ML's own check wants {LEAST_AXES[WIDTH]} or more")
         if CHANNEL not in margins:
             return
         if not self.channels:
             raise Refused("it pads the channels, which `channels` is switched off for")
         count, most = site.sizes(site.inputs[0])[CHANNEL], max(margins[CHANNEL])
-        if most > PIECES * count:
-            raise Refused(f"it adds {most} channels to {count}, more than {PIECES} times as many")
+        if most > MOST_COPIES * count:
+            raise Refused(f"it adds {most} channels to {count}, more than {MOST_COPIES} times as many")
 
 
 def _margins(site: Site) -> dict[int, Margins]:
-    """Axis from the end -> what it is padded by, where it is."""
+    """Return each axis that is padded, from the end, and its margins."""
     amounts = [int(n) for n in site.params.padAmounts]
     if len(site.inputs) > 1:
         value = site.constant(site.inputs[1])
@@ -531,13 +529,16 @@ def _margins(site: Site) -> dict[int, Margins]:
     return {i - rank: pair for i, pair in enumerate(pairs) if any(pair)}
 
 
-def _widened(site: Site, x: str, margins: Margins, outputs: tuple[str, ...] | None) -> str:
-    """`x` between channels that hold the number: as many of its own, times 0 plus the number."""
+def _pad_channels(site: Site, x: str, margins: Margins, outputs: tuple[str, ...] | None) -> str:
+    """Concatenate `x` with channels that hold the number: channels of its own, times 0 plus the number.
+
+    Example: 5 channels after 2 are two copies of both channels and one of the first.
+    """
     count = site.sizes(x)[CHANNEL]
 
-    def number(width: int) -> str:
+    def filled(width: int) -> str:
         part = site.put(slicing(CHANNEL, range(width)), x) if width < count else x
         return site.linear(part, 0.0, site.params.value)
 
-    before, after = ([number(min(count, n - at)) for at in range(0, n, count)] for n in margins)
+    before, after = ([filled(min(count, n - at)) for at in range(0, n, count)] for n in margins)
     return site.emit("concat", [*before, x, *after], outputs)

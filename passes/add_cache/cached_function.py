@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,15 +35,25 @@ from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.driver import remove_dead
 from anesurgery.rewriting.session import Session
 
-Shape = tuple[int, int, int, str, int]
-"""Chunk, heads, width, type and rows of a store."""
 
-MASKS = (
+class StoreShape(NamedTuple):
+    """What kept values have in common that are stacked in one store."""
+
+    chunk: int
+    """The chunk that makes them, if the model will be cut."""
+    heads: int
+    width: int
+    dtype: str
+    rows: int
+    """The slots for tokens, those of a ring included."""
+
+
+MASKS_NOTE = (
     "add_cache: sliding windows are masks over the whole context: rings would take one more state than the "
     'target is known to run; windows="ring" takes it'
 )
 
-OTHERWISE = (
+OTHER_LENGTHS = (
     "shorter texts may have to get others: convert the model with no more tokens than it was trained with "
     "(original_max_position_embeddings), or say fixed_rope=True where they hold for texts of every length"
 )
@@ -94,19 +104,19 @@ def cached_functions(
     (name,) = program.functions
     target = None if session.target is None else Target.parse(session.target)
     most = 1 if how.windows is None and target is not None and two_states_may_fail(target) else MOST_STATES
+    longest = max(call.length for call in calls.values())
     functions: dict[str, Function] = {}
     for in_rings in (True, False) if how.windows != "mask" else (False,):
-        stores = 0
-        longest = max(call.length for call in calls.values())
+        stores_per_chunk: Counter[int] = Counter()
         for word, call in calls.items():
             functions[word] = copy_program(program).functions[name]
             plan = CachedFunction(session, functions[word], how, call.length, call.context, longest, in_rings)
             if (refusal := plan.edit()) is not None:
                 return refusal
-            stores = max(Counter(chunk for chunk, *_ in plan.stores).values(), default=0)
-        if not how.as_state or stores <= most or how.windows == "ring":
+            stores_per_chunk = Counter(shape.chunk for shape in plan.stores)  # alike in all functions
+        if not how.as_state or how.windows == "ring" or max(stores_per_chunk.values(), default=0) <= most:
             break
-        session.notes += [MASKS] if in_rings else []
+        session.notes += [MASKS_NOTE] if in_rings else []
     return functions
 
 
@@ -124,27 +134,27 @@ class CachedFunction:
     """The most tokens in a call of any function that shares the cache."""
     in_rings: bool
     """Are windows kept in rings?"""
-    stores: dict[Shape, Var] = field(default_factory=dict)
+    stores: dict[StoreShape, Var] = field(default_factory=dict)
     """Store -> its content after the edits so far."""
     places: dict[Var, int] = field(default_factory=dict)
-    """Kept value -> its index in the store of its shape."""
-    store_of: dict[Var, Shape] = field(default_factory=dict)
+    """Kept value -> its index along the first axis of its store."""
+    store_of: dict[Var, StoreShape] = field(default_factory=dict)
     """Kept value -> its store."""
     operand_of: dict[Kept, Var] = field(default_factory=dict)
     """Kept value -> the operand of a product that reads all tokens."""
     rows: dict[Var, Var] = field(default_factory=dict)
     """Kept value -> the cached rows of all tokens, including those of this call."""
-    blends: dict[Shape, dict[int, Var]] = field(default_factory=dict)
+    blends: dict[StoreShape, dict[int, Var]] = field(default_factory=dict)
     """Store -> index -> its rows after the new ones were blended in."""
-    content_before: dict[Shape, Var] = field(default_factory=dict)
+    content_before: dict[StoreShape, Var] = field(default_factory=dict)
     """Store -> its content before the call, which blending reads once."""
 
     def edit(self) -> Refusal | None:
         """Edit the function; after a refusal the function is half edited and must be dropped."""
         with self.function:
             self.fix_inputs(self.how.fixed)
-            chosen = map(chosen_by_length, self.function.operations)
-            if (refusal := next((r for r in chosen if r is not None), None)) is not None:
+            choices = map(chosen_by_length, self.function.operations)
+            if (refusal := next((r for r in choices if r is not None), None)) is not None:
                 return refusal
             inputs = {self.function.inputs[name]: axis for name, axis in self.how.tokens.items()}
             tokens = follow(self.function, inputs)
@@ -180,10 +190,8 @@ class CachedFunction:
         if self.in_rings:
             seen = {key: kept.value for key, kept in self.kept.items() if key[0] not in spans}
             spans |= caches.windows(self.tokens, seen)
-        over = not self.how.blended
-        return {
-            op: caches.ring(span, self.longest, self.how.context, runs_over=over) for op, span in spans.items()
-        }
+        context, runs_over = self.how.context, not self.how.blended
+        return {op: caches.ring(n, self.longest, context, runs_over=runs_over) for op, n in spans.items()}
 
     def ring_conflict(self) -> Refusal | None:
         """Return a refusal if two readers of one kept value need different rings."""
@@ -200,9 +208,8 @@ class CachedFunction:
 
     def add_input(self, name: str, shape: tuple[int, ...], dtype: Any, state: bool = False) -> Var:
         """Add an input or a state with a fresh name."""
-        return mil.add_input(
-            self.function, self.session.fresh_name(self.function, name), shape, dtype, state=state
-        )
+        fresh = self.session.fresh_name(self.function, name)
+        return mil.add_input(self.function, fresh, shape, dtype, state=state)
 
     def fix_inputs(self, fixed: Mapping[str, Any]) -> None:
         """Turn inputs into constants."""
@@ -236,23 +243,22 @@ class CachedFunction:
 
     def add_stores(self) -> None:
         """Add a state or an input for each shape of kept values."""
-        count: Counter[Shape] = Counter()
+        count: Counter[StoreShape] = Counter()
         for (product, _), kept in self.kept.items():
             if kept.value not in self.places:
-                shape = self.store_of[kept.value] = self.shape(product, kept)
+                shape = self.store_of[kept.value] = self.store_shape(product, kept)
                 self.places[kept.value] = count[shape]
                 count[shape] += 1
-        for i, (shape, number) in enumerate(count.items()):
-            _, heads, width, dtype, rows = shape
-            held = types.fp16 if dtype == "fp16" or self.how.as_state else types.fp32
-            var = self.add_input(f"cache_{i}", (number, heads, rows, width), held, self.how.as_state)
-            self.stores[shape] = var
+        for i, (store, number) in enumerate(count.items()):
+            dtype = types.fp16 if store.dtype == "fp16" or self.how.as_state else types.fp32
+            shape = (number, store.heads, store.rows, store.width)
+            self.stores[store] = self.add_input(f"cache_{i}", shape, dtype, self.how.as_state)
 
-    def shape(self, product: Operation, kept: Kept) -> Shape:
-        """Return the store of a kept value: values with equal ones are stacked."""
+    def store_shape(self, product: Operation, kept: Kept) -> StoreShape:
+        """Return the store of a kept value, which a product reads."""
         ring, chunk = self.rings.get(product), self.how.chunk_of.get(product.outputs[0].name, 0)
         rows = self.how.context if ring is None else ring.rows
-        return chunk, kept.heads, kept.width, dtype_name(kept.value), rows
+        return StoreShape(chunk, kept.heads, kept.width, dtype_name(kept.value), rows)
 
     def cache_outputs(self) -> list[Var]:
         """Return the outputs that hand the cache back to the caller; none if it is in states."""
@@ -300,7 +306,7 @@ class CachedFunction:
         seen = mb.matmul(x=last, y=rows, name=f"{kept.value.name}_last")
         length = reach + self.length
         value = caches.from_rows(mb, kept, seen, length)
-        x = caches.through(mb, kept.way, value, self.tokens, length)
+        x = caches.through(mb, kept.path, value, self.tokens, length)
         pads = windows.without_pads(op, self.tokens.new_axis(op.outputs[0]))
         return {"x": x, **{n: mb.const(val=value, name=f"{op.name}_{n}") for n, value in pads.items()}}
 
@@ -332,7 +338,7 @@ class CachedFunction:
             mb = self.before(product)
             rows = self.updated_rows(mb, kept, self.rings.get(product))
             value = caches.from_rows(mb, kept, rows, seen)
-            self.operand_of[kept] = caches.through(mb, kept.way, value, self.tokens, seen)
+            self.operand_of[kept] = caches.through(mb, kept.path, value, self.tokens, seen)
         return self.operand_of[kept]
 
     def updated_rows(self, mb: Builder, kept: Kept, ring: Ring | None) -> Var:
@@ -344,7 +350,7 @@ class CachedFunction:
     def write(self, mb: Builder, kept: Kept, ring: Ring | None) -> Var:
         """Write the rows of this call into the store, and read the rows of all tokens."""
         shape, at, name = self.store_of[kept.value], self.places[kept.value], kept.value.name
-        rows = caches.as_rows(mb, kept, self.length)
+        rows = caches.as_rows(mb, kept, self.length)  # 1 x heads x tokens x width; `at` is the place of the 1
         narrowed = self.how.as_state and dtype_name(kept.value) != "fp16"
         rows = mb.cast(x=rows, dtype="fp16", name=f"{name}_fp16") if narrowed else rows
         if self.how.blended:
@@ -355,7 +361,7 @@ class CachedFunction:
         end = mb.add(x=begin, y=size, name=f"{name}_end")
         store = self.stores[shape]
         content = mb.read_state(input=store, name=f"{name}_before") if self.how.as_state else store
-        value = self.update_store(mb, shape, f"{name}", x=content, update=rows, begin=begin, end=end)
+        value = self.update_store(mb, shape, name, x=content, update=rows, begin=begin, end=end)
 
         def part(first: int, last: int, word: str) -> Var:
             ends = {"begin": [at, 0, first, 0], "end": [at + 1, kept.heads, last, kept.width]}
@@ -379,7 +385,7 @@ class CachedFunction:
             self.content_before[shape] = store = self.stores[shape]
             if self.how.as_state:
                 self.content_before[shape] = mb.read_state(input=store, name=f"{store.name}_before")
-        slots = self.context if ring is None else shape[-1]
+        slots = self.context if ring is None else shape.rows
         ends = {"begin": [at, 0, 0, 0], "end": [at + 1, kept.heads, slots, kept.width]}
         old = mb.slice_by_index(x=self.content_before[shape], **ends, name=f"{name}_before")
         stays, places = self.tables.blend(ring, dtype_name(rows))
@@ -398,14 +404,14 @@ class CachedFunction:
             if self.how.as_state:
                 ends = {"begin": [0] * value.rank, "end": [int(d) for d in value.shape]}
                 self.update_store(mb, shape, store.name, x=self.content_before[shape], update=value, **ends)
-            elif value.shape[2] < shape[-1]:  # functions of larger contexts use the rest of the store
+            elif value.shape[2] < shape.rows:  # functions of larger contexts use the rest of the store
                 begin = [0, 0, int(value.shape[2]), 0]
                 rest = mb.slice_by_size(x=self.content_before[shape], begin=begin, size=[-1] * value.rank)
                 self.stores[shape] = mb.concat(values=(value, rest), axis=2, name=f"{store.name}_all")
             else:
                 self.stores[shape] = value
 
-    def update_store(self, mb: Builder, shape: Shape, name: str, **written: Any) -> Var:
+    def update_store(self, mb: Builder, shape: StoreShape, name: str, **written: Any) -> Var:
         """Write a slice of a store; return its content afterwards."""
         value: Var = mb.slice_update(**written, name=f"{name}_update")
         if self.how.as_state:
@@ -417,8 +423,8 @@ class CachedFunction:
 
 def _of_one_length(ops: Sequence[Operation], tokens: Tokens) -> Refusal | None:
     """Return a refusal if a table of rotary cosines may hold for texts of one length only."""
-    turned = {v: (op, axes) for op in ops if op.op_type == "mul" for v, axes in tokens.tables[op].items()}
-    for var, (op, axes) in turned.items():
+    factors = {v: (op, axes) for op in ops if op.op_type == "mul" for v, axes in tokens.tables[op].items()}
+    for var, (op, axes) in factors.items():
         table = evaluate_static(var) if list(axes.values()) == [NEW] else None
         if table is None or table.dtype.kind != "f":
             continue
@@ -427,7 +433,7 @@ def _of_one_length(ops: Sequence[Operation], tokens: Tokens) -> Refusal | None:
         if len(rows) < rotary.LEAST_ROWS or rotary.cos_or_sin(rows.astype(np.float64)) != "cos":
             continue
         if (why := frequencies.of_one_length(rows)) is not None:
-            return Refusal(f"%{var.name}: {why}; {OTHERWISE}", op)
+            return Refusal(f"%{var.name}: {why}; {OTHER_LENGTHS}", op)
     return None
 
 
@@ -439,8 +445,8 @@ def _of_one_length(ops: Sequence[Operation], tokens: Tokens) -> Refusal | None:
 
 def number_in(var: Var) -> float | None:
     """Return the one number that a value holds whatever the inputs are, or None."""
-    found = evaluate_static(var)
-    return float(np.asarray(found).item()) if found is not None and np.size(found) == 1 else None
+    value = evaluate_static(var)
+    return float(np.asarray(value).item()) if value is not None and np.size(value) == 1 else None
 
 
 def chosen_by_length(op: Operation) -> Refusal | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import networkx
@@ -25,6 +25,7 @@ from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Axes, Tokens, length
 from anesurgery.mil import Array, Maker, Operation, Var, constant, consumers, np_dtype, static_shape
 from anesurgery.ops import CARRIERS
 from anesurgery.regions.small_builds import again
+from anesurgery.semantics.reading import elements
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,12 @@ class Kept:
     Attributes:
         value: the value, with the tokens of this call.
         axis: the axis of the tokens.
-        way: the ops from the value to the product that reads keys or values.
+        path: the ops from the value to the product that reads keys or values.
     """
 
     value: Var
     axis: int
-    way: tuple[Operation, ...]
+    path: tuple[Operation, ...]
 
     @property
     def others(self) -> list[int]:
@@ -69,24 +70,22 @@ class Kept:
 
 def kept_for(operand: Var, tokens: Tokens) -> Kept:
     """Return the value to keep for an operand of all tokens: before heads are repeated, after rotation."""
-    way: list[Operation] = []
-    best = Kept(operand, tokens.new_axis(operand), ())
+    path: list[Operation] = []
+    candidates = [Kept(operand, tokens.new_axis(operand), ())]
     var = operand
     while (op := var.op) is not None and op.op_type in CARRIERS | {"tile"} and op.x in tokens.axes:
-        way.insert(0, op)
+        path.insert(0, op)
         var = op.x
-        kept = Kept(var, tokens.new_axis(var), tuple(way))
-        if (_size(var), not kept.is_plain) < (_size(best.value), not best.is_plain):
-            best = kept
-    return best
-
-
-def _size(var: Var) -> int:
-    return math.prod(static_shape(var) or ())
+        candidates.append(Kept(var, tokens.new_axis(var), tuple(path)))
+    return min(candidates, key=lambda kept: (elements(kept.value), not kept.is_plain))
 
 
 def as_rows(mb: Maker, kept: Kept, length: int) -> Var:
-    """Arrange a kept value as `1 x heads x tokens x width`."""
+    """Arrange a kept value of `length` tokens as `1 x heads x tokens x width`.
+
+    Example: tokens x heads x width (5, 2, 8) with the axis 0 is transposed to (2, 5, 8) and becomes
+    (1, 2, 5, 8).
+    """
     rows = kept.value
     if kept.order != sorted(kept.order):
         rows = mb.transpose(x=rows, perm=kept.order)
@@ -97,7 +96,7 @@ def as_rows(mb: Maker, kept: Kept, length: int) -> Var:
 
 
 def from_rows(mb: Maker, kept: Kept, rows: Var, length: int) -> Var:
-    """Arrange `1 x heads x tokens x width` as the kept value was, now of `length` tokens."""
+    """Undo `as_rows`, for `length` tokens."""
     shape = [length if a == kept.axis else int(kept.value.shape[a]) for a in kept.order]
     if static_shape(rows) != tuple(shape):
         rows = mb.reshape(x=rows, shape=shape, name=f"{kept.value.name}_seen")
@@ -138,17 +137,16 @@ class Tables:
         """
         key = (table, tuple(sorted(axes.items())), ring)
         if key not in self._cuts:
-            value = constant(table)
-            value = evaluate_static(table) if value is None else np.asarray(value)
-            if value is None:
+            if (value := _evaluated(table)) is None:
                 return None
             self._cuts[key] = self._cut(table.name, value, axes, ring)
         return self._cuts[key]
 
     def _cut(self, name: str, value: Array, axes: Axes, ring: Ring | None) -> Var:
+        """Return the part of an array for this call; rows are tokens of the call, columns are tokens seen."""
         rows = next((a for a, label in axes.items() if label == NEW), None)
         columns = [a for a in axes if a != rows]
-        for axis in axes:  # rows alone are those of all contexts, and stored once
+        for axis in axes:  # a table of rows alone keeps all of them: functions of all contexts share it
             value = value.take(range(self.context if columns and ring is None else self.most), axis=axis)
         if rows is not None and not columns and (value == value.take([0], axis=rows)).all():
             return self._constant(value.take(range(self.length), axis=rows), f"{name}_alike")
@@ -182,7 +180,7 @@ class Tables:
     def turn(self, ring: Ring) -> Var:
         """Return the column of slot 0 in `Ring.table`.
 
-        The position counts from the start of the last full round; all earlier rounds are subtracted.
+        All full rounds but one are left out of the position: in a ring of 4 slots, position 9 counts as 5.
         """
         if ("turn", ring) not in self._starts:
             rounds = self._integers("floor_div", self.position, [ring.size], "rounds")
@@ -193,7 +191,7 @@ class Tables:
         return self._starts["turn", ring]
 
     def ran_over(self, ring: Ring) -> Var:
-        """Return a mask of the first slots that the extra rows have to be copied to."""
+        """Return which of the first slots this call wrote as extra rows, after the end of the ring."""
         if ("over", ring) not in self._starts:
             steps = (np.arange(ring.size + self.length) < self.length)[None, None, :, None]
             stored = self._constant(steps, "over")
@@ -210,9 +208,10 @@ class Tables:
         """
         if (ring, dtype) not in self._blends:
             slots = self.context if ring is None else ring.size
-            each = np.arange(slots, dtype=np.int32)[:, None] - np.arange(self.length, dtype=np.int32)
-            each = (each if ring is None else each % slots)[None, None]
-            here = self.mb.equal(x=each, y=self.slot(ring), name="here")
+            # Token j of this call goes to slot s if the first token goes to slot s - j.
+            first_slot = np.arange(slots, dtype=np.int32)[:, None] - np.arange(self.length, dtype=np.int32)
+            first_slot = (first_slot if ring is None else first_slot % slots)[None, None]
+            here = self.mb.equal(x=first_slot, y=self.slot(ring), name="here")
             places = self.mb.cast(x=here, dtype=dtype, name="places")
             taken = places if self.length == 1 else self.mb.reduce_sum(x=places, axes=[-1], keep_dims=True)
             stays = self.mb.sub(x=np.ones((1, 1, 1, 1), np_dtype(places)), y=taken, name="stays")
@@ -232,9 +231,10 @@ class Tables:
         key = (ring, reach, dtype)
         if key not in self._lasts:
             slots, rows = self.context if ring is None else ring.size, reach + self.length
-            each = np.arange(slots, dtype=np.int32) - np.arange(rows, dtype=np.int32)[:, None] + reach
-            each = (each if ring is None else each % slots)[None, None]
-            here = self.mb.equal(x=self.slot(ring), y=each, name="last")
+            # Row r is token r - reach of this call, in slot s if the first token is in s - (r - reach).
+            first_slot = np.arange(slots, dtype=np.int32) - np.arange(rows, dtype=np.int32)[:, None] + reach
+            first_slot = (first_slot if ring is None else first_slot % slots)[None, None]
+            here = self.mb.equal(x=self.slot(ring), y=first_slot, name="last")
             if ring is not None:
                 since = reach - np.arange(rows, dtype=np.int32)[None, None, :, None]
                 read = self.mb.greater_equal(x=self.position, y=since, name="read")
@@ -267,17 +267,19 @@ def index_vector(mb: Maker, before: Sequence[int], at: Var, after: Sequence[int]
 
 
 def diagonals(value: Array, length: int) -> Array:
-    """Return shifted copies of the diagonals of a Toeplitz matrix.
+    """Return the diagonals of a Toeplitz matrix, one under another, each row shifted by one more column.
 
-    A slice at `last - position` holds the `length` rows of the matrix from `position` on.
+    Example: a causal mask of 3 tokens, with 1 where a token may look, has the diagonals 1 1 1 0 0, from column
+    less row -2 to 2. Row 1 of the mask, 1 1 0, is the slice of three at 2 - 1. With length 2 the second row is
+    0 1 1 1 0, so that the same slice also holds row 2 of the mask: 1 1 1.
     """
-    row = np.concatenate([value[..., :0:-1, 0], value[..., 0, :]], axis=-1)  # by column - row, ascending
+    row = np.concatenate([value[..., :0:-1, 0], value[..., 0, :]], axis=-1)
     return np.stack([np.roll(row, r, axis=-1) for r in range(length)], axis=-2)
 
 
-def through(mb: Maker, way: Sequence[Operation], value: Var, tokens: Tokens, length: int) -> Var:
-    """Repeat the ops of a way on a value of another number of tokens."""
-    for op in way:
+def through(mb: Maker, path: Sequence[Operation], value: Var, tokens: Tokens, length: int) -> Var:
+    """Build the ops of a path again on a value of another number of tokens."""
+    for op in path:
         changed = lengthened(op, tokens.axes[op.outputs[0]], {NEW: length})
         value = again(mb, op, **changed, x=value, name=f"{op.name}_seen")
     return value
@@ -302,7 +304,8 @@ class Ring:
     def table(self, matrix: Array, length: int) -> Array:
         """Return a mask by distance with `length` rows, from which `size` columns are sliced at run time.
 
-        Column `start - turn` belongs to slot 0, where `turn` is the position less all full rounds but one.
+        `Tables.turn` gives the column of slot 0. Example: 4 slots and length 1 have the distances 7 down to -3.
+        At position 9 slot 0 holds token 8. Its column is 7 - 5 = 2, whose distance is 5, and 5 modulo 4 is 1.
         """
         distance = np.arange(self.start(length), -self.size, -1)
         ahead = matrix[..., 0, np.maximum(-distance, 0)]
@@ -323,9 +326,9 @@ def ring(window: int, call: int, context: int, *, runs_over: bool = True) -> Rin
         context: the most tokens that a cache without a ring holds.
         runs_over: is a write one slice, which may run past the end of the ring?
     """
-    over = call if call > 1 and runs_over else 0
-    rows = -(-(window - 1 + call + over) // MULTIPLE) * MULTIPLE
-    return Ring(rows - over, rows) if rows < context else None
+    extra = call if call > 1 and runs_over else 0
+    rows = -(-(window - 1 + call + extra) // MULTIPLE) * MULTIPLE
+    return Ring(rows - extra, rows) if rows < context else None
 
 
 def windows(tokens: Tokens, kept: Mapping[tuple[Operation, str], Var]) -> dict[Operation, int]:
@@ -338,49 +341,44 @@ def windows(tokens: Tokens, kept: Mapping[tuple[Operation, str], Var]) -> dict[O
         tokens: the token axes of the values of a function.
         kept: (op, operand) -> the value that is kept for it.
     """
-    graph = networkx.Graph()
+    graph = networkx.Graph()  # of ops and values: attentions that share keys or values are connected
     for var, axes in tokens.axes.items():
         if {SEEN, WEIGHTS} & set(axes.values()):
             graph.add_edges_from((var, op) for op in (var.op, *consumers(var)))
     graph.add_edges_from((op, var) for (op, _), var in kept.items())
-    known: dict[tuple[Var, tuple[tuple[int, str], ...]], bool] = {}
-    found: dict[Operation, int] = {}
+    by_distance = cache(_is_by_distance)
+    window_of: dict[Operation, int] = {}
     for part in networkx.connected_components(graph):
         ops = [node for node in part if isinstance(node, Operation)]
         spans = [tokens.windows[op] for op in ops if op in tokens.windows]
-        if spans and all(_by_distance(op, tokens, known) for op in ops):
-            found |= dict.fromkeys(ops, max(spans))
-    return found
+        tables = [
+            (var, tuple(sorted(axes.items())))
+            for op in ops
+            for var, axes in tokens.tables[op].items()
+            if {SEEN, WEIGHTS} & set(axes.values())
+        ]
+        if spans and all(by_distance(*table) for table in tables):
+            window_of |= dict.fromkeys(ops, max(spans))
+    return window_of
 
 
-def _by_distance(
-    op: Operation, tokens: Tokens, known: dict[tuple[Var, tuple[tuple[int, str], ...]], bool]
-) -> bool:
-    """Do the tables that an op reads depend on the distance of two tokens only?"""
-    for var, axes in tokens.tables[op].items():
-        if {SEEN, WEIGHTS} & set(axes.values()):
-            key = (var, tuple(sorted(axes.items())))
-            if key not in known:
-                known[key] = _is_by_distance(var, axes)
-            if not known[key]:
-                return False
-    return True
-
-
-def _is_by_distance(var: Var, axes: Axes) -> bool:
-    value = constant(var)
-    value = evaluate_static(var) if value is None else np.asarray(value)
+def _is_by_distance(table: Var, labels: tuple[tuple[int, str], ...]) -> bool:
+    """Does a table depend on the distance of two tokens only? `labels` are its axes of tokens, in order."""
+    value, axes = _evaluated(table), dict(labels)
     if value is None:
         return False
     if NEW not in axes.values():
         return all(bool((value == value.take([0], axis)).all()) for axis in axes)
-    return (
-        sorted(axes) == [value.ndim - 2, value.ndim - 1] and axes[value.ndim - 2] == NEW and is_toeplitz(value)
-    )
+    last_two = [value.ndim - 2, value.ndim - 1]
+    return list(axes) == last_two and axes[value.ndim - 2] == NEW and is_toeplitz(value)
+
+
+def _evaluated(table: Var) -> Array | None:
+    """Return the numbers of a constant, or of a value computed from constants; None for any other value."""
+    value = constant(table)
+    return evaluate_static(table) if value is None else np.asarray(value)
 
 
 def is_toeplitz(value: Array) -> bool:
     """Is each diagonal of the last two axes constant, as in a mask that depends on distances?"""
-    one, other = value[..., 1:, 1:], value[..., :-1, :-1]
-    same = one == other
-    return bool((same | ((one != one) & (other != other))).all())
+    return np.array_equal(value[..., 1:, 1:], value[..., :-1, :-1], equal_nan=value.dtype.kind == "f")

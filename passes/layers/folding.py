@@ -1,10 +1,10 @@
-"""Layers that go: they change nothing, read constants only or are not read; custom ones as built-in ones."""
+"""Layers that a network can do without: no-ops, constant values, unread layers, and custom ones by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,66 +20,92 @@ from anesurgery.neuralnetwork import spec
 from anesurgery.neuralnetwork.making import weights
 from anesurgery.rewriting.session import Change
 
+
+class _Neutral(NamedTuple):
+    """The number with which a layer of two inputs gives its other side."""
+
+    number: int
+    either_side: bool = False
+    """May the number be the first side too?"""
+
+
 NEUTRAL = {
-    "multiply": (1, True),
-    "multiplyBroadcastable": (1, True),
-    "add": (0, True),
-    "addBroadcastable": (0, True),
-    "subtractBroadcastable": (0, False),
-    "divideBroadcastable": (1, False),
-    "powBroadcastable": (1, False),
+    "multiply": _Neutral(1, either_side=True),
+    "multiplyBroadcastable": _Neutral(1, either_side=True),
+    "add": _Neutral(0, either_side=True),
+    "addBroadcastable": _Neutral(0, either_side=True),
+    "subtractBroadcastable": _Neutral(0),
+    "divideBroadcastable": _Neutral(1),
+    "powBroadcastable": _Neutral(1),
 }
-"""Layer of two inputs -> the number with which it gives the other side, and may that stand first?"""
 NEAR = 1e-3
-"""How far from it a constant is reported as nearly that number: what fp16 rounds numbers near 1 by, twice."""
+"""A constant is reported if it is this near to a neutral number: fp16 rounds numbers near 1 by half as much."""
 POWER = 3
 """`type` of a `unary` layer."""
 NESTED = frozenset({"branch", "loop", "loopBreak", "loopContinue", "copy"})
 _LAYERS = proto.NeuralNetwork_pb2.NeuralNetworkLayer.DESCRIPTOR.oneofs_by_name["layer"].fields
-AXES, LEADING = 5, 2
-"""Most axes of a constant; those in front of channel, height and width."""
+MOST_AXES = 5
+"""The most axes of a constant."""
 
-Numbers = list[tuple[Array, int]]
-"""What a layer of one input multiplies by or adds, and the number with which that changes nothing."""
+
+class _Operand(NamedTuple):
+    """What a layer of one input multiplies by or adds."""
+
+    value: Array
+    neutral: int
+    """The number with which that changes nothing."""
+
+    @property
+    def is_neutral(self) -> bool:
+        """Does it change nothing?"""
+        return bool((self.value == self.neutral).all())
+
+
+def _factor(number: float) -> _Operand:
+    return _Operand(np.array(number), 1)
+
+
+def _summand(number: float) -> _Operand:
+    return _Operand(np.array(number), 0)
 
 
 def _stored(params: Any, shape: Any) -> Array:
+    """Return the numbers of a `WeightParams` message, in one axis."""
     count = int(np.prod(list(shape) or [1]))
     return spec.weights(params, [count], "the constant")
 
 
-def _edges(amounts: Any) -> Array:
+def _edges(amounts: Any) -> list[_Operand]:
+    """Return the sizes of a `BorderAmounts` message, which change nothing if they are 0."""
     sizes = [n for e in amounts.borderAmounts for n in (e.startEdgeSize, e.endEdgeSize)]
-    return np.array(sizes or [0], np.float64)
+    return [_Operand(np.array(sizes or [0], np.float64), 0)]
 
 
-def _activation(p: Any) -> Numbers:
-    return [(np.array(p.linear.alpha), 1), (np.array(p.linear.beta), 0)] if p.HasField("linear") else []
+def _activation(p: Any) -> list[_Operand]:
+    return [_factor(p.linear.alpha), _summand(p.linear.beta)] if p.HasField("linear") else []
 
 
-def _unary(p: Any) -> Numbers:
-    if p.type != POWER:
-        return []
-    return [(np.array(p.alpha), 1), (np.array(p.scale or 1.0), 1), (np.array(p.shift), 0)]
+def _unary(p: Any) -> list[_Operand]:
+    return [_factor(p.alpha), _factor(p.scale or 1.0), _summand(p.shift)] if p.type == POWER else []
 
 
-def _scale(p: Any) -> Numbers:
-    added = [(_stored(p.bias, p.shapeBias), 0)] if p.hasBias else []
-    return [(_stored(p.scale, p.shapeScale), 1), *added]
+def _scale(p: Any) -> list[_Operand]:
+    added = [_Operand(_stored(p.bias, p.shapeBias), 0)] if p.hasBias else []
+    return [_Operand(_stored(p.scale, p.shapeScale), 1), *added]
 
 
-ALONE: dict[str, Callable[[Any], Numbers]] = {
+OPERANDS: dict[str, Callable[[Any], list[_Operand]]] = {
     "activation": _activation,
-    "add": lambda p: [(np.array(p.alpha), 0)],
-    "multiply": lambda p: [(np.array(p.alpha), 1)],
+    "add": lambda p: [_summand(p.alpha)],
+    "multiply": lambda p: [_factor(p.alpha)],
     "unary": _unary,
     "scale": _scale,
-    "bias": lambda p: [(_stored(p.bias, p.shape), 0)],
-    "padding": lambda p: [(_edges(p.paddingAmounts), 0)],
-    "crop": lambda p: [(_edges(p.cropAmounts), 0)],
-    "constantPad": lambda p: [(np.array(list(p.padAmounts) or [0]), 0)],
+    "bias": lambda p: [_Operand(_stored(p.bias, p.shape), 0)],
+    "padding": lambda p: _edges(p.paddingAmounts),
+    "crop": lambda p: _edges(p.cropAmounts),
+    "constantPad": lambda p: [_Operand(np.array(list(p.padAmounts) or [0]), 0)],
 }
-"""Layer of one input -> its numbers; none where they do not decide."""
+"""Layer of one input -> its operands; empty if the layer computes something else."""
 
 
 @dataclass(frozen=True)
@@ -111,35 +137,34 @@ class FoldLayerConstants(LayerRewrite):
     """Numbers that a computed constant may have even if those it is made of have fewer."""
 
     def rewrite(self, site: Site) -> None:
-        """A constant, if the value is known; else the other side, if that is the value."""
+        """Store the value if it is known; else leave the layer out if it changes nothing."""
         if len(site.outputs) != 1 or not site.inputs:
             return
         if (value := site.constant(site.outputs[0])) is not None:
             self._fold(site, value)
-        elif len(site.inputs) == 1 and site.node.kind in ALONE:
-            _skip_alone(site)
+        elif len(site.inputs) == 1 and site.node.kind in OPERANDS:
+            _skip_layer_of_one_input(site)
         elif len(site.inputs) == 2 and site.node.kind in NEUTRAL:
-            _skip_constant(site)
+            _skip_layer_of_two_inputs(site)
 
     def _fold(self, site: Site, value: Array) -> None:
-        out = site.outputs[0]
+        """Store the value of the layer in a constant."""
         read = [c.size for blob in site.inputs if (c := site.constant(blob)) is not None]
         if value.size > max(self.limit, *read, 0):
             raise Refused(
                 f"its value has {value.size} numbers, more than {self.limit} and than what it is made of"
             )
-        if not 1 <= value.ndim <= AXES or value.dtype.kind not in "biuf":
-            raise Refused(f"its value has {value.ndim} axes, a stored constant has 1 to {AXES}")
-        legacy = spec.is_legacy(site.network.message)
-        if legacy and (value.ndim != AXES or value.shape[:LEADING] != (1, 1)):
+        if not 1 <= value.ndim <= MOST_AXES or value.dtype.kind not in "biuf":
+            raise Refused(f"its value has {value.ndim} axes, a stored constant has 1 to {MOST_AXES}")
+        rank5 = spec.is_legacy(site.network.message)
+        if rank5 and (value.ndim != MOST_AXES or value.shape[:2] != (1, 1)):
             raise Refused(f"its value has the shape {value.shape}, not (1, 1, C, H, W)")
-        shape = value.shape[LEADING:] if legacy else value.shape
-        data = weights(_computed(site))
-        site.emit("loadConstant" if legacy else "loadConstantND", [], [out], shape=shape, data=data)
+        kind, shape = ("loadConstant", value.shape[2:]) if rank5 else ("loadConstantND", value.shape)
+        site.emit(kind, [], site.outputs, shape=shape, data=weights(_computed(site)))
 
 
 def _computed(site: Site) -> Array:
-    """The value of the one output as the interpreter computes it, whose rounding the proof compares."""
+    """Return the value of the one output as the interpreter computes it: the check compares its rounding."""
     import torch
 
     env = site.network.blobs.ctx.env
@@ -154,38 +179,35 @@ def _computed(site: Site) -> Array:
     return interpret.evaluate(ops, bindings, [var])[0].numpy()
 
 
-def _skip_alone(site: Site) -> None:
-    numbers = ALONE[site.node.kind](site.params)
-    if _is_neutral(numbers) and site.outputs[0] in site.network.outputs:
+def _skip_layer_of_one_input(site: Site) -> None:
+    operands = OPERANDS[site.node.kind](site.params)
+    if operands and all(o.is_neutral for o in operands) and site.outputs[0] in site.network.outputs:
         raise Refused("it changes nothing, but has to make an output of the network")
-    _skip(site, site.inputs[0], numbers)
+    _skip(site, site.inputs[0], operands)
 
 
-def _skip_constant(site: Site) -> None:
-    number, commutes = NEUTRAL[site.node.kind]
+def _skip_layer_of_two_inputs(site: Site) -> None:
+    neutral = NEUTRAL[site.node.kind]
     x, y = site.inputs
-    for one, other in [(x, y), (y, x)][: 1 + commutes]:
-        if (value := site.constant(other)) is not None:
-            _skip(site, one, [(value, number)])
-            return
+    if (value := site.constant(y)) is not None:
+        _skip(site, x, [_Operand(value, neutral.number)])
+    elif neutral.either_side and (value := site.constant(x)) is not None:
+        _skip(site, y, [_Operand(value, neutral.number)])
 
 
-def _skip(site: Site, blob: str, numbers: Numbers) -> None:
-    """Let the readers read `blob` if the numbers change nothing; refuse where it only looks so."""
-    if _is_neutral(numbers):
+def _skip(site: Site, blob: str, operands: Sequence[_Operand]) -> None:
+    """Let the readers of the layer read `blob` if all operands are neutral; refuse if they nearly are."""
+    others = [o for o in operands if not o.is_neutral]
+    if operands and not others:
         if (shape := site.shape(blob)) != (wanted := site.shape(site.outputs[0])):
             raise Refused(f"it makes the shape {wanted} of {shape}")
         site.forward(blob)
-    apart = [(v, n) for v, n in numbers if not (v == n).all()]
-    for value, number in apart:
-        worst = np.ravel(value)[np.argmax(np.abs(np.ravel(value) - number))]  # NaN is the largest
-        if np.isnan(worst) or all(np.allclose(v, n, rtol=0, atol=NEAR) for v, n in apart):
-            raise Refused(f"it holds {worst:.9g}, not {number}")
-
-
-def _is_neutral(numbers: Numbers) -> bool:
-    """Do they change nothing?"""
-    return bool(numbers) and all((value == number).all() for value, number in numbers)
+    nearly = all(np.allclose(o.value, o.neutral, rtol=0, atol=NEAR) for o in others)
+    for operand in others:
+        numbers = np.ravel(operand.value)
+        worst = numbers[np.argmax(np.abs(numbers - operand.neutral))]  # argmax takes NaN as the largest
+        if nearly or np.isnan(worst):
+            raise Refused(f"it holds {worst:.9g}, not {operand.neutral}")
 
 
 @dataclass(frozen=True)
@@ -205,7 +227,7 @@ class RemoveUnreadLayers(LayerPass):
     follows = ("*",)  # they leave layers that nobody reads
 
     def run(self, network: Network, session: Session) -> None:
-        """Remove them from the last to the first."""
+        """Remove these layers from the last to the first."""
         for node in network.remove_unread():
             words = "no output depends on it"
             session.changes.append(Change(self.name, node.name, (str(node),), (), unchecked=words))
@@ -244,7 +266,7 @@ class SwishLayers(LayerRewrite):
     """The classes that compute it."""
 
     def rewrite(self, site: Site) -> None:
-        """A sigmoid, of beta x if there is a beta, then the product with x."""
+        """Add a sigmoid, of beta x if there is a beta, then the product with x."""
         params = site.params
         if params.className not in self.class_names:
             return
@@ -261,7 +283,7 @@ class SwishLayers(LayerRewrite):
 
 
 def _beta(parameters: Any) -> float:
-    """The factor of x within the sigmoid."""
+    """Return the factor of x within the sigmoid."""
     if others := sorted(set(parameters) - {BETA}):
         named = ", ".join(others)
         raise Refused(f"it has the parameters {named}, and the file does not say what they do")

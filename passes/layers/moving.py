@@ -1,6 +1,6 @@
-"""Rows of layers that only move elements, and lookups in a table before such a row, in first-release layers.
+"""Rows of layers that only move elements, and lookups in a table before them, in layers of the first releases.
 
-What a row does to the indices of its elements decides, not how it is written (`network_editing.movements`).
+`network_editing.movements` computes where a row puts each element, and finds layers that do the same.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class LegacyRearrange(LayerRewrite):
     def rewrite(self, site: Site) -> Refusal | None:
         """Rewrite the part of the row that ends at this layer; a part that goes on waits for its last layer."""
         row = moving_row(site.network, site.node)
-        last, start = row.index(site.node), 0
-        while start <= last:
+        here, start = row.index(site.node), 0
+        while start <= here:
             steps, length = longest_written(row[start:], functools.partial(self._first_layers, site))
-            if isinstance(steps, list) and start + length == last + 1:
+            if isinstance(steps, list) and start + length == here + 1:
                 site.chain(steps, row[start].inputs[0])
                 return None
-            if isinstance(steps, Refusal) and start == last:
+            if isinstance(steps, Refusal) and start == here:
                 return None if site.node.kind in FIRST_MOVERS else steps
             start += length
         return None
@@ -95,7 +95,7 @@ class LegacyRearrange(LayerRewrite):
 
 
 def _is_gain(steps: Sequence[Step], part: Sequence[Node]) -> bool:
-    """Do fewer layers come than go, or does a layer go that the first releases did not have?"""
+    """Are the new layers fewer, or does the part hold a layer that the first releases did not have?"""
     return len(steps) < len(part) or any(node.kind not in FIRST_MOVERS for node in part)
 
 
@@ -136,7 +136,7 @@ class LegacyEmbedding(LayerRewrite):
             words = f"its indices have the shape {indices}, not (n, 1, 1, 1) or (s, n, 1, 1, 1)"
             return Refusal(words) if site.node is table else None
         row = [table, *moving_after(site.network, table)]
-        steps, length = longest_written(row, lambda part: _table_and_movement(site, part))
+        steps, length = longest_written(row, functools.partial(_table_and_movement, site))
         if isinstance(steps, Refusal):
             return steps if site.node is table else None
         if row[length - 1] is site.node:
@@ -164,18 +164,16 @@ def _table_and_movement(site: Site, row: Sequence[Node]) -> Layers:
     """Return the layers that replace a table and some moving layers behind it."""
     table, *after = row
     size = int(table.params.embeddingSize)
-    looked_up = (*site.sizes(table.inputs[0])[:-3], size, 1, 1)
-    move = (
-        movement(site, after, looked_up)
-        if after
-        else Movement(looked_up, flat_indices(site.sizes(table.outputs[0])))
-    )
+    looked_up = (*site.sizes(table.inputs[0])[:-3], size, 1, 1)  # the shape that `embedding` gives
+    if after:
+        move = movement(site, after, looked_up)
+    else:
+        move = Movement(looked_up, flat_indices(site.sizes(table.outputs[0])))
     layers = first_layers(move, Limits(int(site.network.spec.specificationVersion)))
     return layers if isinstance(layers, Refusal) else [("embedding", _embedding_fields(table.params)), *layers]
 
 
 def _embedding_fields(params: Any) -> dict[str, Any]:
     """Return the fields of `embedding`; both layers store the table as (vector, index)."""
-    sizes = {"inputDim": params.vocabSize, "outputChannels": params.embeddingSize}
-    bias = {"hasBias": True, "bias": params.bias} if params.hasBias else {}
-    return {**sizes, "weights": params.weights, **bias}
+    fields = {"inputDim": params.vocabSize, "outputChannels": params.embeddingSize, "weights": params.weights}
+    return fields | ({"hasBias": True, "bias": params.bias} if params.hasBias else {})

@@ -14,9 +14,7 @@ from anesurgery.network_editing.network import Node
 PRODUCTS = frozenset({"innerProduct", "batchedMatmul"})
 POINTWISE = frozenset({"unary", "clip", "gelu"})
 POINTWISE_ACTIVATIONS = an.ops.names(
-    """
-    linear ReLU leakyReLU thresholdedReLU tanh scaledTanh sigmoid sigmoidHard ELU softsign softplus
-    """
+    "linear ReLU leakyReLU thresholdedReLU tanh scaledTanh sigmoid sigmoidHard ELU softsign softplus"
 )
 CHANNEL_ACTIVATIONS = frozenset({"PReLU", "parametricSoftplus"})
 """Activations with a parameter for each channel: the last of two axes, and the second of four."""
@@ -64,19 +62,14 @@ class LegacyInnerProduct(LayerRewrite):
 
 
 def _vectors_from(site: Site, count: int) -> tuple[str, list[Node]]:
-    """Return the blob of four axes that the vectors come from, and the layers between, in their order.
+    """Return the blob of four axes that `count` vectors come from, and the layers between, in their order.
 
     Raises:
         Refused: there is none, or a layer between cannot be written on four axes.
     """
     network, blob, reader = site.network, site.inputs[0], site.node
     row: list[Node] = []
-    while True:
-        shape = site.sizes(blob)
-        if len(shape) == IMAGE and shape[0] == count:
-            if not network.plain(blob):
-                raise Refused(f"the blob {blob!r} is made more than once")
-            return blob, row
+    while len(shape := site.sizes(blob)) != IMAGE or shape[0] != count:
         maker = network.maker(blob)
         if maker is None:
             raise Refused(f"its vectors come from {blob!r} of shape {shape}, not ({count}, C, H, W)")
@@ -86,6 +79,9 @@ def _vectors_from(site: Site, count: int) -> tuple[str, list[Node]]:
             _check_between(site, maker)
             row.insert(0, maker)
         blob, reader = maker.inputs[0], maker
+    if not network.plain(blob):
+        raise Refused(f"the blob {blob!r} is made more than once")
+    return blob, row
 
 
 def _check_between(site: Site, node: Node) -> None:

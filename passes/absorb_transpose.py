@@ -56,7 +56,6 @@ class AbsorbTranspose(Rewrite):
 
     name = "absorb_transpose"
     kinds = an.ops.WEIGHTED | an.ops.REDUCTIONS | {"transpose"}
-    """Every product with a weight, every reduction, and a transpose back."""
     static = True
     tolerance = an.REASSOCIATED
 

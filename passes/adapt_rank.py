@@ -50,7 +50,6 @@ class AdaptRank(Rewrite):
 
     name = "adapt_rank"
     kinds = frozenset({"linear", ATTENTION})
-    """The ops of which a limit is known."""
     tolerance = an.REASSOCIATED
     tolerates_nonfinite = False
     """What an attention makes of scores that are all NaN or infinite depends on its kernel."""

@@ -62,7 +62,7 @@ INPUT = "causal_mask"
 """The name of the mask as an input."""
 
 LEAST_FILL, MOST_FILL = -32000.0, attention.MASKED
-"""The fill must shut a score out, also in hardware that ends at -32768."""
+"""The fill must mask a score, and be a number on hardware that ends at -32768."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,6 @@ class CausalMaskTensor(Rewrite):
 
     name = "causal_mask_tensor"
     kinds = frozenset({"softmax", "scaled_dot_product_attention"})
-    """Where weights are made from scores."""
     # they rewrite the spellings of a mask that it knows
     precedes = ("negate_subtract", "explicit_broadcast")
     tolerates_nonfinite = False
@@ -83,7 +82,7 @@ class CausalMaskTensor(Rewrite):
     """Make the mask an input of the model, named `causal_mask`."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """Read the mask; there may be none, or it has the form already."""
+        """Match attention with a causal mask that has another form than `rewrite` gives it."""
         chain = attention.mask_chain(m.root)
         if isinstance(chain, Refusal):
             return chain
@@ -93,22 +92,22 @@ class CausalMaskTensor(Rewrite):
         parts = masks.take_apart(chain)
         if isinstance(parts, Refusal):
             return Refusal(parts.reason, m.root)
-        clears = bool(parts.free) and not masks.is_sum(chain)
-        if parts.keep.all() or self.is_normal(chain, parts, clears):
+        zeroes_first = bool(parts.free) and not masks.is_sum(chain)  # are masked scores multiplied by 0 first?
+        if parts.keep.all() or self.is_written(chain, parts, zeroes_first):
             return an.NO_MATCH
-        if clears and parts.conditions:
+        if zeroes_first and parts.conditions:
             (condition, _), term = parts.conditions[0], parts.free[0]
             return Refusal(f"%{term.name} is added after %{condition.name} has replaced scores", m.root)
         if (refusal := masks.against_causal(parts.keep)) is not None:
             return Refusal(refusal.reason, m.root)
         most = an.intervals.masked_up_to(self.fill)
         limits = an.intervals.score_limits(m.root, chain.scores, most)
-        if not clears:  # a large number that is added lifts what the fill masks
+        if not zeroes_first:  # a large term that is added would make masked scores visible again
             limits |= {term: UpperLimit(most) for term in parts.free}
-        return m.bind(scores=chain.scores, chain=chain, parts=parts, clears=clears, limits=limits)
+        return m.bind(scores=chain.scores, chain=chain, parts=parts, zeroes_first=zeroes_first, limits=limits)
 
     def is_constant(self, chain: attention.Chain) -> bool:
-        """Is the mask a constant as this pass makes it? Found without evaluating anything."""
+        """Is the mask a constant as this pass makes it? This evaluates no op, unlike `is_written`."""
         mask, value = chain.masks[0], an.constant(chain.masks[0])
         if value is None or self.as_input or [op.op_type for op in chain.ops] not in ([], ["add"]):
             return False
@@ -117,23 +116,22 @@ class CausalMaskTensor(Rewrite):
         if not masks.is_shared(mask) or mask.shape[-2:] != chain.size:
             return False
         bits, fill = (a.view(f"u{value.dtype.itemsize}") for a in (value, np.array(self.fill, value.dtype)))
-        keep = bits == 0  # numpy takes long to compare numbers of fp16
+        keep = bits == 0  # compares integers, since numpy compares fp16 slowly
         filled = bool((keep | (bits == fill)).all())
         return filled and masks.against_causal(keep) is None and masks.without_copies(keep) is keep
 
-    def is_normal(self, chain: attention.Chain, parts: masks.Parts, clears: bool) -> bool:
+    def is_written(self, chain: attention.Chain, parts: masks.Parts, zeroes_first: bool) -> bool:
         """Is the mask what `rewrite` makes already?"""
-        made = ["mul"] * clears + ["add"] * (1 + len(parts.biases)) if chain.ops else []
+        op_types = ["mul"] * zeroes_first + ["add"] * (1 + len(parts.biases)) if chain.ops else []
         dtype = an.np_dtype(chain.scores)
-        if [op.op_type for op in chain.ops] != made or an.np_dtype(chain.masks[0]) != dtype:
+        if [op.op_type for op in chain.ops] != op_types or an.np_dtype(chain.masks[0]) != dtype:
             return False
-        if clears and not np.array_equal(an.constant(chain.masks[0]), parts.keep):
+        if zeroes_first and not np.array_equal(an.constant(chain.masks[0]), parts.keep):
             return False
-        total: Var | None = chain.masks[clears]
-        for op_type, n in (("add", len(parts.free)), ("minimum", len(parts.conditions))):
-            for _ in range(n):
-                op = an.producer(total, op_type)
-                total = None if op is None else op.x
+        total: Var | None = chain.masks[1 if zeroes_first else 0]
+        for op_type in ["add"] * len(parts.free) + ["minimum"] * len(parts.conditions):
+            op = an.producer(total, op_type)
+            total = None if op is None else op.x
         value = an.constant(total)
         if value is None or self.as_input or np.shape(value) != parts.keep.shape:
             return False
@@ -144,9 +142,9 @@ class CausalMaskTensor(Rewrite):
         return np.where(keep, 0, self.fill).astype(dtype)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
-        """Conditions and terms under which each row keeps something; the mask for its own input."""
+        """Draw conditions and terms under which each row keeps a position; give the mask for its own input."""
         shape = drawn_shape(var)
-        if var in m.parts.free and not m.clears:
+        if var in m.parts.free and not m.zeroes_first:
             return self.sample_term(m, var, rng)
         for condition, wanted in m.parts.conditions:
             if var is condition:
@@ -161,13 +159,13 @@ class CausalMaskTensor(Rewrite):
         return None
 
     def sample_term(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array:
-        """A term that lifts no masked score, and in each row leaves a kept one above these."""
+        """Draw a term that makes no masked score visible, and no row invisible."""
         shape, most = drawn_shape(var), an.intervals.masked_up_to(self.fill)
         values = np.minimum(rng.standard_normal(shape) * 10 ** rng.uniform(-3, 4, shape), most)
         of_keys = shape[-1:] == m.parts.keep.shape[-1:]
-        kept = masks.safe_keys(m.parts.keep) if of_keys else slice(None)
+        visible = masks.safe_keys(m.parts.keep) if of_keys else slice(None)
         if shape:
-            values[..., kept] = values[..., kept].clip(-most, most)
+            values[..., visible] = values[..., visible].clip(-most, most)
         return np.asarray(values).astype(an.np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var | dict[Var, Var]:
@@ -178,7 +176,7 @@ class CausalMaskTensor(Rewrite):
             fused = mb.scaled_dot_product_attention(**attention.fused_operands(root), attn_mask=total)
             return small_builds.for_readers(mb, root.outputs[0], fused)
         x = m.scores
-        if m.clears:
+        if m.zeroes_first:
             dtype = an.np_dtype(x)
             key = ("kept_scores", _digest(parts.keep), parts.keep.shape, dtype.name)
             x = mb.mul(x=x, y=mb.shared(key, lambda: parts.keep.astype(dtype), "kept_scores"))
@@ -190,7 +188,7 @@ class CausalMaskTensor(Rewrite):
         return mb.softmax(x=small_builds.as_dtype(mb, x, an.np_dtype(root.x)), axis=an.constant(root.axis))
 
     def total(self, mb: Builder, m: Match) -> Var:
-        """The causal mask, and what stands for the conditions, and further terms: once for all layers."""
+        """Build the sum of the causal mask, the conditions and the free terms, once for all layers."""
         dtype, parts = an.np_dtype(m.scores), m.parts
         digest = _digest(parts.keep)
         key = ("causal_mask", digest, parts.keep.shape, dtype.name, self.fill, self.as_input)
@@ -206,39 +204,38 @@ class CausalMaskTensor(Rewrite):
         def build(mb: Builder) -> Var:
             masked = mask
             for condition, wanted in parts.conditions:
-                masked = mb.minimum(x=masked, y=self.term(mb, condition, wanted, dtype))
+                masked = mb.minimum(x=masked, y=self.masked_unless(mb, condition, wanted, dtype))
             for term in parts.free:
                 masked = mb.add(x=masked, y=small_builds.as_dtype(mb, term, dtype))
             return masked
 
         return mb.shared_value((*key, *parts.conditions, *parts.free), reads, build)
 
-    def term(self, mb: Builder, condition: Var, wanted: bool, dtype: np.dtype[np.generic]) -> Var:
-        """0 where a condition is as wanted, and the fill elsewhere."""
+    def masked_unless(self, mb: Builder, condition: Var, wanted: bool, dtype: np.dtype[np.generic]) -> Var:
+        """Build 0 where a condition is as wanted, and the fill elsewhere."""
         number = mb.cast(x=condition, dtype=small_builds.dtype_word(dtype))
-        fill, away = dtype.type(self.fill), dtype.type(-self.fill)
-        term = mb.mul(x=number, y=away if wanted else fill)
+        fill, minus_fill = dtype.type(self.fill), dtype.type(-self.fill)
+        term = mb.mul(x=number, y=minus_fill if wanted else fill)
         return mb.add(x=term, y=fill) if wanted else term
 
     def input_mask(self, mb: Builder, m: Match, digest: str) -> Var:
-        """The mask as an input of the model: `causal_mask` if it is a triangle of the usual size."""
+        """Add the mask as an input: `causal_mask` if positions see all earlier ones, else with a digest."""
         keep: an.Array = m.parts.keep
         queries, keys = keep.shape[-2:]
-        triangle = keep.size == queries * keys and bool((keep == np.tril(keep)).all())
-        name = INPUT if triangle and np.tril(np.ones((queries, keys), bool)).sum() == keep.sum() else ""
-        name = name or f"{INPUT}_{digest}"
+        is_triangle = keep.size == queries * keys and (keep == np.tri(queries, keys, dtype=bool)).all()
+        name = INPUT if is_triangle else f"{INPUT}_{digest}"
         if (there := mb.input(name)) is not None and there.shape != keep.shape:
             name = f"{INPUT}_{queries}x{keys}"
-        held = mb.input_dtype(an.np_dtype(m.scores))
-        array = self.tensor(keep, held)
+        dtype = mb.input_dtype(an.np_dtype(m.scores))
+        array = self.tensor(keep, dtype)
         shape = an.shape_in_words(keep.shape)
-        words = f"give {name} ({shape}, {held}): 0 where a position may look, {self.fill:g} elsewhere"
+        words = f"give {name} ({shape}, {dtype}): 0 where a position may look, {self.fill:g} elsewhere"
         change = an.InterfaceChange(words, (name,), inputs=lambda values: {**values, name: array})
-        return mb.add_input(keep.shape, an.types.numpy_type_to_builtin_type(held.type), change)
+        return mb.add_input(keep.shape, an.types.numpy_type_to_builtin_type(dtype.type), change)
 
 
 def _digest(keep: an.Array) -> str:
-    """A short name of what a mask keeps."""
+    """Return a short name of what a mask keeps."""
     return hashlib.blake2b(np.packbits(keep).tobytes(), digest_size=4).hexdigest()
 
 

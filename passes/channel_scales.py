@@ -62,7 +62,6 @@ class ChannelScales(Rewrite):
 
     name = "channel_scales"
     kinds = an.ops.PRODUCTS
-    """Every product."""
     form: str = an.option("plain", among=("plain", "int8", "palette"))
     """"plain", "int8" or "palette"."""
     most_error: float = 0.02

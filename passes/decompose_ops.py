@@ -197,7 +197,6 @@ class DecomposeOps(Rewrite):
 
     name = "decompose_ops"
     kinds = frozenset(FORMS)
-    """Every op of the table."""
     tolerance = an.REASSOCIATED
     tolerates_nonfinite = False
     """A running sum by a product multiplies by 0 what may be infinite; beta * x may be infinite."""

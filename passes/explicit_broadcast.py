@@ -52,7 +52,6 @@ class ExplicitBroadcast(Rewrite):
 
     name = "explicit_broadcast"
     kinds = an.ops.BROADCASTING
-    """Every op that broadcasts."""
     # it aligns what they make, too
     follows = ("embedding_matmul", "negate_subtract")
     materialize_limit: int = 0

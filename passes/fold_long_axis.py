@@ -40,7 +40,6 @@ class FoldLongAxis(Rewrite):
 
     name = "fold_long_axis"
     kinds = an.ops.BY_ROWS
-    """Every op that knows how to work on rows."""
     tolerance = an.REASSOCIATED
     static = True
     limit: int = an.option(16384, least=2, of_target="axis")

@@ -46,7 +46,6 @@ class FoldPaletteScales(Rewrite):
     name = "fold_palette_scales"
     precedes = ("scale_after_product",)
     kinds = frozenset({"constexpr_lut_to_dense"})
-    """Every palette."""
 
     def check(self, m: Match) -> Match | Refusal:
         """Tables that a constant is scaled to."""

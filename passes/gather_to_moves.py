@@ -50,7 +50,6 @@ class GatherToMoves(Rewrite):
 
     name = "gather_to_moves"
     kinds = frozenset(moves.READERS)
-    """Every gather."""
     most_pieces: int = 8
     """Most slices that a gather may become."""
 

@@ -50,8 +50,8 @@ from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Sess
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.facts import integer_masks, whole_numbers
 from anesurgery.mil import Maker
+from anesurgery.regions import small_builds
 
-Range = tuple[float, float]
 HALF = np.dtype(np.float16)
 
 
@@ -63,11 +63,10 @@ class IntegersAsFloats(Rewrite):
     kinds = an.ops.COMPARISONS | whole_numbers.TRUTHS | {"cast"}
     """Where integers end: comparisons, casts to floats or conditions, and the ops that combine conditions."""
     shares_inner = True
-    assume: Mapping[str, Range] | None = None
+    assume: Mapping[str, tuple[float, float]] | None = None
     """Input -> the least and the largest value that the caller will pass; those of the surgery by default."""
     of_inputs: bool = True
     """Also rewrite values that depend on integer inputs, as attention masks do."""
-
     masks: bool = False
     """Are inputs that mask attention, and do nothing else, 0 and 1?"""
 
@@ -76,43 +75,38 @@ class IntegersAsFloats(Rewrite):
         assumed, start = {**session.assume, **(self.assume or {})}, len(session.refusals)
         super().run(program, session)
         inputs = [v for f in program.functions.values() for v in f.inputs.values() if self.masks]
-        masks = {
-            v.name: (0, 1)
-            for v in inputs
-            if v.name not in assumed and _is_integer(v) and integer_masks.is_mask(v)
-        }
-        if not masks or len(session.refusals) == start:
+        new = [v for v in inputs if v.name not in assumed and _is_integer(v) and integer_masks.is_mask(v)]
+        if not new or len(session.refusals) == start:
             return
         del session.refusals[start:]
-        super(IntegersAsFloats, replace(self, assume={**assumed, **masks})).run(program, session)
+        assumed |= {v.name: (0, 1) for v in new}
+        super(IntegersAsFloats, replace(self, assume=assumed)).run(program, session)
 
     def check(self, m: Match) -> Match | Refusal:
         """Accept an op whose result is the same on floats."""
-        op = m.root
+        op, result = m.root, m.root.outputs[0]
         if m.block.outer_op is not None:
             return an.NO_MATCH  # a loop is off the engine with all that is in it
-        if not self.of_inputs and whole_numbers.from_inputs(
-            op.outputs[0] if an.np_dtype(op.outputs[0]).kind != "f" else op.x
-        ):
+        integers = op.x if an.np_dtype(result).kind == "f" else result
+        if not self.of_inputs and whole_numbers.from_inputs(integers):
             return an.NO_MATCH
         if op.op_type in whole_numbers.TRUTHS:
             return self.check_condition(m)
         if op.op_type in an.ops.COMPARISONS:
             return self.check_comparison(m)
-        after, before = an.np_dtype(op.outputs[0]), an.np_dtype(op.x)
-        if (
-            before.kind not in "iub"
-            or after.kind not in "fb"
-            or (after.kind == "f" and not _has_integer_op(op.x))
-        ):
+        return self.check_cast(m)
+
+    def check_cast(self, m: Match) -> Match | Refusal:
+        """Accept a cast of computed integers to floats or conditions, if floats hold the integers exactly."""
+        op, before, after = m.root, an.np_dtype(m.root.x), an.np_dtype(m.root.outputs[0])
+        to_float = after.kind == "f" and whole_numbers.integer_op(op.x) is not None
+        to_condition = after.kind == "b" != before.kind
+        if before.kind not in "iub" or not (to_float or to_condition) or _is_const(op.x):
             return an.NO_MATCH
-        if after.kind == before.kind or _stored(op.x):
-            return an.NO_MATCH
-        most = 1 << 24 if after == np.float32 else an.fp16.LAST_INTEGER
-        reason = whole_numbers.symbolic_reason(op.x) or (
-            "" if _is_only_moved(op.x) else self.numbers().leaves(op.x, most)
-        )
-        return Refusal(reason, op) if reason else m.bind(dtype=after if after.kind == "f" else HALF)
+        reason = whole_numbers.symbolic_reason(op.x)
+        if not reason and not _is_only_moved(op.x):
+            reason = self.numbers().leaves(op.x, 1 << 24 if after == np.float32 else an.fp16.LAST_INTEGER)
+        return Refusal(reason, op) if reason else m.bind(dtype=after if to_float else HALF)
 
     def check_condition(self, m: Match) -> Match | Refusal:
         """Accept the last op of a chain that combines conditions (and, or, not, xor).
@@ -120,18 +114,13 @@ class IntegersAsFloats(Rewrite):
         Returns:
             The match; a refusal if a condition has to stay; `NO_MATCH` if a later op combines the result.
         """
-        op = m.root
-        readers = an.consumers(op.outputs[0])
-        if (
-            readers
-            and all(r.op_type in whole_numbers.TRUTHS for r in readers)
-            and not an.is_output(op.outputs[0])
-        ):
+        result = m.root.outputs[0]
+        readers = an.consumers(result)
+        combined_later = bool(readers) and all(r.op_type in whole_numbers.TRUTHS for r in readers)
+        if combined_later and not an.is_output(result):
             return an.NO_MATCH
-        reason = whole_numbers.symbolic_reason(op.outputs[0]) or self.numbers().leaves(
-            op.outputs[0], an.fp16.LAST_INTEGER
-        )
-        return Refusal(reason, op) if reason else m.bind(dtype=HALF)
+        reason = whole_numbers.symbolic_reason(result) or self.numbers().leaves(result, an.fp16.LAST_INTEGER)
+        return Refusal(reason, m.root) if reason else m.bind(dtype=HALF)
 
     def check_comparison(self, m: Match) -> Match | Refusal:
         """Accept a comparison in which one integer stays within 2047: rounding then keeps the order.
@@ -140,17 +129,17 @@ class IntegersAsFloats(Rewrite):
             The match; a refusal if rounding may change the order; `NO_MATCH` if the op compares no integers.
         """
         op = m.root
-        if an.np_dtype(op.x) != np.int32 or (_stored(op.x) and _stored(op.y)):
+        if an.np_dtype(op.x) != np.int32 or (_is_const(op.x) and _is_const(op.y)):
             return an.NO_MATCH
         for v in (op.x, op.y):
             if symbolic := whole_numbers.symbolic_reason(v):
                 return Refusal(symbolic, op)
         numbers = self.numbers()
-        sides = {v: numbers.reach(v) for v in (op.x, op.y)}
-        if min(sides.values()) >= an.fp16.LAST_INTEGER:
-            words = " and ".join(f"%{v.name} {whole_numbers.in_words(most)}" for v, most in sides.items())
+        magnitudes = {v: numbers.reach(v) for v in (op.x, op.y)}
+        if min(magnitudes.values()) >= an.fp16.LAST_INTEGER:
+            words = " and ".join(f"%{v.name} {whole_numbers.in_words(most)}" for v, most in magnitudes.items())
             return Refusal(f"{words}; one of them must stay within {an.fp16.LAST_INTEGER - 1}", op)
-        reasons = (numbers.leaves(v, an.fp16.LAST_INTEGER) for v in sides if not _is_only_moved(v))
+        reasons = (numbers.leaves(v, an.fp16.LAST_INTEGER) for v in magnitudes if not _is_only_moved(v))
         reason = next((r for r in reasons if r), "")
         return Refusal(reason, op) if reason else m.bind(dtype=HALF)
 
@@ -180,13 +169,8 @@ def _is_integer(var: Var) -> bool:
     return not an.types.is_state(var.sym_type) and an.np_dtype(var).kind == "i"
 
 
-def _stored(var: Var) -> bool:
-    return var.op is not None and var.op.op_type == "const"
-
-
-def _has_integer_op(var: Var) -> bool:
-    """Does an op on integers or conditions make the value?"""
-    return whole_numbers.integer_op(var) is not None
+def _is_const(var: Var) -> bool:
+    return an.producer(var, "const") is not None
 
 
 def _is_only_moved(var: Var) -> bool:
@@ -194,11 +178,8 @@ def _is_only_moved(var: Var) -> bool:
     return whole_numbers.integer_op(whole_numbers.unmoved_source(var)) is None
 
 
-# Building the float version of integers and conditions.
-
-
 def _literal(parameter: Any) -> Any:
-    """Return the value of a constant parameter, which can be given before the op that holds it."""
+    """Return the numbers of a constant parameter: a new op can stand before the op that holds the constant."""
     value = an.constant(parameter) if isinstance(parameter, Var) else None
     return parameter if value is None else value
 
@@ -214,31 +195,29 @@ class _Floats:
 
     def __init__(self, maker: Any, dtype: np.dtype[Any]) -> None:
         self.maker, self.dtype = maker, dtype
-        self.name = {np.dtype(np.float16): "fp16", np.dtype(np.float32): "fp32"}[dtype]
-        self.made: dict[Var, Any] = {}
+        self.name = small_builds.dtype_word(dtype)
+        self.floats: dict[Var, Any] = {}
 
     def of(self, var: Var) -> Any:
         """Return the numbers of a value as floats: a Var, or an array for a constant."""
-        if var not in self.made:
-            self.made[var] = self._build(var)
-        return self.made[var]
+        if var not in self.floats:
+            self.floats[var] = self._build(var)
+        return self.floats[var]
 
     def _build(self, var: Var) -> Any:
         if (value := an.constant(var)) is not None:
             stored: an.Array = np.asarray(value).astype(self.dtype)
             return stored if stored.ndim else stored[()]
-        op = whole_numbers.integer_op(var)
+        op, key = whole_numbers.integer_op(var), (var, "as", self.name)
         if op is not None and op.op_type in ("cast", "identity") and _keeps_number(op):
             return self.of(op.x)
         if op is None or (op.op_type == "cast" and an.np_dtype(op.x).kind == "f"):
-            reads, build = [var], lambda maker: self.cast(maker, var, op)
-        else:
-            sides = [(name, self.of(v)) for name, v in whole_numbers.number_operands(op)]
-            others = [v for name, v in an.operands(op) if name not in dict(sides)]
-            operands_read = [*others, *(v for _, v in sides)]
-            reads = [v for v in operands_read if isinstance(v, Var) and an.constant(v) is None]
-            build = lambda maker: self.build_op(maker, op, sides)  # noqa: E731
-        return self.maker.shared_value((var, "as", self.name), reads or [var], build)
+            return self.maker.shared_value(key, [var], lambda maker: self.cast(maker, var, op))
+        sides = [(name, self.of(v)) for name, v in whole_numbers.number_operands(op)]
+        others = [v for name, v in an.operands(op) if name not in dict(sides)]
+        operands = [*others, *(v for _, v in sides)]
+        reads = [v for v in operands if isinstance(v, Var) and an.constant(v) is None]
+        return self.maker.shared_value(key, reads or [var], lambda maker: self.build_op(maker, op, sides))
 
     def cast(self, maker: Maker, var: Var, op: an.Operation | None) -> Var:
         """Cast a value to floats; a cast of floats to integers becomes a rounding towards zero."""
@@ -250,7 +229,7 @@ class _Floats:
         return whole if an.np_dtype(whole) == self.dtype else maker.cast(x=whole, dtype=self.name)
 
     def build_op(self, maker: Maker, op: an.Operation, sides: Sequence[tuple[str, Any]]) -> Var:
-        """Build the float op for an op on integers or conditions."""
+        """Build the float op for an op on integers or conditions; `sides` are its float operands by name."""
         values = [v for _, v in sides]
         one = self.dtype.type(1)
         result: Var

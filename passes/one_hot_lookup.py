@@ -36,7 +36,6 @@ class OneHotLookup(Rewrite):
 
     name = "one_hot_lookup"
     kinds = frozenset({"gather", "slice_by_size", "slice_by_index"})
-    """What reads at places."""
     tolerates_nonfinite = False
     """The rows that are not taken are multiplied by 0."""
     most_rows: int = an.option(512, least=1, most=an.fp16.LAST_INTEGER - 1)

@@ -36,7 +36,6 @@ class PadLastAxis(Rewrite):
 
     name = "pad_last_axis"
     kinds = an.ops.PRODUCTS
-    """Every product."""
     # it looks for the form that the front end gives
     precedes = ("negate_subtract", "explicit_broadcast")
     tolerance = an.REASSOCIATED

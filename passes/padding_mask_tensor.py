@@ -53,7 +53,6 @@ class PaddingMaskTensor(Rewrite):
 
     name = "padding_mask_tensor"
     kinds = an.ops.SHARING
-    """Where weights are made from scores."""
     follows = ("causal_mask_tensor",)
     tolerates_nonfinite = False
     """An infinite score that was masked meets a finite number to add."""

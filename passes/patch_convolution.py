@@ -45,7 +45,6 @@ class PatchConvolution(Rewrite):
 
     name = "patch_convolution"
     kinds = frozenset({"conv"})
-    """Every convolution."""
     tolerance = an.REASSOCIATED
     least: int = 14
     """Smallest kernel that is rewritten: the first that the M1 does not take."""

@@ -46,9 +46,9 @@ Grade: checked: exponentials and logarithms are no polynomials.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,6 +59,10 @@ from anesurgery.interpret.arithmetic.engine_faults import FAULTS, decoder_of
 from anesurgery.interpret.ops.windows import transposed_cuts
 from anesurgery.placement.rules.faulty_ops import fault_words
 from anesurgery.regions import formulas
+from anesurgery.regions.small_builds import again
+
+# Each form is a function that builds it. A function `_why_not_...` beside it says why an op has no such
+# form, and returns "" if the op has one.
 
 
 def _log_sum(mb: Builder, op: an.Operation) -> Var:
@@ -70,36 +74,32 @@ def _argmax(mb: Builder, op: an.Operation) -> Var:
     return mb.reduce_argmax(**an.op_inputs(op, "x"), x=mb.cast(x=op.x, dtype="fp32"))
 
 
-def _no_even_kernel(op: an.Operation) -> str:
+def _why_not_odd_kernel(op: an.Operation) -> str:
     if an.static_shape(op.x) is None or not an.is_stored(op.weight):
         return f"%{op.weight.name} is not a constant, or a shape is symbolic"
     return ""
 
 
-def _even_kernel(mb: Builder, op: an.Operation) -> Var:
-    """Zeros at the end of each even side, and as much more padding after it: the places stay where they are."""
+def _odd_kernel(mb: Builder, op: an.Operation) -> Var:
+    """Append zeros to each even side of the kernel, and pad its end by as much: results stay in place."""
     spatial = op.x.rank - 2
     dilations = an.ints(op, "dilations") or [1] * spatial
-    more = [1 - int(n) % 2 for n in op.weight.shape[2:]]
-    ends = np.array(windows.window_pads(op)).reshape(spatial, 2)
-    ends[:, 1] += np.array(more) * dilations
-    widths = [(0, 0), (0, 0), *((0, n) for n in more)]
-    weight = mb.stored_like(
-        op.weight,
-        lambda: np.pad(an.decoded(op.weight), widths),
-        ("odd kernel", op.weight),
-        f"{op.weight.name}_odd",
-    )
+    zeros = [1 - int(n) % 2 for n in op.weight.shape[2:]]
+    pads = np.array(windows.window_pads(op)).reshape(spatial, 2)
+    pads[:, 1] += np.array(zeros) * dilations
+    widths = [(0, 0), (0, 0), *((0, n) for n in zeros)]
+    key, name = ("odd kernel", op.weight), f"{op.weight.name}_odd"
+    weight = mb.stored_like(op.weight, lambda: np.pad(an.decoded(op.weight), widths), key, name)
     rest = an.op_inputs(op, "weight", "pad", "pad_type")
-    return mb.conv(**rest, weight=weight, pad_type="custom", pad=ends.ravel().tolist())
+    return mb.conv(**rest, weight=weight, pad_type="custom", pad=pads.ravel().tolist())
 
 
-def _no_written_padding(op: an.Operation) -> str:
+def _why_not_written_padding(op: an.Operation) -> str:
     if an.static_shape(op.x) is None or an.static_shape(op.outputs[0]) is None:
         return f"%{op.x.name} has a symbolic shape"
-    ends = transposed_cuts(op)
-    if any(n < 0 for pair in ends for n in pair):
-        return f"the output is larger than the full result: it would be cut by {ends}"
+    cuts = transposed_cuts(op)
+    if any(n < 0 for pair in cuts for n in pair):
+        return f"the output is larger than the full result: it would be cut by {cuts}"
     return ""
 
 
@@ -109,7 +109,7 @@ def _written_padding(mb: Builder, op: an.Operation) -> Var:
     return mb.conv_transpose(**rest, pad_type="custom", pad=pad)
 
 
-def _no_normalized_points(op: an.Operation) -> str:
+def _why_not_normalized_points(op: an.Operation) -> str:
     sides = op.x.shape[-2:]
     if any(an.is_symbolic(n) or n < 2 for n in sides):
         return f"%{op.x.name} is {an.shape_in_words(op.x.shape)}: a side of one pixel has no coordinates"
@@ -118,7 +118,7 @@ def _no_normalized_points(op: an.Operation) -> str:
 
 
 def _normalized_points(mb: Builder, op: an.Operation) -> Var:
-    """2 x / (width - 1) - 1, of corners that are aligned; in fp32, as fp16 does not tell pixels apart."""
+    """Give points as 2 x / (width - 1) - 1, with aligned corners; in fp32, since fp16 rounds large places."""
     height, width = (int(n) for n in op.x.shape[-2:])
     points = op.coordinates
     if an.np_dtype(points) != np.float32:
@@ -130,88 +130,87 @@ def _normalized_points(mb: Builder, op: an.Operation) -> Var:
     return mb.resample(**rest, coordinates=points, coordinates_mode=mode, align_corners=True)
 
 
-def _no_parts(op: an.Operation) -> str:
+def _why_not_stored(op: an.Operation) -> str:
+    stored = all(an.is_stored(v) for v in (op.weight, op.inputs.get("bias")) if v is not None)
+    return "" if stored else f"%{op.weight.name} is not a constant"
+
+
+def _why_not_parts_of_concat(op: an.Operation) -> str:
     concat = an.producer(op.x, "concat")
     assert concat is not None
     if any(an.static_shape(v) is None for v in (op.x, *concat.values)):
         return f"%{op.x.name} has a symbolic shape"
     if int(an.number(concat.axis) or 0) % op.x.rank != 1 or an.flag(concat, "interleave"):
         return f"%{op.x.name} joins no whole channels"
-    stored = all(an.is_stored(v) for v in (op.weight, op.inputs.get("bias")) if v is not None)
-    return "" if stored else f"%{op.weight.name} is not a constant"
+    return _why_not_stored(op)
 
 
-def _parts(mb: Builder, op: an.Operation) -> Var:
-    """Each part of the concat convolved with its own kernels, and then the concat."""
-    made, start = [], 0
-    each = op.weight.shape[0] // op.x.shape[1]
+def _parts_of_concat(mb: Builder, op: an.Operation) -> Var:
+    concat = an.producer(op.x, "concat")
+    assert concat is not None
+    return _convolved_by_parts(mb, op, concat.values)
+
+
+def _groups(mb: Builder, op: an.Operation) -> Var:
+    return _convolved_by_parts(mb, op, mb.split(x=op.x, num_splits=int(an.number(op.groups) or 1), axis=1))
+
+
+def _convolved_by_parts(mb: Builder, op: an.Operation, parts: Sequence[Var]) -> Var:
+    """Convolve each part of the channels with its own kernels, and concatenate the results.
+
+    Example: 12 kernels in 6 groups over 6 channels, of which a part has 2, are 4 kernels in 2 groups over it.
+    """
+    channels, groups = int(op.x.shape[1]), int(an.number(op.groups) or 1)
     rest = an.op_inputs(op, "x", "weight", "bias", "groups")
     stored = {name: op.inputs[name] for name in ("weight", "bias") if op.inputs.get(name) is not None}
-    concat = an.producer(op.x, "concat")
-    for part in () if concat is None else concat.values:
-        end = start + part.shape[1]
-        own = {name: _rows(mb, v, start * each, end * each) for name, v in stored.items()}
-        made.append(mb.conv(**rest, **own, x=part, groups=part.shape[1]))
+    results, start = [], 0
+    for part in parts:
+        end = start + int(op.weight.shape[0]) * int(part.shape[1]) // channels
+        own = {name: _rows(mb, v, start, end) for name, v in stored.items()}
+        results.append(mb.conv(**rest, **own, x=part, groups=groups * int(part.shape[1]) // channels))
         start = end
-    return mb.concat(values=made, axis=1)
+    return mb.concat(values=results, axis=1)
 
 
 def _rows(mb: Builder, stored: Var, start: int, end: int) -> Var:
-    """Some rows of a constant."""
+    """Return some rows of a constant."""
     name = f"{stored.name}_{start}"
     return mb.stored_like(stored, lambda: an.decoded(stored)[start:end], ("rows", stored, start, end), name)
 
 
-def _no_scaled_volume(op: an.Operation) -> str:
+def _why_not_scaled_volume(op: an.Operation) -> str:
     parameters = (op.inputs.get(name) for name in ("mean", "variance", "gamma", "beta"))
     dynamic = [v.name for v in parameters if v is not None and an.constant(v) is None]
     return f"%{dynamic[0]} is not a constant" if dynamic else ""
 
 
 def _scaled_volume(mb: Builder, op: an.Operation) -> Var:
+    """Write gamma (x - mean) / sqrt(variance + epsilon) + beta as a product and a sum."""
+
     def read(name: str, default: float) -> an.Array:
         value = an.constant(op.inputs.get(name))
         return np.asarray(default if value is None else value, np.float64)
 
     scale = read("gamma", 1.0) / np.sqrt(read("variance", 1.0) + read("epsilon", 1e-5))
     shift = read("beta", 0.0) - read("mean", 0.0) * scale
-    kind, shape = an.np_dtype(op.x), (1, -1, *[1] * (op.x.rank - 2))
-    scaled = mb.mul(x=op.x, y=scale.reshape(shape).astype(kind))
-    return mb.add(x=scaled, y=shift.reshape(shape).astype(kind))
+    dtype, shape = an.np_dtype(op.x), (1, -1, *[1] * (op.x.rank - 2))
+    scaled = mb.mul(x=op.x, y=scale.reshape(shape).astype(dtype))
+    return mb.add(x=scaled, y=shift.reshape(shape).astype(dtype))
 
 
-def _no_joined_axes(op: an.Operation) -> str:
+def _why_not_joined_axes(op: an.Operation) -> str:
     return "" if an.static_shape(op.x) is not None else f"%{op.x.name} has a symbolic shape"
 
 
 def _joined_axes(mb: Builder, op: an.Operation) -> Var:
-    """Mean and variance of a volume are those of an image of as many elements."""
+    """Norm an image with the elements of the volume, which have the same mean and variance."""
     batch, channels, depth, height, width = op.x.shape
     flat = mb.reshape(x=op.x, shape=[batch, channels, depth * height, width])
     return mb.reshape(x=mb.instance_norm(**an.op_inputs(op, "x"), x=flat), shape=list(op.x.shape))
 
 
-def _no_groups(op: an.Operation) -> str:
-    stored = all(an.is_stored(v) for v in (op.weight, op.inputs.get("bias")) if v is not None)
-    return "" if stored else f"%{op.weight.name} is not a constant"
-
-
-def _groups(mb: Builder, op: an.Operation) -> Var:
-    """Each group of channels convolved by itself, and then the concat."""
-    count = int(an.number(op.groups) or 1)
-    rest = an.op_inputs(op, "x", "weight", "bias", "groups")
-    stored = {name: op.inputs[name] for name in ("weight", "bias") if op.inputs.get(name) is not None}
-    each = op.weight.shape[0] // count
-    parts = mb.split(x=op.x, num_splits=count, axis=1)
-    made = []
-    for group, part in enumerate(parts):
-        own = {name: _rows(mb, v, group * each, (group + 1) * each) for name, v in stored.items()}
-        made.append(mb.conv(**rest, **own, x=part))
-    return mb.concat(values=made, axis=1)
-
-
 def _unsigned_weights(mb: Builder, op: an.Operation) -> Var:
-    """The product with a weight whose data and zero point are 128 higher."""
+    """Read a weight whose data and zero point are 128 higher."""
     decoder = decoder_of(op, "constexpr_affine_dequantize")
     assert decoder is not None
     data, zero = (np.asarray(an.constant(decoder.inputs[name])) for name in ("quantized_data", "zero_point"))
@@ -221,17 +220,26 @@ def _unsigned_weights(mb: Builder, op: an.Operation) -> Var:
     }
     rest, old = an.op_inputs(decoder, *moved), decoder.outputs[0]
     new = mb.shared_value(("unsigned", old), [old], lambda mb: mb.constexpr_affine_dequantize(**rest, **moved))
-    inputs = {n: new if v is old else v for n, v in an.op_inputs(op).items()}
-    made: Var = getattr(mb, op.op_type)(**inputs)
-    return made
+    return again(mb, op, **{name: new for name, v in an.op_inputs(op).items() if v is old})
 
 
-def _swish_ops(op: an.Operation) -> tuple[an.Operation, list[an.Operation], an.Operation] | None:
-    """The product that a hard swish reads, the ops between it and its end, and the end."""
-    ends = [r for r in an.consumers(op.outputs[0]) if r.op_type in ("mul", "real_div")]
-    if len(ends) != 1 or len(an.consumers(op.outputs[0])) != 1:
+class _HardSwish(NamedTuple):
+    """The ops of a hard swish of a product: p = x @ w, then p * clip(p + 3, 0, 6) / 6."""
+
+    product: an.Operation
+    between: list[an.Operation]
+    """The ops after the product and before the end, in the order in which they run."""
+    end: an.Operation
+    """The op that multiplies or divides last."""
+
+
+def _hard_swish(op: an.Operation) -> _HardSwish | None:
+    """Find the hard swish around an op that its end alone reads; None if it is none of one product alone."""
+    readers = an.consumers(op.outputs[0])
+    if len(readers) != 1 or readers[0].op_type not in ("mul", "real_div"):
         return None
-    between, pending = [op], [v for v in (op.x, ends[0].x, ends[0].y) if v is not op.outputs[0]]
+    (end,) = readers
+    between, pending = [op], [v for v in (op.x, end.x, end.y) if v is not op.outputs[0]]
     product = None
     while pending:
         maker = pending.pop().op
@@ -249,35 +257,34 @@ def _swish_ops(op: an.Operation) -> tuple[an.Operation, list[an.Operation], an.O
     block = op.enclosing_block
     if product is None or block is None:
         return None
-    return product, sorted(between, key=list(block.operations).index), ends[0]
+    return _HardSwish(product, sorted(between, key=list(block.operations).index), end)
 
 
-def _no_lifted_swish(op: an.Operation) -> str:
-    swish = _swish_ops(op)
+def _why_not_rank_4_swish(op: an.Operation) -> str:
+    swish = _hard_swish(op)
     if swish is None:
         return "it is no hard swish of one product alone"
-    product, between, end = swish
+    product = swish.product
     stored = product.inputs.get("weight") or product.y
     if not an.is_stored(stored) or (product.op_type == "matmul" and an.flag(product, "transpose_x")):
         return f"%{stored.name} is not a constant"
-    wide = [v for o in (*between, end) for _, v in an.operands(o) if an.is_stored(v) and len(v.shape or ()) > 2]
+    operands = [v for inner in (*swish.between, swish.end) for _, v in an.operands(inner)]
+    wide = [v for v in operands if an.is_stored(v) and len(v.shape or ()) > 2]
     return f"%{wide[0].name} has rank {wide[0].rank}" if wide else ""
 
 
-def _lifted_swish(mb: Builder, op: an.Operation) -> dict[Var, Var]:
-    """The product, and all up to the end of the hard swish, as 1x1xMxN."""
-    swish = _swish_ops(op)
+def _rank_4_swish(mb: Builder, op: an.Operation) -> dict[Var, Var]:
+    """Compute the product, and all ops up to the end of the hard swish, as 1x1xMxN."""
+    swish = _hard_swish(op)
     assert swish is not None
-    product, between, end = swish
-    mb = mb.before(end)
-    lifted = {product.outputs[0]: _lifted_product(mb, product)}
-    for one in (*between, end):
-        inputs = {name: lifted.get(v, v) for name, v in an.op_inputs(one).items()}
-        lifted[one.outputs[0]] = getattr(mb, one.op_type)(**inputs)
-    return {end.outputs[0]: mb.squeeze(x=lifted[end.outputs[0]], axes=[0, 1])}
+    mb, end = mb.before(swish.end), swish.end
+    new = {swish.product.outputs[0]: _rank_4_product(mb, swish.product)}
+    for inner in (*swish.between, end):
+        new[inner.outputs[0]] = again(mb, inner, **{n: new[v] for n, v in an.operands(inner) if v in new})
+    return {end.outputs[0]: mb.squeeze(x=new[end.outputs[0]], axes=[0, 1])}
 
 
-def _lifted_product(mb: Builder, product: an.Operation) -> Var:
+def _rank_4_product(mb: Builder, product: an.Operation) -> Var:
     x = mb.expand_dims(x=product.x, axes=[0, 1])
     if product.op_type == "matmul":
         return mb.matmul(x=x, y=product.y, transpose_y=an.flag(product, "transpose_y"))
@@ -290,24 +297,24 @@ class _Form:
     """How a faulty op is written otherwise."""
 
     build: Callable[[Builder, an.Operation], Any]
-    missing: Callable[[an.Operation], str] = lambda op: ""
-    """Why an op has no such form; "" where it has."""
+    why_not: Callable[[an.Operation], str] = lambda op: ""
+    """Why an op has no such form; "" if it has."""
 
 
 FORMS: dict[str, _Form] = {
     "softplus-cliff": _Form(lambda mb, op: formulas.safe_softplus(mb, op.x)),
     "log-sum-cliff": _Form(_log_sum),
-    "hard-swish-rank-2": _Form(_lifted_swish, _no_lifted_swish),
-    "hard-swish-mobile-net": _Form(_lifted_swish, _no_lifted_swish),
+    "hard-swish-rank-2": _Form(_rank_4_swish, _why_not_rank_4_swish),
+    "hard-swish-mobile-net": _Form(_rank_4_swish, _why_not_rank_4_swish),
     "argmax-narrow": _Form(_argmax),
-    "conv-uneven-kernel": _Form(_even_kernel, _no_even_kernel),
-    "conv-transpose-shape": _Form(_written_padding, _no_written_padding),
-    "resample-pixels": _Form(_normalized_points, _no_normalized_points),
-    "depthwise-concat": _Form(_parts, _no_parts),
+    "conv-uneven-kernel": _Form(_odd_kernel, _why_not_odd_kernel),
+    "conv-transpose-shape": _Form(_written_padding, _why_not_written_padding),
+    "resample-pixels": _Form(_normalized_points, _why_not_normalized_points),
+    "depthwise-concat": _Form(_parts_of_concat, _why_not_parts_of_concat),
     "int8-zero-point": _Form(_unsigned_weights),
-    "batch-norm-volume": _Form(_scaled_volume, _no_scaled_volume),
-    "instance-norm-volume": _Form(_joined_axes, _no_joined_axes),
-    "conv-dilated-groups": _Form(_groups, _no_groups),
+    "batch-norm-volume": _Form(_scaled_volume, _why_not_scaled_volume),
+    "instance-norm-volume": _Form(_joined_axes, _why_not_joined_axes),
+    "conv-dilated-groups": _Form(_groups, _why_not_stored),
 }
 """Name of a row of the table of faults -> the form that was right."""
 REPAIRED = tuple(fault for fault in FAULTS if fault.name in FORMS)
@@ -326,18 +333,18 @@ class ReplaceFaultyOps(Rewrite):
     """Names of reports; all of them by default."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """A form that was reported, and values that reach what is wrong."""
+        """Match an op with a fault that its values can reach."""
         op = m.root
         for fault in REPAIRED:
             if (self.only and fault.name not in self.only) or not fault_words(fault, op):
                 continue
-            if why := FORMS[fault.name].missing(op):
+            if why := FORMS[fault.name].why_not(op):
                 return Refusal(why, op)
             return m.bind(fault=fault.name)
         return an.NO_MATCH
 
     def rewrite(self, mb: Builder, m: Match) -> Any:
-        """The form that was right."""
+        """Build the form that was right."""
         return FORMS[m.fault].build(mb, m.root)
 
 

@@ -71,7 +71,6 @@ class ReplaceRareOps(Rewrite):
 
     name = "replace_rare_ops"
     kinds = frozenset(COMMON)
-    """Each of them."""
 
     def check(self, m: Match) -> Match | Refusal:
         """A shape that can be written down, and a limit that the type of x holds."""

@@ -39,7 +39,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -58,14 +57,13 @@ class ReplaceScatter(Rewrite):
 
     name = "replace_scatter"
     kinds = frozenset({"scatter", "scatter_along_axis", "scatter_nd"})
-    """Every scatter."""
     most_pieces: int = an.option(32, least=1)
     """Most slices that a scatter at constant places may become."""
     most_updates: int = an.option(8, least=1)
     """Most rows that are written at dynamic places."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """Known shapes, and few pieces."""
+        """Match a scatter of static shape that few pieces replace."""
         op, mode = m.root, str(an.constant(m.root.inputs.get("mode")) or "add")
         for v in (op.data, op.updates, op.indices):
             if an.static_shape(v) is None:
@@ -86,7 +84,7 @@ class ReplaceScatter(Rewrite):
         return m.bind(ops=(*m.ops, *readers), mode=mode, rows=rows, pieces=pieces, views=views)
 
     def dynamic(self, m: Match) -> Match | Refusal:
-        """A few updates along one axis that fp16 can count."""
+        """Match few updates at run-time places, along one axis that fp16 can count."""
         op, shape = m.root, an.static_shape(m.root.data) or ()
         if op.op_type == "scatter_nd" and op.indices.shape[-1] != 1:
             return Refusal(f"the dynamic places have {op.indices.shape[-1]} coordinates", op)
@@ -100,21 +98,20 @@ class ReplaceScatter(Rewrite):
         return m.bind(rows=None, axis=axis, count=count)
 
     def rewrite(self, mb: Builder, m: Match) -> Var | dict[Var, Var]:
-        """Pieces of data and updates, or one selection for each update."""
+        """Concatenate pieces of data and updates, or build one selection for each update."""
         if m.rows is None:
             return _select_updates(mb, m)
-        out = m.root.outputs[0]
-        whole = _concatenate_pieces(mb, m.root, m.rows, m.pieces, m.mode)
-        return {old: _with_shape(mb, whole, an.static_shape(old) or ()) for old in (m.views or (out,))}
+        result = _concatenate_pieces(mb, m.root, m.rows, m.pieces, m.mode)
+        replaced = m.views or (m.root.outputs[0],)
+        return {old: _with_shape(mb, result, an.static_shape(old) or ()) for old in replaced}
 
 
 def _views(out: Var) -> tuple[Var, ...]:
     """Return the reshapes of a result if nothing else reads it; else an empty tuple."""
     readers = an.consumers(out)
-    alone = not an.is_output(out) and all(
-        r.op_type == "reshape" and an.static_shape(r.outputs[0]) for r in readers
-    )
-    return tuple(r.outputs[0] for r in readers) if alone else ()
+    reshapes = [r for r in readers if r.op_type == "reshape" and an.static_shape(r.outputs[0])]
+    only_reshapes = len(reshapes) == len(readers) and not an.is_output(out)
+    return tuple(r.outputs[0] for r in reshapes) if only_reshapes else ()
 
 
 def _concatenate_pieces(mb: Builder, op: an.Operation, rows: _Rows, pieces: Sequence[_Piece], mode: str) -> Var:
@@ -137,15 +134,14 @@ def _select_updates(mb: Builder, m: Match) -> Var:
     """Build a selection for each update, where its index equals the row number; negative ones count back."""
     op, axis, shape = m.root, m.axis, an.static_shape(m.root.data) or ()
     rank, length = len(shape), np.float16(shape[axis])
-    one = tuple(m.count if a == axis else 1 for a in range(rank))
-    along = op.op_type == "scatter_along_axis"
-    at = mb.cast(x=op.indices if along else _with_shape(mb, op.indices, one), dtype="fp16")
-    behind = mb.cast(x=mb.less(x=at, y=np.float16(0)), dtype="fp16")
-    at = mb.add(x=at, y=mb.mul(x=behind, y=length))
+    indices, updates = op.indices, op.updates
+    if op.op_type != "scatter_along_axis":  # one index for a whole row
+        indices = _with_shape(mb, indices, [m.count if a == axis else 1 for a in range(rank)])
+        updates = _with_shape(mb, updates, (*shape[:axis], m.count, *shape[axis + 1 :]))
+    at = mb.cast(x=indices, dtype="fp16")
+    is_negative = mb.cast(x=mb.less(x=at, y=np.float16(0)), dtype="fp16")
+    at = mb.add(x=at, y=mb.mul(x=is_negative, y=length))
     numbers = np.arange(shape[axis], dtype=np.float16).reshape([-1 if a == axis else 1 for a in range(rank)])
-    updates = (
-        _with_shape(mb, op.updates, (*shape[:axis], m.count, *shape[axis + 1 :])) if not along else op.updates
-    )
     data: Var = op.data
     for i in range(m.count):
         here = mb.equal(x=_take_rows(mb, at, axis, i, 1), y=numbers)
@@ -159,14 +155,11 @@ def _take_rows(mb: Builder, x: Var, axis: int, start: int, length: int) -> Var:
     """Slice rows; if they are exactly one part of an earlier concat, return that part."""
     if length == x.shape[axis]:
         return x
-    joined = an.producer(x, "concat")
-    if (
-        joined is not None
-        and int(an.constant(joined.axis)) % x.rank == axis
-        and not an.flag(joined, "interleave")
-    ):
+    concat = an.producer(x, "concat")
+    same_axis = concat is not None and int(an.constant(concat.axis)) % x.rank == axis
+    if concat is not None and same_axis and not an.flag(concat, "interleave"):
         at = 0
-        for part in joined.values:
+        for part in concat.values:
             if (at, part.shape[axis]) == (start, length):
                 return part
             at += part.shape[axis]
@@ -187,82 +180,97 @@ def _with_shape(mb: Builder, x: Var, shape: Sequence[int]) -> Var:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Neighbouring rows, with the first row of each run of updates that goes there, in order."""
+    """Neighbouring rows of the data, and the rows of updates that are combined with them."""
 
     start: int
     length: int
     updates: tuple[int, ...]
+    """The first of `length` neighbouring rows of updates, for each such run in order; empty if none."""
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """A scatter along one axis: the shapes in which data and updates are seen, and where the updates go."""
+    """A scatter along one axis.
+
+    Example: x[..., :2] of data (3, 4), written through a flattened view, has the data (12,), the updates (6,)
+    and the places 0, 1, 4, 5, 8, 9 along axis 0.
+    """
 
     axis: int
     data: tuple[int, ...]
+    """The shape in which the data is read."""
     updates: tuple[int, ...]
+    """The shape in which the updates are read."""
     places: an.Array
+    """Row of the updates -> row of the data; nothing is written beyond its end."""
 
     def pieces(self, mode: str) -> list[_Piece]:
-        """The rows, as few runs as possible."""
+        """Return all rows of the data as the fewest pieces."""
         count = self.data[self.axis]
-        at: list[list[int]] = [[] for _ in range(count)]
+        updates_of: list[list[int]] = [[] for _ in range(count)]
         for update, place in enumerate(self.places.tolist()):
-            place += count if place < 0 else 0
-            if 0 <= place < count:
-                at[place] = [update] if mode == "update" else [*at[place], update]
-        found: list[_Piece] = []
-        for row, updates in enumerate(at):
-            last = found[-1] if found else None
-            if last is not None and tuple(u + last.length for u in last.updates) == tuple(updates):
-                found[-1] = _Piece(last.start, last.length + 1, last.updates)
+            row = place + count if place < 0 else place
+            if 0 <= row < count:
+                updates_of[row] = [update] if mode == "update" else [*updates_of[row], update]
+        pieces: list[_Piece] = []
+        for row, updates in enumerate(updates_of):
+            last = pieces[-1] if pieces else None
+            if last is not None and [u + last.length for u in last.updates] == updates:
+                pieces[-1] = _Piece(last.start, last.length + 1, last.updates)
             else:
-                found.append(_Piece(row, 1, tuple(updates)))
-        return found
+                pieces.append(_Piece(row, 1, tuple(updates)))
+        return pieces
 
     def folded(self) -> _Rows:
-        """Seen as rows that lie alike in each of several periods, where they do: a slice of an inner axis."""
+        """Return the scatter along an inner axis if its places repeat with a period, else itself.
+
+        Example: the places of the class docstring repeat after 2 with a period of 4. So the data is (3, 4), the
+        updates are (3, 2), and the places along axis 1 are 0 and 1.
+        """
         count, places, axis = self.data[self.axis], np.where(self.places < 0, -1, self.places), self.axis
         for size in (n for n in range(1, len(places)) if len(places) % n == 0):
-            period, base = int(places[size] - places[0]), places[:size]
+            period, inner = int(places[size] - places[0]), places[:size]
             times = len(places) // size
             starts = period * np.arange(times)[:, None]
-            if period < 1 or times * period != count or base.min() < 0 or base.max() >= period:
+            if period < 1 or times * period != count or inner.min() < 0 or inner.max() >= period:
                 continue
-            if (places.reshape(times, size) == base + starts).all():
+            if (places.reshape(times, size) == inner + starts).all():
                 data = (*self.data[:axis], times, period, *self.data[axis + 1 :])
                 updates = (*self.updates[:axis], times, size, *self.updates[axis + 1 :])
-                return _Rows(axis + 1, data, updates, base)
+                return _Rows(axis + 1, data, updates, inner)
         return self
 
 
 def scattered_rows(op: an.Operation, places: an.Array) -> _Rows:
-    """A scatter at constant places as one along a single axis."""
+    """Return a scatter at constant places as one along a single axis; several axes are flattened to one."""
     data, updates = an.static_shape(op.data) or (), an.static_shape(op.updates) or ()
     if op.op_type == "scatter_nd":
-        depth = places.shape[-1]
-        rest = data[depth:]
-        length = data[:depth]
-        wrapped = np.where(places < 0, places + np.array(length), places).reshape(-1, depth)
-        flat = np.zeros(len(wrapped), np.int64)
-        for axis, size in enumerate(length):
-            flat = flat * size + wrapped[:, axis]
-        outside = ((wrapped < 0) | (wrapped >= np.array(length))).any(axis=1)
-        count = math.prod(length)
-        return _Rows(0, (count, *rest), (len(flat), *rest), np.where(outside, count, flat))
+        lengths, rest = data[: places.shape[-1]], data[places.shape[-1] :]
+        flat = _flat_places(places.reshape(-1, len(lengths)).T, lengths)
+        return _Rows(0, (math.prod(lengths), *rest), (flat.size, *rest), flat)
     axis = int(an.constant(op.axis) or 0) % len(data)
     if op.op_type == "scatter":
-        seen = (*data[:axis], places.size, *data[axis + 1 :])
-        return _Rows(axis, data, seen, places.ravel())
-    line = np.moveaxis(places, axis, 0).reshape(places.shape[axis], -1)
-    if (line == line[:, :1]).all():
-        return _Rows(axis, data, updates, line[:, 0])
-    wrapped = np.where(places < 0, places + data[axis], places)
-    grid: list[Any] = list(np.indices(places.shape))
-    outside = (wrapped < 0) | (wrapped >= data[axis])
-    grid[axis] = np.where(outside, 0, wrapped)
-    flat = np.where(outside, math.prod(data), np.ravel_multi_index(tuple(grid), data))
-    return _Rows(0, (math.prod(data),), (flat.size,), flat.ravel())
+        updates = (*data[:axis], places.size, *data[axis + 1 :])
+        return _Rows(axis, data, updates, places.ravel())
+    lines = np.moveaxis(places, axis, 0).reshape(places.shape[axis], -1)
+    if (lines == lines[:, :1]).all():  # the same places along the axis everywhere
+        return _Rows(axis, data, updates, lines[:, 0])
+    coordinates = np.indices(places.shape)
+    coordinates[axis] = places
+    flat = _flat_places(coordinates.reshape(len(data), -1), data)
+    return _Rows(0, (math.prod(data),), (flat.size,), flat)
+
+
+def _flat_places(coordinates: an.Array, shape: Sequence[int]) -> an.Array:
+    """Return the place of each column of coordinates in the flattened shape; the end of it for one outside.
+
+    Example: in a shape of (4, 3) the column (1, 2) is at 5, and so is (-3, 2).
+    """
+    lengths = np.array(shape)[:, None]
+    wrapped = np.where(coordinates < 0, coordinates + lengths, coordinates)
+    outside = ((wrapped < 0) | (wrapped >= lengths)).any(axis=0)
+    flat = np.ravel_multi_index(tuple(np.where(outside, 0, wrapped)), tuple(shape))
+    return np.where(outside, math.prod(shape), flat)
 
 
 @an.example((4, 2), (2, 2))

@@ -54,7 +54,6 @@ class Rerank(Rewrite):
 
     name = "rerank"
     kinds = frozenset({*views.FRAMES, *an.ops.VIEWS})
-    """Every op whose axes are known."""
     tolerance = an.REASSOCIATED
     at_most: int = 5
     """Largest rank; axes are merged above it."""

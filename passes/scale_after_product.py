@@ -50,7 +50,6 @@ class ScaleAfterProduct(Rewrite):
 
     name = "scale_after_product"
     kinds = an.ops.PRODUCTS
-    """Every product."""
     tolerance = an.Tolerance(1e-3)
     """Weights that are scaled first are rounded to fp16; here each is a number of the palette."""
 

@@ -62,7 +62,6 @@ class SelectLastToken(Rewrite):
 
     name = "select_last_token"
     kinds = dependence.WITH_KNOWN_AXES
-    """Whatever may be the last op before an output."""
     # they work on one row then, the padded head included
     precedes = ("causal_mask_tensor", "embedding_matmul", "pad_last_axis")
     tolerance = an.REASSOCIATED

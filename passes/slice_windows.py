@@ -48,7 +48,6 @@ class SliceWindows(Rewrite):
 
     name = "slice_windows"
     kinds = frozenset({"sliding_windows", "reverse_sequence"})
-    """Both kinds."""
     most_slices: int = an.option(64, least=1)
     """Most slices that an op may become."""
 

@@ -57,7 +57,6 @@ class SplitHead(Rewrite):
 
     name = "split_head"
     kinds = an.ops.WEIGHTED
-    """Every product."""
     tolerance = an.REASSOCIATED
     shares_inner = True
     follows = ("fold_constants", "select_last_token")

@@ -39,7 +39,6 @@ class StableAngle(Rewrite):
     name = "stable_angle"
     mends = True
     kinds = quotients.ENDS
-    """Every op that may end such an angle."""
     tolerance = an.Tolerance(2e-3)
     """pi is stored in fp16."""
     tolerates_nonfinite = False

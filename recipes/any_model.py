@@ -15,4 +15,4 @@ from anesurgery import passes
 from anesurgery.recipes.safety import STEPS
 from anesurgery.surgery import Recipe
 
-auto = Recipe(name="auto", steps=(passes.ApplyRemedies(),), psnr=60.0, repairs=STEPS)
+auto = Recipe(name="auto", steps=(passes.ApplyRemedies(),), repairs=STEPS)

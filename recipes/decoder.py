@@ -57,6 +57,5 @@ decoder_ane = Recipe(
     ),
     applies_to=is_causal,
     strict=True,
-    psnr=60.0,
     repairs=STEPS,
 )

@@ -57,6 +57,5 @@ encoder_ane = Recipe(
     ),
     applies_to=is_encoder,
     strict=True,
-    psnr=60.0,
     repairs=STEPS,
 )

@@ -39,6 +39,5 @@ gpt2_ane = Recipe(
         passes.ExplicitBroadcast(),
     ),
     applies_to=has_attention,
-    psnr=60.0,
     repairs=STEPS,
 )

@@ -37,6 +37,5 @@ llm_ane = Recipe(
     ),
     applies_to=is_causal,
     strict=True,
-    psnr=60.0,
     repairs=STEPS,
 )

@@ -75,6 +75,5 @@ seq2seq_ane = Recipe(
     ),
     applies_to=is_seq2seq,
     strict=True,
-    psnr=60.0,
     repairs=STEPS,
 )

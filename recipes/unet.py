@@ -47,6 +47,5 @@ unet_ane = Recipe(
     ),
     applies_to=gives_pictures,
     strict=True,
-    psnr=60.0,
     repairs=STEPS,
 )

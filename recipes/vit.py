@@ -55,6 +55,5 @@ vit_ane = Recipe(
     ),
     applies_to=sees_pictures,
     strict=True,
-    psnr=60.0,
     repairs=STEPS,
 )

@@ -49,6 +49,5 @@ whisper_ane = Recipe(
     ),
     applies_to=is_speech,
     strict=True,
-    psnr=60.0,
     repairs=STEPS,
 )

@@ -41,7 +41,6 @@ class ChannelsFirst(Rewrite):
 
     name = "channels_first"
     kinds = frozenset(channel_ops.RULES)
-    """Every op that can be computed channels first."""
     tolerance = an.REASSOCIATED
     tolerates_nonfinite = False
     """Halves that are exchanged by a convolution: its zeros make NaN of an infinity."""

@@ -38,7 +38,6 @@ class UnrollLoop(Rewrite):
 
     name = "unroll_loop"
     kinds = an.ops.CONTROL | READERS
-    """Control flow, and what reads lists."""
     refines = True
     """The elements of a list are declared with sizes of their own; what is written has those of the program."""
     max_rounds: int = an.option(64, least=1)

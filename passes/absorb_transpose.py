@@ -60,7 +60,7 @@ class AbsorbTranspose(Rewrite):
     tolerance = an.REASSOCIATED
 
     def check(self, m: Match) -> Match | Refusal:
-        """A transpose before it, through views or norms and pointwise ops."""
+        """Match an op that reads a transpose through views, or through norms and elementwise ops."""
         op, between = m.root, list[an.Operation]()
         value, views, back = op.x, 0, m.root.op_type == "transpose"
         passed = an.ops.UNARY | (NORMS.keys() if back else an.ops.VIEWS)
@@ -91,7 +91,7 @@ class AbsorbTranspose(Rewrite):
         return m.bind(ops=(op, *inner), turn=turn, between=between, found=found)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The op on what was not transposed."""
+        """Build the op on the value before the transpose."""
         op, made = m.root, m.turn.x
         for step in (s for s in reversed(m.between) if s.op_type not in an.ops.VIEWS):
             inputs = dict[str, Any]()
@@ -112,7 +112,7 @@ class AbsorbTranspose(Rewrite):
 
 
 def _column_axis(op: an.Operation) -> int:
-    """The axis of a stored weight along which products are summed."""
+    """Return the axis of a stored weight over which products are summed."""
     if op.op_type == "linear":
         return 1
     rank = cast(Var, weight(op)).rank
@@ -120,14 +120,14 @@ def _column_axis(op: an.Operation) -> int:
 
 
 def _axes(op: an.Operation, turn: an.Operation) -> list[int] | Refusal:
-    """The axes of a reduction before the transpose."""
+    """Return the axes of a reduction, counted before the transpose."""
     axes = reduced_before(op, turn)
     words = f"the reduction leaves the axes in the order {an.reading.permutation(turn)}"
     return Refusal(words, op) if axes is None else axes
 
 
 def _returns(op: an.Operation, perm: list[int], between: Sequence[an.Operation]) -> list[int] | Refusal:
-    """The axes before the first transpose, if the second undoes it and norms are over one axis."""
+    """Return the axes before the first transpose, if the second undoes it and norms are over one axis."""
     if [perm[a] for a in an.ints(op, "perm")] != list(range(len(perm))):
         return Refusal(f"the transpose after it does not undo {perm}", op)
     for step in (step for step in between if step.op_type in NORMS):

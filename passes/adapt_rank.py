@@ -57,7 +57,7 @@ class AdaptRank(Rewrite):
     """Above the numbers of fp16, scores overflow in one order of the products and not in another."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """The shapes in which the operands are seen."""
+        """Match an op with too many axes, and find the shapes of its operands with merged axes."""
         op = m.root
         first = op.query if op.op_type == ATTENTION else op.x
         if first.rank <= MOST:
@@ -77,20 +77,20 @@ class AdaptRank(Rewrite):
         return m.bind(seen={**seen, "attn_mask": mask_shape})
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The op between reshapes."""
+        """Build the op between reshapes."""
         op = m.root
         seen = {name: mb.reshape(x=op.inputs[name], shape=list(shape)) for name, shape in m.seen.items()}
         return mb.reshape(x=again(mb, op, **seen), shape=[int(d) for d in op.outputs[0].shape])
 
 
 def _seen(kind: str, shape: Shape) -> Shape:
-    """The shape that an op takes."""
+    """Return the shape of an operand with its leading axes merged."""
     kept = 1 if kind == "linear" else 3
     return (int(np.prod(shape[:-kept])), *shape[-kept:])
 
 
 def _mask(mask: Shape | None, query: Shape) -> Shape | None:
-    """A mask as it is seen beside merged axes; None where it cannot be."""
+    """Return the shape of a mask that fits merged axes; None if there is none."""
     if mask is None:
         return None
     lead = mask[:-3]

@@ -91,7 +91,7 @@ class ApplyRemedies(Searching):
         session.notes += plan.notes
 
     def remedies(self, findings: Sequence[Finding], target: an.Target) -> Sequence[Pass]:
-        """The passes over ops that findings name, with the options that suit the target."""
+        """Return the passes over ops that findings name, with the options that suit the target."""
         return _remedies(findings, target)
 
     def objection(self, attempt: Session, model: Subject) -> Refusal | None:
@@ -112,7 +112,7 @@ class ApplyRemedies(Searching):
         )
 
     def last(self, model: Subject, session: Session) -> Iterator[tuple[Pass, str]]:
-        """Norms whose squares overflow on sampled inputs get the form that cannot."""
+        """Yield forms of norms that cannot overflow, for norms whose squares overflow on sampled inputs."""
         for program in model.chosen:
             squares = exactness.large_squares(program, session.seed, session.samples)
             inputs = "the inputs" if session.samples else "sampled inputs"
@@ -151,7 +151,7 @@ def _open(end: Trial, search: Search) -> Iterator[str]:
 
 
 def _remedies(findings: Sequence[Finding], target: an.Target, always: Sequence[str] = ALWAYS) -> list[Pass]:
-    """The passes over ops that findings name, with the options that suit the target."""
+    """Return the passes over ops that findings name, with the options that suit the target."""
     named = {f.remedy for f in findings if f.remedy} & set(registry.op_pass_names())
     order = sorted(named, key=lambda n: (FIRST.index(n) if n in FIRST else len(FIRST), n))
     return in_order([step for name in (*order, *always) for step in registry.pass_class(name).variants(target)])

@@ -74,7 +74,7 @@ class Approximate(Rewrite):
         super(Approximate, step).run(program, session)
 
     def check(self, m: Match) -> Match | Refusal:
-        """A formula that is good enough over the range."""
+        """Match a function whose formula is good enough over the range of its operand."""
         op = m.root
         if op.op_type not in self.functions or an.constant(m.x) is not None:
             return an.NO_MATCH
@@ -99,13 +99,13 @@ class Approximate(Rewrite):
         )
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The formula; its error goes into the notes."""
+        """Build the formula, and note its error."""
         mb.note(f"{self.name}: {m.words}")
         return formulas.written(m.root.op_type, mb, m.x)
 
 
 def _domain(op: an.Operation) -> tuple[float, float]:
-    """The numbers that a formula takes."""
+    """Return the least and the largest number that a formula takes."""
     return formulas.DOMAINS.get(op.op_type, (-math.inf, math.inf))
 
 

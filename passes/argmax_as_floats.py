@@ -58,7 +58,7 @@ class ArgmaxAsFloats(Rewrite):
     """The longest axis; fp16 holds each integer up to 2048."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """A float tensor, and an axis that fp16 can count."""
+        """Match a float tensor with an axis that fp16 can count."""
         if an.dtype_name(m.x) not in FLOATS:
             return Refusal(f"%{m.x.name} is {an.dtype_name(m.x)}", m.root)
         axis = int(an.number(m.root.axis) or 0) % m.x.rank
@@ -70,7 +70,7 @@ class ArgmaxAsFloats(Rewrite):
         return m.bind(axis=axis, length=int(length))
 
     def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
-        """Where a number equals the largest one, its place counts from the end: the first counts most."""
+        """Number the places from the end; the largest such number of a largest element is the first place."""
         index: Var = m.root.outputs[0]
         kind, wish = an.np_dtype(m.x).type, index.name
         extremum = mb.reduce_max if m.root.op_type == "reduce_argmax" else mb.reduce_min

@@ -62,7 +62,7 @@ class ChainPools(Rewrite):
     """Longest window that stays, and that a pool of a chain may have."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """A large window over known lengths."""
+        """Match a pool with a large window over known lengths."""
         op = m.root
         limit = self.most if op.op_type == "max_pool" else max(self.most, LONGEST)
         if max(an.ints(op, "kernel_sizes"), default=0) <= limit:
@@ -81,7 +81,7 @@ class ChainPools(Rewrite):
         return m.bind(axes=axes)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The largest, the mean, or the root of the sum of squares."""
+        """Build the largest element, the mean, or the root of the sum of squares of each window."""
         if m.root.op_type == "max_pool":
             return self.largest(mb, m.x, m.axes)
         if m.root.op_type == "avg_pool":
@@ -102,7 +102,7 @@ class ChainPools(Rewrite):
         return _chain(mb.max_pool, x, chains, [_edges(a, c) for a, c in zip(axes, chains, strict=True)])
 
     def averages(self, mb: Builder, x: Var, axes: Sequence[windows.WindowAxis], exclude: bool | None) -> Var:
-        """The mean of each window; `exclude` None: what lies outside counts as 0."""
+        """Build the mean of each window; with `exclude` None, padding counts as 0."""
         limit = max(self.most, LONGEST)
         chains = [_averaged(axis, self.most, limit) for axis in axes]
         early = [
@@ -127,7 +127,7 @@ class ChainPools(Rewrite):
 
 
 def _averaged(axis: windows.WindowAxis, most: int, limit: int) -> Links:
-    """The chain of averages along an axis; empty where the window is cut otherwise."""
+    """Return the chain of averages along an axis; empty if the window is cut into parts instead."""
     if axis.size <= limit:
         return [(axis.size, axis.stride)]
     apart = axis.stride == axis.size
@@ -135,7 +135,7 @@ def _averaged(axis: windows.WindowAxis, most: int, limit: int) -> Links:
 
 
 def _tiles(axes: Sequence[windows.WindowAxis], most: int) -> list[Links]:
-    """Chains in which each element is read once, since no two windows share any; none if there are not."""
+    """Return chains whose windows do not overlap, so each element is read once; empty if there are none."""
     chains = list[Links]()
     for axis in axes:
         factors = _factors(axis.size, most) if axis.stride == axis.size > most else []
@@ -145,12 +145,12 @@ def _tiles(axes: Sequence[windows.WindowAxis], most: int) -> list[Links]:
 
 
 def _pairs(factors: Sequence[int]) -> Links:
-    """Windows that do not overlap."""
+    """Return the links of windows that do not overlap: each stride is the window."""
     return [(factor, factor) for factor in factors]
 
 
 def _steps(axis: windows.WindowAxis, most: int) -> Links:
-    """Windows that overlap, of which the last one steps."""
+    """Return the links of windows that overlap; only the last one has the stride."""
     steps, rest = divmod(axis.size - 1, most - 1)
     chain = [most] * steps + ([rest + 1] if rest or not steps else [])
     return [*((window, 1) for window in chain[:-1]), (chain[-1], axis.stride)]
@@ -178,7 +178,7 @@ def _chain(pool: Callable[..., Var], x: Var, chains: Sequence[Links], pads: Sequ
 
 
 def _padded(mb: Builder, x: Var, axes: Sequence[windows.WindowAxis]) -> Var:
-    """Zeros at both ends of some axes."""
+    """Pad some axes with zeros at both ends."""
     pad = [0] * 2 * x.rank
     for axis in axes:
         pad[2 * axis.at : 2 * axis.at + 2] = axis.around
@@ -186,7 +186,7 @@ def _padded(mb: Builder, x: Var, axes: Sequence[windows.WindowAxis]) -> Var:
 
 
 def _counting(mb: Builder, x: Var, counts: an.Array, size: int) -> Var:
-    """Averages of windows of which `counts` elements count; both factors are numbers that a float holds."""
+    """Rescale averages so that `counts` of the `size` elements count, by numbers that fp16 holds."""
     if (counts == size).all():
         return x
     kind, unit = an.np_dtype(x), 2 ** math.ceil(math.log2(size))
@@ -194,7 +194,7 @@ def _counting(mb: Builder, x: Var, counts: an.Array, size: int) -> Var:
 
 
 def _in_parts(mb: Builder, x: Var, axis: windows.WindowAxis, limit: int) -> Var:
-    """Averages of parts of the window, shifted, weighted with their lengths, and added."""
+    """Build averages of parts of the window, shifted, weighted with their lengths, and added."""
     parts = math.ceil(axis.size / limit)
     size = axis.size // parts if axis.size % parts == 0 else 2 ** int(math.log2(limit))
     step, kind = math.gcd(axis.stride, size), an.np_dtype(x).type
@@ -220,7 +220,7 @@ def _every(mb: Builder, x: Var, axis: windows.WindowAxis, begin: int, step: int)
 
 
 def _factors(size: int, most: int) -> list[int]:
-    """Factors up to `most`, large ones first; none where a prime is larger."""
+    """Return the factors of a size up to `most`, large ones first; empty if it has a larger prime."""
     factors = []
     while size > 1:
         factor = next((n for n in range(most, 1, -1) if size % n == 0), 0)

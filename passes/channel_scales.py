@@ -69,7 +69,7 @@ class ChannelScales(Rewrite):
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[an.Pass, ...]:
-        """The form that changes no result."""
+        """Return the form that changes no result."""
         return (cls(),)
 
     def run(self, program: Program, session: Session) -> None:
@@ -83,7 +83,7 @@ class ChannelScales(Rewrite):
         super().run(program, session)
 
     def check(self, m: Match) -> Match | Refusal:
-        """Blocks, and numbers that another form holds well enough."""
+        """Match a weight scaled by blocks whose numbers another form holds well enough."""
         op, stored = m.root, an.reading.weight(m.root)
         if stored is None or stored.op is None or not legality.block_scales(op, an.Target()):
             return an.NO_MATCH
@@ -108,11 +108,11 @@ class ChannelScales(Rewrite):
         return bound.bind(encode=encode, words=f"{words}, {average:.2%} on average", exact=False)
 
     def uncompared(self, m: Match) -> Refusal | None:
-        """A rounded weight moves each result by as much as the inputs let it; only its own error is bounded."""
+        """Compare no results of rounded weights: only the errors of the weights themselves are limited."""
         return None if m.exact else Refusal(ROUNDED, m.root)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The product with the new weight; ops that shared the old one share it."""
+        """Build the product with the new weight; ops that shared the old one share it."""
         encoded = mb.shared_value((m.stored, self.form), [m.stored], m.encode)
         mb.note(m.words)
         name = "y" if m.root.op_type == "matmul" else "weight"
@@ -140,7 +140,7 @@ def _regrouped(maker: an.Operation, axis: int) -> Encode | None:
 
 
 def _as_int8(numbers: an.Array, axis: int) -> tuple[an.Array, Encode]:
-    """Rounded to 8 bits with a scale for each output channel."""
+    """Return numbers rounded to 8 bits with a scale for each output channel, and what builds them."""
     others = tuple(a for a in range(numbers.ndim) if a != axis)
     most = np.abs(numbers.astype(np.float64)).max(axis=others)
     scale = np.where(most > 0, most / 127, 1).astype(numbers.dtype)
@@ -154,7 +154,7 @@ def _as_int8(numbers: an.Array, axis: int) -> tuple[an.Array, Encode]:
 
 
 def _as_palette(numbers: an.Array, axis: int) -> tuple[an.Array, Encode]:
-    """Rounded to the values that fit best."""
+    """Return numbers rounded to the 256 values that fit best, and what builds them."""
     rows = [numbers.reshape(-1, 1).astype(np.float64)]
     table = np.sort(clusters.clustered(rows, VALUES)[0].ravel()).astype(numbers.dtype)
     held = table.astype(np.float64).reshape(1, VALUES, 1)
@@ -164,7 +164,7 @@ def _as_palette(numbers: an.Array, axis: int) -> tuple[an.Array, Encode]:
 
 
 def _errors(old: an.Array, new: an.Array, axis: int) -> tuple[float, float]:
-    """The largest and the mean square error, relative to the largest number of each channel."""
+    """Return the largest and the mean square error, relative to the largest number of each channel."""
     others = tuple(a for a in range(old.ndim) if a != axis)
     most = np.abs(old.astype(np.float64)).max(axis=others, keepdims=True)
     off = np.abs(new.astype(np.float64) - old) / np.where(most > 0, most, 1)

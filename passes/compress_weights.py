@@ -100,7 +100,7 @@ class CompressWeights(Pass):
                 old.functions.update(new.functions)
 
     def given(self, session: Session) -> Any:
-        """The samples given to the pass, or to the surgery; None where there are none."""
+        """Return the samples given to the pass, or to the surgery; None if there are none."""
         return session.inputs if self.inputs is None else self.inputs
 
     def samples(self, whole: MLProgram, session: Session) -> Any:
@@ -112,7 +112,7 @@ class CompressWeights(Pass):
         return [model.sample(session.seed + number) for number in range(SAMPLES)]
 
     def record(self, compression: Compression, session: Session) -> None:
-        """A change for each weight, the reasons of those that stay, and what holds for the whole."""
+        """Record a change for each weight, why the others stay, and notes about the whole model."""
         function = next(iter(compression.subject.graphs[0].functions.values()))
         edits = an.GraphEdits(self, session, function)
         for row in compression.compressed:
@@ -125,7 +125,7 @@ class CompressWeights(Pass):
 
 
 def summary(compression: Compression) -> list[str]:
-    """Bytes, the loss and the doubts, in words."""
+    """Return the bytes, the loss and the notes of a compression in words."""
     before, after = compression.bytes
     lines = [f"weights: {before:,} to {after:,} bytes, by {compression.samples[0]} samples"]
     if compression.loss is not None:

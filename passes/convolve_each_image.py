@@ -43,7 +43,7 @@ class ConvolveEachImage(Rewrite):
     """Most images that are taken apart."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """Weights of the run, and several images."""
+        """Match run-time weights over several images."""
         count = m.x.shape[0]
         if an.is_stored(m.weight) or count == 1:
             return an.NO_MATCH
@@ -54,7 +54,7 @@ class ConvolveEachImage(Rewrite):
         return m.bind(count=int(count))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The images, each convolved, and together again."""
+        """Convolve each image, and concatenate the results."""
         name = m.root.outputs[0].name
         inputs = an.op_inputs(m.root)
         images = mb.split(x=m.x, num_splits=m.count, axis=0, name=f"{name}_images")

@@ -55,7 +55,7 @@ class CutRows(Rewrite):
     static = True
 
     def check(self, m: Match) -> Match | Refusal:
-        """One that begins inside the last axis of a value that may be large."""
+        """Match a slice or split that begins inside the last axis of a value that may be large."""
         places = None if m.root.op_type == "split" else an.reading.slice_places(m.root)
         if an.np_dtype(m.x) != np.float16 or m.x.rank < 2 or not _begins_inside(m.root, places):
             return an.NO_MATCH
@@ -67,7 +67,7 @@ class CutRows(Rewrite):
         return m.bind(places=places)
 
     def rewrite(self, mb: Builder, m: Match) -> Var | list[Var]:
-        """The last two axes exchanged, and back."""
+        """Exchange the last two axes, cut, and exchange them back."""
         if m.root.op_type != "split":
             return _sliced(mb, m)
         sizes = [part.shape[-1] for part in m.root.outputs]
@@ -83,7 +83,7 @@ def _begins_inside(op: Operation, places: tuple[list[int], list[int]] | None) ->
 
 
 def _turned(mb: Builder, x: Var) -> Var:
-    """The last two axes exchanged."""
+    """Exchange the last two axes."""
     turned: Var = mb.transpose(x=x, perm=[*range(x.rank - 2), x.rank - 1, x.rank - 2])
     return turned
 

@@ -84,7 +84,7 @@ class DecomposeAttention(Rewrite):
         return m.bind(mask=mask, limits=an.intervals.score_limits(m.root, m.query, most))
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
-        """Boolean masks that keep a key of each row."""
+        """Draw boolean masks that keep a key of each row."""
         shape = an.static_shape(var)
         if var is not m.mask or not shape or an.np_dtype(var).kind != "b":
             return None

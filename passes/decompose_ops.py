@@ -72,7 +72,7 @@ def _no_remainder(step: DecomposeOps, op: an.Operation) -> str:
 
 
 def _remainder(mb: Builder, op: an.Operation) -> Var:
-    """The remainder of the magnitude, with the sign of x where it may be negative."""
+    """Build the remainder of the magnitude, with the sign of x if x may be negative."""
     by, signed = an.np_dtype(op.x).type(an.number(op.y)), not whole_numbers.never_negative(op.x)
     x = mb.abs(x=op.x) if signed else op.x
     whole = mb.floor(x=mb.mul(x=x, y=1 / by)) if math.frexp(by)[0] == 0.5 else mb.floor_div(x=x, y=by)
@@ -88,7 +88,7 @@ def _no_product(step: DecomposeOps, op: an.Operation) -> str:
 
 
 def _product(mb: Builder, op: an.Operation) -> Var:
-    """Along one axis after another; the axes go at the end."""
+    """Multiply slices along one axis after another."""
     product: Var = op.x
     for axis in an.reading.axes_of(op):
         if (count := int(product.shape[axis])) > 1:
@@ -109,14 +109,14 @@ def _no_running_sum(step: DecomposeOps, op: an.Operation) -> str:
 
 
 def _triangle(length: int, exclusive: bool, reverse: bool, dtype: Any) -> an.Array:
-    """[i, j]: is element i part of the sum at j?"""
+    """Return a matrix whose element (i, j) says whether element i is part of the sum at j."""
     i, j = np.ogrid[:length, :length]
     i, j = (j, i) if reverse else (i, j)
     return np.asarray(i < j if exclusive else i <= j, dtype)
 
 
 def _running_sum(mb: Builder, op: an.Operation) -> Var:
-    """A product along the last axis; another axis goes there and back."""
+    """Multiply the last axis by a triangle of ones; another axis is transposed there and back."""
     x, axis = op.x, int(an.number(op.axis) or 0) % op.x.rank
     what = (int(x.shape[axis]), an.flag(op, "exclusive"), an.flag(op, "reverse"), an.np_dtype(x))
     ones = mb.shared(("triangle", *what), lambda: _triangle(*what), f"ones_{what[0]}")
@@ -150,7 +150,7 @@ def _values(op: an.Operation) -> tuple[Any, Any]:
 
 
 def _classes(mb: Builder, op: an.Operation) -> Var:
-    """The number of each class stands along the new axis; the index is compared with all of them."""
+    """Compare the index with the numbers of all classes along the new axis."""
     out, size = op.outputs[0], int(an.constant(op.one_hot_vector_size))
     axis, dtype = int(an.constant(op.axis)) % out.rank, an.np_dtype(out)
     place = [-1 if a == axis else 1 for a in range(out.rank)]
@@ -169,7 +169,7 @@ def _no_factors(step: DecomposeOps, op: an.Operation) -> str:
 
 
 def _softplus(mb: Builder, op: an.Operation) -> Var:
-    """With one factor for each channel, or one for all."""
+    """Multiply by factors for each channel, or by one for all."""
 
     def factors(name: str) -> Any:
         values = np.asarray(an.constant(op.inputs[name])).astype(an.np_dtype(op.x))
@@ -215,7 +215,7 @@ class DecomposeOps(Rewrite):
         return Refusal(reason, op) if reason else m
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The form of the op."""
+        """Build the form of the op."""
         return FORMS[m.root.op_type][1](mb, m.root)
 
 

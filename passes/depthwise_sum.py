@@ -51,11 +51,11 @@ class DepthwiseSum(Rewrite):
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
-        """Where the engine was seen to refuse them."""
+        """Return the pass for as many groups as the engine was seen to refuse."""
         return (cls(least=legality.MANY_GROUPS),)
 
     def check(self, m: Match) -> Match | Refusal:
-        """One channel for each group, one position, and no padding."""
+        """Match a convolution with one channel in each group, one position, and no padding."""
         op, groups = m.root, int(an.number(m.root.inputs.get("groups")) or 1)
         after, before = an.static_shape(op.outputs[0]), an.static_shape(m.x)
         if groups < max(self.least, 2):
@@ -74,7 +74,7 @@ class DepthwiseSum(Rewrite):
         return m
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The product, its sum, and the bias."""
+        """Build the product, its sum, and the bias."""
         op, x, name = m.root, m.x, m.root.outputs[0].name
         kernel = np.asarray(an.constant(m.weight))
         steps = an.ints(op, "dilations") or [1] * (x.rank - 2)

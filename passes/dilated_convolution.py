@@ -61,7 +61,7 @@ class DilatedConvolution(Rewrite):
     tolerance = an.REASSOCIATED
 
     def check(self, m: Match) -> Match | Refusal:
-        """Everything between it and the beginnings."""
+        """Match all ops between batch_to_space and the space_to_batch ops before it."""
         block, between = an.ints(m.root, "block_shape"), [m.root]
         waiting, beginnings = [m.x], 0
         while waiting:
@@ -88,7 +88,7 @@ class DilatedConvolution(Rewrite):
         return m.bind(ops=tuple(between), block_shape=block)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The region on the image itself."""
+        """Build the region on the image itself."""
         crops = an.ints(m.root, "crops")
         shared = any(len(an.consumers(op.outputs[0])) > 1 for op in m.ops[1:])
         region = _Region(mb, m.block_shape)
@@ -122,7 +122,7 @@ class _Region:
     built: dict[Var, Var] = field(default_factory=dict)
 
     def of(self, value: Var, crops: Margins) -> tuple[Var, Margins]:
-        """A value without `crops`, and the margins that it still has to get."""
+        """Build a value without `crops`; return it with the margins that it still needs."""
         op = cast(an.Operation, value.op)
         if op.op_type == "space_to_batch":
             return op.x, [p - c for p, c in zip(an.ints(op, "paddings"), crops, strict=True)]
@@ -144,7 +144,7 @@ class _Region:
         return self.built[value], [0] * 4
 
     def alike(self, op: an.Operation, crops: Margins) -> tuple[Var, Margins]:
-        """An op that is the same for every pixel; where it makes 0 of 0, margins may come after it."""
+        """Build an op that treats all pixels alike; if it gives 0 for 0, margins may come after it."""
         inputs = dict[str, Var]()
         margins = [0] * 4
         for name, value in an.operands(op):
@@ -158,7 +158,7 @@ class _Region:
         return result, margins
 
     def fitted(self, x: Var, margins: Margins) -> Var:
-        """The value with its margins."""
+        """Add margins to a value; negative ones are cut off."""
         if any(m < 0 for m in margins):
             top, bottom, left, right = (max(-m, 0) for m in margins)
             (n, c, height, width) = (int(d) for d in x.shape)

@@ -65,7 +65,7 @@ class EmbeddingMatmul(Rewrite):
     """Pad also a table that a head reads; right when `pad_last_axis` runs afterwards, which pads the head's."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """A finite float table of rank 2, read along axis 0 by ids that are known only at run time."""
+        """Match a finite float table of rank 2, read along axis 0 by run-time ids."""
         made_by = m.x.op.op_type if m.x.op is not None else "an input"
         if m.indices.val is not None or not (made_by == "const" or "constexpr" in made_by):
             return an.NO_MATCH
@@ -81,7 +81,7 @@ class EmbeddingMatmul(Rewrite):
         return m.bind(ids=ids, wraps=wraps)
 
     def ids(self, m: Match, rows: int) -> tuple[Var, bool]:
-        """The ids as close to their source as is sound, and whether negative ones must still be wrapped."""
+        """Return the ids as near to their source as is sound, and if negative ones must still be wrapped."""
         trusted = self.nonnegative_ids or self.mode == "input"
         counts_back = m.root.opset_version < an.ct.target.iOS17 and not trusted
         ids = whole_numbers.before_casts(m.indices, -rows if counts_back else 0, rows)
@@ -91,7 +91,7 @@ class EmbeddingMatmul(Rewrite):
         return ids, counts_back and raw is None and not whole_numbers.never_negative(ids)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
-        """Ids of the table; in mode "input", the rows that belong to the ids."""
+        """Draw ids of the table; in mode "input", give the rows that belong to the ids."""
         rows = int(m.x.shape[0])
         most = min(rows, int(np.iinfo(an.np_dtype(m.ids)).max) + 1)
         if self.mode == "input":
@@ -103,7 +103,7 @@ class EmbeddingMatmul(Rewrite):
         return rng.integers(-most if m.wraps else 0, most, var.shape).astype(an.np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """One-hot rows, piece by piece, each times its part of the table; or an input."""
+        """Multiply one-hot rows, piece by piece, by their parts of the table; or declare an input."""
         if self.mode == "input":
             return _rows_as_input(mb, m)
         rows = int(m.x.shape[0])
@@ -139,13 +139,13 @@ def _unfit(m: Match, most_rows: int) -> Refusal | None:
 
 
 def _table(mb: Builder, table: Var, rows: int, shared: bool) -> Var:
-    """The table padded to `rows` rows, unless that would store it twice."""
+    """Return the table padded to `rows` rows, unless that would store it twice."""
     others = any(op.op_type != "gather" for op in an.consumers(table))
     return table if others and not shared else padding.padded_constant(mb, table, 0, rows)
 
 
 def _product(mb: Builder, one_hot: Var, table: Var, start: int) -> Var:
-    """The one-hot columns from `start` on, as far as the table reaches, times the table's rows."""
+    """Multiply the one-hot columns from `start` on, as far as the table reaches, by the table's rows."""
     stop = min(start + one_hot.shape[-1], table.shape[0])
     one_hot = cut(mb, one_hot, one_hot.rank - 1, 0, stop - start)
     return mb.matmul(x=one_hot, y=cut(mb, table, 0, start, stop - start))

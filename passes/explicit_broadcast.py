@@ -66,7 +66,7 @@ class ExplicitBroadcast(Rewrite):
     """Ops of more axes are brought down to this rank."""
 
     def run(self, program: Program, session: Session) -> None:
-        """Ranks down, operands aligned, ranks up."""
+        """Bring ranks down, align the operands, and bring ranks up."""
         Rerank(at_most=self.max_rank).run(program, session)
         super().run(program, session)
         if self.rank4:
@@ -87,7 +87,7 @@ class ExplicitBroadcast(Rewrite):
         return self._above_limit(m, out)
 
     def shape_for(self, var: Var, out: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape that an operand should have."""
+        """Return the shape that an operand should have."""
         shape = tuple(int(d) for d in var.shape or ())
         if shape == out or (not shape and not self.scalars):
             return shape
@@ -108,7 +108,7 @@ class ExplicitBroadcast(Rewrite):
         return Refusal(f"a shape is symbolic: {shapes}", m.root)
 
     def _above_limit(self, m: Match, out: tuple[int, ...]) -> Refusal:
-        """A constant that stays narrow is worth a word when repeating was asked for."""
+        """Refuse a constant that would be too large; match nothing if repeating was not asked for."""
         narrow = [
             v
             for v in _operands(m.root).values()
@@ -128,7 +128,7 @@ def _operands(op: an.Operation) -> dict[str, Var]:
 
 
 def _in_shape(mb: Builder, var: Var, shape: tuple[int, ...]) -> Var:
-    """The operand with leading axes of length 1, repeated where it is still too short."""
+    """Build the operand with leading axes of length 1, repeated where it is still too short."""
     value = an.constant(var)
     if value is not None:
         key = ("explicit_broadcast", var, shape)

@@ -87,7 +87,7 @@ class FixShapes(Pass):
 
     @property
     def wanted(self) -> dict[str, fixed_shapes.Shapes]:
-        """The sizes of each function that is made, by its name; of one that stays, by ""."""
+        """The shapes of each function to make, by its name; "" stands for the function as it is named."""
         if self.sizes is None:
             return {"": fixed_shapes.Shapes(self.shapes or {}, self.length)}
         if isinstance(self.sizes, Mapping):
@@ -95,7 +95,7 @@ class FixShapes(Pass):
         return {f"length_{n}": fixed_shapes.Shapes({}, n) for n in self.sizes}
 
     def requires(self, program: Program) -> Refusal | None:
-        """There is something to fix, and only inputs that exist are given a shape.
+        """Refuse programs without a dynamic input, or of which several functions cannot be made.
 
         Raises:
             UnknownName: an input that does not exist.
@@ -155,7 +155,7 @@ class FixShapes(Pass):
         return None
 
     def several(self, program: Program, name: str, session: Session) -> None:
-        """A function for each size in place of the one; they share the arrays of their constants.
+        """Put a function for each size in place of the one; they share the arrays of their constants.
 
         Raises:
             PassError: a shape does not fit.
@@ -174,12 +174,12 @@ class FixShapes(Pass):
 
 
 def _is_size(one: object) -> bool:
-    """A name, where shapes are given by name, or a positive length."""
+    """Is it the name of a function with given shapes, or a positive length?"""
     return isinstance(one, str) or (type(one) is int and one > 0)
 
 
 def _form(function: an.Function) -> str:
-    """The shapes of the inputs in words."""
+    """Return the shapes of the inputs in words."""
     return ", ".join(f"{n} {an.shape_in_words(v.shape)}" for n, v in function.inputs.items())
 
 

@@ -36,7 +36,7 @@ class FlatGather(Rewrite):
     kinds = frozenset({"gather_nd"})
 
     def check(self, m: Match) -> Match | Refusal:
-        """Places of the run, in numbers of known shape."""
+        """Match run-time indices of static shape."""
         op = m.root
         if an.constant(op.indices) is not None or an.np_dtype(op.x).kind != "f":
             return an.NO_MATCH
@@ -76,7 +76,7 @@ def _wraps(op: an.Operation) -> bool:
 
 
 def _of_batch(lengths: list[int], steps: list[int], rank: int) -> an.Array:
-    """Where each row of a batch begins."""
+    """Return where each row of a batch begins."""
     first = np.zeros([1] * rank, np.int32)
     for axis, length in enumerate(lengths):
         aligned = [length if a == axis else 1 for a in range(rank)]

@@ -56,11 +56,11 @@ class FoldBatchNorm(Rewrite):
     """May fp16 weights be rounded once more?"""
 
     def pattern(self, op: Ops) -> OpPattern:
-        """A batch norm that alone reads a convolution."""
+        """Look for a batch norm that alone reads a convolution."""
         return op.batch_norm(x=op.conv(x=var("x"), weight=var("weight"), as_="conv"))
 
     def check(self, m: Match) -> Match | Refusal:
-        """Constants that can be read, of a type that holds their products."""
+        """Match stored parameters whose products the type of the weight holds."""
         op = m.root
         parameters = {n: op.inputs.get(n) for n in ("mean", "variance", "gamma", "beta")}
         read = {"weight": m.weight, "bias": m.conv.inputs.get("bias"), **parameters}
@@ -81,7 +81,7 @@ class FoldBatchNorm(Rewrite):
         return m.bind(scale=scale)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The convolution with scaled weights and another bias."""
+        """Build the convolution with scaled weights and another bias."""
         op, dtype = m.root, an.np_dtype(m.weight)
         old = m.conv.inputs.get("bias")
         beta = 0.0 if op.inputs.get("beta") is None else _wide(op.beta)

@@ -129,7 +129,7 @@ class _NeverEqual(Rewrite):
         return mb.const(val=np.full(m.root.outputs[0].shape, m.root.op_type == "not_equal"))
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
-        """Integers that the caller promises, the ends of their range among them."""
+        """Draw integers that the caller promises, the ends of their range among them."""
         if var.op is not None or var.name not in self.assume or an.np_dtype(var).kind not in "iu":
             return None
         low, high = self.assume[var.name]

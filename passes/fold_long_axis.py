@@ -46,7 +46,7 @@ class FoldLongAxis(Rewrite):
     """The longest last axis that the chip takes (65536 from M4 on)."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """A long operand, whose rows the op can work on."""
+        """Match an op on a long operand that can work on rows."""
         op, length = m.root, _longest(m.root)
         if length <= self.limit:
             return an.NO_MATCH
@@ -66,12 +66,12 @@ class FoldLongAxis(Rewrite):
         return m.bind(width=width, window=window)
 
     def width(self, length: int) -> int | None:
-        """The length of a row: the longest divisor that leaves room for what a kernel reads around it."""
+        """Return the longest row that divides the axis and leaves room for what a kernel reads beside it."""
         least = -(-length // (self.limit // 2))
         return next((length // n for n in range(least, 8 * least) if length % n == 0), None)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The op on rows, and a reshape back."""
+        """Build the op on rows, and a reshape back."""
         op, width = m.root, m.width
         if op.op_type == "conv":
             rows = _convolved(mb, op, _rows(mb, op.x, width), m.window)
@@ -88,7 +88,7 @@ class FoldLongAxis(Rewrite):
 
 
 def _longest(op: an.Operation) -> int:
-    """The longest last axis of what an op reads at run time."""
+    """Return the longest last axis of the run-time values that an op reads."""
     read = [v for _, v in an.operands(op) if an.constant(v) is None]
     return max((int(v.shape[-1]) for v in read if v.rank and not any_symbolic(v.shape)), default=0)
 
@@ -114,7 +114,7 @@ def _window(op: an.Operation, length: int, width: int) -> Window | Refusal:
 
 
 def _rows(mb: Builder, var: Var, width: int) -> Var:
-    """A value with its last axis in rows; the rows that it was made of, where there are any."""
+    """Return a value with its last axis in rows; rows that were joined before are read again."""
     shape = [*var.shape[:-1], int(var.shape[-1]) // width, width]
     source = an.producer(var, "reshape")
     if source is not None and list(source.x.shape) == shape:
@@ -124,7 +124,7 @@ def _rows(mb: Builder, var: Var, width: int) -> Var:
 
 
 def _aligned(mb: Builder, value: Any, width: int, length: int) -> Any:
-    """An operand that broadcasts with rows as it did with the long axis."""
+    """Return an operand that broadcasts with rows as it did with the long axis."""
     if not isinstance(value, Var) or not value.rank:
         return value
     last, held = int(value.shape[-1]), an.constant(value)
@@ -135,7 +135,7 @@ def _aligned(mb: Builder, value: Any, width: int, length: int) -> Any:
 
 
 def _pooled(mb: Builder, op: an.Operation, x: Var) -> Var:
-    """A pool along the rows."""
+    """Pool along the rows."""
     kernel = [1, an.ints(op, "kernel_sizes")[0]]
     options = {k: v for k, v in op.inputs.items() if k == "exclude_padding_from_average" and v is not None}
     options |= {"kernel_sizes": kernel, "strides": kernel, "pad_type": "valid"}
@@ -143,7 +143,7 @@ def _pooled(mb: Builder, op: an.Operation, x: Var) -> Var:
 
 
 def _convolved(mb: Builder, op: an.Operation, x: Var, window: Window) -> Var:
-    """A convolution along the rows, with the ends of the neighbours beside each."""
+    """Convolve along the rows, with the ends of the neighbours beside each."""
     around, weight = _neighbours(mb, x, window, op.x.name), op.weight
     high = an.edit_weight(mb, weight, an.Edit.of(weight.shape).expanded(2), f"{weight.name}_rows")
     inputs: dict[str, Any] = {
@@ -154,7 +154,7 @@ def _convolved(mb: Builder, op: an.Operation, x: Var, window: Window) -> Var:
 
 
 def _neighbours(mb: Builder, x: Var, window: Window, name: str) -> Var:
-    """Rows with the end of the row before and the beginning of the row after."""
+    """Return rows with the end of the row before and the beginning of the row after."""
     n, c, rows, width = (int(d) for d in x.shape)
     (left, right), values = window, [x]
     if left:
@@ -173,7 +173,7 @@ def _neighbours(mb: Builder, x: Var, window: Window, name: str) -> Var:
 
 
 def _zeros(mb: Builder, x: Var, width: int) -> Var:
-    """A row of padding."""
+    """Return a row of padding."""
     shape, kind = (int(x.shape[0]), int(x.shape[1]), 1, width), an.np_dtype(x)
     return mb.shared(("padding", *shape, kind.str), lambda: np.zeros(shape, kind), "padding")
 

@@ -48,7 +48,7 @@ class FoldPaletteScales(Rewrite):
     kinds = frozenset({"constexpr_lut_to_dense"})
 
     def check(self, m: Match) -> Match | Refusal:
-        """Tables that a constant is scaled to."""
+        """Match a palette whose tables are a stored constant times stored scales."""
         maker = an.producer(m.root.lut, "constexpr_blockwise_shift_scale")
         if maker is None:
             return an.NO_MATCH
@@ -58,7 +58,7 @@ class FoldPaletteScales(Rewrite):
         return m.bind(tables=an.decoded(m.root.lut))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The palette with the tables that the load would make."""
+        """Build the palette with the scaled tables."""
         dense: Var = mb.constexpr_lut_to_dense(**an.op_inputs(m.root, "lut"), lut=m.tables)
         return dense
 

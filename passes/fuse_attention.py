@@ -102,7 +102,7 @@ class FuseAttention(Rewrite):
 
 
 def _factors(core: heads.Core) -> list[Var]:
-    """Queries, keys and values, and what queries and keys were before they were turned and scaled."""
+    """Return queries, keys and values, and the queries and keys before they were transposed and scaled."""
     read, key = [core.product.x, core.product.y, core.total.y], an.producer(core.product.y, "transpose")
     read += [] if key is None else [key.x]
     return [*read, *(_unscaled(v)[0] for v in read)]
@@ -149,7 +149,7 @@ def _wrong_mask(core: heads.Core, masks: list[Var]) -> str:
 
 
 def _keys(mb: Builder, core: heads.Core) -> Var:
-    """The keys as (tokens, width)."""
+    """Return the keys as (tokens, width)."""
     key: Var = core.product.y
     if an.flag(core.product, "transpose_y"):
         return key

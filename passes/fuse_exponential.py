@@ -99,7 +99,7 @@ class FuseExponential(Rewrite):
     """"op", or "digits" for no loss of them, by more ops."""
 
     def gentler(self) -> FuseExponential | None:
-        """The form that loses no digits."""
+        """Return the form that loses no digits."""
         return FuseExponential(form="digits") if self.form == "op" else None
 
     def check(self, m: Match) -> Match | Refusal:
@@ -110,14 +110,14 @@ class FuseExponential(Rewrite):
         return m.bind(ops=form.ops, form=form)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
-        """Exponents near 0 where a logarithm has a guard like the default 1e-45, which decides far from 0."""
+        """Draw exponents near 0 if a logarithm has a guard like the default 1e-45, which decides far from 0."""
         if m.root.op_type != "log" or not 0 < (an.number(m.root.epsilon) or 0.0) <= NO_GUARD:
             return None
         most = NEAR_ONE if m.form.opposite else NEAR_ZERO
         return rng.uniform(-most, most, fixed_shape(var)).astype(an.np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The op, of the exponent or of its negation, and times what was divided."""
+        """Build the stable form."""
         x = m.form.exponential.x
         if m.form.op_type == "softmax":
             return mb.softmax(x=x, axis=an.ints(m.form.total, "axes")[0])
@@ -141,7 +141,7 @@ class FuseExponential(Rewrite):
 
 
 def _log_of_sum(mb: Builder, m: Match) -> Var:
-    """The logarithm of the sum of exponentials of what is left without the largest, plus the largest."""
+    """Build max(x) plus the logarithm of the sum of exp(x - max(x))."""
     x, total = m.form.exponential.x, m.form.total
     axes, keep = an.ints(total, "axes"), an.flag(total, "keep_dims")
     epsilon = float(an.np_dtype(x).type(an.number(m.root.epsilon) or 0.0))
@@ -149,32 +149,32 @@ def _log_of_sum(mb: Builder, m: Match) -> Var:
 
 
 def _log_of_cosh(mb: Builder, x: Var) -> Var:
-    """The logarithm of (exp(x) + exp(-x)) / 2; without log(2), which fp16 rounds, and which cancels near 0."""
+    """Build log((exp(x) + exp(-x)) / 2) without log(2), which fp16 rounds, and which cancels near 0."""
     size = mb.abs(x=x)
     share = mb.mul(x=mb.exp(x=mb.mul(x=size, y=-2.0)), y=0.5)
     return mb.add(x=size, y=mb.log(x=mb.add(x=share, y=0.5), epsilon=0.0))
 
 
 def _log_of_two(mb: Builder, x: Var, y: Any) -> Var:
-    """The logarithm of exp(x) + exp(y)."""
+    """Build the logarithm of exp(x) + exp(y)."""
     apart = mb.mul(x=mb.abs(x=mb.sub(x=x, y=y)), y=-1.0)
     return mb.add(x=mb.maximum(x=x, y=y), y=_softplus(mb, apart))
 
 
 def _softplus(mb: Builder, x: Var) -> Var:
-    """The op, of numbers for which no engine was reported to get it wrong."""
+    """Build a softplus in a form that no report calls wrong for the range of x."""
     below = an.intervals.interval(x)[1] < SOFTPLUS_CLIFF
     return mb.softplus(x=x) if below else formulas.safe_softplus(mb, x)
 
 
 def _negative(mb: Builder, x: Var) -> Var:
-    """The negation; what was negated, where it was."""
+    """Build -x; if x is a negation itself, return its operand."""
     source = negation_operand(x)
     return mb.mul(x=x, y=-1.0) if source is None else source
 
 
 def _tanh(mb: Builder, form: WrittenExponential) -> Var:
-    """The op, of half of the exponent where only that stands in the quotient."""
+    """Build the tanh of the exponent, or of half of it."""
     x = form.exponential.x
     if form.op_type == "tanh_of_half":
         x = mb.mul(x=x, y=-0.5 if form.opposite else 0.5)
@@ -189,13 +189,13 @@ def _is_held(form: WrittenExponential) -> bool:
 
 
 def _sigmoid(mb: Builder, x: Var) -> Var:
-    """Written out, of exponents that do not overflow."""
+    """Build the sigmoid from exponents that do not overflow."""
     exponent = mb.minimum(x=_negative(mb, x), y=MOST_EXPONENT)
     return mb.real_div(x=1.0, y=mb.add(x=mb.exp(x=exponent), y=1.0))
 
 
 def _log_of_share(mb: Builder, form: WrittenExponential, digits: bool) -> Var:
-    """The logarithm of a softmax or a sigmoid by the exponents alone, and what its guard makes of it."""
+    """Build the logarithm of a softmax or sigmoid from its exponents, with the effect of its guard."""
     x = form.exponential.x
     if form.op_type == "log_softmax":
         share = _log_softmax(mb, x, int(an.number(form.exponential.axis) or 0))
@@ -210,7 +210,7 @@ def _log_of_share(mb: Builder, form: WrittenExponential, digits: bool) -> Var:
 
 
 def _or_logarithm(mb: Builder, share: Var, value: Var) -> Var:
-    """The logarithm of a share that is not small, and this value for others."""
+    """Build the logarithm of a share if the share is not small, and `value` otherwise."""
     held = mb.log(x=mb.maximum(x=share, y=LEAST_SHARE), epsilon=0.0)
     return mb.select(cond=mb.greater(x=share, y=LEAST_SHARE), a=held, b=value)
 

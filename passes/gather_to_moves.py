@@ -76,14 +76,14 @@ class GatherToMoves(Rewrite):
 
 
 def _cut(mb: Builder, x: Var, axis: int, part: moves.AxisRows) -> Var:
-    """The rows that are taken of one axis."""
+    """Return the rows that are taken of one axis."""
     if part.is_all(x.shape[axis]):
         return x
     return joined(mb, [_slice(mb, x, axis, run) for run in part.runs()], axis)
 
 
 def _slice(mb: Builder, x: Var, axis: int, run: moves.Run) -> Var:
-    """One evenly spaced piece; backwards ones are sliced forwards and reversed."""
+    """Build one evenly spaced piece; one that runs backwards is sliced forwards and reversed."""
     last = run.start + run.step * (run.length - 1)
     start, reach = min(run.start, last), abs(last - run.start) + 1
     stride = abs(run.step) if run.length > 1 else 1
@@ -92,7 +92,7 @@ def _slice(mb: Builder, x: Var, axis: int, run: moves.Run) -> Var:
 
 
 def _placed(mb: Builder, x: Var, parts: list[moves.AxisRows], old: Var) -> Var:
-    """The axes in the order of the result, in its shape."""
+    """Put the axes in the order of the result, in its shape."""
     result = an.static_shape(old) or ()
     homes = [axis for part in parts for axis in part.to]
     order = sorted(range(len(homes)), key=homes.__getitem__)

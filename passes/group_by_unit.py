@@ -67,7 +67,7 @@ class GroupByUnit(Pass):
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
-        """The pass for the target of the inspection."""
+        """Return the pass for the target of the inspection."""
         return (cls(target.label),)
 
     def run(self, program: Program, session: Session) -> None:
@@ -207,7 +207,7 @@ class _Plan:
 
 
 def _with_constants(function: an.Function, order: Sequence[an.Operation]) -> Iterator[an.Operation]:
-    """The ops, each after the constants that it reads first; constants that nobody reads come last."""
+    """Yield the ops, each after the constants that it reads first; unread constants come last."""
     stored = dict.fromkeys(op for op in function.operations if is_weight(op))
 
     def placed(op: an.Operation) -> Iterator[an.Operation]:

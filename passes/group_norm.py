@@ -38,7 +38,7 @@ class GroupNorm(NormForm):
     """Where the mean is much larger than what is left, its rounding is that much of the old form's result."""
 
     def layer_norm(self, mb: Builder, norm: Form) -> Var:
-        """Over the same axes."""
+        """Build a layer norm over the same axes."""
         return mb.layer_norm(x=norm.source, axes=list(norm.axes), epsilon=np.float16(norm.epsilon))
 
 

@@ -52,7 +52,7 @@ class HalveExponent(Rewrite):
     tolerates_nonfinite = False
 
     def check(self, m: Match) -> Match | Refusal:
-        """An exponential that may overflow, times a constant below 1 or a square."""
+        """Match an exponential that may overflow, times a constant below 1 or a square."""
         parts = _of_squares(m.root) or _scaled(m.root.outputs[0])
         if parts is None or not parts.ops or not an.intervals.is_half(m.root.outputs[0]):
             return an.NO_MATCH
@@ -70,7 +70,7 @@ class HalveExponent(Rewrite):
         return m.bind(ops=parts.ops, exponent=exponential.x, factor=parts.factor, base=parts.base)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Half the exponent is exact, and is squared last."""
+        """Build the square of the exponential of half the exponent; halving is exact."""
         root = mb.exp(x=mb.mul(x=m.exponent, y=0.5))
         root = root if m.factor == 1 else mb.mul(x=root, y=math.sqrt(m.factor))
         return mb.square(x=root if m.base is None else mb.mul(x=root, y=m.base))
@@ -87,7 +87,7 @@ class _Parts:
 
 
 def _scaled(value: Var) -> _Parts | None:
-    """A constant times an exponential."""
+    """Read a value as a constant times an exponential; None if it is another."""
     times = None if value.op is None else an.reading.scaled(value.op)
     exponential = None if times is None else an.producer(times[0], "exp")
     if value.op is None or times is None or exponential is None:
@@ -96,7 +96,7 @@ def _scaled(value: Var) -> _Parts | None:
 
 
 def _of_squares(root: Operation) -> _Parts | None:
-    """An exponential, perhaps times a constant above 0, times a square."""
+    """Read an op as an exponential, perhaps times a positive constant, times a square; None for others."""
     for one, other in ((root.x, root.y), (root.y, root.x)) if root.op_type == "mul" else ():
         square, exponential = an.producer(other), an.producer(one, "exp")
         base = bounds.squared_operand(square)

@@ -53,7 +53,7 @@ class HoldGuards(Rewrite):
     shares_inner = True
 
     def check(self, m: Match) -> Match | Refusal:
-        """A guard below the normal numbers, of what may be as small."""
+        """Match a subnormal guard of a value that may be as small."""
         if not an.intervals.is_half(m.root.outputs[0]):
             return an.NO_MATCH
         if m.root.op_type in an.ops.NORMS:
@@ -153,7 +153,7 @@ def _of_norm(m: Match) -> Match | Refusal:
 
 
 def _ended(mb: Builder, guarded: _Guarded, inner: Var, unit: Var) -> Var:
-    """The op on what is left of a number, and on the unit."""
+    """Build the op that reads the guarded number, from that number divided by the unit and the unit."""
     if guarded.ends == "real_div":
         return units.times_power(mb, mb.real_div(x=guarded.top, y=inner), unit, -1)
     epsilon = {"epsilon": 0.0} if guarded.ends in an.ops.SINGULAR else {}

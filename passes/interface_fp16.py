@@ -63,14 +63,14 @@ class InterfaceFp16(Pass):
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
-        """Where every chip of the target pays for the casts; elsewhere callers must ask for it."""
+        """Return the pass if every chip of the target pays for the casts."""
         pays = CASTS.scope.families >= target.families and CASTS.scope.concerns(target)
         return (
             (cls(newer_opset=not loading.of_version(NEEDED, target) and target.os is not None),) if pays else ()
         )
 
     def requires(self, program: Program) -> Refusal | None:
-        """fp16 at the interface came with iOS 16."""
+        """Refuse programs for iOS 15: fp16 inputs and outputs came with iOS 16."""
         if (
             self.newer_opset
             and _is_old(program)
@@ -83,7 +83,7 @@ class InterfaceFp16(Pass):
         return Refusal(f"{words}; newer_opset=True makes it one for iOS 16 and macOS 13")
 
     def run(self, program: Program, session: Session) -> None:
-        """Each fp32 input, then each fp32 output, of each function."""
+        """Change each fp32 input, then each fp32 output, of each function."""
         if _is_old(program) and any(self.wanted(session, f) for f in program.functions.values()):
             program.functions.update(newer_opsets.raised(program, NEEDED).functions)
             words = "it needs iOS 16 or macOS 13"
@@ -115,7 +115,7 @@ class InterfaceFp16(Pass):
         return True
 
     def input(self, edits: an.GraphEdits, name: str, old: Var) -> None:
-        """The input in fp16, and a cast for what still reads fp32."""
+        """Make an input fp16, with a cast for ops that still read fp32."""
         new = edits.new_input(name, old.shape, an.types.fp16)
         casts = [op for op in an.consumers(old) if op.op_type == "cast" and not an.is_output(op.outputs[0])]
         inner = [cast for cast in casts if an.dtype_name(cast.outputs[0]) == "fp16"]
@@ -129,7 +129,7 @@ class InterfaceFp16(Pass):
         edits.session.declare(self.name, name, change, [f"cast {op.name}" for op in gone], ())
 
     def output(self, edits: an.GraphEdits, old: Var) -> None:
-        """The output in fp16: what its last cast reads, or a cast of it."""
+        """Make an output fp16: the operand of its last cast, or a cast of it."""
         last, name = an.producer(old, "cast"), old.name
         new: Var = old if last is None else last.x
         if an.dtype_name(new) != "fp16":

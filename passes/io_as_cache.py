@@ -43,7 +43,7 @@ class IoAsCache(Pass):
     """Input -> the output that it takes in the next call; by default those with the same name and `_out`."""
 
     def requires(self, program: Program) -> Refusal | None:
-        """States, and inputs that come back.
+        """Refuse programs older than iOS 18, and programs of which no input comes back.
 
         Raises:
             UnknownName: there is no such input or output.
@@ -56,7 +56,7 @@ class IoAsCache(Pass):
         return None
 
     def found(self, function: an.Function) -> dict[str, Var]:
-        """Input -> the output that it takes in the next call."""
+        """Return each input and the output that it takes in the next call."""
         outputs = {v.name: v for v in function.outputs}
         if self.pairs is None:
             return {n: outputs[n + BACK] for n in function.inputs if n + BACK in outputs}
@@ -68,7 +68,7 @@ class IoAsCache(Pass):
         return {name: outputs[other] for name, other in self.pairs.items()}
 
     def run(self, program: Program, session: Session) -> None:
-        """Each pair, in all functions alike."""
+        """Turn each pair into a state, in all functions alike."""
         matched = [(function, self.found(function)) for function in program.functions.values()]
         pairs = {name: out.name for _, outs in matched for name, out in outs.items()}
         for name in list(pairs):
@@ -104,7 +104,7 @@ def against(entry: Var | None, out: Var | None) -> Refusal | None:
 
 
 def move(edits: an.GraphEdits, name: str, out: Var) -> None:
-    """One input and output of one function."""
+    """Turn one input and output of a function into a state."""
     old = edits.function.inputs[name]
     state = edits.new_input(name, an.static_shape(old) or (), an.types.fp16, state=True)
     held = edits.first().read_state(input=state, name=f"{name}_before")
@@ -116,7 +116,7 @@ def move(edits: an.GraphEdits, name: str, out: Var) -> None:
 
 
 def _written(out: Var, held: Var) -> list[Var]:
-    """The values that the state takes: each slice that is written, or the last value alone."""
+    """Return the values that the state takes: each slice that is written, or the last value alone."""
     chain, var = [out], out
     while (op := an.producer(var, "slice_update")) is not None:
         if op.x is held:
@@ -127,7 +127,7 @@ def _written(out: Var, held: Var) -> list[Var]:
 
 
 def _called(pairs: Mapping[str, str]) -> Callable[[Any, an.Values, str], an.Values]:
-    """One call that begins with what the old model was given, and gives what is kept then."""
+    """Return a call that begins with the state given to the old model, and returns the state at the end."""
 
     def call(model: Any, values: an.Values, precision: str) -> an.Values:
         predict = Predictor(model, precision=precision)

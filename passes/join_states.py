@@ -56,7 +56,7 @@ class JoinStates(Pass):
         session.declare(self.name, self.joined, change, names, [self.joined])
 
     def join(self, edits: an.GraphEdits, names: Sequence[str]) -> None:
-        """The states of one function."""
+        """Join the states of one function."""
         old = [stored_states.states_of(edits.function)[name] for name in names]
         shapes = [stored_states.held_shape(v) for v in old]
         whole = (sum(s[0] for s in shapes), *shapes[0][1:])
@@ -91,7 +91,7 @@ def against(function: an.Function) -> Refusal | None:
 
 
 def _group(function: an.Function) -> list[str]:
-    """The names of the first states that agree."""
+    """Return the names of the first states that agree in type and all axes but the first."""
     groups: dict[tuple[object, ...], list[str]] = {}
     for name, var in stored_states.states_of(function).items():
         shape = stored_states.held_shape(var)

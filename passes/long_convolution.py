@@ -74,7 +74,7 @@ class LongConvolution(Rewrite):
     """The longest axis: where only the input of a convolution that steps is longer, it is cut (0: never)."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """A large kernel of stored numbers over known lengths."""
+        """Match a large kernel of stored numbers over known lengths."""
         op, shape = m.root, an.static_shape(m.weight)
         if shape is None or len(shape) not in (3, 4):
             return an.NO_MATCH
@@ -102,7 +102,7 @@ class LongConvolution(Rewrite):
         return m.bind(how=fold)
 
     def long_input(self, op: an.Operation) -> int | None:
-        """The axis that is too long before the convolution only, which steps along it."""
+        """Return the axis that is too long only before the convolution, which steps along it."""
         before, after = an.static_shape(op.x), an.static_shape(op.outputs[0])
         if not self.longest or before is None or after is None:
             return None
@@ -114,7 +114,7 @@ class LongConvolution(Rewrite):
         return None
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Frames to channels, the small convolution, channels to neighbours; or pieces to channels."""
+        """Build the small convolution of frames as channels, or of pieces as channels."""
         op, how, place = m.root, m.how, m.how.axis - 2
         pads, results = windows.window_pads(op), int(op.outputs[0].shape[how.axis])
         groups = int(an.number(op.inputs.get("groups")) or 1)
@@ -127,7 +127,7 @@ class LongConvolution(Rewrite):
         return small_builds.unfolded(mb, small, how.axis, how.phases, results)
 
     def small(self, mb: Builder, m: Match, x: Var, stride: int, phases: int, dilation: int) -> Var:
-        """The small convolution of an input that is padded along the axis."""
+        """Build the small convolution of an input that is padded along the axis."""
         op, how, place = m.root, m.how, m.how.axis - 2
         key, name = (m.weight, str(how)), f"{m.weight.name}_folded"
         edit = how.edit(m.weight.shape)
@@ -162,16 +162,20 @@ class _Fold:
 
     @property
     def frame(self) -> int:
-        """Elements of the input that become channels."""
+        """The elements of the input that become channels."""
         return self.stride * self.phases
 
     @property
     def taps(self) -> int:
-        """Width of the folded kernel."""
+        """The width of the folded kernel."""
         return math.ceil((self.stride * (self.phases - 1) + self.reach) / self.frame)
 
     def weight(self, old: an.Array) -> an.Array:
-        """The taps of the axis go to the channels: that of a frame's elements, times that of the phases."""
+        """Return the folded weight [out * phases, in * frame, ..., taps].
+
+        Example: stride 2, 1 phase and 4 taps a b c d give frames of 2 elements: a c for the first, b d for the
+        second.
+        """
         flat = np.moveaxis(old, self.axis, -1)
         outputs, inputs, *others, width = flat.shape
         new = np.zeros((outputs, self.phases, inputs, self.frame, *others, self.taps), old.dtype)
@@ -204,11 +208,11 @@ class _Pieces:
 
     @property
     def taps(self) -> int:
-        """Taps of a piece; the last has zeros at its end."""
+        """The taps of a piece; the last piece has zeros at its end."""
         return math.ceil(self.width / self.count)
 
     def weight(self, old: an.Array) -> an.Array:
-        """The pieces beside each other among the channels of each group."""
+        """Return the pieces side by side among the input channels of each group."""
         more = [(0, 0)] * old.ndim
         more[self.axis] = (0, self.taps * self.count - self.width)
         parts = np.split(np.pad(old, more), self.count, axis=self.axis)
@@ -220,7 +224,7 @@ class _Pieces:
         return tiled.taken(self.axis, np.zeros(self.taps, np.intp))
 
     def shifted(self, mb: Maker, x: Var, pads: Sequence[int], results: int, groups: int) -> Var:
-        """The input of each piece, from one end of the padded axis to the other, side by side in each group."""
+        """Build the input of each piece, shifted by the pieces before it, side by side in each group."""
         step = self.taps * self.dilation
         length = (results - 1) * self.stride + self.dilation * (self.taps - 1) + 1
         x = small_builds.framed(mb, x, self.axis, 1, length + step * (self.count - 1), pads[0])

@@ -35,12 +35,12 @@ class MaskedWrite(Rewrite):
     """Rows that are brought to their places are multiplied by 0 elsewhere."""
 
     def pattern(self, op: Ops) -> OpPattern:
-        """A slice whose end is its begin and a constant."""
+        """Look for a slice whose end is its begin plus a constant."""
         end = op.add(x=var("begin"), y=var("size"), commutes=True)
         return op.slice_update(x=var("x"), update=var("update"), begin=var("begin"), end=end)
 
     def check(self, m: Match) -> Match | Refusal:
-        """One dynamic axis, and floats where rows must be moved."""
+        """Match one dynamic axis, and floats if several rows are moved."""
         part = dynamic_slice(m.root)
         if isinstance(part, Refusal):
             return part
@@ -60,7 +60,7 @@ class MaskedWrite(Rewrite):
         return np.array(first, np.int32)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The new rows, as wide as all, where they belong; else the old ones."""
+        """Select the new rows at their places, and the old ones elsewhere."""
         part: _DynamicSlice = m.part
         name = m.root.name
         at = mb.slice_by_size(x=m.begin, begin=[part.axis], size=[1], name=f"{name}_at")
@@ -127,7 +127,7 @@ class _DynamicSlice:
 
 
 def dynamic_slice(op: an.Operation) -> _DynamicSlice | Refusal:
-    """The slice that a `slice_update` writes, or why it is not one with a single dynamic place."""
+    """Return the slice that a `slice_update` writes, or why it has not one single dynamic place."""
     shape, sizes = an.static_shape(op.x), an.static_shape(op.update)
     if shape is None or sizes is None or len(shape) != len(sizes):
         return Refusal("a shape is dynamic, or an axis is dropped", op)
@@ -155,7 +155,7 @@ def dynamic_slice(op: an.Operation) -> _DynamicSlice | Refusal:
 
 
 def entries(var: Var) -> list[int | Var] | None:
-    """The numbers of a vector of places, a dynamic one as its value; None if they cannot be told."""
+    """Return the numbers of a vector of places, a dynamic one as its value; None if they are not known."""
     if (value := an.constant(var)) is not None:
         return [int(v) for v in np.ravel(value)]
     if var.op is None or var.op.op_type != "concat":

@@ -58,7 +58,7 @@ class MeanQuotient(Rewrite):
     tolerates_nonfinite = False
 
     def check(self, m: Match) -> Match | Refusal:
-        """A quotient of sums of which one may overflow."""
+        """Match a quotient of sums of which one may overflow."""
         quotient = quotients.quotient_of_sums(m.root)
         if quotient is None:
             return an.NO_MATCH
@@ -79,7 +79,7 @@ class MeanQuotient(Rewrite):
         return m.bind(ops=ops, quotient=quotient, count=count, within=within)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The quotient of the means, times what the counts differ by."""
+        """Build the quotient of the means, times the ratio of the counts."""
         quotient = m.quotient
         divisor = _mean(mb, quotient.below)
         for op in quotient.between:

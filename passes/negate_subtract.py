@@ -45,7 +45,7 @@ class NegateSubtract(Rewrite):
     kinds = frozenset({"sub"})
 
     def check(self, m: Match) -> Match | Refusal:
-        """Floats and int32 only; a constant must have a negation."""
+        """Match floats and int32; a constant must have a negation."""
         dtype = an.np_dtype(m.y)
         if dtype.kind != "f" and dtype != np.int32:
             return Refusal(f"the operands are {dtype}, whose negation may not exist", m.root)

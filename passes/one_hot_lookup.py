@@ -44,7 +44,7 @@ class OneHotLookup(Rewrite):
     """Most multiplications of a product."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """A short axis, and a product that is worth it."""
+        """Match a short axis, and a product that is worth it."""
         op = m.root
         places = op.indices if op.op_type == "gather" else op.begin
         if an.constant(places) is not None:
@@ -68,7 +68,7 @@ class OneHotLookup(Rewrite):
         return m.bind(axes=axes)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
-        """Places that exist, some of them counted from the end."""
+        """Draw places that exist, some of them counted from the end."""
         if var is m.root.inputs.get("indices"):
             (axis,) = m.axes
             length = int(m.root.x.shape[axis])
@@ -80,7 +80,7 @@ class OneHotLookup(Rewrite):
         return None
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """One product for each axis."""
+        """Build one product for each axis."""
         op, out = m.root, an.static_shape(m.root.outputs[0]) or ()
         value: Var = op.x
         for axis, taken in m.axes.items():
@@ -101,7 +101,7 @@ class OneHotLookup(Rewrite):
 
 
 def _gathered(op: an.Operation) -> dict[int, int] | Refusal:
-    """The axis of a gather, with how many rows are taken; or why there is none."""
+    """Return the axis of a gather, with how many rows are taken; or why there is none."""
     axis = int(an.number(op.axis) or 0) % op.x.rank
     if an.number(op.inputs.get("batch_dims")):
         return Refusal("it gathers from each row of a batch its own places")
@@ -113,7 +113,7 @@ def _gathered(op: an.Operation) -> dict[int, int] | Refusal:
 
 
 def _sliced(op: an.Operation) -> dict[int, int] | Refusal:
-    """The axes of which a slice takes a part, each with its length; or why they are not known."""
+    """Return the axes of which a slice takes a part, each with its length; or why they are not known."""
     shape = an.static_shape(op.x) or ()
     if op.op_type == "slice_by_size":
         sizes = an.constant(op.size)
@@ -132,7 +132,7 @@ def _sliced(op: an.Operation) -> dict[int, int] | Refusal:
 
 
 def _product(mb: Builder, x: Var, axis: int, hot: Var) -> Var:
-    """The rows of an axis that `hot` [taken, rows] picks."""
+    """Multiply by `hot`, of shape (taken, rows), which picks rows of an axis."""
     shape, taken = [int(d) for d in x.shape], int(hot.shape[0])
     if axis == len(shape) - 1 and axis > 0:
         return mb.matmul(x=x, y=hot, transpose_y=True)

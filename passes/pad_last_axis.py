@@ -46,7 +46,7 @@ class PadLastAxis(Rewrite):
     """Length that the last axis becomes a multiple of (Apple's own rule for fp16 is 32)."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """A product with a constant weight whose result does not fit; then the region around it."""
+        """Match a product with a constant weight whose result does not fit, with the region around it."""
         out = m.root.outputs[0]
         length = out.shape[-1] if out.rank else self.multiple
         if not an.is_symbolic(length) and length % self.multiple == 0:

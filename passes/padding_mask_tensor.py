@@ -88,14 +88,14 @@ class PaddingMaskTensor(Rewrite):
         return m.bind(changed=changed, fills=fills, own=own, masks=masks, limits=limits)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
-        """Masks of 0 and 1 that keep some keys and mask others, whichever of the two keeps."""
+        """Draw masks of 0 and 1 that keep some keys and mask others, whichever of the two keeps."""
         if var not in m.masks or not (shape := drawn_shape(var)):
             return None
         keys = rng.permutation(np.arange(shape[-1]) % 2)
         return np.broadcast_to(keys, shape).astype(an.np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The ops from the fills to the softmax once more, with finite fills."""
+        """Build the ops from the fills to the softmax again, with finite fills."""
         new: dict[Var, Var] = {}
         for op in m.changed:
             old, renewed = op.outputs[0], dict(new)
@@ -118,7 +118,7 @@ class PaddingMaskTensor(Rewrite):
     def again(
         self, mb: Builder, op: an.Operation, new: dict[Var, Var], fills: dict[an.Operation, list[str]]
     ) -> Var:
-        """An op with finite fills, on operands that were made anew."""
+        """Build an op again with finite fills, on new operands."""
         inputs: dict[str, Any] = {}
         for name, value in an.op_inputs(op).items():
             if isinstance(value, Var):
@@ -128,14 +128,14 @@ class PaddingMaskTensor(Rewrite):
         return getattr(mb, op.op_type)(**inputs, name=f"{op.outputs[0].name}_finite")
 
     def finite(self, held: Var) -> an.Array:
-        """A constant whose fills are finite."""
+        """Return a constant with finite fills."""
         value = np.asarray(an.constant(held))
         shallow = np.where(np.abs(value) > DEEPEST, np.sign(value) * -self.fill, value)
         return shallow.astype(an.np_dtype(held))
 
 
 def _upstream(root: an.Operation, scores: Var) -> list[an.Operation]:
-    """The ops between the scores and a softmax, and those that make its mask, in an order in which they run."""
+    """Return the ops from the scores to a softmax, and those that make its mask, in the order of the block."""
     ops: dict[an.Operation, None] = {}
     stack = [root.x.op if root.op_type == "softmax" else root.attn_mask.op]
     while stack and len(ops) < MOST_OPS:
@@ -152,7 +152,7 @@ def _upstream(root: an.Operation, scores: Var) -> list[an.Operation]:
 
 
 def _deep(op: an.Operation) -> list[str]:
-    """The operands of an op that bring in a fill that is too deep."""
+    """Return the names of the operands of an op that bring in a fill that is too deep."""
     names = []
     for name, var in an.operands(op) if op.op_type in FILLING else ():
         value = an.constant(var)
@@ -165,7 +165,7 @@ def _deep(op: an.Operation) -> list[str]:
 
 
 def _downstream(ops: list[an.Operation], sources: set[Var]) -> list[an.Operation]:
-    """The ops that make or read these values, or what is made of them, in order."""
+    """Return the ops that make or read these values, or values made from them, in order."""
     reached, touching = set(sources), list[an.Operation]()
     for op in ops:
         if op.outputs[0] in sources or any(v in reached for _, v in an.operands(op)):

@@ -75,7 +75,7 @@ class PickTokens(Pass):
             raise PassError(f"{self.name}: each part gives one token; each_part=True takes no k")
 
     def requires(self, program: Program) -> Refusal | None:
-        """Logits.
+        """Refuse programs without logits for enough words.
 
         Raises:
             UnknownName: there is no such output.
@@ -95,7 +95,7 @@ class PickTokens(Pass):
         return None
 
     def logits(self, function: an.Function) -> Var | None:
-        """The output with the most words."""
+        """Return the output with the most words, or the one that is named."""
         floats = [v for v in function.outputs if self.output is None or v.name == self.output]
         floats = [v for v in floats if an.np_dtype(v).kind == "f" and (an.static_shape(v) or (1,))[-1] > 1]
         return max(floats, key=lambda v: int(v.shape[-1]), default=None)
@@ -120,7 +120,7 @@ class PickTokens(Pass):
         session.declare(self.name, name, change, list(names), new)
 
     def picked(self, mb: Builder, logits: Var) -> list[Var]:
-        """The outputs in place of logits."""
+        """Build the outputs that replace the logits."""
         if self.each_part:
             return _of_parts(mb, _parts(logits))
         if self.k == 1:
@@ -151,12 +151,12 @@ class PickTokens(Pass):
 
 
 def _reading(program: Program) -> list[an.Function]:
-    """The functions that read tokens: all but those that make inputs of them from the position."""
+    """Return the functions that read tokens: all but those that compute inputs from the position."""
     return [function for name, function in program.functions.items() if not name.endswith(INPUTS)]
 
 
 def _parts(logits: Var) -> list[Var]:
-    """The parts of a head that are joined on the last axis; the head itself where none are."""
+    """Return the parts of a head that are joined on the last axis; the head itself if it is whole."""
     op = logits.op
     while op is not None and op.op_type in ("cast", "identity"):
         op = op.x.op
@@ -166,7 +166,7 @@ def _parts(logits: Var) -> list[Var]:
 
 
 def _of_parts(mb: Builder, parts: Sequence[Var]) -> list[Var]:
-    """The largest logit of each part, and its token."""
+    """Build the largest logit of each part, and its token."""
     values = [mb.reduce_max(x=part, axes=[-1], keep_dims=True) for part in parts]
     tokens, start = [], 0
     for part in parts:

@@ -58,11 +58,11 @@ class PointwiseConvolution(Rewrite):
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
-        """On the chips where single rows were seen to stay on the CPU."""
+        """Return the pass for chips on which single rows were seen to stay on the CPU."""
         return (cls(most=target.least("axis")[0]),) if min(target.families) <= LAST_FEW_ROWS_FAMILY else ()
 
     def check(self, m: Match) -> Match | Refusal:
-        """One row, and a stored weight of few enough channels."""
+        """Match one row, and a stored weight of few enough channels."""
         stored, shape, out = (
             channel_products.weight_of(m.root),
             an.static_shape(m.x),

@@ -47,7 +47,7 @@ class PositionFunction(Pass):
     """Look the embeddings of tokens up there too?"""
 
     def requires(self, program: Program) -> Refusal | None:
-        """A position, and room for more functions."""
+        """Refuse programs without a position, or older than iOS 18."""
         functions = list(program.functions.values())
         if not any(POSITION in f.inputs for n, f in program.functions.items() if not n.endswith(INPUTS)):
             return Refusal(f"no function has an input {POSITION!r}; add_cache makes one")
@@ -56,7 +56,7 @@ class PositionFunction(Pass):
         return None
 
     def run(self, program: Program, session: Session) -> None:
-        """Each function that reads a position gets one that makes its inputs."""
+        """Add, for each function that reads a position, one that computes its inputs."""
         copies = copy_program(program).functions
         for name, function in [(n, f) for n, f in program.functions.items() if not n.endswith(INPUTS)]:
             ends = ends_at(function, self.lookup)
@@ -90,7 +90,7 @@ def called(model: Any, values: an.Values, precision: str) -> an.Values:
 
 
 def ends_at(function: Function, lookup: bool) -> list[Var]:
-    """The values that depend on the position and constants only, and that other ops read, or the caller.
+    """Return the values that depend only on the position and constants, and that other ops or the caller read.
 
     Args:
         function: of a decoder.
@@ -131,7 +131,7 @@ def look_up_in_parts(edits: an.GraphEdits, names: Collection[str]) -> None:
 
 
 def parts_of(function: Function, table: an.Array) -> list[Any]:
-    """The weights of products that are the rows of a table, in their order; none where some are missing."""
+    """Return the weights of products that together are the rows of a table; empty if some are missing."""
     parts, rows = [], 0
     for op in function.operations:
         if op.op_type not in ("linear", "conv") or not an.is_stored(op.weight):
@@ -149,7 +149,7 @@ def parts_of(function: Function, table: an.Array) -> list[Any]:
 
 
 def _joined(mb: an.Builder, tokens: Var, parts: Sequence[Any]) -> Var:
-    """The rows of tokens, each from the part that holds it; those of no other part from the last."""
+    """Build the rows of tokens, each from the part that holds it; others from the last part."""
     *others, last = parts
     whole = mb.cast(x=tokens, dtype="int32")
     end = sum(int(part.shape[0]) for part in others)
@@ -181,7 +181,7 @@ def keep_only(edits: an.GraphEdits, names: Collection[str]) -> None:
 
 
 def _number(edits: an.GraphEdits, var: Var) -> Var:
-    """A value that a model can give: of a type that ends have, and of one axis at least."""
+    """Build a value that a model can return: of a type of outputs, and of one axis at least."""
     number = var
     if (given := given_as(var)) != an.dtype_name(var):
         number = edits.last().cast(x=var, dtype=given, name=f"{var.name}_number")
@@ -193,7 +193,7 @@ def _number(edits: an.GraphEdits, var: Var) -> Var:
 
 
 def given_as(var: Var) -> str:
-    """The type in which a value passes: a boolean as fp16, an integer of fewer bits than 32 as int32."""
+    """Return the type in which a value passes: a boolean as fp16, a shorter integer as int32."""
     dtype, kind = an.dtype_name(var), an.np_dtype(var).kind
     return {"b": "fp16", "i": "int32", "u": "int32"}.get(kind, dtype)
 

@@ -47,7 +47,7 @@ class ReflectPadSlices(Rewrite):
     """How often an edge may be repeated on one side."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """Constant amounts, along axes of known length."""
+        """Match constant amounts along axes of known length."""
         mode, stated = an.constant(m.root.inputs.get("mode")), an.constant(m.pad)
         if mode in (None, "constant"):
             return an.NO_MATCH
@@ -67,7 +67,7 @@ class ReflectPadSlices(Rewrite):
         return m.bind(edges=edges, mirrored=mode == "reflect") if edges else an.NO_MATCH
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """One concatenation for each padded axis."""
+        """Build one concatenation for each padded axis."""
         padded: Var = m.x
         for axis, (before, after) in m.edges.items():
             length = int(padded.shape[axis])

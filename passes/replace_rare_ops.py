@@ -37,7 +37,7 @@ from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 
 def _crop(mb: Builder, op: an.Operation) -> Var:
-    """The edges of the last two axes go."""
+    """Cut the edges of the last two axes off."""
     firsts = [an.ints(op, name)[0] for name in ("crop_height", "crop_width")]
     begin = [0] * (op.x.rank - 2) + firsts
     return mb.slice_by_size(x=op.x, begin=begin, size=list(op.outputs[0].shape))
@@ -52,7 +52,7 @@ def _clamped(mb: Builder, op: an.Operation) -> Var:
 
 
 def _limit(op: an.Operation) -> an.Array:
-    """The limit in the type of x, in which it need not be stored."""
+    """Return the limit in the type of x, which may differ from the stored type."""
     return np.asarray(an.constant(op.beta)).astype(an.np_dtype(op.x))
 
 
@@ -73,7 +73,7 @@ class ReplaceRareOps(Rewrite):
     kinds = frozenset(COMMON)
 
     def check(self, m: Match) -> Match | Refusal:
-        """A shape that can be written down, and a limit that the type of x holds."""
+        """Match an op of static shape whose limit the type of x holds."""
         out = m.root.outputs[0]
         if an.static_shape(out) is None:
             return Refusal(f"%{out.name} has the symbolic shape {tuple(out.shape)}", m.root)
@@ -82,7 +82,7 @@ class ReplaceRareOps(Rewrite):
         return m
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The common op, or two of them."""
+        """Build the common op, or two of them."""
         return COMMON[m.root.op_type](mb, m.root)
 
 

@@ -83,7 +83,7 @@ class Rerank(Rewrite):
         return m.bind(frame=frame, groups=groups)
 
     def check_view(self, m: Match) -> Match | Refusal:
-        """A view of a view whose middle has another rank than it should: the middle can be skipped."""
+        """Match a view of a view that can skip the middle value, whose rank is wrong."""
         source = m.root.x
         while (view := an.producer(source, *an.ops.VIEWS)) is not None and an.static_shape(view.x):
             source = view.x
@@ -92,7 +92,7 @@ class Rerank(Rewrite):
         return m.bind(source=source) if skips and an.static_shape(m.root.outputs[0]) else an.NO_MATCH
 
     def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
-        """The op on the view, and its results seen in the old shapes."""
+        """Build the op on the view, and view its results in the old shapes."""
         outs = m.root.outputs
         if m.root.op_type in an.ops.VIEWS:
             return {outs[0]: views.seen_as(mb, m.source, outs[0].shape)}

@@ -55,7 +55,7 @@ class ResampleMatmul(Rewrite):
     """Most numbers of the matrix."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """Constant places, one image, a matrix that is not too large."""
+        """Match constant places in one image, if the matrix is not too large."""
         op, shape, out = m.root, an.static_shape(m.x), an.static_shape(m.root.outputs[0])
         if shape is None or out is None:
             return Refusal(f"%{m.x.name} has the symbolic shape {tuple(m.x.shape)}", op)
@@ -73,7 +73,7 @@ class ResampleMatmul(Rewrite):
         return m.bind(seen=(1, shape[1], read), boxes=boxes, made=made)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The pixels of each channel times the matrix."""
+        """Multiply the pixels of each channel by the matrix."""
         op, dtype = m.root, an.np_dtype(m.x)
         weights, outside = _weights(op, m.boxes, m.made)
         pixels = mb.reshape(x=m.x, shape=list(m.seen))
@@ -84,7 +84,7 @@ class ResampleMatmul(Rewrite):
 
 
 def _weights(op: an.Operation, boxes: int, pixels: int) -> tuple[an.Array, an.Array]:
-    """[box, pixel read, pixel made], and what is made of an image of zeros."""
+    """Return the matrix [box, pixel read, pixel made], and the result for an image of zeros."""
     import torch
 
     height, width = (int(d) for d in op.x.shape[2:])

@@ -160,7 +160,7 @@ class RestoreMeaning(Rewrite):
     """Names of findings; all of them by default."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """One of the forms."""
+        """Match one of the forms."""
         for name, form in FORMS.items():
             if (self.only and name not in self.only) or not form.found(m.root):
                 continue
@@ -170,7 +170,7 @@ class RestoreMeaning(Rewrite):
         return an.NO_MATCH
 
     def uncompared(self, m: Match) -> Refusal | None:
-        """The numbers change on purpose."""
+        """Compare no results: they change on purpose."""
         return Refusal("the numbers change on purpose: compare with the model before the conversion", m.root)
 
     def rewrite(self, mb: Builder, m: Match) -> Any:

@@ -38,14 +38,14 @@ class RmsNorm(NormForm):
     tolerance = an.REASSOCIATED
 
     def check(self, m: Match) -> Match | Refusal:
-        """The layer norm of [x, -x] is over one axis."""
+        """Match a norm; as the layer norm of [x, -x] only one over a single axis."""
         match = super().check(m)
         if isinstance(match, Match) and self.form == "layer_norm" and len(match.site.axes) != 1:
             return Refusal(f"the mean is over the axes {match.site.axes}, not over one", m.root)
         return match
 
     def layer_norm(self, mb: Builder, norm: Form) -> Var:
-        """The first half of that of [x, -x], whose mean is 0."""
+        """Build the first half of the layer norm of [x, -x], whose mean is 0."""
         x, axis = norm.source, norm.axes[0]
         kind = an.np_dtype(x).type
         both = mb.concat(values=[x, mb.mul(x=x, y=kind(-1))], axis=axis)

@@ -56,11 +56,11 @@ class RotaryTables(Rewrite):
     """Longest axis whose parts are exchanged by a product; 0 for none."""
 
     def pattern(self, op: Ops) -> OpPattern:
-        """Cosines, sines, and concats; products, which may read a table."""
+        """Look for cosines, sines and concats, and for products that may read a table."""
         return op.any("cos", "sin", "concat", *(("mul",) if self.form == "inputs" else ()))()
 
     def check(self, m: Match) -> Match | Refusal:
-        """Rows of positions, or parts that are exchanged."""
+        """Match rows of positions, or parts that are exchanged."""
         if m.root.op_type == "concat":
             return self.check_exchange(m)
         if m.root.op_type == "mul":
@@ -86,7 +86,7 @@ class RotaryTables(Rewrite):
         return self.positions or (int(high) + 1 if low >= 0 and high < MOST else 0)
 
     def check_exchange(self, m: Match) -> Match | Refusal:
-        """Parts of the last axis, in another order or with other signs."""
+        """Match parts of the last axis in another order or with other signs."""
         exchanged = rotary.exchange(m.root)
         if exchanged is None or an.reading.axis_of(m.root) != m.root.outputs[0].rank - 1:
             return an.NO_MATCH
@@ -96,7 +96,7 @@ class RotaryTables(Rewrite):
         return m.bind(source=source, matrix=matrix)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
-        """Positions of the table; in order for "constants", and the same for the rows that are an input."""
+        """Draw positions of the table: in order for "constants", and fixed ones for rows that are an input."""
         if m.root.op_type == "mul":
             fits = var is not m.turn.other and an.static_shape(var) == m.turn.table.shape
             return m.turn.table if fits else None
@@ -111,11 +111,11 @@ class RotaryTables(Rewrite):
         return m.rows.shaped(self.table(m)[places]).astype(an.np_dtype(var))
 
     def table(self, m: Match) -> an.Array:
-        """The rows of all positions, as the program holds floats."""
+        """Return the rows of all positions in the float type of the program."""
         return m.rows.table(m.count).astype(an.np_dtype(m.root.outputs[0]))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The product, the rows, or the input."""
+        """Build the product, the rows, or the input."""
         value: Var
         if m.root.op_type == "concat":
             kind = an.np_dtype(m.source).type
@@ -133,7 +133,7 @@ class RotaryTables(Rewrite):
         return value
 
     def found(self, mb: Builder, m: Match) -> Var:
-        """A row of the table for each position."""
+        """Build the row of the table for each position."""
         ids, table = m.rows.positions, self.table(m)
 
         def flat(maker: Builder) -> Var:

@@ -54,7 +54,7 @@ class ScaleAfterProduct(Rewrite):
     """Weights that are scaled first are rounded to fp16; here each is a number of the palette."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """One constant scale for each output channel, and no offset."""
+        """Match one constant scale for each output channel, without an offset."""
         op, stored, scales = m.root, weight(m.root), slow.palette_scale(m.root)
         if stored is None or stored.op is None or scales is None:
             return an.NO_MATCH
@@ -73,7 +73,7 @@ class ScaleAfterProduct(Rewrite):
         return m.bind(data=data, each=each)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The product, the scales, the bias."""
+        """Build the product, the scales and the bias."""
         op, inputs = m.root, an.op_inputs(m.root)
         bias = inputs.pop("bias", None)
         inputs["y" if op.op_type == "matmul" else "weight"] = m.data
@@ -85,7 +85,7 @@ class ScaleAfterProduct(Rewrite):
 
 
 def _along(op: an.Operation, values: an.Array) -> an.Array:
-    """A number for each channel of the result: its second axis after a convolution, else its last."""
+    """Shape a number for each channel of the result: channels are its second axis in a conv, else its last."""
     spatial = op.outputs[0].rank - 2 if op.op_type == "conv" else 0
     return values.reshape(-1, *[1] * spatial)
 

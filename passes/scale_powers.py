@@ -61,7 +61,7 @@ class ScalePowers(Rewrite):
     tolerates_nonfinite = False
 
     def check(self, m: Match) -> Match | Refusal:
-        """A power that may overflow, times a constant below 1 or small weights."""
+        """Match a power that may overflow, times a constant below 1 or small weights."""
         if m.root.op_type in an.ops.PRODUCTS:
             return self._weighted(m)
         scaled = an.reading.scaled_by_all(m.root)
@@ -82,7 +82,7 @@ class ScalePowers(Rewrite):
         return m.bind(ops=(*between, *ops), x=x, exponent=exponent, shift=shift, factor=scaled[1], total=total)
 
     def _weighted(self, m: Match) -> Match | Refusal:
-        """A product of a power and stored weights."""
+        """Match a product of a power and stored weights."""
         power = an.reading.integer_power(m.root.x)
         weight = an.reading.weight(m.root)
         if power is None or weight is None or weight is m.root.x or an.np_dtype(weight) != np.float16:
@@ -101,7 +101,7 @@ class ScalePowers(Rewrite):
         return m.bind(ops=(m.root, *ops), x=x, exponent=exponent, shift=shift, weights=values)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The power of the smaller number, and what is left of the factor."""
+        """Build the power of the smaller number, times the rest of the factor."""
         small = mb.mul(x=m.x, y=2.0**-m.shift)
         power = mb.square(x=small) if m.exponent == 2 else mb.pow(x=small, y=float(m.exponent))
         if m.root.op_type in an.ops.PRODUCTS:

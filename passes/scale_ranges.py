@@ -57,7 +57,7 @@ class ScaleRanges(Pass):
     """Whose arithmetic is watched, as "M1"; what holds on every chip by default."""
 
     def requires(self, program: Program) -> Refusal | None:
-        """One function, whose values can be observed."""
+        """Refuse programs of several functions."""
         return against_several(program, "scale before they are made")
 
     def run(self, program: Program, session: Session) -> None:
@@ -96,13 +96,13 @@ class ScaleRanges(Pass):
             an.GraphEdits(self, session, function).record(region.seed.name, words, unchecked=WHOLE)
 
     def samples(self, session: Session) -> Sequence[Mapping[str, an.Array]] | None:
-        """The calibration as a list."""
+        """Return the calibration as a list."""
         return as_list(self.inputs)
 
     def observed(
         self, session: Session, function: an.Function, observed: Ranges
     ) -> scaled_regions.ScaledRegions:
-        """A plan of the regions by what was observed."""
+        """Return the plan of the regions for observed ranges."""
         return scaled_regions.ScaledRegions(session, function, {row.name: row for row in observed.rows})
 
     def useless(self, before: int, after: int, refusals: Sequence[Refusal]) -> str:
@@ -133,7 +133,7 @@ class ScaleRanges(Pass):
 
 
 def as_list(inputs: Any) -> Sequence[Mapping[str, an.Array]] | None:
-    """Several sets of inputs; None for none."""
+    """Return sets of inputs as a list; None if there are none."""
     return None if inputs is None else [inputs] if isinstance(inputs, Mapping) else list(inputs)
 
 

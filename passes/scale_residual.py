@@ -51,13 +51,13 @@ class ScaleResidual(ScaleRanges):
     copies = False
 
     def samples(self, session: Session) -> Sequence[Mapping[str, an.Array]] | None:
-        """The calibration, or the inputs of the surgery."""
+        """Return the calibration, or the inputs of the surgery."""
         return as_list(session.inputs if self.inputs is None else self.inputs)
 
     def observed(
         self, session: Session, function: an.Function, observed: Ranges
     ) -> scaled_regions.ScaledRegions:
-        """A plan of the streams by what was observed."""
+        """Return the plan of the streams for observed ranges."""
         return _Stream(session, function, {row.name: row for row in observed.rows})
 
     def useless(self, before: int, after: int, refusals: Sequence[Refusal]) -> str:

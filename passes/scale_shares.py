@@ -54,11 +54,11 @@ class ScaleShares(Repair):
     """The largest of the values: a mean of such numbers times the factor is below 65504, even when rounded."""
 
     def pattern(self, op: Ops) -> OpPattern:
-        """A product whose first side is a softmax."""
+        """Look for a product whose first side is a softmax."""
         return op.matmul(x=op.softmax())
 
     def check(self, m: Match) -> Match | Refusal:
-        """The values are small enough."""
+        """Match a product whose values are small enough."""
         match = super().check(m)
         return match.bind(limits={m.y: self.MOST}) if isinstance(match, Match) else match
 

@@ -75,7 +75,7 @@ class SelectLastToken(Rewrite):
     """The name of the input that picks the position."""
 
     def requires(self, program: Program) -> Refusal | None:
-        """An output that is asked for must exist.
+        """Require an output that is asked for to exist.
 
         Raises:
             UnknownName: it does not; near matches are listed.
@@ -86,7 +86,7 @@ class SelectLastToken(Rewrite):
         return None
 
     def check(self, m: Match) -> Match | Refusal:
-        """The root must make the logits, the widest rank-3 output with a head; or select the last position."""
+        """Match the op that makes the logits, or one that selects the last position."""
         logits: Var = m.root.outputs[0]
         if dependence.takes_last_position(m.root, 1):
             return self.selected(m)
@@ -105,7 +105,7 @@ class SelectLastToken(Rewrite):
         return m.bind(tail=tail, selects=False) if refusal is None else refusal
 
     def selected(self, m: Match) -> Match | Refusal:
-        """A model that selects by itself does so earlier, and never by a gather."""
+        """Match a selection that the model makes itself, to make it earlier, and by a slice."""
         value: Var = m.root.x
         alone = an.consumers(value) == [m.root] and not an.is_output(value)
         if self.position == "input" or self.output is not None or value.rank != 3:
@@ -123,20 +123,20 @@ class SelectLastToken(Rewrite):
         return m.bind(tail=tail, selects=True) if saves or m.root.op_type == "gather" else an.NO_MATCH
 
     def may_be_logits(self, var: Var) -> bool:
-        """An output of rank 3 with more than one position that is the one asked for, if any was."""
+        """Is a value an output of rank 3 with more than one position, and the one asked for, if one was?"""
         named = self.output is None or var.name == self.output
         computed = var.op is not None and len(var.op.outputs) == 1
         shaped = var.rank == 3 and var.shape[1] != 1 and not an.is_symbolic(var.shape[2])
         return named and computed and an.is_output(var) and shaped
 
     def wider(self, function: an.Function, logits: Var) -> Var | None:
-        """An output of one position that must be the logits, since it is wider."""
+        """Return an output of one position that is as wide as the logits, or wider; None if there is none."""
         single = [v for v in function.outputs if v.rank == 3 and v.shape[1] == 1]
         wider = [v for v in single if not an.is_symbolic(v.shape[2]) and v.shape[2] >= logits.shape[2]]
         return wider[0] if wider and self.output is None else None
 
     def tail(self, logits: Var) -> dependence.Tail | Refusal:
-        """The row-wise ops before an output, from the value that is to be selected."""
+        """Return the row-wise ops before an output, with the value at which to select."""
         if logits.child_ops:
             return Refusal(f"%{logits.name} is read inside the model too", logits.op)
         return dependence.row_tail(logits, 1, deep=self.depth == "block")
@@ -167,7 +167,7 @@ class SelectLastToken(Rewrite):
         return {logits: small_builds.rebuild(mb, m.tail, small_builds.last_row(mb, m.tail.source, m.tail.axis))}
 
     def picked(self, mb: Builder, logits: Var, tail: dependence.Tail) -> Var:
-        """The position that the one-hot input picks: a sum with one non-zero term."""
+        """Build the position that the one-hot input picks: a sum with one non-zero term."""
         source, name = tail.source, self.input_name
         shape = (*(source.shape[:-2] or (1,)), source.shape[-2])
         held = mb.input_dtype(an.np_dtype(source))
@@ -193,7 +193,7 @@ def _one_row(logits: Var) -> str:
 
 
 def _select(name: str, one_hot: str = "") -> Callable[[an.Values, an.Values], an.Values]:
-    """The row of an output that the one-hot input picks, the last one where there is no such input."""
+    """Return what takes the row that the one-hot input picks, or the last row if there is no such input."""
 
     def select(outputs: an.Values, inputs: an.Values) -> an.Values:
         rows = np.asarray(outputs[name])

@@ -49,11 +49,11 @@ class SequenceLayout(Pass):
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
-        """Only where the layout was seen to help."""
+        """Return the pass where the layout was seen to help."""
         return (cls(),) if ChannelsFirst.variants(target) else ()
 
     def parts(self) -> tuple[Pass, ...]:
-        """The passes that it consists of."""
+        """Return the passes of the layout."""
         if self.layout == "as_given":
             return ()
         tiled = (TileQueries(block=self.block),) if self.block else ()
@@ -65,7 +65,7 @@ class SequenceLayout(Pass):
         return "" if isinstance(seen, Refusal) else "; ".join(map(str, seen))
 
     def run(self, program: Program, session: Session) -> None:
-        """One after another; by evidence only where there is some, which a note then gives."""
+        """Run the parts; by evidence only if there is some, which a note then gives."""
         if self.layout != "by_evidence":
             return self.run_parts(program, session)
         seen, edits = (

@@ -52,7 +52,7 @@ class SliceWindows(Rewrite):
     """Most slices that an op may become."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """Constant lengths, and few slices."""
+        """Match constant lengths that take few slices."""
         op, shape = m.root, an.static_shape(m.root.x)
         if shape is None:
             return Refusal(f"%{op.x.name} has the symbolic shape {tuple(op.x.shape)}", op)
@@ -91,7 +91,7 @@ def _windows(mb: Builder, m: Match) -> Var:
 
 
 def _reversed(mb: Builder, m: Match) -> Var:
-    """Row by row; neighbours of one length go together."""
+    """Reverse the beginnings of rows; neighbouring rows of one length go together."""
     rows, start = [], 0
     for length, count in m.runs:
         part = cut(mb, m.root.x, m.batch, start, count)

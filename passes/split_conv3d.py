@@ -37,11 +37,11 @@ class SplitConv3d(Rewrite):
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
-        """Only where a 3-D convolution is in doubt."""
+        """Return the pass if a 3-D convolution is in doubt on the target."""
         return (cls(),) if target.families & legality.NOT_M4 else ()
 
     def check(self, m: Match) -> Match | Refusal:
-        """Three axes of known length."""
+        """Match a stored kernel over three axes of known length."""
         if m.x.rank != 5:
             return an.NO_MATCH
         if an.static_shape(m.x) is None:
@@ -53,7 +53,7 @@ class SplitConv3d(Rewrite):
         return m
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """A convolution for each step of the depth, added; one, where steps do not overlap."""
+        """Build a convolution for each step of the depth, and their sum; one if steps do not overlap."""
         op, depth = m.root, int(m.weight.shape[2])
         stride, *strides = an.ints(op, "strides") or [1, 1, 1]
         dilation, *dilations = an.ints(op, "dilations") or [1, 1, 1]
@@ -82,7 +82,7 @@ class SplitConv3d(Rewrite):
 
 
 def _convolved(mb: Builder, m: Match, rows: Var, count: int, kernel: an.Edit, key: str, how: Any) -> Var:
-    """A 2-D convolution of so many places of the depth, beside the batch, with a part of the weight."""
+    """Convolve `count` places of the depth, as images of the batch, with a part of the weight."""
     seen = [int(m.x.shape[0]) * count, -1, *(int(d) for d in m.x.shape[3:])]
     x = mb.reshape(x=rows, shape=seen, name=f"{m.x.name}_seen")
     weight = an.edit_weight(mb, m.weight, kernel, f"{m.weight.name}_{key}")
@@ -105,7 +105,7 @@ def _padding(op: an.Operation) -> tuple[tuple[int, int], dict[str, Any]]:
 
 
 def _rows(mb: Builder, x: Var, start: int, stride: int, count: int) -> Var:
-    """The places of the depth that one step of the kernel sees."""
+    """Return the places of the depth that one step of the kernel reads."""
     if not start and count == x.shape[1] and stride == 1:
         return x
     name = f"{x.name}_{start}"

@@ -84,7 +84,7 @@ class SplitHead(Rewrite):
         return m.bind(ops=(*m.ops, *chain), weight=weight, axis=axis, size=size, chain=chain)
 
     def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
-        """The pieces, each through the chain, and the concat."""
+        """Build the pieces, each with the elementwise ops after it, and their concat."""
         total, parts = int(m.weight.shape[m.axis]), []
         for start in range(0, total, m.size):
             part = _product(mb, m, start, min(start + m.size, total))
@@ -98,7 +98,7 @@ class SplitHead(Rewrite):
 
 
 def _axis(op: an.Operation) -> int:
-    """The axis of the weight that counts the outputs."""
+    """Return the axis of the weight that counts the outputs."""
     if op.op_type == "linear":
         return 0
     turned = op.inputs.get("transpose_y")
@@ -106,7 +106,7 @@ def _axis(op: an.Operation) -> int:
 
 
 def _product(mb: Builder, m: Match, start: int, stop: int) -> Var:
-    """The product over some of the outputs."""
+    """Build the product over some of the outputs."""
     wish = f"{m.root.outputs[0].name}_part"
     inputs = an.op_inputs(m.root)
     for name, axis in (("y", m.axis),) if m.root.op_type == "matmul" else (("weight", 0), ("bias", 0)):
@@ -122,7 +122,7 @@ def _rows(mb: Builder, whole: Var, axis: int, start: int, stop: int) -> Var:
 
 
 def _chain(var: Var) -> Iterator[an.Operation]:
-    """The elementwise ops that alone read the logits, one after another."""
+    """Yield the elementwise ops after the logits, each of which alone reads the value before it."""
     while not an.is_output(var) and len(readers := an.consumers(var)) == 1 and _is_elementwise(readers[0], var):
         yield readers[0]
         var = readers[0].outputs[0]
@@ -140,7 +140,7 @@ def _is_elementwise(op: an.Operation, var: Var) -> bool:
 
 
 def _source(op: an.Operation) -> Var:
-    """The operand of an elementwise op that is not a constant."""
+    """Return the operand of an elementwise op that is not a constant."""
     return next(v for _, v in an.operands(op) if an.constant(v) is None)
 
 

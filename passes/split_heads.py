@@ -48,7 +48,7 @@ class SplitHeads(Rewrite):
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
-        """The pass, where channels go first."""
+        """Return the pass where channels go first."""
         return (cls(),) if ChannelsFirst.variants(target) else ()
 
     def check(self, m: Match) -> Match | Refusal:
@@ -70,7 +70,7 @@ class SplitHeads(Rewrite):
         return m.bind(ops=tuple(core.ops), core=core, operands=operands)
 
     def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
-        """The heads, and their concat in the old form, or in a later view that is nearer to it."""
+        """Build the heads, and their concat in the old layout, or in a later view that is nearer to it."""
         core, operands = m.core, m.operands
         heads = len(operands.query.heads)
         queries, keys, values = (
@@ -93,7 +93,7 @@ class SplitHeads(Rewrite):
 
 
 def _at(mb: Builder, op: an.Operation) -> Any:
-    """A builder that names what it makes after what an op made."""
+    """Return a builder that names new ops after the result of an op."""
     return channel_steps.NamingMaker(mb, op.outputs[0])
 
 
@@ -111,7 +111,7 @@ def _masks(mb: Builder, core: heads_regions.Core, op: an.Operation, carried: str
 
 
 def _mask(mb: Any, var: Var, heads: int) -> list[Var]:
-    """A mask as (batch, keys, 1, queries) for each head."""
+    """Build a mask as (batch, keys, 1, queries) for each head."""
     if heads_regions.is_scalar(var):
         return [var] * heads
     shape = fixed_shape(var)

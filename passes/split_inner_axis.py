@@ -61,11 +61,11 @@ class SplitInnerAxis(Rewrite):
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
-        """Rows as long as the target takes."""
+        """Return the pass for rows as long as the target takes."""
         return (cls(most=min(cls.most, int(target.least("axis")[0]))),)
 
     def check(self, m: Match) -> Match | Refusal:
-        """A long axis that can be cut on both sides."""
+        """Match a long axis that can be cut on both sides."""
         op, linear = m.root, m.root.op_type == "linear"
         other = op.weight if linear else op.y
         axis = -2 if not linear and an.flag(op, "transpose_x") and m.x.rank > 1 else -1
@@ -82,7 +82,7 @@ class SplitInnerAxis(Rewrite):
         return m.bind(other=other, axes=(axis, against), edges=edges, flat=flat)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The products of the parts, added."""
+        """Build the products of the parts, and their sum."""
         op, linear = m.root, m.root.op_type == "linear"
         (axis, against), flat = m.axes, m.flat
         lefts = _parts(mb, m.x, axis, m.edges) if flat is None else _rows(mb, m.x, flat, m.edges)
@@ -111,7 +111,7 @@ def _flattened(x: Var, most: int) -> Flat | None:
 
 
 def _rows(mb: Builder, x: Var, flat: Flat, edges: Sequence[int]) -> list[Var]:
-    """The rows, from parts of what they are flattened from."""
+    """Build parts of the rows from parts of the value that they are flattened from."""
     source, axis = flat
     unit = int(x.shape[-1]) // int(source.shape[axis])
     sizes = [(b - a) // unit for a, b in pairwise(edges)]
@@ -124,7 +124,7 @@ def _rows(mb: Builder, x: Var, flat: Flat, edges: Sequence[int]) -> list[Var]:
 
 
 def _parts(mb: Builder, v: Var, axis: int, edges: Sequence[int]) -> list[Var]:
-    """The parts of an axis; those of a constant are constants."""
+    """Return the parts of an axis; those of a constant are constants."""
     if not an.is_stored(v):
         sizes = [b - a for a, b in pairwise(edges)]
         return list(mb.split(x=v, split_sizes=sizes, axis=axis, name=f"{v.name}_part"))

@@ -49,14 +49,14 @@ class StableAngle(Rewrite):
         return None if angle is None else m.bind(ops=angle.ops, angle=angle)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
-        """Numbers that are not 0 for four quadrants, since compositions are wrong on the axes."""
+        """Draw numbers other than 0 for four quadrants, since compositions are wrong on the axes."""
         if not m.angle.turns or var not in (m.angle.y, m.angle.x):
             return None
         sizes = 10 ** rng.uniform(-2, 4, drawn_shape(var))
         return adversarial.with_random_signs(rng, sizes).astype(an.np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The angle to the nearer axis, and from there around."""
+        """Build the angle to the nearer axis, and turn it into its quadrant."""
         y, x = m.angle.y, m.angle.x
         up, aside = mb.abs(x=y), mb.abs(x=x)
         larger = mb.maximum(x=up, y=aside)

@@ -72,21 +72,21 @@ class _Phases:
 
     @property
     def width(self) -> int:
-        """Taps of the new kernel."""
+        """The taps of the new kernel."""
         return self.first - self.place(0)[0] + 1
 
     @property
     def rows(self) -> int:
-        """Results of the convolution."""
+        """The results of the convolution along the axis."""
         return math.ceil(self.made / self.stride)
 
     @property
     def around(self) -> tuple[int, int]:
-        """Zeros before and after the input; what is cut off where negative."""
+        """The zeros before and after the input; negative where elements are cut off."""
         return self.first, self.rows - self.place(0)[0] - self.length
 
     def weight(self, old: an.Array) -> an.Array:
-        """The taps of the last axis to [phases, taps], in front of the axes after the channels and last."""
+        """Return a weight whose last axis, the taps, is split into [phases, new taps]."""
         new = np.zeros((*old.shape[:-1], self.stride, self.width), old.dtype)
         for tap in range(self.taps):
             shift, phase = self.place(tap)
@@ -107,7 +107,7 @@ class SubpixelConvolution(Rewrite):
     """Only where the result is longer than this on an axis, and the input is not."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """Stored numbers over known lengths."""
+        """Match a stored weight over known lengths."""
         op, shape = m.root, an.static_shape(m.weight)
         if an.static_shape(m.x) is None or shape is None:
             return Refusal(f"%{m.x.name} has the symbolic shape {tuple(m.x.shape)}", op)
@@ -128,7 +128,7 @@ class SubpixelConvolution(Rewrite):
         return m.bind(phases=phases)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The convolution, and its channels as neighbours."""
+        """Build the convolution, and turn its channels into neighbours."""
         op, phases = m.root, m.phases
         groups = int(an.number(op.inputs.get("groups")) or 1)
         old = np.asarray(an.constant(m.weight))
@@ -161,7 +161,7 @@ def _phases(op: an.Operation) -> list[_Phases]:
 
 
 def _weight(old: an.Array, phases: list[_Phases], groups: int) -> an.Array:
-    """[in, out / groups, taps...] as [out * phases, in / groups, new taps...]."""
+    """Return the weight [in, out / groups, taps...] as [out * phases, in / groups, new taps...]."""
     inputs, outputs, *_ = old.shape
     new = old.reshape(groups, inputs // groups, outputs, *old.shape[2:])
     for p in phases:  # the next axis of taps to the end, and there in two
@@ -173,7 +173,7 @@ def _weight(old: an.Array, phases: list[_Phases], groups: int) -> an.Array:
 
 
 def _cut(mb: Builder, x: Var, phases: list[_Phases]) -> Var:
-    """The input without what no result reads."""
+    """Return the input without the elements that no result reads."""
     ends = [(max(-before, 0), max(-after, 0)) for before, after in (p.around for p in phases)]
     if not any(map(any, ends)):
         return x
@@ -182,7 +182,7 @@ def _cut(mb: Builder, x: Var, phases: list[_Phases]) -> Var:
 
 
 def _neighbours(mb: Builder, x: Var, phases: list[_Phases]) -> Var:
-    """The phases among the channels as neighbours, and as many results as there were."""
+    """Turn the phases among the channels into neighbours, and keep as many results as there were."""
     strides = {p.stride for p in phases}
     if len(phases) == 2 and len(strides) == 1 and strides <= SHUFFLED:
         x = mb.pixel_shuffle(x=x, upscale_factor=phases[0].stride)

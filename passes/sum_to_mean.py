@@ -50,7 +50,7 @@ class SumToMean(Rewrite):
     tolerates_nonfinite = False
 
     def check(self, m: Match) -> Match | Refusal:
-        """A constant factor below 1, of a sum that may overflow."""
+        """Match a constant factor below 1 of a sum that may overflow."""
         scaled = an.reading.scaled(m.root)
         total = an.producer(scaled[0], "reduce_sum") if scaled is not None else None
         if scaled is None or total is None or an.np_dtype(total.x) != np.float16:
@@ -73,7 +73,7 @@ class SumToMean(Rewrite):
         return m.bind(ops=(m.root, total), total=total, scale=scale)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The mean, times what is left of the factor."""
+        """Build the mean, times the rest of the factor."""
         mean: Var = mb.reduce_mean(
             x=m.total.x, axes=an.ints(m.total, "axes"), keep_dims=an.flag(m.total, "keep_dims")
         )

@@ -44,7 +44,7 @@ class TileQueries(Rewrite):
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
-        """The pass, where channels go first."""
+        """Return the pass where channels go first."""
         return (cls(),) if ChannelsFirst.variants(target) else ()
 
     def check(self, m: Match) -> Match | Refusal:
@@ -66,7 +66,7 @@ class TileQueries(Rewrite):
         return m.bind(ops=tuple(core.ops), core=core, queries=queries)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The blocks, and their concat."""
+        """Build the blocks, and their concat."""
         core, at = m.core, m.queries
         total = fixed_shape(core.softmax.outputs[0])[at.scores]
         sizes = [min(self.block, total - start) for start in range(0, total, self.block)]
@@ -88,12 +88,12 @@ class TileQueries(Rewrite):
 
 
 def _second(op: an.Operation, name: str, var: Var) -> dict[str, Any]:
-    """A changed operand of a product: a named one of a matmul, the second one of an einsum."""
+    """Return the inputs that change in a product: a named one of a matmul, the second one of an einsum."""
     return {"values": (op.values[0], var)} if op.op_type == "einsum" else {name: var}
 
 
 def _block(mb: Builder, op: an.Operation, **changed: Any) -> Var:
-    """An op on other operands."""
+    """Build an op again on the operands of a block."""
     return again(mb, op, **changed, name=f"{op.outputs[0].name}_block")
 
 

@@ -73,7 +73,7 @@ class TokenIdGuard(Rewrite):
                 )
 
     def pattern(self, op: Ops) -> OpPattern:
-        """A guard: the condition and both sides come from the same ids."""
+        """Look for a guard whose condition and both sides come from the same ids."""
         test = op.greater_equal(x=var("ids"), y=var("zero"))
         return op.select(cond=test, a=var("kept"), b=op.add(x=var("added_to"), y=var("rows"), commutes=True))
 
@@ -104,18 +104,18 @@ class TokenIdGuard(Rewrite):
         return Refusal(f"%{source.name} may be negative; {hint}".removesuffix("; "), m.root)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
-        """Ids of the range that is known, or those that the table has."""
+        """Draw ids of the range that is known, or those that the table has."""
         if an.np_dtype(var).kind not in "iu":
             return None
         low, high = m.range
         return rng.integers(low, high + 1, drawn_shape(var)).astype(an.np_dtype(var))
 
     def assumes(self, m: Match) -> Mapping[str, Range]:
-        """No id is negative, where that was promised."""
+        """Return the promised range of the ids."""
         return {_source(m.ids).name: m.range} if m.promised else {}
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The ids themselves, or their remainder."""
+        """Return the ids themselves, or build their remainder."""
         if m.promised:
             mb.note("assumed of the inputs: token ids are never negative")
         low, high = m.range
@@ -129,7 +129,7 @@ class TokenIdGuard(Rewrite):
 
 
 def _source(ids: Var) -> Var:
-    """Where ids come from, before moves and casts, those of float ids included: none changes a sign."""
+    """Return the ids before moves and casts, those of float ids included: none changes a sign."""
     while (op := an.producer(ids, "cast", *an.ops.MOVING)) is not None and an.np_dtype(op.x).kind in "iuf":
         ids = op.x
     return ids

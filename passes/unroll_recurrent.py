@@ -62,7 +62,7 @@ class UnrollRecurrent(Rewrite):
     """Longest sequence that is unrolled."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """A known, short sequence, and constants that can be read."""
+        """Match a known, short sequence, and constants that can be read."""
         op, shape = m.root, an.static_shape(m.root.x)
         if shape is None:
             return Refusal(f"%{op.x.name} has the symbolic shape {tuple(op.x.shape)}", op)
@@ -81,7 +81,7 @@ class UnrollRecurrent(Rewrite):
         return m
 
     def rewrite(self, mb: Builder, m: Match) -> tuple[Var, ...]:
-        """Each way through the sequence, side by side."""
+        """Build each way through the sequence, and join them."""
         op, ways = m.root, BACK[str(an.constant(m.root.direction) or "forward")]
         initial = [op.initial_h, *([op.initial_c] if op.op_type == "lstm" else [])]
         halves = [parted(mb, state, -1, len(ways)) for state in initial]
@@ -93,7 +93,7 @@ class UnrollRecurrent(Rewrite):
 
 
 def _walk(mb: Builder, op: an.Operation, suffix: str, states: States) -> tuple[list[Var], States]:
-    """One way: the output of each step, in the order in which it is returned, and the last states."""
+    """Build one way through the sequence; return the outputs in the order of the op, and the last states."""
     steps, back = int(op.x.shape[0]), suffix or an.constant(op.direction) == "reverse"
     bias = bias_outside(mb, op, suffix)
     added = {} if bias is None else {"bias": bias}
@@ -123,7 +123,7 @@ def _plus(mb: Any, row: Var, state: Var, weight: Var) -> Var:
 
 
 def _rnn(mb: Any, op: an.Operation, suffix: str) -> Step:
-    """act(W x + b + V h)."""
+    """Return the step of a simple RNN: act(W x + b + V h)."""
 
     def step(row: Var, states: States) -> States:
         return (_activate(mb, op, "activation", _plus(mb, row, states[0], op.weight_hh)),)
@@ -132,7 +132,7 @@ def _rnn(mb: Any, op: an.Operation, suffix: str) -> Step:
 
 
 def _gru(mb: Any, op: an.Operation, suffix: str) -> Step:
-    """Gates in the order reset, output, update.
+    """Return the step of a GRU, whose gates stand in the order reset, output, update.
 
     The reset gate multiplies the state before the product of the output gate; with `reset_after`, that product
     and its part of the bias.
@@ -184,7 +184,7 @@ def bias_outside(mb: Any, op: an.Operation, suffix: str) -> Var | None:
 
 
 def _lstm(mb: Any, op: an.Operation, suffix: str) -> Step:
-    """Gates in the order input, forget, output, cell."""
+    """Return the step of an LSTM, whose gates stand in the order input, forget, output, cell."""
     weight, clip = op.inputs[f"weight_hh{suffix}"], an.constant(op.inputs.get("clip"))
     peephole = an.constant(op.inputs.get(f"peephole{suffix}"))
     peeps: list[an.Array] = [] if peephole is None else np.split(np.asarray(peephole), 3)
@@ -226,7 +226,7 @@ DEFAULT = {"recurrent_activation": "sigmoid"}
 
 
 def _activate(mb: Any, op: an.Operation, which: str, x: Var) -> Var:
-    """One of the activations of a recurrent op."""
+    """Build one of the activations of a recurrent op."""
     kind = an.constant(op.inputs.get(which))
     op_type, values = ACTIVATIONS[str(kind or DEFAULT.get(which, "tanh")).lower()]
     if not op_type:

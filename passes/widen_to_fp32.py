@@ -86,7 +86,7 @@ class WidenToFp32(Rewrite):
         return op.any(*(op_types() if self.ops else self.kinds))()
 
     def check(self, m: Match) -> Match | Refusal:
-        """An operand does not fit, and the result does; or it is a named op of fp16."""
+        """Match an op whose operand does not fit and whose result does, or a named op of fp16."""
         if self.ops:
             return _named(m, self.ops)
         region = overflow_regions.wide_region(m.root)
@@ -98,7 +98,7 @@ class WidenToFp32(Rewrite):
         return m.bind(ops=region.ops, region=region)
 
     def uncompared(self, m: Match) -> Refusal | None:
-        """fp16 rounds integers above 2048 and numbers of fp32, and fp32 does not."""
+        """Compare no regions that read integers above 2048 or fp32, which fp16 rounds."""
         entries = _entries(m.region.ops)
         if any(map(_is_whole, entries)):
             return Refusal("integers above 2048, which fp16 rounds, are kept", m.root)
@@ -149,7 +149,7 @@ def _is_whole(value: Var) -> bool:
 
 
 def _before_rounding(value: Var) -> Var | None:
-    """The fp32 that became a value of fp16."""
+    """Return the fp32 value of which a value is the fp16 cast; None if it is none."""
     cast = an.producer(value, "cast")
     return cast.x if cast is not None and an.np_dtype(cast.x) == np.float32 else None
 
@@ -162,7 +162,7 @@ def _in_order(ops: tuple[Operation, ...]) -> list[Operation]:
 
 
 def _operand(mb: Builder, op: Operation, name: str, value: Any, wide: dict[Var, Var]) -> Any:
-    """An operand in fp32: one of the new values, a constant, or a cast."""
+    """Return an operand in fp32: one of the new values, a constant, or a cast."""
     if isinstance(value, (list, tuple)):
         return [_operand(mb, op, name, v, wide) for v in value]
     if not isinstance(value, Var) or an.np_dtype(value) != np.float16:
@@ -173,7 +173,7 @@ def _operand(mb: Builder, op: Operation, name: str, value: Any, wide: dict[Var, 
 
 
 def _widened(mb: Builder, value: Var) -> Var:
-    """A value in fp32, as it was before a cast to fp16."""
+    """Return a value in fp32, as it was before a cast to fp16."""
     if an.producer(value, "const") is not None:
         number = np.asarray(an.constant(value), np.float32)
         return mb.shared(("fp32", value), lambda: number, f"{value.name}_fp32")

@@ -105,7 +105,7 @@ class AddCache(Pass):
             raise an.PassError(f"{self.name}: contexts={self.contexts!r}; they must be positive integers")
 
     def requires(self, program: Program) -> Refusal | None:
-        """One function of iOS 18."""
+        """Refuse programs of several functions, and programs older than iOS 18."""
         if (several := against_several(program, "a cache needs one")) is not None:
             return several
         (function,) = program.functions.values()

@@ -251,8 +251,8 @@ class CachedFunction:
                 count[shape] += 1
         for i, (store, number) in enumerate(count.items()):
             dtype = types.fp16 if store.dtype == "fp16" or self.how.as_state else types.fp32
-            shape = (number, store.heads, store.rows, store.width)
-            self.stores[store] = self.add_input(f"cache_{i}", shape, dtype, self.how.as_state)
+            sizes = (number, store.heads, store.rows, store.width)
+            self.stores[store] = self.add_input(f"cache_{i}", sizes, dtype, self.how.as_state)
 
     def store_shape(self, product: Operation, kept: Kept) -> StoreShape:
         """Return the store of a kept value, which a product reads."""

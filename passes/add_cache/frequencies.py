@@ -47,7 +47,7 @@ class Speeds:
 
 
 def speeds(rows: Array) -> Speeds:
-    """The speeds of a table of cosines, (positions, columns)."""
+    """Return the speeds of a table of cosines of shape (positions, columns)."""
     columns = _pairs(rows.astype(np.float64))
     rounding = HALF if np.array_equal(columns, columns.astype(np.float16)) else FINE
     scale = float(np.abs(columns[0]).max())
@@ -70,7 +70,7 @@ def speeds(rows: Array) -> Speeds:
 
 
 def _pairs(rows: Array) -> Array:
-    """One column for each pair: halves, heads and neighbours have the same cosines."""
+    """Return one column for each pair: halves, heads and neighbours have the same cosines."""
     while rows.shape[1] % 2 == 0:
         first, second = np.split(rows, 2, 1)
         if not np.array_equal(first, second):

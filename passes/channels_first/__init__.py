@@ -48,7 +48,7 @@ class ChannelsFirst(Rewrite):
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[an.Pass, ...]:
-        """Only where it was measured to help."""
+        """Return the pass where it was measured to help."""
         return () if isinstance(finds_sequence_layout.deciding_measurements(target), Refusal) else (cls(),)
 
     def run(self, program: Program, session: Session) -> None:

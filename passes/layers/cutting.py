@@ -389,7 +389,7 @@ class LegacyGather(LayerRewrite):
     """The most channels that such a convolution may read or make."""
 
     def rewrite(self, site: Site) -> None:
-        """One slice if possible, else slices, else a convolution."""
+        """Add one slice if possible, else slices, else a convolution."""
         x, indices = site.inputs
         rank = len(site.shape(x))
         axis = from_end(site.params.axis, rank)

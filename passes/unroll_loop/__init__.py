@@ -46,7 +46,7 @@ class UnrollLoop(Rewrite):
     """Most ops that a loop may become."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """Known rounds; elements that were written at known places."""
+        """Match known rounds, and elements that were written at known places."""
         op = m.root
         if op.op_type in READERS:
             elements = list_length(op.ls) if op.op_type == "list_length" else elements_read(op)

@@ -56,10 +56,10 @@ from anesurgery.rewriting.passes import in_order, run_pass
 from anesurgery.rewriting.step_trials import Trial
 
 FIRST = ("fold_constants", "gather_to_moves", "select_last_token", "causal_mask_tensor", "embedding_matmul")
-"""Remedies that make others pay, in the order in which they are tried; all others come after them, by name;
-what passes declare about their order goes first."""
+"""Passes without which others gain nothing, so that they are tried first; the others follow by name. The order
+that passes declare comes before both."""
 ALWAYS = ("group_by_unit",)
-"""What is tried whatever is found: the order of the ops is nobody's finding."""
+"""Passes that are tried without a finding: no rule looks at the order of the ops."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,10 @@ class ApplyRemedies(Searching):
 
     def remedies(self, findings: Sequence[Finding], target: an.Target) -> Sequence[Pass]:
         """Return the passes over ops that findings name, with the options that suit the target."""
-        return _remedies(findings, target)
+        named = {f.remedy for f in findings if f.remedy} & set(registry.op_pass_names())
+        order = sorted(named, key=lambda n: (FIRST.index(n) if n in FIRST else len(FIRST), n))
+        classes = [registry.pass_class(name) for name in (*order, *ALWAYS)]
+        return in_order([step for cls in classes for step in cls.variants(target)])
 
     def objection(self, attempt: Session, model: Subject) -> Refusal | None:
         """Why a trial that changes the interface is not kept; None where it may be."""
@@ -128,17 +131,17 @@ class ApplyRemedies(Searching):
         refusals = [
             *search.rejected.values(),
             *_refused(search, end),
-            *_left(search.search_start, end),
-            *_wrong(end),
+            *_still_off(search.search_start, end),
+            *(("apply_remedies", Refusal(words)) for words in findings_in_words.unrepaired(end.findings)),
         ]
         stay = [steps for steps in search.gains if all(step in end.steps for step in steps)]
         kept = [f"kept {' and then '.join(map(str, steps))}: {search.gains[steps]}" for steps in stay]
         scores = [f"before: {search.search_start.score}", *kept, f"after: {end.score}"] if kept else []
-        return [*scores, *_open(end, search)], refusals
+        return [*scores, *_advice(end, search)], refusals
 
 
-def _open(end: Trial, search: Search) -> Iterator[str]:
-    """What the search leaves open, in words: sizes that vary, and steps that it had no trials left for."""
+def _advice(end: Trial, search: Search) -> Iterator[str]:
+    """Yield what the caller can do: fix sizes that vary, or allow more trials."""
     functions = [f for program in end.subject.chosen for f in program.functions.values()]
     inputs = [v for function in functions for v in function.inputs.values()]
     if varying := [f"%{v.name}" for v in inputs if any_symbolic(getattr(v, "shape", ()) or ())]:
@@ -150,23 +153,18 @@ def _open(end: Trial, search: Search) -> Iterator[str]:
         yield "not every step was tried, nor every pair: the trials ran out; a larger `trials` tries more"
 
 
-def _remedies(findings: Sequence[Finding], target: an.Target, always: Sequence[str] = ALWAYS) -> list[Pass]:
-    """Return the passes over ops that findings name, with the options that suit the target."""
-    named = {f.remedy for f in findings if f.remedy} & set(registry.op_pass_names())
-    order = sorted(named, key=lambda n: (FIRST.index(n) if n in FIRST else len(FIRST), n))
-    return in_order([step for name in (*order, *always) for step in registry.pass_class(name).variants(target)])
-
-
 def _refused(search: Search, end: Trial) -> Iterator[tuple[str, Refusal]]:
-    """What remedies say of ops that the given model had and the new one still has."""
+    """Yield refusals of passes that did not run, at ops that the given model had and the new one still has."""
     stay = {row.name for part in search.search_start.inspections for row in part.ops}
     stay &= {row.name for part in end.inspections for row in part.ops}
     ran = {step.name for step in end.steps}
-    yield from (said for op, said in search.refused.items() if op in stay and said[0] not in ran)
+    for op, (step_name, refusal) in search.refused.items():
+        if op in stay and step_name not in ran:
+            yield step_name, refusal
 
 
-def _left(start: Trial, end: Trial) -> Iterator[tuple[str, Refusal]]:
-    """What kept ops of the given model off the ANE, and still does."""
+def _still_off(start: Trial, end: Trial) -> Iterator[tuple[str, Refusal]]:
+    """Yield why ops of the given model are still off the ANE."""
     before = {(i, row.name, row.op_type) for i, part in enumerate(start.inspections) for row in part.ops}
     functions = [f for program in end.subject.graphs for f in program.functions.values()]
     chosen = {f for program in end.subject.chosen for f in program.functions.values()}
@@ -181,12 +179,6 @@ def _left(start: Trial, end: Trial) -> Iterator[tuple[str, Refusal]]:
                 help_ = finding.remedy or finding.advice or "no pass repairs it"
                 reason = f"{row.op_type} stays off the ANE: {finding.because} ({help_})"
                 yield "apply_remedies", Refusal(reason, ops.get(row.name))
-
-
-def _wrong(end: Trial) -> Iterator[tuple[str, Refusal]]:
-    """What a conversion lost, and what reports call wrong, in the new model."""
-    for words in findings_in_words.unrepaired(end.findings):
-        yield "apply_remedies", Refusal(words)
 
 
 @an.example((1, 4, 2), dtype="fp16")

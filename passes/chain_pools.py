@@ -37,7 +37,8 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,8 +48,19 @@ from anesurgery.facts import windows
 
 LONGEST = 29
 """The longest window of averages that every chip takes."""
-Links = list[tuple[int, int]]
-"""(window, stride) of one axis, pool by pool."""
+
+
+class _Link(NamedTuple):
+    """A pool of a chain along one axis."""
+
+    window: int
+    stride: int
+    pad: tuple[int, int] = (0, 0)
+    """The padding before and after the axis."""
+
+
+Chain = list[_Link]
+"""The pools along one axis, in the order in which they run."""
 
 
 @dataclass(frozen=True)
@@ -71,148 +83,135 @@ class ChainPools(Rewrite):
             return Refusal(f"%{m.x.name} has the symbolic shape {tuple(m.x.shape)}", op)
         axes = windows.window_axes(op)
         if any(min(axis.counted(exclude=True)) < 1 for axis in axes):
-            return Refusal(
-                f"a window of {an.ints(op, 'kernel_sizes')} lies in the padding {windows.window_pads(op)}", op
-            )
-        if op.op_type == "l2_pool" and an.np_dtype(m.x) == np.float16 and not _tiles(axes, self.most):
-            return Refusal(
-                "windows that overlap would need squares, which leave fp16 below 2e-4 and above 256", op
-            )
+            sizes, pads = an.ints(op, "kernel_sizes"), windows.window_pads(op)
+            return Refusal(f"a window of {sizes} lies in the padding {pads}", op)
+        if op.op_type == "l2_pool" and an.np_dtype(m.x) == np.float16 and not self.tiles(axes):
+            words = "windows that overlap would need squares, which leave fp16 below 2e-4 and above 256"
+            return Refusal(words, op)
         return m.bind(axes=axes)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Build the largest element, the mean, or the root of the sum of squares of each window."""
         if m.root.op_type == "max_pool":
-            return self.largest(mb, m.x, m.axes)
+            return _chained(mb.max_pool, m.x, [self.overlapping(axis) for axis in m.axes])
         if m.root.op_type == "avg_pool":
-            return self.averages(mb, m.x, m.axes, an.flag(m.root, "exclude_padding_from_average"))
-        if chains := _tiles(m.axes, self.most):
-            return _chain(mb.l2_pool, m.x, chains, list(map(_edges, m.axes, chains)))
-        mean = self.averages(mb, mb.square(x=m.x), m.axes, None)
+            means = self.means(mb, m.x, m.axes)
+            return _counting(mb, means, m.axes, an.flag(m.root, "exclude_padding_from_average"))
+        if chains := self.tiles(m.axes):
+            return _chained(mb.l2_pool, m.x, chains)
+        mean = self.means(mb, mb.square(x=m.x), m.axes)
         window = math.prod(axis.size for axis in m.axes)
         return mb.sqrt(x=mb.mul(x=mean, y=an.np_dtype(m.x).type(window)))
 
-    def largest(self, mb: Builder, x: Var, axes: Sequence[windows.WindowAxis]) -> Var:
-        """Pool after pool; axes with shorter chains end with windows of one element."""
-        chains: list[Links] = []
+    def overlapping(self, axis: windows.WindowAxis) -> Chain:
+        """Return the chain of a maximum: windows side by side if they fit, else windows that overlap."""
+        factors = _factors(axis.size, self.most) if axis.stride == axis.size > self.most else []
+        if factors and max(axis.around) < factors[0]:
+            return _with_padding(axis, [_Link(n, n) for n in factors])
+        steps, rest = divmod(axis.size - 1, self.most - 1)  # 20 = 1 + 2 * 7 + 5: windows of 8, 8 and 6
+        sizes = [self.most] * steps + ([rest + 1] if rest or not steps else [])
+        return _with_padding(axis, [*(_Link(n, 1) for n in sizes[:-1]), _Link(sizes[-1], axis.stride)])
+
+    def tiles(self, axes: Sequence[windows.WindowAxis]) -> list[Chain]:
+        """Return chains whose windows do not overlap, so each element is read once; empty if there are none."""
+        chains = list[Chain]()
         for axis in axes:
             factors = _factors(axis.size, self.most) if axis.stride == axis.size > self.most else []
-            apart = bool(factors) and max(axis.before, axis.after) < factors[0]
-            chains.append(_pairs(factors) if apart else _steps(axis, self.most))
-        return _chain(mb.max_pool, x, chains, [_edges(a, c) for a, c in zip(axes, chains, strict=True)])
+            small = [_Link(axis.size, axis.stride)] if axis.size <= self.most else []
+            chain = [_Link(n, n) for n in factors] or small
+            if not chain or max(axis.around) >= chain[0].window:
+                return []
+            chains.append(_with_padding(axis, chain))
+        return chains
 
-    def averages(self, mb: Builder, x: Var, axes: Sequence[windows.WindowAxis], exclude: bool | None) -> Var:
-        """Build the mean of each window; with `exclude` None, padding counts as 0."""
+    def means(self, mb: Builder, x: Var, axes: Sequence[windows.WindowAxis]) -> Var:
+        """Build the mean of each window, in which padding counts as 0."""
         limit = max(self.most, LONGEST)
-        chains = [_averaged(axis, self.most, limit) for axis in axes]
-        early = [
-            not chain or max(axis.before, axis.after) >= chain[0][0]
-            for axis, chain in zip(axes, chains, strict=True)
-        ]
-        x = _padded(mb, x, [axis for axis, now in zip(axes, early, strict=True) if now])
-        if any(chains):
-            pads = [[(0, 0) if now else axis.around] for axis, now in zip(axes, early, strict=True)]
-            x = _chain(mb.avg_pool, x, chains, pads)
-        rest = [axis for axis, chain in zip(axes, chains, strict=True) if not chain]
-        if whole := [axis.at for axis in rest if axis.whole]:
+        pad, chains, without_chain = [0] * 2 * x.rank, list[Chain](), list[windows.WindowAxis]()
+        for axis in axes:
+            chain = self.averaging(axis, limit)
+            if not chain:
+                without_chain.append(axis)
+            if chain and max(axis.around) < chain[0].window:
+                chain[0] = chain[0]._replace(pad=axis.around)
+            else:  # the first pool cannot pad so much
+                pad[2 * axis.at : 2 * axis.at + 2] = axis.around
+            chains.append(chain)
+        x = mb.pad(x=x, pad=pad) if any(pad) else x
+        x = _chained(mb.avg_pool, x, chains) if any(chains) else x
+        if whole := [axis.at for axis in without_chain if axis.whole]:
             x = mb.reduce_mean(x=x, axes=whole, keep_dims=True)
-        for axis in rest:
+        for axis in without_chain:
             x = x if axis.whole else _in_parts(mb, x, axis, limit)
-        counts = np.ones((1,) * x.rank)
-        for axis in axes if exclude is not None else ():
-            counts = counts * axis.counted(bool(exclude)).reshape(
-                [-1 if a == axis.at else 1 for a in range(x.rank)]
-            )
-        return _counting(mb, x, counts, math.prod(axis.size for axis in axes)) if exclude is not None else x
+        return x
+
+    def averaging(self, axis: windows.WindowAxis, limit: int) -> Chain:
+        """Return the chain of averages along an axis; empty if the window is cut into parts instead."""
+        if axis.size <= limit:
+            return [_Link(axis.size, axis.stride)]
+        factors = _factors(axis.size, self.most) or _factors(axis.size, limit)
+        return [_Link(n, n) for n in factors] if axis.stride == axis.size else []
 
 
-def _averaged(axis: windows.WindowAxis, most: int, limit: int) -> Links:
-    """Return the chain of averages along an axis; empty if the window is cut into parts instead."""
-    if axis.size <= limit:
-        return [(axis.size, axis.stride)]
-    apart = axis.stride == axis.size
-    return _pairs(_factors(axis.size, most) or _factors(axis.size, limit)) if apart else []
+def _with_padding(axis: windows.WindowAxis, chain: Chain) -> Chain:
+    """Share the padding of an axis out: each pool pads as much as leaves one element in each window."""
+    (before, after), padded = axis.around, list[_Link]()
+    for link in chain:
+        pad = min(before, link.window - 1), min(after, link.window - 1)
+        padded.append(link._replace(pad=pad))
+        before, after = before - pad[0], after - pad[1]
+    return padded
 
 
-def _tiles(axes: Sequence[windows.WindowAxis], most: int) -> list[Links]:
-    """Return chains whose windows do not overlap, so each element is read once; empty if there are none."""
-    chains = list[Links]()
-    for axis in axes:
-        factors = _factors(axis.size, most) if axis.stride == axis.size > most else []
-        chains.append(_pairs(factors) or [(axis.size, axis.stride)] * (axis.size <= most))
-    apart = all(c and max(a.before, a.after) < c[0][0] for a, c in zip(axes, chains, strict=True))
-    return chains if apart else []
-
-
-def _pairs(factors: Sequence[int]) -> Links:
-    """Return the links of windows that do not overlap: each stride is the window."""
-    return [(factor, factor) for factor in factors]
-
-
-def _steps(axis: windows.WindowAxis, most: int) -> Links:
-    """Return the links of windows that overlap; only the last one has the stride."""
-    steps, rest = divmod(axis.size - 1, most - 1)
-    chain = [most] * steps + ([rest + 1] if rest or not steps else [])
-    return [*((window, 1) for window in chain[:-1]), (chain[-1], axis.stride)]
-
-
-def _edges(axis: windows.WindowAxis, links: Links) -> Links:
-    """What each pool pads: the first ones as much as leaves one element in each window."""
-    pairs, (before, after) = [], axis.around
-    for window, _ in links:
-        pair = min(before, window - 1), min(after, window - 1)
-        pairs.append(pair)
-        before, after = before - pair[0], after - pair[1]
-    return pairs
-
-
-def _chain(pool: Callable[..., Var], x: Var, chains: Sequence[Links], pads: Sequence[Links]) -> Var:
-    """Pool after pool, each with its part of the padding."""
-    for i in range(max(map(len, chains))):
-        links = [chain[i] if i < len(chain) else (1, 1) for chain in chains]
-        edges = [n for pairs in pads for n in (pairs[i] if i < len(pairs) else (0, 0))]
-        windows: dict[str, Any] = {"kernel_sizes": [k for k, _ in links], "strides": [s for _, s in links]}
-        windows |= {"pad_type": "custom", "pad": edges} if any(edges) else {"pad_type": "valid"}
-        x = pool(x=x, **windows)
+def _chained(pool: Callable[..., Var], x: Var, chains: Sequence[Chain]) -> Var:
+    """Build pool after pool; axes with shorter chains end with windows of one element."""
+    for links in zip_longest(*chains, fillvalue=_Link(1, 1)):
+        pads = [n for link in links for n in link.pad]
+        padding: dict[str, Any] = {"pad_type": "custom", "pad": pads} if any(pads) else {"pad_type": "valid"}
+        sizes, strides = [link.window for link in links], [link.stride for link in links]
+        x = pool(x=x, kernel_sizes=sizes, strides=strides, **padding)
     return x
 
 
-def _padded(mb: Builder, x: Var, axes: Sequence[windows.WindowAxis]) -> Var:
-    """Pad some axes with zeros at both ends."""
-    pad = [0] * 2 * x.rank
+def _counting(mb: Builder, x: Var, axes: Sequence[windows.WindowAxis], exclude: bool) -> Var:
+    """Rescale means so that only some elements of a window count: with `exclude`, no padding does."""
+    counts, size = np.ones((1,) * x.rank), math.prod(axis.size for axis in axes)
     for axis in axes:
-        pad[2 * axis.at : 2 * axis.at + 2] = axis.around
-    return mb.pad(x=x, pad=pad) if any(pad) else x
-
-
-def _counting(mb: Builder, x: Var, counts: an.Array, size: int) -> Var:
-    """Rescale averages so that `counts` of the `size` elements count, by numbers that fp16 holds."""
+        along = [-1 if a == axis.at else 1 for a in range(x.rank)]
+        counts = counts * axis.counted(exclude).reshape(along)
     if (counts == size).all():
         return x
-    kind, unit = an.np_dtype(x), 2 ** math.ceil(math.log2(size))
-    return mb.real_div(x=mb.mul(x=x, y=kind.type(size / unit)), y=(counts / unit).astype(kind))
+    dtype, unit = (
+        an.np_dtype(x),
+        2 ** math.ceil(math.log2(size)),
+    )  # both factors are at most 1, so fp16 holds them
+    return mb.real_div(x=mb.mul(x=x, y=dtype.type(size / unit)), y=(counts / unit).astype(dtype))
 
 
 def _in_parts(mb: Builder, x: Var, axis: windows.WindowAxis, limit: int) -> Var:
-    """Build averages of parts of the window, shifted, weighted with their lengths, and added."""
+    """Build averages of parts of the window, shifted, weighted with their lengths, and added.
+
+    Example: a window of 58 within a limit of 29 is the sum of halves of two averages of 29, the second one of
+    the elements from 29 on.
+    """
     parts = math.ceil(axis.size / limit)
     size = axis.size // parts if axis.size % parts == 0 else 2 ** int(math.log2(limit))
-    step, kind = math.gcd(axis.stride, size), an.np_dtype(x).type
+    step, dtype = math.gcd(axis.stride, size), an.np_dtype(x).type
     lengths = [size] * (axis.size // size) + ([axis.size % size] if axis.size % size else [])
     terms: list[Var] = []
-    pooled: dict[int, Var] = {}
+    averages: dict[int, Var] = {}
     for place, length in enumerate(lengths):
-        if length not in pooled:
+        if length not in averages:
             window, by = ([n if a == axis.at else 1 for a in range(2, x.rank)] for n in (length, step))
             average = mb.avg_pool(x=x, kernel_sizes=window, strides=by, pad_type="valid")
-            average = average if length == size else mb.mul(x=average, y=kind(length / size))
-            pooled[length] = mb.real_div(x=average, y=kind(axis.size / size))
-        terms.append(_every(mb, pooled[length], axis, place * size // step, axis.stride // step))
+            average = average if length == size else mb.mul(x=average, y=dtype(length / size))
+            averages[length] = mb.real_div(x=average, y=dtype(axis.size / size))
+        terms.append(_every(mb, averages[length], axis, place * size // step, axis.stride // step))
     return functools.reduce(lambda a, b: mb.add(x=a, y=b), terms)
 
 
 def _every(mb: Builder, x: Var, axis: windows.WindowAxis, begin: int, step: int) -> Var:
-    """Take every element at the stride from `begin` on, one for each window."""
+    """Take every `step`-th element from `begin` on, one for each window."""
     whole = [a != axis.at for a in range(x.rank)]
     first, last = ([0 if keep else n for keep in whole] for n in (begin, begin + (axis.count - 1) * step + 1))
     steps = [1 if keep else step for keep in whole]

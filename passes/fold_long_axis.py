@@ -17,21 +17,28 @@ Grade: bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.facts import windows
 from anesurgery.mil import any_symbolic
+from anesurgery.regions.small_builds import joined
 
 POOLS = frozenset({"max_pool", "avg_pool"})
 BY_CHANNEL = frozenset({"batch_norm", "instance_norm"})
 """Ops that take another axis after the channels as it is."""
 TENSORS = frozenset({"x", "y", "a", "b", "cond"})
 """Operands of pointwise ops that may be long."""
-Window = tuple[int, int]
-"""How many numbers a convolution reads of the row before and of the row after."""
+
+
+class _Beyond(NamedTuple):
+    """How many numbers a convolution reads beyond its row: 1 and 1 for a kernel of 3 with a stride of 1."""
+
+    before: int
+    after: int
 
 
 @dataclass(frozen=True)
@@ -57,13 +64,13 @@ class FoldLongAxis(Rewrite):
         if op.op_type not in POOLS | {"conv"}:
             rank = op.outputs[0].rank
             fits = rank == 3 if op.op_type in BY_CHANNEL else rank <= 4
-            return m.bind(width=width, window=None) if fits else Refusal(f"it has {rank} axes", op)
-        window = _window(op, length, width)
-        if isinstance(window, Refusal):
-            return window
-        if width + sum(window) > self.limit or max(window) > width:
-            return Refusal(f"the kernel reads {sum(window)} numbers of other rows", op)
-        return m.bind(width=width, window=window)
+            return m.bind(width=width, beyond=None) if fits else Refusal(f"it has {rank} axes", op)
+        beyond = _read_beyond(op, length, width)
+        if isinstance(beyond, Refusal):
+            return beyond
+        if width + sum(beyond) > self.limit or max(beyond) > width:
+            return Refusal(f"the kernel reads {sum(beyond)} numbers of other rows", op)
+        return m.bind(width=width, beyond=beyond)
 
     def width(self, length: int) -> int | None:
         """Return the longest row that divides the axis and leaves room for what a kernel reads beside it."""
@@ -74,7 +81,7 @@ class FoldLongAxis(Rewrite):
         """Build the op on rows, and a reshape back."""
         op, width = m.root, m.width
         if op.op_type == "conv":
-            rows = _convolved(mb, op, _rows(mb, op.x, width), m.window)
+            rows = _convolved(mb, op, _rows(mb, op.x, width), m.beyond)
         elif op.op_type in POOLS:
             rows = _pooled(mb, op, _rows(mb, op.x, width))
         else:
@@ -93,24 +100,21 @@ def _longest(op: an.Operation) -> int:
     return max((int(v.shape[-1]) for v in read if v.rank and not any_symbolic(v.shape)), default=0)
 
 
-def _window(op: an.Operation, length: int, width: int) -> Window | Refusal:
-    """What a convolution or a pool reads outside of a row, or why it cannot work on rows."""
+def _read_beyond(op: an.Operation, length: int, width: int) -> _Beyond | Refusal:
+    """Return what a convolution or a pool reads beyond a row, or why it cannot work on rows."""
     if op.x.rank != 3:
         return Refusal(f"%{op.x.name} has {op.x.rank} axes; one dimension is folded", op)
     stride, size = (an.ints(op, "strides") or [1])[0], int(op.outputs[0].shape[-1])
     if width % stride or size != length // stride:
         return Refusal(f"a stride of {stride} makes {size} of {length} in rows of {width}", op)
-    kind = str(an.constant(op.pad_type))
     if op.op_type in POOLS:
         apart = an.ints(op, "kernel_sizes")[0] == stride and not any(an.ints(op, "pad"))
-        return (0, 0) if apart else Refusal("the pool overlaps or is padded", op)
+        return _Beyond(0, 0) if apart else Refusal("the pool overlaps or is padded", op)
     if not an.is_stored(op.weight):
         return Refusal("the weight is dynamic", op)
     reach = (an.ints(op, "dilations") or [1])[0] * (int(op.weight.shape[-1]) - 1)
-    total = max((size - 1) * stride + reach + 1 - length, 0)
-    left = {"valid": 0, "same": total // 2, "same_lower": total - total // 2}.get(kind)
-    left = an.ints(op, "pad")[0] if left is None else left
-    return left, max(reach - left - stride + 1, 0)
+    left = windows.window_pads(op)[0]
+    return _Beyond(left, max(reach - left - stride + 1, 0))
 
 
 def _rows(mb: Builder, var: Var, width: int) -> Var:
@@ -142,34 +146,34 @@ def _pooled(mb: Builder, op: an.Operation, x: Var) -> Var:
     return getattr(mb, op.op_type)(x=x, name=f"{op.outputs[0].name}_rows", **options)
 
 
-def _convolved(mb: Builder, op: an.Operation, x: Var, window: Window) -> Var:
+def _convolved(mb: Builder, op: an.Operation, x: Var, beyond: _Beyond) -> Var:
     """Convolve along the rows, with the ends of the neighbours beside each."""
-    around, weight = _neighbours(mb, x, window, op.x.name), op.weight
-    high = an.edit_weight(mb, weight, an.Edit.of(weight.shape).expanded(2), f"{weight.name}_rows")
-    inputs: dict[str, Any] = {
-        name: [1, an.ints(op, name)[0]] for name in ("strides", "dilations") if op.inputs.get(name) is not None
-    }
-    inputs |= {name: op.inputs[name] for name in ("groups", "bias") if op.inputs.get(name) is not None}
-    return mb.conv(x=around, weight=high, pad_type="valid", name=f"{op.outputs[0].name}_rows", **inputs)
+    edit, weight = an.Edit.of(op.weight.shape).expanded(2), op.weight
+    inputs = an.op_inputs(op, "pad", "pad_type")
+    inputs |= {name: [1, an.ints(op, name)[0]] for name in ("strides", "dilations") if name in inputs}
+    inputs["x"] = _with_neighbours(mb, x, beyond, op.x.name)
+    inputs["weight"] = an.edit_weight(mb, weight, edit, f"{weight.name}_rows")
+    return mb.conv(**inputs, pad_type="valid", name=f"{op.outputs[0].name}_rows")
 
 
-def _neighbours(mb: Builder, x: Var, window: Window, name: str) -> Var:
-    """Return rows with the end of the row before and the beginning of the row after."""
+def _with_neighbours(mb: Builder, x: Var, beyond: _Beyond, name: str) -> Var:
+    """Return rows with the end of the row before and the beginning of the row after.
+
+    Example: the rows 1 2 3 and 4 5 6, with one number before and one after, are 0 1 2 3 4 and 3 4 5 6 0.
+    """
     n, c, rows, width = (int(d) for d in x.shape)
-    (left, right), values = window, [x]
-    if left:
-        begin, end = [0, 0, 0, width - left], [n, c, rows - 1, width]
+    values = [x]
+    if beyond.before:
+        begin, end = [0, 0, 0, width - beyond.before], [n, c, rows - 1, width]
         ends = mb.slice_by_index(x=x, begin=begin, end=end, name=f"{name}_ends")
-        before = [_zeros(mb, x, left), ends]
+        before = [_zeros(mb, x, beyond.before), ends]
         values.insert(0, mb.concat(values=before, axis=2, name=f"{name}_before"))
-    if right:
-        begin, end = [0, 0, 1, 0], [n, c, rows, right]
+    if beyond.after:
+        begin, end = [0, 0, 1, 0], [n, c, rows, beyond.after]
         starts = mb.slice_by_index(x=x, begin=begin, end=end, name=f"{name}_starts")
-        after = [starts, _zeros(mb, x, right)]
+        after = [starts, _zeros(mb, x, beyond.after)]
         values.append(mb.concat(values=after, axis=2, name=f"{name}_after"))
-    if len(values) == 1:
-        return x
-    return mb.concat(values=values, axis=3, name=f"{name}_around")
+    return joined(mb, values, 3, name=f"{name}_around")
 
 
 def _zeros(mb: Builder, x: Var, width: int) -> Var:

@@ -76,13 +76,13 @@ from anesurgery.mil import fixed_shape
 from anesurgery.regions import formulas
 
 NEAR_ZERO = 30.0
-"""Exponents whose shares, of some millions too, are far above 1e-37."""
+"""With exponents up to here, softmax outputs are far above 1e-37, even over millions of elements."""
 MOST_EXPONENT = 11.0
-"""An exponential of it is a number of fp16; one over it is 1.7e-5."""
+"""The largest exponent of the digits form: exp(11) is a number of fp16, and so is 1.7e-5, one over it."""
 LEAST_SHARE = 2.0**-9
-"""Shares from here on are held to as many digits as their logarithms."""
+"""Softmax outputs from here on have as many digits in fp16 as their logarithms."""
 NEAR_ONE = 8.0
-"""Exponents at which 1 less a sigmoid is more than fp32's rounding of numbers near 1."""
+"""With exponents up to here, 1 - sigmoid(x) is larger than the rounding of numbers near 1 in fp32."""
 
 
 @dataclass(frozen=True)
@@ -118,34 +118,40 @@ class FuseExponential(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Build the stable form."""
-        x = m.form.exponential.x
-        if m.form.op_type == "softmax":
-            return mb.softmax(x=x, axis=an.ints(m.form.total, "axes")[0])
-        if m.form.op_type == "reduce_log_sum_exp":
-            return _log_of_sum(mb, m)
-        if m.form.op_type == "log_add_exp":
-            return _log_of_two(mb, x, m.form.factor)
-        if m.form.op_type == "log_cosh":
-            return _log_of_cosh(mb, x)
-        if m.form.op_type in LOGS_OF_SHARES:
-            return _log_of_share(mb, m.form, self.form == "digits")
-        if m.form.op_type.startswith("tanh"):
-            return _tanh(mb, m.form)
-        if m.form.opposite:
-            x = _negative(mb, x)
-        if m.form.op_type == "softplus":
+        form: WrittenExponential = m.form
+        kind, x = form.op_type, form.exponential.x
+        if kind == "softmax":
+            value = mb.softmax(x=x, axis=an.ints(form.total, "axes")[0])
+        elif kind == "reduce_log_sum_exp":
+            value = _log_of_sum(mb, m)
+        elif kind == "log_add_exp":
+            value = _log_of_two(mb, x, form.factor)
+        elif kind == "log_cosh":
+            value = _log_of_cosh(mb, x)
+        elif kind in LOGS_OF_SHARES:
+            value = _log_of_share(mb, form, self.form == "digits")
+        elif kind.startswith("tanh"):
+            value = _tanh(mb, form)
+        else:
+            value = self.softplus_or_sigmoid(mb, form)
+        return value
+
+    def softplus_or_sigmoid(self, mb: Builder, form: WrittenExponential) -> Var:
+        """Build the op, of the exponent or of its negation, times the numerator."""
+        x = _negative(mb, form.exponential.x) if form.opposite else form.exponential.x
+        if form.op_type == "softplus":
             value = _softplus(mb, x)
         else:
             value = mb.sigmoid(x=x) if self.form == "op" else _sigmoid(mb, x)
-        return value if m.form.factor is None else mb.mul(x=m.form.factor, y=value)
+        return value if form.factor is None else mb.mul(x=form.factor, y=value)
 
 
 def _log_of_sum(mb: Builder, m: Match) -> Var:
     """Build max(x) plus the logarithm of the sum of exp(x - max(x))."""
     x, total = m.form.exponential.x, m.form.total
-    axes, keep = an.ints(total, "axes"), an.flag(total, "keep_dims")
+    axes, keep_dims = an.ints(total, "axes"), an.flag(total, "keep_dims")
     epsilon = float(an.np_dtype(x).type(an.number(m.root.epsilon) or 0.0))
-    return formulas.log_sum_exp(mb, x, axes, keep, epsilon if epsilon > NO_GUARD else 0.0)
+    return formulas.log_sum_exp(mb, x, axes, keep_dims, epsilon if epsilon > NO_GUARD else 0.0)
 
 
 def _log_of_cosh(mb: Builder, x: Var) -> Var:
@@ -182,7 +188,7 @@ def _tanh(mb: Builder, form: WrittenExponential) -> Var:
 
 
 def _is_held(form: WrittenExponential) -> bool:
-    """Is it a sigmoid of exponents that do not overflow, or a logarithm of shares that are not small?"""
+    """Does fp16 hold a form as it is written: a sigmoid without overflow, or a logarithm of no small share?"""
     if form.op_type == "log_softmax":
         return form.clips and form.guard >= LEAST_SHARE
     return form.op_type == "sigmoid" and an.intervals.interval(form.exponential.x)[1] <= MOST_EXPONENT
@@ -211,15 +217,15 @@ def _log_of_share(mb: Builder, form: WrittenExponential, digits: bool) -> Var:
 
 def _or_logarithm(mb: Builder, share: Var, value: Var) -> Var:
     """Build the logarithm of a share if the share is not small, and `value` otherwise."""
-    held = mb.log(x=mb.maximum(x=share, y=LEAST_SHARE), epsilon=0.0)
-    return mb.select(cond=mb.greater(x=share, y=LEAST_SHARE), a=held, b=value)
+    logarithm = mb.log(x=mb.maximum(x=share, y=LEAST_SHARE), epsilon=0.0)
+    return mb.select(cond=mb.greater(x=share, y=LEAST_SHARE), a=logarithm, b=value)
 
 
 def _log_softmax(mb: Builder, x: Var, axis: int) -> Var:
-    """What is left of x without the largest, less the logarithm of the sum of its exponentials."""
-    left = mb.sub(x=x, y=mb.reduce_max(x=x, axes=[axis], keep_dims=True))
-    total = mb.reduce_sum(x=mb.exp(x=left), axes=[axis], keep_dims=True)
-    return mb.sub(x=left, y=mb.log(x=total, epsilon=0.0))
+    """Build x - max(x), less the logarithm of the sum of the exponentials of that."""
+    shifted = mb.sub(x=x, y=mb.reduce_max(x=x, axes=[axis], keep_dims=True))
+    total = mb.reduce_sum(x=mb.exp(x=shifted), axes=[axis], keep_dims=True)
+    return mb.sub(x=shifted, y=mb.log(x=total, epsilon=0.0))
 
 
 @an.example((2, 3))

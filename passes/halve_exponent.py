@@ -57,7 +57,7 @@ class HalveExponent(Rewrite):
         if parts is None or not parts.ops or not an.intervals.is_half(m.root.outputs[0]):
             return an.NO_MATCH
         if parts.base is None and any(map(_of_squares, an.consumers(m.root.outputs[0]))):
-            return an.NO_MATCH  # it is part of that
+            return an.NO_MATCH  # the product with a square, which follows, is rewritten as a whole
         exponential = parts.ops[-1]
         if parts.base is None and not 0 < parts.factor < 1:
             words = f"the exponential is multiplied by {parts.factor:g}, and does not become small"
@@ -78,29 +78,31 @@ class HalveExponent(Rewrite):
 
 @dataclass(frozen=True)
 class _Parts:
-    """A positive constant, an exponential, and perhaps the square of a value, multiplied."""
+    """A product of a constant, an exponential, and perhaps the square of a value."""
 
     ops: tuple[Operation, ...]
-    """All that it is written with; the exponential comes last."""
+    """All ops of the product; the exponential comes last."""
     factor: float = 1.0
+    """The constant."""
     base: Var | None = None
+    """The value that is squared."""
 
 
 def _scaled(value: Var) -> _Parts | None:
     """Read a value as a constant times an exponential; None if it is another."""
     times = None if value.op is None else an.reading.scaled(value.op)
-    exponential = None if times is None else an.producer(times[0], "exp")
+    exponential = None if times is None else an.producer(times.value, "exp")
     if value.op is None or times is None or exponential is None:
         return None
-    return _Parts((value.op, exponential), times[1])
+    return _Parts((value.op, exponential), times.factor)
 
 
 def _of_squares(root: Operation) -> _Parts | None:
     """Read an op as an exponential, perhaps times a positive constant, times a square; None for others."""
-    for one, other in ((root.x, root.y), (root.y, root.x)) if root.op_type == "mul" else ():
-        square, exponential = an.producer(other), an.producer(one, "exp")
+    for factor, other in ((root.x, root.y), (root.y, root.x)) if root.op_type == "mul" else ():
+        square, exponential = an.producer(other), an.producer(factor, "exp")
         base = bounds.squared_operand(square)
-        parts = _Parts((exponential,)) if exponential is not None else _scaled(one)
+        parts = _Parts((exponential,)) if exponential is not None else _scaled(factor)
         if square is not None and base is not None and parts is not None and parts.factor > 0:
             return _Parts((root, square, *parts.ops), parts.factor, base)
     return None

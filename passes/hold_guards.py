@@ -32,10 +32,10 @@ from anesurgery.numeric import units
 from anesurgery.regions.small_builds import again
 from anesurgery.semantics.intervals import interval
 
-UNSEEN = 2.0**12
-"""So many times a guard is a number beside which fp16 does not see it."""
-LOUD = 2.0**-4
-"""The least number with the unit 1: then 6e-8 divided by the smallest unit is no subnormal number."""
+UNCHANGED = 2.0**12
+"""A number that is so many times its guard does not change in fp16 when the guard is added."""
+LEAST_WITH_UNIT_1 = 2.0**-4
+"""With the unit 1 from here on, 6e-8 divided by the smallest unit is no subnormal number."""
 POWERS = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "inverse"}
 DEGREES = {op_type: degree for degree, op_type in POWERS.items()}
 READERS = frozenset({"log", "real_div", "pow", *POWERS.values()})
@@ -79,37 +79,38 @@ class HoldGuards(Rewrite):
         guarded, value = m.guarded, m.guarded.var
         if guarded.most < an.fp16.LARGEST:
             value = mb.minimum(x=value, y=guarded.most)
-        loud = max(LOUD, 2.0 ** math.ceil(math.log2(guarded.least * UNSEEN)))
+        large = max(LEAST_WITH_UNIT_1, 2.0 ** math.ceil(math.log2(guarded.least * UNCHANGED)))
         size = value if m.positive or guarded.clips else mb.abs(x=value)
         size = mb.clip(x=size, alpha=an.fp16.NORMAL, beta=an.fp16.LARGEST)
-        unit = units.SafeRange(loud, an.fp16.LARGEST).unit(mb, size)
-        share = units.DividedRows({}, (unit,), an.fp16.NORMAL / loud).power(mb, (1.0,), guarded.least)
-        joined = mb.maximum if guarded.clips else mb.add
-        return _ended(mb, guarded, joined(x=mb.real_div(x=value, y=unit), y=share), unit)
+        unit = units.SafeRange(large, an.fp16.LARGEST).unit(mb, size)
+        guard = units.DividedRows({}, (unit,), an.fp16.NORMAL / large).power(mb, (1.0,), guarded.least)
+        protect = mb.maximum if guarded.clips else mb.add
+        return _ended(mb, guarded, protect(x=mb.real_div(x=value, y=unit), y=guard), unit)
 
 
 @dataclass(frozen=True)
 class _Guarded:
-    """A number that is kept from 0, and what reads it."""
+    """A value that a guard keeps from 0, and the op that reads it."""
 
     var: Var
     least: float
-    """The number that keeps it from 0."""
+    """The guard."""
     ends: str
-    """What is done with it: "log", "sqrt", "rsqrt", "inverse" or "real_div"."""
+    """What the op computes: "log", "sqrt", "rsqrt", "inverse" or "real_div"."""
     top: Var | None = None
-    """What is divided by it."""
+    """The dividend of a "real_div"."""
     clips: bool = False
-    """Is the guard the least number, and not added?"""
+    """Is the guard a lower limit? Otherwise it is added."""
     most: float = math.inf
-    """What a clip cuts off from."""
+    """The upper limit of a clip."""
     lost: bool = False
     """Was the guard 0 in fp16?"""
     ops: tuple[Operation, ...] = ()
+    """The ops between the value and the op that reads it."""
 
 
 def _guarded(op: Operation) -> _Guarded | None:
-    """What an op reads that is guarded by a number of its own, or of the op before it."""
+    """Return the value that an op reads with a guard: its own epsilon, or a number in the op before it."""
     ends = POWERS.get(an.number(op.y) or 0.0, "") if op.op_type == "pow" else op.op_type
     read, top = (op.y, op.x) if ends == "real_div" else (op.x, None)
     own = (an.number(op.inputs.get("epsilon")) or 0.0) if op.op_type in an.ops.SINGULAR else 0.0
@@ -121,27 +122,22 @@ def _guarded(op: Operation) -> _Guarded | None:
     if tile is not None and _is_broadcast(tile):
         read, top = tile.x, op.x
     guard = an.producer(read, "add", "maximum", "clip")
-    found = an.reading.guard_of(guard)
     if guard is None:
         bare = an.producer(read, "reduce_sum", "reduce_mean", "reduce_sum_square")
         lost = op.op_type == "rsqrt" and bare is not None
         return _Guarded(read, an.fp16.LEAST, ends, clips=True, lost=True) if lost else None
-    if found is None or not found[1] > an.fp16.LEAST / 2:
+    limits = an.reading.guard_of(guard)
+    if limits is None or not limits.least > an.fp16.LEAST / 2:
         return None
-    value, least, most = found
-    ops = (guard,) if tile is None else (tile, guard)
-    return _Guarded(value, least, ends, top, guard.op_type != "add", most, False, ops)
+    ops, clips = (guard,) if tile is None else (tile, guard), guard.op_type != "add"
+    return _Guarded(limits.value, limits.least, ends, top, clips=clips, most=limits.most, ops=ops)
 
 
 def _is_broadcast(tile: Operation) -> bool:
     """Are axes of length 1 repeated for a division, which does so by itself?"""
-    before, readers = an.static_shape(tile.x), an.consumers(tile.outputs[0])
-    alone = all(r.op_type == "real_div" and r.x.shape == tile.outputs[0].shape for r in readers)
-    return (
-        alone
-        and before is not None
-        and all(n in (1, many) for n, many in zip(before, tile.outputs[0].shape, strict=True))
-    )
+    before, after = an.static_shape(tile.x), tile.outputs[0].shape
+    divides = all(r.op_type == "real_div" and r.x.shape == after for r in an.consumers(tile.outputs[0]))
+    return divides and before is not None and all(a in (1, b) for a, b in zip(before, after, strict=True))
 
 
 def _of_norm(m: Match) -> Match | Refusal:

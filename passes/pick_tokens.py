@@ -114,7 +114,7 @@ class PickTokens(Pass):
             names[logits.name] = None
         new = (TOP_VALUES, TOP_TOKENS) if self.k > 1 else (TOKENS,)
         new = (PART_VALUES, PART_TOKENS) if self.each_part else new
-        (name,) = names if len(names) == 1 else (next(iter(names)),)
+        name = next(iter(names))
         words = f"{' and '.join(new)} in place of {', '.join(names)}"
         change = an.InterfaceChange(words, (*new, *names), outputs=lambda o, i: self.expected(o, name, sizes))
         session.declare(self.name, name, change, list(names), new)

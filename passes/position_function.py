@@ -59,78 +59,74 @@ class PositionFunction(Pass):
         """Add, for each function that reads a position, one that computes its inputs."""
         copies = copy_program(program).functions
         for name, function in [(n, f) for n, f in program.functions.items() if not n.endswith(INPUTS)]:
-            ends = ends_at(function, self.lookup)
-            word = f"{name}{INPUTS}"
-            if not ends:
+            moved = _moved_values(function, self.lookup)
+            new_name = f"{name}{INPUTS}"
+            if not moved:
                 session.refuse(self.name, f"no op of {name} depends on the position only")
                 continue
-            names = [v.name for v in ends]
+            names = [v.name for v in moved]
             with an.GraphEdits(self, session, copies[name]) as edits:
-                look_up_in_parts(edits, names)
-                keep_only(edits, names)
+                _look_up_in_parts(edits, names)
+                _return_only(edits, names)
             read = list(copies[name].inputs)
-            program.add_function(word, copies[name])
+            program.add_function(new_name, copies[name])
             with an.GraphEdits(self, session, function) as edits:
-                made_inputs(edits, ends)
-            words = f"call {word} with {' and '.join(read)}, and give what it returns to {name}"
-            change = an.InterfaceChange(words, (*read, word, *names), call=called)
-            session.declare(self.name, name, change, (), (word,))
+                _turn_into_inputs(edits, moved)
+            words = f"call {new_name} with {' and '.join(read)}, and give what it returns to {name}"
+            change = an.InterfaceChange(words, (*read, new_name, *names), call=_call)
+            session.declare(self.name, name, change, (), (new_name,))
 
 
-def called(model: Any, values: an.Values, precision: str) -> an.Values:
-    """What a model gives at a position; where none is given, for all the tokens that it reads one by one."""
+def _call(model: Any, values: an.Values, precision: str) -> an.Values:
+    """Call both functions at a position; without a position, call them for all tokens, one by one."""
     if POSITION not in values:
         return replay(model, values, precision)
     name, function = next((n, f) for n, f in model.functions.items() if not n.endswith(INPUTS))
-    maker = model.functions[f"{name}{INPUTS}"]
-    at = {name: value for name, value in values.items() if name in maker.inputs}
-    outputs = interpret.run(model, at, function=f"{name}{INPUTS}", precision=precision)
+    first = model.functions[f"{name}{INPUTS}"]
+    given = {name: value for name, value in values.items() if name in first.inputs}
+    outputs = interpret.run(model, given, function=f"{name}{INPUTS}", precision=precision)
     inputs = {n: v for n, v in {**values, **outputs}.items() if n in function.inputs}
     return interpret.run(model, inputs, function=name, precision=precision)
 
 
-def ends_at(function: Function, lookup: bool) -> list[Var]:
+def _moved_values(function: Function, lookup: bool) -> list[Var]:
     """Return the values that depend only on the position and constants, and that other ops or the caller read.
 
-    Args:
-        function: of a decoder.
-        lookup: the rows that integers look up in constants too?
+    With `lookup`, these values may depend on integer inputs (tokens) too, if a gather looks rows up with them.
     """
     position = function.inputs.get(POSITION)
     if position is None:
         return []
-    positional, whole, rows = {position}, set[Var](), set[Var]()
+    of_position, of_tokens, rows = {position}, set[Var](), set[Var]()
     if lookup:
-        whole = {v for v in function.inputs.values() if v is not position and an.np_dtype(v).kind in "iu"}
+        of_tokens = {v for v in function.inputs.values() if v is not position and an.np_dtype(v).kind in "iu"}
     for op in function.operations:
         sources = {v for _, v in an.operands(op) if an.constant(v) is None and not an.is_stored(v)}
         if not sources or op.blocks or op.op_type in an.ops.IMPURE:
             continue
-        if sources <= positional:
-            positional |= set(op.outputs)
-        elif sources <= positional | whole and all(an.np_dtype(v).kind in "iub" for v in op.outputs):
-            whole |= set(op.outputs)
-        elif sources <= positional | whole and op.op_type == "gather":
+        if sources <= of_position:
+            of_position |= set(op.outputs)
+        elif sources <= of_position | of_tokens and all(an.np_dtype(v).kind in "iub" for v in op.outputs):
+            of_tokens |= set(op.outputs)
+        elif sources <= of_position | of_tokens and op.op_type == "gather":
             rows |= set(op.outputs)
-    moved = positional | whole if rows else positional
-    ends = [v for op in function.operations for v in op.outputs if v in moved | rows]
-    return [
-        v for v in ends if an.is_output(v) or any(r.outputs[0] not in moved | rows for r in an.consumers(v))
-    ]
+    inside = of_position | of_tokens | rows if rows else of_position
+    computed = [v for op in function.operations for v in op.outputs if v in inside]
+    return [v for v in computed if an.is_output(v) or any(r.outputs[0] not in inside for r in an.consumers(v))]
 
 
-def look_up_in_parts(edits: an.GraphEdits, names: Collection[str]) -> None:
+def _look_up_in_parts(edits: an.GraphEdits, names: Collection[str]) -> None:
     """Let these lookups read the parts of a table that products read, where they together are the table."""
     for op in [op for op in edits.function.operations if op.op_type == "gather"]:
         old = op.outputs[0]
         if old.name not in names or not an.is_stored(op.x) or op.x.rank != 2 or int(op.axis.val):
             continue
         table = an.decoded(op.x)
-        if parts := parts_of(edits.function, table):
+        if parts := _parts_of(edits.function, table):
             edits.take_name(old, _joined(edits.last(), op.indices, parts))
 
 
-def parts_of(function: Function, table: an.Array) -> list[Any]:
+def _parts_of(function: Function, table: an.Array) -> list[Any]:
     """Return the weights of products that together are the rows of a table; empty if some are missing."""
     parts, rows = [], 0
     for op in function.operations:
@@ -151,24 +147,24 @@ def parts_of(function: Function, table: an.Array) -> list[Any]:
 def _joined(mb: an.Builder, tokens: Var, parts: Sequence[Any]) -> Var:
     """Build the rows of tokens, each from the part that holds it; others from the last part."""
     *others, last = parts
-    whole = mb.cast(x=tokens, dtype="int32")
-    end = sum(int(part.shape[0]) for part in others)
-    beyond = mb.maximum(x=mb.add(x=whole, y=np.int32(-end)), y=np.int32(0))
-    rows: Var = mb.gather(x=last, indices=beyond, axis=0)
+    tokens = mb.cast(x=tokens, dtype="int32")
+    start = sum(int(part.shape[0]) for part in others)
+    in_last = mb.maximum(x=mb.add(x=tokens, y=np.int32(-start)), y=np.int32(0))
+    rows: Var = mb.gather(x=last, indices=in_last, axis=0)
     for part in reversed(others):
         count = int(part.shape[0])
-        start = end = end - count
-        place = mb.add(x=whole, y=np.int32(-start))
+        start -= count
+        place = mb.add(x=tokens, y=np.int32(-start))
         after = mb.greater_equal(x=place, y=np.int32(0))
         own = mb.logical_and(x=after, y=mb.less(x=place, y=np.int32(count)))
         index = mb.mul(x=place, y=mb.cast(x=own, dtype="int32"))  # 0 for tokens of other parts
-        found = mb.gather(x=part, indices=index, axis=0)
-        rows = mb.select(cond=mb.expand_dims(x=own, axes=[-1]), a=found, b=rows)
+        own_rows = mb.gather(x=part, indices=index, axis=0)
+        rows = mb.select(cond=mb.expand_dims(x=own, axes=[-1]), a=own_rows, b=rows)
     return rows
 
 
-def keep_only(edits: an.GraphEdits, names: Collection[str]) -> None:
-    """Let a function give these values, and nothing else."""
+def _return_only(edits: an.GraphEdits, names: Collection[str]) -> None:
+    """Let a function return these values, and nothing else."""
     function = edits.function
     values = {v.name: v for op in function.operations for v in op.outputs}
     for old in list(function.outputs):
@@ -183,8 +179,8 @@ def keep_only(edits: an.GraphEdits, names: Collection[str]) -> None:
 def _number(edits: an.GraphEdits, var: Var) -> Var:
     """Build a value that a model can return: of a type of outputs, and of one axis at least."""
     number = var
-    if (given := given_as(var)) != an.dtype_name(var):
-        number = edits.last().cast(x=var, dtype=given, name=f"{var.name}_number")
+    if (dtype := _passed_as(var)) != an.dtype_name(var):
+        number = edits.last().cast(x=var, dtype=dtype, name=f"{var.name}_number")
     if not var.rank:
         number = edits.last().expand_dims(x=number, axes=[0], name=f"{var.name}_axis")
     if number is not var:
@@ -192,20 +188,20 @@ def _number(edits: an.GraphEdits, var: Var) -> Var:
     return number
 
 
-def given_as(var: Var) -> str:
+def _passed_as(var: Var) -> str:
     """Return the type in which a value passes: a boolean as fp16, a shorter integer as int32."""
     dtype, kind = an.dtype_name(var), an.np_dtype(var).kind
     return {"b": "fp16", "i": "int32", "u": "int32"}.get(kind, dtype)
 
 
-def made_inputs(edits: an.GraphEdits, ends: Collection[Var]) -> None:
-    """Let these values be given by the caller."""
+def _turn_into_inputs(edits: an.GraphEdits, values: Collection[Var]) -> None:
+    """Let a function read these values as inputs, and drop integer inputs that nothing reads any more."""
     mb = edits.first()
-    for old in ends:
-        dtype, given, output = an.dtype_name(old), given_as(old), an.is_output(old)
-        entry = edits.new_input(old.name, old.shape or (1,), an.types.string_to_builtin(given))
+    for old in values:
+        dtype, passed, output = an.dtype_name(old), _passed_as(old), an.is_output(old)
+        entry = edits.new_input(old.name, old.shape or (1,), an.types.string_to_builtin(passed))
         value = entry if old.rank else mb.squeeze(x=entry, axes=[0], name=f"{old.name}_scalar")
-        if given != dtype:
+        if passed != dtype:
             word = "truth" if dtype == "bool" else dtype
             value = mb.cast(x=value, dtype=dtype, name=f"{old.name}_{word}")
         edits.replace(old, value)

@@ -46,9 +46,8 @@ from anesurgery.regions.small_builds import again
 from anesurgery.semantics import bounds, rows
 from anesurgery.semantics.intervals import magnitude
 
-MOST = 4
-"""Powers of two that a number is divided by in front of weights: of less than 0.1 its square would have few
-digits left."""
+MOST_SHIFT = 4
+"""Before weights a number is divided by 2^4 at most: then the square of a number below 0.1 is subnormal."""
 
 
 @dataclass(frozen=True)
@@ -67,19 +66,20 @@ class ScalePowers(Rewrite):
         scaled = an.reading.scaled_by_all(m.root)
         if scaled is None or not an.intervals.is_half(m.root.outputs[0]):
             return an.NO_MATCH
-        total = an.producer(scaled[0], "reduce_sum", "reduce_mean")
-        power = an.reading.integer_power(scaled[0] if total is None else total.x)
+        value, factor, scaling = scaled
+        total = an.producer(value, "reduce_sum", "reduce_mean")
+        power = an.reading.integer_power(value if total is None else total.x)
         if power is None:
             return an.NO_MATCH
         x, exponent, ops = power
         most = magnitude(x, products=1)
         if most**exponent * (1 if total is None else rows.reduced_size(total)) <= an.fp16.LARGEST:
             return Refusal(f"%{x.name} is at most {most:g}, and its power {exponent} does not overflow", m.root)
-        shift = math.ceil(-math.log2(abs(scaled[1])) / exponent) if scaled[1] else 0
-        if shift < 1 or abs(scaled[1]) > 0.5:
-            return Refusal(f"the power is multiplied by {scaled[1]:g}, and does not become small", m.root)
-        between = scaled[2] if total is None else (*scaled[2], total)
-        return m.bind(ops=(*between, *ops), x=x, exponent=exponent, shift=shift, factor=scaled[1], total=total)
+        shift = math.ceil(-math.log2(abs(factor)) / exponent) if factor else 0
+        if shift < 1 or abs(factor) > 0.5:
+            return Refusal(f"the power is multiplied by {factor:g}, and does not become small", m.root)
+        ops = (*scaling, *([] if total is None else [total]), *ops)
+        return m.bind(ops=ops, x=x, exponent=exponent, shift=shift, factor=factor, total=total)
 
     def _weighted(self, m: Match) -> Match | Refusal:
         """Match a product of a power and stored weights."""
@@ -93,12 +93,12 @@ class ScalePowers(Rewrite):
             return Refusal(f"%{x.name} is at most {most:g}, and its power {exponent} does not overflow", m.root)
         if an.constant(weight) is None or is_compressed(weight):
             return Refusal(f"%{weight.name} is compressed, or no constant", m.root)
-        shift = min(MOST, math.floor(-math.log2(largest) / exponent)) if largest else 0
+        shift = min(MOST_SHIFT, math.floor(-math.log2(largest) / exponent)) if largest else 0
         if shift < 1:
             return Refusal(f"the weights reach {largest:g}, and make nothing small", m.root)
-        place = next(name for name, value in m.root.inputs.items() if value is weight)
-        values = {place: np.asarray(an.constant(weight)) * np.float16(2.0 ** (shift * exponent))}
-        return m.bind(ops=(m.root, *ops), x=x, exponent=exponent, shift=shift, weights=values)
+        name = next(name for name, value in m.root.inputs.items() if value is weight)
+        weights = {name: np.asarray(an.constant(weight)) * np.float16(2.0 ** (shift * exponent))}
+        return m.bind(ops=(m.root, *ops), x=x, exponent=exponent, shift=shift, weights=weights)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Build the power of the smaller number, times the rest of the factor."""

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,31 +54,39 @@ class SliceWindows(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """Match constant lengths that take few slices."""
-        op, shape = m.root, an.static_shape(m.root.x)
-        if shape is None:
+        op, rank = m.root, m.root.x.rank
+        if an.static_shape(op.x) is None:
             return Refusal(f"%{op.x.name} has the symbolic shape {tuple(op.x.shape)}", op)
         if op.op_type == "sliding_windows":
-            axis, size = int(an.number(op.axis) or 0) % len(shape), int(an.number(op.size) or 0)
+            axis, size = int(an.number(op.axis) or 0) % rank, int(an.number(op.size) or 0)
             stride, windows = int(an.number(op.stride) or 1), int(op.outputs[0].shape[axis])
-            m, count = m.bind(axis=axis, size=size, stride=stride, windows=windows), min(size, windows)
-            count = 1 if size == stride else count
+            slices = 1 if size == stride else min(size, windows)
+            bound = m.bind(axis=axis, size=size, stride=stride, windows=windows)
         else:
-            lengths = an.constant(op.lengths)
-            if lengths is None:
+            if (lengths := an.constant(op.lengths)) is None:
                 return Refusal(f"the lengths %{op.lengths.name} are dynamic", op)
-            runs = [(int(n), len(list(same))) for n, same in groupby(np.ravel(lengths).tolist())]
-            seq, batch = (int(an.number(a) or 0) % len(shape) for a in (op.seq_axis, op.batch_axis))
-            m, count = m.bind(runs=runs, seq=seq, batch=batch), 3 * len(runs)
-        if count > self.most_slices:
-            return Refusal(f"{count} slices would be needed, the limit is {self.most_slices}", op)
-        return m
+            runs = [_Run(int(n), len(list(rows))) for n, rows in groupby(np.ravel(lengths).tolist())]
+            seq, batch = (int(an.number(a) or 0) % rank for a in (op.seq_axis, op.batch_axis))
+            slices = 3 * len(runs)
+            bound = m.bind(runs=runs, seq=seq, batch=batch)
+        if slices > self.most_slices:
+            return Refusal(f"{slices} slices would be needed, the limit is {self.most_slices}", op)
+        return bound
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Build slices, and put them together."""
         return _windows(mb, m) if m.root.op_type == "sliding_windows" else _reversed(mb, m)
 
 
+class _Run(NamedTuple):
+    """Neighbouring rows whose sequences have the same length."""
+
+    length: int
+    rows: int
+
+
 def _windows(mb: Builder, m: Match) -> Var:
+    """Stack slices: one for each window, or one for each place within all windows if these are fewer."""
     x, axis, size, count = m.root.x, m.axis, m.size, m.windows
     if size == m.stride:
         kept = cut(mb, x, axis, 0, count * size)
@@ -92,18 +101,18 @@ def _windows(mb: Builder, m: Match) -> Var:
 
 def _reversed(mb: Builder, m: Match) -> Var:
     """Reverse the beginnings of rows; neighbouring rows of one length go together."""
-    rows, start = [], 0
-    for length, count in m.runs:
-        part = cut(mb, m.root.x, m.batch, start, count)
-        start += count
-        if length > 1:
+    parts, start = [], 0
+    for run in m.runs:
+        part = cut(mb, m.root.x, m.batch, start, run.rows)
+        start += run.rows
+        if run.length > 1:
             total = int(part.shape[m.seq])
-            turned = mb.reverse(x=cut(mb, part, m.seq, 0, length), axes=[m.seq])
-            rest = [cut(mb, part, m.seq, length, total - length)] if length < total else []
-            part = joined(mb, [turned, *rest], m.seq)
-        rows.append(part)
-    turned_rows = joined(mb, rows, m.batch)
-    return turned_rows if turned_rows is not m.root.x else mb.identity(x=turned_rows)
+            beginning = mb.reverse(x=cut(mb, part, m.seq, 0, run.length), axes=[m.seq])
+            rest = [cut(mb, part, m.seq, run.length, total - run.length)] if run.length < total else []
+            part = joined(mb, [beginning, *rest], m.seq)
+        parts.append(part)
+    result = joined(mb, parts, m.batch)
+    return result if result is not m.root.x else mb.identity(x=result)
 
 
 @an.example((1, 4))

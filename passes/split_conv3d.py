@@ -16,12 +16,12 @@ Grade: proved.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Pass, Refusal, Rewrite, Var, mb
+from anesurgery.facts import windows
 from anesurgery.placement.rules import legality
 
 
@@ -57,55 +57,45 @@ class SplitConv3d(Rewrite):
         op, depth = m.root, int(m.weight.shape[2])
         stride, *strides = an.ints(op, "strides") or [1, 1, 1]
         dilation, *dilations = an.ints(op, "dilations") or [1, 1, 1]
-        (before, after), sides = _padding(op)
+        before, after, *sides = windows.window_pads(op)
         x = mb.transpose(x=m.x, perm=[0, 2, 1, 3, 4], name=f"{m.x.name}_depth")
         if before or after:
             zero = an.np_dtype(m.x).type(0)
             around = [0, 0, before, after, 0, 0, 0, 0, 0, 0]
             x = mb.pad(x=x, pad=around, mode="constant", constant_val=zero)
         out = [int(d) for d in op.outputs[0].shape]
-        how = {"strides": strides, "dilations": dilations, "groups": op.groups.val, **sides}
+        pad_type = str(an.constant(op.pad_type) or "valid")
+        options = {"strides": strides, "dilations": dilations, "groups": op.groups.val, "pad_type": pad_type}
+        options |= {"pad": sides} if pad_type == "custom" else {}
         bias = {} if op.bias is None else {"bias": op.bias}
+        edit = an.Edit.of(m.weight.shape)
         if depth > 1 and stride == depth and dilation == 1 and op.groups.val == 1:
-            films = _rows(mb, x, 0, 1, out[2] * depth)
-            kernel = an.Edit.of(m.weight.shape).transposed([0, 2, 1, 3, 4]).merged(1, 2)
-            sums = _convolved(mb, m, films, out[2], kernel, "flat", how | bias)
+            x = _as_images(mb, m, _places(mb, x, 0, 1, out[2] * depth), out[2])
+            flat = edit.transposed([0, 2, 1, 3, 4]).merged(1, 2)
+            weight = an.edit_weight(mb, m.weight, flat, f"{m.weight.name}_flat")
+            sums = mb.conv(x=x, weight=weight, **options, **bias)
         else:
             sums = None
             for k in range(depth):
-                rows = _rows(mb, x, k * dilation, stride, out[2])
-                kernel = an.Edit.of(m.weight.shape).taken(2, [k]).squeezed(2)
-                part = _convolved(mb, m, rows, out[2], kernel, str(k), how | (bias if sums is None else {}))
+                image = _as_images(mb, m, _places(mb, x, k * dilation, stride, out[2]), out[2])
+                weight = an.edit_weight(mb, m.weight, edit.taken(2, [k]).squeezed(2), f"{m.weight.name}_{k}")
+                part = mb.conv(x=image, weight=weight, **options, **(bias if sums is None else {}))
                 sums = part if sums is None else mb.add(x=sums, y=part)
         apart = mb.reshape(x=sums, shape=[int(m.x.shape[0]), out[2], out[1], *out[3:]])
         return mb.transpose(x=apart, perm=[0, 2, 1, 3, 4])
 
 
-def _convolved(mb: Builder, m: Match, rows: Var, count: int, kernel: an.Edit, key: str, how: Any) -> Var:
-    """Convolve `count` places of the depth, as images of the batch, with a part of the weight."""
-    seen = [int(m.x.shape[0]) * count, -1, *(int(d) for d in m.x.shape[3:])]
-    x = mb.reshape(x=rows, shape=seen, name=f"{m.x.name}_seen")
-    weight = an.edit_weight(mb, m.weight, kernel, f"{m.weight.name}_{key}")
-    return mb.conv(x=x, weight=weight, **how)
+def _as_images(mb: Builder, m: Match, places: Var, count: int) -> Var:
+    """Merge `count` places of the depth with the batch; several steps of a place become channels.
+
+    Example: (1, 4, 3, 8, 8) of 4 places becomes (4, 3, 8, 8), and of 2 places (2, 6, 8, 8).
+    """
+    shape = [int(m.x.shape[0]) * count, -1, *(int(d) for d in m.x.shape[3:])]
+    return mb.reshape(x=places, shape=shape, name=f"{m.x.name}_seen")
 
 
-def _padding(op: an.Operation) -> tuple[tuple[int, int], dict[str, Any]]:
-    """What is padded before and after the depth, and how the other two axes are padded."""
-    kind = str(an.constant(op.pad_type) or "valid")
-    if kind == "valid":
-        return (0, 0), {"pad_type": "valid"}
-    if kind == "custom":
-        before, after, *rest = an.ints(op, "pad") or [0] * 6
-        return (before, after), {"pad_type": "custom", "pad": rest}
-    stride, dilation = (an.ints(op, name)[0] if an.ints(op, name) else 1 for name in ("strides", "dilations"))
-    reach = dilation * (int(op.weight.shape[2]) - 1) + 1
-    total = max((int(op.outputs[0].shape[2]) - 1) * stride + reach - int(op.x.shape[2]), 0)
-    less = total // 2
-    return ((total - less, less) if kind == "same_lower" else (less, total - less)), {"pad_type": kind}
-
-
-def _rows(mb: Builder, x: Var, start: int, stride: int, count: int) -> Var:
-    """Return the places of the depth that one step of the kernel reads."""
+def _places(mb: Builder, x: Var, start: int, stride: int, count: int) -> Var:
+    """Return every `stride`-th place of the depth, which is axis 1 here, from `start` on."""
     if not start and count == x.shape[1] and stride == 1:
         return x
     name = f"{x.name}_{start}"

@@ -38,14 +38,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Pass, Refusal, Rewrite, Var, mb
 from anesurgery.regions.weight_edits import pieces
 
-Flat = tuple[Var, int]
-"""What rows are flattened from, and its first axis in a row."""
+
+class _Flattened(NamedTuple):
+    """The value that a reshape flattens to rows, and the first of its axes within a row.
+
+    Example: (2, 8, 5, 5) flattened to (2, 200) has the axis 1, so that a row is 8 units of 25 elements.
+    """
+
+    source: Var
+    axis: int
+
+    def unit(self, length: int) -> int:
+        """Return how many elements of a row of some length an index of the axis has."""
+        return length // int(self.source.shape[self.axis])
 
 
 @dataclass(frozen=True)
@@ -70,36 +81,34 @@ class SplitInnerAxis(Rewrite):
         other = op.weight if linear else op.y
         axis = -2 if not linear and an.flag(op, "transpose_x") and m.x.rank > 1 else -1
         against = -1 if linear or an.flag(op, "transpose_y") or other.rank == 1 else -2
-        length = m.x.shape[axis]
-        if an.is_symbolic(length):
-            return Refusal(f"%{m.x.name} has the symbolic length {length} along the summed axis", op)
-        if length <= self.most:
+        if an.is_symbolic(m.x.shape[axis]):
+            return Refusal(f"%{m.x.name} has the symbolic length {m.x.shape[axis]} along the summed axis", op)
+        if (length := int(m.x.shape[axis])) <= self.most:
             return an.NO_MATCH
         flat = _flattened(m.x, self.most) if axis == -1 else None
-        unit = int(length) // int(flat[0].shape[flat[1]]) if flat is not None else 1
-        parts = -(-(int(length) // unit) // (self.most // unit))
-        edges = [unit * (int(length) // unit * i // parts) for i in range(parts + 1)]
-        return m.bind(other=other, axes=(axis, against), edges=edges, flat=flat)
+        unit = 1 if flat is None else flat.unit(length)
+        units, parts = length // unit, math.ceil(length // unit / (self.most // unit))
+        edges = [unit * (units * i // parts) for i in range(parts + 1)]
+        return m.bind(other=other, axis=axis, against=against, edges=edges, flat=flat)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Build the products of the parts, and their sum."""
         op, linear = m.root, m.root.op_type == "linear"
-        (axis, against), flat = m.axes, m.flat
-        lefts = _parts(mb, m.x, axis, m.edges) if flat is None else _rows(mb, m.x, flat, m.edges)
-        rights = _parts(mb, m.other, against, m.edges)
+        lefts = _rows(mb, m.x, m.flat, m.edges) if m.flat is not None else _parts(mb, m.x, m.axis, m.edges)
+        rights = _parts(mb, m.other, m.against, m.edges)
         rest = an.op_inputs(op, "x", "y", "weight")
         total: Var | None = None
         for left, right in zip(lefts, rights, strict=True):
             both: dict[str, Any] = {"x": left, "weight" if linear else "y": right}
             product = getattr(mb, op.op_type)(**both, **rest)
-            rest.pop("bias", None)  # once
+            rest.pop("bias", None)  # the first product has it
             total = product if total is None else mb.add(x=total, y=product)
         assert total is not None
         return total
 
 
-def _flattened(x: Var, most: int) -> Flat | None:
-    """What a reshape flattens to the rows of `x`, which nothing else reads, and its first axis in a row."""
+def _flattened(x: Var, most: int) -> _Flattened | None:
+    """Return the value that a reshape flattens to the rows of `x`, if only one op reads these; else None."""
     reshape = an.producer(x, "reshape")
     old, new = (an.static_shape(reshape.x), an.static_shape(x)) if reshape is not None else (None, None)
     if reshape is None or old is None or new is None or len(an.consumers(x)) > 1 or an.is_output(x):
@@ -107,15 +116,14 @@ def _flattened(x: Var, most: int) -> Flat | None:
     axis = next((a for a in range(len(old)) if math.prod(old[a:]) == new[-1] and old[a] > 1), None)
     if axis is None or math.prod(old[:axis]) != math.prod(new[:-1]) or new[-1] // old[axis] > most:
         return None
-    return reshape.x, axis
+    return _Flattened(reshape.x, axis)
 
 
-def _rows(mb: Builder, x: Var, flat: Flat, edges: Sequence[int]) -> list[Var]:
+def _rows(mb: Builder, x: Var, flat: _Flattened, edges: Sequence[int]) -> list[Var]:
     """Build parts of the rows from parts of the value that they are flattened from."""
-    source, axis = flat
-    unit = int(x.shape[-1]) // int(source.shape[axis])
+    unit = flat.unit(int(x.shape[-1]))
     sizes = [(b - a) // unit for a, b in pairwise(edges)]
-    parts = mb.split(x=source, split_sizes=sizes, axis=axis, name=f"{source.name}_part")
+    parts = mb.split(x=flat.source, split_sizes=sizes, axis=flat.axis, name=f"{flat.source.name}_part")
     lead = [int(d) for d in x.shape[:-1]]
     return [
         mb.reshape(x=part, shape=[*lead, size * unit], name=f"{x.name}_part")

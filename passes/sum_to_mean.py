@@ -52,31 +52,27 @@ class SumToMean(Rewrite):
     def check(self, m: Match) -> Match | Refusal:
         """Match a constant factor below 1 of a sum that may overflow."""
         scaled = an.reading.scaled(m.root)
-        total = an.producer(scaled[0], "reduce_sum") if scaled is not None else None
+        total = an.producer(scaled.value, "reduce_sum") if scaled is not None else None
         if scaled is None or total is None or an.np_dtype(total.x) != np.float16:
             return an.NO_MATCH
-        if abs(scaled[1]) >= 1:
-            return Refusal(
-                f"the sum is multiplied by {scaled[1]:g}, and does not become smaller", m.root, idle=True
-            )
+        if abs(scaled.factor) >= 1:
+            words = f"the sum is multiplied by {scaled.factor:g}, and does not become smaller"
+            return Refusal(words, m.root, idle=True)
         count = math.prod(total.x.shape[axis] for axis in an.reading.axes_of(total))
         most = magnitude(total.x) * count
         if most <= an.fp16.LARGEST:
-            return Refusal(
-                f"the sum of {count} values is at most {most:g}, and does not overflow", m.root, idle=True
-            )
-        scale = scaled[1] * count
+            words = f"the sum of {count} values is at most {most:g}, and does not overflow"
+            return Refusal(words, m.root, idle=True)
+        scale = scaled.factor * count
         if self.most is not None and abs(scale) > self.most:
-            return Refusal(
-                f"the mean is {abs(scale):g} times smaller than the result, and may be too small", m.root
-            )
+            words = f"the mean is {abs(scale):g} times smaller than the result, and may be too small"
+            return Refusal(words, m.root)
         return m.bind(ops=(m.root, total), total=total, scale=scale)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Build the mean, times the rest of the factor."""
-        mean: Var = mb.reduce_mean(
-            x=m.total.x, axes=an.ints(m.total, "axes"), keep_dims=an.flag(m.total, "keep_dims")
-        )
+        axes, keep_dims = an.ints(m.total, "axes"), an.flag(m.total, "keep_dims")
+        mean: Var = mb.reduce_mean(x=m.total.x, axes=axes, keep_dims=keep_dims)
         return mean if abs(m.scale - 1) < an.fp16.HALF_STEP else mb.mul(x=mean, y=m.scale)
 
 

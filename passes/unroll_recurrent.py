@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,10 +44,15 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 from anesurgery.regions.small_builds import joined, parted
 
-BACK = {"forward": ("",), "reverse": ("",), "bidirectional": ("", "_back")}
-"""Direction -> the suffixes of the weights of each way through the sequence."""
-TAKEN_APART = ("bias", "peephole", "weight_hh", "input_bias")
-"""Constants of which a step reads parts (`weight_hh` of a gru)."""
+SUFFIXES = {"forward": ("",), "reverse": ("",), "bidirectional": ("", "_back")}
+"""Direction -> the endings of the names of the weights, one for each way through the sequence."""
+READ_IN_PARTS = ("bias", "peephole", "weight_hh", "input_bias")
+"""Constants of which a step reads parts (`weight_hh` only in a gru)."""
+
+States = tuple[Var, ...]
+"""The states of a step, the output first: (h,) or, in an LSTM, (h, c)."""
+Step = Callable[[Var, States], States]
+"""(what the input adds to the gates, the states before) -> the states after."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class UnrollRecurrent(Rewrite):
             return Refusal(f"%{op.x.name} has the symbolic shape {tuple(op.x.shape)}", op)
         if shape[0] > self.max_steps or shape[0] < 1:
             return Refusal(f"the sequence has {shape[0]} steps; max_steps is {self.max_steps}", op)
-        for name in (f"{part}{suffix}" for part in TAKEN_APART for suffix in ("", "_back")):
+        for name in (f"{part}{suffix}" for part in READ_IN_PARTS for suffix in ("", "_back")):
             var = op.inputs.get(name)
             needed = var is not None and (op.op_type == "gru" or not name.startswith("weight"))
             if needed and not (an.is_stored(var) if "weight" in name else an.producer(var, "const")):
@@ -82,43 +87,45 @@ class UnrollRecurrent(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> tuple[Var, ...]:
         """Build each way through the sequence, and join them."""
-        op, ways = m.root, BACK[str(an.constant(m.root.direction) or "forward")]
+        op, suffixes = m.root, SUFFIXES[str(an.constant(m.root.direction) or "forward")]
         initial = [op.initial_h, *([op.initial_c] if op.op_type == "lstm" else [])]
-        halves = [parted(mb, state, -1, len(ways)) for state in initial]
-        walks = [_walk(mb, op, suffix, tuple(half[i] for half in halves)) for i, suffix in enumerate(ways)]
-        lasts = [joined(mb, [states[i] for _, states in walks], -1) for i in range(len(initial))]
+        halves = [parted(mb, state, -1, len(suffixes)) for state in initial]
+        ways = [_walk(mb, op, suffix, tuple(half[i] for half in halves)) for i, suffix in enumerate(suffixes)]
+        lasts = [joined(mb, [way.states[i] for way in ways], -1) for i in range(len(initial))]
         if an.flag(op, "output_sequence"):
-            return joined(mb, [_sequence(mb, outputs) for outputs, _ in walks], -1), *lasts
+            return joined(mb, [_sequence(mb, way.outputs) for way in ways], -1), *lasts
         return mb.expand_dims(x=lasts[0], axes=[0]), *lasts
 
 
-def _walk(mb: Builder, op: an.Operation, suffix: str, states: States) -> tuple[list[Var], States]:
-    """Build one way through the sequence; return the outputs in the order of the op, and the last states."""
-    steps, back = int(op.x.shape[0]), suffix or an.constant(op.direction) == "reverse"
-    bias = bias_outside(mb, op, suffix)
-    added = {} if bias is None else {"bias": bias}
-    inputs = parted(mb, mb.linear(x=op.x, weight=op.inputs[f"weight_ih{suffix}"], **added), 0, steps)
+class _Way(NamedTuple):
+    """One way through the sequence."""
+
+    outputs: list[Var]
+    """The output of each step, in the order in which the op returns them."""
+    states: States
+    """The states after the last step."""
+
+
+def _walk(mb: Builder, op: an.Operation, suffix: str, states: States) -> _Way:
+    """Build one way through the sequence."""
+    steps, backwards = int(op.x.shape[0]), suffix or an.constant(op.direction) == "reverse"
+    bias = _bias_of_input(mb, op, suffix)
+    biased = {} if bias is None else {"bias": bias}
+    rows = parted(mb, mb.linear(x=op.x, weight=op.inputs[f"weight_ih{suffix}"], **biased), 0, steps)
     step = STEPS[op.op_type](mb, op, suffix)
     outputs = []
-    for row in reversed(inputs) if back else inputs:
+    for row in reversed(rows) if backwards else rows:
         states = step(mb.squeeze(x=row, axes=[0]), states)
         outputs.append(states[0])
-    return (outputs[::-1] if suffix else outputs), states
+    return _Way(outputs[::-1] if suffix else outputs, states)
 
 
 def _sequence(mb: Builder, rows: list[Var]) -> Var:
     return mb.expand_dims(x=rows[0], axes=[0]) if len(rows) == 1 else mb.stack(values=tuple(rows), axis=0)
 
 
-# What one step of a recurrent op computes, in products, sums and activations.
-
-States = tuple[Var, ...]
-Step = Callable[[Var, States], States]
-"""(what the input adds to the gates, the states) -> the states, the output first."""
-
-
 def _plus(mb: Any, row: Var, state: Var, weight: Var) -> Var:
-    """What the input and a state add to the gates; a state of zeros adds nothing."""
+    """Add a state's product to what the input adds to the gates; a state of zeros adds nothing."""
     return row if an.is_constant(state, 0) else mb.add(x=row, y=mb.linear(x=state, weight=weight))
 
 
@@ -141,7 +148,7 @@ def _gru(mb: Any, op: an.Operation, suffix: str) -> Step:
     rows = np.arange(3 * width).reshape(3, width)  # reset, output, update
     whole = an.Edit.of(op.weight_hh.shape)
     gates, output = (whole.taken(0, r.ravel()) for r in (rows[[0, 2]], rows[1]))
-    after, inside = an.flag(op, "reset_after"), _inside(op)
+    after, inner_bias = an.flag(op, "reset_after"), _bias_before_reset(op)
 
     def step(row: Var, states: States) -> States:
         (h,) = states
@@ -151,9 +158,8 @@ def _gru(mb: Any, op: an.Operation, suffix: str) -> Step:
         r, z = mb.split(x=_activate(mb, op, "recurrent_activation", both), num_splits=2, axis=-1)
         weight = an.edit_weight(mb, op.weight_hh, output, f"{op.name}_output")
         if after:
-            still = an.is_constant(h, 0)
-            kept = inside if still else mb.linear(x=h, weight=weight, bias=inside)
-            new = mb.add(x=x_o, y=mb.mul(x=r, y=kept))
+            inner = inner_bias if an.is_constant(h, 0) else mb.linear(x=h, weight=weight, bias=inner_bias)
+            new = mb.add(x=x_o, y=mb.mul(x=r, y=inner))
         else:
             new = x_o if an.is_constant(h, 0) else _plus(mb, x_o, mb.mul(x=r, y=h), weight)
         new = _activate(mb, op, "activation", new)
@@ -162,15 +168,15 @@ def _gru(mb: Any, op: an.Operation, suffix: str) -> Step:
     return step
 
 
-def _inside(op: an.Operation) -> an.Array:
-    """What is added to the product of the state before the reset gate multiplies it."""
+def _bias_before_reset(op: an.Operation) -> an.Array:
+    """Return the bias that a GRU adds to the product of the state before the reset gate multiplies it."""
     width, bias = int(op.weight_hh.shape[1]), an.constant(op.inputs.get("bias"))
     zeros = np.zeros(width, an.np_dtype(op.x))
     return zeros if bias is None else np.asarray(bias)[width : 2 * width]
 
 
-def bias_outside(mb: Any, op: an.Operation, suffix: str) -> Var | None:
-    """What the input adds to the gates, beside its product; None for nothing."""
+def _bias_of_input(mb: Any, op: an.Operation, suffix: str) -> Var | None:
+    """Return the bias of the product of the input: all but the bias before the reset gate; None for no bias."""
     bias: Var | None = op.inputs.get(f"bias{suffix}")
     more, after = an.constant(op.inputs.get("input_bias")), an.flag(op, "reset_after")
     if more is None and not (after and bias is not None):
@@ -180,7 +186,7 @@ def bias_outside(mb: Any, op: an.Operation, suffix: str) -> Var | None:
     if after:
         total[width : 2 * width] = 0
     total = total if more is None else total + np.asarray(more)
-    return mb.shared((op, "bias outside"), lambda: total, f"{op.name}_bias")
+    return mb.shared((op, "bias of input"), lambda: total, f"{op.name}_bias")
 
 
 def _lstm(mb: Any, op: an.Operation, suffix: str) -> Step:
@@ -189,23 +195,23 @@ def _lstm(mb: Any, op: an.Operation, suffix: str) -> Step:
     peephole = an.constant(op.inputs.get(f"peephole{suffix}"))
     peeps: list[an.Array] = [] if peephole is None else np.split(np.asarray(peephole), 3)
 
-    def peeped(gate: Var, which: int, cell: Var) -> Var:
+    def with_peephole(gate: Var, index: int, cell: Var) -> Var:
         if not peeps or an.is_constant(cell, 0):
             return gate
-        return mb.add(x=gate, y=mb.mul(x=cell, y=peeps[which]))
+        return mb.add(x=gate, y=mb.mul(x=cell, y=peeps[index]))
 
     def step(row: Var, states: States) -> States:
         h, c = states
         i, f, o, z = mb.split(x=_plus(mb, row, h, weight), num_splits=4, axis=-1)
-        i = _activate(mb, op, "recurrent_activation", peeped(i, 0, c))
-        f = _activate(mb, op, "recurrent_activation", peeped(f, 1, c))
+        i = _activate(mb, op, "recurrent_activation", with_peephole(i, 0, c))
+        f = _activate(mb, op, "recurrent_activation", with_peephole(f, 1, c))
         z = _activate(mb, op, "cell_activation", z)
         new = mb.mul(x=i, y=z)
         c = new if an.is_constant(c, 0) else mb.add(x=mb.mul(x=f, y=c), y=new)
         if clip is not None:
             limit = an.np_dtype(c).type(clip)
             c = mb.clip(x=c, alpha=-limit, beta=limit)
-        o = _activate(mb, op, "recurrent_activation", peeped(o, 2, c))
+        o = _activate(mb, op, "recurrent_activation", with_peephole(o, 2, c))
         return mb.mul(x=o, y=_activate(mb, op, "activation", c)), c
 
     return step

@@ -62,52 +62,45 @@ class AbsorbTranspose(Rewrite):
     def check(self, m: Match) -> Match | Refusal:
         """Match an op that reads a transpose through views, or through norms and elementwise ops."""
         op, between = m.root, list[an.Operation]()
-        value, views, back = op.x, 0, m.root.op_type == "transpose"
-        passed = an.ops.UNARY | (NORMS.keys() if back else an.ops.VIEWS)
+        returns, reduces = op.op_type == "transpose", op.op_type in an.ops.REDUCTIONS
+        passed = an.ops.UNARY | (NORMS.keys() if returns else an.ops.VIEWS)
+        value = op.x
         while value.op is not None and value.op.op_type in passed:
-            views += value.op.op_type in an.ops.VIEWS
             between.append(value.op)
             value = value.op.x
-        turn = value.op
-        if (
-            turn is None
-            or turn.op_type != "transpose"
-            or (views == 0) != (back or op.op_type in an.ops.REDUCTIONS)
-        ):
+        op_types = {step.op_type for step in between}
+        flattens = bool(op_types & an.ops.VIEWS)
+        first = an.producer(value, "transpose")
+        if first is None or flattens == (returns or reduces) or (returns and not op_types & NORMS.keys()):
             return an.NO_MATCH
-        if back and not any(step.op_type in NORMS for step in between):
-            return an.NO_MATCH
-        inner = [*between, turn]
+        inner = [*between, first]
         if any(an.is_output(o.outputs[0]) or len(an.consumers(o.outputs[0])) > 1 for o in inner):
-            return Refusal(f"%{turn.outputs[0].name}, or a value made from it, is read elsewhere", op)
-        perm = an.reading.permutation(turn)
-        found: list[int] | an.Array | Refusal
-        if back:
-            found = _returns(op, perm, between)
+            return Refusal(f"%{first.outputs[0].name}, or a value made from it, is read elsewhere", op)
+        order: list[int] | an.Array | Refusal
+        if returns:
+            order = _returns(op, an.reading.permutation(first), between)
         else:
-            found = _axes(op, turn) if op.op_type in an.ops.REDUCTIONS else _columns(op, turn, perm)
-        if isinstance(found, Refusal):
-            return found
-        return m.bind(ops=(op, *inner), turn=turn, between=between, found=found)
+            order = _axes(op, first) if reduces else _columns(op, first)
+        if isinstance(order, Refusal):
+            return order
+        return m.bind(ops=(op, *inner), first=first, between=between, order=order)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Build the op on the value before the transpose."""
-        op, made = m.root, m.turn.x
+        op, value = m.root, m.first.x
         for step in (s for s in reversed(m.between) if s.op_type not in an.ops.VIEWS):
             inputs = dict[str, Any]()
             if (key := NORMS.get(step.op_type)) is not None:
-                over = [m.found[a] for a in an.ints(step, key)]
+                over = [m.order[a] for a in an.ints(step, key)]
                 inputs[key] = over if key == "axes" else over[0]
-            made = again(mb, step, **inputs, x=made)
+            value = again(mb, step, **inputs, x=value)
         if op.op_type == "transpose":
-            return made
+            return value
         if op.op_type in an.ops.REDUCTIONS:
-            return again(mb, op, x=made, axes=m.found)
+            return again(mb, op, x=value, axes=m.order)
         stored, name = cast(Var, weight(op)), "y" if op.op_type == "matmul" else "weight"
-        columns = _column_axis(op)
-        edit = an.Edit.of(an.static_shape(stored) or ()).taken(columns, m.found)
-        wish = f"{op.outputs[0].name}_flat"
-        flat = mb.reshape(x=made, shape=list(op.x.shape), name=wish)
+        edit = an.Edit.of(an.static_shape(stored) or ()).taken(_column_axis(op), m.order)
+        flat = mb.reshape(x=value, shape=list(op.x.shape), name=f"{op.outputs[0].name}_flat")
         return again(mb, op, **{"x": flat, name: an.edit_weight(mb, stored, edit, f"{stored.name}_columns")})
 
 
@@ -119,10 +112,10 @@ def _column_axis(op: an.Operation) -> int:
     return rank - 1 if an.flag(op, "transpose_y") else rank - 2
 
 
-def _axes(op: an.Operation, turn: an.Operation) -> list[int] | Refusal:
+def _axes(op: an.Operation, first: an.Operation) -> list[int] | Refusal:
     """Return the axes of a reduction, counted before the transpose."""
-    axes = reduced_before(op, turn)
-    words = f"the reduction leaves the axes in the order {an.reading.permutation(turn)}"
+    axes = reduced_before(op, first)
+    words = f"the reduction leaves the axes in the order {an.reading.permutation(first)}"
     return Refusal(words, op) if axes is None else axes
 
 
@@ -136,21 +129,22 @@ def _returns(op: an.Operation, perm: list[int], between: Sequence[an.Operation])
     return perm
 
 
-def _columns(op: an.Operation, turn: an.Operation, perm: list[int]) -> an.Array | Refusal:
-    """Which column of the weight each element of the flattened value meets, or why none can be told."""
-    stored = weight(op)
+def _columns(op: an.Operation, first: an.Operation) -> an.Array | Refusal:
+    """Return the old column of the weight for each element that is flattened without the transpose.
+
+    Example: (2, 3), transposed to (3, 2), was flattened in the order 0 3 1 4 2 5. So the old columns of the
+    elements 0, 1, ... are 0 2 4 1 3 5.
+    """
+    stored, perm = weight(op), an.reading.permutation(first)
     if stored is None or (op.op_type == "matmul" and an.flag(op, "transpose_x")):
         return Refusal("its weight is dynamic", op)
     if stored.rank < 2 or math.prod((an.static_shape(stored) or ())[:-2]) != 1:
         return Refusal(f"%{stored.name} holds several matrices", op)
-    flat, width = flattened_from(op, turn), int(op.x.shape[-1])
+    flat, width = flattened_from(op, first), int(op.x.shape[-1])
     if flat is None:
         return Refusal(f"rows of {width} are flattened across the axes {perm}", op)
-    before = [turn.x.shape[a] for a in range(flat, len(perm))]
-    places = np.arange(width).reshape(before).transpose([a - flat for a in perm[flat:]]).reshape(-1)
-    order = np.empty(width, np.intp)
-    order[places] = np.arange(width)
-    return order
+    shape = [first.x.shape[a] for a in range(flat, len(perm))]
+    return np.argsort(np.arange(width).reshape(shape).transpose([a - flat for a in perm[flat:]]), axis=None)
 
 
 @an.example((1, 2, 3, 3))

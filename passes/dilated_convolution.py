@@ -44,11 +44,11 @@ from anesurgery.regions.small_builds import again
 from anesurgery.semantics.rows import runtime
 
 Margins = list[int]
-"""What is added before and after each of two axes; cut off where negative."""
+"""The zeros to add above, below, left and right of an image; negative ones are rows or columns to cut off."""
 OPERANDS = frozenset({"x", "y", "a", "b", "cond"})
-"""Inputs of such ops that broadcast with the image."""
-ALIKE = an.ops.POINTWISE | {"batch_norm"}
-"""Ops that may stand between: the same for every image and pixel."""
+"""Inputs of elementwise ops that broadcast with the image."""
+PIXELWISE = an.ops.POINTWISE | {"batch_norm"}
+"""Ops that treat all images and pixels alike."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class DilatedConvolution(Rewrite):
     def check(self, m: Match) -> Match | Refusal:
         """Match all ops between batch_to_space and the space_to_batch ops before it."""
         block, between = an.ints(m.root, "block_shape"), [m.root]
-        waiting, beginnings = [m.x], 0
+        waiting, beginnings = [m.x], 0  # beginnings: how many space_to_batch were met
         while waiting:
             value = waiting.pop()
             op = value.op
@@ -93,14 +93,15 @@ class DilatedConvolution(Rewrite):
         shared = any(len(an.consumers(op.outputs[0])) > 1 for op in m.ops[1:])
         region = _Region(mb, m.block_shape)
         if not shared:
-            return region.fitted(*region.of(m.x, crops))
-        return region.fitted(region.fitted(*region.of(m.x, [0] * 4)), [-c for c in crops])
+            return region.with_margins(*region.build(m.x, crops))
+        whole = region.with_margins(*region.build(m.x, [0] * 4))
+        return region.with_margins(whole, [-c for c in crops])
 
 
 def _why_not(op: an.Operation) -> Refusal | None:
     """Why an op cannot work on the image itself."""
     out = op.outputs[0]
-    if op.op_type not in ALIKE | {"conv"}:
+    if op.op_type not in PIXELWISE | {"conv"}:
         return Refusal(f"{op.op_type} %{out.name} stands between space_to_batch and batch_to_space", op)
     if op.op_type == "conv":
         if max(strides := an.ints(op, "strides"), default=1) > 1:
@@ -121,21 +122,23 @@ class _Region:
     block: list[int]
     built: dict[Var, Var] = field(default_factory=dict)
 
-    def of(self, value: Var, crops: Margins) -> tuple[Var, Margins]:
-        """Build a value without `crops`; return it with the margins that it still needs."""
+    def build(self, value: Var, crops: Margins) -> tuple[Var, Margins]:
+        """Build a value that will lose `crops`; return it with the margins that it still needs.
+
+        Example: a space_to_batch with paddings of 2 on all sides, and crops of 1, needs margins of 1.
+        """
         op = cast(an.Operation, value.op)
         if op.op_type == "space_to_batch":
             return op.x, [p - c for p, c in zip(an.ints(op, "paddings"), crops, strict=True)]
         if value in self.built:
             return self.built[value], [0] * 4
         if op.op_type != "conv":
-            return self.alike(op, crops)
-        x, margins = self.of(op.x, [0] * 4)
-        by_axis = [b for b in self.block for _ in range(2)]
-        pads = [
-            m + p * b - c for m, p, b, c in zip(margins, windows.window_pads(op), by_axis, crops, strict=True)
-        ]
-        x = self.fitted(x, [min(p, 0) for p in pads])
+            return self.build_pixelwise(op, crops)
+        x, margins = self.build(op.x, [0] * 4)
+        high, wide = self.block  # a pixel of padding of a part is as many pixels of the image
+        inner = np.multiply(windows.window_pads(op), [high, high, wide, wide])
+        pads = (np.array(margins) + inner - crops).tolist()
+        x = self.with_margins(x, [min(p, 0) for p in pads])
         operands = {n: op.inputs[n] for n in ("weight", "bias", "groups") if op.inputs.get(n) is not None}
         operands["dilations"] = [d * b for d, b in zip(an.ints(op, "dilations"), self.block, strict=True)]
         if any(p > 0 for p in pads):
@@ -143,21 +146,21 @@ class _Region:
         self.built[value] = self.mb.conv(x=x, name=f"{value.name}_image", **operands)
         return self.built[value], [0] * 4
 
-    def alike(self, op: an.Operation, crops: Margins) -> tuple[Var, Margins]:
+    def build_pixelwise(self, op: an.Operation, crops: Margins) -> tuple[Var, Margins]:
         """Build an op that treats all pixels alike; if it gives 0 for 0, margins may come after it."""
         inputs = dict[str, Var]()
         margins = [0] * 4
         for name, value in an.operands(op):
             if not an.is_stored(value):
-                inputs[name], margins = self.of(value, crops)
+                inputs[name], margins = self.build(value, crops)
                 if op.op_type not in an.ops.ZERO_PRESERVING:
-                    inputs[name], margins = self.fitted(inputs[name], margins), [0] * 4
+                    inputs[name], margins = self.with_margins(inputs[name], margins), [0] * 4
         result = again(self.mb, op, **inputs, name=f"{op.outputs[0].name}_image")
         if not any(margins):
             self.built[op.outputs[0]] = result
         return result, margins
 
-    def fitted(self, x: Var, margins: Margins) -> Var:
+    def with_margins(self, x: Var, margins: Margins) -> Var:
         """Add margins to a value; negative ones are cut off."""
         if any(m < 0 for m in margins):
             top, bottom, left, right = (max(-m, 0) for m in margins)

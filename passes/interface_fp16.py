@@ -64,21 +64,16 @@ class InterfaceFp16(Pass):
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """Return the pass if every chip of the target pays for the casts."""
-        pays = CASTS.scope.families >= target.families and CASTS.scope.concerns(target)
-        return (
-            (cls(newer_opset=not loading.of_version(NEEDED, target) and target.os is not None),) if pays else ()
-        )
+        if not (CASTS.scope.families >= target.families and CASTS.scope.concerns(target)):
+            return ()
+        return (cls(newer_opset=not loading.of_version(NEEDED, target) and target.os is not None),)
 
     def requires(self, program: Program) -> Refusal | None:
         """Refuse programs for iOS 15: fp16 inputs and outputs came with iOS 16."""
-        if (
-            self.newer_opset
-            and _is_old(program)
-            and (refusal := newer_opsets.why_not(program, NEEDED)) is not None
-        ):
-            return refusal
-        if self.newer_opset or not _is_old(program):
+        if not _is_old(program):
             return None
+        if self.newer_opset:
+            return newer_opsets.why_not(program, NEEDED)
         words = "the program is for iOS 15, where inputs and outputs cannot be fp16"
         return Refusal(f"{words}; newer_opset=True makes it one for iOS 16 and macOS 13")
 
@@ -91,19 +86,19 @@ class InterfaceFp16(Pass):
         for function in program.functions.values():
             with an.GraphEdits(self, session, function) as edits:
                 for name, var in list(function.inputs.items()):
-                    if self.may(session, name, var):
+                    if self.may_change(session, name, var):
                         self.input(edits, name, var)
                 for var in list(function.outputs):
-                    if self.may(session, var.name, var):
+                    if self.may_change(session, var.name, var):
                         self.output(edits, var)
 
     def wanted(self, session: Session, function: an.Function) -> bool:
         """Is there an input or output that may become fp16?"""
         ports = [*function.inputs.items(), *((v.name, v) for v in function.outputs)]
-        return any(self.may(session.again(), name, var) for name, var in ports)
+        return any(self.may_change(session.again(), name, var) for name, var in ports)
 
-    def may(self, session: Session, name: str, var: Var) -> bool:
-        """Is it an fp32 tensor, and no image?"""
+    def may_change(self, session: Session, name: str, var: Var) -> bool:
+        """Is an input or output an fp32 tensor that can become fp16? If it cannot, the session records why."""
         if not an.types.is_tensor(var.sym_type) or an.dtype_name(var) != "fp32":
             return False
         if name in session.images:
@@ -117,24 +112,24 @@ class InterfaceFp16(Pass):
     def input(self, edits: an.GraphEdits, name: str, old: Var) -> None:
         """Make an input fp16, with a cast for ops that still read fp32."""
         new = edits.new_input(name, old.shape, an.types.fp16)
-        casts = [op for op in an.consumers(old) if op.op_type == "cast" and not an.is_output(op.outputs[0])]
-        inner = [cast for cast in casts if an.dtype_name(cast.outputs[0]) == "fp16"]
-        for cast in inner:
+        readers = [op for op in an.consumers(old) if op.op_type == "cast" and not an.is_output(op.outputs[0])]
+        casts = [cast for cast in readers if an.dtype_name(cast.outputs[0]) == "fp16"]
+        for cast in casts:
             edits.replace(cast.outputs[0], new)
-        gone = edits.remove(inner)
+        removed = edits.remove(casts)
         if old.child_ops:
             edits.replace(old, edits.first().cast(x=new, dtype="fp32", name=f"{name}_fp32"))
         words = f"give {name} as fp16"
         change = an.InterfaceChange(words, (name,), inputs=lambda values: _halved(values, name), retypes=True)
-        edits.session.declare(self.name, name, change, [f"cast {op.name}" for op in gone], ())
+        edits.session.declare(self.name, name, change, [f"cast {op.name}" for op in removed], ())
 
     def output(self, edits: an.GraphEdits, old: Var) -> None:
         """Make an output fp16: the operand of its last cast, or a cast of it."""
         last, name = an.producer(old, "cast"), old.name
         new: Var = old if last is None else last.x
         if an.dtype_name(new) != "fp16":
-            wide = new if an.dtype_name(new) == "bool" else old  # 0 and 1 in any type
-            new = edits.last().cast(x=wide, dtype="fp16", name=f"{name}_fp16")
+            source = new if an.dtype_name(new) == "bool" else old  # a condition is 0 or 1 in any type
+            new = edits.last().cast(x=source, dtype="fp16", name=f"{name}_fp16")
         elif new.op is None or an.is_output(new) or len(new.op.outputs) > 1:
             new = edits.last().identity(x=new, name=f"{name}_fp16")
         edits.replace_output(old, new)

@@ -41,7 +41,7 @@ class MaskedWrite(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """Match one dynamic axis, and floats if several rows are moved."""
-        part = dynamic_slice(m.root)
+        part = _dynamic_slice(m.root)
         if isinstance(part, Refusal):
             return part
         if part.size > 1 and part.axis != m.x.rank - 2:
@@ -68,10 +68,11 @@ class MaskedWrite(Rewrite):
         places = np.arange(part.length, dtype=np.int32).reshape(along)
         update: Var = m.update
         if part.size > 1:
-            each = np.arange(part.length)[:, None] - np.arange(part.size)
-            each = each.astype(np.int32).reshape([1] * (m.x.rank - 2) + list(each.shape))
-            picked = mb.cast(x=mb.equal(x=each, y=at), dtype=an.dtype_name(m.x), name=f"{name}_rows")
-            update = mb.matmul(x=picked, y=update, name=f"{name}_placed")
+            # Row j of the update goes to row i if the first one goes to row i - j.
+            first = np.arange(part.length)[:, None] - np.arange(part.size)
+            first = first.astype(np.int32).reshape([1] * (m.x.rank - 2) + list(first.shape))
+            one_hot = mb.cast(x=mb.equal(x=first, y=at), dtype=an.dtype_name(m.x), name=f"{name}_rows")
+            update = mb.matmul(x=one_hot, y=update, name=f"{name}_placed")
             last = mb.add(x=at, y=np.array([part.size], np.int32))
             here = mb.logical_and(x=mb.greater_equal(x=places, y=at), y=mb.less(x=places, y=last))
         else:
@@ -80,9 +81,6 @@ class MaskedWrite(Rewrite):
             update = mb.pad(x=update, pad=list(part.around), constant_val=an.np_dtype(m.x).type(0))
             here = mb.logical_and(x=here, y=part.inside, name=f"{name}_inside")
         return mb.select(cond=here, a=update, b=m.x)
-
-
-# Slices that begin at a dynamic place of one axis, as those that a cache is written with.
 
 
 @dataclass(frozen=True)
@@ -109,72 +107,70 @@ class _DynamicSlice:
 
     @property
     def around(self) -> tuple[int, ...]:
-        """What stands before and after the slice on the other axes, as `pad` takes it; empty for all."""
-        found: list[int] = []
+        """The elements around the slice on the other axes, as `pad` takes them; empty if there are none."""
+        pad: list[int] = []
         for axis, (start, size, length) in enumerate(zip(self.starts, self.sizes, self.shape, strict=True)):
-            found += [0, 0] if axis == self.axis else [start, length - start - size]
-        return tuple(found) if any(found) else ()
+            pad += [0, 0] if axis == self.axis else [start, length - start - size]
+        return tuple(pad) if any(pad) else ()
 
     @property
     def inside(self) -> an.Array:
-        """Which elements lie in the slice as far as the other axes say, by broadcasting."""
-        made: an.Array = np.ones([1] * len(self.shape), bool)
+        """A mask of the elements that lie in the slice on all axes but the dynamic one, to be broadcast."""
+        mask: an.Array = np.ones([1] * len(self.shape), bool)
         for axis, (start, size, length) in enumerate(zip(self.starts, self.sizes, self.shape, strict=True)):
             if axis != self.axis and size != length:
                 within = (np.arange(length) >= start) & (np.arange(length) < start + size)
-                made = made & within.reshape([-1 if a == axis else 1 for a in range(len(self.shape))])
-        return made
+                mask = mask & within.reshape([-1 if a == axis else 1 for a in range(len(self.shape))])
+        return mask
 
 
-def dynamic_slice(op: an.Operation) -> _DynamicSlice | Refusal:
+def _dynamic_slice(op: an.Operation) -> _DynamicSlice | Refusal:
     """Return the slice that a `slice_update` writes, or why it has not one single dynamic place."""
     shape, sizes = an.static_shape(op.x), an.static_shape(op.update)
     if shape is None or sizes is None or len(shape) != len(sizes):
         return Refusal("a shape is dynamic, or an axis is dropped", op)
     if set(an.ints(op, "stride")) - {1} or any(an.ints(op, "squeeze_mask")):
         return Refusal("it has strides, or drops an axis", op)
-    places, added = entries(op.begin), _added(op)
-    if places is None or added is None:
-        return Refusal(
-            "the place is not a concat of constants and one dynamic number, or its size is not read", op
-        )
-    masks = [an.ints(op, name) or [0] * len(shape) for name in ("begin_mask", "end_mask")]
-    starts = [0 if masked else place for place, masked in zip(places, masks[0], strict=True)]
+    begins, lengths = _entries(op.begin), _lengths(op)
+    if begins is None or lengths is None:
+        words = "the place is not a concat of constants and one dynamic number, or its size is not read"
+        return Refusal(words, op)
+    from_start, to_end = (an.ints(op, name) or [0] * len(shape) for name in ("begin_mask", "end_mask"))
+    starts = [0 if masked else begin for begin, masked in zip(begins, from_start, strict=True)]
     dynamic = [axis for axis, start in enumerate(starts) if isinstance(start, Var)]
     if len(dynamic) != 1:
         return Refusal(f"{len(dynamic) or 'no'} axes have a dynamic place", op)
     axis = dynamic[0]
-    if masks[1][axis] or added[axis] != sizes[axis]:
+    if to_end[axis] or lengths[axis] != sizes[axis]:
         return Refusal(f"the slice is not as long as the {sizes[axis]} rows that are written", op)
     known = tuple(0 if isinstance(s, Var) else s for s in starts)
     for a, (start, size, length) in enumerate(zip(known, sizes, shape, strict=True)):
-        end = length if masks[1][a] else start + added[a] if not masks[0][a] else None
-        if a != axis and (end != start + size or start < 0 or start + size > length):
+        ends_after_size = start + size == length if to_end[a] else not from_start[a] and lengths[a] == size
+        if a != axis and not (ends_after_size and 0 <= start <= length - size):
             return Refusal(f"what is written along axis {a} cannot be read", op)
     return _DynamicSlice(shape, sizes, known, axis)
 
 
-def entries(var: Var) -> list[int | Var] | None:
+def _entries(var: Var) -> list[int | Var] | None:
     """Return the numbers of a vector of places, a dynamic one as its value; None if they are not known."""
     if (value := an.constant(var)) is not None:
         return [int(v) for v in np.ravel(value)]
     if var.op is None or var.op.op_type != "concat":
         return [var] if an.static_shape(var) == (1,) else None
-    found: list[int | Var] = []
+    entries: list[int | Var] = []
     for part in var.op.inputs["values"]:
-        inner = entries(part)
-        if inner is None:
+        if (of_part := _entries(part)) is None:
             return None
-        found += inner
-    return found
+        entries += of_part
+    return entries
 
 
-def _added(op: an.Operation) -> list[int] | None:
-    """What is added to the begin of a slice for its end."""
-    made = op.end.op
-    if made is None or made.op_type != "add" or op.begin not in (made.x, made.y):
+def _lengths(op: an.Operation) -> list[int] | None:
+    """Return the constants that are added to the begin of a slice to give its end; None if there are none."""
+    end = an.producer(op.end, "add")
+    if end is None or op.begin not in (end.x, end.y):
         return None
-    size = an.constant(made.y if made.x is op.begin else made.x)
+    size = an.constant(end.y if end.x is op.begin else end.x)
     return None if size is None else [int(v) for v in np.broadcast_to(size, an.static_shape(op.begin) or ())]
 
 

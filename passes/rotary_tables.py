@@ -64,24 +64,24 @@ class RotaryTables(Rewrite):
         if m.root.op_type == "concat":
             return self.check_exchange(m)
         if m.root.op_type == "mul":
-            turn = rotary.table_product(m.root)
-            return an.NO_MATCH if turn is None else m.bind(turn=turn)
-        rotated = rotary.of_positions(m.root.outputs[0])
-        if not isinstance(rotated, rotary.PositionRows):
-            return rotated
-        if not (count := self.count(rotated.positions)):
-            words = f"how many positions %{rotated.positions.name} may hold is not known: say positions="
-            return Refusal(words, m.root)
+            product = rotary.table_product(m.root)
+            return an.NO_MATCH if product is None else m.bind(product=product)
+        rows = rotary.of_positions(m.root.outputs[0])
+        if not isinstance(rows, rotary.PositionRows):
+            return rows
+        name = rows.positions.name
+        if not (count := self.count(rows.positions)):
+            return Refusal(f"how many positions %{name} may hold is not known: say positions=", m.root)
         if self.form in ("inputs", "constants"):
             inputs = m.block.inputs if isinstance(m.block, an.Function) else {}
-            if inputs.get(rotated.positions.name) is not rotated.positions:
-                return Refusal(f"the positions %{rotated.positions.name} are computed, not an input", m.root)
-        if self.form == "constants" and fixed_shape(m.root.outputs[0])[rotated.axis] > count:
+            if inputs.get(name) is not rows.positions:
+                return Refusal(f"the positions %{name} are computed, not an input", m.root)
+        if self.form == "constants" and fixed_shape(m.root.outputs[0])[rows.axis] > count:
             return Refusal(f"there are more rows than {count} positions", m.root)
-        return m.bind(rows=rotated, count=count)
+        return m.bind(rows=rows, count=count)
 
     def count(self, positions: Var) -> int:
-        """How many positions there are: as the caller says, or as intervals show; 0 where that is not known."""
+        """Return how many positions there are: as the caller says, or as intervals show; 0 if unknown."""
         low, high = interval(positions)
         return self.positions or (int(high) + 1 if low >= 0 and high < MOST else 0)
 
@@ -98,8 +98,8 @@ class RotaryTables(Rewrite):
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Draw positions of the table: in order for "constants", and fixed ones for rows that are an input."""
         if m.root.op_type == "mul":
-            fits = var is not m.turn.other and an.static_shape(var) == m.turn.table.shape
-            return m.turn.table if fits else None
+            is_table = var is not m.product.other and an.static_shape(var) == m.product.table.shape
+            return m.product.table if is_table else None
         if m.root.op_type == "concat" or (var is not m.rows.positions and self.form != "inputs"):
             return None
         shape = fixed_shape(m.rows.positions)
@@ -121,18 +121,19 @@ class RotaryTables(Rewrite):
             kind = an.np_dtype(m.source).type
             value = mb.matmul(x=m.source, y=m.matrix.T.astype(kind))
         elif m.root.op_type == "mul":
-            value = mb.mul(x=m.turn.other, y=table_as_input(mb, m.turn.word, m.turn.table, m.turn.axis))
+            product = m.product
+            value = mb.mul(x=product.other, y=_table_as_input(mb, product.word, product.table, product.axis))
         elif self.form == "inputs":
             value = self.as_input(mb, m)
         elif self.form == "constants":
-            self.given_up(mb, m, f"{m.rows.positions.name} is taken to be 0, 1, 2 and so on: do not give it")
+            self.drop_positions(mb, m)
             rows = m.rows.shaped(self.table(m)[: fixed_shape(m.root.outputs[0])[m.rows.axis]])
             value = mb.identity(x=rows)
         else:
-            value = m.rows.placed(mb, self.found(mb, m))
+            value = m.rows.placed(mb, self.looked_up(mb, m))
         return value
 
-    def found(self, mb: Builder, m: Match) -> Var:
+    def looked_up(self, mb: Builder, m: Match) -> Var:
         """Build the row of the table for each position."""
         ids, table = m.rows.positions, self.table(m)
 
@@ -140,51 +141,50 @@ class RotaryTables(Rewrite):
             whole = ids if an.np_dtype(ids) == np.int32 else maker.cast(x=ids, dtype="int32")
             return views.seen_as(maker, whole, (int(np.prod(fixed_shape(ids))),))
 
-        def hot(maker: Builder) -> Var:
-            ((_, row),) = one_hot.one_hot_pieces(
-                maker, flat(maker), m.count, table.dtype, MOST + an.fp16.LAST_INTEGER
-            )
-            return row
+        def one_hot_rows(maker: Builder) -> Var:
+            most = MOST + an.fp16.LAST_INTEGER  # so that there is one piece
+            ((_, rows),) = one_hot.one_hot_pieces(maker, flat(maker), m.count, table.dtype, most)
+            return rows
 
         if self.form == "gather":
             return mb.gather(x=table, indices=flat(mb), axis=0)
-        row = mb.shared_value(("one_hot", ids, m.count, table.dtype.name), [ids], hot)
+        row = mb.shared_value(("one_hot", ids, m.count, table.dtype.name), [ids], one_hot_rows)
         return mb.matmul(x=row, y=np.pad(table, ((0, int(row.shape[-1]) - len(table)), (0, 0))))
 
     def as_input(self, mb: Builder, m: Match) -> Var:
         """Declare the rows as an input, and drop the positions where nothing else reads them."""
-        rows, words = m.rows, (m.root.op_type, "positions")
-        return mb.rows_as_input(
-            self.table(m), rows.positions, m.root.outputs[0], words, rows.serve_only(m.root), rows.shaped
-        )
+        rows, words, drops = m.rows, (m.root.op_type, "positions"), m.rows.serve_only(m.root)
+        return mb.rows_as_input(self.table(m), rows.positions, m.root.outputs[0], words, drops, rows.shaped)
 
-    def given_up(self, mb: Builder, m: Match, words: str) -> None:
-        """Drop the positions where nothing else reads them, and tell the caller."""
-        old = m.rows.positions.name
-        mb.note(f"{old} is taken to be 0, 1, 2 and so on")
+    def drop_positions(self, mb: Builder, m: Match) -> None:
+        """Note which positions are assumed, and drop their input where nothing else reads it."""
+        name = m.rows.positions.name
+        assumed = f"{name} is taken to be 0, 1, 2 and so on"
+        mb.note(assumed)
         if m.rows.serve_only(m.root):
-            rest = lambda values: {k: v for k, v in values.items() if k != old}  # noqa: E731
-            mb.declare(an.InterfaceChange(words, (old,), inputs=rest))
-            mb.drop_input(old)
+
+            def without_positions(values: an.Values) -> an.Values:
+                return {k: v for k, v in values.items() if k != name}
+
+            change = an.InterfaceChange(f"{assumed}: do not give it", (name,), inputs=without_positions)
+            mb.declare(change)
+            mb.drop_input(name)
 
 
-# A constant with a row for each position becomes an input, and its rows are left beside the package.
-
-
-def table_as_input(mb: Builder, wish: str, table: an.Array, axis: int) -> Var:
-    """Declare a table as an input; edits that give an equal one share it.
+def _table_as_input(mb: Builder, wish: str, table: an.Array, axis: int) -> Var:
+    """Declare a constant with a row for each position as an input, and save its rows beside the package.
 
     Args:
-        mb: of the edit.
-        wish: for the name of the input.
+        mb: the builder of the edit; edits with an equal table share the input.
+        wish: the wished name of the input.
         table: the constant.
-        axis: of its positions.
+        axis: the axis of its positions.
     """
     name = mb.leave_beside(wish, np.moveaxis(table, axis, 0).reshape(table.shape[axis], -1))
-    held = table.astype(mb.input_dtype(table.dtype))
-    words = f"give {name}: the rows of <package>.{name}.npy at the positions of the tokens ({held.dtype})"
-    change = an.InterfaceChange(words, (name,), inputs=lambda values: {**values, name: held})
-    return mb.add_float_input(held.shape, table.dtype, change)
+    values = table.astype(mb.input_dtype(table.dtype))
+    words = f"give {name}: the rows of <package>.{name}.npy at the positions of the tokens ({values.dtype})"
+    change = an.InterfaceChange(words, (name,), inputs=lambda others: {**others, name: values})
+    return mb.add_float_input(values.shape, table.dtype, change)
 
 
 @an.example(mb.TensorSpec((3,), dtype=an.types.int32), (3, 4), opset="iOS17")

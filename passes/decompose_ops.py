@@ -45,7 +45,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,7 +55,7 @@ from anesurgery.facts import whole_numbers
 from anesurgery.semantics.intervals import magnitude
 
 
-def _no_remainder(step: DecomposeOps, op: an.Operation) -> str:
+def _why_no_remainder(step: DecomposeOps, op: an.Operation) -> str:
     if an.np_dtype(op.x).kind != "f":
         return "it is computed of integers; integers_as_floats makes them floats where that is exact"
     by = an.number(op.y)
@@ -65,10 +65,8 @@ def _no_remainder(step: DecomposeOps, op: an.Operation) -> str:
         return ""
     if not (by.is_integer() and whole_numbers.is_whole(op.x)):
         return f"the divisor is {by:g}, no power of two, and %{op.x.name} may be no whole number"
-    reach = max(magnitude(op.x), by)
-    return (
-        "" if reach <= an.fp16.LAST_INTEGER else f"%{op.x.name} reaches {reach:g}, above {an.fp16.LAST_INTEGER}"
-    )
+    most, limit = max(magnitude(op.x), by), an.fp16.LAST_INTEGER
+    return "" if most <= limit else f"%{op.x.name} reaches {most:g}, above {limit}"
 
 
 def _remainder(mb: Builder, op: an.Operation) -> Var:
@@ -80,7 +78,7 @@ def _remainder(mb: Builder, op: an.Operation) -> Var:
     return mb.mul(x=mb.sign(x=op.x), y=rest) if signed else rest
 
 
-def _no_product(step: DecomposeOps, op: an.Operation) -> str:
+def _why_no_product(step: DecomposeOps, op: an.Operation) -> str:
     count = math.prod(op.x.shape[a] for a in an.reading.axes_of(op))
     if an.np_dtype(op.x).kind != "f":
         return "it multiplies integers"
@@ -101,7 +99,7 @@ def _product(mb: Builder, op: an.Operation) -> Var:
     return product if product is not op.x else mb.identity(x=product)
 
 
-def _no_running_sum(step: DecomposeOps, op: an.Operation) -> str:
+def _why_no_running_sum(step: DecomposeOps, op: an.Operation) -> str:
     length = int(op.x.shape[int(an.number(op.axis) or 0)])
     if an.np_dtype(op.x).kind != "f":
         return "it is a sum of integers; integers_as_floats makes them floats where that is exact"
@@ -123,14 +121,14 @@ def _running_sum(mb: Builder, op: an.Operation) -> Var:
     if x.rank == 1:
         row = mb.matmul(x=mb.expand_dims(x=x, axes=[0]), y=ones)
         return mb.squeeze(x=row, axes=[0])
-    perm = [a for a in range(x.rank) if a != axis] + [axis]
     if axis == x.rank - 1:
         return mb.matmul(x=x, y=ones)
+    perm = [a for a in range(x.rank) if a != axis] + [axis]
     product = mb.matmul(x=mb.transpose(x=x, perm=perm), y=ones)
     return mb.transpose(x=product, perm=[int(a) for a in np.argsort(perm)])
 
 
-def _no_classes(step: DecomposeOps, op: an.Operation) -> str:
+def _why_no_classes(step: DecomposeOps, op: an.Operation) -> str:
     size = int(an.constant(op.one_hot_vector_size) or 0)
     if not 0 < size <= an.fp16.LAST_INTEGER:
         return f"it has {size or 'a dynamic number of'} classes; fp16 counts up to {an.fp16.LAST_INTEGER}"
@@ -163,7 +161,7 @@ def _classes(mb: Builder, op: an.Operation) -> Var:
     return mb.add(x=classes, y=off) if off else classes
 
 
-def _no_factors(step: DecomposeOps, op: an.Operation) -> str:
+def _why_no_factors(step: DecomposeOps, op: an.Operation) -> str:
     dynamic = [v.name for v in (op.alpha, op.beta) if an.constant(v) is None]
     return f"%{dynamic[0]} is not a constant" if dynamic else ""
 
@@ -179,16 +177,21 @@ def _softplus(mb: Builder, op: an.Operation) -> Var:
     return mb.mul(x=mb.softplus(x=mb.mul(x=op.x, y=factors("beta"))), y=factors("alpha"))
 
 
-Form = tuple[Callable[[Any, an.Operation], str], Callable[[Builder, an.Operation], Var]]
+class _Form(NamedTuple):
+    """How an op is written with others."""
 
-FORMS: dict[str, Form] = {
-    "mod": (_no_remainder, _remainder),
-    "reduce_prod": (_no_product, _product),
-    "cumsum": (_no_running_sum, _running_sum),
-    "one_hot": (_no_classes, _classes),
-    "softplus_parametric": (_no_factors, _softplus),
+    why_not: Callable[[DecomposeOps, an.Operation], str]
+    """Why an op has no such form; "" if it has."""
+    build: Callable[[Builder, an.Operation], Var]
+
+
+FORMS = {
+    "mod": _Form(_why_no_remainder, _remainder),
+    "reduce_prod": _Form(_why_no_product, _product),
+    "cumsum": _Form(_why_no_running_sum, _running_sum),
+    "one_hot": _Form(_why_no_classes, _classes),
+    "softplus_parametric": _Form(_why_no_factors, _softplus),
 }
-"""Op type -> why an op has no such form ("" where it has), and the form."""
 
 
 @dataclass(frozen=True)
@@ -206,17 +209,17 @@ class DecomposeOps(Rewrite):
     """Longest running sum."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """What the form of the op needs."""
+        """Match an op of static shape that has a form."""
         op = m.root
         read = op.inputs.get("x") or op.indices
         if an.static_shape(op.outputs[0]) is None or an.static_shape(read) is None:
             return Refusal(f"%{op.outputs[0].name} has the symbolic shape {tuple(op.outputs[0].shape)}", op)
-        reason = FORMS[op.op_type][0](self, op)
+        reason = FORMS[op.op_type].why_not(self, op)
         return Refusal(reason, op) if reason else m
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Build the form of the op."""
-        return FORMS[m.root.op_type][1](mb, m.root)
+        return FORMS[m.root.op_type].build(mb, m.root)
 
 
 @an.example((2, 3))

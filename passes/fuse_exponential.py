@@ -121,7 +121,7 @@ class FuseExponential(Rewrite):
         form: WrittenExponential = m.form
         kind, x = form.op_type, form.exponential.x
         if kind == "softmax":
-            value = mb.softmax(x=x, axis=an.ints(form.total, "axes")[0])
+            value = mb.softmax(x=x, axis=an.ints(m.form.total, "axes")[0])
         elif kind == "reduce_log_sum_exp":
             value = _log_of_sum(mb, m)
         elif kind == "log_add_exp":

@@ -110,15 +110,12 @@ class SelectLastToken(Rewrite):
         alone = an.consumers(value) == [m.root] and not an.is_output(value)
         if self.position == "input" or self.output is not None or value.rank != 3:
             return an.NO_MATCH  # such a model gives one position only, or another output is meant
-        leads_to_head = not alone or dependence.leads_to_weights(m.root.outputs[0])
-        tail = (
-            dependence.row_tail(value, 1, deep=self.depth == "block", head_follows=leads_to_head)
-            if alone
-            else None
-        )
-        if not isinstance(tail, dependence.Tail):
-            tail = dependence.Tail(value, 1, ())
-        # Where only views follow it, moving it again gains nothing.
+        tail = dependence.Tail(value, 1, ())
+        if alone:
+            head_follows = dependence.leads_to_weights(m.root.outputs[0])
+            earlier = dependence.row_tail(value, 1, deep=self.depth == "block", head_follows=head_follows)
+            tail = earlier if isinstance(earlier, dependence.Tail) else tail
+        # Moving the selection gains nothing if only views lie between.
         saves = any(op.op_type not in an.ops.MOVING | an.ops.CARRIERS for op, _ in tail.ops)
         return m.bind(tail=tail, selects=True) if saves or m.root.op_type == "gather" else an.NO_MATCH
 
@@ -155,16 +152,15 @@ class SelectLastToken(Rewrite):
         return None
 
     def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
-        """Select, then run the rest on one row."""
+        """Select, then build the rest on one row."""
         logits: Var = m.root.outputs[0]
-        if m.selects:
-            row = small_builds.rebuild(mb, m.tail, small_builds.last_row(mb, m.tail.source, m.tail.axis))
-            return {logits: row if row.rank == logits.rank else mb.squeeze(x=row, axes=[1])}
         if self.position == "input":
             return {logits: small_builds.rebuild(mb, m.tail, self.picked(mb, logits, m.tail))}
-        words = f"{logits.name} now has the last position only: {_one_row(logits)}"
-        mb.declare(an.InterfaceChange(words, (logits.name,), outputs=_select(logits.name)))
-        return {logits: small_builds.rebuild(mb, m.tail, small_builds.last_row(mb, m.tail.source, m.tail.axis))}
+        if not m.selects:
+            words = f"{logits.name} now has the last position only: {_one_row(logits)}"
+            mb.declare(an.InterfaceChange(words, (logits.name,), outputs=_select(logits.name)))
+        row = small_builds.rebuild(mb, m.tail, small_builds.last_row(mb, m.tail.source, m.tail.axis))
+        return {logits: row if row.rank == logits.rank else mb.squeeze(x=row, axes=[1])}
 
     def picked(self, mb: Builder, logits: Var, tail: dependence.Tail) -> Var:
         """Build the position that the one-hot input picks: a sum with one non-zero term."""

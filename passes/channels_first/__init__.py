@@ -76,7 +76,7 @@ class ChannelsFirst(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
         """Rebuild the region channels first."""
-        return channel_regions.build(mb, m.region)
+        return channel_regions.RegionBuilder(mb, m.region).run()
 
 
 @an.example((1, 8, 16))

@@ -176,6 +176,7 @@ class _Finder:
         asked: the layouts that the op at hand would need from values that have none yet.
         new_layouts: the values whose readers have not been visited since they got a layout.
         ops, index: the ops of the block when they were last visited, and their positions.
+        regions: the regions of these ops.
     """
 
     block: Block
@@ -185,6 +186,7 @@ class _Finder:
     new_layouts: list[Var] = field(default_factory=list)
     ops: list[Operation] = field(default_factory=list)
     index: dict[Operation, int] = field(default_factory=dict)
+    regions: list[Region] = field(default_factory=list)
 
     def get(self, var: Var) -> Layout | None:
         """Return the layout of a value, or None."""
@@ -199,12 +201,8 @@ class _Finder:
         self.asked[var] = layout
         return True
 
-    def find(self) -> list[Region]:
-        """Return all regions of the block."""
-        return self.visit(list(self.block.operations), set())
-
-    def update(self) -> list[Region]:
-        """Return all regions after an edit: new ops are visited, and old ones that read their results."""
+    def update(self) -> None:
+        """Find all regions after an edit: visit new ops, and old ones that read their results; else all ops."""
         ops = list(self.block.operations)
         there = set(ops)
         to_visit = there.difference(self.ops)
@@ -214,19 +212,14 @@ class _Finder:
         self.layouts = {v: x for v, x in self.layouts.items() if v in used}
         for op in again:
             del self.steps[op]
-        return self.visit(ops, to_visit | again)
-
-    def visit(self, ops: list[Operation], to_visit: set[Operation]) -> list[Region]:
-        """Take ops from `to_visit` (all if it is empty), then grow both ways; return the regions of `ops`."""
         self.ops, self.index = ops, {op: i for i, op in enumerate(ops)}
-        start = [op for op in ops if op in to_visit] if to_visit else ops
         exits = [op for op in ops if op in _EXIT_LAYOUTS]
         self.layouts |= {op.outputs[i]: x for op in exits for i, x in _EXIT_LAYOUTS[op].items()}
-        self.grow_downstream(start)
+        self.grow_downstream([op for op in ops if op in to_visit or op in again] or ops)
         while self.grow_upstream():
             self.grow_downstream([op for v in self.new_layouts for op in consumers(v)])
         steps = {op: self.steps[op] for op in ops if op in self.steps}
-        return [_without_costly_ends(region) for region in connected(Region(steps, self.layouts))]
+        self.regions = [_without_costly_ends(part) for part in connected(Region(steps, self.layouts))]
 
     def grow_downstream(self, ops: Iterable[Operation]) -> None:
         """Take every op that has a step for the known layouts, and then readers of its results, in order."""
@@ -339,32 +332,23 @@ def _without_costly_ends(region: Region) -> Region:
 _EXIT_LAYOUTS: WeakKeyDictionary[Any, dict[int, Layout]] = WeakKeyDictionary()
 """Last op of a rebuilt region -> the layouts of its results by index; another region continues from them."""
 
-_FOUND: dict[Block, tuple[_Finder, list[Region]]] = {}
+_FINDERS: dict[Block, _Finder] = {}
 
 
 def regions(block: Block) -> list[Region]:
-    """Return the regions of a block; they are updated after an edit, and kept until `forget`."""
-    if block not in _FOUND:
-        finder = _Finder(block)
-        _FOUND[block] = finder, finder.find()
-    finder, current = _FOUND[block]
+    """Return the regions of a block; they are updated after an edit, and cached until `forget`."""
+    finder = _FINDERS.setdefault(block, _Finder(block))
     if finder.ops != list(block.operations):
-        current = finder.update()
-        _FOUND[block] = finder, current
-    return current
+        finder.update()
+    return finder.regions
 
 
 def forget() -> None:
-    """Drop the regions of all blocks."""
-    _FOUND.clear()
+    """Drop the cached regions of all blocks."""
+    _FINDERS.clear()
 
 
-def build(mb: Maker, region: Region) -> dict[Var, Var]:
-    """Rebuild a region channels first; return the new value for each value that leaves it."""
-    return _RegionBuilder(mb, region).run()
-
-
-class _RegionBuilder:
+class RegionBuilder:
     """Builds the twins of a region, each right before the op that it replaces."""
 
     def __init__(self, mb: Maker, region: Region) -> None:
@@ -375,7 +359,7 @@ class _RegionBuilder:
         self._replaced: dict[Var, Var] = {}
 
     def run(self) -> dict[Var, Var]:
-        """Build all ops in order; return the new value for each value that leaves."""
+        """Build all ops in order; return the new value for each value that leaves the region."""
         exits = set(self._region.exits)
         for op, step in self._region.steps.items():
             self.mb = NamingMaker(self._start.before(op), op.outputs[0])

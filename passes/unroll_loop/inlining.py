@@ -40,6 +40,9 @@ LARGEST = 4096
 class Inliner:
     """One walk through nested blocks; with a maker, it builds the ops on the way.
 
+    Example: in the round with i = 2 of a loop over x[i], `known` has i -> 2, and `made` has the result of
+    `gather(x, i)` in the body -> the gather of x at 2 that was built outside.
+
     Attributes:
         known: value of a block -> its number, if it depends on no input.
         made: value of a block -> the value outside that stands for it in this round.
@@ -95,14 +98,10 @@ class Inliner:
                 raise Refused(f"%{v.name} is a list, which cannot be selected by the dynamic %{op.pred.name}")
             if static_shape(v) is None:
                 raise Refused(f"%{v.name} of a branch has the symbolic shape {tuple(v.shape)}")
-        results = list[Var | Rows]()
-        for old, a, b in zip(op.outputs, yes, no, strict=True):
-            if self.maker is None:
-                results.append(old)
-            else:
-                cond = self.read(op.pred)
-                results.append(self.maker.select(cond=cond, a=self.read(a), b=self.read(b)))
-        return results
+        if self.maker is None:
+            return list(op.outputs)
+        pairs = zip(yes, no, strict=True)
+        return [self.maker.select(cond=self.read(op.pred), a=self.read(a), b=self.read(b)) for a, b in pairs]
 
     def inline_block(self, block: Block, arguments: Sequence[Var | Rows]) -> list[Var | Rows]:
         """Inline a block with the given inputs; return its outputs."""
@@ -166,7 +165,7 @@ class Inliner:
         elif self.maker is None:
             news = op.outputs
         else:
-            inputs = {k: self.argument(v) for k, v in op_inputs(op).items()}
+            inputs = {k: self.read(v) for k, v in op_inputs(op).items()}
             built = getattr(self.maker, op.op_type)(name=op.name, **inputs)
             news = built if isinstance(built, (list, tuple)) else [built]
         for old, new in zip(op.outputs, news, strict=True):
@@ -244,15 +243,12 @@ class Inliner:
             raise Refused(f"{op.name} was not computed: {str(error).splitlines()[0]}") from error
         return [np.asarray(t.numpy()).astype(np_dtype(v)) for t, v in zip(tensors, op.outputs, strict=True)]
 
-    def argument(self, operand: Any) -> Any:
-        """Return an operand for a new op; lists become tuples."""
-        if isinstance(operand, (list, tuple)):
-            return tuple(self.read(v) for v in operand)
-        return self.read(operand)
-
-    def read(self, var: Var | Rows) -> Any:
-        """Return what stands for a value in the new ops; constants of a block move out of it."""
+    def read(self, var: Var | Rows | Sequence[Var]) -> Any:
+        """Return what stands for a value, or for several, in the new ops; constants leave their block."""
         assert self.maker is not None
+        if isinstance(var, (list, tuple)):
+            return tuple(self.read(v) for v in var)
+        assert isinstance(var, (Var, Rows))
         if isinstance(var, Rows) or var in self.rows:
             return self.as_var(var if isinstance(var, Rows) else self.rows[var])
         if (new := self.made.get(var)) is not None:

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,6 +54,7 @@ VALUES = 256
 """The entries of a palette of 8 bits, the widest that there is."""
 
 Encode = Callable[[Builder], Var]
+"""Builds the new weight."""
 ROUNDED = "its weights are rounded, as the notes say; compare whole models"
 
 
@@ -100,12 +102,12 @@ class ChannelScales(Rewrite):
             return bound.bind(encode=lambda mb: mb.const(val=numbers), words=words)
         if self.form == "palette" and stored.op.op_type == legality.AFFINE:
             return Refusal(f"{name} is of the form of iOS 16; palettes of this form need iOS 18 (macOS 15)", op)
-        rounded, encode = (_as_int8 if self.form == "int8" else _as_palette)(numbers, axis)
-        off, average = _errors(numbers, rounded, axis)
-        words = f"{name} as {self.form} is off by up to {off:.2%} of the largest weight of a channel"
-        if off > self.most_error:
+        rounded = (_as_int8 if self.form == "int8" else _as_palette)(numbers, axis)
+        largest, average = _errors(numbers, rounded.numbers, axis)
+        words = f"{name} as {self.form} is off by up to {largest:.2%} of the largest weight of a channel"
+        if largest > self.most_error:
             return Refusal(f"{words}; the limit is {self.most_error:.2%}", op)
-        return bound.bind(encode=encode, words=f"{words}, {average:.2%} on average", exact=False)
+        return bound.bind(encode=rounded.encode, words=f"{words}, {average:.2%} on average", exact=False)
 
     def uncompared(self, m: Match) -> Refusal | None:
         """Compare no results of rounded weights: only the errors of the weights themselves are limited."""
@@ -124,23 +126,26 @@ def _regrouped(maker: an.Operation, axis: int) -> Encode | None:
     if maker.op_type != "constexpr_blockwise_shift_scale" or an.producer(maker.data, "const") is None:
         return None
     parts = {n: v for n in ("scale", "offset") if (v := maker.inputs.get(n)) is not None}
-    values = {n: an.constant(v) for n, v in parts.items()}
-    if any(v is None for v in values.values()):
-        return None
-    others = tuple(a for a in range(maker.data.rank) if a != axis)
     new = {}
-    for name, value in values.items():
-        first = value
-        for other in others:
-            first = np.take(first, [0], other)
+    for name, var in parts.items():
+        if (value := an.constant(var)) is None:
+            return None
+        first = np.asarray(value)[tuple(slice(None) if a == axis else slice(1) for a in range(np.ndim(value)))]
         if not np.array_equal(np.broadcast_to(first, np.shape(value)), value):
             return None
         new[name] = np.repeat(first, maker.data.shape[axis] // first.shape[axis], axis)
     return lambda mb: mb.constexpr_blockwise_shift_scale(data=maker.data, **new)
 
 
-def _as_int8(numbers: an.Array, axis: int) -> tuple[an.Array, Encode]:
-    """Return numbers rounded to 8 bits with a scale for each output channel, and what builds them."""
+class _Rounded(NamedTuple):
+    """A weight in a form that rounds it."""
+
+    numbers: an.Array
+    encode: Encode
+
+
+def _as_int8(numbers: an.Array, axis: int) -> _Rounded:
+    """Round numbers to 8 bits with a scale for each output channel."""
     others = tuple(a for a in range(numbers.ndim) if a != axis)
     most = np.abs(numbers.astype(np.float64)).max(axis=others)
     scale = np.where(most > 0, most / 127, 1).astype(numbers.dtype)
@@ -148,19 +153,19 @@ def _as_int8(numbers: an.Array, axis: int) -> tuple[an.Array, Encode]:
     across = scale.reshape([-1 if a == axis else 1 for a in range(numbers.ndim)])
     data = np.clip(np.rint(numbers / across.astype(np.float64)), -127, 127).astype(np.int8)
     zero = np.zeros(scale.shape, np.int8)
-    return constexpr.affine(data, zero, scale, axis), lambda mb: mb.constexpr_affine_dequantize(
-        quantized_data=data, zero_point=zero, scale=scale, axis=axis
-    )
+    parts = {"quantized_data": data, "zero_point": zero, "scale": scale, "axis": axis}
+    rounded = constexpr.affine(data, zero, scale, axis)
+    return _Rounded(rounded, lambda mb: mb.constexpr_affine_dequantize(**parts))
 
 
-def _as_palette(numbers: an.Array, axis: int) -> tuple[an.Array, Encode]:
-    """Return numbers rounded to the 256 values that fit best, and what builds them."""
+def _as_palette(numbers: an.Array, axis: int) -> _Rounded:
+    """Round numbers to the 256 values that fit best."""
     rows = [numbers.reshape(-1, 1).astype(np.float64)]
     table = np.sort(clusters.clustered(rows, VALUES)[0].ravel()).astype(numbers.dtype)
-    held = table.astype(np.float64).reshape(1, VALUES, 1)
-    indices = clusters.clustered(rows, VALUES, held)[1][0].astype(np.uint8).reshape(numbers.shape)
+    rounded = table.astype(np.float64).reshape(1, VALUES, 1)
+    indices = clusters.clustered(rows, VALUES, rounded)[1][0].astype(np.uint8).reshape(numbers.shape)
     parts = {"indices": indices, "lut": table.reshape([1] * numbers.ndim + [VALUES, 1])}
-    return constexpr.lut_to_dense(**parts), lambda mb: mb.constexpr_lut_to_dense(**parts)
+    return _Rounded(constexpr.lut_to_dense(**parts), lambda mb: mb.constexpr_lut_to_dense(**parts))
 
 
 def _errors(old: an.Array, new: an.Array, axis: int) -> tuple[float, float]:

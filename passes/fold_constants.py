@@ -73,10 +73,10 @@ from anesurgery.regions import reencoding, weight_edits
 from anesurgery.rewriting import graph_edits
 from anesurgery.semantics.reading import size_of
 
-FEW = 1 << 10
-"""The first elements of a value that serve as its key among the constants."""
-COMPUTED = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "real_div": np.divide}
-"""Op type -> the function of a compressed weight and another constant, where computing with it is allowed."""
+KEY_ELEMENTS = 1 << 10
+"""A constant is looked up by its first elements, so many of them: keys stay short."""
+ARITHMETIC = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "real_div": np.divide}
+"""Op type -> the function of a compressed weight and another constant, if `compressed="reencode"` allows it."""
 COMPUTED_ONCE = "computed by the interpreter; coremltools infers no value to compare it with"
 ROUNDED_ONCE = "rounded once; after each op, as coremltools has it, it would be another value"
 ENDS = 0.6
@@ -157,12 +157,9 @@ class _Folding:
         fixed = dependence.fixed_ops(block)
         refused = set[an.Operation]()
         for op in reversed(fixed):
-            used = [
-                v
-                for v in op.outputs
-                if an.is_output(v) or any(o not in fixed or o in refused for o in v.child_ops)
-            ]
-            if not used:
+            outputs = [v for v in op.outputs if an.is_output(v)]
+            read = [v for v in op.outputs if any(o not in fixed or o in refused for o in v.child_ops)]
+            if not (used := [v for v in op.outputs if v in outputs or v in read]):
                 continue
             values = self.values_of(op, used, fixed)
             if isinstance(values, Refusal):
@@ -176,10 +173,10 @@ class _Folding:
         weight = next((v for v in reads(op) if is_compressed(v)), None)
         if weight is None or is_constexpr(op) or any(map(an.is_output, op.outputs)):
             return
-        edit, computing = weight_edits.edit_of(op), op.op_type in COMPUTED and _is_arithmetic(op, weight)
-        grown = reencoding.stored_bytes(weight) * size_of(op.outputs[0]) // max(1, size_of(weight))
-        if edit is None and not computing:
+        edit = weight_edits.edit_of(op)
+        if edit is None and not (op.op_type in ARITHMETIC and _is_stored_arithmetic(op, weight)):
             return
+        grown = reencoding.stored_bytes(weight) * size_of(op.outputs[0]) // max(1, size_of(weight))
         if grown > self.step.most_growth and len(weight.child_ops) > 1:
             words = f"%{weight.name} is read elsewhere too, and would be stored twice ({byte_words(grown)})"
             self.session.refuse(self.step.name, words, op)
@@ -190,7 +187,7 @@ class _Folding:
                 edited = an.edit_weight(mb, weight, edit, name)
             else:
                 numbers = {k: an.decoded(op.inputs[k]) for k in ("x", "y")}
-                edited = mb.stored_like(weight, lambda: COMPUTED[op.op_type](*numbers.values()), (op,), name)
+                edited = mb.stored_like(weight, lambda: ARITHMETIC[op.op_type](*numbers.values()), (op,), name)
         except an.Refused as reason:
             self.session.refuse(self.step.name, str(reason), op)
         else:
@@ -216,18 +213,25 @@ class _Folding:
             values = compute(running, used, outside)
         except InterpretError as error:
             return Refusal(f"not computed: {str(error).splitlines()[0]}", op)
-        shown: Mapping[str, object] = {"unchecked": COMPUTED_ONCE}
-        if all(map(_is_inferred, used)):
-            agreement = compare_with_host(used, values, self.session.seed)
-            shown = {"proof": agreement}
-            if isinstance(agreement, Refusal):  # coremltools rounds after each op
-                rounded = compute(running, used, outside, "fp16")
-                if isinstance(refusal := compare_with_host(used, rounded, self.session.seed), Refusal):
-                    return refusal
-                shown = {"unchecked": f"{ROUNDED_ONCE}: {agreement.reason}"}
+        evidence = self.evidence(running, used, values, outside)
+        if isinstance(evidence, Refusal):
+            return evidence
         if self.session.prove_sites:
-            self.edits.shown = shown
+            self.edits.shown = evidence
         return values
+
+    def evidence(
+        self, ops: Sequence[an.Operation], used: list[Var], values: list[an.Array], outside: set[Var]
+    ) -> Mapping[str, object] | Refusal:
+        """Return how values were checked, as the report shows it; a refusal if coremltools infers others."""
+        if not all(map(_is_inferred, used)):
+            return {"unchecked": COMPUTED_ONCE}
+        agreement = compare_with_host(used, values, self.session.seed)
+        if not isinstance(agreement, Refusal):
+            return {"proof": agreement}
+        rounded = compute(ops, used, outside, "fp16")  # coremltools rounds after each op
+        second = compare_with_host(used, rounded, self.session.seed)
+        return second if isinstance(second, Refusal) else {"unchecked": f"{ROUNDED_ONCE}: {agreement.reason}"}
 
     def fold(self, op: an.Operation, used: list[Var], values: list[an.Array]) -> None:
         """Replace the results of an op by constants, and remove the ops that only it needed."""
@@ -246,7 +250,8 @@ class _Folding:
 
     def constant(self, value: an.Array, var: Var, op: an.Operation) -> Var:
         """Return a constant at the head of the function; equal values share one."""
-        candidates = self.stored.setdefault((value.dtype.str, value.shape, value.ravel()[:FEW].tobytes()), [])
+        key = (value.dtype.str, value.shape, value.ravel()[:KEY_ELEMENTS].tobytes())
+        candidates = self.stored.setdefault(key, [])
         constant = next((var for content, var in candidates if _same_bits(content, value)), None)
         if constant is None:
             constant = self.edits.first().const(val=np.asarray(value, order="C"), name=f"{var.name}_folded")
@@ -255,7 +260,7 @@ class _Folding:
         return constant
 
 
-def _is_arithmetic(op: an.Operation, weight: Var) -> bool:
+def _is_stored_arithmetic(op: an.Operation, weight: Var) -> bool:
     """Are both operands stored, and has the result the shape of the weight?"""
     return an.is_stored(op.x) and an.is_stored(op.y) and op.outputs[0].shape == weight.shape
 

@@ -51,7 +51,7 @@ from anesurgery.facts import windows
 from anesurgery.mil import Maker
 from anesurgery.regions import small_builds
 
-LARGEST = 1 << 24
+MOST_NUMBERS = 1 << 24
 """Most numbers of a weight that repeats the kernel for each phase: 32 MB, which are read each time."""
 
 
@@ -79,8 +79,7 @@ class LongConvolution(Rewrite):
         if shape is None or len(shape) not in (3, 4):
             return an.NO_MATCH
         limits = {len(shape) - 1: ("wide", self.most_width), len(shape) - 2: ("high", self.most_height)}
-        axis = next((a for a, (_, most) in limits.items() if a > 1 and shape[a] > most), None)
-        axis = self.long_input(op) if axis is None else axis
+        axis = next((a for a, (_, most) in limits.items() if a > 1 and shape[a] > most), self.long_input(op))
         if axis is None:
             return an.NO_MATCH
         words, most = limits[axis]
@@ -96,10 +95,10 @@ class LongConvolution(Rewrite):
         if fold is None:
             return Refusal(f"{self.most_phases} phases leave a kernel {reach} {words} above {most}", op)
         numbers = math.prod(shape) // shape[axis] * fold.phases * fold.frame * fold.taps
-        if numbers > LARGEST and shape[axis] > most:
+        if numbers > MOST_NUMBERS and shape[axis] > most:
             pieces = math.ceil(shape[axis] / most)
-            return m.bind(how=_Pieces(axis, stride, dilation, shape[axis], pieces))
-        return m.bind(how=fold)
+            return m.bind(plan=_Pieces(axis, stride, dilation, shape[axis], pieces))
+        return m.bind(plan=fold)
 
     def long_input(self, op: an.Operation) -> int | None:
         """Return the axis that is too long only before the convolution, which steps along it."""
@@ -115,42 +114,44 @@ class LongConvolution(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Build the small convolution of frames as channels, or of pieces as channels."""
-        op, how, place = m.root, m.how, m.how.axis - 2
-        pads, results = windows.window_pads(op), int(op.outputs[0].shape[how.axis])
-        groups = int(an.number(op.inputs.get("groups")) or 1)
-        if isinstance(how, _Pieces):
-            x = how.shifted(mb, m.x, pads[2 * place :], results, groups)
-            return self.small(mb, m, x, how.stride, 1, how.dilation)
-        rows = math.ceil(results / how.phases)
-        x = small_builds.framed(mb, m.x, how.axis, how.frame, rows + how.taps - 1, pads[2 * place])
-        small = self.small(mb, m, x, 1, how.phases, 1)
-        return small_builds.unfolded(mb, small, how.axis, how.phases, results)
+        op, plan = m.root, m.plan
+        pad, results = windows.window_pads(op)[2 * (plan.axis - 2)], int(op.outputs[0].shape[plan.axis])
+        if isinstance(plan, _Pieces):
+            x = plan.shifted(mb, m.x, pad, results, _groups(op))
+            return self.small(mb, m, x, phases=1, strides=plan.stride, dilations=plan.dilation)
+        rows = math.ceil(results / plan.phases)
+        x = small_builds.framed(mb, m.x, plan.axis, plan.frame, rows + plan.taps - 1, pad)
+        small = self.small(mb, m, x, phases=plan.phases, strides=1, dilations=1)
+        return small_builds.unfolded(mb, small, plan.axis, plan.phases, results)
 
-    def small(self, mb: Builder, m: Match, x: Var, stride: int, phases: int, dilation: int) -> Var:
-        """Build the small convolution of an input that is padded along the axis."""
-        op, how, place = m.root, m.how, m.how.axis - 2
-        key, name = (m.weight, str(how)), f"{m.weight.name}_folded"
-        edit = how.edit(m.weight.shape)
-        weight = mb.stored_like(m.weight, lambda: how.weight(an.decoded(m.weight)), key, name, edit, exact=True)
+    def small(self, mb: Builder, m: Match, x: Var, phases: int, **steps: int) -> Var:
+        """Build the small convolution of an input that is padded along the axis, with new steps along it."""
+        op, plan, place = m.root, m.plan, m.plan.axis - 2
+        key, name = (m.weight, str(plan)), f"{m.weight.name}_folded"
+        edit = plan.edit(m.weight.shape)
+        weight = mb.stored_like(
+            m.weight, lambda: plan.weight(an.decoded(m.weight)), key, name, edit, exact=True
+        )
         bias = an.constant(op.inputs.get("bias"))
-        more: dict[str, Any] = {}
-        if bias is not None:
-            more["bias"] = np.repeat(np.asarray(bias), phases)
-        for name, step in (("strides", stride), ("dilations", dilation)):
-            steps = an.ints(op, name) or [1] * (x.rank - 2)
-            more[name] = [*steps[:place], step, *steps[place + 1 :]]
+        options: dict[str, Any] = {} if bias is None else {"bias": np.repeat(np.asarray(bias), phases)}
+        for name, step in steps.items():
+            options[name] = an.ints(op, name) or [1] * (x.rank - 2)
+            options[name][place] = step
         pads = windows.window_pads(op)
         pads[2 * place : 2 * place + 2] = [0, 0]
-        groups = int(an.number(op.inputs.get("groups")) or 1)
-        return mb.conv(x=x, weight=weight, pad_type="custom", pad=pads, groups=groups, **more)
+        return mb.conv(x=x, weight=weight, pad_type="custom", pad=pads, groups=_groups(op), **options)
 
 
-# Long kernels as short ones: neighbours as channels, or pieces that read the input shifted.
+def _groups(op: an.Operation) -> int:
+    return int(an.number(op.inputs.get("groups")) or 1)
 
 
 @dataclass(frozen=True)
 class _Fold:
-    """How one axis of a convolution is folded."""
+    """A kernel along one axis, folded: neighbouring elements and results become channels.
+
+    Example: a kernel of 32 with a stride of 16 and 1 phase has frames of 16 elements, and 2 taps.
+    """
 
     axis: int
     stride: int
@@ -197,7 +198,10 @@ class _Fold:
 
 @dataclass(frozen=True)
 class _Pieces:
-    """How a kernel is cut along one axis: each piece reads the input shifted by those before it."""
+    """A kernel cut into pieces along one axis; each reads the input shifted by the pieces before it.
+
+    Example: a kernel of 20 in 2 pieces has 10 taps in each, and the second reads the input 10 elements later.
+    """
 
     axis: int
     stride: int
@@ -223,11 +227,11 @@ class _Pieces:
         tiled = an.Edit.of(shape).taken(1, np.tile(np.arange(int(shape[1])), self.count))
         return tiled.taken(self.axis, np.zeros(self.taps, np.intp))
 
-    def shifted(self, mb: Maker, x: Var, pads: Sequence[int], results: int, groups: int) -> Var:
+    def shifted(self, mb: Maker, x: Var, pad: int, results: int, groups: int) -> Var:
         """Build the input of each piece, shifted by the pieces before it, side by side in each group."""
         step = self.taps * self.dilation
         length = (results - 1) * self.stride + self.dilation * (self.taps - 1) + 1
-        x = small_builds.framed(mb, x, self.axis, 1, length + step * (self.count - 1), pads[0])
+        x = small_builds.framed(mb, x, self.axis, 1, length + step * (self.count - 1), pad)
         batch, channels, *rest = (int(d) for d in x.shape)
         rest[self.axis - 2] = length
         inner = [batch, channels] if groups == 1 else [batch, groups, channels // groups]

@@ -26,6 +26,7 @@ Grade: checked: it rests on the size of the scores.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,8 +41,8 @@ DEEPEST = 3.2e4
 """Beyond this a fill is too deep: two of them add up to less than fp16 holds, and -inf less -inf is NaN."""
 FILLING = frozenset({"add", "sub", "mul", "select", "maximum", "minimum"})
 """Ops that bring a fill in."""
-THROUGH = an.ops.POINTWISE | an.ops.CARRIERS | {"tile"}
-"""Ops that masks are made with."""
+MASKING = an.ops.POINTWISE | an.ops.CARRIERS | {"tile"}
+"""Ops with which masks are computed."""
 MOST_OPS = 40
 """Ops upstream of a softmax that are looked at; masks of transformers take up to ten, and several may be
 joined."""
@@ -72,20 +73,19 @@ class PaddingMaskTensor(Rewrite):
         if isinstance(chain, Refusal):
             return chain
         ops = _upstream(m.root, chain.scores)
-        fills = {op: deep for op in ops if (deep := _deep(op))}
+        fills = {op: names for op in ops if (names := _operands_with_deep_fill(op))}
         if not fills:
             return an.NO_MATCH
         if masks_facts.against_causal_attention(m.root) is None:
             return Refusal("the mask is causal; causal_mask_tensor turns it into one tensor", m.root)
         changed = _downstream(ops, {op.outputs[0] for op in fills})
-        if shown := [v.name for op in changed for v in op.outputs if an.is_output(v)]:
-            return Refusal(f"%{shown[0]} is a result of the model", m.root)
-        own = set(_downstream(ops, {chain.scores}))
-        masks = {v for op in ops if op not in own for _, v in an.operands(op)}
-        masks |= {v for op in own for _, v in an.operands(op)} - {chain.scores}
+        if outputs := [v.name for op in changed for v in op.outputs if an.is_output(v)]:
+            return Refusal(f"%{outputs[0]} is a result of the model", m.root)
+        on_scores = set(_downstream(ops, {chain.scores}))  # others compute the mask, which layers share
+        masks = {v for op in ops for _, v in an.operands(op) if op not in on_scores or v is not chain.scores}
         most = an.intervals.masked_up_to(self.fill / 2 if self.equal else self.fill)
         limits = an.intervals.score_limits(m.root, chain.scores, most)
-        return m.bind(changed=changed, fills=fills, own=own, masks=masks, limits=limits)
+        return m.bind(changed=changed, fills=fills, on_scores=on_scores, masks=masks, limits=limits)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Draw masks of 0 and 1 that keep some keys and mask others, whichever of the two keeps."""
@@ -97,18 +97,16 @@ class PaddingMaskTensor(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Build the ops from the fills to the softmax again, with finite fills."""
         new: dict[Var, Var] = {}
+        sums = [op for op in m.changed if op in m.on_scores and op.op_type in ("add", "sub")]
         for op in m.changed:
-            old, renewed = op.outputs[0], dict(new)
-            if op in m.own:
+            old = op.outputs[0]
+            if op in m.on_scores:
                 new[old] = self.again(mb, op, new, m.fills)
-                if self.equal and [op] == [o for o in m.changed if o in m.own and o.op_type in ("add", "sub")]:
+                if self.equal and sums == [op]:
                     new[old] = mb.maximum(x=new[old], y=an.np_dtype(old).type(self.fill / 2))
                 continue
-            reads = [renewed.get(v, v) for _, v in an.operands(op)]
-
-            def build(inner: Builder, op: an.Operation = op, renewed: dict[Var, Var] = renewed) -> Var:
-                return self.again(inner, op, renewed, m.fills)
-
+            reads = [new.get(v, v) for _, v in an.operands(op)]
+            build = partial(self.again, op=op, new=dict(new), fills=m.fills)
             new[old] = mb.shared_value((self.name, old, self.fill), reads, build)
         if m.root.op_type != "softmax":
             operands = {name: new.get(value, value) for name, value in an.op_inputs(m.root).items()}
@@ -127,11 +125,11 @@ class PaddingMaskTensor(Rewrite):
                     inputs[name] = self.finite(value)
         return getattr(mb, op.op_type)(**inputs, name=f"{op.outputs[0].name}_finite")
 
-    def finite(self, held: Var) -> an.Array:
-        """Return a constant with finite fills."""
-        value = np.asarray(an.constant(held))
-        shallow = np.where(np.abs(value) > DEEPEST, np.sign(value) * -self.fill, value)
-        return shallow.astype(an.np_dtype(held))
+    def finite(self, constant: Var) -> an.Array:
+        """Return the numbers of a constant, with finite fills."""
+        value = np.asarray(an.constant(constant))
+        numbers = np.where(np.abs(value) > DEEPEST, np.sign(value) * -self.fill, value)
+        return numbers.astype(an.np_dtype(constant))
 
 
 def _upstream(root: an.Operation, scores: Var) -> list[an.Operation]:
@@ -140,7 +138,7 @@ def _upstream(root: an.Operation, scores: Var) -> list[an.Operation]:
     stack = [root.x.op if root.op_type == "softmax" else root.attn_mask.op]
     while stack and len(ops) < MOST_OPS:
         op = stack.pop(0)
-        if op is None or op in ops or op.op_type not in THROUGH or len(op.outputs) != 1:
+        if op is None or op in ops or op.op_type not in MASKING or len(op.outputs) != 1:
             continue
         if op.outputs[0] is scores or op.enclosing_block is not root.enclosing_block:
             continue
@@ -151,8 +149,8 @@ def _upstream(root: an.Operation, scores: Var) -> list[an.Operation]:
     return [op for op in block.operations if op in ops]
 
 
-def _deep(op: an.Operation) -> list[str]:
-    """Return the names of the operands of an op that bring in a fill that is too deep."""
+def _operands_with_deep_fill(op: an.Operation) -> list[str]:
+    """Return the names of the operands of an op that bring in a fill below -`DEEPEST`."""
     names = []
     for name, var in an.operands(op) if op.op_type in FILLING else ():
         value = an.constant(var)

@@ -50,7 +50,11 @@ SHUFFLED = frozenset({2, 3, 4, 8})
 
 @dataclass(frozen=True)
 class _Phases:
-    """One axis of a transposed convolution: result `stride * q + r` reads input `q - shift` at each tap."""
+    """One axis of a transposed convolution: result `stride * q + phase` reads input `q - shift` at a tap.
+
+    Example: with a stride of 2 the taps 0, 1, 2, 3 have the shifts 0, 0, 1, 1 and the phases 0, 1, 0, 1. So
+    even results are a convolution with the taps 2 and 0, and odd ones with 3 and 1.
+    """
 
     axis: int
     stride: int
@@ -59,10 +63,12 @@ class _Phases:
     cut: int
     """Elements of the full result before the first one that is kept."""
     length: int
-    made: int
+    """The length of the input."""
+    results: int
+    """The length of the result."""
 
     def place(self, tap: int) -> tuple[int, int]:
-        """The shift of the input and the phase of the result at a tap."""
+        """Return the shift of the input and the phase of the result at a tap."""
         return divmod(self.dilation * tap - self.cut, self.stride)
 
     @property
@@ -78,7 +84,7 @@ class _Phases:
     @property
     def rows(self) -> int:
         """The results of the convolution along the axis."""
-        return math.ceil(self.made / self.stride)
+        return math.ceil(self.results / self.stride)
 
     @property
     def around(self) -> tuple[int, int]:
@@ -117,8 +123,8 @@ class SubpixelConvolution(Rewrite):
             made_by = "an input" if m.weight.op is None else m.weight.op.op_type
             return Refusal(f"its weight is made by {made_by}", op)
         phases = _phases(op)
-        lengths = [[p.length for p in phases], [p.made for p in phases]]
-        if self.longer_than and not max(lengths[0]) <= self.longer_than < max(lengths[1]):
+        before, after = max(p.length for p in phases), max(p.results for p in phases)
+        if self.longer_than and not before <= self.longer_than < after:
             return an.NO_MATCH
         if any(min(p.width, p.rows + p.width - 1) < 1 for p in phases):
             return Refusal("it makes nothing", op)
@@ -133,16 +139,15 @@ class SubpixelConvolution(Rewrite):
         groups = int(an.number(op.inputs.get("groups")) or 1)
         old = np.asarray(an.constant(m.weight))
         key = (m.weight, "subpixel", str(phases), groups)
-        how: dict[str, Any] = {
-            "weight": mb.shared(key, lambda: _weight(old, phases, groups), f"{m.weight.name}_subpixel")
-        }
+        weight = mb.shared(key, lambda: _weight(old, phases, groups), f"{m.weight.name}_subpixel")
+        options: dict[str, Any] = {"weight": weight, "groups": groups}
         bias = an.constant(op.inputs.get("bias"))
         if bias is not None:
-            how["bias"] = np.repeat(np.asarray(bias), math.prod(p.stride for p in phases))
-        pads = [n for p in phases for n in p.around]
+            options["bias"] = np.repeat(np.asarray(bias), math.prod(p.stride for p in phases))
+        pads = [max(n, 0) for p in phases for n in p.around]
+        options |= {"pad_type": "custom", "pad": pads} if any(pads) else {}
         x = _cut(mb, m.x, phases)
-        how |= {"pad_type": "custom", "pad": [max(n, 0) for n in pads]} if any(n > 0 for n in pads) else {}
-        convolved = mb.conv(x=x, groups=groups, name=f"{op.outputs[0].name}_phases", **how)
+        convolved = mb.conv(x=x, name=f"{op.outputs[0].name}_phases", **options)
         return _neighbours(mb, convolved, phases)
 
 
@@ -186,10 +191,10 @@ def _neighbours(mb: Builder, x: Var, phases: list[_Phases]) -> Var:
     strides = {p.stride for p in phases}
     if len(phases) == 2 and len(strides) == 1 and strides <= SHUFFLED:
         x = mb.pixel_shuffle(x=x, upscale_factor=phases[0].stride)
-        size = [int(d) for d in x.shape[:2]] + [p.made for p in phases]
+        size = [int(d) for d in x.shape[:2]] + [p.results for p in phases]
         return x if size == list(x.shape) else mb.slice_by_size(x=x, begin=[0] * 4, size=size)
     for p in reversed(phases):
-        x = small_builds.unfolded(mb, x, p.axis, p.stride, p.made)
+        x = small_builds.unfolded(mb, x, p.axis, p.stride, p.results)
     return x
 
 

@@ -63,7 +63,7 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
 @pytest.mark.one_of(10)
 @pytest.mark.parametrize("name", CASES)
 def test_pieces_give_the_same_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anesurgery.passes.long_convolution.LARGEST", 0)
+    monkeypatch.setattr("anesurgery.passes.long_convolution.MOST_NUMBERS", 0)
     shape, weight, how = CASES[name]
     program = conv(shape, weight, **how)
     after, session = apply_pass(LongConvolution(most_width=5, most_height=10), program)

@@ -45,7 +45,9 @@ class JoinStates(Pass):
             return
         for function in functions:
             reasons = [stored_states.within_block([function], name) for name in names]
-            if (refusal := next((r for r in (*reasons, against(function)) if r is not None), None)) is not None:
+            if (
+                refusal := next((r for r in (*reasons, _why_not_joined(function)) if r is not None), None)
+            ) is not None:
                 session.refuse(self.name, refusal)
                 return
         for function in functions:
@@ -70,8 +72,8 @@ class JoinStates(Pass):
             edits.drop_input(name)
 
 
-def against(function: an.Function) -> Refusal | None:
-    """Why what is updated may not be what the joined state holds then."""
+def _why_not_joined(function: an.Function) -> Refusal | None:
+    """Return why an update may start from another content than the joined state has; None if none does."""
     writes: Counter[Any] = Counter()
     read: dict[Var, tuple[Any, int]] = {}
     for op in function.operations:
@@ -112,19 +114,18 @@ class _Rows(stored_states.Form):
         return mb.read_state(input=self.state, name=f"{op.name}_joined")
 
     def update(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
-        inputs = an.op_inputs(op)
-        for name, mask, whole in (("begin", "begin_mask", 0), ("end", "end_mask", self.shape[0])):
+        inputs, others = an.op_inputs(op), len(self.shape) - 1
+        for name, mask, open_end in (("begin", "begin_mask", 0), ("end", "end_mask", self.shape[0])):
             masked = an.constant(op.inputs.get(mask))
-            along = bool(masked is not None and masked[0])
-            if along:  # all of its rows, which are not all rows of the joined state
+            shift = self.first
+            if masked is not None and masked[0]:  # all rows of the old state, which are some of the joined one
                 inputs[mask] = np.array([False, *masked[1:]], bool)
-            shift = np.array([self.first, *[0] * (len(self.shape) - 1)], np.int32)
-            if along:
-                keep = np.array([0, *[1] * (len(self.shape) - 1)], np.int32)
-                shift[0] += whole
+                keep = np.array([0, *[1] * others], np.int32)
                 inputs[name] = mb.mul(x=op.inputs[name], y=keep, name=f"{op.name}_{name}_rest")
-            if shift[0]:
-                inputs[name] = mb.add(x=inputs[name], y=shift, name=f"{op.name}_{name}")
+                shift += open_end
+            if shift:
+                rows = np.array([shift, *[0] * others], np.int32)
+                inputs[name] = mb.add(x=inputs[name], y=rows, name=f"{op.name}_{name}")
         inputs["x"] = mb.read_state(input=self.state, name=f"{op.name}_before")  # others may have written since
         return mb.slice_update(**inputs, name=f"{op.name}_joined")
 

@@ -69,14 +69,14 @@ def _branch(mb: Builder, op: an.Operation) -> dict[Var, Var]:
 
 
 def _wide_op(mb: Builder, op: an.Operation) -> dict[Var, Var]:
+    """Build the op on int32 in place of int16: its data before the cast, and its indices."""
     cast, rest = an.producer(op.x, "cast"), an.op_inputs(op, "x", "output_indices_dtype")
-    is_narrow = bool(lost.narrowed_data(op)) and cast is not None
     if "output_indices_dtype" in op.inputs:
         rest["output_indices_dtype"] = "int32"
-    made = getattr(mb, op.op_type)(x=cast.x if cast is not None and is_narrow else op.x, **rest)
-    wide = made if isinstance(made, (list, tuple)) else [made]
+    x = cast.x if cast is not None and lost.narrowed_data(op) else op.x
+    results = getattr(mb, op.op_type)(x=x, **rest)
     new = dict[Var, Var]()
-    for before, after in zip(op.outputs, wide, strict=True):
+    for before, after in zip(op.outputs, results if len(op.outputs) > 1 else [results], strict=True):
         new |= _in_place_of(mb, before, after)
     return new
 
@@ -127,11 +127,14 @@ def _no_mean(op: an.Operation) -> str:
 
 @dataclass(frozen=True)
 class _Form:
-    """What is written for one finding."""
+    """How one finding is recognized and restored."""
 
-    found: Callable[[an.Operation], object]
+    finds: Callable[[an.Operation], object]
+    """Is an op written so? Any value that is true means yes."""
     build: Callable[[Builder, an.Operation], Any]
-    missing: Callable[[an.Operation], str] = lambda op: ""
+    """Builds what was meant."""
+    why_not: Callable[[an.Operation], str] = lambda op: ""
+    """Why an op of the form stays; "" if it does not."""
 
 
 FORMS: dict[str, _Form] = {
@@ -143,7 +146,7 @@ FORMS: dict[str, _Form] = {
     "lost-sign": _Form(lost.kept_sign, _floored),
     "lost-average": _Form(lost.overhanging_mean, _inside, _no_mean),
 }
-"""Finding -> the form that it has, and what was meant."""
+"""Finding -> the form that it has in the package, and what was meant."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +165,9 @@ class RestoreMeaning(Rewrite):
     def check(self, m: Match) -> Match | Refusal:
         """Match one of the forms."""
         for name, form in FORMS.items():
-            if (self.only and name not in self.only) or not form.found(m.root):
+            if (self.only and name not in self.only) or not form.finds(m.root):
                 continue
-            if why := form.missing(m.root):
+            if why := form.why_not(m.root):
                 return Refusal(why, m.root)
             return m.bind(form=name)
         return an.NO_MATCH

@@ -65,8 +65,7 @@ class TokenIdGuard(Rewrite):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, ends in (self.assume or {}).items():
-            low, high = ends
+        for name, (low, high) in (self.assume or {}).items():
             if low > high:
                 raise an.PassError(
                     f"{self.name}: the range of {name} ends at {high}, before it begins at {low}"
@@ -79,13 +78,8 @@ class TokenIdGuard(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """Are the ids known to be 0 or more?"""
-        rows = an.constant(m.rows)
-        if (
-            an.np_dtype(m.kept).kind not in "iu"
-            or not an.is_constant(m.zero, 0)
-            or rows is None
-            or np.ndim(rows)
-        ):
+        rows, of_integers = an.constant(m.rows), an.np_dtype(m.kept).kind in "iu"
+        if not of_integers or not an.is_constant(m.zero, 0) or rows is None or np.ndim(rows):
             return an.NO_MATCH
         count = int(rows)
         ids = {whole_numbers.before_casts(v, -count, count) for v in (m.ids, m.kept, m.added_to)}

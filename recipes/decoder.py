@@ -1,11 +1,10 @@
 """Causal language models: Llama, Qwen, Mistral, Gemma, Phi, SmolLM, OPT, GPT-NeoX.
 
-`decoder_ane` gives the logits of the last position only, folds what depends on no input, makes the causal mask
-one tensor, and splits the head where the target cannot hold it; where products of one row stay on the CPU, the
+`decoder_ane` gives the logits of the last position only, folds values that depend on no input, makes the causal
+mask one tensor, and splits a head that the target cannot hold; where products of one row stay on the CPU, the
 head becomes convolutions. Routers of experts compare their choice in fp16, slices that are written into a
 buffer are joined, and running sums, as in the scans of hybrid models, become products. Lookups stay on the CPU,
-as the first op: of what stood before them nothing is left, since token ids come from a tokenizer and are never
-negative::
+as the first op. The guards before them go, since token ids come from a tokenizer and are never negative::
 
     recipes.decoder_ane("llama.mlpackage", target="M1/macOS 14").save("llama_ane.mlpackage")
 
@@ -28,12 +27,12 @@ from anesurgery.surgery import Recipe
 
 def is_causal(program: Program) -> Refusal | None:
     """Refuse what is plainly not a causal decoder; masks that are inputs may be causal."""
-    found = makeup(program)
-    if found.pictures and found.convolutions:
-        return Refusal(f"the input {described(found.pictures[0])} is a picture: see vit_ane; {found}")
-    if found.attentions and found.open == found.attentions and not found.states:
-        return Refusal(f"no attention is causal, as in an encoder: see encoder_ane; {found}")
-    return found.without_attention
+    model = makeup(program)
+    if model.pictures and model.convolutions:
+        return Refusal(f"the input {described(model.pictures[0])} is a picture: see vit_ane; {model}")
+    if model.attentions and model.open == model.attentions and not model.states:
+        return Refusal(f"no attention is causal, as in an encoder: see encoder_ane; {model}")
+    return model.without_attention
 
 
 decoder_ane = Recipe(

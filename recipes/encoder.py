@@ -1,16 +1,15 @@
 """Text encoders: BERT, RoBERTa, DistilBERT, MiniLM, ModernBERT, the encoder of T5.
 
-`encoder_ane` folds what depends on no input, writes the masks and gathers that are left as moves, and takes the
-guards and casts away that stand before lookups: token ids come from a tokenizer and are never negative. Masks
-and counted positions are computed in fp16, and positions and token types are looked up by a product, so that
-the word lookup and a cast of each input are all that stays on the CPU. A head over a vocabulary is split where
-the target asks for it::
+`encoder_ane` folds values that depend on no input, writes other gathers as moves, and removes guards and casts
+before lookups: token ids come from a tokenizer and are never negative. Masks and counted positions are computed
+in fp16, and positions and token types are looked up by a product, so that only the word lookup and a cast of
+each input stay on the CPU. A head over a vocabulary is split if the target asks for it::
 
     recipes.encoder_ane("bert.mlpackage", target="M1/macOS 14").save("bert_ane.mlpackage")
 
-Where that was measured to help text encoders, on M1, M1 Max and A15, the model goes channels first, and
-attention head by head (`sequence_layout`); `layout="as_given"` prevents it, and `layout="channels_first"` asks
-for it anywhere.
+On M1, M1 Max and A15, where it was measured to help text encoders, the model goes channels first, and attention
+head by head (`sequence_layout`); `layout="as_given"` prevents it, and `layout="channels_first"` asks for it on
+any chip.
 
 Refuses models without attention, models of pictures, and causal decoders (`decoder_ane`).
 """
@@ -30,12 +29,12 @@ SHORT = 1024
 
 def is_encoder(program: Program) -> Refusal | None:
     """Refuse what is plainly not a text encoder."""
-    found = makeup(program)
-    if found.pictures and found.convolutions:
-        return Refusal(f"the input {described(found.pictures[0])} is a picture: see vit_ane; {found}")
-    if found.causal and not found.open and found.head is not None:
-        return Refusal(f"a causal decoder with the head {described(found.head)}: see decoder_ane; {found}")
-    return found.without_attention
+    model = makeup(program)
+    if model.pictures and model.convolutions:
+        return Refusal(f"the input {described(model.pictures[0])} is a picture: see vit_ane; {model}")
+    if model.causal and not model.open and model.head is not None:
+        return Refusal(f"a causal decoder with the head {described(model.head)}: see decoder_ane; {model}")
+    return model.without_attention
 
 
 encoder_ane = Recipe(

@@ -1,10 +1,10 @@
 """Encoders with decoders that give text: T5, BART, Marian, Pegasus, M2M100, NLLB; of pictures TrOCR, Donut.
 
-`seq2seq_ane` takes the guards and casts away that stand before lookups, as token ids come from a tokenizer and
-are never negative, makes the causal masks of the decoder one tensor, computes padding masks and counted
-positions in fp16, makes patch embeddings of a picture whose kernel the target does not take into moves and a
-1x1 convolution, gives the logits of the last position only, and cuts a head that is too long for the target;
-where products of one row stay on the CPU, the head becomes convolutions::
+`seq2seq_ane` removes guards and casts before lookups: token ids come from a tokenizer and are never negative.
+It makes the causal masks of the decoder one tensor, and computes padding masks and counted positions in fp16.
+Patch embeddings of a picture with a kernel that the target does not take become moves and a 1x1 convolution.
+The model gives the logits of the last position only, and a head that is too long for the target is cut; where
+products of one row stay on the CPU, the head becomes convolutions::
 
     recipes.seq2seq_ane("t5.mlpackage", target="M1/macOS 14").save("t5_ane.mlpackage")
 
@@ -26,28 +26,28 @@ from anesurgery.surgery import Recipe
 
 def is_seq2seq(program: Program) -> Refusal | None:
     """Refuse what does not read ids as a decoder does, beside other ids or a picture as an encoder does."""
-    found = makeup(program)
-    given = (*found.pictures, *found.signals)
-    writes = bool(found.causal) and any(map(_reads_pictures, program.functions.values()))
-    if given and found.convolutions and not writes:
+    model = makeup(program)
+    signals = (*model.pictures, *model.signals)
+    describes_pictures = bool(model.causal) and any(map(_reads_pictures, program.functions.values()))
+    if signals and model.convolutions and not describes_pictures:
         return Refusal(
-            f"the input {described(given[0])} is sound or a picture: see whisper_ane, vit_ane; {found}"
+            f"the input {described(signals[0])} is sound or a picture: see whisper_ane, vit_ane; {model}"
         )
     ids = [v for f in program.functions.values() for v in f.inputs.values() if np_dtype(v).kind in "iu"]
-    if found.attentions and not writes and (len(ids) < 2 or found.lookups < 2):
-        return Refusal(f"it does not look up two sequences: see encoder_ane and decoder_ane; {found}")
-    if found.attentions and found.causal == found.attentions:
-        return Refusal(f"every attention is causal, so that no encoder reads ahead: see decoder_ane; {found}")
-    if found.attentions and not found.attentions > found.open:
-        return Refusal(f"no attention has a mask that may be causal: see encoder_ane; {found}")
-    return found.without_attention
+    if model.attentions and not describes_pictures and (len(ids) < 2 or model.lookups < 2):
+        return Refusal(f"it does not look up two sequences: see encoder_ane and decoder_ane; {model}")
+    if model.attentions and model.causal == model.attentions:
+        return Refusal(f"every attention is causal, so that no encoder reads ahead: see decoder_ane; {model}")
+    if model.attentions and model.open >= model.attentions:
+        return Refusal(f"no attention has a mask that may be causal: see encoder_ane; {model}")
+    return model.without_attention
 
 
 def _reads_pictures(function: Function) -> bool:
-    """Does an attention depend on ids and on a picture, as that of a decoder over what an encoder saw?"""
+    """Does an attention depend on ids and on a picture, as in a decoder that reads an encoder of pictures?"""
     for attention in attentions(function):
-        read = runtime_inputs(attention.weights.outputs)
-        if any(map(is_picture, read)) and any(np_dtype(v).kind in "iu" for v in read):
+        inputs = runtime_inputs(attention.weights.outputs)
+        if any(map(is_picture, inputs)) and any(np_dtype(v).kind in "iu" for v in inputs):
             return True
     return False
 

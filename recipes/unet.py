@@ -20,12 +20,12 @@ from anesurgery.surgery import Recipe
 
 def gives_pictures(program: Program) -> Refusal | None:
     """Refuse what has no convolutions, or does not lead from picture to picture."""
-    found = makeup(program)
-    if not found.convolutions:
-        return Refusal(f"the model has no convolution; {found}")
-    if not found.pictures or not found.drawn:
+    model = makeup(program)
+    if not model.convolutions:
+        return Refusal(f"the model has no convolution; {model}")
+    if not model.pictures or not model.drawn:
         return Refusal(
-            f"no {'output' if found.pictures else 'input'} is a picture (rank 4 or 5, floats); {found}"
+            f"no {'output' if model.pictures else 'input'} is a picture (rank 4 or 5, floats); {model}"
         )
     return None
 

@@ -24,15 +24,15 @@ from anesurgery.surgery import Recipe
 
 def sees_pictures(program: Program) -> Refusal | None:
     """Refuse what has no attention, or no picture to look at."""
-    found = makeup(program)
-    if found.patches and found.open:
+    model = makeup(program)
+    if model.patches and model.open:
         return None
-    if found.attentions and not found.pictures:
-        return Refusal(f"no input is a picture (rank 4 or 5, floats) or patches of one; {found}")
-    if found.pictures and not found.attentions:
+    if model.attentions and not model.pictures:
+        return Refusal(f"no input is a picture (rank 4 or 5, floats) or patches of one; {model}")
+    if model.pictures and not model.attentions:
         words = "the model has no attention (no softmax between two matrix products; linear attention is none)"
-        return Refusal(f"{words}: auto takes any model; {found}")
-    return found.without_attention
+        return Refusal(f"{words}: auto takes any model; {model}")
+    return model.without_attention
 
 
 vit_ane = Recipe(

@@ -21,12 +21,12 @@ from anesurgery.surgery import Recipe
 
 def is_speech(program: Program) -> Refusal | None:
     """Refuse what takes neither sound nor what an encoder made of it."""
-    found = makeup(program)
-    if found.pictures and found.convolutions and not found.signals:
-        return Refusal(f"the input {described(found.pictures[0])} is a picture: see vit_ane; {found}")
-    if found.attentions and not found.signals:
-        return Refusal(f"no input is sound, or the output of an encoder; {found}")
-    return found.without_attention
+    model = makeup(program)
+    if model.pictures and model.convolutions and not model.signals:
+        return Refusal(f"the input {described(model.pictures[0])} is a picture: see vit_ane; {model}")
+    if model.attentions and not model.signals:
+        return Refusal(f"no input is sound, or the output of an encoder; {model}")
+    return model.without_attention
 
 
 whisper_ane = Recipe(

@@ -65,15 +65,6 @@ from anesurgery.regions.small_builds import again
 # form, and returns "" if the op has one.
 
 
-def _log_sum(mb: Builder, op: an.Operation) -> Var:
-    axes = an.reading.axes_of(op)
-    return formulas.log_sum_exp(mb, op.x, axes, an.flag(op, "keep_dims"))
-
-
-def _argmax(mb: Builder, op: an.Operation) -> Var:
-    return mb.reduce_argmax(**an.op_inputs(op, "x"), x=mb.cast(x=op.x, dtype="fp32"))
-
-
 def _why_not_odd_kernel(op: an.Operation) -> str:
     if an.static_shape(op.x) is None or not an.is_stored(op.weight):
         return f"%{op.weight.name} is not a constant, or a shape is symbolic"
@@ -143,12 +134,6 @@ def _why_not_parts_of_concat(op: an.Operation) -> str:
     if int(an.number(concat.axis) or 0) % op.x.rank != 1 or an.flag(concat, "interleave"):
         return f"%{op.x.name} joins no whole channels"
     return _why_not_stored(op)
-
-
-def _parts_of_concat(mb: Builder, op: an.Operation) -> Var:
-    concat = an.producer(op.x, "concat")
-    assert concat is not None
-    return _convolved_by_parts(mb, op, concat.values)
 
 
 def _groups(mb: Builder, op: an.Operation) -> Var:
@@ -303,14 +288,18 @@ class _Form:
 
 FORMS: dict[str, _Form] = {
     "softplus-cliff": _Form(lambda mb, op: formulas.safe_softplus(mb, op.x)),
-    "log-sum-cliff": _Form(_log_sum),
+    "log-sum-cliff": _Form(
+        lambda mb, op: formulas.log_sum_exp(mb, op.x, an.reading.axes_of(op), an.flag(op, "keep_dims"))
+    ),
     "hard-swish-rank-2": _Form(_rank_4_swish, _why_not_rank_4_swish),
     "hard-swish-mobile-net": _Form(_rank_4_swish, _why_not_rank_4_swish),
-    "argmax-narrow": _Form(_argmax),
+    "argmax-narrow": _Form(lambda mb, op: again(mb, op, x=mb.cast(x=op.x, dtype="fp32"))),
     "conv-uneven-kernel": _Form(_odd_kernel, _why_not_odd_kernel),
     "conv-transpose-shape": _Form(_written_padding, _why_not_written_padding),
     "resample-pixels": _Form(_normalized_points, _why_not_normalized_points),
-    "depthwise-concat": _Form(_parts_of_concat, _why_not_parts_of_concat),
+    "depthwise-concat": _Form(
+        lambda mb, op: _convolved_by_parts(mb, op, op.x.op.values), _why_not_parts_of_concat
+    ),
     "int8-zero-point": _Form(_unsigned_weights),
     "batch-norm-volume": _Form(_scaled_volume, _why_not_scaled_volume),
     "instance-norm-volume": _Form(_joined_axes, _why_not_joined_axes),

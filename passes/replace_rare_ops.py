@@ -47,10 +47,6 @@ def _view(mb: Builder, op: an.Operation) -> Var:
     return mb.reshape(x=op.x, shape=list(op.outputs[0].shape))
 
 
-def _clamped(mb: Builder, op: an.Operation) -> Var:
-    return mb.minimum(x=mb.leaky_relu(x=op.x, alpha=op.alpha), y=_limit(op))
-
-
 def _limit(op: an.Operation) -> an.Array:
     """Return the limit in the type of x, which may differ from the stored type."""
     return np.asarray(an.constant(op.beta)).astype(an.np_dtype(op.x))
@@ -60,7 +56,7 @@ COMMON: dict[str, Callable[[Builder, an.Operation], Var]] = {
     "crop": _crop,
     "flatten2d": _view,
     "reshape_like": _view,
-    "clamped_relu": _clamped,
+    "clamped_relu": lambda mb, op: mb.minimum(x=mb.leaky_relu(x=op.x, alpha=op.alpha), y=_limit(op)),
 }
 """How each rare op is written with common ones."""
 

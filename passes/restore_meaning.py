@@ -51,10 +51,6 @@ from anesurgery.facts import windows
 from anesurgery.placement.rules import lost_in_conversion as lost
 
 
-def _remainder(mb: Builder, op: an.Operation) -> Var:
-    return mb.sub(x=op.x, y=mb.floor(x=op.x))
-
-
 def _epsilon(mb: Builder, op: an.Operation) -> Var:
     grown = lost.grown_epsilon(op)
     assert grown is not None
@@ -93,10 +89,6 @@ def _cast_like(mb: Builder, var: Var, other: Var) -> Var:
     return var if var.dtype == other.dtype else mb.cast(x=var, dtype=an.dtype_name(other))
 
 
-def _whole(mb: Builder, op: an.Operation) -> Var:
-    return _cast_like(mb, _as_integers(mb, op.x), op.outputs[0])
-
-
 def _as_integers(mb: Builder, var: Var) -> Any:
     """Write limits and rounded division of integers in int32."""
     if an.is_stored(var):  # an infinity limits nothing
@@ -112,15 +104,11 @@ def _as_integers(mb: Builder, var: Var) -> Any:
     return mb.minimum(x=mb.maximum(x=_as_integers(mb, op.x), y=low), y=high)
 
 
-def _floored(mb: Builder, op: an.Operation) -> Var:
-    return mb.sub(x=op.x, y=mb.mul(x=mb.floor_div(x=op.x, y=op.y), y=op.y))
-
-
-def _inside(mb: Builder, op: an.Operation) -> Var:
+def _without_padding(mb: Builder, op: an.Operation) -> Var:
     return mb.avg_pool(**an.op_inputs(op, "exclude_padding_from_average"), exclude_padding_from_average=True)
 
 
-def _no_mean(op: an.Operation) -> str:
+def _why_not_without_padding(op: an.Operation) -> str:
     padded = any(axis.before for axis in windows.window_axes(op))
     return "the mean counts padding, which would not count then" if padded else ""
 
@@ -138,13 +126,17 @@ class _Form:
 
 
 FORMS: dict[str, _Form] = {
-    "lost-remainder": _Form(lost.lost_remainder, _remainder),
+    "lost-remainder": _Form(lost.lost_remainder, lambda mb, op: mb.sub(x=op.x, y=mb.floor(x=op.x))),
     "lost-epsilon": _Form(lost.grown_epsilon, _epsilon),
     "lost-branch": _Form(lost.lost_branch, _branch),
     "lost-int16": _Form(lambda op: lost.narrowed_data(op) or lost.narrowed_places(op), _wide_op),
-    "lost-integers": _Form(lost.rounded_integers, _whole),
-    "lost-sign": _Form(lost.kept_sign, _floored),
-    "lost-average": _Form(lost.overhanging_mean, _inside, _no_mean),
+    "lost-integers": _Form(
+        lost.rounded_integers, lambda mb, op: _cast_like(mb, _as_integers(mb, op.x), op.outputs[0])
+    ),
+    "lost-sign": _Form(
+        lost.kept_sign, lambda mb, op: mb.sub(x=op.x, y=mb.mul(x=mb.floor_div(x=op.x, y=op.y), y=op.y))
+    ),
+    "lost-average": _Form(lost.overhanging_mean, _without_padding, _why_not_without_padding),
 }
 """Finding -> the form that it has in the package, and what was meant."""
 

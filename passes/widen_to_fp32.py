@@ -99,7 +99,8 @@ class WidenToFp32(Rewrite):
 
     def uncompared(self, m: Match) -> Refusal | None:
         """Compare no regions that read integers above 2048 or fp32, which fp16 rounds."""
-        entries = _entries(m.region.ops)
+        ops = m.region.ops
+        entries = {v for op in ops for v in reads(op)} - {v for op in ops for v in op.outputs}
         if any(map(_is_whole, entries)):
             return Refusal("integers above 2048, which fp16 rounds, are kept", m.root)
         if any(_before_rounding(v) is not None for v in entries):
@@ -135,11 +136,6 @@ def _named(m: Match, names: tuple[str, ...]) -> Match | Refusal:
     if op.blocks:
         return Refusal(f"{op.op_type} has blocks; name the ops in them", op)
     return m.bind(ops=(op,), region=overflow_regions.WideRegion((op,), op, "it is named"))
-
-
-def _entries(ops: tuple[Operation, ...]) -> set[Var]:
-    """What the ops read that they do not make."""
-    return {v for op in ops for v in reads(op)} - {v for op in ops for v in op.outputs}
 
 
 def _is_whole(value: Var) -> bool:

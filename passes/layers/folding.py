@@ -81,10 +81,6 @@ def _edges(amounts: Any) -> list[_Operand]:
     return [_Operand(np.array(sizes or [0], np.float64), 0)]
 
 
-def _activation(p: Any) -> list[_Operand]:
-    return [_factor(p.linear.alpha), _summand(p.linear.beta)] if p.HasField("linear") else []
-
-
 def _unary(p: Any) -> list[_Operand]:
     return [_factor(p.alpha), _factor(p.scale or 1.0), _summand(p.shift)] if p.type == POWER else []
 
@@ -95,7 +91,7 @@ def _scale(p: Any) -> list[_Operand]:
 
 
 OPERANDS: dict[str, Callable[[Any], list[_Operand]]] = {
-    "activation": _activation,
+    "activation": lambda p: [_factor(p.linear.alpha), _summand(p.linear.beta)] if p.HasField("linear") else [],
     "add": lambda p: [_summand(p.alpha)],
     "multiply": lambda p: [_factor(p.alpha)],
     "unary": _unary,

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,13 +67,8 @@ class UnrollLoop(Rewrite):
         for old, new in zip(op.outputs, values, strict=True):
             if an.types.is_list(old.sym_type):
                 pairs |= {r.outputs[0]: again(mb, r, ls=new) for r in _readers(old)}
-            pairs[old] = _value(mb, new)
+            pairs[old] = new if isinstance(new, Var) else mb.const(val=new)
         return pairs
-
-
-def _value(mb: Builder, value: Any) -> Var:
-    """Return a value for an output: as it is, or a constant."""
-    return value if isinstance(value, Var) else mb.const(val=value)
 
 
 def _readers(ls: Var) -> list[an.Operation]:
@@ -104,14 +99,13 @@ def _gathered(mb: Builder, elements: Sequence[Element], stacked: bool) -> Var:
     """Return elements of a list: stacked along a new first axis, or the single one."""
     if not stacked:
         return _row(mb, *elements[0], squeezed=True)
-    values = {value for value, _ in elements}
-    (first, row), rows = elements[0], [row for _, row in elements]
-    if len(values) == 1 and row is not None and rows == list(range(int(first.shape[0]))):
+    values = {element.value for element in elements}
+    first, rows = elements[0].value, [element.row for element in elements]
+    if len(values) == 1 and rows == list(range(int(first.shape[0]))):
         return first
     if all(row is None for row in rows):
-        return mb.stack(values=tuple(v for v, _ in elements), axis=0)
-    parts = [_row(mb, value, row, squeezed=False) for value, row in elements]
-    return joined(mb, parts, 0)
+        return mb.stack(values=tuple(element.value for element in elements), axis=0)
+    return joined(mb, [_row(mb, *element, squeezed=False) for element in elements], 0)
 
 
 def _row(mb: Builder, value: Var, row: int | None, squeezed: bool) -> Var:
@@ -124,10 +118,12 @@ def _row(mb: Builder, value: Var, row: int | None, squeezed: bool) -> Var:
     return mb.squeeze(x=value, axes=[0]) if squeezed else value
 
 
-# Finding where the elements of a list were written, at constant indices.
+class Element(NamedTuple):
+    """The source of an element of a list."""
 
-Element = tuple[Var, "int | None"]
-"""The source of an element of a list: a value, and the row of it, or None for the whole value."""
+    value: Var
+    row: int | None
+    """The row of the value that is the element; None if the element is the whole value."""
 
 
 def list_length(ls: Var) -> int | Refusal:
@@ -167,8 +163,8 @@ def _element(ls: Var, at: int) -> Element | Refusal:
         written = [int(i) for i in np.ravel(places)]
         if at not in written:
             return _element(op.ls, at)
-        row = len(written) - 1 - written[::-1].index(at)
-        return op.value, row if op.op_type == "list_scatter" else None
+        row = len(written) - 1 - written[::-1].index(at)  # of the last write
+        return Element(op.value, row if op.op_type == "list_scatter" else None)
     if op is not None and op.op_type == "make_list":
         return Refusal(f"element {at} of %{ls.name} was never written")
     return Refusal(f"%{ls.name} comes from {'outside' if op is None else op.op_type}")

@@ -77,9 +77,8 @@ class FixShapes(Pass):
         super().__post_init__()
         if self.sizes is not None and (self.shapes or not self.sizes):
             raise PassError(f"{self.name}: give shapes (one function) or sizes (several), at least one")
-        if not isinstance(self.sizes, Mapping | list | tuple | None) or not all(
-            map(_is_size, self.sizes or ())
-        ):
+        is_list = isinstance(self.sizes, Mapping | list | tuple | None)
+        if not is_list or not all(map(_is_size, self.sizes or ())):
             raise PassError(
                 f"{self.name}: sizes={self.sizes!r}; give lengths, as [64, 128], or the shapes of the inputs "
                 'for each function, as {"short": {"ids": [1, 64]}}'
@@ -173,9 +172,9 @@ class FixShapes(Pass):
         session.declare(self.name, name, an.InterfaceChange(words, names, call=_call), (), list(functions))
 
 
-def _is_size(one: object) -> bool:
+def _is_size(size: object) -> bool:
     """Is it the name of a function with given shapes, or a positive length?"""
-    return isinstance(one, str) or (type(one) is int and one > 0)
+    return isinstance(size, str) or (type(size) is int and size > 0)
 
 
 def _form(function: an.Function) -> str:

@@ -28,6 +28,7 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 from anesurgery.byte_counts import byte_words
 from anesurgery.checking.lengths import drawn_shape
+from anesurgery.regions import small_builds
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,7 @@ class OneHotLookup(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Build one product for each axis."""
-        op, out = m.root, an.static_shape(m.root.outputs[0]) or ()
-        value: Var = op.x
+        op, value = m.root, m.root.x
         for axis, taken in m.axes.items():
             length = int(op.x.shape[axis])
             if op.op_type == "gather":
@@ -90,14 +90,14 @@ class OneHotLookup(Rewrite):
             else:
                 first = mb.slice_by_size(x=mb.cast(x=op.begin, dtype="fp16"), begin=[axis], size=[1])
                 places = mb.expand_dims(x=first, axes=[1])
-            before = mb.cast(x=mb.less(x=places, y=np.float16(0)), dtype="fp16")
-            places = mb.add(x=places, y=mb.mul(x=before, y=np.float16(length)))
+            is_negative = mb.cast(x=mb.less(x=places, y=np.float16(0)), dtype="fp16")
+            places = mb.add(x=places, y=mb.mul(x=is_negative, y=np.float16(length)))
             if op.op_type != "gather" and taken > 1:
                 places = mb.add(x=places, y=np.arange(taken, dtype=np.float16)[:, None])
-            rows = np.arange(length, dtype=np.float16)[None]
-            name = "fp16" if an.np_dtype(op.x) == np.float16 else "fp32"
-            value = _product(mb, value, axis, mb.cast(x=mb.equal(x=places, y=rows), dtype=name))
-        return value if tuple(value.shape) == out else mb.reshape(x=value, shape=list(out))
+            is_row = mb.equal(x=places, y=np.arange(length, dtype=np.float16)[None])
+            hot = mb.cast(x=is_row, dtype=small_builds.dtype_word(an.np_dtype(op.x)))
+            value = _product(mb, value, axis, hot)
+        return small_builds.reshaped(mb, value, an.static_shape(op.outputs[0]) or ())
 
 
 def _gathered(op: an.Operation) -> dict[int, int] | Refusal:
@@ -136,9 +136,8 @@ def _product(mb: Builder, x: Var, axis: int, hot: Var) -> Var:
     shape, taken = [int(d) for d in x.shape], int(hot.shape[0])
     if axis == len(shape) - 1 and axis > 0:
         return mb.matmul(x=x, y=hot, transpose_y=True)
-    lead, rest = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    seen = mb.reshape(x=x, shape=[lead, shape[axis], rest])
-    picked = mb.matmul(x=hot, y=seen)
+    before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    picked = mb.matmul(x=hot, y=mb.reshape(x=x, shape=[before, shape[axis], after]))
     return mb.reshape(x=picked, shape=[*shape[:axis], taken, *shape[axis + 1 :]])
 
 

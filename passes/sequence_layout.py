@@ -60,30 +60,28 @@ class SequenceLayout(Pass):
         return (ChannelsFirst(), SplitHeads(most=self.most), *tiled)
 
     def known_gain(self, graph: Program, target: an.Target) -> str:
-        """What was measured of such models on such chips."""
-        seen = finds_sequence_layout.evidence(graph, target)
-        return "" if isinstance(seen, Refusal) else "; ".join(map(str, seen))
+        """Return what was measured of such models on such chips; "" for nothing."""
+        evidence = finds_sequence_layout.evidence(graph, target)
+        return "" if isinstance(evidence, Refusal) else "; ".join(map(str, evidence))
 
     def run(self, program: Program, session: Session) -> None:
         """Run the parts; by evidence only if there is some, which a note then gives."""
         if self.layout != "by_evidence":
             return self.run_parts(program, session)
-        seen, edits = (
-            finds_sequence_layout.evidence(program, an.Target.parse(session.target)),
-            len(session.changes),
-        )
-        if not isinstance(seen, Refusal) and (lost := self.lost(program, session)):
-            seen = Refusal(f"not taken: {lost}")
-        if not isinstance(seen, Refusal):
+        evidence = finds_sequence_layout.evidence(program, an.Target.parse(session.target))
+        if not isinstance(evidence, Refusal) and (lost := self.lost(program, session)):
+            evidence = Refusal(f"not taken: {lost}")
+        if not isinstance(evidence, Refusal):
+            edits = len(session.changes)
             self.run_parts(program, session)
-            words = f"layout: channels first, head by head: {'; '.join(map(str, seen))}"
+            words = f"layout: channels first, head by head: {'; '.join(map(str, evidence))}"
             session.notes += [words] if len(session.changes) > edits else []
         elif session.target is not None:
-            session.refuse(self.name, seen)
+            session.refuse(self.name, evidence)
         return None
 
     def lost(self, program: Program, session: Session) -> str:
-        """What of the flop would leave the ANE by it, tried on a copy; "" for nothing."""
+        """Return which flop would leave the ANE, as tried on a copy; "" for none."""
         trial, target = copy_program(program), an.Target.parse(session.target)
         self.run_parts(trial, session.again(prove_sites=False))
         before, after = (Score.of(placed(Loaded(p, session.spec), target)) for p in (program, trial))

@@ -136,42 +136,40 @@ class AddCache(Pass):
         longest = int(tokens.shape[decoder_calls.token_axis(tokens)])
         context = self.context or longest
         if context > longest:
-            raise an.PassError(
-                f"{self.name}: context={context} is longer than the {longest} positions of the model"
-            )
+            words = f"context={context} is longer than the {longest} positions of the model"
+            raise an.PassError(f"{self.name}: {words}")
         if max(self.contexts, default=0) >= context:
-            raise an.PassError(
-                f"{self.name}: contexts={self.contexts!r}; they must be smaller than the context of {context}"
-            )
+            words = f"contexts={self.contexts!r}; they must be smaller than the context of {context}"
+            raise an.PassError(f"{self.name}: {words}")
         calls = self.calls(context)
         chunk_of = chunk_numbers(program, self.limit(session))
-        for chosen in choices:
-            how = self.cache_options(chosen, context, chunk_of)
-            if not isinstance(built := cached_functions(session, program, calls, how), Refusal):
+        for token_inputs in choices:
+            options = self.cache_options(token_inputs, context, chunk_of)
+            if not isinstance(built := cached_functions(session, program, calls, options), Refusal):
                 break
         if isinstance(built, Refusal):
-            return built if len(chosen) == 1 else decoder_calls.unclear(chosen, f" ({built})")
+            return built if len(token_inputs) == 1 else decoder_calls.unclear(token_inputs, f" ({built})")
         before = [f"{op.op_type} {op.name}" for op in function.operations if op.op_type != "const"]
         del program.functions[name]
-        for word, copy in built.items():
-            program.add_function(word, copy)
-        session.declare(self.name, name, self.change(name, function, chosen, built), before, list(built))
+        for new_name, new in built.items():
+            program.add_function(new_name, new)
+        change = self.change(name, function, token_inputs, built)
+        session.declare(self.name, name, change, before, list(built))
         version = max(f.opset_version.value for f in built.values())
-        session.notes += [
-            f"{self.name}: {f.message}" for f in loading.of_version(version, an.Target.parse(session.target))
-        ]
+        reports = loading.of_version(version, an.Target.parse(session.target))
+        session.notes += [f"{self.name}: {report.message}" for report in reports]
         if (parts := max(chunk_of.values(), default=0) + 1) > 1:
             session.notes.append(f"{self.name}: a state for each of {parts} chunks: split(model, {parts})")
         return None
 
     def calls(self, context: int) -> dict[str, CallSize]:
         """Return the name of each function and its sizes."""
-        words = {context: ""} | {smaller: f"_{smaller}" for smaller in sorted(set(self.contexts))}
+        endings = {context: ""} | {smaller: f"_{smaller}" for smaller in sorted(set(self.contexts))}
         lengths = {"prefill": self.prefill, "decode": self.width}
         lengths |= {f"prefill{n}": n for n in sorted(set(self.shorter))}
         return {
-            f"{name}{word}": CallSize(min(length, size), size)
-            for size, word in words.items()
+            f"{name}{ending}": CallSize(min(length, size), size)
+            for size, ending in endings.items()
             for name, length in lengths.items()
             if name in ("prefill", "decode") or length < min(self.prefill, size)
         }
@@ -180,31 +178,37 @@ class AddCache(Pass):
         self, tokens: Mapping[str, int], context: int, chunk_of: Mapping[str, int]
     ) -> CacheOptions:
         """Return the options that all functions have in common."""
-        state, blended = self.cache == "state", self.writes == "blend"
         return CacheOptions(
-            tokens, context, state, self.windows, blended, self.fixed or {}, self.fixed_rope, chunk_of
+            tokens=tokens,
+            context=context,
+            as_state=self.cache == "state",
+            windows=self.windows,
+            blended=self.writes == "blend",
+            fixed=self.fixed or {},
+            fixed_rope=self.fixed_rope,
+            chunk_of=chunk_of,
         )
 
     def limit(self, session: Session) -> int | str:
         """Return the number of chunks, or the most bytes of weights in one: as given, or by the target."""
-        return (
-            str(an.Target.parse(session.target).least("program")[0]) if self.chunks == "target" else self.chunks
-        )
+        if self.chunks == "target":
+            return str(an.Target.parse(session.target).least("program")[0])
+        return self.chunks
 
     def change(
-        self, name: str, old: an.Function, chosen: Mapping[str, int], functions: Mapping[str, an.Function]
+        self, name: str, old: an.Function, inputs: Mapping[str, int], functions: Mapping[str, an.Function]
     ) -> an.InterfaceChange:
-        """Return what callers must change."""
+        """Return what callers must change; `inputs` are the inputs of tokens with their axes."""
         names = {name, *functions, *old.inputs, *(v.name for v in old.outputs)}
         names |= {n for f in functions.values() for n in (*f.inputs, *(v.name for v in f.outputs))}
-        tokens, axis = next(iter(chosen.items()))
+        tokens, axis = next(iter(inputs.items()))
         length = functions["prefill"].inputs[tokens].shape[axis]
         fed_back = "the outputs cache_..._out, passed back in as cache_..., hold"
         kept = "the state holds" if self.cache == "state" else fed_back
         width = functions["decode"].inputs[tokens].shape[axis]
         words = (
             f"call prefill ({length} tokens) or decode ({width} token{'s' if width > 1 else ''}) with "
-            f"{tokens}{decoder_calls.rows_in_words(chosen)} and position, the number of "
+            f"{tokens}{decoder_calls.rows_in_words(inputs)} and position, the number of "
             f"earlier tokens; {kept} what was read"
         )
         context = self.context

@@ -253,7 +253,7 @@ class LegacySplit(LayerRewrite):
             site.emit("split", [x], site.outputs, nOutputs=len(sizes))
             return
         begin = 0
-        for blob, size in zip(site.outputs, sizes, strict=True):
+        for blob, size in zip(site.outputs, sizes, strict=False):
             if site.network.is_read(blob):
                 site.put(slicing(axis, range(begin, begin + size)), x, [blob])
             begin += size

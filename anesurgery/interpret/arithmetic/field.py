@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 
 from anesurgery.errors import InterpretError
-from anesurgery.interpret.table import Unsupported
+from anesurgery.interpret.table import Unsupported, ints
 
 Tensor = torch.Tensor
 
@@ -165,6 +165,26 @@ def together(images: Sequence[Image], function: Callable[[list[Tensor]], Tensor]
         return Image.of(function([packed(x) for x in images]), primes, degree, fraction)
     lanes = [function(list(lanes)) for lanes in zip(*(x.lanes for x in images), strict=True)]
     return Image(lanes, primes, degree, fraction)
+
+
+def where(condition: Tensor, x: Image, y: Image) -> Image:
+    """Return the elements of x where a condition holds, else those of y."""
+    return together([x, y], lambda each: torch.where(condition, each[0], each[1]))
+
+
+def axes_or_all(x: Image, axes: Any) -> list[int]:
+    """Return the axes that an op names, not negative; all where it names none."""
+    return list(range(x.ndim)) if axes is None else [i % x.ndim for i in ints(axes)]
+
+
+def without_axes(x: Image, axes: Sequence[int], keep: bool) -> Image:
+    """Return a reduction without the axes of length 1 that it was over, unless they are kept."""
+    return x if keep else x.map(lambda v: v.squeeze(tuple(axes)))
+
+
+def per_channel(x: Image, rank: int) -> Image:
+    """Return one number for each channel so that it broadcasts along axis 1: (C,) as (C, 1, 1) for rank 4."""
+    return x.map(lambda v: v.reshape(-1, *(1,) * (rank - 2)))
 
 
 def common(*images: Image) -> Primes:
@@ -396,7 +416,7 @@ def inverse(x: Tensor, p: int) -> Tensor:
 
 
 def negated(x: Image) -> Image:
-    """-x."""
+    """Return -x."""
     if x.names is not None:
         return with_sign(x, torch.ones((), dtype=torch.bool))
     return x.of_residues(torch.neg)

@@ -226,7 +226,7 @@ class Symbolic:
             return self.function(what, row, x, *rest)
         if op.op_type.startswith("reduce"):
             rows = self.function(what, row)
-            return rows if arguments.get("keep_dims") else rows.map(lambda v: v.squeeze(tuple(axes)))
+            return field.without_axes(rows, axes, bool(arguments.get("keep_dims")))
         if op.op_type == "softmax":
             return self.function(what, row, x)
         count = len(op.outputs)
@@ -341,7 +341,7 @@ def _select(a: Symbolic, op: Operation, /, **arguments: Any) -> Any:
     cond, x, y = arguments["cond"], a.image(arguments["a"]), a.image(arguments["b"])
     if isinstance(cond, Image):
         return a.choose(cond, x, y)
-    return field.together([x, y], lambda each: torch.where(cond.bool(), each[0], each[1]))
+    return field.where(cond.bool(), x, y)
 
 
 def _sampled(a: Symbolic, op: Operation, /, **arguments: Any) -> Any:

@@ -357,15 +357,15 @@ def _looks_back(op: Operation) -> bool:
     return dynamic and op.op_type in ORDERINGS and _is_range(op.x) and _is_range(op.y)
 
 
-def _is_range(var: Var | None, steps: int = 8) -> bool:
-    """Does a value hold positions: a `range_1d`, or a rising constant?"""
-    for _ in range(steps):
+def _is_range(var: Var | None) -> bool:
+    """Does a value hold positions: a `range_1d`, or a rising constant, at most 8 ops upstream?"""
+    for _ in range(8):
         op = var.op if var is not None else None
         if op is None or op.op_type == "range_1d":
             return op is not None
         if op.op_type == "const":
-            given = np.asarray(constant(var)).ravel()
-            return given.size > 1 and given.dtype.kind in "if" and bool((np.diff(given) > 0).all())
+            numbers = np.asarray(constant(var)).ravel()
+            return numbers.size > 1 and numbers.dtype.kind in "if" and bool((np.diff(numbers) > 0).all())
         if op.op_type not in CARRIERS | {"tile", "add", "sub"}:
             return False
         sides = [op.inputs.get(name) for name in ("x", "y")]

@@ -246,18 +246,17 @@ def _distinct_numbers(rows: int, dtype: np.dtype[Any]) -> int:
     return min(rows, 2 ** (np.finfo(dtype).nmant + 1)) if dtype.kind == "f" else rows
 
 
-def index_range(var: Var, without: Collection[Operation] = (), *, one_hot: bool = False) -> int | None:
+def index_range(var: Var, *, one_hot: bool = False) -> int | None:
     """Return the rows of the smallest constant table that a value indexes, less what is added to it; or None.
 
     Args:
         var: the value.
-        without: ops that are not followed.
         one_hot: does the size of a one_hot count as rows too? It gives zeros beyond, where a table has nothing.
     """
     seen, stack, rows = {(var, 0)}, [(var, 0)], list[int]()
     while stack:
         value, shift = stack.pop()
-        for op in (op for op in consumers(value) if op not in without):
+        for op in consumers(value):
             if op.op_type in LOOKUPS:
                 index, table = (op.inputs[k] for k in LOOKUPS[op.op_type])
                 if index is value and table.shape and table.op is not None:
@@ -285,14 +284,14 @@ def indexed_rows(var: Var) -> int | None:
                 axis = constant(op.inputs.get("axis"))
                 size = op.x.shape[int(axis or 0)]
                 rows += [] if is_symbolic(size) else [int(size)]
-            elif (op.op_type in WHOLE and op.inputs.get("x", value) is value) or is_guard(op, value):
+            elif (op.op_type in WHOLE and op.inputs.get("x", value) is value) or is_guard(op):
                 new = [v for v in op.outputs if v not in seen]
                 seen.update(new)
                 stack += new
     return min(rows, default=None)
 
 
-def is_guard(op: Operation, ids: Var) -> bool:
+def is_guard(op: Operation) -> bool:
     """Is it a select that counts negative ids from the end of their table: where(ids >= 0, ids, ids + rows)?"""
     cond = producer(op.cond, "greater_equal", "less") if op.op_type == "select" else None
     zero = None if cond is None else constant(cond.y)

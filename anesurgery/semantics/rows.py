@@ -204,9 +204,9 @@ def single_operand(op: Operation, places: Sequence[Place], name: str = "x") -> A
     return (Operand(name, op.inputs[name], tuple(places)),)
 
 
-def in_place_except(op: Operation, mixed: set[int], word: str = MIXED) -> Axes:
-    """Return x with all axes in place except the `mixed` ones, whose place is `word`."""
-    return single_operand(op, [word if a in mixed else a for a in range(op.x.rank)])
+def in_place_except(op: Operation, mixed: set[int]) -> Axes:
+    """Return x with all axes in place except the `mixed` ones."""
+    return single_operand(op, [MIXED if a in mixed else a for a in range(op.x.rank)])
 
 
 def _pool_axes(op: Operation) -> Axes:

@@ -46,8 +46,8 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
-from anesurgery.interpret import decoder_calls
 from anesurgery.interpret.decoding import replay
+from anesurgery.passes.add_cache import token_inputs
 from anesurgery.passes.add_cache.cached_function import CacheOptions, CallSize, cached_functions
 from anesurgery.placement.rules import loading
 from anesurgery.rewriting.passes import against_several
@@ -129,11 +129,11 @@ class AddCache(Pass):
     def replace_function(self, program: Program, session: Session) -> Refusal | None:
         """Put the cached functions in place of the one; or return why not."""
         ((name, function),) = program.functions.items()
-        choices = decoder_calls.inputs_of(function, self.fixed or {})
+        choices = token_inputs.inputs_of(function, self.fixed or {})
         if isinstance(choices, Refusal):
             return choices
         tokens = function.inputs[next(iter(choices[0]))]
-        longest = int(tokens.shape[decoder_calls.token_axis(tokens)])
+        longest = int(tokens.shape[token_inputs.token_axis(tokens)])
         context = self.context or longest
         if context > longest:
             raise an.PassError(
@@ -150,7 +150,7 @@ class AddCache(Pass):
             if not isinstance(built := cached_functions(session, program, calls, how), Refusal):
                 break
         if isinstance(built, Refusal):
-            return built if len(chosen) == 1 else decoder_calls.unclear(chosen, f" ({built})")
+            return built if len(chosen) == 1 else token_inputs.unclear(chosen, f" ({built})")
         before = [f"{op.op_type} {op.name}" for op in function.operations if op.op_type != "const"]
         del program.functions[name]
         for word, copy in built.items():
@@ -204,7 +204,7 @@ class AddCache(Pass):
         width = functions["decode"].inputs[tokens].shape[axis]
         words = (
             f"call prefill ({length} tokens) or decode ({width} token{'s' if width > 1 else ''}) with "
-            f"{tokens}{decoder_calls.rows_in_words(chosen)} and position, the number of "
+            f"{tokens}{token_inputs.rows_in_words(chosen)} and position, the number of "
             f"earlier tokens; {kept} what was read"
         )
         context = self.context

@@ -312,11 +312,7 @@ def token_input(inputs: Mapping[str, Var]) -> str | None:
 
 
 def _rows_of_input(var: Var, length: int) -> Rows:
-    """Return an input as rows for tokens: along the last axis but one, if several axes have that length.
-
-    Raises:
-        InterpretError: no axis has that length.
-    """
+    """Return an input as rows for tokens: along the last axis but one, if several axes have that length."""
     shape = static_shape(var) or ()
     axes = [a for a, d in enumerate(shape) if d == length]
     if not axes or np_dtype(var).kind != "f":

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from anesurgery.interpret import sampling, state
-from anesurgery.interpret.core import Env, Executable, Plan
+from anesurgery.interpret.core import Executable, Plan
+from anesurgery.interpret.steps import Env
 from anesurgery.mil import Array, Var
 
 

@@ -56,11 +56,7 @@ def shapes(function: Function) -> dict[str, tuple[int, ...]]:
 
 
 def check(wanted: Mapping[str, tuple[int, ...]], states: Any) -> None:
-    """Check that states have the shapes that a function needs.
-
-    Raises:
-        InterpretError: they are those of another function.
-    """
+    """Raise `InterpretError` if states do not have the shapes that a function needs."""
     if not isinstance(states, dict) or not all(isinstance(b, Box) for b in states.values()):
         raise InterpretError(f"a state holds {wanted}, and is made with make_state()")
     given = {name: tuple(box.value.shape) for name, box in states.items()}

@@ -321,11 +321,7 @@ def axes_of(equation: str) -> Axes:
 
 
 def _contraction(values: list[Image], equation: str) -> Image:
-    """Return the sum of products over named axes of two tensors.
-
-    Raises:
-        Unsupported: another form of an equation.
-    """
+    """Return the sum of products over named axes of two tensors."""
     axes, (x, y) = axes_of(equation), values
     terms = math.prod(x.shape[axes.first.index(c)] for c in axes.inner)
     return field.bilinear(x, y, lambda v, w: torch.einsum(equation, v, w), terms)

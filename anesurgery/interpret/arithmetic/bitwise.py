@@ -198,11 +198,7 @@ class Bitwise(Symbolic):
 
 
 def _as_long(terms: int, others: int) -> None:
-    """Check that two lists of factors have the same length, which their fingerprints would hide.
-
-    Raises:
-        Unsupported: they have not.
-    """
+    """Refuse two lists of factors of different lengths, which their fingerprints would hide."""
     if terms != others:
         raise Unsupported(f"a sum of {terms} times {others} factors")
 

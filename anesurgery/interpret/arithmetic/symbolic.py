@@ -21,7 +21,7 @@ from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.field import Image, key, mix, opaque, packed, together
 from anesurgery.interpret.arithmetic.precision import narrows
 from anesurgery.interpret.ops.computing import BINARY, UNARY
-from anesurgery.interpret.ops.tensor import undefined
+from anesurgery.interpret.ops.lookups import undefined
 from anesurgery.interpret.table import TABLE, Implementation, Unsupported, ints
 from anesurgery.mil import Operation, Var, static_shape
 from anesurgery.ops import ALONG, UNROUNDED, names

@@ -82,11 +82,7 @@ TORCH_PADDING: dict[tuple[str, bool], str] = {
 
 
 def _look_up(table: Mapping[Any, V], key: Any, what: str) -> V:
-    """Return an entry of a table.
-
-    Raises:
-        Unsupported: there is none.
-    """
+    """Return an entry of a table; raise `Unsupported` if there is none."""
     if key not in table:
         raise Unsupported(f"{what} {key!r} is not known")
     return table[key]

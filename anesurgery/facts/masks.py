@@ -78,11 +78,11 @@ def take_apart(chain: Chain, *, shifted: bool = False) -> Parts | Refusal:
         if added and movable and _is_bias(term):
             free[term] = torch.zeros([1])
             continue
-        found = conditions_of(term)
-        if found is None:
+        dynamic = conditions_of(term)
+        if dynamic is None:
             names = ", ".join(f"%{v.name}" for v in runtime_inputs([term]))
             return Refusal(f"the mask depends on {names} in a way that cannot be taken apart")
-        conditions.update(dict.fromkeys(found))
+        conditions.update(dict.fromkeys(dynamic))
     if len(conditions) > MOST_CONDITIONS:
         return Refusal(f"the mask depends on {len(conditions)} conditions; at most {MOST_CONDITIONS}")
     literals: list[Literal] | None = None
@@ -155,10 +155,10 @@ def _terms(chain: Chain) -> list[tuple[Var, bool]]:
 
 def _is_bias(term: Var) -> bool:
     """Is an added term something other than a mask, so that it is kept as a term?"""
-    found = conditions_of(term)
-    if found is None:
+    conditions = conditions_of(term)
+    if conditions is None:
         return True
-    for held in _assignments(dict.fromkeys(found)):
+    for held in _assignments(conditions):
         value = static_value(term, _as_tensors(held))
         if value is None or (held and (~((value == 0) | (value <= MASKED))).any()):
             return True
@@ -170,8 +170,8 @@ def _is_bias(term: Var) -> bool:
 
 
 def conditions_of(mask: Var) -> list[Var] | None:
-    """The dynamic booleans that a mask is computed from, pointwise; None if it depends on anything else."""
-    found: dict[Var, None] = {}
+    """Return the dynamic booleans that a mask is computed from, pointwise; None if anything else is read."""
+    conditions: dict[Var, None] = {}
     stack, seen = [mask], {mask}
     while stack:
         var = stack.pop()
@@ -180,14 +180,14 @@ def conditions_of(mask: Var) -> list[Var] | None:
         if is_boolean(var) and producer(var, "logical_not") is None:
             if static_shape(var) is None:
                 return None
-            found[var] = None
+            conditions[var] = None
             continue
         if (op := producer(var, *POINTWISE)) is None:
             return None
         fresh = [v for _, v in operands(op) if v not in seen]
         seen.update(fresh)
         stack += fresh
-    return list(found)
+    return list(conditions)
 
 
 def conjuncts(condition: Var, wanted: bool) -> list[Literal]:
@@ -234,16 +234,16 @@ def _keep(chain: Chain, bound: Bound, shifted: bool) -> Array | Refusal:
         tuple(map(type_text, (chain.scores, *chain.masks))),
     )
     key = ops_key, operands_key, chain.size, shifted
-    if key not in _KEPT:
-        if len(_KEPT) >= MOST_KEPT:
-            del _KEPT[next(iter(_KEPT))]
-        _KEPT[key] = _compute_keep(chain, bound, shifted)
-    return _KEPT[key]
+    if key not in _STATIC_MASKS:
+        if len(_STATIC_MASKS) >= MOST_CACHED:
+            del _STATIC_MASKS[next(iter(_STATIC_MASKS))]
+        _STATIC_MASKS[key] = _compute_keep(chain, bound, shifted)
+    return _STATIC_MASKS[key]
 
 
-_KEPT: dict[Hashable, Array | Refusal] = {}
+_STATIC_MASKS: dict[Hashable, Array | Refusal] = {}
 """Ops and constants of a static mask -> which scores it keeps; the oldest entry goes first."""
-MOST_KEPT = 8
+MOST_CACHED = 8
 """The most cached masks, more than one model has; each takes as many bytes as it has elements."""
 
 
@@ -258,13 +258,13 @@ def _compute_keep(chain: Chain, bound: Bound, shifted: bool) -> Array | Refusal:
         if shifted:  # far above what is masked, so that this is nothing beside it
             keep |= (np.minimum(zero, one) > MASKED / 2) & (zero != one) & np.isfinite(zero)
         masked = (zero <= MASKED) & (one <= MASKED)
-        odd = ~(keep | masked)
+        neither = ~(keep | masked)
         if np.isnan(zero).any():
             return Refusal("the mask holds NaN")
         if not masked.any() and (zero != one).all():
             return np.ones_like(keep)  # scores are scaled or shifted, each in its way
-        if odd.any():
-            place = tuple(int(i) for i in np.argwhere(odd)[0])
+        if neither.any():
+            place = tuple(int(i) for i in np.argwhere(neither)[0])
             factor = one[place] - zero[place]
             return Refusal(
                 f"at {place} a score becomes {factor:g} * score + {zero[place]:g}: neither kept nor "
@@ -326,8 +326,8 @@ def static_value(var: Var, bound: Bound) -> Array | None:
 
 def evaluate_static(var: Var) -> Array | None:
     """Return the value of a mask that depends on no input; None for other values."""
-    made = None if runtime_inputs([var]) else static_value(var, {})
-    return None if made is None else made.astype(np_dtype(var))
+    value = None if runtime_inputs([var]) else static_value(var, {})
+    return None if value is None else value.astype(np_dtype(var))
 
 
 def without_copies(keep: Array) -> Array:
@@ -426,8 +426,8 @@ def _against_causal(shape: tuple[int, ...], bits: bytes) -> Refusal | None:
 
 def safe_keys(keep: Array) -> list[int]:
     """Return keys such that each query keeps at least one of them."""
-    found: list[int] = []
+    keys: list[int] = []
     for row in keep.reshape(-1, keep.shape[-1]):
-        if row.any() and not row[found].any():
-            found.append(int(np.flatnonzero(row)[-1]))
-    return found
+        if row.any() and not row[keys].any():
+            keys.append(int(np.flatnonzero(row)[-1]))
+    return keys

@@ -27,6 +27,9 @@ from anesurgery.interpret.ops.windows import CONV, pad_axes, padding
 from anesurgery.interpret.table import TABLE, Unsupported, ints
 from anesurgery.mil import Operation, constant, consumers, is_output, producer
 
+Tensor = torch.Tensor
+Function = Callable[..., Any]
+
 AT_ONCE = 1 << 22
 """The number of products that are summed up together: 17 MB of fp32."""
 
@@ -239,8 +242,8 @@ SUMS: dict[str, Callable[..., Sum]] = {"matmul": _matmul, "linear": _linear, "co
 """Op type -> returns its sum, from the operands."""
 
 
-Tensor = torch.Tensor
-Function = Callable[..., Any]
+# Rounding, tables and slices: what else the engine computes in its own way.
+
 
 NON_FINITE = 65536.0
 """The number that an infinity or a NaN counts as inside the engine: the next power of two above fp16."""
@@ -290,8 +293,8 @@ def meaning(op: Operation, function: Function, moves: bool, chip: str | None) ->
         function = _from_table(TABLES[op_type])
     elif op_type in SLICES and applies("width_slice", chip):
         function = _with_width_limit(function, SLICES[op_type])
-    elif op_type in ROWS and applies(ROWS[op_type].row, chip):
-        function = ROWS[op_type].meaning(op, function)
+    elif op_type in EFFECTS and applies(EFFECTS[op_type].of, chip):
+        function = EFFECTS[op_type].meaning(op, function)
     function = engine_faults.with_faults(op, function, chip)
     return function if moves else _finite_operands(function)
 
@@ -325,8 +328,12 @@ def _then(function: Function, change: Callable[[Any], Any]) -> Function:
     return lambda **arguments: change(function(**arguments))
 
 
+LOG_OF_ZERO = -45440.0
+"""The logarithm of 0 and of numbers below it, as measured (`properties`, "log_zero")."""
+
+
 def _log(x: Tensor, epsilon: Any = 1e-45) -> Tensor:
-    return torch.where(x + epsilon > 0, torch.log(x + epsilon), -45440.0)
+    return torch.where(x + epsilon > 0, torch.log(x + epsilon), LOG_OF_ZERO)
 
 
 def _nearest_away(value: Tensor) -> Tensor:
@@ -357,20 +364,20 @@ def _wrongly_scaled(op: Operation, function: Function) -> Function:
 
 
 @dataclass(frozen=True)
-class Row:
-    """An op that a property changes."""
+class Effect:
+    """How a property changes an op."""
 
-    row: str
+    of: str
     """The name of the property."""
     meaning: Callable[[Operation, Function], Function]
     """(op, function that computes it exactly) -> function that computes it as the engine does."""
 
 
-ROWS = {
-    "sqrt": Row("sqrt_negative", lambda op, function: lambda x: torch.sqrt(x.clamp_min(0))),
-    "log": Row("log_zero", lambda op, function: _log),
-    "quantize": Row("code_ties", lambda op, function: lambda **arguments: codes(_nearest_away, **arguments)),
-    "mul": Row("code_scale", _wrongly_scaled),
+EFFECTS = {
+    "sqrt": Effect("sqrt_negative", lambda op, function: lambda x: torch.sqrt(x.clamp_min(0))),
+    "log": Effect("log_zero", lambda op, function: _log),
+    "quantize": Effect("code_ties", lambda op, function: lambda **arguments: codes(_nearest_away, **arguments)),
+    "mul": Effect("code_scale", _wrongly_scaled),
 }
 """Op type -> the property that changes it."""
 

@@ -372,22 +372,19 @@ def _generator(seed: int) -> torch.Generator | None:
     return None if int(seed) == -1 else torch.Generator().manual_seed(int(seed))
 
 
-@impl("random_uniform")
-def random_uniform(shape: Any, low: float = 0.0, high: float = 1.0, seed: int = -1) -> Tensor:
-    """Draw numbers from [low, high), all equally likely."""
-    return torch.empty(ints(shape)).uniform_(float(low), float(high), generator=_generator(seed))
-
-
-@impl("random_normal")
-def random_normal(shape: Any, mean: float = 0.0, stddev: float = 1.0, seed: int = -1) -> Tensor:
-    """Draw numbers from a normal distribution."""
-    return torch.empty(ints(shape)).normal_(float(mean), float(stddev), generator=_generator(seed))
-
-
-@impl("random_bernoulli")
-def random_bernoulli(shape: Any, prob: float = 0.5, seed: int = -1) -> Tensor:
-    """Draw 1 with the given probability, else 0."""
-    return torch.empty(ints(shape)).bernoulli_(float(prob), generator=_generator(seed))
+RANDOM: dict[str, Callable[..., Tensor]] = {
+    "random_uniform": lambda shape, low=0.0, high=1.0, seed=-1: torch.empty(ints(shape)).uniform_(
+        float(low), float(high), generator=_generator(seed)
+    ),
+    "random_normal": lambda shape, mean=0.0, stddev=1.0, seed=-1: torch.empty(ints(shape)).normal_(
+        float(mean), float(stddev), generator=_generator(seed)
+    ),
+    "random_bernoulli": lambda shape, prob=0.5, seed=-1: torch.empty(ints(shape)).bernoulli_(
+        float(prob), generator=_generator(seed)
+    ),
+}
+"""Op type -> draws numbers: from [low, high), from a normal distribution, 1 with a probability and else 0."""
+enter_all(RANDOM)
 
 
 @impl("random_categorical")

@@ -119,10 +119,7 @@ def bits(var: Var, nested: int = 12) -> Bits | None:
     """Return the two numbers of a value that is computed from one input of bits; None for other values.
 
     Integers may be read as they are. Floats count as bits where they are subtracted from 1, or 1 from them.
-
-    Args:
-        var: the value.
-        nested: the most subtractions and products to look through: masks have one or two.
+    At most `nested` subtractions and products are looked through: masks have one or two.
     """
     while var.op is not None and var.op.op_type in CARRIERS | MOVING:
         var = var.op.x

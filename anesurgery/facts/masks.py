@@ -67,9 +67,7 @@ Bound = Mapping[Var, torch.Tensor]
 def take_apart(chain: Chain, *, shifted: bool = False) -> Parts | Refusal:
     """Return what a mask does, or why that cannot be shown.
 
-    Args:
-        chain: the ops of the mask.
-        shifted: may kept scores be shifted, as by a distance bias in the same constant?
+    With `shifted`, kept scores may be shifted, as by a distance bias in the same constant.
     """
     free: dict[Var, torch.Tensor] = {}
     conditions: dict[Var, None] = {}
@@ -402,8 +400,7 @@ def window_of(chain: Chain | Refusal, op: Operation) -> int | Refusal:
 def against_causal(keep: Array) -> Refusal | None:
     """Return why a mask is not causal with something kept in each row; None where it is.
 
-    Args:
-        keep: bool [..., queries, keys], which scores are kept; the last query is at the last key.
+    `keep` [..., queries, keys] says which scores are kept; the last query is at the last key.
     """
     return _against_causal(keep.shape, np.packbits(keep).tobytes())
 

@@ -119,11 +119,9 @@ class _Size(NamedTuple):
 
 @cached
 def wide_region(op: Operation, bits: int = HALF) -> WideRegion | None:
-    """Return the region that an op ends; None where it ends none.
+    """Return the region that ends with an op, which computes with floats of `bits` bits; None without one.
 
-    Args:
-        op: the last op of the region.
-        bits: bits of the floats that it computes with; for fp32, the region is what fp16 could not hold.
+    For fp32 it is the region that fp16 could not hold.
     """
     if op.op_type not in ENDS or not computes_in(op, bits):
         return None

@@ -36,11 +36,8 @@ Rows = dict[Var, int]
 def rows_read(op: Operation, axis: int) -> Rows | None:
     """Return the operands of which an op reads one row for one row of its result; None if it mixes rows.
 
-    A stored value with many rows gives None, too, and so does a product with a computed right-hand side.
-
-    Args:
-        op: the op, with one result.
-        axis: the axis of the rows in its result.
+    A stored value with many rows gives None, too, and so does a product with a computed right-hand side. The
+    axis is that of the rows in the one result of the op.
     """
     axes = places_of(op) if op.op_type in WITH_KNOWN_AXES and len(op.outputs) == 1 else None
     rows = None if axes is None else slices_read(axes, axis)

@@ -162,7 +162,7 @@ def in_words(reach: float) -> str:
 
 
 def symbolic_reason(var: Var) -> str:
-    """A reason if an integer depends on a symbolic shape, which another op would name otherwise; else ""."""
+    """Return why an integer depends on a symbolic shape, which another op would name otherwise; else ""."""
     for value in _upstream(var, lambda v: [s for s in _whole_operands(v) if np_dtype(s).kind != "f"]):
         if static_shape(value) is None:
             return f"%{value.name} has the symbolic shape {tuple(value.shape)}"

@@ -114,14 +114,14 @@ def reach(op: Operation, axis: int, zeros: int) -> int | Refusal:
 
 
 def without_pads(op: Operation, axis: int) -> dict[str, Any]:
-    """The parameters with which a convolution pads this axis no more."""
+    """Return the parameters with which a convolution pads this axis no more."""
     pads = window_pads(op)
     pads[2 * (axis - 2) : 2 * (axis - 1)] = [0, 0]
     return {"pad_type": "custom", "pad": np.array(pads, np.int32)}
 
 
 def zeros_before(op: Operation, axis: int) -> int | Refusal:
-    """How many zeros a `pad` puts before an axis, and nowhere else; or what it does."""
+    """Return how many zeros a `pad` puts before an axis, and nowhere else; or what it does."""
     pads = ints(op, "pad")
     if not pads or str(constant(op.inputs.get("mode")) or "constant") != "constant":
         return Refusal("it pads the tokens with other tokens")

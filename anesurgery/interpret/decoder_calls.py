@@ -128,12 +128,7 @@ class Call:
     """The name of the function."""
 
     def inputs(self, values: Mapping[str, Any], position: int) -> dict[str, Any]:
-        """Return the inputs of the function: values, the position, and what `maker` computes of them.
-
-        Args:
-            values: that are known, by name.
-            position: the number of tokens before.
-        """
+        """Return all inputs: known values, the number of tokens before, and what `maker` computes."""
         known = dict(values) | ({POSITION: np.array([position], np.int32)} if self.cached else {})
         if self.maker is not None:
             entries = self.maker.ports[0]

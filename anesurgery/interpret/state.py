@@ -204,9 +204,7 @@ def possible_aliases(
 ) -> dict[Operation, list[Var]]:
     """Return for each slice_update the values alive before it that are not known to own their memory.
 
-    Args:
-        ops: in order, each with the values that are dead after it.
-        inputs: the values that exist before the first.
+    The ops are in order, each with the values that are dead after it; `inputs` exist before the first.
     """
     alive, aliases = dict.fromkeys(inputs), dict[Operation, list[Var]]()
     for op, dead in ops:

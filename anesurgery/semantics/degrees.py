@@ -50,9 +50,7 @@ def is_float(var: Var) -> bool:
 def scaled(op: Operation, of: Exponents) -> Scaled | None:
     """Return the scales of an op's results and constants; None where it does not hand a scale on.
 
-    Args:
-        op: the op.
-        of: the function that gives the exponent of each value; 0 for constants.
+    `of` gives the exponent of each value, 0 for constants.
     """
     degree = DEGREES.get(op.op_type)
     return None if degree is None or not all(map(is_float, op.outputs)) else degree(op, of)

@@ -110,12 +110,9 @@ def ints(op: Operation, name: str) -> list[int]:
 
 
 def each_axis(op: Operation, name: str, absent: Any) -> list[Any]:
-    """Return a constant parameter of an op on x as a list with one value for each axis of x.
+    """Return a constant parameter of an op on x, such as a slice, as a list with one value for each axis of x.
 
-    Args:
-        op: the op, such as a slice.
-        name: the parameter.
-        absent: the value for each axis where the parameter is absent.
+    Where the parameter is absent, each is `absent`.
     """
     values = constant(op.inputs.get(name))
     return [absent] * op.x.rank if values is None else [type(absent)(value) for value in values]
@@ -315,12 +312,9 @@ def _power_of_one_op(op: Operation | None) -> Power | None:
 
 
 def in_decibels(value: float, before: str = "", digits: int = 1) -> str:
-    """Return how near two results are, in words: "PSNR 41.2 dB", "identical" or "not finite".
+    """Return how near two results are, in words: "PSNR 41.2 dB", "identical" (inf) or "not finite" (-inf, NaN).
 
-    Args:
-        value: in dB; inf where nothing differs, -inf or NaN where one side is not finite.
-        before: the text in front of a number.
-        digits: how many digits follow the decimal point.
+    `before` is the text in front of a number, such as "PSNR ".
     """
     if math.isinf(value) or math.isnan(value):
         return "identical" if value > 0 else "not finite"

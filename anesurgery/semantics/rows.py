@@ -70,17 +70,15 @@ from anesurgery.semantics.reading import (
 
 
 def image_of_interval(op: Operation, numbers: Interval) -> Interval | None:
-    """An unary op's results at both ends of an interval; None if a parameter is dynamic or one is NaN."""
+    """Return an unary op's results at both ends of an interval; None where one is NaN or unknown."""
     ends = results_at(op, {"x": numbers})
     return None if ends is None or any(map(math.isnan, ends)) else (ends[0], ends[1])
 
 
 def results_at(op: Operation, numbers: Mapping[str, Sequence[float]]) -> list[float] | None:
-    """Return what an elementwise op makes of some numbers, as the interpreter computes it.
+    """Return what an elementwise op makes of some numbers for each parameter, as the interpreter computes it.
 
-    Args:
-        op: the op; its other parameters must be constants, else None is returned.
-        numbers: parameter -> the numbers to try.
+    None if another parameter is dynamic.
     """
     fixed = {k: constant(v) for k, v in op_inputs(op, *numbers).items()}
     if any(v is None for v in fixed.values()):
@@ -517,7 +515,7 @@ def _constant_to_power_range(op: Operation, ranges: Ranges) -> Interval:
 
 
 def _log_range(op: Operation, ranges: Ranges) -> Interval:
-    """The logarithm of x + epsilon, one step of fp16 added on either side.
+    """Return the range of log(x + epsilon), one step of fp16 added on either side.
 
     It has no lower end where x + epsilon may be subnormal in fp16 (stored numbers) or below its least number.
     """
@@ -687,7 +685,7 @@ def _chosen_range(choose: Callable[..., float], op: Operation, ranges: Ranges) -
 
 
 def _select_range(op: Operation, ranges: Ranges) -> Interval:
-    """The union of both sides; where the condition is `a >= 0`, side `a` counts from 0 on."""
+    """Return the union of both sides; where the condition is `a >= 0`, side `a` counts from 0 on."""
     (a, b), (c, d) = ranges.at(op.a), ranges.at(op.b)
     test = producer(op.cond, "greater_equal")
     if test is not None and test.x is op.a and is_constant(test.y, 0):
@@ -846,6 +844,7 @@ def _places_with_batch(var: Var, out: Var, last: tuple[Place, ...]) -> tuple[Pla
 
 
 def _matmul_axes(op: Operation) -> Axes | None:
+    """Rows of x and columns of y go to the last two axes of the result; the axes between are summed over."""
     out, rank = op.outputs[0], op.outputs[0].rank
     if min(op.x.rank, op.y.rank) < 2:
         return None
@@ -860,6 +859,7 @@ def _matmul_axes(op: Operation) -> Axes | None:
 
 
 def _einsum_axes(op: Operation) -> Axes | None:
+    """Each axis goes to the place of its letter in the result; a letter that is not there is summed over."""
     read, result = _einsum_letters(op)
     if any(len(set(letters)) < len(letters) for letters in (*read, result)):
         return None

@@ -301,8 +301,12 @@ def _absent(bias: Any) -> bool:
 
 
 def _conv(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None, **how: Any) -> Image:
+    """Compute the fingerprint of each window, and contract it with that of each output's weights.
+
+    Windows are [n, groups, 1, spatial...], rows of weights [1, groups, outputs of a group, 1...].
+    """
     image, sizes = a.image(x), list(weight.shape[2:])
-    n, terms = image.ndim - 2, int(np.prod(weight.shape[1:]))
+    n, terms = image.ndim - 2, math.prod(weight.shape[1:])
     steps, spread = (ints(how[k]) if how.get(k) is not None else [1] * n for k in ("strides", "dilations"))
     pads = padding(how.get("pad_type", "valid"), how.get("pad"), list(image.shape[2:]), sizes, steps, spread)
     zero, groups = a.lift(0.0), int(how.get("groups") or 1)
@@ -328,7 +332,7 @@ def _with_bias(a: Bitwise, op: Operation, sums: Image, bias: Any) -> Image:
 
 def _conv_transpose(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None, **how: Any) -> Image:
     w = a.image(weight)
-    terms = int(np.prod([w.shape[0], *w.shape[2:]]))
+    terms = math.prod([w.shape[0], *w.shape[2:]])
     places = a.places(terms).map(lambda v: v.reshape(w.shape[0], 1, *w.shape[2:]))
     sums = field.bilinear(
         a.image(x), field.multiply(w, places), lambda v, u: conv_transpose(v, u, **how), terms
@@ -446,7 +450,7 @@ def _max_pool(a: Bitwise, op: Operation, x: Any, ceil_mode: bool = False, **how:
     """Compute the largest element of each window, axis by axis; what lies outside is -inf, which never wins."""
     image = a.image(x)
     w = windows_of(image, how, ceil_mode)
-    if int(np.prod(w.kernel)) > MOST_MEMBERS:
+    if math.prod(w.kernel) > MOST_MEMBERS:
         return a.uninterpreted(op, {"x": x, "ceil_mode": ceil_mode, **how})
     for axis in range(len(w.kernel)):
         one = _along(w, axis)

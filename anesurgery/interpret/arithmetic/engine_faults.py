@@ -75,9 +75,7 @@ class Fault:
     def found(self, op: Operation, layer: bool = False) -> str:
         """Return, in words, what of an op has the form of this row; "" where it has not.
 
-        Args:
-            op: the op.
-            layer: is it the op of a neural network's layer, which has no dtype?
+        `layer` says that the op is that of a neural network's layer, which has no dtype.
         """
         if op.op_type not in self.ops:
             return ""

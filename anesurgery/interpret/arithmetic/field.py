@@ -259,14 +259,10 @@ def packed(x: Image) -> Tensor:
 
 
 def opaque(primes: Primes, name: int, *arguments: Tensor) -> Image:
-    """Compute a random function of packed arguments: different ones give unrelated results.
+    """Compute a random function of names of elements: different ones give unrelated results.
 
-    The first arguments are mixed once for all elements that they broadcast to.
-
-    Args:
-        primes: of the result.
-        name: of the function, from `key`.
-        arguments: names of elements; they broadcast.
+    The function has a name from `key`. Its arguments broadcast; the first ones are mixed once for all elements
+    that they broadcast to.
     """
     shape = np.broadcast_shapes(*(a.shape for a in arguments))
     before, rest = torch.tensor(name, dtype=torch.int64), list(arguments)
@@ -278,15 +274,7 @@ def opaque(primes: Primes, name: int, *arguments: Tensor) -> Image:
 
 
 def commuting(primes: Primes, name: int, x: Tensor, y: Tensor, negative: Tensor | None = None) -> Image:
-    """Compute a random function of two packed arguments that commutes.
-
-    Args:
-        primes: of the result.
-        name: of the function, from `key`.
-        x: names of elements.
-        y: names of elements.
-        negative: where the result is negated.
-    """
+    """Compute a random function of two names that commutes, negated where `negative` is True: see `opaque`."""
     shape = np.broadcast_shapes(x.shape, y.shape)
     a, b = x.expand(shape), y.expand(shape)
     negative = None if negative is None else negative.expand(shape)
@@ -491,14 +479,7 @@ def summed(x: Image, axes: Sequence[int], keep: bool) -> Image:
 
 
 def bilinear(x: Image, y: Image, function: Callable[[Tensor, Tensor], Tensor], terms: int) -> Image:
-    """Return a sum of products, computed in float64.
-
-    Args:
-        x: the first factor.
-        y: the second factor.
-        function: computes the sums of products of float64 tensors.
-        terms: the number of products in one sum, at most `LONGEST`.
-    """
+    """Return sums of `terms` products, at most `LONGEST` each, by a function of two float64 tensors."""
     if terms > LONGEST:
         raise Unsupported(f"a sum of {terms} products")
     times = terms if x.fraction or y.fraction else 1

@@ -66,9 +66,7 @@ def overflowed(total: Tensor) -> Tensor:
 def limited(op_type: str, flush: float = 0.0) -> Callable[..., Tensor]:
     """Return the function of an op as the engine computes it: infinite once a partial sum reaches the ceiling.
 
-    Args:
-        op_type: of `SUMS`.
-        flush: operands below this magnitude count as 0.
+    Operands below the magnitude `flush` count as 0.
     """
     sum_of = SUMS[op_type]
 
@@ -128,6 +126,7 @@ def _matmul(
     shape = torch.matmul(torch.empty(x.shape, device="meta"), torch.empty(y.shape, device="meta")).shape
 
     def terms(places: Tensor) -> Tensor:
+        # x (2, 3, 4), y (4, 5): the place (b, i, j) of (2, 3, 5) has the terms x[b, i, :] * y[:, j]
         full = [*batch, left.shape[-2], right.shape[-1]]
         flat = torch.zeros(len(places), dtype=torch.long)
         for axis, size in enumerate(shape):
@@ -138,6 +137,7 @@ def _matmul(
         return rows * columns
 
     def risky() -> Tensor:
+        # columns whose magnitudes, times the largest of x, stay below the ceiling need no other look
         if y.ndim == 1:
             return torch.matmul(x.abs(), y.abs()) + start >= fp16.CEILING
         risk = torch.zeros(shape, dtype=torch.bool)
@@ -212,6 +212,7 @@ def _conv(
     start = torch.zeros(weight.shape[0]) if bias is None else bias
 
     def terms(places: Tensor) -> Tensor:
+        # place (n, out, h, w): the window of its group's channels at h * stride, w * stride, times its weights
         per_group, inside = weight.shape[0] // int(groups), weight.shape[1]
         channels = (places[:, 1] // per_group * inside)[:, None] + torch.arange(inside)
         flat = torch.zeros(len(places), 1, dtype=torch.long)
@@ -274,11 +275,7 @@ def _ties_away(value: Tensor) -> Tensor:
 def meaning(op: Operation, function: Function, moves: bool, chip: str | None) -> Function:
     """Return the function that computes an op as the engine does, from the one that computes it exactly.
 
-    Args:
-        op: the op.
-        function: computes it exactly.
-        moves: does it only move numbers?
-        chip: such as "M1"; None for any chip.
+    `moves` says that the op only moves numbers; the chip is one such as "M1", or None for any.
     """
     op_type = op.op_type
     if op_type in SUMS:

@@ -266,12 +266,7 @@ def box_places(
 def crops(x: Tensor, rows: Tensor, columns: Tensor, of: Any, pad: float) -> Tensor:
     """Return the pixels at rows [box, height] and columns [box, width]: [box, image, channel, height, width].
 
-    Args:
-        x: the images.
-        rows: may be outside of the image, as the columns may.
-        columns: beside them.
-        of: the image of each box; None for every image.
-        pad: the pixels outside.
+    `of` is the image of each box, or None for every image; `pad` stands for pixels outside of the image.
     """
     if has_torch_function_unary(x):
         return handle_torch_function(crops, (x,), x, rows, columns, of, pad)

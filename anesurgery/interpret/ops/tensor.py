@@ -176,11 +176,7 @@ def block(x: Tensor, begin: Any, end: Any, *how: Any) -> Tensor:
 
 
 def sliced_at(where: Mapping[str, Any]) -> Callable[..., Tensor]:
-    """Return `slice_by_index` with constant places, which are resolved once for each shape.
-
-    Args:
-        where: all of its parameters but `x`.
-    """
+    """Return `slice_by_index` with all parameters but `x` constant; they are resolved once for each shape."""
     resolved: dict[torch.Size, tuple[list[slice], dict[int, list[int]], list[int]]] = {}
 
     def sliced(x: Tensor, **_: Any) -> Tensor:
@@ -193,12 +189,7 @@ def sliced_at(where: Mapping[str, Any]) -> Callable[..., Tensor]:
 
 
 def sliced_by(shape: Sequence[int], *where: Any) -> Callable[[Tensor], Tensor]:
-    """Return `slice_by_index` for tensors of one shape, at constant places.
-
-    Args:
-        shape: of the tensors.
-        where: the parameters of `slice_by_index` after x.
-    """
+    """Return `slice_by_index` for tensors of one shape; `where` are its constant parameters after x."""
     forward, backward, dropped = _resolve(shape, *where)
     ranges = [part.indices(n) for part, n in zip(forward, shape, strict=True)]
     cut = [axis for axis, n in enumerate(shape) if ranges[axis] != (0, n, 1)]

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
@@ -49,7 +50,7 @@ from anesurgery.semantics import degrees
 from anesurgery.semantics.analysis_cache import cached
 from anesurgery.semantics.bounds import weight_norms
 from anesurgery.semantics.intervals import Intervals, interval, magnitude
-from anesurgery.semantics.reading import exponential, flag, number, scaled
+from anesurgery.semantics.reading import exponential, flag, number, scaled, value_and_number
 from anesurgery.semantics.rows import reduced_size
 
 UNKNOWN = 0.7
@@ -205,17 +206,10 @@ class _Search:
 
     def _compute(self, var: Var) -> _Size:
         """Compute the size of a value from the op that makes it."""
-        op = var.op
         if self.bits == HALF and (narrowed := _narrowed(var)) is not None:
             return narrowed
-        is_far = len(self.seen) > 4 * MOST or self.depth > MOST
-        if (
-            op is None
-            or is_far
-            or is_stored(var)
-            or op.op_type not in THROUGH
-            or not computes_in(op, self.bits)
-        ):
+        op = var.op
+        if op is None or self._ends_before(op):
             return _Size(_size_from_interval(var))
         weight = {"matmul": "y", "linear": "weight"}.get(op.op_type, "")
         if weight and is_stored(op.inputs.get(weight)):
@@ -223,23 +217,28 @@ class _Search:
             if one.widest is None:
                 return _overflow_by_weights(op, one.size) or _Size(_size_from_interval(var))
             return _Size(one.size, _with_wide_ops_before(op, [one]), one.widest, one.why)
-        most = max(map(abs, self.ranges.of(var)))
-        size = min(self.size(op), math.log2(max(most, 1.0)) / BITS)
+        return self._size_of_step(op, var)
+
+    def _ends_before(self, op: Operation) -> bool:
+        """Does a region begin behind an op, as it is far away, stored, or computes something else?"""
+        is_far = len(self.seen) > 4 * MOST or self.depth > MOST
+        return is_far or is_stored(op.outputs[0]) or op.op_type not in THROUGH or not computes_in(op, self.bits)
+
+    def _size_of_step(self, op: Operation, var: Var) -> _Size:
+        """Return the size of a result from those of the operands, with all ops that are wide up to here."""
+        size = min(self.size(op), _size_of(max(map(abs, self.ranges.of(var)))))
         sizes = [_term_size(op, self.at(v), size) for v in floats_of(op)]
         if (loss := covariance(op)) is not None:
             sizes.append(_Size(0.0, loss.ops, loss.widest, loss.why))
         why = _why_it_leaves_fp16(op, size, sizes)
         if op in self.reciprocals and not why:
             why = f"%{var.name}, a reciprocal of what may be below {1 / fp16.LARGEST:.2g}, overflows"
+        ops = _with_wide_ops_before(op, sizes)
         if why:
             maker = producer(op.x, *MAY_BE_NEAR_ONE) if op.op_type == "reduce_prod" else None
-            return _Size(
-                size, (*_with_wide_ops_before(op, sizes), *([] if maker is None else [maker])), op, why
-            )
+            return _Size(size, ops if maker is None else (*ops, maker), op, why)
         wide = _widest(sizes)
-        if wide is None or op.op_type == "log":
-            return _Size(size)
-        return _Size(size, _with_wide_ops_before(op, sizes), wide.widest, wide.why)
+        return _Size(size) if wide is None or op.op_type == "log" else _Size(size, ops, wide.widest, wide.why)
 
     def size(self, op: Operation) -> float:
         """Return the size of an op's result from those of its operands."""
@@ -285,8 +284,12 @@ def _float_operands(op: Operation) -> list[Var]:
 @cached
 def _size_from_interval(var: Var) -> float:
     """Return the size of a value from its interval, at most `UNKNOWN`."""
-    most = magnitude(var, products=1)
-    return UNKNOWN if math.isinf(most) else min(UNKNOWN, math.log2(max(most, 1.0)) / BITS)
+    return min(UNKNOWN, _size_of(magnitude(var, products=1)))
+
+
+def _size_of(magnitude: float) -> float:
+    """Return the size of a magnitude: 1 for 65504, 0 for all up to 1."""
+    return math.log2(max(magnitude, 1.0)) / BITS
 
 
 def _result_size(op: Operation, of: Callable[[Var], float]) -> float:
@@ -299,11 +302,11 @@ def _result_size(op: Operation, of: Callable[[Var], float]) -> float:
         return reduced_size(op) * size
     if op.op_type in ("matmul", "cumsum", "reduce_sum", "reduce_sum_square"):
         terms = _summed_terms(op)
-        return size + (math.log2(max(terms, 1.0)) / BITS if math.isfinite(terms) else 0.0)
+        return size + (_size_of(terms) if math.isfinite(terms) else 0.0)
     stored = [v for v in _float_operands(op) if is_stored(v)]
     typical = _median_magnitude(stored[0]) if stored and op.op_type in ("mul", "real_div") else 1.0
     if op.op_type == "real_div":
-        return size - math.log2(max(typical, 1.0)) / BITS
+        return size - _size_of(typical)
     return size + (max(math.log2(typical) / BITS, -UNKNOWN) if 0 < typical < 1 or typical >= BLOW_UP else 0.0)
 
 
@@ -360,10 +363,7 @@ def _small_divisor(op: Operation) -> str:
     guard = producer(divisor, "add", "maximum", "clip")
     if guard is None:
         return ""
-    stored = (
-        guard.inputs.get("alpha") if guard.op_type == "clip" else guard.y if is_stored(guard.y) else guard.x
-    )
-    least = number(stored)
+    least = number(guard.alpha) if guard.op_type == "clip" else (value_and_number(guard) or (None, None))[1]
     if least is None or not 0 < least < 1 / fp16.LARGEST or interval(divisor)[0] > 1 / fp16.LARGEST:
         return ""
     return f"%{op.outputs[0].name}, a quotient by {least:.2g} or more, overflows"
@@ -379,20 +379,14 @@ def _with_wide_ops_before(op: Operation, sizes: list[_Size]) -> tuple[Operation,
     return tuple(dict.fromkeys((op, *(o for r in sizes if r.widest is not None for o in r.ops))))
 
 
-def _may_shrink_product(values: Sequence[Var], reached: list[_Size]) -> bool:
+def _may_shrink_product(values: Sequence[Var], sizes: list[_Size]) -> bool:
     """Is an overflowing product of two values multiplied with a third, which may be small?"""
-    for wide, var, other in ((reached[0], values[0], values[1]), (reached[1], values[1], values[0])):
+    for (size, var), (other_size, other) in permutations(zip(sizes, values, strict=True), 2):
         maker = producer(var, "mul")
-        if (
-            wide.widest is None
-            or maker is None
-            or wide.widest is not maker
-            or reached[values.index(other)].widest
-        ):
+        if maker is None or size.widest is not maker or other_size.widest is not None:
             continue
-        if other in (maker.x, maker.y) or maker.x is maker.y or _is_mask(other):
-            continue
-        return True
+        if other not in (maker.x, maker.y) and maker.x is not maker.y and not _is_mask(other):
+            return True
     return False
 
 

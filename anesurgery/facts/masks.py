@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from anesurgery.errors import NO_MATCH, InterpretError, Refusal
-from anesurgery.facts.attention import MASKED, Chain, is_float, mask_chain, runtime_inputs, shapes_read
+from anesurgery.facts.attention import MASKED, Chain, mask_chain, runtime_inputs, shapes_read
 from anesurgery.facts.dependence import slice_back
 from anesurgery.interpret.attentions import read_values
 from anesurgery.mil import (
@@ -36,7 +36,7 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import CARRIERS, ORDERINGS, POINTWISE
 from anesurgery.semantics.fingerprint import fingerprint
-from anesurgery.semantics.reading import number
+from anesurgery.semantics.reading import is_float, number
 from anesurgery.text import type_text
 
 MOST_CONDITIONS = 3

@@ -310,7 +310,8 @@ class Decoder:
             table = self._tables[rows.name]
             values[rows.name] = rows.look_up(table, np.arange(start, min(start + call.length, len(table))))
         if call.picker:
-            values[call.picker] = self._one_hot(call, stop - 1 - start)
+            values[call.picker] = self._zeros(call, call.picker)
+            values[call.picker][..., stop - 1 - start] = 1
         for name in call.back if call.cached else ():
             values.setdefault(name, self._zeros(call, name))
         outputs = call.predictor(call.inputs(values, start), state=self._state)
@@ -318,16 +319,8 @@ class Decoder:
         return call.logits(outputs)
 
     @staticmethod
-    def _one_hot(call: Call, place: int) -> Array:
-        """Return the input that picks one token: 1 at its place, else 0."""
-        var = call.predictor.ports[0][call.picker]
-        mask = np.zeros(static_shape(var) or (), np_dtype(var))
-        mask[..., place] = 1
-        return mask
-
-    @staticmethod
     def _zeros(call: Call, name: str) -> Array:
-        """Return the value of a cache before the first call."""
+        """Return an input that is zero everywhere, as a cache is before the first call."""
         var = call.predictor.ports[0][name]
         return np.zeros(static_shape(var) or (), np_dtype(var))
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from anesurgery.mil import Operation, Var, np_dtype, operands, producer
+from anesurgery.mil import Operation, Var, operands, producer
 from anesurgery.ops import JOINING, MOVING, WEIGHTED, names
-from anesurgery.semantics.reading import number
+from anesurgery.semantics.reading import is_float, number
 
 TIED = (
     (MOVING - names("gather gather_nd gather_along_axis"))
@@ -40,11 +40,6 @@ class Scaled:
 
 
 Exponents: TypeAlias = "Callable[[Var], float]"
-
-
-def is_float(var: Var) -> bool:
-    """Does a value hold floats?"""
-    return np_dtype(var).kind == "f"
 
 
 def scaled(op: Operation, of: Exponents) -> Scaled | None:

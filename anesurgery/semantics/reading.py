@@ -20,6 +20,7 @@ from anesurgery.mil import (
     is_output,
     is_stored,
     is_symbolic,
+    np_dtype,
     producer,
     static_shape,
     types,
@@ -60,6 +61,11 @@ def kind_of(var: Var) -> TypeFacts:
 def is_tensor(var: Var) -> bool:
     """Is a value a tensor or a scalar of numbers (and not a list, a state or a string)?"""
     return kind_of(var).is_tensor
+
+
+def is_float(var: Var) -> bool:
+    """Does a value hold floats?"""
+    return np_dtype(var).kind == "f"
 
 
 def shape_of(var: Var) -> tuple[int, ...]:

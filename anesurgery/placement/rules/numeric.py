@@ -17,7 +17,8 @@ import numpy as np
 
 from anesurgery import fp16
 from anesurgery.facts import lost_digits, overflow_regions
-from anesurgery.facts.quotients import FOLLOWED, QuotientOfSums, may_divide_by_zero, quotient_of_sums
+from anesurgery.facts.quotient_angles import may_divide_by_zero
+from anesurgery.facts.quotients import FOLLOWED, QuotientOfSums, quotient_of_sums
 from anesurgery.facts.written_exponentials import LOGS_OF_SHARES, written_exponential
 from anesurgery.mil import (
     Operation,

@@ -101,10 +101,10 @@ def chain_to(end: Var) -> Chain | Refusal:
         return Refusal(f"the scores have the symbolic shape {tuple(map(str, end.shape))}", end.op)
     return Chain(
         start,
-        tuple(v for others in reversed(masks) for v in others),
-        tuple(op for op in reversed(ops) if op.op_type not in ("cast", "identity")),
-        tuple(reversed(tail)),
-        (int(size[0]), int(size[1])),
+        masks=tuple(v for others in reversed(masks) for v in others),
+        ops=tuple(op for op in reversed(ops) if op.op_type not in ("cast", "identity")),
+        tail=tuple(reversed(tail)),
+        size=(int(size[0]), int(size[1])),
     )
 
 
@@ -120,7 +120,7 @@ def fused_chain(op: Operation) -> Chain | Refusal:
     size = (op.query.shape[-2], op.key.shape[-2])
     if any(is_symbolic(d) for d in size):
         return Refusal(f"the query has the symbolic shape {tuple(map(str, op.query.shape))}", op)
-    return Chain(fused_operands(op)["query"], (mask,), size=(int(size[0]), int(size[1])))
+    return Chain(fused_operands(op)["query"], masks=(mask,), size=(int(size[0]), int(size[1])))
 
 
 def fused_operands(op: Operation) -> dict[str, Var]:

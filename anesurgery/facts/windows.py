@@ -79,7 +79,14 @@ def window_axes(op: Operation) -> list[WindowAxis]:
     strides = ints(op, "strides") or [1] * len(window)
     shapes = list(zip(op.x.shape[2:], op.outputs[0].shape[2:], strict=True))
     return [
-        WindowAxis(2 + i, size, strides[i], int(shapes[i][0]), int(shapes[i][1]), pads[2 * i])
+        WindowAxis(
+            2 + i,
+            size=size,
+            stride=strides[i],
+            length=int(shapes[i][0]),
+            count=int(shapes[i][1]),
+            before=pads[2 * i],
+        )
         for i, size in enumerate(window)
     ]
 

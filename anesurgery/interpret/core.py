@@ -186,7 +186,9 @@ class Plan:
         ]
         self.rounded |= set(op.outputs)
         function = row and dtypes.meaning(op, row, arithmetic)
-        return Step(op, function, fixed, reads, to_widen, outs, dead, moved)
+        return Step(
+            op, function, fixed=fixed, reads=reads, to_widen=to_widen, outs=outs, dead=dead, moved=moved
+        )
 
     def _fuse(self, ops: list[Operation], keep: set[Var]) -> list[Step]:
         """Return the steps with each attention as one, without zero biases, constant slices resolved."""
@@ -203,7 +205,9 @@ class Plan:
                     reads.append((name, var))
             dead = [v for op in attention.ops for v in steps[op].dead]
             outs = steps[last].outs
-            steps[last] = Step(last, attentions.attend, fixed, reads, [], outs, dead)
+            steps[last] = Step(
+                last, attentions.attend, fixed=fixed, reads=reads, to_widen=[], outs=outs, dead=dead
+            )
             for op in attention.ops[:-1]:
                 del steps[op]
         return [_with_constant_slice(_without_zero_bias(step)) for step in steps.values()]

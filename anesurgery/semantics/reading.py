@@ -158,11 +158,11 @@ def sliced(op: Operation) -> list[SliceRange]:
     opens, closes, single = (each_axis(op, f"{n}_mask", False) for n in ("begin", "end", "squeeze"))
     return [
         SliceRange(
-            0 if opens[axis] else begins[axis] if begins else None,
-            ends[axis] if ends and not closes[axis] else None,
-            closes[axis],
-            stride,
-            single[axis],
+            begin=0 if opens[axis] else begins[axis] if begins else None,
+            end=ends[axis] if ends and not closes[axis] else None,
+            to_end=closes[axis],
+            stride=stride,
+            single=single[axis],
         )
         for axis, stride in enumerate(each_axis(op, "stride", 1))
     ]
@@ -381,7 +381,7 @@ def axis_slice(op: Operation) -> AxisSlice | None:
     if shape is None or places is None:
         return None
     rows = enumerate(zip(*places, sliced(op), strict=True))
-    slices = [AxisSlice(a, b, e, 1 if s.single else s.stride, s.single) for a, (b, e, s) in rows]
+    slices = [AxisSlice(a, b, e, stride=1 if s.single else s.stride, dropped=s.single) for a, (b, e, s) in rows]
     parts = [part for part, size in zip(slices, shape, strict=True) if part.size != size or part.dropped]
     if len(parts) != 1 or parts[0].stride < 1 or parts[0].size < 1:
         return None

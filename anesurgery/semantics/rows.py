@@ -1195,7 +1195,9 @@ class Work:
         """Return the work of `count` runs of the op; its constants are read once."""
         if count == 1:
             return self
-        return Work(self.read * count, self.constant, self.written * count, self.flop * count)
+        return Work(
+            read=self.read * count, constant=self.constant, written=self.written * count, flop=self.flop * count
+        )
 
 
 @cached
@@ -1215,8 +1217,8 @@ def work_of(op: Operation) -> Work:
     stored = [v for _, v in operands(op) if is_stored(v) and elements(v) > 1]
     row = SPECS.get(op.op_type)
     return Work(
-        sum(map(size_of, runtime(op))),
-        sum(map(size_of, stored)),
-        sum(map(size_of, read_results(op))),
-        0 if row is None or row.work is None else row.work(op),
+        read=sum(map(size_of, runtime(op))),
+        constant=sum(map(size_of, stored)),
+        written=sum(map(size_of, read_results(op))),
+        flop=0 if row is None or row.work is None else row.work(op),
     )

@@ -146,12 +146,12 @@ def _matmul(
         return risk
 
     return Sum(
-        lambda: TABLE["matmul"].function(x=x, y=y),
-        lambda: largest_of(left) * largest_of(columns) + start,
-        lambda: torch.matmul(x.abs(), y.abs()),
-        risky,
-        terms,
-        left.shape[-1],
+        total=lambda: TABLE["matmul"].function(x=x, y=y),
+        roughly=lambda: largest_of(left) * largest_of(columns) + start,
+        magnitudes=lambda: torch.matmul(x.abs(), y.abs()),
+        risky=risky,
+        terms=terms,
+        length=left.shape[-1],
     )
 
 
@@ -187,12 +187,12 @@ def _linear(x: Tensor, weight: Tensor, bias: Any = None) -> Sum:
         return torch.cat([start[places[:, -1]][:, None], product.terms(places)], -1)
 
     return Sum(
-        lambda: TABLE["linear"].function(x=x, weight=weight, bias=bias),
-        product.roughly,
-        lambda: product.magnitudes() + start.abs(),
-        product.risky,
-        terms,
-        product.length,
+        total=lambda: TABLE["linear"].function(x=x, weight=weight, bias=bias),
+        roughly=product.roughly,
+        magnitudes=lambda: product.magnitudes() + start.abs(),
+        risky=product.risky,
+        terms=terms,
+        length=product.length,
     )
 
 
@@ -230,12 +230,12 @@ def _conv(
 
     norm = cached(weight, "norm", lambda: largest_of(torch.linalg.vector_norm(weight.flatten(1), 1, -1)))
     return Sum(
-        lambda: TABLE["conv"].function(x, weight, bias, strides, pad_type, pad, dilations, groups),
-        lambda: largest_of(x) * norm + largest_of(start),
-        magnitudes,
-        lambda: magnitudes() >= fp16.CEILING,
-        terms,
-        math.prod(weight.shape[1:]),
+        total=lambda: TABLE["conv"].function(x, weight, bias, strides, pad_type, pad, dilations, groups),
+        roughly=lambda: largest_of(x) * norm + largest_of(start),
+        magnitudes=magnitudes,
+        risky=lambda: magnitudes() >= fp16.CEILING,
+        terms=terms,
+        length=math.prod(weight.shape[1:]),
     )
 
 
@@ -463,8 +463,8 @@ class MeasuredTable:
 
 
 MEASURED_TABLES = {
-    "sigmoid": MeasuredTable(torch.sigmoid, 0.5, 8.0, False, -9.9375, 8.3203125),
-    "tanh": MeasuredTable(torch.tanh, 0.125, 4.0, True, -4.0, 4.0 + 2.0**-8),
+    "sigmoid": MeasuredTable(torch.sigmoid, step=0.5, last=8.0, odd=False, below=-9.9375, above=8.3203125),
+    "tanh": MeasuredTable(torch.tanh, step=0.125, last=4.0, odd=True, below=-4.0, above=4.0 + 2.0**-8),
 }
 """On M1. Between the last point and the end of the range nothing was published: the last point holds there."""
 

@@ -310,13 +310,18 @@ class Decoder:
             table = self._tables[rows.name]
             values[rows.name] = rows.look_up(table, np.arange(start, min(start + call.length, len(table))))
         if call.picker:
-            values[call.picker] = self._zeros(call, call.picker)
-            values[call.picker][..., stop - 1 - start] = 1
+            values[call.picker] = self._one_hot(call, stop - 1 - start)
         for name in call.back if call.cached else ():
             values.setdefault(name, self._zeros(call, name))
         outputs = call.predictor(call.inputs(values, start), state=self._state)
         self._held = {name: outputs[back] for name, back in call.back.items()}
         return call.logits(outputs)
+
+    def _one_hot(self, call: Call, place: int) -> Array:
+        """Return the input that picks one token: 1 at its place, else 0."""
+        mask = self._zeros(call, call.picker)
+        mask[..., place] = 1
+        return mask
 
     @staticmethod
     def _zeros(call: Call, name: str) -> Array:

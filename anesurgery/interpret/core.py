@@ -108,6 +108,7 @@ class Plan:
         self.arithmetic, self.device = dtypes.check(arithmetic), check_device(device)
         self.cache_limit = constant_memory.CACHE_LIMIT if cache_limit is None else cache_limit
         self.constants: Env = dict(outside.constants) if outside else {}
+        """Constants that are read by their var: those in lists, outputs, and what was decompressed."""
         self.decompressed: dict[Var, Array] = dict(outside.decompressed) if outside else {}
         self.steps: list[Step] = []
         self.rounded = set[Var]()
@@ -119,7 +120,8 @@ class Plan:
         self.mixed: bool = outside.mixed if outside else dtypes.is_mixed(ops)
         self.sources = _sources(ops)
         self._check_sources()
-        ops = [op for op in ops if not self._is_constant(op)]
+        self._decompress(ops)
+        ops = [op for op in ops if op.op_type != "const" and not is_constexpr(op)]
         self.constants |= {v: self._tensor(a) for v, a in self.decompressed.items()}
         keep = list(keep)
         reads = [self._reads(op) for op in ops]
@@ -131,26 +133,23 @@ class Plan:
         self.fused_steps = self._fuse(ops, set(keep)) if fuse else self.steps
         """The steps of a run without a listener."""
         self.in_place = state.updates(ops) if outside is None else set[Operation]()
+        """The slice_updates that may write into the memory of their state."""
         inputs = [v for v in self.outside_values if v not in self.constants and not _is_const(v)]
         self.aliases = state.possible_aliases([(step.op, step.dead) for step in self.fused_steps], inputs)
         self.runs, self.widened = 0, dict[Var, torch.Tensor]()
+        """How often the plan ran, and constants that are kept in fp32 from the second run on."""
         self.bound_steps: list[BoundStep | None] | None = None
+        """The steps as functions of the environment, after `OFTEN` runs; None for one that cannot be one."""
         self.widened_bytes = sum(4 * s.fixed[k].numel() for s in self.steps for k in s.to_widen)
 
-    def _is_constant(self, op: Operation) -> bool:
-        """Is an op a const or a constexpr? The latter is decompressed here; large results go to files."""
-        if op.op_type == "const":
-            return True
-        if is_constexpr(op):
+    def _decompress(self, ops: Iterable[Operation]) -> None:
+        """Decompress the constexpr ops; what exceeds `CACHE_LIMIT` together goes to files."""
+        for op in filter(is_constexpr, ops):
             arrays = constexpr.decompress(op, self.decompressed)
-            if (
-                sum(array.nbytes for array in (*self.decompressed.values(), *arrays))
-                > constant_memory.CACHE_LIMIT
-            ):
+            size = sum(array.nbytes for array in (*self.decompressed.values(), *arrays))
+            if size > constant_memory.CACHE_LIMIT:
                 arrays = [set_aside(array) for array in arrays]
             self.decompressed |= zip(op.outputs, arrays, strict=True)
-            return True
-        return False
 
     def _reads(self, op: Operation) -> list[Var]:
         """Return what an op and its nested blocks read from outside; the blocks are planned here, each once."""
@@ -347,9 +346,9 @@ class Plan:
             for s in self.steps[max(number - 2, 0) : number + 3]
         )
         inputs = ", ".join(f"{k}={sampling.describe(v)}" for k, v in arguments.items())
-        is_own = isinstance(error, InterpretError)
-        what = str(error) if is_own else f"{type(error).__name__}: {error}"
-        kind = type(error) if isinstance(error, InterpretError) else InterpretError
+        what, kind = f"{type(error).__name__}: {error}", InterpretError
+        if isinstance(error, InterpretError):
+            what, kind = str(error), type(error)
         return kind(f"op {step.op.name} failed: {what}{around}\n  on {inputs}")
 
     def arguments(self, step: Step, env: Env) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class ComputeFp16(Pass):
         for function in program.functions.values():
             verdicts = half_facts.judge(walk_ops(function), ranges, frozenset(self.keep))
             session.refusals += [(self.name, Refusal(why, op)) for op, why in verdicts.stays.items()]
-            session.notes += [words for words in verdicts.taken.values() if words not in session.notes]
+            session.notes += [words for words in verdicts.assumed.values() if words not in session.notes]
             with an.GraphEdits(self, session, function) as edits:
                 _Conversion(edits, verdicts).convert()
 

@@ -46,7 +46,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Operation, Refusal, Rewrite, Var, mb
-from anesurgery.facts.dependence import rows_read
+from anesurgery.facts.row_tails import rows_read
 from anesurgery.regions.small_builds import reshaped
 
 LARGEST_INT16 = 2**15 - 1

@@ -51,7 +51,7 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Var, mb
 from anesurgery.errors import UnknownName
-from anesurgery.facts import dependence
+from anesurgery.facts import row_tails
 from anesurgery.mil import any_symbolic
 from anesurgery.regions import small_builds
 
@@ -61,7 +61,7 @@ class SelectLastToken(Rewrite):
     """One position of the hidden state is selected before the final norm and the head."""
 
     name = "select_last_token"
-    kinds = dependence.WITH_KNOWN_AXES
+    kinds = row_tails.WITH_KNOWN_AXES
     # they work on one row then, the padded head included
     precedes = ("causal_mask_tensor", "embedding_matmul", "pad_last_axis")
     tolerance = an.REASSOCIATED
@@ -88,12 +88,12 @@ class SelectLastToken(Rewrite):
     def check(self, m: Match) -> Match | Refusal:
         """Match the op that makes the logits, or one that selects the last position."""
         logits: Var = m.root.outputs[0]
-        if dependence.takes_last_position(m.root, 1):
+        if row_tails.takes_last_position(m.root, 1):
             return self.selected(m)
         if not isinstance(m.block, an.Function) or not self.may_be_logits(logits):
             return an.NO_MATCH
         tails = {v: self.tail(v) for v in m.block.outputs if self.may_be_logits(v)}
-        tailed = [v for v, tail in tails.items() if isinstance(tail, dependence.Tail)]
+        tailed = [v for v, tail in tails.items() if isinstance(tail, row_tails.Tail)]
         if (done := self.wider(m.block, logits)) is not None:
             return Refusal(f"%{done.name} is wider and has one position already", m.root)
         if tailed and logits is not max(tailed, key=lambda v: v.shape[-1]):
@@ -110,11 +110,11 @@ class SelectLastToken(Rewrite):
         alone = an.consumers(value) == [m.root] and not an.is_output(value)
         if self.position == "input" or self.output is not None or value.rank != 3:
             return an.NO_MATCH  # such a model gives one position only, or another output is meant
-        tail = dependence.Tail(value, 1, ())
+        tail = row_tails.Tail(value, 1, ())
         if alone:
-            head_follows = dependence.leads_to_weights(m.root.outputs[0])
-            earlier = dependence.row_tail(value, 1, deep=self.depth == "block", head_follows=head_follows)
-            tail = earlier if isinstance(earlier, dependence.Tail) else tail
+            head_follows = row_tails.leads_to_weights(m.root.outputs[0])
+            earlier = row_tails.row_tail(value, 1, deep=self.depth == "block", head_follows=head_follows)
+            tail = earlier if isinstance(earlier, row_tails.Tail) else tail
         # Moving the selection gains nothing if only views lie between.
         saves = any(op.op_type not in an.ops.MOVING | an.ops.CARRIERS for op, _ in tail.ops)
         return m.bind(tail=tail, selects=True) if saves or m.root.op_type == "gather" else an.NO_MATCH
@@ -132,13 +132,13 @@ class SelectLastToken(Rewrite):
         wider = [v for v in single if not an.is_symbolic(v.shape[2]) and v.shape[2] >= logits.shape[2]]
         return wider[0] if wider and self.output is None else None
 
-    def tail(self, logits: Var) -> dependence.Tail | Refusal:
+    def tail(self, logits: Var) -> row_tails.Tail | Refusal:
         """Return the row-wise ops before an output, with the value at which to select."""
         if logits.child_ops:
             return Refusal(f"%{logits.name} is read inside the model too", logits.op)
-        return dependence.row_tail(logits, 1, deep=self.depth == "block")
+        return row_tails.row_tail(logits, 1, deep=self.depth == "block")
 
-    def unpickable(self, m: Match, tail: dependence.Tail) -> Refusal | None:
+    def unpickable(self, m: Match, tail: row_tails.Tail) -> Refusal | None:
         """Why a one-hot row cannot pick a position of this value, or None."""
         source = tail.source
         if self.input_name in m.block.inputs:
@@ -162,7 +162,7 @@ class SelectLastToken(Rewrite):
         row = small_builds.rebuild(mb, m.tail, small_builds.last_row(mb, m.tail.source, m.tail.axis))
         return {logits: row if row.rank == logits.rank else mb.squeeze(x=row, axes=[1])}
 
-    def picked(self, mb: Builder, logits: Var, tail: dependence.Tail) -> Var:
+    def picked(self, mb: Builder, logits: Var, tail: row_tails.Tail) -> Var:
         """Build the position that the one-hot input picks: a sum with one non-zero term."""
         source, name = tail.source, self.input_name
         shape = (*(source.shape[:-2] or (1,)), source.shape[-2])

@@ -26,7 +26,7 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Rewrite, Var, mb
 from anesurgery.checking import adversarial
 from anesurgery.checking.lengths import drawn_shape
-from anesurgery.facts import quotients
+from anesurgery.facts import quotient_angles
 
 FOUR = 4.0
 """Divided by any number of fp16 or fp32 it is no subnormal, which an engine may take for 0."""
@@ -38,14 +38,14 @@ class StableAngle(Rewrite):
 
     name = "stable_angle"
     mends = True
-    kinds = quotients.ENDS
+    kinds = quotient_angles.ENDS
     tolerance = an.Tolerance(2e-3)
     """pi is stored in fp16."""
     tolerates_nonfinite = False
 
     def check(self, m: Match) -> Match | None:
         """Match an angle whose divisor may be 0."""
-        angle = quotients.quotient_angle(m.root)
+        angle = quotient_angles.quotient_angle(m.root)
         return None if angle is None else m.bind(ops=angle.ops, angle=angle)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:

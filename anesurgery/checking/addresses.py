@@ -178,7 +178,7 @@ def _indices_by_axis(op: Operation, table: Var, reached: _Followed) -> list[tupl
 
 def _results_with_elements(op: Operation, reached: _Followed) -> list[_Followed]:
     """Return the results of an op that hold elements of the input."""
-    if op.op_type in ("cast", "identity") or is_guard(op, reached.value):
+    if op.op_type in ("cast", "identity") or is_guard(op):
         guarded = reached.guarded or op.op_type == "select"
         return [reached._replace(value=op.outputs[0], guarded=guarded)]
     if op.op_type == "add":

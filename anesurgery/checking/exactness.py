@@ -26,7 +26,7 @@ import torch
 from anesurgery import fp16
 from anesurgery.checking.output_comparison import psnr
 from anesurgery.errors import InterpretError, Refusal
-from anesurgery.facts.dependence import ops_with_run_counts
+from anesurgery.facts.loops import ops_with_run_counts
 from anesurgery.facts.written_exponentials import LOGS_OF_SHARES, WrittenExponential, written_exponential
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs, call_of
 from anesurgery.interpret import Listener, Predictor, run

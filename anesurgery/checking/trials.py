@@ -36,7 +36,7 @@ from anesurgery.checking.numbers import (
 )
 from anesurgery.checking.trial_lengths import Plan
 from anesurgery.errors import InterpretError
-from anesurgery.facts.dependence import ops_with_run_counts
+from anesurgery.facts.loops import ops_with_run_counts
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.fp64 import Double, PerturbedRounding

@@ -27,8 +27,9 @@ from anesurgery.compressing.running_samples import run_op_by_op
 from anesurgery.compressing.weight_rows import WeightRows
 from anesurgery.errors import SurgeryError
 from anesurgery.files.package import Loaded
-from anesurgery.interpret.core import Executable, Step
+from anesurgery.interpret.core import Executable
 from anesurgery.interpret.ops.constexpr import RANGE, dequantize, quantize
+from anesurgery.interpret.steps import Step
 from anesurgery.mil import Array, Function, Operation, Program, Var, dtype_name, mb, stamp, types
 
 IOS17 = 8

@@ -45,8 +45,9 @@ from anesurgery.facts.makeup import logits_of
 from anesurgery.files.package import Loaded, save
 from anesurgery.files.sharing import Shard, Workers, result
 from anesurgery.interpret.arithmetic.constant_memory import CACHE_LIMIT
-from anesurgery.interpret.core import Executable, Step
+from anesurgery.interpret.core import Executable
 from anesurgery.interpret.forks import Forks
+from anesurgery.interpret.steps import Step
 from anesurgery.mil import Array, Operation, Var, ct, quiet_host
 from anesurgery.regions.reencoding import stored_bytes
 from anesurgery.rewriting.ml_program import MLProgram

@@ -40,8 +40,9 @@ from anesurgery.compressing.storing import Key, key_of, replace_constant
 from anesurgery.compressing.weight_forms import read_form
 from anesurgery.compressing.weight_rows import READERS, WeightRows, weight_rows_of
 from anesurgery.files.package import Loaded
-from anesurgery.interpret.core import Executable, Step
+from anesurgery.interpret.core import Executable
 from anesurgery.interpret.ops.constexpr import dequantize, quantize
+from anesurgery.interpret.steps import Step
 from anesurgery.mil import Array, Function, Operation, Program, Var, constant, is_output, static_shape
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)

@@ -27,7 +27,8 @@ from anesurgery.compressing.second_order import HessianFactor, mean_diagonal
 from anesurgery.compressing.weight_rows import WeightRows, weight_rows_of
 from anesurgery.files.arrays import set_aside
 from anesurgery.files.package import Loaded
-from anesurgery.interpret.core import Executable, Step
+from anesurgery.interpret.core import Executable
+from anesurgery.interpret.steps import Step
 from anesurgery.mil import Array, Function, Operation, Var, dtype_name, is_weight, operands, static_shape, types
 from anesurgery.regions.compressed_weights import Form, Result
 from anesurgery.regions.reencoding import numbers_of

@@ -18,7 +18,7 @@ from anesurgery.compressing.running_samples import Values
 from anesurgery.compressing.second_order import second_moments
 from anesurgery.compressing.weight_rows import WeightRows
 from anesurgery.errors import NotFinite
-from anesurgery.interpret.core import Step
+from anesurgery.interpret.steps import Step
 from anesurgery.interpret.table import Listener
 from anesurgery.mil import Array, Operation
 

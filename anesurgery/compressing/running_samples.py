@@ -27,7 +27,8 @@ from anesurgery.errors import SurgeryError
 from anesurgery.files.arrays import set_aside
 from anesurgery.interpret import sampling
 from anesurgery.interpret.arithmetic.constant_memory import release_pages
-from anesurgery.interpret.core import Env, Executable, Plan, Step
+from anesurgery.interpret.core import Executable, Plan
+from anesurgery.interpret.steps import Env, Step
 from anesurgery.mil import Array, Operation, Var
 
 HELD_OUT = 4

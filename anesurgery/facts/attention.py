@@ -19,7 +19,7 @@ from anesurgery.mil import Operation, Var, constant, is_symbolic, np_dtype, oper
 from anesurgery.ops import CARRIERS, LOGICAL, SHARING, names
 from anesurgery.semantics.intervals import LEAST_SCALE
 from anesurgery.semantics.intervals import MASKED as MASKED
-from anesurgery.semantics.reading import readers_after
+from anesurgery.semantics.reading import is_float, readers_after
 
 EXACT_FACTOR = 1e-6
 """Relative rounding error up to which a factor is stored as one number."""
@@ -101,10 +101,10 @@ def chain_to(end: Var) -> Chain | Refusal:
         return Refusal(f"the scores have the symbolic shape {tuple(map(str, end.shape))}", end.op)
     return Chain(
         start,
-        tuple(v for others in reversed(masks) for v in others),
-        tuple(op for op in reversed(ops) if op.op_type not in ("cast", "identity")),
-        tuple(reversed(tail)),
-        (int(size[0]), int(size[1])),
+        masks=tuple(v for others in reversed(masks) for v in others),
+        ops=tuple(op for op in reversed(ops) if op.op_type not in ("cast", "identity")),
+        tail=tuple(reversed(tail)),
+        size=(int(size[0]), int(size[1])),
     )
 
 
@@ -120,7 +120,7 @@ def fused_chain(op: Operation) -> Chain | Refusal:
     size = (op.query.shape[-2], op.key.shape[-2])
     if any(is_symbolic(d) for d in size):
         return Refusal(f"the query has the symbolic shape {tuple(map(str, op.query.shape))}", op)
-    return Chain(fused_operands(op)["query"], (mask,), size=(int(size[0]), int(size[1])))
+    return Chain(fused_operands(op)["query"], masks=(mask,), size=(int(size[0]), int(size[1])))
 
 
 def fused_operands(op: Operation) -> dict[str, Var]:
@@ -163,11 +163,6 @@ def in_factors(value: float, dtype: np.dtype[np.generic]) -> list[np.generic]:
     return [kind(firsts[best]), kind(seconds[best])]
 
 
-def is_float(var: Var) -> bool:
-    """Does a value hold floats?"""
-    return np_dtype(var).kind == "f"
-
-
 def _scores_and_masks(op: Operation) -> tuple[Var, list[Var]] | None:
     """Return (operand with the scores, mask operands) of an op; None where it applies no mask."""
     vars_ = [v for name, v in operands(op) if name in ("x", "y", "a", "b", "cond")]
@@ -206,7 +201,7 @@ def shapes_read(vars_: Iterable[Var], stop: Iterable[Var]) -> list[Var]:
 
 def _sources(vars_: Iterable[Var], stop: Iterable[Var] = ()) -> list[Var]:
     """Return the inputs that values depend on, and the values of which only the static shape is read."""
-    found: dict[Var, None] = {}
+    sources: dict[Var, None] = {}
     seen: set[Var] = set(stop)
     stack = list(vars_)
     while stack:
@@ -215,11 +210,9 @@ def _sources(vars_: Iterable[Var], stop: Iterable[Var] = ()) -> list[Var]:
             continue
         seen.add(var)
         if var.op is None:
-            found[var] = None
+            sources[var] = None
             continue
         read = read_values(var.op)
         stack += read
-        found |= {v: None for _, v in operands(var.op) if v not in read and v.op is not None}
-    return [
-        v for v in found if v.op is None or v not in seen
-    ]  # values whose numbers are read too are no mere shapes
+        sources |= {v: None for _, v in operands(var.op) if v not in read and v.op is not None}
+    return [v for v in sources if v.op is None or v not in seen]  # of those in `seen` the numbers are read, too

@@ -43,13 +43,13 @@ from anesurgery.semantics.reading import number, readers_after
 
 FILL = 3e4
 """The fp16 fill of a mask: far above any score, and below 32768, the largest sum on the engine."""
-KEEPS = (
+ONE_IS_KEPT = (
     "each row of masked scores is assumed to keep one of them: if all of a row are masked by sums, fp16 gives "
     "the shares of fp32 only for scores below 8"
 )
 """Beside -3e38 a score vanishes; beside -3e4, where fp16 counts in steps of 16, only one below 8 does."""
 
-KEPT = "it is to stay fp32"
+NAMED = "it is to stay fp32"
 """The reason for ops that the caller named."""
 UNLIMITED = 1e18
 """Limits above this, such as the largest fp32 number or its root, clip nothing."""
@@ -93,7 +93,7 @@ class Verdicts:
     """Op -> why it stays fp32."""
     fills: dict[Var, str] = field(default_factory=dict)
     """Constants of masks that are limited to `FILL` -> the reason."""
-    taken: dict[Operation, str] = field(default_factory=dict)
+    assumed: dict[Operation, str] = field(default_factory=dict)
     """Op -> the assumption about its operands that its fp16 form rests on, in words."""
     guards: set[Operation] = field(default_factory=set)
     """Ops whose epsilon is zero in fp16."""
@@ -117,7 +117,7 @@ def judge(
             continue
         reason = _reason(op, ranges, verdicts)
         if keep.intersection(v.name for v in op.outputs):
-            reason = KEPT
+            reason = NAMED
         if reason:
             verdicts.stays[op] = reason
         _follow_fill(op, verdicts)
@@ -244,7 +244,7 @@ def _overflow(op: Operation, ranges: Mapping[str, Interval], verdicts: Verdicts)
                 f"%{var.name} masks scores with {large:.4g}; {math.copysign(FILL, large):g} in fp16"
             )
             if _adds_to_scores(op) and _fp32_numbers(var).size == 1:
-                verdicts.taken[op] = KEEPS
+                verdicts.assumed[op] = ONE_IS_KEPT
         elif large:
             return _note_unfit_results(
                 op, verdicts.huge, ranges, f"the constant %{var.name} holds {large:.4g}, above {fp16.LARGEST:g}"
@@ -371,15 +371,14 @@ def unit_scale(op: Operation) -> Any:
     """Return the gamma of a batch norm for variance 1, if fp16 holds that and not the variance; else None."""
     if op.op_type != "batch_norm":
         return None
-    given = {n: op.inputs.get(n) for n in ("variance", "gamma")}
-    values = {n: 1.0 if var is None else constant(var) for n, var in given.items()}
-    if any(value is None for value in values.values()):
+    spread, gamma = constant(op.variance), 1.0 if op.inputs.get("gamma") is None else constant(op.gamma)
+    if spread is None or gamma is None:
         return None
-    variance = np.asarray(values["variance"], np.float64) + (number(op.inputs.get("epsilon")) or EPSILON)
+    variance = np.asarray(spread, np.float64) + (number(op.inputs.get("epsilon")) or EPSILON)
     if variance.min() >= fp16.LEAST and variance.max() <= fp16.LARGEST:
         return None
     with np.errstate(all="ignore"):
-        scale = np.asarray(values["gamma"], np.float64) / np.sqrt(variance)
+        scale = np.asarray(gamma, np.float64) / np.sqrt(variance)
     return scale if bool((np.abs(scale) <= fp16.LARGEST).all()) else None
 
 
@@ -398,7 +397,7 @@ def _rounded_integers(op: Operation, ranges: Mapping[str, Interval], verdicts: V
         if most <= fp16.LAST_INTEGER:
             return ""
         if masks_scores(op.outputs[0]):
-            verdicts.taken[op] = f"%{op.x.name} only masks scores, so it is taken to hold 0 and 1"
+            verdicts.assumed[op] = f"%{op.x.name} only masks scores, so it is taken to hold 0 and 1"
             return ""
         verdicts.whole.update(op.outputs)
         how = "of unknown range" if most == math.inf else f"up to {most:g}"
@@ -425,10 +424,7 @@ def _is_integral(var: Var) -> bool:
 
 def _is_rounded_integral(var: Var) -> bool:
     """Is a value a constant of whole numbers, some of which fp16 would round?"""
-    return _is_integral(var) and bool(
-        (np.abs(value := _fp32_numbers(var)) < fp16.LARGEST).all() and (_through_fp16(value) != value).any()
-    )
-
-
-def _through_fp16(value: Any) -> Any:
-    return value.astype(np.float16).astype(np.float32)
+    if not _is_integral(var):
+        return False
+    numbers = _fp32_numbers(var)
+    return bool((np.abs(numbers) < fp16.LARGEST).all() and (numbers.astype(np.float16) != numbers).any())

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from anesurgery.facts.attention import MASKED, MASKING
+from anesurgery.facts.attention import MASKED, MASKING, runtime_inputs
 from anesurgery.mil import Operation, Var, consumers, is_constant, is_output, np_dtype, operands
 from anesurgery.ops import CARRIERS, COMPARISONS, LOOKUPS, MOVING
 from anesurgery.semantics.reading import number, readers_after
@@ -65,17 +65,17 @@ def fills_scores(op: Operation) -> bool:
 def _is_subtracted(var: Var) -> bool:
     """Is a value only ever subtracted from others?"""
     readers = list(readers_after(var, CARRIERS | {"tile"}))
-    copies = {v for _, v in _moved_copies(var)}
+    copies = _moved_copies(var)
     return all(op.op_type == "sub" and op.y in copies and op.x not in copies for op in readers)
 
 
-def _moved_copies(var: Var) -> list[tuple[Operation | None, Var]]:
-    """Return a value and all values that it is moved to, each with the op that makes it."""
-    found: list[tuple[Operation | None, Var]] = [(var.op, var)]
-    for _, value in found:
+def _moved_copies(var: Var) -> list[Var]:
+    """Return a value and all values that it is moved to."""
+    copies = [var]
+    for value in copies:
         moved = [op for op in consumers(value) if op.op_type in CARRIERS | {"tile"}]
-        found += [(op, v) for op in moved for v in op.outputs if all(v is not w for _, w in found)]
-    return found
+        copies += [v for op in moved for v in op.outputs if v not in copies]
+    return copies
 
 
 def masks_scores(var: Var) -> bool:
@@ -119,10 +119,7 @@ def bits(var: Var, nested: int = 12) -> Bits | None:
     """Return the two numbers of a value that is computed from one input of bits; None for other values.
 
     Integers may be read as they are. Floats count as bits where they are subtracted from 1, or 1 from them.
-
-    Args:
-        var: the value.
-        nested: the most subtractions and products to look through: masks have one or two.
+    At most `nested` subtractions and products are looked through: masks have one or two.
     """
     while var.op is not None and var.op.op_type in CARRIERS | MOVING:
         var = var.op.x
@@ -178,17 +175,5 @@ def _stays_a_mask(op: Operation, value: Var, mask: Var) -> bool:
     if op.op_type in MOVING | {"identity", "cast", "reverse"}:
         return op.op_type not in LOOKUPS or op.x is value
     if op.op_type == "mul":
-        return all(_inputs_of(side) == {mask} for side in (op.x, op.y))
+        return all(runtime_inputs([side]) == [mask] for side in (op.x, op.y))
     return _complement_operand(op) is value
-
-
-def _inputs_of(var: Var) -> set[Var]:
-    """Return the inputs that a value is computed from."""
-    found, stack = set[Var](), [var]
-    while stack:
-        value = stack.pop()
-        if value.op is None:
-            found.add(value)
-        else:
-            stack += [v for _, v in operands(value.op)]
-    return found

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from anesurgery.errors import NO_MATCH, InterpretError, Refusal
-from anesurgery.facts.attention import MASKED, Chain, is_float, mask_chain, runtime_inputs, shapes_read
+from anesurgery.facts.attention import MASKED, Chain, mask_chain, runtime_inputs, shapes_read
 from anesurgery.facts.dependence import slice_back
 from anesurgery.interpret.attentions import read_values
 from anesurgery.mil import (
@@ -36,7 +36,7 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import CARRIERS, ORDERINGS, POINTWISE
 from anesurgery.semantics.fingerprint import fingerprint
-from anesurgery.semantics.reading import number
+from anesurgery.semantics.reading import is_float, number
 from anesurgery.text import type_text
 
 MOST_CONDITIONS = 3
@@ -67,9 +67,7 @@ Bound = Mapping[Var, torch.Tensor]
 def take_apart(chain: Chain, *, shifted: bool = False) -> Parts | Refusal:
     """Return what a mask does, or why that cannot be shown.
 
-    Args:
-        chain: the ops of the mask.
-        shifted: may kept scores be shifted, as by a distance bias in the same constant?
+    With `shifted`, kept scores may be shifted, as by a distance bias in the same constant.
     """
     free: dict[Var, torch.Tensor] = {}
     conditions: dict[Var, None] = {}
@@ -78,11 +76,11 @@ def take_apart(chain: Chain, *, shifted: bool = False) -> Parts | Refusal:
         if added and movable and _is_bias(term):
             free[term] = torch.zeros([1])
             continue
-        found = conditions_of(term)
-        if found is None:
+        dynamic = conditions_of(term)
+        if dynamic is None:
             names = ", ".join(f"%{v.name}" for v in runtime_inputs([term]))
             return Refusal(f"the mask depends on {names} in a way that cannot be taken apart")
-        conditions.update(dict.fromkeys(found))
+        conditions.update(dict.fromkeys(dynamic))
     if len(conditions) > MOST_CONDITIONS:
         return Refusal(f"the mask depends on {len(conditions)} conditions; at most {MOST_CONDITIONS}")
     literals: list[Literal] | None = None
@@ -155,10 +153,10 @@ def _terms(chain: Chain) -> list[tuple[Var, bool]]:
 
 def _is_bias(term: Var) -> bool:
     """Is an added term something other than a mask, so that it is kept as a term?"""
-    found = conditions_of(term)
-    if found is None:
+    conditions = conditions_of(term)
+    if conditions is None:
         return True
-    for held in _assignments(dict.fromkeys(found)):
+    for held in _assignments(conditions):
         value = static_value(term, _as_tensors(held))
         if value is None or (held and (~((value == 0) | (value <= MASKED))).any()):
             return True
@@ -170,8 +168,8 @@ def _is_bias(term: Var) -> bool:
 
 
 def conditions_of(mask: Var) -> list[Var] | None:
-    """The dynamic booleans that a mask is computed from, pointwise; None if it depends on anything else."""
-    found: dict[Var, None] = {}
+    """Return the dynamic booleans that a mask is computed from, pointwise; None if anything else is read."""
+    conditions: dict[Var, None] = {}
     stack, seen = [mask], {mask}
     while stack:
         var = stack.pop()
@@ -180,14 +178,14 @@ def conditions_of(mask: Var) -> list[Var] | None:
         if is_boolean(var) and producer(var, "logical_not") is None:
             if static_shape(var) is None:
                 return None
-            found[var] = None
+            conditions[var] = None
             continue
         if (op := producer(var, *POINTWISE)) is None:
             return None
         fresh = [v for _, v in operands(op) if v not in seen]
         seen.update(fresh)
         stack += fresh
-    return list(found)
+    return list(conditions)
 
 
 def conjuncts(condition: Var, wanted: bool) -> list[Literal]:
@@ -234,16 +232,16 @@ def _keep(chain: Chain, bound: Bound, shifted: bool) -> Array | Refusal:
         tuple(map(type_text, (chain.scores, *chain.masks))),
     )
     key = ops_key, operands_key, chain.size, shifted
-    if key not in _KEPT:
-        if len(_KEPT) >= MOST_KEPT:
-            del _KEPT[next(iter(_KEPT))]
-        _KEPT[key] = _compute_keep(chain, bound, shifted)
-    return _KEPT[key]
+    if key not in _STATIC_MASKS:
+        if len(_STATIC_MASKS) >= MOST_CACHED:
+            del _STATIC_MASKS[next(iter(_STATIC_MASKS))]
+        _STATIC_MASKS[key] = _compute_keep(chain, bound, shifted)
+    return _STATIC_MASKS[key]
 
 
-_KEPT: dict[Hashable, Array | Refusal] = {}
+_STATIC_MASKS: dict[Hashable, Array | Refusal] = {}
 """Ops and constants of a static mask -> which scores it keeps; the oldest entry goes first."""
-MOST_KEPT = 8
+MOST_CACHED = 8
 """The most cached masks, more than one model has; each takes as many bytes as it has elements."""
 
 
@@ -258,13 +256,13 @@ def _compute_keep(chain: Chain, bound: Bound, shifted: bool) -> Array | Refusal:
         if shifted:  # far above what is masked, so that this is nothing beside it
             keep |= (np.minimum(zero, one) > MASKED / 2) & (zero != one) & np.isfinite(zero)
         masked = (zero <= MASKED) & (one <= MASKED)
-        odd = ~(keep | masked)
+        neither = ~(keep | masked)
         if np.isnan(zero).any():
             return Refusal("the mask holds NaN")
         if not masked.any() and (zero != one).all():
             return np.ones_like(keep)  # scores are scaled or shifted, each in its way
-        if odd.any():
-            place = tuple(int(i) for i in np.argwhere(odd)[0])
+        if neither.any():
+            place = tuple(int(i) for i in np.argwhere(neither)[0])
             factor = one[place] - zero[place]
             return Refusal(
                 f"at {place} a score becomes {factor:g} * score + {zero[place]:g}: neither kept nor "
@@ -326,8 +324,8 @@ def static_value(var: Var, bound: Bound) -> Array | None:
 
 def evaluate_static(var: Var) -> Array | None:
     """Return the value of a mask that depends on no input; None for other values."""
-    made = None if runtime_inputs([var]) else static_value(var, {})
-    return None if made is None else made.astype(np_dtype(var))
+    value = None if runtime_inputs([var]) else static_value(var, {})
+    return None if value is None else value.astype(np_dtype(var))
 
 
 def without_copies(keep: Array) -> Array:
@@ -357,15 +355,15 @@ def _looks_back(op: Operation) -> bool:
     return dynamic and op.op_type in ORDERINGS and _is_range(op.x) and _is_range(op.y)
 
 
-def _is_range(var: Var | None, steps: int = 8) -> bool:
-    """Does a value hold positions: a `range_1d`, or a rising constant?"""
-    for _ in range(steps):
+def _is_range(var: Var | None) -> bool:
+    """Does a value hold positions: a `range_1d`, or a rising constant, at most 8 ops upstream?"""
+    for _ in range(8):
         op = var.op if var is not None else None
         if op is None or op.op_type == "range_1d":
             return op is not None
         if op.op_type == "const":
-            given = np.asarray(constant(var)).ravel()
-            return given.size > 1 and given.dtype.kind in "if" and bool((np.diff(given) > 0).all())
+            numbers = np.asarray(constant(var)).ravel()
+            return numbers.size > 1 and numbers.dtype.kind in "if" and bool((np.diff(numbers) > 0).all())
         if op.op_type not in CARRIERS | {"tile", "add", "sub"}:
             return False
         sides = [op.inputs.get(name) for name in ("x", "y")]
@@ -402,8 +400,7 @@ def window_of(chain: Chain | Refusal, op: Operation) -> int | Refusal:
 def against_causal(keep: Array) -> Refusal | None:
     """Return why a mask is not causal with something kept in each row; None where it is.
 
-    Args:
-        keep: bool [..., queries, keys], which scores are kept; the last query is at the last key.
+    `keep` [..., queries, keys] says which scores are kept; the last query is at the last key.
     """
     return _against_causal(keep.shape, np.packbits(keep).tobytes())
 
@@ -426,8 +423,8 @@ def _against_causal(shape: tuple[int, ...], bits: bytes) -> Refusal | None:
 
 def safe_keys(keep: Array) -> list[int]:
     """Return keys such that each query keeps at least one of them."""
-    found: list[int] = []
+    keys: list[int] = []
     for row in keep.reshape(-1, keep.shape[-1]):
-        if row.any() and not row[found].any():
-            found.append(int(np.flatnonzero(row)[-1]))
-    return found
+        if row.any() and not row[keys].any():
+            keys.append(int(np.flatnonzero(row)[-1]))
+    return keys

@@ -1,7 +1,8 @@
 """Ops that only move numbers: gathers at constant indices, read as slices, and ops before or after a transpose.
 
-`taken(gather)` says which rows it takes of each axis, and along which axes of the result they lie; passes build
-slices from it. `reduced_before` and `flattened_from` say how an op behind a transpose can do without it.
+`gathered_rows(gather)` says which rows it takes of each axis, and along which axes of the result they lie;
+passes build slices from it. `reduced_before` and `flattened_from` say how an op behind a transpose can do
+without it.
 """
 
 from __future__ import annotations
@@ -79,25 +80,28 @@ def _all_rows(length: int, *to: int) -> AxisRows:
 
 
 def _gather(op: Operation, indices: Array, source: tuple[int, ...]) -> list[AxisRows] | Refusal:
+    """Read x (A, B, C) at indices (I, J) along axis 1: its axes go to 0, (1, 2) and 3 of (A, I, J, C)."""
     axis, more = int(_number(op.axis)) % len(source), indices.ndim - 1
     rows = np.where(indices < 0, indices + source[axis], indices).ravel()
-    found = [_all_rows(n, d if d < axis else d + more) for d, n in enumerate(source)]
-    found[axis] = AxisRows(rows, tuple(range(axis, axis + indices.ndim)))
-    return found
+    axis_rows = [_all_rows(n, d if d < axis else d + more) for d, n in enumerate(source)]
+    axis_rows[axis] = AxisRows(rows, tuple(range(axis, axis + indices.ndim)))
+    return axis_rows
 
 
 def _gather_nd(op: Operation, indices: Array, source: tuple[int, ...]) -> list[AxisRows] | Refusal:
+    """Read x (A, B, C) at indices (I, J, 2): A and B go to those of the axes I, J along which they change."""
     depth, rank = indices.shape[-1], indices.ndim - 1
-    found = []
+    axis_rows = []
     for d in range(depth):
         rows = indices[..., d]
         rows = np.where(rows < 0, rows + source[d], rows)
         to = tuple(a for a in range(rank) if (rows != rows.take([0], axis=a)).any())
-        found.append(AxisRows(_rows_along(rows, to), to))
-    return found + [_all_rows(n, rank + d) for d, n in enumerate(source[depth:])]
+        axis_rows.append(AxisRows(_rows_along(rows, to), to))
+    return axis_rows + [_all_rows(n, rank + d) for d, n in enumerate(source[depth:])]
 
 
 def _gather_along_axis(op: Operation, indices: Array, source: tuple[int, ...]) -> list[AxisRows] | Refusal:
+    """Read x along an axis at indices that do not change along the other axes."""
     axis = int(_number(op.axis)) % len(source)
     rows = np.where(indices < 0, indices + source[axis], indices)
     if rows.shape[:axis] != source[:axis] or rows.shape[axis + 1 :] != source[axis + 1 :]:
@@ -105,9 +109,9 @@ def _gather_along_axis(op: Operation, indices: Array, source: tuple[int, ...]) -
     one = _rows_along(rows, (axis,))
     if (rows != one.reshape([-1 if d == axis else 1 for d in range(rows.ndim)])).any():
         return Refusal(f"the rows taken of axis {axis} differ along another axis")
-    found = [_all_rows(n, d) for d, n in enumerate(source)]
-    found[axis] = AxisRows(one, (axis,))
-    return found
+    axis_rows = [_all_rows(n, d) for d, n in enumerate(source)]
+    axis_rows[axis] = AxisRows(one, (axis,))
+    return axis_rows
 
 
 READERS: dict[str, Any] = {"gather": _gather, "gather_nd": _gather_nd, "gather_along_axis": _gather_along_axis}
@@ -137,7 +141,7 @@ def _runs(rows: list[int]) -> Iterator[Run]:
 
 
 def reduced_before(op: Operation, turn: Operation) -> list[int] | None:
-    """The axes of a reduction if it came before a transpose; None if the remaining axes are out of order."""
+    """Return the axes of a reduction before a transpose; None if the remaining axes would be out of order."""
     perm, axes = permutation(turn), axes_of(op)
     remaining = [perm[axis] for axis in range(len(perm)) if axis not in axes]
     if flag(op, "keep_dims") or remaining != sorted(remaining):
@@ -156,8 +160,6 @@ def flattened_from(op: Operation, turn: Operation) -> int | None:
     shape = static_shape(op.x) or (0,)
     first_moved = next((n for n, axis in enumerate(perm) if axis != n), len(perm))  # axes before it stay
     first_flattened = next((n for n in range(first_moved + 1) if math.prod(turned[n:]) == shape[-1]), None)
-    return (
-        first_flattened
-        if first_flattened is not None and math.prod(turned[:first_flattened]) == math.prod(shape[:-1])
-        else None
-    )
+    if first_flattened is None or math.prod(turned[:first_flattened]) != math.prod(shape[:-1]):
+        return None
+    return first_flattened

@@ -6,9 +6,7 @@ not; passes then widen these ops to fp32, and findings name them. Two kinds:
 * Too large or small: `(a * b) * c`, `x^2 / (1 + x^2)`, the sums of linear attention, roots of means of cubes.
   `_Search` follows sizes upstream. A size is a power of 65504: 1 is the largest number of fp16, an unbounded
   value is assumed to be `UNKNOWN`, a product has the sum of its factors' sizes, a root half of its operand's.
-* Cancelling: `|x|^2 + |y|^2 - 2 x y`, `exp(x) - 1`, `sqrt(x + 1) - sqrt(x)`, `log(1 + x)`, `log(1 - p)`,
-  `mean(a b) - mean(a) mean(b)` and sines of large angles lose all digits. Each is a rule in `_difference`.
-  So are the points at which a large image is sampled: fp16 does not tell places within a pixel apart.
+* Without digits: nearly equal numbers cancel, or a large number is rounded; `lost_digits` has these forms.
 """
 
 from __future__ import annotations
@@ -17,23 +15,25 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, cast
+from itertools import permutations
+from typing import NamedTuple
 
 import numpy as np
 
 from anesurgery import fp16
 from anesurgery.facts.lost_digits import (
-    MAKERS,
+    HALF,
+    MAY_BE_NEAR_ONE,
+    MOST,
     RULES,
     computes_in,
-    difference_of_means,
+    covariance,
     floats_of,
-    is_rounded_before,
+    inexact_angle,
+    inexact_points,
     lost_digits,
-    makers_of,
     reciprocals,
 )
-from anesurgery.facts.written_exponentials import written_exponential
 from anesurgery.mil import (
     Operation,
     Var,
@@ -48,13 +48,11 @@ from anesurgery.mil import (
 from anesurgery.ops import MOVING, names
 from anesurgery.semantics import degrees
 from anesurgery.semantics.analysis_cache import cached
-from anesurgery.semantics.bounds import squared_operand, weight_norms
+from anesurgery.semantics.bounds import weight_norms
 from anesurgery.semantics.intervals import Intervals, interval, magnitude
 from anesurgery.semantics.reading import exponential, flag, number, scaled, value_and_number
 from anesurgery.semantics.rows import reduced_size
 
-HALF = 16
-"""Bits of an fp16 number."""
 UNKNOWN = 0.7
 """Assumed size of an unbounded value, 2^11: its square overflows, the value itself does not."""
 BITS = 16.0
@@ -63,24 +61,13 @@ OVER, UNDER = 1.0, -1.0
 """Sizes beyond which fp16 cannot hold a value with all its digits."""
 FITS, LEAST = 1.25, -0.9
 """Results between these sizes count as ordinary numbers; the length of a row is somewhat above 1. A choice."""
-ANGLE = 64.0
-"""Above this, fp16 holds an angle only to a thirtieth."""
 BLOW_UP = 1024.0
 """Constant factors below this do not count. A choice: models turn values within 1 into their units with factors
 such as 100 and 255, and 1024 times a value above 64 overflows.
 """
-MOST = 48
-"""The most ops of a region: a choice, since a larger one would run most of a model in fp32."""
-SHARES = frozenset({"softmax", "sigmoid", "exp"})
-"""Ops whose results are in [0, 1] and may underflow."""
-NEAR_ONE = SHARES | {"tanh", "erf", "cos"}
-"""Ops whose result may lie next to 1."""
-CARRYING = names(
-    "add sub mul maximum minimum clip abs relu select pow reduce_sum reduce_mean reduce_max reduce_min"
-)
 THROUGH = (
-    CARRYING
-    | MOVING
+    MOVING
+    | names("add sub mul maximum minimum clip abs relu select pow reduce_sum reduce_mean reduce_max reduce_min")
     | names("square sqrt rsqrt inverse real_div exp matmul linear concat stack reduce_prod cumsum")
     | names("reduce_sum_square reduce_l2_norm reduce_log_sum log avg_pool")
 )
@@ -90,6 +77,12 @@ ENDS = names(
     "resample"
 ) | frozenset(RULES)
 """Ops that may end a region, since their result may fit again."""
+FIXED_SIZES = {"exp": 0.0, "log": 0.1}
+"""Ops whose result always has one size (of an exponential, where it does not overflow)."""
+NEVER_SMALLER = frozenset({"add", "sub", "sin", "cos"})
+"""Ends that bring no large value back into range: they cancel, or read an angle."""
+NEXT = 12
+"""The most downstream ops that are looked at for another end: ops further away have a region of their own."""
 
 
 @dataclass(frozen=True)
@@ -127,22 +120,22 @@ class _Size(NamedTuple):
 
 @cached
 def wide_region(op: Operation, bits: int = HALF) -> WideRegion | None:
-    """Return the region that an op ends; None where it ends none.
+    """Return the region that ends with an op, which computes with floats of `bits` bits; None without one.
 
-    Args:
-        op: the last op of the region.
-        bits: bits of the floats that it computes with; for fp32, the region is what fp16 could not hold.
+    For fp32 it is the region that fp16 could not hold.
     """
     if op.op_type not in ENDS or not computes_in(op, bits):
         return None
     if op.op_type == "resample":
-        found = _points(op, bits)
-        return None if found is None else WideRegion(found.ops, op, found.why)
-    difference = _difference(op, bits)
-    found = _angle(op, bits) or difference or _Search(bits).ending(op)
-    if found is None or found.widest is None or len(found.ops) > MOST:
-        return None
-    return WideRegion(found.ops, found.widest, found.why, found is difference)
+        points = inexact_points(op, bits)
+        return None if points is None else WideRegion(points.ops, op, points.why)
+    if (loss := lost_digits(op, bits)) is not None:
+        region: WideRegion | None = WideRegion(_with_wide(loss.ops, bits), loss.widest, loss.why, cancels=True)
+    elif (angle := inexact_angle(op, bits)) is not None:
+        region = WideRegion(angle.ops, op, angle.why)
+    else:
+        region = _Search(bits).ending(op)
+    return region if region is not None and len(region.ops) <= MOST else None
 
 
 def is_inside_later_region(op: Operation) -> bool:
@@ -162,17 +155,6 @@ def is_inside_later_region(op: Operation) -> bool:
     return False
 
 
-NEXT = 12
-"""The most downstream ops that are looked at for another end.
-
-Anything further away is its own region. A choice.
-"""
-
-
-NEVER_SMALLER = frozenset({"add", "sub", "sin", "cos"})
-"""Ends that bring no large value back into range: they cancel, or read an angle."""
-
-
 @dataclass
 class _Search:
     """One search upstream from the end of a region, with the sizes found so far."""
@@ -186,23 +168,22 @@ class _Search:
     depth: int = 0
     """The number of ops between the end and the current value; further than `MOST` is in no region."""
 
-    def ending(self, op: Operation) -> _Size | None:
+    def ending(self, op: Operation) -> WideRegion | None:
         """Return the region that an op ends if its result fits and an operand does not; else None."""
         if op.op_type in NEVER_SMALLER:
             return None
-        values = [v for v in _float_operands(op) if not is_stored(v)]
+        values = floats_of(op)
         self.reciprocals = reciprocals(op)
         sizes = [self.at(v) for v in values]
-        wide = [r for r in sizes if r.widest is not None]
-        if not wide or not self._fits(op, values, sizes):
+        worst = _widest(sizes)
+        if worst is None or worst.widest is None or not self._fits(op, values, sizes):
             return None
-        worst = max(wide, key=lambda r: abs(r.size))
         scaled = is_stored(op.y) if op.op_type == "real_div" else op.op_type == "mul" and len(values) == 1
-        if scaled and worst.widest is not None and not _no_pass_scales_before(worst.widest):
+        if scaled and not _no_pass_scales_before(worst.widest):
             return None  # other passes scale before it: `scale_scores`, `scale_powers`, ...
-        return _Size(0.0, _with_wide_ops_before(op, sizes), worst.widest, worst.why)
+        return WideRegion(_with_wide_ops_before(op, sizes), worst.widest, worst.why)
 
-    def _fits(self, op: Operation, values: list[Var], sizes: list[_Size]) -> bool:
+    def _fits(self, op: Operation, values: Sequence[Var], sizes: list[_Size]) -> bool:
         """Does the result of an op fit fp16 although an operand does not?"""
         if op.op_type in ("log", "reduce_argmin", "reduce_argmax"):
             return True
@@ -225,11 +206,10 @@ class _Search:
 
     def _compute(self, var: Var) -> _Size:
         """Compute the size of a value from the op that makes it."""
-        op = var.op
         if self.bits == HALF and (narrowed := _narrowed(var)) is not None:
             return narrowed
-        far = len(self.seen) > 4 * MOST or self.depth > MOST
-        if op is None or far or is_stored(var) or op.op_type not in THROUGH or not computes_in(op, self.bits):
+        op = var.op
+        if op is None or self._ends_before(op):
             return _Size(_size_from_interval(var))
         weight = {"matmul": "y", "linear": "weight"}.get(op.op_type, "")
         if weight and is_stored(op.inputs.get(weight)):
@@ -237,22 +217,28 @@ class _Search:
             if one.widest is None:
                 return _overflow_by_weights(op, one.size) or _Size(_size_from_interval(var))
             return _Size(one.size, _with_wide_ops_before(op, [one]), one.widest, one.why)
-        most = max(map(abs, self.ranges.of(var)))
-        size = min(self.size(op), math.log2(max(most, 1.0)) / BITS)
-        sizes = [_term_size(op, self.at(v), size) for v in _float_operands(op) if not is_stored(v)]
-        sizes += [cancels] if (cancels := _covariance(op)) is not None else []
+        return self._size_of_step(op, var)
+
+    def _ends_before(self, op: Operation) -> bool:
+        """Does a region begin behind an op, as it is far away, stored, or computes something else?"""
+        is_far = len(self.seen) > 4 * MOST or self.depth > MOST
+        return is_far or is_stored(op.outputs[0]) or op.op_type not in THROUGH or not computes_in(op, self.bits)
+
+    def _size_of_step(self, op: Operation, var: Var) -> _Size:
+        """Return the size of a result from those of the operands, with all ops that are wide up to here."""
+        size = min(self.size(op), _size_of(max(map(abs, self.ranges.of(var)))))
+        sizes = [_term_size(op, self.at(v), size) for v in floats_of(op)]
+        if (loss := covariance(op)) is not None:
+            sizes.append(_Size(0.0, loss.ops, loss.widest, loss.why))
         why = _why_it_leaves_fp16(op, size, sizes)
         if op in self.reciprocals and not why:
             why = f"%{var.name}, a reciprocal of what may be below {1 / fp16.LARGEST:.2g}, overflows"
+        ops = _with_wide_ops_before(op, sizes)
         if why:
-            maker = producer(op.x, *NEAR_ONE) if op.op_type == "reduce_prod" else None
-            return _Size(
-                size, (*_with_wide_ops_before(op, sizes), *([] if maker is None else [maker])), op, why
-            )
-        wide = max((r for r in sizes if r.widest is not None), key=lambda r: abs(r.size), default=None)
-        if wide is None or op.op_type == "log":
-            return _Size(size)
-        return _Size(size, _with_wide_ops_before(op, sizes), wide.widest, wide.why)
+            maker = producer(op.x, *MAY_BE_NEAR_ONE) if op.op_type == "reduce_prod" else None
+            return _Size(size, ops if maker is None else (*ops, maker), op, why)
+        wide = _widest(sizes)
+        return _Size(size) if wide is None or op.op_type == "log" else _Size(size, ops, wide.widest, wide.why)
 
     def size(self, op: Operation) -> float:
         """Return the size of an op's result from those of its operands."""
@@ -298,8 +284,12 @@ def _float_operands(op: Operation) -> list[Var]:
 @cached
 def _size_from_interval(var: Var) -> float:
     """Return the size of a value from its interval, at most `UNKNOWN`."""
-    most = magnitude(var, products=1)
-    return UNKNOWN if math.isinf(most) else min(UNKNOWN, math.log2(max(most, 1.0)) / BITS)
+    return min(UNKNOWN, _size_of(magnitude(var, products=1)))
+
+
+def _size_of(magnitude: float) -> float:
+    """Return the size of a magnitude: 1 for 65504, 0 for all up to 1."""
+    return math.log2(max(magnitude, 1.0)) / BITS
 
 
 def _result_size(op: Operation, of: Callable[[Var], float]) -> float:
@@ -312,16 +302,12 @@ def _result_size(op: Operation, of: Callable[[Var], float]) -> float:
         return reduced_size(op) * size
     if op.op_type in ("matmul", "cumsum", "reduce_sum", "reduce_sum_square"):
         terms = _summed_terms(op)
-        return size + (math.log2(max(terms, 1.0)) / BITS if math.isfinite(terms) else 0.0)
+        return size + (_size_of(terms) if math.isfinite(terms) else 0.0)
     stored = [v for v in _float_operands(op) if is_stored(v)]
     typical = _median_magnitude(stored[0]) if stored and op.op_type in ("mul", "real_div") else 1.0
     if op.op_type == "real_div":
-        return size - math.log2(max(typical, 1.0)) / BITS
+        return size - _size_of(typical)
     return size + (max(math.log2(typical) / BITS, -UNKNOWN) if 0 < typical < 1 or typical >= BLOW_UP else 0.0)
-
-
-FIXED_SIZES = {"exp": 0.0, "log": 0.1}
-"""Ops whose result always has one size (of an exponential, where it does not overflow)."""
 
 
 def _summed_terms(op: Operation) -> float:
@@ -377,13 +363,15 @@ def _small_divisor(op: Operation) -> str:
     guard = producer(divisor, "add", "maximum", "clip")
     if guard is None:
         return ""
-    stored = (
-        guard.inputs.get("alpha") if guard.op_type == "clip" else guard.y if is_stored(guard.y) else guard.x
-    )
-    least = number(stored)
+    least = number(guard.alpha) if guard.op_type == "clip" else (value_and_number(guard) or (None, None))[1]
     if least is None or not 0 < least < 1 / fp16.LARGEST or interval(divisor)[0] > 1 / fp16.LARGEST:
         return ""
     return f"%{op.outputs[0].name}, a quotient by {least:.2g} or more, overflows"
+
+
+def _widest(sizes: Sequence[_Size]) -> _Size | None:
+    """Return the size furthest from 0 of those beyond fp16; None where there is none."""
+    return max((s for s in sizes if s.widest is not None), key=lambda s: abs(s.size), default=None)
 
 
 def _with_wide_ops_before(op: Operation, sizes: list[_Size]) -> tuple[Operation, ...]:
@@ -391,20 +379,14 @@ def _with_wide_ops_before(op: Operation, sizes: list[_Size]) -> tuple[Operation,
     return tuple(dict.fromkeys((op, *(o for r in sizes if r.widest is not None for o in r.ops))))
 
 
-def _may_shrink_product(values: list[Var], reached: list[_Size]) -> bool:
+def _may_shrink_product(values: Sequence[Var], sizes: list[_Size]) -> bool:
     """Is an overflowing product of two values multiplied with a third, which may be small?"""
-    for wide, var, other in ((reached[0], values[0], values[1]), (reached[1], values[1], values[0])):
+    for (size, var), (other_size, other) in permutations(zip(sizes, values, strict=True), 2):
         maker = producer(var, "mul")
-        if (
-            wide.widest is None
-            or maker is None
-            or wide.widest is not maker
-            or reached[values.index(other)].widest
-        ):
+        if maker is None or size.widest is not maker or other_size.widest is not None:
             continue
-        if other in (maker.x, maker.y) or maker.x is maker.y or _is_mask(other):
-            continue
-        return True
+        if other not in (maker.x, maker.y) and maker.x is not maker.y and not _is_mask(other):
+            return True
     return False
 
 
@@ -427,262 +409,8 @@ def _is_ratio(op: Operation) -> bool:
     return True
 
 
-def _angle(op: Operation, bits: int) -> _Size | None:
-    """Match the sine or cosine of a large angle, with the ops that compute and round the angle."""
-    if (
-        op.op_type not in ("sin", "cos")
-        or magnitude(op.x, products=1) <= ANGLE
-        or producer(op.x, "mod", "atan")
-    ):
-        return None
-    makers = makers_of(op.x, MAKERS, bits)
-    if bits == HALF and not is_rounded_before(op, makers):
-        return None
-    return _Size(
-        0.0,
-        (op, *makers),
-        op,
-        f"above {ANGLE:g} fp16 holds the angle %{op.x.name} to {ANGLE * fp16.HALF_STEP:.2g}",
-    )
-
-
-LONG_SIDE = 512
-"""Pixels of a side from which on a point in [-1, 1] lies a sixteenth of a pixel off in fp16. A choice."""
-
-
-def _points(op: Operation, bits: int) -> _Size | None:
-    """Match points between -1 and 1 in a large image, with the ops that compute and round them."""
-    sides = [n for n in op.x.shape[-2:] if isinstance(n, int)]
-    mode = str(constant(op.inputs.get("coordinates_mode")))
-    if mode != "normalized_minus_one_to_one" or max(sides, default=0) < LONG_SIDE:
-        return None
-    makers = makers_of(op.coordinates, MAKERS, bits)
-    if bits == HALF and not is_rounded_before(op, makers):
-        return None
-    off = max(sides) / 4 * fp16.HALF_STEP  # half of the steps between 0.5 and 1
-    why = f"%{op.coordinates.name} lies up to {off:.2g} pixels off in an image of {max(sides)}"
-    return _Size(0.0, (op, *makers), op, why)
-
-
-def _difference(op: Operation, bits: int) -> _Size | None:
-    """Try the rules for cancellation, those of `lost_digits` included."""
-    rules = (
-        _distances,
-        _covariance,
-        _exp_minus_one,
-        _difference_of_neighbours,
-        _small_change_of_constant,
-        _log_of_complement,
-    )
-    size = next((size for rule in rules if (size := rule(op)) is not None), None)
-    if size is None and (loss := lost_digits(op, bits)) is not None:
-        size = _Size(0.0, loss.ops, loss.widest, loss.why)
-    return None if size is None else size._replace(ops=_with_wide(size.ops, bits))
-
-
 def _with_wide(ops: tuple[Operation, ...], bits: int) -> tuple[Operation, ...]:
     """Return ops together with those that make their operands, where these are beyond fp16."""
     own, search = {v for op in ops for v in op.outputs}, _Search(bits)
-    entries = dict.fromkeys(v for op in ops for v in _float_operands(op) if v not in own and not is_stored(v))
+    entries = dict.fromkeys(v for op in ops for v in floats_of(op) if v not in own)
     return tuple(dict.fromkeys((*ops, *(o for v in entries if (at := search.at(v)).widest for o in at.ops))))
-
-
-@cached
-def _covariance(op: Operation) -> _Size | None:
-    """Match `mean(a b) - mean(a) mean(b)`, unless the pass `centre_variance` subtracts the mean first."""
-    values, ops = difference_of_means(op)
-    squares = len(values) == 1 and ops[1].op_type == "reduce_mean"
-    if squares or all(np.ptp(interval(v)) <= ALIKE for v in values):
-        return None
-    why = f"%{op.x.name} and %{op.y.name} are nearly equal where %{values[0].name} is far from 0"
-    return _Size(0.0, ops, op, why)
-
-
-def _distances(op: Operation) -> _Size | None:
-    """Match `|x|^2 + |y|^2 - 2 x y`, at the last of its additions."""
-    if op.op_type not in ("add", "sub") or any(r.op_type in ("add", "sub") for r in op.outputs[0].child_ops):
-        return None
-    terms, ops, pending = list[Operation](), [op], [op.x, op.y]
-    while pending and len(ops) <= MOST:
-        maker = producer(pending.pop(), *DISTANCES)
-        if maker is None:
-            continue
-        ops.append(maker)
-        if (
-            maker.op_type in ("matmul", "linear")
-            or squared_operand(maker) is not None
-            or maker.op_type == "reduce_sum_square"
-        ):
-            terms.append(maker)
-        else:
-            pending += [v for v in _float_operands(maker) if not is_stored(v)]
-    squares = [t for t in terms if t.op_type not in ("matmul", "linear")]
-    products = [t for t in terms if t not in squares]
-    sources = {squared_operand(t) or t.x for t in squares}
-    if (
-        not squares
-        or len(products) != 1
-        or len(squares) > 2
-        or not any(_reads_source(products[0], s) for s in sources)
-    ):
-        return None
-    if all(np.ptp(interval(s)) <= ALIKE for s in sources):
-        return None
-    why = f"%{op.outputs[0].name} is the small difference of large squares and products"
-    return _Size(0.0, tuple(dict.fromkeys(ops)), op, why)
-
-
-DISTANCES = MOVING | names("add sub mul real_div reduce_sum reduce_sum_square square pow matmul linear")
-ALIKE = 2.0
-"""The spread of values within which only the last digits cancel."""
-
-
-def _reads_source(product: Operation, source: Var) -> bool:
-    """Does a product read a value, perhaps scaled or transposed?"""
-    pending = [v for v in _float_operands(product) if not is_stored(v)]
-    for _ in range(8):
-        if source in pending:
-            return True
-        makers = [producer(v, "mul", "transpose", *MOVING) for v in pending]
-        pending = [v for m in makers if m is not None for v in _float_operands(m) if not is_stored(v)]
-    return False
-
-
-def _exp_minus_one(op: Operation) -> _Size | None:
-    """Match `exp(x) - 1` where x may be near 0, with further terms of the sum; also `exp(x) - 1 - x`."""
-    if op.op_type not in ("sub", "add"):
-        return None
-    terms, ops = _terms_of(op)
-    ones = [sign * one for sign, v in terms if abs(one := number(v) or 0.0) == 1]
-    for sign, value in terms:
-        grows = exponential(value.op)
-        if value.op is None or grows is None or -sign not in ones:
-            continue
-        low, high = interval(grows[0])
-        joined = any(number(v) is not None or v in (value, grows[0]) for v in (op.x, op.y))
-        if joined and low < NEAR and high > -NEAR and high - low > 2 * ALIKE and not _is_tanh(op):
-            why = f"%{op.outputs[0].name} is %{value.name}, an exponential, less 1: it loses its digits near 0"
-            return _Size(0.0, (*ops, value.op), op, why)
-    return None
-
-
-def _terms_of(op: Operation) -> tuple[list[tuple[float, Var]], list[Operation]]:
-    """Return (sign, value) for each term of a sum, and the ops that add them."""
-    terms, ops, pending = list[tuple[float, Var]](), list[Operation](), [(1.0, op.outputs[0])]
-    while pending:
-        sign, var = pending.pop()
-        maker = producer(var, "add", "sub")
-        if maker is None or len(ops) > TERMS:
-            terms.append((sign, var))
-            continue
-        ops.append(maker)
-        pending += [(sign, maker.x), (-sign if maker.op_type == "sub" else sign, maker.y)]
-    return terms, ops
-
-
-TERMS = 4
-"""The most additions of one sum that are searched for terms that cancel."""
-
-
-def _difference_of_neighbours(op: Operation) -> _Size | None:
-    """Match `sqrt(x + c) - sqrt(x)` and the like, where both arguments may be large and near each other."""
-    makers = [producer(v, *SMOOTH) for v in (op.x, op.y)] if op.op_type == "sub" else []
-    if not makers or makers[0] is None or makers[1] is None or makers[0].op_type != makers[1].op_type:
-        return None
-    one, other = makers[0], makers[1]
-    if one.op_type == "pow" and number(one.y) != number(other.y):
-        return None
-    (source, more), (same, less) = _without_added_constant(one.x), _without_added_constant(other.x)
-    if source is not same or more == less or magnitude(source) <= FAR * abs(more - less):
-        return None
-    why = f"%{op.x.name} and %{op.y.name} are nearly equal where %{source.name} is large"
-    return _Size(
-        0.0, (op, one, other, *(m for v in (one.x, other.x) if (m := producer(v, "add", "sub")))), op, why
-    )
-
-
-SMOOTH = names("sqrt log pow rsqrt inverse atan")
-"""Ops that give nearly equal results for large neighbouring numbers."""
-FAR = 16.0
-"""How many times their distance numbers must be for five binary digits to be lost."""
-
-
-def _small_change_of_constant(op: Operation) -> _Size | None:
-    """Match `sqrt(x + c) - sqrt(c)` and the like, and `log(1 + x)`, where x may be near 0."""
-    subtracted = 0.0 if op.op_type == "log" else None
-    maker = op if op.op_type == "log" else None
-    if op.op_type in ("add", "sub") and (pair := value_and_number(op)) is not None:
-        maker, subtracted = producer(pair[0], *SMOOTH), pair[1] * (-1 if op.op_type == "add" else 1)
-    if maker is None or subtracted is None or written_exponential(op) is not None:
-        return None
-    source, shift = _without_added_constant(maker.x)
-    low, high = interval(source)
-    near = shift > 0 and abs(_smooth_result(maker, shift) - subtracted) <= STEP * max(abs(subtracted), STEP)
-    if not near or low >= NEAR * shift or high <= -NEAR * shift or high - low <= 2 * ALIKE * shift:
-        return None
-    why = f"%{op.outputs[0].name} loses its digits where %{source.name} is small beside {shift:g}"
-    return _Size(0.0, tuple(dict.fromkeys((op, maker, cast(Operation, maker.x.op)))), op, why)
-
-
-STEP = 2.0**-9
-"""How far, relatively, an fp16 constant may be from the number that was meant."""
-
-
-def _smooth_result(op: Operation, x: float) -> float:
-    """Return the result of an op of `SMOOTH` for a number above 0; NaN where it is unknown."""
-    power = {"sqrt": 0.5, "rsqrt": -0.5, "inverse": -1.0}.get(op.op_type) or number(op.inputs.get("y"))
-    if op.op_type in ("log", "atan"):
-        return math.log(x) if op.op_type == "log" else math.atan(x)
-    return math.nan if power is None else x**power
-
-
-def _without_added_constant(var: Var) -> tuple[Var, float]:
-    """Return a value and the constant that is added to it."""
-    maker = producer(var, "add", "sub")
-    if maker is not None and (more := number(maker.y)) is not None:
-        return maker.x, -more if maker.op_type == "sub" else more
-    if maker is not None and maker.op_type == "add" and (more := number(maker.x)) is not None:
-        return maker.y, more
-    return var, 0.0
-
-
-def _is_tanh(op: Operation) -> bool:
-    """Is the difference divided as in a tanh that is written out?"""
-    form = (written_exponential(r) for r in consumers(op.outputs[0]))
-    return any(f is not None and op in f.ops for f in form)
-
-
-NEAR = 0.05
-"""The exponent up to which exp(x) - 1 keeps fewer than six binary digits of fp16."""
-
-
-def _log_of_complement(op: Operation) -> _Size | None:
-    """Match a logarithm of 1 - p, p / (1 - p) or p / q, where probabilities may be next to 1 or 0."""
-    if op.op_type != "log":
-        return None
-    inner = producer(op.x, "sub", "real_div", "mul")
-    if inner is None:
-        return None
-    ops, shares = [op, inner], list[Operation]()
-    pending = [v for v in _float_operands(inner) if not is_stored(v)]
-    while pending and len(ops) <= MOST:
-        maker = producer(pending.pop(), "add", "sub", "real_div", "mul", *MOVING, *NEAR_ONE)
-        if maker is None or maker in ops:
-            continue
-        ops.append(maker)
-        if maker.op_type in NEAR_ONE:
-            shares.append(maker)
-        else:
-            pending += [v for v in _float_operands(maker) if not is_stored(v)]
-    if not shares or not any(_next_to_an_end(s) for s in shares):
-        return None
-    if inner.op_type == "mul" and len(shares) < 2:
-        return None
-    why = f"%{inner.outputs[0].name}, whose logarithm is taken, is made of shares that fp16 rounds to 0 or 1"
-    return _Size(0.0, tuple(ops), inner, why)
-
-
-def _next_to_an_end(share: Operation) -> bool:
-    """May a probability be next to 0, or (for a sigmoid) next to 1?"""
-    low, high = interval(share.outputs[0])
-    return low < 1e-3 or (share.op_type != "softmax" and 0.99 < high <= 1.01)

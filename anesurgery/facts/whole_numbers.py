@@ -28,7 +28,7 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import JOINING, LOGICAL, LOOKUPS, names
 from anesurgery.semantics.intervals import Intervals, stored_interval
-from anesurgery.semantics.reading import number
+from anesurgery.semantics.reading import is_float, number
 from anesurgery.semantics.rows import ALWAYS, OF_WHOLE, SPECS
 
 Range = tuple[float, float]
@@ -48,8 +48,8 @@ NUMBERS = {"select": ("a", "b"), **dict.fromkeys(JOINING, ("values",))}
 def number_operands(op: Operation) -> Iterator[tuple[str, Var]]:
     """Yield the operands of an op that hold numbers, with their parameter."""
     for name in NUMBERS.get(op.op_type, ("x", "y")):
-        given = op.inputs.get(name)
-        for var in given if isinstance(given, (list, tuple)) else [given]:
+        value = op.inputs.get(name)
+        for var in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(var, Var):
                 yield name, var
 
@@ -77,10 +77,10 @@ def whole_results(op: Operation) -> str | None:
 def unmoved_source(var: Var) -> Var:
     """Return where an integer comes from, before it was moved or widened."""
     while (op := integer_op(var)) is not None and (op.op_type in MOVES or _widens(op)):
-        given = list(number_operands(op))
-        if len(given) != 1:
+        sources = [v for _, v in number_operands(op)]
+        if len(sources) != 1:
             break
-        var = given[0][1]
+        (var,) = sources
     return var
 
 
@@ -100,8 +100,10 @@ def from_inputs(var: Var) -> bool:
 
 def _widens(op: Operation) -> bool:
     """Is an op a cast of integers to a type that holds all of them?"""
-    given, made = np_dtype(op.x) if op.op_type == "cast" else None, np_dtype(op.outputs[0])
-    return given is not None and given.kind in "iu" and made.kind == "i" and np.can_cast(given, made)
+    if op.op_type != "cast":
+        return False
+    before, after = np_dtype(op.x), np_dtype(op.outputs[0])
+    return before.kind in "iu" and after.kind == "i" and np.can_cast(before, after)
 
 
 class WholeNumbers:
@@ -123,12 +125,9 @@ class WholeNumbers:
 
         "" if it does not.
         """
-        for value in _upstream(
-            var, lambda v: _whole_operands(unmoved_source(v)) if np_dtype(v).kind != "f" else []
-        ):
-            if np_dtype(value).kind != "f" and (why := self._leaves_at(unmoved_source(value), most)):
-                return why
-        return ""
+        values = _upstream(var, lambda v: [] if is_float(v) else _whole_operands(unmoved_source(v)))
+        reasons = (self._leaves_at(unmoved_source(v), most) for v in values if not is_float(v))
+        return next(filter(None, reasons), "")
 
     def _leaves_at(self, at: Var, most: int) -> str:
         if not self.reach(at) <= most:
@@ -162,8 +161,8 @@ def in_words(reach: float) -> str:
 
 
 def symbolic_reason(var: Var) -> str:
-    """A reason if an integer depends on a symbolic shape, which another op would name otherwise; else ""."""
-    for value in _upstream(var, lambda v: [s for s in _whole_operands(v) if np_dtype(s).kind != "f"]):
+    """Return why an integer depends on a symbolic shape, which another op would name otherwise; else ""."""
+    for value in _upstream(var, lambda v: [s for s in _whole_operands(v) if not is_float(s)]):
         if static_shape(value) is None:
             return f"%{value.name} has the symbolic shape {tuple(value.shape)}"
         if value.sym_val is not None and any_symbolic(np.ravel(np.asarray(value.sym_val, dtype=object))):

@@ -10,6 +10,7 @@ the logarithm that underflows, below -16.6.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from anesurgery.mil import Operation, Var, np_dtype, operands, producer
 from anesurgery.semantics.intervals import interval
@@ -143,29 +144,42 @@ def _log_of_sum(op: Operation) -> WrittenExponential | None:
 
 def _log_of_share(op: Operation) -> WrittenExponential | None:
     """Match the logarithm of a softmax, of a sigmoid, or of 1 less a sigmoid, with or without a guard."""
-    guarded = log_guard(op.x, number(op.inputs.get("epsilon")) or 0.0)
-    if guarded is None:
+    guard = _log_guard(op.x, number(op.inputs.get("epsilon")) or 0.0)
+    if guard is None:
         return None
-    share, guard, clips, before = guarded
-    opposite = False
+    share, before, opposite = guard.value, guard.ops, False
     if (less := producer(share, "sub")) is not None and number(less.x) == 1 and less.y.shape == share.shape:
         share, opposite, before = less.y, True, (*before, less)
     maker = producer(share, "sigmoid") if opposite else producer(share, "softmax", "sigmoid")
     if maker is None or (maker.op_type == "softmax" and number(maker.axis) is None):
         return None
     ops = (op, *before, maker)
-    return WrittenExponential(f"log_{maker.op_type}", maker, ops, opposite, guard=guard, clips=clips)
+    return WrittenExponential(
+        f"log_{maker.op_type}", maker, ops, opposite, guard=guard.number, clips=guard.clips
+    )
 
 
-def log_guard(var: Var, epsilon: float) -> tuple[Var, float, bool, tuple[Operation, ...]] | None:
-    """Return (operand without its guard, guard, is it a limit, its op) for a logarithm; None if too large."""
+class _LogGuard(NamedTuple):
+    """The operand of a logarithm without its guard, and the guard."""
+
+    value: Var
+    number: float
+    """What is added to the value, or its least result."""
+    clips: bool = False
+    """Is the guard a lower limit, and not added?"""
+    ops: tuple[Operation, ...] = ()
+    """The op of the guard; none for an epsilon."""
+
+
+def _log_guard(var: Var, epsilon: float) -> _LogGuard | None:
+    """Return the guard of a logarithm's operand, 0 where there is none; None for one that is too large."""
     if epsilon > NO_GUARD:
-        return (var, epsilon, False, ()) if epsilon < MOST_GUARD else None
+        return _LogGuard(var, epsilon) if epsilon < MOST_GUARD else None
     op = producer(var, "add", "maximum", "clip")
     if op is None:
-        return var, 0.0, False, ()
+        return _LogGuard(var, 0.0)
     value, least, most = guard_of(op) or (var, 0.0, 0.0)
-    return (value, least, op.op_type != "add", (op,)) if 0 < least < MOST_GUARD and most >= 1 else None
+    return _LogGuard(value, least, op.op_type != "add", (op,)) if 0 < least < MOST_GUARD and most >= 1 else None
 
 
 def _tanh(op: Operation) -> WrittenExponential | None:

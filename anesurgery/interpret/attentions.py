@@ -39,8 +39,14 @@ BETWEEN = CARRIERS | {"add", "sub", "mul", "real_div", "select", "maximum", "min
 SCALES = CARRIERS | {"mul", "real_div"}
 """Ops that may scale the scores, or give them another shape."""
 
+SHAPE_ONLY_OPERANDS = {"shape": "x", "fill_like": "ref_tensor"}
+"""Op type -> the operand of which only the shape is read."""
+
 SCORING = CONTRACTIONS | NORMS
 """Ops that scores are computed with, and masks never."""
+
+MOST_SEARCHED = 400
+"""The most values that are searched upstream of one. A choice: masks are computed from fewer."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +117,10 @@ def _sums(weights: Var) -> Iterator[Operation]:
             yield from _sums(op.outputs[0])
 
 
-def is_computed(var: Var, limit: int = 400) -> bool:
-    """Does a value come from a product or a norm, as scores do, not masks? True if the search hits `limit`."""
+def is_computed(var: Var) -> bool:
+    """Does a value come from a product or a norm, as scores do, not masks? True at `MOST_SEARCHED` values."""
     seen, stack = {var}, [var]
-    while stack and len(seen) < limit:
+    while stack and len(seen) < MOST_SEARCHED:
         op = stack.pop().op
         if op is None or op.op_type in ("const", "shape"):
             continue
@@ -128,7 +134,7 @@ def is_computed(var: Var, limit: int = 400) -> bool:
 
 def read_values(op: Operation) -> list[Var]:
     """Return the operands whose values an op reads, rather than only their static shape."""
-    by_shape = {"shape": "x", "fill_like": "ref_tensor"}.get(op.op_type)
+    by_shape = SHAPE_ONLY_OPERANDS.get(op.op_type)
     return [v for name, v in operands(op) if name != by_shape or static_shape(v) is None]
 
 

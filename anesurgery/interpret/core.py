@@ -8,17 +8,14 @@ fp16 ones are widened to fp32 when an op needs them, and from the second run on 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from itertools import repeat
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - the usual name
 
 from anesurgery.doors import REPEATABLE, short_of_memory
 from anesurgery.errors import InterpretError, OutOfMemory, SurgeryError
@@ -30,10 +27,10 @@ from anesurgery.interpret.arithmetic import constant_memory
 from anesurgery.interpret.arithmetic import precision as dtypes
 from anesurgery.interpret.arithmetic.constant_memory import as_tensor, needs_widening, release_pages, widen
 from anesurgery.interpret.arithmetic.field import Image
-from anesurgery.interpret.ops import constexpr, tensor
-from anesurgery.interpret.ops.computing import linear
+from anesurgery.interpret.ops import constexpr
 from anesurgery.interpret.ops.tensor import sliced_at
 from anesurgery.interpret.state import Box
+from anesurgery.interpret.steps import BoundStep, Env, Result, Step, bind_step
 from anesurgery.interpret.table import TABLE, Listener, Unsupported
 from anesurgery.mil import (
     Array,
@@ -46,8 +43,6 @@ from anesurgery.mil import (
     is_symbolic,
     nested_ops,
     operands,
-    static_shape,
-    types,
 )
 from anesurgery.ops import MOVING
 from anesurgery.text import to_text
@@ -56,11 +51,7 @@ CPU = "cpu"
 
 
 def check_device(device: str) -> str:
-    """Return the name of a device, if torch has it.
-
-    Raises:
-        InterpretError: it does not.
-    """
+    """Return the name of a device; raise `InterpretError` if torch does not have it."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:
@@ -86,33 +77,8 @@ def default_device(device: str) -> AbstractContextManager[Any]:
     return nullcontext() if device == CPU else torch.device(device)
 
 
-Env = dict[Var, Any]
-"""Var -> its value during a run: a tensor, a list of tensors, a string, or the `Box` of a state."""
-
 OFTEN = 2
 """After so many runs, steps are bound to their constants, all of which are widened by then."""
-
-
-@dataclass
-class Step:
-    """One op, ready to run."""
-
-    op: Operation
-    function: Any
-    """Computes the op, from the table of implementations; None for control flow, which runs blocks."""
-    fixed: dict[str, Any]
-    """Name of an input -> its constant."""
-    reads: list[tuple[str, Any]]
-    """The other inputs: (name, var, or tuple of vars for a list)."""
-    to_widen: list[str]
-    """The names of constants that must be widened before each use, unless they are kept so
-    (`needs_widening`)."""
-    outs: list[tuple[Var, torch.dtype | None, dtypes.Rounding | None]]
-    """The outputs, each with its dtype in the run and how it is rounded."""
-    dead: list[Var]
-    """The values that no later step reads."""
-    moved: Sequence[str] = ()
-    """The names of large constants whose numbers are only moved: their memory is given back after each use."""
 
 
 class Plan:
@@ -142,6 +108,7 @@ class Plan:
         self.arithmetic, self.device = dtypes.check(arithmetic), check_device(device)
         self.cache_limit = constant_memory.CACHE_LIMIT if cache_limit is None else cache_limit
         self.constants: Env = dict(outside.constants) if outside else {}
+        """Constants that are read by their var: those in lists, outputs, and what was decompressed."""
         self.decompressed: dict[Var, Array] = dict(outside.decompressed) if outside else {}
         self.steps: list[Step] = []
         self.rounded = set[Var]()
@@ -153,7 +120,8 @@ class Plan:
         self.mixed: bool = outside.mixed if outside else dtypes.is_mixed(ops)
         self.sources = _sources(ops)
         self._check_sources()
-        ops = [op for op in ops if not self._is_constant(op)]
+        self._decompress(ops)
+        ops = [op for op in ops if op.op_type != "const" and not is_constexpr(op)]
         self.constants |= {v: self._tensor(a) for v, a in self.decompressed.items()}
         keep = list(keep)
         reads = [self._reads(op) for op in ops]
@@ -165,26 +133,23 @@ class Plan:
         self.fused_steps = self._fuse(ops, set(keep)) if fuse else self.steps
         """The steps of a run without a listener."""
         self.in_place = state.updates(ops) if outside is None else set[Operation]()
+        """The slice_updates that may write into the memory of their state."""
         inputs = [v for v in self.outside_values if v not in self.constants and not _is_const(v)]
         self.aliases = state.possible_aliases([(step.op, step.dead) for step in self.fused_steps], inputs)
         self.runs, self.widened = 0, dict[Var, torch.Tensor]()
+        """How often the plan ran, and constants that are kept in fp32 from the second run on."""
         self.bound_steps: list[BoundStep | None] | None = None
+        """The steps as functions of the environment, after `OFTEN` runs; None for one that cannot be one."""
         self.widened_bytes = sum(4 * s.fixed[k].numel() for s in self.steps for k in s.to_widen)
 
-    def _is_constant(self, op: Operation) -> bool:
-        """Is an op a const or a constexpr? The latter is decompressed here; large results go to files."""
-        if op.op_type == "const":
-            return True
-        if is_constexpr(op):
+    def _decompress(self, ops: Iterable[Operation]) -> None:
+        """Decompress the constexpr ops; what exceeds `CACHE_LIMIT` together goes to files."""
+        for op in filter(is_constexpr, ops):
             arrays = constexpr.decompress(op, self.decompressed)
-            if (
-                sum(array.nbytes for array in (*self.decompressed.values(), *arrays))
-                > constant_memory.CACHE_LIMIT
-            ):
+            size = sum(array.nbytes for array in (*self.decompressed.values(), *arrays))
+            if size > constant_memory.CACHE_LIMIT:
                 arrays = [set_aside(array) for array in arrays]
             self.decompressed |= zip(op.outputs, arrays, strict=True)
-            return True
-        return False
 
     def _reads(self, op: Operation) -> list[Var]:
         """Return what an op and its nested blocks read from outside; the blocks are planned here, each once."""
@@ -215,12 +180,14 @@ class Plan:
         arithmetic = dtypes.computes_in(op, self.arithmetic, self.mixed)
         is_rounded = self.arithmetic == "fp16" and op.op_type in MOVING and op.inputs.get("x") in self.rounded
         outs = [
-            (v, dtypes.run_dtype(v, arithmetic), None if is_rounded else dtypes.rounding(v, arithmetic))
+            Result(v, dtypes.run_dtype(v, arithmetic), None if is_rounded else dtypes.rounding(v, arithmetic))
             for v in op.outputs
         ]
         self.rounded |= set(op.outputs)
         function = row and dtypes.meaning(op, row, arithmetic)
-        return Step(op, function, fixed, reads, to_widen, outs, dead, moved)
+        return Step(
+            op, function, fixed=fixed, reads=reads, to_widen=to_widen, outs=outs, dead=dead, moved=moved
+        )
 
     def _fuse(self, ops: list[Operation], keep: set[Var]) -> list[Step]:
         """Return the steps with each attention as one, without zero biases, constant slices resolved."""
@@ -237,7 +204,9 @@ class Plan:
                     reads.append((name, var))
             dead = [v for op in attention.ops for v in steps[op].dead]
             outs = steps[last].outs
-            steps[last] = Step(last, attentions.attend, fixed, reads, [], outs, dead)
+            steps[last] = Step(
+                last, attentions.attend, fixed=fixed, reads=reads, to_widen=[], outs=outs, dead=dead
+            )
             for op in attention.ops[:-1]:
                 del steps[op]
         return [_with_constant_slice(_without_zero_bias(step)) for step in steps.values()]
@@ -377,9 +346,9 @@ class Plan:
             for s in self.steps[max(number - 2, 0) : number + 3]
         )
         inputs = ", ".join(f"{k}={sampling.describe(v)}" for k, v in arguments.items())
-        is_own = isinstance(error, InterpretError)
-        what = str(error) if is_own else f"{type(error).__name__}: {error}"
-        kind = type(error) if isinstance(error, InterpretError) else InterpretError
+        what, kind = f"{type(error).__name__}: {error}", InterpretError
+        if isinstance(error, InterpretError):
+            what, kind = str(error), type(error)
         return kind(f"op {step.op.name} failed: {what}{around}\n  on {inputs}")
 
     def arguments(self, step: Step, env: Env) -> dict[str, Any]:
@@ -575,156 +544,6 @@ def evaluate(
 ) -> list[torch.Tensor]:
     """Run a list of ops of one block once, and return the values of some vars: see `Evaluator`."""
     return Evaluator(ops, wanted, precision)(bindings)
-
-
-# Bound steps: for a program that runs many times, each step as one function with its constants bound.
-#
-# A decoder has hundreds of small ops for a token: `Plan.take` costs as much time as they do. The results are
-# the same bits, as the same torch functions compute them.
-
-BoundStep = Callable[[Env], None]
-"""Computes an op in an environment, with its constants bound."""
-Call = Callable[[Env], Any]
-"""Returns the result of an op from an environment."""
-VIEWS = (tensor.reshape, tensor.expand_dims, tensor.squeeze)
-"""Ops that give their input another shape, which is known where it is static."""
-
-
-def bind_step(step: Step, fixed: Mapping[str, Any], constants: Mapping[Var, Any]) -> BoundStep | None:
-    """Return a step as one function of the environment.
-
-    Args:
-        step: of a plan.
-        fixed: its constants, widened.
-        constants: of the plan, for lists of values that a step reads.
-
-    Returns:
-        The function; None where only `Plan.take` can compute the step.
-    """
-    if step.function is None or len(step.outs) != 1:
-        return None
-    call = (
-        _bind_view(step, fixed)
-        or _bind_torch_function(step, fixed)
-        or _bind_linear(step, fixed)
-        or _bind_any(step, fixed, constants)
-    )
-    if call is None:
-        return None
-    ((var, dtype, rounding),) = step.outs
-    dead = tuple(step.dead)
-
-    def take(env: Env) -> None:
-        value = call(env)
-        if rounding is not None or value.dtype is not dtype:
-            value = dtypes.finish(value, dtype, rounding)
-        env[var] = value
-        for other in dead:
-            env.pop(other, None)
-
-    return take
-
-
-def _bind_view(step: Step, fixed: Mapping[str, Any]) -> Call | None:
-    """Bind an op that only gives x another shape or order, or slices it, with static shapes."""
-    if [name for name, _ in step.reads] != ["x"] or "x" in fixed:
-        return None
-    ((_, source),) = step.reads
-    before, after = (static_shape(v) for v in (source, step.op.outputs[0]))
-    if not before or not after or 0 in before or 0 in after or isinstance(source, tuple):
-        return None
-    function = getattr(step.function, "stands_for", step.function)
-    if function in VIEWS:
-        return lambda env: env[source].reshape(after)
-    if function is tensor.transpose:
-        order = tuple(fixed["perm"])
-        return lambda env: env[source].permute(order)
-    if function is tensor.slice_by_index:
-        take_slice = tensor.sliced_by(before, *(fixed.get(name) for name in tensor.SLICE))
-        return lambda env: take_slice(env[source])
-    return None
-
-
-def _bind_torch_function(step: Step, fixed: Mapping[str, Any]) -> Call | None:
-    """Bind an op that is a torch function of x, or of x and y, one of which may be a constant."""
-    function = getattr(step.function, "plain", None)
-    if function is None or not fixed.keys() <= {"x", "y"}:
-        return None
-    reads = dict(step.reads)
-    values = [reads[name] for name in ("x", "y") if name in reads]
-    if len(values) == 1 and fixed:
-        (value,), (known,) = values, fixed.values()
-        if "x" in fixed:
-            return lambda env: function(known, env[value])
-        return lambda env: function(env[value], known)
-    return _in_order(function, values, dense=False)
-
-
-def _bind_linear(step: Step, fixed: Mapping[str, Any]) -> Call | None:
-    """Bind a linear with a constant fp32 weight."""
-    weight, bias = fixed.get("weight"), fixed.get("bias")
-    function, dense = dtypes.unwrap_dense(step.function)
-    if function is not linear or not dense or [name for name, _ in step.reads] != ["x"]:
-        return None
-    if weight is None or weight.dtype != torch.float32:
-        return None
-    ((_, x),) = step.reads
-    if not types.is_float(x.dtype):
-        return None
-    weight = weight.contiguous()
-    bias = None if bias is None else torch.as_tensor(bias).to(torch.float32).expand(len(weight)).contiguous()
-    return lambda env: F.linear(env[x].contiguous(), weight, bias)
-
-
-def _bind_any(step: Step, fixed: Mapping[str, Any], constants: Mapping[Var, Any]) -> Call | None:
-    """Bind the function of any step: its constants by name, its values in the order of its parameters."""
-    function, dense = dtypes.unwrap_dense(step.function)
-    reads = dict(step.reads)
-    try:
-        names = list(inspect.signature(function).parameters)
-    except ValueError:
-        return None
-    order = [name for name in names if name in reads]
-    if set(order) != reads.keys() or names[: len(order)] != order or set(fixed) - set(names):
-        return _by_name(step, fixed) if not dense else None
-    if dense:
-        fixed = {k: v.contiguous() if isinstance(v, torch.Tensor) else v for k, v in fixed.items()}
-    bound = partial(function, **fixed) if fixed else function
-    values = [reads[name] for name in order]
-    if any(isinstance(v, tuple) for v in values):
-        return _of_list(bound, values, constants) if not dense else None
-    return _in_order(bound, values, dense)
-
-
-def _in_order(function: Callable[..., Any], values: Sequence[Var], dense: bool) -> Call:
-    """Bind a function of one, two or more values; `dense` makes each contiguous."""
-    if len(values) == 1:
-        (x,) = values
-        if dense:
-            return lambda env: function(env[x].contiguous())
-        return lambda env: function(env[x])
-    if dense:
-        return lambda env: function(*[env[v].contiguous() for v in values])
-    if len(values) == 2:
-        x, y = values
-        return lambda env: function(env[x], env[y])
-    return lambda env: function(*[env[v] for v in values])
-
-
-def _by_name(step: Step, fixed: Mapping[str, Any]) -> Call | None:
-    """Bind a function whose values are not its first parameters."""
-    function, reads = step.function, step.reads
-    if any(isinstance(v, tuple) for _, v in reads):
-        return None
-    return lambda env: function(**fixed, **{name: env[v] for name, v in reads})
-
-
-def _of_list(function: Callable[..., Any], values: Sequence[Any], constants: Mapping[Var, Any]) -> Call | None:
-    """Bind a function of one list of values, some of which may be constants."""
-    if len(values) != 1:
-        return None
-    items = [(v, widen(constants[v]) if v in constants else None) for v in values[0]]
-    return lambda env: function([env[v] if known is None else known for v, known in items])
 
 
 LOOP_LIMIT = 100_000

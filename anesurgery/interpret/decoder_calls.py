@@ -12,21 +12,20 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from anesurgery.errors import InterpretError, PassError, Refusal
+from anesurgery.errors import InterpretError
 from anesurgery.files import arrays
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.interpret.sampling import index_range
 from anesurgery.interpret.state import POSITION, reached
-from anesurgery.mil import Array, Function, Var, consumers, np_dtype, static_shape, types
+from anesurgery.mil import Array, Var, consumers, np_dtype, static_shape, types
 
 BACK = "_out"
 """The ending of outputs that are inputs of the next call."""
@@ -129,12 +128,7 @@ class Call:
     """The name of the function."""
 
     def inputs(self, values: Mapping[str, Any], position: int) -> dict[str, Any]:
-        """Return the inputs of the function: values, the position, and what `maker` computes of them.
-
-        Args:
-            values: that are known, by name.
-            position: the number of tokens before.
-        """
+        """Return all inputs: known values, the number of tokens before, and what `maker` computes."""
         known = dict(values) | ({POSITION: np.array([position], np.int32)} if self.cached else {})
         if self.maker is not None:
             entries = self.maker.ports[0]
@@ -313,11 +307,7 @@ def token_input(inputs: Mapping[str, Var]) -> str | None:
 
 
 def _rows_of_input(var: Var, length: int) -> Rows:
-    """Return an input as rows for tokens: along the last axis but one, if several axes have that length.
-
-    Raises:
-        InterpretError: no axis has that length.
-    """
+    """Return an input as rows for tokens: along the last axis but one, if several axes have that length."""
     shape = static_shape(var) or ()
     axes = [a for a, d in enumerate(shape) if d == length]
     if not axes or np_dtype(var).kind != "f":
@@ -357,77 +347,3 @@ def tables_of(model: Any, call: Call, tables: Tables) -> dict[str, Array]:
                 f"tables={{{rows.name!r}: ...}}{where}"
             )
     return tables_read
-
-
-ADVICE = "make the others constants by `fixed`, as attention_mask=1, or position_ids=range(n)"
-
-
-def token_axis(tokens: Var) -> int:
-    """The axis of the input that holds the tokens: the first, or the one after the batch."""
-    return min(1, tokens.rank - 1)
-
-
-def inputs_of(function: Function, fixed: Collection[str]) -> list[dict[str, int]] | Refusal:
-    """The inputs that depend on the tokens or on their positions -> the axis of the tokens.
-
-    Each way to choose the axes is one element; the tokens come first.
-    """
-    inputs = {n: v for n, v in function.inputs.items() if n not in fixed}
-    name = token_input(inputs)
-    if name is None:
-        return unclear(inputs)
-    tokens = inputs[name]
-    if (refusal := _unfit(tokens)) is not None:
-        return refusal
-    length = tokens.shape[token_axis(tokens)]
-    others = [n for n in inputs if n != name]
-    axes = [_axes(inputs[n], int(length)) for n in others]
-    if not all(axes):
-        return unclear(inputs)
-    return [{name: token_axis(tokens)} | dict(zip(others, chosen, strict=True)) for chosen in product(*axes)]
-
-
-def unclear(inputs: Collection[str], why: str = "") -> Refusal:
-    """Return the refusal of a model with inputs besides its tokens."""
-    names = ", ".join(f"%{n}" for n in inputs)
-    return Refusal(f"which input holds the tokens? There are {names}; {ADVICE}{why}")
-
-
-def _unfit(tokens: Var) -> Refusal | None:
-    """Return why an input does not hold the tokens of one text; None where it does."""
-    if (shape := static_shape(tokens)) is None:
-        return Refusal(f"%{tokens.name} has the symbolic shape {tuple(tokens.shape)}")
-    if len(shape) > 1 and shape[0] != 1:
-        return Refusal(f"%{tokens.name} holds a batch of {shape[0]}")
-    return Refusal(f"%{tokens.name} holds one token") if shape[token_axis(tokens)] < 2 else None
-
-
-def _axes(var: Var, length: int) -> Sequence[int]:
-    """Return the axes that may hold a row for each position; the usual one, the last but one, comes first."""
-    shape = static_shape(var) or ()
-    axes = [a for a, d in enumerate(shape) if d == length and np_dtype(var).kind == "f"]
-    return sorted(axes, key=lambda a: a != len(shape) - 2)
-
-
-def fixed_value(var: Var, stated: Any) -> Array:
-    """Return the value of an input that becomes a constant, from one number or an array that fits.
-
-    Raises:
-        PassError: it does not fit.
-    """
-    shape, dtype = static_shape(var) or (), np_dtype(var)
-    try:
-        value = np.broadcast_to(np.asarray(stated), shape)
-    except ValueError:
-        raise PassError(
-            f"add_cache: fixed gives %{var.name} the shape {np.shape(stated)}, and it has the shape {shape}"
-        ) from None
-    if value.dtype.kind not in "fiub" or (dtype.kind != "f" and not np.array_equal(value.astype(dtype), value)):
-        raise PassError(f"add_cache: fixed gives %{var.name} {stated!r:.60}, and it holds {dtype}")
-    return value.astype(dtype)
-
-
-def rows_in_words(chosen: Mapping[str, int]) -> str:
-    """Return what the caller gives besides the tokens, in words."""
-    _, *rows = chosen
-    return f", the rows of {', '.join(rows)} at these positions" if rows else ""

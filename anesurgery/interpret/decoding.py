@@ -245,11 +245,7 @@ class Decoder:
             logits = self.feed([token])[-1]
 
     def _whole(self, tokens: Any) -> Array:
-        """Return tokens as an array of whole numbers.
-
-        Raises:
-            InterpretError: some are not, are negative, or are not in the vocabulary.
-        """
+        """Return tokens as an array; raise `InterpretError` if some are no whole numbers of the vocabulary."""
         try:
             ids = np.asarray(tokens)
         except ValueError:
@@ -289,11 +285,7 @@ class Decoder:
         return list(logits if call.one_row else logits[before - start : before - start + count])
 
     def _check_causal(self, call: Call, logits: Array) -> None:
-        """Check that later tokens change nothing: run again with others than zeros in their place.
-
-        Raises:
-            InterpretError: they do.
-        """
+        """Raise `InterpretError` if later tokens change logits: run again with others in their place."""
         other = self._run(call, 0, fill=self.vocabulary - 1 if self.vocabulary < sys.maxsize else 1)
         finite = np.isfinite(logits)
         largest = float(np.abs(logits[finite]).max(initial=0))
@@ -325,27 +317,21 @@ class Decoder:
         self._held = {name: outputs[back] for name, back in call.back.items()}
         return call.logits(outputs)
 
-    @staticmethod
-    def _one_hot(call: Call, place: int) -> Array:
+    def _one_hot(self, call: Call, place: int) -> Array:
         """Return the input that picks one token: 1 at its place, else 0."""
-        var = call.predictor.ports[0][call.picker]
-        mask = np.zeros(static_shape(var) or (), np_dtype(var))
+        mask = self._zeros(call, call.picker)
         mask[..., place] = 1
         return mask
 
     @staticmethod
     def _zeros(call: Call, name: str) -> Array:
-        """Return the value of a cache before the first call."""
+        """Return an input that is zero everywhere, as a cache is before the first call."""
         var = call.predictor.ports[0][name]
         return np.zeros(static_shape(var) or (), np_dtype(var))
 
 
 def _stop_tokens(stop: Any, decoder: Decoder) -> frozenset[int]:
-    """Return the tokens after which to stop.
-
-    Raises:
-        InterpretError: one is no token of the model.
-    """
+    """Return the tokens after which to stop; raise `InterpretError` if one is no token of the model."""
     listed = () if stop is None else (stop,) if is_whole(stop) else stop
     if isinstance(listed, (str, bytes)) or not isinstance(listed, (Collection, np.ndarray)):
         raise InterpretError(f"stop={stop!r:.60}; it must be a token, or several as [2, 7]; `chat` takes texts")
@@ -357,11 +343,7 @@ def _stop_tokens(stop: Any, decoder: Decoder) -> frozenset[int]:
 
 
 def _check_sampling(steps: Any, sampler: Any, seed: Any) -> tuple[Chooser, np.random.Generator]:
-    """Check the options of sampling, and return what chooses the tokens, and its random numbers.
-
-    Raises:
-        InterpretError: an option has a wrong value.
-    """
+    """Check the options of sampling, and return what chooses the tokens, and its random numbers."""
     if not is_whole(steps) or steps < 1:
         raise InterpretError(f"steps={steps!r}; it must be a positive integer")
     choose = Sampler() if sampler is None else sampler
@@ -371,11 +353,7 @@ def _check_sampling(steps: Any, sampler: Any, seed: Any) -> tuple[Chooser, np.ra
 
 
 def _check_fits(decoder: Decoder, tokens: int, steps: int) -> None:
-    """Check that a prompt and the tokens to write fit into the context.
-
-    Raises:
-        InterpretError: they do not.
-    """
+    """Raise `InterpretError` if a prompt and the tokens to write do not fit into the context."""
     if decoder.drop is None and decoder.position + tokens + steps - 1 > decoder.context:
         raise InterpretError(
             f"{tokens} tokens and {steps} steps do not fit into the context of {decoder.context}"
@@ -477,11 +455,7 @@ def stream(
 
 
 def _decoder(model: Any, **options: Any) -> Decoder:
-    """Return the decoder that writes: the model given, if it is one.
-
-    Raises:
-        InterpretError: a `Decoder` is given, and options that it has already.
-    """
+    """Return the decoder that writes: the model given, if it is one, which then takes no options."""
     chosen = {name: value for name, value in options.items() if value is not None}
     if not isinstance(model, Decoder):
         return Decoder(model, **chosen)

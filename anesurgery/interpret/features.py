@@ -79,11 +79,7 @@ def as_array(name: str, value: Any) -> Array:
 
 
 def _tensor_as_array(name: str, tensor: torch.Tensor) -> Array:
-    """Return the numbers of a tensor.
-
-    Raises:
-        InterpretError: it is a meta tensor, nested, sparse or quantized, or of a dtype that numpy lacks.
-    """
+    """Return the numbers of a tensor; raise `InterpretError` if numpy cannot hold it."""
     if tensor.is_nested:
         raise InterpretError(f"input {name!r} is a nested tensor; give one of one shape, padded")
     if tensor.is_meta:

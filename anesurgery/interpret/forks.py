@@ -14,18 +14,13 @@ import numpy as np
 import torch
 
 from anesurgery.interpret import sampling, state
-from anesurgery.interpret.core import Env, Executable, Plan
+from anesurgery.interpret.core import Executable, Plan
+from anesurgery.interpret.steps import Env
 from anesurgery.mil import Array, Var
 
 
 class Forks:
-    """A run of a function that can be continued with other weights.
-
-    Args:
-        executable: the function.
-        values: its inputs.
-        weights: the constants that will be replaced.
-    """
+    """A run of a function on its inputs that can be continued with other arrays in place of some weights."""
 
     def __init__(self, executable: Executable, values: Mapping[str, Any], weights: Sequence[Var]) -> None:
         self._executable, self._plan = executable, executable.plan

@@ -227,11 +227,7 @@ def _indexed_rows(function: Function) -> dict[str, int]:
 
 
 def _check_ids(rows: Mapping[str, int], values: Mapping[str, Any]) -> None:
-    """Check that ids are rows of their table, or count back from its end: others are undefined in Core ML.
-
-    Raises:
-        InterpretError: some are not.
-    """
+    """Raise `InterpretError` unless ids are rows of their table or count back from its end."""
     for name in rows.keys() & (values.keys() if isinstance(values, Mapping) else ()):
         try:
             ids = np.asarray(values[name])
@@ -290,11 +286,7 @@ def _description(loaded: Loaded, function: Function) -> Any:
 
 
 def _check_outputs(whole: Any, members: Iterable[Any]) -> None:
-    """Check that each output of a pipeline is an output of one of its models, or an input.
-
-    Raises:
-        InterpretError: one is not.
-    """
+    """Raise `InterpretError` if an output of a pipeline is neither an output of its models nor an input."""
     names = {f.name for m in members if m is not None for f in m.output} | {f.name for f in whole.input}
     for feature in whole.output:
         if feature.name not in names:
@@ -322,12 +314,7 @@ def bound(loaded: Loaded, values: Mapping[str, Any], function: str | None = None
 def _run_sized(
     folder: Path, values: Mapping[str, Any], size: str | None, outputs: Iterable[str] | None, **how: Any
 ) -> dict[str, Any]:
-    """Run the model of a folder of sizes that fits the values, padded if none fits exactly.
-
-    Raises:
-        InterpretError: there is none.
-        UnknownName: no such size.
-    """
+    """Run the model of a folder of sizes that fits the values, padded if none fits exactly."""
     rows, padding = size_index.read(folder)
     call = size_index.choose_call(rows, padding, values, size)
     if call.lengths and outputs is not None:

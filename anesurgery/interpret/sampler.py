@@ -103,11 +103,7 @@ class Sampler:
         return shares
 
     def _penalised(self, logits: Array, read: Sequence[int]) -> tuple[Array, float]:
-        """Return the logits after the penalty of repetitions, and the largest of them.
-
-        Raises:
-            InterpretError: they are not numbers.
-        """
+        """Return the logits after the penalty of repetitions, and the largest, which must be finite."""
         if self.repetition_penalty != 1 and len(read):
             logits, tokens = np.array(logits, np.float64), np.unique(read)
             old = logits[tokens]

@@ -164,33 +164,9 @@ WHOLE = REARRANGING | JOINING | {"cast", "tile"}
 """Ops that pass every number of a value on."""
 
 
-def sample_inputs(
-    program: Program,
-    *,
-    function: str | None = None,
-    seed: int = 0,
-    length: int = 4,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    images: Collection[str] = (),
-) -> dict[str, Array]:
-    """Draw inputs for one function of a program.
-
-    Floats are standard normal, those of images whole numbers from 0 to 255. An input that indexes a table is
-    drawn from the table's rows, as whole numbers where it holds floats; any other integer is 1 for the first
-    part of its last axis and 0 after it, like a mask of padded text.
-    States are left out: a run begins with new ones.
-
-    Args:
-        program: the program.
-        function: its function; the only or first one by default.
-        seed: of the random numbers.
-        length: what a symbolic dimension becomes.
-        shapes: shapes by input name, in place of the declared ones.
-        images: the inputs that are images (`features.images`).
-    """
-    return sample_function(
-        function_of(program, function), seed=seed, length=length, shapes=shapes, images=images
-    )
+def sample_inputs(program: Program, *, function: str | None = None, **options: Any) -> dict[str, Array]:
+    """Draw inputs for a function of a program, the only or first one by default: see `sample_function`."""
+    return sample_function(function_of(program, function), **options)
 
 
 def generator(seed: int) -> np.random.Generator:
@@ -212,7 +188,20 @@ def sample_function(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     images: Collection[str] = (),
 ) -> dict[str, Array]:
-    """Draw inputs for a function: see `sample_inputs`."""
+    """Draw inputs for a function.
+
+    Floats are standard normal, those of images whole numbers from 0 to 255. An input that indexes a table is
+    drawn from the table's rows, as whole numbers where it holds floats; any other integer is 1 for the first
+    part of its last axis and 0 after it, like a mask of padded text.
+    States are left out: a run begins with new ones.
+
+    Args:
+        function: the function.
+        seed: of the random numbers.
+        length: what a symbolic dimension becomes.
+        shapes: shapes by input name, in place of the declared ones.
+        images: the inputs that are images (`features.images`).
+    """
     rng = generator(seed)
     drawn = {}
     for name, var in function.inputs.items():
@@ -246,18 +235,15 @@ def _distinct_numbers(rows: int, dtype: np.dtype[Any]) -> int:
     return min(rows, 2 ** (np.finfo(dtype).nmant + 1)) if dtype.kind == "f" else rows
 
 
-def index_range(var: Var, without: Collection[Operation] = (), *, one_hot: bool = False) -> int | None:
+def index_range(var: Var, *, one_hot: bool = False) -> int | None:
     """Return the rows of the smallest constant table that a value indexes, less what is added to it; or None.
 
-    Args:
-        var: the value.
-        without: ops that are not followed.
-        one_hot: does the size of a one_hot count as rows too? It gives zeros beyond, where a table has nothing.
+    With `one_hot`, the size of a one_hot counts as rows too. It gives zeros beyond, where a table has nothing.
     """
     seen, stack, rows = {(var, 0)}, [(var, 0)], list[int]()
     while stack:
         value, shift = stack.pop()
-        for op in (op for op in consumers(value) if op not in without):
+        for op in consumers(value):
             if op.op_type in LOOKUPS:
                 index, table = (op.inputs[k] for k in LOOKUPS[op.op_type])
                 if index is value and table.shape and table.op is not None:
@@ -285,14 +271,14 @@ def indexed_rows(var: Var) -> int | None:
                 axis = constant(op.inputs.get("axis"))
                 size = op.x.shape[int(axis or 0)]
                 rows += [] if is_symbolic(size) else [int(size)]
-            elif (op.op_type in WHOLE and op.inputs.get("x", value) is value) or is_guard(op, value):
+            elif (op.op_type in WHOLE and op.inputs.get("x", value) is value) or is_guard(op):
                 new = [v for v in op.outputs if v not in seen]
                 seen.update(new)
                 stack += new
     return min(rows, default=None)
 
 
-def is_guard(op: Operation, ids: Var) -> bool:
+def is_guard(op: Operation) -> bool:
     """Is it a select that counts negative ids from the end of their table: where(ids >= 0, ids, ids + rows)?"""
     cond = producer(op.cond, "greater_equal", "less") if op.op_type == "select" else None
     zero = None if cond is None else constant(cond.y)

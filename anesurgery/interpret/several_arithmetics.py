@@ -18,9 +18,10 @@ import torch
 
 from anesurgery.interpret import sampling
 from anesurgery.interpret.arithmetic import constant_memory
-from anesurgery.interpret.core import Env, Executable, Step
+from anesurgery.interpret.core import Executable
 from anesurgery.interpret.forks import copied
 from anesurgery.interpret.state import Box
+from anesurgery.interpret.steps import Env, Step
 from anesurgery.interpret.table import Listener
 from anesurgery.mil import Array, Operation, Program, Var, np_dtype
 

@@ -56,11 +56,7 @@ def shapes(function: Function) -> dict[str, tuple[int, ...]]:
 
 
 def check(wanted: Mapping[str, tuple[int, ...]], states: Any) -> None:
-    """Check that states have the shapes that a function needs.
-
-    Raises:
-        InterpretError: they are those of another function.
-    """
+    """Raise `InterpretError` if states do not have the shapes that a function needs."""
     if not isinstance(states, dict) or not all(isinstance(b, Box) for b in states.values()):
         raise InterpretError(f"a state holds {wanted}, and is made with make_state()")
     given = {name: tuple(box.value.shape) for name, box in states.items()}
@@ -208,9 +204,7 @@ def possible_aliases(
 ) -> dict[Operation, list[Var]]:
     """Return for each slice_update the values alive before it that are not known to own their memory.
 
-    Args:
-        ops: in order, each with the values that are dead after it.
-        inputs: the values that exist before the first.
+    The ops are in order, each with the values that are dead after it; `inputs` exist before the first.
     """
     alive, aliases = dict.fromkeys(inputs), dict[Operation, list[Var]]()
     for op, dead in ops:

@@ -74,7 +74,7 @@ class _Implementations(MutableMapping[str, Implementation]):
 
 
 TABLE = _Implementations()
-"""Op type -> its implementation. Control flow is not here: see `anesurgery.interpret.ops.control`."""
+"""Op type -> its implementation. Control flow is not here: see `core.CONTROL_FLOW`."""
 
 
 class Unsupported(InterpretError):  # noqa: N818 - reads as a statement

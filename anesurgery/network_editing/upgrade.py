@@ -14,7 +14,7 @@ from anesurgery.checking.comparison import compare
 from anesurgery.checking.ranges import ranges
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, SurgeryError, warn
-from anesurgery.facts.half import KEPT
+from anesurgery.facts.half import NAMED
 from anesurgery.files.interface import warn_of_names
 from anesurgery.files.package import (
     PIPELINES,
@@ -215,11 +215,11 @@ class _Half:
 
     def noted(self, words: str) -> Loaded:
         """The model, with what stays fp32 in its notes, and in a warning."""
-        asked = [name for name, reason in self.stays if reason == KEPT]
+        asked = [name for name, reason in self.stays if reason == NAMED]
         runs = (
             [f"{len(asked)} ops from {asked[0]} to {asked[-1]} (else outputs are too inexact)"] if asked else []
         )
-        stays = runs + [f"{name} ({reason})" for name, reason in self.stays if reason != KEPT]
+        stays = runs + [f"{name} ({reason})" for name, reason in self.stays if reason != NAMED]
         more = f" and {len(stays) - STATED} more" if len(stays) > STATED else ""
         note = f"it computes in fp16{', but for ' + ', '.join(stays[:STATED]) + more if stays else ''}"
         if any(NO_FORM not in reason for _, reason in self.stays):

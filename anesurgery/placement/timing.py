@@ -25,7 +25,7 @@ import numpy as np
 
 from anesurgery.display import short_name
 from anesurgery.errors import LoadError
-from anesurgery.facts.dependence import loop_rounds
+from anesurgery.facts.loops import loop_rounds
 from anesurgery.mil import Operation, Var, is_constexpr, is_stored, operands, producer
 from anesurgery.placement.durations import Key, Time
 from anesurgery.placement.rules.slow import notch_payload, weight_decoders

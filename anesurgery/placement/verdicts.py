@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 from operator import add
 from typing import Any, TypeAlias
 
-from anesurgery.facts.dependence import fixed_ops, loop_rounds
+from anesurgery.facts.dependence import fixed_ops
+from anesurgery.facts.loops import loop_rounds
 from anesurgery.files.copying import recording_originals
 from anesurgery.files.package import Loaded
 from anesurgery.mil import (

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from anesurgery.errors import NO_MATCH, Refusal
-from anesurgery.facts.dependence import rows_read, slice_back
+from anesurgery.facts.dependence import slice_back
+from anesurgery.facts.row_tails import rows_read
 from anesurgery.interpret import evaluate
 from anesurgery.mil import (
     Array,

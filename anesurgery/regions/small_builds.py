@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.facts.dependence import Tail
+from anesurgery.facts.row_tails import Tail
 from anesurgery.mil import (
     Maker,
     Operation,

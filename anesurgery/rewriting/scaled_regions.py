@@ -32,8 +32,8 @@ from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.session import Session
 from anesurgery.semantics import degrees
 from anesurgery.semantics.bounds import squared_operand
-from anesurgery.semantics.degrees import SUMS_OF_PRODUCTS, TIED, Scaled, is_float
-from anesurgery.semantics.reading import ints
+from anesurgery.semantics.degrees import SUMS_OF_PRODUCTS, TIED, Scaled
+from anesurgery.semantics.reading import ints, is_float
 
 WITHIN_NORMS = frozenset({"square", "pow", "mul", "reduce_mean", "reduce_sum", "add"})
 """Ops between a value and the mean of its squares."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from anesurgery.mil import Operation, Var, np_dtype, operands, producer
+from anesurgery.mil import Operation, Var, operands, producer
 from anesurgery.ops import JOINING, MOVING, WEIGHTED, names
-from anesurgery.semantics.reading import number
+from anesurgery.semantics.reading import is_float, number
 
 TIED = (
     (MOVING - names("gather gather_nd gather_along_axis"))
@@ -42,17 +42,10 @@ class Scaled:
 Exponents: TypeAlias = "Callable[[Var], float]"
 
 
-def is_float(var: Var) -> bool:
-    """Does a value hold floats?"""
-    return np_dtype(var).kind == "f"
-
-
 def scaled(op: Operation, of: Exponents) -> Scaled | None:
     """Return the scales of an op's results and constants; None where it does not hand a scale on.
 
-    Args:
-        op: the op.
-        of: the function that gives the exponent of each value; 0 for constants.
+    `of` gives the exponent of each value, 0 for constants.
     """
     degree = DEGREES.get(op.op_type)
     return None if degree is None or not all(map(is_float, op.outputs)) else degree(op, of)

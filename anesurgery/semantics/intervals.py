@@ -135,7 +135,7 @@ class Intervals:
 
 
 def _largest_index(op: Operation) -> float:
-    """The largest index that an op may give: the last of its axis; infinite where the shape is dynamic."""
+    """Return the largest index that an op may give, the last of its axis; infinite for a dynamic shape."""
     shape = static_shape(op.x)
     if shape is None or op.op_type == "shape":
         return math.inf
@@ -161,9 +161,7 @@ def _fits_integer_type(var: Var, low: float, high: float) -> bool:
 def interval(var: Any, products: int = 0) -> Interval:
     """Return the interval of a value for all inputs, in real numbers; `ANY` where nothing is known.
 
-    Args:
-        var: the value.
-        products: how many products with stored weights to look through.
+    It looks through so many products with stored weights.
     """
     return _interval(var, products, stored=False) if isinstance(var, Var) else ANY
 
@@ -225,9 +223,7 @@ def score_limits(root: Operation, scores: Var, most: float) -> dict[Var, float]:
 def stored_score(var: Var, enough: float = 0.0) -> float:
     """Return the largest magnitude of scores as computed: a matmul's results, perhaps times numbers.
 
-    Args:
-        var: the scores.
-        enough: a bound up to this is good enough, and is not made tighter.
+    A bound up to `enough` is not made tighter.
     """
     growth = 1.0
     while var.op is not None and (factor := scaled(var.op)) is not None:
@@ -239,7 +235,7 @@ def stored_score(var: Var, enough: float = 0.0) -> float:
 
 
 def _product_of_head_lengths(op: Operation, enough: float, *, stored: bool = False) -> float:
-    """The largest product of two heads; exact singular values only where the rough bound exceeds `enough`."""
+    """Return the largest product of two heads, by exact singular values if a rough bound exceeds `enough`."""
     most = math.inf
     for roughly in (True, False):
         if most > enough:
@@ -258,9 +254,7 @@ def _operands_and_summed_axes(op: Operation) -> tuple[tuple[Var, int], tuple[Var
 def largest_score(op: Operation, enough: float) -> float:
     """Return the largest magnitude that a matmul of two values can give; infinite where nothing bounds it.
 
-    Args:
-        op: the matmul.
-        enough: a bound below this is good enough, and is not made tighter.
+    A bound below `enough` is not made tighter.
     """
     terms = op.x.shape[-2 if flag(op, "transpose_x") else -1]
     if is_symbolic(terms):

@@ -20,6 +20,7 @@ from anesurgery.mil import (
     is_output,
     is_stored,
     is_symbolic,
+    np_dtype,
     producer,
     static_shape,
     types,
@@ -60,6 +61,11 @@ def kind_of(var: Var) -> TypeFacts:
 def is_tensor(var: Var) -> bool:
     """Is a value a tensor or a scalar of numbers (and not a list, a state or a string)?"""
     return kind_of(var).is_tensor
+
+
+def is_float(var: Var) -> bool:
+    """Does a value hold floats?"""
+    return np_dtype(var).kind == "f"
 
 
 def shape_of(var: Var) -> tuple[int, ...]:
@@ -110,12 +116,9 @@ def ints(op: Operation, name: str) -> list[int]:
 
 
 def each_axis(op: Operation, name: str, absent: Any) -> list[Any]:
-    """Return a constant parameter of an op on x as a list with one value for each axis of x.
+    """Return a constant parameter of an op on x, such as a slice, as a list with one value for each axis of x.
 
-    Args:
-        op: the op, such as a slice.
-        name: the parameter.
-        absent: the value for each axis where the parameter is absent.
+    Where the parameter is absent, each is `absent`.
     """
     values = constant(op.inputs.get(name))
     return [absent] * op.x.rank if values is None else [type(absent)(value) for value in values]
@@ -155,11 +158,11 @@ def sliced(op: Operation) -> list[SliceRange]:
     opens, closes, single = (each_axis(op, f"{n}_mask", False) for n in ("begin", "end", "squeeze"))
     return [
         SliceRange(
-            0 if opens[axis] else begins[axis] if begins else None,
-            ends[axis] if ends and not closes[axis] else None,
-            closes[axis],
-            stride,
-            single[axis],
+            begin=0 if opens[axis] else begins[axis] if begins else None,
+            end=ends[axis] if ends and not closes[axis] else None,
+            to_end=closes[axis],
+            stride=stride,
+            single=single[axis],
         )
         for axis, stride in enumerate(each_axis(op, "stride", 1))
     ]
@@ -315,12 +318,9 @@ def _power_of_one_op(op: Operation | None) -> Power | None:
 
 
 def in_decibels(value: float, before: str = "", digits: int = 1) -> str:
-    """Return how near two results are, in words: "PSNR 41.2 dB", "identical" or "not finite".
+    """Return how near two results are, in words: "PSNR 41.2 dB", "identical" (inf) or "not finite" (-inf, NaN).
 
-    Args:
-        value: in dB; inf where nothing differs, -inf or NaN where one side is not finite.
-        before: the text in front of a number.
-        digits: how many digits follow the decimal point.
+    `before` is the text in front of a number, such as "PSNR ".
     """
     if math.isinf(value) or math.isnan(value):
         return "identical" if value > 0 else "not finite"
@@ -381,7 +381,7 @@ def axis_slice(op: Operation) -> AxisSlice | None:
     if shape is None or places is None:
         return None
     rows = enumerate(zip(*places, sliced(op), strict=True))
-    slices = [AxisSlice(a, b, e, 1 if s.single else s.stride, s.single) for a, (b, e, s) in rows]
+    slices = [AxisSlice(a, b, e, stride=1 if s.single else s.stride, dropped=s.single) for a, (b, e, s) in rows]
     parts = [part for part, size in zip(slices, shape, strict=True) if part.size != size or part.dropped]
     if len(parts) != 1 or parts[0].stride < 1 or parts[0].size < 1:
         return None

@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -69,17 +70,15 @@ from anesurgery.semantics.reading import (
 
 
 def image_of_interval(op: Operation, numbers: Interval) -> Interval | None:
-    """An unary op's results at both ends of an interval; None if a parameter is dynamic or one is NaN."""
+    """Return an unary op's results at both ends of an interval; None where one is NaN or unknown."""
     ends = results_at(op, {"x": numbers})
     return None if ends is None or any(map(math.isnan, ends)) else (ends[0], ends[1])
 
 
 def results_at(op: Operation, numbers: Mapping[str, Sequence[float]]) -> list[float] | None:
-    """Return what an elementwise op makes of some numbers, as the interpreter computes it.
+    """Return what an elementwise op makes of some numbers for each parameter, as the interpreter computes it.
 
-    Args:
-        op: the op; its other parameters must be constants, else None is returned.
-        numbers: parameter -> the numbers to try.
+    None if another parameter is dynamic.
     """
     fixed = {k: constant(v) for k, v in op_inputs(op, *numbers).items()}
     if any(v is None for v in fixed.values()):
@@ -204,19 +203,26 @@ def single_operand(op: Operation, places: Sequence[Place], name: str = "x") -> A
     return (Operand(name, op.inputs[name], tuple(places)),)
 
 
-def in_place_except(op: Operation, mixed: set[int], word: str = MIXED) -> Axes:
-    """Return x with all axes in place except the `mixed` ones, whose place is `word`."""
-    return single_operand(op, [word if a in mixed else a for a in range(op.x.rank)])
+def in_place_except(op: Operation, mixed: set[int]) -> Axes:
+    """Return x with all axes in place except the `mixed` ones."""
+    return single_operand(op, [MIXED if a in mixed else a for a in range(op.x.rank)])
 
 
-def _pool_axes(op: Operation) -> Axes:
-    """Pools work on each channel of each image by itself."""
-    return in_place_except(op, set(range(2, op.x.rank)))
+def _mixes_from(first: int, end: int | None = None) -> Callable[[Operation], Axes]:
+    """Return the function that keeps x's axes in place but for a run of them, counted as a slice counts."""
+    return lambda op: in_place_except(op, {*range(op.x.rank)[first:end]})
 
 
-def _resize_axes(op: Operation) -> Axes:
-    """Resizing mixes the last two axes."""
-    return in_place_except(op, {op.x.rank - 2, op.x.rank - 1})
+_mixes_each_plane = _mixes_from(2)
+"""Pools work on each channel of each image by itself."""
+_mixes_last_two = _mixes_from(-2)
+"""Resizing works on each image by itself, whatever its axes before the last two are."""
+
+
+def _optional_operands(op: Operation, parameters: str, places: Sequence[Place]) -> list[Operand]:
+    """Return those of some operands that an op has, with the same places for each."""
+    values = [(name, op.inputs.get(name)) for name in parameters.split()]
+    return [Operand(name, var, tuple(places)) for name, var in values if var is not None]
 
 
 def _average_pool_range(op: Operation, ranges: Ranges) -> Interval:
@@ -246,13 +252,13 @@ def _max_pool_range(op: Operation, ranges: Ranges) -> Interval:
 
 
 WINDOWS: dict[str, OpSpec] = {
-    "avg_pool": OpSpec(_average_pool_range, _pool_axes, terms=_window_size),
-    "l2_pool": OpSpec(axes=_pool_axes),
-    "max_pool": OpSpec(_max_pool_range, _pool_axes),
+    "avg_pool": OpSpec(_average_pool_range, _mixes_each_plane, terms=_window_size),
+    "l2_pool": OpSpec(axes=_mixes_each_plane),
+    "max_pool": OpSpec(_max_pool_range, _mixes_each_plane),
     **dict.fromkeys(
-        names("resize_nearest_neighbor upsample_nearest_neighbor"), OpSpec(range_of_x, _resize_axes)
+        names("resize_nearest_neighbor upsample_nearest_neighbor"), OpSpec(range_of_x, _mixes_last_two)
     ),
-    **dict.fromkeys(names("resize_bilinear upsample_bilinear"), OpSpec(axes=_resize_axes)),
+    **dict.fromkeys(names("resize_bilinear upsample_bilinear"), OpSpec(axes=_mixes_last_two)),
 }
 
 
@@ -328,10 +334,8 @@ def _slice_update_axes(op: Operation) -> Axes | None:
     if not plain or any(constant(op.inputs[name]) is None for name in ("begin", "end")):
         return None
     stride = each_axis(op, "stride", 1)
-    places: list[Place] = [
-        a if op.update.shape[a] == n and stride[a] == 1 else MIXED for a, n in enumerate(op.x.shape)
-    ]
-    return Operand("x", op.x, tuple(places)), Operand("update", op.update, tuple(places))
+    places = [a if op.update.shape[a] == n and stride[a] == 1 else MIXED for a, n in enumerate(op.x.shape)]
+    return tuple(_optional_operands(op, "x update", places))
 
 
 def _tile_axes(op: Operation) -> Axes | None:
@@ -369,38 +373,32 @@ def _gather_axes(op: Operation) -> Axes | None:
     """Rows of `x` are looked up by indices; the axes of the indices stand in the place of the axis."""
     if ints(op, "batch_dims") not in ([], [0]) or not op.x.rank:
         return None
-    axis, added_axes = (ints(op, "axis") or [0])[0] % op.x.rank, op.indices.rank - 1
-    x_places = [MIXED if a == axis else a if a < axis else a + added_axes for a in range(op.x.rank)]
-    indices = Operand("indices", op.indices, tuple(a + axis for a in range(op.indices.rank)))
-    return Operand("x", op.x, tuple(x_places)), indices
+    axis, rank = (ints(op, "axis") or [0])[0] % op.x.rank, op.indices.rank
+    # x (A, B, C), axis 1, indices (I, J): the result (A, I, J, C) has x's axes at 0, none and 3
+    x_places = [*range(axis), MIXED, *range(axis + rank, op.x.rank + rank - 1)]
+    return (*single_operand(op, x_places), *single_operand(op, range(axis, axis + rank), "indices"))
 
 
 def _gather_along_axis_axes(op: Operation) -> Axes | None:
     axis = (ints(op, "axis") or [0])[0] % op.x.rank
     if any(op.x.shape[a] != op.indices.shape[a] for a in range(op.x.rank) if a != axis):
         return None
-    x = Operand("x", op.x, tuple(MIXED if a == axis else a for a in range(op.x.rank)))
-    return x, Operand("indices", op.indices, tuple(range(op.indices.rank)))
+    return (*in_place_except(op, {axis}), *single_operand(op, range(op.indices.rank), "indices"))
 
 
 def _scatter_along_axis_axes(op: Operation) -> Axes | None:
     """Other axes keep their places if data, indices and updates have the same lengths there."""
     axis = (ints(op, "axis") or [0])[0] % op.data.rank
-    given = [(name, op.inputs[name]) for name in ("data", "indices", "updates")]
-    if any(v.shape[a] != op.data.shape[a] for _, v in given for a in range(v.rank) if a != axis):
+    values = (op.data, op.indices, op.updates)
+    if any(v.shape[a] != op.data.shape[a] for v in values for a in range(v.rank) if a != axis):
         return None
-    places: tuple[Place, ...] = tuple(MIXED if a == axis else a for a in range(op.data.rank))
-    return tuple(Operand(name, var, places) for name, var in given)
+    places = [MIXED if a == axis else a for a in range(op.data.rank)]
+    return tuple(_optional_operands(op, "data indices updates", places))
 
 
 def _one_hot_axes(op: Operation) -> Axes:
     (axis,) = axes_given(op, "axis", op.outputs[0].rank, (-1,))
     return single_operand(op, [a if a < axis else a + 1 for a in range(op.indices.rank)], "indices")
-
-
-def _mixed_after(count: int, mixed: int) -> OpSpec:
-    """Return a row whose first `count` axes keep their places and whose next `mixed` axes are mixed."""
-    return OpSpec(range_of_x, lambda op: in_place_except(op, {*range(count, count + mixed)}))
 
 
 def _pad_range(op: Operation, ranges: Ranges) -> Interval:
@@ -443,14 +441,17 @@ MOVE_AXES: dict[str, Callable[[Operation], Axes | None]] = {
 
 MOVES: dict[str, OpSpec] = {
     **{op_type: OpSpec(range_of_x, MOVE_AXES.get(op_type)) for op_type in sorted(MOVING - {"identity"})},
-    **dict.fromkeys(names("depth_to_space space_to_depth pixel_shuffle pixel_unshuffle"), _mixed_after(1, 3)),
-    "crop": _mixed_after(2, 2),
+    **dict.fromkeys(
+        names("depth_to_space space_to_depth pixel_shuffle pixel_unshuffle"),
+        OpSpec(range_of_x, _mixes_from(1, 4)),
+    ),
+    "crop": OpSpec(range_of_x, _mixes_from(2, 4)),
     "pad": OpSpec(_pad_range, _pad_axes),
     "space_to_batch": OpSpec(_zero_padded_range),
     "concat": OpSpec(_concat_range, _concat_axes),
     "stack": OpSpec(_concat_range, _stack_axes),
     "slice_update": OpSpec(axes=_slice_update_axes),
-    "band_part": OpSpec(axes=lambda op: in_place_except(op, {op.x.rank - 2, op.x.rank - 1})),
+    "band_part": OpSpec(axes=_mixes_last_two),
     "scatter_along_axis": OpSpec(axes=_scatter_along_axis_axes),
     "one_hot": OpSpec(lambda op, ranges: union_of_ranges([op.on_value, op.off_value], ranges), _one_hot_axes),
     "range_1d": OpSpec(_range_1d_range),
@@ -474,25 +475,21 @@ def _monotone_range(op: Operation, ranges: Ranges) -> Interval:
     return image_of_interval(op, ranges.at(op.x)) or ANY
 
 
-def _abs_range(op: Operation, ranges: Ranges) -> Interval:
-    low, high = ranges.at(op.x)
-    return (0.0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
+def _magnitudes(ends: Interval) -> Interval:
+    """Return the interval of the magnitudes of numbers in an interval."""
+    least, most = sorted(map(abs, ends))
+    return (0.0 if ends[0] <= 0 <= ends[1] else least), most
 
 
 def _cosh_range(op: Operation, ranges: Ranges) -> Interval:
     """The result grows with the magnitude; one step of fp16 is added on either side."""
-    low, high = (math.cosh(v) if v < OVERFLOWS else math.inf for v in _abs_range(op, ranges))
+    low, high = (math.cosh(v) if v < OVERFLOWS else math.inf for v in _magnitudes(ranges.at(op.x)))
     return low * (1 - STEP), high * (1 + STEP)
 
 
 def _square_range(op: Operation, ranges: Ranges) -> Interval:
-    return _squared_interval(ranges.at(op.x))
-
-
-def _squared_interval(ends: Interval) -> Interval:
-    """Return the interval of squares of an interval."""
-    low, high = sorted(abs(end) for end in ends)
-    return (0.0 if ends[0] <= 0 <= ends[1] else low * low), high * high
+    least, most = _magnitudes(ranges.at(op.x))
+    return least * least, most * most
 
 
 def _pow_range(op: Operation, ranges: Ranges) -> Interval:
@@ -518,7 +515,7 @@ def _constant_to_power_range(op: Operation, ranges: Ranges) -> Interval:
 
 
 def _log_range(op: Operation, ranges: Ranges) -> Interval:
-    """The logarithm of x + epsilon, one step of fp16 added on either side.
+    """Return the range of log(x + epsilon), one step of fp16 added on either side.
 
     It has no lower end where x + epsilon may be subnormal in fp16 (stored numbers) or below its least number.
     """
@@ -564,8 +561,12 @@ def _cast_range(op: Operation, ranges: Ranges) -> Interval:
 
 
 def _add_range(op: Operation, ranges: Ranges) -> Interval:
-    (a, b), (c, d) = ranges.at(op.x), ranges.at(op.y)
-    low, high = a + c, b + d
+    return _sum_of_ends(ranges.at(op.x), ranges.at(op.y))
+
+
+def _sum_of_ends(x: Interval, y: Interval) -> Interval:
+    """Return the interval of sums; `ANY` where infinities cancel."""
+    low, high = x[0] + y[0], x[1] + y[1]
     return ANY if math.isnan(low) or math.isnan(high) else (low, high)
 
 
@@ -576,9 +577,8 @@ def _sub_range(op: Operation, ranges: Ranges) -> Interval:
         top = producer(top.x)
     if top is not None and top.op_type == "reduce_max" and top.x is op.x and broadcasts_back(top):
         return -math.inf, 0.0
-    (a, b), (c, d) = ranges.at(op.x), ranges.at(op.y)
-    low, high = a - d, b - c
-    return ANY if math.isnan(low) or math.isnan(high) else (low, high)
+    low, high = ranges.at(op.y)
+    return _sum_of_ends(ranges.at(op.x), (-high, -low))
 
 
 def _mul_range(op: Operation, ranges: Ranges) -> Interval:
@@ -678,18 +678,14 @@ def _floor_div_range(op: Operation, ranges: Ranges) -> Interval:
     return ANY if a < 0 or c < (0.0 if whole else math.ulp(0.0)) else (0.0, b if c >= 1 else math.inf)
 
 
-def _maximum_range(op: Operation, ranges: Ranges) -> Interval:
+def _chosen_range(choose: Callable[..., float], op: Operation, ranges: Ranges) -> Interval:
+    """Return the range of the larger or the smaller of two values."""
     (a, b), (c, d) = ranges.at(op.x), ranges.at(op.y)
-    return max(a, c), max(b, d)
-
-
-def _minimum_range(op: Operation, ranges: Ranges) -> Interval:
-    (a, b), (c, d) = ranges.at(op.x), ranges.at(op.y)
-    return min(a, c), min(b, d)
+    return choose(a, c), choose(b, d)
 
 
 def _select_range(op: Operation, ranges: Ranges) -> Interval:
-    """The union of both sides; where the condition is `a >= 0`, side `a` counts from 0 on."""
+    """Return the union of both sides; where the condition is `a >= 0`, side `a` counts from 0 on."""
     (a, b), (c, d) = ranges.at(op.a), ranges.at(op.b)
     test = producer(op.cond, "greater_equal")
     if test is not None and test.x is op.a and is_constant(test.y, 0):
@@ -721,8 +717,7 @@ def _inverse_range(op: Operation, ranges: Ranges) -> Interval:
 
 def _channelwise_activation_axes(op: Operation) -> tuple[Operand, ...]:
     """Return the axes of activations with one parameter for each channel."""
-    stored = [Operand(k, op.inputs[k], (1,)) for k in ("alpha", "beta") if op.inputs.get(k) is not None]
-    return Operand("x", op.x, tuple(range(op.x.rank))), *stored
+    return (*single_operand(op, range(op.x.rank)), *_optional_operands(op, "alpha beta", (1,)))
 
 
 RANGES: dict[str, Interval | Callable[[Operation, Ranges], Interval]] = {
@@ -735,14 +730,14 @@ RANGES: dict[str, Interval | Callable[[Operation, Ranges], Interval]] = {
     "atan": (-1.58, 1.58),
     **dict.fromkeys(names("gelu silu"), _gelu_silu_range),
     **dict.fromkeys(names("inverse rsqrt"), _inverse_range),
-    "abs": _abs_range,
+    "abs": lambda op, ranges: _magnitudes(ranges.at(op.x)),
     "add": _add_range,
     "cast": _cast_range,
     "cosh": _cosh_range,
     "floor_div": _floor_div_range,
     "identity": lambda op, ranges: ranges.at(op.x),
-    "maximum": _maximum_range,
-    "minimum": _minimum_range,
+    "maximum": partial(_chosen_range, max),
+    "minimum": partial(_chosen_range, min),
     "mod": _mod_range,
     "mul": _mul_range,
     "pow": _pow_range,
@@ -831,11 +826,10 @@ def _product_terms(op: Operation) -> float:
 
 def _linear_axes(op: Operation) -> Axes:
     last = op.outputs[0].rank - 1
-    bias = op.inputs.get("bias")
     return (
         Operand("x", op.x, (*range(op.x.rank - 1), CONTRACTED)),
         Operand("weight", op.weight, (last, CONTRACTED)),
-        *([] if bias is None else [Operand("bias", bias, (last,))]),
+        *_optional_operands(op, "bias", (last,)),
     )
 
 
@@ -850,6 +844,7 @@ def _places_with_batch(var: Var, out: Var, last: tuple[Place, ...]) -> tuple[Pla
 
 
 def _matmul_axes(op: Operation) -> Axes | None:
+    """Rows of x and columns of y go to the last two axes of the result; the axes between are summed over."""
     out, rank = op.outputs[0], op.outputs[0].rank
     if min(op.x.rank, op.y.rank) < 2:
         return None
@@ -864,6 +859,7 @@ def _matmul_axes(op: Operation) -> Axes | None:
 
 
 def _einsum_axes(op: Operation) -> Axes | None:
+    """Each axis goes to the place of its letter in the result; a letter that is not there is summed over."""
     read, result = _einsum_letters(op)
     if any(len(set(letters)) < len(letters) for letters in (*read, result)):
         return None
@@ -888,11 +884,12 @@ def _einsum_letters(op: Operation) -> tuple[list[str], str]:
 
 def _attention_axes(op: Operation) -> Axes:
     out, mask, rank = op.outputs[0], op.inputs.get("attn_mask"), op.outputs[0].rank
+    mask_places = () if mask is None else _mask_places(mask, op)
     return (
         Operand("query", op.query, _places_with_batch(op.query, out, (rank - 2, CONTRACTED))),
         Operand("key", op.key, _places_with_batch(op.key, out, (CONTRACTED, CONTRACTED))),
         Operand("value", op.value, _places_with_batch(op.value, out, (CONTRACTED, rank - 1))),
-        *([] if mask is None else [Operand("attn_mask", mask, _mask_places(mask, op))]),
+        *_optional_operands(op, "attn_mask", mask_places),
     )
 
 
@@ -907,26 +904,22 @@ def _mask_places(mask: Var, op: Operation) -> tuple[Place, ...]:
 
 def _conv_axes(op: Operation) -> Axes:
     """Images keep their place; so does a spatial axis whose kernel has length 1, stride 1 and no padding."""
-    x, out, bias = op.x, op.outputs[0], op.inputs.get("bias")
+    x = op.x
     strides, pads = ints(op, "strides") or [1] * (x.rank - 2), ints(op, "pad")
-    groups = (ints(op, "groups") or [1])[0]
     custom = str(constant(op.inputs.get("pad_type"))) == "custom"
     padded = [custom and any(pads[2 * i : 2 * i + 2]) for i in range(x.rank - 2)]
     spatial = [
         a if op.weight.shape[a] == 1 and strides[a - 2] == 1 and not padded[a - 2] else MIXED
         for a in range(2, x.rank)
     ]
-    depthwise = groups == x.shape[1] == out.shape[1]
-    channel_place = 1 if depthwise else MIXED if groups > 1 else CONTRACTED
-    weight_channel_place: Place = MIXED if groups > 1 else CONTRACTED
+    groups = (ints(op, "groups") or [1])[0]
+    depthwise = groups == x.shape[1] == op.outputs[0].shape[1]
+    inputs: Place = MIXED if groups > 1 else CONTRACTED
+    outputs: Place = 1 if depthwise or groups == 1 else MIXED
     return (
-        Operand("x", x, (0, channel_place, *spatial)),
-        Operand(
-            "weight",
-            op.weight,
-            (1 if depthwise or groups == 1 else MIXED, weight_channel_place, *(MIXED for _ in spatial)),
-        ),
-        *([] if bias is None else [Operand("bias", bias, (1 if depthwise or groups == 1 else MIXED,))]),
+        Operand("x", x, (0, 1 if depthwise else inputs, *spatial)),
+        Operand("weight", op.weight, (outputs, inputs, *(MIXED for _ in spatial))),
+        *_optional_operands(op, "bias", (outputs,)),
     )
 
 
@@ -1026,22 +1019,14 @@ def _axes_beside_named(op: Operation) -> Axes | None:
 
 def _layer_norm_axes(op: Operation) -> Axes | None:
     """Return the axes of a layer norm, with a gamma and beta for each element of the normalised axes."""
-    x = _axes_beside_named(op)
-    stored = [op.inputs.get(k) for k in ("gamma", "beta")]
-    return x and (*x, *(Operand("gamma", v, (MIXED,) * v.rank) for v in stored if v is not None))
+    x, rank = _axes_beside_named(op), len(ints(op, "axes")) or op.x.rank
+    return x and (*x, *_optional_operands(op, "gamma beta", (MIXED,) * rank))
 
 
 def _channel_norm_axes(op: Operation) -> Axes:
     """Return the axes of norms with parameters for each channel; an instance norm mixes each plane."""
-    rank, mixed = op.x.rank, op.op_type == "instance_norm"
-    x = Operand("x", op.x, (0, 1, *(MIXED if mixed else a for a in range(2, rank))))
-    stored = [(k, op.inputs.get(k)) for k in ("mean", "variance", "gamma", "beta")]
-    return x, *(Operand(k, v, (1,)) for k, v in stored if v is not None)
-
-
-def _l2_norm_axes(op: Operation) -> Axes:
-    """An l2_norm mixes the last three axes."""
-    return in_place_except(op, {*range(op.x.rank - 3, op.x.rank)})
+    x = _mixes_each_plane(op) if op.op_type == "instance_norm" else in_place_except(op, set())
+    return (*x, *_optional_operands(op, "mean variance gamma beta", (1,)))
 
 
 def reduced_size(op: Operation) -> float:
@@ -1061,9 +1046,7 @@ def _sum_of_squares_range(op: Operation, ranges: Ranges) -> Interval:
     """Return the range of reduce_l2_norm and reduce_sum_square; integer squares wrap, and have none."""
     if np_dtype(op.x).kind != "f":
         return ANY
-    low, high = ranges.at(op.x)
-    least = 0.0 if low <= 0 <= high else min(abs(low), abs(high))
-    squares = ranges.rounded(op, (least**2, max(low * low, high * high)), CORRECT)
+    squares = ranges.rounded(op, _square_range(op, ranges), CORRECT)
     ends = interval_times(reduced_size(op), squares)
     if op.op_type == "reduce_sum_square":
         return ends
@@ -1165,7 +1148,7 @@ SUMS_AND_ORDERS: dict[str, OpSpec] = {
     "layer_norm": OpSpec(_norm_range, _layer_norm_axes),
     "batch_norm": OpSpec(axes=_channel_norm_axes),
     "instance_norm": OpSpec(_norm_range, _channel_norm_axes),
-    "l2_norm": OpSpec(_l2_norm_range, _l2_norm_axes),
+    "l2_norm": OpSpec(_l2_norm_range, _mixes_from(-3)),
 }
 
 
@@ -1212,7 +1195,9 @@ class Work:
         """Return the work of `count` runs of the op; its constants are read once."""
         if count == 1:
             return self
-        return Work(self.read * count, self.constant, self.written * count, self.flop * count)
+        return Work(
+            read=self.read * count, constant=self.constant, written=self.written * count, flop=self.flop * count
+        )
 
 
 @cached
@@ -1232,8 +1217,8 @@ def work_of(op: Operation) -> Work:
     stored = [v for _, v in operands(op) if is_stored(v) and elements(v) > 1]
     row = SPECS.get(op.op_type)
     return Work(
-        sum(map(size_of, runtime(op))),
-        sum(map(size_of, stored)),
-        sum(map(size_of, read_results(op))),
-        0 if row is None or row.work is None else row.work(op),
+        read=sum(map(size_of, runtime(op))),
+        constant=sum(map(size_of, stored)),
+        written=sum(map(size_of, read_results(op))),
+        flop=0 if row is None or row.work is None else row.work(op),
     )

@@ -24,7 +24,6 @@ import torch
 
 from anesurgery.errors import PassError, Refusal, SurgeryError
 from anesurgery.facts.dependence import slice_back
-from anesurgery.facts.windows import stride_along, unpadded
 from anesurgery.files.joining import default_function
 from anesurgery.files.package import Loaded
 from anesurgery.files.size_index import Padding, axes_in_words
@@ -49,6 +48,7 @@ from anesurgery.mil import (
 from anesurgery.rewriting.fixed_shapes import Shapes, barred
 from anesurgery.rewriting.graph_edits import widen_choices
 from anesurgery.rewriting.ml_program import MLProgram
+from anesurgery.shipping.padded_ends import stride_along, unpadded
 from anesurgery.shipping.padded_rows import prove_padding
 
 MASK_BIAS = 1e4

@@ -20,23 +20,6 @@ import numpy as np
 from anesurgery.errors import Refusal
 from anesurgery.facts.attention import MASKED
 from anesurgery.facts.masks import static_value
-from anesurgery.facts.windows import (
-    DEEPEST,
-    TABLE,
-    UNKNOWN,
-    End,
-    begins_at_zero,
-    end_of_constant,
-    end_of_result,
-    end_of_table,
-    is_cut_to_input,
-    is_pad_of_convs,
-    stays_finite,
-    stride_along,
-    unknown_end,
-    unpadded,
-    windows_kept,
-)
 from anesurgery.mil import (
     Array,
     Function,
@@ -55,6 +38,23 @@ from anesurgery.mil import (
 from anesurgery.ops import names
 from anesurgery.semantics.reading import each_axis, ints, sliced
 from anesurgery.semantics.rows import CONTRACTED, Axes, places_of, reshape_axes
+from anesurgery.shipping.padded_ends import (
+    DEEPEST,
+    TABLE,
+    UNKNOWN,
+    End,
+    begins_at_zero,
+    end_of_constant,
+    end_of_result,
+    end_of_table,
+    is_cut_to_input,
+    is_pad_of_convs,
+    stays_finite,
+    stride_along,
+    unknown_end,
+    unpadded,
+    windows_kept,
+)
 
 SHAPE_OPS = names("cast concat expand_dims gather identity mul reshape slice_by_index squeeze")
 """Ops by which shapes are put together. Anything else that is computed from a length may differ between

@@ -46,8 +46,8 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
-from anesurgery.interpret import decoder_calls
 from anesurgery.interpret.decoding import replay
+from anesurgery.passes.add_cache import token_inputs
 from anesurgery.passes.add_cache.cached_function import CacheOptions, CallSize, cached_functions
 from anesurgery.placement.rules import loading
 from anesurgery.rewriting.passes import against_several
@@ -129,11 +129,11 @@ class AddCache(Pass):
     def replace_function(self, program: Program, session: Session) -> Refusal | None:
         """Put the cached functions in place of the one; or return why not."""
         ((name, function),) = program.functions.items()
-        choices = decoder_calls.inputs_of(function, self.fixed or {})
+        choices = token_inputs.inputs_of(function, self.fixed or {})
         if isinstance(choices, Refusal):
             return choices
         tokens = function.inputs[next(iter(choices[0]))]
-        longest = int(tokens.shape[decoder_calls.token_axis(tokens)])
+        longest = int(tokens.shape[token_inputs.token_axis(tokens)])
         context = self.context or longest
         if context > longest:
             words = f"context={context} is longer than the {longest} positions of the model"
@@ -143,17 +143,17 @@ class AddCache(Pass):
             raise an.PassError(f"{self.name}: {words}")
         calls = self.calls(context)
         chunk_of = chunk_numbers(program, self.limit(session))
-        for token_inputs in choices:
-            options = self.cache_options(token_inputs, context, chunk_of)
+        for chosen in choices:
+            options = self.cache_options(chosen, context, chunk_of)
             if not isinstance(built := cached_functions(session, program, calls, options), Refusal):
                 break
         if isinstance(built, Refusal):
-            return built if len(token_inputs) == 1 else decoder_calls.unclear(token_inputs, f" ({built})")
+            return built if len(chosen) == 1 else token_inputs.unclear(chosen, f" ({built})")
         before = [f"{op.op_type} {op.name}" for op in function.operations if op.op_type != "const"]
         del program.functions[name]
         for new_name, new in built.items():
             program.add_function(new_name, new)
-        change = self.change(name, function, token_inputs, built)
+        change = self.change(name, function, chosen, built)
         session.declare(self.name, name, change, before, list(built))
         version = max(f.opset_version.value for f in built.values())
         reports = loading.of_version(version, an.Target.parse(session.target))
@@ -208,7 +208,7 @@ class AddCache(Pass):
         width = functions["decode"].inputs[tokens].shape[axis]
         words = (
             f"call prefill ({length} tokens) or decode ({width} token{'s' if width > 1 else ''}) with "
-            f"{tokens}{decoder_calls.rows_in_words(inputs)} and position, the number of "
+            f"{tokens}{token_inputs.rows_in_words(inputs)} and position, the number of "
             f"earlier tokens; {kept} what was read"
         )
         context = self.context

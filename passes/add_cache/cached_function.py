@@ -24,10 +24,10 @@ from anesurgery.facts.masks import evaluate_static
 from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Tokens, follow, lengthened
 from anesurgery.files.copying import copy_program
 from anesurgery.frontend.length_choices import advice_for_limit, limit_passed
-from anesurgery.interpret.decoder_calls import fixed_value
 from anesurgery.mil import Function, Operation, Program, Var, dtype_name, operands, types
 from anesurgery.passes.add_cache import caches, frequencies
 from anesurgery.passes.add_cache.caches import Kept, Ring, Tables
+from anesurgery.passes.add_cache.token_inputs import fixed_value
 from anesurgery.placement.rules.shapes import MOST_STATES, two_states_may_fail
 from anesurgery.placement.target import Target
 from anesurgery.regions import rotary

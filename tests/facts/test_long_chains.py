@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.facts import dependence, half, integer_masks
+from anesurgery.facts import half, integer_masks, loops
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.placement.rules import lost_in_conversion, numeric
 from anesurgery.semantics import bounds, reading
@@ -169,4 +169,4 @@ def test_the_rounds_of_a_loop_that_counts_by_many_ops() -> None:
     specs = [mb.TensorSpec((3,))]
     program = mb.program(input_specs=specs, opset_version=ct.target.iOS17)(lambda x: counted(x))
     (loop,) = (op for op in walk_ops(program) if op.op_type == "while_loop")
-    assert dependence.loop_rounds(loop) == 3
+    assert loops.loop_rounds(loop) == 3

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.facts.dependence import loop_rounds, ops_with_run_counts
+from anesurgery.facts.loops import loop_rounds, ops_with_run_counts
 from anesurgery.mil import Operation, Program, Var, mb, walk_ops
 from anesurgery.passes.unroll_loop.inlining import Inliner
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from anesurgery.errors import InterpretError
-from anesurgery.interpret import Executable, attentions, core
+from anesurgery.interpret import Executable, attentions, steps
 from anesurgery.interpret.core import OFTEN
 from anesurgery.interpret.table import TABLE, Implementation
 from anesurgery.mil import ct, mb, types
@@ -63,9 +63,9 @@ def test_every_run_gives_the_bits_of_the_first(half: bool, precision: str) -> No
 
 
 def test_a_wrong_shortcut_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = core._bind_view
+    right = steps._bind_view
     monkeypatch.setattr(
-        core,
+        steps,
         "_bind_view",
         lambda step, fixed: (
             (lambda env: torch.zeros(step.op.outputs[0].shape))

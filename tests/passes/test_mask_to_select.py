@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,24 +12,24 @@ from pass_cases import refuses, rewrites, table
 from torch import nn
 
 import anesurgery as ane
-from anesurgery.mil import Program, Var, ct, mb
+from anesurgery.mil import Program, Var, ct, mb, producer
 from anesurgery.passes.mask_to_select import MaskToSelect
 
 Rows = Callable[[Var], Var]
 
 
-def positive(x: Var, of: Rows, rows: bool = False, mode: str = "update", read: Var | None = None) -> Var:
+def positive(x: Var, of: Rows, rows: bool) -> Var:
     """Write `of` of what stands at the positive numbers, or in the rows that begin with one."""
     first = mb.slice_by_index(x=x, begin=[0, 0], end=[4, 1], squeeze_mask=[False, True]) if rows else x
     places = mb.non_zero(x=mb.greater(x=first, y=np.float32(0), name="mask"), name="places")
     lengths = np.array([4] if rows else [4, 3], np.int32)
     guarded = mb.select(cond=mb.greater_equal(x=places, y=0), a=places, b=mb.add(x=places, y=lengths))
-    taken = mb.gather_nd(x=x if read is None else read, indices=guarded, name="taken")
-    return mb.scatter_nd(data=x, indices=guarded, updates=of(taken), mode=mode, name="y")
+    taken = mb.gather_nd(x=x, indices=guarded, name="taken")
+    return mb.scatter_nd(data=x, indices=guarded, updates=of(taken), mode="update", name="y")
 
 
-def program(of: Rows, **how: bool | str) -> Program:
-    return mb.program(input_specs=[mb.TensorSpec((4, 3))])(lambda x: positive(x, of, **how))
+def program(of: Rows, rows: bool = False) -> Program:
+    return mb.program(input_specs=[mb.TensorSpec((4, 3))])(lambda x: positive(x, of, rows))
 
 
 def linear(rows: Var) -> Var:
@@ -40,8 +41,11 @@ def less_the_sum(numbers: Var) -> Var:
 
 
 def of_another_mask(numbers: Var) -> Var:
-    places = mb.non_zero(x=mb.less(x=np.arange(12, dtype=np.float32).reshape(4, 3), y=numbers.op.x))
-    return mb.add(x=numbers, y=mb.gather_nd(x=numbers.op.x, indices=places, name="others"), name="sum")
+    table = np.arange(12, dtype=np.float32).reshape(4, 3)
+    gather = producer(numbers)
+    assert gather is not None
+    places = mb.non_zero(x=mb.less(x=gather.x, y=table))
+    return mb.add(x=numbers, y=mb.gather_nd(x=table, indices=places, name="others"), name="sum")
 
 
 def in_longer(rows: int, as_integers: bool = False) -> Program:
@@ -130,7 +134,7 @@ def test_what_pytorch_writes_through_a_mask(kind: type[nn.Module], writes: int) 
     torch.manual_seed(0)
     module, x = kind().eval(), torch.randn(2, 4, 8) if kind is Doubled else torch.randn(4, 8)
     x[..., 0] = torch.tensor([1.0, -1, 2, -2])  # a trace of one place alone would hold its shape
-    traced = torch.jit.trace(module, x)
+    traced: Any = torch.jit.trace(module, x)  # type: ignore[no-untyped-call]
     target = ct.target.iOS17
     model = ct.convert(
         traced, inputs=[ct.TensorType("x", x.shape)], minimum_deployment_target=target, skip_model_load=True
@@ -144,7 +148,7 @@ def test_what_pytorch_writes_through_a_mask(kind: type[nn.Module], writes: int) 
 
 
 def test_auto_finds_it_and_the_time_counts_all_places() -> None:
-    traced = torch.jit.trace(Doubled(), torch.randn(64, 512))
+    traced: Any = torch.jit.trace(Doubled(), torch.randn(64, 512))  # type: ignore[no-untyped-call]
     model = ct.convert(traced, inputs=[ct.TensorType("x", (64, 512))], skip_model_load=True)
     found = ane.inspect(model, target="iPhone 13")
     assert "judged as if every mask were true everywhere" in " ".join(found.notes)

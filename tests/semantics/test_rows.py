@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import row_checks
 from random_ops import CHAINS, RECIPES, Sample, chain, dtypes_of, latest, parameters_of, sample
@@ -114,3 +115,18 @@ def test_programs_are_drawn_again_by_their_seed() -> None:
     one, other = sample("mod", "again"), sample("mod", "again")
     assert str(one) == str(other)
     assert {np_dtype(v) for v in one.operands} == {np_dtype(v) for v in other.operands}
+
+
+def test_each_operand_of_a_row_has_the_name_of_its_parameter() -> None:
+    ones, drawn = np.ones(4, np.float32), [sample(op_type, "names") for op_type in ("linear", "conv", "select")]
+
+    @mb.program(input_specs=[mb.TensorSpec((3, 4))])
+    def program(x: Var) -> Var:
+        return mb.layer_norm(x=x, axes=[1], gamma=ones, beta=ones + 1)
+
+    for op in (program.functions["main"].outputs[0].op, *(one.op for one in drawn)):
+        assert op is not None
+        axes = places_of(op)
+        assert axes
+        assert {o.name: o.var for o in axes} == {o.name: op.inputs[o.name] for o in axes}
+        assert len({o.name for o in axes}) == len(axes)

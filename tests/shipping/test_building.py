@@ -127,7 +127,7 @@ def test_a_prompt_of_every_length_gives_the_logits_of_the_checkpoint(
 def test_a_row_that_is_not_the_last_one_would_be_seen(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = np.random.default_rng(0).integers(0, 250, 12).tolist()
     right, picked = logits_of_prompts(built, ids), Decoder._one_hot
-    monkeypatch.setattr(Decoder, "_one_hot", staticmethod(lambda call, place: picked(call, max(place - 1, 0))))
+    monkeypatch.setattr(Decoder, "_one_hot", lambda self, call, place: picked(self, call, max(place - 1, 0)))
     wrong = logits_of_prompts(built, ids)
     assert np.abs(right - wrong).max() > 0.1 * np.ptp(right)
 

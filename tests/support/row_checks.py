@@ -18,7 +18,7 @@ from random_ops import NUMPY, TYPES, Sample, numbers, plain_numbers, promised
 from anesurgery import fp16, ops
 from anesurgery.checking import edit_sites
 from anesurgery.errors import Refusal
-from anesurgery.facts import dependence, token_axes
+from anesurgery.facts import loops, row_tails, token_axes
 from anesurgery.facts.whole_numbers import (
     MOVES,
     WholeNumbers,
@@ -226,7 +226,7 @@ def _orders(sample: Sample, axes: Axes, values: Values, rng: np.random.Generator
 
 def mixes_rows(sample: Sample) -> str:
     """Slices of a result that depend on others than `rows_read` says."""
-    return _mixes_by(sample, dependence.rows_read)
+    return _mixes_by(sample, row_tails.rows_read)
 
 
 def mixes_rows_of_excerpts(sample: Sample) -> str:
@@ -252,14 +252,14 @@ def rebuilds_another_row(sample: Sample) -> str:
     (out, *more), rng = sample.op.outputs, _draws(sample)
     values = plain_numbers(sample, rng)
     for axis in range(out.rank):
-        rows = dependence.rows_read(sample.op, axis)
+        rows = row_tails.rows_read(sample.op, axis)
         if not rows or more or len(rows) != 1 or sample.ops != (sample.op,):
             continue
         ((source, at),) = rows.items()
         shape = [1 if a == at else n for a, n in enumerate(source.shape)]
         place = add_input(sample.function, f"row{axis}", shape, TYPES[sample.operands[source].dtype])
         with sample.function:
-            row = rebuild(cast(Maker, mb), dependence.Tail(source, at, ((sample.op, axis),)), place)
+            row = rebuild(cast(Maker, mb), row_tails.Tail(source, at, ((sample.op, axis),)), place)
         at_place = int(rng.integers(source.shape[at]))
         (whole,) = evaluate([sample.op], values, [out], Double())
         given = {**values, place: values[source].select(at, at_place).unsqueeze(at)}
@@ -566,7 +566,7 @@ def counts_other_rounds(sample: Sample) -> str:
         return ""
     ranges = promised(sample, rng)
     values = {var: numbers(operand, ranges[var], rng) for var, operand in sample.operands.items()}
-    counted = dependence._single_number(out, {v: t.reshape(-1)[0].item() for v, t in values.items()})
+    counted = loops._single_number(out, {v: t.reshape(-1)[0].item() for v, t in values.items()})
     if counted is None:
         return ""
     (result,) = evaluate(sample.ops, values, [out], "fp16")

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,17 +26,14 @@ from anesurgery.interpret.arithmetic.field import Image, add, divide, multiply, 
 from anesurgery.interpret.arithmetic.precision import narrows
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Rule, Symbolic
 from anesurgery.interpret.ops.recurrent import BACKWARD
-from anesurgery.interpret.ops.windows import AVERAGE, conv, conv_transpose, counted, pad_axes, windows
+from anesurgery.interpret.ops.windows import AVERAGE, Windows, conv, conv_transpose, counted, pad_axes, windows
 from anesurgery.interpret.table import TABLE, Unsupported, ints
 from anesurgery.mil import Operation, np_dtype, operands
 from anesurgery.ops import JOINING, MOVING, PADDING, REDUCTIONS, names
 
 
 class Algebraic(Symbolic):
-    """Elements are residues; sums, products and quotients are exact, and other functions random ones.
-
-    `algebraic` joins the rules of all ops.
-    """
+    """Elements are residues; sums, products and quotients are exact, and other functions random ones."""
 
     name = "field"
     span: Callable[[Any], tuple[float, float]] = staticmethod(lambda var: (-math.inf, math.inf))
@@ -167,9 +165,9 @@ def _compared(rule: Rule) -> Rule:
     return _in_order(ruled)
 
 
-def _absolute(a: Algebraic, var: Any, x: Image) -> Image:
+def _absolute(a: Algebraic, op: Operation, x: Any) -> Image:
     """Return the absolute value. For integers that may have wrapped around it is a function of its own."""
-    return a.even("abs of wrapped" if _wraps(a, var) else "abs", x)
+    return a.even("abs of wrapped" if _wraps(a, op.inputs["x"]) else "abs", a.image(x))
 
 
 def _wraps(a: Algebraic, var: Any) -> bool:
@@ -242,8 +240,7 @@ def _cast(a: Algebraic, op: Operation, x: Any, dtype: str) -> Image:
 def _softplus_parametric(a: Algebraic, op: Operation, x: Any, alpha: Any, beta: Any) -> Image:
     """Compute alpha * softplus(beta * x), with one alpha and beta for each channel (axis 1)."""
     image = a.image(x)
-    each = (-1, *[1] * (image.ndim - 2))
-    factor, steep = (a.image(v).map(lambda t: t.reshape(each)) for v in (alpha, beta))
+    factor, steep = (field.per_channel(a.image(v), image.ndim) for v in (alpha, beta))
     return a.times(factor, a.function("softplus", a.times(image, steep)))
 
 
@@ -258,7 +255,7 @@ _ELEMENT_RULES: dict[str, Rule] = {
     "sqrt": lambda a, op, x: a.root(a.image(x)),
     "rsqrt": lambda a, op, x, epsilon=1e-12: divide(a.lift(1.0), a.root(a.plus(x, float(epsilon)))),
     "pow": _pow,
-    "abs": lambda a, op, x: _absolute(a, op.inputs["x"], a.image(x)),
+    "abs": _absolute,
     "relu": _in_order(lambda a, op, x: a.larger(x, 0)),
     "relu6": _in_order(lambda a, op, x: a.smaller(a.larger(x, 0), 6)),
     "maximum": _in_order(lambda a, op, x, y: a.larger(x, y)),
@@ -324,11 +321,7 @@ def axes_of(equation: str) -> Axes:
 
 
 def _contraction(values: list[Image], equation: str) -> Image:
-    """Return the sum of products over named axes of two tensors.
-
-    Raises:
-        Unsupported: another form of an equation.
-    """
+    """Return the sum of products over named axes of two tensors."""
     axes, (x, y) = axes_of(equation), values
     terms = math.prod(x.shape[axes.first.index(c)] for c in axes.inner)
     return field.bilinear(x, y, lambda v, w: torch.einsum(equation, v, w), terms)
@@ -381,22 +374,18 @@ def _conv_transpose(a: Algebraic, op: Operation, x: Any, weight: Any, bias: Any 
 def _with_bias(a: Algebraic, sums: Image, bias: Any) -> Image:
     if bias is None:
         return sums
-    return a.plus(sums, a.image(bias).map(lambda v: v.reshape(-1, *(1,) * (sums.ndim - 2))))
-
-
-def _axes(x: Image, axes: Any) -> list[int]:
-    return list(range(x.ndim)) if axes is None else [i % x.ndim for i in ints(axes)]
+    return a.plus(sums, field.per_channel(a.image(bias), sums.ndim))
 
 
 def _reduced(a: Algebraic, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
     image = a.image(x)
-    chosen, kind = _axes(image, axes), op.op_type.removeprefix("reduce_")
+    chosen, kind = field.axes_or_all(image, axes), op.op_type.removeprefix("reduce_")
     if kind == "mean" and np_dtype(op.inputs["x"]).kind != "f":
         return a.uninterpreted(op, {"x": x, "axes": axes, "keep_dims": keep_dims})
     if kind in ("l2_norm", "sum_square"):
         image = multiply(image, image)
     elif kind == "l1_norm":
-        image = _absolute(a, op.inputs["x"], image)
+        image = _absolute(a, op, image)
     elif kind == "log_sum_exp":
         image = a.function("exp", image)
     reduced = a.mean(image, chosen) if kind == "mean" else field.summed(image, chosen, True)
@@ -404,22 +393,24 @@ def _reduced(a: Algebraic, op: Operation, x: Any, axes: Any = None, keep_dims: b
         reduced = a.root(reduced)
     elif kind.startswith("log_sum"):
         reduced = a.function("log", reduced)
-    return reduced if keep_dims else reduced.map(lambda v: v.squeeze(tuple(chosen)) if chosen else v)
+    return field.without_axes(reduced, chosen, keep_dims)
 
 
 def _product_along(a: Algebraic, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
     """Compute the product of the elements along some axes, one factor after the other."""
     image = a.image(x)
-    chosen = _axes(image, axes)
+    chosen = field.axes_or_all(image, axes)
     for axis in chosen:
         parts = [image.map(lambda v, i=i: v.narrow(axis, i, 1)) for i in range(image.shape[axis])]  # type: ignore[misc]  # noqa: B023
         image = functools.reduce(multiply, parts)
-    return image if keep_dims else image.map(lambda v: v.squeeze(tuple(chosen)) if chosen else v)
+    return field.without_axes(image, chosen, keep_dims)
 
 
 def _extreme(a: Algebraic, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
     image = a.image(x)
-    return a.function(op.op_type, field.summed(a.hashed(image), _axes(image, axes), bool(keep_dims)))
+    return a.function(
+        op.op_type, field.summed(a.hashed(image), field.axes_or_all(image, axes), bool(keep_dims))
+    )
 
 
 def _softmax(a: Algebraic, op: Operation, x: Any, axis: int = -1) -> Image:
@@ -444,7 +435,7 @@ def _layer_norm(
     epsilon: float = 1e-5,
 ) -> Image:
     image = a.image(x)
-    chosen = _axes(image, axes)
+    chosen = field.axes_or_all(image, axes)
     shape = [image.shape[i] if i in chosen else 1 for i in range(image.ndim)]
     return _scaled_and_moved(a, a.normalized(image, sorted(chosen), epsilon), gamma, beta, shape)
 
@@ -501,20 +492,24 @@ def _attention(a: Algebraic, op: Operation, query: Any, key: Any, value: Any, at
 
 def _avg_pool(a: Algebraic, op: Operation, x: Any, **how: Any) -> Image:
     """Compute means as sums over counts."""
-    total, counts = _window_sums(a.image(x), op, how)
+    total, counts = _window_sums(a.image(x), how)
     return a.shared(total, counts.numpy())
 
 
 def _l2_pool(a: Algebraic, op: Operation, x: Any, **how: Any) -> Image:
     image = a.image(x)
-    return a.root(_window_sums(multiply(image, image), op, how)[0])
+    return a.root(_window_sums(multiply(image, image), how)[0])
 
 
-def _window_sums(image: Image, op: Operation, how: dict[str, Any]) -> tuple[Image, torch.Tensor]:
+def windows_of(image: Image, how: dict[str, Any], ceil_mode: Any) -> Windows:
+    """Return the windows of a pool from its other parameters."""
+    strides, pad_type, pad = (how.get(name) for name in ("strides", "pad_type", "pad"))
+    return windows(image.lanes[0], how["kernel_sizes"], strides, pad_type or "valid", pad, bool(ceil_mode))
+
+
+def _window_sums(image: Image, how: dict[str, Any]) -> tuple[Image, torch.Tensor]:
     """Return the sum of each window, and the number of its elements that count."""
-    options = (how.get(k) for k in ("strides", "pad_type", "pad", "ceil_mode"))
-    strides, pad_type, pad, ceil_mode = options
-    w = windows(image.lanes[0], how["kernel_sizes"], strides, pad_type or "valid", pad, bool(ceil_mode))
+    w = windows_of(image, how, how.get("ceil_mode"))
     average, size = AVERAGE[len(w.kernel)], math.prod(w.kernel)
 
     def sums(v: torch.Tensor) -> torch.Tensor:
@@ -552,7 +547,7 @@ _SUM_RULES: dict[str, Rule] = {
 """Op type -> (arithmetic, op, operands by name) -> the result."""
 
 
-LONGEST = 64
+LONGEST_SEQUENCE = 64
 """The longest sequence that is computed step by step; a longer one is a random function of all that the op
 reads."""
 
@@ -561,11 +556,14 @@ Step = Callable[[Image, States], States]
 """(what the input adds to the gates, the states) -> the new states, of which the first is the output."""
 
 
+@dataclass(frozen=True)
 class _Op:
     """A recurrent op, with its operands as residues."""
 
-    def __init__(self, a: Algebraic, op: Operation, arguments: dict[str, Any]) -> None:
-        self.a, self.op, self.given = a, op, arguments
+    a: Algebraic
+    op: Operation
+    given: Mapping[str, Any]
+    """Parameter -> its value."""
 
     def image(self, name: str) -> Image | None:
         """Return an operand; None where it is absent."""
@@ -688,7 +686,7 @@ def _walk(of: _Op, x: Image, suffix: str, states: States, back: bool) -> tuple[l
 def _recurrent(a: Algebraic, op: Operation, **arguments: Any) -> Any:
     """Compute a recurrent op: the sequence or its last output, and the last states."""
     x, direction = a.image(arguments["x"]), str(arguments.get("direction") or "forward")
-    if x.shape[0] > LONGEST or x.shape[0] < 1 or direction not in BACKWARD:
+    if x.shape[0] > LONGEST_SEQUENCE or x.shape[0] < 1 or direction not in BACKWARD:
         return a.uninterpreted(op, arguments)
     of, ways = _Op(a, op, arguments), BACKWARD[direction]
     initial = [of.image(name) for name in ("initial_h", "initial_c")]

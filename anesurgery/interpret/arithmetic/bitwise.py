@@ -4,306 +4,31 @@ If both sides of an edit give equal hashes, they give equal bits, also for infin
 sums are added in the same order. A sum of products is a hash of its ordered terms, whichever op computes it.
 Operands that commute are sorted, and the sign of a product is taken out, as IEEE arithmetic does.
 
-The first part has the lattice of extremes, the second the hashes of constants and ops, with a rule for each op.
+First come the names of constants, then the arithmetic, then a rule for each op. Maxima and minima are compared
+as sets (`extremes`).
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from anesurgery.interpret.arithmetic import field, symbolic
-from anesurgery.interpret.arithmetic.algebraic import Axes, axes_of, matrices
+from anesurgery.interpret.arithmetic.algebraic import Axes, axes_of, matrices, windows_of
+from anesurgery.interpret.arithmetic.extremes import MOST_MEMBERS, Lattice, WholeExtremes
 from anesurgery.interpret.arithmetic.field import PRIMES, Image, key, opaque, packed
 from anesurgery.interpret.arithmetic.precision import narrows
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Rule, Symbolic
-from anesurgery.interpret.ops.windows import Windows, conv, conv_transpose, counted, pad_axes, padding, windows
+from anesurgery.interpret.ops.windows import Windows, conv, conv_transpose, counted, pad_axes, padding
 from anesurgery.interpret.table import Implementation, Unsupported, ints
 from anesurgery.mil import Array, Operation, dtype_name, np_dtype
 from anesurgery.ops import REDUCTIONS, names
-
-# -- largest and smallest elements as sets ---------------------------------------------------------------
-#
-# Largest and smallest elements as sets: maximum, relu, clip, pooling and reductions are one operation.
-#
-# An extreme is known by its members and by the bounds that constants put around it, whichever op took it and
-# in whichever order: max(max(a, b), a) is max(a, b), and clip(clip(x, 0, 6), -1, 7) is relu6(x). The smallest
-# of some elements is the negative of the largest of their negatives. Every such op hands NaN on.
-
-Tensor = torch.Tensor
-
-MOST_MEMBERS = 512
-"""The most members of a set: all numbers of a range of 9 bits. A choice: the extreme of two sets costs the
-product of their members."""
-SMALL = 64
-"""Constants of up to so many elements are known as bounds, as limits of clips are; weights are larger."""
-KEPT = 1 << 22
-"""The most members of sets that are remembered, the latest ones: 34 MB of names."""
-NOBODY = (1 << 62) - 1
-"""Fills the row of a set that has fewer members; no name is as large."""
-
-
-class Sets(NamedTuple):
-    """A set for each element: its largest member (the smallest, where `is_min`), limited by two bounds."""
-
-    members: Tensor
-    """[n, k]: the sorted names of the members; none for a constant, whose bounds are equal."""
-    low: Tensor
-    """[n], float64: the lower bound."""
-    high: Tensor
-    """[n], float64: the upper bound."""
-    is_min: Tensor
-    """[n], bool: is it the smallest member?"""
-
-
-class _KnownExtremes(NamedTuple):
-    """The sorted names of extremes that were computed, and the sets that they are extremes of."""
-
-    names: Tensor
-    sets: Sets
-
-
-class Lattice:
-    """The extremes and the constants that one arithmetic knows."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self._made: list[_KnownExtremes] = []
-        self._constants: dict[int, float] = {}
-        self._ranges: list[tuple[Tensor, float, float]] = []
-
-    def know(self, names: Image, values: Array) -> None:
-        """Remember the names of constants, and those of their negatives."""
-        if values.size > SMALL or np.isnan(values).any():
-            return
-        for sign, signed in ((1, names), (-1, field.negated(names))):
-            numbers = (sign * float(v) for v in values.reshape(-1))
-            self._constants |= zip(field.packed(signed).reshape(-1).tolist(), numbers, strict=True)
-
-    def within(self, names: Image, low: float, high: float) -> None:
-        """Remember that elements lie in a range."""
-        for sign, (a, b) in ((names, (low, high)), (field.negated(names), (-high, -low))):
-            self._ranges.append((field.packed(sign).reshape(-1).sort().values, a, b))
-
-    def largest(self, names: Image) -> Image:
-        """Return the largest of the elements along the last axis."""
-        rows = names.map(lambda v: v.reshape(-1, v.shape[-1]))
-        sets, negative = _canonical(self._without_idle_bounds(self._union(field.packed(rows))))
-        image = self._name(sets)
-        self._remember(image, sets)
-        return field.with_sign(image, negative).map(lambda v: v.reshape(names.shape[:-1]))
-
-    def smallest(self, names: Image) -> Image:
-        """Return the smallest of the elements along the last axis."""
-        return field.negated(self.largest(field.negated(names)))
-
-    def _union(self, rows: Tensor) -> Sets:
-        """Return the union of the sets that the names of each row stand for.
-
-        Sets with different upper bounds, or two of which one is a minimum, cannot be merged: their names are
-        members then.
-        """
-        count, width = rows.shape
-        sets = self._lookup(rows.reshape(-1))
-        low, high, is_min = (v.reshape(count, width) for v in sets[1:])
-        members = sets.members.reshape(count, width, -1)
-        constant = (members == NOBODY).all(-1)
-        others = (~constant).sum(1)
-        is_min = (is_min & ~constant).any(1)
-        top = torch.where(constant, -math.inf, high).amax(1)
-        apart = ((high != top[:, None]) & ~constant).any(1) | (is_min & (others > 1))
-        least = torch.where(constant, low, -math.inf).amax(1)
-        bottom = torch.where(constant, -math.inf, low).amax(1)
-        if apart.any():
-            alone = torch.full_like(members, NOBODY)
-            alone[..., 0] = torch.where(constant, NOBODY, rows)
-            members = torch.where(apart[:, None, None], alone, members)
-        members = members.reshape(count, -1)
-        top, bottom = torch.where(apart, math.inf, top), torch.where(apart, -math.inf, bottom)
-        return Sets(_unique(members), torch.maximum(bottom, least), torch.maximum(top, least), is_min & ~apart)
-
-    def _without_idle_bounds(self, sets: Sets) -> Sets:
-        """Drop the bounds that a single member never exceeds."""
-        low, high = sets.low.clone(), sets.high.clone()
-        is_single = (sets.members != NOBODY).sum(1) == 1
-        for bounded, least, most in self._ranges:
-            at = torch.searchsorted(bounded, sets.members[:, 0]).clamp(max=len(bounded) - 1)
-            here = is_single & (bounded[at] == sets.members[:, 0])
-            low[here & (low <= least)] = -math.inf
-            high[here & (high >= most)] = math.inf
-        return sets._replace(low=low, high=high)
-
-    def _lookup(self, names: Tensor) -> Sets:
-        """Return the set that each name stands for: of an extreme, its negative, a constant, or itself."""
-        width = max((m.sets.members.shape[1] for m in self._made), default=1)
-        members = torch.full((len(names), width), NOBODY)
-        members[:, 0] = names
-        low = torch.full((len(names),), -math.inf, dtype=torch.float64)
-        sets = Sets(members, low, -low, torch.zeros(len(names), dtype=torch.bool))
-        negatives = _negative(names) if self._made else names
-        for extreme in self._made:
-            _enter(sets, names, extreme.names, extreme.sets)
-            _enter(sets, negatives, extreme.names, extreme.sets, _negated_sets)
-        if self._constants:
-            constants = torch.tensor(sorted(self._constants))
-            values = torch.tensor([self._constants[k] for k in constants.tolist()], dtype=torch.float64)
-            nobody = torch.full((len(constants), 1), NOBODY)
-            _enter(
-                sets,
-                names,
-                constants,
-                Sets(nobody, values, values, torch.zeros_like(constants, dtype=torch.bool)),
-            )
-        return sets
-
-    def _name(self, sets: Sets) -> Image:
-        """Return the name of each set: its one member if nothing bounds it, else a hash of both."""
-        hashed = field.opaque(PRIMES, key(self.seed, "member"), sets.members)
-        is_member = sets.members != NOBODY
-        total = hashed.of_residues(lambda v: torch.where(is_member, v, 0).sum(1))
-        bounded = field.opaque(
-            PRIMES, key(self.seed, "extreme"), field.packed(total), _bits(sets.low), _bits(sets.high)
-        )
-        is_free = (is_member.sum(1) == 1) & (sets.low == -math.inf) & (sets.high == math.inf)
-        first = _unpacked(sets.members[:, 0])
-        return field.together([first, bounded], lambda each: torch.where(is_free, each[0], each[1]))
-
-    def _remember(self, names: Image, sets: Sets) -> None:
-        """Remember the sets of extremes by name, and forget the oldest ones beyond `KEPT`."""
-        packed, first = map(torch.from_numpy, np.unique(field.packed(names).numpy(), return_index=True))
-        if len(first) * sets.members.shape[1] <= KEPT:
-            # a loop computes the same names in each round, and a lookup searches all
-            self._made = [m for m in self._made if not torch.equal(m.names, packed)]
-            self._made.append(_KnownExtremes(packed, Sets(*(v[first] for v in sets))))
-        while sum(m.sets.members.numel() for m in self._made) > KEPT:
-            self._made.pop(0)
-
-
-def _enter(
-    entered: Sets, names: Tensor, ordered: Tensor, sets: Sets, change: Callable[[Sets], Sets] | None = None
-) -> None:
-    """Write known sets into those of `names`, in place; `sets` belong to the sorted names `ordered`."""
-    at = torch.searchsorted(ordered, names).clamp(max=len(ordered) - 1)
-    here = ordered[at] == names
-    if not here.any():
-        return
-    picked = Sets(*(v[at[here]] for v in sets))
-    picked = picked if change is None else change(picked)
-    rows = torch.full((len(picked.members), entered.members.shape[1]), NOBODY)
-    rows[:, : picked.members.shape[1]] = picked.members
-    entered.members[here] = rows
-    for old, new in zip(entered[1:], picked[1:], strict=True):
-        old[here] = new
-
-
-def _negated_sets(sets: Sets) -> Sets:
-    """Return the sets of the negatives: the largest member becomes the smallest, unless there is only one."""
-    members = torch.where(sets.members == NOBODY, NOBODY, _negative(sets.members)).sort(1).values
-    has_several = (members != NOBODY).sum(1) > 1
-    return Sets(members, -sets.high, -sets.low, has_several & ~sets.is_min)
-
-
-def _canonical(sets: Sets) -> tuple[Sets, Tensor]:
-    """Return one of each set and its negative, the same for both, and True where it is the negative."""
-    is_single = (sets.members != NOBODY).sum(1) == 1
-    negative = sets.is_min | (is_single & field.signed(_unpacked(sets.members[:, 0]))[1])
-    if not negative.any():
-        return sets, negative
-    other, rows = _negated_sets(sets), negative[:, None]
-    parts = (torch.where(rows if a.ndim > 1 else negative, b, a) for a, b in zip(sets, other, strict=True))
-    return Sets(*parts), negative
-
-
-def _unique(members: Tensor) -> Tensor:
-    """Return rows sorted and without repetitions, as narrow as they can be."""
-    ordered = np.sort(members.numpy(), axis=1)  # several times as fast as torch, which finds the order too
-    first = ordered != NOBODY
-    first[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
-    counts = first.sum(1)
-    unique = np.full((len(ordered), max(1, counts.max(initial=0))), NOBODY)
-    unique[np.arange(unique.shape[1]) < counts[:, None]] = ordered[first]
-    return torch.from_numpy(unique)
-
-
-def _unpacked(names: Tensor) -> Image:
-    """Return the image of elements with these names."""
-    return Image.of(names, PRIMES)
-
-
-def _negative(names: Tensor) -> Tensor:
-    """Return the names of the negatives."""
-    return field.packed(field.negated(_unpacked(names)))
-
-
-def _bits(bounds: Tensor) -> Tensor:
-    """Return float64 bounds as int64, bit for bit."""
-    return bounds.contiguous().view(torch.int64)
-
-
-KEPT_INTEGERS = 1 << 20
-"""The most extremes of integers that are remembered, the latest ones: 17 MB."""
-
-
-class WholeExtremes:
-    """The extremes of integers that one arithmetic knows: integers have names of their own in a lattice."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self._lattice = Lattice(seed)
-        self._made: list[tuple[Tensor, Tensor]] = []
-        """Names of extremes, sorted, and their names in the lattice."""
-
-    def know(self, names: Image, values: Array) -> None:
-        """Remember the names of constants."""
-        if values.size <= SMALL:
-            self._lattice.know(self._entered(names), values)
-
-    def largest(self, names: Image) -> Image:
-        """Return the largest of the integers along the last axis."""
-        return self._extreme(names, self._lattice.largest)
-
-    def smallest(self, names: Image) -> Image:
-        """Return the smallest of the integers along the last axis."""
-        return self._extreme(names, self._lattice.smallest)
-
-    def _extreme(self, names: Image, extreme: Callable[[Image], Image]) -> Image:
-        """Return the extreme: one of the integers if no other counts, else a name of its own."""
-        entered = self._entered(names)
-        inside = packed(extreme(entered))
-        named = packed(opaque(PRIMES, key(self.seed, "whole extreme"), inside))
-        self._remember(named.reshape(-1), inside.reshape(-1))
-        same = packed(entered) == inside.unsqueeze(-1)
-        first = packed(names).gather(-1, same.int().argmax(-1, keepdim=True)).squeeze(-1)
-        return Image.of(torch.where(same.any(-1), first, named), PRIMES)
-
-    def _entered(self, names: Image) -> Image:
-        """Return the names of integers in the lattice."""
-        outside = packed(names)
-        inside = packed(opaque(PRIMES, key(self.seed, "whole"), outside))
-        for extremes, entered in self._made:
-            at = torch.searchsorted(extremes, outside).clamp(max=len(extremes) - 1)
-            inside = torch.where(extremes[at] == outside, entered[at], inside)
-        return Image.of(inside, PRIMES)
-
-    def _remember(self, named: Tensor, inside: Tensor) -> None:
-        if not len(named):
-            return
-        order = named.sort()
-        self._made = [pair for pair in self._made if not torch.equal(pair[0], order.values)]
-        self._made.append((order.values, inside[order.indices]))
-        while len(self._made) > 1 and sum(len(names) for names, _ in self._made) > KEPT_INTEGERS:
-            self._made.pop(0)
-
-
-# -- the arithmetic --------------------------------------------------------------------------------------
-
-# How the arithmetic of bits names floats, and computes elementwise ops, products and reductions.
 
 HALVES = 1 << 16
 """The number of fp16 values."""
@@ -386,12 +111,8 @@ class Bitwise(Symbolic):
         self, seed: int = 0, largest: int = 2 * LARGEST, *, finite: bool = False, one_zero: bool = False
     ) -> None:
         super().__init__(seed, largest)
-        self.one_zero = one_zero
-        """Are both zeros one? Then ops that tell them apart are not known."""
-        self.lattice = Lattice(seed)
-        self.whole = WholeExtremes(seed)
-        self.finite = finite
-        """Do only finite numbers count? Then the largest one is no bound."""
+        self.finite, self.one_zero = finite, one_zero
+        self.lattice, self.whole = Lattice(seed), WholeExtremes(seed)
         self._rows: dict[Any, tuple[torch.Tensor, Image]] = {}
 
     def fresh(self) -> Bitwise:
@@ -477,11 +198,7 @@ class Bitwise(Symbolic):
 
 
 def _as_long(terms: int, others: int) -> None:
-    """Check that two lists of factors have the same length, which their fingerprints would hide.
-
-    Raises:
-        Unsupported: they have not.
-    """
+    """Refuse two lists of factors of different lengths, which their fingerprints would hide."""
     if terms != others:
         raise Unsupported(f"a sum of {terms} times {others} factors")
 
@@ -490,14 +207,8 @@ def added(a: Bitwise, op: Operation, x: Image, y: Image) -> Image:
     """Return x + y, the same in either order; adding 0 turns -0.0 into 0.0."""
     total = _commuting(a, ("add", a.rounds_to(op)), x, y)
     for one, other in ((x, y), (y, x)) if a.one_zero else ():
-        empty = packed(other) == packed(a.lift(0.0))
-        total = field.together([one, total], functools.partial(_where, empty))
+        total = field.where(packed(other) == packed(a.lift(0.0)), one, total)
     return total
-
-
-def _where(condition: torch.Tensor, each: list[torch.Tensor]) -> torch.Tensor:
-    """Return elements of the first of two tensors where a condition holds, else of the second."""
-    return torch.where(condition, each[0], each[1])
 
 
 def _commuting(a: Bitwise, name: Any, x: Image, y: Image, negative: torch.Tensor | None = None) -> Image:
@@ -552,16 +263,14 @@ def _batch_norm(a: Bitwise, op: Operation, x: Any, epsilon: float = 1e-5, **chan
     """Compute a random function of an element, and of the numbers of its channel."""
     image = a.image(x)
     named = {k: a.image(v) for k, v in sorted(channels.items()) if v is not None}
-    shape = [-1, *(1,) * (image.ndim - 2)]
-    rest = [v.map(lambda t: t.reshape(shape)) for v in named.values()]
+    rest = [field.per_channel(v, image.ndim) for v in named.values()]
     return a.function(("batch_norm", list(named), a.rounds_to(op)), image, a.lift(float(epsilon)), *rest)
 
 
 def _by_channel(a: Bitwise, op: Operation, x: Any, **channels: Any) -> Image:
     """Compute a random function of an element, and of the numbers of its channel (axis 1)."""
     image = a.image(x)
-    shape = [-1, *(1,) * (image.ndim - 2)]
-    rest = [a.image(v).map(lambda t: t.reshape(shape)) for _, v in sorted(channels.items())]
+    rest = [field.per_channel(a.image(v), image.ndim) for _, v in sorted(channels.items())]
     return a.function((op.op_type, a.rounds_to(op)), image, *rest)
 
 
@@ -592,8 +301,12 @@ def _absent(bias: Any) -> bool:
 
 
 def _conv(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None, **how: Any) -> Image:
+    """Compute the fingerprint of each window, and contract it with that of each output's weights.
+
+    Windows are [n, groups, 1, spatial...], rows of weights [1, groups, outputs of a group, 1...].
+    """
     image, sizes = a.image(x), list(weight.shape[2:])
-    n, terms = image.ndim - 2, int(np.prod(weight.shape[1:]))
+    n, terms = image.ndim - 2, math.prod(weight.shape[1:])
     steps, spread = (ints(how[k]) if how.get(k) is not None else [1] * n for k in ("strides", "dilations"))
     pads = padding(how.get("pad_type", "valid"), how.get("pad"), list(image.shape[2:]), sizes, steps, spread)
     zero, groups = a.lift(0.0), int(how.get("groups") or 1)
@@ -614,12 +327,12 @@ def _conv(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None, **ho
 def _with_bias(a: Bitwise, op: Operation, sums: Image, bias: Any) -> Image:
     if _absent(bias):
         return sums
-    return added(a, op, sums, a.image(bias).map(lambda v: v.reshape(-1, *(1,) * (sums.ndim - 2))))
+    return added(a, op, sums, field.per_channel(a.image(bias), sums.ndim))
 
 
 def _conv_transpose(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None, **how: Any) -> Image:
     w = a.image(weight)
-    terms = int(np.prod([w.shape[0], *w.shape[2:]]))
+    terms = math.prod([w.shape[0], *w.shape[2:]])
     places = a.places(terms).map(lambda v: v.reshape(w.shape[0], 1, *w.shape[2:]))
     sums = field.bilinear(
         a.image(x), field.multiply(w, places), lambda v, u: conv_transpose(v, u, **how), terms
@@ -648,19 +361,19 @@ def _letters(a: Bitwise, x: Image, have: str, axes: Axes) -> Image:
 
 def _reduce_sum(a: Bitwise, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
     image = a.image(x)
-    chosen = list(range(image.ndim)) if axes is None else [i % image.ndim for i in ints(axes)]
+    chosen = field.axes_or_all(image, axes)
     rows = a.factors(image, chosen)
     ones = a.factors(a.lift(np.ones(math.prod(image.shape[i] for i in chosen))), [0])
     sums = a.contracted(op, rows, ones)
-    return sums if keep_dims else sums.map(lambda v: v.squeeze(tuple(chosen)))
+    return field.without_axes(sums, chosen, keep_dims)
 
 
 def _row(a: Bitwise, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
     """Compute a reduction that rounds as a random function of the elements in their order."""
     image = a.image(x)
-    chosen = list(range(image.ndim)) if axes is None else [i % image.ndim for i in ints(axes)]
+    chosen = field.axes_or_all(image, axes)
     reduced = a.function((op.op_type, a.rounds_to(op)), a.digest(image, chosen))
-    return reduced if keep_dims else reduced.map(lambda v: v.squeeze(tuple(chosen)))
+    return field.without_axes(reduced, chosen, keep_dims)
 
 
 BIT_RULES: dict[str, Rule] = {
@@ -720,31 +433,28 @@ def _bound(a: Bitwise, op: Operation, value: float) -> float:
 def _extreme(a: Bitwise, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
     """Return the largest or the smallest of some elements, in any order."""
     image = a.image(x)
-    chosen = list(range(image.ndim)) if axes is None else [i % image.ndim for i in ints(axes)]
-    width = int(np.prod([image.shape[i] for i in chosen]))
+    chosen = field.axes_or_all(image, axes)
+    width = math.prod(image.shape[i] for i in chosen)
     if width > MOST_MEMBERS:
         return a.function(op.op_type, field.summed(a.hashed(image), chosen, bool(keep_dims)))
     others = [i for i in range(image.ndim) if i not in chosen]
-    shape = (
-        [1 if i in chosen else n for i, n in enumerate(image.shape)]
-        if keep_dims
-        else [image.shape[i] for i in others]
-    )
-    rows = image.map(lambda v: v.permute(*others, *chosen).reshape(-1, width))
+    outer = [image.shape[i] for i in others]
+    rows = image.map(lambda v: v.permute(*others, *chosen).reshape(*outer, width))
     sets = a.extremes(op)
     extreme = sets.largest(rows) if op.op_type == "reduce_max" else sets.smallest(rows)
-    return extreme.map(lambda v: v.reshape(shape))
+    kept = [1 if i in chosen else n for i, n in enumerate(image.shape)]
+    return extreme.map(lambda v: v.reshape(kept)) if keep_dims else extreme
 
 
 def _max_pool(a: Bitwise, op: Operation, x: Any, ceil_mode: bool = False, **how: Any) -> Image:
     """Compute the largest element of each window, axis by axis; what lies outside is -inf, which never wins."""
     image = a.image(x)
-    w = _windows_of(image, ceil_mode, how)
-    if int(np.prod(w.kernel)) > MOST_MEMBERS:
+    w = windows_of(image, how, ceil_mode)
+    if math.prod(w.kernel) > MOST_MEMBERS:
         return a.uninterpreted(op, {"x": x, "ceil_mode": ceil_mode, **how})
     for axis in range(len(w.kernel)):
         one = _along(w, axis)
-        image = a.lattice.largest(_spread(image, one, one.used, a.lift(-np.inf)))
+        image = a.lattice.largest(_spread(image, one, a.lift(-np.inf)))
     return image
 
 
@@ -757,21 +467,16 @@ def _along(w: Windows, axis: int) -> Windows:
     return replace(w, kernel=kernel, strides=strides, used=used)
 
 
-def _windows_of(image: Image, ceil_mode: Any, how: dict[str, Any]) -> Windows:
-    options = (how.get(k) for k in ("strides", "pad_type", "pad"))
-    strides, pad_type, pad = options
-    return windows(image.lanes[0], how["kernel_sizes"], strides, pad_type or "valid", pad, bool(ceil_mode))
-
-
-def _spread(image: Image, w: Windows, pads: list[tuple[int, int]], outside: Image) -> Image:
+def _spread(image: Image, w: Windows, outside: Image) -> Image:
     """Return the elements of each window along a new last axis."""
     values = (float(v.reshape(-1)[0]) for v in outside.lanes)
-    return image.with_lanes([_unfolded(lane, w, pads, v) for lane, v in zip(image.lanes, values, strict=True)])
+    return image.with_lanes([_unfolded(lane, w, v) for lane, v in zip(image.lanes, values, strict=True)])
 
 
-def _unfolded(lane: torch.Tensor, w: Windows, pads: list[tuple[int, int]], outside: float) -> torch.Tensor:
+def _unfolded(lane: torch.Tensor, w: Windows, outside: float) -> torch.Tensor:
     """Return the numbers of each window of one lane along a new last axis."""
-    rank, lane = lane.ndim, pad_axes(lane, pads, outside)
+    rank = lane.ndim
+    lane = pad_axes(lane, w.used, outside)
     for axis, (width, step) in enumerate(zip(w.kernel, w.strides, strict=True)):
         lane = lane.unfold(2 + axis, width, step)
     return lane.reshape(*lane.shape[:rank], -1)
@@ -787,9 +492,9 @@ def _avg_pool(
 ) -> Image:
     """Compute a random function of the elements of each window in their order, and of how many count."""
     image = a.image(x)
-    w = _windows_of(image, ceil_mode, how)
+    w = windows_of(image, how, ceil_mode)
     counts = counted(w, list(image.shape[2:]), bool(exclude_padding_from_average)).to(torch.int64)
-    terms = _spread(image, w, w.used, a.lift(0.0))
+    terms = _spread(image, w, a.lift(0.0))
     return a.function(
         ("avg_pool", a.rounds_to(op)),
         a.digest(terms, [-1]).map(lambda v: v.squeeze(-1)),

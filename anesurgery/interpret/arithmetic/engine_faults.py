@@ -75,9 +75,7 @@ class Fault:
     def found(self, op: Operation, layer: bool = False) -> str:
         """Return, in words, what of an op has the form of this row; "" where it has not.
 
-        Args:
-            op: the op.
-            layer: is it the op of a neural network's layer, which has no dtype?
+        `layer` says that the op is that of a neural network's layer, which has no dtype.
         """
         if op.op_type not in self.ops:
             return ""
@@ -332,9 +330,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "softplus-cliff",
         names("softplus"),
-        f"the op softplus gives 0 from {SOFTPLUS_CLIFF:g} on; mish uses it and is wrong there too",
-        f"{_coremltools('issues 2687, 2359, pull request 2618')}; sbryngelson/ANEForge: issue 113",
-        "M1 Pro (through mish) and M3 Max, macOS 26, CPU_AND_NE; M4, ALL; M5, macOS 26.5, by the compiler",
+        what=f"the op softplus gives 0 from {SOFTPLUS_CLIFF:g} on; mish uses it and is wrong there too",
+        source=f"{_coremltools('issues 2687, 2359, pull request 2618')}; sbryngelson/ANEForge: issue 113",
+        seen="M1 Pro (through mish) and M3 Max, macOS 26, CPU_AND_NE; M4, ALL; M5, macOS 26.5, by the compiler",
         chips=("M1", "M3", "M4", "M5"),
         systems=(("macOS", 26),),
         fp16_only=True,
@@ -346,9 +344,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "log-sum-cliff",
         names("reduce_log_sum_exp"),
-        "reduce_log_sum_exp takes no maximum away: where the sum of exponentials passes 65504 it gives 0",
-        f"{_coremltools('issue 2690, pull request 2726')}; rustnn/rustnn: pull request 213",
-        "M3 Max, macOS 26, CPU_AND_NE",
+        what="reduce_log_sum_exp takes no maximum away: where the sum of exponentials passes 65504 it gives 0",
+        source=f"{_coremltools('issue 2690, pull request 2726')}; rustnn/rustnn: pull request 213",
+        seen="M3 Max, macOS 26, CPU_AND_NE",
         chips=("M3",),
         systems=(("macOS", 26),),
         fp16_only=True,
@@ -360,9 +358,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "hard-swish-rank-2",
         names("sigmoid_hard"),
-        "a hard swish behind a product of rank 2 was off by 0.2 (3.9 %); the same product as 1x1xMxN was right",
-        _coreai_torch("issue 51"),
-        "a Mac, Core AI, fp16, the chip is not named",
+        what="a hard swish behind a product of rank 2 was off by 0.2 (3.9 %); the same product as 1x1xMxN was "
+        "right",
+        source=_coreai_torch("issue 51"),
+        seen="a Mac, Core AI, fp16, the chip is not named",
         runtime="Core AI",
         form=_rank_2_hard_swish,
         remedy="replace_faulty_ops",
@@ -371,10 +370,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "hard-swish-mobile-net",
         names("sigmoid_hard"),
-        "MobileNetV3 Small was off by 0.19 to 0.26 with ALL and by 0.06 to 0.09 on the CPU, ResNet18 not; on "
-        "Core AI it was the hard swish behind a product of rank 2",
-        f"{_coremltools('issue 2625')}; {_coreai_torch('issue 51')}",
-        "M4 with ALL, as a whole model; the op alone on a Mac with Core AI, the chip is not named",
+        what="MobileNetV3 Small was off by 0.19 to 0.26 with ALL and by 0.06 to 0.09 on the CPU, ResNet18 not; "
+        "on Core AI it was the hard swish behind a product of rank 2",
+        source=f"{_coremltools('issue 2625')}; {_coreai_torch('issue 51')}",
+        seen="M4 with ALL, as a whole model; the op alone on a Mac with Core AI, the chip is not named",
         form=_rank_2_hard_swish,
         fp16_only=True,
         remedy="replace_faulty_ops",
@@ -383,9 +382,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "argmax-narrow",
         names("reduce_argmax"),
-        "argmax of fp16 scores gave a wrong class map, the same one each time; argmax of fp32 scores was right",
-        _coreai_torch("issue 116"),
-        "iPhone 17 Pro (A19 Pro), iOS 27.0, Core AI, default units",
+        what="argmax of fp16 scores gave a wrong class map, the same one each time; argmax of fp32 scores was "
+        "right",
+        source=_coreai_torch("issue 116"),
+        seen="iPhone 17 Pro (A19 Pro), iOS 27.0, Core AI, default units",
         chips=("A19",),
         systems=(("iOS", 27),),
         runtime="Core AI",
@@ -396,9 +396,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "topk-gather",
         names("topk"),
-        "a topk of fp16 scores and a gather at its places gave confidences of 0; in fp32 they were right",
-        _coreai_torch("issue 115"),
-        "iPhone 17 Pro (A19 Pro), iOS 27.0, Core AI, default units",
+        what="a topk of fp16 scores and a gather at its places gave confidences of 0; in fp32 they were right",
+        source=_coreai_torch("issue 115"),
+        seen="iPhone 17 Pro (A19 Pro), iOS 27.0, Core AI, default units",
         chips=("A19",),
         systems=(("iOS", 27),),
         runtime="Core AI",
@@ -408,9 +408,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "conv-uneven-kernel",
         names("conv"),
-        "a convolution with kernel 3x2, padding 1 and stride 2 gave a wrong last value for two channels",
-        _coremltools("issue 2515"),
-        "a Mac, the chip and the units are not named",
+        what="a convolution with kernel 3x2, padding 1 and stride 2 gave a wrong last value for two channels",
+        source=_coremltools("issue 2515"),
+        seen="a Mac, the chip and the units are not named",
         form=_uneven_kernel,
         units="any",
         remedy="replace_faulty_ops",
@@ -419,10 +419,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "conv-transpose-shape",
         names("conv_transpose"),
-        "conv_transpose with an output_shape that cuts unevenly gave other outputs on all units than on the "
-        "CPU, and shifted ones in fp16",
-        _coremltools("issues 2281, 2324"),
-        "a Mac, CPU_ONLY beside ALL, the chip is not named; shifted in fp16 on M1, macOS 14.3",
+        what="conv_transpose with an output_shape that cuts unevenly gave other outputs on all units than on "
+        "the CPU, and shifted ones in fp16",
+        source=_coremltools("issues 2281, 2324"),
+        seen="a Mac, CPU_ONLY beside ALL, the chip is not named; shifted in fp16 on M1, macOS 14.3",
         chips=("M1",),
         systems=(("macOS", 14),),
         form=_cut_by_output_shape,
@@ -433,9 +433,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "resample-pixels",
         names("resample"),
-        "resample at unnormalized coordinates differed from the same points as normalized ones, in fp32 too",
-        _coremltools("pull request 2752"),
-        "a Mac, macOS 14 (macOS 15 was right)",
+        what="resample at unnormalized coordinates differed from the same points as normalized ones, in fp32 "
+        "too",
+        source=_coremltools("pull request 2752"),
+        seen="a Mac, macOS 14 (macOS 15 was right)",
         systems=(("macOS", 14),),
         form=_unnormalized,
         units="any",
@@ -445,9 +446,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "depthwise-concat",
         names("conv"),
-        "a depthwise convolution of 1,600 channels behind a concat gave a constant (0.2047)",
-        "developer.apple.com/forums/thread/720810",
-        "iPhone 13 and 14 (A15)",
+        what="a depthwise convolution of 1,600 channels behind a concat gave a constant (0.2047)",
+        source="developer.apple.com/forums/thread/720810",
+        seen="iPhone 13 and 14 (A15)",
         chips=("A15",),
         form=_many_channels_depthwise,
         remedy="replace_faulty_ops",
@@ -456,9 +457,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "fp32-output",
         names("cast"),
-        "fp32 outputs were broken on the engine under iOS 18; the same outputs as fp16 were right",
-        "gist niw/a56d89d70d895dd26f905b90c98f1db4",
-        "iPhone 15 Pro (A17 Pro), iOS 18",
+        what="fp32 outputs were broken on the engine under iOS 18; the same outputs as fp16 were right",
+        source="gist niw/a56d89d70d895dd26f905b90c98f1db4",
+        seen="iPhone 15 Pro (A17 Pro), iOS 18",
         chips=("A17",),
         systems=(("iOS", 18),),
         form=_fp32_images,
@@ -469,9 +470,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "gru",
         names("gru"),
-        "the op gru gave wrong numbers on every unit, and on the CPU unless the GPU sandbox was off",
-        "webmachinelearning/webnn: issue 689",
-        "a Mac, in Chromium; the chip is not named",
+        what="the op gru gave wrong numbers on every unit, and on the CPU unless the GPU sandbox was off",
+        source="webmachinelearning/webnn: issue 689",
+        seen="a Mac, in Chromium; the chip is not named",
         units="any",
         remedy="unroll_recurrent",
         advice="write the recurrence with linear, sigmoid and tanh",
@@ -479,10 +480,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "attention-wide-heads",
         names("scaled_dot_product_attention"),
-        "fused attention of fp16 with heads wider than 256 and two queries or more ended the process on the "
-        "CPU; with one query, or heads of 256, it ran",
-        "kasper0406/stablehlo-coreml: pull request 89",
-        "a Mac, macOS 26.5 and 26.6; the chip is not named",
+        what="fused attention of fp16 with heads wider than 256 and two queries or more ended the process on "
+        "the CPU; with one query, or heads of 256, it ran",
+        source="kasper0406/stablehlo-coreml: pull request 89",
+        seen="a Mac, macOS 26.5 and 26.6; the chip is not named",
         systems=(("macOS", 26),),
         form=_wide_heads_of_several_queries,
         fp16_only=True,
@@ -494,10 +495,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "attention-batch",
         names("softmax scaled_dot_product_attention"),
-        "attention with a bias that is added to its scores was wrong on the GPU from a batch of 10 on; on the "
-        "CPU and the engine it was right",
-        _coremltools("issue 2650"),
-        "a Mac, macOS 26.2, units with the GPU; the chip is not named",
+        what="attention with a bias that is added to its scores was wrong on the GPU from a batch of 10 on; on "
+        "the CPU and the engine it was right",
+        source=_coremltools("issue 2650"),
+        seen="a Mac, macOS 26.2, units with the GPU; the chip is not named",
         systems=(("macOS", 26),),
         form=_biased_attention,
         units="gpu",
@@ -506,10 +507,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "int8-zero-point",
         PRODUCTS,
-        "MiDaS with weights of int8 and zero point 0 (linear_symmetric) gave infinity with CPU_AND_NE and one "
-        "constant with CPU_AND_GPU; with CPU_ONLY it was right",
-        _coremltools("issue 2114, pull requests 2675, 2677"),
-        "a Mac, coremltools 7.1; the chip is not named",
+        what="MiDaS with weights of int8 and zero point 0 (linear_symmetric) gave infinity with CPU_AND_NE and "
+        "one constant with CPU_AND_GPU; with CPU_ONLY it was right",
+        source=_coremltools("issue 2114, pull requests 2675, 2677"),
+        seen="a Mac, coremltools 7.1; the chip is not named",
         form=_signed_weights,
         remedy="replace_faulty_ops",
         advice="store them as uint8 with zero point 128, or convert for iOS 18",
@@ -517,10 +518,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "block-scales",
         PRODUCTS,
-        "weights of 8 bits with scales for blocks gave outputs of cosine 0.37 to the reference; on the GPU, "
-        "and as a palette on the engine, they were right",
-        "apple/coreai-models: issue 279",
-        "iPhone 16 Pro Max (A18 Pro), iOS 27.0, Core AI",
+        what="weights of 8 bits with scales for blocks gave outputs of cosine 0.37 to the reference; on the "
+        "GPU, and as a palette on the engine, they were right",
+        source="apple/coreai-models: issue 279",
+        seen="iPhone 16 Pro Max (A18 Pro), iOS 27.0, Core AI",
         chips=("A18",),
         systems=(("iOS", 27),),
         runtime="Core AI",
@@ -530,10 +531,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "palette-block-scales",
         PRODUCTS,
-        "a convolution whose palette had two scales for each output channel took other scales: 1,921 of 4,096 "
-        "results were wrong; two convolutions with a scale each were right",
-        _coreai_torch("issue 93"),
-        "M5 Pro, macOS 27.0, Core AI",
+        what="a convolution whose palette had two scales for each output channel took other scales: 1,921 of "
+        "4,096 results were wrong; two convolutions with a scale each were right",
+        source=_coreai_torch("issue 93"),
+        seen="M5 Pro, macOS 27.0, Core AI",
         chips=("M5",),
         systems=(("macOS", 27),),
         runtime="Core AI",
@@ -543,9 +544,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "batch-norm-volume",
         names("batch_norm"),
-        "a batch_norm of rank 5 (BatchNorm3d) ended the process",
-        f"pytorch/executorch: issue 11701; {_coremltools('issues 2276, 2572')}",
-        "Core ML through ExecuTorch; the chip is not named",
+        what="a batch_norm of rank 5 (BatchNorm3d) ended the process",
+        source=f"pytorch/executorch: issue 11701; {_coremltools('issues 2276, 2572')}",
+        seen="Core ML through ExecuTorch; the chip is not named",
         form=_rank_5,
         units="any",
         ends_process=True,
@@ -555,10 +556,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "instance-norm-volume",
         names("instance_norm"),
-        "an instance_norm of rank 5 (InstanceNorm3d) ended the process on the GPU, with ALL too; on the CPU it "
-        "was right. Core ML documents ranks 3 and 4",
-        _coremltools("issue 2667, pull request 2820"),
-        "a Mac, CPU_AND_GPU and ALL, coremltools 9; the chip is not named",
+        what="an instance_norm of rank 5 (InstanceNorm3d) ended the process on the GPU, with ALL too; on the "
+        "CPU it was right. Core ML documents ranks 3 and 4",
+        source=_coremltools("issue 2667, pull request 2820"),
+        seen="a Mac, CPU_AND_GPU and ALL, coremltools 9; the chip is not named",
         form=_rank_5,
         units="gpu",
         ends_process=True,
@@ -568,9 +569,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "large-integers",
         names("add sub mul minimum maximum floor_div mod"),
-        "arithmetic of int32 was done in fp32: integers near 2^31 lost their last digits",
-        "rustnn/rustnn: pull request 183",
-        "a Mac, in the tests of WebNN; the chip and the units are not named",
+        what="arithmetic of int32 was done in fp32: integers near 2^31 lost their last digits",
+        source="rustnn/rustnn: pull request 183",
+        seen="a Mac, in the tests of WebNN; the chip and the units are not named",
         form=_large_integers,
         units="any",
         advice="keep integers below 2^24, or compute with two digits",
@@ -578,9 +579,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "conv-dilated-groups",
         names("conv"),
-        "a dilated convolution of rank 3 with two groups of several channels ended the process",
-        f"{_coremltools('issue 2574')}; pytorch/executorch: issue 11688",
-        "M1 Pro, macOS 15, coremltools 8.3 and 9; macOS 15.6, the chip is not named",
+        what="a dilated convolution of rank 3 with two groups of several channels ended the process",
+        source=f"{_coremltools('issue 2574')}; pytorch/executorch: issue 11688",
+        seen="M1 Pro, macOS 15, coremltools 8.3 and 9; macOS 15.6, the chip is not named",
         chips=("M1",),
         systems=(("macOS", 15),),
         form=_dilated_groups,

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 
 from anesurgery.errors import InterpretError
-from anesurgery.interpret.table import Unsupported
+from anesurgery.interpret.table import Unsupported, ints
 
 Tensor = torch.Tensor
 
@@ -167,6 +167,26 @@ def together(images: Sequence[Image], function: Callable[[list[Tensor]], Tensor]
     return Image(lanes, primes, degree, fraction)
 
 
+def where(condition: Tensor, x: Image, y: Image) -> Image:
+    """Return the elements of x where a condition holds, else those of y."""
+    return together([x, y], lambda each: torch.where(condition, each[0], each[1]))
+
+
+def axes_or_all(x: Image, axes: Any) -> list[int]:
+    """Return the axes that an op names, not negative; all where it names none."""
+    return list(range(x.ndim)) if axes is None else [i % x.ndim for i in ints(axes)]
+
+
+def without_axes(x: Image, axes: Sequence[int], keep: bool) -> Image:
+    """Return a reduction without the axes of length 1 that it was over, unless they are kept."""
+    return x if keep else x.map(lambda v: v.squeeze(tuple(axes)))
+
+
+def per_channel(x: Image, rank: int) -> Image:
+    """Return one number for each channel so that it broadcasts along axis 1: (C,) as (C, 1, 1) for rank 4."""
+    return x.map(lambda v: v.reshape(-1, *(1,) * (rank - 2)))
+
+
 def common(*images: Image) -> Primes:
     """Return the primes of several tensors, which must be the same."""
     first = images[0].primes
@@ -239,14 +259,10 @@ def packed(x: Image) -> Tensor:
 
 
 def opaque(primes: Primes, name: int, *arguments: Tensor) -> Image:
-    """Compute a random function of packed arguments: different ones give unrelated results.
+    """Compute a random function of names of elements: different ones give unrelated results.
 
-    The first arguments are mixed once for all elements that they broadcast to.
-
-    Args:
-        primes: of the result.
-        name: of the function, from `key`.
-        arguments: names of elements; they broadcast.
+    The function has a name from `key`. Its arguments broadcast; the first ones are mixed once for all elements
+    that they broadcast to.
     """
     shape = np.broadcast_shapes(*(a.shape for a in arguments))
     before, rest = torch.tensor(name, dtype=torch.int64), list(arguments)
@@ -258,15 +274,7 @@ def opaque(primes: Primes, name: int, *arguments: Tensor) -> Image:
 
 
 def commuting(primes: Primes, name: int, x: Tensor, y: Tensor, negative: Tensor | None = None) -> Image:
-    """Compute a random function of two packed arguments that commutes.
-
-    Args:
-        primes: of the result.
-        name: of the function, from `key`.
-        x: names of elements.
-        y: names of elements.
-        negative: where the result is negated.
-    """
+    """Compute a random function of two names that commutes, negated where `negative` is True: see `opaque`."""
     shape = np.broadcast_shapes(x.shape, y.shape)
     a, b = x.expand(shape), y.expand(shape)
     negative = None if negative is None else negative.expand(shape)
@@ -396,7 +404,7 @@ def inverse(x: Tensor, p: int) -> Tensor:
 
 
 def negated(x: Image) -> Image:
-    """-x."""
+    """Return -x."""
     if x.names is not None:
         return with_sign(x, torch.ones((), dtype=torch.bool))
     return x.of_residues(torch.neg)
@@ -471,14 +479,7 @@ def summed(x: Image, axes: Sequence[int], keep: bool) -> Image:
 
 
 def bilinear(x: Image, y: Image, function: Callable[[Tensor, Tensor], Tensor], terms: int) -> Image:
-    """Return a sum of products, computed in float64.
-
-    Args:
-        x: the first factor.
-        y: the second factor.
-        function: computes the sums of products of float64 tensors.
-        terms: the number of products in one sum, at most `LONGEST`.
-    """
+    """Return sums of `terms` products, at most `LONGEST` each, by a function of two float64 tensors."""
     if terms > LONGEST:
         raise Unsupported(f"a sum of {terms} products")
     times = terms if x.fraction or y.fraction else 1

@@ -27,6 +27,9 @@ from anesurgery.interpret.ops.windows import CONV, pad_axes, padding
 from anesurgery.interpret.table import TABLE, Unsupported, ints
 from anesurgery.mil import Operation, constant, consumers, is_output, producer
 
+Tensor = torch.Tensor
+Function = Callable[..., Any]
+
 AT_ONCE = 1 << 22
 """The number of products that are summed up together: 17 MB of fp32."""
 
@@ -63,9 +66,7 @@ def overflowed(total: Tensor) -> Tensor:
 def limited(op_type: str, flush: float = 0.0) -> Callable[..., Tensor]:
     """Return the function of an op as the engine computes it: infinite once a partial sum reaches the ceiling.
 
-    Args:
-        op_type: of `SUMS`.
-        flush: operands below this magnitude count as 0.
+    Operands below the magnitude `flush` count as 0.
     """
     sum_of = SUMS[op_type]
 
@@ -125,6 +126,7 @@ def _matmul(
     shape = torch.matmul(torch.empty(x.shape, device="meta"), torch.empty(y.shape, device="meta")).shape
 
     def terms(places: Tensor) -> Tensor:
+        # x (2, 3, 4), y (4, 5): the place (b, i, j) of (2, 3, 5) has the terms x[b, i, :] * y[:, j]
         full = [*batch, left.shape[-2], right.shape[-1]]
         flat = torch.zeros(len(places), dtype=torch.long)
         for axis, size in enumerate(shape):
@@ -135,6 +137,7 @@ def _matmul(
         return rows * columns
 
     def risky() -> Tensor:
+        # columns whose magnitudes, times the largest of x, stay below the ceiling need no other look
         if y.ndim == 1:
             return torch.matmul(x.abs(), y.abs()) + start >= fp16.CEILING
         risk = torch.zeros(shape, dtype=torch.bool)
@@ -143,12 +146,12 @@ def _matmul(
         return risk
 
     return Sum(
-        lambda: TABLE["matmul"].function(x=x, y=y),
-        lambda: largest_of(left) * largest_of(columns) + start,
-        lambda: torch.matmul(x.abs(), y.abs()),
-        risky,
-        terms,
-        left.shape[-1],
+        total=lambda: TABLE["matmul"].function(x=x, y=y),
+        roughly=lambda: largest_of(left) * largest_of(columns) + start,
+        magnitudes=lambda: torch.matmul(x.abs(), y.abs()),
+        risky=risky,
+        terms=terms,
+        length=left.shape[-1],
     )
 
 
@@ -184,12 +187,12 @@ def _linear(x: Tensor, weight: Tensor, bias: Any = None) -> Sum:
         return torch.cat([start[places[:, -1]][:, None], product.terms(places)], -1)
 
     return Sum(
-        lambda: TABLE["linear"].function(x=x, weight=weight, bias=bias),
-        product.roughly,
-        lambda: product.magnitudes() + start.abs(),
-        product.risky,
-        terms,
-        product.length,
+        total=lambda: TABLE["linear"].function(x=x, weight=weight, bias=bias),
+        roughly=product.roughly,
+        magnitudes=lambda: product.magnitudes() + start.abs(),
+        risky=product.risky,
+        terms=terms,
+        length=product.length,
     )
 
 
@@ -209,6 +212,7 @@ def _conv(
     start = torch.zeros(weight.shape[0]) if bias is None else bias
 
     def terms(places: Tensor) -> Tensor:
+        # place (n, out, h, w): the window of its group's channels at h * stride, w * stride, times its weights
         per_group, inside = weight.shape[0] // int(groups), weight.shape[1]
         channels = (places[:, 1] // per_group * inside)[:, None] + torch.arange(inside)
         flat = torch.zeros(len(places), 1, dtype=torch.long)
@@ -226,12 +230,12 @@ def _conv(
 
     norm = cached(weight, "norm", lambda: largest_of(torch.linalg.vector_norm(weight.flatten(1), 1, -1)))
     return Sum(
-        lambda: TABLE["conv"].function(x, weight, bias, strides, pad_type, pad, dilations, groups),
-        lambda: largest_of(x) * norm + largest_of(start),
-        magnitudes,
-        lambda: magnitudes() >= fp16.CEILING,
-        terms,
-        math.prod(weight.shape[1:]),
+        total=lambda: TABLE["conv"].function(x, weight, bias, strides, pad_type, pad, dilations, groups),
+        roughly=lambda: largest_of(x) * norm + largest_of(start),
+        magnitudes=magnitudes,
+        risky=lambda: magnitudes() >= fp16.CEILING,
+        terms=terms,
+        length=math.prod(weight.shape[1:]),
     )
 
 
@@ -239,8 +243,8 @@ SUMS: dict[str, Callable[..., Sum]] = {"matmul": _matmul, "linear": _linear, "co
 """Op type -> returns its sum, from the operands."""
 
 
-Tensor = torch.Tensor
-Function = Callable[..., Any]
+# Rounding, tables and slices: what else the engine computes in its own way.
+
 
 NON_FINITE = 65536.0
 """The number that an infinity or a NaN counts as inside the engine: the next power of two above fp16."""
@@ -271,11 +275,7 @@ def _ties_away(value: Tensor) -> Tensor:
 def meaning(op: Operation, function: Function, moves: bool, chip: str | None) -> Function:
     """Return the function that computes an op as the engine does, from the one that computes it exactly.
 
-    Args:
-        op: the op.
-        function: computes it exactly.
-        moves: does it only move numbers?
-        chip: such as "M1"; None for any chip.
+    `moves` says that the op only moves numbers; the chip is one such as "M1", or None for any.
     """
     op_type = op.op_type
     if op_type in SUMS:
@@ -290,8 +290,8 @@ def meaning(op: Operation, function: Function, moves: bool, chip: str | None) ->
         function = _from_table(TABLES[op_type])
     elif op_type in SLICES and applies("width_slice", chip):
         function = _with_width_limit(function, SLICES[op_type])
-    elif op_type in ROWS and applies(ROWS[op_type].row, chip):
-        function = ROWS[op_type].meaning(op, function)
+    elif op_type in EFFECTS and applies(EFFECTS[op_type].of, chip):
+        function = EFFECTS[op_type].meaning(op, function)
     function = engine_faults.with_faults(op, function, chip)
     return function if moves else _finite_operands(function)
 
@@ -325,8 +325,12 @@ def _then(function: Function, change: Callable[[Any], Any]) -> Function:
     return lambda **arguments: change(function(**arguments))
 
 
+LOG_OF_ZERO = -45440.0
+"""The logarithm of 0 and of numbers below it, as measured (`properties`, "log_zero")."""
+
+
 def _log(x: Tensor, epsilon: Any = 1e-45) -> Tensor:
-    return torch.where(x + epsilon > 0, torch.log(x + epsilon), -45440.0)
+    return torch.where(x + epsilon > 0, torch.log(x + epsilon), LOG_OF_ZERO)
 
 
 def _nearest_away(value: Tensor) -> Tensor:
@@ -357,20 +361,20 @@ def _wrongly_scaled(op: Operation, function: Function) -> Function:
 
 
 @dataclass(frozen=True)
-class Row:
-    """An op that a property changes."""
+class Effect:
+    """How a property changes an op."""
 
-    row: str
+    of: str
     """The name of the property."""
     meaning: Callable[[Operation, Function], Function]
     """(op, function that computes it exactly) -> function that computes it as the engine does."""
 
 
-ROWS = {
-    "sqrt": Row("sqrt_negative", lambda op, function: lambda x: torch.sqrt(x.clamp_min(0))),
-    "log": Row("log_zero", lambda op, function: _log),
-    "quantize": Row("code_ties", lambda op, function: lambda **arguments: codes(_nearest_away, **arguments)),
-    "mul": Row("code_scale", _wrongly_scaled),
+EFFECTS = {
+    "sqrt": Effect("sqrt_negative", lambda op, function: lambda x: torch.sqrt(x.clamp_min(0))),
+    "log": Effect("log_zero", lambda op, function: _log),
+    "quantize": Effect("code_ties", lambda op, function: lambda **arguments: codes(_nearest_away, **arguments)),
+    "mul": Effect("code_scale", _wrongly_scaled),
 }
 """Op type -> the property that changes it."""
 
@@ -459,8 +463,8 @@ class MeasuredTable:
 
 
 MEASURED_TABLES = {
-    "sigmoid": MeasuredTable(torch.sigmoid, 0.5, 8.0, False, -9.9375, 8.3203125),
-    "tanh": MeasuredTable(torch.tanh, 0.125, 4.0, True, -4.0, 4.0 + 2.0**-8),
+    "sigmoid": MeasuredTable(torch.sigmoid, step=0.5, last=8.0, odd=False, below=-9.9375, above=8.3203125),
+    "tanh": MeasuredTable(torch.tanh, step=0.125, last=4.0, odd=True, below=-4.0, above=4.0 + 2.0**-8),
 }
 """On M1. Between the last point and the end of the range nothing was published: the last point holds there."""
 

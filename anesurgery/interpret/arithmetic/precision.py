@@ -3,7 +3,7 @@
 Floats are torch float32 while a program runs; only in `fp64.Double` they are fp64. "fp32" reads fp16 exactly
 and never rounds to fp16 (the reference). "fp16" rounds the result of each op to the dtype that the program
 says, with sums in fp32. "ane", or "ane:M1" for a chip, estimates what was measured on Neural Engines
-(`measured.ELEMENTS`). Integers of every width run as int32.
+(`properties.PROPERTIES`). Integers of every width run as int32.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _on_dense(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def unwrap_dense(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
-    """The function itself, and whether its operands must have the order of their axes in memory."""
+    """Return the function itself, and whether it needs operands that are contiguous."""
     inner = getattr(function, "on_dense", None)
     return (function, False) if inner is None else (inner, True)
 
@@ -131,13 +131,9 @@ def unwrap_dense(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool
 def finish(
     value: Any, dtype: torch.dtype | None, rounding: Rounding | None, arguments: Iterable[Any] | None = None
 ) -> Any:
-    """Return a result in the dtype in which the run goes on.
+    """Return a result in the dtype in which the run goes on, rounded.
 
-    Args:
-        value: the result.
-        dtype: of the run.
-        rounding: how it is rounded.
-        arguments: of the op, if a large result may be rounded in its own memory.
+    With the arguments of its op, a large result may be rounded in its own memory.
     """
     if dtype is None or not isinstance(value, torch.Tensor):
         return value

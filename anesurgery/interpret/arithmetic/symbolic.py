@@ -21,7 +21,7 @@ from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.field import Image, key, mix, opaque, packed, together
 from anesurgery.interpret.arithmetic.precision import narrows
 from anesurgery.interpret.ops.computing import BINARY, UNARY
-from anesurgery.interpret.ops.tensor import undefined
+from anesurgery.interpret.ops.lookups import undefined
 from anesurgery.interpret.table import TABLE, Implementation, Unsupported, ints
 from anesurgery.mil import Operation, Var, static_shape
 from anesurgery.ops import ALONG, UNROUNDED, names
@@ -226,7 +226,7 @@ class Symbolic:
             return self.function(what, row, x, *rest)
         if op.op_type.startswith("reduce"):
             rows = self.function(what, row)
-            return rows if arguments.get("keep_dims") else rows.map(lambda v: v.squeeze(tuple(axes)))
+            return field.without_axes(rows, axes, bool(arguments.get("keep_dims")))
         if op.op_type == "softmax":
             return self.function(what, row, x)
         count = len(op.outputs)
@@ -241,20 +241,10 @@ class Symbolic:
 
     def _of_everything(self, op: Operation, what: Any, values: list[Any]) -> Any:
         """Compute an op as a random function of all that it reads, and of the place of each result."""
-        operands = [t for v in values for t in (v if isinstance(v, list) else [v])]
         total = torch.zeros((), dtype=torch.int64)
-        for value in operands:
-            x = self.image(value)
-            one = self.digest(x.map(lambda v: v.reshape(-1)), [0]) if x.numel() else self.lift(0.0)
-            total = field.mix(total ^ packed(one).reshape(()) ^ key(tuple(x.shape)))
-        results = []
-        for i, var in enumerate(op.outputs):
-            shape = static_shape(var)
-            if shape is None:
-                raise Unsupported(f"{op.op_type} with a dynamic shape")
-            places = torch.arange(math.prod(shape)).reshape(shape)
-            results.append(opaque(self.primes, key(self.seed, what, i), total, places))
-            self.evaluations += results[-1].numel()
+        for value in values:
+            total = mix(total ^ _hash_value(self, value))
+        results = [_by_place(self, var, key(self.seed, what, i), total) for i, var in enumerate(op.outputs)]
         return tuple(results) if len(results) > 1 else results[0]
 
     def choose(self, cond: Image, x: Image, y: Image) -> Image:
@@ -341,7 +331,7 @@ def _select(a: Symbolic, op: Operation, /, **arguments: Any) -> Any:
     cond, x, y = arguments["cond"], a.image(arguments["a"]), a.image(arguments["b"])
     if isinstance(cond, Image):
         return a.choose(cond, x, y)
-    return field.together([x, y], lambda each: torch.where(cond.bool(), each[0], each[1]))
+    return field.where(cond.bool(), x, y)
 
 
 def _sampled(a: Symbolic, op: Operation, /, **arguments: Any) -> Any:
@@ -451,11 +441,15 @@ def _unknown_list(a: Symbolic, op: Operation, *operands: Any) -> Image:
 
 def _unknown(a: Symbolic, op: Operation, *operands: Any) -> Image:
     """Return a tensor that is read at a dynamic place, or from a list that was written at one."""
-    shape = static_shape(op.outputs[0])
+    return _by_place(a, op.outputs[0], key("element"), _hash_op(a, op, *operands))
+
+
+def _by_place(a: Symbolic, var: Var, name: int, total: Tensor) -> Image:
+    """Return a result whose elements are random functions of one hash and of their places."""
+    shape = static_shape(var)
     if shape is None:
-        raise Unsupported(f"{op.op_type} with a dynamic shape")
-    places = torch.arange(math.prod(shape)).reshape(shape)
-    image = opaque(a.primes, key("element"), _hash_op(a, op, *operands), places)
+        raise Unsupported(f"{var.op.op_type if var.op else 'an input'} with a dynamic shape")
+    image = opaque(a.primes, name, total, torch.arange(math.prod(shape)).reshape(shape))
     a.evaluations += image.numel()
     return image
 

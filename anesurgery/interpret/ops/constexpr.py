@@ -178,7 +178,7 @@ def codes(
     zero_point: Any = None,
     axis: int | None = None,
 ) -> Tensor:
-    """The codes of a value, where `nearest` says which way halves are rounded."""
+    """Return the codes of a value, where `nearest` says which way halves are rounded."""
     level = nearest(input / _along(scale, axis, input.ndim))
     level = level if zero_point is None else level + _along(zero_point, axis, input.ndim)
     return level.clamp(*RANGE[output_dtype])

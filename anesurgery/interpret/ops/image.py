@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from anesurgery.interpret.table import Unsupported, impl, ints
+from anesurgery.interpret.table import Unsupported, enter_all, impl, ints
 
 Tensor = torch.Tensor
 V = TypeVar("V")
@@ -82,11 +82,7 @@ TORCH_PADDING: dict[tuple[str, bool], str] = {
 
 
 def _look_up(table: Mapping[Any, V], key: Any, what: str) -> V:
-    """Return an entry of a table.
-
-    Raises:
-        Unsupported: there is none.
-    """
+    """Return an entry of a table; raise `Unsupported` if there is none."""
     if key not in table:
         raise Unsupported(f"{what} {key!r} is not known")
     return table[key]
@@ -97,13 +93,13 @@ def _least_1(length: Any) -> Any:
 
 
 def _grid(mode: str, size: Any, count: int) -> Tensor:
-    """Where `count` samples of `size` pixels lie, a number or a column of them; maybe outside of the pixels."""
+    """Return where samples of `size` pixels, or of a column of sizes, lie; maybe outside of the pixels."""
     a, b, c = _look_up(GRIDS, mode, "sampling_mode")(size, count)
     return (b * torch.arange(count, dtype=torch.float64) + a) / c
 
 
 def _places(mode: str, size: float, count: int) -> Tensor:
-    """Where `count` samples of `size` pixels lie."""
+    """Return where `count` samples of `size` pixels lie."""
     return _grid(mode, size, count).clamp(0, size - 1)
 
 
@@ -124,7 +120,7 @@ def _interpolate(x: Tensor, sizes: list[int], **how: Any) -> Tensor:
 
 
 def resized(x: Tensor, sizes: list[int], mode: str, nearest: bool) -> Tensor:
-    """The last axes of x in other sizes: the nearest pixel, or an interpolation."""
+    """Return x with its last axes in other sizes: the nearest pixel, or an interpolation."""
     if has_torch_function_unary(x):
         return handle_torch_function(resized, (x,), x, sizes, mode, nearest)
     if mode == "ALIGN_CORNERS" and 1 not in sizes:
@@ -191,7 +187,7 @@ def torch_upsample_bilinear(
 
 @impl("resize_nearest_neighbor")
 def resize_nearest_neighbor(x: Tensor, target_size_height: int, target_size_width: int) -> Tensor:
-    """A given size, by the nearest pixel: `resize` in its default mode, which replaced it."""
+    """Resize to a given size by the nearest pixel, as `resize` in its default mode, which replaced it."""
     return resized(x, [int(target_size_height), int(target_size_width)], "DEFAULT", True)
 
 
@@ -199,7 +195,7 @@ def resize_nearest_neighbor(x: Tensor, target_size_height: int, target_size_widt
 def resize_bilinear(
     x: Tensor, target_size_height: int = 1, target_size_width: int = 1, sampling_mode: str = "DEFAULT"
 ) -> Tensor:
-    """A given size, interpolated."""
+    """Resize to a given size, interpolated."""
     return resized(x, [int(target_size_height), int(target_size_width)], sampling_mode, False)
 
 
@@ -223,14 +219,13 @@ def crop(x: Tensor, crop_height: Any, crop_width: Any) -> Tensor:
 
 
 def _between(start: Tensor, end: Tensor, count: int, mode: str, size: int) -> Tensor:
-    """Where `count` samples lie from each start to its end; backwards, where a box ends before it starts."""
+    """Return where samples lie from each start to its end; backwards, where a box ends before it starts."""
     along, backwards = _grid(mode, (end - start).abs() + 1, count), start > end
     at = torch.where(backwards, start - along, start + along)
     # a side of the box must not leave the image by a rounding error
     at = at.maximum(start.minimum(end)).minimum(start.maximum(end))
-    if (
-        mode == "UNALIGN_CORNERS"
-    ):  # coremltools' test expects the whole image of a box that ends before it starts
+    if mode == "UNALIGN_CORNERS":
+        # coremltools' test expects the whole image of a box that ends before it starts
         at = torch.where(backwards, _places(mode, size, count), at)
     return at
 
@@ -244,7 +239,7 @@ def box_places(
     box_mode: str,
     mode: str,
 ) -> tuple[Tensor, Tensor]:
-    """The rows [box, height] and the columns [box, width] where samples of boxes [box, 4] lie.
+    """Return the rows [box, height] and the columns [box, width] where samples of boxes [box, 4] lie.
 
     Args:
         boxes: as `box_mode` says, in pixels, or in parts of the image if `normalized`; times `scale`.
@@ -256,38 +251,33 @@ def box_places(
         mode: a row of `GRIDS`.
     """
     order, centered = _look_up(BOXES, box_mode, "box_coordinate_mode")
-    given = boxes.double().chunk(4, 1)
-    found = []
+    columns = boxes.double().chunk(4, 1)
+    places = []
     for axis, (size, count) in enumerate(zip(sizes, counts, strict=True)):
-        start, end = given[order[axis]], given[order[axis + 2]]
+        start, end = columns[order[axis]], columns[order[axis + 2]]
         if centered:
             start, end = start - end / 2, start + end / 2
         for factor in (size - 1.0 if normalized else 1.0, float(scale)):
             start, end = (start, end) if factor == 1 else (start * factor, end * factor)
-        found.append(_between(start, end, count, mode, size))
-    return found[0], found[1]
+        places.append(_between(start, end, count, mode, size))
+    return places[0], places[1]
 
 
 def crops(x: Tensor, rows: Tensor, columns: Tensor, of: Any, pad: float) -> Tensor:
-    """The pixels at rows [box, height] and columns [box, width]: [box, image, channel, height, width].
+    """Return the pixels at rows [box, height] and columns [box, width]: [box, image, channel, height, width].
 
-    Args:
-        x: the images.
-        rows: may be outside of the image, as the columns may.
-        columns: beside them.
-        of: the image of each box; None for every image.
-        pad: the pixels outside.
+    `of` is the image of each box, or None for every image; `pad` stands for pixels outside of the image.
     """
     if has_torch_function_unary(x):
         return handle_torch_function(crops, (x,), x, rows, columns, of, pad)
     chosen = [slice(None)] * len(rows) if of is None else [slice(i, i + 1) for i in ints(of)]
     images = x.shape[0] if of is None else 1
-    made = x.new_empty(len(chosen), images, x.shape[1], rows.shape[1], columns.shape[1])
-    for crop, image, row, column in zip(made, chosen, rows, columns, strict=True):
+    pixels = x.new_empty(len(chosen), images, x.shape[1], rows.shape[1], columns.shape[1])
+    for crop, image, row, column in zip(pixels, chosen, rows, columns, strict=True):
         outside = [(at < 0) | (at > n - 1) for at, n in zip((row, column), x.shape[2:], strict=True)]
         crop.copy_(_linear(_linear(x[image], 2, row), 3, column))
         crop.masked_fill_(outside[0][:, None] | outside[1], float(pad))
-    return made
+    return pixels
 
 
 @impl("crop_resize")
@@ -319,8 +309,8 @@ def crop_resize(
         raise Unsupported("crop_resize has neither roi nor boxes")
     counts = (int(target_height), int(target_width))
     form = (bool(normalized_coordinates), spatial_scale, box_coordinate_mode, sampling_mode)
-    made = crops(x, *box_places(boxes, x.shape[2:], counts, *form), of, pad_value)
-    return made if roi is not None else made.squeeze(1)
+    cut = crops(x, *box_places(boxes, x.shape[2:], counts, *form), of, pad_value)
+    return cut if roi is not None else cut.squeeze(1)
 
 
 def _reflect(at: Tensor, low: float, high: float) -> Tensor:
@@ -342,12 +332,12 @@ def pixels(at: Tensor, size: int, mode: str, align_corners: bool) -> Tensor:
 
 
 def _numbers(at: Tensor) -> Tensor:
-    """Places without NaN, which is before the first pixel."""
+    """Return places with -1, which is before the first pixel, for NaN."""
     return torch.where(torch.isnan(at), -1.0, at)
 
 
 def _taps(at: Tensor, nearest: bool) -> list[tuple[Tensor, Tensor]]:
-    """The pixels along an axis that make a value, and how much of each."""
+    """Return the pixels along an axis that make a value, and the share of each."""
     at = _numbers(at)  # an infinite place has no mirror image
     if nearest:  # a half goes to the even pixel: what coremltools' tests expect, and torch does
         return [(at.round().long(), torch.ones_like(at))]
@@ -357,7 +347,7 @@ def _taps(at: Tensor, nearest: bool) -> list[tuple[Tensor, Tensor]]:
 
 
 def sampled(x: Tensor, rows: Tensor, columns: Tensor, nearest: bool, pad: float) -> Tensor:
-    """The values of x at places [batch, height, width]; a pixel that x does not have is `pad`."""
+    """Return the values of x at places [batch, height, width]; a pixel that x does not have is `pad`."""
     images, channels, height, width = x.shape
     parts = []
     for (row, a), (column, b) in product(_taps(rows, nearest), _taps(columns, nearest)):
@@ -408,47 +398,40 @@ def affine(
     coordinates_mode: str,
     align_corners: bool,
 ) -> Tensor:
-    """An image resampled where a matrix [a0, a1, a2, b0, b1, b2] puts each pixel of the result."""
+    """Return an image resampled where a matrix [a0, a1, a2, b0, b1, b2] puts each pixel of the result."""
     matrix = torch.broadcast_to(transform_matrix.to(x.dtype), [x.shape[0], 6]).reshape(-1, 2, 3)
     size = [x.shape[0], x.shape[1], int(output_height), int(output_width)]
     grid = F.affine_grid(matrix, size, bool(align_corners))
     return resample(x, grid, sampling_mode, padding_mode, padding_value, coordinates_mode, align_corners)
 
 
-@impl("depth_to_space")
-def depth_to_space(x: Tensor, block_size: int) -> Tensor:
-    """Spread channels over blocks: [n, b b c, h, w] -> [n, c, h b, w b], the block first."""
-    n, c, h, w = x.shape
-    b = int(block_size)
-    y = x.reshape(n, b, b, c // (b * b), h, w).permute(0, 3, 4, 1, 5, 2)
-    return y.reshape(n, c // (b * b), h * b, w * b)
+def _spread_channels(x: Tensor, block: Any, block_first: bool) -> Tensor:
+    """Spread channels over blocks: [n, b b c, h, w] (`block_first`) or [n, c b b, h, w] -> [n, c, h b, w b]."""
+    b = int(block)
+    n, c, h, w = x.shape[0], x.shape[1] // (b * b), *x.shape[2:]
+    if block_first:
+        places = x.reshape(n, b, b, c, h, w).permute(0, 3, 4, 1, 5, 2)
+    else:
+        places = x.reshape(n, c, b, b, h, w).permute(0, 1, 4, 2, 5, 3)
+    return places.reshape(n, c, h * b, w * b)
 
 
-@impl("space_to_depth")
-def space_to_depth(x: Tensor, block_size: int) -> Tensor:
-    """Gather blocks into channels: [n, c, h b, w b] -> [n, b b c, h, w], the block first."""
-    n, c, h, w = x.shape
-    b = int(block_size)
-    y = x.reshape(n, c, h // b, b, w // b, b).permute(0, 3, 5, 1, 2, 4)
-    return y.reshape(n, c * b * b, h // b, w // b)
+def _gather_blocks(x: Tensor, block: Any, block_first: bool) -> Tensor:
+    """Gather blocks into channels: [n, c, h b, w b] -> [n, b b c, h, w] (`block_first`) or [n, c b b, h, w]."""
+    b = int(block)
+    n, c, h, w = *x.shape[:2], x.shape[2] // b, x.shape[3] // b
+    order = (0, 3, 5, 1, 2, 4) if block_first else (0, 1, 3, 5, 2, 4)
+    return x.reshape(n, c, h, b, w, b).permute(order).reshape(n, c * b * b, h, w)
 
 
-@impl("pixel_shuffle")
-def pixel_shuffle(x: Tensor, upscale_factor: int) -> Tensor:
-    """Spread channels over blocks: [n, c b b, h, w] -> [n, c, h b, w b], the channel first."""
-    n, c, h, w = x.shape
-    b = int(upscale_factor)
-    y = x.reshape(n, c // (b * b), b, b, h, w).permute(0, 1, 4, 2, 5, 3)
-    return y.reshape(n, c // (b * b), h * b, w * b)
-
-
-@impl("pixel_unshuffle")
-def pixel_unshuffle(x: Tensor, downscale_factor: int) -> Tensor:
-    """Gather blocks into channels: [n, c, h b, w b] -> [n, c b b, h, w], the channel first."""
-    n, c, h, w = x.shape
-    b = int(downscale_factor)
-    y = x.reshape(n, c, h // b, b, w // b, b).permute(0, 1, 3, 5, 2, 4)
-    return y.reshape(n, c * b * b, h // b, w // b)
+BLOCKS: dict[str, Callable[..., Tensor]] = {
+    "depth_to_space": lambda x, block_size: _spread_channels(x, block_size, True),
+    "space_to_depth": lambda x, block_size: _gather_blocks(x, block_size, True),
+    "pixel_shuffle": lambda x, upscale_factor: _spread_channels(x, upscale_factor, False),
+    "pixel_unshuffle": lambda x, downscale_factor: _gather_blocks(x, downscale_factor, False),
+}
+"""Op type -> function of its parameters."""
+enter_all(BLOCKS)
 
 
 @impl("space_to_batch")

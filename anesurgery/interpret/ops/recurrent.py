@@ -57,7 +57,7 @@ def _activation(name: Any) -> Callable[[Tensor], Tensor]:
 
 
 def walk(rows: Tensor, states: States, step: Callable[[Tensor, States], States]) -> tuple[Tensor, States]:
-    """The outputs [s, b, H] in the order of the projected steps [s, b, gates * H], and the last states."""
+    """Return the outputs [s, b, H] in the order of the projected steps [s, b, gates * H], and last states."""
     if has_torch_function_unary(rows):
         return handle_torch_function(walk, (rows,), rows, states, step)
     outputs = []

@@ -22,7 +22,7 @@ import torch
 
 from anesurgery import fp16
 from anesurgery.facts.dependence import ROW_LOOKUPS, looks_up_equal_rows
-from anesurgery.facts.quotients import quotient_angle
+from anesurgery.facts.quotient_angles import quotient_angle
 from anesurgery.facts.windows import window_axes
 from anesurgery.interpret.table import TABLE
 from anesurgery.mil import (

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from anesurgery import fp16
-from anesurgery.facts import overflow_regions
-from anesurgery.facts.quotients import FOLLOWED, QuotientOfSums, may_divide_by_zero, quotient_of_sums
+from anesurgery.facts import lost_digits, overflow_regions
+from anesurgery.facts.quotient_angles import may_divide_by_zero
+from anesurgery.facts.quotients import FOLLOWED, QuotientOfSums, quotient_of_sums
 from anesurgery.facts.written_exponentials import LOGS_OF_SHARES, written_exponential
 from anesurgery.mil import (
     Operation,
@@ -289,7 +290,7 @@ def large_angle(op: Operation, target: Target) -> str:
     region = overflow_regions.wide_region(op)
     if region is None or not region.is_angle:
         return ""
-    most, limit = magnitude_words(_magnitude_by_weights(op.x)), overflow_regions.ANGLE
+    most, limit = magnitude_words(_magnitude_by_weights(op.x)), lost_digits.ANGLE
     return f"%{op.x.name} {most}; above {limit:g} fp16 holds an angle to {limit * fp16.HALF_STEP:.2g}"
 
 

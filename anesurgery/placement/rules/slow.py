@@ -15,7 +15,7 @@ from functools import partial
 from anesurgery.byte_counts import byte_words
 from anesurgery.errors import Refusal
 from anesurgery.facts.attention import attention_of
-from anesurgery.facts.dependence import loop_rounds
+from anesurgery.facts.loops import loop_rounds
 from anesurgery.facts.makeup import AFTER_HEADS
 from anesurgery.facts.moves import flattened_from, gathered_rows, reduced_before
 from anesurgery.mil import (

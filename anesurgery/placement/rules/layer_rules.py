@@ -257,12 +257,12 @@ RULES: tuple[Rule, ...] = (
         "nn-rank",
         LEGAL_IN_PROGRAMS,
         'a network that reshapes to six axes did not load: "ANE does not support blob with rank: 6", and '
-        '"Error in declaring network"',
-        "microsoft/onnxruntime: issue 14212",
+        '"Error in declaring network". A pixel shuffle by reshapes loaded on an A13, and not on an A14',
+        "microsoft/onnxruntime: issue 14212; apple/coremltools: issue 1318",
         legal=False,
         test=_many_axes,
         grade=Grade.REPORTED,
-        scope=Scope(os="seen on a Mac in 2023, SAM through ONNX Runtime", model_type="neuralnetwork"),
+        scope=Scope(os="seen on a Mac in 2023 and an A14 in 2021", model_type="neuralnetwork"),
         advice="merge axes, or convert to an ML Program, where rerank merges them",
     ),
     Rule(

@@ -94,3 +94,16 @@ def test_a_mask_that_makes_every_row_nan_is_named_first() -> None:
             assert (first.rule, first.remedies[0]) == ("num-mask-product", "padding_mask_tensor")
         assert "numbers may be wrong: num-mask-product" in ane.inspect(program, "M4/macOS 26").summary
         assert "lost-infinity" not in {f.rule for f in ane.inspect(program).all_findings}
+
+
+def test_a_certificate_blames_the_product_and_says_that_the_engine_gives_numbers() -> None:
+    """0 * -inf is NaN in fp32 too; on the engine an infinity is a large number, as reported of an M4.
+
+    The wrong version blames the op with the largest error among those that are finite.
+    """
+    made = ane.certify(converted("FLOAT16"), inputs(), target="M4")
+    assert made.verdict == "fails"
+    assert "is NaN in fp32 too (padding_mask_tensor may help)" in made.why
+    (output,) = made.outputs["ane:M4"]
+    assert output.only_reference == output.bad > 0 == output.undefined
+    assert "in fp32, and finite in ane:M4" in made.why

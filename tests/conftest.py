@@ -110,7 +110,7 @@ def one_op() -> Callable[..., list[Array]]:
 
 LOSSY = (
     *("remainder", "roll", "rms_norm", "atan2", "avg_pool1d", "avg_pool2d", "scaled_dot_product_attention"),
-    *("clamp", "div"),
+    *("clamp", "div", "diagonal"),
 )
 
 
@@ -120,7 +120,8 @@ def hosts_own_converters(monkeypatch: pytest.MonkeyPatch) -> None:
     from coremltools.converters.mil.frontend.torch import ops
 
     for name in LOSSY:
-        monkeypatch.setitem(ops._TORCH_OPS_REGISTRY.name_to_func_mapping, name, getattr(ops, name))
+        for called in {name, f"{name}_copy"} & ops._TORCH_OPS_REGISTRY.name_to_func_mapping.keys():
+            monkeypatch.setitem(ops._TORCH_OPS_REGISTRY.name_to_func_mapping, called, getattr(ops, name))
 
 
 @pytest.fixture

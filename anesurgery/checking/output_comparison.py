@@ -43,6 +43,8 @@ class OutputComparison:
     """Elements that are finite on both sides; the other numbers are about these only."""
     undefined: int = 0
     """Elements that are NaN or infinite in the same way on both sides, and not by design."""
+    only_reference: int = 0
+    """Elements, counted in `bad`, that are NaN or infinite in the reference and finite in the other."""
     logits: bool = False
     """Are the values logits of classes or tokens? For other values `kl` and `top_k` mean nothing."""
 
@@ -88,7 +90,9 @@ def compare_arrays(name: str, a: Array, b: Array, expected_infinities: Array | N
     is_finite = np.isfinite(x) & np.isfinite(y)
     compared = int(is_finite.sum())
     all_finite, is_integer = compared == a.size, a.dtype.kind in "biu"
-    bad, undefined = (0, 0) if all_finite else _count_not_finite(x, y, is_finite, expected_infinities)
+    bad, undefined, only_reference = (
+        (0, 0, 0) if all_finite else _count_not_finite(x, y, is_finite, expected_infinities)
+    )
     kl, top_k = (None, None) if is_integer or not all_finite else _kl_and_top_k(x, y)
     difference = np.asarray(x - y if all_finite else x[is_finite] - y[is_finite])
     peak = _peak(x if all_finite else x[is_finite])
@@ -110,6 +114,7 @@ def compare_arrays(name: str, a: Array, b: Array, expected_infinities: Array | N
         bad=bad,
         compared=compared,
         undefined=undefined,
+        only_reference=only_reference,
     )
 
 
@@ -118,11 +123,12 @@ def _peak(x: Array) -> float:
     return max(float(x.max(initial=0.0)), -float(x.min(initial=0.0)))
 
 
-def _count_not_finite(x: Array, y: Array, is_finite: Array, expected: Array | None) -> tuple[int, int]:
-    """Return the number of non-finite elements that differ, and of those that agree but are not expected."""
+def _count_not_finite(x: Array, y: Array, is_finite: Array, expected: Array | None) -> tuple[int, int, int]:
+    """Return how many non-finite elements differ, agree but are not expected, and are finite in `y` alone."""
     agree = (x == y) | (np.isnan(x) & np.isnan(y))
     is_expected = np.isinf(x) & (x == expected) if expected is not None else np.zeros(x.shape, bool)
-    return int((~agree & ~is_finite).sum()), int((agree & ~is_finite & ~is_expected).sum())
+    differ, unexpected = ~agree & ~is_finite, agree & ~is_finite & ~is_expected
+    return int(differ.sum()), int(unexpected.sum()), int((differ & np.isfinite(y)).sum())
 
 
 def psnr(peak: float, rms: float) -> float:

@@ -24,7 +24,7 @@ from anesurgery.semantics.reading import is_float, readers_after
 EXACT_FACTOR = 1e-6
 """Relative rounding error up to which a factor is stored as one number."""
 
-MASKING = CARRIERS | LOGICAL | names("add mul sub select maximum minimum real_div logical_not")
+MASKING = CARRIERS | LOGICAL | names("add mul sub select maximum minimum real_div logical_not tile")
 """Ops that mask arithmetic is written with."""
 
 AFFINE = frozenset({"add", "sub", "mul", "select", "cast", "identity", "maximum"})

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from anesurgery import fp16
-from anesurgery.facts.attention import MASKED
-from anesurgery.facts.integer_masks import FILLING, fills_scores, masks_scores, only_softmax_reads
+from anesurgery.facts.attention import MASKED, MASKING
+from anesurgery.facts.integer_masks import fills_scores, masks_scores, only_softmax_reads
 from anesurgery.facts.overflow_regions import wide_region
 from anesurgery.mil import (
     Operation,
@@ -79,7 +79,7 @@ LINEAR = (
     SUMS | PRODUCTS | names("abs concat stack split slice_by_index slice_by_size reverse pad reduce_l2_norm")
 )
 """Ops that may stand between an input and a logarithm."""
-FILLS = FILLING | {"fill", "fill_like"}
+FILLS = MASKING | {"fill", "fill_like"}
 """Ops that make fills, or may stand between a fill and the softmax."""
 AS_STORED = CONTROL | STATEFUL | LISTS | {"slice_update"}
 """Ops whose values keep the dtype in which they are stored."""
@@ -310,7 +310,7 @@ def _is_fill(op: Operation, name: str, var: Var, ranges: Mapping[str, Interval])
 
 def _adds_to_scores(op: Operation) -> bool:
     """Are scores added to a fill, rather than replaced by it?"""
-    chosen = FILLING - {"add", "sub"}
+    chosen = MASKING - {"add", "sub"}
     readers = readers_after(op.outputs[0], chosen)
     return op.op_type in ("add", "sub") or any(r.op_type != "softmax" for r in readers)
 

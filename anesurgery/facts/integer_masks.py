@@ -10,9 +10,6 @@ from anesurgery.mil import Operation, Var, consumers, is_constant, is_output, np
 from anesurgery.ops import CARRIERS, COMPARISONS, LOOKUPS, MOVING
 from anesurgery.semantics.reading import number, readers_after
 
-FILLING = MASKING | {"tile"}
-"""Ops that may stand between a fill and the softmax."""
-
 Bits = tuple[int, int]
 """The two numbers that a value may hold: (0, 1) or (-1, 0)."""
 
@@ -28,7 +25,7 @@ def only_softmax_reads(var: Var) -> bool:
         if is_output(value):
             return False
         for op in consumers(value):
-            if op.op_type in FILLING:
+            if op.op_type in MASKING:
                 stack += [v for v in op.outputs if v not in seen]
                 seen.update(op.outputs)
             elif op.op_type == "softmax" or _is_mask_of(value, op):

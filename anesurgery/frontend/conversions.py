@@ -47,6 +47,7 @@ from anesurgery.frontend.elementary import (
     SHORTENED,
     convert_round,
     gelu,
+    hardtanh,
     rms_norm,
     variance,
     with_all_arguments,
@@ -1053,6 +1054,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **{f"avg_pool{n}d": _with_windows_and_batch(n + 2) for n in (1, 2, 3)},
     "round": lambda _: convert_round,
     "softplus": with_threshold,
+    "hardtanh": lambda _: hardtanh,
     "new_zeros": lambda _: _fill(0.0, like=True),  # the host's own takes no dtype and no empty size
     "_upsample_bilinear2d_aa": lambda _: SMOOTH,  # the host's own does not smooth
     "_upsample_bilinear2d_aa.vec": lambda _: SMOOTH,

@@ -45,6 +45,14 @@ def gelu(context: Any, node: Any) -> None:
     context.add(mb.gelu(x=inputs_of(context, node)[0], mode=mode, name=node.name))
 
 
+def hardtanh(context: Any, node: Any) -> None:
+    """Convert `hardtanh(x, min_val=-1, max_val=1)`; coremltools refuses whole limits, and left-out defaults."""
+    x = inputs_of(context, node)[0]
+    low, high = (argument(context, node, 1, "min_val", -1), argument(context, node, 2, "max_val", 1))
+    low, high = (np_dtype(x).type(known_value(limit)) for limit in (low, high))
+    context.add(mb.clip(x=x, alpha=low, beta=high, name=node.name))
+
+
 def with_factor(position: int) -> Any:
     """Wrap the converter of a sum or difference: multiply the operand at a position by `alpha`."""
 
@@ -158,7 +166,10 @@ PRIMITIVES = {
 }
 """Primitive of torch's decompositions -> the operation of the same meaning."""
 
-SHORTENED = tuple(f"fft_{half}fft{axes}" for half in ("", "i", "r", "ir") for axes in ("", "2", "n"))
+SHORTENED = (
+    *(f"fft_{half}fft{axes}" for half in ("", "i", "r", "ir") for axes in ("", "2", "n")),
+    "cosine_similarity",
+)
 """Operations for which coremltools expects every argument; torch.export names or leaves out defaults."""
 
 

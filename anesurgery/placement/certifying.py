@@ -660,6 +660,8 @@ def _not_finite(output: OutputComparison) -> str:
     """Return the share of an output that is NaN or infinite, in words; "" for none."""
     count = output.bad + output.undefined
     total = output.compared + count
+    if count and output.only_reference == count:
+        return f"is NaN or infinite in {count / total:.0%} of its elements in fp32, and finite"
     return f"is NaN or infinite in {count / total:.0%} of its elements" if count else ""
 
 
@@ -727,6 +729,9 @@ def _verdict(
     """Return the verdict on one set of inputs and the reason; `searched` says how a search found them."""
     worst = min(rows, key=lambda row: row.worst, default=None)
     blamed = "" if worst is None else f"; the largest error enters at {worst.op_type} {worst.name}"
+    first_nan = next((row for row in rows if math.isnan(row.largest)), None)
+    if first_nan is not None:
+        worst, blamed = first_nan, f"; {first_nan.op_type} {first_nan.name} is NaN in fp32 too"
     blamed += f" ({', '.join(worst.repairs)} may help)" if worst is not None and worst.repairs else ""
     if missed and searched:
         return "at risk", f"{'; '.join(missed)} on inputs that the search found {searched}{blamed}"

@@ -15,7 +15,11 @@ from anesurgery.placement.rules.loading import REPORTS
 
 ON_ROWS = "lost-epsilon"
 """Nearly every decoder has this finding, and it matters only on rows with a spike, so no headline names it."""
-FAILING_LOADS = frozenset(r.id if r.chips or r.systems else f"{r.id}-elsewhere" for r in REPORTS)
+ALWAYS_NAN = "num-mask-product"
+"""The rule about masks that make every row NaN; other risks of numbers depend on the inputs."""
+FAILING_LOADS = frozenset(
+    r.id if r.chips or r.systems or r.refused_by_parser else f"{r.id}-elsewhere" for r in REPORTS
+)
 """Ids of claims about the load, and of warnings whose reports name neither a chip nor an OS."""
 
 
@@ -48,6 +52,11 @@ def grouped_by_rule(findings: Iterable[Finding]) -> list[RuleFindings]:
 def is_lost(finding: Finding) -> bool:
     """Is the finding about a part that conversions were reported to lose?"""
     return finding.kind == "conversion" and finding.grade is Grade.REPORTED
+
+
+def is_certain(finding: Finding) -> bool:
+    """Is a result wrong whatever the inputs are, wherever infinities are infinite?"""
+    return finding.rule == ALWAYS_NAN
 
 
 def is_reported(finding: Finding) -> bool:
@@ -96,7 +105,7 @@ def _is_unknown_fault(finding: Finding) -> bool:
 def in_short(findings: Iterable[Finding]) -> str:
     """Name the rules about lost parts, wrong ops and failing loads, each with its repair; "" for none."""
     findings = list(findings)
-    wrong = (f for f in findings if (is_lost(f) and f.rule != ON_ROWS) or is_claim(f))
+    wrong = (f for f in findings if (is_lost(f) and f.rule != ON_ROWS) or is_claim(f) or is_certain(f))
     failing = (f for f in findings if f.rule in FAILING_LOADS)
     lines = [_rule_list("numbers may be wrong", wrong), _rule_list("the load may hang or fail", failing)]
     return "; ".join(filter(None, lines))

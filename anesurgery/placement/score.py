@@ -371,12 +371,17 @@ class Score:
         return self.expected.words(before.expected, verb)
 
     def loss(self, before: Score, of: Iterable[str] = ("legal", "time", "size")) -> str:
-        """Return the first of some `LOSSES` against the model before, in words; "" for none."""
+        """Return the first of some `LOSSES` against the model before, in words; "" for none.
+
+        A model that loads loses nothing against one that does not.
+        """
+        if before.refused and not self.refused:
+            return ""
         return next(filter(None, (LOSSES[name](before, self) for name in of)), "")
 
     def gain(self, before: Score) -> str:
         """Return what a step gains, in words, with the measures beyond their bounds; "" for nothing."""
-        better = self.worth(before, ("time", "legal", "switches"))
+        better = self.worth(before, ("loading", "time", "legal", "switches"))
         growth = self.over_bounds(before) if better else []
         return f"{better}; {', '.join(growth)}" if growth else better
 

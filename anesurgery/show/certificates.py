@@ -60,7 +60,8 @@ def _decibels_of_all(side: Mapping[str, float], arithmetics: Sequence[str]) -> s
 def _output_words(output: OutputComparison) -> str:
     """Return how near an output is, or which share of it is not finite."""
     count = output.bad + output.undefined
-    return f"{count / (output.compared + count):.0%} not finite" if count else decibels(output.psnr)
+    where = " in fp32" if output.only_reference == count else ""
+    return f"{count / (output.compared + count):.0%} not finite{where}" if count else decibels(output.psnr)
 
 
 def _kept_by(choice: Choice) -> list[str]:

@@ -18,7 +18,13 @@ from rich.text import Text
 from anesurgery.display import counted, short_name
 from anesurgery.placement.durations import rounded
 from anesurgery.placement.evidence import Finding
-from anesurgery.placement.findings_in_words import FAILING_LOADS, is_claim, is_fault_elsewhere, is_lost
+from anesurgery.placement.findings_in_words import (
+    FAILING_LOADS,
+    is_certain,
+    is_claim,
+    is_fault_elsewhere,
+    is_lost,
+)
 from anesurgery.placement.inspection import Inspection, OpRow, percent
 from anesurgery.placement.rules.shapes import RANGE
 from anesurgery.show import summary
@@ -142,6 +148,9 @@ def _is_negligible(inspection: Inspection, cost: Problem) -> bool:
 
 
 def _merged(one: Problem, other: Problem) -> Problem:
+    """Return two problems of the same ops as one; of a wrong and another, the wrong one counts."""
+    if other.wrong and not one.wrong:
+        return other
     remedies = tuple(dict.fromkeys((*one.remedies, *other.remedies)))
     return replace(one, remedies=remedies, advice=one.advice or other.advice, wrong=one.wrong or other.wrong)
 
@@ -212,7 +221,8 @@ def _without_name(why: str, rows: Sequence[OpRow]) -> str:
 
 
 def _is_wrong(finding: Finding) -> bool:
-    return finding.kind == "load" or finding.rule in FAILING_LOADS or is_lost(finding) or is_claim(finding)
+    loads = finding.kind == "load" or finding.rule in FAILING_LOADS
+    return loads or is_lost(finding) or is_claim(finding) or is_certain(finding)
 
 
 def in_python(name: str) -> str:

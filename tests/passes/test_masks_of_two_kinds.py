@@ -11,6 +11,7 @@ from conversion import convert
 
 import anesurgery as ane
 from anesurgery.mil import Array, Program, constant, walk_ops
+from anesurgery.show.costs import costs
 
 KEYS, WIDTH = 8, 16
 
@@ -73,3 +74,36 @@ def test_inspect_names_the_product_and_the_constant_with_their_remedy() -> None:
         "num-mask",
         "num-constant",
     }
+
+
+class Repeated(torch.nn.Module):
+    """Fused attention under a padding mask that is repeated for each query."""
+
+    def forward(self, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        mask = (padding * torch.finfo(x.dtype).min).expand(1, KEYS, KEYS)
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+def test_a_mask_that_makes_every_row_nan_is_named_first() -> None:
+    """The wrong version: a scale or a cast that takes a share of the time stands before it."""
+    examples = {"x": torch.zeros(1, KEYS, WIDTH), "padding": torch.zeros(1, 1, KEYS)}
+    repeated = convert(Repeated().eval(), examples, "trace", "iOS18", "FLOAT16")._mil_program
+    for program in (converted("FLOAT16"), repeated):
+        for units in ("CPU_AND_NE", "CPU_ONLY"):
+            first = costs(ane.inspect(program, "M4/macOS 26", compute_units=units))[0]
+            assert (first.rule, first.remedies[0]) == ("num-mask-product", "padding_mask_tensor")
+        assert "numbers may be wrong: num-mask-product" in ane.inspect(program, "M4/macOS 26").summary
+        assert "lost-infinity" not in {f.rule for f in ane.inspect(program).all_findings}
+
+
+def test_a_certificate_blames_the_product_and_says_that_the_engine_gives_numbers() -> None:
+    """0 * -inf is NaN in fp32 too; on the engine an infinity is a large number, as reported of an M4.
+
+    The wrong version blames the op with the largest error among those that are finite.
+    """
+    made = ane.certify(converted("FLOAT16"), inputs(), target="M4")
+    assert made.verdict == "fails"
+    assert "is NaN in fp32 too (padding_mask_tensor may help)" in made.why
+    (output,) = made.outputs["ane:M4"]
+    assert output.only_reference == output.bad > 0 == output.undefined
+    assert "in fp32, and finite in ane:M4" in made.why

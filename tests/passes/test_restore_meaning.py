@@ -13,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812 - as everybody calls it
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.passes.restore_meaning import RestoreMeaning
+from anesurgery.show.costs import costs
 from anesurgery.testing import apply_pass, assert_refuses
 
 HALF = np.float16
@@ -177,6 +178,48 @@ def test_a_padded_mean_is_named_and_refused() -> None:
     program = converted(lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True), floats(1, 2, 6, 6))
     assert [f.rule for f in ane.inspect(program).all_findings if f.kind == "conversion"] == ["lost-average"]
     assert_refuses(RestoreMeaning(), program, "the mean counts padding")
+
+
+def exported(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Program:
+    """What coremltools makes of an exported function by itself, as ExecuTorch does."""
+
+    class Module(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return function(x)
+
+    graph = torch.export.export(Module().eval(), (x,)).run_decompositions({})
+    program: Program = ct.convert(graph, convert_to="milinternal", compute_precision=ct.precision.FLOAT32)
+    return program
+
+
+MATRIX = torch.arange(25.0).reshape(5, 5)
+DIAGONALS: dict[str, tuple[Callable[..., torch.Tensor], bool]] = {
+    "a diagonal": (torch.diagonal, True),
+    "a diagonal, scaled": (lambda x: 2 * torch.diagonal(x) + 1, True),
+    "a trace": (lambda x: torch.diagonal(x).sum(), False),
+    "a triangle": (torch.tril, False),
+}
+
+
+@pytest.mark.parametrize("case", DIAGONALS)
+def test_a_diagonal_that_is_still_a_matrix_is_named(case: str) -> None:
+    """A sum of the rows of that matrix is the sum that was meant."""
+    function, is_lost = DIAGONALS[case]
+    program = exported(function, MATRIX)
+    found = [f.rule for f in ane.inspect(program).all_findings if f.kind == "conversion"]
+    assert found == (["lost-diagonal"] if is_lost else [])
+    (result,) = ane.run(program, {"x": MATRIX.numpy()}, precision="fp32").values()
+    assert (result.size != function(MATRIX).numel()) == is_lost
+
+
+@pytest.mark.parametrize(("factor", "rules"), [(-np.inf, ["lost-infinity"]), (-1e4, [])])
+def test_a_product_with_an_infinity_is_named_first(factor: float, rules: list[str]) -> None:
+    """Tokens are hidden from a maximum by (1 - mask) times the lowest number of fp32."""
+    program = still(lambda x: mb.reduce_max(x=mb.mul(x=mb.sub(x=np.float16(1), y=x), y=np.float16(factor))))
+    found = ane.inspect(program)
+    assert [f.rule for f in found.all_findings if f.kind == "conversion"] == rules
+    first = costs(found)[0].rule
+    assert (first == "lost-infinity") == bool(rules)
 
 
 def still(body: Callable[[Var], Any], shape: tuple[int, ...] = (2, 4)) -> Program:

@@ -146,6 +146,10 @@ def listed() -> Program:
     return of(lambda x: mb.non_zero(x=x), (4, 6))()
 
 
+def padded(mode: str, *amounts: int, rank: int = 4) -> Callable[[], Program]:
+    return of(lambda x: mb.pad(x=x, pad=list(amounts), mode=mode), (1, 4, 6, 6, 8)[:rank])
+
+
 M4, M4_26, M15 = "M4/macOS 15", "M4/macOS 26", "M2/macOS 15"
 CASES: dict[str, tuple[Callable[[], Program], str, str, str]] = {
     "8 bits on the GPU of an M4": (product(eight_bits), M4, "ALL", "abort-int8-gpu"),
@@ -211,6 +215,16 @@ CASES: dict[str, tuple[Callable[[], Program], str, str, str]] = {
     "scaled behind the reshapes": (written_norm(1024, last=True), "M2/macOS 26", "CPU_AND_NE", ""),
     "equal scales": (written_norm(1024, spread=0), "M2/macOS 26", "CPU_AND_NE", ""),
     "a shorter norm": (written_norm(768), "M2/macOS 26", "CPU_AND_NE", ""),
+    "mirrored channels": (
+        padded("reflect", 0, 0, 1, 1, 0, 0, 1, 1),
+        "A17/iOS 18",
+        "CPU_ONLY",
+        "refused-edge-pad",
+    ),
+    "an edge of depth": (padded("replicate", 1, 0, 0, 0, 0, 0, rank=5), "any", "ALL", "refused-edge-pad"),
+    "mirrored images": (padded("reflect", 1, 1, 1, 1), M4, "ALL", ""),
+    "all axes named, the last padded": (padded("replicate", 0, 0, 0, 0, 0, 0, 0, 1), M4, "ALL", ""),
+    "zeros around channels": (padded("constant", 1, 1, 0, 0, 0, 0), M4, "ALL", ""),
     "places": (listed, M4, "CPU_ONLY", "crash-places-elsewhere"),
     "a norm of rank 5": (volume(5), M4, "CPU_ONLY", "fault-batch-norm-volume-elsewhere"),
     "a norm of rank 4": (volume(4), M4, "ALL", ""),
@@ -242,6 +256,18 @@ def test_the_first_line_names_the_abort() -> None:
     doubtful = ane.inspect(program, M4, compute_units="ALL")
     assert "the load may hang or fail: abort-int8-gpu (ask for CPU_AND_NE" in doubtful.summary
     assert refused.status == doubtful.status == 2
+
+
+def test_auto_pads_by_slices_what_core_ml_refuses_though_it_takes_longer() -> None:
+    """The wrong version: a time by estimate of the model that does not load, which slices would raise."""
+    program = padded("reflect", 0, 0, 1, 1, 0, 0, 1, 1)()
+    assert "reported to be refused by Core ML: 1 pads" in ane.inspect(program, "M4").summary
+    surgery = ane.apply(program, "auto", target="M4", quiet=True)
+    assert {change.pass_name for change in surgery.changes} == {"reflect_pad_slices"}
+    assert not ane.inspect(surgery.program, "M4").refused
+    x = {"x": np.random.default_rng(0).standard_normal((1, 4, 6, 6)).astype(np.float16)}
+    (before,), (after,) = (ane.run(p, x).values() for p in (program, surgery.program))
+    np.testing.assert_array_equal(before, after)
 
 
 def test_auto_folds_the_scales_of_a_palette_that_would_abort() -> None:

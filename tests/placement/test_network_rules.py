@@ -135,6 +135,7 @@ def test_compute_units_decide_what_may_be_chosen(units: str, expected: list[str 
             "nn-conv-kernel",
             "kernel 1x20; width 20 is more than 13 (A12)",
         ),
+        (lambda b: b.add_reshape_static("r", "x", "y", (1, 1, 1, 1, 1, -1)), "nn-rank", "6 axes, more than 5"),
         (lambda b: b.add_argmax("m", "x", "y", axis=0), "nn-as-in-programs", "layer type argMax"),
     ],
 )

@@ -463,6 +463,27 @@ PUBLISHED: tuple[Published, ...] = (
         WHOLE,
     ),
     Published(
+        "a classifier (MiniLM) whose attention exceeds fp16",
+        "right on the engine, NaN with CPU_ONLY, one constant with CPU_AND_GPU",
+        _nothing,
+        "M4: saurabhav88/EnviousWispr pull request 1830",
+        WHOLE,
+    ),
+    Published(
+        "the encoder of SenseVoice",
+        "right with CPU_AND_NE, NaN on the CPU and the GPU",
+        _nothing,
+        "not named: FluidInference/FluidAudio pull request 648",
+        WHOLE,
+    ),
+    Published(
+        "25 clips through Whisper large-v3 turbo",
+        "5 differ from those of the GPU, which was right",
+        _nothing,
+        "M5 Max, macOS 26.4: saurabhav88/EnviousWispr pull request 2182",
+        WHOLE,
+    ),
+    Published(
         "native SiLU in an embedder", "the main loss", _nothing, f"M1 Max, macOS 27.0: {SIDEKICK}", WHOLE
     ),
 )

@@ -108,6 +108,17 @@ def _window(values: Any) -> tuple[int, int]:
     return (sizes[0], sizes[-1]) if sizes else (1, 1)
 
 
+MOST_AXES = 5
+"""The most axes of a value; Core ML did not load a network that reshapes to six."""
+
+
+def _many_axes(layer: Described, target: Target) -> str:
+    ranks = [len(shape) for shape in layer.inputs]
+    if layer.kind in ("reshapeStatic", "rankPreservingReshape"):
+        ranks.append(len(getattr(layer.spec, layer.kind).targetShape))
+    return f"{max(ranks)} axes, more than {MOST_AXES}" if max(ranks, default=0) > MOST_AXES else ""
+
+
 def _large_pool(layer: Described, target: Target) -> str:
     pool = layer.spec.pooling
     if pool.globalPooling:
@@ -241,6 +252,18 @@ RULES: tuple[Rule, ...] = (
         test=_dilated,
         remedy="undilate_convolution",
         advice="measure it; or convert to an ML Program, where dilation is legal",
+    ),
+    Rule(
+        "nn-rank",
+        LEGAL_IN_PROGRAMS,
+        'a network that reshapes to six axes did not load: "ANE does not support blob with rank: 6", and '
+        '"Error in declaring network". A pixel shuffle by reshapes loaded on an A13, and not on an A14',
+        "microsoft/onnxruntime: issue 14212; apple/coremltools: issue 1318",
+        legal=False,
+        test=_many_axes,
+        grade=Grade.REPORTED,
+        scope=Scope(os="seen on a Mac in 2023 and an A14 in 2021", model_type="neuralnetwork"),
+        advice="merge axes, or convert to an ML Program, where rerank merges them",
     ),
     Rule(
         "nn-conv-kernel",

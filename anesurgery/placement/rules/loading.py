@@ -124,6 +124,8 @@ class LoadReport:
     remedy: str | None = None
     nothing_loads: bool = False
     """Did the process end, so that no unit ran anything?"""
+    refused_by_parser: bool = False
+    """Does Core ML refuse the specification itself, so that it loads on no chip and no OS?"""
     common: bool = False
     """Whether many models have the form. Then the row speaks only for a target that names this chip and OS."""
     of_varying_sizes: bool = False
@@ -135,10 +137,13 @@ class LoadReport:
         return bool(self.units & used)
 
     def is_claim(self, target: Target) -> bool:
-        """Are all chips and the OS of the target in the report? A report without either makes no claim."""
+        """Are all chips and the OS of the target in the report?
+
+        A report without either makes no claim, unless the parser refuses the model.
+        """
         on_chips = not self.chips or set(target.chips) <= set(self.chips)
         on_system = not self.systems or (target.platform, target.os) in self.systems
-        return on_chips and on_system and bool(self.chips or self.systems)
+        return on_chips and on_system and bool(self.chips or self.systems or self.refused_by_parser)
 
     def prevents_loading(self, target: Target) -> bool:
         """Is it claimed that nothing loads? If the GPU alone fails, a target with the engine may still load."""
@@ -245,6 +250,13 @@ def _transposed_weights(ops: list[Operation]) -> str:
     return _counted(products, "products of values with transposed attention weights")
 
 
+def _edges_before_last_two(ops: list[Operation]) -> str:
+    """Find edges that are mirrored or repeated along an axis before the last two."""
+    pads = (op for op in ops if op.op_type == "pad" and constant(op.mode) in ("reflect", "replicate"))
+    refused = (op for op in pads if any(constant(op.pad)[:-4]))  # two amounts for each axis, the last axis last
+    return _counted((op.outputs[0].name for op in refused), "pads of an axis before the last two")
+
+
 RECURRENT = names("lstm gru rnn")
 
 
@@ -347,6 +359,20 @@ def _ends_in_reshape(value: Var) -> bool:
 
 
 REPORTS = (
+    LoadReport(
+        "refused-edge-pad",
+        "Core ML refuses a specification that mirrors or repeats edges along another axis than the last two "
+        '("Padding for more than two dimensions only supports `constant` mode")',
+        "apple/coremltools: issues 2571, 2576, pull requests 2697, 2701; pytorch/executorch: issues 11708, "
+        "11709",
+        "Macs, every unit; the chips are not named",
+        ALL,
+        _edges_before_last_two,
+        "pad with slices and a concat, or move each axis to the end, pad it and move it back",
+        remedy="reflect_pad_slices",
+        nothing_loads=True,
+        refused_by_parser=True,
+    ),
     LoadReport(
         "refused-number-output",
         "an output that is a mean of everything, given an axis, failed in every prediction, on every unit: "
@@ -538,5 +564,6 @@ def of_function(function: Function, target: Target, as_given: Function | None = 
         if not words:
             continue
         how = "abort" if report.nothing_loads and is_claim else "fail"
+        how = "be refused by Core ML" if report.refused_by_parser else how
         message = f"reported to {how}: {words} ({report.seen})"
         yield report.rule(is_claim, report.prevents_loading(target)).finding(message)

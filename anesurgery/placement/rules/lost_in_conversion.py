@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from anesurgery import fp16
+from anesurgery.facts.attention import softmaxes_after
 from anesurgery.facts.dependence import ROW_LOOKUPS, looks_up_equal_rows
 from anesurgery.facts.quotient_angles import quotient_angle
 from anesurgery.facts.windows import window_axes
@@ -359,7 +360,7 @@ def kept_sign(op: Operation) -> str:
 
 
 def rounded_away(op: Operation) -> str:
-    """Report an fp16 constant that rounding has made 0, subnormal or infinite."""
+    """Report an fp16 constant that rounding has made 0 or subnormal."""
     if op.op_type not in ("mul", "real_div", "add", "sub", "pow"):
         return ""
     for name, var in operands(op):
@@ -368,14 +369,31 @@ def rounded_away(op: Operation) -> str:
         if value is None or np.size(value) != 1 or (cast is not None and np_dtype(cast.x).kind == "b"):
             continue
         size = abs(float(np.asarray(value).item()))
-        if math.isinf(size) and op.op_type in ("mul", "real_div"):
-            return f"the factor %{var.name} is infinite"
         if size == 0 and op.op_type == "mul":
             return f"%{op.outputs[0].name} is multiplied by 0"
         if 0 < size < fp16.NORMAL and op.op_type in ("mul", "real_div"):
             digits = 1 + math.floor(math.log2(size / fp16.LEAST))  # subnormal numbers have steps of LEAST
             return f"the factor %{var.name} is {size:.4g}; fp16 keeps {digits} of its 11 binary digits"
     return ""
+
+
+def infinite_factor(op: Operation) -> str:
+    """Report a value that is multiplied by an infinity; a rule of its own names the masks of attention."""
+    for var in (op.x, op.y):
+        value = constant(var) if np_dtype(var) == np.float16 else None
+        if value is not None and np.size(value) == 1 and np.isinf(value).any():
+            return "" if any(softmaxes_after(op.outputs[0])) else f"the factor %{var.name} is infinite"
+    return ""
+
+
+def kept_matrix(op: Operation) -> str:
+    """Report a diagonal that is kept as a matrix, unless sums of its rows or columns follow."""
+    if number(op.inputs.get("lower")) != 0 or number(op.inputs.get("upper")) != 0:
+        return ""
+    readers = consumers(op.outputs[0])
+    if readers and all(reader.op_type == "reduce_sum" for reader in readers):
+        return ""
+    return f"%{op.outputs[0].name} is a matrix, zero beside its diagonal"
 
 
 def overhanging_mean(op: Operation) -> str:
@@ -528,6 +546,24 @@ RULES = (
         test=lambda op, target: rounded_away(op),
         grade=Grade.DOCUMENTED,
         advice="convert again in fp32 and let compute_fp16 choose, or multiply by two larger factors",
+    ),
+    _lint(
+        "lost-infinity",
+        names("mul"),
+        "a number beyond 65504, as the lowest number of fp32, became infinite in fp16: a product with it is "
+        "infinite, and NaN where the other factor is 0",
+        "apple/coremltools: issue 2223, pull request 2669",
+        test=lambda op, target: infinite_factor(op),
+        advice="convert again with -1e4 for the lowest number of fp32, or in fp32",
+    ),
+    _lint(
+        "lost-diagonal",
+        names("band_part"),
+        "torch.diagonal was converted to a matrix of zeros beside the diagonal, and ExecuTorch, which expects "
+        "the diagonal alone, gave wrong numbers or ended the process",
+        "pytorch/executorch: issue 11718, pull request 13023",
+        test=lambda op, target: kept_matrix(op),
+        advice="convert with frontend.register(), or take the diagonal in the app",
     ),
     _lint(
         "lost-average",

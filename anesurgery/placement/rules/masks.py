@@ -71,7 +71,8 @@ def infinite_product(op: Operation, target: Target) -> str:
     for factor, mask in ((op.x, op.y), (op.y, op.x)):
         fill = constant(factor) if factor.rank == 0 and not is_stored(mask) else None
         if fill is not None and math.isinf(fill):
-            return f"%{factor.name} is {fill:g}" if any(softmaxes_after(op.outputs[0])) else ""
+            words = f"%{factor.name} is {fill:g}, and 0 * {fill:g} is NaN"
+            return words if any(softmaxes_after(op.outputs[0])) else ""
     return ""
 
 

@@ -400,7 +400,8 @@ def infinite_constant(op: Operation, target: Target) -> str:
             continue
         low, high = constant_range(var)
         has_known_range = (low, high) != ANY or np.size(constant(var)) == 1
-        if has_known_range and max(abs(low), abs(high)) > fp16.LARGEST and mask_fill(op) is None:
+        is_mask = mask_fill(op) is not None or (op.op_type == "mul" and infinite_product(op, target))
+        if has_known_range and max(abs(low), abs(high)) > fp16.LARGEST and not is_mask:
             return f"%{var.name} holds {high if high > fp16.LARGEST else low:g}"
     return ""
 
@@ -694,8 +695,9 @@ RULES: tuple[Rule, ...] = (
     _numeric(
         "num-mask-product",
         frozenset({"mul"}),
-        "0 * -inf is NaN, and this is 0 for each score that is kept",
-        MASK_SOURCE,
+        "0 * -inf is NaN, and this is 0 for each score that is kept: on the CPU each row is NaN. On the engine "
+        "an infinity behaves as a large number",
+        f"{MASK_SOURCE}; apple/coremltools: issue 2223, pull request 2669; {GUIDE}",
         test=infinite_product,
         grade=Grade.DOCUMENTED,
         remedy="padding_mask_tensor",

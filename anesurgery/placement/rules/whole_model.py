@@ -40,8 +40,9 @@ _Message = Iterator[tuple[Rule, str]]
 _large = partial(general, kind="memory", grade=Grade.REPORTED)
 """A rule about memory."""
 
-_MINUTES_FROM = 650_000_000
-"""Bytes of weights from which a load was reported to take minutes: 667 MB took 2, 754 MB and 1.4 GB took 4."""
+_MINUTES_FROM = 330_000_000
+"""Bytes of weights from which a load was reported to take over a minute: 335 MB took 1.6, 667 MB took 2, 754 MB
+and 1.4 GB took 4."""
 _NO_MEMORY = frozenset({(128, 1024), (32, 512), (64, 512), (128, 512), (1, 2048)})
 """(Queries, keys) of attention at which the compile of a Llama of 1 billion weights ran out of memory; (130,
 1024), (64, 1024), (256, 512) and (64, 2048) ran."""
@@ -60,10 +61,13 @@ _MINUTES = _large(
     "load-minutes",
     "the first load compiles for the engine: Whisper large-v3 turbo took 440 s (M4 Pro) and 560 s (M2 Pro), "
     "later 3 to 5 s (macOS 15.3.1); 1.4 GB, and 754 MB of int8, took 4 minutes on an A19 Pro; 667 MB took "
-    "140 s, did not compile, and the first prediction was killed (a Mac, not named). It is compiled anew "
-    "after an update of the app, and where the OS drops its cache",
-    "argmaxinc/argmax-oss-swift issue 309; john-rocky/CoreML-LLM: QWEN35_LESSONS.md; coremltools issue 2758",
-    scope=Scope(os="seen on M4 Pro and M2 Pro, macOS 15.3.1, and A19 Pro, iOS 26"),
+    "140 s, did not compile, and the first prediction was killed (a Mac, not named). More than 1 GB, which "
+    "an A16 loaded, did not compile on an A18, took 5 to 6 GB of memory, and the app was killed; so was a "
+    "palettized text encoder of SDXL after 9 minutes, on an A15 (iOS 17 beta). 335 MB of CLIP took 97 s on an "
+    "A16. It is compiled anew after an update of the app, and where the OS drops its cache",
+    "argmaxinc/argmax-oss-swift issue 309; john-rocky/CoreML-LLM: QWEN35_LESSONS.md; coremltools issues 2758, "
+    "2503, 1814; apple/ml-stable-diffusion issue 255",
+    scope=Scope(os="seen on M4 Pro and M2 Pro, macOS 15.3.1, A19 Pro, iOS 26, A18, A16 and A15"),
     advice=(
         "load it once, when the user is not waiting; a virtual Mac without an engine (GitHub's macos-15) "
         "hung 27 minutes in that compile: use CPU_ONLY there (soniqo/speech-swift pull request 286)"
@@ -108,7 +112,7 @@ _PALETTE_STATE = _large(
     "a decoder with a state and palettes of 4 bits crashed after 100 to 200 predictions; the same one, "
     "converted by coremltools 8.3 and not by 9.0, did not",
     "coremltools issue 2716",
-    scope=Scope(os="seen on a device, not named, Whisper large-v3 turbo"),
+    scope=Scope(os="seen on an M5 Max, macOS 26.5, CPU_AND_NE, Whisper large-v3 turbo"),
     advice="predict some hundred times on the device before you ship it, or keep the cache as inputs and "
     "outputs",
 )

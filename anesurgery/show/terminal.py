@@ -243,13 +243,16 @@ def time_by_unit(inspection: Inspection) -> dict[str | None, float]:
 
 
 def _bars_of_time(times: Sequence[Mapping[str | None, float]]) -> Text:
-    """Return bars of milliseconds on one scale; parts that take less than a cell in all are left out."""
+    """Return bars of milliseconds on one scale: CPU and engine always, the rest if it fills a cell of a bar."""
     totals = [sum(time.values()) for time in times]
     sides = _labels([f"{rounded(total, 3)} ms" for total in totals])
     cells_per_ms = (BAR - len(sides[0])) / max(totals)
-    shown = [unit for unit in LEGEND if max(time[unit] for time in times) * cells_per_ms >= 1]
+    longest = {unit: max(time[unit] for time in times) for unit in LEGEND}
+    shown = [unit for unit, ms in longest.items() if ms * cells_per_ms >= 1 or (ms and unit in ("ane", "cpu"))]
     legend = {unit: f"{LEGEND[unit]} {_moved(unit, times, rounded)} ms" for unit in shown}
-    runs = [[(unit, round(time[unit] * cells_per_ms)) for unit in shown] for time in times]
+    runs = [
+        [(unit, max(round(time[unit] * cells_per_ms), 1)) for unit in shown if time[unit]] for time in times
+    ]
     return bars(list(zip(sides, runs, strict=True)), legend, GLYPHS)
 
 

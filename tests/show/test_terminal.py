@@ -117,9 +117,12 @@ def test_two_bars_of_time_have_one_scale() -> None:
     assert legend == "█ Neural Engine 0.6 ms   ▃ CPU 14 -> 1.2 ms   · dispatch 0.4 -> 0.2 ms"
 
 
-def test_parts_of_a_time_that_fill_no_cell_are_left_out_of_two_bars() -> None:
-    said = terminal.unit_bars(timed(10.0, 0.01, total=12.0), timed(5.0, 0.02, total=7.0)).plain
-    assert said.splitlines()[-1] == "▃ CPU 10 -> 5 ms   · dispatch 2 ms"
+def test_bars_of_time_show_cpu_and_engine_always_and_the_rest_from_a_cell_on() -> None:
+    said = terminal.unit_bars(timed(10.0, 0.01, total=10.02), timed(5.0, 0.02, total=7.0)).plain.splitlines()
+    assert said[-1] == "█ Neural Engine 0.01 -> 0.02 ms   ▃ CPU 10 -> 5 ms   · dispatch 0.01 -> 2 ms"
+    assert said[0].count("█") == said[1].count("█") == 1
+    (_, legend) = terminal.unit_bars(timed(10.0, 0.01, total=10.02)).plain.splitlines()
+    assert legend == "█ Neural Engine 0.01 ms   ▃ CPU 10 ms"
 
 
 def test_a_legend_breaks_between_its_entries() -> None:

@@ -101,7 +101,7 @@ def _gathered(mb: Builder, elements: Sequence[Element], stacked: bool) -> Var:
         return _row(mb, *elements[0], squeezed=True)
     values = {element.value for element in elements}
     first, rows = elements[0].value, [element.row for element in elements]
-    if len(values) == 1 and rows == list(range(int(first.shape[0]))):
+    if len(values) == 1 and rows[0] is not None and rows == list(range(int(first.shape[0]))):
         return first
     if all(row is None for row in rows):
         return mb.stack(values=tuple(element.value for element in elements), axis=0)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -36,6 +35,15 @@ from anesurgery.mil import (
 from anesurgery.ops import CONTRACTIONS
 
 with quiet_host():
+    from coremltools import _OPSET
+    from coremltools import proto as proto
+    from coremltools.converters.mil.backend.mil import load as writer
+    from coremltools.converters.mil.backend.mil.helper import (
+        create_file_value_tensor,
+        create_immediate_value,
+        create_valuetype_tensor,
+        types_to_proto_primitive,
+    )
     from coremltools.converters.mil.frontend.milproto import helper
     from coremltools.converters.mil.frontend.milproto import load as reader
     from coremltools.converters.mil.mil import program as symbols
@@ -47,13 +55,19 @@ with quiet_host():
 
 FetchWeight = Callable[[int, Any, tuple[int, ...]], Any]
 """(offset, MIL element type, shape) -> array."""
+StoreWeight = Callable[[Var], int | None]
+"""constant -> offset of its weight; None if the value is to be written into the protobuf."""
 
-
+WEIGHT_FILE = "@model_path/weights/weight.bin"
+_TARGETS = {name: version for version, name in _OPSET.items()}
+"""Name of an opset ("CoreML6") -> coremltools' version of it."""
+NEWEST = max(_OPSET)
+"""The newest specification version that coremltools knows."""
+LEAST_VERSION = 6
+"""The first specification version with ML Programs."""
 LARGEST_VALUE = 1 << 30
 """The most bytes of a value that is computed while a program is read, 1.1 GB. A larger one stays an op, so that
 a small file cannot fill the memory."""
-
-
 MOST_PRODUCTS = 1 << 22
 """The most multiplications of constants that are computed while a program is read, some 0.01 s: numpy takes 3
 ns for each in fp16. A conformer projects its position table in every layer, and took minutes to open."""
@@ -67,32 +81,41 @@ class OpError(LoadError):
 def reading(fetch: FetchWeight) -> Iterator[None]:
     """Patch coremltools' reader inside the body: weights come from `fetch`, and it reads all that it writes."""
     _skip_used_symbols()
-    validate, dimension, infer = InputSpec.validate_inputs, helper.get_proto_dim, HostOperation._auto_val
+    host_validate, host_dimension, host_infer = (
+        InputSpec.validate_inputs,
+        helper.get_proto_dim,
+        HostOperation._auto_val,
+    )
 
-    def check(self: Any, *arguments: Any) -> None:
+    def validate_inputs(self: Any, *arguments: Any) -> None:
+        """Accept inputs of different float types, as an fp32 epsilon beside an fp16 input."""
         try:
-            validate(self, *arguments)
+            host_validate(self, *arguments)
         except ValueError as error:
             if "must have the same data type" not in str(error):
                 raise
 
-    def size(spec: Any) -> Any:
+    def dimension(spec: Any) -> Any:
+        """Return the length of a dimension; a variadic one, as shapes of unknown rank have, gets a symbol."""
         variadic = spec.WhichOneof("dimension") == "unknown" and spec.unknown.variadic
-        return symbols.get_new_variadic_symbol() if variadic else dimension(spec)
+        return symbols.get_new_variadic_symbol() if variadic else host_dimension(spec)
 
-    def values(self: Any, kinds: Any) -> Any:
-        large = self.op_type != "const" and (any(map(_too_large, kinds)) or _too_long(self, kinds))
+    def infer_values(self: Any, result_types: Any) -> Any:
+        """Return the values of an op of constants, one for each result; None for those that cost too much."""
+        unknown = tuple(None for _ in result_types)
+        if self.op_type != "const" and (any(map(_too_large, result_types)) or _too_long(self, result_types)):
+            return unknown
         try:
-            return tuple(None for _ in kinds) if large else infer(self, kinds)
+            return host_infer(self, result_types)
         except TypeError:  # numpy 2 takes no `keep_dims` of its own type, which coremltools gives to reductions
-            return tuple(None for _ in kinds)
+            return unknown
 
     with (
-        patched(HostOperation, "_auto_val", values),
+        patched(HostOperation, "_auto_val", infer_values),
         patched(reader, "_load_value", _value_reader(fetch)),
         patched(reader, "_load_operation", _operation_reader()),
-        patched(InputSpec, "validate_inputs", check),
-        patched(helper, "get_proto_dim", size),
+        patched(InputSpec, "validate_inputs", validate_inputs),
+        patched(helper, "get_proto_dim", dimension),
         patched(control_flow, "get_existing_symbol", _symbol_of_name()),
         patched(type_mapping, "get_type_info", lru_cache(None)(type_mapping.get_type_info)),
     ):
@@ -103,19 +126,20 @@ def _too_large(kind: Any) -> bool:
     """Does a value of a type take more than `LARGEST_VALUE` bytes?"""
     if not types.is_tensor(kind) or any(is_symbolic(size) for size in kind.get_shape()):
         return False
-    element = np.dtype(types.nptype_from_builtin(kind.get_primitive()))
-    return math.prod(int(size) for size in kind.get_shape()) * element.itemsize > LARGEST_VALUE
+    size = math.prod(int(length) for length in kind.get_shape()) * numpy_type(kind.get_primitive()).itemsize
+    return bool(size > LARGEST_VALUE)
 
 
-def _too_long(op: Any, kinds: Any) -> bool:
-    """Does a product of constants take too many multiplications: m * k * n, the root of (mk) * (kn) * (mn)?"""
+def _too_long(op: Any, result_types: Any) -> bool:
+    """Does a product of constants take more than `MOST_PRODUCTS` multiplications?
+
+    An (m, k) times a (k, n) gives an (m, n) in m * k * n multiplications: the root of the product of all sizes.
+    """
     if op.op_type not in CONTRACTIONS:
         return False
     read = [v.sym_type for v in op.get_flattened_inputs() if v is not None and v.val is not None and v.rank > 1]
-    sizes = [kind.get_shape() for kind in (*read, *kinds) if types.is_tensor(kind)]
-    if any(is_symbolic(size) for shape in sizes for size in shape):
-        return False
-    return math.sqrt(math.prod(int(size) for shape in sizes for size in shape)) > MOST_PRODUCTS
+    lengths = [n for kind in (*read, *result_types) if types.is_tensor(kind) for n in kind.get_shape()]
+    return not any(map(is_symbolic, lengths)) and math.sqrt(math.prod(map(int, lengths))) > MOST_PRODUCTS
 
 
 def _value_reader(fetch: FetchWeight) -> Callable[[Any, Any], Any]:
@@ -212,27 +236,6 @@ def _outputs(block: Any) -> Iterator[Any]:
             yield from _outputs(nested)
 
 
-with quiet_host():
-    from coremltools import _OPSET
-    from coremltools import proto as proto
-    from coremltools.converters.mil.backend.mil import load as writer
-    from coremltools.converters.mil.backend.mil.helper import (
-        create_file_value_tensor,
-        create_immediate_value,
-        create_valuetype_tensor,
-        types_to_proto_primitive,
-    )
-    from coremltools.converters.mil.frontend.milproto import load as reader
-
-StoreWeight = Callable[[Var], int | None]
-"""constant -> offset of its weight; None if the value is to be written into the protobuf."""
-
-WEIGHT_FILE = "@model_path/weights/weight.bin"
-_TARGETS = {name: version for version, name in _OPSET.items()}
-NEWEST = max(_OPSET)
-"""The newest specification version that coremltools knows."""
-
-
 @exclusive()
 def from_proto(spec: Any, version: int, fetch: FetchWeight, where: str = "the program") -> Program:
     """Build the program of a `Program` protobuf.
@@ -258,8 +261,8 @@ def from_proto(spec: Any, version: int, fetch: FetchWeight, where: str = "the pr
             function = spec.functions[name]
             try:
                 opset = _TARGETS.get(function.opset, version)
-                _check_blocks(function)
-                _check_order(function)
+                for block in function.block_specializations.values():
+                    _check_block(block, function.inputs)
                 context = reader.TranscriptionContext("")
                 built = reader._load_function(context, _without_attributes(function), opset)
                 _undo_host_changes(built, function)
@@ -319,65 +322,42 @@ def _blob_values_of_block(block: Any) -> Iterator[Any]:
             yield from _blob_values_of_block(nested)
 
 
-def _check_blocks(function: Any) -> None:
-    """Check that loops and branches fit their blocks, and that the names in a block are unique.
+def _check_block(block: Any, inputs: Any, outer_scopes: Sequence[set[str]] = ()) -> None:
+    """Check a block, and those nested in it.
+
+    Args:
+        block: a `Block` message.
+        inputs: its inputs; those of a function for its outermost block.
+        outer_scopes: the names that each enclosing block has defined so far.
 
     Raises:
-        OpError: one does not fit, or two values have the same name, so that the wrong one would be read.
+        OpError: two values have the same name, so that the wrong one would be read; an op reads a value that
+            is not defined before it; or a loop or branch does not fit its blocks.
     """
-    pending = [(block, list(function.inputs)) for block in function.block_specializations.values()]
-    while pending:
-        block, inputs = pending.pop()
-        taken: set[str] = set()
-        for value in (*inputs, *(output for op in block.operations for output in op.outputs)):
-            if value.name in taken:
-                raise OpError(f"two values have the name {value.name!r}; convert the model again")
-            taken.add(value.name)
-        for op in block.operations:
-            _check_nested(op)
-        pending += [(inner, list(inner.inputs)) for op in block.operations for inner in op.blocks]
+    own: set[str] = set()
+    scopes = [*outer_scopes, own]
+    _define(inputs, own)
+    for op in block.operations:
+        _check_nested(op)
+        _check_read(op, scopes)
+        for nested in op.blocks:
+            _check_block(nested, nested.inputs, scopes)
+        _define(op.outputs, own)
 
 
-def _execution_order(block: Any, inputs: list[str]) -> Iterator[tuple[str, Any]]:
-    """Yield ("enter", "op", "made" or "leave", message) for blocks and ops in execution order."""
-    pending: list[tuple[str, Any]] = [("enter", (block, inputs))]
-    while pending:
-        step, what = pending.pop()
-        yield step, what
-        if step == "enter":
-            inside = what[0]
-            pending.append(("leave", inside))
-            pending += [("op", op) for op in reversed(inside.operations)]
-        elif step == "op":
-            pending.append(("made", what))
-            pending += [("enter", (b, [v.name for v in b.inputs])) for b in reversed(what.blocks)]
+def _define(values: Any, scope: set[str]) -> None:
+    """Add the names of values to a scope; raise an OpError if one is there already."""
+    for value in values:
+        if value.name in scope:
+            raise OpError(f"two values have the name {value.name!r}; convert the model again")
+        scope.add(value.name)
 
 
-def _check_order(function: Any) -> None:
-    """Raise an OpError if an op reads a value that is not defined before it, in its or an enclosing block."""
-    for block in function.block_specializations.values():
-        visible, scopes = Counter[str](), list[list[str]]()
-        for step, what in _execution_order(block, [v.name for v in function.inputs]):
-            if step == "leave":
-                visible.subtract(scopes.pop())
-                continue
-            names: list[str] = []
-            if step == "enter":
-                scopes.append([])
-                names = what[1]
-            elif step == "made":
-                names = [v.name for v in what.outputs]
-            else:
-                _check_read(what, visible)
-            scopes[-1] += names
-            visible.update(names)
-
-
-def _check_read(op: Any, visible: Counter[str]) -> None:
-    """Raise an OpError if a value that an op reads is not visible."""
+def _check_read(op: Any, scopes: Sequence[set[str]]) -> None:
+    """Raise an OpError if an op reads a value that is in no scope."""
     for parameter in sorted(op.inputs):
         for argument in op.inputs[parameter].arguments:
-            if argument.WhichOneof("binding") == "name" and visible[argument.name] <= 0:
+            if argument.WhichOneof("binding") == "name" and not any(argument.name in s for s in scopes):
                 words = f"its {parameter} is {argument.name!r}, which is not defined before it"
                 raise OpError(cannot_read(op, words))
 
@@ -473,7 +453,7 @@ class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]
 
     def export(self) -> Any:
         functions = {
-            name: self.convert_function(f, self._opsets.get(name) or opset_name(max(6, opset_version(f))))
+            name: self.convert_function(f, self._opsets.get(name) or _program_opset(f))
             for name, f in self.prog.functions.items()
         }
         return proto.MIL_pb2.Program(version=1, functions=functions)
@@ -541,12 +521,17 @@ def _opset_kept(opset: str, program: Program, name: str) -> str:
     """Return the opset of a function: that of its ops, or an opset name unknown to coremltools as it was."""
     if name not in program.functions or opset not in _TARGETS:
         return opset
-    return opset_name(max(6, opset_version(program.functions[name])))
+    return _program_opset(program.functions[name])
+
+
+def _program_opset(function: Function) -> str:
+    """Return the name of a function's opset, or of the first one of ML Programs if that is later."""
+    return str(_OPSET[max(LEAST_VERSION, opset_version(function))])
 
 
 def version_of(program: Program) -> int:
-    """Return the lowest specification version that fits every function of a program; at least 6."""
-    return max([6, *(opset_version(f) for f in program.functions.values())])
+    """Return the lowest specification version that fits every function of a program."""
+    return max([LEAST_VERSION, *(opset_version(f) for f in program.functions.values())])
 
 
 def opset_version(function: Function) -> int:

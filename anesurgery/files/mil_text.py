@@ -29,7 +29,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -72,7 +72,7 @@ BLOB = re.compile(
 )
 SCALAR = re.compile(r'\s*([^\s"(){}\[\],;]+)')
 BRACKET = re.compile(r'[\[\]"(){};]')
-FLAT = str.maketrans("[]", "  ")
+WITHOUT_BRACKETS = str.maketrans("[]", "  ")
 
 INTEGER_TYPE = re.compile(r"(u?)int(\d+)")
 STORED_AS_BYTES = {"fp16", "int4", "int8", "uint1", "uint2", "uint3", "uint4", "uint6", "uint8", "uint32"}
@@ -111,6 +111,7 @@ class ValueReader:
         return value
 
     def _fill(self, value: Any, kind: Any) -> None:
+        """Read a value of a type (a `ValueType` message), without the type, into a `Value` message."""
         value.type.CopyFrom(kind)
         which = kind.WhichOneof("type")
         if which == "tensorType":
@@ -118,28 +119,19 @@ class ValueReader:
         elif which == "listType":
             value.immediateValue.list.SetInParent()
             element = kind.listType.type
-            self._items("[", "]", lambda position: self._fill(value.immediateValue.list.values.add(), element))
+            items = value.immediateValue.list.values
+            self._scanner.sequence("[", "]", lambda: self._fill(items.add(), element))
         elif which == "dictionaryType":
             value.immediateValue.dictionary.SetInParent()
-            self._items("{", "}", lambda position: self._pair(value, kind.dictionaryType))
+            pairs = value.immediateValue.dictionary.values
+            self._scanner.sequence("{", "}", lambda: self._pair(pairs.add(), kind.dictionaryType))
         elif which == "tupleType":
             self._tuple(value, list(kind.tupleType.types))
         else:
             self._scanner.fail("a state has no value")
 
-    def _items(self, opening: str, closing: str, read: Callable[[int], None]) -> None:
-        """Read items separated by commas between two brackets; `read` is called with the index of each."""
-        self._scanner.expect(opening)
-        if self._scanner.accept(closing):
-            return
-        count = 0
-        while not count or self._scanner.accept(","):
-            read(count)
-            count += 1
-        self._scanner.expect(closing)
-
-    def _pair(self, value: Any, kind: Any) -> None:
-        pair = value.immediateValue.dictionary.values.add()
+    def _pair(self, pair: Any, kind: Any) -> None:
+        """Read an entry of a dict, `{key, value}`."""
         self._scanner.expect("{")
         self._fill(pair.key, kind.keyType)
         self._scanner.expect(",")
@@ -148,15 +140,16 @@ class ValueReader:
 
     def _tuple(self, value: Any, kinds: Sequence[Any]) -> None:
         value.immediateValue.tuple.SetInParent()
+        items = value.immediateValue.tuple.values
 
-        def read(number: int) -> None:
-            if number >= len(kinds):
+        def read_item() -> None:
+            if len(items) >= len(kinds):
                 self._scanner.fail(f"the tuple has {len(kinds)} types, and more values")
-            self._fill(value.immediateValue.tuple.values.add(), kinds[number])
+            self._fill(items.add(), kinds[len(items) - 1])
 
-        self._items("(", ")", read)
-        if (count := len(value.immediateValue.tuple.values)) != len(kinds):
-            self._scanner.fail(f"the tuple has {len(kinds)} types, and {count} values")
+        self._scanner.sequence("(", ")", read_item)
+        if len(items) != len(kinds):
+            self._scanner.fail(f"the tuple has {len(kinds)} types, and {len(items)} values")
 
     def _tensor(self, value: Any, kind: Any) -> None:
         scanner = self._scanner
@@ -177,17 +170,17 @@ class ValueReader:
 
     def _strings(self) -> list[str]:
         scanner = self._scanner
-        if (one := scanner.take(STRING)) is not None:
-            return [unescape(one[1])]
+        if (string := scanner.take(STRING)) is not None:
+            return [unescape(string[1])]
         strings: list[str] = []
-        self._items("[", "]", lambda position: strings.extend(self._strings()))
+        scanner.sequence("[", "]", lambda: strings.extend(self._strings()))
         return strings
 
     def _numbers(self, name: str) -> Any:
         """Read the elements of a tensor, in brackets of any depth, as a flat array."""
         scanner = self._scanner
         start, text = scanner.position, self._number_text()
-        words = text.translate(FLAT).split(",")
+        words = text.translate(WITHOUT_BRACKETS).split(",")
         if len(words) == 1 and not words[0].strip():
             return np.zeros(0, np.int64)
         try:
@@ -196,13 +189,14 @@ class ValueReader:
             scanner.fail(_bad_element(name, words), start)
 
     def _number_text(self) -> str:
+        """Read one number, or bracketed numbers: the text between the outermost brackets."""
         scanner = self._scanner
         start = scanner.position
         if not scanner.accept("["):
-            one = scanner.take(SCALAR)
-            if one is None:
+            number = scanner.take(SCALAR)
+            if number is None:
                 scanner.unexpected("a number")
-            return one[1]
+            return number[1]
         depth, begin = 1, scanner.position
         while depth:
             bracket = BRACKET.search(scanner.text, scanner.position)
@@ -263,8 +257,8 @@ def store_elements(tensor: Any, name: str, values: Any) -> None:
     elif name in STORED_AS_BYTES:
         array = np.asarray(values).astype(_numpy_dtype(name))
         tensor.bytes.SetInParent()
-        is_whole_bytes = _bits_of(name) >= 8
-        tensor.bytes.values = (array if is_whole_bytes else sub_byte.pack(array, _bits_of(name))).tobytes()
+        packed = array if _bits_of(name) >= 8 else sub_byte.pack(array, _bits_of(name))
+        tensor.bytes.values = packed.tobytes()
     elif name in FIELD_OF_DTYPE:
         field, dtype = FIELD_OF_DTYPE[name]
         getattr(tensor, field).SetInParent()
@@ -303,6 +297,8 @@ NEWER_OPSETS = {"ios26": "CoreML9"}
 OPSET = re.compile(r"ios1([3-8])")
 PROTO_OPSET = re.compile(r"CoreML([3-8])")
 
+# Each expression reads a piece of the text at once: `axis = x`; the name before a type's or op's bracket; an op
+# without output, `op(` or `() = op(`.
 PLAIN_ARGUMENT = re.compile(r"\s*([^\W\d][\w@.]*)\s*=\s*([^\W\d][\w@.]*)(?=\s*[,)])")
 CALLED = re.compile(r"\s*([^\W\d][\w@.]*)(?=\s*[(<])")
 NO_OUTPUT = re.compile(r"\s*(?:\(\s*\)\s*=\s*)?([^\W\d][\w@.]*)\s*(?=\()")
@@ -396,28 +392,31 @@ class _Reader:
         scanner.accept(";")
 
     def _parameters(self, inputs: Any) -> None:
-        self._sequence("(", ")", lambda: self._declare(inputs.add()))
+        """Read the inputs of a function or block, and define them."""
 
-    def _sequence(self, opening: str, closing: str, read: Callable[[], object]) -> None:
-        self._scanner.expect(opening)
-        if self._scanner.accept(closing):
-            return
-        read()
-        while self._scanner.accept(","):
-            read()
-        self._scanner.expect(closing)
+        def read_input() -> None:
+            value = inputs.add()
+            position = self._typed_name(value)
+            self._define(value.name, position)
 
-    def _declare(self, value: Any) -> None:
-        """Read a type and the name of a new value of that type."""
+        self._scanner.sequence("(", ")", read_input)
+
+    def _typed_name(self, value: Any) -> int:
+        """Read a type and a name into a value that is not defined yet; return the position of the name."""
         value.type.CopyFrom(self._types.read())
         position = self._scanner.position
         value.name = self._scanner.name()
-        if value.name in self._scopes[-1]:
-            self._scanner.fail(f"{value.name!r} is defined twice", position)
-        self._scopes[-1].add(value.name)
+        return position
+
+    def _define(self, name: str, position: int) -> None:
+        """Add a name to the innermost scope."""
+        if name in self._scopes[-1]:
+            self._scanner.fail(f"{name!r} is defined twice", position)
+        self._scopes[-1].add(name)
 
     @contextmanager
     def _scope(self) -> Any:
+        """Names that are defined inside the `with` block are visible there only."""
         self._scopes.append(set())
         yield
         self._scopes.pop()
@@ -429,7 +428,7 @@ class _Reader:
         while not scanner.accept("}"):
             self._operation(block.operations.add())
         scanner.expect("->")
-        self._sequence("(", ")", lambda: block.outputs.append(self._defined_name()))
+        scanner.sequence("(", ")", lambda: block.outputs.append(self._defined_name()))
 
     def _defined_name(self) -> str:
         """Read the name of a value that was defined before."""
@@ -442,32 +441,27 @@ class _Reader:
         return name
 
     def _operation(self, op: Any) -> None:
+        """Read an op; its outputs are defined after it, so that it cannot read them."""
         scanner = self._scanner
-        outputs: list[Any] = []
-        if (bare := scanner.take(NO_OUTPUT)) is not None:
-            op.type = bare[1]
+        positions: list[int] = []
+        if (without_output := scanner.take(NO_OUTPUT)) is not None:
+            op.type = without_output[1]
         else:
-            op.outputs.add().type.CopyFrom(self._types.read())
-            outputs.append((scanner.position, op.outputs[0]))
-            op.outputs[0].name = scanner.name()
+            positions.append(self._typed_name(op.outputs.add()))
             while scanner.accept(","):
-                more = op.outputs.add()
-                more.type.CopyFrom(self._types.read())
-                outputs.append((scanner.position, more))
-                more.name = scanner.name()
+                positions.append(self._typed_name(op.outputs.add()))
             scanner.expect("=")
             op.type = scanner.name()
-        self._sequence("(", ")", lambda: self._argument(op.inputs))
+        scanner.sequence("(", ")", lambda: self._argument(op.inputs))
         self._attributes(op.attributes)
         self._blocks(op.blocks)
         self._attributes(op.attributes)
         scanner.expect(";")
-        for position, output in outputs:
-            if output.name in self._scopes[-1]:
-                scanner.fail(f"{output.name!r} is defined twice", position)
-            self._scopes[-1].add(output.name)
+        for output, position in zip(op.outputs, positions, strict=True):
+            self._define(output.name, position)
 
     def _argument(self, inputs: Any) -> None:
+        """Read an argument, `axis = x`, where x is a binding, or several in parentheses."""
         scanner = self._scanner
         position = scanner.position
         plain = scanner.take(PLAIN_ARGUMENT)
@@ -475,20 +469,19 @@ class _Reader:
         if name in inputs:
             scanner.fail(f"input {name!r} is given twice", position)
         bindings = inputs[name].arguments
-        if plain is not None:
+        if plain is not None:  # most arguments: one expression reads them whole
             scanner.position = plain.start(2)
             bindings.add().name = self._defined_name()
             return
         scanner.expect("=")
-        if not scanner.accept("("):
+        if not scanner.comes_next("("):
             self._binding(bindings.add())
             return
-        scanner.position -= 1
         inputs[name].SetInParent()
-        self._sequence("(", ")", lambda: self._binding(bindings.add()))
+        scanner.sequence("(", ")", lambda: self._binding(bindings.add()))
 
     def _binding(self, binding: Any) -> None:
-        """Read an argument: the name of a value, or a literal value."""
+        """Read the name of a value, or a literal value."""
         scanner = self._scanner
         start = scanner.position
         if scanner.take(CALLED) is None:
@@ -498,10 +491,9 @@ class _Reader:
         binding.value.CopyFrom(self._values.read())
 
     def _attributes(self, attributes: Any) -> None:
-        if not self._scanner.accept("["):
-            return
-        self._scanner.position -= 1
-        self._sequence("[", "]", lambda: self._attribute(attributes))
+        """Read attributes in brackets, if there are any."""
+        if self._scanner.comes_next("["):
+            self._scanner.sequence("[", "]", lambda: self._attribute(attributes))
 
     def _attribute(self, attributes: Any) -> None:
         scanner = self._scanner
@@ -520,17 +512,15 @@ class _Reader:
             if blocks and not scanner.accept(","):
                 scanner.position = start
             scanner.take(NAME)
-            if not scanner.accept("(") and not scanner.accept("{"):
+            has_parameters = scanner.comes_next("(")
+            if not has_parameters and not scanner.comes_next("{"):
                 scanner.position = start
                 return
-            scanner.position -= 1
             block = blocks.add()
             with self._scope():
-                if not scanner.accept("{"):
+                if has_parameters:
                     self._parameters(block.inputs)
                     self._attributes(block.attributes)
-                else:
-                    scanner.position -= 1
                 self._body(block)
 
 
@@ -564,6 +554,7 @@ class _Writer:
 
     def __init__(self, version: str) -> None:
         self._version = version
+        # does this version write a scalar as `int32`, not as `tensor<int32, []>`?
         self._scalars = tuple(map(int, version.split("."))) > (1, 0)
 
     def program(self, program: Any) -> Iterator[str]:
@@ -623,10 +614,9 @@ class _Writer:
 
     def _literal(self, value: Any) -> str:
         if value.WhichOneof("value") == "blobFileValue":
-            text, uint64 = (
-                ("string", "uint64") if self._scalars else ("tensor<string, []>", "tensor<uint64, []>")
-            )
             blob = value.blobFileValue
+            types = ("string", "uint64")
+            text, uint64 = types if self._scalars else (f"tensor<{name}, []>" for name in types)
             return f"BLOBFILE(path = {text}({quote(blob.fileName)}), offset = {uint64}({blob.offset}))"
         content = value.immediateValue
         which = content.WhichOneof("value")
@@ -650,6 +640,7 @@ class _Writer:
 
 
 def _element_texts(name: str, values: Any) -> list[str]:
+    """Return the elements of a tensor of the dtype `name` as the text writes them."""
     if name == "string":
         return [quote(v) for v in values]
     if name == "bool":
@@ -674,6 +665,7 @@ def _hexadecimal(number: float) -> str:
 
 
 def _nested_text(texts: Sequence[str], shape: tuple[int, ...]) -> str:
+    """Return elements in nested brackets: of shape (2, 2) "[[1, 2], [3, 4]]"."""
     if len(shape) <= 1:
         return f"[{', '.join(texts)}]"
     step = len(texts) // shape[0] if shape[0] else 0

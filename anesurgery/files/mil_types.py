@@ -8,6 +8,7 @@ use: up to program(1.0) a scalar is a tensor without dimensions, `tensor<int32, 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from anesurgery.errors import LoadError
@@ -50,6 +51,14 @@ class Scanner:
         self.position = place + len(mark)
         return True
 
+    def comes_next(self, mark: str) -> bool:
+        """Do these characters come next, after white space? The position stays."""
+        start = self.position
+        try:
+            return self.accept(mark)
+        finally:
+            self.position = start
+
     def expect(self, mark: str) -> None:
         """Move behind these characters.
 
@@ -58,6 +67,20 @@ class Scanner:
         """
         if not self.accept(mark):
             self.unexpected(repr(mark))
+
+    def sequence(self, opening: str, closing: str, read_item: Callable[[], object]) -> None:
+        """Read items separated by commas between two brackets; there may be none.
+
+        Raises:
+            LoadError: a bracket or a comma is missing.
+        """
+        self.expect(opening)
+        if self.accept(closing):
+            return
+        read_item()
+        while self.accept(","):
+            read_item()
+        self.expect(closing)
 
     def name(self) -> str:
         """Read a name; one with other characters than letters, digits, `_`, `@` and `.` is quoted."""

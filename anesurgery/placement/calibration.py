@@ -151,11 +151,11 @@ def learn(plans: Mapping[str, Mapping[str, Any]]) -> _Learned:
     answered = {n: [op for op in p["ops"] if op["unit"] and op["expected"]] for n, p in plans.items()}
     hosts = tuple(sorted({str(plain["host"]) for plain in plans.values()}))
     return _Learned(
-        {name: sum(op["unit"] == op["expected"] for op in ops) for name, ops in answered.items()},
-        {name: len(ops) for name, ops in answered.items()},
-        {name: _legality_score(plain["ops"]) for name, plain in plans.items()},
-        Corrections(hosts, rates),
-        (*skipped, *rare),
+        agree={name: sum(op["unit"] == op["expected"] for op in ops) for name, ops in answered.items()},
+        asked={name: len(ops) for name, ops in answered.items()},
+        legal={name: _legality_score(plain["ops"]) for name, plain in plans.items()},
+        corrections=Corrections(hosts, rates),
+        skipped=(*skipped, *rare),
     )
 
 
@@ -289,7 +289,14 @@ def _row(plain: Mapping[str, Any], name: str) -> Row:
         raise ValueError(f"its median is {ms}")
     _check_plan(setting["ops"] or [])
     label = plain["model"] if plain["function"] is None else f"{plain['model']} {plain['function']}"
-    return Row(label, chip, ms, f"docs/measurements: {name}", UNITS, _load(plain["asks"]))
+    return Row(
+        model=label,
+        chip=chip,
+        ms=ms,
+        source=f"docs/measurements: {name}",
+        units=UNITS,
+        load=_load(plain["asks"]),
+    )
 
 
 def _load(plain: Mapping[str, Any]) -> Load:
@@ -383,7 +390,10 @@ def calibrate(folder: str | Path) -> Calibrated:
             f"nothing to calibrate with in {folder}: {why}; write files with `anesurgery measure`"
         )
     before, after = table(), fit(rows, table())
-    added = [Added(r.model, r.chip, r.ms, estimate(r, before), estimate(r, after)) for r in rows]
+    added = [
+        Added(model=r.model, chip=r.chip, ms=r.ms, before=estimate(r, before), after=estimate(r, after))
+        for r in rows
+    ]
     return Calibrated(after, added, skipped, _changed_numbers(rows, before, after))
 
 

@@ -2,8 +2,9 @@
 
 The model runs exactly and in each arithmetic, op by op (`interpret.several_arithmetics`): once with errors
 carried along, and once with exact inputs to each op, which isolates the op's own error. Errors are those of one
-set of inputs; `steps` calls the model several times (`op_errors.step_errors`). `EpsilonWatch`, at the end,
-measures norms whose epsilon the conversion changed.
+set of inputs; `steps` calls the model several times (`op_errors.step_errors`). `EpsilonWatch`
+measures norms whose epsilon the conversion changed. Sections: the certificate; `certify` and its verdicts; runs
+in several arithmetics; the search; norms.
 
 `search` looks for inputs on which fp16 is worse, within the range of the given ones. A `Trial` proposes inputs.
 For float inputs torch differentiates the interpreter (`Slopes`), and a trial follows the gradient of one of the
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -59,226 +60,7 @@ from anesurgery.placement.rules.lost_in_conversion import LEAST_CHANGE, grown_ep
 from anesurgery.placement.target import Target
 from anesurgery.registry import INTERPRETER
 
-Tensors = Mapping[str, Array]
 Ranges = Mapping[str, tuple[float, float]]
-MOST_TARGETS = 4
-"""The most values whose gradients are followed: the largest ones on the first inputs, one of each magnitude.
-A choice: each is a trial of its own."""
-REDRAWN_SHARE = 0.25
-"""Share of the numbers that a random change replaces. A choice: a change of all would lose what the trial
-found."""
-LOG_FLOOR = 1e-30
-"""Added to an error before its logarithm: below any error of fp16."""
-
-
-@dataclass
-class Trial:
-    """One way to find worse inputs: along a gradient, or by random changes.
-
-    Attributes:
-        name: in words, as "the gradient of y".
-        point: the inputs tried last.
-        uphill: a function of the inputs that gives the number to increase, and its gradients by input; None for
-            random changes.
-        step: the share of the range by which inputs move; 1 at first, halved after each step without a gain.
-    """
-
-    name: str
-    point: Tensors
-    uphill: Callable[[Tensors], tuple[float, dict[str, Array]]] | None = None
-    step: float = 1.0
-    _best: tuple[float, Tensors, dict[str, Array]] | None = field(default=None, repr=False)
-
-    def next(self, ranges: Ranges, rng: np.random.Generator) -> Tensors:
-        """Return the inputs to try next.
-
-        Raises:
-            RuntimeError: torch cannot differentiate an op on the way.
-        """
-        if self.uphill is None:
-            return drawn_anew(self.point, ranges, rng)
-        height, gradients = self.uphill(self.point)
-        if self._best is None or height > self._best[0]:
-            self._best = (height, self.point, gradients)
-        else:
-            self.step /= 2
-        _, point, gradients = self._best
-        self.point = moved(point, gradients, ranges, self.step)
-        return self.point
-
-
-def ranges_of(samples: Sequence[Tensors]) -> dict[str, tuple[float, float]]:
-    """Return {input: (least, largest) of its finite numbers in all samples}, without inputs that have none."""
-    ends = {}
-    for name in samples[0]:
-        arrays = [np.asarray(v[name]) for v in samples if name in v]
-        numbers = [a[np.isfinite(a)] for a in arrays if a.dtype.kind in "iuf"]
-        numbers = [a for a in numbers if a.size]
-        if numbers:
-            ends[name] = (float(min(a.min() for a in numbers)), float(max(a.max() for a in numbers)))
-    return ends
-
-
-def moved(point: Tensors, gradients: Mapping[str, Array], ranges: Ranges, step: float) -> Tensors:
-    """Return inputs after a step along the signs of gradients, by a share of the range, clipped to it."""
-    new = dict(point)
-    for name, gradient in gradients.items():
-        low, high = ranges[name]
-        value = np.asarray(point[name])
-        new[name] = np.clip(value + np.sign(gradient) * step * (high - low), low, high).astype(value.dtype)
-    return new
-
-
-def drawn_anew(point: Tensors, ranges: Ranges, rng: np.random.Generator) -> Tensors:
-    """Return inputs with some numbers drawn anew, uniformly over the range."""
-    new = dict(point)
-    for name, (low, high) in ranges.items():
-        value = np.asarray(point[name])
-        fresh: Array
-        if value.dtype.kind in "iu":
-            fresh = rng.integers(int(low), int(high) + 1, value.shape)
-        else:
-            fresh = rng.uniform(low, high, value.shape)
-        new[name] = np.where(rng.random(value.shape) < REDRAWN_SHARE, fresh, value).astype(value.dtype)
-    return new
-
-
-def _described(values: Tensors, ranges: Ranges) -> str:
-    """Return in words where the numbers of each input lie in its range."""
-    words = []
-    for name, (low, high) in ranges.items():
-        numbers = np.asarray(values[name]).astype(np.float64)
-        share = float(np.mean(np.isclose(numbers, low) | np.isclose(numbers, high)))
-        words.append(f"{name} from {numbers.min():.3g} to {numbers.max():.3g}, {share:.0%} of it at an end")
-    return ", ".join(words)
-
-
-def _trials(program: Program, function: str | None, first: Tensors, ranges: Ranges) -> list[Trial]:
-    """Return the trials that start from the first inputs: gradients for float inputs, and random changes."""
-    floats = [n for n in ranges if np.asarray(first[n]).dtype.kind == "f" and ranges[n][0] < ranges[n][1]]
-    by_gradient = []
-    if floats:
-        slopes = Slopes(program, function, floats)
-        for op in slopes.largest(first):
-            by_gradient.append(Trial(f"the gradient of {op.outputs[0].name}", first, partial(slopes.of, op)))
-        by_gradient.append(Trial("the gradient of the error of the outputs", first, slopes.of_error))
-    return [*by_gradient, Trial("random changes", first)]
-
-
-class _Peaks(Listener):
-    """A listener that records the largest magnitude of the first output of each op, if that is fp16."""
-
-    def __init__(self) -> None:
-        self.found: dict[Operation, float] = {}
-
-    @property
-    def headroom(self) -> float:
-        """The distance in dB of the largest value from the end of fp16; negative beyond it."""
-        if not all(map(math.isfinite, self.found.values())):
-            return -math.inf
-        return psnr(fp16.LARGEST, max(self.found.values(), default=0.0))
-
-    def after(self, op: Operation, outputs: Sequence[Any]) -> None:
-        """Record the largest magnitude of the first output."""
-        value = outputs[0] if outputs and np_dtype(op.outputs[0]) == np.float16 else None
-        if isinstance(value, torch.Tensor) and value.numel():
-            self.found[op] = unmasked_size(op.outputs[0], value)
-
-
-class Slopes:
-    """Gradients of a function's values by its inputs of floats, in exact arithmetic and in fp16.
-
-    Gradients ignore rounding, as those of a cast in torch do.
-    """
-
-    def __init__(self, program: Program, function: str | None, floats: Sequence[str]) -> None:
-        self._exact, self._half = (
-            Executable(program, function=function, precision=p, fuse=False) for p in ("fp32", "fp16")
-        )
-        self._floats = floats
-
-    def largest(self, values: Tensors) -> list[Operation]:
-        """Return the `MOST_TARGETS` ops with the largest values, one for each magnitude (to 4 digits)."""
-        peaks = _Peaks()
-        self._exact(values, listener=peaks)
-        by_size: dict[float, Operation] = {}
-        top = set(self._exact.function.operations)
-        for op, peak in peaks.found.items():
-            if op in top and math.isfinite(peak):
-                by_size.setdefault(float(f"{peak:.4g}"), op)
-        return [by_size[size] for size in sorted(by_size, reverse=True)[:MOST_TARGETS]]
-
-    def of(self, op: Operation, values: Tensors) -> tuple[float, dict[str, Array]]:
-        """Return the largest magnitude of an op's first output, and its gradients by input."""
-        leaves, env = self._leaves_and_environment(self._exact, values)
-        with torch.enable_grad():
-            for step, outputs in _run_steps(self._exact, env):
-                if step is op:
-                    return self._height_and_gradients(outputs[0].abs().amax(), leaves)
-        raise RuntimeError(f"{op.outputs[0].name} was not computed")
-
-    def of_error(self, values: Tensors) -> tuple[float, dict[str, Array]]:
-        """Return the sum over outputs of the logarithm of their relative error in fp16, and its gradients."""
-        leaves, exact = self._leaves_and_environment(self._exact, values)
-        half = {
-            v: leaves.get(v.name, value)
-            for v, value in self._leaves_and_environment(self._half, values)[1].items()
-        }
-        with torch.enable_grad():
-            for executable, env in ((self._exact, exact), (self._half, half)):
-                for _ in _run_steps(executable, env):
-                    pass
-            error = torch.zeros(())
-            for var in self._exact.function.outputs:
-                exact_output, rounded = (
-                    e.plan.value(env, var) for e, env in ((self._exact, exact), (self._half, half))
-                )
-                if isinstance(exact_output, torch.Tensor) and exact_output.is_floating_point():
-                    noise = (rounded - exact_output).square().mean() / (
-                        exact_output.detach().abs().amax() ** 2 + LOG_FLOOR
-                    )
-                    error = error + torch.log(noise + LOG_FLOOR)
-            return self._height_and_gradients(error, leaves)
-
-    def _leaves_and_environment(
-        self, executable: Executable, values: Tensors
-    ) -> tuple[dict[str, torch.Tensor], dict[Any, Any]]:
-        """Return the float inputs as leaves of autograd, by name, and the environment of a run."""
-        env = sampling.bind(executable.function, values, None)
-        leaves = {v.name: value.clone().requires_grad_() for v, value in env.items() if v.name in self._floats}
-        return leaves, {v: leaves.get(v.name, value) for v, value in env.items()}
-
-    def _height_and_gradients(
-        self, height: torch.Tensor, leaves: Mapping[str, torch.Tensor]
-    ) -> tuple[float, dict[str, Array]]:
-        slopes = torch.autograd.grad(height, list(leaves.values()), allow_unused=True)
-        arrays = {
-            n: np.nan_to_num(slope.numpy())
-            for n, slope in zip(leaves, slopes, strict=True)
-            if slope is not None
-        }
-        return float(height.detach()), arrays
-
-
-def _run_steps(executable: Executable, env: dict[Any, Any]) -> Iterator[tuple[Operation, Sequence[Any]]]:
-    """Run a function step by step; yield each op with its outputs."""
-    for step in executable.plan.steps:
-        caught = _LastOutputs()
-        executable.plan.take(step, env, caught)
-        yield step.op, caught.outputs
-
-
-class _LastOutputs(Listener):
-    """A listener that keeps the last outputs: those of an op come after those of the ops in its blocks."""
-
-    def __init__(self) -> None:
-        self.outputs: Sequence[Any] = ()
-
-    def after(self, op: Operation, outputs: Sequence[Any]) -> None:
-        """Keep the outputs."""
-        self.outputs = outputs
-
-
 Values = Mapping[str, Array]
 GATE = 40.0
 """The default least PSNR in dB: it is reached by errors of a hundredth of the largest value."""
@@ -319,7 +101,7 @@ class Certificate(Drawn):
 
     @property
     def ok(self) -> bool:
-        """Does it hold?"""
+        """Is the verdict "holds"?"""
         return self.verdict == "holds"
 
     @property
@@ -414,41 +196,61 @@ def certify(
     """
     _check_feedback(feedback, steps)
     loaded = load(model)
-    both = ("fp16", arithmetic_of(target))
-    first = Predictor(loaded, function=function)
-    called_with = [first.sample(seed)] if inputs is None else _input_sets(inputs)
-    trial = _Comparer(loaded, function, both, gate)
+    arithmetics = ("fp16", arithmetic_of(target))
+    predictor = Predictor(loaded, function=function)
+    called_with = [predictor.sample(seed)] if inputs is None else _input_sets(inputs)
     samples = [bound(loaded, v, function) for v in called_with]
-    one = len(samples) == 1 and not search
-    worst = _TriedInputs(samples[0]) if one else min(map(trial.judged, samples), key=_TriedInputs.badness)
-    walk = _WorstInputSearch(trial, loaded.program, function, samples, worst)
-    if search and not worst.misses:
-        worst = walk.worst_of(search, np.random.default_rng(seed))
+    comparer = _Comparer(loaded, function, arithmetics, gate)
+    worst, tried = _worst_inputs(comparer, samples, search, seed)
     inspection = inspect_program(loaded, Target.parse(target), function=function)
     as_given = inspect_other(model, Target.parse(target), inspect_program) or inspection
-    walked = trial.rows(worst.values, _numeric_findings(inspection), _norm_repairs(loaded.program, function))
-    rows, outputs = walked.rows, walked.outputs
-    choices = _choices_with_repairs(walked.choices, loaded.program, function, worst.values, inspection)
-    over = step_errors(loaded, function, both, called_with, steps, feedback) if steps > 1 else None
-    verdict, why = _verdict(rows, outputs, trial.misses(outputs), worst.described, gate)
-    findings = tuple(without_small(inspection.all_findings, walked.norms_off))
-    further = _further_verdict(trial, choices, over, worst.values, first.sample(seed + 1), gate)
-    by_engine = _engine_verdict(loaded, model, worst.values, function, gate, engine)
-    for other in (further, hidden_risks(findings), by_engine):
-        verdict, why = _worse((verdict, why), other)
+    norm_repairs = _norm_repairs(loaded.program, function)
+    measured = comparer.op_by_op(worst.values, _numeric_findings(inspection), norm_repairs)
+    choices = _choices_with_repairs(measured.choices, comparer, worst.values, inspection)
+    over = step_errors(loaded, function, arithmetics, called_with, steps, feedback) if steps > 1 else None
+    findings = tuple(without_small(inspection.all_findings, measured.norms_off))
+    verdict = _verdict(measured, comparer.misses(measured.outputs), worst.described, gate)
+    for other in (
+        _further_verdict(comparer, choices, over, worst.values, predictor.sample(seed + 1)),
+        _Verdict(*hidden_risks(findings)),
+        _engine_verdict(loaded, model, worst.values, function, gate, engine),
+    ):
+        verdict = _worse(verdict, other)
     return Certificate(
-        rows,
-        outputs,
-        verdict,
-        why,
-        len(samples),
-        walk.tried,
-        gate,
-        worst.values,
-        choices,
-        over,
-        (*filter(None, [as_given.refused]), *report_lines(findings)),
+        rows=measured.rows,
+        outputs=measured.outputs,
+        verdict=verdict.words,
+        why=verdict.why,
+        samples=len(samples),
+        searched=tried,
+        gate=gate,
+        worst_inputs=worst.values,
+        choices=choices,
+        over=over,
+        notes=(*filter(None, [as_given.refused]), *report_lines(findings)),
     )
+
+
+class _Verdict(NamedTuple):
+    """What a certificate says of a model."""
+
+    words: str
+    """One of `VERDICTS`."""
+    why: str = ""
+
+
+VERDICTS = ("holds", "at risk", "fails")
+"""The verdicts, the best first."""
+
+
+def _worst_inputs(comparer: _Comparer, samples: Sequence[Values], search: int, seed: int) -> _SearchResult:
+    """Return the worst of some inputs, or of those that a search finds if none of them misses the gate."""
+    if len(samples) == 1 and not search:
+        return _SearchResult(_TriedInputs(samples[0]), 0)
+    worst = min(map(comparer.judged, samples), key=_TriedInputs.badness)
+    if not search or worst.misses:
+        return _SearchResult(worst, 0)
+    return _search(comparer, samples, worst, search, np.random.default_rng(seed))
 
 
 def _input_sets(inputs: Values | Iterable[Values]) -> list[Any]:
@@ -467,12 +269,12 @@ def _check_feedback(feedback: Mapping[str, str] | None, steps: int) -> None:
 
 def _engine_verdict(
     loaded: Loaded, subject: Any, values: Values, function: str | None, gate: float, engine: str
-) -> tuple[str, str]:
+) -> _Verdict:
     """Return the verdict of another engine: "fails" if its outputs differ from those of the interpreter."""
     if engine == INTERPRETER:
-        return "holds", ""
+        return _Verdict("holds")
     comparison = compare(loaded.program, subject, values, gate=gate, function=function, engine=engine)
-    return ("holds", "") if comparison.ok else ("fails", f"run by {engine}: {comparison.verdict}")
+    return _Verdict("holds") if comparison.ok else _Verdict("fails", f"run by {engine}: {comparison.verdict}")
 
 
 def arithmetic_of(target: str | None) -> str:
@@ -486,9 +288,113 @@ def _norm_repairs(program: Program, function: str | None) -> dict[str, str]:
     return {v.name: name for v, name in repairs_of_squares(function_of(program, function)).items()}
 
 
-def _numeric_findings(inspection: Inspection) -> dict[str, tuple[Any, ...]]:
+def _numeric_findings(inspection: Inspection) -> dict[str, tuple[Finding, ...]]:
     """Return {name of an op: the numeric findings of `inspect` about it}."""
     return {row.name: tuple(f for f in row.findings if f.kind == "numeric") for row in inspection.ops}
+
+
+def _choices_with_repairs(
+    choices: Sequence[Choice], comparer: _Comparer, values: Values, inspection: Inspection
+) -> tuple[Choice, ...]:
+    """Return all choices, the worst first; those that change with the ops to keep in fp32, and their cost."""
+    program, function = comparer.program, comparer.function
+    ops = {op.outputs[0].name: op for op in choosing_ops(function_of(program, function))}
+    completed = []
+    for choice in sorted(choices, key=lambda c: -c.worst):
+        if choice.worst:
+            arithmetic = max(choice.changed, key=lambda a: choice.changed[a])
+            exact = exact_ops(program, function, values, ops[choice.name], arithmetic)
+            cost = cost_in_words(inspection.ops, exact) if exact else ""
+            choice = replace(choice, exact_ops=tuple(op.outputs[0].name for op in exact), cost=cost)
+        completed.append(choice)
+    return tuple(completed)
+
+
+def _further_verdict(
+    comparer: _Comparer,
+    choices: Sequence[Choice],
+    over: StepErrors | None,
+    values: Values,
+    other_values: Values,
+) -> _Verdict:
+    """Return the verdict on what the PSNR of one call does not show.
+
+    Args:
+        comparer: runs the model.
+        choices: the ops that choose among floats: "fails" if the choice of one changes, the worst first.
+        over: the errors over many calls: "fails" if they fall below the gate.
+        values: the inputs.
+        other_values: other ones: "at risk" if an output is the same for both.
+    """
+    changed = [choice for choice in choices if choice.worst]
+    if changed:
+        exact = changed[0].exact_ops
+        words = f"; {_ops_in_words(exact)} in fp32 keep them ({changed[0].cost})" if exact else ""
+        return _Verdict("fails", changed[0].words + words)
+    if over is not None and (below := over.below(comparer.gate)):
+        ends = ", ".join(f"below {comparer.gate:g} dB from step {k} on in {a}" for a, k in below.items())
+        return _Verdict("fails", f"{ends}; {over.words}")
+    if unmoved := comparer.unmoved(values, other_values):
+        words = "the same whatever the inputs are, so nothing was tested"
+        return _Verdict("at risk", f"{', '.join(unmoved)}: {words}")
+    return _Verdict("holds", "" if over is None else over.words)
+
+
+def _ops_in_words(ops: Sequence[str]) -> str:
+    """Return some names of ops in words: all of up to 3, else the first and the last."""
+    return ", ".join(ops) if len(ops) <= 3 else f"{len(ops)} ops, {ops[0]} to {ops[-1]},"
+
+
+def _worse(first: _Verdict, second: _Verdict) -> _Verdict:
+    """Return the worse of two verdicts; of equal ones, with both reasons."""
+    worst = max(first, second, key=lambda verdict: VERDICTS.index(verdict.words))
+    reasons = [one.why for one in (first, second) if one.words == worst.words and one.why]
+    return _Verdict(worst.words, "; ".join(reasons))
+
+
+def _verdict(measured: _OpByOp, missed: Sequence[str], searched: str, gate: float) -> _Verdict:
+    """Return the verdict on one set of inputs.
+
+    Args:
+        measured: the errors on them.
+        missed: the outputs that miss the gate, in words.
+        searched: how a search found the inputs; "" if they were given or drawn.
+        gate: the least PSNR of an output, in dB.
+    """
+    worst = min(measured.rows, key=lambda row: row.worst, default=None)
+    first_nan = next((row for row in measured.rows if math.isnan(row.largest)), None)
+    blamed = ""
+    if first_nan is not None:
+        blamed = f"; {first_nan.op_type} {first_nan.name} is NaN in fp32 too{_repairs_in_words(first_nan)}"
+    elif worst is not None:
+        blamed = f"; the largest error enters at {worst.op_type} {worst.name}{_repairs_in_words(worst)}"
+    if missed and searched:
+        found = f"on inputs that the search found {searched}"
+        return _Verdict("at risk", f"{'; '.join(missed)} {found}{blamed}")
+    if missed:
+        return _Verdict("fails", "; ".join(missed) + blamed)
+    largest = max(
+        (row for row in measured.rows if math.isfinite(row.largest)), key=lambda row: row.largest, default=None
+    )
+    if largest is not None and largest.largest * MARGIN > fp16.LARGEST:
+        reaches = f"{largest.op_type} {largest.name} reaches {largest.largest:.3g}"
+        ends = f"fp16 ends at {fp16.LARGEST:.0f}{_repairs_in_words(largest)}"
+        return _Verdict("at risk", f"{reaches}; {ends}")
+    outputs = [output for compared in measured.outputs.values() for output in compared]
+    if outputs and not any(output.compared for output in outputs):
+        return _Verdict("fails", "no output holds a finite number")
+    least = _lowest_psnr(measured.outputs)
+    if least == math.inf:
+        return _Verdict("holds", "every output is identical")
+    return _Verdict("holds", f"every output agrees to {least:.1f} dB or more, and {gate:g} dB are required")
+
+
+def _repairs_in_words(row: OpError) -> str:
+    """Return the passes that may help an op, in parentheses; "" for none."""
+    return f" ({', '.join(row.repairs)} may help)" if row.repairs else ""
+
+
+# Runs in several arithmetics.
 
 
 @dataclass(frozen=True)
@@ -535,48 +441,14 @@ class _OpByOp:
     norms_off: dict[str, float]
 
 
-class _WorstInputSearch:
-    """The search for worse inputs, from the worst of those that were given."""
-
-    def __init__(
-        self,
-        trial: _Comparer,
-        program: Program,
-        function: str | None,
-        samples: Sequence[Values],
-        first: _TriedInputs,
-    ) -> None:
-        self._trial, self._program, self._function = trial, program, function
-        self._ranges, self._worst, self._nearest = ranges_of(samples), first, first
-        self.tried = 0
-
-    def worst_of(self, rounds: int, rng: np.random.Generator) -> _TriedInputs:
-        """Return the worst inputs after some rounds of the trials in turn.
-
-        A trial ends if torch cannot differentiate the ops that it needs.
-        """
-        queue = _trials(self._program, self._function, self._worst.values, self._ranges) if self._ranges else []
-        while queue and self.tried < rounds:
-            trial = queue.pop(0)
-            if trial.uphill is None:
-                trial.point = self._nearest.values
-            try:
-                values = trial.next(self._ranges, rng)
-            except RuntimeError:
-                continue
-            queue.append(trial)
-            self.tried += 1
-            tried = self._trial.judged(values)
-            if tried.badness() < self._worst.badness():
-                self._worst = replace(tried, described=f"by {trial.name}; {_described(values, self._ranges)}")
-            if tried.distance(self._trial.gate) < self._nearest.distance(self._trial.gate):
-                self._nearest = tried
-        return self._worst
-
-
 def _psnr_of_output(output: OutputComparison) -> float:
     """Return the PSNR of an output in dB; minus infinity if an element is not finite on either side."""
     return -math.inf if output.bad or output.undefined or math.isnan(output.psnr) else output.psnr
+
+
+def _lowest_psnr(outputs: Mapping[str, Sequence[OutputComparison]]) -> float:
+    """Return the lowest PSNR of an output in any arithmetic, in dB; infinite if there is no float output."""
+    return min((_psnr_of_output(o) for compared in outputs.values() for o in compared), default=math.inf)
 
 
 class _Comparer:
@@ -586,16 +458,15 @@ class _Comparer:
         if not math.isfinite(gate):
             raise SurgeryError(f"gate={gate}; give a PSNR in dB")
         self._all = SeveralArithmetics(loaded.program, function, arithmetics)
-        self._chosen, self.gate = logits_of(function_of(loaded.program, function)), gate
-        self._program, self._function = loaded.program, function
+        self._logits = logits_of(function_of(loaded.program, function))
+        self.program, self.function, self.gate = loaded.program, function, gate
 
     def judged(self, values: Values) -> _TriedInputs:
         """Return a set of inputs with the errors of the outputs on it; ops are not compared one by one."""
         peaks = _Peaks()
         exact = self._all.exact(values, listener=peaks)
         outputs = {a: self._compared(exact, other(values), values) for a, other in self._all.others.items()}
-        psnr = min((_psnr_of_output(o) for compared in outputs.values() for o in compared), default=math.inf)
-        return _TriedInputs(values, self.misses(outputs), psnr, peaks.headroom)
+        return _TriedInputs(values, self.misses(outputs), _lowest_psnr(outputs), peaks.headroom)
 
     def _compared(
         self, exact: Mapping[str, Any], rounded: Mapping[str, Any], values: Values
@@ -604,7 +475,7 @@ class _Comparer:
         arrays = {n: np.asarray(v) for n, v in exact.items() if np.asarray(v).dtype.kind == "f"}
         rows = tuple(compare_arrays(n, v, np.asarray(rounded[n])) for n, v in arrays.items())
         if any(row.undefined for row in rows):
-            meant = run(self._program, values, function=self._function, precision=Double())  # type: ignore[arg-type]
+            meant = run(self.program, values, function=self.function, precision=Double())  # type: ignore[arg-type]
             rows = tuple(compare_arrays(n, v, np.asarray(rounded[n]), meant[n]) for n, v in arrays.items())
         return rows
 
@@ -614,32 +485,39 @@ class _Comparer:
         for arithmetic, compared in outputs.items():
             for o in compared:
                 if _psnr_of_output(o) < self.gate:
-                    far = _not_finite(o) or f"agrees to only {o.psnr:.1f} dB"
-                    words.append(f"{o.name} {far} in {arithmetic} arithmetic")
-                elif o.name in self._chosen and o.top_k is not None and o.top_k < 1:
+                    problem = _not_finite(o) or f"agrees to only {o.psnr:.1f} dB"
+                    words.append(f"{o.name} {problem} in {arithmetic} arithmetic")
+                elif o.name in self._logits and o.top_k is not None and o.top_k < 1:
                     rows = f"{1 - o.top_k:.1%} of its rows"
                     words.append(f"{o.name} has another best entry in {rows} in {arithmetic} arithmetic")
         return words
 
-    def rows(
-        self, values: Values, findings: Mapping[str, tuple[Any, ...]], norms: Mapping[str, str]
+    def op_by_op(
+        self, values: Values, findings: Mapping[str, tuple[Finding, ...]], norm_repairs: Mapping[str, str]
     ) -> _OpByOp:
-        """Return the errors of every op and output on one set of inputs, with choices and changed norms."""
-        rows, watch = [], ChoiceWatch(self._all.exact.function, values)
-        norms_off = EpsilonWatch(self._all.exact.function)
+        """Return the errors of every op and output on one set of inputs, with choices and changed norms.
+
+        Args:
+            values: the inputs.
+            findings: name of an op -> the numeric findings about it, whose rules and passes its row names.
+            norm_repairs: name of the square in a norm -> the pass that its row names instead.
+        """
+        rows, choices = list[OpError](), ChoiceWatch(self._all.exact.function, values)
+        norms = EpsilonWatch(self._all.exact.function)
         for results in self._all(values):
-            watch.see(results)
-            norms_off.see(results)
+            choices.see(results)
+            norms.see(results)
             row = op_error(results)
             if row is not None:
                 about_op = findings.get(row.name, ())
-                rules = tuple(dict.fromkeys(f.rule for f in about_op))
-                remedies = [norms[row.name]] if row.name in norms else [f.remedy for f in about_op if f.remedy]
-                repairs = tuple(dict.fromkeys(remedies))
-                rows.append(replace(row, rules=rules, repairs=repairs))
+                rules = dict.fromkeys(f.rule for f in about_op)
+                repairs = dict.fromkeys(f.remedy for f in about_op if f.remedy)
+                if row.name in norm_repairs:
+                    repairs = {norm_repairs[row.name]: None}
+                rows.append(replace(row, rules=tuple(rules), repairs=tuple(repairs)))
         exact = self._all.outputs["fp32"]
         outputs = {a: self._compared(exact, self._all.outputs[a], values) for a in self._all.others}
-        return _OpByOp(with_repairs_of_neighbours(rows, self.gate), outputs, watch.choices, norms_off.changes)
+        return _OpByOp(with_repairs_of_neighbours(rows, self.gate), outputs, choices.choices, norms.changes)
 
     def unmoved(self, values: Values, others: Values) -> list[str]:
         """Return the outputs that change neither with other inputs nor with reversed ones."""
@@ -665,95 +543,284 @@ def _not_finite(output: OutputComparison) -> str:
     return f"is NaN or infinite in {count / total:.0%} of its elements" if count else ""
 
 
-def _choices_with_repairs(
-    choices: Sequence[Choice], program: Program, function: str | None, values: Values, inspection: Inspection
-) -> tuple[Choice, ...]:
-    """Return all choices, the worst first; those that change with the ops to keep in fp32, and their cost."""
-    ops = {op.outputs[0].name: op for op in choosing_ops(function_of(program, function))}
-    named = []
-    for choice in sorted(choices, key=lambda c: -c.worst):
-        if choice.worst:
-            arithmetic = max(choice.changed, key=lambda a: choice.changed[a])
-            exact = exact_ops(program, function, values, ops[choice.name], arithmetic)
-            cost = cost_in_words(inspection.ops, exact) if exact else ""
-            choice = replace(choice, exact_ops=tuple(op.outputs[0].name for op in exact), cost=cost)
-        named.append(choice)
-    return tuple(named)
+class _Peaks(Listener):
+    """A listener that records the largest magnitude of the first output of each op, if that is fp16."""
+
+    def __init__(self) -> None:
+        self.peaks: dict[Operation, float] = {}
+
+    @property
+    def headroom(self) -> float:
+        """The distance in dB of the largest value from the end of fp16; negative beyond it."""
+        if not all(map(math.isfinite, self.peaks.values())):
+            return -math.inf
+        return psnr(fp16.LARGEST, max(self.peaks.values(), default=0.0))
+
+    def after(self, op: Operation, outputs: Sequence[Any]) -> None:
+        """Record the largest magnitude of the first output."""
+        value = outputs[0] if outputs and np_dtype(op.outputs[0]) == np.float16 else None
+        if isinstance(value, torch.Tensor) and value.numel():
+            self.peaks[op] = unmasked_size(op.outputs[0], value)
 
 
-def _further_verdict(
-    trial: _Comparer,
-    choices: Sequence[Choice],
-    over: StepErrors | None,
-    values: Values,
-    others: Values,
-    gate: float,
-) -> tuple[str, str]:
-    """Return the verdict on what the PSNR of one call does not show.
+# The search for worse inputs.
 
-    These are choices that change, errors over many calls, and outputs that ignore all inputs.
+MOST_TARGETS = 4
+"""The most values whose gradients are followed: the largest ones on the first inputs, one of each magnitude.
+A choice: each is a trial of its own."""
+REDRAWN_SHARE = 0.25
+"""Share of the numbers that a random change replaces. A choice: a change of all would lose what the trial
+found."""
+LOG_FLOOR = 1e-30
+"""Added to an error before its logarithm: below any error of fp16."""
+
+
+class Slope(NamedTuple):
+    """The number that a trial increases, and its gradients by input."""
+
+    height: float
+    gradients: dict[str, Array]
+
+
+class _Best(NamedTuple):
+    """The inputs of a trial with the largest number so far."""
+
+    point: Values
+    slope: Slope
+
+
+@dataclass
+class Trial:
+    """A search for worse inputs in one direction: along a gradient, or by random changes.
+
+    Attributes:
+        name: in words, as "the gradient of y".
+        point: the inputs tried last.
+        slope_at: a function of the inputs that gives the number to increase, and its gradients; None for random
+            changes.
+        step: the share of the range by which inputs move; 1 at first, halved after each step without a gain.
     """
-    changed = [choice for choice in choices if choice.worst]
-    if changed:
-        keep = changed[0].exact_ops
-        words = f"; {_ops_in_words(keep)} in fp32 keep them ({changed[0].cost})" if keep else ""
-        return "fails", changed[0].words + words
-    if over is not None and (below := over.below(gate)):
-        ends = ", ".join(f"below {gate:g} dB from step {k} on in {a}" for a, k in below.items())
-        return "fails", f"{ends}; {over.words}"
-    if unmoved := trial.unmoved(values, others):
-        return "at risk", f"{', '.join(unmoved)}: the same whatever the inputs are, so nothing was tested"
-    return "holds", "" if over is None else over.words
+
+    name: str
+    point: Values
+    slope_at: Callable[[Values], Slope] | None = None
+    step: float = 1.0
+    _best: _Best | None = field(default=None, repr=False)
+
+    def next(self, ranges: Ranges, rng: np.random.Generator) -> Values:
+        """Return the inputs to try next.
+
+        Raises:
+            RuntimeError: torch cannot differentiate an op on the way.
+        """
+        if self.slope_at is None:
+            return drawn_anew(self.point, ranges, rng)
+        slope = self.slope_at(self.point)
+        if self._best is None or slope.height > self._best.slope.height:
+            self._best = _Best(self.point, slope)
+        else:
+            self.step /= 2
+        self.point = moved(self._best.point, self._best.slope.gradients, ranges, self.step)
+        return self.point
 
 
-def _ops_in_words(ops: Sequence[str]) -> str:
-    """Return some names of ops in words: all of up to 3, else the first and the last."""
-    return ", ".join(ops) if len(ops) <= 3 else f"{len(ops)} ops, {ops[0]} to {ops[-1]},"
+def ranges_of(samples: Sequence[Values]) -> dict[str, tuple[float, float]]:
+    """Return {input: (least, largest) of its finite numbers in all samples}, without inputs that have none."""
+    ends = {}
+    for name in samples[0]:
+        arrays = [np.asarray(v[name]) for v in samples if name in v]
+        numbers = [a[np.isfinite(a)] for a in arrays if a.dtype.kind in "iuf"]
+        numbers = [a for a in numbers if a.size]
+        if numbers:
+            ends[name] = (float(min(a.min() for a in numbers)), float(max(a.max() for a in numbers)))
+    return ends
 
 
-def _worse(first: tuple[str, str], second: tuple[str, str]) -> tuple[str, str]:
-    """Return the worse of two (verdict, reason) pairs; of equal verdicts, with both reasons."""
-    order = ("holds", "at risk", "fails")
-    worst = max(first, second, key=lambda pair: order.index(pair[0]))
-    both = [why for verdict, why in (first, second) if verdict == worst[0] and why]
-    return worst[0], "; ".join(both)
+def moved(point: Values, gradients: Mapping[str, Array], ranges: Ranges, step: float) -> Values:
+    """Return inputs after a step along the signs of gradients, by a share of the range, clipped to it."""
+    new = dict(point)
+    for name, gradient in gradients.items():
+        low, high = ranges[name]
+        value = np.asarray(point[name])
+        new[name] = np.clip(value + np.sign(gradient) * step * (high - low), low, high).astype(value.dtype)
+    return new
 
 
-def _verdict(
-    rows: Sequence[OpError],
-    outputs: Mapping[str, Sequence[OutputComparison]],
-    missed: Sequence[str],
-    searched: str,
-    gate: float,
-) -> tuple[str, str]:
-    """Return the verdict on one set of inputs and the reason; `searched` says how a search found them."""
-    worst = min(rows, key=lambda row: row.worst, default=None)
-    blamed = "" if worst is None else f"; the largest error enters at {worst.op_type} {worst.name}"
-    first_nan = next((row for row in rows if math.isnan(row.largest)), None)
-    if first_nan is not None:
-        worst, blamed = first_nan, f"; {first_nan.op_type} {first_nan.name} is NaN in fp32 too"
-    blamed += f" ({', '.join(worst.repairs)} may help)" if worst is not None and worst.repairs else ""
-    if missed and searched:
-        return "at risk", f"{'; '.join(missed)} on inputs that the search found {searched}{blamed}"
-    if missed:
-        return "fails", "; ".join(missed) + blamed
-    near_overflow = [row for row in rows if row.largest * MARGIN > fp16.LARGEST and math.isfinite(row.largest)]
-    if near_overflow:
-        row = max(near_overflow, key=lambda r: r.largest)
-        helps = f" ({', '.join(row.repairs)} may help)" if row.repairs else ""
-        reaches = f"{row.op_type} {row.name} reaches {row.largest:.3g}"
-        return "at risk", f"{reaches}; fp16 ends at {fp16.LARGEST:.0f}{helps}"
-    if not any(o.compared for compared in outputs.values() for o in compared) and any(outputs.values()):
-        return "fails", "no output holds a finite number"
-    least = min((_psnr_of_output(o) for compared in outputs.values() for o in compared), default=math.inf)
-    if least == math.inf:
-        return "holds", "every output is identical"
-    return "holds", f"every output agrees to {least:.1f} dB or more, and {gate:g} dB are required"
+def drawn_anew(point: Values, ranges: Ranges, rng: np.random.Generator) -> Values:
+    """Return inputs with some numbers drawn anew, uniformly over the range."""
+    new = dict(point)
+    for name, (low, high) in ranges.items():
+        value = np.asarray(point[name])
+        fresh: Array
+        if value.dtype.kind in "iu":
+            fresh = rng.integers(int(low), int(high) + 1, value.shape)
+        else:
+            fresh = rng.uniform(low, high, value.shape)
+        new[name] = np.where(rng.random(value.shape) < REDRAWN_SHARE, fresh, value).astype(value.dtype)
+    return new
+
+
+def _described(values: Values, ranges: Ranges) -> str:
+    """Return in words where the numbers of each input lie in its range."""
+    words = []
+    for name, (low, high) in ranges.items():
+        numbers = np.asarray(values[name]).astype(np.float64)
+        share_at_ends = float(np.mean(np.isclose(numbers, low) | np.isclose(numbers, high)))
+        lowest_to_highest = f"{numbers.min():.3g} to {numbers.max():.3g}"
+        words.append(f"{name} from {lowest_to_highest}, {share_at_ends:.0%} of it at an end")
+    return ", ".join(words)
+
+
+def _trials(program: Program, function: str | None, first: Values, ranges: Ranges) -> list[Trial]:
+    """Return the trials that start from the first inputs: gradients for float inputs, and random changes."""
+    floats = [n for n in ranges if np.asarray(first[n]).dtype.kind == "f" and ranges[n][0] < ranges[n][1]]
+    by_gradient = []
+    if floats:
+        slopes = Slopes(program, function, floats)
+        for op in slopes.largest(first):
+            by_gradient.append(Trial(f"the gradient of {op.outputs[0].name}", first, partial(slopes.of, op)))
+        by_gradient.append(Trial("the gradient of the error of the outputs", first, slopes.of_error))
+    return [*by_gradient, Trial("random changes", first)]
+
+
+class _SearchResult(NamedTuple):
+    """The worst inputs that are known after a search, and how many it tried."""
+
+    worst: _TriedInputs
+    tried: int
+
+
+def _search(
+    comparer: _Comparer, samples: Sequence[Values], worst: _TriedInputs, rounds: int, rng: np.random.Generator
+) -> _SearchResult:
+    """Search for worse inputs by trials in turn, within the ranges of the samples.
+
+    Args:
+        comparer: runs the model on inputs.
+        samples: the inputs that were given or drawn.
+        worst: the worst of them, from which the trials start.
+        rounds: how many inputs to try. There are fewer if every trial ends, as a trial does if torch cannot
+            differentiate the ops that it needs.
+        rng: draws the random changes.
+    """
+    ranges, nearest, tried = ranges_of(samples), worst, 0
+    queue = _trials(comparer.program, comparer.function, worst.values, ranges) if ranges else []
+    while queue and tried < rounds:
+        trial = queue.pop(0)
+        if trial.slope_at is None:
+            trial.point = nearest.values
+        try:
+            values = trial.next(ranges, rng)
+        except RuntimeError:
+            continue
+        queue.append(trial)
+        tried += 1
+        judged = comparer.judged(values)
+        if judged.badness() < worst.badness():
+            worst = replace(judged, described=f"by {trial.name}; {_described(values, ranges)}")
+        if judged.distance(comparer.gate) < nearest.distance(comparer.gate):
+            nearest = judged
+    return _SearchResult(worst, tried)
+
+
+class Slopes:
+    """Gradients of a function's values by its inputs of floats, in exact arithmetic and in fp16.
+
+    Gradients ignore rounding, as those of a cast in torch do.
+    """
+
+    def __init__(self, program: Program, function: str | None, floats: Sequence[str]) -> None:
+        self._exact, self._half = (
+            Executable(program, function=function, precision=p, fuse=False) for p in ("fp32", "fp16")
+        )
+        self._floats = floats
+
+    def largest(self, values: Values) -> list[Operation]:
+        """Return the `MOST_TARGETS` ops with the largest values, one for each magnitude (to 4 digits)."""
+        watch = _Peaks()
+        self._exact(values, listener=watch)
+        by_size: dict[float, Operation] = {}
+        top = set(self._exact.function.operations)
+        for op, peak in watch.peaks.items():
+            if op in top and math.isfinite(peak):
+                by_size.setdefault(float(f"{peak:.4g}"), op)
+        return [by_size[size] for size in sorted(by_size, reverse=True)[:MOST_TARGETS]]
+
+    def of(self, op: Operation, values: Values) -> Slope:
+        """Return the largest magnitude of an op's first output, with its gradients."""
+        leaves = self._leaves(values)
+        with torch.enable_grad():
+            for step, outputs in _run_steps(self._exact, self._environment(self._exact, values, leaves)):
+                if step is op:
+                    return _slope(outputs[0].abs().amax(), leaves)
+        raise RuntimeError(f"{op.outputs[0].name} was not computed")
+
+    def of_error(self, values: Values) -> Slope:
+        """Return the sum over outputs of the logarithm of their relative error in fp16, with its gradients."""
+        leaves = self._leaves(values)
+        with torch.enable_grad():
+            exact, half = (self._outputs(one, values, leaves) for one in (self._exact, self._half))
+            height = torch.zeros(())
+            for true, rounded in zip(exact, half, strict=True):
+                if isinstance(true, torch.Tensor) and true.is_floating_point():
+                    peak = true.detach().abs().amax()
+                    noise = (rounded - true).square().mean() / (peak**2 + LOG_FLOOR)
+                    height = height + torch.log(noise + LOG_FLOOR)
+            return _slope(height, leaves)
+
+    def _leaves(self, values: Values) -> dict[str, torch.Tensor]:
+        """Return the float inputs by name, as leaves for which torch computes gradients."""
+        bound_values = sampling.bind(self._exact.function, values, None)
+        return {v.name: x.clone().requires_grad_() for v, x in bound_values.items() if v.name in self._floats}
+
+    def _environment(
+        self, executable: Executable, values: Values, leaves: Mapping[str, torch.Tensor]
+    ) -> dict[Any, Any]:
+        """Return the values from which a run starts, with the leaves as its float inputs."""
+        bound_values = sampling.bind(executable.function, values, None)
+        return {v: leaves.get(v.name, value) for v, value in bound_values.items()}
+
+    def _outputs(self, executable: Executable, values: Values, leaves: Mapping[str, torch.Tensor]) -> list[Any]:
+        """Return the outputs of a run on the leaves."""
+        env = self._environment(executable, values, leaves)
+        for _ in _run_steps(executable, env):
+            pass
+        return [executable.plan.value(env, var) for var in executable.function.outputs]
+
+
+def _slope(height: torch.Tensor, leaves: Mapping[str, torch.Tensor]) -> Slope:
+    """Return a number with its gradients by the leaves that it depends on."""
+    gradients = torch.autograd.grad(height, list(leaves.values()), allow_unused=True)
+    by_input = {
+        name: np.nan_to_num(gradient.numpy())
+        for name, gradient in zip(leaves, gradients, strict=True)
+        if gradient is not None
+    }
+    return Slope(float(height.detach()), by_input)
+
+
+def _run_steps(executable: Executable, env: dict[Any, Any]) -> Iterator[tuple[Operation, Sequence[Any]]]:
+    """Run a function step by step; yield each op with its outputs."""
+    for step in executable.plan.steps:
+        last = _LastOutputs()
+        executable.plan.take(step, env, last)
+        yield step.op, last.outputs
+
+
+class _LastOutputs(Listener):
+    """A listener that records the last outputs: those of an op come after those of the ops in its blocks."""
+
+    def __init__(self) -> None:
+        self.outputs: Sequence[Any] = ()
+
+    def after(self, op: Operation, outputs: Sequence[Any]) -> None:
+        """Record the outputs."""
+        self.outputs = outputs
 
 
 # The error of norms whose epsilon grew in the conversion, on the inputs of a run.
 
-RULE = "lost-epsilon"
+EPSILON_RULE = "lost-epsilon"
 
 
 class EpsilonWatch:
@@ -786,5 +853,5 @@ class EpsilonWatch:
 def without_small(findings: Iterable[Finding], changes: dict[str, float]) -> Iterator[Finding]:
     """Yield the findings, without those about norms that hardly change on these inputs."""
     for finding in findings:
-        if finding.rule != RULE or not changes.get(finding.op, 1.0) < LEAST_CHANGE:
+        if finding.rule != EPSILON_RULE or not changes.get(finding.op, 1.0) < LEAST_CHANGE:
             yield finding

@@ -145,12 +145,23 @@ def _op_load(one: Judged, cpu: bool, chained: bool) -> OpLoad:
     us *= taps_that_count(op) if cpu else 1.0
     if op.op_type not in PRODUCTS:
         long = op.op_type == "softmax" and shape_of(op.outputs[0])[-1:] >= (LONG,)
-        return OpLoad(op.op_type, us, 0, long, cpu, chained, count=one.rounds)
+        return OpLoad(op.op_type, us, weight=0, long=long, cpu=cpu, chain=chained, count=one.rounds)
     form, stored = form_of(op)
     rows = 0 if form == PLAIN else rows_of(op)
     weight = one.work.constant if form == PLAIN else stored
     stalls = form == PLAIN and notch_payload(op) > 0
-    return OpLoad(op.op_type, us, weight, _is_long(op), cpu, chained, form, rows, stalls, one.rounds)
+    return OpLoad(
+        op.op_type,
+        us,
+        weight=weight,
+        long=_is_long(op),
+        cpu=cpu,
+        chain=chained,
+        form=form,
+        rows=rows,
+        notch=stalls,
+        count=one.rounds,
+    )
 
 
 def taps_that_count(op: Operation) -> float:

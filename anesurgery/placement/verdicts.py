@@ -487,12 +487,12 @@ def _segment(
     readers = {v: _reading_segments(v, home) - {number} for j in members for v in j.op.outputs}
     outside = [v for v, others in readers.items() if others or v in results]
     return Segment(
-        number,
-        unit,
-        tuple(j.name for j in members),
-        {v.name: shape_of(v) for v in read if home.get(v) != number},
-        {v.name: shape_of(v) for v in outside},
-        tuple(sorted({n for v in outside for n in readers[v]})),
+        index=number,
+        unit=unit,
+        ops=tuple(j.name for j in members),
+        inputs={v.name: shape_of(v) for v in read if home.get(v) != number},
+        outputs={v.name: shape_of(v) for v in outside},
+        readers=tuple(sorted({n for v in outside for n in readers[v]})),
     )
 
 

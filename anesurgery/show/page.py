@@ -143,7 +143,13 @@ def draw(inspection: Inspection, width: int = _WIDTH, style: _Style | None = Non
     said = [f"{left:,} more segments are not drawn"] if left else []
     said += [] if faint or not skips else [f"{counted(len(skips), 'longer arrow')} left out"]
     return _Drawing(
-        width, height, style.name, tuple(boxes.values()), tuple(arrows), tuple(faint), "; ".join(said)
+        width=width,
+        height=height,
+        style=style.name,
+        boxes=tuple(boxes.values()),
+        arrows=tuple(arrows),
+        faint=tuple(faint),
+        note="; ".join(said),
     )
 
 
@@ -161,7 +167,7 @@ def _unplaced_box(segment: Segment, rows: dict[str, OpRow], style: _Style, width
     title = _title(segment, types)
     if style is SMALL:
         head = f"{unit if segment.unit else '?'} {count:,}"
-        return _Box(segment, style.column, HEAD + 2, head, (), title)
+        return _Box(segment=segment, width=style.column, height=HEAD + 2, head=head, lines=(), title=title)
     head = f"{unit} · {counted(count, 'op')}"
     if style is OPS:
         columns = max(1, min(math.ceil(count / style.lines), (width - 2 * PAD) // style.column))
@@ -180,7 +186,9 @@ def _unplaced_box(segment: Segment, rows: dict[str, OpRow], style: _Style, width
         for k, (word, op) in enumerate(zip(words, numbers, strict=False))
     )
     tall = HEAD + LINE * min(each, max(len(lines), 1)) + PAD
-    return _Box(segment, columns * style.column + PAD, tall, head, lines, title)
+    return _Box(
+        segment=segment, width=columns * style.column + PAD, height=tall, head=head, lines=lines, title=title
+    )
 
 
 def _title(segment: Segment, types: Sequence[str]) -> str:
@@ -431,18 +439,20 @@ def page_view(
     """Return what a template shows of an inspection, with graphs of a width and style; None for no graphs."""
     rows = summary.all_rows(inspection)
     return PageView(
-        label,
-        inspection,
-        summary.verdict(inspection),
-        numbers(inspection),
-        shares(inspection),
-        [(css_name(u), UNIT_WORDS[u], n) for u, n in summary.ordered_counts(inspection)],
-        bar(inspection),
-        strip(rows) if width and len(rows) > STRIP_FROM else [],
-        [(name, draw(part, width, style)) for name, part in summary.sections(inspection)] if width else [],
-        [TimePart(p, costs.COLOURS[p.name], costs.in_words(p.ms)) for p in costs.parts(inspection)],
-        costs.dearest(inspection),
-        costs.segments(inspection),
+        label=label,
+        inspection=inspection,
+        verdict=summary.verdict(inspection),
+        numbers=numbers(inspection),
+        shares=shares(inspection),
+        legend=[(css_name(u), UNIT_WORDS[u], n) for u, n in summary.ordered_counts(inspection)],
+        bar=bar(inspection),
+        strip=strip(rows) if width and len(rows) > STRIP_FROM else [],
+        drawings=[(name, draw(part, width, style)) for name, part in summary.sections(inspection)]
+        if width
+        else [],
+        time=[TimePart(p, costs.COLOURS[p.name], costs.in_words(p.ms)) for p in costs.parts(inspection)],
+        dearest=costs.dearest(inspection),
+        slowest=costs.segments(inspection),
     )
 
 

@@ -394,7 +394,19 @@ def _rule_per_op(ops: str, because: str, advice: str, source: str, remedy: str |
     was_measured = source == STUDY
     grade, scope = (Grade.MEASURED, ON_M4) if was_measured else (Grade.REPORTED, Scope())
     return [
-        Rule(f"op-{op}", names(op), because, source, False, None, grade, scope, "legality", remedy, advice)
+        Rule(
+            f"op-{op}",
+            names(op),
+            because=because,
+            source=source,
+            legal=False,
+            test=None,
+            grade=grade,
+            scope=scope,
+            kind="legality",
+            remedy=remedy,
+            advice=advice,
+        )
         for op in ops.split()
     ]
 

@@ -4,6 +4,8 @@
 engine run it, what does it cost), `choose` finds the cheapest path over CPU, engine and GPU, as Core ML's
 segmenter does, and `segments_of` groups neighbouring ops of one unit. Where estimates or verdicts are
 uncertain, paths are found for the extremes (`View`), and an op has a unit only if all of them agree on it.
+
+Sections: the rules about an op; the cheapest path; judged ops; the units of all ops; segments; flexible shapes.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from operator import add
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from anesurgery.facts.dependence import fixed_ops
 from anesurgery.facts.loops import loop_rounds
@@ -64,19 +66,43 @@ from anesurgery.semantics.analysis_cache import caching
 from anesurgery.semantics.reading import kind_of, shape_of
 from anesurgery.semantics.rows import Work, runtime, work_of
 
+# The rules about an op.
+
+
+class _RulesByType:
+    """Those of some rules that concern a target, by op type."""
+
+    def __init__(self, rules: Iterable[Rule], target: Target) -> None:
+        self.concerned = [rule for rule in rules if rule.scope.concerns(target)]
+        self._about_all_ops = [rule for rule in self.concerned if not rule.ops]
+        self._of_type: dict[str, list[Rule]] = {}
+        for rule in self.concerned:
+            for op_type in rule.ops:
+                self._of_type.setdefault(op_type, []).append(rule)
+
+    def about(self, op: Operation) -> Iterator[Rule]:
+        """Yield the rules to ask about an op: those of its type, then those about all ops."""
+        yield from self._of_type.get(op.op_type, ())
+        yield from self._about_all_ops
+
+
+class LegalVerdict(NamedTuple):
+    """Whether the ANE can run an op."""
+
+    legal: bool | None
+    """None: unknown."""
+    reason: Finding | None = None
+    """The rule that forbids it, or makes it doubtful. None for a legal op, and for one whose type, or the
+    integers that it works on, no rule knows."""
+
 
 class Legality:
-    """The rules of legality that concern a target, by op type."""
+    """The rules of legality that concern a target."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        concerned = [r for r in FORBIDDEN if r.scope.concerns(target)]
-        self._any = [r for r in concerned if not r.ops]
-        self._looking_beyond = [rule for rule in concerned if rule.looks_beyond]
-        self._own: dict[str, list[Rule]] = {}
-        for rule in concerned:
-            for op_type in rule.ops:
-                self._own.setdefault(op_type, []).append(rule)
+        self._rules = _RulesByType(FORBIDDEN, target)
+        self._looking_beyond = [rule for rule in self._rules.concerned if rule.looks_beyond]
 
     def forbids(self, rule: Rule) -> bool:
         """Does a rule that applies make an op illegal, and not only doubtful?
@@ -101,31 +127,26 @@ class Legality:
             conditions.values_of_dtypes(conditions.runtime_values(op), integers)
         )
 
+    def _applying(self, op: Operation) -> Iterator[tuple[Rule, Finding]]:
+        """Yield each rule that forbids an op or makes it doubtful, with its finding."""
+        for rule in self._rules.about(op):
+            if words := self._words_of(rule, op):
+                yield rule, rule.finding_about(op, op.outputs[0].name, words, self.target)
+
     def speaking(self, op: Operation) -> Iterator[Finding]:
-        """Yield the finding of every rule that forbids an op or makes it doubtful; a verdict has the first."""
-        for rule in (*self._own.get(op.op_type, ()), *self._any):
-            if value := self._words_of(rule, op):
-                yield self._finding(rule, op, value)
+        """Yield the finding of every rule that forbids an op or makes it doubtful."""
+        return (finding for _, finding in self._applying(op))
 
-    def _finding(self, rule: Rule, op: Operation, value: str) -> Finding:
-        return rule.finding_about(op, op.outputs[0].name, value, self.target)
-
-    def verdict(self, op: Operation) -> tuple[bool | None, Finding | None]:
-        """Can the ANE run the op?
-
-        Returns:
-            (True, None); (False, the reason); or, where it is unknown, (None, what makes it doubtful). The
-            last is (None, None) if no rule knows the op, or the integers that it works on.
-        """
+    def verdict(self, op: Operation) -> LegalVerdict:
+        """Return whether the ANE can run an op. The first rule that forbids it decides, else the first doubt."""
         doubt: Finding | None = None
-        for rule in (*self._own.get(op.op_type, ()), *self._any):
-            value = self._words_of(rule, op)
-            if value and self.forbids(rule):
-                return False, self._finding(rule, op, value)
-            if value and doubt is None:
-                doubt = self._finding(rule, op, value)
+        for rule, finding in self._applying(op):
+            if self.forbids(rule):
+                return LegalVerdict(False, finding)
+            doubt = doubt or finding
         listed = op.op_type in LEGAL or op.op_type in WITH_STATE or is_split_attention(op)
-        return (True if listed and doubt is None and not _has_untried_integers(op) else None), doubt
+        is_legal = listed and doubt is None and not _has_untried_integers(op)
+        return LegalVerdict(True if is_legal else None, doubt)
 
 
 def is_split_attention(op: Operation) -> bool:
@@ -140,6 +161,8 @@ def _has_untried_integers(op: Operation) -> bool:
         return True
     return op.op_type not in TAKES_INT8 and bool(conditions.values_of_dtypes(runtime(op), conditions.BYTES))
 
+
+# The cheapest path.
 
 LAUNCH = SWITCH = OUTPUT = 125.0
 """Costs in Core ML's segmenter, in microseconds: of a segment on the ANE, of a change of the unit, and of a
@@ -163,26 +186,32 @@ def _exit_cost(unit: int) -> float:
 
 
 def cheapest_path(steps: Sequence[Costs]) -> list[int]:
-    """Return the unit of each op on the path of least cost; if paths are equal, lower unit numbers win."""
+    """Return the unit of each op on the path of least cost; if paths are equal, lower unit numbers win.
+
+    A shortest path by dynamic programming: after each op, `costs[k]` is the least cost of a path that ends on
+    `units[k]`, and `origins[k]` the place in `units` from which that path came. Units that can run nothing are
+    left out.
+    """
     if not steps:
         return []
     units = [u for u, column in enumerate(zip(*steps, strict=True)) if min(column) < math.inf] or [CPU]
     steps = [[step[u] for u in units] for step in steps] if len(units) < len(steps[0]) else steps
-    costs, origins_of_steps = list(map(add, map(_entry_cost, units), steps[0])), list[list[int]]()
-    moves = [[_switch_cost(old, new) for old in units] for new in units]
+    costs = [_entry_cost(unit) + work for unit, work in zip(units, steps[0], strict=True)]
+    origins_of_steps: list[list[int]] = []
+    switch_costs = [[_switch_cost(old, new) for old in units] for new in units]
     for step in steps[1:]:
         origins, new_costs = [], []
-        for row, work in zip(moves, step, strict=True):
-            costs_by_origin = list(map(add, costs, row))
+        for cost_from, work in zip(switch_costs, step, strict=True):
+            costs_by_origin = list(map(add, costs, cost_from))
             least = min(costs_by_origin)
             origins.append(costs_by_origin.index(least))
             new_costs.append(least + work)
         origins_of_steps.append(origins)
         costs = new_costs
-    path = [min(range(len(units)), key=lambda at: costs[at] + _exit_cost(units[at]))]
+    path = [min(range(len(units)), key=lambda k: costs[k] + _exit_cost(units[k]))]
     for origins in reversed(origins_of_steps):
         path.append(origins[path[-1]])
-    return [units[at] for at in reversed(path)]
+    return [units[k] for k in reversed(path)]
 
 
 def path_cost(steps: Sequence[Costs], path: Sequence[int]) -> float:
@@ -195,6 +224,9 @@ def path_cost(steps: Sequence[Costs], path: Sequence[int]) -> float:
 
 
 UNITS = {CPU: "cpu", ANE: "ane", GPU: "gpu"}
+
+
+# Judged ops.
 
 
 @dataclass
@@ -217,32 +249,12 @@ class Judged:
         return self.op.outputs[0].name
 
 
-class Findings:
-    """The rules about speed and numbers that concern a target, by op type."""
+class Verdict(NamedTuple):
+    """What is known of an op: whether the ANE can run it, what it computes, and what that costs."""
 
-    def __init__(self, rules: Iterable[Rule], target: Target) -> None:
-        self.target = target
-        self._any: list[Rule] = []
-        self._own: dict[str, list[Rule]] = {}
-        for rule in rules:
-            if not rule.scope.concerns(target):
-                continue
-            for op_type in rule.ops:
-                self._own.setdefault(op_type, []).append(rule)
-            if not rule.ops:
-                self._any.append(rule)
-
-    def about(self, op: Operation) -> tuple[Finding, ...]:
-        """Return what the rules find in an op."""
-        rules = (*self._own.get(op.op_type, ()), *self._any)
-        results = [(r, r.test(op, self.target)) for r in rules if r.test is not None]
-        return tuple(
-            r.finding_about(op, op.outputs[0].name, value, self.target) for r, value in results if value
-        )
-
-
-Verdict: TypeAlias = tuple[bool | None, Finding | None, Work, Estimate | None]
-"""(can the ANE run the op, why not, what it computes, what that costs)."""
+    legality: LegalVerdict
+    work: Work
+    estimate: Estimate | None
 
 
 @dataclass(eq=False)
@@ -292,7 +304,7 @@ _KNOWN: ContextVar[Known | None] = ContextVar("known", default=None)
 
 def _verdict(op: Operation, legality: Legality) -> Verdict:
     work = work_of(op)
-    return *legality.verdict(op), work, cost.estimate(op, work, legality.target)
+    return Verdict(legality.verdict(op), work, cost.estimate(op, work, legality.target))
 
 
 def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> list[Judged]:
@@ -300,31 +312,41 @@ def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> lis
 
     The work and cost of an op in a loop are multiplied by the number of rounds, where that is known.
     """
-    legality, notes = Legality(target), Findings(rules, target)
-    verdict = _verdict if (known := _KNOWN.get()) is None else known.verdict
+    legality, asked = Legality(target), _RulesByType((r for r in rules if r.test is not None), target)
+    verdict_of = _verdict if (known := _KNOWN.get()) is None else known.verdict
     rows: list[Judged] = []
 
-    def walk(block: Block, depth: int, times: int) -> None:
+    def walk(block: Block, depth: int, rounds: int) -> None:
         fixed = fixed_ops(block)
         for op in block.operations:
             if is_weight(op):
                 continue
-            legal, why, work, costs = verdict(op, legality)
+            verdict = verdict_of(op, legality)
+            legal, reason = verdict.legality
             if depth and legal is not False:
-                legal, why = False, _nesting_finding(op)
-            findings = ((why,) if why else ()) + notes.about(op)
+                legal, reason = False, _nesting_finding(op)
+            findings = [reason] if reason else []
+            findings += _findings_about(op, asked, target)
             if op in fixed and not any(is_output(v) for v in op.outputs):
                 name = op.outputs[0].name
-                findings += (FIXED_VALUES.finding(f"%{name} is the same in every run", name),)
-            costs, work = costs and costs.times(times), work.times(times)
-            rows.append(Judged(op, depth, legal, findings, work, costs, times))
-            inner = times * (loop_rounds(op) or 1) if op.op_type == "while_loop" else times
+                findings.append(FIXED_VALUES.finding(f"%{name} is the same in every run", name))
+            estimate = verdict.estimate and verdict.estimate.times(rounds)
+            work = verdict.work.times(rounds)
+            rows.append(Judged(op, depth, legal, tuple(findings), work, estimate, rounds))
+            inner_rounds = rounds * (loop_rounds(op) or 1) if op.op_type == "while_loop" else rounds
             for nested in op.blocks:
-                walk(nested, depth + 1, inner)
+                walk(nested, depth + 1, inner_rounds)
 
     with caching():
-        walk(function, 0, 1)
+        walk(function, depth=0, rounds=1)
     return rows
+
+
+def _findings_about(op: Operation, rules: _RulesByType, target: Target) -> Iterator[Finding]:
+    """Yield what rules with a test find in an op."""
+    for rule in rules.about(op):
+        if rule.test is not None and (words := rule.test(op, target)):
+            yield rule.finding_about(op, op.outputs[0].name, words, target)
 
 
 def longest_chain(judged: Iterable[Judged]) -> int:
@@ -363,13 +385,17 @@ def _nesting_finding(op: Operation) -> Finding:
     return NESTED.finding(f"inside {outer.op_type} %{outer.name}", op.outputs[0].name)
 
 
+# The units of all ops.
+
+
 @dataclass(frozen=True)
 class View:
     """The assumptions about uncertain ops under which a path is found.
 
     Attributes:
-        hopeful: doubtful ops are legal, and estimates are off in favour of the ANE; otherwise the opposite.
-            None: doubtful ops are illegal, and estimates are right.
+        hopeful: True: doubtful ops are legal, and estimates are off in favour of the ANE. False: doubtful ops
+            are illegal, and estimates are off against it. None: doubtful ops are illegal, and estimates are
+            right.
         gpu: what the GPU costs: "guess" (by estimate), "free", or "" where it may not be used.
         ane: may the ANE run anything at all?
     """
@@ -420,30 +446,33 @@ def _has_known_place(judged: Judged) -> bool:
 
 def _costs(judged: Judged, target: Target, view: View) -> tuple[float, float, float]:
     """Return the microseconds of an op on (CPU, ANE, GPU); infinite where it cannot run."""
-    guess = judged.estimate or Estimate(0.0, 0.0)
-    ane, cpu = _estimated_times(guess, view.hopeful)
-    may = target.uses_ane and view.ane
-    legal = may and (judged.legal or (judged.legal is None and bool(view.hopeful)))
-    return cpu, ane if legal else math.inf, _gpu_cost(judged, guess, view, legal)
+    estimate = judged.estimate or Estimate(0.0, 0.0)
+    ane, cpu = _estimated_times(estimate, view.hopeful)
+    may_use_ane = target.uses_ane and view.ane
+    on_ane = may_use_ane and (judged.legal or (judged.legal is None and bool(view.hopeful)))
+    return cpu, ane if on_ane else math.inf, _gpu_cost(judged, estimate, view, on_ane)
 
 
-def _estimated_times(guess: Estimate, hopeful: bool | None) -> tuple[float, float]:
-    """Return (ANE, CPU) as estimated, or with the largest error in favour of the ANE or against it."""
-    estimated = (guess.ane or 0.0, guess.cpu or 0.0)
+def _estimated_times(estimate: Estimate, hopeful: bool | None) -> tuple[float, float]:
+    """Return the microseconds on (ANE, CPU) as estimated, or off in favour of the ANE or against it."""
+    estimated = (estimate.ane or 0.0, estimate.cpu or 0.0)
     if hopeful is None:
         return estimated
     extreme = max if hopeful else min
-    ane, cpu = extreme([estimated, *guess.or_else], key=lambda pair: pair[1] - pair[0])
-    off_ane, off_cpu = guess.off
+    ane, cpu = extreme([estimated, *estimate.or_else], key=lambda pair: pair[1] - pair[0])
+    off_ane, off_cpu = estimate.off
     return (ane / off_ane, cpu * off_cpu) if hopeful else (ane * off_ane, cpu / off_cpu)
 
 
-def _gpu_cost(judged: Judged, guess: Estimate, view: View, legal: bool) -> float:
+def _gpu_cost(judged: Judged, estimate: Estimate, view: View, on_ane: bool) -> float:
     """Return the microseconds on the GPU; infinite for sums of products that the ANE may run (`cost.SUMS`)."""
     if view.gpu == "free":
         return 0.0
-    fits = view.gpu and guess.gpu is not None and not (legal and judged.op.op_type in cost.SUMS)
-    return guess.gpu if fits and guess.gpu is not None else math.inf
+    is_unfitted = on_ane and judged.op.op_type in cost.SUMS
+    return math.inf if not view.gpu or estimate.gpu is None or is_unfitted else estimate.gpu
+
+
+# Segments.
 
 
 def segments_of(
@@ -452,13 +481,13 @@ def segments_of(
     """Return the segments in file order, and for each op the number of its segment."""
     changed = [a != b for a, b in itertools.pairwise(units)]
     numbers = list(itertools.accumulate(changed, initial=0))[: len(units)]
-    home = {v: n for j, n in zip(judged, numbers, strict=True) for v in j.op.outputs}
+    segment_of = {v: n for j, n in zip(judged, numbers, strict=True) for v in j.op.outputs}
     members: dict[int, list[Judged]] = {}
     for j, n in zip(judged, numbers, strict=True):
         members.setdefault(n, []).append(j)
     unit = dict(zip(numbers, units, strict=True))
     results = set(function.outputs)
-    segments = [_segment(n, ops, unit[n], home, results) for n, ops in members.items()]
+    segments = [_segment(n, ops, unit[n], segment_of, results) for n, ops in members.items()]
     return tuple(segments), numbers
 
 
@@ -481,24 +510,27 @@ def with_times(
 
 
 def _segment(
-    number: int, members: Sequence[Judged], unit: str | None, home: dict[Var, int], results: set[Var]
+    number: int, members: Sequence[Judged], unit: str | None, segment_of: dict[Var, int], results: set[Var]
 ) -> Segment:
+    """Return the segment of some ops; `segment_of` gives the segment that computes each value."""
     read = dict.fromkeys(v for j in members for _, v in operands(j.op) if not is_stored(v))
-    readers = {v: _reading_segments(v, home) - {number} for j in members for v in j.op.outputs}
+    readers = {v: _reading_segments(v, segment_of) - {number} for j in members for v in j.op.outputs}
     outside = [v for v, others in readers.items() if others or v in results]
     return Segment(
         index=number,
         unit=unit,
         ops=tuple(j.name for j in members),
-        inputs={v.name: shape_of(v) for v in read if home.get(v) != number},
+        inputs={v.name: shape_of(v) for v in read if segment_of.get(v) != number},
         outputs={v.name: shape_of(v) for v in outside},
         readers=tuple(sorted({n for v in outside for n in readers[v]})),
     )
 
 
-def _reading_segments(var: Var, home: dict[Var, int]) -> set[int]:
-    return {home[out] for op in var.child_ops for out in op.outputs if out in home}
+def _reading_segments(var: Var, segment_of: dict[Var, int]) -> set[int]:
+    return {segment_of[out] for op in var.child_ops for out in op.outputs if out in segment_of}
 
+
+# Flexible shapes: ops are judged at the default shape, and counted at each enumerated one.
 
 MOST_SHAPES = 16
 """The most enumerated shapes that are judged; Core ML takes up to 128. A choice: each costs as much as an
@@ -543,9 +575,8 @@ def judge_shaped(loaded: Loaded, name: str | None, target: Target, rules: Iterab
     if fixed is None:
         dynamic = [n for n, v in function.inputs.items() if any_symbolic(v.shape or ())]
         words = ", ".join(f"%{n}" for n in dynamic)
-        return Shaped(
-            function, list(map(_without_dynamic_estimate, judged)), shapes, (NO_DEFAULT.format(words),)
-        )
+        without_estimates = list(map(_without_dynamic_estimate, judged))
+        return Shaped(function, without_estimates, shapes, (NO_DEFAULT.format(words),))
     both = [_merge_verdicts(a, b) for a, b in zip(judged, fixed.judged, strict=True)]
     return Shaped(fixed.function, both, shapes, _shape_notes(shapes))
 
@@ -628,9 +659,8 @@ def _merge_verdicts(dynamic: Judged, fixed: Judged) -> Judged:
     legal = True if dynamic.legal and fixed.legal else None
     if dynamic.legal is False or fixed.legal is False:
         legal = False
-    own = [
-        f for f in fixed.findings if f.rule != FIXED_VALUES.id
-    ]  # a length fixed for judging is not a constant
+    # a length that is fixed for judging makes no constants
+    own = [f for f in fixed.findings if f.rule != FIXED_VALUES.id]
     own_rules = {f.rule for f in own}
     more = [f for f in dynamic.findings if f.rule not in own_rules]
     return replace(fixed, legal=legal, findings=(*own, *more))

@@ -72,8 +72,8 @@ def apply(
     wrote, both = _write(surgery, place, format, overwrite, call.silent)
     return Outcome(
         {**surgery.to_json(), **both},
-        _shown(surgery, both, str(place or source), target, full),
-        wrote,
+        shown=_shown(surgery, both, str(place or source), target, full),
+        wrote=wrote,
         then=_next(surgery, source, place, target),
         more="" if full else FULL,
         code=int(surgery.below(call["gate"])),
@@ -82,7 +82,7 @@ def apply(
 
 
 def _shown(surgery: Any, both: dict[str, Any], model: str, target: str | None, full: bool) -> Any:
-    """The report, whole or short, and how well two formats agree."""
+    """Return the report, whole or short, with how well two formats agree."""
     from dataclasses import replace
 
     from anesurgery.show.surgeries import short_surgery, surgery_report
@@ -93,21 +93,21 @@ def _shown(surgery: Any, both: dict[str, Any], model: str, target: str | None, f
 
 
 def _chosen(source: str, steps: str | None, option: list[str] | None) -> Any:
-    """The steps that are named, or the recipe for whatever the model is."""
+    """Return the steps that are named, or the recipe for this kind of model."""
     if steps is not None and is_plan(steps):
         return read_plan(steps, option)
     return chosen_steps(steps or _fitting(source), option or [])
 
 
 def _fitting(source: str) -> str:
-    """The recipe for whatever the model is."""
+    """Return the name of the recipe for this kind of model."""
     from anesurgery.placement.models import is_layered
 
     return "neuralnetwork_ane" if is_layered(source) else "auto"
 
 
 def _place(source: str, chosen: Any, named: Path | None, overwrite: bool, format: str | None) -> Path:
-    """Where to write.
+    """Return the path to write to, after checking that it may be written.
 
     Raises:
         LoadError: it may not be written.
@@ -147,7 +147,7 @@ def _write(
 
 
 def _next(surgery: Any, source: str, place: Path | None, target: str | None) -> str:
-    """What to run next: a comparison of both, a look at both, or a look at the numbers."""
+    """Return the command to run next: a comparison of both, a look at both, or a look at the numbers."""
     if place is None:
         return to_certify(source, target=target)
     if surgery.proof is not None:
@@ -157,7 +157,7 @@ def _next(surgery: Any, source: str, place: Path | None, target: str | None) -> 
     return command("compare", source, place)
 
 
-@subcommand("surgery:plan", waits="planning", leave=("compressed",))
+@subcommand("surgery:plan", waits="planning", without=("compressed",))
 def plan(call: Call, source: Model, steps: Recipe = None, inputs: Inputs = None, option: Set = None) -> Outcome:
     """Show what a recipe would do, and why, without editing. `apply MODEL PLAN.json` does it."""
     if steps is not None:
@@ -174,7 +174,7 @@ def is_plan(steps: str) -> bool:
 
 
 def read_plan(path: str, options: list[str] | None) -> Any:
-    """The plan in a file.
+    """Read a plan from a file.
 
     Raises:
         SurgeryError: options are given too; those of its steps stand in it.
@@ -188,7 +188,7 @@ def read_plan(path: str, options: list[str] | None) -> Any:
 
 
 def chosen_steps(names: str, options: list[str]) -> Any:
-    """A recipe, or a list of passes, with the options of the command line."""
+    """Return a recipe, or a list of passes, with the options of the command line."""
     values = dict(_option(text) for text in options)
     listed = [n.strip() for n in names.split(",") if n.strip()]
     if not listed:
@@ -221,7 +221,7 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def value_range(text: str) -> tuple[str, tuple[int, int]]:
-    """What is assumed of an input: "input_ids=0:50256"."""
+    """Read the range of an integer input, as in "input_ids=0:50256"."""
     parts = re.fullmatch(r"(.+)=(-?\d+):(-?\d+)", text.strip())
     if parts is None:
         raise SurgeryError(f"--assume {text!r}: write it as input_ids=0:50256")
@@ -229,7 +229,7 @@ def value_range(text: str) -> tuple[str, tuple[int, int]]:
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:
-    """`step.option` keys as dictionaries of options by step."""
+    """Return options with `step.option` keys as dictionaries of options by step."""
     nested: dict[str, Any] = {}
     for key, value in values.items():
         step, dot, name = key.partition(".")

@@ -118,7 +118,7 @@ def _pairs(feedback: list[str] | None) -> dict[str, str] | None:
     return pairs or None
 
 
-@subcommand("compressing.sensitivity:sensitivity", waits="weights", leave=("precision",))
+@subcommand("compressing.sensitivity:sensitivity", waits="weights", without=("precision",))
 def sensitivity(
     call: Call,
     model: Measured = None,
@@ -153,7 +153,7 @@ def sensitivity(
             with waiting("compressing with coremltools", call.silent):
                 _write(proposal.apply(model), out, overwrite)
     then = command("compress", model, "--bits", 4) if model else ""
-    return Outcome(plain, shown, wrote=[save, out], then=then if out is None else command("see", out))
+    return Outcome(plain, shown=shown, wrote=[save, out], then=then if out is None else command("see", out))
 
 
 def _write(model: Any, out: Path, overwrite: bool) -> None:

@@ -65,7 +65,7 @@ def run(
     if out is not None:
         arrays.write(out, outputs, overwrite, Path(model))
     shown = surgeries.arrays_report(outputs, drawn)
-    return Outcome(surgeries.arrays_json(outputs), shown, [out], then=to_certify(model))
+    return Outcome(surgeries.arrays_json(outputs), shown=shown, wrote=[out], then=to_certify(model))
 
 
 @subcommand("checking.comparison:compare", waits="running both models")
@@ -101,10 +101,10 @@ def diff(a: Model, b: Model, dialect: Dialect = "short") -> Outcome:
     ops = ", ".join(f"{k} {x} -> {y}" for k, (x, y) in moved.items())
     shown = [*lines, *[""] * (not lines), f"interface: {words or 'the same'}", f"ops: {ops or 'the same'}"]
     plain = {"interface": words, "ops": moved, "text": lines}
-    return Outcome(plain, tuple(shown), then=command("compare", a, b), code=int(bool(lines or words)))
+    return Outcome(plain, shown=tuple(shown), then=command("compare", a, b), code=int(bool(lines or words)))
 
 
-@subcommand("checking.comparison:compare", waits="running both models", leave=NOT_PROVED)
+@subcommand("checking.comparison:compare", waits="running both models", without=NOT_PROVED)
 def prove(call: Call, a: Model, b: Other = None, inputs: Inputs = None, target: Aim = None) -> Outcome:
     """Prove that two models are the same. With one model: certify its numbers in fp16.
 

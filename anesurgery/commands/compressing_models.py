@@ -69,7 +69,7 @@ DRAWN = 16
 
 
 def _drawn(model: str, function: str | None) -> list[Any]:
-    """Random inputs, with a warning that says how to give real ones."""
+    """Draw random inputs, with a warning that says how to give real ones."""
     from anesurgery.errors import warn
     from anesurgery.interpret import Predictor
 
@@ -96,7 +96,7 @@ def compress_cache(call: Call, model: Model, texts: Texts, out: Place, overwrite
 
 
 def _texts(file: Path) -> list[list[int]]:
-    """The tokens of each line of a file.
+    """Read the tokens of each line of a file.
 
     Raises:
         SurgeryError: it cannot be read, or a line holds something else.

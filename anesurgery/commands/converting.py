@@ -43,7 +43,7 @@ def decompile(
     """Turn a compiled ML Program (.mlmodelc) back into a package."""
     written = call(source, out)
     plain = {"path": str(written.path), "notes": list(written.notes)}
-    return Outcome(plain, str(written), then=command("see", out))
+    return Outcome(plain, shown=str(written), then=command("see", out))
 
 
 @subcommand("files.executorch_program:executorch")
@@ -57,6 +57,6 @@ def executorch(
     program = call(source)
     lines, record = str(program), program.to_json()
     if out is None:
-        return Outcome(record, lines, then=command("executorch", source, "--out", "models"))
+        return Outcome(record, shown=lines, then=command("executorch", source, "--out", "models"))
     models = [str(path) for path in program.extract(out, overwrite=overwrite)]
-    return Outcome(record | {"models": models}, lines, models, then=command("see", *models[:1]))
+    return Outcome(record | {"models": models}, shown=lines, wrote=models, then=command("see", *models[:1]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -70,36 +70,42 @@ def inspect(
     full: Full = False,
 ) -> Outcome:
     """Say where each op of a model runs, why, and which pass repairs it. A folder works too."""
-    one = {"--fix": fix, "--segments": segments, "--status": status, "--why": why}
+    exclusive = {"--fix": fix, "--segments": segments, "--status": status, "--why": why}
     if is_folder(model):
         asked = {"AFTER": after, "--function": call["function"], "--inputs": inputs}
-        refuse_for_folders({**asked, "--measured": call["measured"], **one, "--html": html, "--rates": rates})
-        folder = call.of("placement.folders:inspect_folder", "models")(model)
-        off = lambda found: getattr(found, "status", 1) != 0  # noqa: E731
-        return Outcome(folder, then=first_of(folder, "see", model, off, call["target"]))
+        asked |= {"--measured": call["measured"], **exclusive, "--html": html, "--rates": rates}
+        return _inspect_folder(call, model, asked)
     if call["jobs"] > 1 or call["scheduler"] is not None:
         raise SurgeryError("--jobs and --scheduler share out the models of a folder; name a folder")
-    _check({"AFTER": after, **one})
+    _check_one({"AFTER": after, **exclusive})
     if why is not None:
         return _why(call, model, why)
     _check_files(model, html, fix, overwrite)
     look = partial(call, target=_target(call, rates), compute_units=None, inputs=inputs)
     first = look(model)
     second = look(after) if after is not None else None
-    wrong, passes = "", list[str]()
+    repair = _Repair()
     if fix is not None:
-        wrong, passes = _repair(call, model, fix, {"inputs": inputs, "gate": gate}, overwrite)
+        repair = _repair(call, model, fix, {"inputs": inputs, "gate": gate}, overwrite)
         second = look(fix)
     if html is not None:
         first.save_html(html.expanduser(), second)
     if segments or status:
         return _segments(first) if segments else _status(first)
-    ends = _Ends(model, str(fix or after or ""), call["target"], (fix, html), passes, wrong)
+    ends = _Ends(model, str(fix or after or ""), call["target"], (fix, html), repair)
     return ends.compared(first, second, full) if second is not None else ends.report(first, full)
 
 
-def _check(asked: Mapping[str, Any]) -> None:
-    """Refuse options that contradict each other."""
+def _inspect_folder(call: Call, folder: str, asked: dict[str, Any]) -> Outcome:
+    """Inspect the models of a folder; refuse the options in `asked`, which are for one model."""
+    refuse_for_folders(asked)
+    inspected = call.of("placement.folders:inspect_folder", waits="models")(folder)
+    is_off_engine = lambda inspection: getattr(inspection, "status", 1) != 0  # noqa: E731
+    return Outcome(inspected, then=first_of(inspected, "see", folder, is_off_engine, call["target"]))
+
+
+def _check_one(asked: Mapping[str, Any]) -> None:
+    """Refuse several options of which only one can be asked for."""
     named = [name for name, value in asked.items() if value]
     if len(named) > 1:
         raise SurgeryError(f"{' and '.join(named)} cannot be asked for at once; choose one")
@@ -124,26 +130,33 @@ def _target(call: Call, rates: Path | None) -> Any:
     return device if rates is None else replace(device, rates=read_corrections(rates))
 
 
-def _repair(
-    call: Call, model: str, package: Path, how: dict[str, Any], overwrite: bool
-) -> tuple[str, list[str]]:
-    """Write the repaired model.
+@dataclass(frozen=True)
+class _Repair:
+    """What --fix did.
 
-    Returns:
-        How wrong its outputs are, "" where they reach the gate; and the passes that changed it.
+    Attributes:
+        passes: the passes that changed the model.
+        wrong: how wrong its outputs are, in words; "" if they reach the gate.
     """
+
+    passes: Sequence[str] = ()
+    wrong: str = ""
+
+
+def _repair(call: Call, model: str, package: Path, options: dict[str, Any], overwrite: bool) -> _Repair:
+    """Repair a model with `auto` (or `neuralnetwork_ane`) and the options of `apply`, and write it."""
     from anesurgery.placement.models import is_layered
     from anesurgery.surgery import apply, find_recipe
 
     auto = find_recipe("auto").with_options(compute_units=call["compute_units"])
     chosen = find_recipe("neuralnetwork_ane") if is_layered(model) else auto
-    surgery = apply(model, chosen, target=call["target"], **how, quiet=call.silent)
+    surgery = apply(model, chosen, target=call["target"], **options, quiet=call.silent)
     with waiting("saving", call.silent):
         surgery.save(package, overwrite=overwrite)
     for change in () if call.silent else surgery.contract:
         print(printable(f"interface: {change.words}"), file=sys.stderr)
     passes = list(dict.fromkeys(change.pass_name for change in surgery.changes))
-    return (surgery.wrong if surgery.below(how["gate"]) else ""), passes
+    return _Repair(passes, surgery.wrong if surgery.below(options["gate"]) else "")
 
 
 def _why(call: Call, model: str, op: str) -> Outcome:
@@ -161,7 +174,7 @@ def _why(call: Call, model: str, op: str) -> Outcome:
 
 def _segments(inspection: Any) -> Outcome:
     keys = model_keys(inspection)
-    return Outcome(keys, tuple(json.dumps(key, separators=(",", ":")) for key in keys), then="")
+    return Outcome(keys, shown=tuple(json.dumps(key, separators=(",", ":")) for key in keys), then="")
 
 
 def _status(inspection: Any) -> Outcome:
@@ -169,56 +182,69 @@ def _status(inspection: Any) -> Outcome:
     line = {"status": inspection.status, "words": words, "counts": inspection.counts}
     counts = ", ".join(f"{n} {unit}" for unit, n in inspection.counts.items()) or "no ops"
     shown = f"{inspection.status}: {words} ({counts}; {inspection.target})"
-    return Outcome(line, shown, then="", code=inspection.status)
+    return Outcome(line, shown=shown, then="", code=inspection.status)
 
 
 @dataclass(frozen=True)
 class _Ends:
-    """The end of a report: the models it is about, the files written, and the passes that ran."""
+    """The outcome of `inspect`, with the next command.
+
+    Attributes:
+        model: the model.
+        after: the second or repaired model; "" without one.
+        target: chip and OS, as the user wrote them.
+        wrote: the files that were written.
+        fixed: what --fix did.
+    """
 
     model: str
     after: str
     target: str | None
     wrote: tuple[Path | None, ...]
-    passes: list[str]
-    wrong: str
+    fixed: _Repair
 
     def repair(self, name: str) -> str:
-        """The command that applies a pass."""
+        """Return the command that applies a pass."""
         return command("fix", self.after or self.model, name, target=self.target)
 
     def report(self, first: Any, full: bool) -> Outcome:
-        """One model."""
+        """Return the outcome for one model."""
         from anesurgery.show import terminal
 
         shown = terminal.inspection_report(first) if full else terminal.short_report(first, self.repair)
-        helped = any(finding.remedy for finding in first.all_findings)
-        fixing = first.fixing or (helped and command("fix", self.model, target=self.target))
-        then = str(fixing or to_certify(self.model, self.target))
-        return Outcome(first, shown, self.wrote, then=then, more="" if full else WHY)
+        then = first.fixing
+        if not then and any(finding.remedy for finding in first.all_findings):
+            then = command("fix", self.model, target=self.target)
+        then = then or to_certify(self.model, self.target)
+        return Outcome(first, shown=shown, wrote=self.wrote, then=then, more="" if full else WHY)
 
     def compared(self, first: Any, second: Any, full: bool) -> Outcome:
-        """Two models, or one before and after a repair."""
+        """Return the outcome for two models, or for one before and after a repair."""
         from anesurgery.show import terminal
         from anesurgery.show.report import Report
 
         plain = {"before": first.to_json(), "after": second.to_json()}
-        plain |= {"wrong": self.wrong} if self.wrong else {}
-        plain |= {"passes": self.passes} if self.passes else {}
-        passes = [f"Repaired by {', '.join(self.passes)}"] if self.passes else []
+        wrong, repaired_by = self.fixed.wrong, list(self.fixed.passes)
+        plain |= {"wrong": wrong} if wrong else {}
+        plain |= {"passes": repaired_by} if repaired_by else {}
+        passes = [f"Repaired by {', '.join(repaired_by)}"] if repaired_by else []
         if full:
             report = terminal.difference_report(first, second)
             report = replace(report, parts=[*report.parts, *passes])
         else:
             report = terminal.short_difference(first, second, self.repair, *passes)
-        shown = Report(self.wrong, [report]) if self.wrong else report
-        then = to_certify(self.after, target=self.target)
-        more, code = "" if full else WHY, int(bool(self.wrong))
-        return Outcome(plain, shown, self.wrote, then=then, more=more, code=code)
+        return Outcome(
+            plain,
+            shown=Report(wrong, [report]) if wrong else report,
+            wrote=self.wrote,
+            then=to_certify(self.after, target=self.target),
+            more="" if full else WHY,
+            code=int(bool(wrong)),
+        )
 
 
 def model_keys(inspection: Inspection) -> list[dict[str, Any]]:
-    """The ANE segments of a model as ANECompat prints them, for a pipeline part by part, counted from 0.
+    """Return the ANE segments of a model as ANECompat prints them, for a pipeline part by part, counted from 0.
 
     ANECompat (fredyshox/ANECompat, MIT) prints for each segment that the engine evaluates:
     `{"isegment": 0, "inputs": {"image": {"shape": [416, 416, 1, 3, 1]}}, "outputs": {...}}`. A shape is five
@@ -249,7 +275,7 @@ def _key(index: int, segment: Segment) -> dict[str, Any]:
 
 
 def five(shape: tuple[int, ...]) -> list[int]:
-    """A shape as width, height, depth, channels, batch.
+    """Return a shape as width, height, depth, channels, batch.
 
     Args:
         shape: as the program has it, the last axis is the width.

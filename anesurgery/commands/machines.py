@@ -51,11 +51,11 @@ def doctor() -> Outcome:
     table = Table(("what", "found", "wanted", ""), cells, ruled=False)
     sound = all(row.fits is not False for row in rows)
     then = command("example", "gpt2") if sound else "pip install --upgrade anesurgery"
-    return Outcome([vars(row) for row in rows], table, then=then, code=int(not sound))
+    return Outcome([vars(row) for row in rows], shown=table, then=then, code=int(not sound))
 
 
 def examine() -> Iterator[Row]:
-    """What is installed beside what is wanted.
+    """Yield what is installed beside what is wanted.
 
     Raises:
         SurgeryError: the library itself is not installed, so that its wants are not known.
@@ -92,7 +92,7 @@ def _installed(requirement: Requirement) -> Row:
 
 
 def _storage() -> Row:
-    """The compiled part of coremltools that reads weights: its wheel lacks it where none was built."""
+    """Look for the compiled part of coremltools that reads weights; some wheels lack it."""
     try:
         files = [path.name for path in metadata.files("coremltools") or []]
     except metadata.PackageNotFoundError:
@@ -130,11 +130,11 @@ def chips(
     ends = [f"\n{LEGEND}\n--full adds the sources, and the ops that were reported wrong."]
     more = ["", *sources, "\nOps that were reported wrong:", *wrong] if full else ends
     shown = [_devices(chosen), "", _limits(chosen), *more]
-    return Outcome(plain, shown, then=command("example", "gpt2"))
+    return Outcome(plain, shown=shown, then=command("example", "gpt2"))
 
 
 def _fault(fault: Any) -> dict[str, Any]:
-    """A row of the table of engine faults as plain data."""
+    """Return a row of the table of engine faults as plain data."""
     return {
         "name": fault.name,
         "ops": sorted(fault.ops),
@@ -149,7 +149,7 @@ def _fault(fault: Any) -> dict[str, Any]:
 
 
 def _limits(chosen: list[Any]) -> Table:
-    """A row for each chip; "?" where nothing is known."""
+    """Return a row for each chip; "?" stands for what is unknown."""
     head = ("chip", "engine", "cores", "GB/s", "axis", "kernel", "weights", "loaded", "on chip")
     rows = [
         (
@@ -170,7 +170,7 @@ def _limits(chosen: list[Any]) -> Table:
 
 
 def _devices(chosen: list[Any]) -> Table:
-    """The devices of each chip, and the oldest OS that runs on it."""
+    """Return the devices of each chip, and the oldest OS that runs on it."""
     from anesurgery.placement.target import products_of
 
     macs = {"macOS": ["Macs and iPads with this chip"]}

@@ -16,7 +16,7 @@ WHY = "--full prints the whole report; --why OP explains one op."
 
 
 def command(*words: object, target: str | None = None) -> str:
-    """A command of ours as a shell takes it: ``anesurgery fix gpt2.mlpackage --target iPhone13``.
+    """Return a command of ours as a shell takes it: ``anesurgery fix gpt2.mlpackage --target iPhone13``.
 
     Args:
         words: name, arguments and options.
@@ -27,13 +27,13 @@ def command(*words: object, target: str | None = None) -> str:
 
 
 def to_certify(model: object, target: str | None = None) -> str:
-    """The command that certifies a model, or the first of a folder of chunks."""
+    """Return the command that certifies a model, or the first of a folder of chunks."""
     chunks = sorted(Path(str(model)).glob("chunk_1.ml*"))
     return command("certify", chunks[0] if chunks else model, target=target)
 
 
 def beside(model: str, suffix: str = "", stem: str = "ane") -> Path:
-    """Where a changed model goes by default: gpt2_ane.mlpackage in the current folder.
+    """Return where a changed model goes by default: gpt2_ane.mlpackage in the current folder.
 
     Args:
         model: the path of the model.
@@ -45,14 +45,14 @@ def beside(model: str, suffix: str = "", stem: str = "ane") -> Path:
 
 
 def picture(model: str, target: str | None) -> str:
-    """The command that draws a model that needs nothing more."""
+    """Return the command that draws a model."""
     return command("draw", model, "--out", f"{Path(model).stem}.html", target=target)
 
 
 def first_of(
     folder: Any, verb: str, path: str, wanting: Callable[[Any], bool], target: str | None = None
 ) -> str:
-    """The command for the first model of a folder that wants one, or else for the first; "" for none.
+    """Return the command for the first model of a folder that wants one, or else for the first; "" for none.
 
     Args:
         folder: the result for each model.
@@ -67,13 +67,13 @@ def first_of(
 
 
 def pasteable(line: str, width: int = 80) -> str:
-    """A command in lines that a shell joins again, where it is longer than a terminal is wide."""
+    """Return a command; a long one is broken into lines that a shell joins again."""
     lines = textwrap.wrap(line, width - 2, break_long_words=False, break_on_hyphens=False)
     return line if len(line) <= width else " \\\n  ".join(lines)
 
 
 def ended(wrote: Iterable[object] = (), then: str = "", more: str = "") -> str:
-    """The last lines of a command.
+    """Return the last lines of a command.
 
     Args:
         wrote: files and folders.

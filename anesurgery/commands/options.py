@@ -105,7 +105,7 @@ def complete_name(incomplete: str) -> list[str]:
 
 
 def model_first(first: str, second: str, quiet: bool = False) -> tuple[str, str]:
-    """The model and the steps, in whichever order they were written; the older one, steps first, says so.
+    """Return the model and the steps, in whichever order they were written; warn if the steps come first.
 
     Args:
         first: what was written first.

@@ -26,7 +26,7 @@ Rates = Annotated[Path | None, typer.Option(help="The table of rates to write, f
 Times = Annotated[Path, typer.Option("--out", "-o", help="The table of times to write.")]
 
 
-@subcommand("placement.core_ml_runs:measure", leave=("settings",))
+@subcommand("placement.core_ml_runs:measure", without=("settings",))
 def measure(
     call: Call,
     model: Model,
@@ -47,11 +47,11 @@ def measure(
     head = ("units", "first load", "later load", "prediction", "eight of ten lie in", "ops on ANE")
     failures = (f"not measured: {row['error']}" for row in plain["settings"] if row["error"])
     shown = [Table(head, map(_measured, plain["settings"]), ruled=False), *failures, plain["host"]]
-    return Outcome(plain, shown, [place], then=command("learn", place))
+    return Outcome(plain, shown=shown, wrote=[place], then=command("learn", place))
 
 
 def _measured(row: dict[str, Any]) -> tuple[str, ...]:
-    """What `measure` found with one setting of compute units."""
+    """Return the row about one setting of compute units."""
     on = [op["unit"] == "ane" for op in row["ops"] or []]
     share = f"{sum(on)} of {len(on)}" if on else "not said"
     if (timing := row["timing"]) is None:
@@ -77,7 +77,7 @@ def learn(plans: Plans, out: Rates = None, overwrite: Overwrite = False) -> Outc
         then = command("learn", *plans, "--out", "rates.json")
     else:
         then = command("see", read[str(plans[0])].get("model", "MODEL"), "--rates", place)
-    return Outcome(learned, _report(learned), [place], then=then)
+    return Outcome(learned, shown=_report(learned), wrote=[place], then=then)
 
 
 def _place(out: Path, overwrite: bool, source: Any) -> Path:
@@ -122,11 +122,11 @@ def calibrate(folder: Folder, out: Times, overwrite: Overwrite = False) -> Outco
     calibrated = fit(folder)
     write_table(calibrated.table, place)
     then = f"export {VARIABLE}={shlex.quote(str(place))}"
-    return Outcome(calibrated, _changed(calibrated), [place], then=then)
+    return Outcome(calibrated, shown=_changed(calibrated), wrote=[place], then=then)
 
 
 def _changed(calibrated: Any) -> list[Any]:
-    """What `calibrate` added, and how factors and errors changed."""
+    """Report what `calibrate` added, and how factors and errors changed."""
     times = [[one.ms, one.before, one.after] for one in calibrated.added]
     words = (["none" if ms is None else f"{ms:.3g} ms" for ms in row] for row in times)
     rows = [(one.model, one.chip, *row) for one, row in zip(calibrated.added, words, strict=True)]

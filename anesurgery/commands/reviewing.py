@@ -51,7 +51,7 @@ def review(
 
 
 def _reviewed(path: Path, here: Path, there: Path, target: str | None, gate: float | None) -> Any:
-    """A model in both trees."""
+    """Compare one model in both trees."""
     from anesurgery.checking.comparison import compare
     from anesurgery.placement.inspector import inspect
     from anesurgery.show.markdown import Review
@@ -73,7 +73,7 @@ def _reviewed(path: Path, here: Path, there: Path, target: str | None, gate: flo
 
 @contextmanager
 def _older(here: Path, base: str) -> Iterator[Path]:
-    """The tree of a commit, in a temporary folder."""
+    """Check out the tree of a commit in a temporary folder, and yield its path."""
     with tempfile.TemporaryDirectory(prefix="anesurgery-review-") as folder:
         tree = Path(folder).resolve() / "base"
         _git(here, "worktree", "add", "--detach", "--quiet", str(tree), "--", base)
@@ -84,7 +84,7 @@ def _older(here: Path, base: str) -> Iterator[Path]:
 
 
 def _git(folder: Path, *words: str) -> str:
-    """What git prints.
+    """Run git, and return what it prints.
 
     Raises:
         SurgeryError: git is not there, or refuses.

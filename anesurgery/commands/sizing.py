@@ -62,7 +62,7 @@ def choose_sizes(
 
 
 def _made(model: str, size: str, lengths: Sequence[int]) -> str:
-    """The command that makes a model at the lengths that were chosen."""
+    """Return the command that makes a model at the chosen lengths."""
     each = [("--size", re.sub(r"(?<=[=x])N(?=x|,|$)", str(length), size)) for length in lengths]
     return command(
         "sizes", model, *(word for pair in each for word in pair), "--out", f"{Path(model).stem}_sizes"
@@ -70,7 +70,7 @@ def _made(model: str, size: str, lengths: Sequence[int]) -> str:
 
 
 def _open_shape(text: str) -> tuple[str, tuple[int | None, ...]]:
-    """The name and the shape in "ids=1xN", None in the place of N.
+    """Read the name and the shape in "ids=1xN", with None in place of N.
 
     Raises:
         SurgeryError: it has no N, or is no shape.
@@ -92,4 +92,4 @@ def sizes(call: Call, model: Model, out: Folder, size: Shapes, overwrite: Overwr
     with waiting("saving", call.silent):
         path = sized.save(out, overwrite=overwrite)
     rows = [row.to_json() for row in sized.rows]
-    return Outcome({"path": str(path), "sizes": rows}, str(sized), [out], then=command("see", out))
+    return Outcome({"path": str(path), "sizes": rows}, shown=str(sized), wrote=[out], then=command("see", out))

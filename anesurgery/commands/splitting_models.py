@@ -28,11 +28,11 @@ def split(call: Call, model: Model, out: Folder, shape: Shape = None, overwrite:
     chain = call(model, shapes=dict(map(read_shape, shape or ())))
     path = chain.save(out, overwrite=overwrite)
     plain, then = {"path": str(path), **drawn(chain, "json")}, command("see", out, target=call["target"])
-    return Outcome(plain, chain, [out], then=then)
+    return Outcome(plain, shown=chain, wrote=[out], then=then)
 
 
 def read_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """The name and the shape in "name=3x224x224".
+    """Read the name and the shape in "name=3x224x224".
 
     Raises:
         SurgeryError: there are none.
@@ -53,11 +53,11 @@ def merge(call: Call, models: Models, out: Out) -> Outcome:
         raise SurgeryError("two models have the same name; each function needs its own")
     path = call({name: path for name, _, path in pairs}, out)
     words = f"{counted(len(pairs), 'function')}: {', '.join(name for name, _, _ in pairs)}"
-    return Outcome({"path": str(path)}, words, [out], then=command("see", out))
+    return Outcome({"path": str(path)}, shown=words, wrote=[out], then=command("see", out))
 
 
 @subcommand("splitting.merge:extract", waits="extracting")
 def extract(call: Call, model: Model, function: Name, out: Out) -> Outcome:
     """Write a package with one function of a model."""
     path = call(model, function, out)
-    return Outcome({"path": str(path)}, "", [out], then=command("see", out))
+    return Outcome({"path": str(path)}, shown="", wrote=[out], then=command("see", out))

@@ -47,7 +47,7 @@ class Call:
         return self.options[name]
 
     def of(self, name: str, waits: str = "") -> Call:
-        """Another call, with the same options as far as it takes them."""
+        """Return another call, with the same options as far as it takes them."""
         return replace(self, name=name, waits=waits)
 
     def __call__(self, *positional: Any, **named: Any) -> Any:
@@ -135,7 +135,7 @@ def subcommand(
     engine: bool = True,
     json: bool = True,
     names: Mapping[str, str] | None = None,
-    leave: Collection[str] = (),
+    without: Collection[str] = (),
 ) -> Callable[[Body], Callable[..., None]]:
     """Make a function a command, with the options of public calls, `--json` and `--quiet`.
 
@@ -147,14 +147,14 @@ def subcommand(
         engine: are torch and coremltools loaded first? Else the `Call` loads them, behind checks of the usage.
         json: has it an option `--json`? One that prints as it goes gives no outcome.
         names: parameter of the call -> what its option is called.
-        leave: parameters of the call that are no options.
+        without: parameters of the call that get no option.
     """
 
     def built(body: Body) -> Callable[..., None]:
         own = dict(inspect.signature(body, eval_str=True).parameters)
         own.pop("call", None)
         every = {name: one for call in reversed(calls) for name, one in parameters_of(call).items()}
-        derived = [one for name, one in every.items() if name not in {*own, *leave, "quiet", "progress"}]
+        derived = [one for name, one in every.items() if name not in {*own, *without, "quiet", "progress"}]
 
         def run(**values: Any) -> None:
             as_json, quiet = values.pop("as_json", False), values.pop("quiet")
@@ -183,7 +183,7 @@ def subcommand(
 def _parameters(
     own: Mapping[str, inspect.Parameter], derived: list[Parameter], names: Mapping[str, str]
 ) -> list[inspect.Parameter]:
-    """Arguments, the options of the call, and those of the command."""
+    """Return the parameters of a command: arguments, options of its call, and options of its own."""
     of_body = [expanded for one in own.values() for expanded in _expanded(one)]
     arguments = [one for one in of_body if isinstance(get_args(one.annotation)[1], ArgumentInfo)]
     flags = {one.name: f"--{names.get(one.name, one.name).strip('_').replace('_', '-')}" for one in derived}
@@ -197,14 +197,14 @@ def _keyword(name: str, annotation: Any, default: Any = inspect.Parameter.empty)
 
 
 def _expanded(one: inspect.Parameter) -> list[inspect.Parameter]:
-    """A parameter as typer takes it; a place to write to is an argument and an option."""
+    """Return a parameter as typer takes it; a place to write to is an argument and an option."""
     if one.annotation in (Place, MaybePlace):
         return [_keyword("positional_out", OldOut, None), _keyword("out", Out, None)]
     return [_keyword(one.name, one.annotation, one.default)]
 
 
 def _option(one: Parameter, flag: str, said: Mapping[str, str]) -> inspect.Parameter:
-    """The option of a command for a parameter of its call; it is a flag where it is off by default.
+    """Return the option for a parameter of a call; one that is False by default becomes a flag.
 
     Args:
         one: the parameter.
@@ -220,7 +220,7 @@ def _option(one: Parameter, flag: str, said: Mapping[str, str]) -> inspect.Param
 
 
 def _place(positional: Path | None, out: Path | None, wanted: inspect.Parameter) -> Path | None:
-    """Where to write, by `--out` or as the last argument.
+    """Return where to write, by `--out` or as the last argument.
 
     Raises:
         SurgeryError: both are given, and differ; or none is, where one is needed.

@@ -33,7 +33,7 @@ def list_(kinds: Kinds = "all") -> Outcome:
         rows += [("layer pass", n) for n in registry.pass_names() if ("pass", n) not in rows]
     plain = [{"name": n, "kind": k, "summary": registry.summary(n)} for k, n in rows]
     table = Table(("name", "kind", "what it does"), [tuple(row.values()) for row in plain], ruled=False)
-    return Outcome(plain, table, then=command("explain", rows[0][1]))
+    return Outcome(plain, shown=table, then=command("explain", rows[0][1]))
 
 
 @subcommand(engine=False)
@@ -43,11 +43,11 @@ def explain(name: StepName) -> Outcome:
     lines = [f"  {step}.{key} = {value!r}" for step, opts in options.items() for key, value in opts.items()]
     shown = folded("\n".join([text.rstrip(), "", "Options:" if lines else "No options.", *lines]))
     then, more = command("example", "gpt2"), f"On your model: {command('fix', 'MODEL', name)}"
-    return Outcome({"name": name, "documentation": text, "options": options}, shown, then=then, more=more)
+    return Outcome({"name": name, "documentation": text, "options": options}, shown=shown, then=then, more=more)
 
 
 def _options_of(name: str) -> dict[str, dict[str, Any]]:
-    """The options of a pass, or of each step of a recipe: read from its file, or by importing it."""
+    """Return the options of a pass, or of each step of a recipe: from its file, or by importing it."""
     if (options := written_options(name)) is not None:
         return options
     load_engine()
@@ -71,7 +71,7 @@ def example(call: Call, name: Name = "gpt2") -> Outcome:
     out = call["out"] or Path(f"{name}{chosen.suffix}")
     plain = {"path": str(path), "recipe": chosen.recipe, "bytes": size}
     words = f"{chosen.words[:1].upper()}{chosen.words[1:]}, random weights, {byte_words(size)}"
-    return Outcome(plain, words, [out], then=command("see", out, target=chosen.target))
+    return Outcome(plain, shown=words, wrote=[out], then=command("see", out, target=chosen.target))
 
 
 @subcommand("show.pictures:draw", waits="drawing")
@@ -85,4 +85,4 @@ def draw(call: Call, model: Model, out: Place, overwrite: Overwrite = False) -> 
     drawing = call(model)
     path, then = drawing.save(out), command("see", model, target=call["target"])
     plain = {"path": str(path), "ops": list(drawing.ops)}
-    return Outcome(plain, counted(len(drawing.ops), "op"), [path], then=then)
+    return Outcome(plain, shown=counted(len(drawing.ops), "op"), wrote=[path], then=then)

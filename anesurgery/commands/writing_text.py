@@ -88,7 +88,7 @@ def swift(
 ) -> Outcome:
     """Write a Swift package that runs a model, or a folder that `build` or `sizes` wrote."""
     package = {"package": str(call(folder, to))}
-    return Outcome(package, "", [to], then=f"cd {shlex.quote(str(to))} && swift build")
+    return Outcome(package, shown="", wrote=[to], then=f"cd {shlex.quote(str(to))} && swift build")
 
 
 @subcommand("interpret.decoding:generate")
@@ -118,4 +118,4 @@ def generate(
         "tokens_per_second": generation.tokens_per_second,
     }
     shown = f"{' '.join(map(str, generation.written))}\n{generation}"
-    return Outcome(plain, shown, then=to_certify(model))
+    return Outcome(plain, shown=shown, then=to_certify(model))

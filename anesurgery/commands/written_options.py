@@ -31,7 +31,7 @@ class _Unread(Exception):  # noqa: N818 - ends the reading, and is not an error
 
 
 def written_options(name: str) -> Options | None:
-    """The options of a pass, or of each step of a recipe, from its file; None where it must be imported."""
+    """Read the options of a pass, or of each step of a recipe, from its file; None if it must be imported."""
     try:
         if name in registry.recipe_names():
             return dict(_step(call) for call in _steps_of(registry.file_of(name), name))
@@ -47,7 +47,7 @@ def _body(path: Path) -> list[ast.stmt]:
 
 @cache
 def _assigned(path: Path, name: str) -> ast.expr | None:
-    """What a file assigns to a name at its top level; only that statement is parsed."""
+    """Return what a file assigns to a name at its top level; only that statement is parsed."""
     text = rf"^{name}(?:: .+?)? = (.*(?:\n[ )\]}}].*)*)"
     found = re.search(text, path.read_text(encoding="utf-8"), re.MULTILINE)
     return None if found is None else ast.parse(found[1], mode="eval").body
@@ -55,13 +55,13 @@ def _assigned(path: Path, name: str) -> ast.expr | None:
 
 @cache
 def _imports(path: Path) -> list[ast.ImportFrom]:
-    """The lines of a file by which it imports names."""
+    """Return the statements by which a file imports names."""
     lines = re.findall(r"^from .+? import (?:\([^)]*\)|.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return [node for node in ast.parse("\n".join(lines)).body if isinstance(node, ast.ImportFrom)]
 
 
 def _steps_of(path: Path, name: str) -> list[ast.Call]:
-    """The calls in the `steps` of a recipe."""
+    """Return the calls in the `steps` of a recipe."""
     recipe = _assigned(path, name)
     arguments = {k.arg: k.value for k in recipe.keywords} if isinstance(recipe, ast.Call) else {}
     steps = [one for step in getattr(arguments.get("steps"), "elts", []) for one in _spread(path, step)]
@@ -72,7 +72,7 @@ def _steps_of(path: Path, name: str) -> list[ast.Call]:
 
 
 def _spread(path: Path, step: ast.expr) -> list[ast.expr]:
-    """A step, or those of a tuple that a file beside the recipe's assigns to a name, as `*FREE`."""
+    """Return a step; for `*FREE` those of the tuple of that name in this file, or in one beside it."""
     if not isinstance(step, ast.Starred):
         return [step]
     name = getattr(step.value, "id", "")
@@ -86,7 +86,7 @@ def _spread(path: Path, step: ast.expr) -> list[ast.expr]:
 
 
 def _step(call: ast.Call) -> tuple[str, dict[str, Any]]:
-    """A step of a recipe, `passes.SplitHead(most=64)`, with its options."""
+    """Return the name and options of a step of a recipe, `passes.SplitHead(most=64)`."""
     cls = getattr(call.func, "attr", "")
     name = next((n for n in registry.pass_names() if registry.camel(n) == cls), None)
     if name is None:
@@ -98,7 +98,7 @@ def _step(call: ast.Call) -> tuple[str, dict[str, Any]]:
 
 
 def _defaults(path: Path, cls: str) -> dict[str, Any]:
-    """The fields of a dataclass with their defaults."""
+    """Return the fields of a dataclass with their defaults."""
     node = next((n for n in _body(path) if isinstance(n, ast.ClassDef) and n.name == cls), None)
     if node is None or not all(getattr(base, "id", "") in BASES for base in node.bases):
         raise _Unread
@@ -108,14 +108,14 @@ def _defaults(path: Path, cls: str) -> dict[str, Any]:
 
 
 def _default(node: ast.expr) -> ast.expr:
-    """What a field is by default: the value assigned to it, or the first one of `an.option`."""
+    """Return the default of a field: the value assigned to it, or the first argument of `an.option`."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "an.option" and node.args:
         return node.args[0]
     return node
 
 
 def value_of(path: Path, node: ast.expr) -> Any:
-    """The value of an expression of literals and constants."""
+    """Return the value of an expression of literals and constants."""
     node = _Words(path).visit(copy.deepcopy(node))
     names = {n.id: _constant(path, n.id) for n in ast.walk(node) if isinstance(n, ast.Name)}
     if not all(isinstance(n, (*SIMPLE, ast.Name)) for n in ast.walk(node)):
@@ -124,7 +124,7 @@ def value_of(path: Path, node: ast.expr) -> Any:
 
 
 def _constant(path: Path, name: str) -> Any:
-    """The value of a constant of a file, or of one that it imports."""
+    """Return the value of a constant of a file, or of one that it imports."""
     if (assigned := _assigned(path, name)) is not None:
         return value_of(path, assigned)
     for node in _imports(path):
@@ -151,7 +151,7 @@ class _Words(ast.NodeTransformer):
 
 
 def _module(path: Path, name: str) -> Path:
-    """The file of a module that a file imports from this package."""
+    """Return the file of a module that a file imports from this package."""
     for node in _imports(path):
         for alias in (a for a in node.names if (a.asname or a.name) == name):
             package, *folders = (node.module or "").split(".")
@@ -184,7 +184,7 @@ class Parameter:
 
 
 def parameters_of(call: str) -> dict[str, Parameter]:
-    """The parameters of a call that have a default and can be written on a command line, by name.
+    """Return the parameters of a call, by name, that have a default and can be written on a command line.
 
     Args:
         call: module below `anesurgery` and function, as "splitting.split:split".
@@ -207,7 +207,7 @@ def parameters_of(call: str) -> dict[str, Parameter]:
 
 
 def kind_of(annotation: str) -> Any:
-    """What the command line reads for an annotation; None where it cannot be written in a word."""
+    """Return the type that the command line reads for an annotation; None if no word can be one."""
     words = annotation.removesuffix(" | None")
     if several := re.fullmatch(r"(?:str \| )?Sequence\[(int|str)\]", words):
         return list[int] if several[1] == "int" else list[str]
@@ -217,19 +217,19 @@ def kind_of(annotation: str) -> Any:
 
 
 def default_of(path: Path, value: ast.expr) -> Any:
-    """A default, with the constants of its file."""
+    """Return a default, with the constants of its file."""
     default = value_of(path, value)
     return None if default == () else default
 
 
 def entries(docstring: str) -> dict[str, str]:
-    """Parameter -> the first sentence about it, and the one about its default."""
+    """Return {parameter: the first sentence about it, and the one about its default}."""
     block = re.search(r"^Args:\n((?:    .*\n|\n)+)", docstring + "\n", re.MULTILINE)
     listed = re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", block[1] if block else "", re.MULTILINE)
     return {name: sentence(" ".join(words.split())) for name, words in listed}
 
 
 def sentence(words: str) -> str:
-    """The first sentence, and those that begin with "Default"."""
+    """Return the first sentence, and those that begin with "Default"."""
     first, *more = re.split(r"(?<=\.) (?=[A-Z])", words)
     return " ".join([first[:1].upper() + first[1:], *(one for one in more if one.startswith("Default"))])

@@ -416,7 +416,7 @@ class _Reader:
 
     @contextmanager
     def _scope(self) -> Any:
-        """Names that are defined inside the `with` block are visible there only."""
+        """Open a scope: names that are defined inside the `with` block are visible there only."""
         self._scopes.append(set())
         yield
         self._scopes.pop()

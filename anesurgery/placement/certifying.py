@@ -124,7 +124,7 @@ class Certificate(Drawn):
         return arrays.write_text(Path(path).expanduser(), drawn(self, "page"))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         rows = [
             vars(r)
             | {"own": finite(r.own), "grown": finite(r.grown), "histogram": r.histogram and vars(r.histogram)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,6 +49,13 @@ MOST_TRIALS = 24
 """Runs to find the ops for fp32: bisection of 4,000 ops takes 12, and 12 more try to leave single ops out."""
 
 
+class Margin(NamedTuple):
+    """Differences between the last chosen score and the next: the least and the median; NaN without a next."""
+
+    least: float
+    median: float
+
+
 @dataclass(frozen=True)
 class Choice:
     """An op that chooses, and how its choices change by rounding.
@@ -56,7 +63,7 @@ class Choice:
     Attributes:
         name: the name of the op.
         op_type: MIL op type.
-        margin: (least, median) difference between the last chosen score and the next; NaN where an op has none.
+        margin: between the last chosen score and the next.
         error: arithmetic -> the largest error of its scores.
         changed: arithmetic -> the share of its choices that differ from exact arithmetic.
         exact_ops: names of the ops that must compute in fp32 so that no choice changes; empty if nothing
@@ -66,7 +73,7 @@ class Choice:
 
     name: str
     op_type: str
-    margin: tuple[float, float]
+    margin: Margin
     error: Mapping[str, float]
     changed: Mapping[str, float]
     exact_ops: tuple[str, ...] = ()
@@ -82,9 +89,9 @@ class Choice:
         """The margins, the error of the scores, and the share of choices that change."""
         arithmetic = max(self.changed, key=lambda a: self.changed[a])
         least, median = self.margin
-        gap = "" if math.isnan(least) else f"margins from {least:.2g}, {median:.2g} in the middle; "
+        margins = "" if math.isnan(least) else f"margins from {least:.2g}, {median:.2g} in the middle; "
         error = f"scores are off by {self.error[arithmetic]:.2g} in {arithmetic}"
-        return f"{self.op_type} {self.name}: {gap}{error}; {self.worst:.1%} of choices change"
+        return f"{self.op_type} {self.name}: {margins}{error}; {self.worst:.1%} of choices change"
 
 
 def scores_of(op: Operation) -> tuple[Var, ...]:
@@ -119,12 +126,13 @@ def _axis(op: Operation) -> int:
     return -1 if value is None or value.val is None else int(value.val)
 
 
-def margin(op: Operation, scores: Sequence[torch.Tensor]) -> tuple[float, float]:
-    """Return (least, median) difference between the last chosen score and the next; NaN without a next."""
+def margin(op: Operation, scores: Sequence[torch.Tensor]) -> Margin:
+    """Return the margins of an op over all its choices."""
+    none = Margin(math.nan, math.nan)
     if op.op_type in COMPARISONS:
         gaps = (scores[0] - scores[-1]).abs() if len(scores) > 1 else scores[0].abs()
     elif op.op_type == "non_maximum_suppression":
-        return math.nan, math.nan
+        return none
     else:
         ordered = torch.sort(
             scores[0].movedim(_axis(op), -1), -1, descending=op.op_type != "reduce_argmin"
@@ -132,10 +140,10 @@ def margin(op: Operation, scores: Sequence[torch.Tensor]) -> tuple[float, float]
         differences = (ordered[..., :-1] - ordered[..., 1:]).abs()
         count = int(op.k.val) if op.op_type == "topk" and op.k.val is not None else 1
         if not 0 < count <= differences.shape[-1]:
-            return math.nan, math.nan
+            return none
         gaps = differences.amin(-1) if op.op_type == "argsort" else differences[..., count - 1]
     gaps = gaps[torch.isfinite(gaps)]
-    return (float(gaps.min()), float(gaps.median())) if gaps.numel() else (math.nan, math.nan)
+    return Margin(float(gaps.min()), float(gaps.median())) if gaps.numel() else none
 
 
 @dataclass(frozen=True)
@@ -245,24 +253,31 @@ def _reaches_output(op: Operation) -> bool:
     return False
 
 
+class _SeenScores(NamedTuple):
+    """Scores in exact arithmetic, and by name of the other arithmetics; an input has only the first."""
+
+    exact: torch.Tensor
+    others: Mapping[str, torch.Tensor]
+
+
 class ChoiceWatch:
     """Collects the `Choice` of each choosing op of a function; `see` gets the results of op after op."""
 
     def __init__(self, function: Function, values: Mapping[str, Any]) -> None:
         self._scores = {op: scores_of(op) for op in choosing_ops(function)}
         self._watched = {v for scores in self._scores.values() for v in scores}
-        self._seen: dict[Var, tuple[Any, Mapping[str, Any]]] = {}  # (exact, by arithmetic)
+        self._seen: dict[Var, _SeenScores] = {}
         self.choices: tuple[Choice, ...] = ()
         for name, var in function.inputs.items():
             if var in self._watched and name in values:
                 value = torch.as_tensor(np.asarray(values[name])).float()
-                self._seen[var] = (value, {})
+                self._seen[var] = _SeenScores(value, {})
 
     def see(self, results: OpResults) -> None:
         """Remember scores, and compare the choices made by them."""
         for k, var in enumerate(results.op.outputs):
             if var in self._watched:
-                self._seen[var] = (results.exact[k], {a: v[k] for a, v in results.grown.items()})
+                self._seen[var] = _SeenScores(results.exact[k], {a: v[k] for a, v in results.grown.items()})
         scores = self._scores.get(results.op, ())
         if not scores or any(v not in self._seen for v in scores if not is_stored(v)):
             return
@@ -271,16 +286,20 @@ class ChoiceWatch:
             a: changed_share(op, chosen(op, results.exact), chosen(op, v)) for a, v in results.grown.items()
         }
         error = {
-            a: max(_largest_error(self._seen[v][0], self._seen[v][1].get(a)) for v in scores if v in self._seen)
+            a: max(
+                _largest_error(seen.exact, seen.others.get(a)) for v in scores if (seen := self._seen.get(v))
+            )
             for a in results.grown
         }
-        choice = Choice(op.outputs[0].name, op.op_type, margin(op, exact), error, changed)
+        choice = Choice(
+            name=op.outputs[0].name, op_type=op.op_type, margin=margin(op, exact), error=error, changed=changed
+        )
         self.choices = (*self.choices, choice)
 
 
-def _exact_value(var: Var, seen: Mapping[Var, tuple[Any, Any]]) -> torch.Tensor:
+def _exact_value(var: Var, seen: Mapping[Var, _SeenScores]) -> torch.Tensor:
     """Return a value in exact arithmetic; a constant as it is stored."""
-    return seen[var][0] if var in seen else torch.as_tensor(np.asarray(var.val)).float()
+    return seen[var].exact if var in seen else torch.as_tensor(np.asarray(var.val)).float()
 
 
 def _largest_error(exact: torch.Tensor, other: torch.Tensor | None) -> float:

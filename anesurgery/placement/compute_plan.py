@@ -126,11 +126,7 @@ def _named_units(compiled: Any, structure: Any, function: str | None, prefix: st
             if unit := _unit(usage):
                 yield prefix + layer.name, unit
     elif structure.program is not None:
-        functions = structure.program.functions
-        name = function or ("main" if "main" in functions else next(iter(functions)))
-        for operation in _operations(functions[name].block):
-            if operation.operator_name.rpartition(".")[2] == "const" or not operation.outputs:
-                continue
+        for operation in _operations_of_program(structure.program, function):
             if unit := _unit(compiled.get_compute_device_usage_for_mlprogram_operation(operation)):
                 yield prefix + operation.outputs[0].name, unit
 
@@ -163,9 +159,20 @@ def planned_ops(compiled: Any, function: str | None = None) -> list[PlannedOp]:
     program = compiled.model_structure.program
     if program is None:
         raise SurgeryError("only plans of ML Programs are recorded; convert the model to one")
+    return [_planned_op(compiled, op) for op in _operations_of_program(program, function)]
+
+
+def _operations_of_program(program: Any, function: str | None) -> Iterator[Any]:
+    """Yield the operations of a function (`main`, or the first, by default), without constants."""
     name = function or ("main" if "main" in program.functions else next(iter(program.functions)))
-    operations = [op for op in _operations(program.functions[name].block) if op.outputs]
-    return [_planned_op(compiled, op) for op in operations if op.operator_name.rpartition(".")[2] != "const"]
+    for operation in _operations(program.functions[name].block):
+        if operation.outputs and _op_type(operation) != "const":
+            yield operation
+
+
+def _op_type(operation: Any) -> str:
+    """Return the op type of an operation that is named "ios18.conv"."""
+    return str(operation.operator_name.rpartition(".")[2])
 
 
 def _planned_op(compiled: Any, operation: Any) -> PlannedOp:
@@ -174,11 +181,11 @@ def _planned_op(compiled: Any, operation: Any) -> PlannedOp:
     devices = () if usage is None else usage.supported_compute_devices
     supported = [DEVICES.get(type(device).__name__) for device in devices]
     return PlannedOp(
-        operation.outputs[0].name,
-        operation.operator_name.rpartition(".")[2],
-        _unit(usage),
-        tuple(unit for unit in supported if unit),
-        None if cost is None else float(cost.weight),
+        name=operation.outputs[0].name,
+        op=_op_type(operation),
+        unit=_unit(usage),
+        supported=tuple(unit for unit in supported if unit),
+        cost=None if cost is None else float(cost.weight),
     )
 
 

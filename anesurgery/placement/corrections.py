@@ -1,6 +1,6 @@
 """Hold corrections of the cost formulas, learned from Core ML's plans on the user's own devices.
 
-`rates_from_plans.learn` makes them, and `cost.estimate` applies them. The file is JSON; `anesurgery learn`
+`calibration.learn` makes them, and `cost.estimate` applies them. The file is JSON; `anesurgery learn`
 writes it, `anesurgery inspect --rates` reads it:
 
     {"format": "anesurgery.rates/1", "hosts": ["Apple M2, macOS 15.3"],

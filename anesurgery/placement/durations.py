@@ -142,7 +142,7 @@ class Change:
         return f"time {self.before} -> {self.after}, {self.verdict}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         numbers = {"ratio": self.ratio, "low": self.low, "high": self.high, "verdict": self.verdict}
         return {"before": self.before.to_json(), "after": self.after.to_json(), **numbers}
 

@@ -101,7 +101,7 @@ class Finding:
     op: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {**vars(self), "grade": self.grade.value}
 
 

@@ -102,7 +102,7 @@ class OpRow:
     weights: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         own = {**vars(self), "findings": [f.to_json() for f in self.findings]}
         e = self.estimate
         times = None if e is None else {k: v for k, v in vars(e).items() if k != "gpu"}  # a guess is no number
@@ -132,7 +132,7 @@ class Segment:
     ms: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
 
 
@@ -173,7 +173,7 @@ class Memory:
         return None if self.app is None else self.app - self.needed
 
     def to_json(self) -> dict[str, int | None]:
-        """Plain data."""
+        """Return plain data."""
         return {**vars(self), "needed": self.needed, "left": self.left}
 
 
@@ -337,7 +337,7 @@ class Inspection(Drawn):
         return self.ops + tuple(r for part in self.parts.values() for r in part._rows())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: what `--json` prints; docs/static/inspect.schema.json describes it."""
+        """Return plain data: what `--json` prints; docs/static/inspect.schema.json describes it."""
         return {
             "format": FORMAT,
             "version": VERSION,

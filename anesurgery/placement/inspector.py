@@ -12,7 +12,7 @@ import difflib
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ def inspect(
         if inputs is not None or measured:
             words = "inputs= and measured= are for one of them: inspect a package in it, with function="
             raise SurgeryError(f"{folder} holds several sizes; {words}")
-        return of_folder(folder, device, inspect_program, function)
+        return of_folder(folder, device, function)
     inspection = inspect_other(model, device, inspect_program)
     if inspection is None:
         loaded = load_graph(model)
@@ -131,9 +131,11 @@ def inspect(
         inspection = replace(inspection, notes=(*inspection.notes, *loaded.notes))
         if (origin := origin_of(loaded.program)) is not None and origin.network:
             inspection = replace(inspection, notes=(*inspection.notes, TRANSLATED))
-        each = {} if function else of_functions(loaded, device, inspect_program)
+        each = {} if function else of_functions(loaded, device)
         inspection = with_functions(inspection, each)
-    return _with_compute_plan(inspection, model, device, function) if measured else inspection
+    if not measured:
+        return inspection
+    return compute_plan.with_plan(inspection, compute_plan.plan(model, device, function))
 
 
 def _specification_version(loaded: Loaded) -> int:
@@ -165,26 +167,28 @@ def inspect_program(
     chosen, rules = function_of(loaded.program, function), _rules_to_ask(loaded) if advice else ()
     shaped = judge_shaped(loaded, function, target, rules)
     budget, about_memory = memory.measure(shaped.function, target)
-    judged, doubts = shaped.judged, whole_model.doubts(chosen, shaped.flexible, budget, target)
     slow_loads = whole_model.slow_loads(shaped.function, budget, target)
     about_load = (*loading.of_function(shaped.function, target, chosen), *slow_loads, *about_memory)
     about_shapes = shapes.of_model(chosen, target, shaped.flexible, advice=advice)
-    changes = lost_in_conversion.save_changes(loaded.program) if advice else ()
-    doubts = (*doubts, *whole_model.failing((*about_load, *about_shapes), target))
-    units, path = choose(judged, target, doubts)
-    segments, numbers = segments_of(judged, units, shaped.function)
+    doubts = (
+        *whole_model.doubts(chosen, shaped.flexible, budget, target),
+        *whole_model.failing((*about_load, *about_shapes), target),
+    )
+    units, path_cost = choose(shaped.judged, target, doubts)
+    segments, numbers = segments_of(shaped.judged, units, shaped.function)
     timed = time_of_shaped(shaped, units, target, bool(doubts))
-    seen = _observed_on_samples(loaded, inputs, target, function)
-    columns = zip(judged, units, numbers, timed.each or [None] * len(judged), strict=True)
-    rows = tuple(_op_row(i, j, unit, number, seen, ms) for i, (j, unit, number, ms) in enumerate(columns))
+    rows = _op_rows(
+        shaped.judged, units, numbers, timed.each, _run_on_samples(loaded, inputs, target, function)
+    )
     label, place = _label_and_place(loaded)
-    of_version, of_format = _of_format(loaded, target)
+    of_format, format_notes = _of_format(loaded, target)
     unmoved = lost_in_conversion.of_function(chosen) if advice and loaded.absent is None else ()
-    findings = tuple(dict.fromkeys((*of_version, *unmoved, *doubts, *about_load, *about_shapes, *changes)))
-    each = units_at_each_shape(loaded, function, shaped.flexible, target, rules, doubts)
+    changes = lost_in_conversion.save_changes(loaded.program) if advice else ()
+    findings = tuple(dict.fromkeys((*of_format, *unmoved, *doubts, *about_load, *about_shapes, *changes)))
+    at_shapes = units_at_each_shape(loaded, function, shaped.flexible, target, rules, doubts)
     advised = unit_advice.advice(shaped.function, target) if advice else None
-    notes = (*_notes(target, advised, loaded.absent), *shaped.notes, *(f"estimated {one}" for one in each))
-    notes += (*of_format, *((f"{NO_TIME}{timed.why}",) if timed.why else ()))
+    notes = (*_notes(target, advised, loaded.absent), *shaped.notes, *(f"estimated {one}" for one in at_shapes))
+    notes += (*format_notes, *((f"{NO_TIME}{timed.why}",) if timed.why else ()))
     return Inspection(
         model=label,
         target=target,
@@ -193,8 +197,8 @@ def inspect_program(
         findings=findings,
         memory=budget,
         notes=notes,
-        cost=path,
-        at_shapes=each,
+        cost=path_cost,
+        at_shapes=at_shapes,
         advice=advised,
         time=timed.time,
         chain=longest_chain(shaped.judged),
@@ -209,7 +213,7 @@ def _of_format(loaded: Loaded, target: Target) -> tuple[tuple[Finding, ...], tup
     return own.model_findings(target), (own.NOTE,)
 
 
-def _observed_on_samples(
+def _run_on_samples(
     loaded: Loaded, inputs: Any, target: Target, function: str | None
 ) -> sampled.SampleRun | None:
     """Return the values that a run on samples reaches; None without samples.
@@ -232,13 +236,42 @@ def _rules_to_ask(loaded: Loaded) -> tuple[Rule, ...]:
     return (*asked, *rules_outside_tables())
 
 
+def _op_rows(
+    judged: Sequence[Judged],
+    units: Sequence[str | None],
+    segments: Sequence[int],
+    times: Sequence[float],
+    samples: sampled.SampleRun | None,
+) -> tuple[OpRow, ...]:
+    """Return the rows of ops.
+
+    Args:
+        judged: the ops.
+        units: the unit of each.
+        segments: the number of the segment of each.
+        times: milliseconds of each; empty if no time is known.
+        samples: what their values reach in a run; None without one.
+    """
+    known_times: Sequence[float | None] = times or [None] * len(judged)
+    columns = zip(judged, units, segments, known_times, strict=True)
+    return tuple(
+        _op_row(index, one, unit, segment, ms, samples)
+        for index, (one, unit, segment, ms) in enumerate(columns)
+    )
+
+
 def _op_row(
-    index: int, judged: Judged, unit: str | None, segment: int, seen: sampled.SampleRun | None, ms: float | None
+    index: int,
+    judged: Judged,
+    unit: str | None,
+    segment: int,
+    ms: float | None,
+    samples: sampled.SampleRun | None,
 ) -> OpRow:
     op, first, name = judged.op, judged.op.outputs[0], judged.name
     findings = judged.findings
-    if seen is not None:
-        findings = (*(seen.with_magnitudes(f, op) for f in findings), *seen.findings.get(name, ()))
+    if samples is not None:
+        findings = (*(samples.with_magnitudes(f, op) for f in findings), *samples.findings.get(name, ()))
     return OpRow(
         index=index,
         name=name,
@@ -259,10 +292,6 @@ def _op_row(
     )
 
 
-def _with_compute_plan(inspection: Inspection, model: Any, target: Target, function: str | None) -> Inspection:
-    return compute_plan.with_plan(inspection, compute_plan.plan(model, target, function))
-
-
 def _notes(target: Target, advised: unit_advice.UnitAdvice | None, absent: str | None) -> tuple[str, ...]:
     if absent is not None:
         warn(ABSENT.format(absent))
@@ -280,10 +309,8 @@ def _notes(target: Target, advised: unit_advice.UnitAdvice | None, absent: str |
 
 # The inspections of all functions of a package, and of all sizes in a folder of sizes.
 
-InspectProgram = Callable[..., Inspection]
 
-
-def of_functions(loaded: Loaded, target: Target, inspect_program: InspectProgram) -> dict[str, Inspection]:
+def of_functions(loaded: Loaded, target: Target) -> dict[str, Inspection]:
     """Return {name: inspection} for a package with several functions; {} for one with a single function."""
     names = list(loaded.program.functions)
     if len(names) < 2:
@@ -291,7 +318,7 @@ def of_functions(loaded: Loaded, target: Target, inspect_program: InspectProgram
     return {name: inspect_program(loaded, target, function=name) for name in names}
 
 
-def of_sizes(folder: Path, target: Target, inspect_program: InspectProgram) -> dict[str, Inspection]:
+def of_sizes(folder: Path, target: Target) -> dict[str, Inspection]:
     """Return {name: inspection} of each size in a folder of sizes, in rising order.
 
     Raises:
@@ -302,16 +329,14 @@ def of_sizes(folder: Path, target: Target, inspect_program: InspectProgram) -> d
     return {row.name: inspect_program(packages[row.package], target, function=row.function) for row in rows}
 
 
-def of_folder(
-    folder: Path, target: Target, inspect_program: InspectProgram, size: str | None = None
-) -> Inspection:
+def of_folder(folder: Path, target: Target, size: str | None = None) -> Inspection:
     """Return the inspection of one size of a folder, or that of the largest with notes on all sizes.
 
     Raises:
         LoadError: a package cannot be read, or `sizes.json` is damaged.
         UnknownName: no such size.
     """
-    sizes = of_sizes(folder, target, inspect_program)
+    sizes = of_sizes(folder, target)
     if size is None:
         of_all = with_functions(replace(list(sizes.values())[-1], model=str(folder)), sizes)
         return replace(of_all, notes=(*_first_size_off_engine(sizes), *of_all.notes))
@@ -371,7 +396,7 @@ class Consulted:
         return self.said not in (NO, OTHER_TARGET)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         rule = self.rule
         return {
             "rule": rule.id,
@@ -394,7 +419,7 @@ class Why(Drawn):
     rules: tuple[Consulted, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {"op": self.row.to_json(), "rules": [consulted.to_json() for consulted in self.rules]}
 
 

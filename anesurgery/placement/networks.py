@@ -91,13 +91,13 @@ def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
         rows = [replace(row, ms=ms) for row, ms in zip(rows, timed.each, strict=True)]
     faults, obstacle = _faults_and_obstacle(spec, label, target)
     return Inspection(
-        label,
-        target,
-        tuple(rows),
-        with_times(segments, numbers, timed.each),
-        (*_format_findings(rows), *faults),
-        None,
-        (*_notes(rows, target), *obstacle, *([f"{NO_TIME}{timed.why}"] if timed.why else [])),
+        model=label,
+        target=target,
+        ops=tuple(rows),
+        segments=with_times(segments, numbers, timed.each),
+        findings=(*_format_findings(rows), *faults),
+        memory=None,
+        notes=(*_notes(rows, target), *obstacle, *([f"{NO_TIME}{timed.why}"] if timed.why else [])),
         time=timed.time,
     )
 
@@ -111,15 +111,15 @@ def _row(
     findings = tuple(rule.finding_about(described, layer.name, words, target) for rule, words in against)
     shape = shapes.get(next(iter(layer.spec.output), ""), UNKNOWN)
     return OpRow(
-        index,
-        layer.name,
-        layer.kind,
-        "" if shape == UNKNOWN else "x".join(map(str, shape)),
-        "",
-        legal,
-        _unit(legal, target),
-        0,
-        findings,
+        index=index,
+        name=layer.name,
+        op_type=layer.kind,
+        shape="" if shape == UNKNOWN else "x".join(map(str, shape)),
+        dtype="",
+        legal=legal,
+        preferred=_unit(legal, target),
+        segment=0,
+        findings=findings,
         depth=layer.depth,
     )
 
@@ -234,12 +234,12 @@ def _segment(
     outputs = [name for name in own if name in results or readers.get(name, set()) - {number}]
     following = {n for name in outputs for n in readers.get(name, set())} - {number}
     return Segment(
-        number,
-        unit,
-        tuple(ops),
-        {n: shapes.get(n, UNKNOWN) for n in inputs},
-        {n: shapes.get(n, UNKNOWN) for n in outputs},
-        tuple(sorted(following)),
+        index=number,
+        unit=unit,
+        ops=tuple(ops),
+        inputs={n: shapes.get(n, UNKNOWN) for n in inputs},
+        outputs={n: shapes.get(n, UNKNOWN) for n in outputs},
+        readers=tuple(sorted(following)),
     )
 
 
@@ -324,7 +324,9 @@ def _ops(blobs: Blobs, name: str) -> Iterable[Operation]:
 
 def _judged(op: Operation, row: OpRow, target: Target) -> Judged:
     work = _work_in_fp16(op)
-    return Judged(op, 0, row.legal, (), work, cost.estimate(op, work, target))
+    return Judged(
+        op, depth=0, legal=row.legal, findings=(), work=work, estimate=cost.estimate(op, work, target)
+    )
 
 
 def _work_in_fp16(op: Operation) -> Work:
@@ -332,4 +334,4 @@ def _work_in_fp16(op: Operation) -> Work:
     work = work_of(op)
     if kind_of(op.outputs[0]).dtype != BUILT_DTYPE:
         return work
-    return Work(work.read // 2, work.constant // 2, work.written // 2, work.flop)
+    return Work(read=work.read // 2, constant=work.constant // 2, written=work.written // 2, flop=work.flop)

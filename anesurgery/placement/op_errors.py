@@ -254,11 +254,11 @@ def op_error(results: OpResults) -> OpError | None:
     op, first = results.op, floats[0]
     values = {"fp32": exact[0]} | {a: outputs[first] for a, outputs in results.grown.items()}
     return OpError(
-        op.outputs[0].name,
-        op.op_type,
-        {arithmetic: worst_psnr(outputs) for arithmetic, outputs in results.own.items()},
-        {arithmetic: worst_psnr(outputs) for arithmetic, outputs in results.grown.items()},
-        max(unmasked_size(op.outputs[k], v) for k, v in zip(floats, exact, strict=True)),
+        name=op.outputs[0].name,
+        op_type=op.op_type,
+        own={arithmetic: worst_psnr(outputs) for arithmetic, outputs in results.own.items()},
+        grown={arithmetic: worst_psnr(outputs) for arithmetic, outputs in results.grown.items()},
+        largest=max(unmasked_size(op.outputs[k], v) for k, v in zip(floats, exact, strict=True)),
         reads=tuple(dict.fromkeys(v.op.outputs[0].name for _, v in operands(op) if v.op is not None)),
         histogram=histogram(values),
     )

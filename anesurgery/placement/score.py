@@ -458,7 +458,7 @@ def _slower_overall(old: Score, new: Score) -> str:
 
 
 def _lower_ane_share(old: Score, new: Score) -> str:
-    """The share of the work on the ANE falls, and the work elsewhere rises.
+    """Report that the share of the work on the ANE falls while the work elsewhere rises.
 
     A share that falls only because work on the ANE was removed, as by fusing two layers, is not a loss.
     """
@@ -511,7 +511,7 @@ LEAST_STEP = 0.001
 
 
 def _faster(old: Score, new: Score, most: float = 1 - LEAST_STEP) -> str:
-    """The time falls below a share of it; not counted if more ops are unknown, since these have no cost.
+    """Report a time below a share of the old one; not if more ops are unknown, since these have no cost.
 
     The time of ops of unknown unit is in doubt: if less may run on the ANE because these are gone, the time
     must fall over the whole band.
@@ -522,7 +522,7 @@ def _faster(old: Score, new: Score, most: float = 1 - LEAST_STEP) -> str:
 
 
 def _fewer_illegal(old: Score, new: Score) -> str:
-    """Fewer ops, or ops of less flop, are illegal on the ANE, and fewer ops became unknown than legal."""
+    """Report fewer illegal ops, or illegal ops of less flop, if fewer ops became unknown than legal."""
     newly_unknown, newly_legal = new.unknown - old.unknown, len(old.illegal) - len(new.illegal)
     flop_falls = old.illegal_flop - new.illegal_flop
     if newly_legal < 0 or flop_falls < 0 or not (newly_legal or flop_falls):
@@ -537,13 +537,13 @@ def _fewer_illegal(old: Score, new: Score) -> str:
 
 
 def _fewer_switches(old: Score, new: Score) -> str:
-    """There are fewer switches between units; not counted if that is because less may run on the ANE."""
+    """Report fewer switches between units, unless that is because less may run on the ANE."""
     fewer = new.switches < old.switches and not _less_may_run(old, new)
     return f"switches between units {old.switches} -> {new.switches}" if fewer else ""
 
 
 def _fewer_findings(old: Score, new: Score) -> str:
-    """There are fewer findings, at no higher time, unknown ops or switches."""
+    """Report fewer findings, at no higher time, unknown ops or switches."""
     worse = new.over(old).slower or new.unknown > old.unknown or new.switches > old.switches
     return f"findings {old.findings} -> {new.findings}" if new.findings < old.findings and not worse else ""
 
@@ -565,7 +565,7 @@ def _smaller_weights(old: Score, new: Score) -> str:
 
 
 def _more_layers(old: Score, new: Score) -> str:
-    """More layers of a neural network can run on the ANE, and it takes no longer; layers have no cost."""
+    """Report more layers of a neural network that can run on the ANE, if it takes no longer."""
     slower = None not in (old.time, new.time) and new.time.ms > old.time.ms  # type: ignore[union-attr]
     if old.estimate or slower or len(new.illegal) >= len(old.illegal) or _lost_legality(old, new):
         return ""

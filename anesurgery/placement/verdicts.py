@@ -138,7 +138,7 @@ class Legality:
         return (finding for _, finding in self._applying(op))
 
     def verdict(self, op: Operation) -> LegalVerdict:
-        """Return whether the ANE can run an op. The first rule that forbids it decides, else the first doubt."""
+        """Say whether the ANE can run an op. The first rule that forbids it decides, else the first doubt."""
         doubt: Finding | None = None
         for rule, finding in self._applying(op):
             if self.forbids(rule):
@@ -332,7 +332,17 @@ def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> lis
                 findings.append(FIXED_VALUES.finding(f"%{name} is the same in every run", name))
             estimate = verdict.estimate and verdict.estimate.times(rounds)
             work = verdict.work.times(rounds)
-            rows.append(Judged(op, depth, legal, tuple(findings), work, estimate, rounds))
+            rows.append(
+                Judged(
+                    op,
+                    depth=depth,
+                    legal=legal,
+                    findings=tuple(findings),
+                    work=work,
+                    estimate=estimate,
+                    rounds=rounds,
+                )
+            )
             inner_rounds = rounds * (loop_rounds(op) or 1) if op.op_type == "while_loop" else rounds
             for nested in op.blocks:
                 walk(nested, depth + 1, inner_rounds)

@@ -102,7 +102,7 @@ def _columns(cells: list[Text], widths: list[int]) -> Text:
 
 
 def _as_rich_text(part: Any) -> Any:
-    """Words as text; what rich shows stays."""
+    """Return a part of a report as rich prints it; words become text."""
     if isinstance(part, Line):
         words = plain(part.words, part.style)
         return Padding(words, (0, 0, 0, part.indent), expand=False) if part.indent else words

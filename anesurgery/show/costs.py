@@ -76,17 +76,19 @@ class Problem:
     def rank(self) -> tuple[int, float, int]:
         """Sorts failures first, then costs with a repair, then risks of wrong numbers, then the rest."""
         kinds = (*summary.KINDS, "placement")
-        helped = self.remedies or (self.advice and self.kind != "placement")
-        first = (
-            0 if self.wrong else 1 if self.share >= MATTERS and helped else 2 if self.kind == "numeric" else 3
-        )
+        has_repair = self.remedies or (self.advice and self.kind != "placement")
+        classes = (self.wrong, self.share >= MATTERS and has_repair, self.kind == "numeric", True)
+        first = next(k for k, applies in enumerate(classes) if applies)
         return first, -self.share, kinds.index(self.kind) if self.kind in kinds else len(kinds)
 
-    def lines(self, number: int, repair: Repair, whole: bool = False) -> Iterator[Text]:
-        """Yield the problem with its cause, and below it the command that repairs it, or the advice."""
-        said = f"{number}. {self.what}: {self.why}" if self.what else f"{number}. {self.why}"
-        said_in_two = textwrap.wrap(said, WIDTH, subsequent_indent="   ")
-        yield from map(plain, said_in_two) if whole and len(said_in_two) <= 2 else [cut(said)]
+    def lines(self, number: int, repair: Repair, two_lines: bool = False) -> Iterator[Text]:
+        """Yield the problem with its cause, and below it the command that repairs it, or the advice.
+
+        The problem has one line, and is cut; or up to two with `two_lines`.
+        """
+        words = f"{number}. {self.what}: {self.why}" if self.what else f"{number}. {self.why}"
+        wrapped = textwrap.wrap(words, WIDTH, subsequent_indent="   ")
+        yield from map(plain, wrapped) if two_lines and len(wrapped) <= 2 else [cut(words)]
         if self.remedies:
             yield Text(f"   {repair(self.remedies[0])}", "green", no_wrap=True, overflow="ignore")
         elif self.advice:
@@ -110,41 +112,44 @@ WHAT_LENGTH = 56
 
 def cut(words: str, style: str = "") -> Text:
     """Return a line that fits a terminal, ended at a clause if possible, and never before the cause."""
+    if len(words) <= WIDTH:
+        return plain(words, style)
     begin = max(words.find(": ") + 2, WIDTH // 2)
-    ends = [[m.start() for m in re.finditer(mark, words) if begin < m.start() <= WIDTH] for mark in BOUNDARIES]
-    end = next((at[-1] for at in ends if at), None) if len(words) > WIDTH else None
-    if end is None and len(words) > WIDTH and " " in words[max(begin, WIDTH - LAST_WORD) : WIDTH - 1]:
+    for boundary in BOUNDARIES:
+        if ends := [m.start() for m in re.finditer(boundary, words) if begin < m.start() <= WIDTH]:
+            return plain(words[: ends[-1]], style)
+    if " " in words[max(begin, WIDTH - LAST_WORD) : WIDTH - 1]:
         return plain(f"{words[: words.rindex(' ', 0, WIDTH - 1)]} …", style)
-    line = plain(words[:end], style)
+    line = plain(words, style)
     line.truncate(WIDTH, overflow="ellipsis")
     return line
 
 
 def costs(inspection: Inspection) -> list[Problem]:
-    """Return all problems, the most important first; what concerns one set of ops is one problem."""
+    """Return all problems, the most important first; those of one set of ops are one problem."""
     rows = {row.name: row for row in summary.all_rows(inspection)}
-    found: dict[tuple[str, ...], Problem] = {}
-    for place, cost in _problems(inspection, rows):
-        known = found.get(place) if place else None
-        found[place or (cost.why,)] = cost if known is None else _merged(known, cost)
-    matter = sorted(
-        (cost for cost in found.values() if not _is_negligible(inspection, cost)), key=lambda cost: cost.rank
-    )
+    by_ops: dict[tuple[str, ...], Problem] = {}
+    for ops, problem in _problems(inspection, rows):
+        earlier = by_ops.get(ops) if ops else None
+        by_ops[ops or (problem.why,)] = problem if earlier is None else _merged(earlier, problem)
+    problems = [problem for problem in by_ops.values() if not _is_negligible(inspection, problem)]
+    problems.sort(key=lambda problem: problem.rank)
     if not inspection.fixing:
-        return matter
-    return [SIZES_FIRST, *(_after_fixing(cost) for cost in matter if cost.rule != RANGE.id)]
+        return problems
+    return [SIZES_FIRST, *(_after_fixing(problem) for problem in problems if problem.rule != RANGE.id)]
 
 
-def _after_fixing(cost: Problem) -> Problem:
+def _after_fixing(problem: Problem) -> Problem:
     """Return a problem of a model whose sizes vary: its passes come after the sizes are fixed."""
-    names = ", ".join(cost.remedies)
-    return replace(cost, remedies=(), advice=f"after that: {names}") if names else cost
+    names = ", ".join(problem.remedies)
+    return replace(problem, remedies=(), advice=f"after that: {names}") if names else problem
 
 
-def _is_negligible(inspection: Inspection, cost: Problem) -> bool:
-    """Return whether it only concerns where ops run that take next to no time."""
-    timed = inspection.time is not None and bool(cost.what)
-    return timed and cost.share < LEAST and cost.kind in ("legality", "placement", "speed") and not cost.wrong
+def _is_negligible(inspection: Inspection, problem: Problem) -> bool:
+    """Does a problem only say where ops run that take next to no time?"""
+    if problem.wrong or problem.kind not in ("legality", "placement", "speed"):
+        return False
+    return inspection.time is not None and bool(problem.what) and problem.share < LEAST
 
 
 def _merged(one: Problem, other: Problem) -> Problem:
@@ -157,21 +162,18 @@ def _merged(one: Problem, other: Problem) -> Problem:
 
 def _problems(inspection: Inspection, rows: dict[str, OpRow]) -> Iterator[tuple[tuple[str, ...], Problem]]:
     """Yield (names of the ops, problem); what keeps ops off the engine comes first."""
-    for alike in summary.by_reason(summary.attention(inspection)):
-        own = list({row.name: row for group in alike for row in group.rows}.values())
-        first = alike[0]
+    for groups in summary.by_reason(summary.attention(inspection)):
+        own = list({row.name: row for group in groups for row in group.rows}.values())
+        first = groups[0]
         if first.finding is not None or any(row.preferred is not None for row in own):
             yield tuple(sorted(row.name for row in own)), _problem_of(inspection, own, first.why, first.finding)
         elif first.why == summary.UNDECIDED:
             yield (), replace(_problem_of(inspection, own, first.why, None), advice=MEASURE)
-    for ruled in summary.other_findings(inspection):
-        own = [rows[name] for name in ruled.ops if name in rows]
-        if own and all(is_fault_elsewhere(ruled.finding, row.legal, row.preferred) for row in own):
+    for group in summary.other_findings(inspection):
+        own, finding = [rows[name] for name in group.ops if name in rows], group.finding
+        if own and all(is_fault_elsewhere(finding, row.legal, row.preferred) for row in own):
             continue
-        yield (
-            tuple(sorted(row.name for row in own)),
-            _problem_of(inspection, own, ruled.finding.message, ruled.finding),
-        )
+        yield tuple(sorted(row.name for row in own)), _problem_of(inspection, own, finding.message, finding)
 
 
 def _problem_of(inspection: Inspection, rows: Sequence[OpRow], why: str, finding: Finding | None) -> Problem:
@@ -180,11 +182,11 @@ def _problem_of(inspection: Inspection, rows: Sequence[OpRow], why: str, finding
     if finding is not None:
         said = {"advice": finding.advice, "wrong": _is_wrong(finding), "rule": finding.rule}
     return Problem(
-        _ops_in_words(rows, share, of_what),
-        _without_name(why, rows),
-        "placement" if finding is None else finding.kind,
-        share,
-        (finding.remedy,) if finding is not None and finding.remedy else (),
+        what=_ops_in_words(rows, share, of_what),
+        why=_without_name(why, rows),
+        kind="placement" if finding is None else finding.kind,
+        share=share,
+        remedies=(finding.remedy,) if finding is not None and finding.remedy else (),
         **said,
     )
 
@@ -203,14 +205,14 @@ def _ops_in_words(rows: Sequence[OpRow], share: float, of_what: str) -> str:
     """Return ops in words, such as ``linear logits (CPU, 93% of the time)``; "" for the whole model."""
     if not rows:
         return ""
-    kinds, units = {row.op_type for row in rows}, {row.preferred for row in rows}
-    kind = kinds.pop() if len(kinds) == 1 else ""
+    op_types, units = {row.op_type for row in rows}, {row.preferred for row in rows}
+    op_type = op_types.pop() if len(op_types) == 1 else ""
     unit = units.pop() if len(units) == 1 else None
-    said = [] if unit in (None, "ane") else [summary.UNIT_WORDS[unit]]
-    said += [f"{percent(share)} of the {of_what}"] if share >= LEAST else []
-    more = f" ({', '.join(said)})" if said else ""
-    room = min(max(WHAT_LENGTH - len(kind) - len(more), 12), 28)
-    name = f"{kind} {short_name(rows[0].name, room)}" if len(rows) == 1 else f"{len(rows):,} {kind} ops"
+    remarks = [] if unit in (None, "ane") else [summary.UNIT_WORDS[unit]]
+    remarks += [f"{percent(share)} of the {of_what}"] if share >= LEAST else []
+    more = f" ({', '.join(remarks)})" if remarks else ""
+    room = min(max(WHAT_LENGTH - len(op_type) - len(more), 12), 28)
+    name = f"{op_type} {short_name(rows[0].name, room)}" if len(rows) == 1 else f"{len(rows):,} {op_type} ops"
     return " ".join(name.split()) + more
 
 
@@ -252,16 +254,21 @@ def on_a_screen(
         title: the line above them.
     """
     report = replace(report, parts=[part for part in report.parts if part])
-    room = SCREEN - len(as_text(report).splitlines()) - 1
-    every = [] if inspection is None else costs(inspection)
-    left = [replace(one, remedies=tuple(name for name in one.remedies if name not in tried)) for one in every]
-    most = [new for old, new in zip(every, left, strict=True) if new.remedies or not old.remedies]
-    below: list[Text] = []
-    for k, cost in enumerate(shortest := most[: max(0, min(MOST, room // 2))], 1):
-        spare = room - len(below) - 2 * (len(shortest) - k + 1)
-        below += cost.lines(k, repair, whole=spare > 0)
-    matters = [Line(title, "bold"), *below] if below else []
-    return replace(report, parts=[*report.parts, *matters])
+    room = SCREEN - len(as_text(report).splitlines()) - 1  # lines, without that of the title
+    problems = [] if inspection is None else [*filter(None, (_without(p, tried) for p in costs(inspection)))]
+    shown = problems[: max(0, min(MOST, room // 2))]
+    lines: list[Text] = []
+    for number, problem in enumerate(shown, 1):
+        spare = room - len(lines) - 2 * (len(shown) - number + 1)
+        lines += problem.lines(number, repair, two_lines=spare > 0)
+    below = [Line(title, "bold"), *lines] if lines else []
+    return replace(report, parts=[*report.parts, *below])
+
+
+def _without(problem: Problem, tried: Collection[str]) -> Problem | None:
+    """Return a problem without the passes that were tried; None if it had only these."""
+    remedies = tuple(name for name in problem.remedies if name not in tried)
+    return None if problem.remedies and not remedies else replace(problem, remedies=remedies)
 
 
 LOOKS = {

@@ -45,7 +45,7 @@ def headline(surgery: Surgery) -> str:
 
 
 def _joined(*parts: str) -> str:
-    """Clauses in one sentence, which begins with a capital, unless with a name such as macOS."""
+    """Return clauses as one sentence. It begins with a capital, unless with a name such as macOS."""
     said = "; ".join(filter(None, parts))
     return said[:1].upper() + said[1:] if said.split(" ", 1)[0].islower() else said
 
@@ -62,7 +62,7 @@ def _gain(surgery: Surgery) -> str:
 
 
 def _faster(time: Change) -> str:
-    """Two times and their ratio: "14.9 ms -> 1.89 ms by estimate, about 7.9 times as fast (likely ...)"."""
+    """Return two times and their ratio: "14.9 ms -> 1.89 ms by estimate, about 7.9 times as fast"."""
     if max(time.before.high, time.after.high) < SHORTEST:
         return time.verdict
     times = from_to(time.before.ms, time.after.ms)
@@ -95,7 +95,7 @@ def _larger(surgery: Surgery) -> str:
 
 
 def _unmoved(surgery: Surgery) -> str:
-    """Outputs that no input moves, in words: what such a model gains says nothing of one that works."""
+    """Name the outputs that no input moves: what such a model gains says nothing of one that works."""
     programs = [graph for graph in surgery.subject.chosen if isinstance(graph, Program)]
     functions = [function for program in programs for function in program.functions.values()]
     still = dict.fromkeys(f"%{name}" for function in functions for name in unmoved_outputs(function))
@@ -110,7 +110,7 @@ def _was_network(surgery: Surgery) -> bool:
 
 
 def _done(surgery: Surgery) -> str:
-    """What was done, where that is all there is to say."""
+    """Return what was done, for a surgery about which nothing else can be said."""
     if surgery.changes:
         return f"{counted(len(surgery.changes), 'edit')} in {counted(len(surgery.steps), 'step')}"
     return f"{FROM_LAYERS}, and nothing else was changed" if _was_network(surgery) else "nothing was changed"
@@ -144,7 +144,7 @@ def _score(surgery: Surgery) -> Score | None:
 
 
 def compared_shares(before: Inspection, after: Inspection) -> str:
-    """Two inspections of one model in a sentence: the share of the ANE, and the time."""
+    """Compare two inspections of one model in a sentence: the share of the ANE, and the time."""
     if after.refused:
         return after.summary
     old, new = (_share(Score.of([part for _, part in sections(one)])) for one in (before, after))
@@ -155,7 +155,7 @@ def compared_shares(before: Inspection, after: Inspection) -> str:
 
 
 def _shares(surgery: Surgery) -> str:
-    """The shares of the ANE before and after, on the target that was named."""
+    """Return the shares of the ANE before and after, on the target that was named."""
     before, after = surgery.scores
     if before is None or after is None or surgery.target is None:
         return ""
@@ -168,7 +168,7 @@ ON_ENGINE = {"work": "of the work runs on the Neural Engine", "ops": "of the ops
 
 
 def _moved(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """Two shares in words."""
+    """Return two shares in words: "80% -> 97% of the work runs on the Neural Engine"."""
     what = _measure(before, after)
     old, new = before[what], after[what]
     both = f"{old} -> {new}" if old != new else new
@@ -176,7 +176,7 @@ def _moved(before: Mapping[str, str], after: Mapping[str, str]) -> str:
 
 
 def _measure(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """The work, where it tells both apart, or all of it and as many ops as before are there; else the ops."""
+    """Return "work" if it tells both apart, or is 100% with as many ops as before; else "ops"."""
     if not ("work" in before and "work" in after):
         return "ops"
     alike = before["ops"] == after["ops"] and before["work"] == "100%"
@@ -184,13 +184,13 @@ def _measure(before: Mapping[str, str], after: Mapping[str, str]) -> str:
 
 
 def _share(score: Score) -> dict[str, str]:
-    """The shares in percent; ranges where it is not known of some ops whether they run there."""
+    """Return the shares in percent; a range if it is unknown whether some ops run there."""
     counted = {"ops": "ops", **({"work": "flop"} if score.flop else {})}
     return {what: between(score.share[key], score.share_at_most[key]) for what, key in counted.items()}
 
 
 def _arithmetic(name: str) -> str:
-    """An arithmetic of the interpreter for a reader: "fp16", "the arithmetic of the Neural Engine (M3)"."""
+    """Name an arithmetic for a reader: "fp16", "the arithmetic of the Neural Engine (M3)"."""
     engine, _, chip = name.partition(":")
     if engine != "ane":
         return name
@@ -210,7 +210,7 @@ def _mended(surgery: Surgery) -> str:
 
 
 def _hazards(surgery: Surgery) -> str:
-    """What may go wrong in fp16 and was repaired, by rule; "" where no step is there for that."""
+    """Name what may go wrong in fp16 and was repaired, by rule; "" if no step is there for that."""
     reasons = [one.why.removeprefix(MAY) for one in surgery.plan.steps if one.why.startswith(MAY)]
     if not (rules := list(dict.fromkeys(", ".join(reasons).split(", ") * bool(reasons)))):
         return ""
@@ -259,7 +259,7 @@ def _rounds(surgery: Surgery) -> bool:
 
 
 def compared(comparison: Comparison) -> str:
-    """A comparison in one sentence: how near the outputs are, and how near they were asked to be."""
+    """Return a comparison in one sentence: how near the outputs are, and how near they had to be."""
     how = f"{comparison.precision} arithmetic"
     if not comparison.ok:
         return f"FAILED: {comparison.verdict} ({how})"

@@ -116,10 +116,13 @@ class _Drawing:
 
 def _style_of(inspections: Sequence[Inspection], width: int = _WIDTH) -> _Style:
     """Return the style in which several models are drawn beside each other."""
-    most = max((len(i.segments) for i in inspections), default=0)
-    share = most / TYPES_SHOWN * _WIDTH / width
-    large = FEW if share <= 0.25 else TYPES if share <= 1 else SMALL
-    return OPS if all(len(i.ops) <= OPS_SHOWN for i in inspections) else large
+    if all(len(i.ops) <= OPS_SHOWN for i in inspections):
+        return OPS
+    most_segments = max((len(i.segments) for i in inspections), default=0)
+    share = most_segments / TYPES_SHOWN * _WIDTH / width
+    if share > 1:
+        return SMALL
+    return TYPES if share > 0.25 else FEW
 
 
 def draw(inspection: Inspection, width: int = _WIDTH, style: _Style | None = None) -> _Drawing:
@@ -139,9 +142,9 @@ def draw(inspection: Inspection, width: int = _WIDTH, style: _Style | None = Non
     arrows = [_arrow(boxes[a], boxes[b], lanes) for a, b in sorted(direct.edges)]
     skips = [e for e in sorted(flow.edges) if not direct.has_edge(*e)]
     faint = [_arrow(boxes[a], boxes[b], lanes) for a, b in skips] if len(skips) <= FAINT else []
-    left = len(inspection.segments) - len(segments)
-    said = [f"{left:,} more segments are not drawn"] if left else []
-    said += [] if faint or not skips else [f"{counted(len(skips), 'longer arrow')} left out"]
+    left_out = len(inspection.segments) - len(segments)
+    notes = [f"{left_out:,} more segments are not drawn"] if left_out else []
+    notes += [] if faint or not skips else [f"{counted(len(skips), 'longer arrow')} left out"]
     return _Drawing(
         width=width,
         height=height,
@@ -149,7 +152,7 @@ def draw(inspection: Inspection, width: int = _WIDTH, style: _Style | None = Non
         boxes=tuple(boxes.values()),
         arrows=tuple(arrows),
         faint=tuple(faint),
-        note="; ".join(said),
+        note="; ".join(notes),
     )
 
 
@@ -162,6 +165,7 @@ def _data_flow(segments: Sequence[Segment]) -> nx.DiGraph:
 
 
 def _unplaced_box(segment: Segment, rows: dict[str, OpRow], style: _Style, width: int) -> _Box:
+    """Return the box of a segment with its texts; `_placed_boxes` gives its position."""
     unit, count = UNIT_WORDS[segment.unit], len(segment.ops)
     types = [rows[name].op_type if name in rows else name for name in segment.ops]
     title = _title(segment, types)
@@ -194,11 +198,11 @@ def _unplaced_box(segment: Segment, rows: dict[str, OpRow], style: _Style, width
 def _title(segment: Segment, types: Sequence[str]) -> str:
     unit = UNIT_WORDS[segment.unit]
     common = ", ".join(f"{n} {t}" for t, n in Counter(types).most_common(8))
-    said = [f"segment {segment.index} on {unit}: {common}"]
-    for word, values in (("reads", segment.inputs), ("gives", segment.outputs)):
+    lines = [f"segment {segment.index} on {unit}: {common}"]
+    for verb, values in (("reads", segment.inputs), ("gives", segment.outputs)):
         named = [f"{n} {'x'.join(map(str, s)) or 'scalar'}" for n, s in list(values.items())[:6]]
-        said += [f"{word} {', '.join(named)}{', …' * (len(values) > 6)}"] if named else []
-    return "\n".join(said)
+        lines += [f"{verb} {', '.join(named)}{', …' * (len(values) > 6)}"] if named else []
+    return "\n".join(lines)
 
 
 def _shortened(word: str, letters: int) -> str:
@@ -221,6 +225,10 @@ class _Lanes:
 
 
 def _placed_boxes(columns: list[list[_Box]], width: int) -> tuple[dict[int, _Box], _Lanes, float]:
+    """Return the boxes of segments with their positions, the lanes between them, and the height of all.
+
+    Columns stand beside each other, and wrap into rows where the width ends.
+    """
     rows: list[list[list[_Box]]] = [[]]
     x = float(GAP_X)
     for column in columns:
@@ -277,14 +285,15 @@ def _arrow(a: _Box, b: _Box, lanes: _Lanes) -> str:
 
 def _path(points: Sequence[Point], radius: float = 5) -> str:
     """Return the path of straight lines with rounded corners."""
-    said = f"M{points[0][0]:.0f} {points[0][1]:.0f}"
-    for a, b, c in zip(points, points[1:], points[2:], strict=False):
-        (p, q), (r, s) = _towards(b, a, radius), _towards(b, c, radius)
-        said += f"L{p:.0f} {q:.0f}Q{b[0]:.0f} {b[1]:.0f} {r:.0f} {s:.0f}"
-    return said + f"L{points[-1][0]:.0f} {points[-1][1]:.0f}"
+    path = f"M{points[0][0]:.0f} {points[0][1]:.0f}"
+    for before, corner, after in zip(points, points[1:], points[2:], strict=False):
+        (x, y), (end_x, end_y) = _towards(corner, before, radius), _towards(corner, after, radius)
+        path += f"L{x:.0f} {y:.0f}Q{corner[0]:.0f} {corner[1]:.0f} {end_x:.0f} {end_y:.0f}"
+    return path + f"L{points[-1][0]:.0f} {points[-1][1]:.0f}"
 
 
 def _towards(a: Point, b: Point, most: float) -> Point:
+    """Return the point on the way from a to b that is `most` pixels from a, or half-way if that is less."""
     length = math.dist(a, b)
     step = min(most, length / 2) / length if length else 0.0
     return a[0] + (b[0] - a[0]) * step, a[1] + (b[1] - a[1]) * step
@@ -325,16 +334,53 @@ class TimePart:
     words: str
 
 
+class TopNumber(NamedTuple):
+    """A number at the top of a page."""
+
+    name: str
+    value: str
+    remark: str
+
+
+class AneShare(NamedTuple):
+    """A share of the ANE, as a number and in words."""
+
+    name: str
+    share: float
+    words: str
+
+
+class LegendEntry(NamedTuple):
+    """A unit, and how many ops it has."""
+
+    css_name: str
+    words: str
+    ops: int
+
+
 @dataclass(frozen=True)
 class PageView:
-    """An inspection as the templates need it; a page with `after` has two."""
+    """An inspection as the templates need it; a page with `after` has two.
+
+    Attributes:
+        label: "before" or "after"; "" on a page with one.
+        inspection: what is shown.
+        verdict: in a sentence.
+        numbers, shares, legend: what stands at the top.
+        bar: the units of all ops, in one row.
+        strip: a cell for each op, in rows; [] if the graph names each op.
+        drawings: (name of a part, its graph).
+        time: the sources of cost.
+        dearest: the ops that take longest.
+        slowest: the segments that take longest.
+    """
 
     label: str
     inspection: Inspection
     verdict: str
-    numbers: list[tuple[str, str, str]]
-    shares: list[tuple[str, float, str]]
-    legend: list[tuple[str, str, int]]
+    numbers: list[TopNumber]
+    shares: list[AneShare]
+    legend: list[LegendEntry]
     bar: list[Run]
     strip: list[Run]
     drawings: list[tuple[str, _Drawing]]
@@ -444,7 +490,7 @@ def page_view(
         verdict=summary.verdict(inspection),
         numbers=numbers(inspection),
         shares=shares(inspection),
-        legend=[(css_name(u), UNIT_WORDS[u], n) for u, n in summary.ordered_counts(inspection)],
+        legend=[LegendEntry(css_name(u), UNIT_WORDS[u], n) for u, n in summary.ordered_counts(inspection)],
         bar=bar(inspection),
         strip=strip(rows) if width and len(rows) > STRIP_FROM else [],
         drawings=[(name, draw(part, width, style)) for name, part in summary.sections(inspection)]
@@ -456,41 +502,43 @@ def page_view(
     )
 
 
-def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
-    """Return the numbers at the top: (name, value, remark)."""
+def numbers(inspection: Inspection) -> list[TopNumber]:
+    """Return the numbers at the top."""
     rows = summary.all_rows(inspection)
     segments = sum(len(part.segments) for _, part in summary.sections(inspection))
     illegal, unknown = (sum(r.legal is value for r in rows) for value in (False, None))
     rules = len({f.rule for f in inspection.all_findings})
     top = [
-        ("ops", f"{len(rows):,}", counted(len({r.op_type for r in rows}), "type")),
-        ("ANE cannot run", f"{illegal:,}", f"{unknown:,} not known"),
-        ("segments", f"{segments:,}", counted(inspection.switches, "switch")),
-        ("findings", f"{len(inspection.all_findings):,}", counted(rules, "rule")),
+        TopNumber("ops", f"{len(rows):,}", counted(len({r.op_type for r in rows}), "type")),
+        TopNumber("ANE cannot run", f"{illegal:,}", f"{unknown:,} not known"),
+        TopNumber("segments", f"{segments:,}", counted(inspection.switches, "switch")),
+        TopNumber("findings", f"{len(inspection.all_findings):,}", counted(rules, "rule")),
     ]
     if (time := inspection.time) is not None:
-        top.append(("time", f"{time.ms:.3g} ms", f"{time.low:.3g} to {time.high:.3g}; estimated"))
+        top.append(TopNumber("time", f"{time.ms:.3g} ms", f"{time.low:.3g} to {time.high:.3g}; estimated"))
     memory = inspection.memory
     if memory is not None:
         limit = "limit unknown" if memory.limit is None else f"of {byte_words(memory.limit)}"
         chunks = f", {memory.chunks} chunks" if memory.chunks > 1 else ""
         wide = f", {byte_words(memory.expanded)} expanded" if memory.expanded else ""
-        top.append(("weights", byte_words(memory.weights), limit + chunks + wide))
-        top.append(("activations", byte_words(memory.activations), f"largest {byte_words(memory.largest)}"))
+        top.append(TopNumber("weights", byte_words(memory.weights), limit + chunks + wide))
+        largest = f"largest {byte_words(memory.largest)}"
+        top.append(TopNumber("activations", byte_words(memory.activations), largest))
         if memory.states:
-            top.append(("states", byte_words(memory.states), f"{byte_words(memory.state_traffic)} a call"))
+            traffic = f"{byte_words(memory.state_traffic)} a call"
+            top.append(TopNumber("states", byte_words(memory.states), traffic))
         if app := summary.app_words(memory):
-            top.append(("in an app", byte_words(memory.needed), app))
+            top.append(TopNumber("in an app", byte_words(memory.needed), app))
     return top
 
 
-def shares(inspection: Inspection) -> list[tuple[str, float, str]]:
-    """Return shares of the ANE: (name, share, words)."""
+def shares(inspection: Inspection) -> list[AneShare]:
+    """Return the shares of the ANE: of the ops, and of the work if it was counted."""
     residency = inspection.residency
-    kinds = {"ops": "ops"} | ({"flop": "the work"} if summary.has_flop(inspection) else {})
+    words = {"ops": "ops"} | ({"flop": "the work"} if summary.has_flop(inspection) else {})
     return [
-        (f"of {said} on the ANE", residency[what], summary.share_words(inspection, what))
-        for what, said in kinds.items()
+        AneShare(f"of {word} on the ANE", residency[what], summary.share_words(inspection, what))
+        for what, word in words.items()
     ]
 
 
@@ -542,14 +590,13 @@ def data(views: Iterable[tuple[str, Inspection]]) -> dict[str, Any]:
 
 
 def _row(row: OpRow, part: int, rules: dict[tuple[str, ...], int]) -> list[Any]:
+    """Return an op as the script takes it, and number new rules in `rules`."""
     findings = []
     for f in row.findings:
         rule = (f.rule, f.kind, f.because, f.source, f.grade.value, f.scope, f.remedy or "", f.advice)
         findings.append([rules.setdefault(rule, len(rules)), f.message])
-    e = row.estimate
-    microseconds = (
-        (None, None, None) if e is None else (e.ane, e.cpu, None)
-    )  # a guess about the GPU is no number
+    # the third, that of the GPU, is a guess and not shown
+    microseconds = (None, None, None) if row.estimate is None else (row.estimate.ane, row.estimate.cpu, None)
     estimates = [float(f"{t:.4g}") if t is not None and math.isfinite(t) else None for t in microseconds]
     return [
         row.index,

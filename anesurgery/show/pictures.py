@@ -81,6 +81,8 @@ class _Fold:
 def repeated_blocks(kinds: Sequence[object]) -> list[Repeats]:
     """Return the blocks of a list that repeat, in order; the block that covers most is found first.
 
+    Of A B C D A B C D E, a block of 4 that starts at 0 and is there twice.
+
     Args:
         kinds: a value for each op, equal for ops that may be folded together.
     """
@@ -88,30 +90,35 @@ def repeated_blocks(kinds: Sequence[object]) -> list[Repeats]:
     row = np.array([numbers[kind] for kind in kinds], dtype=np.int64)
     best = max(
         (
-            found
+            repeats
             for length in range(LEAST, len(row) // 2 + 1)
-            if (found := _longest_repetition(row, length)) is not None
+            if (repeats := _longest_repetition(row, length)) is not None
         ),
-        key=lambda one: (one.length * one.times, -one.length),
+        key=lambda repeats: (repeats.length * repeats.times, -repeats.length),
         default=None,
     )
     if best is None:
         return []
-    behind = [
-        Repeats(one.start + best.end, one.length, one.times) for one in repeated_blocks(kinds[best.end :])
+    after = [
+        Repeats(best.end + later.start, later.length, later.times)
+        for later in repeated_blocks(kinds[best.end :])
     ]
-    return [*repeated_blocks(kinds[: best.start]), best, *behind]
+    return [*repeated_blocks(kinds[: best.start]), best, *after]
 
 
 def _longest_repetition(row: np.ndarray, length: int) -> Repeats | None:
-    """Return the longest stretch with this period; None where it does not repeat once."""
-    alike = np.concatenate(([False], row[:-length] == row[length:], [False]))
-    edges = np.flatnonzero(np.diff(alike.astype(np.int8)))
+    """Return the longest stretch in which blocks of `length` ops repeat; None where none does.
+
+    If n ops in a row equal those `length` ops later, as the first 4 of A B C D A B C D do, the stretch has n //
+    length + 1 blocks.
+    """
+    equals_later_op = np.concatenate(([False], row[:-length] == row[length:], [False]))
+    edges = np.flatnonzero(np.diff(equals_later_op.astype(np.int8)))  # start, end, start, end, ...
     starts, lengths = edges[::2], edges[1::2] - edges[::2]
     if not len(starts) or lengths.max() < length:
         return None
-    at = int(lengths.argmax())
-    return Repeats(int(starts[at]), length, int(lengths[at]) // length + 1)
+    longest = int(lengths.argmax())
+    return Repeats(int(starts[longest]), length, int(lengths[longest]) // length + 1)
 
 
 def _graph_page(flow: nx.DiGraph, heading: str, target: str | None) -> str:
@@ -125,9 +132,9 @@ def _graph_page(flow: nx.DiGraph, heading: str, target: str | None) -> str:
     ops = [node for node, data in flow.nodes(data=True) if data["op"]]
     kinds = [(flow.nodes[node]["kind"], flow.nodes[node]["gives"]) for node in ops]
     folds = [
-        _Fold(tuple(ops[at : at + one.length]), n, one.times)
-        for one in repeated_blocks(kinds)
-        for n, at in enumerate(range(one.start, one.end, one.length), 1)
+        _Fold(tuple(ops[start : start + repeats.length]), number, repeats.times)
+        for repeats in repeated_blocks(kinds)
+        for number, start in enumerate(range(repeats.start, repeats.end, repeats.length), 1)
     ]
     fold_of = {node: n for n, fold in enumerate(folds) for node in fold.ops}
     nodes = [_node(flow.nodes[node], fold_of.get(node)) for node in flow]
@@ -285,17 +292,17 @@ def draw(
     chosen = function_of(loaded.program, function)
     middle = None if around is None else _named(chosen, around)
     flow = _flow((middle and middle.enclosing_block) or chosen)
-    kept = set(flow)
+    drawn = set(flow)
     if middle is not None:
         upstream = nx.single_source_shortest_path_length(flow.reverse(copy=False), _key(middle), before)
-        kept = {*upstream, *nx.single_source_shortest_path_length(flow, _key(middle), after)}
+        drawn = {*upstream, *nx.single_source_shortest_path_length(flow, _key(middle), after)}
     units = {} if target is None else _units(model, target, function)
-    readers = dict(flow.degree)
-    flow.remove_nodes_from([node for node in flow if node not in kept])
+    degrees = dict(flow.degree)
+    flow.remove_nodes_from([node for node in flow if node not in drawn])
     for node, data in flow.nodes(data=True):
         data["unit"] = units.get(node, "")
         data["around"] = middle is not None and node == _key(middle)
-        data["more"] = flow.degree(node) < readers[node]
+        data["more"] = flow.degree(node) < degrees[node]  # has it neighbours that are not drawn?
     name = loaded.source.name if loaded.source is not None else "a program"
     heading = name if around is None else f"{name}, around {around}"
     return Picture(flow, heading, None if target is None else Target.parse(target).name)
@@ -310,7 +317,7 @@ def _key(op: Operation) -> str:
 
 
 def _named(function: Block, name: str) -> Operation:
-    """The op of that name, or the one that makes the value of that name; nested blocks are searched too."""
+    """Return the op of a name, or the one that makes the value of that name, in nested blocks too."""
     ops = [op for op in walk_ops(function) if op.op_type != "const"]
     wanted = name.removeprefix("%")
     for op in ops:
@@ -320,7 +327,7 @@ def _named(function: Block, name: str) -> Operation:
 
 
 def _flow(block: Block) -> nx.DiGraph:
-    """Who reads whom in a block: its ops without constants, and its inputs."""
+    """Return the ops of a block (without constants) and its inputs, with an edge from each to its readers."""
     flow = nx.DiGraph()
     inputs = block.inputs.values() if isinstance(block.inputs, dict) else block.inputs
     for var in inputs:
@@ -337,25 +344,29 @@ def _flow(block: Block) -> nx.DiGraph:
 
 
 def types_in_words(types: list[str]) -> str:
-    """Types in a line: alike neighbours once, with their number, and as many as it has room for."""
+    """Return types on one line: equal neighbours once with their number, and as many as fit into a box."""
     runs = [(kind, len(list(same))) for kind, same in itertools.groupby(types)]
-    said = [kind if n == 1 else f"{n} of {kind}" for kind, n in runs]
-    fit = len(said)
-    while fit > 1 and len(", ".join(said[:fit])) > LETTERS:
-        fit -= 1
-    left = sum(n for _, n in runs[fit:])
-    return ", ".join(said[:fit]) + (f" and {left} more" if left else "")
+    words = [kind if n == 1 else f"{n} of {kind}" for kind, n in runs]
+    fitting = len(words)
+    while fitting > 1 and len(", ".join(words[:fitting])) > LETTERS:
+        fitting -= 1
+    left_out = sum(n for _, n in runs[fitting:])
+    return ", ".join(words[:fitting]) + (f" and {left_out} more" if left_out else "")
 
 
 def _maker(var: Any, flow: nx.DiGraph) -> str | None:
-    name = None if var is None else var.name if var.op is None else _key(var.op)
+    """Return the node that makes a value: an op, or an input of the block; None for constants."""
+    if var is None:
+        return None
+    name = var.name if var.op is None else _key(var.op)
     return name if name in flow else None
 
 
 def _layers(flow: nx.DiGraph) -> tuple[nx.DiGraph, list[list[Any]]]:
-    """Nodes in layers, ordered by where their neighbours are, and a bend in each layer that an arrow passes.
+    """Return the graph with bends, and its nodes in layers, each ordered by the places of its neighbours.
 
-    Arrows from one node to several layers are one line as far as they go the same way.
+    An arrow from layer 0 to 3 passes layers 1 and 2: it has a bend in each, the nodes (source, 1) and (source,
+    2). Arrows from one node to several layers share these bends, and so are one line as far as they go alike.
     """
     depth = _depths(flow)
     bent = nx.DiGraph()
@@ -371,33 +382,34 @@ def _layers(flow: nx.DiGraph) -> tuple[nx.DiGraph, list[list[Any]]]:
         down = sweep % 2 == 0
         for layer in layers if down else layers[::-1]:
             place = {node: k / len(row) for row in layers for k, node in enumerate(row)}
-            near = {n: list(bent.predecessors(n) if down else bent.successors(n)) for n in layer}
-            wish = {n: fmean(place[m] for m in near[n]) if near[n] else place[n] for n in layer}
+            neighbours = {n: list(bent.predecessors(n) if down else bent.successors(n)) for n in layer}
+            wish = {n: fmean(place[m] for m in ms) if ms else place[n] for n, ms in neighbours.items()}
             layer.sort(key=lambda n: wish[n])
     return bent, layers
 
 
 def _depths(flow: nx.DiGraph) -> dict[Any, int]:
-    """The layer of each node: below all that it reads, and near its first reader where that adds no line."""
+    """Return the layer of each node: below all that it reads, and near its first reader if no line is added."""
     order = list(nx.topological_sort(flow))
     depth: dict[Any, int] = {}
     for node in order:
         depth[node] = max((depth[p] + 1 for p in flow.predecessors(node)), default=0)
     for node in reversed(order):
         if flow.out_degree(node):
-            lowest = min(depth[s] for s in flow.successors(node)) - 1
-            longer = [p for p in flow.predecessors(node) if _ends(flow, depth, p, node) < lowest]
-            depth[node] = lowest if len(longer) <= 1 else depth[node]
+            above_first_reader = min(depth[s] for s in flow.successors(node)) - 1
+            # moving the node down makes the lines of these operands longer, and its own line shorter
+            longer = [p for p in flow.predecessors(node) if _ends(flow, depth, p, node) < above_first_reader]
+            depth[node] = above_first_reader if len(longer) <= 1 else depth[node]
     return depth
 
 
 def _ends(flow: nx.DiGraph, depth: dict[Any, int], node: Any, without: Any) -> int:
-    """The layer down to which a node is read, leaving out one reader."""
+    """Return the lowest layer in which a reader of a node stands, without one of the readers."""
     return max((depth[s] for s in flow.successors(node) if s != without), default=-1)
 
 
 def _words(flow: nx.DiGraph) -> dict[Any, list[str]]:
-    """The three lines of each box."""
+    """Return the three lines of each box."""
     names = {node: printable(data["name"]) for node, data in flow.nodes(data=True)}
     short = _apart(names)
     words = {}
@@ -408,7 +420,7 @@ def _words(flow: nx.DiGraph) -> dict[Any, list[str]]:
 
 
 def _apart(names: dict[Any, str]) -> dict[Any, str]:
-    """Names that have room; of different ones that would read the same, the words by which they differ."""
+    """Return names that fit into a box; of different ones that would read the same, the words that differ."""
     short = {node: short_name(name, LETTERS) for node, name in names.items()}
     words = {node: names[node].split("_") for node, name in names.items() if short[node] != name}
     for group in _alike(names, short):
@@ -419,7 +431,7 @@ def _apart(names: dict[Any, str]) -> dict[Any, str]:
 
 
 def _alike(names: dict[Any, str], short: dict[Any, str]) -> list[list[Any]]:
-    """The nodes whose different names read the same, in groups."""
+    """Return groups of nodes whose names differ, but are shown alike."""
     groups: dict[str, list[Any]] = {}
     for node in names:
         groups.setdefault(short[node], []).append(node)
@@ -427,47 +439,49 @@ def _alike(names: dict[Any, str], short: dict[Any, str]) -> list[list[Any]]:
 
 
 def _differing(own: list[str], others: list[list[str]]) -> str:
-    """The first word of a name, and each at which a name that began like it goes on in another way."""
-    said, left_out = "", False
+    """Return the first word of a name, and each word at which a name that began alike goes on differently."""
+    short, left_out = "", False
     for k, word in enumerate(own):
         others = [other for other in others if other[:k] == own[:k]]
         if k and len({*(tuple(other[k : k + 1]) for other in others)}) == 1:
             left_out = True
             continue
-        said += f"{'…' if left_out else '_' * bool(k)}{word}"
+        short += f"{'…' if left_out else '_' * bool(k)}{word}"
         left_out = False
-    return said + "…" * left_out
+    return short + "…" * left_out
 
 
 def _columns(bent: nx.DiGraph, layers: list[list[Any]], sizes: dict[Any, float]) -> dict[Any, float]:
-    """The middle of each node: below what it reads and above what reads it, as far as its row has room."""
+    """Return the middle of each node: below what it reads and above its readers, as far as its row has room."""
     x: dict[Any, float] = {}
     for row in layers:
         x |= _spaced(row, sizes, dict.fromkeys(row, 0.0))
-    near = {node: [*bent.predecessors(node), *bent.successors(node)] for node in bent}
+    neighbours = {node: [*bent.predecessors(node), *bent.successors(node)] for node in bent}
     for sweep in range(2 * SWEEPS):
         for row in layers if sweep % 2 == 0 else layers[::-1]:
-            wish = {n: fmean(x[m] for m in near[n]) if near[n] else x[n] for n in row}
+            wish = {n: fmean(x[m] for m in neighbours[n]) if neighbours[n] else x[n] for n in row}
             x |= _spaced(row, sizes, wish)
     return x
 
 
 def _spaced(row: list[Any], sizes: dict[Any, float], wish: dict[Any, float]) -> dict[Any, float]:
-    """Places in a row, in its order and without overlap, of least squared distance from those wished for."""
-    steps = itertools.pairwise(row)
-    shift = [0.0, *itertools.accumulate((sizes[a] + sizes[b]) / 2 + GAP_X for a, b in steps)]
-    blocks: list[list[float]] = []  # of boxes that touch: sum of their wishes, and their number
-    for node, by in zip(row, shift, strict=False):
-        blocks.append([wish[node] - by, 1])
-        while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] > blocks[-1][0] / blocks[-1][1]:
-            total, count = blocks.pop()
-            blocks[-1] = [blocks[-1][0] + total, blocks[-1][1] + count]
-    places = [total / count for total, count in blocks for _ in range(int(count))]
-    return {node: place + by for node, place, by in zip(row, places, shift, strict=False)}
+    """Return places in a row, in its order and without overlap, with the least squares from the wishes."""
+    # Without its shift, the distance from the first box in a row without gaps, a box only has to be right of
+    # the box before it. Boxes that wish to stand in the other order touch, at the mean of their wishes.
+    distances = ((sizes[a] + sizes[b]) / 2 + GAP_X for a, b in itertools.pairwise(row))
+    shifts = [0.0, *itertools.accumulate(distances)]
+    touching: list[list[float]] = []  # the wishes, without shifts, of boxes that touch
+    for node, shift in zip(row, shifts, strict=False):
+        touching.append([wish[node] - shift])
+        while len(touching) > 1 and fmean(touching[-2]) > fmean(touching[-1]):
+            last = touching.pop()
+            touching[-1] += last
+    places = [fmean(group) for group in touching for _ in group]
+    return {node: place + shift for node, place, shift in zip(row, places, shifts, strict=False)}
 
 
 def _svg(flow: nx.DiGraph) -> str:
-    """The boxes of each layer in a centred row, and the arrows between them."""
+    """Return the picture: the boxes of each layer in a centred row, and the arrows between them."""
     bent, layers = _layers(flow)
     words = _words(flow)
     sizes = {n: max(map(len, words[n])) * LETTER + 16 if n in flow else BEND for n in bent}
@@ -484,18 +498,17 @@ def _svg(flow: nx.DiGraph) -> str:
     }
     arrows = [_arrow(at, a, b, b in flow) for a, b in bent.edges]
     boxes = [_box(flow.nodes[node], words[node], *at[node], sizes[node]) for node in flow]
-    said = (
-        f"{len(boxes)} boxes: {', '.join(itertools.islice((d['kind'] for _, d in flow.nodes(data=True)), 6))}"
-    )
+    kinds = itertools.islice((data["kind"] for _, data in flow.nodes(data=True)), 6)
+    label = f"{len(boxes)} boxes: {', '.join(kinds)}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="ane-ops" viewBox="0 0 {width:.0f} {height:.0f}" '
-        f'width="{width:.0f}" height="{height:.0f}" role="img" aria-label="{html.escape(said)}">'
+        f'width="{width:.0f}" height="{height:.0f}" role="img" aria-label="{html.escape(label)}">'
         f"<style>{' '.join(STYLE.split())}</style>{''.join(arrows)}{''.join(boxes)}{legend}</svg>"
     )
 
 
 def _legend(flow: nx.DiGraph, y: float) -> str:
-    """The colour of each unit that a box has, in a row below the boxes; "" without colours."""
+    """Return the colour of each unit that a box has, in a row below the boxes; "" without colours."""
     units = dict.fromkeys(data["unit"] for _, data in flow.nodes(data=True) if data["unit"])
     words, x = [], float(MARGIN)
     for unit in units:
@@ -509,12 +522,16 @@ def _legend(flow: nx.DiGraph, y: float) -> str:
 
 
 def _arrow(at: dict[Any, tuple[float, float]], a: Any, b: Any, ends: bool) -> str:
-    """A curve through the gap between two rows, to a box, or to a place in a row that it passes."""
-    (x, y), (u, v) = at[a], at[b]
-    y += HEIGHT
-    middle = (y + v) / 2
-    tip = f"M{u - 3:.1f} {v - 5:.1f}L{u:.1f} {v:.1f}L{u + 3:.1f} {v - 5:.1f}" if ends else f"V{v + HEIGHT:.1f}"
-    return f'<path d="M{x:.1f} {y:.1f}C{x:.1f} {middle:.1f} {u:.1f} {middle:.1f} {u:.1f} {v:.1f}{tip}"/>'
+    """Return a curve through the gap between two rows, to a box, or to a bend in a row that it passes."""
+    (x, top), (end_x, end_y) = at[a], at[b]
+    y = top + HEIGHT
+    middle = (y + end_y) / 2
+    tip = f"V{end_y + HEIGHT:.1f}"
+    if ends:
+        left, right, barb_y = end_x - 3, end_x + 3, end_y - 5
+        tip = f"M{left:.1f} {barb_y:.1f}L{end_x:.1f} {end_y:.1f}L{right:.1f} {barb_y:.1f}"
+    curve = f"C{x:.1f} {middle:.1f} {end_x:.1f} {middle:.1f} {end_x:.1f} {end_y:.1f}"
+    return f'<path d="M{x:.1f} {y:.1f}{curve}{tip}"/>'
 
 
 def _box(data: dict[str, Any], words: list[str], x: float, y: float, width: float) -> str:

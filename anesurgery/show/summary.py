@@ -9,6 +9,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from anesurgery.byte_counts import byte_words
 from anesurgery.placement.durations import change, from_to
@@ -84,7 +85,7 @@ class Change:
 
 
 def sections(inspection: Inspection, name: str = "") -> list[tuple[str, Inspection]]:
-    """The models in a report: itself, or the parts of a pipeline by name in the order in which they run."""
+    """Return (name, inspection) of the model, or of each part of a pipeline in the order of the run."""
     alone = replace(inspection, parts={}) if inspection.parts else inspection
     own = [(name, alone)] if inspection.ops or not inspection.parts else []
     inner = ((f"{name} / {n}" if name else n, p) for n, p in inspection.parts.items())
@@ -92,61 +93,62 @@ def sections(inspection: Inspection, name: str = "") -> list[tuple[str, Inspecti
 
 
 def all_rows(inspection: Inspection) -> list[OpRow]:
-    """The rows of a model, or of all parts of a pipeline."""
+    """Return the rows of a model, or of all parts of a pipeline."""
     return [row for _, part in sections(inspection) for row in part.ops]
 
 
 def own_findings(inspection: Inspection) -> list[Finding]:
-    """Findings about the model as a whole, and about each part of a pipeline as a whole."""
+    """Return findings about the model as a whole, and about each part of a pipeline as a whole."""
     inner = [f for part in inspection.parts.values() for f in own_findings(part)]
     return [*inspection.findings, *inner]
 
 
 def runs(inspection: Inspection) -> list[tuple[str | None, int]]:
-    """Unit and number of ops of each run of ops on one unit, in file order."""
+    """Return (unit, number of ops) of each run of ops on one unit, in file order."""
     grouped = itertools.groupby(all_rows(inspection), key=lambda row: row.preferred)
     return [(unit, len(list(group))) for unit, group in grouped]
 
 
 def cells(inspection: Inspection, width: int) -> list[str | None]:
-    """The ops in file order as a bar of `width` cells; empty without ops.
+    """Return the unit of each of `width` cells of a bar, which shows the ops in file order; [] without ops.
 
     Each run gets at least one cell, so that one op on the CPU among thousands is seen. Where there are more
     runs than cells, a cell has the unit of most of its ops.
     """
-    if not (stretches := runs(inspection)):
+    if not (unit_runs := runs(inspection)):
         return []
-    total = sum(n for _, n in stretches)
-    if len(stretches) <= width:
-        shares = [(width - len(stretches)) * n / total for _, n in stretches]
-        counts = [1 + int(s) for s in shares]
-        by_rest = sorted(range(len(stretches)), key=lambda k: int(shares[k]) - shares[k])
-        for k in by_rest[: width - sum(counts)]:
+    total = sum(n for _, n in unit_runs)
+    if len(unit_runs) <= width:
+        # one cell for each run; the others are shared out by length, first the whole ones, then by remainders
+        shares = [(width - len(unit_runs)) * n / total for _, n in unit_runs]
+        counts = [1 + int(share) for share in shares]
+        by_remainder = sorted(range(len(unit_runs)), key=lambda k: int(shares[k]) - shares[k])
+        for k in by_remainder[: width - sum(counts)]:
             counts[k] += 1
-        return [u for (u, _), n in zip(stretches, counts, strict=True) for _ in range(n)]
-    units = [u for u, n in stretches for _ in range(n)]
+        return [unit for (unit, _), n in zip(unit_runs, counts, strict=True) for _ in range(n)]
+    units = [unit for unit, n in unit_runs for _ in range(n)]
     edges = [k * total // width for k in range(width + 1)]
     return [Counter(units[a:b]).most_common(1)[0][0] for a, b in itertools.pairwise(edges)]
 
 
 def share_words(inspection: Inspection, what: str) -> str:
-    """The share of the ANE in "ops" or "flop": "80.0%", or "80.0% to 85.0%" where some have no unit."""
+    """Return the share of the ANE in "ops" or "flop": "80.0%", or "80.0% to 85.0%" if some have no unit."""
     least, most = (percent(share[what]) for share in (inspection.residency, inspection.residency_at_most))
     return least if least == most else f"{least} to {most}"
 
 
 def ordered_counts(inspection: Inspection) -> list[tuple[str | None, int]]:
-    """Number of ops on each unit, those without ops left out."""
+    """Return (unit, number of ops) for each unit that has ops."""
     counts = Counter(row.preferred for row in all_rows(inspection))
     return [(unit, counts[unit]) for unit in UNIT_WORDS if counts[unit]]
 
 
 def percent(share: float) -> str:
-    """A share in percent; 100 and 0 are exact."""
-    said = f"{share:.1%}"
-    if share < 1 and said == "100.0%":
+    """Return a share in percent; 100 and 0 are exact."""
+    words = f"{share:.1%}"
+    if share < 1 and words == "100.0%":
         return "99.9%"
-    return "<0.1%" if share > 0 and said == "0.0%" else said
+    return "<0.1%" if share > 0 and words == "0.0%" else words
 
 
 def has_flop(inspection: Inspection) -> bool:
@@ -155,7 +157,7 @@ def has_flop(inspection: Inspection) -> bool:
 
 
 def verdict(inspection: Inspection) -> str:
-    """The report in one sentence, after the outputs that nothing moves."""
+    """Return the report in one sentence, after the outputs that nothing moves."""
     return _rated(inspection, inspection.summary)
 
 
@@ -165,18 +167,18 @@ def headline(inspection: Inspection) -> str:
 
 
 def _rated(inspection: Inspection, sentence: str) -> str:
-    """A sentence after the outputs that nothing moves; of a pipeline, which models it speaks of."""
-    still = [f.message for f in inspection.all_findings if f.rule == "lost-output"]
-    named = [(name, bool(part.ops)) for name, part in sections(inspection)]
-    bare = [name for name, has_ops in named if not has_ops]
-    if bare and len(bare) < len(named):
-        rest = f"not rated, without ops: {', '.join(bare)}"
-        sentence = f"In {len(named) - len(bare)} of {len(named)} models: {sentence} ({rest})"
-    return "; ".join([*still, sentence])
+    """Return a sentence after the outputs that nothing moves; for a pipeline it says which models are meant."""
+    unmoved = [f.message for f in inspection.all_findings if f.rule == "lost-output"]
+    models = sections(inspection)
+    without_ops = [name for name, part in models if not part.ops]
+    if without_ops and len(without_ops) < len(models):
+        rest = f"not rated, without ops: {', '.join(without_ops)}"
+        sentence = f"In {len(models) - len(without_ops)} of {len(models)} models: {sentence} ({rest})"
+    return "; ".join([*unmoved, sentence])
 
 
 def memory_words(inspection: Inspection) -> str:
-    """Weights, their limit, the number of chunks, and what states hold and a call moves, in words."""
+    """Return the weights, their limit, the chunks, and what states hold and a call moves, in words."""
     memory = inspection.memory
     if memory is None:
         return ""
@@ -189,7 +191,7 @@ def memory_words(inspection: Inspection) -> str:
 
 
 def app_words(memory: Memory) -> str:
-    """What the model takes of the memory of an app, and what is left, in words; "" where that is not known."""
+    """Return what the model takes of the memory of an app, and what is left; "" if that is not known."""
     if memory.app is None or memory.left is None:
         return ""
     rest = f"{byte_words(memory.left)} left" if memory.left >= 0 else f"{byte_words(-memory.left)} too much"
@@ -210,7 +212,7 @@ def _blocking(row: OpRow) -> list[Finding]:
 
 
 def without_rule(row: OpRow, uses_ane: bool) -> str:
-    """What the verdict on an op means where no rule says why."""
+    """Return what the verdict on an op means if no rule says why."""
     if not uses_ane:
         return "the compute units exclude the Neural Engine"
     if row.legal is None:
@@ -223,58 +225,72 @@ def without_rule(row: OpRow, uses_ane: bool) -> str:
 
 
 def attention(inspection: Inspection) -> list[Attention]:
-    """Ops that need attention by (op type, rule): not legal first, then unknown, then not preferred.
+    """Return groups of ops that need attention, by op type and rule: illegal, then unknown, then not preferred.
 
     An op that two rules keep from the ANE is in two groups: both need repair. Groups of one reason are
     neighbours where they are equally severe.
     """
-    by_reason_given: dict[tuple[str, str], list[tuple[OpRow, Finding | None, str]]] = defaultdict(list)
+    by_type_and_reason: dict[tuple[str, str], list[_Reason]] = defaultdict(list)
     for _, part in sections(inspection):
         for row in filter(needs_attention, part.ops):
-            reasons: list[Finding | None] = [*_blocking(row)] or [None]
-            for f in reasons:
-                why = f.message if f else without_rule(row, part.target.uses_ane)
-                by_reason_given[row.op_type, f"rule {f.rule}" if f else why].append((row, f, why))
+            for reason in _reasons(row, part.target.uses_ane):
+                rule = f"rule {reason.finding.rule}" if reason.finding else reason.why
+                by_type_and_reason[row.op_type, rule].append(reason)
     groups = [
         Attention(
-            op_type,
-            met[0][1],
-            met[0][2],
-            tuple(dict.fromkeys(why for _, _, why in met)),
-            tuple({id(row): row for row, _, _ in met}.values()),
+            op_type=op_type,
+            finding=reasons[0].finding,
+            why=reasons[0].why,
+            messages=tuple(dict.fromkeys(reason.why for reason in reasons)),
+            rows=tuple({id(reason.row): reason.row for reason in reasons}.values()),
         )
-        for (op_type, _), met in by_reason_given.items()
+        for (op_type, _), reasons in by_type_and_reason.items()
     ]
     sizes: Counter[tuple[str, str]] = Counter()
     for group in groups:
         sizes[group.reason] += len(group.rows)
-    severity = lambda g: (_worst(g), -sizes[g.reason], g.reason, -len(g.rows))  # noqa: E731
-    return sorted(groups, key=severity)
+    return sorted(groups, key=lambda g: (_severity(g), -sizes[g.reason], g.reason, -len(g.rows)))
 
 
-def _worst(group: Attention) -> int:
-    legal = [row.legal for row in group.rows]
-    return 0 if False in legal else 1 if None in legal else 2
+class _Reason(NamedTuple):
+    """Why one op needs attention; `finding` is None where no rule says why."""
+
+    row: OpRow
+    finding: Finding | None
+    why: str
+
+
+def _reasons(row: OpRow, uses_ane: bool) -> list[_Reason]:
+    """Return a reason for each finding that keeps an op off the ANE, or what the verdict means without one."""
+    return [_Reason(row, f, f.message) for f in _blocking(row)] or [
+        _Reason(row, None, without_rule(row, uses_ane))
+    ]
+
+
+def _severity(group: Attention) -> int:
+    """Return 0 for a group with an illegal op, 1 for one with an unknown op, 2 for others."""
+    legal = {row.legal for row in group.rows}
+    return next((k for k, verdict in enumerate((False, None)) if verdict in legal), 2)
 
 
 def by_reason(groups: Iterable[Attention]) -> list[list[Attention]]:
-    """Neighbouring groups of one reason together: it is given once for all its op types."""
-    return [list(met) for _, met in itertools.groupby(groups, key=lambda g: g.reason)]
+    """Return neighbouring groups of one reason together, which is then shown once for all their op types."""
+    return [list(neighbours) for _, neighbours in itertools.groupby(groups, key=lambda g: g.reason)]
 
 
 def by_rule(findings: Iterable[Finding]) -> list[RuleGroup]:
-    """Findings by rule, in the order of `KINDS`, frequent ones first."""
+    """Return findings grouped by rule, in the order of `KINDS`, frequent ones first."""
     ruled: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for finding in findings:
         ruled[finding.kind, finding.rule].append(finding)
     groups = [
         RuleGroup(
-            met[0],
-            len(met),
-            tuple(dict.fromkeys(f.message for f in met)),
-            tuple(dict.fromkeys(f.op for f in met if f.op)),
+            finding=same[0],
+            count=len(same),
+            messages=tuple(dict.fromkeys(f.message for f in same)),
+            ops=tuple(dict.fromkeys(f.op for f in same if f.op)),
         )
-        for met in ruled.values()
+        for same in ruled.values()
     ]
     return sorted(groups, key=lambda g: (_kind(g.finding), -g.count))
 
@@ -284,14 +300,14 @@ def _kind(finding: Finding) -> int:
 
 
 def other_findings(inspection: Inspection) -> list[RuleGroup]:
-    """Findings by rule that the attention table does not show: about the model, speed and numbers."""
+    """Return the findings, by rule, that the attention table lacks: about the model, speed and numbers."""
     rows = all_rows(inspection)
     soft = [f for row in rows for f in row.findings if f not in _blocking(row)]
     return by_rule([*own_findings(inspection), *soft])
 
 
 def notes(inspection: Inspection) -> list[str]:
-    """What the reader must know, each sentence once."""
+    """Return the notes of a model and of its parts, each once."""
     inner = [n for part in inspection.parts.values() for n in notes(part)]
     return list(dict.fromkeys([*inspection.notes, *inner]))
 
@@ -312,7 +328,7 @@ class Agreement:
 
 
 def agreements(inspection: Inspection) -> list[Agreement]:
-    """Predicted beside measured, disagreements first; ops that the plan does not name are left out."""
+    """Return predicted beside measured units of the ops that the plan names, disagreements first."""
     groups: dict[tuple[str, str | None, str | None], list[OpRow]] = defaultdict(list)
     for row in all_rows(inspection):
         if row.measured is not None:
@@ -339,7 +355,7 @@ def _share(key: str) -> Callable[[Inspection], tuple[float, str]]:
 
 
 def cost(inspection: Inspection) -> float | None:
-    """What the chosen path costs by the estimates, microseconds; None where a part has none."""
+    """Return the microseconds that the chosen path costs by the estimates; None if a part has no estimate."""
     costs = [part.cost for _, part in sections(inspection)]
     return None if None in costs else sum(c for c in costs if c is not None)
 
@@ -356,22 +372,23 @@ NUMBERS: dict[str, tuple[Callable[[Inspection], tuple[float, str]], int]] = {
     "findings": (_whole(lambda i: len(i.all_findings)), -1),
     "weights": (lambda i: (i.memory.weights, byte_words(i.memory.weights)) if i.memory else (0, "unknown"), -1),
 }
-"""Label -> how the number is found (also in words), and the direction in which it improves; 0 for none."""
+"""Label -> a function that returns (number, in words), and the direction in which it improves: 1 if more is
+better, -1 if less is, 0 for none."""
 
 
 def changes(before: Inspection, after: Inspection) -> list[Change]:
-    """The numbers of two inspections of one model."""
+    """Return the numbers of a model before and after."""
     changed = []
-    for label, (get, direction) in NUMBERS.items():
-        (old, old_words), (new, new_words) = get(before), get(after)
-        told = direction and old_words != new_words and "unknown" not in (old_words, new_words)
-        better = (new - old) * direction > 0 if told else None
+    for label, (number_of, direction) in NUMBERS.items():
+        (old, old_words), (new, new_words) = number_of(before), number_of(after)
+        is_judged = direction and old_words != new_words and "unknown" not in (old_words, new_words)
+        better = (new - old) * direction > 0 if is_judged else None
         changed.append(Change(label, old_words, new_words, better))
     return changed + time_changes(before, after)
 
 
 def time_changes(before: Inspection, after: Inspection) -> list[Change]:
-    """The times, and the band of their ratio: better or worse only where that leaves out 1."""
+    """Return the times, and the band of their ratio; better or worse is said only if the band excludes 1."""
     if before.time is None or after.time is None:
         return _relative_cost(before, after)
     ratio = change(before.time, after.time)
@@ -383,25 +400,27 @@ def time_changes(before: Inspection, after: Inspection) -> list[Change]:
 
 
 def _relative_cost(before: Inspection, after: Inspection) -> list[Change]:
-    """What Core ML itself counts, as a multiple of that before: it ranks two forms, and is no time."""
+    """Return Core ML's own estimate as a multiple of that before, which ranks two forms and is no time."""
     old, new = cost(before), cost(after)
     if not old or new is None:
         return []
     better = None if abs(new / old - 1) < SAME else new < old
-    return [
-        Change("relative cost (no time is known)", "1", from_to(1.0, new / old, "").split(" -> ")[1], better)
-    ]
+    after_words = from_to(1.0, new / old, "").split(" -> ")[1]
+    return [Change("relative cost (no time is known)", "1", after_words, better)]
 
 
 def gone_and_new(
     before: Inspection, after: Inspection
 ) -> tuple[list[tuple[RuleGroup, int]], list[tuple[RuleGroup, int]]]:
-    """Rules with fewer findings after, and those with more, each with the difference.
+    """Return (rules with fewer findings after, rules with more), each rule with the difference.
 
     Rules are counted, not ops: a rewrite renames ops.
     """
-    old = {(g.finding.kind, g.finding.rule): g for g in by_rule(before.all_findings)}
-    new = {(g.finding.kind, g.finding.rule): g for g in by_rule(after.all_findings)}
-    less = [(g, n) for k, g in old.items() if (n := g.count - (new[k].count if k in new else 0)) > 0]
-    more = [(g, n) for k, g in new.items() if (n := g.count - (old[k].count if k in old else 0)) > 0]
-    return less, more
+    old, new = by_rule(before.all_findings), by_rule(after.all_findings)
+    return _exceeding(old, new), _exceeding(new, old)
+
+
+def _exceeding(groups: Sequence[RuleGroup], others: Sequence[RuleGroup]) -> list[tuple[RuleGroup, int]]:
+    """Return the rules with more findings in `groups` than in `others`, each with the difference."""
+    counts = {(g.finding.kind, g.finding.rule): g.count for g in others}
+    return [(g, n) for g in groups if (n := g.count - counts.get((g.finding.kind, g.finding.rule), 0)) > 0]

@@ -42,7 +42,7 @@ def site_summary(changes: Sequence[Change], *, details: bool = True) -> str:
 
 
 def edits_line(changes: Sequence[Change], *, details: bool = True) -> str:
-    """``412 edits: 300 bit for bit, 80 proved, 12 checked on at least 4096 numbers each, 20 not compared``."""
+    """Return "412 edits: 300 bit for bit, 80 proved, 12 checked on at least 4096 numbers each", ..."""
     proofs = [c.proof for c in changes if c.proof is not None]
     said = [summary(proofs, details=details)] if proofs else []
     if len(proofs) < len(changes):
@@ -232,7 +232,7 @@ LARGEST = 10
 
 @shows("Ranges")
 def ranges_report(ranges: Ranges) -> Report:
-    """A range certificate: the ops with a hazard, and those with the largest numbers."""
+    """Report a range certificate: the ops with a hazard, and those with the largest numbers."""
     large = {id(row) for row in sorted(ranges.rows, key=lambda r: -r.largest)[:LARGEST]}
     rows = [
         (
@@ -254,7 +254,7 @@ def ranges_report(ranges: Ranges) -> Report:
 
 @draws("Report", "json")
 def report_json(report: session.Report) -> dict[str, Any]:
-    """What passes did, as plain data."""
+    """Return what passes did as plain data."""
     return {
         "target": report.target,
         "edits": counts(report.changes),
@@ -272,13 +272,13 @@ def report_json(report: session.Report) -> dict[str, Any]:
 
 
 def _places(refusals: Sequence[Refusal]) -> list[str]:
-    """The names of the ops or layers."""
+    """Return the names of the ops or layers."""
     return [refusal.where.name for refusal in refusals if refusal.where]
 
 
 @draws("Surgery", "json")
 def surgery_json(surgery: Surgery) -> dict[str, Any]:
-    """A surgery as plain data."""
+    """Return a surgery as plain data."""
     steps = [
         {"name": s.name, "options": {k: written(v) for k, v in s.options().items()}} for s in surgery.steps
     ]

@@ -202,9 +202,9 @@ def remedy_for_long_axis(op: Operation, target: Target) -> str | None:
     stored = weight(op) if long == [op.outputs[0]] else None
     if stored is None:
         return None
-    return (
-        "subpixel_convolution" if op.op_type == "conv_transpose" else "split_head" if stored.rank == 2 else None
-    )
+    if op.op_type == "conv_transpose":
+        return "subpixel_convolution"
+    return "split_head" if stored.rank == 2 else None
 
 
 def _other_axes(op: Operation, var: Var, shape: tuple[int, ...], target: Target) -> tuple[int, ...]:

@@ -295,7 +295,7 @@ def large_angle(op: Operation, target: Target) -> str:
 
 
 def coarse_points(op: Operation, target: Target) -> str:
-    """Points in a large image, which fp16 holds to no more than a share of a pixel."""
+    """Report points in a large image that fp16 holds only to a share of a pixel."""
     region = overflow_regions.wide_region(op)
     return region.why if region is not None and region.is_points else ""
 

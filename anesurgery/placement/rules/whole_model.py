@@ -34,8 +34,10 @@ from anesurgery.placement.rules.conditions import CHANNELS, is_lookup
 from anesurgery.placement.target import CHIPS, SOURCES, Target
 from anesurgery.semantics.reading import elements, is_tensor, shape_in_words, shape_of
 
-_Message = Iterator[tuple[Rule, str]]
-"""Each rule that applies, and what it found in words."""
+Messages = Iterator[tuple[Rule, str]]
+"""Rules that apply, each with what it found in words."""
+
+# The first load: minutes, a failed compile, or a killed process.
 
 _large = partial(general, kind="memory", grade=Grade.REPORTED)
 """A rule about memory."""
@@ -138,7 +140,7 @@ _PHONE = _large(
     advice="load it in chunks, each below the limit of a program, and measure phys_footprint",
 )
 SLOW_LOADS = (_MINUTES, _OUT_OF_MEMORY, _HISTORY, _LATE_SHAPE, _NORM_VALUES, _PALETTE_STATE, _WAVEFORM, _PHONE)
-"""All rules of this file; the list of known loads in the docs is made from them."""
+"""The rules of `slow_loads`; the list of known loads in the docs is made from them."""
 
 
 def slow_loads(function: Function, memory: Memory, target: Target) -> tuple[Finding, ...]:
@@ -157,7 +159,7 @@ def slow_loads(function: Function, memory: Memory, target: Target) -> tuple[Find
     return tuple(rule.finding(message) for rule, message in messages if rule.scope.concerns(target))
 
 
-def _loaded_size(memory: Memory, target: Target) -> _Message:
+def _loaded_size(memory: Memory, target: Target) -> Messages:
     if memory.weights >= _MINUTES_FROM:
         yield _MINUTES, f"{byte_words(memory.weights)} of weights in one program"
     if memory.left is not None and memory.left < 0:
@@ -166,7 +168,7 @@ def _loaded_size(memory: Memory, target: Target) -> _Message:
         yield _PHONE, f"{words} {byte_words(memory.needed)}, of {byte_words(memory.app or 0)} for an app"
 
 
-def _attention_sizes(ops: list[Operation]) -> _Message:
+def _attention_sizes(ops: list[Operation]) -> Messages:
     sizes = [size for op in ops if (a := recognise(op)) is not None and (size := _size_of(a)) is not None]
     for size in sorted(_NO_MEMORY.intersection(sizes)):
         yield _OUT_OF_MEMORY, f"attention of {size[0]} queries over {size[1]} keys"
@@ -184,7 +186,7 @@ def _size_of(attention: Attention) -> tuple[int, int] | None:
     return None if product.op_type != "matmul" or shape is None or len(shape) < 2 else (shape[-2], shape[-1])
 
 
-def _dynamic_shapes(function: Function, ops: list[Operation]) -> _Message:
+def _dynamic_shapes(function: Function, ops: list[Operation]) -> Messages:
     """Report the first op of a function with fixed inputs whose result has a dynamic length."""
     if dynamic_inputs(function):
         return
@@ -196,7 +198,7 @@ def _dynamic_shapes(function: Function, ops: list[Operation]) -> _Message:
             return
 
 
-def _weighted_norms(ops: list[Operation]) -> _Message:
+def _weighted_norms(ops: list[Operation]) -> Messages:
     """Report four norms or more (two transformer blocks) with weights at the shape that failed."""
     norms = [op for op in ops if op.op_type == "layer_norm" and op.gamma is not None]
     at_shape = [op for op in norms if tuple(static_shape(op.x) or ())[-2:] == _NORM_BLOCK]
@@ -204,14 +206,14 @@ def _weighted_norms(ops: list[Operation]) -> _Message:
         yield _NORM_VALUES, f"{len(at_shape)} layer_norm with weights at {shape_in_words(_NORM_BLOCK)}"
 
 
-def _palettes_beside_state(function: Function, ops: list[Operation]) -> _Message:
+def _palettes_beside_state(function: Function, ops: list[Operation]) -> Messages:
     """Report palettes of 4 bits in a function with a state."""
     states = [n for n, v in function.inputs.items() if types.is_state(v.sym_type)]
     if states and any(_palette_size(op) == _PALETTE_OF_4_BITS for op in ops):
         yield _PALETTE_STATE, f"palettes of {_PALETTE_OF_4_BITS} values beside the state %{states[0]}"
 
 
-def _waveforms(ops: list[Operation]) -> _Message:
+def _waveforms(ops: list[Operation]) -> Messages:
     """Report the inverse Fourier transform of a vocoder: magnitudes (exp) times sines and cosines of phases."""
     if "exp" in {op.op_type for op in ops}:
         yield from (
@@ -238,6 +240,8 @@ def _palette_size(op: Operation) -> int:
     shape = op.lut.shape if op.op_type == "constexpr_lut_to_dense" else (0, 0)
     return int(shape[-2] if len(shape) > 1 else shape[0])
 
+
+# Doubts: whether the ANE runs anything of a function.
 
 _reported = partial(general, grade=Grade.REPORTED)
 
@@ -333,10 +337,6 @@ def failing(findings: Iterable[Finding], target: Target) -> tuple[Finding, ...]:
     """Return the findings after which the ANE may run nothing on a target."""
     chips = frozenset(target.chips)
     return tuple(f for f in findings if f.rule in FAILING and (not FAILING[f.rule] or FAILING[f.rule] & chips))
-
-
-Messages = Iterator[tuple[Rule, str]]
-"""Rules that apply, each with what it found in words."""
 
 
 def _has_mac(target: Target) -> bool:

@@ -33,7 +33,8 @@ class Call:
 
     Attributes:
         name: module below `anesurgery` and function.
-        waits: what is said on a terminal while it works, or counted where it tells its progress.
+        waits: words for the terminal while it works: what it does ("cutting"); or what is counted ("weights"),
+            if the call takes `progress`.
         options: those of the command line that are parameters of the call.
         silent: is nothing said?
     """
@@ -55,15 +56,18 @@ class Call:
         load_engine(self.silent)
         module, _, name = self.name.partition(":")
         function = getattr(importlib.import_module(f"anesurgery.{module}"), name)
-        known = inspect.signature(function).parameters
-        options = {"quiet": self.silent, **self.options}
-        loose = any(one.kind is one.VAR_KEYWORD for one in known.values())
-        given = {k: x for k, x in options.items() if (loose or k in known) and x not in (None, [])} | named
-        if "progress" in known and "progress" not in named:
+        parameters = inspect.signature(function).parameters
+        takes_any_keyword = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        options = {
+            name: value
+            for name, value in {"quiet": self.silent, **self.options}.items()
+            if (takes_any_keyword or name in parameters) and value not in (None, [])
+        }
+        if "progress" in parameters and "progress" not in named:
             with progress(self.waits, self.silent) as bar:
-                return function(*positional, progress=bar, **given)
+                return function(*positional, progress=bar, **{**options, **named})
         with waiting(self.waits, self.silent or not self.waits):
-            return function(*positional, **given)
+            return function(*positional, **{**options, **named})
 
 
 @dataclass(frozen=True)
@@ -120,9 +124,11 @@ class Outcome:
             return
         from anesurgery.show.console import PlainConsole
 
-        own = self.result if hasattr(self.result, "__rich__") else str(self.result)
-        shown = own if self.shown is None else self.shown
-        for part in shown if isinstance(shown, list) else [shown] * (shown != ""):
+        shown = self.shown
+        if shown is None:
+            shown = self.result if hasattr(self.result, "__rich__") else str(self.result)
+        parts = shown if isinstance(shown, list) else [shown] * (shown != "")
+        for part in parts:
             PlainConsole().print(part, crop=False)
 
 
@@ -153,12 +159,12 @@ def subcommand(
     def built(body: Body) -> Callable[..., None]:
         own = dict(inspect.signature(body, eval_str=True).parameters)
         own.pop("call", None)
-        every = {name: one for call in reversed(calls) for name, one in parameters_of(call).items()}
-        derived = [one for name, one in every.items() if name not in {*own, *without, "quiet", "progress"}]
+        of_calls = {name: one for call in reversed(calls) for name, one in parameters_of(call).items()}
+        derived = [one for name, one in of_calls.items() if name not in {*own, *without, "quiet", "progress"}]
 
         def run(**values: Any) -> None:
             as_json, quiet = values.pop("as_json", False), values.pop("quiet")
-            options = {one.name: values.pop(one.name) for one in derived}
+            options = {parameter.name: values.pop(parameter.name) for parameter in derived}
             if "positional_out" in values:
                 values["out"] = _place(values.pop("positional_out"), values["out"], own["out"])
             if engine:
@@ -167,12 +173,12 @@ def subcommand(
                 from anesurgery.files.arrays import read_all
 
                 values["inputs"] = read_all(values["inputs"])
-            call = [Call(name, waits, options, as_json or quiet) for name in calls[:1]]
-            if (outcome := body(*call, **values)) is not None:
+            first_call = [Call(name, waits, options, silent=as_json or quiet) for name in calls[:1]]
+            if (outcome := body(*first_call, **values)) is not None:
                 outcome.print(as_json, quiet)
 
-        ends = [_keyword("as_json", Json, False)] * json + [_keyword("quiet", Quiet, False)]
-        parameters = [*_parameters(own, derived, names or {}), *ends]
+        common = [_keyword("as_json", Json, False)] * json + [_keyword("quiet", Quiet, False)]
+        parameters = [*_parameters(own, derived, names or {}), *common]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__doc__, run.__name__, run.__annotations__ = body.__doc__, body.__name__, {}
         return run
@@ -187,8 +193,8 @@ def _parameters(
     of_body = [expanded for one in own.values() for expanded in _expanded(one)]
     arguments = [one for one in of_body if isinstance(get_args(one.annotation)[1], ArgumentInfo)]
     flags = {one.name: f"--{names.get(one.name, one.name).strip('_').replace('_', '-')}" for one in derived}
-    said = {one.name: one.name.upper() if one in arguments else f"--{one.name}" for one in of_body} | flags
-    of_call = [_option(one, flags[one.name], said) for one in derived]
+    shown_as = {one.name: one.name.upper() if one in arguments else f"--{one.name}" for one in of_body} | flags
+    of_call = [_option(one, flags[one.name], shown_as) for one in derived]
     return [*arguments, *of_call, *(one for one in of_body if one not in arguments)]
 
 
@@ -203,18 +209,19 @@ def _expanded(one: inspect.Parameter) -> list[inspect.Parameter]:
     return [_keyword(one.name, one.annotation, one.default)]
 
 
-def _option(one: Parameter, flag: str, said: Mapping[str, str]) -> inspect.Parameter:
+def _option(one: Parameter, flag: str, shown_as: Mapping[str, str]) -> inspect.Parameter:
     """Return the option for a parameter of a call; one that is False by default becomes a flag.
 
     Args:
         one: the parameter.
         flag: the name of the option.
-        said: parameter -> what it is called on the command line.
+        shown_as: parameter -> what it is called on the command line.
     """
-    words = re.sub(r"`(\w+)`", lambda name: said.get(name[1], name[0]), SHARED.get(one.name, one.words))
+    words = re.sub(r"`(\w+)`", lambda name: shown_as.get(name[1], name[0]), SHARED.get(one.name, one.words))
     words += " Repeat for more." if one.kind in (list[str], list[int]) else ""
-    both = one.kind is bool and one.default is not False
-    info = typer.Option(*() if both else (flag, *SHORT.get(one.name, ())), help=words, min=LEAST.get(one.name))
+    has_negation = one.kind is bool and one.default is not False  # typer then adds --no-<name> by itself
+    flags = () if has_negation else (flag, *SHORT.get(one.name, ()))
+    info = typer.Option(*flags, help=words, min=LEAST.get(one.name))
     kind = one.kind if one.default is not None else one.kind | None
     return _keyword(one.name, Annotated[kind, info], one.default)
 

@@ -2,7 +2,8 @@
 
 `anesurgery.load` uses `locate`, `read_spec` and `from_spec`. Loading maps the weight file into memory and reads
 no weight. `save` copies unchanged weights from the file that was opened when the model was loaded, and moves
-the finished package into place atomically. `decompile` gives back the package of a compiled model.
+the finished package into place atomically. `decompile` gives back the package of a compiled model. Sections: a
+model in memory; what a path holds; writing; compiled models.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ MODEL = Path("com.apple.CoreML") / "model.mlmodel"
 WEIGHTS = Path("com.apple.CoreML") / "weights"
 AUTHOR = "com.apple.CoreML"
 PROGRAM = "mlProgram"
+
+
+# A model in memory.
 
 
 @dataclass
@@ -151,6 +155,37 @@ def _open_weights(file: Path | None, source: Path) -> tuple[WeightFile | None, s
     return (None, words) if words else (WeightFile(file), "")
 
 
+_MODULE = "a PyTorch file: load the module, and give it to anesurgery.inspect or apply with inputs="
+_PICKLE = "a Python pickle: load what it holds as its author says, and give a PyTorch module to ane.inspect"
+_TENSORFLOW = "a TensorFlow model: convert it with coremltools.convert, and give the package"
+_COMPANION = "a part of a model: give the whole model"
+_KERAS = "a Keras file: convert what tf.keras.models.load_model gives with coremltools.convert"
+FOREIGN = {
+    ".pt": _MODULE,
+    ".pth": _MODULE,
+    ".pt2": "a PyTorch file: load it with torch.export.load, and give the result to ane.inspect or ane.apply",
+    ".torchscript": _MODULE,
+    ".ckpt": _MODULE,
+    ".tar": _MODULE,
+    ".pkl": _PICKLE,
+    ".pickle": _PICKLE,
+    ".pb": _TENSORFLOW,
+    ".bin": _COMPANION,
+    ".data": _COMPANION,
+    ".json": _COMPANION,
+    ".npz": "a file of arrays: give it as --inputs, and name the model first",
+    ".engine": "made by TensorRT for one GPU: convert the model that it was made of",
+    ".safetensors": "a file of weights alone: give the folder of its checkpoint to `anesurgery build`",
+    ".gguf": "a GGUF file, made for llama.cpp: give the folder of the checkpoint to `anesurgery build`",
+    ".tflite": "a LiteRT file, which coremltools does not read: convert the model that it was made of",
+    ".h5": _KERAS,
+    ".keras": _KERAS,
+}
+"""Suffix of files that users mistake for Core ML models -> what they are, and what to do."""
+
+
+# What a path holds.
+
 PIPELINES: dict[str, Callable[[Any], Any]] = {
     "pipeline": lambda spec: spec.pipeline,
     "pipelineClassifier": lambda spec: spec.pipelineClassifier.pipeline,
@@ -194,6 +229,9 @@ def locate(path: Path) -> tuple[Path, Path | None]:
     except OSError as error:
         raise LoadError(f"{path} cannot be read: {error.strerror}; check the path and its rights") from error
     return spec, weights
+
+
+CHECKPOINT = "is a checkpoint of transformers; `anesurgery build` turns it into a package"
 
 
 def _what_folder_is(folder: Path) -> str:
@@ -258,38 +296,6 @@ def _paths_in_manifest(package: Path) -> tuple[Path, Path | None]:
     return spec, weights
 
 
-_MODULE = "a PyTorch file: load the module, and give it to anesurgery.inspect or apply with inputs="
-_PICKLE = "a Python pickle: load what it holds as its author says, and give a PyTorch module to ane.inspect"
-_TENSORFLOW = "a TensorFlow model: convert it with coremltools.convert, and give the package"
-_COMPANION = "a part of a model: give the whole model"
-_KERAS = "a Keras file: convert what tf.keras.models.load_model gives with coremltools.convert"
-FOREIGN = {
-    ".pt": _MODULE,
-    ".pth": _MODULE,
-    ".pt2": "a PyTorch file: load it with torch.export.load, and give the result to ane.inspect or ane.apply",
-    ".torchscript": _MODULE,
-    ".ckpt": _MODULE,
-    ".tar": _MODULE,
-    ".pkl": _PICKLE,
-    ".pickle": _PICKLE,
-    ".pb": _TENSORFLOW,
-    ".bin": _COMPANION,
-    ".data": _COMPANION,
-    ".json": _COMPANION,
-    ".npz": "a file of arrays: give it as --inputs, and name the model first",
-    ".engine": "made by TensorRT for one GPU: convert the model that it was made of",
-    ".safetensors": "a file of weights alone: give the folder of its checkpoint to `anesurgery build`",
-    ".gguf": "a GGUF file, made for llama.cpp: give the folder of the checkpoint to `anesurgery build`",
-    ".tflite": "a LiteRT file, which coremltools does not read: convert the model that it was made of",
-    ".h5": _KERAS,
-    ".keras": _KERAS,
-}
-"""Suffix of files that users mistake for Core ML models -> what they are, and what to do."""
-
-
-CHECKPOINT = "is a checkpoint of transformers; `anesurgery build` turns it into a package"
-
-
 def is_checkpoint(folder: Path) -> bool:
     """Does a folder hold a checkpoint as transformers saves it?"""
     weights = itertools.chain(folder.glob("*.safetensors"), folder.glob("pytorch_model*.bin"))
@@ -336,6 +342,9 @@ def _models(spec: Any) -> Iterator[Any]:
     kind = spec.WhichOneof("Type")
     for part in PIPELINES[kind](spec).models if kind in PIPELINES else ():
         yield from _models(part)
+
+
+# Writing.
 
 
 @door()
@@ -466,24 +475,26 @@ class _TemporaryFolder:
     """The scratch folder of this process for temporary packages; folders of dead processes are removed."""
 
     def __init__(self) -> None:
-        self._kept, self._maker, self._folder = ExitStack(), 0, Path()
+        self._cleanup, self._maker, self._folder = ExitStack(), 0, Path()
 
     @exclusive()
     def folder(self) -> Path:
         """Return the folder; a new one in a forked process, or if the old one was removed from outside."""
         if self._maker != os.getpid() or not self._folder.is_dir():
-            self._kept, self._maker = ExitStack(), os.getpid()
-            self._folder = self._kept.enter_context(scratch_folder(Path(tempfile.gettempdir())))
-            atexit.register(self._kept.close)
+            self._cleanup, self._maker = ExitStack(), os.getpid()
+            self._folder = self._cleanup.enter_context(scratch_folder(Path(tempfile.gettempdir())))
+            atexit.register(self._cleanup.close)
         return self._folder
 
     def close(self) -> None:
         """Remove the folder."""
-        self._kept.close()
+        self._cleanup.close()
 
 
 _TEMPORARY = _TemporaryFolder()
 
+
+# Compiled models.
 
 IN_MODEL = "@model_path/weights/"
 """The start of the path of a weight file in the program."""
@@ -526,7 +537,7 @@ def decompile(
         raise LoadError(f"{folder} is not a compiled model; give an .mlmodelc folder")
     check_target(folder, place, overwrite)
     compiled = read_compiled(folder)
-    weights = _weights(compiled.spec.mlProgram, folder)
+    weights = _weight_files(compiled.spec.mlProgram, folder)
 
     def write(package: Path) -> None:
         (package / "Data" / WEIGHTS).mkdir(parents=True)
@@ -541,7 +552,7 @@ def decompile(
     return _Decompiled(write_atomically(place, write, overwrite), compiled.notes)
 
 
-def _weights(program: Any, folder: Path) -> dict[str, WeightFile]:
+def _weight_files(program: Any, folder: Path) -> dict[str, WeightFile]:
     """Return {name in the package: weight file} of a program.
 
     Raises:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,8 +49,13 @@ _LEAST_CASES = 2
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """The exceptions that reading a file of another form may raise."""
 
-_Case = tuple[str, str, float]
-"""(op type, unit, Core ML's cost as a multiple of the formula's)."""
+
+class _Case(NamedTuple):
+    """An op of a plan: its type and unit, and Core ML's cost as a multiple of the formula's."""
+
+    op: str
+    unit: str
+    ratio: float
 
 
 @dataclass(frozen=True)
@@ -173,7 +178,7 @@ def _cases(ops: Sequence[Mapping[str, Any]]) -> list[_Case]:
     if not whole_by_anchor:
         return []
     whole = median(whole_by_anchor)
-    return [(op["op"], op["unit"], whole * share / formula) for op, formula, share in priced]
+    return [_Case(op["op"], op["unit"], whole * share / formula) for op, formula, share in priced]
 
 
 def _fit(cases: Iterable[_Case]) -> tuple[dict[str, dict[str, Correction]], list[str]]:
@@ -336,8 +341,16 @@ twice the distance of a generation from the line over the generations there."""
 MOST_STEPS, LAST_STEP = 50, 1e-6
 """The fit ends after so many steps, or after a step shorter than this. A choice: times have 3 or 4 digits."""
 
-Numbers = Mapping[str, tuple[float | None, float]]
-"""Name of a number -> (before, after); None if the table did not have it before."""
+
+class Changed(NamedTuple):
+    """A number of the table before and after; None if the table did not have it before."""
+
+    before: float | None
+    after: float
+
+
+Numbers = Mapping[str, Changed]
+"""Name of a number -> its change."""
 
 
 @dataclass(frozen=True)
@@ -470,14 +483,16 @@ def estimate(row: Row, numbers: Mapping[str, Any]) -> float | None:
 
 def _changed_numbers(rows: Sequence[Row], before: Mapping[str, Any], after: Mapping[str, Any]) -> Numbers:
     """Return the fitted numbers before and after, and the median error on models left out of the fit."""
-    numbers: dict[str, tuple[float | None, float]] = {}
+    numbers: dict[str, Changed] = {}
     for key in sorted({str(row.family) for row in rows}, key=int):
-        numbers[f"factor of H{key}"] = (before["factor"].get(key), after["factor"][key])
-        numbers[f"fixed cost of H{key}, us"] = (before["fixed_us"].get(key), after["fixed_us"][key])
+        numbers[f"factor of H{key}"] = Changed(before["factor"].get(key), after["factor"][key])
+        numbers[f"fixed cost of H{key}, us"] = Changed(before["fixed_us"].get(key), after["fixed_us"][key])
     without = {model: fit([r for r in rows if r.model != model], before) for model in {r.model for r in rows}}
     old, new = _error_ratios(rows, lambda row: before), _error_ratios(rows, lambda row: without[row.model])
     if new:
-        numbers["each model of yours left out: median error"] = (median(old) if old else None, median(new))
+        numbers["each model of yours left out: median error"] = Changed(
+            median(old) if old else None, median(new)
+        )
     return numbers
 
 

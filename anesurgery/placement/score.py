@@ -39,7 +39,7 @@ _DOUBT = 0.1
 
 
 @dataclass(frozen=True)
-class _View:
+class _Assumptions:
     """Assumptions about facts of a chip that are not known."""
 
     op: float
@@ -50,7 +50,10 @@ class _View:
     """Do recurrent layers compute at the CPU's highest rate?"""
 
 
-_VIEWS = (_View(0.0, False, False), _View(5.0, True, True))
+_ASSUMPTIONS = (
+    _Assumptions(op=0.0, reads_weights=False, fast_recurrent=False),
+    _Assumptions(op=5.0, reads_weights=True, fast_recurrent=True),
+)
 """The likeliest assumptions, and those that are worst for many small ops."""
 
 
@@ -92,7 +95,7 @@ class Expected:
     """How long all functions of a program take, one after the other.
 
     Attributes:
-        cost: microseconds under the first assumptions of `_VIEWS`.
+        cost: microseconds under the first assumptions of `_ASSUMPTIONS`.
         at_worst: microseconds under the last.
         time: the time of its only function; None where there are several, or no time is known.
         doubt: the share by which the time would grow if all ops of unknown placement ran on the CPU.
@@ -106,9 +109,14 @@ class Expected:
     @classmethod
     def of(cls, parts: Sequence[Inspection]) -> Expected:
         """Return the expectation from the inspection of each function."""
-        costs = [sum(_cost(part, view) for part in parts) for view in _VIEWS]
+        costs = [sum(_cost(part, assumed) for part in parts) for assumed in _ASSUMPTIONS]
         time = parts[0].time if len(parts) == 1 else None
-        return cls(costs[0], costs[-1], time, 0.0 if time is None else _doubt(parts[0]) / (1e3 * time.ms))
+        return cls(
+            cost=costs[0],
+            at_worst=costs[-1],
+            time=time,
+            doubt=0.0 if time is None else _doubt(parts[0]) / (1e3 * time.ms),
+        )
 
     def times(self, before: Expected) -> tuple[Time, Time] | None:
         """Return the times before and after by which the two are judged; None where cost decides.
@@ -135,14 +143,16 @@ class Expected:
         if (pair := self.times(before)) is None:
             unmeasured = self._known_times(before)
             larger = cost if unmeasured is None else max(cost, change(*unmeasured).ratio)
-            return _Ratio(larger, max(larger / CLEARLY, at_worst), cost=cost)
+            return _Ratio(best=larger, high=max(larger / CLEARLY, at_worst), cost=cost)
         times = change(*pair)
         certain = times.high < 1 / EQUAL_WITHIN or times.low > EQUAL_WITHIN
         if not before.cost:  # layers of a neural network have no cost
-            return _Ratio(times.ratio, times.high, certain, times.ratio)
+            return _Ratio(best=times.ratio, high=times.high, distinct=certain, cost=times.ratio)
         larger = max(times.ratio, cost)
         best = times.ratio if certain else larger
-        return _Ratio(best, max(min(times.high, larger / CLEARLY), at_worst), certain, cost)
+        return _Ratio(
+            best=best, high=max(min(times.high, larger / CLEARLY), at_worst), distinct=certain, cost=cost
+        )
 
     def words(self, before: Expected, verb: str = "") -> str:
         """Return "expected time 2 ms -> 1.9 ms"; the cost where no time is known, or cost decides otherwise."""
@@ -166,17 +176,19 @@ def _sign(ratio: float) -> int:
 
 def _multiple(after: float, before: float) -> float:
     """Return the ratio of two costs; of two that are 0 it is 1."""
-    return after / before if before else 1.0 if not after else float("inf")
+    if before:
+        return after / before
+    return float("inf") if after else 1.0
 
 
-def _cost(part: Inspection, view: _View) -> float:
+def _cost(part: Inspection, assumed: _Assumptions) -> float:
     """Return the microseconds of a function, under assumptions."""
     if part.cost is None:
         return 0.0
     unpriced = sum(row.bytes for row in part.ops if row.estimate is None)
-    reading = sum(map(_weight_reading, part.ops)) if view.reads_weights else 0.0
-    saved = sum(map(_recurrent_saving, part.ops)) if view.fast_recurrent else 0.0
-    return part.cost + unpriced * SLOWER / MEMORY + view.op * part.chain + reading - saved
+    reading = sum(map(_weight_reading, part.ops)) if assumed.reads_weights else 0.0
+    saved = sum(map(_recurrent_saving, part.ops)) if assumed.fast_recurrent else 0.0
+    return part.cost + unpriced * SLOWER / MEMORY + assumed.op * part.chain + reading - saved
 
 
 def _doubt(part: Inspection) -> float:
@@ -462,17 +474,13 @@ def _lower_ane_share(old: Score, new: Score) -> str:
 
     A share that falls only because work on the ANE was removed, as by fusing two layers, is not a loss.
     """
-    was, now = old.share["flop"], new.share["flop"]
-    if old.flop and now < was and new.flop - new.on_flop > old.flop - old.on_flop:
-        return f"the share of the work on the ANE would fall {_share_change(was, now)}"
-    if old.on_flop or not old.flop:
-        return ""
-    was, now = (one.perhaps_flop / one.flop if one.flop else 1.0 for one in (old, new))
-    return (
-        f"the share of the work that may be on the ANE would fall {_share_change(was, now)}"
-        if now < was
-        else ""
-    )
+    what, was, now = "on the ANE", old.share["flop"], new.share["flop"]
+    falls = now < was and new.flop - new.on_flop > old.flop - old.on_flop
+    if not falls and not old.on_flop:
+        what = "that may be on the ANE"
+        was, now = (score.perhaps_flop / score.flop if score.flop else 1.0 for score in (old, new))
+        falls = now < was
+    return f"the share of the work {what} would fall {_share_change(was, now)}" if old.flop and falls else ""
 
 
 def _falling_share(measure: str, words: str) -> Compare:
@@ -557,11 +565,8 @@ LEAST_GAIN = 0.02
 
 
 def _smaller_weights(old: Score, new: Score) -> str:
-    return (
-        _smaller_measures(old, new)
-        if new.weights < (1 - LEAST_GAIN) * old.weights and new.unknown <= old.unknown
-        else ""
-    )
+    is_enough = new.weights < (1 - LEAST_GAIN) * old.weights and new.unknown <= old.unknown
+    return _smaller_measures(old, new) if is_enough else ""
 
 
 def _more_layers(old: Score, new: Score) -> str:

@@ -116,12 +116,15 @@ def load_of(judged: Sequence[Judged], units: Sequence[str | None], doubted: bool
     """
     chain = longest_chain([j.op for j in judged])
     on_cpu = [unit == "cpu" or j.legal is False for j, unit in zip(judged, units, strict=True)]
-    sure = _load(judged, on_cpu, chain)
-    most = [doubted or cpu or j.legal is None for cpu, j in zip(on_cpu, judged, strict=True)]
-    return sure if most == on_cpu else replace(sure, doubtful=_load(judged, most, chain))
+    load = _load(judged, on_cpu, chain)
+    at_most_on_cpu = [doubted or cpu or j.legal is None for cpu, j in zip(on_cpu, judged, strict=True)]
+    if at_most_on_cpu == on_cpu:
+        return load
+    return replace(load, doubtful=_load(judged, at_most_on_cpu, chain))
 
 
 def _load(judged: Sequence[Judged], on_cpu: Sequence[bool], chain: set[Operation]) -> Load:
+    """Return the work of ops on the CPU and on the ANE."""
     ops = tuple(_op_load(j, cpu, j.op in chain) for j, cpu in zip(judged, on_cpu, strict=True))
     return Load(ops, _count_switches(on_cpu))
 
@@ -141,7 +144,10 @@ def _count_switches(on_cpu: Sequence[bool]) -> int:
 def _op_load(one: Judged, cpu: bool, chained: bool) -> OpLoad:
     """Return the work of one op in one round of its loop; the estimate of a judged op is for all rounds."""
     op, estimate = one.op, one.estimate
-    us = 0.0 if estimate is None else ((estimate.cpu if cpu else estimate.ane) or 0.0) / max(one.rounds, 1)
+    us = 0.0
+    if estimate is not None:
+        us = (estimate.cpu if cpu else estimate.ane) or 0.0
+    us /= max(one.rounds, 1)
     us *= taps_that_count(op) if cpu else 1.0
     if op.op_type not in PRODUCTS:
         long = op.op_type == "softmax" and shape_of(op.outputs[0])[-1:] >= (LONG,)
@@ -185,10 +191,8 @@ def _is_long(op: Operation) -> bool:
 
 def rows_of(op: Operation) -> int:
     """Return how many positions share each weight of a product: its outputs divided by its output channels."""
-    weight = next(
-        (v for n in ("weight", "y", "x") if (v := op.inputs.get(n)) is not None and is_stored(v)), None
-    )
-    if weight is None:
+    operands = (op.inputs.get(name) for name in ("weight", "y", "x"))
+    if not any(v is not None and is_stored(v) for v in operands):
         return 0
     out = shape_of(op.outputs[0])
     channels = out[1] if op.op_type in ("conv", "conv_transpose") else out[-1]
@@ -229,16 +233,14 @@ def _stored_bytes(maker: Operation) -> int:
 
 def longest_chain(ops: Sequence[Operation]) -> set[Operation]:
     """Return the ops on a longest chain in which each op reads a result of the op before it."""
-    best: dict[Var, tuple[int, Operation]] = {}
-    before: dict[Operation, Operation | None] = {}
-    last: tuple[int, Operation] | None = None
+    lengths: dict[Operation, int] = {}  # of the longest chain that ends with an op
+    before: dict[Operation, Operation | None] = {}  # the op before it on that chain
+    makers = {v: op for op in ops for v in op.outputs}
     for op in ops:
-        nearest = max((best[v] for _, v in operands(op) if v in best), key=lambda pair: pair[0], default=None)
-        before[op] = None if nearest is None else nearest[1]
-        own = (1 if nearest is None else nearest[0] + 1, op)
-        best.update(dict.fromkeys(op.outputs, own))
-        last = own if last is None or own[0] > last[0] else last
-    chain, step = set[Operation](), None if last is None else last[1]
+        sources = (makers[v] for _, v in operands(op) if v in makers and makers[v] in lengths)
+        before[op] = source = max(sources, key=lengths.__getitem__, default=None)
+        lengths[op] = 1 if source is None else lengths[source] + 1
+    chain, step = set[Operation](), max(lengths, key=lengths.__getitem__, default=None)
     while step is not None:
         chain.add(step)
         step = before[step]
@@ -311,14 +313,14 @@ class Rates:
         """Return the numbers of a chip by the name under which it is sold ("M4 Pro")."""
         own = str(family)
         return cls(
-            table["factor"][own],
-            bandwidth(table["bandwidth"], family, chip),
-            table["fixed_us"][own],
-            table["switch_us"][own],
-            table["floor_us"],
-            table["long"],
-            table["notch"].get(own, 1.0),
-            {
+            factor=table["factor"][own],
+            gb=bandwidth(table["bandwidth"], family, chip),
+            fixed=table["fixed_us"][own],
+            switch=table["switch_us"][own],
+            floor=table["floor_us"],
+            long=table["long"],
+            notch=table["notch"].get(own, 1.0),
+            forms={
                 name: _form_on_generation(form, own)
                 for name, form in table["forms"].items()
                 if family in form["families"]

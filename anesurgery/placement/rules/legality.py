@@ -13,9 +13,8 @@ that was measured through Core ML.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from anesurgery.mil import Operation, dtype_name, is_stored, producer, static_shape
 from anesurgery.ops import PRODUCTS, names
@@ -293,129 +292,143 @@ SPLIT_ATTENTION = frozenset({SCORES, SUM})
 """Equations of an `einsum` in models that were on the ANE: DistilBERT on an M1 Max and an iPhone 13
 (apple/ml-ane-transformers), the UNet of Stable Diffusion (apple/ml-stable-diffusion, "split einsum")."""
 
-NEVER: tuple[tuple[str, ...], ...] = (
-    (
+
+class NeverRuns(NamedTuple):
+    """Op types that the ANE refused in every form that was tried."""
+
+    ops: str
+    because: str
+    advice: str
+    source: str
+    remedy: str | None = None
+    """The pass that repairs them."""
+
+
+NEVER = (
+    NeverRuns(
         "asin acos tan sinh cosh atanh",
         "the ANE has no such function",
         "make a table, or write it with sin, cos, exp or atan",
         STUDY,
         "approximate",
     ),
-    (
+    NeverRuns(
         "asinh acosh",
         "the ANE has no such function",
         "make a table, or write it with sin, cos, exp or atan",
         STUDY,
     ),
-    ("mod", "the ANE has no remainder", "write it as x - floor_div(x, y) * y", STUDY, "decompose_ops"),
-    (
+    NeverRuns("mod", "the ANE has no remainder", "write it as x - floor_div(x, y) * y", STUDY, "decompose_ops"),
+    NeverRuns(
         "reduce_prod",
         "the ANE has no product reduction",
         "sum logarithms, or multiply slices",
         STUDY,
         "decompose_ops",
     ),
-    (
+    NeverRuns(
         "cumsum",
         "the ANE has no running sum",
         "multiply with a triangular matrix of ones",
         STUDY,
         "decompose_ops",
     ),
-    (
+    NeverRuns(
         "scatter scatter_along_axis",
         "the ANE cannot write at indices",
         "blend with a mask, or update a state",
         STUDY,
         "replace_scatter",
     ),
-    (
+    NeverRuns(
         "scatter_nd",
         "the ANE cannot write at indices",
         "blend with a mask, or update a state",
         GUIDE,
         "replace_scatter",
     ),
-    ("band_part", "masks are not built on the ANE", "make the mask a constant", STUDY, "causal_mask_tensor"),
-    ("one_hot", "the ANE cannot write at indices", "compare with a constant range", STUDY, "decompose_ops"),
-    (
+    NeverRuns(
+        "band_part", "masks are not built on the ANE", "make the mask a constant", STUDY, "causal_mask_tensor"
+    ),
+    NeverRuns(
+        "one_hot", "the ANE cannot write at indices", "compare with a constant range", STUDY, "decompose_ops"
+    ),
+    NeverRuns(
         "shape range_1d",
         "it computes shapes or indices",
         "fix the shapes: it then folds",
         STUDY,
         "fold_constants",
     ),
-    (
+    NeverRuns(
         "non_zero",
         "its shape depends on values",
         "compute all places, and select by the mask",
         STUDY,
         "mask_to_select",
     ),
-    (
+    NeverRuns(
         "random_normal random_uniform random_bernoulli random_categorical",
         "the ANE has no random numbers",
         "make the noise an input",
         STUDY,
     ),
-    ("sliding_windows", "the compiler has no converter for it", "use slices", STUDY, "slice_windows"),
-    ("reverse_sequence", "the compiler has no converter for it", "use slices", GUIDE, "slice_windows"),
-    (
+    NeverRuns("sliding_windows", "the compiler has no converter for it", "use slices", STUDY, "slice_windows"),
+    NeverRuns("reverse_sequence", "the compiler has no converter for it", "use slices", GUIDE, "slice_windows"),
+    NeverRuns(
         "crop_resize",
         "it ran on the CPU alone, and box indices of int32 are refused",
         "slice, then resize",
         STUDY,
         "resample_matmul",
     ),
-    (
+    NeverRuns(
         "lstm gru rnn",
         "recurrent ops stay on the CPU",
         "unroll the steps into linear and sigmoid",
         STUDY,
         "unroll_recurrent",
     ),
-    ("cond while_loop", "control flow stays on the CPU", "unroll it, or use select", OLDER, "unroll_loop"),
-    (
+    NeverRuns(
+        "cond while_loop", "control flow stays on the CPU", "unroll it, or use select", OLDER, "unroll_loop"
+    ),
+    NeverRuns(
         "make_list list_read list_write list_gather list_scatter list_length",
         "lists stay on the CPU",
         "use stack and slices",
         OLDER,
         "unroll_loop",
     ),
-    ("non_maximum_suppression", "it stays on the CPU", "run it on the host", STUDY),
-    ("custom", "a custom layer is code for the CPU or GPU", "split the model there", OLDER),
-    ("classify", "class labels are chosen on the CPU", "", OLDER),
+    NeverRuns("non_maximum_suppression", "it stays on the CPU", "run it on the host", STUDY),
+    NeverRuns("custom", "a custom layer is code for the CPU or GPU", "split the model there", OLDER),
+    NeverRuns("classify", "class labels are chosen on the CPU", "", OLDER),
 )
-"""(op types, because, advice, source, the pass that repairs it, if any): refused in every form tried."""
 
 
-def _rule_per_op(ops: str, because: str, advice: str, source: str, remedy: str | None = None) -> list[Rule]:
-    """Return a rule "op-<type>" for each op type of a row of `NEVER`."""
-    was_measured = source == STUDY
-    grade, scope = (Grade.MEASURED, ON_M4) if was_measured else (Grade.REPORTED, Scope())
+def _rule_per_op(row: NeverRuns, test: when.Condition | None = None) -> list[Rule]:
+    """Return a rule "op-<type>" for each op type of a row; with a test it forbids some forms only."""
+    was_measured = row.source == STUDY
     return [
         Rule(
             f"op-{op}",
             names(op),
-            because=because,
-            source=source,
+            because=row.because,
+            source=row.source,
             legal=False,
-            test=None,
-            grade=grade,
-            scope=scope,
-            kind="legality",
-            remedy=remedy,
-            advice=advice,
+            test=test,
+            grade=Grade.MEASURED if was_measured else Grade.REPORTED,
+            scope=ON_M4 if was_measured else Scope(),
+            remedy=row.remedy,
+            advice=row.advice,
         )
-        for op in ops.split()
+        for op in row.ops.split()
     ]
 
 
 def _rules_for_index_ops(ops: str, source: str, remedy: str | None = None) -> list[Rule]:
     """Return rules for ops whose result is indices; they are refused only where that is int32."""
     advice = "leave it last, or return the numbers and choose on the host"
-    rules = _rule_per_op(ops, "its result is int32", advice, source, remedy)
-    return [replace(rule, test=when.int32) for rule in rules]
+    return _rule_per_op(NeverRuns(ops, "its result is int32", advice, source, remedy), test=when.int32)
 
 
 def _row(rule: str, ops: str, because: str, test: when.Condition | None = None, **more: Any) -> Rule:
@@ -434,7 +447,7 @@ def _compiler_row(rule: str, ops: str, because: str, test: when.Condition | None
 KERNELS = "sum shifted smaller convolutions; lay long kernels on the height"
 
 FORBIDDEN: tuple[Rule, ...] = (
-    *(rule for row in NEVER for rule in _rule_per_op(*row)),
+    *(rule for row in NEVER for rule in _rule_per_op(row)),
     *_rules_for_index_ops("reduce_argmax", STUDY, "argmax_as_floats"),
     *_rules_for_index_ops("argsort", STUDY),
     *_rules_for_index_ops("reduce_argmin", GUIDE, "argmax_as_floats"),

@@ -56,6 +56,8 @@ from anesurgery.semantics.intervals import Intervals
 from anesurgery.semantics.reading import exponential, guard_of, ints, number, readers_after, sliced
 from anesurgery.semantics.rows import reduced_size
 
+# Values behind norms.
+
 _NUMBERS = 4096
 """A norm over at most so many numbers gives at most 64 (their root) whatever it reads; it needs no estimate."""
 _SPREAD = 4.0
@@ -102,8 +104,8 @@ class _BehindNorms(Intervals):
             start = 0.0 if bias is None else max(map(abs, constant_range(bias)))
             low, high = self.at(op.x)
             most = max(abs(low), abs(high)) * rows.length + start if math.isfinite(high - low) else math.inf
-        elif (left := centred(var)) is not None:  # the mean of a click is nearly 0
-            most = max(map(abs, self.at(left[0])))
+        elif (difference := centred(var)) is not None:  # the mean of a click is nearly 0
+            most = max(map(abs, self.at(difference.x)))
         else:
             return super().result(op, var)
         return -most, most
@@ -142,7 +144,7 @@ def _count_places(var: Var, shape: tuple[int, ...], axes: Sequence[int], count: 
     return math.prod(shape[axis] for axis in beyond if axis > 1)
 
 
-_numeric = partial(Rule, kind="numeric")
+# The tests of the rules.
 
 SLICE_LIMIT = 4094
 """The largest magnitude that survives a slice of the last axis on the engines of H13 and H14."""
@@ -164,6 +166,10 @@ def _magnitude_by_weights_or_norms(var: Var) -> float:
     return min(_magnitude_by_weights(var), far_end(var))
 
 
+LARGEST_LOGARITHM = 16.7
+"""The largest magnitude of a logarithm of a positive fp16 number, that of 2^-24. `num-eps` covers log(0)."""
+
+
 def large_square(op: Operation, target: Target) -> str:
     """Report a power, or a square, of a value that may be too large for it."""
     if not _is_half(op) or _ends_saturated(op) or _ends_under_root(op):
@@ -177,10 +183,6 @@ def large_square(op: Operation, target: Target) -> str:
     return f"%{op.x.name} {magnitude_words(most)}, and its power {exponent:g} overflows above {limit:.0f}"
 
 
-LARGEST_LOGARITHM = 16.7
-"""The largest magnitude of a logarithm of a positive fp16 number, that of 2^-24. `num-eps` covers log(0)."""
-
-
 def _is_logarithm(var: Var) -> bool:
     """Is a value a logarithm, or a logarithm minus the mean or the maximum of logarithms?"""
     maker = producer(var, "log", "sub")
@@ -190,24 +192,35 @@ def _is_logarithm(var: Var) -> bool:
     return subtracted is not None and all(producer(v, "log") is not None for v in (maker.x, subtracted.x))
 
 
+STEPS = 12
+"""How many values downstream of a power are looked at. A gelu by tanh needs four; each costs time per power."""
 SATURATING = frozenset({"tanh", "sigmoid", "erf", "atan", "sigmoid_hard", "clip"}) | ORDERINGS
 """Ops that give the same result for infinity as for a large number."""
 PASSED_THROUGH = frozenset({"add", "sub", "mul", "cast", "identity"})
+BETWEEN_SQUARE_AND_ROOT = names("add mul real_div reduce_sum reduce_mean clip maximum matmul linear conv")
+
+
+def _values_after(op: Operation, passed_through: frozenset[str], most: int = STEPS) -> Iterator[Var]:
+    """Yield the results of an op, and those that ops of some types make of them: at most so many values."""
+    pending = list(op.outputs)
+    for _ in range(most):
+        if not pending:
+            return
+        var = pending.pop()
+        yield var
+        pending += [v for reader in var.child_ops if reader.op_type in passed_through for v in reader.outputs]
 
 
 def _ends_saturated(op: Operation) -> bool:
     """Do all consumers of a power, through sums and products, saturate, so that its overflow does no harm?"""
-    pending, seen = list(op.outputs), 0
-    while pending and seen < STEPS:
-        var, seen = pending.pop(), seen + 1
-        if is_output(var):
-            return False
-        for reader in var.child_ops:
-            if reader.op_type in PASSED_THROUGH:
-                pending += reader.outputs
-            elif reader.op_type not in SATURATING and not _vanishes(reader, var):
-                return False
-    return not pending
+    values = list(_values_after(op, PASSED_THROUGH, STEPS + 1))
+    if len(values) > STEPS or any(map(is_output, values)):
+        return False
+    return all(
+        reader.op_type in PASSED_THROUGH | SATURATING or _vanishes(reader, var)
+        for var in values
+        for reader in var.child_ops
+    )
 
 
 def _vanishes(reader: Operation, var: Var) -> bool:
@@ -217,28 +230,15 @@ def _vanishes(reader: Operation, var: Var) -> bool:
     return reader.op_type == "inverse" or (reader.op_type == "real_div" and number(reader.x) is not None)
 
 
-STEPS = 12
-"""How many values downstream of a power are looked at. A gelu by tanh needs four; each costs time per power."""
-
-
 def _ends_under_root(op: Operation) -> bool:
     """Is a square summed under a root or logarithm, which `num-root` and `num-spectrum` report instead?"""
-    pending, seen = list(op.outputs), 0
-    while pending and seen < STEPS:
-        var, seen = pending.pop(), seen + 1
-        for reader in var.child_ops:
-            if reader.op_type in ("sqrt", "rsqrt", "log") or (
-                reader.op_type == "pow" and number(reader.y) == 0.5
-            ):
-                return squares.root(reader) is not None or squares.spectrum(reader) is not None
-            pending += reader.outputs if reader.op_type in BETWEEN_SQUARE_AND_ROOT else []
-    return False
+    readers = (reader for var in _values_after(op, BETWEEN_SQUARE_AND_ROOT) for reader in var.child_ops)
+    root = next(filter(_is_root_or_logarithm, readers), None)
+    return root is not None and (squares.root(root) is not None or squares.spectrum(root) is not None)
 
 
-BETWEEN_SQUARE_AND_ROOT = frozenset(
-    {"add", "mul", "real_div", "reduce_sum", "reduce_mean", "clip", "maximum", "matmul", "linear", "conv"}
-)
-"""Ops that occur between squares and their root."""
+def _is_root_or_logarithm(op: Operation) -> bool:
+    return op.op_type in ("sqrt", "rsqrt", "log") or (op.op_type == "pow" and number(op.y) == 0.5)
 
 
 def folded_cast(op: Operation, target: Target) -> str:
@@ -251,6 +251,11 @@ def folded_cast(op: Operation, target: Target) -> str:
         return ""
     size = magnitude_words(max(map(_magnitude_by_weights, form.rows)))
     return f"%{next(iter(form.rows)).name} is cast from fp16, and {size}"
+
+
+SAFE_SCORE_DISTANCE = 9.0
+"""Scores within this distance give shares above exp(-9) = 1.2e-4, far above the smallest number of fp16 (6e-8),
+so that a softmax over up to 2000 scores has no share of 0."""
 
 
 def vanished_share(op: Operation, target: Target) -> str:
@@ -266,11 +271,6 @@ def vanished_share(op: Operation, target: Target) -> str:
     share = form.exponential
     words = f"the logarithm of the {share.op_type} %{share.outputs[0].name}"
     return f"{words}: a share below {fp16.LEAST:.1g} is 0 in fp16"
-
-
-SAFE_SCORE_DISTANCE = 9.0
-"""Scores within this distance give shares above exp(-9) = 1.2e-4, far above the smallest number of fp16 (6e-8),
-so that a softmax over up to 2000 scores has no share of 0."""
 
 
 def long_count(op: Operation, target: Target) -> str:
@@ -315,19 +315,14 @@ def wide_between(op: Operation, target: Target) -> str:
     return f"{region.why}, though %{op.outputs[0].name} may be small"
 
 
-def repair_of_square(op: Operation, target: Target) -> str | None:
-    """Return the pass for the norm that squares a value; None for a square that no norm reads."""
-    pending, seen = list(op.outputs), 0
-    while pending and seen < STEPS:
-        readers, seen = consumers(pending.pop()), seen + 1
-        if name := next(filter(None, map(squares.repair_of_norm, readers)), None):
-            return name
-        pending += [var for reader in readers if reader.op_type in IN_NORMS for var in reader.outputs]
-    return None
-
-
 IN_NORMS = names("reduce_mean add maximum sqrt rsqrt pow inverse cast")
 """Ops between the square in a norm and the product or quotient that ends it."""
+
+
+def repair_of_square(op: Operation, target: Target) -> str | None:
+    """Return the pass for the norm that squares a value; None for a square that no norm reads."""
+    readers = (reader for var in _values_after(op, IN_NORMS) for reader in consumers(var))
+    return next(filter(None, map(squares.repair_of_norm, readers)), None)
 
 
 def repair_between(op: Operation, target: Target) -> str | None:
@@ -426,25 +421,31 @@ def _before_moves(var: Var) -> Var:
 
 def _guard(op: Operation) -> float | None:
     """Return the epsilon or lower bound that keeps a value away from 0; None if there is none, or no need."""
-    out = op.outputs[0]
     if op.op_type in ("maximum", "clip"):
-        value, least, _ = guard_of(op) or (op.x, 0.0, 0.0)
-        if not fp16.LEAST / 2 < least < fp16.NORMAL or bounds.interval(value)[0] > least:
-            return None
-        # converters round smaller bounds to LEAST, and fp16 computes a division by it correctly
-        return (
-            least if _consumer_types(out) & ({"log"} if least == fp16.LEAST else {"log", *DIVIDING}) else None
-        )
+        return _lower_bound(op)
     if op.op_type == "add":
-        _, least, _ = guard_of(op) or (op.x, 0.0, 0.0)
-        return least if 0 < least < 1e-3 and _consumer_types(out) & {"sqrt", *SINGULAR, *DIVIDING} else None
+        limits = guard_of(op)
+        is_guard = _consumer_types(op.outputs[0]) & {"sqrt", *SINGULAR, *DIVIDING}
+        return limits.least if limits is not None and 0 < limits.least < 1e-3 and is_guard else None
     inner = producer(op.x)
-    is_kept = inner is not None and inner.op_type in ("add", "clip", "maximum") and _has_constant(inner)
-    if op.op_type == "log" and (is_kept or bounds.interval(op.x)[0] >= fp16.LEAST):
+    is_guarded = inner is not None and inner.op_type in ("add", "clip", "maximum") and _has_constant(inner)
+    if op.op_type == "log" and (is_guarded or bounds.interval(op.x)[0] >= fp16.LEAST):
         return None
     if op.op_type == "rsqrt" and inner is not None and not inner.op_type.startswith("reduce_"):
         return None
     return number(op.inputs.get("epsilon"))
+
+
+def _lower_bound(op: Operation) -> float | None:
+    """Return the subnormal lower bound of a maximum or clip that a logarithm or division needs; else None."""
+    limits = guard_of(op)
+    if limits is None or not fp16.LEAST / 2 < limits.least < fp16.NORMAL:
+        return None
+    if bounds.interval(limits.value)[0] > limits.least:
+        return None
+    # converters round smaller bounds to LEAST, and fp16 computes a division by it correctly
+    needing = {"log"} if limits.least == fp16.LEAST else {"log", *DIVIDING}
+    return limits.least if _consumer_types(op.outputs[0]) & needing else None
 
 
 def _has_constant(op: Operation) -> bool:
@@ -591,6 +592,19 @@ def overflowing_exponential(op: Operation, target: Target) -> str:
     )
 
 
+# The rules.
+
+_numeric = partial(Rule, kind="numeric")
+STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/numerics.md"
+GUIDE = "sbryngelson/ane-guide: part-1-machine/03; ANEForge: numeric-cliffs"
+INTEGERS = "fp16 holds integers exactly up to 2048; above it ids and positions become their neighbours"
+MASKS = (
+    "Apple's rules say that the softmax of the engine does not handle -inf, and below -32768 a fill becomes it "
+    "if the sum is fused with the product; one Mac gave the same bits for -inf and -1e4 (perhaps on its CPU)"
+)
+MASK_SOURCE = "apple/coreai-models: neural_engine_rules.md; apple/ml-ane-transformers; john-rocky/CoreML-LLM"
+
+
 def _hazard_rule(
     name: str,
     hazard: Hazard[Any],
@@ -603,16 +617,6 @@ def _hazard_rule(
     return _numeric(
         name, hazard.kinds, because, source, test=lambda op, target: hazard.finding(op, size), **more
     )
-
-
-STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/numerics.md"
-GUIDE = "sbryngelson/ane-guide: part-1-machine/03; ANEForge: numeric-cliffs"
-INTEGERS = "fp16 holds integers exactly up to 2048; above it ids and positions become their neighbours"
-MASKS = (
-    "Apple's rules say that the softmax of the engine does not handle -inf, and below -32768 a fill becomes it "
-    "if the sum is fused with the product; one Mac gave the same bits for -inf and -1e4 (perhaps on its CPU)"
-)
-MASK_SOURCE = "apple/coreai-models: neural_engine_rules.md; apple/ml-ane-transformers; john-rocky/CoreML-LLM"
 
 
 RULES: tuple[Rule, ...] = (
@@ -760,7 +764,7 @@ RULES: tuple[Rule, ...] = (
         frozenset({"reduce_sum"}),
         "a reduce_sum has the range of fp16 and a narrow running sum; a product with ones has a wide sum and a "
         "ceiling of 32768",
-        f"{GUIDE}",
+        GUIDE,
         test=long_sum,
         scope=Scope(os="seen on M1, M5", via="compiler"),
         advice=(
@@ -781,7 +785,7 @@ RULES: tuple[Rule, ...] = (
         "on H13 and H14 a slice of the last axis that begins after 0 passes a fixed-point step that holds "
         "magnitudes to 4094; ANEForge's tables put it on M1 only, ane-guide on M1 and M2, and its list of "
         "cliffs on all before A16",
-        f"{GUIDE}",
+        GUIDE,
         test=width_slice,
         scope=Scope(frozenset({13, 14}), via="compiler"),
         remedy="cut_rows",
@@ -792,7 +796,7 @@ RULES: tuple[Rule, ...] = (
         frozenset({"exp"}),
         "softmax itself takes the largest score away (1000 among its inputs does no harm); an exp of one's own "
         "does not",
-        f"{GUIDE}",
+        GUIDE,
         test=bare_exponential,
         scope=Scope(os="seen on M1"),
         remedy="fuse_exponential",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from anesurgery.doors import door
 from anesurgery.errors import LoadError
@@ -23,6 +23,13 @@ from anesurgery.files.source import SourceFile
 from anesurgery.files.writing import check_place, write_atomically
 
 UINT8, UINT16, UINT32, UINT64, INT32 = map(struct.Struct, ("<B", "<H", "<I", "<Q", "<i"))
+
+
+class Span(NamedTuple):
+    """Where bytes, or the elements of a vector, are in a file."""
+
+    start: int
+    length: int
 
 
 @dataclass(frozen=True)
@@ -62,15 +69,15 @@ class Table:
         start, count = self.vector(field, 1)
         return bytes(self.data[start : start + count]).decode("utf-8")
 
-    def vector(self, field: int, width: int) -> tuple[int, int]:
-        """Return (offset, count) of a vector of elements of `width` bytes; (0, 0) if the field is absent."""
+    def vector(self, field: int, width: int) -> Span:
+        """Return where a vector of elements of `width` bytes is; an empty one if the field is absent."""
         place = self._offset(field)
         if place is None:
-            return 0, 0
+            return Span(0, 0)
         place = _pointed_offset(self.data, place)
         count = read(UINT32, self.data, place)
         check_bounds(self.data, place + 4, count * width)
-        return place + 4, count
+        return Span(place + 4, count)
 
     def _offset(self, field: int) -> int | None:
         """Return the offset of a field's value, by the table's vtable; None if the field is absent."""
@@ -108,6 +115,16 @@ def check_bounds(data: Any, at: int, size: int) -> None:
 
 
 T = TypeVar("T")
+
+# Fields of the tables, by number, as ExecuTorch's schema/program.fbs declares them.
+PROGRAM_PLANS, PROGRAM_DELEGATE_DATA, PROGRAM_SEGMENTS, PROGRAM_NAMED_DATA = 1, 3, 4, 7
+PLAN_NAME, PLAN_OPERATORS, PLAN_DELEGATES = 0, 6, 7
+OPERATOR_NAME, OPERATOR_OVERLOAD = 0, 1
+DELEGATE_BACKEND, DELEGATE_REFERENCE = 0, 1
+REFERENCE_LOCATION, REFERENCE_INDEX = 0, 1
+DATA_BYTES = 0
+SEGMENT_OFFSET, SEGMENT_SIZE = 0, 1
+NAMED_KEY, NAMED_SEGMENT = 0, 1
 
 SUFFIX = ".pte"
 IDENTIFIER = slice(4, 8)
@@ -152,18 +169,18 @@ class Part:
         name: the name of its folder when it is extracted.
         methods: names of the methods that call it.
         model: the path of the package or compiled model in that folder.
-        files: path -> (offset in the program, number of bytes).
+        files: path -> its bytes in the program.
     """
 
     name: str
     methods: tuple[str, ...]
     model: str
-    files: dict[str, tuple[int, int]] = field(repr=False)
+    files: dict[str, Span] = field(repr=False)
 
     @property
     def bytes(self) -> int:
         """The number of bytes of all files."""
-        return sum(size for _, size in self.files.values())
+        return sum(span.length for span in self.files.values())
 
     def __str__(self) -> str:
         return f"{self.name}/{self.model}: {self.bytes:,} bytes, called by {', '.join(self.methods)}"
@@ -300,56 +317,61 @@ def _with_damage_named(path: Path, reading: Callable[[], T]) -> T:
 def _read(content: Any) -> tuple[tuple[Method, ...], tuple[Part, ...]]:
     program = Table.root(content)
     methods: list[Method] = []
-    callers: dict[tuple[int, int], list[str]] = {}
-    for plan in program.tables(1):
-        delegates = plan.tables(7)
-        named = tuple(delegate.text(0) for delegate in delegates)
-        operators = {".".join(filter(None, (o.text(0), o.text(1)))) for o in plan.tables(6)}
-        methods.append(Method(plan.text(0), named, tuple(sorted(operators))))
-        for delegate, name in zip(delegates, named, strict=True):
-            if name == BACKEND:
-                callers.setdefault(_data_of_delegate(program, delegate), []).append(plan.text(0))
+    callers: dict[Span, list[str]] = {}
+    for plan in program.tables(PROGRAM_PLANS):
+        name, delegates = plan.text(PLAN_NAME), plan.tables(PLAN_DELEGATES)
+        backends = tuple(delegate.text(DELEGATE_BACKEND) for delegate in delegates)
+        operators = {
+            ".".join(filter(None, (operator.text(OPERATOR_NAME), operator.text(OPERATOR_OVERLOAD))))
+            for operator in plan.tables(PLAN_OPERATORS)
+        }
+        methods.append(Method(name, backends, tuple(sorted(operators))))
+        for delegate, backend in zip(delegates, backends, strict=True):
+            if backend == BACKEND:
+                callers.setdefault(_data_of_delegate(program, delegate), []).append(name)
     parts = (
-        _part(content, place, f"part_{i}", tuple(dict.fromkeys(names)))
-        for i, (place, names) in enumerate(callers.items(), start=1)
+        _part(content, data, f"part_{i}", tuple(dict.fromkeys(names)))
+        for i, (data, names) in enumerate(callers.items(), start=1)
     )
     return tuple(methods), tuple(parts)
 
 
-def _data_of_delegate(program: Table, delegate: Table) -> tuple[int, int]:
-    """Return (offset, number of bytes) of the data of a delegate."""
-    reference = delegate.table(1)
+def _data_of_delegate(program: Table, delegate: Table) -> Span:
+    """Return where the data of a delegate is: in a segment, in a table, or in the data that these name."""
+    reference = delegate.table(DELEGATE_REFERENCE)
     if reference is None:
         raise LoadError("a delegate has no data")
-    index = reference.number(1)
-    if reference.number(0, UINT8) == IN_SEGMENT:
-        start, size = _segment(program, index)
+    index = reference.number(REFERENCE_INDEX)
+    if reference.number(REFERENCE_LOCATION, UINT8) == IN_SEGMENT:
+        data = _segment(program, index)
     else:
-        start, size = program.tables(3)[index].vector(0, 1)
+        data = program.tables(PROGRAM_DELEGATE_DATA)[index].vector(DATA_BYTES, 1)
+    start, size = data
     if bytes(program.data[start : start + len(REFERENCE)]) != REFERENCE:
-        return start, size
+        return data
     key = json.loads(bytes(program.data[start + len(REFERENCE) : start + size]))["key"]
-    for named in program.tables(7):
-        if named.text(0) == key:
-            return _segment(program, named.number(1))
+    for named in program.tables(PROGRAM_NAMED_DATA):
+        if named.text(NAMED_KEY) == key:
+            return _segment(program, named.number(NAMED_SEGMENT))
     raise LoadError(f"a delegate is stored as {key!r}, which the file does not hold")
 
 
-def _segment(program: Table, index: int) -> tuple[int, int]:
-    """Return (offset, number of bytes) of a segment."""
+def _segment(program: Table, index: int) -> Span:
+    """Return where a segment is."""
     if bytes(program.data[HEADER : HEADER + 2]) != b"eh":
         raise LoadError("it has segments, and no header that says where")
-    chosen = program.tables(4)[index]
-    start = read(UINT64, program.data, SEGMENTS) + chosen.number(0, UINT64)
-    size = chosen.number(1, UINT64)
+    segment = program.tables(PROGRAM_SEGMENTS)[index]
+    start = read(UINT64, program.data, SEGMENTS) + segment.number(SEGMENT_OFFSET, UINT64)
+    size = segment.number(SEGMENT_SIZE, UINT64)
     check_bounds(program.data, start, size)
-    return start, size
+    return Span(start, size)
 
 
-def _part(content: Any, place: tuple[int, int], name: str, methods: tuple[str, ...]) -> Part:
-    start, size = place
+def _part(content: Any, data: Span, name: str, methods: tuple[str, ...]) -> Part:
+    """Return the model in the data of a delegate, whose files follow each other there."""
+    start, size = data
     files = {
-        str(file): (start + at, count) for file, at, count in _walk_files(_file_nodes(content, start, size))
+        str(file): Span(start + at, count) for file, at, count in _walk_files(_file_nodes(content, start, size))
     }
     if sum(count for _, count in files.values()) > size:
         raise LoadError(f"the files of {name} have more bytes than the {size} of the part")

@@ -155,6 +155,8 @@ def _open_weights(file: Path | None, source: Path) -> tuple[WeightFile | None, s
     return (None, words) if words else (WeightFile(file), "")
 
 
+# What a path holds.
+
 _MODULE = "a PyTorch file: load the module, and give it to anesurgery.inspect or apply with inputs="
 _PICKLE = "a Python pickle: load what it holds as its author says, and give a PyTorch module to ane.inspect"
 _TENSORFLOW = "a TensorFlow model: convert it with coremltools.convert, and give the package"
@@ -183,8 +185,6 @@ FOREIGN = {
 }
 """Suffix of files that users mistake for Core ML models -> what they are, and what to do."""
 
-
-# What a path holds.
 
 PIPELINES: dict[str, Callable[[Any], Any]] = {
     "pipeline": lambda spec: spec.pipeline,

@@ -165,19 +165,16 @@ def estimate(op: Operation, work: Work, target: Target) -> Estimate | None:
     return replace(times, gpu=_gpu_guess(op, work))
 
 
-def _with_corrections(formula_says: Estimate, learned: Mapping[str, Correction]) -> Estimate:
+def _with_corrections(estimated: Estimate, learned: Mapping[str, Correction]) -> Estimate:
     """Return an estimate with factors and errors that plans of the user's own device give, where they do."""
-    times, off = (
-        dict(zip(UNITS, (formula_says.ane, formula_says.cpu), strict=True)),
-        dict(zip(UNITS, formula_says.off, strict=True)),
-    )
+    if not learned:
+        return estimated
+    times = dict(zip(UNITS, (estimated.ane, estimated.cpu), strict=True))
+    off = dict(zip(UNITS, estimated.off, strict=True))
     for unit, correction in learned.items():
         if unit in times and (formula := times[unit]) is not None:
             times[unit], off[unit] = formula * correction.factor, correction.off
-    alternatives = () if learned else formula_says.or_else
-    return replace(
-        formula_says, ane=times["ane"], cpu=times["cpu"], off=(off["ane"], off["cpu"]), or_else=alternatives
-    )
+    return replace(estimated, ane=times["ane"], cpu=times["cpu"], off=(off["ane"], off["cpu"]), or_else=())
 
 
 def _with_larger_error(estimated: Estimate, factors: tuple[float, float]) -> Estimate:
@@ -263,13 +260,15 @@ def _linear(op: Operation, work: Work) -> Estimate:
 
 
 def _row_count(op: Operation) -> int:
+    """Return how many rows a linear op multiplies with its weight."""
     return math.prod(shape_of(op.x)[:-1])
 
 
 def _matmul(op: Operation, work: Work) -> Estimate:
     moved = work.moved + work.constant
     plain = _memory_class(moved)
-    estimated = Estimate(plain.ane, work.flop / CPU_SUMS if work.flop >= 32 * moved else plain.cpu)
+    is_bound_by_sums = work.flop >= 32 * moved  # on the CPU, from 32 operations per byte on
+    estimated = Estimate(plain.ane, work.flop / CPU_SUMS if is_bound_by_sums else plain.cpu)
     return estimated if len(runtime(op)) > 1 else _with_larger_error(estimated, STORED_MATMUL_ERROR)
 
 
@@ -286,11 +285,9 @@ def _attention(op: Operation, work: Work) -> Estimate:
 
 def _einsum(op: Operation, work: Work) -> Estimate | None:
     """Estimate the einsum of one head of attention as the equal matmul: no case of an einsum was published."""
-    return (
-        _with_larger_error(_matmul(op, work), STORED_MATMUL_ERROR)
-        if constant(op.equation) in (SCORES, SUM)
-        else None
-    )
+    if constant(op.equation) not in (SCORES, SUM):
+        return None
+    return _with_larger_error(_matmul(op, work), STORED_MATMUL_ERROR)
 
 
 def _pool(op: Operation, work: Work) -> Estimate:

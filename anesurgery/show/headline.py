@@ -26,39 +26,47 @@ from anesurgery.surgery import Surgery
 
 
 def headline(surgery: Surgery) -> str:
-    """``On iPhone 13 (A15): 14.9 ms -> 1.89 ms by estimate, about 7.9 times as fast (likely ...)``."""
-    if (now := _score(surgery)) is not None and now.refused:
-        return _joined(now.refused, _done(surgery), surgery.wrong)
+    """Return what a surgery did: "On iPhone 13 (A15): 14.9 ms -> 1.89 ms by estimate, about 7.9 times ..."."""
+    if (score := _score(surgery)) is not None and score.refused:
+        return _joined(score.refused, _done(surgery), surgery.wrong)
     if not surgery.changes:
-        return _joined(
-            _done(surgery), surgery.plan.gain * _for_nothing(surgery), _as_it_is(surgery), surgery.wrong
-        )
+        no_gain = surgery.plan.gain if _gains_nothing(surgery) else ""
+        return _joined(_done(surgery), no_gain, _as_it_is(surgery), surgery.wrong)
     loads = surgery.plan.gain if surgery.plan.gain.startswith("it loads") else ""
-    mended = _mended(surgery)
-    if mended and surgery.proof is not None:
+    repaired = _repaired_outputs(surgery)
+    if not repaired:
+        exactness = _exactness(surgery)
+    elif surgery.proof is not None:
         exactness = f"{_exactness(surgery)} in {surgery.proof.precision}"
     else:
-        exactness = ROUNDED * _rounds(surgery) if mended else _exactness(surgery)
-    said = [loads, mended or _hazards(surgery), _gain(surgery), exactness]
-    said += [FROM_LAYERS] * _was_network(surgery) + [_larger(surgery), surgery.wrong, _unmoved(surgery)]
-    return _joined(*said, *(one.words for one in surgery.contract))
+        exactness = ROUNDED * _rounds(surgery)
+    return _joined(
+        loads,
+        repaired or _hazards(surgery),
+        _gain(surgery),
+        exactness,
+        FROM_LAYERS * _was_network(surgery),
+        _larger(surgery),
+        surgery.wrong,
+        _unmoved(surgery),
+        *(change.words for change in surgery.contract),
+    )
 
 
 def _joined(*parts: str) -> str:
     """Return clauses as one sentence. It begins with a capital, unless with a name such as macOS."""
-    said = "; ".join(filter(None, parts))
-    return said[:1].upper() + said[1:] if said.split(" ", 1)[0].islower() else said
+    sentence = "; ".join(filter(None, parts))
+    return sentence[:1].upper() + sentence[1:] if sentence.split(" ", 1)[0].islower() else sentence
 
 
 def _gain(surgery: Surgery) -> str:
-    """How long it took and takes on the target, else the share of the engine; without a target who gains."""
+    """Return both times on the target, else the shares of the engine; without a target the chips that gain."""
     if surgery.target is None:
         return surgery.plan.gain if "gains on" in surgery.plan.gain else ""
     if surgery.time is None:
         return _shares(surgery)
-    said = f"on {_target(surgery)}: {_faster(surgery.time)}"
-    gain = surgery.plan.gain
-    return f"{said}; {gain}" if said.endswith(AS_BEFORE) and gain.startswith("switches") else said
+    times, gain = f"on {_target(surgery)}: {_faster(surgery.time)}", surgery.plan.gain
+    return f"{times}; {gain}" if times.endswith(AS_BEFORE) and gain.startswith("switches") else times
 
 
 def _faster(time: Change) -> str:
@@ -71,7 +79,7 @@ def _faster(time: Change) -> str:
     return f"{times} by estimate, {time.verdict}"
 
 
-def _for_nothing(surgery: Surgery) -> bool:
+def _gains_nothing(surgery: Surgery) -> bool:
     """Would the recipe gain nothing?"""
     return surgery.plan.gain.startswith("nothing to gain")
 
@@ -117,12 +125,13 @@ def _done(surgery: Surgery) -> str:
 
 
 def _as_it_is(surgery: Surgery) -> str:
-    now = _score(surgery)
-    if now is None or surgery.target is None:
+    """Return the share of the engine in a model that was not changed; "" without a target."""
+    score = _score(surgery)
+    if score is None or surgery.target is None:
         return ""
-    share = _share(now)
+    share = _share(score)
     what = _measure(share, share)
-    where = "" if _for_nothing(surgery) else f"on {_target(surgery)}, "
+    where = "" if _gains_nothing(surgery) else f"on {_target(surgery)}, "
     return _unplaced(surgery, where) or f"{where}{share[what]} {ON_ENGINE[what]}"
 
 
@@ -132,9 +141,9 @@ def _target(surgery: Surgery) -> str:
 
 def _unplaced(surgery: Surgery, where: str) -> str:
     """Say that of no op it is known where it runs; "" where it is known of some."""
-    now = _score(surgery)
-    nowhere = now is not None and now.ops and now.unplaced == now.ops
-    return f"{where}it is not known where the ops run" if nowhere else ""
+    score = _score(surgery)
+    is_unplaced = score is not None and score.ops and score.unplaced == score.ops
+    return f"{where}it is not known where the ops run" if is_unplaced else ""
 
 
 def _score(surgery: Surgery) -> Score | None:
@@ -197,8 +206,8 @@ def _arithmetic(name: str) -> str:
     return "the arithmetic of the Neural Engine" + (f" ({chip})" if chip else "")
 
 
-def _mended(surgery: Surgery) -> str:
-    """How near wrong outputs came, in the arithmetic that was furthest off; "" where none were."""
+def _repaired_outputs(surgery: Surgery) -> str:
+    """Return how near wrong outputs came, in the arithmetic that was furthest off; "" where none were."""
     before, after = surgery.plan.outputs
     if not before or not after or surgery.below(WRONG):
         return ""
@@ -219,22 +228,23 @@ def _hazards(surgery: Surgery) -> str:
 
 
 def _exactness(surgery: Surgery) -> str:
-    """How near the outputs are: of whole models where they were run, else by the edits."""
+    """Return how near the outputs are: of whole models where they were run, else by the edits."""
     if surgery.proof is not None:
         return _outputs(surgery.proof)
-    if (near := surgery.plan.outputs[1]) and near.blank:
-        return "; ".join([ROUNDED] * _rounds(surgery) + [NOT_COMPARED])
-    if near:
-        worst = min(near, key=lambda name: near[name])
-        rounded = f"{ROUNDED}; " * _rounds(surgery)
-        exact = math.isinf(near[worst]) and near[worst] > 0
-        words = "identical to" if exact else f"{in_decibels(near[worst], 'within ')} of"
-        return f"{rounded}the outputs in {_arithmetic(worst)} are {words} fp32, on these inputs"
-    return "; ".join([ROUNDED] * _rounds(surgery) + [_by_edits(surgery)])
+    rounded = f"{ROUNDED}; " * _rounds(surgery)
+    decibels = surgery.plan.outputs[1]  # of the outputs after the edits, by arithmetic
+    if not decibels:
+        return rounded + _by_edits(surgery)
+    if decibels.blank:
+        return rounded + NOT_COMPARED
+    worst = min(decibels, key=lambda name: decibels[name])
+    is_exact = math.isinf(decibels[worst]) and decibels[worst] > 0
+    words = "identical to" if is_exact else f"{in_decibels(decibels[worst], 'within ')} of"
+    return f"{rounded}the outputs in {_arithmetic(worst)} are {words} fp32, on these inputs"
 
 
 def _by_edits(surgery: Surgery) -> str:
-    """How near the two sides of the edits are."""
+    """Return how near the two sides of the edits are."""
     proofs = [change.proof for change in surgery.changes]
     grades = [proof.grade for proof in proofs if proof is not None]
     if not grades:

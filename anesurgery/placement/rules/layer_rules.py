@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from anesurgery.ops import names
 from anesurgery.placement.evidence import Grade, RemedyFor, Rule, Scope, general
@@ -370,15 +370,21 @@ OLD_FORMAT = general(
 """The rule about the format as a whole."""
 
 
-def judge(layer: Described, target: Target) -> tuple[bool | None, list[tuple[Rule, str]]]:
+class LayerVerdict(NamedTuple):
+    """Whether the ANE can run a layer."""
+
+    legal: bool | None
+    """None where nothing is known."""
+    against: list[tuple[Rule, str]]
+    """The rules that forbid it, each with what it found in words."""
+
+
+def judge(layer: Described, target: Target) -> LayerVerdict:
     """Say whether the ANE can run a layer, and which rules forbid it.
 
     Args:
         layer: the layer, with the shapes of its inputs.
         target: the chips whose limits count.
-
-    Returns:
-        (False, True, or None where nothing is known; (rule, what it found in words) for each that forbids).
     """
     against: list[tuple[Rule, str]] = []
     allowed: bool | None = None
@@ -391,4 +397,4 @@ def judge(layer: Described, target: Target) -> tuple[bool | None, list[tuple[Rul
             against.append((rule, f"layer type {layer.kind}"))
         elif words := rule.test(layer, target):
             against.append((rule, words))
-    return (False if against else allowed), against
+    return LayerVerdict(False if against else allowed, against)

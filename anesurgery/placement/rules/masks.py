@@ -8,6 +8,7 @@ of products, and a row whose scores are all minus infinity has no softmax. The r
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,22 +28,30 @@ FILLING_OPS = frozenset({"add", "sub", "select", "mul", "minimum"})
 """Ops that write a fill into a mask, or into the scores."""
 
 
-def mask_fill(op: Operation) -> tuple[float, Var] | None:
-    """Return the lowest fill below `LEAST_SAFE_FILL` of an fp16 op, with the operand that has it; else None."""
+class Fill(NamedTuple):
+    """The lowest number of an operand that fills a mask."""
+
+    number: float
+    operand: Var
+
+
+def mask_fill(op: Operation) -> Fill | None:
+    """Return the lowest fill of an fp16 op if it is below `LEAST_SAFE_FILL`; else None."""
     return _fill_of_any_dtype(op) if bounds.is_half(op.outputs[0]) else None
 
 
-def _fill_of_any_dtype(op: Operation) -> tuple[float, Var] | None:
+def _fill_of_any_dtype(op: Operation) -> Fill | None:
+    """Return the lowest fill of an op if it is below `LEAST_SAFE_FILL`, and a softmax reads the mask."""
     if op.op_type not in FILLING_OPS:
         return None
-    lowest: tuple[float, Var] | None = None
+    lowest: Fill | None = None
     for name, var in operands(op):
         if name == "cond" or not is_stored(var) or np_dtype(var).kind != "f":
             continue
         low, high = constant_range(var)
         low = -high if op.op_type == "sub" and name == "y" else low
-        if high < math.inf and low < LEAST_SAFE_FILL and (lowest is None or low < lowest[0]):
-            lowest = (low, var)
+        if high < math.inf and low < LEAST_SAFE_FILL and (lowest is None or low < lowest.number):
+            lowest = Fill(low, var)
     if lowest is None or (op.op_type == "mul" and not math.isfinite(bounds.magnitude(_dynamic_factor(op)))):
         return None
     return lowest if any(softmaxes_after(op.outputs[0])) else None
@@ -54,14 +63,14 @@ def _dynamic_factor(product: Operation) -> Var:
 
 def causal_mask(op: Operation, target: Target) -> str:
     """Report a fill that is too low, in a mask that is causal or computed from positions."""
-    filled = mask_fill(op)
-    return "" if filled is None or not _is_causal(op) else _fill_in_words(filled)
+    fill = mask_fill(op)
+    return "" if fill is None or not _is_causal(op) else _fill_in_words(fill)
 
 
 def other_mask(op: Operation, target: Target) -> str:
     """Report a fill that is too low, in any other mask."""
-    filled = mask_fill(op)
-    return "" if filled is None or _is_causal(op) else _fill_in_words(filled)
+    fill = mask_fill(op)
+    return "" if fill is None or _is_causal(op) else _fill_in_words(fill)
 
 
 def infinite_product(op: Operation, target: Target) -> str:
@@ -82,8 +91,8 @@ def repair_of_fill(op: Operation, target: Target) -> str | None:
     return "padding_mask_tensor" if any(not isinstance(chain, Refusal) for chain in chains) else None
 
 
-def _fill_in_words(filled: tuple[float, Var]) -> str:
-    return f"%{filled[1].name} masks scores with {filled[0]:.4g}"
+def _fill_in_words(fill: Fill) -> str:
+    return f"%{fill.operand.name} masks scores with {fill.number:.4g}"
 
 
 def _is_causal(op: Operation) -> bool:
@@ -124,14 +133,14 @@ def _is_cast_to_half(op: Operation) -> bool:
 def empty_rows(op: Operation, target: Target) -> str:
     """Report a mask that may fill a whole row with minus infinity, in fp16 or after a cast to fp16."""
     becomes_half = bounds.is_half(op.outputs[0]) or any(map(_is_cast_to_half, consumers(op.outputs[0])))
-    filled = _fill_of_any_dtype(op) if becomes_half else None
-    if filled is None or filled[0] >= -fp16.LARGEST:
+    fill = _fill_of_any_dtype(op) if becomes_half else None
+    if fill is None or fill.number >= -fp16.LARGEST:
         return ""
-    keep = _kept_scores(op, filled[1])
+    keep = _kept_scores(op, fill.operand)
     if keep is not None:
         rows = keep.reshape(-1, keep.shape[-1]) if keep.ndim else keep.reshape(1, 1)
         empty = int((~rows.any(-1)).sum())
-        return f"{empty} rows of %{filled[1].name} keep nothing" if empty else ""
+        return f"{empty} rows of %{fill.operand.name} keep nothing" if empty else ""
     cond = op.inputs.get("cond")
     if not isinstance(cond, Var) or _is_causal(op) or _depends_on_no_input(cond):
         return ""

@@ -306,6 +306,7 @@ PATTERNS: tuple[Rule, ...] = (
 # Single ops and compressed weights.
 
 NOTCH_PERIOD = 1 << 20
+"""Bytes per core at whose multiples reading weights stalls (rule `perf-dma-notch`)."""
 NOTCH_WIDTH = 16 << 10
 """A payload stalls if it is less than this many bytes from a multiple of `NOTCH_PERIOD`."""
 CORES = 16
@@ -333,6 +334,7 @@ def _payload(outputs: int, inputs: int, taps: int) -> int:
 
 
 def _in_notch(payload: int) -> bool:
+    """Is a payload so near to a multiple of `NOTCH_PERIOD` that reading it stalls?"""
     nearest = round(payload / NOTCH_PERIOD) * NOTCH_PERIOD
     return nearest > 0 and abs(payload - nearest) < NOTCH_WIDTH
 
@@ -353,10 +355,8 @@ def dma_notch(op: Operation, target: Target) -> str:
     if not payload or shape is None:
         return ""
     outputs, inputs, taps = shape
-    parts = next(
-        (p for p in range(2, MOST_PARTS + 1) if not _in_notch(_payload(outputs, math.ceil(inputs / p), taps))),
-        None,
-    )
+    payloads = {p: _payload(outputs, math.ceil(inputs / p), taps) for p in range(2, MOST_PARTS + 1)}
+    parts = next((p for p, of_part in payloads.items() if not _in_notch(of_part)), None)
     cure = f"{parts} parts along the inputs miss it" if parts else "no split into 8 parts misses it"
     multiple = round(payload / NOTCH_PERIOD)
     distance = abs(payload - multiple * NOTCH_PERIOD)
@@ -381,19 +381,13 @@ def odd_stride(op: Operation, target: Target) -> str:
     return f"the stride is {shape_in_words(strides)}"
 
 
-def _groups(op: Operation) -> tuple[int, int]:
-    """Return (groups, input channels) of a convolution."""
-    shape = static_shape(op.weight) or (0, 0)
-    groups = int(number(op.inputs.get("groups")) or 1)
-    return groups, groups * shape[1]
-
-
 def odd_groups(op: Operation, target: Target) -> str:
     """Report a number of groups that does not divide the lanes, except one group per channel."""
-    groups, inputs = _groups(op)
-    if groups == 1 or groups == inputs or LANES % groups == 0:
+    groups = int(number(op.inputs.get("groups")) or 1)
+    channels_of_group = (static_shape(op.weight) or (0, 0))[1]
+    if channels_of_group == 1 or LANES % groups == 0:
         return ""
-    return f"{groups} groups of {inputs // groups} channels on {LANES} lanes"
+    return f"{groups} groups of {channels_of_group} channels on {LANES} lanes"
 
 
 def large_dilation(op: Operation, target: Target) -> str:
@@ -726,16 +720,14 @@ def _is_activation(var: Var) -> bool:
 def absorbable_transpose(op: Operation, target: Target) -> str:
     """Report a transpose whose only consumer, a weighted product or a reduction, could do without it."""
     shape = static_shape(op.outputs[0])
-    readers = list(readers_after(op.outputs[0], UNARY | VIEWS)) if shape is not None else []
-    if len(readers) != 1:
+    if shape is None or len(readers := list(readers_after(op.outputs[0], UNARY | VIEWS))) != 1:
         return ""
     (reader,) = readers
+    is_absorbable = False
     if reader.op_type in REDUCTIONS:
-        is_absorbable = reader.x.rank == len(shape or ()) and reduced_before(reader, op) is not None
+        is_absorbable = reader.x.rank == len(shape) and reduced_before(reader, op) is not None
     elif reader.op_type in ("linear", "matmul") and weight(reader) is not None:
-        is_absorbable = reader.x.rank < len(shape or ()) and flattened_from(reader, op) is not None
-    else:
-        is_absorbable = False
+        is_absorbable = reader.x.rank < len(shape) and flattened_from(reader, op) is not None
     if not is_absorbable:
         return ""
     return f"{shape_in_words(shape)} is read by {reader.op_type} %{reader.outputs[0].name} alone"

@@ -363,12 +363,12 @@ REPORTS = (
         "refused-edge-pad",
         "Core ML refuses a specification that mirrors or repeats edges along another axis than the last two "
         '("Padding for more than two dimensions only supports `constant` mode")',
-        "apple/coremltools: issues 2571, 2576, pull requests 2697, 2701; pytorch/executorch: issues 11708, "
+        source="apple/coremltools: issues 2571, 2576, pull requests 2697, 2701; pytorch/executorch: issues 11708, "
         "11709",
-        "Macs, every unit; the chips are not named",
-        ALL,
-        _edges_before_last_two,
-        "pad with slices and a concat, or move each axis to the end, pad it and move it back",
+        seen="Macs, every unit; the chips are not named",
+        units=ALL,
+        form=_edges_before_last_two,
+        advice="pad with slices and a concat, or move each axis to the end, pad it and move it back",
         remedy="reflect_pad_slices",
         nothing_loads=True,
         refused_by_parser=True,

@@ -363,8 +363,8 @@ REPORTS = (
         "refused-edge-pad",
         "Core ML refuses a specification that mirrors or repeats edges along another axis than the last two "
         '("Padding for more than two dimensions only supports `constant` mode")',
-        source="apple/coremltools: issues 2571, 2576, pull requests 2697, 2701; pytorch/executorch: issues 11708, "
-        "11709",
+        source="apple/coremltools: issues 2571, 2576, pull requests 2697, 2701; "
+        "pytorch/executorch: issues 11708, 11709",
         seen="Macs, every unit; the chips are not named",
         units=ALL,
         form=_edges_before_last_two,

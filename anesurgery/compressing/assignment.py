@@ -561,7 +561,7 @@ def _fewest_rows(outputs: Mapping[str, Array]) -> int:
 
 
 def _estimated_options(trial: _Trial, cost: Cost) -> dict[str, Option]:
-    """Return the expected damage of each form of a weight, from the cost that was measured in its first form."""
+    """Return the expected damage of each form of a weight; `cost` was measured in its first form."""
     if np.isfinite(cost.kl):
         noise = 10 ** (-cost.psnr / 10)
         damage = cost.kl if cost.rows else noise

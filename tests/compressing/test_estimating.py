@@ -133,7 +133,7 @@ def test_a_weight_that_breaks_the_outputs_costs_most() -> None:
     trial = assignment._try_on_some_rows(one, FORMS, np.eye(WIDTH)[None])
     cost = Cost()
     cost.add({"y": np.ones((2, 4))}, {"y": np.full((2, 4), np.inf)})
-    costs = [option.kl for option in assignment._row(0, one, trial, cost).options.values()]
+    costs = [option.kl for option in assignment._estimated_options(trial, cost).values()]
     assert np.isfinite(costs).all()
     assert min(costs) > 1e3
 

@@ -28,7 +28,7 @@ from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.networks import inspect_network
 from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
-from anesurgery.rewriting.ml_program import Comparing, Subject, counted
+from anesurgery.rewriting.ml_program import Comparing, Subject, count_kinds
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -157,7 +157,7 @@ class NeuralNetwork(Subject):
     def op_counts(self) -> dict[str, int]:
         """Number of layers by type, without those that hold constants of the first kind."""
         kinds = (layer.WhichOneof("layer") or "unknown" for layer, _ in self._layers())
-        return counted(kind for kind in kinds if kind != "loadConstant")
+        return count_kinds(kind for kind in kinds if kind != "loadConstant")
 
     def _layers(self) -> Iterator[tuple[Any, int]]:
         for spec in networks_of(self.spec):

@@ -82,6 +82,10 @@ class Subject(ABC):
     """The suffix of the file that `save` writes."""
     converts: ClassVar[bool] = False
     """Can its passes run inside `ct.convert` too?"""
+    shares_weights: ClassVar[bool] = True
+    """Does a copy share the weights, so that it costs next to nothing?"""
+    was_layers: bool = False
+    """Was it made of the layers of a neural network?"""
     member: str | int | None = None
     """The model of a pipeline that is edited, by name or number; None for all."""
 
@@ -123,24 +127,24 @@ class Subject(ABC):
         """The graphs that are edited: all, or that of the member."""
         if self.member is None:
             return self.graphs
-        held, wanted = self.members, str(self.member)
-        if not held:
-            raise SurgeryError(f"{self.source or 'the model'} is not a pipeline; leave member={wanted!r} out")
-        if wanted not in held and wanted.isdigit() and int(wanted) < len(held):
-            wanted = list(held)[int(wanted)]
-        if (graph := held.get(wanted)) is None:
-            raise UnknownName("member", wanted, [name for name, one in held.items() if one is not None])
+        members, name = self.members, str(self.member)
+        if not members:
+            raise SurgeryError(f"{self.source or 'the model'} is not a pipeline; leave member={name!r} out")
+        if name not in members and name.isdigit() and int(name) < len(members):
+            name = list(members)[int(name)]
+        if (graph := members.get(name)) is None:
+            raise UnknownName("member", name, [n for n, each in members.items() if each is not None])
         return [graph]
 
     def only(self, member: str | int | None) -> Self:
-        """Itself, of which one model of the pipeline is edited.
+        """Restrict edits to one model of the pipeline, None for all, and return itself.
 
         Raises:
             SurgeryError: it is not a pipeline.
             UnknownName: no model of that name can be edited.
         """
         self.member = member
-        assert self.chosen is not None
+        _ = self.chosen  # raises if there is no such member
         return self
 
     @staticmethod
@@ -184,9 +188,6 @@ class Subject(ABC):
         """The inspections of its graphs, where they cost next to nothing; else ()."""
         return ()
 
-    shares_weights: ClassVar[bool] = True
-    """Does a copy share the weights, so that it costs next to nothing?"""
-
     def check_inputs(self, values: Any) -> None:
         """Refuse inputs that it does not take, as far as its format tells.
 
@@ -195,9 +196,6 @@ class Subject(ABC):
             UnknownName: no such input.
         """
         check_names(values if isinstance(values, Mapping) else (), values)
-
-    was_layers: bool = False
-    """Was it made of the layers of a neural network?"""
 
     def score(self, target: Target) -> Score | None:
         """Its score on a target, findings left out; None where there is none."""
@@ -208,13 +206,13 @@ class Subject(ABC):
         return self.score(target)
 
     def advised(self, target: Target) -> list[Inspection]:
-        """The inspection of each of its functions, with every finding."""
+        """The inspection of each of its functions, with every finding and the pass that each names."""
         return list(self.inspect(str(target)))
 
     def found_by(self, rules: Sequence[Rule], target: Target) -> list[Finding]:
-        """What some rules say of its ops."""
-        asked = {rule.id for rule in rules}
-        return [f for part in self.advised(target) for f in part.all_findings if f.rule in asked]
+        """The findings of some rules only."""
+        ids = {rule.id for rule in rules}
+        return [f for part in self.advised(target) for f in part.all_findings if f.rule in ids]
 
     def advised_as_given(self, target: Target) -> list[Inspection]:
         """The inspections of the file that it was made of, in its own format."""
@@ -225,7 +223,7 @@ class Subject(ABC):
         return None
 
     def worse_than_layers(self, target: Target) -> str:
-        """Why it should have stayed a neural network, in words; "" where it was none, or gains."""
+        """Why its layers should have stayed a neural network, in words; "" where it was none, or gains."""
         return ""
 
     def notes(self, before: Self) -> list[str]:
@@ -272,13 +270,13 @@ class Subject(ABC):
         """
 
 
-def counted(kinds: Iterable[str]) -> dict[str, int]:
+def count_kinds(kinds: Iterable[str]) -> dict[str, int]:
     """How often each kind occurs, the most frequent first."""
     return dict(sorted(Counter(kinds).items(), key=lambda item: (-item[1], item[0])))
 
 
-def kept_off(before: Sequence[Inspection], after: Sequence[Inspection]) -> Iterator[str]:
-    """How many layers the rules of the format forbid, where they were inspected."""
+def layers_off_ane(before: Sequence[Inspection], after: Sequence[Inspection]) -> Iterator[str]:
+    """Yield a note on how many layers the rules keep off the ANE before and after, where any were inspected."""
     rows = [[row for part in inspections for row in part.ops] for inspections in (before, after)]
     if any(rows):
         words = [f"{sum(row.legal is False for row in some)} of {len(some)}" for some in rows]
@@ -371,7 +369,7 @@ class MLProgram(Subject):
     @property
     def op_counts(self) -> dict[str, int]:
         """Number of ops by type in all programs, constants left out."""
-        return counted(op.op_type for graph in self.graphs for op in _counting(graph))
+        return count_kinds(op.op_type for graph in self.graphs for op in _without_constants(graph))
 
     def check_inputs(self, values: Any) -> None:
         """Check inputs of a single function by the description of the model; a state may be among them."""
@@ -405,7 +403,7 @@ class MLProgram(Subject):
 
     def advised(self, target: Target) -> list[Inspection]:
         """The inspection of each function of all programs, with advice."""
-        return [one for part in self.parts for one in placed(part, target, advice=True)]
+        return [inspection for part in self.parts for inspection in placed(part, target, advice=True)]
 
     def found_by(self, rules: Sequence[Rule], target: Target) -> list[Finding]:
         """Ask these rules alone: others may read all weights."""
@@ -428,8 +426,8 @@ class MLProgram(Subject):
 
     def notes(self, before: Self) -> list[str]:
         """What changed when a neural network became a program, and what that means for the ANE."""
-        slow = self.layers is not None and not _computes_in_half(self.loaded.program)
-        return [*self.loaded.notes, *([FROM_NETWORK] if slow else [])]
+        is_fp32 = self.was_layers and not _computes_in_fp16(self.loaded.program)
+        return [*self.loaded.notes, *([FROM_NETWORK] if is_fp32 else [])]
 
     def worse_than_layers(self, target: Target) -> str:
         """Which share on the ANE, or which time, is worse than that of the layers."""
@@ -437,11 +435,12 @@ class MLProgram(Subject):
         if layers is None:
             return ""
         upgraded, before = Score.of_upgraded(self.loaded, target), Score.of_layers(layers)
-        less = upgraded.loss(before, ("can run", "shown"))
-        if not less and upgraded.expected.times(before.expected) is not None and upgraded.over(before).slower:
-            less = f"the {upgraded.takes(before, ' would rise')}"
-        return less and (
-            f"{less} in the ML Program that these steps make of this neural network: apply them to what "
+        loss = upgraded.loss(before, ("can run", "shown"))
+        has_times = upgraded.expected.times(before.expected) is not None
+        if not loss and has_times and upgraded.over(before).slower:
+            loss = f"the {upgraded.takes(before, ' would rise')}"
+        return loss and (
+            f"{loss} in the ML Program that these steps make of this neural network: apply them to what "
             "anesurgery.upgrade gives, or neuralnetwork_ane to its layers"
         )
 
@@ -473,14 +472,14 @@ class MLProgram(Subject):
 
 
 def _layers(model: Any, loaded: Loaded) -> Any:
-    """What holds the layers of which a program was made, for `inspect`: a path or an MLModel; else None."""
+    """The neural network that a program was made of, as a path or MLModel; None where it was none."""
     if isinstance(model, ct.models.MLModel) and model.package_path is None:
         return model if model.get_spec().WhichOneof("Type") in NETWORKS else None
     source = loaded.source
     return source if source is not None and source.suffix == ".mlmodel" and loaded.weights is None else None
 
 
-def _computes_in_half(program: Program) -> bool:
+def _computes_in_fp16(program: Program) -> bool:
     """Does any op of it compute in fp16?"""
     ops = (op for op in walk_ops(program) if op.op_type not in ("const", "cast"))
     return any(dtype_name(v) == "fp16" for op in ops for v in op.outputs)
@@ -554,15 +553,15 @@ class ProgramSequence(MLProgram):
         """Which members of a pipeline are edited; chunks are of one model."""
         if isinstance(self.models, Chain):
             return []
-        held = [n for n, program in self.members.items() if any(program is g for g in self.chosen)]
-        others = [n for n in self.members if n not in held]
+        edited = [n for n, program in self.members.items() if any(program is g for g in self.chosen)]
+        others = [n for n in self.members if n not in edited]
         stay = f"; {', '.join(others)} {'stays' if len(others) == 1 else 'stay'} unchanged" if others else ""
-        return [f"of the pipeline, the ML Programs are operated on: {', '.join(held)}{stay}"]
+        return [f"of the pipeline, the ML Programs are operated on: {', '.join(edited)}{stay}"]
 
     def compare(
         self, before: MLProgram, inputs: Mapping[str, Array] | None, how: Comparing
     ) -> list[Comparison | Refusal]:
-        """Each program with what it was, as stored; inputs that are given go to the one that takes them."""
+        """Compare each program with itself before, as stored; inputs go to the program that takes them."""
         assert isinstance(before, ProgramSequence)
         pairs = zip(before.parts, self.parts, strict=True)
         options = how.options(contract=(), prove=how.prove)  # no pass changes an interface between members
@@ -602,11 +601,10 @@ class ProgramSequence(MLProgram):
 
 def op_counts(program: Program) -> dict[str, int]:
     """Number of ops by type, constants left out, the most frequent first."""
-    return counted(op.op_type for op in _counting(program))
+    return count_kinds(op.op_type for op in _without_constants(program))
 
 
-def _counting(program: Program) -> list[Operation]:
-    """The ops that count: constants do not."""
+def _without_constants(program: Program) -> list[Operation]:
     return [op for op in walk_ops(program) if op.op_type != "const"]
 
 
@@ -638,12 +636,12 @@ def check_out(
     if is_chunked(source) and not target.suffix:
         check_folder(source, target, overwrite)
     else:
-        other = suffix == MLProgram.suffix and target.suffix in registry.WRITERS
-        check_target(source, target, overwrite, target.suffix if other else suffix)
+        is_other_format = suffix == MLProgram.suffix and target.suffix in registry.WRITERS
+        check_target(source, target, overwrite, target.suffix if is_other_format else suffix)
 
 
 def read_subject(model: Any, kind: type[Subject] = MLProgram) -> Any:
-    """A model as passes of a kind edit it, chunks one after the other; one that was read already is itself."""
+    """Read a model for the passes of one format; a subject is returned as it is, chunks become one sequence."""
     if isinstance(model, Subject):
         return model
     return read_chunks(model) if kind is MLProgram and is_chunked(model) else kind.read(model)

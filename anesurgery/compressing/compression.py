@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -305,7 +305,6 @@ def compress(
     folder = None if work is None else Path(work).expanduser().absolute()
     how = _how(mixed, activations, names, for_, most)
     before = [inspection for part in given.parts for inspection in placed(part, device)]
-    left_out: LeftOut = {}
     with workers(jobs, scheduler) as pool:
         finished = Finished(folder, pool)
         plan = Plan(
@@ -322,14 +321,7 @@ def compress(
             max_bytes=most,
         )
         newer, opset_notes = _raise_opset(given, plan)
-        while True:  # begin again without the weights whose form moved an op off the engine
-            edited = newer.clone()
-            rows, balanced = _compress_programs(edited, samples.calibration, plan, left_out, progress)
-            after = [inspection for part in edited.parts for inspection in placed(part, device)]
-            off_engine = _off_engine(before, after, rows)
-            if not off_engine:
-                break
-            left_out |= off_engine
+        edited, rows, balanced, after = _compress_on_engine(newer, samples.calibration, plan, before, progress)
     doubts = [*samples.doubts, *_few_rows(rows)]
     for words in doubts:
         warn(f"compress: {words}")
@@ -492,6 +484,36 @@ def _why_not_raised(program: Program, target: Target) -> str:
     if findings := of_version(IOS18, target):
         return refusal(findings)
     return 'say that the target has it, as target="M2/macOS 15" or "iOS 18", or convert the model for it'
+
+
+class _Edited(NamedTuple):
+    """A compressed copy of the model."""
+
+    subject: MLProgram
+    weights: list[CompressedWeight]
+    """A row for each weight."""
+    balanced: list[Balanced]
+    """A row for each value whose channels may be balanced."""
+    inspections: list[Inspection]
+
+
+def _compress_on_engine(
+    newer: MLProgram,
+    samples: Sequence[Mapping[str, Any]],
+    plan: Plan,
+    before: Sequence[Inspection],
+    progress: Progress | None,
+) -> _Edited:
+    """Compress a copy of the model; begin again without the weights whose form moves an op off the engine."""
+    left_out: LeftOut = {}
+    while True:
+        edited = newer.clone()
+        rows, balanced = _compress_programs(edited, samples, plan, left_out, progress)
+        after = [inspection for part in edited.parts for inspection in placed(part, plan.target)]
+        off_engine = _off_engine(before, after, rows)
+        if not off_engine:
+            return _Edited(edited, rows, balanced, after)
+        left_out |= off_engine
 
 
 def _compress_programs(

@@ -133,7 +133,7 @@ def in_precision(loaded: Loaded, precision: str | None) -> Loaded:
 
 
 def _compared(loaded: Loaded, folded: Loaded) -> Loaded:
-    """The form that computes the least in fp32 and keeps `GATE`; the network in fp32 where none does."""
+    """Return the form that computes the least in fp32 and keeps `GATE`; the network in fp32 where none does."""
     forms = [_Half.of(folded).measured(loaded)]
     if forms[0].psnr < GATE or forms[0].wide:
         observed = {r.name: (r.minimum, r.maximum) for r in ranges(folded).rows}
@@ -172,7 +172,7 @@ def _window(loaded: Loaded, folded: Loaded, observed: Observed) -> list[_Half]:
 
 
 def _least(enough: Callable[[int], bool], most: int) -> int:
-    """The least count that is enough, where more is never worse and `most` is enough."""
+    """Return the least count that is enough, where more is never worse and `most` is enough."""
     low, high = 0, most
     while low + 1 < high:
         middle = (low + high) // 2
@@ -250,7 +250,7 @@ Import = Callable[[Any, str], Loaded]
 def upgrade_pipeline(
     spec: Any, source: Path | None, weights: Path | None, units: Any, build: Import
 ) -> tuple[ModelSequence, list[str]]:
-    """The pipeline with an ML Program in the place of each network.
+    """Return the pipeline with an ML Program in the place of each network.
 
     Args:
         spec: specification of a pipeline, which stays as it is.
@@ -283,7 +283,7 @@ def upgrade_pipeline(
 
 
 def _part(part: Any, what: str, source: Path | None, weights: Path | None, build: Import) -> Loaded | None:
-    """The program of a part that has one, or is a network; None for one that stays."""
+    """Return the program of a part that has one, or is a network; None for one that stays."""
     kind = part.WhichOneof("Type")
     if kind is None:
         raise LoadError(f"{what} is empty, or newer than this coremltools; export the pipeline again")
@@ -295,7 +295,7 @@ def _part(part: Any, what: str, source: Path | None, weights: Path | None, build
 
 
 def _renamed(before: Any, after: Any, what: str, before_it: dict[str, str]) -> dict[str, str]:
-    """Names of inputs and outputs that changed; all parts must call a value the same."""
+    """Return names of inputs and outputs that changed; all parts must call a value the same."""
     changed: dict[str, str] = {}
     for field in ("input", "output"):
         olds, news = (getattr(s.description, field) for s in (before, after))
@@ -314,7 +314,7 @@ def _renamed(before: Any, after: Any, what: str, before_it: dict[str, str]) -> d
 
 
 def with_sequence(spec: Any, length: int, what: str) -> Any:
-    """A copy of a specification whose inputs are sequences of a length, with a batch of 1.
+    """Return a copy of a specification whose inputs are sequences of a length, with a batch of 1.
 
     Optional inputs are states, which have no sequence; images have none either.
 

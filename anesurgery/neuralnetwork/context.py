@@ -78,11 +78,11 @@ class Context:
                 self.layer = outer
 
     def error(self, words: str) -> LoadError:
-        """An error that names the layer, to be raised."""
+        """Return an error that names the layer."""
         return LoadError(f"{self.where}: {words}")
 
     def limit(self, words: str) -> LoadError:
-        """An error that names a layer that may be sound, but of which no ops can be made; to be raised."""
+        """Return an error that names a layer that may be sound, but that cannot be built as ops."""
         return NotExpressible(f"{self.where}: {words}")
 
     def note(self, words: str) -> None:
@@ -96,7 +96,7 @@ class Context:
         return f"layer {self.layer.name!r}" + (f" ({kind})" if kind else "")
 
     def weights(self, params: Any, shape: Sequence[int], name: str = "weights", axis: int = 0) -> Array:
-        """The fp32 array of a `WeightParams` message; `axis` is that of the output channels."""
+        """Return the fp32 array of a `WeightParams` message; `axis` is that of the output channels."""
         return spec.weights(params, [int(n) for n in shape], f"{self.where}: {name}", axis)
 
     def define(self, name: str, var: Var, again: bool = False) -> None:
@@ -116,10 +116,8 @@ class Context:
         """Is a blob of rank 5 held without its sequence of 1?"""
         return self.legacy and self.env[name].rank == 4 and name not in self.exact
 
-    # -- shapes ----------------------------------------------------------------------------------------
-
     def shape(self, x: Var, axes: Sequence[int] | None = None) -> tuple[int, ...]:
-        """The sizes of some axes (all by default), which must be known.
+        """Return the sizes of some axes (all by default), which must be known.
 
         Raises:
             LoadError: one is dynamic.
@@ -135,14 +133,14 @@ class Context:
             raise self.error(f"takes at least {least} axes, but its input has {x.rank}")
 
     def five(self, x: Var) -> Var:
-        """A value as (sequence, batch, channel, height, width)."""
+        """Return a value as (sequence, batch, channel, height, width)."""
         missing = 5 - x.rank
         if missing > 0:
             return mb.expand_dims(x=x, axes=list(range(missing)))
         return x
 
     def images(self, x: Var) -> tuple[Var, Callable[[Var], Var]]:
-        """A value as (batch, channel, height, width), and what gives a result its leading axes again."""
+        """Return a value as (batch, channel, height, width), and what gives a result its leading axes again."""
         if x.rank == 4:
             return x, lambda y: y
         if x.rank < 4:
@@ -164,22 +162,20 @@ class Context:
         return mb.reshape(x=x, shape=sizes)
 
     def whole(self, x: Var) -> Var:
-        """A blob that holds whole numbers, as int32."""
+        """Return a blob that holds whole numbers, as int32."""
         return x if x.dtype == types.int32 else mb.cast(x=x, dtype="int32")
 
     def truth(self, x: Var) -> Var:
-        """A blob as conditions: true where it is not 0."""
+        """Return a blob as conditions: true where it is not 0."""
         return x if x.dtype == types.bool else mb.not_equal(x=x, y=np.float32(0))
 
     def blob(self, x: Var) -> Var:
-        """A result as blobs are: fp32, and without a sequence of 1 where blobs have rank 5."""
+        """Return a result as blobs are: fp32, and without a sequence of 1 where blobs have rank 5."""
         if x.dtype != types.fp32:
             x = mb.cast(x=x, dtype="fp32")
         if self.legacy and x.rank == 5 and not is_symbolic(x.shape[0]) and x.shape[0] == 1:
             x = mb.squeeze(x=x, axes=[0])
         return x
-
-    # -- one layer -------------------------------------------------------------------------------------
 
     def _build(self, layer: Any, network: Any) -> None:
         kind = layer.WhichOneof("layer")

@@ -56,7 +56,7 @@ def import_network(
     compute_units: Any = None,
     keep_names: bool = False,
 ) -> Loaded:
-    """The ML Program of a neural network.
+    """Return the ML Program of a neural network.
 
     Args:
         spec: specification of a model, one of `NETWORKS`.
@@ -83,7 +83,7 @@ def import_network(
 
 
 def _no_network(spec: Any, what: str, kind: str) -> LoadError:
-    """Why there is nothing to import, and what to do instead."""
+    """Return why there is nothing to import, and what to do instead."""
     if kind in PIPELINES:
         names = ", ".join(part_names(PIPELINES[kind](spec)))
         return IsPipeline(f"{what} is a pipeline of several models ({names}); name one of them as the member")
@@ -93,7 +93,7 @@ def _no_network(spec: Any, what: str, kind: str) -> LoadError:
 
 
 def _import(spec: Any, custom: Custom | None, keep_names: bool) -> tuple[Program, Any, tuple[str, ...]]:
-    """The program, its specification, and what changed."""
+    """Return the program, its specification, and what changed."""
     check(spec)
     if spec.isUpdatable:
         raise NotExpressible(
@@ -128,7 +128,7 @@ def _check_through(description: Any) -> None:
 
 
 def _function(ctx: Context, network: Any, description: Any, names: dict[str, str]) -> Function:
-    """The function, with its inputs and outputs called by `names`."""
+    """Return the function, with its inputs and outputs called by `names`."""
     inputs = {names[f.name]: ports.placeholder(f) for f in description.input}
     with Function(inputs, opset_version=OPSET) as function:
         for feature in description.input:
@@ -143,7 +143,7 @@ def _function(ctx: Context, network: Any, description: Any, names: dict[str, str
 
 
 def _outputs(ctx: Context, network: Any, description: Any) -> dict[str, Var]:
-    """The value of each output, made by an op of its own; a classification must come last of all ops."""
+    """Return the value of each output, made by an op of its own; a classification must come last of all ops."""
     decided = _classes(network, description)
     outputs: dict[str, Var] = {}
     for feature in description.output:
@@ -160,14 +160,14 @@ def _outputs(ctx: Context, network: Any, description: Any) -> dict[str, Var]:
 
 
 def _classes(network: Any, description: Any) -> list[str]:
-    """The names of the label and the probabilities of a classifier; none of another network."""
+    """Return the names of the label and the probabilities of a classifier; none of another network."""
     if "ClassLabels" not in network.DESCRIPTOR.oneofs_by_name:
         return []
     return [description.predictedFeatureName, description.predictedProbabilitiesName]
 
 
 def _decided(ctx: Context, network: Any, names: list[str]) -> dict[str, Var]:
-    """The label and the probabilities of a classifier, by these names."""
+    """Return the label and the probabilities of a classifier, by these names."""
     if not names:
         return {}
     labels = list(getattr(network, network.WhichOneof("ClassLabels")).vector)
@@ -190,12 +190,12 @@ with quiet_host():
 
 
 def identifier(name: str) -> str:
-    """A name as MIL takes it: letters, digits and underscores, no digit first, no word of the language."""
+    """Return a name as MIL takes it: letters, digits and underscores, no digit first, no reserved word."""
     return str(NameSanitizer().sanitize_name(name))
 
 
 def identifiers(names: Iterable[str]) -> list[str]:
-    """Names as MIL takes them, each once."""
+    """Return names as MIL takes them, each once."""
     names, taken = list(names), _Names([n for n in names if identifier(n) == n])
     return [n if identifier(n) == n else taken.fresh(n) for n in names]
 
@@ -209,7 +209,7 @@ class _Names:
         """Those that have their name."""
 
     def fresh(self, wish: str) -> str:
-        """The wish, or the wish with a number appended."""
+        """Return the wish, or the wish with a number appended."""
         name = identifier(wish)
         name = next(n for i in count() if (n := f"{name}_{i}" if i else name) not in self._taken)
         self._taken.add(name)
@@ -369,7 +369,7 @@ class LoadedNetwork(Loaded):
 
 
 def runnable(chunk: Loaded) -> Loaded:
-    """A chunk as an ML Program.
+    """Return a chunk as an ML Program.
 
     Raises:
         LoadError: it is a network with a layer that cannot be built.

@@ -16,14 +16,14 @@ OLD, EXACT = 3, 4
 
 
 def weights(values: Array, half: bool = False) -> dict[str, Any]:
-    """The fields of a `WeightParams` message that holds an array in fp32 or fp16 (`half`), row-major."""
+    """Return the fields of a `WeightParams` message that holds an array in fp32 or fp16 (`half`), row-major."""
     if half:
         return {"float16Value": np.ravel(values).astype("<f2").tobytes()}
     return {"floatValue": np.ravel(values).astype(np.float32).tolist()}
 
 
 def make_layer(kind: str, inputs: Sequence[str], outputs: Sequence[str], name: str = "", **fields: Any) -> Any:
-    """A `NeuralNetworkLayer`.
+    """Return a `NeuralNetworkLayer`.
 
     Args:
         kind: field of `NeuralNetworkLayer`, as "activation".
@@ -41,7 +41,7 @@ def make_layer(kind: str, inputs: Sequence[str], outputs: Sequence[str], name: s
 
 
 def make_constant(name: str, values: ArrayLike) -> Any:
-    """The `loadConstantND` layer that holds an array in fp32; a number is an array of one axis, of size 1."""
+    """Return the `loadConstantND` layer that holds an array in fp32; a number becomes an array [1]."""
     array = np.atleast_1d(np.asarray(values))
     return make_layer("loadConstantND", [], [name], shape=array.shape, data=weights(array))
 
@@ -54,7 +54,7 @@ def make_network(
     rank5: bool = False,
     integers: Collection[str] = (),
 ) -> Any:
-    """The specification of a neural network.
+    """Return the specification of a neural network.
 
     Args:
         inputs: name -> shape of an array; (channel, height, width) where all arrays have rank 5.

@@ -81,7 +81,7 @@ class Frame:
     """Builds the op on a view; its results still have to be reshaped to the old shape."""
 
     def merged(self, most: int) -> list[tuple[int, ...]] | None:
-        """A view of at most `most` axes, or None; short axes merge first, since long ones leave the ANE."""
+        """Return a view of at most `most` axes, or None; short axes merge first, as long ones leave the ANE."""
         groups: list[tuple[int, ...]] = [(axis,) for axis in range(len(self.sizes))]
         while len(groups) > most:
             pairs = [

@@ -27,7 +27,7 @@ ASSET_NAME = f"model{ASSET}"
 
 
 def check_format(name: str, known: Sequence[str] = FORMATS) -> str:
-    """A format, if it is one of those that are known where it is asked for.
+    """Return a format, if it is one of those that are known where it is asked for.
 
     Raises:
         UnknownName: it is not.
@@ -38,7 +38,7 @@ def check_format(name: str, known: Sequence[str] = FORMATS) -> str:
 
 
 def in_format(model: Any, name: str) -> Any:
-    """An MLModel in a format, as an object that is saved by its `save`.
+    """Return an MLModel in a format, as an object that is saved by its `save`.
 
     Args:
         model: the MLModel.
@@ -93,7 +93,7 @@ class Both:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {
             "coreml": str(self.coreml),
             "coreai": str(self.coreai),
@@ -146,7 +146,7 @@ def write_beside(package: Path, *, overwrite: bool = False) -> Both:
 
 
 def _compared(package: Path, asset: Path) -> tuple[dict[str, Comparison], str]:
-    """A comparison for each function; or {}, and why nothing was compared.
+    """Return a comparison for each function; or {}, and why nothing was compared.
 
     Raises:
         ProofError: the outputs of a function do not agree.

@@ -127,20 +127,20 @@ class Builder(mil.OpMakers):
         return block
 
     def before(self, op: Operation) -> Builder:
-        """A builder that makes its ops right before another op, of the same block or of one around it."""
+        """Return a builder that inserts its ops right before another op, in the same block or one around it."""
         other = Builder(self._session, self._function, self._pass_name, self._root)
         other._before, other.made = op, self.made
         return other
 
     def behind(self) -> Builder:
-        """A builder that makes its ops right behind the root."""
+        """Return a builder that makes its ops right behind the root."""
         ops = cast(mil.Block, self._root.enclosing_block).operations
         other = self.before(self._root)
         other._before = None if self._root is ops[-1] else mil.next_op(self._root)
         return other
 
     def __getattr__(self, op_type: str) -> Callable[..., Var]:
-        """The builder of one op type; takes the MIL inputs by name, `name=` is optional.
+        """Return the builder of one op type; takes the MIL inputs by name, `name=` is optional.
 
         Python numbers get the element type of the op's first float operand.
         """
@@ -165,7 +165,7 @@ class Builder(mil.OpMakers):
         return build
 
     def shared(self, key: tuple[Any, ...], make: Callable[[], Array], name: str) -> Var:
-        """One constant for all edits that ask with the same key; it stands at the head of the function.
+        """Return one constant for all edits that ask with the same key; it stands at the head of the function.
 
         Args:
             key: all that the content depends on (for content derived from a weight: the weight's var).
@@ -187,7 +187,7 @@ class Builder(mil.OpMakers):
         return constant
 
     def shared_value(self, key: tuple[Any, ...], reads: Sequence[Var], build: Callable[[Builder], Var]) -> Var:
-        """One computed value for all edits that ask with the same key; it stands right after what it reads.
+        """Return one computed value for all edits that ask with the same key; it follows what it reads.
 
         Args:
             key: all that the value depends on.
@@ -259,11 +259,11 @@ class Builder(mil.OpMakers):
         return any(recoded[v].psnr < math.inf for op in self.made for v in op.outputs if v in recoded)
 
     def input(self, name: str) -> Var | None:
-        """The function's input of that name."""
+        """Return the function's input of that name."""
         return self._function.inputs.get(name)
 
     def add_input(self, shape: Sequence[int], dtype: Any, change: InterfaceChange) -> Var:
-        """A new input of the function, declared by `change` (its first name is the input's); once per name.
+        """Add an input to the function, once per name, declared by `change`, whose first name is the input's.
 
         Raises:
             PassError: the function has another input of that name.
@@ -278,7 +278,7 @@ class Builder(mil.OpMakers):
         return mil.add_input(self._function, name, shape, dtype)
 
     def input_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """What an input must hold that is read as `dtype`: inputs can be fp16 from iOS 16 on."""
+        """Return what an input must hold that is read as `dtype`: inputs can be fp16 from iOS 16 on."""
         old = self._function.opset_version < mil.ct.target.iOS16
         return np.dtype(np.float32) if old and dtype == np.float16 else dtype
 
@@ -306,7 +306,7 @@ class Builder(mil.OpMakers):
         dropped: bool,
         shaped: Callable[[Array], Array] = np.asarray,
     ) -> Var:
-        """An input of rows of a table, in place of the ids that chose them; the table is left beside the model.
+        """Add an input for rows of a table, in place of the ids of the rows; save the table beside the model.
 
         Args:
             table: [rows, ...].

@@ -249,7 +249,7 @@ ROUNDING = 1e-2
 
 
 def _about_rounding(step: Pass, proof: SiteCheck) -> str:
-    """What an author can do where a pass that promises equal bits only rounds in another way."""
+    """Return what an author can do where a pass that promises equal bits only rounds in another way."""
     if step.tolerance != EXACT or not proof.max_rel < ROUNDING:
         return ""
     return (

@@ -28,7 +28,7 @@ class Shapes:
     length: int
 
     def sizes(self, function: Function) -> dict[Any, int]:
-        """What each dynamic size of the inputs becomes.
+        """Return what each dynamic size of the inputs becomes.
 
         Raises:
             PassError: a shape that is given does not fit.
@@ -78,11 +78,11 @@ class Shapes:
 
 
 def dynamic_inputs(function: Function) -> list[Var]:
-    """The inputs of dynamic shape."""
+    """Return the inputs of dynamic shape."""
     return [var for var in function.inputs.values() if any_symbolic(var.shape or ())]
 
 
 def barred(function: Function, images: frozenset[str]) -> Refusal | None:
-    """Why the shapes of a function cannot be fixed."""
+    """Return why the shapes of a function cannot be fixed."""
     pictures = [var.name for var in dynamic_inputs(function) if var.name in images]
     return Refusal(f"%{pictures[0]} is an image of dynamic size; fix it when converting") if pictures else None

@@ -92,7 +92,7 @@ class Subject(ABC):
     @classmethod
     @abstractmethod
     def read(cls, model: Any) -> Self:
-        """A model as the user gives it; it may share memory with what was given, so clone it before editing.
+        """Return a model as the user gives it. It may share memory with what was given, so clone it first.
 
         Raises:
             LoadError: it cannot be read.
@@ -101,7 +101,7 @@ class Subject(ABC):
 
     @abstractmethod
     def clone(self) -> Self:
-        """A copy that can be edited without touching the original."""
+        """Return a copy that can be edited without touching the original."""
 
     @property
     @abstractmethod
@@ -172,11 +172,11 @@ class Subject(ABC):
         """Number of ops or layers by type, constants left out, the most frequent first."""
 
     def spec_of(self, graph: Graph) -> Any:
-        """The specification that describes the inputs of one of its graphs; None where there is none."""
+        """Return the specification that describes the inputs of one of its graphs; None where there is none."""
         return None
 
     def declared_in(self, graph: Graph) -> Declared:
-        """The lengths that are declared for the dynamic axes of one of its graphs."""
+        """Return the lengths that are declared for the dynamic axes of one of its graphs."""
         return NOTHING
 
     @property
@@ -185,7 +185,7 @@ class Subject(ABC):
         return False
 
     def inspect(self, target: str | None) -> tuple[Inspection, ...]:
-        """The inspections of its graphs, where they cost next to nothing; else ()."""
+        """Return the inspections of its graphs, where they cost next to nothing; else ()."""
         return ()
 
     def check_inputs(self, values: Any) -> None:
@@ -202,39 +202,39 @@ class Subject(ABC):
         return None
 
     def as_given(self, target: Target) -> Score | None:
-        """The score of the file that it was made of, in its own format."""
+        """Return the score of the file that it was made of, in its own format."""
         return self.score(target)
 
     def advised(self, target: Target) -> list[Inspection]:
-        """The inspection of each of its functions, with every finding and the pass that each names."""
+        """Return the inspection of each of its functions, with every finding and the pass that each names."""
         return list(self.inspect(str(target)))
 
     def found_by(self, rules: Sequence[Rule], target: Target) -> list[Finding]:
-        """The findings of some rules only."""
+        """Return the findings of some rules only."""
         ids = {rule.id for rule in rules}
         return [f for part in self.advised(target) for f in part.all_findings if f.rule in ids]
 
     def advised_as_given(self, target: Target) -> list[Inspection]:
-        """The inspections of the file that it was made of, in its own format."""
+        """Return the inspections of the file that it was made of, in its own format."""
         return self.advised(target)
 
     def time(self, target: str | None) -> Time | None:
-        """The estimated time on the chip that a target names; None where there is none."""
+        """Return the estimated time on the chip that a target names; None where there is none."""
         return None
 
     def worse_than_layers(self, target: Target) -> str:
-        """Why its layers should have stayed a neural network, in words; "" where it was none, or gains."""
+        """Return why its layers should have stayed a neural network; "" where it was none, or gains."""
         return ""
 
     def notes(self, before: Self) -> list[str]:
-        """What the caller should know of the result, given the model before."""
+        """Return what the caller should know of the result, given the model before."""
         return []
 
     @abstractmethod
     def compare(
         self, before: Self, inputs: Mapping[str, Array] | None, how: Comparing
     ) -> Sequence[Comparison | Refusal]:
-        """The numbers of each graph as a whole against those before, or why they cannot be compared.
+        """Return the numbers of each graph as a whole against those before, or why they cannot be compared.
 
         Args:
             before: the model as given.
@@ -254,7 +254,7 @@ class Subject(ABC):
 
     @abstractmethod
     def mlmodel(self) -> Any:
-        """A coremltools MLModel of the same format, made anew."""
+        """Return a coremltools MLModel of the same format, made anew."""
 
     @abstractmethod
     def save(self, path: Path, *, overwrite: bool, edited: bool) -> Path:
@@ -271,7 +271,7 @@ class Subject(ABC):
 
 
 def count_kinds(kinds: Iterable[str]) -> dict[str, int]:
-    """How often each kind occurs, the most frequent first."""
+    """Return how often each kind occurs, the most frequent first."""
     return dict(sorted(Counter(kinds).items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -303,7 +303,7 @@ class MLProgram(Subject):
 
     @classmethod
     def read(cls, model: Any) -> Self:
-        """A package, MLModel or MIL program; a neural network is made into a program.
+        """Return a package, MLModel or MIL program; a neural network is made into a program.
 
         A pipeline counts as its ML Programs, edited one after the other; its other models stay as they are.
         """
@@ -319,7 +319,7 @@ class MLProgram(Subject):
             return cast("Self", ProgramSequence(read_pipeline(Path(place).expanduser(), units)))
 
     def clone(self) -> Self:
-        """A program of its own; weights are shared."""
+        """Return a program of its own; weights are shared."""
         return type(self)(clone(self.loaded), layers=self.layers)
 
     @property
@@ -402,7 +402,7 @@ class MLProgram(Subject):
         return inspect_other(self.layers, target, inspect_program) if self.was_layers else None
 
     def advised(self, target: Target) -> list[Inspection]:
-        """The inspection of each function of all programs, with advice."""
+        """Return the inspection of each function of all programs, with advice."""
         return [inspection for part in self.parts for inspection in placed(part, target, advice=True)]
 
     def found_by(self, rules: Sequence[Rule], target: Target) -> list[Finding]:
@@ -410,27 +410,27 @@ class MLProgram(Subject):
         return [f for part in self.parts for f in found_by(part, target, rules)]
 
     def time(self, target: str | None) -> Time | None:
-        """The time of one prediction with each function; None for a target of several generations."""
+        """Return the time of one prediction with each function; None for a target of several generations."""
         device = Target.parse(target)
         if len(device.families) != 1:
             return None
         return total_of([one.time for part in self.parts for one in placed(part, device)])
 
     def spec_of(self, graph: Program) -> Any:
-        """The specification of the model that has the program."""
+        """Return the specification of the model that has the program."""
         return next(part.spec for part in self.parts if part.program is graph)
 
     def declared_in(self, graph: Program) -> Declared:
-        """The lengths that the specification of its model declares for the inputs."""
+        """Return the lengths that the specification of its model declares for the inputs."""
         return declared_lengths(graph, self.spec_of(graph))
 
     def notes(self, before: Self) -> list[str]:
-        """What changed when a neural network became a program, and what that means for the ANE."""
+        """Return what changed when a neural network became a program, and what that means for the ANE."""
         is_fp32 = self.was_layers and not _computes_in_fp16(self.loaded.program)
         return [*self.loaded.notes, *([FROM_NETWORK] if is_fp32 else [])]
 
     def worse_than_layers(self, target: Target) -> str:
-        """Which share on the ANE, or which time, is worse than that of the layers."""
+        """Return which share on the ANE, or which time, is worse than that of the layers."""
         layers = self._layers_inspected(target)
         if layers is None:
             return ""
@@ -447,7 +447,7 @@ class MLProgram(Subject):
     def compare(
         self, before: Self, inputs: Mapping[str, Array] | None, how: Comparing
     ) -> list[Comparison | Refusal]:
-        """Both in the arithmetic as stored, against the gate of the recipe."""
+        """Compare both models in the arithmetic as stored, against the gate of the recipe."""
         return [compare_as_stored(before.loaded, self.loaded, inputs, **how.options())]
 
     @property
@@ -461,7 +461,7 @@ class MLProgram(Subject):
         return self.loaded.spec
 
     def mlmodel(self) -> Any:
-        """An MLModel in a temporary package."""
+        """Return an MLModel in a temporary package."""
         return to_mlmodel(self.loaded)
 
     def save(self, path: Path, *, overwrite: bool, edited: bool) -> Path:
@@ -472,7 +472,7 @@ class MLProgram(Subject):
 
 
 def _layers(model: Any, loaded: Loaded) -> Any:
-    """The neural network that a program was made of, as a path or MLModel; None where it was none."""
+    """Return the neural network that a program was made of, as a path or MLModel; None where it was none."""
     if isinstance(model, ct.models.MLModel) and model.package_path is None:
         return model if model.get_spec().WhichOneof("Type") in NETWORKS else None
     source = loaded.source
@@ -550,7 +550,7 @@ class ProgramSequence(MLProgram):
         return self.models.interface
 
     def notes(self, before: MLProgram) -> list[str]:
-        """Which members of a pipeline are edited; chunks are of one model."""
+        """Return which members of a pipeline are edited; chunks are of one model."""
         if isinstance(self.models, Chain):
             return []
         edited = [n for n, program in self.members.items() if any(program is g for g in self.chosen)]
@@ -591,7 +591,7 @@ class ProgramSequence(MLProgram):
         return self.models.spec
 
     def mlmodel(self) -> Any:
-        """An MLModel in a temporary package."""
+        """Return an MLModel in a temporary package."""
         return self.models.mlmodel()
 
     def save(self, path: Path, *, overwrite: bool, edited: bool) -> Path:
@@ -600,7 +600,7 @@ class ProgramSequence(MLProgram):
 
 
 def op_counts(program: Program) -> dict[str, int]:
-    """Number of ops by type, constants left out, the most frequent first."""
+    """Return number of ops by type, constants left out, the most frequent first."""
     return count_kinds(op.op_type for op in _without_constants(program))
 
 
@@ -609,7 +609,7 @@ def _without_constants(program: Program) -> list[Operation]:
 
 
 def read_chunks(model: Any) -> ProgramSequence:
-    """The chunks of a chain, or of the folder that it is in.
+    """Return the chunks of a chain, or of the folder that it is in.
 
     Raises:
         SurgeryError: one of them is a neural network.

@@ -60,7 +60,7 @@ class Refused:
         return "; ".join([f"{what} off the ANE: {stays['why']}{at}", *self._remedies()])
 
     def _remedies(self) -> Iterator[str]:
-        """What comes of the pass that is named."""
+        """Yield what comes of the pass that is named."""
         if self.remedy and not self.tried:
             yield f"`{self.remedy}` is named for it"
         for here, words in ((True, " cannot help"), (False, "")):
@@ -72,14 +72,14 @@ class Refused:
 
 
 def cause(refusal: Refusal) -> tuple[str, str]:
-    """A reason without names and numbers of its place, and the pass that is named in it."""
+    """Return a reason without names and numbers of its place, and the pass that is named in it."""
     stays = STAYS.fullmatch(refusal.reason)
     words, remedy = (refusal.reason, "") if stays is None else (f"stays: {stays['why']}", stays["remedy"] or "")
     return SHAPE.sub("(#)", NUMBER.sub("#", NAME.sub("%", words))), remedy
 
 
 def by_cause(refusals: Sequence[Named]) -> list[Refused]:
-    """The refusals of each cause together, in the order of their first.
+    """Return the refusals of each cause together, in the order of their first.
 
     What a pass refused that is named for ops is told with these ops: at these, and of the whole model once.
     """
@@ -108,12 +108,12 @@ def by_cause(refusals: Sequence[Named]) -> list[Refused]:
 
 
 def refusal_lines(refusals: Sequence[Named]) -> list[str]:
-    """One line for each cause."""
+    """Return one line for each cause."""
     return [group.line for group in by_cause(refusals)]
 
 
 def grouped_refusals(refusals: Sequence[Named]) -> list[tuple[str, str, list[Refusal]]]:
-    """Rows (pass, reason, refusals), one for each distinct reason, in the order of their first."""
+    """Return rows (pass, reason, refusals), one for each distinct reason, in the order of their first."""
     rows: dict[tuple[str, str], list[Refusal]] = {}
     for name, refusal in refusals:
         rows.setdefault((name, refusal.reason), []).append(refusal)
@@ -121,6 +121,6 @@ def grouped_refusals(refusals: Sequence[Named]) -> list[tuple[str, str, list[Ref
 
 
 def op_text(op: object) -> str:
-    """An op in the canonical text, in one line; "" of anything else."""
+    """Return an op in the canonical text, in one line; "" of anything else."""
     line = to_text(op).splitlines()[0] if isinstance(op, Operation) else ""
     return line if len(line) <= OP_TEXT else f"{line[: OP_TEXT - 3]}..."

@@ -75,7 +75,7 @@ class Rewrite(Pass, abstract=True):
                 _checked(cls, cls.pattern(object.__new__(cls), op_patterns))
 
     def pattern(self, op: Ops) -> OpPattern:
-        """What to look for: by default any op of `kinds`.
+        """Return what to look for: by default any op of `kinds`.
 
         Args:
             op: makes patterns: `op.mul(x=var("x"), y=var("y"))`.
@@ -149,7 +149,7 @@ class Rewrite(Pass, abstract=True):
         return None
 
     def assumes(self, m: Match) -> Mapping[str, tuple[int, int]]:
-        """The integers that an option lets the edit rely on, which models are compared on.
+        """Return the integers that an option lets the edit rely on, which models are compared on.
 
         Args:
             m: the match.

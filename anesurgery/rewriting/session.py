@@ -152,14 +152,14 @@ class Report(Drawn):
     """What the first line says of wrong numbers: how wrong outputs still are, or what was repaired; else ""."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: what `--json` prints."""
+        """Return plain data: what `--json` prints."""
         return drawn(self, "json")
 
     def __repr__(self) -> str:
         return str(self)
 
     def artifact_places(self, package: str | os.PathLike[str]) -> dict[Path, Array]:
-        """The arrays that left the model, by where they go: `<package>.<name>.npy`."""
+        """Return the arrays that left the model, by where they go: `<package>.<name>.npy`."""
         place = Path(package).expanduser().absolute()
         return {arrays.path_beside(place, name): array for name, array in self.artifacts.items()}
 

@@ -19,35 +19,35 @@ Shape = tuple[int, ...]
 
 
 def states_of(function: Function) -> dict[str, Var]:
-    """The states of a function by name."""
+    """Return the states of a function by name."""
     return {name: var for name, var in function.inputs.items() if types.is_state(var.sym_type)}
 
 
 def held_shape(state: Var) -> Shape:
-    """The shape of what a state holds."""
+    """Return the shape of what a state holds."""
     return tuple(int(d) for d in state.sym_type.wrapped_type().get_shape())
 
 
 def held_type(state: Var) -> Any:
-    """The element type of what a state holds, as `new_input` takes it."""
+    """Return the element type of what a state holds, as `new_input` takes it."""
     return state.sym_type.wrapped_type().get_primitive()
 
 
 def state_of(op: Operation) -> Var | None:
-    """The state that an op reads or writes; None of other ops."""
+    """Return the state that an op reads or writes; None of other ops."""
     state = op.inputs.get("state", op.inputs.get("input"))
     return state if isinstance(state, Var) and types.is_state(state.sym_type) else None
 
 
 def each(program: Program, name: str) -> Iterator[tuple[Function, Var]]:
-    """Each function that has a state of a name, and that state."""
+    """Yield each function that has a state of a name, and that state."""
     for function in program.functions.values():
         if (state := states_of(function).get(name)) is not None:
             yield function, state
 
 
 def within_block(functions: Iterable[Function], name: str) -> Refusal | None:
-    """Why a state cannot get another form: an op inside a branch or a loop uses it."""
+    """Return why a state cannot get another form: an op inside a branch or a loop uses it."""
     for function in functions:
         state = states_of(function).get(name)
         for outer in function.operations:
@@ -61,23 +61,23 @@ class Form:
     """How a state is held; by default as it was."""
 
     def read(self, mb: Builder, op: Operation) -> Var:
-        """What is read in place of a `read_state`."""
+        """Return what is read in place of a `read_state`."""
         raise NotImplementedError
 
     def update(self, mb: Builder, op: Operation, stored: Var) -> Var:
-        """What is updated in place of a `slice_update` of a stored value."""
+        """Return what is updated in place of a `slice_update` of a stored value."""
         raise NotImplementedError
 
     def write(self, mb: Builder, op: Operation, stored: Var) -> Var:
-        """What is written in place of a `coreml_update_state`."""
+        """Return what is written in place of a `coreml_update_state`."""
         raise NotImplementedError
 
     def plain(self, mb: Builder, stored: Var) -> Var:
-        """A stored value as it was before."""
+        """Return a stored value as it was before."""
         return stored
 
     def stored(self, mb: Builder, value: Var) -> Var:
-        """A value that was not read from the state, as it is stored."""
+        """Return a value that was not read from the state, as it is stored."""
         return value
 
     def end(self, edits: GraphEdits) -> None:
@@ -160,7 +160,7 @@ class StoredStates:
             op.set_inputs(no_check_var_types=True, **changed)
 
     def plain(self, var: Var, mb: Builder | None = None) -> Var:
-        """A value as it was before."""
+        """Return a value as it was before."""
         if var not in self._stored:
             return var
         if var not in self._plain:
@@ -170,5 +170,5 @@ class StoredStates:
 
 
 def shared_shapes(functions: Sequence[Function]) -> dict[str, Shape]:
-    """The shapes of all states by name; functions of one model share them."""
+    """Return the shapes of all states by name; functions of one model share them."""
     return {name: held_shape(var) for f in functions for name, var in states_of(f).items()}

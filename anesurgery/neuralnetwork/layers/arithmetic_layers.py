@@ -20,7 +20,7 @@ MANY = (1, None)
 
 
 def _folded(op: str, alpha: bool = False) -> Build:
-    """An op over all inputs; with `alpha`, the parameter is the other side of a single one."""
+    """Return an op over all inputs; with `alpha`, the parameter is the other side of a single one."""
 
     def build(ctx: Context, params: Any, inputs: list[Any]) -> Var:
         values = [*inputs, F(params.alpha)] if alpha and len(inputs) == 1 else inputs
@@ -44,13 +44,13 @@ def softmax(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 @layer("average", inputs=MANY)
 def average(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The mean of the inputs."""
+    """Build the mean of the inputs."""
     return mb.mul(x=fold(lambda a, b: mb.add(x=a, y=b), inputs), y=F(1 / len(inputs)))
 
 
 @layer("dot", inputs=2)
 def dot(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The dot product over the channels, or the cosine of the angle."""
+    """Build the dot product over the channels, or the cosine of the angle."""
     x, y = inputs
     product = _sum(mb.mul(x=x, y=y))
     if not params.cosineSimilarity:
@@ -64,7 +64,7 @@ def _sum(x: Var) -> Var:
 
 
 def _spread(ctx: Context, params: Any, shape: Any, name: str) -> Array:
-    """A constant of shape [1], [C], [1, H, W] or [C, H, W], such that it broadcasts."""
+    """Return a constant of shape [1], [C], [1, H, W] or [C, H, W], such that it broadcasts."""
     sizes = [int(n) for n in shape] or [1]
     if len(sizes) not in (1, 3):
         raise ctx.error(f"has a {name} of {len(sizes)} axes, expected 1 or 3; export it again")
@@ -102,7 +102,7 @@ UNARY: tuple[Callable[[Var, Any], Var], ...] = (
 
 @layer("unary")
 def unary(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """A function of scale x + shift."""
+    """Build a function of scale x + shift."""
     x, factor = inputs[0], params.scale or 1
     if factor != 1 or params.shift:
         x = mb.linear_activation(x=x, alpha=F(factor), beta=F(params.shift))
@@ -118,7 +118,7 @@ AXES = ([-3, -2, -1], [-2, -1], [-3], [-2], [-1])
 
 @layer("reduce")
 def reduce(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """A reduction over channel, height and width, or some of them, which stay as axes of 1."""
+    """Build a reduction over channel, height and width, or some of them, which stay as axes of 1."""
     x, axes = inputs[0], AXES[params.axis]
     if params.mode == ARGMAX and len(axes) > 1:
         raise ctx.limit("takes the place of a maximum over more than one axis; choose C, H or W")
@@ -223,7 +223,7 @@ def _asinh(x: Var) -> Var:
 
 @layer("whereBroadcastable", inputs=3)
 def where(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The second input where the first is not 0, else the third."""
+    """Build the second input where the first is not 0, else the third."""
     condition, a, b = inputs
     if not _covers(a, b, condition):
         a = broadcast(ctx, broadcast(ctx, a, shape_value(condition)), shape_value(b))

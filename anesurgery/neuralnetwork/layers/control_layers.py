@@ -73,18 +73,15 @@ def _holds(ctx: Context, x: Var) -> Var:
     return mb.greater(x=mb.abs(x=scalar(ctx, x)), y=NEARLY_ZERO)
 
 
-# -- what a network writes ---------------------------------------------------------------------------------
-
-
 def _jumps(network: Any) -> set[str]:
-    """The breaks and continues that a network holds, without those of loops inside it."""
+    """Return the breaks and continues that a network holds, without those of loops inside it."""
     kinds = {layer.WhichOneof("layer") for layer in network.layers} & JUMPS.keys()
     inner = (layer for layer in network.layers if layer.WhichOneof("layer") == "branch")
     return kinds.union(*(_jumps(n) for layer in inner for n in nested_networks(layer)))
 
 
 def _written(network: Any) -> Iterator[str]:
-    """Every blob that a network may write, and every flag."""
+    """Yield every blob that a network may write, and every flag."""
     for each in network.layers:
         yield from each.output
         yield from JUMPS.get(each.WhichOneof("layer"), ())
@@ -93,7 +90,7 @@ def _written(network: Any) -> Iterator[str]:
 
 
 def _read(network: Any) -> Iterator[str]:
-    """Every blob that a network may read."""
+    """Yield every blob that a network may read."""
     for reader in network.layers:
         yield from reader.input
         for inner in nested_networks(reader):
@@ -101,7 +98,7 @@ def _read(network: Any) -> Iterator[str]:
 
 
 def _surely(network: Any) -> set[str]:
-    """The blobs that exist after a network in any case."""
+    """Return the blobs that exist after a network in any case."""
     blobs: set[str] = set()
     for each in network.layers:
         blobs |= set(each.output)
@@ -114,9 +111,6 @@ def _surely(network: Any) -> set[str]:
 
 def _halting(layer: Any) -> bool:
     return bool(_jumps(Part([layer])))
-
-
-# -- blocks ------------------------------------------------------------------------------------------------
 
 
 def _run(ctx: Context, network: Any) -> None:
@@ -178,7 +172,7 @@ def _results(ctx: Context, names: Sequence[str], outside: Any) -> tuple[Var, ...
 
 
 def _own(x: Var) -> Var:
-    """The value as one of the block, and not known in advance: coremltools compares known values of loops."""
+    """Return the value as a new, unknown one of the block: coremltools compares the known values of loops."""
     own: Var = mb.identity(x=x)
     own._sym_val = None  # type: ignore[attr-defined]
     return own
@@ -249,7 +243,7 @@ def _start(ctx: Context, params: Any, limited: bool, conditional: bool, jumps: s
 
 
 def _carried(ctx: Context, params: Any, outer: dict[str, Var]) -> list[str]:
-    """The blobs that a loop writes and whose last value is needed: by the next round, or outside."""
+    """Return the blobs that a loop writes and whose last value is needed: by the next round, or outside."""
     body, condition = params.bodyNetwork, params.conditionNetwork
     written = {*_written(body), *_written(condition)}
     needed = outer.keys() | set(_read(body))
@@ -283,7 +277,7 @@ def _condition(ctx: Context, params: Any) -> None:
 
 @layer("custom", inputs=(0, None))
 def custom(ctx: Context, params: Any, inputs: list[Var]) -> Made:
-    """What the caller's function for the class makes of (context, params, inputs).
+    """Build what the caller's function for the class makes of (context, params, inputs).
 
     Returns:
         The `Var` of its output; a `Sequence` of them; None where it has no outputs.

@@ -24,7 +24,7 @@ PADDINGS = ("custom", "valid", "same")
 
 
 def pairs(values: Any, default: int, length: int = 2) -> list[int]:
-    """A repeated field of one number for each spatial axis, which may be left out."""
+    """Return a repeated field of one number for each spatial axis, which may be left out."""
     return [int(v) for v in values] or [default] * length
 
 
@@ -41,7 +41,7 @@ def positive(ctx: Context, params: Any, field: str, default: int) -> list[int]:
 
 
 def borders(ctx: Context, amounts: Any) -> list[int]:
-    """A `BorderAmounts` message as [top, bottom, left, right]; 0 where it is absent.
+    """Return a `BorderAmounts` message as [top, bottom, left, right]; 0 where it is absent.
 
     Raises:
         LoadError: it has not two axes.
@@ -54,12 +54,12 @@ def borders(ctx: Context, amounts: Any) -> list[int]:
 
 
 def by_side(params: Any) -> list[int]:
-    """The custom padding of a layer over three spatial axes, begin and end of each."""
+    """Return the custom padding of a layer over three spatial axes, begin and end of each."""
     return [int(getattr(params, f"customPadding{side}")) for side in SIDES]
 
 
 def arguments(pads: Sequence[int]) -> dict[str, Any]:
-    """The padding arguments of an op for [begin, end, ...]."""
+    """Return the padding arguments of an op for [begin, end, ...]."""
     return {"pad_type": "custom", "pad": list(pads)} if any(pads) else {"pad_type": "valid"}
 
 
@@ -76,7 +76,7 @@ def needs_type(ctx: Context, params: Any) -> None:
 
 
 def spatial(ctx: Context, params: Any) -> dict[str, Any]:
-    """The padding arguments of an op for a layer with "valid" or "same" padding over height and width."""
+    """Return the padding arguments of an op for "valid" or "same" padding over height and width."""
     needs_type(ctx, params)
     if params.HasField("same"):
         return {"pad_type": SAME[params.same.asymmetryMode]}
@@ -84,7 +84,7 @@ def spatial(ctx: Context, params: Any) -> dict[str, Any]:
 
 
 def volume(params: Any) -> dict[str, Any]:
-    """The padding arguments of an op for a layer over depth, height and width."""
+    """Return the padding arguments of an op for a layer over depth, height and width."""
     kind = PADDINGS[params.paddingType]
     return arguments(by_side(params)) if kind == "custom" else {"pad_type": kind}
 
@@ -165,7 +165,7 @@ def _deconvolution(
 
 
 def _extents(kernel: Sequence[int], dilations: Sequence[int]) -> list[int]:
-    """How far a dilated kernel reaches."""
+    """Return how far a dilated kernel reaches."""
     return [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
 
 

@@ -23,9 +23,8 @@ from anesurgery.errors import NO_MATCH, Refusal, Refused
 from anesurgery.mil import Array
 from anesurgery.network_editing.layer_pass import Site
 from anesurgery.network_editing.network import Network, Node
-from anesurgery.network_editing.steps import MOST_MIXED, Step, channel_picking
 from anesurgery.neuralnetwork import spec
-from anesurgery.neuralnetwork.making import make_layer
+from anesurgery.neuralnetwork.making import MOST_MIXED, Step, channel_picking, make_layer
 from anesurgery.ops import names
 
 CHANNEL_LAST = 1

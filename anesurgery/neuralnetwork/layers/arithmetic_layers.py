@@ -130,7 +130,6 @@ def reduce(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     return getattr(mb, f"reduce_{REDUCE[params.mode]}")(x=x, axes=axes, keep_dims=True)
 
 
-ONE_OR_TWO = (1, 2)
 ASINH_SMALL = F(1)
 """Size of a number up to which asinh is computed by atanh, which keeps the digits near 0."""
 
@@ -146,7 +145,6 @@ ARITHMETIC = {
     "powBroadcastable": "pow",
 }
 """Layer type -> op of two inputs."""
-
 COMPARISONS = {
     "equal": "equal",
     "notEqual": "not_equal",
@@ -155,50 +153,46 @@ COMPARISONS = {
     "greaterThan": "greater",
     "greaterEqual": "greater_equal",
 }
-"""Layer type -> op; of one input, with the parameter alpha."""
-
+"""Layer type -> op of two inputs, or of one and the parameter alpha."""
 LOGIC = {"logicalAnd": "logical_and", "logicalOr": "logical_or", "logicalXor": "logical_xor"}
-
-FUNCTIONS = {
-    **{n: n for n in ("ceil", "floor", "round", "sign", "exp2", "erf", "atanh")},
-    **{n: n for n in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh")},
-}
-"""Layer type -> op of one input."""
+"""Layer type -> op of two conditions."""
+FUNCTIONS = (
+    *("ceil", "floor", "round", "sign", "exp2", "erf", "atanh"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh"),
+)
+"""Layer types that are ops of one input, of the same name."""
 
 
 def _made(op: str, **operands: Var | Array | np.float32) -> Var:
     return getattr(mb, op)(**operands)
 
 
-def _arithmetic(op: str) -> Build:
-    return lambda ctx, params, inputs: _made(op, x=inputs[0], y=inputs[1])
+def _elementwise(op: str, alpha: bool = False, conditions: bool = False) -> Build:
+    """Return what builds an op of its inputs as x and y.
 
+    Args:
+        op: the op type.
+        alpha: is the parameter of that name y, if there is one input only?
+        conditions: are the inputs conditions?
+    """
 
-def _comparison(op: str) -> Build:
     def build(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-        other = inputs[1] if len(inputs) == 2 else F(params.alpha)
-        return _made(op, x=inputs[0], y=other)
+        values: list[Any] = [ctx.truth(x) for x in inputs] if conditions else list(inputs)
+        if alpha and len(values) == 1:
+            values.append(F(params.alpha))
+        return _made(op, **dict(zip("xy", values, strict=False)))
 
     return build
 
 
-def _logic(op: str) -> Build:
-    return lambda ctx, params, inputs: _made(op, x=ctx.truth(inputs[0]), y=ctx.truth(inputs[1]))
-
-
-def _function(op: str) -> Build:
-    return lambda ctx, params, inputs: _made(op, x=inputs[0])
-
-
-def _register(table: dict[str, str], how: Callable[[str], Build], inputs: Any) -> None:
-    for kind, op in table.items():
-        layer(kind, inputs=inputs)(how(op))
-
-
-_register(ARITHMETIC, _arithmetic, 2)
-_register(COMPARISONS, _comparison, ONE_OR_TWO)
-_register(LOGIC, _logic, 2)
-_register(FUNCTIONS, _function, 1)
+for _kind, _op in ARITHMETIC.items():
+    layer(_kind, inputs=2)(_elementwise(_op))
+for _kind, _op in COMPARISONS.items():
+    layer(_kind, inputs=(1, 2))(_elementwise(_op, alpha=True))
+for _kind, _op in LOGIC.items():
+    layer(_kind, inputs=2)(_elementwise(_op, conditions=True))
+for _kind in FUNCTIONS:
+    layer(_kind)(_elementwise(_kind))
 
 
 layer("logicalNot")(lambda ctx, params, inputs: _made("logical_not", x=ctx.truth(inputs[0])))

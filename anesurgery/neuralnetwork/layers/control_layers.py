@@ -97,26 +97,27 @@ def _read(network: Any) -> Iterator[str]:
             yield from _read(inner)
 
 
-def _surely(network: Any) -> set[str]:
-    """Return the blobs that exist after a network in any case."""
+def _always_made(network: Any) -> set[str]:
+    """Return the blobs that a network makes whichever branches run, and wherever it breaks or continues."""
     blobs: set[str] = set()
     for each in network.layers:
         blobs |= set(each.output)
         if each.WhichOneof("layer") == "branch":
-            blobs |= set.intersection(*(_surely(n) for n in nested_networks(each)))
-        if _halting(each):
+            blobs |= set.intersection(*(_always_made(n) for n in nested_networks(each)))
+        if _may_jump(each):
             break
     return blobs
 
 
-def _halting(layer: Any) -> bool:
+def _may_jump(layer: Any) -> bool:
+    """Is a layer a break or continue, or a branch that holds one?"""
     return bool(_jumps(Part([layer])))
 
 
 def _run(ctx: Context, network: Any) -> None:
     """Build a network; after a layer that may break or continue, only for the case that it did not."""
     layers = list(network.layers)
-    at = next((i for i, each in enumerate(layers) if _halting(each)), len(layers))
+    at = next((i for i, each in enumerate(layers) if _may_jump(each)), len(layers))
     ctx.build(Part(layers[: at + 1]))
     rest = Part(layers[at + 1 :])
     if rest.layers and layers[at].WhichOneof("layer") not in JUMPS:
@@ -126,9 +127,9 @@ def _run(ctx: Context, network: Any) -> None:
 def _choose(ctx: Context, condition: Var, first: Any, second: Any) -> None:
     """Build two networks as the two sides of a `cond`."""
     outer = ctx.env
-    changed = {n for network in (first, second) for n in _written(network)}
-    both = _surely(first) & _surely(second)
-    names = sorted(n for n in changed if n in outer or n in both)
+    written = {n for network in (first, second) for n in _written(network)}
+    both = _always_made(first) & _always_made(second)
+    names = sorted(n for n in written if n in outer or n in both)
     if not names:
         return
 
@@ -161,7 +162,7 @@ def _same_axes(ctx: Context, one: set[str], other: set[str], where: str) -> None
 
 
 def _results(ctx: Context, names: Sequence[str], outside: Any) -> tuple[Var, ...]:
-    """What a block returns; a value from outside of it, or a constant, becomes one of its own."""
+    """Return the results of a block; a value from outside of it, or a constant, is copied by an identity."""
     taken = set(outside)
     results = []
     for name in names:

@@ -100,7 +100,7 @@ def _import(spec: Any, custom: Custom | None, keep_names: bool) -> tuple[Program
             "the model is updatable, which an ML Program cannot be; export it with updating switched off"
         )
     if not keep_names:
-        _check_through(spec.description)
+        _check_no_input_is_output(spec.description)
     network = network_of(spec)
     ctx = Context(is_legacy(network), custom)
     features = [*spec.description.input, *spec.description.output]
@@ -119,8 +119,8 @@ def _import(spec: Any, custom: Custom | None, keep_names: bool) -> tuple[Program
     return program, program_spec, tuple(ctx.notes)
 
 
-def _check_through(description: Any) -> None:
-    """In an ML Program no two values have one name, so no input may be an output as well."""
+def _check_no_input_is_output(description: Any) -> None:
+    """Refuse an input that is an output too: in an ML Program no two values have one name."""
     for name in {f.name for f in description.input} & {f.name for f in description.output}:
         raise NotExpressible(
             f"{name!r} is an input and an output, which an ML Program cannot have; rename one of them"
@@ -144,19 +144,20 @@ def _function(ctx: Context, network: Any, description: Any, names: dict[str, str
 
 def _outputs(ctx: Context, network: Any, description: Any) -> dict[str, Var]:
     """Return the value of each output, made by an op of its own; a classification must come last of all ops."""
-    decided = _classes(network, description)
+    class_names = _classes(network, description)
     outputs: dict[str, Var] = {}
     for feature in description.output:
-        if feature.name in decided:
+        if feature.name in class_names:
             continue
         if feature.name not in ctx.env:
             raise LoadError(
                 f"output {feature.name!r} is a blob that no layer makes; name one that a layer makes"
             )
         var = ports.give(ctx, feature, ctx.env[feature.name])
-        own = producer(var) is not None and producer(var, "const", "placeholder") is None
-        outputs[feature.name] = var if own and var not in outputs.values() else mb.identity(x=var)
-    return outputs | _decided(ctx, network, decided)
+        is_computed = producer(var) is not None and producer(var, "const", "placeholder") is None
+        is_free = is_computed and var not in outputs.values()
+        outputs[feature.name] = var if is_free else mb.identity(x=var)
+    return outputs | _classification(ctx, network, class_names)
 
 
 def _classes(network: Any, description: Any) -> list[str]:
@@ -166,7 +167,7 @@ def _classes(network: Any, description: Any) -> list[str]:
     return [description.predictedFeatureName, description.predictedProbabilitiesName]
 
 
-def _decided(ctx: Context, network: Any, names: list[str]) -> dict[str, Var]:
+def _classification(ctx: Context, network: Any, names: list[str]) -> dict[str, Var]:
     """Return the label and the probabilities of a classifier, by these names."""
     if not names:
         return {}
@@ -182,8 +183,6 @@ def _decided(ctx: Context, network: Any, names: list[str]) -> dict[str, Var]:
     decision = mb.classify(probabilities=scores, classes=mb.const(val=mil_list(classes)))
     return {name: var for name, var in zip(names, decision, strict=True) if name}
 
-
-# Names of a program made from a network: those of the blobs, made unique and valid in MIL.
 
 with quiet_host():
     from coremltools.converters.mil.mil.passes.defs.preprocess import NameSanitizer
@@ -262,14 +261,12 @@ def _name_group(
                 )
 
 
-# Refuse a network that cannot be built for what its specification says as a whole, before any layer is.
-
 NEWEST = max(int(target.value) for target in ct.target)
 """The newest specification that coremltools knows."""
 
 
 def check(spec: Any) -> None:
-    """Refuse what no layer can be blamed for.
+    """Check what the specification says as a whole, before any layer is built.
 
     Args:
         spec: specification of a model that is a network.
@@ -294,7 +291,7 @@ def check(spec: Any) -> None:
 
 
 def _check_names(description: Any) -> None:
-    """Each input has a name of its own, and each output; an output may be an input as well."""
+    """Check that all inputs, and all outputs, have different names; an output may be an input as well."""
     for what, features in (("input", description.input), ("output", description.output)):
         for name, uses in Counter(f.name for f in features).items():
             if not name:
@@ -304,7 +301,7 @@ def _check_names(description: Any) -> None:
 
 
 def _check_preprocessing(network: Any, description: Any) -> None:
-    """Each preprocessing is of a known kind, and for an input that exists."""
+    """Check that each preprocessing is of a known kind, and for an input that exists."""
     inputs = [f.name for f in description.input]
     for step in network.preprocessing:
         if step.featureName and step.featureName not in inputs:
@@ -319,7 +316,7 @@ def _check_preprocessing(network: Any, description: Any) -> None:
 
 
 def _check_classifier(network: Any, description: Any) -> None:
-    """It has labels, and outputs for its decision."""
+    """Check that a classifier has labels, and outputs for its decision."""
     if network.WhichOneof("ClassLabels") is None:
         raise LoadError("the classifier has no class labels; export it again with labels")
     if not description.predictedFeatureName:

@@ -53,7 +53,7 @@ from anesurgery.rewriting.checks import (
 from anesurgery.rewriting.choosing import Chosen, Wish, as_asked, choose
 from anesurgery.rewriting.edit_plan import Plan
 from anesurgery.rewriting.host import pass_pipeline
-from anesurgery.rewriting.ml_program import Comparing, Graph, Subject, kept_off, read_subject
+from anesurgery.rewriting.ml_program import Comparing, Graph, Subject, layers_off_ane, read_subject
 from anesurgery.rewriting.passes import PROOFS, Pass, in_order, run_on, subject_of
 from anesurgery.rewriting.refusals import refusal_lines
 from anesurgery.rewriting.session import Report, Session, check_choice, is_lossy, recoding_notes
@@ -473,7 +473,7 @@ class _Job:
         report["refusals"] = [*plan.left_out, *(r for r in session.refusals if self._says(*r))]
         report["notes"] = [
             *edited.notes(self.given),
-            *kept_off(*inspected),
+            *layers_off_ane(*inspected),
             *plan.notes,
             *plan.warnings,
             *session.notes,

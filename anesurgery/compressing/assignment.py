@@ -6,12 +6,12 @@ starts in its smallest mode, and the step that removes most damage per byte come
 steps may leave a good part of it unused where a few weights are large; so dynamic programming over parts of
 the size looks for a better choice.
 
-The second half gives `compress` the costs. `measure_forms` (`compress(mixed=True)`) corrects each weight in
-every form, and runs the model with it. `estimate_forms` runs the model once for each weight, not for each
-form. There each weight alone is rounded to the nearest in the form that all would have. The KL divergence of
-the outputs grows with the squared error of the products, so the damage in another form is scaled by the ratio
-of the errors. These errors come from some rows of the weight, rounded to the nearest; by how much GPTQ lowers
-them is measured in the first form and assumed for the others.
+`measure_forms` and `estimate_forms` give `compress` the costs. `measure_forms` (`compress(mixed=True)`)
+corrects each weight in every form, and runs the model with it. `estimate_forms` runs the model once for each
+weight, not for each form. There each weight alone is rounded to the nearest in its first form, the one that it
+would have without a choice. The KL divergence of the outputs grows with the squared error of the products, so
+the damage in another form is scaled by the ratio of the errors. These errors come from some rows of the weight,
+rounded to the nearest; by how much GPTQ lowers them is measured in the first form and assumed for the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,19 @@ PARTS = 1 << 14
 percent of the size stays unused."""
 PLAIN = ""
 """The mode of a weight that stays as it is."""
+MOST_ROWS = 128
+"""The rows of a weight on which its errors are measured: enough for a mean, and few for a large weight."""
+MOST_RUNS = 8
+"""The most samples on which the damage at the outputs is measured: each runs the model for each weight."""
+ENOUGH_ROWS = 256
+"""No further sample is run once the outputs have so many rows: their mean is near enough."""
+GAIN = 0.5
+"""Different forms must lower the estimated damage to this share of that of equal forms: the estimate is not
+exact."""
+WORST = 1e9
+"""The damage of a weight that makes outputs infinite or NaN; a finite number, so that it can be compared."""
+TINY = float(np.finfo(np.float64).tiny)
+"""The least error that others are divided by, or whose logarithm is taken."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +83,11 @@ class Option:
     """The mean KL divergence of a row of the outputs, in nats."""
     top1: float
     """The share of rows whose largest entry stayed the same."""
+
+    @classmethod
+    def of(cls, size: int, cost: Cost) -> Option:
+        """Return the option of so many bytes and a measured cost."""
+        return cls(bytes=size, psnr=cost.psnr, kl=cost.kl, top1=cost.top1)
 
     @property
     def noise(self) -> float:
@@ -105,28 +123,18 @@ class Row:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Row:
         """Read what `to_json` gave."""
-        options = {
-            str(mode): Option(int(o["bytes"]), *(float(o[k]) for k in ("psnr", "kl", "top1")))
-            for mode, o in content["options"].items()
-        }
-        numbers = int(content["elements"]), int(content["bytes"])
-        readers = tuple(map(str, content["readers"]))
         return cls(
-            int(content["number"]), str(content["weight"]), readers, *numbers, options, dict(content["skipped"])
+            number=int(content["number"]),
+            weight=str(content["weight"]),
+            readers=tuple(map(str, content["readers"])),
+            elements=int(content["elements"]),
+            bytes=int(content["bytes"]),
+            options={
+                str(mode): Option(int(o["bytes"]), *(float(o[k]) for k in ("psnr", "kl", "top1")))
+                for mode, o in content["options"].items()
+            },
+            skipped=dict(content["skipped"]),
         )
-
-
-@dataclass
-class RowBuilder:
-    """A row to which modes are added as they are measured."""
-
-    base: Row
-    options: dict[str, Option] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-
-    def row(self) -> Row:
-        """Return the row with all modes so far."""
-        return Row(**{**vars(self.base), "options": dict(self.options), "skipped": dict(self.skipped)})
 
 
 @dataclass(frozen=True)
@@ -287,25 +295,28 @@ class _Choice:
     def _best_by_parts(self, budget: int) -> list[str] | None:
         """Return the modes of least damage, by dynamic programming over sizes in whole parts of the budget.
 
-        `least[n]` is the least damage of the rows so far within n parts. None where no choice fits.
+        `least[n]` is the least damage of the rows so far within n parts, and `picks` has for each row the
+        number of the mode that gives it. From the last row on, each pick then tells how many parts remain for
+        the rows before. None where no choice fits.
         """
-        part = max(1, -(-budget // PARTS))
+        part = max(1, math.ceil(budget / PARTS))
         count = budget // part
-        least, picks = np.zeros(count + 1), list[tuple[list[str], Array]]()
-        for row, damages in zip(self.rows, self._damages, strict=True):
-            modes = [mode for mode, damage in damages.items() if math.isfinite(damage)]
+        least, picks = np.zeros(count + 1), list[Array]()
+        finite_modes = [[m for m, damage in each.items() if math.isfinite(damage)] for each in self._damages]
+        for row, damages, modes in zip(self.rows, self._damages, finite_modes, strict=True):
             totals = np.full((len(modes), count + 1), np.inf)
             for number, mode in enumerate(modes):
-                if (parts := -(-_bytes(row, mode) // part)) <= count:
+                parts = math.ceil(_bytes(row, mode) / part)
+                if parts <= count:
                     totals[number, parts:] = least[: count + 1 - parts] + damages[mode]
-            picks.append((modes, totals.argmin(0).astype(np.uint8)))
+            picks.append(totals.argmin(0).astype(np.uint8))
             least = totals.min(0)
         if not math.isfinite(least[count]):
             return None
         chosen, remaining = list[str](), count
-        for row, (modes, pick) in zip(reversed(self.rows), reversed(picks), strict=True):
+        for row, modes, pick in zip(self.rows[::-1], finite_modes[::-1], picks[::-1], strict=True):
             chosen.append(modes[pick[remaining]])
-            remaining -= -(-_bytes(row, chosen[-1]) // part)
+            remaining -= math.ceil(_bytes(row, chosen[-1]) / part)
         return chosen[::-1]
 
     def minimize_size(self, most: float) -> None:
@@ -328,8 +339,7 @@ class _Choice:
         for number, hull in enumerate(self.hulls):
             row, damages = self.rows[number], self._damages[number]
             for place, (small, large) in enumerate(pairwise(hull)):
-                gain = (damages[small] - damages[large]) / (_bytes(row, large) - _bytes(row, small))
-                steps.append((-gain, number, place, large))
+                steps.append((-_slope(row, damages, small, large), number, place, large))
         return [(number, mode) for _, number, _, mode in sorted(steps)]
 
     def proposal(self, smallest: int) -> Proposal:
@@ -338,13 +348,13 @@ class _Choice:
         options = [row.options[mode] for row, mode in pairs if mode != PLAIN]
         noise = sum(o.noise for o in options)
         return Proposal(
-            {row.weight: mode for row, mode in pairs if mode != PLAIN},
-            self.bytes,
-            sum(row.bytes for row in self.rows),
-            sum(row.elements for row in self.rows),
-            sum(o.kl for o in options),
-            -10 * math.log10(noise) if noise else math.inf,
-            smallest,
+            modes={row.weight: mode for row, mode in pairs if mode != PLAIN},
+            bytes=self.bytes,
+            plain_bytes=sum(row.bytes for row in self.rows),
+            elements=sum(row.elements for row in self.rows),
+            kl=sum(o.kl for o in options),
+            psnr=-10 * math.log10(noise) if noise else math.inf,
+            smallest=smallest,
         )
 
 
@@ -374,19 +384,6 @@ def _hull(row: Row, damages: Mapping[str, float]) -> list[str]:
 def _slope(row: Row, damages: Mapping[str, float], small: str, large: str) -> float:
     """Return the damage that a step removes per byte."""
     return (damages[small] - damages[large]) / max(1, _bytes(row, large) - _bytes(row, small))
-
-
-MOST_ROWS = 128
-"""The rows of a weight on which its errors are measured: enough for a mean, and few for a large weight."""
-MOST_RUNS = 8
-"""The most samples on which the damage at the outputs is measured: each runs the model for each weight."""
-ENOUGH_ROWS = 256
-"""No further sample is run once the outputs have so many rows: their mean is near enough."""
-GAIN = 0.5
-"""Different forms must lower the estimated damage to this share of that of equal forms: the estimate is not
-exact."""
-WORST = 1e9
-"""The damage of a weight that makes outputs infinite or NaN; a finite number, so that it can be compared."""
 
 
 @dataclass(frozen=True)
@@ -430,7 +427,10 @@ def estimate_forms(
     trials = _try_forms(executable, samples, forms, finished)
     grids = {candidate.var.name: trial.grid for candidate, trial in trials.items()}
     costs = _measure_costs(loaded, name, samples[:MOST_RUNS], grids, finished.workers)
-    rows = [_row(n, each, trials[each], costs[each.var.name]) for n, each in enumerate(forms)]
+    rows = [
+        _row(number, candidate, _estimated_options(trials[candidate], costs[candidate.var.name]))
+        for number, candidate in enumerate(forms)
+    ]
     first_forms = {candidate.var.name: names[0] for candidate, names in forms.items()}
     first_bytes = sum(trials[candidate].bytes[names[0]] for candidate, names in forms.items())
     proposal = propose(rows, max_bytes=first_bytes if max_bytes is None else max_bytes, smallest=0)
@@ -484,16 +484,24 @@ def measure_forms(
             corrected, cost = wait_for(), Cost(chosen=logits)
             for fork, outputs in zip(forks, expected, strict=True):
                 cost.add(outputs, fork(corrected.array))
-            options[form] = Option(corrected.bytes, cost.psnr, cost.kl, cost.top1)
-        rows.append(_row_of(number, candidate, options))
+            options[form] = Option.of(corrected.bytes, cost)
+        rows.append(_row(number, candidate, options))
     modes = propose(rows, bits=bits if max_bytes is None else None, max_bytes=max_bytes, smallest=0).modes
     return {var: modes[var.name] for var in by_var if var.name in modes}
 
 
-def _row_of(number: int, candidate: Candidate, options: Mapping[str, Option]) -> Row:
+def _row(number: int, candidate: Candidate, options: Mapping[str, Option]) -> Row:
     """Return the row of a weight with the cost of its forms."""
-    var, types = candidate.var, tuple(r.op.op_type for r in candidate.readers)
-    return Row(number, var.name, types, int(np.prod(var.shape)), stored_bytes(var), options, {})
+    var = candidate.var
+    return Row(
+        number=number,
+        weight=var.name,
+        readers=tuple(r.op.op_type for r in candidate.readers),
+        elements=int(np.prod(var.shape)),
+        bytes=stored_bytes(var),
+        options=options,
+        skipped={},
+    )
 
 
 def _measure_costs(
@@ -552,18 +560,22 @@ def _fewest_rows(outputs: Mapping[str, Array]) -> int:
     return min((math.prod(each.shape[:-1]) for each in outputs.values() if each.dtype.kind == "f"), default=0)
 
 
-def _row(number: int, candidate: Candidate, trial: _Trial, cost: Cost) -> Row:
-    """Return the expected damage at the outputs of each form of a weight."""
+def _estimated_options(trial: _Trial, cost: Cost) -> dict[str, Option]:
+    """Return the expected damage of each form of a weight; `cost` was measured in its first form."""
     if np.isfinite(cost.kl):
         noise = 10 ** (-cost.psnr / 10)
         damage = cost.kl if cost.rows else noise
     else:
         noise = damage = WORST
-    options = {}
-    for form, ratio in trial.errors.items():
-        power = max(noise * ratio, float(np.finfo(np.float64).tiny))
-        options[form] = Option(trial.bytes[form], float(-10 * np.log10(power)), damage * ratio, cost.top1)
-    return _row_of(number, candidate, options)
+    return {
+        form: Option(
+            bytes=trial.bytes[form],
+            psnr=-10 * math.log10(max(noise * ratio, TINY)),
+            kl=damage * ratio,
+            top1=cost.top1,
+        )
+        for form, ratio in trial.errors.items()
+    }
 
 
 def _try_forms(
@@ -588,9 +600,9 @@ def _try_forms(
                 moments = [recorder.moments_of(r.op) for r in candidate.readers]
                 weight = np.asarray(candidate.var.val)
                 hessians, _ = joint_moments(weight, candidate.readers[0], moments)
-                wait(list(trials.values())[: -workers.count])
+                wait(list(trials.values())[: -workers.count])  # so at most one trial waits for each worker
                 sent = candidate if workers.here else portable(candidate)
-                trials[candidate] = workers.submit(_trial, sent, forms[candidate], hessians)
+                trials[candidate] = workers.submit(_try_on_some_rows, sent, forms[candidate], hessians)
         if all(candidate in trials for candidate in by_op[step.op]):
             recorder.matrices.pop(step.op)
         return step
@@ -599,18 +611,20 @@ def _try_forms(
     return {candidate: result(future) for candidate, future in trials.items()}
 
 
-def _trial(candidate: Candidate, forms: Sequence[str], hessians: Array) -> _Trial:
-    """Try a weight in its forms, on some of its rows."""
+def _try_on_some_rows(candidate: Candidate, forms: Sequence[str], hessians: Array) -> _Trial:
+    """Fit the grid of each form to all rows of a weight, and measure its error on some of them."""
     reader, weight = candidate.readers[0], np.asarray(candidate.var.val)
     rows = reader.to_rows(weight.astype(np.float32))
     hessians = (hessians / mean_diagonal(hessians)).astype(np.float32)
-    fitter = FormFitter(rows, hessians, reader.channels, reader.channel_axis, weight.ndim, weight.dtype)
+    fitter = FormFitter(
+        rows, hessians, channels=reader.channels, axis=reader.channel_axis, rank=weight.ndim, dtype=weight.dtype
+    )
     grids = {form: fitter.grid(form) for form in forms}
     numbers = _sampled_rows(rows.shape[1])
     sampled = rows[:, numbers]
     sampled_grids = {form: grid.select_rows(numbers) for form, grid in grids.items()}
     errors = {form: round_to_nearest(sampled, grid, hessians).error for form, grid in sampled_grids.items()}
-    first_error = max(errors[forms[0]], float(np.finfo(np.float64).tiny))
+    first_error = max(errors[forms[0]], TINY)
     factors = [HessianFactor.of(hessian, dtype=torch.float32) for hessian in hessians]
     corrected_error = round_with_feedback(sampled, factors, sampled_grids[forms[0]]).error
     gain = min(1.0, corrected_error / first_error)
@@ -619,8 +633,11 @@ def _trial(candidate: Candidate, forms: Sequence[str], hessians: Array) -> _Tria
 
 
 def _sampled_rows(count: int) -> Array:
-    """Return about `MOST_ROWS` of so many row numbers, in runs as long as the longest vector of a table."""
-    step = max(MOST_VECTOR, count * MOST_VECTOR // MOST_ROWS // MOST_VECTOR * MOST_VECTOR)
+    """Return about `MOST_ROWS` of so many row numbers, in runs as long as the longest vector of a table.
+
+    Of 1024 rows these are 0 to 7, 64 to 71, 128 to 135, ...
+    """
+    step = max(MOST_VECTOR, count // MOST_ROWS * MOST_VECTOR)
     return np.concatenate(
         [np.arange(start, min(start + MOST_VECTOR, count)) for start in range(0, count, step)]
     )

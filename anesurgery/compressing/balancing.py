@@ -130,7 +130,7 @@ class Balanced:
     """The reason where the value stays as it is."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {"value": self.value, "readers": list(self.readers), "error": list(self.error), "why": self.why}
 
 

@@ -38,7 +38,7 @@ import numpy as np
 
 from anesurgery.compressing.activations import LEVELS
 from anesurgery.compressing.costs import Cost
-from anesurgery.compressing.storing import Smaller
+from anesurgery.compressing.storing import Smaller, engine_share
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.interpret.decoder_calls import BACK
@@ -69,7 +69,7 @@ IOS26 = 10
 """The specification version in which inputs and outputs may be int8."""
 HEADS = 1
 """The axis of a cache along which its heads lie."""
-EACH = ("head", "channel")
+HEAD, CHANNEL = "head", "channel"
 """What may have a scale of its own: each head, or each channel of each head."""
 LEAST_GAIN = 0.5
 """The share of the KL that scales for each channel must remove, since their products cost time."""
@@ -151,8 +151,8 @@ def compress_cache(
         InterpretError: it is no decoder, or a text does not fit.
         LoadError: the model cannot be read.
     """
-    if scales is not None and scales not in EACH:
-        raise SurgeryError(f"scales={scales!r}; it may be {' or '.join(map(repr, EACH))}")
+    if scales not in (None, HEAD, CHANNEL):
+        raise SurgeryError(f"scales={scales!r}; it may be {HEAD!r} or {CHANNEL!r}")
     device, plain = Target.parse(target), MLProgram.read(model)
     names = _find_caches(plain.loaded.program)
     notes = _check_target(device)
@@ -162,19 +162,19 @@ def compress_cache(
     calibration = [text for text in texts if not any(text is other for other in held_out)]
     ranges, each, tried = _measure_ranges(plain, names, calibration, scales)
     edited = _with_int8_cache(plain, ranges, each)
-    before, after = _engine_share(plain, device), _engine_share(edited, device)
+    before, after = (engine_share(placed(subject.loaded, device)) for subject in (plain, edited))
     if after < before:
         notes.append("fewer ops are expected on the engine than before: see `anesurgery inspect`")
     return CompressedCache(
-        edited,
-        {name: tuple(map(float, ranges.scales(name, each).ravel())) for name in names},
-        each,
-        tried,
-        (_cache_bytes(plain, names), _cache_bytes(edited, names)),
-        (len(calibration), len(held_out)),
-        _loss(plain, edited, held_out),
-        (before, after),
-        tuple(notes),
+        subject=edited,
+        scales={name: tuple(map(float, ranges.scales(name, each).ravel())) for name in names},
+        each=each,
+        tried=tried,
+        bytes=(_cache_bytes(plain, names), _cache_bytes(edited, names)),
+        texts=(len(calibration), len(held_out)),
+        loss=_loss(plain, edited, held_out),
+        on_engine=(before, after),
+        notes=tuple(notes),
     )
 
 
@@ -199,9 +199,8 @@ def _measure_ranges(
         ranges.read(text)
     if scales is not None:
         return ranges, scales, tried
-    head, channel = EACH
-    is_better = tried.get(channel, math.inf) <= (1 - LEAST_GAIN) * tried.get(head, 0.0)
-    return ranges, channel if is_better else head, tried
+    is_better = tried.get(CHANNEL, math.inf) <= (1 - LEAST_GAIN) * tried.get(HEAD, 0.0)
+    return ranges, CHANNEL if is_better else HEAD, tried
 
 
 def _with_int8_cache(plain: MLProgram, ranges: _Ranges, each: str) -> MLProgram:
@@ -302,7 +301,7 @@ class _Ranges:
     @property
     def kinds(self) -> list[str]:
         """Those of "head" and "channel" that all caches have axes for."""
-        return [each for each in EACH if all(each in axes for axes in self.axes.values())]
+        return [each for each in (HEAD, CHANNEL) if all(each in axes for axes in self.axes.values())]
 
     def read(self, text: Sequence[int]) -> None:
         """Read a text, and take in what the caches keep of it.
@@ -329,7 +328,7 @@ class _Ranges:
         """Return the scales of a cache; none is 0 or subnormal, which the engine would read as 0."""
         function = next(f for f in self.plain.loaded.program.functions.values() if name in f.inputs)
         dtype = np_dtype(function.inputs[name])
-        least = np.maximum(self.largest[name, EACH[0]] / SILENT, LEVELS * float(np.finfo(dtype).tiny))
+        least = np.maximum(self.largest[name, HEAD] / SILENT, LEVELS * float(np.finfo(dtype).tiny))
         return np.asarray((np.maximum(self.largest[name, each], least) / LEVELS).astype(dtype))
 
 
@@ -343,9 +342,9 @@ def _scale_axes(values: Array) -> dict[str, tuple[int, ...]]:
     behind = range(HEADS + 1, values.ndim)
     filled = [values.any(axis=tuple(a for a in range(values.ndim) if a != axis)).sum() for axis in behind]
     channels = [axis for axis, count in zip(behind, filled, strict=True) if count > 1]
-    axes: dict[str, tuple[int, ...]] = {EACH[0]: (HEADS,)}
+    axes: dict[str, tuple[int, ...]] = {HEAD: (HEADS,)}
     if len(channels) == 1:
-        axes[EACH[1]] = (*range(HEADS + 1), channels[0])
+        axes[CHANNEL] = (*range(HEADS + 1), channels[0])
     return axes
 
 
@@ -369,21 +368,27 @@ def _quantize_cache(function: Function, name: str, scales: _Scales) -> None:
 
 def _build_dequantize(codes: Var, scales: _Scales, name: str, before: Operation) -> Var:
     """Build the numbers of codes."""
-    if scales.each == EACH[0]:
-        return _var(mb.dequantize(input=codes, **_along_heads(scales), name=name, before_op=before))
-    one = scales.values.dtype.type(1)
-    numbers = mb.dequantize(input=codes, scale=one, name=f"{name}_codes", before_op=before)
-    return _var(mb.mul(x=numbers, y=scales.values, name=name, before_op=before))
+    read: Var
+    if scales.each == HEAD:
+        read = mb.dequantize(input=codes, **_along_heads(scales), name=name, before_op=before)
+    else:
+        one = scales.values.dtype.type(1)
+        numbers = mb.dequantize(input=codes, scale=one, name=f"{name}_codes", before_op=before)
+        read = mb.mul(x=numbers, y=scales.values, name=name, before_op=before)
+    return read
 
 
 def _build_quantize(kept: Var, scales: _Scales, name: str) -> Var:
     """Build the codes of numbers."""
-    if scales.each == EACH[0]:
-        return _var(mb.quantize(input=kept, **_along_heads(scales), output_dtype="int8", name=name))
-    dtype = scales.values.dtype
-    inverses = (1 / scales.values.astype(np.float64)).astype(dtype)
-    steps = mb.mul(x=kept, y=inverses, name=f"{name}_steps")
-    return _var(mb.quantize(input=steps, scale=dtype.type(1), output_dtype="int8", name=name))
+    codes: Var
+    if scales.each == HEAD:
+        codes = mb.quantize(input=kept, **_along_heads(scales), output_dtype="int8", name=name)
+    else:
+        dtype = scales.values.dtype
+        inverses = (1 / scales.values.astype(np.float64)).astype(dtype)
+        steps = mb.mul(x=kept, y=inverses, name=f"{name}_steps")
+        codes = mb.quantize(input=steps, scale=dtype.type(1), output_dtype="int8", name=name)
+    return codes
 
 
 def _along_heads(scales: _Scales) -> dict[str, Any]:
@@ -391,26 +396,11 @@ def _along_heads(scales: _Scales) -> dict[str, Any]:
     return {"scale": scales.values.ravel(), "axis": np.int32(HEADS)}
 
 
-def _var(value: Any) -> Var:
-    """Return what the builder made, typed."""
-    var: Var = value
-    return var
-
-
-def _engine_share(subject: MLProgram, target: Target) -> float:
-    """Return the share of the ops expected on the Neural Engine."""
-    ops = [row for one in placed(subject.loaded, target) for row in one.ops]
-    return sum(row.preferred == "ane" for row in ops) / max(1, len(ops))
-
-
 def _cache_bytes(subject: MLProgram, names: Sequence[str]) -> int:
     """Return the bytes of the caches, each counted once."""
     inputs = {n: v for f in subject.loaded.program.functions.values() for n, v in f.inputs.items()}
-    total = 0
-    for name in names:
-        elements = math.prod(static_shape(inputs[name]) or ())
-        total += elements * np.dtype(np_dtype(inputs[name])).itemsize
-    return total
+    caches = [inputs[name] for name in names]
+    return sum(math.prod(static_shape(v) or ()) * np.dtype(np_dtype(v)).itemsize for v in caches)
 
 
 def _loss(plain: MLProgram, edited: MLProgram, texts: Sequence[Sequence[int]]) -> Cost:
@@ -425,6 +415,3 @@ def _loss(plain: MLProgram, edited: MLProgram, texts: Sequence[Sequence[int]]) -
             rows.append({"logits": np.concatenate(parts)})
         cost.add(*rows)
     return cost
-
-
-__all__ = ["CompressedCache", "compress_cache"]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,7 +40,7 @@ from anesurgery.compressing.program_compression import (
     weight_bytes,
 )
 from anesurgery.compressing.running_samples import Samples, read_samples
-from anesurgery.compressing.storing import Smaller
+from anesurgery.compressing.storing import Smaller, engine_share
 from anesurgery.compressing.weight_forms import BITS, IOS18, PURPOSES, read_form, unknown_chips
 from anesurgery.display import Drawn, drawn
 from anesurgery.doors import door
@@ -302,26 +302,32 @@ def compress(
     given = read_subject(model)
     name = _find_function(given, [*samples.calibration, *samples.held_out], function)
     balance = activations is not None if balance is None else balance
+    folder = None if work is None else Path(work).expanduser().absolute()
     how = _how(mixed, activations, names, for_, most)
     before = [inspection for part in given.parts for inspection in placed(part, device)]
-    left_out: LeftOut = {}
     with workers(jobs, scheduler) as pool:
-        finished = Finished(_folder(work), pool)
-        plan = Plan(bits, device, for_, smallest, name, how, activations, balance, finished, names, most)
+        finished = Finished(folder, pool)
+        plan = Plan(
+            bits=bits,
+            target=device,
+            purpose=for_,
+            smallest=smallest,
+            function=name,
+            how=how,
+            activations=activations,
+            balance=balance,
+            finished=finished,
+            forms=names,
+            max_bytes=most,
+        )
         newer, opset_notes = _raise_opset(given, plan)
-        while True:  # begin again without the weights whose form moved an op off the engine
-            edited = newer.clone()
-            rows, balanced = _compress_programs(edited, samples.calibration, plan, left_out, progress)
-            after = [inspection for part in edited.parts for inspection in placed(part, device)]
-            off_engine = _off_engine(before, after, rows)
-            if not off_engine:
-                break
-            left_out |= off_engine
+        edited, rows, balanced, after = _compress_on_engine(newer, samples.calibration, plan, before, progress)
     doubts = [*samples.doubts, *_few_rows(rows)]
     for words in doubts:
         warn(f"compress: {words}")
     doubts += [*opset_notes, *unknown_chips((row.form for row in rows if row.form), device)]
-    compression = _result(given, edited, rows, samples, plan, (before, after), doubts)
+    on_engine = engine_share(before), engine_share(after)
+    compression = _result(given, edited, rows, samples, plan, on_engine, doubts)
     points, reasons = _measure_modes(given, against, smallest, partial(_measure, given, samples, name))
     notes = (*compression.notes, *reasons)
     return replace(compression, balanced=tuple(balanced), points=tuple(points), notes=notes)
@@ -329,11 +335,10 @@ def compress(
 
 def _few_rows(weights: Sequence[CompressedWeight]) -> Iterable[str]:
     """Yield a doubt if weights have more columns than the samples gave rows of inputs."""
-    few = [
-        weight.calibration_rows for weight in weights if weight.calibration_rows[0] < weight.calibration_rows[1]
-    ]
+    sizes = [weight.calibration_rows for weight in weights]
+    few = [size for size in sizes if size.rows < size.columns]
     if few:
-        rows, columns = min(few, key=lambda counts: counts[0] / counts[1])
+        rows, columns = min(few, key=lambda size: size.rows / size.columns)
         yield (
             f"{len(few)} of {len(weights)} weights have more columns than the samples have rows ({columns:,} "
             f"against {rows:,}), so their correction may not hold elsewhere; give more samples"
@@ -432,11 +437,6 @@ def _find_function(given: MLProgram, samples: Sequence[Mapping[str, Any]], name:
     return name or None
 
 
-def _folder(work: str | os.PathLike[str] | None) -> Path | None:
-    """Return the folder for finished weights as an absolute path."""
-    return None if work is None else Path(work).expanduser().absolute()
-
-
 def _function_name(program: Program, plan: Plan) -> str:
     """Return the function of a program that runs: the one of the plan, or the only one."""
     return plan.function if plan.function in program.functions else next(iter(program.functions))
@@ -459,7 +459,11 @@ def _raise_opset(given: MLProgram, plan: Plan) -> tuple[MLProgram, list[str]]:
             continue
         reason = _why_not_raised(loaded.program, plan.target)
         if reason:
-            forms = {form: now for form, now in forms.items() if not now or _bits(form) < _bits(now)}
+            forms = {
+                form: now
+                for form, now in forms.items()
+                if not now or read_form(form).bits < read_form(now).bits
+            }
         words = f"{', '.join(forms)} needs {in_words(IOS18)}, and the model is for {in_words(old)}"
         if reason and forms:
             instead = " and ".join(dict.fromkeys(now or "plain numbers" for now in forms.values()))
@@ -471,11 +475,6 @@ def _raise_opset(given: MLProgram, plan: Plan) -> tuple[MLProgram, list[str]]:
     return newer, list(dict.fromkeys(notes))
 
 
-def _bits(form: str) -> int:
-    """Return the bits of a form by name."""
-    return read_form(form).bits
-
-
 def _why_not_raised(program: Program, target: Target) -> str:
     """Return why a program cannot be raised to iOS 18, and what to do; empty where it can."""
     if (refused := why_not(program, IOS18)) is not None:
@@ -485,6 +484,36 @@ def _why_not_raised(program: Program, target: Target) -> str:
     if findings := of_version(IOS18, target):
         return refusal(findings)
     return 'say that the target has it, as target="M2/macOS 15" or "iOS 18", or convert the model for it'
+
+
+class _Edited(NamedTuple):
+    """A compressed copy of the model."""
+
+    subject: MLProgram
+    weights: list[CompressedWeight]
+    """A row for each weight."""
+    balanced: list[Balanced]
+    """A row for each value whose channels may be balanced."""
+    inspections: list[Inspection]
+
+
+def _compress_on_engine(
+    newer: MLProgram,
+    samples: Sequence[Mapping[str, Any]],
+    plan: Plan,
+    before: Sequence[Inspection],
+    progress: Progress | None,
+) -> _Edited:
+    """Compress a copy of the model; begin again without the weights whose form moves an op off the engine."""
+    left_out: LeftOut = {}
+    while True:
+        edited = newer.clone()
+        rows, balanced = _compress_programs(edited, samples, plan, left_out, progress)
+        after = [inspection for part in edited.parts for inspection in placed(part, plan.target)]
+        off_engine = _off_engine(before, after, rows)
+        if not off_engine:
+            return _Edited(edited, rows, balanced, after)
+        left_out |= off_engine
 
 
 def _compress_programs(
@@ -517,11 +546,11 @@ def _compress_programs(
             balanced += balance_channels(loaded, name, inputs, forms, range_of)
         is_last = loaded is parts[-1]
         compression = ProgramCompression(loaded, name, replace(plan, max_bytes=max_bytes), left_out)
-        (outputs, plain_outputs), weights = compression.run(inputs, plain_inputs, progress, not is_last)
-        rows += weights
+        result = compression.run(inputs, plain_inputs, progress, needs_outputs=not is_last)
+        rows += result.weights
         if not is_last:
-            values = [known | new for known, new in zip(values, outputs, strict=True)]
-            plain_values = [known | new for known, new in zip(plain_values, plain_outputs, strict=True)]
+            values = [known | new for known, new in zip(values, result.outputs, strict=True)]
+            plain_values = [known | new for known, new in zip(plain_values, result.plain_outputs, strict=True)]
     return rows, balanced
 
 
@@ -563,32 +592,25 @@ def _result(
     weights: Sequence[CompressedWeight],
     samples: Samples,
     plan: Plan,
-    inspections: tuple[Sequence[Inspection], Sequence[Inspection]],
+    on_engine: tuple[float, float],
     doubts: Sequence[str],
 ) -> Compression:
-    """Return the report, with the loss on held-out samples; `inspections` are of before and after."""
-    loss = _loss(given, edited, samples.held_out, plan.function) if samples.held_out else None
+    """Return the report, with the loss on held-out samples."""
     label = plan.target.name
     old, new = given.time(label), edited.time(label)
     return Compression(
-        edited,
-        tuple(weights),
-        label,
-        plan.purpose,
-        (_all_weight_bytes(given), _all_weight_bytes(edited)),
-        (len(samples.calibration), len(samples.held_out)),
-        loss,
-        change(old, new) if old is not None and new is not None else None,
-        (_engine_share(inspections[0]), _engine_share(inspections[1])),
-        tuple(doubts),
+        subject=edited,
+        weights=tuple(weights),
+        target=label,
+        purpose=plan.purpose,
+        bytes=(_all_weight_bytes(given), _all_weight_bytes(edited)),
+        samples=(len(samples.calibration), len(samples.held_out)),
+        loss=_loss(given, edited, samples.held_out, plan.function) if samples.held_out else None,
+        time=change(old, new) if old is not None and new is not None else None,
+        on_engine=on_engine,
+        notes=tuple(doubts),
         asked=int(plan.bits) if plan.how == EVEN and not plan.forms else 0,
     )
-
-
-def _engine_share(inspections: Sequence[Inspection]) -> float:
-    """Return the share of the ops expected on the Neural Engine."""
-    ops = [row for inspection in inspections for row in inspection.ops]
-    return sum(row.preferred == "ane" for row in ops) / max(1, len(ops))
 
 
 def _all_weight_bytes(subject: MLProgram) -> int:
@@ -602,9 +624,8 @@ def _loss(
     """Measure how far the outputs of the compressed model are from those of the given one."""
     models = [Predictor(subject.runnable, function=function) for subject in (given, edited)]
     for executable in (each for model in models for each in model.executables):
-        executable.plan.cache_limit = min(
-            executable.plan.cache_limit, CACHE_LIMIT
-        )  # else all weights are in memory in fp32
+        # without this limit all weights would be in memory in fp32
+        executable.plan.cache_limit = min(executable.plan.cache_limit, CACHE_LIMIT)
     functions = given.parts[-1].program.functions
     last = functions[function] if function in functions else next(iter(functions.values()))
     cost = Cost(chosen=logits_of(last))

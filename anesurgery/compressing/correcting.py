@@ -21,7 +21,14 @@ import numpy as np
 import torch
 
 from anesurgery.compressing.fitting import FormFitter, best_rounding, product_error, round_to_nearest
-from anesurgery.compressing.input_moments import InputDrift, MomentRecorder, centre_error, joint_moments
+from anesurgery.compressing.input_moments import (
+    LOOKED_UP,
+    InputDrift,
+    InputSize,
+    MomentRecorder,
+    centre_error,
+    joint_moments,
+)
 from anesurgery.compressing.running_samples import Lookahead, Values, run_op_by_op, run_side_by_side
 from anesurgery.compressing.second_order import HessianFactor, mean_diagonal
 from anesurgery.compressing.weight_rows import WeightRows, weight_rows_of
@@ -69,8 +76,8 @@ class CorrectedWeight:
     """The same error if each number is rounded to the nearest one of the first grid."""
     bias_shifts: Mapping[Operation, Array] = field(default_factory=dict)
     """Op -> what to add to its bias, [output channels], so that the mean of its results stays."""
-    calibration_rows: tuple[int, int] = (0, 0)
-    """The rows of inputs that it was corrected by, and their columns; (0, 0) for a table, which reads none."""
+    calibration_rows: InputSize = LOOKED_UP
+    """The inputs that it was corrected by."""
 
 
 def find_candidates(function: Function, smallest: int) -> tuple[list[Candidate], dict[str, str]]:
@@ -123,8 +130,8 @@ class _Job:
     """Op whose bias will be corrected -> the mean of its inputs, [groups, columns]."""
     drift: Array | None
     """[groups, columns]: the mean difference of the first op's inputs to those of the plain model."""
-    calibration_rows: tuple[int, int]
-    """The rows of the first op's inputs, and their columns."""
+    calibration_rows: InputSize
+    """The number of the first op's inputs."""
 
 
 @dataclass
@@ -251,7 +258,12 @@ class Correction:
         drift = InputDrift.of(reader, arguments, plain_arguments, means.get(reader.op))
         crossed = drift.crossed if drift is not None and len(candidate.readers) == 1 else None
         wait = self.correct(candidate, kind, hessians, self.loaded.version, centres, crossed)
-        return _Job(wait, means, None if drift is None else drift.mean, first.size(reader.op))
+        return _Job(
+            wait=wait,
+            means=means,
+            drift=None if drift is None else drift.mean,
+            calibration_rows=first.size(reader.op),
+        )
 
     def _finish(self, candidate: Candidate, job: _Job) -> CorrectedWeight:
         """Wait for a weight, and add it to the results."""
@@ -360,8 +372,16 @@ def correct(
     if crossed is not None:
         crossed = (crossed / unit).astype(np.float32)
         rows = rows + np.stack([_drift_correction(*each) for each in zip(factors, rows, crossed, strict=True)])
-    channels, axis = reader.channels, reader.channel_axis
-    grid = FormFitter(rows, hessians, channels, axis, weight.ndim, weight.dtype, factors).grid(kind)
+    fitter = FormFitter(
+        rows,
+        hessians,
+        channels=reader.channels,
+        axis=reader.channel_axis,
+        rank=weight.ndim,
+        dtype=weight.dtype,
+        factors=factors,
+    )
+    grid = fitter.grid(kind)
     squares = product_error(rows, None, hessians) + centre_error(rows, centres)
     squares = max(squares, float(np.finfo(np.float64).tiny))
     nearest = round_to_nearest(rows, grid, hessians)
@@ -374,8 +394,15 @@ def correct(
     error = rounding.error
     if not np.array_equal(decoded_rows, rounding.rows):
         error = product_error(rows, decoded_rows, hessians)
-    size = form_bytes(form)
-    return CorrectedWeight(candidate, kind, form, array, error / squares, size, nearest_error / squares)
+    return CorrectedWeight(
+        candidate,
+        kind,
+        form,
+        array,
+        error=error / squares,
+        bytes=form_bytes(form),
+        nearest_error=nearest_error / squares,
+    )
 
 
 def _drift_correction(factor: HessianFactor, rows: Array, crossed: Array) -> Array:

@@ -171,7 +171,15 @@ def _unpack(content: Mapping[str, Any], candidate: Candidate, kind: str) -> Corr
     arrays = {name: _with_type(content[name], each) for name, each in about["kinds"].items()}
     form = _form_from_json(about["op"], arrays)
     array = decode(form).reshape(candidate.readers[0].shape)
-    return CorrectedWeight(candidate, kind, form, array, about["error"], form_bytes(form), about["rounded"])
+    return CorrectedWeight(
+        candidate,
+        kind,
+        form,
+        array,
+        error=about["error"],
+        bytes=form_bytes(form),
+        nearest_error=about["rounded"],
+    )
 
 
 def _write(path: Path, corrected: CorrectedWeight) -> None:

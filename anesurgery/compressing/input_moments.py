@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,17 @@ MOST_INPUTS = 4096
 """Rows of inputs that are multiplied together, to bound the memory."""
 LEAST_SPREAD = 1e-4
 """Share of the second moments that must be left about the mean. A choice: less is rounding."""
+
+
+class InputSize(NamedTuple):
+    """How many inputs of an op the samples gave."""
+
+    rows: int
+    columns: int
+
+
+LOOKED_UP = InputSize(0, 0)
+"""The size for a table of embeddings, which no input is multiplied with."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +67,11 @@ class MomentRecorder(Listener):
         """Return the mean of what an op read, [groups, columns]."""
         return np.asarray(self._sums[op] / self._counts[op])
 
-    def size(self, op: Operation) -> tuple[int, int]:
-        """Return how many rows an op read, and their columns; (0, 0) for a table."""
-        return (self._counts[op], int(self.matrices[op].shape[-1])) if op in self._counts else (0, 0)
+    def size(self, op: Operation) -> InputSize:
+        """Return how many rows an op read, and their columns."""
+        return (
+            InputSize(self._counts[op], int(self.matrices[op].shape[-1])) if op in self._counts else LOOKED_UP
+        )
 
     def moments_of(self, op: Operation, centred: bool = False) -> InputMoments:
         """Return the moments of what an op read; about the mean if its bias will be corrected.
@@ -71,12 +84,8 @@ class MomentRecorder(Listener):
             return InputMoments(matrix)
         centre = self.mean(op) * np.sqrt(self._counts[op])
         spread = matrix - centre[:, :, None] * centre[:, None]
-        if (
-            not np.trace(spread, axis1=1, axis2=2).sum()
-            > LEAST_SPREAD * np.trace(matrix, axis1=1, axis2=2).sum()
-        ):
-            return InputMoments(matrix)
-        return InputMoments(spread, centre)
+        trace, whole_trace = (np.trace(each, axis1=1, axis2=2).sum() for each in (spread, matrix))
+        return InputMoments(spread, centre) if trace > LEAST_SPREAD * whole_trace else InputMoments(matrix)
 
     def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
         """Add the inputs of an op that is about to run."""
@@ -199,6 +208,3 @@ class InputDrift:
         if centre is not None:
             crossed = crossed - total[:, :, None] * torch.from_numpy(centre)[:, None]
         return cls(np.asarray(total / count), np.asarray(crossed))
-
-
-__all__ = ["InputDrift", "InputMoments", "MomentRecorder", "batched_inputs", "centre_error", "joint_moments"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from anesurgery.compressing.correcting import (
     takes_bias,
 )
 from anesurgery.compressing.finished import Finished
+from anesurgery.compressing.input_moments import LOOKED_UP, InputSize
 from anesurgery.compressing.storing import key_of, shift_biases, store
 from anesurgery.compressing.weight_forms import (
     READING,
@@ -49,8 +50,12 @@ IOS16 = 7
 MIXED = (2, 3, 4, 6, 8)
 """The bits that are tried where each weight gets its own."""
 EVEN, ESTIMATED, TRIED = "even", "estimated", "tried"
+"""How the bits of each weight are found: all weights get the same, or each the form that costs least at the
+outputs, as estimated (`assignment.estimate_forms`) or as tried in every form (`assignment.measure_forms`)."""
 WEIGHT, INPUTS = "weight", "inputs"
+"""What of a weight may have to stay as it is: its own numbers, or the inputs of the ops that read it."""
 PAIR_LEAVES = "quantizing them would leave the Neural Engine on a chip of the target; name yours by target="
+"""Why inputs stay: their quantize and dequantize would run elsewhere."""
 Progress = Callable[[int, int], None]
 """Called with (weights done, all weights)."""
 LeftOut = dict[tuple[str, str], str]
@@ -85,8 +90,8 @@ class CompressedWeight:
     """The scales of the inputs of each op, where they are 8 bits."""
     cosine: float | None = None
     """Between products with inputs of 8 bits and those without, for the op with the least."""
-    calibration_rows: tuple[int, int] = (0, 0)
-    """The rows of inputs that it was corrected by, and their columns; (0, 0) for a table that is looked up."""
+    calibration_rows: InputSize = LOOKED_UP
+    """The inputs that it was corrected by."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -159,6 +164,17 @@ class Plan:
         return {choice.form: choice for choice in possible}
 
 
+class ProgramResult(NamedTuple):
+    """What `ProgramCompression.run` did."""
+
+    outputs: Outputs
+    """The outputs of the compressed program."""
+    plain_outputs: Outputs
+    """The outputs of the plain program, for the plain samples."""
+    weights: list[CompressedWeight]
+    """A row for each weight."""
+
+
 class ProgramCompression:
     """The weights of one program, and the forms that they may have.
 
@@ -208,7 +224,7 @@ class ProgramCompression:
         plain_samples: Sequence[Values],
         progress: Progress | None,
         needs_outputs: bool,
-    ) -> tuple[tuple[Outputs, Outputs], list[CompressedWeight]]:
+    ) -> ProgramResult:
         """Compress the weights, and store them in the program.
 
         Args:
@@ -216,10 +232,6 @@ class ProgramCompression:
             plain_samples: the same from plain programs.
             progress: called after each weight.
             needs_outputs: False where nothing reads the outputs.
-
-        Returns:
-            The outputs of the program for the samples, and of the plain program for the plain ones; and a row
-            for each weight.
         """
         if self.plan.how != EVEN:
             self._choose_by_costs(samples)
@@ -238,7 +250,7 @@ class ProgramCompression:
         for weight in correction.corrected:
             shift_biases(weight, self.readers[weight.candidate.var])
         store([self.loaded.program], correction.corrected)
-        return (outputs, correction.plain_outputs), rows
+        return ProgramResult(outputs, correction.plain_outputs, rows)
 
     def _correction(
         self,
@@ -356,8 +368,8 @@ class ProgramCompression:
             corrected.kind,
             why,
             (size, corrected.bytes),
-            corrected.error,
-            corrected.nearest_error,
+            error=corrected.error,
+            rounded=corrected.nearest_error,
             ops=tuple(dict.fromkeys(op.name for op in self.readers[candidate.var])),
             calibration_rows=corrected.calibration_rows,
         )
@@ -370,14 +382,13 @@ def _readers_in_all_functions(program: Program, candidates: Sequence[Candidate])
         return readers
     by_key = {key_of(candidate.var): candidate.var for candidate in candidates}
     shapes = {shape for shape, _, _ in by_key}
-    for function in program.functions.values():
-        for op in function.operations:
-            for _, var in operands(op):
-                if var.op is None or var.op.op_type != "const" or tuple(var.shape or ()) not in shapes:
-                    continue
-                weight = by_key.get(key_of(var))
-                if weight is not None and op not in readers[weight]:
-                    readers[weight].append(op)
+    ops = [op for function in program.functions.values() for op in function.operations]
+    for op, var in ((reader, var) for reader in ops for _, var in operands(reader)):
+        if var.op is None or var.op.op_type != "const" or tuple(var.shape or ()) not in shapes:
+            continue
+        weight = by_key.get(key_of(var))
+        if weight is not None and op not in readers[weight]:
+            readers[weight].append(op)
     return readers
 
 
@@ -408,6 +419,3 @@ def _compressed_key(var: Var) -> Any:
     """Return a key that is equal for compressed weights of equal constants."""
     assert var.op is not None
     return tuple(key_of(v) if not is_compressed(v) else _compressed_key(v) for _, v in operands(var.op))
-
-
-__all__ = ["CompressedWeight", "LeftOut", "Plan", "ProgramCompression", "Progress", "weight_bytes"]

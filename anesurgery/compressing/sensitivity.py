@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.compressing.assignment import Option, Proposal, Row, RowBuilder, propose
+from anesurgery.compressing.assignment import Option, Proposal, Row, propose
 from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.modes import (
     SMALLEST,
@@ -34,7 +34,7 @@ from anesurgery.display import Drawn
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.files.package import Loaded, save
-from anesurgery.files.sharing import Shard, share, workers
+from anesurgery.files.sharing import Shard, Workers, share, workers
 from anesurgery.interpret.core import Executable
 from anesurgery.interpret.features import images
 from anesurgery.interpret.forks import Fork, Forks
@@ -125,14 +125,14 @@ class Sensitivity(Drawn):
             SurgeryError: it is something else.
         """
         try:
-            rows = tuple(Row.from_json(row) for row in content["weights"])
-            numbers = (
-                int(content["samples"]),
-                str(content["fingerprint"]),
-                int(content["total"]),
-                int(content["smallest"]),
+            return cls(
+                rows=tuple(Row.from_json(row) for row in content["weights"]),
+                modes=tuple(map(str, content["modes"])),
+                samples=int(content["samples"]),
+                fingerprint=str(content["fingerprint"]),
+                total=int(content["total"]),
+                smallest=int(content["smallest"]),
             )
-            return cls(rows, tuple(map(str, content["modes"])), *numbers)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SurgeryError(f"this is no result of `sensitivity`: {error!r}; measure again") from error
 
@@ -180,7 +180,8 @@ def sensitivity(
     if jobs != 1 or scheduler is not None:
         options = {"precision": precision, "function": function, "smallest": smallest, "seed": seed}
         subject = model if isinstance(model, (str, os.PathLike)) else load(model)
-        return _measure_by_workers(subject, data, tuple(modes), part, (jobs, scheduler), options, progress)
+        with workers(jobs, scheduler) as pool:
+            return _measure_by_workers(subject, data, tuple(modes), part, pool, options, progress)
     loaded = load(model)
     pictures = images(loaded.described_inputs)
     samples = _samples(
@@ -192,7 +193,15 @@ def sensitivity(
     rows = measurement.rows(part, progress)
     content = (measurement.digest(), *modes, str(smallest), precision)
     key = hashlib.blake2b("\n".join(content).encode(), digest_size=12).hexdigest()
-    return Sensitivity(rows, tuple(modes), len(samples), key, len(measurement.weights), smallest, loaded.source)
+    return Sensitivity(
+        rows=rows,
+        modes=tuple(modes),
+        samples=len(samples),
+        fingerprint=key,
+        total=len(measurement.weights),
+        smallest=smallest,
+        source=loaded.source,
+    )
 
 
 def _samples(data: Any, sample: Callable[[], Any]) -> list[Mapping[str, Any]]:
@@ -229,37 +238,42 @@ class _Measurement:
 
     def rows(self, part: Shard, progress: Progress | None) -> tuple[Row, ...]:
         """Measure the weights of a share in all modes."""
-        numbers = part.of(range(len(self.weights)))
-        builders = {self.weights[n]: RowBuilder(self._empty_row(n)) for n in numbers}
-        runs = [Forks(self.executable, values, list(builders)) for values in self.samples]
+        rows = {self.weights[n]: self._empty_row(n) for n in part.of(range(len(self.weights)))}
+        runs = [Forks(self.executable, values, list(rows)) for values in self.samples]
         expected = [run.whole() for run in runs]
         for done, forks in enumerate(zip(*runs, strict=True), 1):
-            self._measure(builders[forks[0].weight], forks, expected)
+            weight = forks[0].weight
+            rows[weight] = self._measured(rows[weight], forks, expected)
             if progress is not None:
-                progress(done, len(builders))
-        return tuple(builder.row() for builder in builders.values())
+                progress(done, len(rows))
+        return tuple(rows.values())
 
-    def _measure(
-        self, builder: RowBuilder, forks: Sequence[Fork], expected: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def _measured(self, row: Row, forks: Sequence[Fork], expected: Sequence[Mapping[str, Any]]) -> Row:
         """Measure one weight in all modes; `forks` are the runs of the samples, stopped at the weight."""
-        name = forks[0].weight.name
+        name, options, skipped = forks[0].weight.name, dict[str, Option](), dict[str, str]()
         for mode in self.modes:
             compressed = compress(self.graph, name, self.readers[name], mode, self.version, self.smallest)
             if isinstance(compressed, str):
-                builder.skipped[mode.name] = compressed
+                skipped[mode.name] = compressed
                 continue
             cost = Cost()
             for fork, outputs in zip(forks, expected, strict=True):
                 cost.add(outputs, fork(compressed.array))
-            builder.options[mode.name] = Option(compressed.bytes, cost.psnr, cost.kl, cost.top1)
+            options[mode.name] = Option.of(compressed.bytes, cost)
+        return replace(row, options=options, skipped=skipped)
 
     def _empty_row(self, number: int) -> Row:
         """Return the row of a weight without modes."""
         weight = self.weights[number]
-        types = tuple(dict.fromkeys(self.graph.nodes[i].op.type for i in self.readers[weight.name]))
-        elements = math.prod(map(int, weight.shape))
-        return Row(number, op_name(weight), types, elements, stored_bytes(weight), {}, {})
+        return Row(
+            number=number,
+            weight=op_name(weight),
+            readers=tuple(dict.fromkeys(self.graph.nodes[i].op.type for i in self.readers[weight.name])),
+            elements=math.prod(map(int, weight.shape)),
+            bytes=stored_bytes(weight),
+            options={},
+            skipped={},
+        )
 
     def digest(self) -> str:
         """Return a digest of the weights (names, shapes and a few numbers of each) and of the samples."""
@@ -285,15 +299,15 @@ def _measure_by_workers(
     data: Any,
     modes: tuple[str, ...],
     part: Shard,
-    where: tuple[int, Any],
+    pool: Workers,
     options: Mapping[str, Any],
     progress: Progress | None,
 ) -> Sensitivity:
     """Divide a share of the weights among workers, and merge their results.
 
-    A model in memory is written to a temporary folder. `where` is the number of jobs, and a Dask scheduler.
+    A model in memory is written to a temporary folder.
     """
-    with tempfile.TemporaryDirectory() as folder, workers(*where) as pool:
+    with tempfile.TemporaryDirectory() as folder:
         path = save(model, Path(folder, "m.mlpackage")) if isinstance(model, Loaded) else Path(model)
         samples = None if data is None else _samples(data, dict)
         shares = [part.share(number, pool.count) for number in range(1, pool.count + 1)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 
 from anesurgery.compressing.correcting import CorrectedWeight, shifted_bias, takes_bias
 from anesurgery.mil import Array, Function, Operation, Program, Var, mb, replace_uses, stamp
+from anesurgery.placement.inspection import Inspection
 from anesurgery.regions.compressed_weights import Result, build
 from anesurgery.rewriting.ml_program import MLProgram
 
@@ -133,6 +134,12 @@ def _replace(function: Function, var: Var, weight: CorrectedWeight) -> None:
     replace_uses(function, anchor_op=constant, old_var=var, new_var=new)
     if not var.child_ops and not var.consuming_blocks:
         function.remove_ops([constant])
+
+
+def engine_share(inspections: Sequence[Inspection]) -> float:
+    """Return the share of the ops of all functions that are expected on the Neural Engine."""
+    ops = [row for inspection in inspections for row in inspection.ops]
+    return sum(row.preferred == "ane" for row in ops) / max(1, len(ops))
 
 
 class Smaller:

@@ -25,8 +25,7 @@ from anesurgery.errors import NO_MATCH, LoadError, Refusal, Refused
 from anesurgery.mil import Array, Var, any_symbolic, quiet_host
 from anesurgery.network_editing.network import Network, Node
 from anesurgery.network_editing.neural_network import NeuralNetwork
-from anesurgery.network_editing.steps import Step
-from anesurgery.neuralnetwork.making import make_layer
+from anesurgery.neuralnetwork.making import Step, make_layer
 from anesurgery.rewriting.driver import Built, Place, operate
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session

@@ -23,9 +23,8 @@ from anesurgery.errors import NO_MATCH, Refusal, Refused
 from anesurgery.mil import Array
 from anesurgery.network_editing.layer_pass import Site
 from anesurgery.network_editing.network import Network, Node
-from anesurgery.network_editing.steps import MOST_MIXED, Step, channel_picking
 from anesurgery.neuralnetwork import spec
-from anesurgery.neuralnetwork.making import make_layer
+from anesurgery.neuralnetwork.making import MOST_MIXED, Step, channel_picking, make_layer
 from anesurgery.ops import names
 
 CHANNEL_LAST = 1
@@ -73,9 +72,6 @@ def permute_last(x: Array, order: Sequence[int]) -> Array:
     return np.transpose(x, [*lead, *(x.ndim + a for a in order)])
 
 
-# -- the meaning of a layer: how it moves indices, apart from the shape that it states ------------------------
-
-
 def _keep_order(params: Any, x: Array) -> Array:
     """A reshape keeps the order of the elements."""
     return x
@@ -112,9 +108,6 @@ MOVERS: dict[str, Callable[[Any, Array], Array]] = {
     "reshape": lambda params, x: channel_last(x, params.targetShape) if params.mode == CHANNEL_LAST else x,
 }
 """Layer type -> function of (its message, indices) that returns the indices in their new order."""
-
-
-# -- rows of such layers in a network -----------------------------------------------------------------------
 
 
 def movement(site: Site, nodes: Sequence[Node], source: tuple[int, ...] | None = None) -> Movement:
@@ -190,8 +183,6 @@ def _is_only_moved(network: Network, blob: str, node: Node) -> bool:
     alone = network.only_reader(blob, node) and node.inputs.count(blob) == 1
     return alone and node.inputs[0] == blob
 
-
-# -- the first-release layers that do a movement -------------------------------------------------------------
 
 Layers = list[Step] | Refusal
 """Layers in a row, or why there are none. A form that does not apply returns `NO_MATCH`."""
@@ -270,9 +261,6 @@ def _no_form_reason(move: Movement) -> str:
     return f"{_shape_change(move)} is neither a reshape that keeps the batch, nor a permutation around it"
 
 
-# -- one `flatten`, `reshape` or `permute` -------------------------------------------------------------------
-
-
 def _single_layer(move: Movement, limits: Limits) -> Layers:
     """Return the one layer that moves indices as the movement does; each candidate is tried."""
     for kind, fields in _candidates(move):
@@ -299,9 +287,6 @@ def _candidates(move: Movement) -> Iterator[Step]:
     yield from (("permute", {"axis": list(order)}) for order in itertools.permutations(range(4)))
     if can_reshape:
         yield "reshape", {"targetShape": target, "mode": "CHANNEL_LAST"}
-
-
-# -- whole channels, and blocks of pixels --------------------------------------------------------------------
 
 
 def _as_images(x: Array) -> Array:

@@ -62,7 +62,7 @@ class Node:
 
 
 def blobs_inside(message: Any) -> Iterator[str]:
-    """All blobs that the networks inside a layer name."""
+    """Yield all blobs that the networks inside a layer name."""
     for network in nested_networks(message):
         for layer, _ in walk_layers(network):
             yield from [*layer.input, *layer.output]
@@ -115,17 +115,15 @@ class Network:
         for blob in node.inputs:
             self._readers[blob].remove(node)
 
-    # -- reading ---------------------------------------------------------------------------------------
-
     def maker(self, blob: str, *kinds: str) -> Node | None:
-        """The one layer that makes a blob, if it is of one of the kinds (any, if none is named)."""
+        """Return the one layer that makes a blob, if it is of one of the kinds (any, if none is named)."""
         makers = self._makers.get(blob, [])
         if len(makers) != 1 or blob in self.inputs or makers[0].nested:
             return None
         return makers[0] if not kinds or makers[0].kind in kinds else None
 
     def readers(self, blob: str) -> list[Node]:
-        """The layers that read a blob, one that reads it twice counted twice."""
+        """Return the layers that read a blob, one that reads it twice counted twice."""
         return list(self._readers.get(blob, []))
 
     def is_read(self, blob: str) -> bool:
@@ -152,17 +150,15 @@ class Network:
         return not is_legacy(self.message) or any(node.newer for node in self.nodes)
 
     def shape(self, blob: str) -> tuple[int | None, ...] | None:
-        """The shape with its true rank; None for a dynamic size; None if nothing is known."""
+        """Return the shape with its true rank; None for a dynamic size; None if nothing is known."""
         return self.blobs.shape(blob)
 
     def constant(self, blob: str) -> Array | None:
-        """The value of a blob that is the same at every run."""
+        """Return the value of a blob that is the same at every run."""
         return self.blobs.constant(blob)
 
-    # -- editing ---------------------------------------------------------------------------------------
-
     def fresh(self, wish: str) -> str:
-        """A name that no layer and no blob bears yet."""
+        """Return a name that no layer and no blob bears yet."""
         name, n = wish, 0
         while name in self._names:
             n += 1
@@ -244,7 +240,7 @@ class Network:
 
 
 def _scores(network: Any) -> list[str]:
-    """The blob with the probabilities of a classifier; none of another network."""
+    """Return the blob with the probabilities of a classifier; none of another network."""
     if "ClassLabels" not in network.DESCRIPTOR.oneofs_by_name:
         return []
     last = network.layers[-1].output[0] if len(network.layers) else ""

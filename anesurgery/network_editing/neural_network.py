@@ -28,7 +28,7 @@ from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.networks import inspect_network
 from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
-from anesurgery.rewriting.ml_program import Comparing, Subject, counted
+from anesurgery.rewriting.ml_program import Comparing, Subject, count_kinds
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -60,7 +60,7 @@ class NeuralNetwork(Subject):
 
     @classmethod
     def read(cls, model: Any) -> Self:
-        """An `.mlmodel`, an MLModel of one, or its specification.
+        """Return an `.mlmodel`, an MLModel of one, or its specification.
 
         Raises:
             LoadError: it cannot be read, is damaged, or is updatable.
@@ -105,7 +105,7 @@ class NeuralNetwork(Subject):
         return cls(read_spec(file), file, source.resolve())
 
     def clone(self) -> Self:
-        """A specification of its own."""
+        """Return a specification of its own."""
         spec = proto.Model_pb2.Model()
         spec.CopyFrom(self.spec)
         return type(self)(spec, self.file, self.place, self.units).only(self.member)
@@ -157,14 +157,14 @@ class NeuralNetwork(Subject):
     def op_counts(self) -> dict[str, int]:
         """Number of layers by type, without those that hold constants of the first kind."""
         kinds = (layer.WhichOneof("layer") or "unknown" for layer, _ in self._layers())
-        return counted(kind for kind in kinds if kind != "loadConstant")
+        return count_kinds(kind for kind in kinds if kind != "loadConstant")
 
     def _layers(self) -> Iterator[tuple[Any, int]]:
         for spec in networks_of(self.spec):
             yield from walk_layers(network_of(spec))
 
     def inspect(self, target: str | None) -> tuple[Inspection, ...]:
-        """What the rules of the format say of each network."""
+        """Return what the rules of the format say of each network."""
         device = Target.parse(target, None)
         return tuple(inspect_network(part, device, "") for part in networks_of(self.spec))
 
@@ -175,12 +175,12 @@ class NeuralNetwork(Subject):
         return Score.of_layers(*parts)
 
     def time(self, target: str | None) -> Time | None:
-        """The time of one prediction with each network; None for a target of several generations."""
+        """Return the time of one prediction with each network; None for a target of several generations."""
         one = len(Target.parse(target, None).families) == 1
         return total_of([inspection.time for inspection in self.inspect(target)]) if one else None
 
     def notes(self, before: Self) -> list[str]:
-        """What a raised version asks of the system, and which layers no pass looks at."""
+        """Return what a raised version asks of the system, and which layers no pass looks at."""
         old, new = ([int(s.specificationVersion) for s in networks_of(m.spec)] for m in (before, self))
         raised = sorted({(a, b) for a, b in zip(old, new, strict=True) if a != b})
         said = [f"specification version {a} became {b}, which needs {RELEASES[b]}" for a, b in raised]
@@ -191,7 +191,7 @@ class NeuralNetwork(Subject):
     def compare(
         self, before: Self, inputs: Mapping[str, Array] | None, how: Comparing
     ) -> list[Comparison | Refusal]:
-        """Each network with what it was, in fp32."""
+        """Compare each network with itself before, in fp32."""
         pairs = zip(networks_of(before.spec), networks_of(self.spec), strict=True)
         options = how.options(gate=EXACT if how.exact else CLOSE)
         return [self._compared(old, new, inputs, **options) for old, new in pairs]
@@ -218,7 +218,7 @@ class NeuralNetwork(Subject):
         return import_network(self.spec, keep_names=True).program
 
     def mlmodel(self) -> Any:
-        """An MLModel of the older format."""
+        """Return an MLModel of the older format."""
         with temporary_files(), quiet_host():
             return ct.models.MLModel(self.spec, compute_units=self.units or ct.ComputeUnit.ALL)
 

@@ -45,12 +45,13 @@ NOTES = "anesurgery.notes"
 GATE = 60.0
 """PSNR in dB that the fp16 form of a network must keep where nobody asked for fp16: an error of a thousandth of
 the largest value."""
-STATED = 3
-"""Ops that the notes name as fp32: the sentence stays on two lines."""
+MOST_NAMED = 3
+"""The most fp32 ops that a note names: so it stays on two lines."""
 PRECISIONS = (None, "fp16", "fp32")
 NO_FORM = "takes no fp16"
 """In the reason of an op that no other form of the network computes in fp16: nothing was lost."""
 Observed = Mapping[str, tuple[float, float]]
+"""Value -> the least and the largest number that it had in a run."""
 
 
 @door()
@@ -118,130 +119,147 @@ def _pipeline(
 
 
 def in_precision(loaded: Loaded, precision: str | None) -> Loaded:
-    """An imported network in fp32, or in fp16 but for some ops; its notes say which. What nobody reads goes."""
+    """Return an imported network in a precision, without dead ops; its notes name the ops that stay fp32.
+
+    Args:
+        loaded: the network in fp32.
+        precision: "fp32", "fp16", or None for fp16 with the fewest ops in fp32 that keep the outputs near.
+    """
     remove_dead(list(walk_ops(loaded.program)))
     if precision == "fp32":
         return loaded
     folded = clone(loaded)  # a variance alone may be too large for fp16, and Core ML folds it too
     run_pass(registry.make_pass("fold_batch_norm"), folded.program, Session())
     if precision == "fp16":
-        return _Half.of(folded).noted("outputs were not compared")
+        return _Fp16Form.of(folded).noted("outputs were not compared")
     try:
-        return _compared(loaded, folded)
+        return _nearest_form(loaded, folded)
     except SurgeryError as error:
         return _fp32(loaded, f"it could not be run: {error}")
 
 
-def _compared(loaded: Loaded, folded: Loaded) -> Loaded:
-    """The form that computes the least in fp32 and keeps `GATE`; the network in fp32 where none does."""
-    forms = [_Half.of(folded).measured(loaded)]
-    if forms[0].psnr < GATE or forms[0].wide:
+def _nearest_form(loaded: Loaded, folded: Loaded) -> Loaded:
+    """Return the form that computes the least in fp32 and keeps `GATE`; the network in fp32 where none does.
+
+    Forms are tried with the ranges that the intervals show, then with observed ones, with and without batch
+    norms folded, and at last with a run of ops in fp32.
+    """
+    forms = [_Fp16Form.of(folded).measured(loaded)]
+    if forms[0].psnr < GATE or forms[0].has_wide_ranges:
         observed = {r.name: (r.minimum, r.maximum) for r in ranges(folded).rows}
-        forms += [_Half.of(form, observed).measured(loaded) for form in (folded, loaded)]
+        forms += [_Fp16Form.of(form, observed).measured(loaded) for form in (folded, loaded)]
         if forms[1].psnr < GATE and forms[2].psnr < GATE:
-            forms += _window(loaded, folded, observed)
-    if enough := [form for form in forms if form.psnr >= GATE]:
-        best = min(enough, key=lambda form: (form.flop, len(form.stays)))
+            forms += _forms_with_fp32_run(loaded, folded, observed)
+    if near := [form for form in forms if form.psnr >= GATE]:
+        best = min(near, key=lambda form: (form.flop, len(form.fp32_ops)))
         return best.noted(f"its outputs are {in_decibels(best.psnr, 'within ')} on one sampled input")
     why = f"fp16 keeps {max(form.psnr for form in forms):.1f} dB of {GATE:g} on one sampled input"
     return _fp32(loaded, f"{why}; ask for it by precision='fp16'")
 
 
 def _fp32(loaded: Loaded, why: str) -> Loaded:
-    """The network as it is; a warning and its notes say why, since the ANE runs no fp32."""
+    """Return the network in fp32; a warning and its notes say why, since the ANE runs no fp32."""
     warn(f"the upgraded network stays fp32, which the ANE does not run: {why}")
     return replace(loaded, notes=(*loaded.notes, f"it stays fp32: {why}"))
 
 
-def _window(loaded: Loaded, folded: Loaded, observed: Observed) -> list[_Half]:
-    """The forms tried with one run of ops in fp32: a run, since each switch between fp16 and fp32 costs time.
+def _forms_with_fp32_run(loaded: Loaded, folded: Loaded, observed: Observed) -> list[_Fp16Form]:
+    """Return the forms tried with one run of ops in fp32: each switch between fp16 and fp32 costs time.
 
-    Its end is sought by halving, then its start: two trials for each power of two.
+    The search halves the ops to find the end of the run, and then again to find its start.
     """
     (function,) = folded.program.functions.values()
     names = [op.outputs[0].name for op in function.operations if op.op_type != "const"]
-    tried: list[_Half] = []
+    tried: list[_Fp16Form] = []
 
-    def enough(start: int, end: int) -> bool:
-        tried.append(_Half.of(folded, observed, names[start:end]).measured(loaded))
+    def is_near(start: int, end: int) -> bool:
+        tried.append(_Fp16Form.of(folded, observed, names[start:end]).measured(loaded))
         return tried[-1].psnr >= GATE
 
-    end = _least(lambda count: enough(0, count), len(names))
-    _least(lambda count: enough(end - count, end), end)
+    end = _least(lambda count: is_near(0, count), len(names))
+    _least(lambda count: is_near(end - count, end), end)
     return tried
 
 
-def _least(enough: Callable[[int], bool], most: int) -> int:
-    """The least count that is enough, where more is never worse and `most` is enough."""
+def _least(is_enough: Callable[[int], bool], most: int) -> int:
+    """Return the least count that is enough, where more is never worse and `most` is enough."""
     low, high = 0, most
     while low + 1 < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
 
 
 @dataclass(frozen=True)
-class _Half:
+class _Fp16Form:
     """The fp16 form of a copy of a network."""
 
     loaded: Loaded
-    stays: tuple[tuple[str, str], ...]
-    """The ops that are fp32, each with the reason."""
+    fp32_ops: tuple[tuple[str, str], ...]
+    """(name of an op that stays fp32, the reason)."""
     flop: int
-    """What these compute."""
-    observed: bool
+    """The floating point operations of these."""
+    is_observed: bool
     """Does it rest on ranges that were observed?"""
     psnr: float = -math.inf
-    """What the outputs keep, in dB."""
+    """The PSNR in dB of its outputs against those in fp32."""
 
     @classmethod
-    def of(cls, loaded: Loaded, observed: Observed | None = None, kept: Sequence[str] = ()) -> _Half:
-        """Convert a copy."""
-        half, session = clone(loaded), Session()
+    def of(cls, loaded: Loaded, observed: Observed | None = None, kept: Sequence[str] = ()) -> _Fp16Form:
+        """Convert a copy of a network.
+
+        Args:
+            loaded: the network in fp32.
+            observed: the ranges that decide which values fit fp16; by default those of the intervals.
+            kept: values whose ops stay fp32 in any case.
+        """
+        converted, session = clone(loaded), Session()
         step = registry.make_pass("compute_fp16", ranges=observed or {}, keep=tuple(kept))
-        run_pass(step, half.program, session)
+        run_pass(step, converted.program, session)
         refused = [(op, r.reason) for _, r in session.refusals if isinstance(op := r.where, Operation)]
-        flop = sum(work_of(op).flop for op, _ in refused)
-        return cls(half, tuple((op.name, reason) for op, reason in refused), flop, observed is not None)
+        return cls(
+            loaded=converted,
+            fp32_ops=tuple((op.name, reason) for op, reason in refused),
+            flop=sum(work_of(op).flop for op, _ in refused),
+            is_observed=observed is not None,
+        )
 
     @property
-    def wide(self) -> bool:
-        """Does an op stay for its range alone, which an observed one may refute?"""
-        return any(f"above {fp16.LARGEST:g}" in reason for _, reason in self.stays)
+    def has_wide_ranges(self) -> bool:
+        """Does an op stay fp32 for its range alone, which an observed one may refute?"""
+        return any(f"above {fp16.LARGEST:g}" in reason for _, reason in self.fp32_ops)
 
-    def measured(self, reference: Loaded) -> _Half:
-        """Measure how near its outputs are to those of the network in fp32."""
-        return replace(self, psnr=_psnr(reference, self.loaded))
+    def measured(self, reference: Loaded) -> _Fp16Form:
+        """Measure how near its outputs are to those of the network in fp32.
+
+        The PSNR stays minus infinity where an output is undefined, or nothing was compared.
+        """
+        compared = compare(reference, self.loaded, precision="fp16", gate=-math.inf)
+        return replace(self, psnr=compared.psnr) if compared.ok else self
 
     def noted(self, words: str) -> Loaded:
-        """The model, with what stays fp32 in its notes, and in a warning."""
-        asked = [name for name, reason in self.stays if reason == NAMED]
-        runs = (
-            [f"{len(asked)} ops from {asked[0]} to {asked[-1]} (else outputs are too inexact)"] if asked else []
-        )
-        stays = runs + [f"{name} ({reason})" for name, reason in self.stays if reason != NAMED]
-        more = f" and {len(stays) - STATED} more" if len(stays) > STATED else ""
-        note = f"it computes in fp16{', but for ' + ', '.join(stays[:STATED]) + more if stays else ''}"
-        if any(NO_FORM not in reason for _, reason in self.stays):
+        """Return the model with a note about the ops that stay fp32, and warn of those that need not."""
+        run = [name for name, reason in self.fp32_ops if reason == NAMED]
+        named = [f"{name} ({reason})" for name, reason in self.fp32_ops if reason != NAMED]
+        if run:
+            named.insert(0, f"{len(run)} ops from {run[0]} to {run[-1]} (else outputs are too inexact)")
+        note = "it computes in fp16"
+        if named:
+            more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+            note += f", but for {', '.join(named[:MOST_NAMED])}{more}"
+        if any(NO_FORM not in reason for _, reason in self.fp32_ops):
             warn(f"the upgraded network has fp32 ops, which the ANE does not run: {note}")
-        seen = "; ranges observed on that input" if self.observed else ""
+        seen = "; ranges observed on that input" if self.is_observed else ""
         return replace(self.loaded, notes=(*self.loaded.notes, f"{note}; {words}{seen}"))
 
 
-def _psnr(before: Loaded, after: Loaded) -> float:
-    """In fp16, of the worst output; minus infinity where anything is undefined, or nothing was compared."""
-    compared = compare(before, after, precision="fp16", gate=-math.inf)
-    return compared.psnr if compared.ok else -math.inf
-
-
 def _keep_notes(model: Any, notes: Sequence[str]) -> Any:
+    """Return an MLModel with the notes in its metadata, and warn of names that changed."""
     warn_of_names(notes)
     if notes:
         model.user_defined_metadata[NOTES] = "\n".join(notes)
     return model
 
-
-# Upgrade the neural networks in a pipeline; its other models stay as they are.
 
 Import = Callable[[Any, str], Loaded]
 """(specification of a network, what it is in words) -> the program of it."""
@@ -250,7 +268,7 @@ Import = Callable[[Any, str], Loaded]
 def upgrade_pipeline(
     spec: Any, source: Path | None, weights: Path | None, units: Any, build: Import
 ) -> tuple[ModelSequence, list[str]]:
-    """The pipeline with an ML Program in the place of each network.
+    """Return the pipeline with an ML Program in the place of each network.
 
     Args:
         spec: specification of a pipeline, which stays as it is.
@@ -283,7 +301,7 @@ def upgrade_pipeline(
 
 
 def _part(part: Any, what: str, source: Path | None, weights: Path | None, build: Import) -> Loaded | None:
-    """The program of a part that has one, or is a network; None for one that stays."""
+    """Return the program of a part that has one, or is a network; None for one that stays."""
     kind = part.WhichOneof("Type")
     if kind is None:
         raise LoadError(f"{what} is empty, or newer than this coremltools; export the pipeline again")
@@ -295,7 +313,7 @@ def _part(part: Any, what: str, source: Path | None, weights: Path | None, build
 
 
 def _renamed(before: Any, after: Any, what: str, before_it: dict[str, str]) -> dict[str, str]:
-    """Names of inputs and outputs that changed; all parts must call a value the same."""
+    """Return names of inputs and outputs that changed; all parts must call a value the same."""
     changed: dict[str, str] = {}
     for field in ("input", "output"):
         olds, news = (getattr(s.description, field) for s in (before, after))
@@ -310,13 +328,11 @@ def _renamed(before: Any, after: Any, what: str, before_it: dict[str, str]) -> d
     return changed
 
 
-# State how long a sequence is: networks of specification 1 to 3 take any length, and their files name none.
-
-
 def with_sequence(spec: Any, length: int, what: str) -> Any:
-    """A copy of a specification whose inputs are sequences of a length, with a batch of 1.
+    """Return a copy of a specification whose inputs are sequences of a length, with a batch of 1.
 
-    Optional inputs are states, which have no sequence; images have none either.
+    Networks of specification 1 to 3 take any length, and their files state none. Optional inputs are states,
+    which have no sequence; images have none either.
 
     Args:
         spec: of a network in the mapping of five axes (sequence, batch, channel, height, width).

@@ -83,11 +83,11 @@ class Blobs:
         self.missing |= dict.fromkeys(layer.output, words)
 
     def var(self, blob: str) -> Var | None:
-        """The MIL value of a blob."""
+        """Return the MIL value of a blob."""
         return self.ctx.env.get(blob)
 
     def shape(self, blob: str) -> tuple[int | None, ...] | None:
-        """The shape with its true rank; None for a dynamic size; None if nothing is known."""
+        """Return the shape with its true rank; None for a dynamic size; None if nothing is known."""
         var = self.var(blob)
         if var is None:
             return None
@@ -95,7 +95,7 @@ class Blobs:
         return (1, *sizes) if self.ctx.is_short(blob) else sizes
 
     def constant(self, blob: str) -> Array | None:
-        """The fp32 value of a blob that is the same at every run, in the shape of `shape`."""
+        """Return the fp32 value of a blob that is the same at every run, in the shape of `shape`."""
         var = self.var(blob)
         value = None if var is None else var.val
         shape = self.shape(blob)

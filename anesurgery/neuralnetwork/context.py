@@ -1,11 +1,12 @@
 """Build the layers of a network as MIL ops: what is known while doing so, and the table of layer types.
 
-A network speaks of axes from the end: width is -1, height -2, channel -3, batch -4, sequence -5. In the mapping
-of specification 1 to 3 every blob has rank 5. It is held here as (batch, channel, height, width) where the
-sequence is 1 long, which is nearly always, and as rank 5 otherwise: layers that speak of axes from the end, or
-broadcast, need not care. Those that speak of the sequence ask for `ctx.five(x)`. A layer that counts all axes
-is given all five, and what it makes has the rank that it gives it: `ctx.exact` tells a blob of four axes from
-one held without its sequence. In the exact mapping every blob has the rank that its layer gives it.
+A blob is a value of the network, by name. Most layers count axes from the end: width is -1, height -2, channel
+-3, batch -4, sequence -5. In the mapping of specification 1 to 3 every blob has rank 5. Here it is a MIL value
+(batch, channel, height, width) if the sequence is 1 long, which is nearly always, and of rank 5 otherwise. So
+layers that count axes from the end, or broadcast, need not care, and those that use the sequence call
+`ctx.five(x)`. A layer that counts all axes gets all five, and its result may really have four: `ctx.exact` has
+the names of such blobs, since other values of rank 4 lack their sequence. In the exact mapping (specification 4
+on) every blob has the rank that its layer gives it.
 
 A blob may have no axes: it is [1] as an output only. (The format's text says so of ranges, but of `squeeze`
 that a vector stays one; coremltools' test `TestRank0ExpandDimsSwap` expects the former of a Mac.)
@@ -55,7 +56,7 @@ class Context:
         self.env: dict[str, Var] = {}
         """The value of each blob."""
         self.exact: set[str] = set()
-        """In the mapping to rank 5: the blobs of four axes that have no more."""
+        """In the rank 5 mapping: the blobs that really have four axes."""
         self.notes: list[str] = []
         """What the caller should know of the result."""
         self.one_step = False
@@ -78,11 +79,11 @@ class Context:
                 self.layer = outer
 
     def error(self, words: str) -> LoadError:
-        """An error that names the layer, to be raised."""
+        """Return an error that names the layer."""
         return LoadError(f"{self.where}: {words}")
 
     def limit(self, words: str) -> LoadError:
-        """An error that names a layer that may be sound, but of which no ops can be made; to be raised."""
+        """Return an error that names a layer that may be sound, but that cannot be built as ops."""
         return NotExpressible(f"{self.where}: {words}")
 
     def note(self, words: str) -> None:
@@ -96,7 +97,7 @@ class Context:
         return f"layer {self.layer.name!r}" + (f" ({kind})" if kind else "")
 
     def weights(self, params: Any, shape: Sequence[int], name: str = "weights", axis: int = 0) -> Array:
-        """The fp32 array of a `WeightParams` message; `axis` is that of the output channels."""
+        """Return the fp32 array of a `WeightParams` message; `axis` is that of the output channels."""
         return spec.weights(params, [int(n) for n in shape], f"{self.where}: {name}", axis)
 
     def define(self, name: str, var: Var, again: bool = False) -> None:
@@ -113,13 +114,11 @@ class Context:
         self.exact.discard(name)
 
     def is_short(self, name: str) -> bool:
-        """Is a blob of rank 5 held without its sequence of 1?"""
+        """Does the value of a blob of rank 5 lack its sequence of 1?"""
         return self.legacy and self.env[name].rank == 4 and name not in self.exact
 
-    # -- shapes ----------------------------------------------------------------------------------------
-
     def shape(self, x: Var, axes: Sequence[int] | None = None) -> tuple[int, ...]:
-        """The sizes of some axes (all by default), which must be known.
+        """Return the sizes of some axes (all by default), which must be known.
 
         Raises:
             LoadError: one is dynamic.
@@ -135,14 +134,14 @@ class Context:
             raise self.error(f"takes at least {least} axes, but its input has {x.rank}")
 
     def five(self, x: Var) -> Var:
-        """A value as (sequence, batch, channel, height, width)."""
+        """Return a value as (sequence, batch, channel, height, width)."""
         missing = 5 - x.rank
         if missing > 0:
             return mb.expand_dims(x=x, axes=list(range(missing)))
         return x
 
     def images(self, x: Var) -> tuple[Var, Callable[[Var], Var]]:
-        """A value as (batch, channel, height, width), and what gives a result its leading axes again."""
+        """Return a value as (batch, channel, height, width), and what gives a result its leading axes again."""
         if x.rank == 4:
             return x, lambda y: y
         if x.rank < 4:
@@ -157,29 +156,26 @@ class Context:
 
     def reshape(self, x: Var, shape: Sequence[Any]) -> Var:
         """`x` in another shape, in which at most one size may be unknown."""
-        unknown = [i for i, d in enumerate(shape) if is_symbolic(d)]
         sizes = [-1 if is_symbolic(d) else int(d) for d in shape]
-        if len(unknown) + sizes.count(-1) - len(unknown) > 1:
+        if sizes.count(-1) > 1:
             raise self.limit("reshapes two dynamic axes; give the input one fixed shape")
         return mb.reshape(x=x, shape=sizes)
 
     def whole(self, x: Var) -> Var:
-        """A blob that holds whole numbers, as int32."""
+        """Return a blob that holds whole numbers, as int32."""
         return x if x.dtype == types.int32 else mb.cast(x=x, dtype="int32")
 
     def truth(self, x: Var) -> Var:
-        """A blob as conditions: true where it is not 0."""
+        """Return a blob as conditions: true where it is not 0."""
         return x if x.dtype == types.bool else mb.not_equal(x=x, y=np.float32(0))
 
     def blob(self, x: Var) -> Var:
-        """A result as blobs are: fp32, and without a sequence of 1 where blobs have rank 5."""
+        """Return a result as blobs are: fp32, and without a sequence of 1 where blobs have rank 5."""
         if x.dtype != types.fp32:
             x = mb.cast(x=x, dtype="fp32")
         if self.legacy and x.rank == 5 and not is_symbolic(x.shape[0]) and x.shape[0] == 1:
             x = mb.squeeze(x=x, axes=[0])
         return x
-
-    # -- one layer -------------------------------------------------------------------------------------
 
     def _build(self, layer: Any, network: Any) -> None:
         kind = layer.WhichOneof("layer")
@@ -206,12 +202,12 @@ class Context:
         values = [built] if isinstance(built, Var) else list(built or ())
         if len(values) != len(layer.output):
             raise self.error(f"has {len(layer.output)} outputs, makes {len(values)}; {spec.DAMAGED}")
-        lent = short[:1] if row.axes == "first" else short
-        five = row.axes != "all" and (any(lent) or not lent)
+        counted = short[:1] if row.axes == "first" else short
+        has_sequence = row.axes != "all" and (any(counted) or not counted)
         for name, value in zip(layer.output, values, strict=True):
             blob = self.blob(value)
             self.define(name, blob, again=kind == "copy")
-            if self.legacy and value.rank == blob.rank == 4 and not five:
+            if self.legacy and value.rank == blob.rank == 4 and not has_sequence:
                 self.exact.add(name)
 
     def _known(self, kind: str | None) -> Layer:

@@ -56,7 +56,7 @@ def import_network(
     compute_units: Any = None,
     keep_names: bool = False,
 ) -> Loaded:
-    """The ML Program of a neural network.
+    """Return the ML Program of a neural network.
 
     Args:
         spec: specification of a model, one of `NETWORKS`.
@@ -83,7 +83,7 @@ def import_network(
 
 
 def _no_network(spec: Any, what: str, kind: str) -> LoadError:
-    """Why there is nothing to import, and what to do instead."""
+    """Return why there is nothing to import, and what to do instead."""
     if kind in PIPELINES:
         names = ", ".join(part_names(PIPELINES[kind](spec)))
         return IsPipeline(f"{what} is a pipeline of several models ({names}); name one of them as the member")
@@ -93,14 +93,14 @@ def _no_network(spec: Any, what: str, kind: str) -> LoadError:
 
 
 def _import(spec: Any, custom: Custom | None, keep_names: bool) -> tuple[Program, Any, tuple[str, ...]]:
-    """The program, its specification, and what changed."""
+    """Return the program, its specification, and what changed."""
     check(spec)
     if spec.isUpdatable:
         raise NotExpressible(
             "the model is updatable, which an ML Program cannot be; export it with updating switched off"
         )
     if not keep_names:
-        _check_through(spec.description)
+        _check_no_input_is_output(spec.description)
     network = network_of(spec)
     ctx = Context(is_legacy(network), custom)
     features = [*spec.description.input, *spec.description.output]
@@ -119,8 +119,8 @@ def _import(spec: Any, custom: Custom | None, keep_names: bool) -> tuple[Program
     return program, program_spec, tuple(ctx.notes)
 
 
-def _check_through(description: Any) -> None:
-    """In an ML Program no two values have one name, so no input may be an output as well."""
+def _check_no_input_is_output(description: Any) -> None:
+    """Refuse an input that is an output too: in an ML Program no two values have one name."""
     for name in {f.name for f in description.input} & {f.name for f in description.output}:
         raise NotExpressible(
             f"{name!r} is an input and an output, which an ML Program cannot have; rename one of them"
@@ -128,7 +128,7 @@ def _check_through(description: Any) -> None:
 
 
 def _function(ctx: Context, network: Any, description: Any, names: dict[str, str]) -> Function:
-    """The function, with its inputs and outputs called by `names`."""
+    """Return the function, with its inputs and outputs called by `names`."""
     inputs = {names[f.name]: ports.placeholder(f) for f in description.input}
     with Function(inputs, opset_version=OPSET) as function:
         for feature in description.input:
@@ -143,31 +143,32 @@ def _function(ctx: Context, network: Any, description: Any, names: dict[str, str
 
 
 def _outputs(ctx: Context, network: Any, description: Any) -> dict[str, Var]:
-    """The value of each output, made by an op of its own; a classification must come last of all ops."""
-    decided = _classes(network, description)
+    """Return the value of each output, made by an op of its own; a classification must come last of all ops."""
+    class_names = _classes(network, description)
     outputs: dict[str, Var] = {}
     for feature in description.output:
-        if feature.name in decided:
+        if feature.name in class_names:
             continue
         if feature.name not in ctx.env:
             raise LoadError(
                 f"output {feature.name!r} is a blob that no layer makes; name one that a layer makes"
             )
         var = ports.give(ctx, feature, ctx.env[feature.name])
-        own = producer(var) is not None and producer(var, "const", "placeholder") is None
-        outputs[feature.name] = var if own and var not in outputs.values() else mb.identity(x=var)
-    return outputs | _decided(ctx, network, decided)
+        is_computed = producer(var) is not None and producer(var, "const", "placeholder") is None
+        is_free = is_computed and var not in outputs.values()
+        outputs[feature.name] = var if is_free else mb.identity(x=var)
+    return outputs | _classification(ctx, network, class_names)
 
 
 def _classes(network: Any, description: Any) -> list[str]:
-    """The names of the label and the probabilities of a classifier; none of another network."""
+    """Return the names of the label and the probabilities of a classifier; none of another network."""
     if "ClassLabels" not in network.DESCRIPTOR.oneofs_by_name:
         return []
     return [description.predictedFeatureName, description.predictedProbabilitiesName]
 
 
-def _decided(ctx: Context, network: Any, names: list[str]) -> dict[str, Var]:
-    """The label and the probabilities of a classifier, by these names."""
+def _classification(ctx: Context, network: Any, names: list[str]) -> dict[str, Var]:
+    """Return the label and the probabilities of a classifier, by these names."""
     if not names:
         return {}
     labels = list(getattr(network, network.WhichOneof("ClassLabels")).vector)
@@ -183,19 +184,17 @@ def _decided(ctx: Context, network: Any, names: list[str]) -> dict[str, Var]:
     return {name: var for name, var in zip(names, decision, strict=True) if name}
 
 
-# Names of a program made from a network: those of the blobs, made unique and valid in MIL.
-
 with quiet_host():
     from coremltools.converters.mil.mil.passes.defs.preprocess import NameSanitizer
 
 
 def identifier(name: str) -> str:
-    """A name as MIL takes it: letters, digits and underscores, no digit first, no word of the language."""
+    """Return a name as MIL takes it: letters, digits and underscores, no digit first, no reserved word."""
     return str(NameSanitizer().sanitize_name(name))
 
 
 def identifiers(names: Iterable[str]) -> list[str]:
-    """Names as MIL takes them, each once."""
+    """Return names as MIL takes them, each once."""
     names, taken = list(names), _Names([n for n in names if identifier(n) == n])
     return [n if identifier(n) == n else taken.fresh(n) for n in names]
 
@@ -209,7 +208,7 @@ class _Names:
         """Those that have their name."""
 
     def fresh(self, wish: str) -> str:
-        """The wish, or the wish with a number appended."""
+        """Return the wish, or the wish with a number appended."""
         name = identifier(wish)
         name = next(n for i in count() if (n := f"{name}_{i}" if i else name) not in self._taken)
         self._taken.add(name)
@@ -262,14 +261,12 @@ def _name_group(
                 )
 
 
-# Refuse a network that cannot be built for what its specification says as a whole, before any layer is.
-
 NEWEST = max(int(target.value) for target in ct.target)
 """The newest specification that coremltools knows."""
 
 
 def check(spec: Any) -> None:
-    """Refuse what no layer can be blamed for.
+    """Check what the specification says as a whole, before any layer is built.
 
     Args:
         spec: specification of a model that is a network.
@@ -294,7 +291,7 @@ def check(spec: Any) -> None:
 
 
 def _check_names(description: Any) -> None:
-    """Each input has a name of its own, and each output; an output may be an input as well."""
+    """Check that all inputs, and all outputs, have different names; an output may be an input as well."""
     for what, features in (("input", description.input), ("output", description.output)):
         for name, uses in Counter(f.name for f in features).items():
             if not name:
@@ -304,7 +301,7 @@ def _check_names(description: Any) -> None:
 
 
 def _check_preprocessing(network: Any, description: Any) -> None:
-    """Each preprocessing is of a known kind, and for an input that exists."""
+    """Check that each preprocessing is of a known kind, and for an input that exists."""
     inputs = [f.name for f in description.input]
     for step in network.preprocessing:
         if step.featureName and step.featureName not in inputs:
@@ -319,7 +316,7 @@ def _check_preprocessing(network: Any, description: Any) -> None:
 
 
 def _check_classifier(network: Any, description: Any) -> None:
-    """It has labels, and outputs for its decision."""
+    """Check that a classifier has labels, and outputs for its decision."""
     if network.WhichOneof("ClassLabels") is None:
         raise LoadError("the classifier has no class labels; export it again with labels")
     if not description.predictedFeatureName:
@@ -369,7 +366,7 @@ class LoadedNetwork(Loaded):
 
 
 def runnable(chunk: Loaded) -> Loaded:
-    """A chunk as an ML Program.
+    """Return a chunk as an ML Program.
 
     Raises:
         LoadError: it is a network with a layer that cannot be built.

@@ -42,7 +42,7 @@ LEGACY_AXES = {1: [0, 2, 3], 3: [0], 5: []}
 
 
 def placeholder(feature: Any) -> Any:
-    """The input of a function for a `FeatureDescription` message.
+    """Return the input of a function for a `FeatureDescription` message.
 
     Raises:
         LoadError: it is neither an image nor an array of known rank.
@@ -61,7 +61,7 @@ def placeholder(feature: Any) -> Any:
 
 
 def array_type(feature: Any) -> str:
-    """The element type of a multi-array, as the specification names it; "" for one without."""
+    """Return the element type of a multi-array, as the specification names it; "" for one without."""
     kinds = _FEATURES.ArrayFeatureType.ArrayDataType
     code = feature.type.multiArrayType.dataType
     return str(kinds.Name(code)) if code else ""
@@ -105,7 +105,7 @@ def _array_shape(array: Any) -> tuple[Any, ...]:
 
 
 def read(ctx: Context, network: Any, feature: Any, var: Var) -> Var:
-    """The blob of an input: the value that the layers see.
+    """Return the blob of an input: the value that the layers see.
 
     Raises:
         LoadError: its shape does not suit the rank 5 mapping, or the preprocessing does not suit the image.
@@ -173,7 +173,7 @@ def _mean(message: Any, feature: Any) -> Array:
 
 
 def give(ctx: Context, feature: Any, var: Var) -> Var:
-    """The output of the function for a blob, in the shape and type that the caller gets.
+    """Return the output of the function for a blob, in the shape and type that the caller gets.
 
     Raises:
         LoadError: an image whose blob has no such shape.
@@ -193,7 +193,7 @@ def give(ctx: Context, feature: Any, var: Var) -> Var:
 
 
 def _shape(ctx: Context, var: Var, stated: tuple[int, ...]) -> tuple[Any, ...]:
-    """The shape of an output; axes of 1 are no difference to what is stated."""
+    """Return the shape of an output; axes of 1 are no difference to what is stated."""
     own = static_shape(var)
     if stated and own is not None and _core(own) == _core(stated):
         return stated
@@ -203,7 +203,7 @@ def _shape(ctx: Context, var: Var, stated: tuple[int, ...]) -> tuple[Any, ...]:
 
 
 def as_array(shape: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The shape of the array outside of a network that stands for a blob of five axes."""
+    """Return the shape of the array outside of a network that stands for a blob of five axes."""
     if shape[:2] != (1, 1):
         return shape
     return shape[2:3] if shape[3:] == (1, 1) else shape[2:]
@@ -228,7 +228,7 @@ def _into(ctx: Context, var: Var, shape: tuple[Any, ...]) -> Var:
 
 
 def vector(ctx: Context, var: Var, count: int, name: str) -> Var:
-    """The scores of a classifier as [classes].
+    """Return the scores of a classifier as [classes].
 
     Raises:
         LoadError: they are of another count.
@@ -273,7 +273,7 @@ def describe(description: Any, names: dict[str, str], notes: list[str]) -> None:
 
 
 def mapping_note(description: Any, names: dict[str, str], function: Function) -> list[str]:
-    """What to say of the arrays of a network in the rank 5 mapping; nothing where it has none.
+    """Return what to say of the arrays of a network in the rank 5 mapping; nothing where it has none.
 
     Args:
         description: of the network.

@@ -26,12 +26,12 @@ EXACT = 1
 
 
 def network_of(spec: Any) -> Any:
-    """The network in the specification of a model that is one of `NETWORKS`."""
+    """Return the network in the specification of a model that is one of `NETWORKS`."""
     return getattr(spec, spec.WhichOneof("Type"))
 
 
 def networks_of(spec: Any) -> list[Any]:
-    """The specifications that hold a network: the model itself, or models of a pipeline."""
+    """Return the specifications that hold a network: the model itself, or models of a pipeline."""
     kind = spec.WhichOneof("Type")
     if kind in NETWORKS:
         return [spec]
@@ -41,7 +41,7 @@ def networks_of(spec: Any) -> list[Any]:
 
 
 def nested_networks(layer: Any) -> list[Any]:
-    """The networks inside a layer: those of a branch or a loop."""
+    """Return the networks inside a layer: those of a branch or a loop."""
     kind = layer.WhichOneof("layer")
     if kind == "branch":
         return [layer.branch.ifBranch, layer.branch.elseBranch]
@@ -49,7 +49,7 @@ def nested_networks(layer: Any) -> list[Any]:
 
 
 def walk_layers(network: Any, depth: int = 0) -> Iterator[tuple[Any, int]]:
-    """The layers of a network in file order with their depth, each before those of the networks inside it."""
+    """Yield (layer, depth) of a network in file order, each layer before those of the networks inside it."""
     for layer in network.layers:
         yield layer, depth
         for inner in nested_networks(layer):
@@ -62,7 +62,7 @@ def is_legacy(network: Any) -> bool:
 
 
 def weights(params: Any, shape: Sequence[int], what: str, axis: int = 0) -> Array:
-    """The numbers of a `WeightParams` message.
+    """Return the numbers of a `WeightParams` message.
 
     Args:
         params: floats, halves, or integers of 1 to 8 bits with scales and biases or a look-up table.
@@ -97,7 +97,7 @@ def weights(params: Any, shape: Sequence[int], what: str, axis: int = 0) -> Arra
 
 
 def unknown_choice(params: Any) -> str:
-    """The first choice in the parameters of a layer that has no name, as those of newer formats; "" if none.
+    """Return the first enumeration value without a name in a layer's parameters, as of newer formats; else "".
 
     Weights and the networks nested in a layer are not looked at.
     """
@@ -135,7 +135,7 @@ def _factor(quantization: Any, what: str) -> float:
 
 
 def _codes(params: Any, count: int, what: str) -> Array:
-    """The unsigned integers of a packed weight; the bits of each run from high to low, without gaps."""
+    """Return the unsigned integers of a packed weight; the bits of each run from high to low, without gaps."""
     bits, raw = int(params.quantization.numberOfBits), np.frombuffer(params.rawValue, np.uint8)
     if not 1 <= bits <= 8:
         raise LoadError(f"{what} has numbers of {bits} bits, expected 1 to 8; {DAMAGED}")
@@ -166,7 +166,7 @@ def _dequantize(quantization: Any, codes: Array, what: str, axis: int) -> Array:
 
 
 def _by_channel(values: Any, codes: Array, what: str, axis: int, name: str) -> Array:
-    """Numbers for all channels, or one for each, in a shape that the weights can be multiplied with."""
+    """Return numbers for all channels, or one for each, in a shape that the weights can be multiplied with."""
     numbers = np.array(values, np.float32)
     if numbers.size == 1:
         return numbers.reshape([1] * codes.ndim)

@@ -49,29 +49,31 @@ WIDEST = 256
 """The most channels of a head whose parts are exchanged by a convolution: heads have 32 to 256, and a 256 x 256
 matrix takes 65,536 products for each position.
 """
-
-
-# Norms, reductions and softmax: over some axes of the value, which must be axes of their own in the twin.
+MOST_REPEATED_BYTES = 1 << 24
+"""Constants are repeated up to this many bytes, 17 MB, so that a twin needs no other view. A choice: they are
+read in each run.
+"""
 
 
 class _SplitTwin(NamedTuple):
-    """A twin in which the atoms of some axes of the value are axes of their own.
-
-    Attributes:
-        shape: of the twin.
-        axes: the positions of these axes.
-    """
+    """A twin in which the atoms of some axes of the value are axes of their own."""
 
     shape: list[int]
+    """The shape of the twin."""
     axes: list[int]
+    """The positions of these axes in the twin."""
 
 
 def _split_off(layout: Layout, axes: Sequence[int]) -> _SplitTwin | None:
-    """Return the twin with some axes of the value split off from the others; None where they hold no atoms."""
+    """Return the twin with some axes of the value split off from the others; None where they hold no atoms.
+
+    For a norm over the last axis of (batch, tokens, 12 heads, 64), the twin (batch, 768, 1, tokens) becomes
+    (batch, 12, 64, tokens), and the axes are [2]. An operand of length 1 along the axes would need the same
+    split, so `groups_for` gives it.
+    """
     chosen = {a for axis in axes for a in layout.axes[axis]}
     if not chosen:
         return None
-    # an operand of length 1 along these axes, if there were one, would have to be broadcast along them alone
     broadcast_operand = [1 if i in axes else n for i, n in enumerate(layout.shape)]
     groups = groups_for(layout, [broadcast_operand])
     positions = [i for i, group in enumerate(groups) if group and set(group) <= chosen]
@@ -134,9 +136,6 @@ def softmax(op: Operation, layouts: Layouts) -> Step | None:
         return [twins.mb.softmax(x=twins.in_shape(op.x, split_twin.shape), axis=axis)]
 
     return Step((layout,), build)
-
-
-# Slices, splits, concats and tiles of one axis.
 
 
 @dataclass(frozen=True)
@@ -281,7 +280,11 @@ def _side_by_side(op: Operation, table: Layouts) -> Step | None:
 
 
 def tile(op: Operation, layouts: Layouts) -> Step | None:
-    """Repeat an axis of length 1, as keys and values for several heads of queries."""
+    """Repeat an axis of length 1, as keys and values for several heads of queries.
+
+    A value (1, 2, 1, 64, tokens) that is tiled 4 times along axis 2 gets a new atom of size 4 between the atoms
+    2 and 64 of its channels. Its twin is tiled as (1, 2, 1, 64 * tokens), along axis 2.
+    """
     layout, reps = layouts.get(op.x), ints(op, "reps")
     grown = [axis for axis, n in enumerate(reps) if n > 1]
     if layout is None or len(grown) != 1 or layout.axes[grown[0]]:
@@ -289,10 +292,9 @@ def tile(op: Operation, layouts: Layouts) -> Step | None:
     axis, times = grown[0], reps[grown[0]]
     channels = layout.having(CHANNELS)
     before = [a for other in layout.axes[:axis] for a in other if a in channels]
-    at = max(before) + 1 if before else len(layout.having(BATCH))
+    at = max(before) + 1 if before else len(layout.having(BATCH))  # the number of the new atom
     sizes, roles = layout.sizes, layout.roles
-    number = [a + (a >= at) for a in range(len(sizes))]
-    axes = [tuple(number[a] for a in other) for other in layout.axes]
+    axes = [tuple(a + (a >= at) for a in other) for other in layout.axes]
     axes[axis] = (at,)
     tiled = Layout((*sizes[:at], times, *sizes[at:]), roles[:at] + CHANNELS + roles[at:], tuple(axes)).normal()
     shape = [1, math.prod(sizes[:at]), 1, math.prod(sizes[at:])]
@@ -301,12 +303,6 @@ def tile(op: Operation, layouts: Layouts) -> Step | None:
         return [twins.mb.tile(x=twins.in_shape(op.x, shape), reps=[1, 1, times, 1])]
 
     return Step((tiled,), build)
-
-
-MOST_REPEATED_BYTES = 1 << 24
-"""Constants are repeated up to this many bytes, 17 MB, so that a twin needs no other view. A choice: they are
-read in each run.
-"""
 
 
 def step_of(op: Operation, layouts: Layouts) -> Step | None:

@@ -45,19 +45,20 @@ class Form:
 
     def of(self, change: Callable[[Array], Array]) -> Form:
         """Return the same ops with changed arrays; an op whose results several inputs read stays one op."""
-        forms: dict[Form, Form] = {}
+        changed_forms: dict[Form, Form] = {}
 
-        def other(form: Form) -> Form:
-            if form not in forms:
-                forms[form] = Form(form.op_type, {name: part(value) for name, value in form.inputs.items()})
-            return forms[form]
+        def changed_form(form: Form) -> Form:
+            if form not in changed_forms:
+                inputs = {name: changed_input(value) for name, value in form.inputs.items()}
+                changed_forms[form] = Form(form.op_type, inputs)
+            return changed_forms[form]
 
-        def part(value: Any) -> Any:
+        def changed_input(value: Any) -> Any:
             if isinstance(value, Result):
-                return Result(other(value.form), value.number)
+                return Result(changed_form(value.form), value.number)
             return change(value) if isinstance(value, np.ndarray) else value
 
-        return other(self)
+        return changed_form(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,9 +67,13 @@ class Result:
 
     form: Form
     number: int = 0
+    """Which of its results: ops with a mask give the mask as 0, and the numbers as 1."""
 
 
 Part = Array | Result
+"""An edited input: an array, or the result of an op that decodes it."""
+LEAST_SHARED = 1 << 20
+"""Bytes from which the results of edits are shared. A choice: smaller ones are computed quickly."""
 
 
 def decoded(var: Var) -> Array:
@@ -132,10 +137,6 @@ def _shared_edit(edit: Edit, array: Array) -> Array:
     return result
 
 
-LEAST_SHARED = 1 << 20
-"""Bytes from which the results of edits are shared. A choice: smaller ones are computed quickly."""
-
-
 def build(mb: Maker, part: Part, name: str) -> Var:
     """Build the ops that decode an edited weight."""
     by_form: dict[Form, tuple[Var, ...]] = {}
@@ -154,24 +155,24 @@ def build(mb: Maker, part: Part, name: str) -> Var:
     return build_part(part, name)
 
 
-def _optional_input(op: Operation, name: str) -> Any:
-    """Return an input of an op; None if it is absent."""
-    return op.inputs.get(name)
-
-
 def _cast(op: Operation, edit: Edit, fill: float) -> Form:
     parts = {"source_val": edited(op.source_val, edit, fill), "output_dtype": op.output_dtype.val}
     return Form(op.op_type, parts)
 
 
 def _affine(op: Operation, edit: Edit, fill: float) -> Form:
-    """Edit the iOS 16 form: one scale and zero point for all, or one for each index along an axis."""
+    """Edit the iOS 16 form: one scale and zero point for all, or one for each index along an axis.
+
+    If rows 3 and 1 of a weight (4, 6) with a scale for each row are taken and transposed, the result (6, 2) has
+    the old scales 3 and 1, along axis 1. Padding gets scale 0.
+    """
     scale, zero = np.asarray(op.scale.val), np.asarray(op.zero_point.val)
     axis = int(op.axis.val) % len(edit.shape)
     new_axis = next(i for i, new in enumerate(edit.axes) if axis in new.sources)
     counts = [n if i == axis else 1 for i, n in enumerate(edit.shape)]
-    numbers = np.maximum(np.append(edit.numbers(edit.axes[new_axis], counts), 0)[edit.axes[new_axis].index], 0)
-    scale, zero = (v[numbers] if v.ndim else v for v in (scale, zero))
+    numbers = np.append(edit.numbers(edit.axes[new_axis], counts), 0)  # the last one is for padding
+    chosen = numbers[edit.axes[new_axis].index]
+    scale, zero = (v[chosen] if v.ndim else v for v in (scale, zero))
     data = edit.apply(np.asarray(op.quantized_data.val))
     if edit.pads:
         _require_zero_fill(fill, op)
@@ -199,7 +200,7 @@ def _require_positive(scale: Array, op: Operation) -> None:
 def _scales(op: Operation, edit: Edit) -> dict[str, Part]:
     """Edit the scales and offsets of blocks."""
     blocks = edit.of_blocks(op.scale.shape)
-    offset = _optional_input(op, "offset")
+    offset = op.inputs.get("offset")
     parts: dict[str, Part] = {"scale": edited(op.scale, blocks)}
     return parts if offset is None else {**parts, "offset": edited(offset, blocks)}
 
@@ -229,28 +230,23 @@ def _blockwise(op: Operation, edit: Edit, fill: float) -> Form:
 
 
 def _sparse(op: Operation, edit: Edit, fill: float) -> Form:
-    """Edit numbers where a mask is set, zero elsewhere."""
+    """Edit numbers where a mask is set, zero elsewhere; the iOS 16 form has a shape and a packed mask."""
+    if op.inputs.get("shape") is None:
+        return Form(op.op_type, _masked(op, "mask", "nonzero_data", edit, fill))
     if edit.pads:
         _require_zero_fill(fill, op)
-    inner = op.nonzero_data
-    if is_compressed(inner):
-        masked = edited(inner, edit)
-        assert isinstance(masked, Result)
-        shared = is_compressed(op.mask)  # the mask is the other result of the op that decodes the numbers
-        mask: Part = Result(masked.form, 0) if shared else edited(op.mask, edit)
-        return Form(op.op_type, {"nonzero_data": masked, "mask": mask})
-    packed = _optional_input(op, "shape") is not None
-    old = unpacked(op.mask.val, 1, edit.shape) if packed else np.asarray(op.mask.val)
+    old = unpacked(op.mask.val, 1, edit.shape)
     mask = edit.apply(old)
-    data = _nonzero(np.asarray(inner.val), old, edit, mask)
-    if not packed:
-        return Form(op.op_type, {"nonzero_data": data, "mask": mask})
+    data = _nonzero(np.asarray(op.nonzero_data.val), old, edit, mask)
     shape = np.array(edit.result, np.uint32)
     return Form(op.op_type, {"nonzero_data": data, "mask": sub_byte.pack(mask, 1), "shape": shape})
 
 
 def _nonzero(data: Array, old: Array, edit: Edit, mask: Array) -> Array:
-    """Return the numbers of a sparse weight in their new order."""
+    """Return the numbers of a sparse weight in their new order.
+
+    For the mask 0 1 1 0 and the numbers 7 8, `places` is 0 0 1 0; reversed, both give the numbers 8 7.
+    """
     places = np.zeros(old.shape, np.int64)
     places[old != 0] = np.arange(data.size)
     return data[edit.apply(places)[mask != 0]].view(data.dtype)
@@ -262,14 +258,15 @@ def _sparse_blockwise(op: Operation, edit: Edit, fill: float) -> Form:
 
 
 def _masked(op: Operation, mask_name: str, data_name: str, edit: Edit, fill: float) -> dict[str, Part]:
-    """Edit the mask and the numbers of a form that gives both as results."""
+    """Edit the mask and the numbers of a sparse form; a compressed mask is a result of the numbers' op too."""
     if edit.pads:
         _require_zero_fill(fill, op)
     mask, data = op.inputs[mask_name], op.inputs[data_name]
     if is_compressed(data):
-        cut = edited(data, edit)
-        assert isinstance(cut, Result)
-        return {mask_name: Result(cut.form, 0) if is_compressed(mask) else edited(mask, edit), data_name: cut}
+        numbers = edited(data, edit)
+        assert isinstance(numbers, Result)
+        new_mask = Result(numbers.form, 0) if is_compressed(mask) else edited(mask, edit)
+        return {mask_name: new_mask, data_name: numbers}
     old = np.asarray(mask.val)
     new = edit.apply(old)
     return {mask_name: new, data_name: _nonzero(np.asarray(data.val), old, edit, new)}
@@ -286,7 +283,7 @@ def _sparse_palette(op: Operation, edit: Edit, fill: float) -> Form:
 def _vectors(op: Operation, edit: Edit) -> tuple[Edit, dict[str, Any]]:
     """Return the edit of a palette's indices (entries may be vectors), and the vector axis as an input."""
     width = int(op.lut.shape[-1])
-    vector_axis = _optional_input(op, "vector_axis")
+    vector_axis: Any = op.inputs.get("vector_axis")
     if width == 1:
         return edit, {} if vector_axis is None else {"vector_axis": np.int32(0)}
     regrouped = edit.of_vectors(int(vector_axis.val) % len(edit.shape), width)
@@ -297,7 +294,7 @@ def _vectors(op: Operation, edit: Edit) -> tuple[Edit, dict[str, Any]]:
 
 def _palette(op: Operation, edit: Edit, fill: float) -> Form:
     """Edit indices into tables, one table for each block."""
-    if _optional_input(op, "shape") is not None:
+    if op.inputs.get("shape") is not None:
         return _packed_palette(op, edit, fill)
     inner, vector = _vectors(op, edit)
     blocks = inner.of_blocks(op.lut.shape[:-2])
@@ -312,22 +309,27 @@ def _palette(op: Operation, edit: Edit, fill: float) -> Form:
 
 
 def _padded(op: Operation, palette: _Palette, lut: Part) -> dict[str, Part]:
-    """Return indices and tables that have an entry for padding wherever one is needed, in the fewest bytes."""
-    if (free := palette.with_entry()) is not None:
-        return {"indices": free.indices, "lut": lut}
-    plain = isinstance(lut, np.ndarray)
-    if plain and (free := palette.with_free_entry()) is not None:
-        return {"indices": free.indices, "lut": free.tables}
-    edit = palette.edit
-    apart = edit.of_blocks(op.lut.shape[:-2], apart=True).followed_by(op.lut.shape[-2:])
-    own = edited(op.lut, apart, palette.fill)
-    wider = palette.wider(PALETTE_BITS) if plain else None
-    if wider is not None and isinstance(own, np.ndarray) and wider.bytes <= palette.bytes_with(own):
+    """Return indices and tables whose padding decodes to the fill, in the fewest bytes.
+
+    Tried in turn: an entry that holds the fill, an entry that no index uses, and then the smaller of wider
+    indices and tables of its own for the padding.
+    """
+    if (with_fill := palette.with_entry()) is not None:
+        return {"indices": with_fill.indices, "lut": lut}
+    is_plain = isinstance(lut, np.ndarray)
+    if is_plain and (with_fill := palette.with_free_entry()) is not None:
+        return {"indices": with_fill.indices, "lut": with_fill.tables}
+    apart = palette.edit.of_blocks(op.lut.shape[:-2], apart=True).followed_by(op.lut.shape[-2:])
+    more_tables = edited(op.lut, apart, palette.fill)
+    wider = palette.wider(PALETTE_BITS) if is_plain else None
+    if (
+        wider is not None
+        and isinstance(more_tables, np.ndarray)
+        and wider.bytes <= replace(palette, tables=more_tables).bytes
+    ):
         return {"indices": wider.indices, "lut": wider.tables}
-    return {
-        "indices": palette.indices,
-        "lut": own,
-    }  # padding uses entry 0 of its own tables, whose entries all hold the fill
+    # padding has index 0, of tables whose entries all hold the fill
+    return {"indices": palette.indices, "lut": more_tables}
 
 
 def _packed_palette(op: Operation, edit: Edit, fill: float) -> Form:
@@ -379,10 +381,6 @@ class _Palette:
     def bytes(self) -> int:
         """The number of bytes of indices and tables."""
         return self.indices.size * self.bits // 8 + self.tables.nbytes
-
-    def bytes_with(self, tables: Array) -> int:
-        """Return the bytes with other tables."""
-        return self.indices.size * self.bits // 8 + tables.nbytes
 
     def with_entry(self) -> _Palette | None:
         """Use an entry of each table that holds the fill already; None where a table has none."""

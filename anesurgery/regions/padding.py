@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -81,35 +81,41 @@ def padded_constant(mb: Maker, weight: Var, axis: int, size: int, fill: float = 
     return mb.shared(("padded", weight, axis, size, fill), make, f"{weight.name}_padded")
 
 
-def product_axis(op: Operation) -> tuple[Var, int] | None:
-    """Return the stored weight of a product, and its axis that is the last axis of the result; else None."""
+class ProductAxis(NamedTuple):
+    """An axis of the stored weight of a product."""
+
+    weight: Var
+    axis: int
+
+
+def product_axis(op: Operation) -> ProductAxis | None:
+    """Return the axis of a product's stored weight that is the last axis of the result; None for other ops."""
     if op.op_type == "linear" and is_stored(op.weight):
         bias = op.inputs.get("bias")
         fits = bias is None or (constant(bias) is not None and bias.shape == (op.weight.shape[0],))
-        return (op.weight, 0) if fits else None
+        return ProductAxis(op.weight, 0) if fits else None
     if op.op_type == "matmul" and is_stored(op.y) and op.y.rank >= 2:
-        return op.y, op.y.rank - (2 if constant(op.transpose_y) else 1)
+        return ProductAxis(op.y, op.y.rank - (2 if constant(op.transpose_y) else 1))
     return None
 
 
-def contracted_axis(op: Operation, value: Var) -> tuple[Var, int] | None:
-    """Return the stored weight of a product, and its axis that meets the last axis of `value`; else None."""
+def contracted_axis(op: Operation, value: Var) -> ProductAxis | None:
+    """Return the axis of a product's stored weight that meets the last axis of `value`; else None."""
     product = product_axis(op)
     if product is None or op.x is not value:
         return None
     if op.op_type == "linear":
-        return op.weight, 1
+        return ProductAxis(op.weight, 1)
     if constant(op.transpose_x):
         return None
-    return op.y, op.y.rank - (1 if constant(op.transpose_y) else 2)
+    return ProductAxis(op.y, op.y.rank - (1 if constant(op.transpose_y) else 2))
 
 
 def contracts_both(op: Operation) -> bool:
     """Does a product of two dynamic values sum over the last axis of both?"""
-    if op.op_type != "matmul" or is_stored(op.x) or is_stored(op.y):
+    if op.op_type != "matmul" or is_stored(op.x) or is_stored(op.y) or min(op.x.rank, op.y.rank) < 2:
         return False
-    flags = bool(constant(op.transpose_y)), bool(constant(op.transpose_x))
-    return flags == (True, False) and min(op.x.rank, op.y.rank) >= 2
+    return bool(constant(op.transpose_y)) and not constant(op.transpose_x)
 
 
 def is_pointwise_conv(op: Operation) -> bool:
@@ -163,10 +169,12 @@ def lane_after(op: Operation, lanes: Mapping[Var, float | None], length: int) ->
         return math.nan
     if op.op_type == "mul" and 0.0 in numbers.values():
         return 0.0
-    if None in numbers.values() or not _is_safe(op, numbers):
-        divided = op.op_type == "real_div" and _is_safe(op, numbers)
-        return math.nan if op.op_type in MAY_OVERFLOW and not divided else None
-    return _lane_result(op, numbers)
+    is_safe = _is_safe(op, numbers)
+    if None not in numbers.values() and is_safe:
+        return _lane_result(op, numbers)
+    if op.op_type == "real_div" and is_safe:  # an unknown number over a divisor that is not near 0
+        return None
+    return math.nan if op.op_type in MAY_OVERFLOW else None
 
 
 def _lane_of_operand(op: Operation, name: str, lanes: Mapping[Var, Any], length: int) -> float | None:
@@ -389,18 +397,18 @@ class _RegionBuilder:
 
     def _constants(self, at: Maker, op: Operation) -> dict[str, Var]:
         """Return the constant inputs, padded."""
-        region, size, weighs = self._region, self._region.size, product_axis(op)
-        if weighs is None:
+        region, size, product = self._region, self._region.size, product_axis(op)
+        if product is None:
             return self._operands(at, op) if op.op_type in BINARY else {}
-        weight, padded = weighs[0], {}
+        weight, padded = product.weight, {}
         if op.outputs[0] in region.lanes:
-            weight = padded_constant(at, weight, weighs[1], size)
+            weight = padded_constant(at, weight, product.axis, size)
             if (bias := op.inputs.get("bias")) is not None:
                 padded["bias"] = padded_constant(at, bias, 0, size)
         if op in region.absorbing_products:
             contracted = contracted_axis(op, op.x)
             assert contracted is not None
-            weight = padded_constant(at, weight, contracted[1], size)
+            weight = padded_constant(at, weight, contracted.axis, size)
         return padded | {"weight" if op.op_type == "linear" else "y": weight}
 
     def _operands(self, at: Maker, op: Operation) -> dict[str, Var]:
@@ -414,10 +422,11 @@ class _RegionBuilder:
         return operands
 
     def _plain(self, value: Any) -> Any:
-        """Return a value without padding, as a new op may read it."""
-        if not isinstance(value, Var) or value in self.replaced or value is self._region.entry:
-            return self.replaced.get(value, value) if isinstance(value, Var) else value
-        return self.cut(value) if value in self._region.lanes else value
+        """Return an input of an op as a new op may read it: of a padded value, the one without padding."""
+        if not isinstance(value, Var):
+            return value
+        is_padded = value in self._region.lanes and value is not self._region.entry
+        return self.cut(value) if is_padded else self.replaced.get(value, value)
 
     def cut(self, value: Var) -> Var:
         """Return a padded value without its padding; it is cut once."""

@@ -7,6 +7,7 @@ blocks, tables are found by k-means (`clusters`). Numbers that the form does not
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,10 @@ def _integer_range(var: Var) -> tuple[int, int] | None:
 
 
 def _split_into_blocks(numbers: Array, blocks: tuple[int, ...]) -> Array:
-    """Return [blocks, elements of a block], given the number of blocks along each axis."""
+    """Return [blocks, elements of a block], given the number of blocks along each axis.
+
+    Numbers (4, 6) in (2, 3) blocks are split as (2, 2, 3, 2), ordered as (2, 3, 2, 2), and become (6, 4).
+    """
     split = [n for pair in zip(blocks, numbers.shape, strict=True) for n in (pair[0], pair[1] // pair[0])]
     order = [*range(0, len(split), 2), *range(1, len(split), 2)]
     return numbers.reshape(split).transpose(order).reshape(int(np.prod(blocks)), -1)
@@ -99,10 +103,44 @@ def _join_blocks(cells: Array, blocks: tuple[int, ...], shape: tuple[int, ...]) 
     return cells.reshape([*blocks, *sizes]).transpose(order).reshape(shape)
 
 
-def _quantized(
-    cells: Array, integer_range: tuple[int, int], zeros: Array | None, dtype: Any
-) -> tuple[Array, Array, Array]:
-    """Return the integers [blocks, elements], the scale and the zero point of each block.
+@dataclass(frozen=True)
+class _Quantized:
+    """Blocks of numbers as integers: a number is (integer - zero point) * scale of its block."""
+
+    integers: Array
+    """[blocks, elements]."""
+    scale: Array
+    """[blocks], in the type that is stored."""
+    zero: Array
+    """[blocks]: the zero points."""
+
+    @classmethod
+    def of(cls, cells: Array, integer_range: tuple[int, int], scale: Array, zero: Array) -> _Quantized:
+        """Round numbers [blocks, elements] with given scales and zero points."""
+        steps = cells / scale.astype(np.float64)[:, None]
+        return cls(np.clip(np.rint(steps + zero[:, None]), *integer_range), scale, zero)
+
+    @property
+    def numbers(self) -> Array:
+        """The numbers [blocks, elements] that the integers stand for."""
+        return (self.integers.astype(np.float64) - self.zero[:, None]) * self.scale.astype(np.float64)[:, None]
+
+    def errors(self, cells: Array) -> Array:
+        """Return the squared error of each block."""
+        return ((cells - self.numbers) ** 2).sum(axis=1)
+
+    def or_nearer(self, other: _Quantized, cells: Array, allowed: Array | bool = True) -> _Quantized:
+        """Return this form of each block where it is allowed and as near as another one, else the other one."""
+        taken = (self.errors(cells) <= other.errors(cells)) & allowed
+        return _Quantized(
+            np.where(taken[:, None], self.integers, other.integers),
+            np.where(taken, self.scale, other.scale).astype(other.scale.dtype),
+            np.where(taken, self.zero, other.zero),
+        )
+
+
+def _quantized(cells: Array, integer_range: tuple[int, int], zeros: Array | None, dtype: Any) -> _Quantized:
+    """Return numbers [blocks, elements] as integers, with new scales and zero points.
 
     Zero points that were in the middle of the range, or absent, stay there.
     """
@@ -118,45 +156,16 @@ def _quantized(
         least, most = np.minimum(cells.min(axis=1), 0), np.maximum(cells.max(axis=1), 0)
         scale = _positive_scales((most - least) / (high - low), dtype)
         zero = np.clip(np.rint(low - least / scale.astype(np.float64)), low, high)
-    wide = scale.astype(np.float64)[:, None]
-    return np.clip(np.rint(cells / wide + zero[:, None]), low, high), scale, zero
+    return _Quantized.of(cells, integer_range, scale, zero)
 
 
-def _rescaled_or_new(
-    cells: Array, old: tuple[Array, Array, Array], new: tuple[Array, Array, Array]
-) -> tuple[Array, Array, Array]:
-    """Return the old integers of a block with a new scale, wherever that is nearer than the new integers."""
-    old_integers, scale, zero = (np.asarray(v, np.float64) for v in old)
-    before = (old_integers - zero[:, None]) * scale[:, None]
+def _rescaled_or_new(cells: Array, old: _Quantized, new: _Quantized) -> _Quantized:
+    """Return the old integers of a block with the best new scale, wherever that is as near as new integers."""
+    before = old.numbers
     norms = (before**2).sum(axis=1)
     ratio = np.where(norms > 0, (cells * before).sum(axis=1) / np.where(norms > 0, norms, 1), 1)
-    rescaled = (old_integers, _positive_scales(scale * ratio, new[1].dtype), zero)
-    errors = [_error(cells, *pair) for pair in (rescaled, new)]
-    better = (errors[0] <= errors[1]) & (ratio > 0)
-    chosen = [
-        np.where(better[:, None] if a.ndim > 1 else better, a, b) for a, b in zip(rescaled, new, strict=True)
-    ]
-    return chosen[0], chosen[1].astype(new[1].dtype), chosen[2]
-
-
-def _old_scale_or_new(
-    cells: Array, integer_range: tuple[int, int], scale: Array, zero: Array, new: tuple[Array, Array, Array]
-) -> tuple[Array, Array, Array]:
-    """Quantize with the old scale and zero point of each block, wherever that is as near as the new ones."""
-    wide = scale.astype(np.float64)[:, None]
-    with_old_scale = np.clip(np.rint(cells / wide + zero[:, None]), *integer_range), scale, zero
-    better = _error(cells, *with_old_scale) <= _error(cells, *new)
-    chosen = [
-        np.where(better[:, None] if a.ndim > 1 else better, a, b)
-        for a, b in zip(with_old_scale, new, strict=True)
-    ]
-    return chosen[0], chosen[1].astype(new[1].dtype), chosen[2]
-
-
-def _error(cells: Array, data: Array, scale: Array, zero: Array) -> Array:
-    """Return the squared error of each block."""
-    decoded_cells = (data.astype(np.float64) - zero[:, None]) * scale.astype(np.float64)[:, None]
-    return ((cells - decoded_cells) ** 2).sum(axis=1)
+    scale = _positive_scales(old.scale.astype(np.float64) * ratio, new.scale.dtype)
+    return replace(old, scale=scale).or_nearer(new, cells, allowed=ratio > 0)
 
 
 def _positive_scales(scale: Array, dtype: Any) -> Array:
@@ -176,23 +185,23 @@ def _affine(op: Operation, numbers: Array, edit: Edit) -> Form:
     blocks = tuple(n if scales.ndim and i == at else 1 for i, n in enumerate(edit.result))
     assert kind is not None
     cells = _split_into_blocks(numbers, blocks)
-    data, scale, zero = _quantized(cells, kind, zeros, scales.dtype)
+    new = _quantized(cells, kind, zeros, scales.dtype)
     if edit.keeps:
         old_integers = _split_into_blocks(np.asarray(op.quantized_data.val), blocks)
-        old = (old_integers, np.broadcast_to(scales, scale.shape), np.broadcast_to(zeros, zero.shape))
-        data, scale, zero = _rescaled_or_new(cells, old, (data, scale, zero))
+        old_scale, old_zero = (np.broadcast_to(v, new.scale.shape) for v in (scales, zeros))
+        new = _rescaled_or_new(cells, _Quantized(old_integers, old_scale, old_zero), new)
     elif edit.axes[at].sources == (axis,) and not edit.pads:
         old_parts = [v[edit.axes[at].index] if v.ndim else v for v in (scales, zeros)]
-        old_scale, old_zero = (np.broadcast_to(v, scale.shape) for v in old_parts)
-        data, scale, zero = _old_scale_or_new(cells, kind, old_scale, old_zero, (data, scale, zero))
+        old_scale, old_zero = (np.broadcast_to(v, new.scale.shape) for v in old_parts)
+        new = _Quantized.of(cells, kind, old_scale, old_zero).or_nearer(new, cells)
     stored_type = np.asarray(op.quantized_data.val).dtype
     shape = (-1,) if scales.ndim else ()
     return Form(
         op.op_type,
         {
-            "quantized_data": _join_blocks(data, blocks, edit.result).astype(stored_type),
-            "zero_point": zero.astype(zeros.dtype).reshape(shape),
-            "scale": scale.reshape(shape),
+            "quantized_data": _join_blocks(new.integers, blocks, edit.result).astype(stored_type),
+            "zero_point": new.zero.astype(zeros.dtype).reshape(shape),
+            "scale": new.scale.reshape(shape),
             "axis": np.int32(at),
         },
     )
@@ -212,23 +221,21 @@ def _quantized_blocks(op: Operation, data: Var, numbers: Array, edit: Edit) -> t
     if kind is None or is_compressed(op.scale) or (offset is not None and is_compressed(offset)):
         raise Refused(f"the numbers of %{op.outputs[0].name} are no integers with plain scales")
     blocks, scales = edit.of_blocks(op.scale.shape).result, np.asarray(op.scale.val)
-    zeros, new_cells = None if offset is None else np.asarray(offset.val), _split_into_blocks(numbers, blocks)
-    cells, scale, zero = _quantized(new_cells, kind, zeros, scales.dtype)
-    if edit.keeps and np.size(data.val) == numbers.size:  # and no sparse one
-        old_zero = np.zeros_like(zero) if zeros is None else zeros.ravel()
-        old_cells = _split_into_blocks(np.asarray(data.val).astype(np.float64), blocks)
-        cells, scale, zero = _rescaled_or_new(
-            new_cells, (old_cells, scales.ravel(), old_zero), (cells, scale, zero)
-        )
+    zeros, cells = None if offset is None else np.asarray(offset.val), _split_into_blocks(numbers, blocks)
+    new = _quantized(cells, kind, zeros, scales.dtype)
+    if edit.keeps and np.size(data.val) == numbers.size:  # a sparse form has fewer integers than numbers
+        old_zero = np.zeros_like(new.zero) if zeros is None else zeros.ravel().astype(np.float64)
+        old_integers = _split_into_blocks(np.asarray(data.val).astype(np.float64), blocks)
+        new = _rescaled_or_new(cells, _Quantized(old_integers, scales.ravel(), old_zero), new)
     elif not (by_block := edit.of_blocks(op.scale.shape)).pads:
         old_scale = by_block.apply(scales).ravel()
         old_zero = np.zeros(len(old_scale)) if zeros is None else by_block.apply(zeros).ravel()
-        cells, scale, zero = _old_scale_or_new(new_cells, kind, old_scale, old_zero, (cells, scale, zero))
-    parts: dict[str, Part] = {"scale": scale.reshape(blocks)}
+        new = _Quantized.of(cells, kind, old_scale, old_zero).or_nearer(new, cells)
+    parts: dict[str, Part] = {"scale": new.scale.reshape(blocks)}
     if zeros is not None:
-        parts["offset"] = zero.reshape(blocks).astype(zeros.dtype).view(zeros.dtype)
+        parts["offset"] = new.zero.reshape(blocks).astype(zeros.dtype).view(zeros.dtype)
     dtype = np.asarray(data.val).dtype
-    return _join_blocks(cells, blocks, edit.result).astype(dtype).view(dtype), parts
+    return _join_blocks(new.integers, blocks, edit.result).astype(dtype).view(dtype), parts
 
 
 def _scales_over_form(op: Operation, numbers: Array, edit: Edit) -> Form:

@@ -35,7 +35,8 @@ from anesurgery.semantics.rows import CONTRACTED, places_of
 def joins_of_result(op: Operation) -> tuple[bool, ...]:
     """For each axis of the result but the last: do it and the next have the same operands?
 
-    An axis of length 1 goes with its neighbour. Operands without axes are broadcast along all.
+    An axis of length 1 goes with its neighbour. Operands without axes are broadcast along all. For the sum of
+    (2, 3, 4) and (3, 4) this is (False, True): axis 0 has only one of the operands.
     """
     operands, sizes = places_of(op) or (), fixed_shape(op.outputs[0])
     read = [o.places for o in operands if o.places]
@@ -49,7 +50,8 @@ def joins_of_result(op: Operation) -> tuple[bool, ...]:
 def joins_of_operand(op: Operation, var: Var) -> tuple[bool, ...]:
     """For each axis of an operand but the last: do it and the next go to neighbours, or are both contracted?
 
-    Mixed axes are never joined. An axis of length 1 that is kept may join any other kept axis.
+    Mixed axes are never joined. An axis of length 1 that is kept may join any other kept axis. For a transpose
+    of (2, 3, 4) with perm (1, 2, 0) this is (False, True): axes 1 and 2 stay neighbours.
     """
     sizes = fixed_shape(var)
     places = next((o.places for o in places_of(op) or () if o.var is var), ())
@@ -81,7 +83,7 @@ class Frame:
     """Builds the op on a view; its results still have to be reshaped to the old shape."""
 
     def merged(self, most: int) -> list[tuple[int, ...]] | None:
-        """A view of at most `most` axes, or None; short axes merge first, since long ones leave the ANE."""
+        """Return a view of at most `most` axes, or None; short axes merge first, as long ones leave the ANE."""
         groups: list[tuple[int, ...]] = [(axis,) for axis in range(len(self.sizes))]
         while len(groups) > most:
             pairs = [
@@ -314,7 +316,11 @@ FOUR = 4
 
 
 def transpose_by_blocks(mb: Maker, op: Operation, at_most: int) -> Var:
-    """Build a transposition as a few with at most `at_most` axes (or four); axes of length 1 are left out."""
+    """Build a transposition as a few with at most `at_most` axes (or four); axes of length 1 are left out.
+
+    For the wanted order 2 0 3 1 of axes 0 1 2 3, `_runs` finds no two axes that already follow each other. Each
+    move permutes blocks of runs, so that fewer runs are left, until one run has all axes.
+    """
     sizes, x = fixed_shape(op.x), op.x
     target = [axis for axis in permutation(op) if sizes[axis] != 1]
     order = sorted(target)
@@ -345,17 +351,17 @@ def _best_move(
 
     Among equals, prefer one that keeps the last axis, whose rows are stored padded, then one with shorter axes.
     """
-    best: tuple[tuple[int, bool, int], list[list[int]], list[int]] | None = None
-    for cuts in combinations(range(1, len(runs)), min(len(runs), at_most) - 1):
-        blocks = [[*chain(*runs[i:j])] for i, j in pairwise((0, *cuts, len(runs)))]
-        longest = max(_length(block, sizes) for block in blocks)
-        for perm in permutations(range(len(blocks))):
-            remaining = len(_runs([axis for number in perm for axis in blocks[number]], wanted))
-            cost = (remaining, perm[-1] != len(blocks) - 1, longest)
-            if best is None or cost < best[0]:
-                best = cost, blocks, list(perm)
-    assert best is not None
-    return best[1], best[2]
+
+    def cost(move: tuple[list[list[int]], tuple[int, ...]]) -> tuple[int, bool, int]:
+        blocks, perm = move
+        remaining = len(_runs([axis for number in perm for axis in blocks[number]], wanted))
+        return remaining, perm[-1] != len(blocks) - 1, max(_length(block, sizes) for block in blocks)
+
+    cuts = combinations(range(1, len(runs)), min(len(runs), at_most) - 1)
+    all_blocks = [[[*chain(*runs[i:j])] for i, j in pairwise((0, *cut, len(runs)))] for cut in cuts]
+    moves = ((blocks, perm) for blocks in all_blocks for perm in permutations(range(len(blocks))))
+    blocks, perm = min(moves, key=cost)
+    return blocks, list(perm)
 
 
 def _length(block: Sequence[int], sizes: Sequence[int]) -> int:

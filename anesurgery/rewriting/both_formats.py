@@ -19,15 +19,15 @@ from anesurgery.mil import exclusive
 from anesurgery.semantics.reading import in_decibels
 
 CORE_ML, CORE_AI, BOTH = FORMATS = ("coreml", "coreai", "both")
-"""What a model may be written in."""
+"""The formats that a model can be written in."""
 ONE = FORMATS[:2]
-"""The formats that one object can have."""
+"""The formats of a single object: all but "both"."""
 ASSET = ".aimodel"
 ASSET_NAME = f"model{ASSET}"
 
 
 def check_format(name: str, known: Sequence[str] = FORMATS) -> str:
-    """A format, if it is one of those that are known where it is asked for.
+    """Return a format, if it is among some.
 
     Raises:
         UnknownName: it is not.
@@ -38,7 +38,7 @@ def check_format(name: str, known: Sequence[str] = FORMATS) -> str:
 
 
 def in_format(model: Any, name: str) -> Any:
-    """An MLModel in a format, as an object that is saved by its `save`.
+    """Return an MLModel in a format, as an object that is saved by its `save`.
 
     Args:
         model: the MLModel.
@@ -93,7 +93,7 @@ class Both:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {
             "coreml": str(self.coreml),
             "coreai": str(self.coreai),
@@ -134,19 +134,19 @@ def write_beside(package: Path, *, overwrite: bool = False) -> Both:
         ProofError: the two do not agree; no `.aimodel` was written.
     """
     target = package.with_suffix(ASSET)
-    write, found = registry.writer_of(target), dict[str, Any]()
+    write, results = registry.writer_of(target), dict[str, Any]()
     assert write is not None
 
-    def make(place: Path) -> None:
-        found["lost"] = write(package, place).lost
-        found["compared"], found["unchecked"] = _compared(package, place)
+    def write_and_compare(place: Path) -> None:
+        results["lost"] = write(package, place).lost
+        results["compared"], results["unchecked"] = _compared(package, place)
 
-    write_atomically(target, make, overwrite)
-    return Both(package, target, **found)
+    write_atomically(target, write_and_compare, overwrite)
+    return Both(package, target, **results)
 
 
 def _compared(package: Path, asset: Path) -> tuple[dict[str, Comparison], str]:
-    """A comparison for each function; or {}, and why nothing was compared.
+    """Return a comparison for each function; or {}, and why nothing was compared.
 
     Raises:
         ProofError: the outputs of a function do not agree.

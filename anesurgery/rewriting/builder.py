@@ -18,13 +18,13 @@ from anesurgery.regions.weight_edits import Edit
 from anesurgery.rewriting.session import DECODE, KEEP, Recoded, Session
 
 UNTYPED = (np.dtype(np.float64), np.dtype(np.int64))
-"""What numpy computes Python numbers in, and no MIL value has."""
-FEW = 64
-"""More numbers than a hand writes: tables and weights, of which what is tiny may become 0."""
+"""The types of numpy for Python numbers; no MIL value has them."""
+MOST_LITERALS = 64
+"""An array with more numbers is a table or a weight, not written by hand: tiny numbers in it may become 0."""
 
 
 def typed(op_type: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of an op with an element type for each Python number, or list of them.
+    """Return the inputs of an op, with an element type for each Python number or list of them.
 
     A number gets the type of the operands with which it must agree; where there are none, of the first float
     operand, if the parameter takes that. What coremltools reads as integers (axes, sizes) stays.
@@ -52,7 +52,7 @@ def typed(op_type: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dtype(value: Any) -> np.dtype[Any] | None:
-    """The element type that an operand has by itself, of a tuple that of its first value; else None."""
+    """Return the element type of an operand, of a tuple that of its first value; None for Python numbers."""
     if isinstance(value, Var):
         return mil.np_dtype(value)
     if isinstance(value, (np.ndarray, np.generic)):
@@ -63,7 +63,7 @@ def _dtype(value: Any) -> np.dtype[Any] | None:
 
 
 def _numbers(value: Any) -> Iterator[Any]:
-    """What a number, or a nested list of them, consists of."""
+    """Yield a number itself, or all items of a nested list."""
     for item in value if isinstance(value, (list, tuple)) else ():
         yield from _numbers(item)
     if not isinstance(value, (list, tuple)):
@@ -84,7 +84,7 @@ def _wants_float(parameter: Parameter, value: Any) -> bool:
 
 
 def _as_type(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
-    """The numbers in a type; fractions stay as they are where the type has none, and coremltools says so.
+    """Return numbers in a type; fractions stay as they are for an integer type, which coremltools then refuses.
 
     Raises:
         Refused: a number is infinite or zero in that type, and is not so itself.
@@ -104,9 +104,9 @@ def _as_type(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def _lost(numbers: Array, held: Array) -> Array:
-    """Which numbers became infinite; and, of those that are written out, which became 0."""
+    """Return which numbers became infinite; and, in a literal, which became 0."""
     infinite = np.isinf(held) & ~np.isinf(numbers)
-    return infinite if numbers.size > FEW else infinite | ((held == 0) & (numbers != 0))
+    return infinite if numbers.size > MOST_LITERALS else infinite | ((held == 0) & (numbers != 0))
 
 
 class Builder(mil.OpMakers):
@@ -127,20 +127,20 @@ class Builder(mil.OpMakers):
         return block
 
     def before(self, op: Operation) -> Builder:
-        """A builder that makes its ops right before another op, of the same block or of one around it."""
+        """Return a builder that inserts its ops right before another op, in the same block or one around it."""
         other = Builder(self._session, self._function, self._pass_name, self._root)
         other._before, other.made = op, self.made
         return other
 
     def behind(self) -> Builder:
-        """A builder that makes its ops right behind the root."""
+        """Return a builder that makes its ops right behind the root."""
         ops = cast(mil.Block, self._root.enclosing_block).operations
         other = self.before(self._root)
         other._before = None if self._root is ops[-1] else mil.next_op(self._root)
         return other
 
     def __getattr__(self, op_type: str) -> Callable[..., Var]:
-        """The builder of one op type; takes the MIL inputs by name, `name=` is optional.
+        """Return the builder of one op type; takes the MIL inputs by name, `name=` is optional.
 
         Python numbers get the element type of the op's first float operand.
         """
@@ -165,7 +165,7 @@ class Builder(mil.OpMakers):
         return build
 
     def shared(self, key: tuple[Any, ...], make: Callable[[], Array], name: str) -> Var:
-        """One constant for all edits that ask with the same key; it stands at the head of the function.
+        """Return one constant for all edits that ask with the same key; it stands at the head of the function.
 
         Args:
             key: all that the content depends on (for content derived from a weight: the weight's var).
@@ -187,7 +187,7 @@ class Builder(mil.OpMakers):
         return constant
 
     def shared_value(self, key: tuple[Any, ...], reads: Sequence[Var], build: Callable[[Builder], Var]) -> Var:
-        """One computed value for all edits that ask with the same key; it stands right after what it reads.
+        """Return one computed value for all edits that ask with the same key; it follows what it reads.
 
         Args:
             key: all that the value depends on.
@@ -217,16 +217,19 @@ class Builder(mil.OpMakers):
         reason: str = "",
         exact: bool = False,
     ) -> Var:
-        """Computed numbers in the place of a stored weight; of a compressed one, as `apply` is told.
+        """Build computed numbers in the place of a stored weight.
+
+        If that weight is compressed, the option `compressed` of `apply` decides: the edit is refused ("keep"),
+        or the numbers are stored plainly ("decode"), or in the form of the weight ("reencode").
 
         Args:
             weight: the one that the numbers were computed from.
             numbers: computes them, called for a new key only.
             key: all that they depend on.
             name: the wish for a name.
-            edit: which axes they have, where these are not those of the weight.
+            edit: the edit of the weight's axes, if the numbers have others.
             reason: why the weight cannot stay as it is stored.
-            exact: may it be encoded again without being told so, where its form holds the same numbers?
+            exact: allow encoding under "keep" too, if the form of the weight holds the numbers exactly.
 
         Raises:
             Refused: compressed weights stay as they are, or its form cannot hold the numbers.
@@ -256,11 +259,11 @@ class Builder(mil.OpMakers):
         return any(recoded[v].psnr < math.inf for op in self.made for v in op.outputs if v in recoded)
 
     def input(self, name: str) -> Var | None:
-        """The function's input of that name."""
+        """Return the function's input of that name."""
         return self._function.inputs.get(name)
 
     def add_input(self, shape: Sequence[int], dtype: Any, change: InterfaceChange) -> Var:
-        """A new input of the function, declared by `change` (its first name is the input's); once per name.
+        """Add an input to the function, once per name, declared by `change`, whose first name is the input's.
 
         Raises:
             PassError: the function has another input of that name.
@@ -275,15 +278,15 @@ class Builder(mil.OpMakers):
         return mil.add_input(self._function, name, shape, dtype)
 
     def input_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """What an input must hold that is read as `dtype`: inputs can be fp16 from iOS 16 on."""
+        """Return what an input must hold that is read as `dtype`: inputs can be fp16 from iOS 16 on."""
         old = self._function.opset_version < mil.ct.target.iOS16
         return np.dtype(np.float32) if old and dtype == np.float16 else dtype
 
     def add_float_input(self, shape: Sequence[int], dtype: np.dtype[Any], change: InterfaceChange) -> Var:
-        """A new float input, read as `dtype` (through a cast where inputs cannot be fp16)."""
-        held = self.input_dtype(dtype)
-        var = self.add_input(shape, mil.types.numpy_type_to_builtin_type(held.type), change)
-        return var if held == dtype else self.cast(x=var, dtype="fp16")
+        """Add a float input, and return it as `dtype` (through a cast where inputs cannot be fp16)."""
+        stored = self.input_dtype(dtype)
+        var = self.add_input(shape, mil.types.numpy_type_to_builtin_type(stored.type), change)
+        return var if stored == dtype else self.cast(x=var, dtype="fp16")
 
     def leave_beside(self, wish: str, array: Array) -> str:
         """Have an array written beside the package when it is saved; its name, in `<package>.<name>.npy`."""
@@ -303,7 +306,7 @@ class Builder(mil.OpMakers):
         dropped: bool,
         shaped: Callable[[Array], Array] = np.asarray,
     ) -> Var:
-        """An input of rows of a table, in place of the ids that chose them; the table is left beside the model.
+        """Add an input for rows of a table, in place of the ids of the rows; save the table beside the model.
 
         Args:
             table: [rows, ...].

@@ -1,9 +1,11 @@
-"""Judge by results: which repairs outputs need, which steps cost digits, and what must hold after a surgery.
+"""Judge steps by the outputs of the model: in a plan, and after a surgery.
 
-Outputs are computed in fp16 and in the engine's arithmetic, on the inputs given or on random ones, and compared
-with what the model means in exact arithmetic (`checking.exactness.Yardstick`).
+For a plan, outputs are computed in fp16 and in the engine's arithmetic, on the inputs given or on random ones,
+and compared with the exact outputs of the model as given (`Outputs`). `repairs_of` finds the repairs that wrong
+outputs need, `exact` takes back the steps that cost digits, and `too_far` refuses a step that rounds too much.
 
-After a surgery the interface, the grade of every edit and the numbers of the whole are checked.
+After a surgery the functions `check_...` and `prove_model` check the interface, the grade of every edit, and
+the numbers of the whole model.
 """
 
 from __future__ import annotations
@@ -29,9 +31,20 @@ from anesurgery.rewriting.session import Change, Session
 from anesurgery.rewriting.step_trials import Trial, Trials
 from anesurgery.semantics.reading import in_decibels
 
+WRONG = 40.0
+"""The PSNR in dB below which outputs count as wrong: the gate of `certify`."""
+HALVES = 6.0
+"""The dB by which a repair must improve outputs: it halves the error. A choice: less is rounding."""
+RIGHT = 60.0
+"""The PSNR in dB from which no further repair is needed: what recipes promise of outputs."""
+GATE = RIGHT
+"""The PSNR in dB that outputs must keep where a step rounds: likewise."""
+FLOP = 32 * MOST_FLOP
+"""Programs with more flop are not run for this: it takes three runs, and each would take many seconds."""
+
 
 def check_requirement(require: str | None, prove: str | None) -> None:
-    """A grade must exist, and sites must be compared.
+    """Check that a required grade exists, and that sites are compared, without which no edit has a grade.
 
     Raises:
         SurgeryError: otherwise.
@@ -43,7 +56,7 @@ def check_requirement(require: str | None, prove: str | None) -> None:
 
 
 def check_grades(changes: Sequence[Change], require: str | None) -> None:
-    """Every edit has the grade that is asked for.
+    """Check that every edit has the grade that is asked for.
 
     Raises:
         ProofError: one has not; the first is named.
@@ -59,7 +72,7 @@ def check_grades(changes: Sequence[Change], require: str | None) -> None:
 
 
 def check_interface(before: Interface, after: Interface, session: Session) -> None:
-    """What goes in comes out, but for what was declared.
+    """Check that the interface changed only as passes declared.
 
     Raises:
         InterfaceError: an undeclared difference, in words.
@@ -70,7 +83,7 @@ def check_interface(before: Interface, after: Interface, session: Session) -> No
 
 
 def check_assumed(assume: Mapping[str, tuple[int, int]], graphs: Sequence[Graph]) -> None:
-    """Refuse what is assumed of inputs that do not exist, and ranges that are none.
+    """Refuse assumptions about inputs that do not exist, and empty ranges.
 
     Raises:
         UnknownName: no such input.
@@ -86,7 +99,7 @@ def check_assumed(assume: Mapping[str, tuple[int, int]], graphs: Sequence[Graph]
 
 
 def check_inputs(inputs: Any, given: Subject) -> None:
-    """Refuse inputs that a model does not take: a recipe would judge by none in their place.
+    """Refuse inputs that a model does not take; otherwise random ones would silently replace them.
 
     Args:
         inputs: arrays by input name, a list of such, or None.
@@ -123,11 +136,11 @@ def prove_model(
     if not all(r.ok for r in results if isinstance(r, Comparison)):
         results, notes = _beside_repairs(original, session, compared, results)
     notes += [f"not compared as a whole: {r}" for r in results if isinstance(r, Refusal)]
-    told = [r for r in results if isinstance(r, Comparison)]
-    for result in (r for r in told if not r.ok):
-        raise ProofError(f"the outputs are not shown to agree: {result.verdict}")
-    notes += [result.instead for result in told if result.instead]
-    proof = min(told, key=lambda r: r.psnr, default=None)
+    comparisons = [r for r in results if isinstance(r, Comparison)]
+    if failed := [r for r in comparisons if not r.ok]:
+        raise ProofError(f"the outputs are not shown to agree: {failed[0].verdict}")
+    notes += [r.instead for r in comparisons if r.instead]
+    proof = min(comparisons, key=lambda r: r.psnr, default=None)
     if how.gate == -float("inf") and proof is not None:
         notes.append(f"outputs with the weights stored anew: {in_decibels(proof.psnr)}")
     return proof, notes
@@ -139,20 +152,20 @@ def _beside_repairs(
     compared: Callable[[Subject], Sequence[Comparison | Refusal]],
     results: Sequence[Comparison | Refusal],
 ) -> tuple[Sequence[Comparison | Refusal], list[str]]:
-    """Compare the end with the model after the numeric repairs alone: what did the other steps do?
+    """Compare the end with the model after the numeric repairs alone, to judge the other steps.
 
-    Those are checked at each site, and a note says on which inputs the model before them is told apart.
+    A repair changes outputs where the model before it is wrong, so that comparison may fail. The edits of the
+    repairs were checked one by one, and notes name the inputs on which they changed outputs.
 
     Args:
         original: the model before.
         session: in which the steps ran.
-        compared: compares what was done with another model.
+        compared: compares the end with another model.
         results: of the comparison with the model before.
 
     Returns:
-        The new results, and notes; `results` where an edit of the repairs was not checked at its site, where
-        the repairs alone do not account for the failure, or where numbers that are finite on both sides
-        differ on plain inputs too.
+        The new results, and notes. The old results where an edit of the repairs was not checked, where the
+        repairs alone do not account for the failure, or where finite outputs differ on plain inputs too.
     """
     repairs = list(dict.fromkeys(session.repairs))
     names = list(dict.fromkeys(step.name for step in repairs))
@@ -173,110 +186,106 @@ def _beside_repairs(
     if not all(r.ok for r in beside if isinstance(r, Comparison)):
         return results, []
     words = f"the outputs agree except for the repairs by {', '.join(names)}, which are checked one by one"
-    measured = [_measured(was, now) for was, now in zip(results, beside, strict=True)]
+    measured = [_with_first_figures(was, now) for was, now in zip(results, beside, strict=True)]
     return measured, [f"{words}: {failure.verdict}" for failure in failures]
 
 
-def _measured(was: Comparison | Refusal, now: Comparison | Refusal) -> Comparison | Refusal:
-    """A comparison beside the repairs, with the figures against the model before, where those are finite."""
-    if (
-        not isinstance(was, Comparison)
-        or not isinstance(now, Comparison)
-        or any(o.failure for o in was.outputs)
-    ):
-        return now
-    return replace(was, proof=now.proof)
-
-
-WRONG = 40.0
-"""The PSNR in dB below which outputs count as wrong: the gate of `certify`."""
-HALVES = 6.0
-"""The dB by which a repair must improve outputs: it halves the error. A choice: less is rounding."""
-RIGHT = 60.0
-"""The PSNR in dB from which no further repair is needed: what recipes promise of outputs."""
-FLOP = 32 * MOST_FLOP
-"""Programs with more flop are not run for this: it takes three runs, and each would take many seconds."""
+def _with_first_figures(was: Comparison | Refusal, now: Comparison | Refusal) -> Comparison | Refusal:
+    """Return the comparison with the repaired model, but with finite figures against the given model."""
+    if isinstance(was, Comparison) and isinstance(now, Comparison):
+        return now if any(output.failure for output in was.outputs) else replace(was, proof=now.proof)
+    return now
 
 
 @dataclass
 class Outputs:
-    """The outputs that a model means, by which edited copies of it are judged."""
+    """The exact outputs of a model, by which edited copies of it are judged."""
 
     measures: Sequence[Yardstick]
-    """The exact outputs of each of its programs, one for each part of a pipeline."""
+    """Measures for each program of the model, one for each part of a pipeline, how near outputs are."""
     gate: float = WRONG
     """The PSNR in dB below which outputs are wrong."""
     measured: dict[tuple[Pass, ...], Near | None] = field(default_factory=dict)
     """Steps -> the result of `near` for the model after them."""
 
     @classmethod
-    def of(cls, start: Trial, session: Session, gate: float, **how: Any) -> Outputs:
-        """Return the outputs on the inputs of a session, else (and for a pipeline) on random ones."""
+    def of(cls, start: Trial, session: Session, gate: float, **options: Any) -> Outputs:
+        """Return the outputs on the inputs of a session, else (and for a pipeline) on random ones.
+
+        Args:
+            start: the model.
+            session: has the inputs and the target.
+            gate: the PSNR in dB below which outputs are wrong.
+            options: of `Yardstick`.
+        """
         programs = [graph for graph in start.subject.chosen if isinstance(graph, Program)]
         inputs = session.samples if len(programs) == 1 else []
         engine = arithmetic_of(session.target)
-        return cls([Yardstick(p, engine, inputs, session.images, session.seed, **how) for p in programs], gate)
+        measures = [Yardstick(p, engine, inputs, session.images, session.seed, **options) for p in programs]
+        return cls(measures, gate)
 
     @property
     def can_run(self) -> bool:
         """Are all programs small enough to be run for this?"""
-        return all(one.is_small for one in self.measures)
+        return all(measure.is_small for measure in self.measures)
 
     def near(self, trial: Trial) -> Near | None:
-        """Return how near the outputs of a trial are to what the model means; None where nobody can tell."""
+        """Return how near the outputs of a trial are to the exact ones, in each arithmetic.
+
+        Of several programs, the worst counts. None where a program cannot be measured.
+        """
         if trial.steps not in self.measured:
-            each = [one.measure(program, trial.contract) for one, program in self._pairs(trial)]
-            known = [one for one in each if one is not None]
-            names = known[0] if known and len(known) == len(each) else ()
-            near = Near({n: min(one[n] for one in known) for n in names})
-            near.notes = tuple(note for one in known for note in one.notes)
-            near.blank = bool(known) and all(one.blank for one in known)
+            each = [measure.measure(program, trial.contract) for measure, program in self._pairs(trial)]
+            known = [part for part in each if part is not None]
+            arithmetics = known[0] if known and len(known) == len(each) else ()
+            near = Near({name: min(part[name] for part in known) for name in arithmetics})
+            near.notes = tuple(note for part in known for note in part.notes)
+            near.blank = bool(known) and all(part.blank for part in known)
             self.measured[trial.steps] = near or None
         return self.measured[trial.steps]
 
     def before_and_after(self, start: Trial, end: Trial) -> tuple[Near | None, Near | None]:
         """Return how near the outputs are before and after a plan; only those that the end still has count."""
-        later = [change for change in end.contract if not change.retypes]
-        if not later:
+        result_changes = [change for change in end.contract if not change.retypes]
+        if not result_changes:
             return self.near(start), self.near(end)
-        if len(self.measures) != 1:  # a pipeline keeps its results
+        if len(self.measures) != 1:  # the members of a pipeline keep their outputs
             return None, None
-        (one, before), (_, after) = *self._pairs(start), *self._pairs(end)
-        return one.seen_as(before, (), later), one.seen_as(after, end.contract)
+        ((measure, before),), ((_, after),) = self._pairs(start), self._pairs(end)
+        return measure.seen_as(before, (), result_changes), measure.seen_as(after, end.contract)
 
     def undefined(self, trial: Trial) -> int:
         """Count the inputs, each filled with one number, for which outputs in fp16 are not finite."""
-        return sum(one.undefined(program, trial.contract) for one, program in self._pairs(trial))
+        return sum(measure.undefined(program, trial.contract) for measure, program in self._pairs(trial))
 
     def _pairs(self, trial: Trial) -> list[tuple[Yardstick, Any]]:
+        """Return the programs of a trial, each with what measures it."""
         return list(zip(self.measures, trial.subject.chosen, strict=True)) if self.measures else []
 
     def wrong(self, near: Near | None) -> str:
         """Return how wrong outputs are and why, in words; "" where they are right, or nobody knows."""
         low = [f"{in_decibels(v)} in {name}" for name, v in (near or {}).items() if v < self.gate]
-        said = [f"outputs are wrong still on the inputs at hand, {', '.join(low)}"] if low else []
-        why = next(filter(None, (one.why_far() for one in self.measures if low)), "")
-        return "; ".join(filter(None, [*said, *(near.notes if near else ()), why]))
+        words = [f"outputs are wrong still on the inputs at hand, {', '.join(low)}"] if low else []
+        why = next(filter(None, (measure.why_far() for measure in self.measures if low)), "")
+        return "; ".join(filter(None, [*words, *(near.notes if near else ()), why]))
 
     def loss(self, old: Trial, new: Trial) -> str:
         """Return how outputs become less exact, in words; "" if not, or if wrong ones become right by it."""
         was, now = self.near(old), self.near(new)
-        return "" if was is None or now is None or self._mends(was, now) else less_exact(was, now)
+        return "" if was is None or now is None or self._are_mended(was, now) else less_exact(was, now)
 
     def repaired(self, old: Trial, new: Trial) -> bool:
         """Are outputs clearly nearer in an arithmetic in which they were wrong, and nowhere further off?"""
         was, now = self.near(old) or Near(), self.near(new)
         if now is None or min(now.values()) == -float("inf"):
             return False
-        nearer = any(old < now[name] >= old + HALVES for name, old in was.items() if old < self.gate)
+        wrong = {name: decibels for name, decibels in was.items() if decibels < self.gate}
+        nearer = any(decibels < now[name] >= decibels + HALVES for name, decibels in wrong.items())
         return nearer and not self.loss(old, new)
 
-    def _mends(self, was: Near, now: Near) -> bool:
+    def _are_mended(self, was: Near, now: Near) -> bool:
+        """Are all outputs right now, and was one of them wrong?"""
         return min(now.values()) >= RIGHT and any(old < self.gate <= now[name] for name, old in was.items())
-
-
-GATE = 60.0
-"""PSNR in dB that outputs must keep where a step rounds: what recipes promise."""
 
 
 def too_far(old: Trial, new: Trial) -> str:
@@ -284,17 +293,15 @@ def too_far(old: Trial, new: Trial) -> str:
 
     The description of the model before says which inputs are images: their pixels go from 0 to 255.
     """
-    steps = new.steps[len(old.steps) :]
-    pairs = (
-        zip(old.subject.chosen, new.subject.chosen, strict=True) if any(step.rounds for step in steps) else ()
-    )
-    for graph, other in pairs:
+    if not any(step.rounds for step in new.steps[len(old.steps) :]):
+        return ""
+    for graph, other in zip(old.subject.chosen, new.subject.chosen, strict=True):
         before = Loaded(graph, old.subject.spec_of(graph))
-        how = partial(compare, before, other, precision="fp16", contract=new.contract, gate=GATE)
-        each = (how(function=name) for name in graph.functions)
-        if (failed := next((one for one in each if not one.ok), None)) is not None:
-            undefined = next((o.failure for o in failed.outputs if o.failure), "")
-            return f"{undefined or f'it keeps {failed.psnr:.1f} dB of {GATE:g}'} on a sampled input"
+        for name in graph.functions:
+            result = compare(before, other, function=name, precision="fp16", contract=new.contract, gate=GATE)
+            if not result.ok:
+                undefined = next((o.failure for o in result.outputs if o.failure), "")
+                return f"{undefined or f'it keeps {result.psnr:.1f} dB of {GATE:g}'} on a sampled input"
     return ""
 
 
@@ -323,9 +330,10 @@ class Repairs:
 def repairs_of(steps: Sequence[Pass], start: Trial, trials: Trials, outputs: Outputs) -> Iterator[Repairs]:
     """Yield the repairs that a model needs, in the order in which they run.
 
-    Without inputs, a model is only run if a finding speaks of its numbers. An op that was reported wrong on the
-    target is repaired too if no arithmetic here shows what it gives, or if no inputs are given: random numbers
-    are small, and would not show it.
+    First come the fewest repairs that make wrong outputs right. Without inputs, a model is only run if a
+    finding speaks of its numbers. Then come repairs of ops that were reported wrong on the target (`CLAIMS`),
+    if no arithmetic here simulates the fault, or if no inputs are given: random numbers are small, and would
+    not reach it.
     """
     samples = trials.session.samples
     if not steps or not outputs.measures:
@@ -336,17 +344,18 @@ def repairs_of(steps: Sequence[Pass], start: Trial, trials: Trials, outputs: Out
         return
     claims = {f.rule: f.remedy for f in found if f.rule in CLAIMS}
     own = [_restricted_to_claims(step, claims) for step in steps]
-    reached = _fewest_repairs(own, start, trials, outputs)
-    yield from () if reached is None else (reached,)
-    shown = {rule for rule in claims if samples and CLAIMS[rule].simulate is not None}
-    left = {rule: remedy for rule, remedy in claims.items() if rule not in shown}
-    done = () if reached is None else reached.steps
-    if named := tuple(step for step in own if step.name in left.values() and step not in done):
-        rules = tuple(rule for rule, remedy in left.items() if remedy in {step.name for step in named})
-        reachable = any(CLAIMS[rule].simulate is not None for rule in rules)
-        unless = "; give inputs to see whether they reach it" if reachable else ""
-        why = f"{', '.join(rules)} was reported on this target{unless}"
-        yield Repairs(named, why, "repairs what was reported wrong on the target", rules)
+    needed = _fewest_repairs(own, start, trials, outputs)
+    if needed is not None:
+        yield needed
+    simulated = {rule for rule in claims if CLAIMS[rule].simulate is not None}
+    unseen = {rule: remedy for rule, remedy in claims.items() if not (samples and rule in simulated)}
+    done = () if needed is None else needed.steps
+    if others := tuple(step for step in own if step.name in unseen.values() and step not in done):
+        names = {step.name for step in others}
+        rules = tuple(rule for rule, remedy in unseen.items() if remedy in names)
+        advice = "" if simulated.isdisjoint(rules) else "; give inputs to see whether they reach it"
+        why = f"{', '.join(rules)} was reported on this target{advice}"
+        yield Repairs(others, why, "repairs what was reported wrong on the target", rules)
 
 
 def _restricted_to_claims(step: Pass, claims: Mapping[str, str | None]) -> Pass:
@@ -388,7 +397,7 @@ def _fewest_repairs(steps: Sequence[Pass], start: Trial, trials: Trials, outputs
 
 @dataclass
 class Exact:
-    """The trial without the steps that cost digits, and what was decided."""
+    """The result of `exact`: the trial without the steps that cost digits, and what was decided."""
 
     end: Trial
     losses: dict[str, str] = field(default_factory=dict)
@@ -407,22 +416,22 @@ def exact(start: Trial, end: Trial, trials: Trials, outputs: Outputs) -> Exact:
     was, now = outputs.near(start), outputs.near(end)
     if was is None or now is None or not less_exact(was, now):
         return Exact(end)
-    left = Exact(start)
+    result = Exact(start)
     for step in end.steps[len(start.steps) :]:
-        if not isinstance(new := trials.after(left.end, step), Trial):
+        if not isinstance(new := trials.after(result.end, step), Trial):
             continue
-        loss, gentler = outputs.loss(left.end, new), step.gentler()
-        gentle = trials.after(left.end, gentler) if loss and gentler is not None else None
-        if isinstance(gentle, Trial) and not outputs.loss(left.end, gentle):
+        loss, gentler = outputs.loss(result.end, new), step.gentler()
+        gentle = trials.after(result.end, gentler) if loss and gentler is not None else None
+        if isinstance(gentle, Trial) and not outputs.loss(result.end, gentle):
             new, loss = gentle, ""
-        if loss and not step.rounds:  # that has a gate of its own
+        if loss and not step.rounds:  # a step that rounds has a gate of its own, `too_far`
             repaired = "" if trials.session.samples else hazards_of(new)
             if not repaired or min((outputs.near(new) or {"": 0.0}).values()) < RIGHT:
-                left.losses[step.name] = loss
+                result.losses[step.name] = loss
                 continue
-            left.notes.append(f"{step.name}: {loss}; kept, as it repairs what may go wrong: {repaired}")
-        left.end = new
-    return left
+            result.notes.append(f"{step.name}: {loss}; kept, as it repairs what may go wrong: {repaired}")
+        result.end = new
+    return result
 
 
 def hazards_of(new: Trial) -> str:
@@ -431,6 +440,6 @@ def hazards_of(new: Trial) -> str:
     findings = [finding for finding in new.before.findings if finding.kind == "numeric"]
     names = {words.split()[-1] for change in new.session.changes for words in change.before}
     ops = [op for graph in new.before.subject.chosen for op in walk_ops(graph) if op.name in names]
-    edited = names.union(v.name for op in ops for v in op.outputs)  # a finding names an op by what it makes
+    edited = names.union(v.name for op in ops for v in op.outputs)  # a finding names an op by its output
     remedied = [f.rule for f in findings if f.remedy == new.steps[-1].name or f.op in edited]
     return ", ".join(dict.fromkeys(remedied))

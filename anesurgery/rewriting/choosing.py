@@ -17,6 +17,7 @@ applied:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,7 +37,11 @@ from anesurgery.rewriting.session import Session
 from anesurgery.rewriting.step_trials import LEAST, Idle, Trial, Trials
 
 NOTHING = "it gains nothing on this target"
-ALL = float("inf")
+"""Why a step is left out that neither gains nor loses."""
+USELESS = "the other steps do as well without it"
+"""Why a step is left out that later steps made useless."""
+ASKED = "was asked for"
+"""Why a step stays that the caller named; the words follow its name."""
 
 
 class Searching(Pass, abstract=True):
@@ -68,7 +73,11 @@ class Searching(Pass, abstract=True):
 
 @dataclass
 class Search:
-    """The search for one plan: what was tried, what was kept, and why the rest was not."""
+    """The search for one plan: which steps stay in it, and why the others do not.
+
+    A *step* is a pass of the recipe. A *remedy* is a pass that a finding of `inspect` names, and that a
+    `Searching` step lets the search try.
+    """
 
     start: Trial
     """The model as given."""
@@ -119,7 +128,7 @@ class Search:
         pays_as_a_whole = not (loss or self.loss(end, everything)) and everything.score.gain(end.score)
         if self.losses and pays_as_a_whole:
             end, self.losses = everything, {}
-        end = self.without_useless_steps(end, found=False)
+        end = self.without_useless_steps(end, among_remedies=False)
         for step in steps if self.losses else ():
             if step not in end.steps and not self.losses.get(step.name, "").startswith(USELESS):
                 end = self.add_step(end, step, again=True)
@@ -153,7 +162,7 @@ class Search:
             if new.error is not None:
                 self.losses[step.name] = f"on what the steps before it left, it failed: {new.error}"
             return old
-        loss = "" if step.essential or step in self.found_steps else self.loss(old, new)
+        loss = "" if step.essential or step in self.remedies_kept else self.loss(old, new)
         if loss and not new.score.loss(old.score, OFF) and (gain := self.measured_gain([step], old)):
             self.notes.append(f"{step.name}: {_overruled(gain, loss)}")
         elif loss and step.name in self.required:
@@ -185,31 +194,35 @@ class Search:
         return next(filter(None, each), "")
 
     @property
-    def found_steps(self) -> set[Pass]:
+    def remedies_kept(self) -> set[Pass]:
         """The remedies that the search added."""
         return {step for steps in self.gains for step in steps}
 
-    def without_useless_steps(self, end: Trial, *, found: bool) -> Trial:
-        """Return the trial without useless steps: among the remedies (`found`), or among the others."""
+    def without_useless_steps(self, end: Trial, *, among_remedies: bool) -> Trial:
+        """Return the trial without useless steps, either among the remedies or among the other steps.
+
+        A step is useless if the model loses nothing without it. A remedy must also be the only step that then
+        goes, and callers and rounding must be no worse off without it.
+        """
         for trial in end.path:
             step = trial.steps[-1]
-            if (step in self.found_steps) != found or not self.may_be_useless(trial, end):
+            if (step in self.remedies_kept) != among_remedies or not self.may_be_useless(trial, end):
                 continue
             other = self.trials.without(self.start, end, step)
             if other is None or other.score.loss(end.score):
                 continue
-            alone = len(other.steps) == len(end.steps) - 1 and other.cost_to_callers <= end.cost_to_callers
-            if found and (not alone or too_far(self.search_start, other)):
+            only_one_goes = len(other.steps) == len(end.steps) - 1
+            if among_remedies and not (only_one_goes and other.cost_to_callers <= end.cost_to_callers):
+                continue
+            if among_remedies and too_far(self.search_start, other):
                 continue
             better = other.score.gain(end.score) or other.score.worth(end.score, ["size"])
-            needed = end.score.gain(other.score) or end.score_with_findings.worth(
-                other.score_with_findings, ["findings"]
-            )
-            if needed and not (better or found):
+            needed = end.score.gain(other.score) or _fewer_findings(end, other)
+            if needed and not (better or among_remedies):
                 self.needed[step] = needed
                 continue
             useless = f"{USELESS}{better and f' ({better})'}"
-            self.leave_out(step, useless if found or better else NOTHING)
+            self.leave_out(step, useless if among_remedies or better else NOTHING)
             end = other
         return end
 
@@ -222,20 +235,20 @@ class Search:
         step, old = trial.steps[-1], trial.before
         if old is None or self.measured_gain([step], self.start):
             return False
-        if step in self.found_steps:
+        if step in self.remedies_kept:
             return step is not end.steps[-1] and end.score.grows(self.search_start.score)
         if step.essential or step.name in self.required:
             return False
         new = trial.score
-        made = {name for change in trial.session.changes for name in change.after}
-        later = [change for one in end.path[len(trial.steps) :] for change in one.session.changes]
-        replaced = any(name in made for change in later for name in change.before)
-        lean = new.gain(old.score) and not new.over_bounds(old.score)
-        return not lean or (replaced and new.grows(old.score))
+        new_ops = {name for change in trial.session.changes for name in change.after}
+        later = [change for each in end.path[len(trial.steps) :] for change in each.session.changes]
+        are_replaced = any(name in new_ops for change in later for name in change.before)
+        gains_cheaply = new.gain(old.score) and not new.over_bounds(old.score)
+        return not gains_cheaply or (are_replaced and new.grows(old.score))
 
     def leave_out(self, step: Pass, why: str) -> None:
         """Note that a step which was kept at first does not stay."""
-        if step not in self.found_steps:
+        if step not in self.remedies_kept:
             self.losses[step.name] = why
             return
         self.reject((step,), f"kept first, and undone: {why}")
@@ -245,11 +258,12 @@ class Search:
         """Add single remedies, and pairs where no single one helps, until nothing is gained."""
         self.searching_step = step
         self.search_start = end = start
-        self.trials.left, self.trials.ops = step.trials, step.trials * max(start.size, LEAST)
+        self.trials.limit(step.trials, step.trials * max(start.size, LEAST))
         while (better := self.add_single_remedies(end) or self.add_pair(end)) is not None:
             end = better
-        end = self.without_changed_results(self.without_useless_steps(end, found=True))
-        self.ended, self.trials.left, self.trials.ops = self.trials.exhausted, ALL, ALL
+        end = self.without_changed_results(self.without_useless_steps(end, among_remedies=True))
+        self.ended = self.trials.exhausted
+        self.trials.limit(math.inf, math.inf)
         return end
 
     def remedies(self, findings: Sequence[Finding]) -> Sequence[Pass]:
@@ -269,12 +283,13 @@ class Search:
 
     def without_changed_results(self, end: Trial) -> Trial:
         """Return the best trial without steps that change results, unless these gain clearly more."""
-        self.excluded = {t.steps[-1] for t in end.path[len(self.search_start.steps) :] if t.changes_results}
-        if not self.excluded:
+        changing = {t.steps[-1] for t in end.path[len(self.search_start.steps) :] if t.changes_results}
+        if not changing:
             return end
-        kept, rejected = self.gains, dict(self.rejected)
-        self.gains = {}
-        other, changing, self.excluded = self.add_single_remedies(self.search_start), self.excluded, set()
+        gains, rejected = self.gains, dict(self.rejected)
+        self.gains, self.excluded = {}, changing
+        other = self.add_single_remedies(self.search_start)
+        self.excluded = set()
         if other is not None and not other.score.loss(end.score, ["legal"]):
             loss = end.score.loss(other.score)
             if loss or end.score.over(other.score).best > CLEARLY:
@@ -282,17 +297,18 @@ class Search:
                 for step in changing:
                     self.reject((step,), words)
                 return other
-        self.gains, self.rejected = kept, rejected
+        self.gains, self.rejected = gains, rejected
         return end
 
     def add_pair(self, trial: Trial) -> Trial | None:
         """Return a trial after two remedies that pay only together; small programs are tried first."""
-        for middle in (*sorted(self.unprofitable, key=lambda one: one.size), *self.hidden_remedies(trial)):
+        by_size = sorted(self.unprofitable, key=lambda trial: trial.size)
+        for middle in (*by_size, *self.hidden_remedies(trial)):
             first = middle.steps[-1]
             for step in self.remedies(middle.findings) if self.trials.ops > 0 else ():
-                other_way = self.trials.reached.get((*trial.steps, step, first))
-                if step == first or isinstance(other_way, Trial):
-                    continue  # the same two the other way round did not pay
+                exchanged = self.trials.reached.get((*trial.steps, step, first))
+                if step == first or isinstance(exchanged, Trial):
+                    continue  # the same two in the other order did not pay
                 new = self.try_remedy(middle, step)
                 if new is not None and self.accepts(trial, new):
                     return new
@@ -316,9 +332,9 @@ class Search:
         if isinstance(new, Idle):
             if new.error is not None:
                 self.reject((step,), f"tried, and it failed: {new.error}")
-            at = {r.where.outputs[0].name: (n, r) for n, r in new.refusals if isinstance(r.where, Operation)}
-            named = {f.op for f in trial.findings if f.remedy == step.name} if at else ()
-            self.refused |= {op: why for op, why in at.items() if op in named}
+            by_op = {r.where.outputs[0].name: (n, r) for n, r in new.refusals if isinstance(r.where, Operation)}
+            named = {f.op for f in trial.findings if f.remedy == step.name} if by_op else ()
+            self.refused |= {op: refusal for op, refusal in by_op.items() if op in named}
             return None
         assert self.searching_step is not None
         if (objection := self.searching_step.objection(new.session, trial.subject)) is not None:
@@ -327,20 +343,23 @@ class Search:
         return new
 
     def accepts(self, old: Trial, new: Trial) -> bool:
-        """Does a trial gain something by remedies, lose nothing, and keep its outputs near enough?"""
+        """Does a trial gain something by remedies, lose nothing, and keep its outputs near enough?
+
+        A gain that was measured overrules a loss by the estimate, but not ops that leave the ANE.
+        """
         steps = new.steps[len(old.steps) :]
-        measured = self.measured_gain(steps, old)
-        loss = self.loss(old, new)
-        if loss and measured and _may_run_on_ane(new.score):
-            loss, measured = new.score.loss(old.score, OFF), _overruled(measured, loss)
-        gain = measured or loss or new.score.gain(old.score)
-        gain = gain or new.score_with_findings.worth(old.score_with_findings, ["findings"])
-        loss = loss or (_for_nothing(old, new) if gain else NOTHING)
+        measured, loss, score = self.measured_gain(steps, old), self.loss(old, new), new.score
+        if loss and measured and _may_run_on_ane(score):
+            loss, measured = score.loss(old.score, OFF), _overruled(measured, loss)
+        gain = ""
+        if not loss:
+            gain = measured or score.gain(old.score) or _fewer_findings(new, old)
+            loss = _unpaid_price(old, new) if gain else NOTHING
         if loss:
             self.reject(steps, f"tried and undone: {loss}")
             return False
-        if far := too_far(old, new):
-            self.reject(steps, f"tried, and it failed: {far}")
+        if error := too_far(old, new):
+            self.reject(steps, f"tried, and it failed: {error}")
             return False
         self.gains[steps] = gain
         for step in steps:
@@ -353,7 +372,9 @@ class Search:
             self.rejected[str(steps[0])] = steps[0].name, Refusal(reason)
 
 
-USELESS = "the other steps do as well without it"
+def _fewer_findings(new: Trial, old: Trial) -> str:
+    """Return by how many findings a trial has fewer than another, in words; "" for none."""
+    return new.score_with_findings.worth(old.score_with_findings, ["findings"])
 
 
 def _may_run_on_ane(score: Score) -> bool:
@@ -366,29 +387,27 @@ def _overruled(measured: str, loss: str) -> str:
     return f"{measured}; measured, which counts more than that {loss}"
 
 
-def _for_nothing(old: Trial, new: Trial) -> str:
+def _unpaid_price(old: Trial, new: Trial) -> str:
     """Return the price that steps ask without a gain that is worth it, in words; "" if the price is fair.
 
     Changed results need a clear gain in time. Changed types of inputs and outputs need that, or more on the
     ANE. Rounded values need either, or more that may run there.
     """
     before, after = old.score, new.score
-    clear, times = after.over(before).best <= CLEARLY, f"the {after.takes(before)} is no clear gain"
+    is_clear, times = after.over(before).best <= CLEARLY, f"the {after.takes(before)} is no clear gain"
     types, results = (now > was for now, was in zip(new.cost_to_callers, old.cost_to_callers, strict=True))
-    if results and not clear:
+    if results and not is_clear:
         return f"the results would change, and {times}"
     # What Core ML counts for an op chooses its unit and is no run time: it pays for no digit.
-    timed = after.expected.times(before.expected) is not None
-    more = ["on the ANE", *(["legal"] if len(new.target.chips) > 1 else [])]  # nobody says what is on all chips
+    is_timed = after.expected.times(before.expected) is not None
+    more = ["on the ANE"]
+    if len(new.target.chips) > 1:  # no score says what runs on the ANE of all chips
+        more.append("legal")
     rounds = any(step.rounds for step in new.steps[len(old.steps) :]) and not after.worth(before, ["perhaps"])
-    if not (types or rounds) or after.worth(before, more) or (timed and clear):
+    if not (types or rounds) or after.worth(before, more) or (is_timed and is_clear):
         return ""
-    what = "callers would have to give other types" if types else "values would be rounded"
-    return f"{what}, no more would run on the ANE, and {times if timed else 'no run time is known'}"
-
-
-ASKED = "was asked for"
-"""Why a step stays that the caller named; the words follow its name."""
+    price = "callers would have to give other types" if types else "values would be rounded"
+    return f"{price}, no more would run on the ANE, and {times if is_timed else 'no run time is known'}"
 
 
 @dataclass(frozen=True)
@@ -432,28 +451,35 @@ def choose(given: Subject, wish: Wish, session: Session, gate: float = WRONG) ->
     Raises:
         SurgeryError: a step fails.
     """
-    sought = next((s.judged_on(session) for s in wish.steps if isinstance(s, Searching)), None)
-    trials, start = Trials(session), Trial(given, sought or Target.parse(session.target), session)
+    targets = [step.judged_on(session) for step in wish.steps if isinstance(step, Searching)]
+    target = targets[0] if targets else Target.parse(session.target)
+    trials, start = Trials(session), Trial(given, target, session)
     outputs = Outputs.of(start, session, gate, seeds=1, most_flop=FLOP, flat=(0.0, 1.0))
     repairs = list(repairs_of(wish.repairs, start, trials, outputs))
-    first = {step.name: step for one in repairs for step in one.steps}
+    first = {step.name: step for each in repairs for step in each.steps}
     others = [step for step in wish.steps if step.name not in first and not step.costly]
-    wanted = dict.fromkeys(wish.asked, ASKED) | {s.name: one.needed for one in repairs for s in one.steps}
-    search = Search(start, trials, wanted)
+    required = dict.fromkeys(wish.asked, ASKED) | {s.name: each.needed for each in repairs for s in each.steps}
+    search = Search(start, trials, required)
     end = search.best(in_order((*first.values(), *others)))
     if wish.exact or search.searching_step is not None or first:
         judged = exact(start, end, trials, Outputs.of(start, session, gate))
         end, search.less_exact = judged.end, judged.losses
         search.notes += judged.notes
-    for step, why in (
-        search.searching_step.last(end.subject, session) if search.searching_step is not None else ()
-    ):
-        new = trials.after(end, step)
-        end = new if isinstance(new, Trial) else end
-        search.notes += [why] if isinstance(new, Trial) else []
-        wanted[step.name] = why
+    if search.searching_step is not None:
+        end = _with_last_steps(search, search.searching_step, end)
     near = outputs.before_and_after(start, end) if session.samples or first else (None, None)
     return _Composer(wish, search, repairs, end, outputs, near).chosen()
+
+
+def _with_last_steps(search: Search, searching_step: Searching, end: Trial) -> Trial:
+    """Return the trial after the steps that are needed after a search."""
+    for step, why in searching_step.last(end.subject, search.trials.session):
+        search.required[step.name] = why
+        new = search.trials.after(end, step)
+        if isinstance(new, Trial):
+            end = new
+            search.notes.append(why)
+    return end
 
 
 @dataclass
@@ -464,13 +490,15 @@ class _Composer:
     search: Search
     repairs: Sequence[Repairs]
     end: Trial
+    """The trial after all steps of the plan that are tried."""
     outputs: Outputs
     near: tuple[Near | None, Near | None]
+    """How near the outputs are to the exact ones before and after the plan."""
 
     def __post_init__(self) -> None:
-        self.start, self.timed = self.search.start, bool(self.search.trials.session.target)
+        self.start, self.has_target = self.search.start, bool(self.search.trials.session.target)
         self.costly = [step for step in self.wish.steps if step.costly]  # these are not tried
-        self.targets = [self.start.target] if self.timed else Target.newest()
+        self.targets = [self.start.target] if self.has_target else Target.newest()
 
     def chosen(self) -> Chosen:
         """Return the plan; it has no steps if the whole gains nothing."""
@@ -480,7 +508,7 @@ class _Composer:
             gain = self.nothing()
             idle = [(self.wish.name, Refusal(gain))] if start.subject.was_layers else []
             self.end, self.near = start, (self.near[0], self.near[0])
-        wrong = [one.headline for one in self.repairs if self.stays(one.steps)]
+        wrong = [repairs.headline for repairs in self.repairs if self.stays(repairs.steps)]
         plan = Plan(
             recipe=self.wish.name,
             target=session.target,
@@ -497,37 +525,43 @@ class _Composer:
 
     def nothing(self) -> str:
         """Return words that say that the whole gains nothing, and where it would lose."""
-        worse = next(filter(None, (self.end.subject.worse_than_layers(target) for target in self.targets)), "")
-        where = self.targets[0].words if self.timed else _chips(self.targets)
+        worse = next(filter(None, map(self.end.subject.worse_than_layers, self.targets)), "")
+        where = self.targets[0].words if self.has_target else _chips(self.targets)
         return f"the neural network stays as it is: {worse}" if worse else f"nothing to gain on {where}"
 
     def gain(self) -> str | Callable[[], str]:
-        """Return what the whole gains, or why it is done without a known gain, in words; "" for nothing."""
-        start, end, wanted = self.start, self.end, self.search.required
+        """Return what the whole gains, or why it is done without a known gain, in words; "" for nothing.
+
+        Without a target, what it gains on each chip is computed only if somebody asks: then a function is
+        returned that gives the words.
+        """
+        start, end, required = self.start, self.end, self.search.required
         if end is start and not self.costly:
             return ""
-        if start.subject.was_layers and all(end.subject.worse_than_layers(target) for target in self.targets):
+        if start.subject.was_layers and all(map(end.subject.worse_than_layers, self.targets)):
             return ""
-        named = [step for step in end.steps if step.name in wanted or step.essential]
+        named = [step for step in end.steps if step.name in required or step.essential]
         if named or self.costly:
-            return ", ".join(dict.fromkeys(f"{s.name} {wanted.get(s.name, ASKED)}" for s in named))
+            return ", ".join(dict.fromkeys(f"{s.name} {required.get(s.name, ASKED)}" for s in named))
         if start.score_if_any is None or end.score_if_any is None:
             return "nothing is known of how it scores"
         if self.search.measured_gain(end.steps, start):
             return "a gain was measured"
-        if self.timed and not start.subject.was_layers:
-            gain = end.score.worth(start.score)
-        else:
-            with start.known.within():
-                gain = next(
-                    filter(None, (worth_on(target, start.subject, end.subject) for target in self.targets)), ""
-                )
+        gain = self.estimated_gain()
         if not gain and any(finding.kind == "numeric" for finding in start.findings):
             now, was = self.outputs.undefined(end), self.outputs.undefined(start)
             return "outputs that are NaN or infinite on inputs of 0 or 1 are finite" if now < was else ""
-        if self.timed or not gain:
+        if self.has_target or not gain:
             return gain
         return partial(_on_chips, self.targets, start.subject.clone(), end.subject.clone())  # as they are now
+
+    def estimated_gain(self) -> str:
+        """Return what the whole gains by the estimate on the first target where it does, in words."""
+        if self.has_target and not self.start.subject.was_layers:
+            return self.end.score.worth(self.start.score)
+        with self.start.known.within():
+            gains = (worth_on(target, self.start.subject, self.end.subject) for target in self.targets)
+            return next(filter(None, gains), "")
 
     def stays(self, steps: Sequence[Pass]) -> bool:
         """Are all of these steps in the plan?"""
@@ -535,16 +569,16 @@ class _Composer:
 
     def planned(self) -> Iterator[Planned]:
         """Yield the steps of the plan, each with the reason why it is there."""
-        search, repairing = self.search, {step for one in self.repairs for step in one.steps}
-        kept = {step: words for steps, words in search.gains.items() for step in steps}
+        search, repairing = self.search, {step for repairs in self.repairs for step in repairs.steps}
+        remedies = {step: words for steps, words in search.gains.items() for step in steps}
         for trial in self.end.path:
             step, old = trial.steps[-1], trial.before
-            why = kept.get(step) or search.required.get(step.name, "")
+            why = remedies.get(step) or search.required.get(step.name, "")
             if why == ASKED and self.wish.exact and (rules := hazards_of(trial)):
                 why = MAY + rules
-            if not why and self.timed and trial.score_if_any is not None and old is not None:
+            if not why and self.has_target and trial.score_if_any is not None and old is not None:
                 why = trial.score.gain(old.score) or search.needed.get(step, "")
-            yield Planned(step, why or f"a step of {self.wish.name}", step in kept or step in repairing)
+            yield Planned(step, why or f"a step of {self.wish.name}", step in remedies or step in repairing)
         yield from (Planned(step, f"a step of {self.wish.name}") for step in self.costly)
 
     def left_out(self) -> Iterator[tuple[str, Refusal]]:
@@ -565,9 +599,9 @@ class _Composer:
         if self.search.searching_step is not None:
             yield from self.search.searching_step.report(self.search, self.end)[0]
         yield from self.search.notes
-        if self.timed and self.start.score_if_any is not None and self.end is not self.start:
+        if self.has_target and self.start.score_if_any is not None and self.end is not self.start:
             yield from self.end.score.paid(self.start.score)
-        yield from (str(one) for one in self.repairs if not one.steps or self.stays(one.steps))
+        yield from (str(each) for each in self.repairs if not each.steps or self.stays(each.steps))
 
 
 def worth_on(target: Target, before: Subject, after: Subject) -> str:
@@ -587,15 +621,15 @@ def _gain_and_loss(target: Target, before: Subject, after: Subject) -> tuple[str
 
 def _on_chips(targets: Sequence[Target], before: Subject, after: Subject) -> str:
     """Return on which chips a model gains something, how much on one of them, and on which it is slower."""
-    said = {target: _gain_and_loss(target, before, after) for target in targets}
-    gains = [target for target, (gain, _) in said.items() if gain]
-    slower = [target for target, (gain, loss) in said.items() if loss and not gain]
-    others = [target for target in targets if target not in (*gains, *slower)]
-    first = next((target for target in gains if said[target][0].endswith("ms")), gains[0])
-    rest = "; nothing to gain on " + _chips(others) if others else ""
-    rest += "; slower on " + _chips(slower) if slower else ""
-    device = f"{first.device}, " * bool(first.device) + first.chips[0]
-    return f"gains on {_chips(gains)} ({device}: {said[first][0]}){rest}"
+    results = {target: _gain_and_loss(target, before, after) for target in targets}
+    gains = {target: gain for target, (gain, _) in results.items() if gain}
+    slower = [target for target, (gain, loss) in results.items() if loss and not gain]
+    others = [target for target in targets if target not in gains and target not in slower]
+    example = next((target for target, gain in gains.items() if gain.endswith("ms")), next(iter(gains)))
+    rest = f"; nothing to gain on {_chips(others)}" if others else ""
+    rest += f"; slower on {_chips(slower)}" if slower else ""
+    device = f"{example.device}, {example.chips[0]}" if example.device else example.chips[0]
+    return f"gains on {_chips([*gains])} ({device}: {gains[example]}){rest}"
 
 
 def _chips(targets: Sequence[Target]) -> str:

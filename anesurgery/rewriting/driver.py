@@ -1,6 +1,7 @@
-"""The driver of rewrites, the same for both formats: build, compare, replace, record.
+"""Drive rewrites, in the same way for both formats: build, compare, replace, record.
 
-Each format has a `Place` of its own: what can be built at an op or a layer, and how it replaces the old one.
+`operate` does this at one `Place`, an op or a layer. Each format has its own subclass, which builds the new ops
+and lets them replace the old ones.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
 
 
 def remove_dead(ops: Sequence[Operation]) -> list[Operation]:
-    """Remove those of `ops` that nobody reads, then what only they read; the removed ops, in that order."""
+    """Remove the ops that nobody reads, then what only these read; return the removed ops in that order."""
     queue, removed = list(ops), []
     while queue:
         op = queue.pop()
         block = op.enclosing_block
-        if block is None or _does_more(op):
+        if block is None or _has_effects(op):
             continue
         if any(v.child_ops or v.consuming_blocks for v in op.outputs):
             continue
@@ -42,17 +43,17 @@ def remove_dead(ops: Sequence[Operation]) -> list[Operation]:
     return removed
 
 
-def _does_more(op: Operation) -> bool:
-    """Does an op, or one nested in it, do more than compute its results?"""
+def _has_effects(op: Operation) -> bool:
+    """Does an op, or one nested in it, do more than compute its results, as a write to a state?"""
     return op.op_type in IMPURE - CONTROL or any(o.op_type in IMPURE - CONTROL for o in nested_ops(op))
 
 
 @dataclass(frozen=True)
 class Built:
-    """What a rewrite made at a place, beside the old ops, which are still there."""
+    """What a rewrite built at a place, beside the old ops, which are still there."""
 
     pairs: Sequence[tuple[Var, Var]]
-    """Old values, each with the new one."""
+    """Old values, each with its replacement."""
     made: Sequence[Operation]
     """The new ops, in the order in which they can run."""
     matched: Sequence[Operation] = ()
@@ -71,7 +72,7 @@ class Place(ABC):
 
     @abstractmethod
     def __str__(self) -> str:
-        """The op or layer by name, for errors."""
+        """Return the name of the op or layer, for errors."""
 
     @property
     @abstractmethod
@@ -91,15 +92,15 @@ class Place(ABC):
 
     @abstractmethod
     def refusal(self, reason: str) -> Refusal:
-        """A refusal at the op or layer."""
+        """Return a refusal at the op or layer."""
 
     @abstractmethod
     def sample(self, var: Var, rng: np.random.Generator) -> Array | None:
-        """Values for a value that both sides read; None: the default."""
+        """Draw numbers for a value that both sides read; None for the default."""
 
     @abstractmethod
     def replace(self, built: Built) -> Change:
-        """Let the new ops take the place of the old ones; what was done."""
+        """Let the new ops take the place of the old ones, and return the record of it."""
 
     def needs(self, built: Built) -> Needs | Refusal | None:
         """See what the edit needs of the values that it reads.
@@ -114,12 +115,12 @@ class Place(ABC):
         """Remove what was built, since it cannot take the old one's place."""
 
     def error(self, words: str) -> PassError:
-        """An error that names the pass and the place, to be raised."""
+        """Return an error that names the pass and the place."""
         return PassError(f"pass {self.step.name} at {self}: {words}")
 
 
 def operate(place: Place) -> bool:
-    """Apply the rewrite at a place if it fits; was there an edit?
+    """Apply the rewrite at a place if it fits, and return whether there was an edit.
 
     Raises:
         PassError: the pass raised; the cause is chained.
@@ -158,13 +159,15 @@ def operate(place: Place) -> bool:
 
 
 def _new_fault(built: Built, target: str | None) -> str:
-    """What the target gets wrong in the new ops, and not in the old ones; "" for nothing."""
+    """Return a reported fault of the target in the new ops but not in the old ones, in words; "" for none."""
     from anesurgery.placement.rules.faulty_ops import faulty_ops_on
 
     device = Target.parse(target)
     old = {fault.name for fault, _, _ in faulty_ops_on(built.matched, device)}
-    new = ((fault, said) for fault, _, said in faulty_ops_on(built.made, device) if fault.name not in old)
-    return next((f"{fault.what} ({said}; {fault.source})" for fault, said in new), "")
+    for fault, _, words in faulty_ops_on(built.made, device):
+        if fault.name not in old:
+            return f"{fault.what} ({words}; {fault.source})"
+    return ""
 
 
 def _for_all_numbers(shown: Mapping[str, Any]) -> bool:
@@ -173,7 +176,7 @@ def _for_all_numbers(shown: Mapping[str, Any]) -> bool:
 
 
 def _built(place: Place) -> Built | Refusal:
-    """What `build` gives; a refusal says where, also of a reason that a helper raised."""
+    """Return what `build` returns; a refusal, or a reason that a helper raised, gets the place."""
     try:
         built = place.build()
     except Refused as reason:
@@ -185,24 +188,23 @@ def _built(place: Place) -> Built | Refusal:
 
 
 def _undo(place: Place, error: SurgeryError) -> None:
+    """Remove what was built, and note in the error that the graph is as it was."""
     place.undo()
     error.undone = True
 
 
 def proof_of(step: Pass, session: Session, built: Built, sample: Sampler, where: str) -> Mapping[str, Any]:
-    """Run both sides on the same numbers, if the session asks for it; the proof, or why there is none.
-
-    The one place from which edits are checked.
+    """Run both sides of an edit on the same numbers, if the session asks for it. All checks of edits go here.
 
     Args:
         step: the pass, which promises something.
         session: of its application.
-        built: old values and new ones, while the ops of both are there.
-        sample: values for a value that both sides read, or None for the default.
+        built: old values and new ones, while the ops of both exist.
+        sample: draws numbers for a value that both sides read, or returns None for the default.
         where: the op or layer, for errors.
 
     Returns:
-        The fields of a `Change` that say it: `proof`, `unchecked` with the reason, or none where nobody asked.
+        Fields of a `Change`: `proof`, or `unchecked` with the reason; none where the session asks for no proof.
 
     Raises:
         ProofError: they differ by more than the pass promises.
@@ -247,7 +249,7 @@ ROUNDING = 1e-2
 
 
 def _about_rounding(step: Pass, proof: SiteCheck) -> str:
-    """What an author can do where a pass that promises equal bits only rounds in another way."""
+    """Return what an author can do where a pass that promises equal bits only rounds in another way."""
     if step.tolerance != EXACT or not proof.max_rel < ROUNDING:
         return ""
     return (
@@ -257,7 +259,7 @@ def _about_rounding(step: Pass, proof: SiteCheck) -> str:
 
 
 def _above(share: float) -> float:
-    """The next power of ten above twice what was seen, since other numbers round differently."""
+    """Return the next power of ten above twice a share, since other numbers round differently."""
     return float(10.0 ** math.ceil(math.log10(2 * share))) if share else 0.0
 
 

@@ -84,13 +84,13 @@ class Plan(Drawn):
         return frozenset(one.step for one in self.steps if one.searched)
 
     def without(self, step: Pass, why: str) -> Plan:
-        """The plan without a step whose check failed."""
+        """Return the plan without a step whose check failed."""
         steps = tuple(one for one in self.steps if one.step is not step)
         left = (step.name, Refusal(f"tried, and it failed: {why}"))
         return replace(self, steps=steps, left_out=(*self.left_out, left))
 
     def held_for(self, ops: Mapping[str, int], target: str | None) -> Plan:
-        """The plan for a model and a target. For another model or target, only the steps remain.
+        """Return the plan for a model and a target. For another model or target, only the steps remain.
 
         Args:
             ops: number of ops by type in the model.
@@ -104,7 +104,7 @@ class Plan(Drawn):
         return Plan(self.recipe, target, self.steps, warnings=(words,), ops=ops)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, from which `from_json` makes the plan again."""
+        """Return plain data, from which `from_json` makes the plan again."""
         return drawn(self, "json")
 
     @classmethod
@@ -166,7 +166,7 @@ def _decibels(near: Mapping[str, Any] | None) -> dict[str, float] | None:
 
 
 def _options(step: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a step; lists are tuples again."""
+    """Return the options of a step; lists are tuples again."""
     return {name: _tuples(value) for name, value in step["options"].items()}
 
 
@@ -175,18 +175,18 @@ def _tuples(value: Any) -> Any:
 
 
 def _place(name: str) -> Any:
-    """What has the name of an op, as far as a report shows it."""
+    """Return what has the name of an op, as far as a report shows it."""
     return SimpleNamespace(name=name) if name else None
 
 
 def _plain(value: Any) -> Any:
-    """The value of an option as JSON holds it."""
+    """Return the value of an option as JSON holds it."""
     return [*map(_plain, value)] if isinstance(value, (tuple, list)) else written(value)
 
 
 @draws("Plan", "json")
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """A plan as plain data."""
+    """Return a plan as plain data."""
     return {
         "format": FORMAT,
         "recipe": plan.recipe,
@@ -215,7 +215,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 
 def figures(before: Score | None, after: Score | None) -> dict[str, Any]:
-    """The expected time, the share of the ANE and the switches before and after, as plain data."""
+    """Return the expected time, the share of the ANE and the switches before and after, as plain data."""
     if before is None or after is None:
         return {}
     times = after.expected.times(before.expected)

@@ -1,7 +1,8 @@
-"""What passes that find their own places do to a function: ops and ports in or out, types inferred anew.
+"""Edit a function from a pass that finds its own places: add and remove ops, inputs, outputs, and infer types.
 
-A `Rewrite` returns what replaces what, and its driver does the rest. Other passes edit through here, so that
-for them too the engine owns where new ops stand, names, scopes, types, dead ops, the comparison, the record::
+A `Rewrite` returns which values replace which, and its driver does the rest. Other passes edit through
+`GraphEdits`, so that the engine also owns their insertion points, names, scopes, types, dead ops, comparison
+and record::
 
     with an.GraphEdits(self, session, function) as edits:
         clipped = edits.after(value).clip(x=value, alpha=-9.0, beta=9.0)
@@ -49,39 +50,43 @@ if TYPE_CHECKING:
 
 
 def widen_choices(function: Function) -> None:
-    """Choices between two scalars are as wide as what decides, which coremltools types as scalars."""
+    """Correct the types of all `select` ops between two scalars: see `widen_choice`."""
     for op in function.operations:
         widen_choice(op)
 
 
 def widen_choice(op: Operation) -> None:
-    """The same for one op; not for one that is kept, which coremltools would not read back."""
-    if _chooses_numbers(op) and not op.outputs[0].rank:
+    """Give the result of a `select` between two scalars the shape of its condition.
+
+    coremltools types it as a scalar. It would not read the right type back from a file, so only the ops of a
+    program that is thrown away are corrected.
+    """
+    if _selects_scalars(op) and not op.outputs[0].rank:
         set_type(op.outputs[0], types.tensor(op.outputs[0].dtype, op.cond.shape))
 
 
-def _chooses_numbers(op: Operation) -> bool:
-    """Is it a choice between two scalars by what is none?"""
+def _selects_scalars(op: Operation) -> bool:
+    """Does a `select` choose between two scalars by a condition that is no scalar?"""
     return bool(op.op_type == "select" and op.cond.rank and not op.a.rank and not op.b.rank)
 
 
 def set_type(var: Var, sym_type: Any) -> None:
-    """The type of a value, which coremltools sets once."""
+    """Change the type of a value, which coremltools sets only once."""
     setattr(var, "_sym_type", sym_type)  # noqa: B010 - the stub has no private members
 
 
 def infer(op: Operation) -> None:
-    """The types and values of the results, from those of the operands.
+    """Infer the types and values of the results of an op from its operands; no result may change its dtype.
 
     Raises:
-        PassError: the shapes do not fit.
+        PassError: the shapes do not fit, or a dtype would change.
     """
-    if _chooses_numbers(op) and all(v.val is not None for v in (op.cond, op.a, op.b)):  # coremltools fails
+    if _selects_scalars(op) and all(v.val is not None for v in (op.cond, op.a, op.b)):  # coremltools fails
         widen_choice(op)
         chosen = np.where(op.cond.val, op.a.val, op.b.val).astype(np_dtype(op.outputs[0]))
         setattr(op.outputs[0], "_sym_val", types.numpy_val_to_builtin_val(chosen)[0])  # noqa: B010
         return
-    held = [np_dtype(v) if types.is_tensor(v.sym_type) else None for v in op.outputs]
+    dtypes = [np_dtype(v) if types.is_tensor(v.sym_type) else None for v in op.outputs]
     for block in op.blocks:
         _infer_block(op, block)
     try:
@@ -90,8 +95,8 @@ def infer(op: Operation) -> None:
     except Exception as error:
         words = f"the shapes do not fit {op.op_type} {op.name}: {error}"
         raise PassError(words) from error
-    for var, kind in zip(op.outputs, held, strict=True):
-        if kind is not None and types.is_tensor(var.sym_type) and np_dtype(var) != kind:
+    for var, dtype in zip(op.outputs, dtypes, strict=True):
+        if dtype is not None and types.is_tensor(var.sym_type) and np_dtype(var) != dtype:
             raise PassError(f"%{var.name} would become {dtype_name(var)}")
 
 
@@ -109,10 +114,10 @@ def _ends_kept(op: Operation) -> Iterator[None]:
 
 
 def _infer_block(op: Operation, block: Block) -> None:
-    """The same for what stands in a block of an op, from the values that it begins with.
+    """Infer the types in a block of an op. Of a loop, the inputs of the block are its loop variables.
 
     Raises:
-        PassError: the shapes do not fit, or a value has another one after a round.
+        PassError: the shapes do not fit, or a loop variable has another shape after a round.
     """
     begins = op.loop_vars if block.inputs else ()
     for var, value in zip(block.inputs, begins, strict=True):
@@ -131,7 +136,9 @@ def _infer_block(op: Operation, block: Block) -> None:
 
 
 def infer_readers(function: Function, values: Iterable[Var]) -> None:
-    """Infer all that is computed from some values, as far as shapes change; not what stands in blocks.
+    """Infer the types of all ops that read some values, and on downstream while shapes change.
+
+    Ops with nested blocks stay as they are.
 
     Raises:
         PassError: the shapes do not fit.
@@ -148,25 +155,33 @@ def infer_readers(function: Function, values: Iterable[Var]) -> None:
             tensors = [v for _, v in operands(op) if types.is_tensor(v.sym_type)]
             sizes = {size for v in tensors for size in v.shape}
             for var, shape in before.items():
-                keep_sizes(var, shape, sizes)
+                keep_symbols(var, shape, sizes)
             changed |= {v for v, shape in before.items() if v.shape != shape}
 
 
-def keep_sizes(var: Var, shape: Sequence[Any], alive: Collection[Any]) -> None:
-    """A size that inference makes up anew keeps the symbol it had: of two dynamic sizes that are added, say."""
+def keep_symbols(var: Var, shape: Sequence[Any], alive: Collection[Any]) -> None:
+    """Give a value its old symbols where inference invents new ones, as for a sum of two dynamic sizes.
+
+    Args:
+        var: the value, after inference.
+        shape: its shape before.
+        alive: the sizes that the operands have; a symbol among them is not new.
+    """
     if len(shape) == len(var.shape):
-        kept = [o if is_symbolic(n) and n not in alive else n for o, n in zip(shape, var.shape, strict=True)]
-        set_type(var, types.tensor(var.dtype, kept))
+        sizes = zip(shape, var.shape, strict=True)
+        set_type(
+            var, types.tensor(var.dtype, [o if is_symbolic(n) and n not in alive else n for o, n in sizes])
+        )
 
 
 def substitute(function: Function, old: Var, new: Var, after: Operation | None = None) -> None:
-    """Let all that reads a value read another; no type is inferred again.
+    """Let all readers of a value read another one; no type is inferred again.
 
     Args:
-        function: the one of the values.
+        function: the function of the values.
         old: the value that is read.
         new: what is read in its place.
-        after: the op after which; by default the one that makes `old`.
+        after: only ops after this one are changed; by default the op that makes `old`.
     """
     block = old.op.enclosing_block if old.op is not None else function
     assert block is not None
@@ -176,30 +191,30 @@ def substitute(function: Function, old: Var, new: Var, after: Operation | None =
 
 
 def hand_name(old: Var, new: Var) -> None:
-    """Give a value the name of the one that it stands for; its op that of the op, if each makes one value."""
+    """Give a value the name of the one that it replaces, and its op that of the op if each makes one value."""
     if new.op is not None and len(new.op.outputs) == 1 and old.op is not None:
         new.op.name = old.op.name if len(old.op.outputs) == 1 else old.name
     new.name = old.name
 
 
 def op_words(ops: Iterable[Operation]) -> tuple[str, ...]:
-    """Ops by type and name, as a `Change` has them; constants are left out."""
+    """Return ops by type and name, as a `Change` has them; constants are left out."""
     return tuple(f"{op.op_type} {op.name}" for op in ops if op.op_type != "const")
 
 
 @dataclass
 class GraphEdits:
-    """One function, and the pass that edits it; to be used in a `with`, in which new ops go to the function."""
+    """One function, and the pass that edits it. Within a `with`, new ops go to the function."""
 
     step: Pass
     session: Session
     function: Function
     made: list[Operation] = field(default_factory=list)
-    """The ops that came since the last record."""
+    """The ops that were built since the last `record`."""
     removed: list[Operation] = field(default_factory=list)
-    """The ops that went since."""
+    """The ops that were removed since then."""
     shown: Mapping[str, Any] = field(default_factory=dict)
-    """What was seen of the numbers since: fields of a `Change`."""
+    """The result of `compare` since then: fields of a `Change`."""
 
     def __enter__(self) -> Self:
         self.function.__enter__()
@@ -209,28 +224,28 @@ class GraphEdits:
         self.function.__exit__(*error)
 
     def before(self, op: Operation) -> Builder:
-        """What makes ops right before another."""
+        """Return a builder that inserts ops right before another one."""
         builder = Builder(self.session, self.function, self.step.name, op)
         builder.made = self.made
         return builder
 
     def first(self) -> Builder:
-        """What makes ops before all others of the function."""
+        """Return a builder that inserts ops before all others of the function."""
         return self.before(self.function.operations[0])
 
     def last(self) -> Builder:
-        """What makes ops after all others of the function."""
+        """Return a builder that appends ops to the function."""
         return self.before(self.function.operations[-1]).behind()
 
     def after(self, var: Var) -> Builder:
-        """What makes ops right after the one that makes a value; of an input, before all others."""
+        """Return a builder that inserts ops right after a value is computed; of an input, before all others."""
         return self.first() if var.op is None else self.before(var.op).behind()
 
     def new_input(self, name: str, shape: Sequence[Any], dtype: Any, state: bool = False) -> Var:
-        """A tensor or a state that the caller gives, after the others; one with its name goes.
+        """Add a tensor or a state as the last input; an input of that name is replaced.
 
         Args:
-            name: as the caller gives it.
+            name: of the input.
             shape: its sizes, symbols for dynamic ones.
             dtype: one of `types` (`types.fp16`).
             state: is it kept from call to call?
@@ -238,7 +253,7 @@ class GraphEdits:
         return mil.add_input(self.function, name, shape, dtype, state)
 
     def drop_input(self, name: str) -> None:
-        """Take an input away.
+        """Remove an input.
 
         Raises:
             PassError: it is still read.
@@ -249,12 +264,12 @@ class GraphEdits:
             raise PassError(f"pass {self.step.name}: the input %{name} cannot go: {error}") from error
 
     def replace(self, old: Var, new: Var) -> None:
-        """Let all that reads a value read another of the same type, but what that is made of.
+        """Let all readers of a value read another one of the same type, except the ops that it is computed by.
 
-        As an output it takes the name of the old one.
+        If the old value is an output, the new one takes its name.
 
         Raises:
-            PassError: the types differ; or it is an input that is an output too, whose name must stay.
+            PassError: the types differ; or the old value is an input and an output, whose name must stay.
         """
         if not alike(old, new, self.step.refines) or dtype_name(old) != dtype_name(new):
             words = f"%{old.name} is {type_text(old)}, its replacement {type_text(new)}"
@@ -267,42 +282,42 @@ class GraphEdits:
             self.take_name(old, new)
 
     def rests_on(self, new: Var, old: Var) -> bool:
-        """Is a value made of another, by ops that came since the last record?"""
-        new_ops, left = set(self.made), [new]
-        while left:
-            if (var := left.pop()) is old:
+        """Is a value computed from another by ops that were built since the last record?"""
+        new_ops, pending = set(self.made), [new]
+        while pending:
+            if (var := pending.pop()) is old:
                 return True
             if var.op in new_ops:
-                left += mil.reads(var.op)
+                pending += mil.reads(var.op)
         return False
 
     def replace_output(self, old: Var, *news: Var) -> None:
-        """Give other values in the place of an output, under their own names; its op stays."""
+        """Return other values in the place of an output, under their own names; its op stays."""
         outputs = [(each,) if each is not old else news for each in self.function.outputs]
         self.function.set_outputs([v for each in outputs for v in each])
 
     def take_name(self, old: Var, new: Var) -> None:
-        """Give a value the name of another, which gets a fresh one where it stays."""
+        """Give a value the name of another, which gets a fresh name if its op is still there."""
         hand_name(old, new)
         if old.op is not None and old.op.enclosing_block is not None:
             old.name = self.session.fresh_name(self.function, f"{old.name}_replaced")
             old.op.name = old.name if len(old.op.outputs) == 1 else old.op.name
 
     def new_output(self, name: str, var: Var) -> None:
-        """Give a value to the caller too, under a name; of an input, an output or a constant an identity."""
+        """Return a value to the caller too, under a name; an input, output or constant through an identity."""
         if var.op is None or is_output(var) or var.op.op_type == "const":
             var = self.last().identity(x=var, name=name)
         var.name = name
         self.function.set_outputs([*self.function.outputs, var])
 
     def remove(self, ops: Sequence[Operation] | None = None) -> list[Operation]:
-        """Remove those of some ops that nobody reads, and what only they read; of all ops by default."""
+        """Remove the dead ops among some, all by default, and what only these read; return what was removed."""
         gone = remove_dead(list(self.function.operations) if ops is None else ops)
         self.removed += gone
         return gone
 
     def remove_unread(self) -> None:
-        """Remove all that no output depends on, writes to states too."""
+        """Remove all ops that no output depends on, also writes to states."""
         wanted = set(self.function.outputs)
         for op in reversed(list(self.function.operations)):
             if wanted.isdisjoint(op.outputs):
@@ -315,34 +330,36 @@ class GraphEdits:
         """Put the ops of the function into another order, and record it: the same is computed, bit for bit.
 
         Args:
-            ops: all of them, in the new order.
-            moved: those that stand behind another op than before.
+            ops: all ops of the function, in the new order.
+            moved: those that follow another op than before.
 
         Raises:
-            PassError: they are others, or one comes before what it reads.
+            PassError: the ops are not those of the function, or one comes before what it reads.
         """
-        left, readable = set(self.function.operations), set(self.function.inputs.values())
+        missing, readable = set(self.function.operations), set(self.function.inputs.values())
         for op in ops:
             late = [v.name for v in mil.reads(op) if v not in readable]
-            if op not in left or late:
+            if op not in missing or late:
                 raise PassError(f"{op.name} is out of order: {', '.join(late) or 'it stands there twice'}")
-            left.discard(op)
+            missing.discard(op)
             readable.update(op.outputs)
-        if left:
-            raise PassError(f"{len(left)} ops are left out of the order")
+        if missing:
+            raise PassError(f"{len(missing)} ops are left out of the order")
         self.function.operations = type(self.function.operations)(list(ops))  # type: ignore[call-arg]
         proof, names = None, op_words(moved)
         if self.session.prove_sites:
             elements = sum(math.prod(drawn_shape(v)) for v in self.function.outputs)
-            proof = SiteCheck(0.0, 0.0, elements, Grade.BITS, 0.0, self.session.seed)
+            proof = SiteCheck(
+                max_abs=0.0, max_rel=0.0, values=elements, grade=Grade.BITS, bound=0.0, seed=self.session.seed
+            )
         self.session.changes.append(Change(self.step.name, moved[0].name, names, names, proof=proof))
 
     def compare(self, where: str, *pairs: tuple[Var, Var]) -> None:
-        """Compare values with those that replace them, while the ops of both are there, for the next record.
+        """Compare values with their replacements, while the ops of both exist, for the next `record`.
 
         Args:
-            where: the op, value or input at which it is done.
-            pairs: old values, each with the one that replaces it.
+            where: the op, value or input that is edited, for errors.
+            pairs: old values, each with its replacement.
 
         Raises:
             ProofError: they differ by more than the pass promises.
@@ -355,22 +372,28 @@ class GraphEdits:
     def record(
         self, where: str, words: str = "", unchecked: str = "", after: Sequence[str] | None = None
     ) -> None:
-        """Write down what was done since the last record.
+        """Add a `Change` to the session, for what was done since the last one.
 
         Args:
-            where: the op, value or input at which it was done.
-            words: what else the record says.
+            where: the op, value or input that was edited.
+            words: for `Change.bindings`.
             unchecked: why numbers cannot be compared.
-            after: what came, in words; by default the ops that were made, without constants.
+            after: the names of what is new; by default the ops that were built, without constants.
         """
         new_ops = [op for op in self.made if op.enclosing_block is not None]
-        came = op_words(new_ops) if after is None else tuple(after)
-        change = Change(self.step.name, where, op_words(self.removed), came, words, None, unchecked)
+        change = Change(
+            pass_name=self.step.name,
+            where=where,
+            before=op_words(self.removed),
+            after=op_words(new_ops) if after is None else tuple(after),
+            bindings=words,
+            unchecked=unchecked,
+        )
         self.session.changes.append(replace(change, **self.shown))
         self.made.clear()
         self.removed.clear()
         self.shown = {}
 
     def sample(self, var: Var, rng: np.random.Generator) -> Array | None:
-        """Values for a value that both sides read: the default."""
+        """Return None: values that both sides read are drawn as by default."""
         return None

@@ -41,7 +41,7 @@ class ReportingPipeline(ct.PassPipeline):  # type: ignore[misc]
         return self._session
 
     def session(self, program: Program) -> Session:
-        """The session of the conversion of a program; a new one for each program."""
+        """Return the session of the conversion of a program; a new one for each program."""
         if self._program is None or self._program() is not program:
             self._session, self._program = Session(), weakref.ref(program)
         return self._session
@@ -54,7 +54,7 @@ class ReportingPipeline(ct.PassPipeline):  # type: ignore[misc]
 
 @exclusive()
 def pass_pipeline(steps: Sequence[Pass], base: Any = None) -> ReportingPipeline:
-    """A new pipeline: `base` (coremltools' default one) with the steps after the anchor, or at the end.
+    """Return a new pipeline: `base` (coremltools' default one) with the steps after the anchor, or at the end.
 
     Args:
         steps: passes with their options; a name may occur once.
@@ -86,7 +86,7 @@ def add_pass(cls: type[Pass]) -> None:
 
 
 def _graph_pass(cls: type[Pass]) -> Any:
-    """A coremltools graph pass whose attributes are the options of ours."""
+    """Return a coremltools graph pass whose attributes are the options of ours."""
     fields = [f.name for f in dataclasses.fields(cls)]
 
     def apply(self: Any, program: Any) -> None:

@@ -82,13 +82,17 @@ class Subject(ABC):
     """The suffix of the file that `save` writes."""
     converts: ClassVar[bool] = False
     """Can its passes run inside `ct.convert` too?"""
+    shares_weights: ClassVar[bool] = True
+    """Does a copy share the weights, so that it costs next to nothing?"""
+    was_layers: bool = False
+    """Was it made of the layers of a neural network?"""
     member: str | int | None = None
     """The model of a pipeline that is edited, by name or number; None for all."""
 
     @classmethod
     @abstractmethod
     def read(cls, model: Any) -> Self:
-        """A model as the user gives it; it may share memory with what was given, so clone it before editing.
+        """Return a model as the user gives it. It may share memory with what was given, so clone it first.
 
         Raises:
             LoadError: it cannot be read.
@@ -97,7 +101,7 @@ class Subject(ABC):
 
     @abstractmethod
     def clone(self) -> Self:
-        """A copy that can be edited without touching the original."""
+        """Return a copy that can be edited without touching the original."""
 
     @property
     @abstractmethod
@@ -123,24 +127,24 @@ class Subject(ABC):
         """The graphs that are edited: all, or that of the member."""
         if self.member is None:
             return self.graphs
-        held, wanted = self.members, str(self.member)
-        if not held:
-            raise SurgeryError(f"{self.source or 'the model'} is not a pipeline; leave member={wanted!r} out")
-        if wanted not in held and wanted.isdigit() and int(wanted) < len(held):
-            wanted = list(held)[int(wanted)]
-        if (graph := held.get(wanted)) is None:
-            raise UnknownName("member", wanted, [name for name, one in held.items() if one is not None])
+        members, name = self.members, str(self.member)
+        if not members:
+            raise SurgeryError(f"{self.source or 'the model'} is not a pipeline; leave member={name!r} out")
+        if name not in members and name.isdigit() and int(name) < len(members):
+            name = list(members)[int(name)]
+        if (graph := members.get(name)) is None:
+            raise UnknownName("member", name, [n for n, each in members.items() if each is not None])
         return [graph]
 
     def only(self, member: str | int | None) -> Self:
-        """Itself, of which one model of the pipeline is edited.
+        """Restrict edits to one model of the pipeline, None for all, and return itself.
 
         Raises:
             SurgeryError: it is not a pipeline.
             UnknownName: no model of that name can be edited.
         """
         self.member = member
-        assert self.chosen is not None
+        _ = self.chosen  # raises if there is no such member
         return self
 
     @staticmethod
@@ -168,11 +172,11 @@ class Subject(ABC):
         """Number of ops or layers by type, constants left out, the most frequent first."""
 
     def spec_of(self, graph: Graph) -> Any:
-        """The specification that describes the inputs of one of its graphs; None where there is none."""
+        """Return the specification that describes the inputs of one of its graphs; None where there is none."""
         return None
 
     def declared_in(self, graph: Graph) -> Declared:
-        """The lengths that are declared for the dynamic axes of one of its graphs."""
+        """Return the lengths that are declared for the dynamic axes of one of its graphs."""
         return NOTHING
 
     @property
@@ -181,11 +185,8 @@ class Subject(ABC):
         return False
 
     def inspect(self, target: str | None) -> tuple[Inspection, ...]:
-        """The inspections of its graphs, where they cost next to nothing; else ()."""
+        """Return the inspections of its graphs, where they cost next to nothing; else ()."""
         return ()
-
-    shares_weights: ClassVar[bool] = True
-    """Does a copy share the weights, so that it costs next to nothing?"""
 
     def check_inputs(self, values: Any) -> None:
         """Refuse inputs that it does not take, as far as its format tells.
@@ -196,47 +197,44 @@ class Subject(ABC):
         """
         check_names(values if isinstance(values, Mapping) else (), values)
 
-    was_layers: bool = False
-    """Was it made of the layers of a neural network?"""
-
     def score(self, target: Target) -> Score | None:
         """Its score on a target, findings left out; None where there is none."""
         return None
 
     def as_given(self, target: Target) -> Score | None:
-        """The score of the file that it was made of, in its own format."""
+        """Return the score of the file that it was made of, in its own format."""
         return self.score(target)
 
     def advised(self, target: Target) -> list[Inspection]:
-        """The inspection of each of its functions, with every finding."""
+        """Return the inspection of each of its functions, with every finding and the pass that each names."""
         return list(self.inspect(str(target)))
 
     def found_by(self, rules: Sequence[Rule], target: Target) -> list[Finding]:
-        """What some rules say of its ops."""
-        asked = {rule.id for rule in rules}
-        return [f for part in self.advised(target) for f in part.all_findings if f.rule in asked]
+        """Return the findings of some rules only."""
+        ids = {rule.id for rule in rules}
+        return [f for part in self.advised(target) for f in part.all_findings if f.rule in ids]
 
     def advised_as_given(self, target: Target) -> list[Inspection]:
-        """The inspections of the file that it was made of, in its own format."""
+        """Return the inspections of the file that it was made of, in its own format."""
         return self.advised(target)
 
     def time(self, target: str | None) -> Time | None:
-        """The estimated time on the chip that a target names; None where there is none."""
+        """Return the estimated time on the chip that a target names; None where there is none."""
         return None
 
     def worse_than_layers(self, target: Target) -> str:
-        """Why it should have stayed a neural network, in words; "" where it was none, or gains."""
+        """Return why its layers should have stayed a neural network; "" where it was none, or gains."""
         return ""
 
     def notes(self, before: Self) -> list[str]:
-        """What the caller should know of the result, given the model before."""
+        """Return what the caller should know of the result, given the model before."""
         return []
 
     @abstractmethod
     def compare(
         self, before: Self, inputs: Mapping[str, Array] | None, how: Comparing
     ) -> Sequence[Comparison | Refusal]:
-        """The numbers of each graph as a whole against those before, or why they cannot be compared.
+        """Return the numbers of each graph as a whole against those before, or why they cannot be compared.
 
         Args:
             before: the model as given.
@@ -256,7 +254,7 @@ class Subject(ABC):
 
     @abstractmethod
     def mlmodel(self) -> Any:
-        """A coremltools MLModel of the same format, made anew."""
+        """Return a coremltools MLModel of the same format, made anew."""
 
     @abstractmethod
     def save(self, path: Path, *, overwrite: bool, edited: bool) -> Path:
@@ -272,13 +270,13 @@ class Subject(ABC):
         """
 
 
-def counted(kinds: Iterable[str]) -> dict[str, int]:
-    """How often each kind occurs, the most frequent first."""
+def count_kinds(kinds: Iterable[str]) -> dict[str, int]:
+    """Return how often each kind occurs, the most frequent first."""
     return dict(sorted(Counter(kinds).items(), key=lambda item: (-item[1], item[0])))
 
 
-def kept_off(before: Sequence[Inspection], after: Sequence[Inspection]) -> Iterator[str]:
-    """How many layers the rules of the format forbid, where they were inspected."""
+def layers_off_ane(before: Sequence[Inspection], after: Sequence[Inspection]) -> Iterator[str]:
+    """Yield a note on how many layers the rules keep off the ANE before and after, where any were inspected."""
     rows = [[row for part in inspections for row in part.ops] for inspections in (before, after)]
     if any(rows):
         words = [f"{sum(row.legal is False for row in some)} of {len(some)}" for some in rows]
@@ -305,7 +303,7 @@ class MLProgram(Subject):
 
     @classmethod
     def read(cls, model: Any) -> Self:
-        """A package, MLModel or MIL program; a neural network is made into a program.
+        """Return a package, MLModel or MIL program; a neural network is made into a program.
 
         A pipeline counts as its ML Programs, edited one after the other; its other models stay as they are.
         """
@@ -321,7 +319,7 @@ class MLProgram(Subject):
             return cast("Self", ProgramSequence(read_pipeline(Path(place).expanduser(), units)))
 
     def clone(self) -> Self:
-        """A program of its own; weights are shared."""
+        """Return a program of its own; weights are shared."""
         return type(self)(clone(self.loaded), layers=self.layers)
 
     @property
@@ -371,7 +369,7 @@ class MLProgram(Subject):
     @property
     def op_counts(self) -> dict[str, int]:
         """Number of ops by type in all programs, constants left out."""
-        return counted(op.op_type for graph in self.graphs for op in _counting(graph))
+        return count_kinds(op.op_type for graph in self.graphs for op in _without_constants(graph))
 
     def check_inputs(self, values: Any) -> None:
         """Check inputs of a single function by the description of the model; a state may be among them."""
@@ -404,51 +402,52 @@ class MLProgram(Subject):
         return inspect_other(self.layers, target, inspect_program) if self.was_layers else None
 
     def advised(self, target: Target) -> list[Inspection]:
-        """The inspection of each function of all programs, with advice."""
-        return [one for part in self.parts for one in placed(part, target, advice=True)]
+        """Return the inspection of each function of all programs, with advice."""
+        return [inspection for part in self.parts for inspection in placed(part, target, advice=True)]
 
     def found_by(self, rules: Sequence[Rule], target: Target) -> list[Finding]:
         """Ask these rules alone: others may read all weights."""
         return [f for part in self.parts for f in found_by(part, target, rules)]
 
     def time(self, target: str | None) -> Time | None:
-        """The time of one prediction with each function; None for a target of several generations."""
+        """Return the time of one prediction with each function; None for a target of several generations."""
         device = Target.parse(target)
         if len(device.families) != 1:
             return None
         return total_of([one.time for part in self.parts for one in placed(part, device)])
 
     def spec_of(self, graph: Program) -> Any:
-        """The specification of the model that has the program."""
+        """Return the specification of the model that has the program."""
         return next(part.spec for part in self.parts if part.program is graph)
 
     def declared_in(self, graph: Program) -> Declared:
-        """The lengths that the specification of its model declares for the inputs."""
+        """Return the lengths that the specification of its model declares for the inputs."""
         return declared_lengths(graph, self.spec_of(graph))
 
     def notes(self, before: Self) -> list[str]:
-        """What changed when a neural network became a program, and what that means for the ANE."""
-        slow = self.layers is not None and not _computes_in_half(self.loaded.program)
-        return [*self.loaded.notes, *([FROM_NETWORK] if slow else [])]
+        """Return what changed when a neural network became a program, and what that means for the ANE."""
+        is_fp32 = self.was_layers and not _computes_in_fp16(self.loaded.program)
+        return [*self.loaded.notes, *([FROM_NETWORK] if is_fp32 else [])]
 
     def worse_than_layers(self, target: Target) -> str:
-        """Which share on the ANE, or which time, is worse than that of the layers."""
+        """Return which share on the ANE, or which time, is worse than that of the layers."""
         layers = self._layers_inspected(target)
         if layers is None:
             return ""
         upgraded, before = Score.of_upgraded(self.loaded, target), Score.of_layers(layers)
-        less = upgraded.loss(before, ("can run", "shown"))
-        if not less and upgraded.expected.times(before.expected) is not None and upgraded.over(before).slower:
-            less = f"the {upgraded.takes(before, ' would rise')}"
-        return less and (
-            f"{less} in the ML Program that these steps make of this neural network: apply them to what "
+        loss = upgraded.loss(before, ("can run", "shown"))
+        has_times = upgraded.expected.times(before.expected) is not None
+        if not loss and has_times and upgraded.over(before).slower:
+            loss = f"the {upgraded.takes(before, ' would rise')}"
+        return loss and (
+            f"{loss} in the ML Program that these steps make of this neural network: apply them to what "
             "anesurgery.upgrade gives, or neuralnetwork_ane to its layers"
         )
 
     def compare(
         self, before: Self, inputs: Mapping[str, Array] | None, how: Comparing
     ) -> list[Comparison | Refusal]:
-        """Both in the arithmetic as stored, against the gate of the recipe."""
+        """Compare both models in the arithmetic as stored, against the gate of the recipe."""
         return [compare_as_stored(before.loaded, self.loaded, inputs, **how.options())]
 
     @property
@@ -462,7 +461,7 @@ class MLProgram(Subject):
         return self.loaded.spec
 
     def mlmodel(self) -> Any:
-        """An MLModel in a temporary package."""
+        """Return an MLModel in a temporary package."""
         return to_mlmodel(self.loaded)
 
     def save(self, path: Path, *, overwrite: bool, edited: bool) -> Path:
@@ -473,14 +472,14 @@ class MLProgram(Subject):
 
 
 def _layers(model: Any, loaded: Loaded) -> Any:
-    """What holds the layers of which a program was made, for `inspect`: a path or an MLModel; else None."""
+    """Return the neural network that a program was made of, as a path or MLModel; None where it was none."""
     if isinstance(model, ct.models.MLModel) and model.package_path is None:
         return model if model.get_spec().WhichOneof("Type") in NETWORKS else None
     source = loaded.source
     return source if source is not None and source.suffix == ".mlmodel" and loaded.weights is None else None
 
 
-def _computes_in_half(program: Program) -> bool:
+def _computes_in_fp16(program: Program) -> bool:
     """Does any op of it compute in fp16?"""
     ops = (op for op in walk_ops(program) if op.op_type not in ("const", "cast"))
     return any(dtype_name(v) == "fp16" for op in ops for v in op.outputs)
@@ -551,18 +550,18 @@ class ProgramSequence(MLProgram):
         return self.models.interface
 
     def notes(self, before: MLProgram) -> list[str]:
-        """Which members of a pipeline are edited; chunks are of one model."""
+        """Return which members of a pipeline are edited; chunks are of one model."""
         if isinstance(self.models, Chain):
             return []
-        held = [n for n, program in self.members.items() if any(program is g for g in self.chosen)]
-        others = [n for n in self.members if n not in held]
+        edited = [n for n, program in self.members.items() if any(program is g for g in self.chosen)]
+        others = [n for n in self.members if n not in edited]
         stay = f"; {', '.join(others)} {'stays' if len(others) == 1 else 'stay'} unchanged" if others else ""
-        return [f"of the pipeline, the ML Programs are operated on: {', '.join(held)}{stay}"]
+        return [f"of the pipeline, the ML Programs are operated on: {', '.join(edited)}{stay}"]
 
     def compare(
         self, before: MLProgram, inputs: Mapping[str, Array] | None, how: Comparing
     ) -> list[Comparison | Refusal]:
-        """Each program with what it was, as stored; inputs that are given go to the one that takes them."""
+        """Compare each program with itself before, as stored; inputs go to the program that takes them."""
         assert isinstance(before, ProgramSequence)
         pairs = zip(before.parts, self.parts, strict=True)
         options = how.options(contract=(), prove=how.prove)  # no pass changes an interface between members
@@ -592,7 +591,7 @@ class ProgramSequence(MLProgram):
         return self.models.spec
 
     def mlmodel(self) -> Any:
-        """An MLModel in a temporary package."""
+        """Return an MLModel in a temporary package."""
         return self.models.mlmodel()
 
     def save(self, path: Path, *, overwrite: bool, edited: bool) -> Path:
@@ -601,17 +600,16 @@ class ProgramSequence(MLProgram):
 
 
 def op_counts(program: Program) -> dict[str, int]:
-    """Number of ops by type, constants left out, the most frequent first."""
-    return counted(op.op_type for op in _counting(program))
+    """Return number of ops by type, constants left out, the most frequent first."""
+    return count_kinds(op.op_type for op in _without_constants(program))
 
 
-def _counting(program: Program) -> list[Operation]:
-    """The ops that count: constants do not."""
+def _without_constants(program: Program) -> list[Operation]:
     return [op for op in walk_ops(program) if op.op_type != "const"]
 
 
 def read_chunks(model: Any) -> ProgramSequence:
-    """The chunks of a chain, or of the folder that it is in.
+    """Return the chunks of a chain, or of the folder that it is in.
 
     Raises:
         SurgeryError: one of them is a neural network.
@@ -638,12 +636,12 @@ def check_out(
     if is_chunked(source) and not target.suffix:
         check_folder(source, target, overwrite)
     else:
-        other = suffix == MLProgram.suffix and target.suffix in registry.WRITERS
-        check_target(source, target, overwrite, target.suffix if other else suffix)
+        is_other_format = suffix == MLProgram.suffix and target.suffix in registry.WRITERS
+        check_target(source, target, overwrite, target.suffix if is_other_format else suffix)
 
 
 def read_subject(model: Any, kind: type[Subject] = MLProgram) -> Any:
-    """A model as passes of a kind edit it, chunks one after the other; one that was read already is itself."""
+    """Read a model for the passes of one format; a subject is returned as it is, chunks become one sequence."""
     if isinstance(model, Subject):
         return model
     return read_chunks(model) if kind is MLProgram and is_chunked(model) else kind.read(model)

@@ -1,14 +1,15 @@
-"""A program of an older opset becomes one of a newer opset, and every op keeps its meaning.
+"""Raise a program to a newer opset, so that every op keeps its meaning.
 
-Many ops have a newer form from some opset on. Most of these only take more types, or a new input whose default
-is the old meaning; those are listed, so that one of a later coremltools is never taken on trust. The others
-are rewritten before the program is read as one of the newer opset, or refused:
+Many ops have a newer form from some opset on. Most newer forms only take more types, or a new input whose
+default is the old meaning. `DIFFERENCES` lists them all; a form that it does not list, as of a later
+coremltools, is refused. These ops mean something else in the newer form. They are rewritten in the older opset
+first, or refused:
 
 ==========================  ======  ==========================================================================
 op                          since   what is done
 ==========================  ======  ==========================================================================
-gather*, scatter*           iOS 17  a negative index counts no more from the end: indices that may be negative
-                                    get `select(i >= 0, i, i + length)`, constant ones are counted anew
+gather*, scatter*           iOS 17  a negative index no longer counts from the end: indices that may be negative
+                                    become `select(i >= 0, i, i + length)`; constant ones are computed
 clip                        iOS 17  `alpha` must be below `beta`: else `minimum(maximum(x, alpha), beta)`
 crop_resize                 iOS 17  boxes and results have another form: refused
 non_maximum_suppression     iOS 17  no `score_threshold`, other axes, three results of four: refused
@@ -19,9 +20,9 @@ constexpr_sparse_to_dense   iOS 18  the same for its mask
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, cast
 
@@ -65,10 +66,13 @@ with quiet_host():
 
 IOS16, IOS17, IOS18 = (int(t.value) for t in (ct.target.iOS16, ct.target.iOS17, ct.target.iOS18))
 
-Keep = Callable[[Operation], Refusal | None]
+Rewriter = Callable[[Operation], Refusal | None]
 """Rewrites an op of an older opset so that it means the same in the newer one; or says why it cannot."""
 
 Parts = dict[str, Array]
+"""Input of a `constexpr_*` op -> its array."""
+AxesOf = Callable[[Operation], list[int]]
+"""A gather or scatter -> the axes of its table that the numbers of an index count along."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class Difference:
     since: int
     """The specification version of the opset."""
     what: str
-    keep: Keep | None = None
+    rewrite: Rewriter | None = None
     """None: what the older form accepts means the same in the newer one."""
     recode: Callable[[Operation], Parts] | None = None
     """Returns the parts of a compressed weight in the newer form."""
@@ -86,7 +90,7 @@ class Difference:
 
 @exclusive()
 def raised(program: Program, version: int, what: str = "the program") -> Program:
-    """The program in a newer opset; the arrays of its constants are shared, and it is not changed.
+    """Return a program in a newer opset, which shares its constants' arrays. The given one is not changed.
 
     Args:
         program: the program.
@@ -101,16 +105,16 @@ def raised(program: Program, version: int, what: str = "the program") -> Program
         raise SurgeryError(f"{what} {_cannot(program, version)}: {refusal}")
     if all(opset_version(function) == version for function in program.functions.values()):
         return program
-    kept = copy_program(program)
-    for function in kept.functions.values():
+    rewritten = copy_program(program)
+    for function in rewritten.functions.values():
         if (refusal := _keep_meanings(function, version)) is not None:
             raise SurgeryError(f"{what} {_cannot(program, version)}: {refusal}")
-    held = InMemoryWeights()
-    spec = to_proto(kept, version_of(kept), held.store)
+    weights = InMemoryWeights()
+    spec = to_proto(rewritten, version_of(rewritten), weights.store)
     for name, message in spec.functions.items():
-        _recode(message, kept.functions[name], version, held)
+        _recode(message, rewritten.functions[name], version, weights)
         _rename(message, version)
-    newer = from_proto(spec, version, held.read, what)
+    newer = from_proto(spec, version, weights.read, what)
     for name, before in program.functions.items():
         new = newer.functions[name]
         new.input_types, new.output_types = before.input_types, before.output_types
@@ -118,7 +122,7 @@ def raised(program: Program, version: int, what: str = "the program") -> Program
 
 
 def why_not(program: Program, version: int) -> Refusal | None:
-    """Why a program cannot be one of another opset, as far as it can be told without trying."""
+    """Return why a program cannot be raised to an opset, as far as that is known without trying; else None."""
     if version_of(program) > version:
         return Refusal("an opset is never lowered; convert the model for the older one")
     for op in walk_ops(program):
@@ -127,37 +131,37 @@ def why_not(program: Program, version: int) -> Refusal | None:
                 words = f"what {op.op_type} means from {in_words(since)} on is not known here"
                 return Refusal(f"{words}; convert the model for it", op)
         for row in differences(op, version):
-            if row.keep is _refused:
+            if row.rewrite is _refused:
                 return Refusal(f"{row.what}; convert the model again for {in_words(version)}", op)
     return None
 
 
 def differences(op: Operation, version: int) -> list[Difference]:
-    """What becomes different for an op that is raised to the opset of a version."""
+    """Return what is different for an op that is raised to the opset of a version."""
     since = _changes(op, version)
     return [row for row in DIFFERENCES.get(op.op_type, ()) if row.since in since]
 
 
 def _keep_meanings(function: Function, version: int) -> Refusal | None:
-    """Rewrite what would mean something else in the opset of a version; or why that cannot be."""
+    """Rewrite the ops that would mean something else in the opset of a version; or return why one cannot be."""
     with function:
         for op in list(walk_ops(function)):
             for row in differences(op, version):
-                refusal = None if row.keep is None else row.keep(op)
+                refusal = None if row.rewrite is None else row.rewrite(op)
                 if refusal is not None:
                     return refusal
     return None
 
 
 def _changes(op: Operation, version: int) -> list[int]:
-    """The newer opsets, up to that of a version, that have another form of an op."""
+    """Return the newer opsets, up to that of a version, that have another form of an op."""
     later = [since for since in changes(op.op_type) if since <= version]
     return [since for since in later if since > int(op.opset_version.value)]
 
 
 @lru_cache(maxsize=1024)
 def changes(op_type: str) -> tuple[int, ...]:
-    """The specification versions of the opsets with another form of an op than the one before them."""
+    """Return the specification versions of the opsets that gave an op another form."""
     forms = sorted(SSAOpRegistry.core_ops.get(op_type, {}).items(), key=lambda item: int(item[0].value))
     return tuple(int(new.value) for (_, old), (new, form) in pairwise(forms) if form is not old)
 
@@ -167,73 +171,66 @@ def _cannot(program: Program, version: int) -> str:
 
 
 def in_words(version: int) -> str:
-    """The release that an opset came with: "iOS 18"."""
+    """Return the release that an opset came with: "iOS 18"."""
     return str(ct.target(version).name).replace("iOS", "iOS ")
 
 
-# -- rewritten in the older opset --------------------------------------------------------------------------
-
-
 def _refused(op: Operation) -> Refusal | None:
+    """Refuse an op that cannot be rewritten; `why_not` gives the reason of its row."""
     return Refusal("its form is another one", op)
 
 
-def _of_axis(op: Operation) -> list[int]:
+def _indexed_axis(op: Operation) -> list[int]:
+    """Return the one axis that the indices of gather, scatter and their `_along_axis` forms count along."""
     return [int(op.axis.val) if op.inputs.get("axis") is not None else 0]
 
 
-def _of_coordinates(op: Operation) -> list[int]:
+def _coordinate_axes(op: Operation) -> list[int]:
+    """Return the axes that the coordinates of gather_nd and scatter_nd count along, one for each coordinate."""
     first = op.inputs.get("batch_dims")
     start = 0 if first is None else int(first.val)
     return list(range(start, start + int(op.indices.shape[-1])))
 
 
-def _from_the_end(axes_of: Callable[[Operation], Sequence[int]], table: str) -> Keep:
-    """Make the indices count from the front."""
-
-    def keep(op: Operation) -> Refusal | None:
-        indices, source = op.indices, op.inputs[table]
-        axes = axes_of(op)
-        if never_negative(indices):
-            return None
-        sizes = [source.shape[a] for a in axes]
-        dynamic = any(is_symbolic(size) for size in sizes)
-        if indices.val is not None and not dynamic:
-            ends = np.array(sizes, np.int64)
-            wide = np.asarray(indices.val).astype(np.int64)
-            counted = np.where(wide < 0, wide + ends.reshape(() if len(axes) == 1 else -1), wide)
-            counted = counted.reshape(wide.shape).astype(np_dtype(indices))
-            with inside(cast(Block, op.enclosing_block)):
-                front = mb.const(val=counted, name=f"{op.name}_from_the_front", before_op=op)
-            op.set_inputs(indices=front)
-            return None
-        if np_dtype(indices) != np.int32:
-            return Refusal(f"its indices %{indices.name} may be negative, and are no int32", op)
-        with inside(cast(Block, op.enclosing_block)):
-            op.set_inputs(indices=_guarded(op, indices, source, axes, sizes, dynamic))
+def _count_from_front(op: Operation, axes_of: AxesOf, table_name: str) -> Refusal | None:
+    """Let the indices of an op count from the front: -1 along an axis of length 10 becomes 9."""
+    indices, table, axes = op.indices, op.inputs[table_name], axes_of(op)
+    if never_negative(indices):
         return None
+    name, sizes = f"{op.name}_from_the_front", [table.shape[a] for a in axes]
+    lengths: Any
+    is_dynamic = any(is_symbolic(size) for size in sizes)
+    if indices.val is not None and not is_dynamic:
+        wide = np.asarray(indices.val).astype(np.int64)
+        lengths = np.array(sizes if len(sizes) > 1 else sizes[0], np.int64)
+        from_front = np.where(wide < 0, wide + lengths, wide).astype(np_dtype(indices))
+        with inside(cast(Block, op.enclosing_block)):
+            new = mb.const(val=from_front, name=name, before_op=op)
+        op.set_inputs(indices=new)
+        return None
+    if np_dtype(indices) != np.int32:
+        return Refusal(f"its indices %{indices.name} may be negative, and are no int32", op)
+    with inside(cast(Block, op.enclosing_block)):
+        if is_dynamic:
+            shape = mb.shape(x=table, before_op=op, name=f"{name}_shape")
+            places = np.array([a % table.rank for a in axes], np.int32)
+            lengths = mb.gather(x=shape, indices=places, axis=0, before_op=op, name=f"{name}_ends")
+        else:
+            lengths = np.int32(sizes[0]) if len(axes) == 1 else np.array(sizes, np.int32)
+        op.set_inputs(indices=_build_count_from_front(op, lengths, name))
+    return None
 
-    return keep
 
-
-def _guarded(
-    op: Operation, indices: Var, source: Var, axes: Sequence[int], sizes: Sequence[Any], dynamic: bool
-) -> Var:
-    """`select(i >= 0, i, i + length)`, right before the op."""
-    name = f"{op.name}_from_the_front"
-    if not dynamic:
-        ends: Any = np.int32(sizes[0]) if len(axes) == 1 else np.array(sizes, np.int32)
-    else:
-        shape = mb.shape(x=source, before_op=op, name=f"{name}_shape")
-        places = np.array([a % source.rank for a in axes], np.int32)
-        ends = mb.gather(x=shape, indices=places, axis=0, before_op=op, name=f"{name}_ends")
-    later = mb.add(x=indices, y=ends, before_op=op, name=f"{name}_later")
+def _build_count_from_front(op: Operation, lengths: Any, name: str) -> Var:
+    """Build `select(i >= 0, i, i + length)` of the indices of an op, right before it."""
+    indices = op.indices
+    later = mb.add(x=indices, y=lengths, before_op=op, name=f"{name}_later")
     front = mb.greater_equal(x=indices, y=np.int32(0), before_op=op, name=f"{name}_test")
     return mb.select(cond=front, a=indices, b=later, before_op=op, name=name)
 
 
 def _clip(op: Operation) -> Refusal | None:
-    """The order of a clip whose limits are equal, or exchanged: the upper one wins."""
+    """Rewrite a clip whose limits are equal or exchanged: the older form lets the upper one win."""
     if op.alpha.val < op.beta.val:
         return None
     block, old = cast(Block, op.enclosing_block), op.outputs[0]
@@ -247,11 +244,8 @@ def _clip(op: Operation) -> Refusal | None:
     return None
 
 
-# -- compressed weights ------------------------------------------------------------------------------------
-
-
 def _palette(op: Operation) -> Parts:
-    """Indices in the shape of the weight, and a table with an axis for each of theirs."""
+    """Return indices in the shape of the weight, and the table: [1, 1, entries, 1] for a weight [4, 8]."""
     shape = tuple(int(n) for n in op.shape.val)
     lut = np.asarray(op.lut.val)
     bits = int(lut.size).bit_length() - 1
@@ -262,7 +256,7 @@ def _palette(op: Operation) -> Parts:
 
 
 def _sparse(op: Operation) -> Parts:
-    """A mask in the shape of the weight."""
+    """Return the numbers, and the mask in the shape of the weight."""
     shape = tuple(int(n) for n in op.shape.val)
     return {
         "nonzero_data": np.asarray(op.nonzero_data.val),
@@ -271,12 +265,16 @@ def _sparse(op: Operation) -> Parts:
 
 
 def _with_bits(values: Array, bits: int) -> Array:
-    """Numbers whose type says of how few bits they are."""
+    """Return numbers in the type of so many bits, such as uint4."""
     return values.view(types.nptype_from_builtin(types.string_to_builtin(f"uint{bits}")))
 
 
-def _recode(function: Any, old: Function, version: int, held: InMemoryWeights) -> None:
-    """Give the compressed weights of a `Function` protobuf the parts of the newer form."""
+def _recode(function: Any, old: Function, version: int, weights: InMemoryWeights) -> None:
+    """Give the compressed weights of a `Function` protobuf the parts of the newer form.
+
+    The older form stores its parts as attributes of the op, the newer one as inputs. Parts of the same content
+    move as they are.
+    """
     recoded = {}
     for op in walk_ops(old):
         for row in differences(op, version) if is_constexpr(op) else ():
@@ -284,16 +282,15 @@ def _recode(function: Any, old: Function, version: int, held: InMemoryWeights) -
     for op in _ops_of(function):
         if not recoded.keys() & {v.name for v in op.outputs}:
             continue
+        attributes = {name: op.attributes.pop(name) for name in list(op.attributes) if name != "name"}
         parts = recoded[op.outputs[0].name]
-        before = {name: op.attributes.pop(name) for name in list(op.attributes) if name != "name"}
-        for name, value in before.items() if not parts else ():
+        values = {name: stored_value(array, weights) for name, array in parts.items()} or attributes
+        for name, value in values.items():
             op.inputs[name].arguments.add().value.CopyFrom(value)
-        for name, array in parts.items():
-            op.inputs[name].arguments.add().value.CopyFrom(stored_value(array, held))
 
 
 def _ops_of(function: Any) -> Iterator[Any]:
-    """The ops of a `Function` protobuf, those of nested blocks included."""
+    """Yield the ops of a `Function` protobuf, those of nested blocks included."""
     pending = list(function.block_specializations.values())
     while pending:
         for op in pending.pop().operations:
@@ -302,7 +299,7 @@ def _ops_of(function: Any) -> Iterator[Any]:
 
 
 def _rename(function: Any, version: int) -> None:
-    """Let a `Function` protobuf be one of another opset."""
+    """Change the opset of a `Function` protobuf."""
     block = function.block_specializations[function.opset]
     copy = type(block)()
     copy.CopyFrom(block)
@@ -310,8 +307,6 @@ def _rename(function: Any, version: int) -> None:
     function.opset = opset_name(version)
     function.block_specializations[function.opset].CopyFrom(copy)
 
-
-# -- the table ---------------------------------------------------------------------------------------------
 
 PARAMETERS = "its numbers may have another type than x"
 MORE_TYPES = "integers of 8 and 16 bits"
@@ -322,9 +317,17 @@ def _rows(ops: str, since: int, what: str) -> dict[str, tuple[Difference, ...]]:
     return dict.fromkeys(ops.split(), (Difference(since, what),))
 
 
-def _lookup(before: str, axes_of: Callable[[Operation], Sequence[int]], table: str) -> tuple[Difference, ...]:
-    older = (Difference(IOS16, before),) if before else ()
-    return (*older, Difference(IOS17, NEGATIVE, _from_the_end(axes_of, table)))
+def _lookup(ios16: str, axes_of: AxesOf, table_name: str) -> tuple[Difference, ...]:
+    """Return the rows of a gather or scatter: what iOS 16 added, "" for nothing, and negative indices.
+
+    Args:
+        ios16: what the form of iOS 16 adds.
+        axes_of: gives the axes that an index counts along.
+        table_name: the input that is indexed.
+    """
+    older = (Difference(IOS16, ios16),) if ios16 else ()
+    rewrite = partial(_count_from_front, axes_of=axes_of, table_name=table_name)
+    return (*older, Difference(IOS17, NEGATIVE, rewrite))
 
 
 DIFFERENCES: dict[str, tuple[Difference, ...]] = {
@@ -354,12 +357,12 @@ DIFFERENCES: dict[str, tuple[Difference, ...]] = {
         Difference(IOS17, "fp16"),
         Difference(IOS18, "reset_after and input_bias: false and none by default"),
     ),
-    "gather": _lookup("batch_dims, 0 by default", _of_axis, "x"),
-    "gather_along_axis": _lookup("indices of 16 bits", _of_axis, "x"),
-    "gather_nd": _lookup("batch_dims, 0 by default", _of_coordinates, "x"),
-    "scatter": _lookup("", _of_axis, "data"),
-    "scatter_along_axis": _lookup("", _of_axis, "data"),
-    "scatter_nd": _lookup("", _of_coordinates, "data"),
+    "gather": _lookup("batch_dims, 0 by default", _indexed_axis, "x"),
+    "gather_along_axis": _lookup("indices of 16 bits", _indexed_axis, "x"),
+    "gather_nd": _lookup("batch_dims, 0 by default", _coordinate_axes, "x"),
+    "scatter": _lookup("", _indexed_axis, "data"),
+    "scatter_along_axis": _lookup("", _indexed_axis, "data"),
+    "scatter_nd": _lookup("", _coordinate_axes, "data"),
     "clip": (Difference(IOS17, "alpha must be below beta", _clip),),
     "crop_resize": (
         Difference(IOS16, "pad_value, 0 by default"),
@@ -368,8 +371,8 @@ DIFFERENCES: dict[str, tuple[Difference, ...]] = {
     "non_maximum_suppression": (
         Difference(IOS17, "it has no score_threshold, and other axes, from iOS 17 on", _refused),
     ),
-    "constexpr_lut_to_dense": (Difference(IOS18, "indices have the shape of the weight", None, _palette),),
-    "constexpr_sparse_to_dense": (Difference(IOS18, "the mask has the shape of the weight", None, _sparse),),
+    "constexpr_lut_to_dense": (Difference(IOS18, "indices have the shape of the weight", recode=_palette),),
+    "constexpr_sparse_to_dense": (Difference(IOS18, "the mask has the shape of the weight", recode=_sparse),),
     "constexpr_cast": (Difference(IOS18, "its parts are inputs"),),
 }
 """Op type -> what is different in each newer form of it."""

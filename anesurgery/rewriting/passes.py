@@ -79,7 +79,7 @@ def option(
     among: Collection[Any] = (),
     of_target: str = "",
 ) -> T:
-    """A field of a pass that has limits; its default is always allowed.
+    """Return a field of a pass that has limits; its default is always allowed.
 
     Args:
         default: the value where none is given.
@@ -129,7 +129,7 @@ PROOFS = ("sites", "model", "both", None)
 
 
 def against_several(program: Any, words: str) -> Refusal | None:
-    """Why a pass over one function refuses a program of several; `words` say what to do, or what needs one."""
+    """Return why a pass over one function refuses a program of several; `words` say what to do."""
     if len(program.functions) == 1:
         return None
     return Refusal(f"the model has the functions {', '.join(program.functions)}; {words}")
@@ -385,7 +385,7 @@ class Pipeline(Pass):
 
 
 def subject_of(steps: Iterable[Pass]) -> type[Subject]:
-    """The one format that all the steps edit.
+    """Return the one format that all the steps edit.
 
     Raises:
         SurgeryError: they edit several.
@@ -447,7 +447,7 @@ def run_pass(step: Pass, graph: Graph, session: Session) -> None:
 
 
 def _names(steps: Iterable[Pass]) -> str:
-    """Some steps in words."""
+    """Return some steps in words."""
     names = [step.name for step in steps]
     return ", ".join(names if len(names) <= 3 else [names[0], f"{len(names) - 1} more"])
 
@@ -472,7 +472,7 @@ _Step = TypeVar("_Step", bound=Ordered)
 
 
 def in_order(steps: Sequence[_Step]) -> list[_Step]:
-    """The steps, moved only as far as their declarations ask; of a repeated step the first counts.
+    """Return the steps, moved only as far as their declarations ask; of a repeated step the first counts.
 
     Raises:
         PassError: the declarations contradict each other; it names the steps.
@@ -494,5 +494,5 @@ def in_order(steps: Sequence[_Step]) -> list[_Step]:
 
 
 def _named(patterns: Sequence[str], step: Ordered, names: Iterable[str]) -> set[str]:
-    """The names, other than its own, that what a step declares is about."""
+    """Return the names, other than its own, that what a step declares is about."""
     return {n for n in names for pattern in patterns if n != step.name and fnmatchcase(n, pattern)}

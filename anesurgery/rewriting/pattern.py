@@ -91,7 +91,7 @@ RESERVED = frozenset(
 
 
 def _free_name(name: str) -> str:
-    """A name for a value or op.
+    """Return a name for a value or op.
 
     Raises:
         PatternError: the match uses the name itself.
@@ -148,7 +148,7 @@ def var(name: str) -> AnyVar:
 
 
 def any_of(*alternatives: Pattern) -> AnyOf:
-    """One of several patterns, tried in order.
+    """Return one of several patterns, tried in order.
 
     Args:
         alternatives: patterns of a value.
@@ -175,7 +175,7 @@ class Ops:
         return self.any(op_type)
 
     def any(self, *wanted: str) -> Callable[..., OpPattern]:
-        """A pattern maker for several op types at once.
+        """Return a pattern maker for several op types at once.
 
         Raises:
             PatternError: there is no such op type; or, when it is called, no such parameter.
@@ -234,7 +234,7 @@ def _match_op(
     ops: tuple[Operation, ...],
     trail: list[tuple[int, str]],
 ) -> Iterator[_State]:
-    """Every way in which an op and what stands before it fit; near misses go to `trail`, deepest wins."""
+    """Yield every way in which an op and what stands before it fit; near misses go to `trail`, deepest wins."""
     ops = (*ops, op)
     if pattern.as_ is not None:
         bindings = {**bindings, pattern.as_: op}

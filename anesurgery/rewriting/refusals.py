@@ -26,19 +26,15 @@ OP_TEXT = 160
 
 @dataclass(frozen=True)
 class Refused:
-    """The refusals of one cause.
-
-    Attributes:
-        step: the pass.
-        refusals: all of them, in order.
-        remedy: the pass that is named for their ops; "" for none.
-        tried: what that pass itself refused there, of which nothing else is said.
-    """
+    """The refusals of one cause."""
 
     step: str
+    """The name of the pass."""
     refusals: tuple[Refusal, ...]
     remedy: str = ""
+    """The pass that findings name for their ops; "" for none."""
     tried: tuple[Refusal, ...] = ()
+    """What that pass itself refused there: it is reported here only."""
 
     @property
     def op(self) -> str:
@@ -60,60 +56,58 @@ class Refused:
         return "; ".join([f"{what} off the ANE: {stays['why']}{at}", *self._remedies()])
 
     def _remedies(self) -> Iterator[str]:
-        """What comes of the pass that is named."""
+        """Yield what became of the remedy: it is only named, or it refuses these ops or the whole model."""
         if self.remedy and not self.tried:
             yield f"`{self.remedy}` is named for it"
         for here, words in ((True, " cannot help"), (False, "")):
-            tried = [(self.remedy, r) for r in self.tried if (r.where is not None) == here]
-            reasons = [(group.refusals[0].reason, len(group.refusals)) for group in by_cause(tried)]
-            said = [reason + (f" ({count} times)" if count > 1 else "") for reason, count in reasons]
-            if said:
-                yield f"`{self.remedy}`{words}: {'; '.join(said)}"
+            groups = by_cause([(self.remedy, r) for r in self.tried if (r.where is not None) == here])
+            counts = [f" ({len(g.refusals)} times)" if len(g.refusals) > 1 else "" for g in groups]
+            reasons = [group.refusals[0].reason + count for group, count in zip(groups, counts, strict=True)]
+            if reasons:
+                yield f"`{self.remedy}`{words}: {'; '.join(reasons)}"
 
 
 def cause(refusal: Refusal) -> tuple[str, str]:
-    """A reason without names and numbers of its place, and the pass that is named in it."""
+    """Return a reason without names and numbers of its place, and the pass that is named in it."""
     stays = STAYS.fullmatch(refusal.reason)
     words, remedy = (refusal.reason, "") if stays is None else (f"stays: {stays['why']}", stays["remedy"] or "")
     return SHAPE.sub("(#)", NUMBER.sub("#", NAME.sub("%", words))), remedy
 
 
 def by_cause(refusals: Sequence[Named]) -> list[Refused]:
-    """The refusals of each cause together, in the order of their first.
+    """Return the refusals of each cause together, in the order of their first.
 
-    What a pass refused that is named for ops is told with these ops: at these, and of the whole model once.
+    If findings name a pass for ops, what this pass refused at these ops, or for the whole model, is reported
+    with these ops (`Refused.tried`), and each refusal once.
     """
     groups: dict[tuple[str, tuple[str, str]], list[Refusal]] = {}
     for step, refusal in refusals:
         groups.setdefault((step, cause(refusal)), []).append(refusal)
-    made = [Refused(step, tuple(found), remedy) for (step, (_, remedy)), found in groups.items()]
-    told = set[int]()
-    for k, group in enumerate(made):
-        if group.remedy:
-            places = {refusal.where.name for refusal in group.refusals if refusal.where}
-            tried = [
-                refusal
-                for step, refusal in refusals
-                if step == group.remedy
-                and id(refusal) not in told
-                and (refusal.where is None or refusal.where.name in places)
-            ]
-            told |= set(map(id, tried))
-            made[k] = replace(group, tried=tuple(tried))
-    left = [
-        replace(group, refusals=tuple(refusal for refusal in group.refusals if id(refusal) not in told))
-        for group in made
-    ]
-    return [group for group in left if group.refusals]
+    rows = [Refused(step, tuple(found), remedy) for (step, (_, remedy)), found in groups.items()]
+    reported = set[int]()
+    for number, row in enumerate(rows):
+        places = {refusal.where.name for refusal in row.refusals if refusal.where}
+        tried = [
+            refusal
+            for step, refusal in refusals
+            if row.remedy
+            and step == row.remedy
+            and id(refusal) not in reported
+            and (refusal.where is None or refusal.where.name in places)
+        ]
+        reported |= set(map(id, tried))
+        rows[number] = replace(row, tried=tuple(tried))
+    rows = [replace(row, refusals=tuple(r for r in row.refusals if id(r) not in reported)) for row in rows]
+    return [row for row in rows if row.refusals]
 
 
 def refusal_lines(refusals: Sequence[Named]) -> list[str]:
-    """One line for each cause."""
+    """Return one line for each cause."""
     return [group.line for group in by_cause(refusals)]
 
 
 def grouped_refusals(refusals: Sequence[Named]) -> list[tuple[str, str, list[Refusal]]]:
-    """Rows (pass, reason, refusals), one for each distinct reason, in the order of their first."""
+    """Return rows (pass, reason, refusals), one for each distinct reason, in the order of their first."""
     rows: dict[tuple[str, str], list[Refusal]] = {}
     for name, refusal in refusals:
         rows.setdefault((name, refusal.reason), []).append(refusal)
@@ -121,6 +115,6 @@ def grouped_refusals(refusals: Sequence[Named]) -> list[tuple[str, str, list[Ref
 
 
 def op_text(op: object) -> str:
-    """An op in the canonical text, in one line; "" of anything else."""
+    """Return an op in the canonical text, in one line; "" of anything else."""
     line = to_text(op).splitlines()[0] if isinstance(op, Operation) else ""
     return line if len(line) <= OP_TEXT else f"{line[: OP_TEXT - 3]}..."

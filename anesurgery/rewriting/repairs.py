@@ -60,9 +60,9 @@ class NormForm(Repair, abstract=True):
         return match.bind(ops=norm.all_ops) if isinstance(match, Match) else match
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The norm in the other form."""
+        """Return the norm in the other form."""
         return super().rewrite(mb, m) if self.form == "largest" else self.layer_norm(mb, m.site)
 
     def layer_norm(self, mb: Builder, norm: Form) -> Var:
-        """The norm by the op of that name."""
+        """Return the norm by the op of that name."""
         raise NotImplementedError

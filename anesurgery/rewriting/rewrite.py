@@ -1,8 +1,9 @@
-"""Rewrites of ops as passes: what the pass author writes, and how an op is walked to and replaced.
+"""`Rewrite`: a pass that replaces what a pattern matches. Its author writes `pattern`, `check` and `rewrite`.
 
-A pass author writes `pattern`, `check` and `rewrite`. The engine owns the rest: walking (nested blocks, all
-functions), the worklist and its limit, where new ops go, names, comparison, replacing, dead ops, scopes.
-Work is proportional to the number of ops plus edits.
+The rest is done here, and in `driver`. A `_Walk` visits the ops of a function, nested blocks included, with a
+worklist: after an edit it visits the new ops and their readers again. An `_OpPlace` is one op at which the
+pattern may match. `driver.operate` calls its methods: build the new ops, compare both sides, replace the old
+ops, remove dead ones. Work is proportional to the number of ops plus edits.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Rewrite(Pass, abstract=True):
                 _checked(cls, cls.pattern(object.__new__(cls), op_patterns))
 
     def pattern(self, op: Ops) -> OpPattern:
-        """What to look for: by default any op of `kinds`.
+        """Return what to look for: by default any op of `kinds`.
 
         Args:
             op: makes patterns: `op.mul(x=var("x"), y=var("y"))`.
@@ -148,7 +149,7 @@ class Rewrite(Pass, abstract=True):
         return None
 
     def assumes(self, m: Match) -> Mapping[str, tuple[int, int]]:
-        """The integers that an option lets the edit rely on, which models are compared on.
+        """Return the integers that an option lets the edit rely on, which models are compared on.
 
         Args:
             m: the match.
@@ -173,31 +174,36 @@ class Rewrite(Pass, abstract=True):
                 that the program lacks.
         """
         edits, step = len(session.changes), cast(Any, self)
-        if assumes := hasattr(self, "assume"):
-            step = replace(step, assume={**session.assume, **_own_promises(self, program)})
+        has_option = hasattr(self, "assume")
+        if has_option:
+            step = replace(step, assume={**session.assume, **_own_assumptions(self, program)})
         pattern = _checked(type(self), step.pattern(op_patterns))
         for function in program.functions.values():
             _Walk(step, session, program, function, pattern).visit(function)
         for function, name in session.dropped_inputs:
             remove_input(function, name)
         session.dropped_inputs.clear()
-        if assumes and step.assume and len(session.changes) > edits:
+        if has_option and step.assume and len(session.changes) > edits:
             ranges = (f"{name} in [{low}, {high}]" for name, (low, high) in step.assume.items())
             session.notes.append(f"assumed of the inputs: {', '.join(ranges)}")
 
 
-def _own_promises(step: Any, program: Program) -> Mapping[str, tuple[float, float]]:
-    """What a rewrite assumes of inputs by its own option."""
+def _own_assumptions(step: Any, program: Program) -> Mapping[str, tuple[float, float]]:
+    """Return what a rewrite assumes of inputs by its own option `assume`.
+
+    Raises:
+        PassError: the model has no such input.
+    """
     inputs = {name for function in program.functions.values() for name in function.inputs}
-    if strangers := sorted({*(step.assume or {})} - inputs):
+    if unknown := sorted({*(step.assume or {})} - inputs):
         raise PassError(
-            f"{step.name}: the model has no input {strangers[0]!r}; it has {', '.join(sorted(inputs))}"
+            f"{step.name}: the model has no input {unknown[0]!r}; it has {', '.join(sorted(inputs))}"
         )
     return step.assume or {}
 
 
 def _checked(cls: type[Rewrite], pattern: object) -> OpPattern:
-    """What `pattern` returned.
+    """Return what `pattern` returned, if it is a pattern of an op.
 
     Raises:
         PatternError: it is no pattern of an op.
@@ -220,7 +226,7 @@ class _Walk:
     function: Function
     pattern: OpPattern
     edited: list[Operation] = field(default_factory=list)
-    """Where something was built."""
+    """The ops at which something was built."""
 
     def visit(self, block: Block) -> None:
         """Visit a block's ops in order, and again what an edit may have enabled; then the nested blocks.
@@ -231,7 +237,7 @@ class _Walk:
         with visiting(block, self.edited), caching() as forget:
             ops = list(block.operations)
             queue = deque(op for op in ops if op.op_type in self.pattern.op_types)
-            left = EDITS_PER_OP * len(ops) + 8
+            edits_left = EDITS_PER_OP * len(ops) + 8
             while queue:
                 root = queue.popleft()
                 if root.enclosing_block is not block:
@@ -242,10 +248,10 @@ class _Walk:
                     self.edited.append(root)
                     forget()
                 if edited:
-                    if not left:
+                    if not edits_left:
                         last = short_name(root.name, 60)  # each edit may have made it longer
                         raise PassError(f"pass {self.step.name} reaches no fixed point; last edit at {last}")
-                    left -= 1
+                    edits_left -= 1
                     queue.extend(op for op in place.again if op.op_type in self.pattern.op_types)
             for op in list(block.operations):
                 for nested in op.blocks:
@@ -278,11 +284,11 @@ class _OpPlace(Place):
         return self.root.op_type
 
     def build(self) -> Built | Refusal:
-        """Both sides, if every guard and the pass's check agree; else the first reason."""
+        """Build the new ops, if every guard and the pass's check agree; else return the first reason."""
         m = self.accept()
         if not isinstance(m, Match):
             return m
-        self.match, self.before = m, self.session.marked(self.function)
+        self.match, self.mark = m, self.session.marked(self.function)
         pairs = self.pairs(m, self.step.rewrite(self.builder, m))
         self.refuse_loops(pairs, self.builder.made)
         uncompared = self.refusal(ROUNDED) if self.builder.rounded() else self.step.uncompared(m)
@@ -303,28 +309,31 @@ class _OpPlace(Place):
         return needs_of(limits, self.session, self.program, self.function) if limits else None
 
     def refusal(self, reason: str) -> Refusal:
-        """A refusal at the op."""
+        """Return a refusal at the op."""
         return Refusal(reason, self.root)
 
     def accept(self) -> Match | Refusal:
-        """The first way to match to which every guard and the pass's own check agree; else the first reason."""
-        ways, reason = matches(self.pattern, self.root)
-        for way in ways:
-            answer = self.judged(way)
+        """Return the first match that every guard and the pass's own check accept; else the first reason.
+
+        A pattern may match in several ways, as one of `any_of` or with x and y exchanged.
+        """
+        found, reason = matches(self.pattern, self.root)
+        for match in found:
+            answer = self.judged(match)
             if isinstance(answer, Match):
                 return answer
             reason = answer if reason is NO_MATCH else reason
         return reason
 
-    def judged(self, way: Match) -> Match | Refusal:
-        """What the guards, and then the pass's own check, say of one way to match, None as `NO_MATCH`.
+    def judged(self, match: Match) -> Match | Refusal:
+        """Return what the guards, and then the pass's own check, say of a match.
 
         Raises:
-            PassError: the check says something else than it may.
+            PassError: the check returned something else than it may.
         """
-        refusal = self.guard(way)
-        m = self.step.check(way) if refusal is None else refusal
-        if m is None:  # what a check that says nothing returns
+        refusal = self.guard(match)
+        m = self.step.check(match) if refusal is None else refusal
+        if m is None:  # a check may return None for `NO_MATCH`
             return NO_MATCH
         if not isinstance(m, (Match, Refusal)):
             raise self.error(
@@ -334,7 +343,7 @@ class _OpPlace(Place):
         return m
 
     def guard(self, m: Match) -> Refusal | None:
-        """What the engine checks for every rewrite."""
+        """Return what stands against a match of any rewrite: other blocks, other readers, symbolic shapes."""
         matched = set(m.ops)
         for op in m.ops[1:]:
             if op.enclosing_block is not m.root.enclosing_block:
@@ -349,7 +358,13 @@ class _OpPlace(Place):
         return None
 
     def pairs(self, m: Match, result: Result) -> Pairs:
-        """What replaces what, with shapes and dtypes checked (declared interface changes may differ)."""
+        """Return the old values, each with its replacement, whose shape and dtype are checked.
+
+        An output may change both if the pass declared that.
+
+        Raises:
+            PassError: `rewrite` returned something else, or a value of another shape or dtype.
+        """
         if isinstance(result, Mapping):
             pairs = list(result.items())
         else:
@@ -370,14 +385,18 @@ class _OpPlace(Place):
         return pairs
 
     def refuse_loops(self, pairs: Pairs, new_ops: Sequence[Operation]) -> None:
-        """All readers of an old value will read the new one: a new op must not be among them."""
+        """Refuse a new op that reads an old value: all its readers will read the new one.
+
+        Raises:
+            PassError: there is one.
+        """
         olds = {old for old, _ in pairs}
         for op in new_ops:
             for v in (v for _, v in operands(op) if v in olds):
                 raise self.error(f"the new {op.op_type} reads %{v.name}, which it replaces")
 
     def sample(self, var: Var, rng: np.random.Generator) -> Array | None:
-        """The values that the pass gives."""
+        """Return the values that the pass draws for an input of the comparison."""
         assert self.match is not None
         return self.step.sample(self.match, var, rng)
 
@@ -385,10 +404,10 @@ class _OpPlace(Place):
         """Remove the new ops and inputs, and what the pass declared."""
         remove_dead(self.builder.made)
         if self.match is not None:
-            self.session.reset(self.function, self.before)
+            self.session.reset(self.function, self.mark)
 
     def replace(self, built: Built) -> Change:
-        """Let the readers read the new values, and remove the ops that are dead then."""
+        """Let all readers read the new values, remove the dead ops, and return the record of the edit."""
         assert self.match is not None
         olds = [old for old, _ in built.pairs]
         readers = [op for old in olds for op in consumers(old)]
@@ -402,22 +421,32 @@ class _OpPlace(Place):
         new_ops = [op for op in self.builder.made if op not in unused]
         self.again = [*new_ops, *(op for op in readers if op.enclosing_block is not None)]
         bound = [f"{k}={operand_text(v)}" for k, v in self.match.bindings.items() if isinstance(v, Var)]
-        words = op_words(dead), op_words(new_ops), ", ".join(bound)
-        return Change(self.step.name, self.root.name, *words, assumes=self.step.assumes(self.match))
+        return Change(
+            pass_name=self.step.name,
+            where=self.root.name,
+            before=op_words(dead),
+            after=op_words(new_ops),
+            bindings=", ".join(bound),
+            assumes=self.step.assumes(self.match),
+        )
 
     def hand_over(self, old: Var, new: Var) -> None:
-        """Let every reader of `old` read `new`, which takes over the name."""
+        """Let every reader of `old` read `new`, which takes over the name if the rewrite built it.
+
+        A value that was there before keeps its own name. An output needs an op of its own, for its name: if the
+        replacement is not new, or is an output too, an identity of it becomes the output.
+        """
         if new.op not in self.builder.made or (is_output(old) and is_output(new)):
             if not is_output(old):
                 substitute(self.function, old, new)
                 return
             assert old.op is not None
-            new = self.builder.before(old.op).identity(x=new)  # an output needs a name of its own
+            new = self.builder.before(old.op).identity(x=new)
         substitute(self.function, old, new)
         hand_name(old, new)
 
     def separate_names(self, olds: list[Var]) -> None:
-        """A replaced op that lives on, since its other outputs are read, gives its values other names."""
+        """Rename old values whose op stays, as its other outputs are read: their names were handed over."""
         for old in olds:
             if old.op is not None and old.op.enclosing_block is not None:
                 old.name = self.session.fresh_name(self.function, f"{old.name}_replaced")

@@ -1,6 +1,15 @@
-"""Scale regions of a function by powers of two, and take the scale away again where something can.
+"""Scale regions of a function by powers of two, so that values fit fp16, and undo the scale downstream.
 
-Chosen from observed magnitudes: a value above its limit names a region, all that sums and moves tie to it.
+A *region* is a value and all values that sums and moves tie to it, such as a residual stream. All its values
+get one *exponent* e: each is computed times 2^e. Example: a stream reaches 100,000 on the calibration, so with
+a margin of 2 it must hold 200,000, and fp16 ends at 65,504. It gets the exponent -2: 25,000, or 50,000 with the
+margin.
+
+`choose` finds the regions and their exponents from observed magnitudes. `apply` then edits op by op. An op may
+hand the scale of its operands on: a product of a scaled value has the same scale, and a norm has none, if its
+epsilon is scaled too. Its results then get the exponent that they shall have (`goals`): by a constant of the
+op, by an operand, or by a multiplication after it (`bring`). Any other op, such as `exp`, reads its operands
+multiplied back (`restore_operands`).
 """
 
 from __future__ import annotations
@@ -47,12 +56,16 @@ FACTORS: Mapping[str, tuple[str, ...]] = {
 """Op type -> the parameters that a result is proportional to, or to their inverse."""
 MOST_STEPS = 5000
 """Times that a region is widened or scaled. A choice: each mends one excess, and models have hundreds."""
+MOST_WITHIN_NORM = 4
+"""The most ops from a mean of squares back to the square: powers, sums, means, and an epsilon."""
 SLACK = 3
-"""Squares of what is smaller by this power of two lose nothing."""
+"""A copy for a norm may be smaller than its region by this power of two: its squares then lose no digit."""
 TAILS = frozenset({"elu", "gelu", "silu", "softplus"})
 """Ops that give x itself where x is large, and a constant where it is very negative."""
 FLAT = frozenset({"erf", "sigmoid", "tanh"})
 """Ops that give a constant at both ends."""
+BENT = TAILS | FLAT
+"""Ops that hand on no scale, but need to see a large operand only up to `TAIL`."""
 TAIL = 32.0
 """Beyond this magnitude these ops give the same in fp16 as in fp32."""
 LEAST_EPSILON = 1e-7
@@ -82,31 +95,37 @@ class ScaledRegions:
     exponents: dict[Var, int] = field(default_factory=dict)
     """Exponent of each value, once its op was edited."""
     copies: dict[Var, Var] = field(default_factory=dict)
-    """What a norm reads -> the value itself."""
+    """Copy of a value for a norm (`copy_before_norms`) -> the value."""
     restored: dict[Var, Var] = field(default_factory=dict)
+    """Scaled value -> the same value multiplied back."""
     refusals: list[Refusal] = field(default_factory=list)
+    """Values that exceed their limits although something was scaled."""
 
     def excess(self, var: Var) -> float:
-        """Return the power of two by which a value exceeds its limit; below 0 where it does not."""
+        """Return the power of two by which a value, unscaled, exceeds its limit; below 0 where it does not."""
         row = self.observed.get(self.copies.get(var, var).name)
         if row is None or not math.isfinite(row.largest) or not row.largest:
             return -math.inf
         over = math.log2(row.largest * MARGIN / fp16.LARGEST)
         if row.partial_sum:
             over = max(over, math.log2(row.partial_sum * MARGIN / fp16.CEILING))
-        if row.op_type == "reduce_mean" and var.op is not None:  # a sum comes first
+        if row.op_type == "reduce_mean" and var.op is not None:  # the engine sums before it divides
             sizes = [var.op.x.shape[a] for a in ints(var.op, "axes")]
             count = math.prod(int(size) for size in sizes if not is_symbolic(size))
             over = max(over, math.log2(row.largest * count * MARGIN / fp16.LARGEST))
         return over
 
     def beyond(self) -> int:
-        """How many values exceed their limits."""
+        """Return how many values exceed their limits."""
         values = (v for op in self.function.operations if op.op_type != "const" for v in op.outputs)
         return sum(self.excess(v) > 0 for v in values)
 
     def choose(self) -> list[Region]:
-        """The regions, in the order of the ops that name them."""
+        """Return the regions, and note the exponents of their values in `wanted`.
+
+        Each round takes the first value that still exceeds its limit, and lowers the exponent of its region.
+        Squares are too large by twice the power of what is squared, which is scaled in their place.
+        """
         regions: dict[Var, Region] = {}
         for _ in range(MOST_STEPS):
             over, amount = self.first_excess()
@@ -114,7 +133,7 @@ class ScaledRegions:
                 break
             source = source_of(over)
             values = tied_to(source)
-            step = amount if source is over else amount / 2  # of its squares
+            step = amount if source is over else amount / 2
             exponent = self.wanted.get(source, 0) - max(1, math.floor(step))
             self.wanted |= dict.fromkeys(values, exponent)
             first = next((r.seed for v, r in regions.items() if v in values), over.op)
@@ -124,12 +143,12 @@ class ScaledRegions:
         return list(regions.values())
 
     def largest(self, values: Iterable[Var]) -> float:
-        """The largest magnitude that was observed of some values."""
+        """Return the largest magnitude that was observed of some values."""
         names = [self.copies.get(v, v).name for v in values]
         return max((self.observed[n].largest for n in names if n in self.observed), default=0.0)
 
     def first_excess(self) -> tuple[Var | None, float]:
-        """The first value that exceeds its limit with the exponents that are wanted so far, and by how much."""
+        """Return the first value that exceeds its limit with the exponents wanted so far, and by how much."""
         planned: dict[Var, int] = {}
         for op in self.function.operations:
             if op.op_type == "const":
@@ -142,10 +161,19 @@ class ScaledRegions:
         return None, 0.0
 
     def goals(self, op: Operation, exponents: Mapping[Var, int]) -> tuple[Scaled | None, dict[Var, int]]:
-        """What an op makes of its operands' scales by itself, and the exponents that its results shall have."""
-        read = any(exponents.get(v) for _, v in operands(op))
-        handed_on = scaled(op, lambda v: exponents.get(v, 0)) if read else Scaled(0)
-        if read and op.op_type in TAILS and self.overflows(op):
+        """Return what an op does with the scales of its operands.
+
+        Args:
+            op: the op.
+            exponents: of the values that it reads.
+
+        Returns:
+            The scale that it hands on by itself, None if it cannot; and result -> the exponent that it shall
+            have: that of its region, else the one handed on. A factor that is a constant is free to undo it.
+        """
+        reads_scaled = any(exponents.get(v) for _, v in operands(op))
+        handed_on = scaled(op, lambda v: exponents.get(v, 0)) if reads_scaled else Scaled(0)
+        if reads_scaled and op.op_type in TAILS and self.overflows(op):
             handed_on = Scaled(exponents.get(op.x, 0))
         result = 0 if handed_on is None else int(handed_on.result)
         wanted = {}
@@ -171,7 +199,7 @@ class ScaledRegions:
                 self.replace(source, copy, readers)
 
     def drop_copies(self) -> None:
-        """Take away the copies that were not needed."""
+        """Remove the copies that were not scaled."""
         for copy, source in self.copies.items():
             if copy.op is not None and constant(copy.op.y) == 1:
                 self.replace(copy, source, consumers(copy))
@@ -189,7 +217,7 @@ class ScaledRegions:
             self.function.set_outputs([self.as_output(v) for v in self.function.outputs])
 
     def enter(self, var: Var, exponent: int) -> None:
-        """Let a region that an input is part of read a copy with the exponent of the region."""
+        """Let the region of an input read a copy of it that has the exponent of the region."""
         if self.excess(var) > 0:
             self.refusals.append(Refusal(f"the input %{var.name} exceeds the limit before it can be scaled"))
         readers = consumers(var)
@@ -200,7 +228,7 @@ class ScaledRegions:
     def edit(self, op: Operation) -> None:
         """Scale the constants of an op, and bring its results to their exponents."""
         handed_on, goals = self.goals(op, self.exponents)
-        if op.op_type in TAILS | FLAT and self.exponents.get(op.x) and self.overflows(op):
+        if op.op_type in BENT and self.exponents.get(op.x) and self.overflows(op):
             self.saturate(op, goals[op.outputs[0]])
             return
         if handed_on is None or not self.scale_constants(op, handed_on):
@@ -212,11 +240,14 @@ class ScaledRegions:
                 self.bring(op, out, change)
 
     def overflows(self, op: Operation) -> bool:
-        """Is the operand of an op too large to be scaled back, and its result no output?"""
+        """Is the operand of an op too large to be multiplied back, and its result no output?"""
         return self.excess(op.x) > 0 and op.outputs[0] not in self.function.outputs
 
     def saturate(self, op: Operation, goal: int) -> None:
-        """Let an op read its operand clipped to where it bends; a tail that is x itself is added, scaled."""
+        """Let an op read its operand clipped to -TAIL ... TAIL; of `TAILS`, add what the clip cut off, scaled.
+
+        silu(x) becomes silu(clip(x)) + relu(x - TAIL): beyond TAIL it is x itself.
+        """
         x, exponent, last, readers = op.x, self.exponents[op.x], mil.next_op(op), consumers(op.outputs[0])
         mb = Builder(self.session, self.function, "scale_ranges", op)
         end = np_dtype(x).type(2.0**exponent * TAIL)
@@ -240,7 +271,7 @@ class ScaledRegions:
             self.replace(op.outputs[0], bent, readers)
 
     def restore_operands(self, op: Operation) -> None:
-        """Give an op that hands on no scale its operands as they were."""
+        """Let an op that hands on no scale read its operands multiplied back."""
         changed: dict[str, object] = {}
         for name, value in op.inputs.items():
             if isinstance(value, (list, tuple)):
@@ -250,7 +281,7 @@ class ScaledRegions:
         op.set_inputs(no_check_var_types=True, **changed)
 
     def unscaled(self, var: Var, reader: Operation | None) -> Var:
-        """A value as it was before."""
+        """Return a value multiplied back; of one that overflows then, note a refusal."""
         exponent = self.exponents.get(var, 0)
         if not exponent:
             return var
@@ -267,7 +298,7 @@ class ScaledRegions:
         return self.restored[var]
 
     def as_output(self, var: Var) -> Var:
-        """An output as it was before, under its name."""
+        """Return an output multiplied back, under the name of the output."""
         plain = self.unscaled(var, None)
         if plain is not var and plain.op is not None and var.op is not None:
             name, var.name = var.name, plain.name
@@ -276,38 +307,39 @@ class ScaledRegions:
         return plain
 
     def times(self, var: Var, exponent: int, maker: Operation | None, name: str = "restored") -> Var:
-        """A value times a power of two, right after it was made."""
-        last = maker is not None and maker is self.function.operations[-1]
+        """Multiply a value by a power of two, right after the op that makes it; of an input, before all ops."""
         factor = np_dtype(var).type(2.0**exponent)
         fresh = self.session.fresh_name(self.function, f"{var.name}_{name}")
-        place = None if last else self.function.operations[0] if maker is None else mil.next_op(maker)
+        ops = self.function.operations
+        place: Operation | None = ops[0]
+        if maker is not None:
+            place = None if maker is ops[-1] else mil.next_op(maker)
         return mil.mb.mul(x=var, y=factor, before_op=place, name=fresh)
 
     def factor_of(self, op: Operation) -> str:
-        """The constant of an op that its result is proportional to."""
+        """Return the name of the constant that the result of an op is proportional to; "" for none."""
         names = FACTORS.get(op.op_type, ())
         return next((n for n in names if producer(op.inputs.get(n), "const") is not None), "")
 
     def bring(self, op: Operation, out: Var, change: int) -> None:
-        """Let a result have another exponent: by a constant, by an operand, or by a product after it."""
+        """Change the exponent of a result: by a constant, by an operand, or by a product after the op."""
         name = self.factor_of(op)
-        if name and self.scale_constant(
-            op, name, -change if (op.op_type, name) == ("real_div", "y") else change
-        ):
-            pass
-        elif op.op_type in SUMS_OF_PRODUCTS | {"mul", "real_div"} and producer(op.x, "const") is None:
-            op.set_inputs(x=self.times(op.x, change, op.x.op, "scaled"), no_check_var_types=True)
-        else:
-            if self.excess(out) > 0:
-                self.refusals.append(Refusal(f"%{out.name} exceeds the limit before it can be scaled", op))
-            readers = consumers(out)
-            product = self.times(out, change, op, "scaled")
-            self.exponents[product] = self.exponents[out]
-            self.exponents[out] = self.exponents[out] - change
-            self.replace(out, product, readers)
+        of_factor = -change if (op.op_type, name) == ("real_div", "y") else change
+        by_factor = bool(name) and self.scale_constant(op, name, of_factor)
+        multiplies = op.op_type in SUMS_OF_PRODUCTS | {"mul", "real_div"} and producer(op.x, "const") is None
+        if by_factor or multiplies:
+            if not by_factor:
+                op.set_inputs(x=self.times(op.x, change, op.x.op, "scaled"), no_check_var_types=True)
+            if op.inputs.get("bias") is not None:
+                self.scale_constant(op, "bias", change)
             return
-        if op.inputs.get("bias") is not None:
-            self.scale_constant(op, "bias", change)
+        if self.excess(out) > 0:
+            self.refusals.append(Refusal(f"%{out.name} exceeds the limit before it can be scaled", op))
+        readers = consumers(out)
+        product = self.times(out, change, op, "scaled")
+        self.exponents[product] = self.exponents[out]
+        self.exponents[out] = self.exponents[out] - change
+        self.replace(out, product, readers)
 
     def replace(self, old: Var, new: Var, readers: list[Operation]) -> None:
         """Let some ops read another value."""
@@ -323,14 +355,15 @@ class ScaledRegions:
             self.function.set_outputs(outputs)
 
     def scale_constants(self, op: Operation, handed_on: Scaled) -> bool:
-        """Scale what must be scaled with the operands; False, and nothing changed, where bits would be lost.
+        """Scale the constants that must be scaled with the operands; False if one would lose bits.
 
-        Biases and epsilons are rounded: of the others an op has one at most.
+        An op has one constant at most that may lose bits, so nothing is changed then: biases and epsilons are
+        rounded.
         """
         return all(self.scale_constant(op, name, int(e)) for name, e in handed_on.constants.items())
 
     def scale_constant(self, op: Operation, name: str, exponent: int) -> bool:
-        """Scale a constant, if nothing is lost: a weight must come back, an epsilon must not vanish."""
+        """Scale a constant; False if a weight would lose bits. An epsilon is kept from vanishing."""
         var = op.inputs.get(name)
         if not exponent or var is None:
             return True
@@ -342,9 +375,8 @@ class ScaledRegions:
                 numbers = np.maximum(numbers, value.dtype.type(least) * (value > 0))
             elif name != "bias" and not np.array_equal(np.ldexp(numbers, -exponent).astype(value.dtype), value):
                 return False
-        new = Builder(self.session, self.function, "scale_ranges", op).const(
-            val=numbers, name=f"{var.name}_scaled"
-        )
+        mb = Builder(self.session, self.function, "scale_ranges", op)
+        new = mb.const(val=numbers, name=f"{var.name}_scaled")
         op.set_inputs(no_check_var_types=True, **{name: new})
         return True
 
@@ -355,24 +387,26 @@ class ScaledRegions:
 
 
 def source_of(var: Var) -> Var:
-    """The value to scale where one is too large: of squares, their sums and means, what was squared."""
-    op, steps = var.op, 4
-    while op is not None and steps and op.op_type in WITHIN_NORMS:
+    """Return the value to scale where one is too large: for squares, their sums and means, what was squared."""
+    op = var.op
+    for _ in range(MOST_WITHIN_NORM):
+        if op is None or op.op_type not in WITHIN_NORMS:
+            break
         if (source := squared_operand(op)) is not None:
             return source
-        op, steps = op.x.op, steps - 1
+        op = op.x.op
     return var
 
 
 def scaled(op: Operation, of: Callable[[Var], int]) -> Scaled | None:
-    """What an op makes of operands times powers of two, where it gives whole powers again."""
+    """Return the scale that an op hands on; None unless all its exponents are integers."""
     found = degrees.scaled(op, of)
     powers = [] if found is None else [found.result, *found.constants.values()]
     return found if all(power % 1 == 0 for power in powers) else None
 
 
 def tied_to(start: Var) -> set[Var]:
-    """The values that must be scaled as one is, through sums and moves: a residual stream, say."""
+    """Return the values that sums and moves tie to one, so that they must have the same scale."""
     found, queue = {start}, deque([start])
     while queue:
         var = queue.popleft()

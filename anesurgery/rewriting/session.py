@@ -1,4 +1,4 @@
-"""What passes report, and what one application of them knows: edits, refusals, what became of weights."""
+"""The `Session` of one application of passes, and its `Report`: edits, refusals, notes, recoded weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -31,6 +31,11 @@ KEEP, DECODE, REENCODE = "keep", "decode", "reencode"
 CHOICES = (KEEP, DECODE, REENCODE)
 """What `compressed=` may be."""
 ROUNDED = "a compressed weight is rounded again, as the notes say; whole models are compared"
+"""Why there is no site proof of an edit with a weight that was encoded again."""
+INTERFACE = "inputs or outputs change on purpose; compare the whole models"
+"""Why there is no site proof of an edit that a pass declares."""
+SHAPE = "the output's shape changes on purpose; compare the whole models"
+"""Why there is no site proof of an edit none of whose new values has the shape of the old one."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class Recoded:
 
     @classmethod
     def of(cls, old: Var, new: Var, computed: Array, stored: Array) -> Recoded:
-        """Measure what was lost."""
+        """Compare the stored numbers with the computed ones."""
         wide = computed.astype(np.float64)
         rms = math.sqrt(float(np.mean((wide - stored.astype(np.float64)) ** 2))) if wide.size else 0.0
         noise = psnr(float(np.abs(wide).max(initial=0.0)), rms)
@@ -55,7 +60,7 @@ class Recoded:
 
 
 def check_choice(compressed: str) -> None:
-    """See that it is one of the choices.
+    """Check that `compressed` is one of the choices.
 
     Raises:
         SurgeryError: it is not.
@@ -75,7 +80,7 @@ def is_lossy(recoded: Mapping[Var, Recoded]) -> bool:
 
 
 def recoding_notes(recoded: Mapping[Var, Recoded], how: str) -> list[str]:
-    """What to tell the caller of the weights that were stored anew."""
+    """Return the note about weights that were stored anew: how many, how, the largest error, and the bytes."""
     rows = sorted(_in_use(recoded), key=lambda r: r.psnr)
     if not rows:
         return []
@@ -87,15 +92,9 @@ def recoding_notes(recoded: Mapping[Var, Recoded], how: str) -> list[str]:
     return [f"{many} that passes compute with: {done}, {error}; {size}"]
 
 
-INTERFACE = "inputs or outputs change on purpose; compare the whole models"
-"""Why there is no site proof of an edit that a pass declares."""
-SHAPE = "the output's shape changes on purpose; compare the whole models"
-"""Why there is none of an edit none of whose new values has the shape of the old one."""
-
-
 @dataclass(frozen=True)
 class Needs:
-    """A precondition of an edit that holds on some inputs, and that nothing shows for all."""
+    """A precondition of an edit that a run on some inputs showed, and that nothing shows for all inputs."""
 
     value: str
     """The name of the value that comes nearest to its limit."""
@@ -112,19 +111,22 @@ class Needs:
 
 @dataclass(frozen=True)
 class Change:
-    """One edit: which pass, at which op, which ops went and came, and its proof."""
+    """One edit: which pass, at which op, which ops it removed and added, and its proof."""
 
     pass_name: str
     where: str
+    """The name of the op, value or input that was edited."""
     before: tuple[str, ...]
-    """Names of the ops that became dead, with their types: ``select mask_12``."""
+    """The ops that were removed, by type and name: ``select mask_12``."""
     after: tuple[str, ...]
+    """The ops that were added, likewise."""
     bindings: str = ""
+    """The values that the pattern bound, or other words about the edit."""
     proof: SiteCheck | None = None
     unchecked: str = ""
     """Why there is no site proof, when one was wanted."""
     needs: Needs | None = None
-    """What it rests on that only a run has shown."""
+    """The precondition that only a run has shown."""
     assumes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Input -> the least and the largest integer that an option of the pass let it rely on."""
 
@@ -137,7 +139,7 @@ class Report(Drawn):
     """Chip and OS that the model is meant for."""
     changes: list[Change] = field(default_factory=list)
     refusals: list[tuple[str, Refusal]] = field(default_factory=list)
-    """Name of the pass, and why it did not fire at a place."""
+    """(name of a pass, why it did not act at a place)."""
     notes: list[str] = field(default_factory=list)
     """Further sentences for the caller."""
     contract: list[InterfaceChange] = field(default_factory=list)
@@ -150,14 +152,14 @@ class Report(Drawn):
     """What the first line says of wrong numbers: how wrong outputs still are, or what was repaired; else ""."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: what `--json` prints."""
+        """Return plain data: what `--json` prints."""
         return drawn(self, "json")
 
     def __repr__(self) -> str:
         return str(self)
 
     def artifact_places(self, package: str | os.PathLike[str]) -> dict[Path, Array]:
-        """The arrays that left the model, by where they go: `<package>.<name>.npy`."""
+        """Return the arrays that left the model, by where they go: `<package>.<name>.npy`."""
         place = Path(package).expanduser().absolute()
         return {arrays.path_beside(place, name): array for name, array in self.artifacts.items()}
 
@@ -175,9 +177,21 @@ class Report(Drawn):
         return list(places)
 
 
+class Mark(NamedTuple):
+    """The state of a session and a function before a rewrite: see `Session.marked`."""
+
+    inputs: set[str]
+    """The inputs of the function."""
+    contract: int
+    """The number of declared interface changes."""
+    dropped_inputs: int
+    """The number of inputs that passes removed."""
+    artifacts: dict[str, Array]
+
+
 @dataclass(kw_only=True, repr=False)
 class Session(Report):
-    """One application of passes: its report, and what the engine must remember meanwhile."""
+    """One application of passes: its report, its settings, and what is collected on the way."""
 
     prove_sites: bool = False
     images: frozenset[str] = frozenset()
@@ -197,13 +211,13 @@ class Session(Report):
     compressed: str = KEEP
     """How compressed weights are stored whose values a pass computes with."""
     recoded: dict[Var, Recoded] = field(default_factory=dict)
-    """The new weights in the place of such ones."""
+    """New weight -> what replacing a compressed weight by it lost."""
     assume: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Input -> the least and the largest value that the caller will give."""
     named: frozenset[str] = frozenset()
     """Names of the passes that the caller asked for, and no recipe chose."""
     alarms: list[str] = field(default_factory=list)
-    """What passes that were asked for by name lose; a note, and a warning."""
+    """What passes that were asked for by name lose: each is a note too, and a warning at the end."""
     ran: list[str] = field(default_factory=list)
     """Names of the passes that have run."""
     repairs: list[Any] = field(default_factory=list)
@@ -211,7 +225,7 @@ class Session(Report):
     checks: dict[str, dict[Hashable, SiteCheck | Refusal]] = field(default_factory=dict)
     """Site proofs by step and fingerprint: the same computation is run once."""
     reached: dict[tuple[str, ...], dict[tuple[str, bool], float]] = field(default_factory=dict)
-    """What floats reach, for each program that was run to see it: see `needs`."""
+    """The largest values of the runs of `needs`, by the program that ran."""
     names: dict[Function, set[str]] = field(default_factory=dict)
     """The names that a function has or had, of which new ones must differ."""
     dropped_inputs: list[tuple[Function, str]] = field(default_factory=list)
@@ -228,11 +242,11 @@ class Session(Report):
 
     @property
     def samples(self) -> list[Mapping[str, Array]]:
-        """The sets of inputs that the caller gave; none where there are none."""
+        """The sets of inputs that the caller gave."""
         return [self.inputs] if isinstance(self.inputs, Mapping) else list(self.inputs or ())
 
     def again(self, *, prove_sites: bool | None = None) -> Session:
-        """A session for the same model and target that has collected nothing.
+        """Return a session for the same model and target that has collected nothing.
 
         It shares the site proofs and the observed ranges. The graph that is edited (`whole`, `declared`) and
         its names are set when passes run on one.
@@ -253,7 +267,7 @@ class Session(Report):
         )
 
     def absorb(self, other: Session) -> None:
-        """Take over what a session collected that went on from this one."""
+        """Take over what another session collected."""
         for name in ("changes", "refusals", "notes", "contract", "alarms", "ran", "repairs", "dropped_inputs"):
             getattr(self, name).extend(getattr(other, name))
         self.artifacts |= other.artifacts
@@ -262,21 +276,21 @@ class Session(Report):
             self.timings[name] = self.timings.get(name, 0.0) + seconds
 
     def alarm(self, words: str) -> None:
-        """Note something that the caller is warned of, once, when all passes have run."""
+        """Add a note that the caller is also warned of, once, after all passes have run."""
         if words not in self.alarms:
             self.alarms.append(words)
             self.notes.append(words)
 
-    def marked(self, function: Function) -> tuple[set[str], int, int, dict[str, Array]]:
-        """What `reset` needs to take back what a rewrite declares."""
-        return set(function.inputs), len(self.contract), len(self.dropped_inputs), dict(self.artifacts)
+    def marked(self, function: Function) -> Mark:
+        """Return what `reset` needs to undo what a rewrite declares."""
+        return Mark(set(function.inputs), len(self.contract), len(self.dropped_inputs), dict(self.artifacts))
 
-    def reset(self, function: Function, mark: tuple[set[str], int, int, dict[str, Array]]) -> None:
-        """Take back the inputs, interface changes and arrays that came since `marked`."""
-        inputs, contract, dropped, self.artifacts = mark
-        for name in set(function.inputs) - inputs:
+    def reset(self, function: Function, mark: Mark) -> None:
+        """Remove the inputs, interface changes and arrays that were added since `marked`."""
+        for name in set(function.inputs) - mark.inputs:
             remove_input(function, name)
-        del self.contract[contract:], self.dropped_inputs[dropped:]
+        del self.contract[mark.contract :], self.dropped_inputs[mark.dropped_inputs :]
+        self.artifacts = mark.artifacts
 
     def refuse(self, step: str, why: Refusal | str, where: Named | None = None) -> None:
         """Record that a pass left something as it was.
@@ -297,15 +311,15 @@ class Session(Report):
             pass_name: of the pass.
             where: the input, output, state or function.
             change: what callers must do otherwise.
-            before: names of what went.
-            after: names of what came.
+            before: names of what was removed.
+            after: names of what was added.
         """
         self.contract.append(change)
-        edit = Change(pass_name, where, tuple(before), tuple(after), change.words, None, INTERFACE)
+        edit = Change(pass_name, where, tuple(before), tuple(after), change.words, unchecked=INTERFACE)
         self.changes.append(edit)
 
     def fresh_name(self, function: Function, wish: str) -> str:
-        """A name that no op or value of the function bears yet."""
+        """Return a name that no op or value of the function has or had: the wish, or it with a number."""
         if function not in self.names:
             taken = {op.name for op in walk_ops(function)} | set(function.inputs)
             taken |= {v.name for op in walk_ops(function) for v in op.outputs}
@@ -319,7 +333,7 @@ class Session(Report):
 
 
 def needs_notes(changes: Iterable[Change]) -> list[str]:
-    """What edits rest on that only a run has shown: for each pass, what comes nearest to its limit."""
+    """Return a note for each pass whose edits have `Needs`: the one that comes nearest to its limit."""
     nearest: dict[str, Needs] = {}
     for change in changes:
         old, new = nearest.get(change.pass_name), change.needs
@@ -329,5 +343,5 @@ def needs_notes(changes: Iterable[Change]) -> list[str]:
 
 
 def counts(changes: Iterable[Change]) -> dict[str, int]:
-    """Number of edits by pass, in the order of first application."""
+    """Return the number of edits by pass, in the order of first application."""
     return dict(Counter(change.pass_name for change in changes))

@@ -147,8 +147,13 @@ class Trials:
     ops: float = math.inf
     """The sum of ops of models that may still be tried."""
     reached: dict[tuple[Pass, ...], Trial | Idle] = field(default_factory=dict)
+    """Steps -> the trial after them, so that the same steps are run once."""
     spare: dict[Trial, Subject] = field(default_factory=dict)
     """Trial -> a copy of its model that a step did not change, for the next step."""
+
+    def limit(self, steps: float, ops: float) -> None:
+        """Set the two budgets: see `left` and `ops`."""
+        self.left, self.ops = steps, ops
 
     @property
     def exhausted(self) -> bool:

@@ -1,7 +1,8 @@
-"""Give states another form, in every function that has them, and let all that reads them see what it saw.
+"""Change how states are held, in every function that has them; all other ops still read the same numbers.
 
-A value in *stored form* is what a state holds: read from it, updated by `slice_update`, or written to it. A
-form says how these are made; other ops read such a value as it was before, made when they first ask.
+For example, a state of (8, 60) may be held as (8, 64). A *stored* value has the new form: what is read from the
+state, what `slice_update` makes of that, and what is written back. A `Form` builds these. If any other op reads
+one, it gets the *plain* value, the one before the change: here a slice of 60. It is built once.
 """
 
 from __future__ import annotations
@@ -19,35 +20,35 @@ Shape = tuple[int, ...]
 
 
 def states_of(function: Function) -> dict[str, Var]:
-    """The states of a function by name."""
+    """Return the states of a function by name."""
     return {name: var for name, var in function.inputs.items() if types.is_state(var.sym_type)}
 
 
 def held_shape(state: Var) -> Shape:
-    """The shape of what a state holds."""
+    """Return the shape of what a state holds."""
     return tuple(int(d) for d in state.sym_type.wrapped_type().get_shape())
 
 
 def held_type(state: Var) -> Any:
-    """The element type of what a state holds, as `new_input` takes it."""
+    """Return the element type of what a state holds, as `new_input` takes it."""
     return state.sym_type.wrapped_type().get_primitive()
 
 
 def state_of(op: Operation) -> Var | None:
-    """The state that an op reads or writes; None of other ops."""
+    """Return the state that an op reads or writes; None of other ops."""
     state = op.inputs.get("state", op.inputs.get("input"))
     return state if isinstance(state, Var) and types.is_state(state.sym_type) else None
 
 
 def each(program: Program, name: str) -> Iterator[tuple[Function, Var]]:
-    """Each function that has a state of a name, and that state."""
+    """Yield each function that has a state of a name, and that state."""
     for function in program.functions.values():
         if (state := states_of(function).get(name)) is not None:
             yield function, state
 
 
 def within_block(functions: Iterable[Function], name: str) -> Refusal | None:
-    """Why a state cannot get another form: an op inside a branch or a loop uses it."""
+    """Return why a state cannot get another form: an op inside a branch or a loop uses it."""
     for function in functions:
         state = states_of(function).get(name)
         for outer in function.operations:
@@ -58,30 +59,30 @@ def within_block(functions: Iterable[Function], name: str) -> Refusal | None:
 
 
 class Form:
-    """How a state is held; by default as it was."""
+    """How a state is held. `StoredStates` calls its methods; each builds the value that an op makes then."""
 
     def read(self, mb: Builder, op: Operation) -> Var:
-        """What is read in place of a `read_state`."""
+        """Build the stored value that a `read_state` gives."""
         raise NotImplementedError
 
     def update(self, mb: Builder, op: Operation, stored: Var) -> Var:
-        """What is updated in place of a `slice_update` of a stored value."""
+        """Build the stored value that a `slice_update` of a stored value gives."""
         raise NotImplementedError
 
     def write(self, mb: Builder, op: Operation, stored: Var) -> Var:
-        """What is written in place of a `coreml_update_state`."""
+        """Build the stored value that a `coreml_update_state` gives, which writes `stored`."""
         raise NotImplementedError
 
     def plain(self, mb: Builder, stored: Var) -> Var:
-        """A stored value as it was before."""
+        """Build the plain value of a stored one; by default they are the same."""
         return stored
 
     def stored(self, mb: Builder, value: Var) -> Var:
-        """A value that was not read from the state, as it is stored."""
+        """Build the stored value of a plain one, which was not read from the state; likewise."""
         return value
 
     def end(self, edits: GraphEdits) -> None:
-        """What is done after all ops of the function, before those go that nothing reads."""
+        """Finish a function, after all its ops were visited and before dead ops are removed."""
 
 
 @dataclass
@@ -90,11 +91,14 @@ class StoredStates:
 
     edits: GraphEdits
     forms: dict[Var, Form]
+    """State -> how it is held."""
     _stored: dict[Var, tuple[Var, Form]] = field(default_factory=dict)
+    """Old value -> (the stored value in its place, the form of its state)."""
     _plain: dict[Var, Var] = field(default_factory=dict)
+    """Old value -> the plain value in its place."""
 
     def edit(self) -> None:
-        """Edit the function, op by op; the old states are no longer read then."""
+        """Edit the function, op by op, so that nothing reads the old states any more."""
         old: list[Operation] = []
         for op in list(self.edits.function.operations):
             mb = self.edits.before(op)
@@ -116,11 +120,11 @@ class StoredStates:
         self.edits.remove()
 
     def replaced(self, mb: Builder, op: Operation) -> bool:
-        """Make an op of a state in its new form, if it is one."""
+        """Build the stored value of an op that reads, updates or writes a state; False for other ops."""
         if op.op_type == "read_state" and op.input in self.forms:
             form = self.forms[op.input]
             result = form.read(mb, op)
-        elif op.op_type == "slice_update" and op.x in self._stored and not self.elsewhere(op):
+        elif op.op_type == "slice_update" and op.x in self._stored and not self.is_read_as_value(op):
             stored, form = self._stored[op.x]
             self.read_plain(mb, op, but="x")
             result = form.update(mb, op, stored)
@@ -134,12 +138,12 @@ class StoredStates:
         return True
 
     @staticmethod
-    def elsewhere(op: Operation) -> bool:
+    def is_read_as_value(op: Operation) -> bool:
         """Is an update read as a value, and not only written to the state?"""
         return any(r.op_type not in ("coreml_update_state", "slice_update") for r in consumers(op.outputs[0]))
 
     def read_plain(self, mb: Builder, op: Operation, but: str = "") -> None:
-        """Let an op, and those in its blocks, read values as they were before."""
+        """Let an op, and those in its blocks, read plain values, except its input `but`."""
         for each_op in (op, *nested_ops(op)):
             self._set_inputs(mb, each_op, but)
             for block in each_op.blocks:
@@ -147,7 +151,7 @@ class StoredStates:
                     block.set_outputs([self.plain(v, mb) for v in block.outputs])
 
     def _set_inputs(self, mb: Builder, op: Operation, but: str) -> None:
-        """Let one op read values as they were before."""
+        """Let one op read plain values, except its input `but`."""
         changed: dict[str, object] = {}
         for name, value in op.inputs.items():
             if name == but:
@@ -160,7 +164,7 @@ class StoredStates:
             op.set_inputs(no_check_var_types=True, **changed)
 
     def plain(self, var: Var, mb: Builder | None = None) -> Var:
-        """A value as it was before."""
+        """Return the plain value in the place of an old one; a value that is not stored is itself."""
         if var not in self._stored:
             return var
         if var not in self._plain:
@@ -170,5 +174,5 @@ class StoredStates:
 
 
 def shared_shapes(functions: Sequence[Function]) -> dict[str, Shape]:
-    """The shapes of all states by name; functions of one model share them."""
+    """Return the shapes of all states by name; functions of one model share them."""
     return {name: held_shape(var) for f in functions for name, var in states_of(f).items()}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from anesurgery.authoring import Refusal, Refused, Target
 from anesurgery.network_editing.layer_pass import Site
-from anesurgery.network_editing.steps import CHANNEL
 from anesurgery.neuralnetwork.layers.window_layers import pairs
+from anesurgery.neuralnetwork.making import CHANNEL
 
 TOP_LEFT_HEAVY = 1
 """`asymmetryMode` of "same" padding whose odd element stands before the first element of the axis."""

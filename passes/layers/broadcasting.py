@@ -19,8 +19,7 @@ from anesurgery.checking import adversarial
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.network_editing.layer_pass import LayerRewrite, Shape, Site
 from anesurgery.network_editing.network import Network, Node
-from anesurgery.network_editing.steps import edge_padding
-from anesurgery.neuralnetwork.making import weights
+from anesurgery.neuralnetwork.making import edge_padding, weights
 
 SPATIAL = 3
 """Axes that a layer broadcasts by itself: channel, height, width. Those in front count as batch."""

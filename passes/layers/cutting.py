@@ -14,7 +14,8 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Refused
 from anesurgery.network_editing.layer_pass import LayerRewrite, Shape, Site
-from anesurgery.network_editing.steps import (
+from anesurgery.neuralnetwork.layers.blob_axes import of_each
+from anesurgery.neuralnetwork.making import (
     CHANNEL,
     HEIGHT,
     MOST_MIXED,
@@ -30,7 +31,6 @@ from anesurgery.network_editing.steps import (
     from_end,
     slicing,
 )
-from anesurgery.neuralnetwork.layers.blob_axes import of_each
 
 IMAGE, PERMUTED = 4, 5
 """Axes that `convolution` takes at least, and that `permute` takes, in Core ML's own check."""

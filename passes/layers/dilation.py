@@ -10,10 +10,9 @@ import numpy as np
 
 from anesurgery.authoring import REASSOCIATED, Array, Refusal, Refused
 from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.steps import CHANNEL, border_amounts, constant_padding
 from anesurgery.neuralnetwork import spec
 from anesurgery.neuralnetwork.layers.window_layers import pairs
-from anesurgery.neuralnetwork.making import weights
+from anesurgery.neuralnetwork.making import CHANNEL, border_amounts, constant_padding, weights
 from anesurgery.passes.layers._windows import (
     HIGHEST,
     WIDEST,

@@ -16,9 +16,8 @@ from anesurgery.authoring import REASSOCIATED, Array, Refused, Var
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.network_editing.layer_pass import LayerRewrite, Site
 from anesurgery.network_editing.network import Network, Node
-from anesurgery.network_editing.steps import Step
 from anesurgery.neuralnetwork import spec
-from anesurgery.neuralnetwork.making import weights
+from anesurgery.neuralnetwork.making import Step, weights
 
 WEIGHTED = frozenset({"convolution", "innerProduct"})
 STORED = {"floatValue": "<f4", "float16Value": "<f2"}

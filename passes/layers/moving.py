@@ -31,7 +31,7 @@ from anesurgery.network_editing.movements import (
     moving_row,
 )
 from anesurgery.network_editing.network import Node
-from anesurgery.network_editing.steps import MOST_MIXED, Step
+from anesurgery.neuralnetwork.making import MOST_MIXED, Step
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from anesurgery.authoring import REASSOCIATED, Refused
 from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.steps import HEIGHT, WIDTH, Step, border_amounts, slicing
 from anesurgery.neuralnetwork.layers.window_layers import pairs
+from anesurgery.neuralnetwork.making import HEIGHT, WIDTH, Step, border_amounts, slicing
 from anesurgery.passes.layers._windows import Windows, windows_of
 from anesurgery.placement.rules.layer_rules import POOL_KERNEL, POOL_STRIDE
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from anesurgery.authoring import REASSOCIATED, Array, Refusal
 from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.steps import (
+from anesurgery.neuralnetwork.making import (
     CHANNEL,
     HEIGHT,
     WIDTH,
@@ -21,8 +21,8 @@ from anesurgery.network_editing.steps import (
     border_amounts,
     edge_padding,
     slicing,
+    weights,
 )
-from anesurgery.neuralnetwork.making import weights
 from anesurgery.passes.layers._windows import WIDEST, every_chip_takes, height_and_width, why_not_convolvable
 from anesurgery.placement.rules.layer_rules import UPSAMPLE
 

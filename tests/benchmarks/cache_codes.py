@@ -17,7 +17,7 @@ import torch
 from mixed_bits import ROOT, table
 
 import anesurgery as ane
-from anesurgery.compressing.cache_codes import EACH, _loss
+from anesurgery.compressing.cache_codes import CHANNEL, HEAD, _loss
 from anesurgery.mil import ct
 from anesurgery.rewriting.ml_program import MLProgram
 
@@ -56,7 +56,7 @@ def main() -> None:
             plain = MLProgram.read(ane.apply(package, step, quiet=True).model)
             options: dict[str, Any] = {"target": "M5/macOS 26"}
             losses = []
-            for each in EACH:
+            for each in (HEAD, CHANNEL):
                 small = ane.compress_cache(plain.loaded, texts[:FOUND], scales=each, **options)
                 losses.append(f"{_loss(plain, small.subject, texts[FOUND:]).kl:.2g}")
             taken = ane.compress_cache(plain.loaded, texts[:FOUND], **options).each

@@ -105,7 +105,7 @@ def test_estimated_errors_are_near_those_after_correction() -> None:
     program, given = branches((1.0, 1.0, 1.0)), samples()
     one, *_ = find_candidates(function_of(program, None), 1000)[0]
     hessians = plain_moments(Loaded(program), "main", given, [one])[one.var]
-    trial = assignment._trial(one, FORMS, hessians)
+    trial = assignment._try_on_some_rows(one, FORMS, hessians)
     made = {form: correct(one, form, hessians, 9) for form in FORMS}
     for form in FORMS:
         expected = made[form].error / made[FORMS[0]].nearest_error
@@ -130,10 +130,10 @@ def test_a_weight_that_breaks_the_outputs_costs_most() -> None:
     """The wrong version leaves out forms of infinite cost, and takes the weight for one that costs nothing."""
     program = branches((1.0, 1.0, 1.0))
     one, *_ = find_candidates(function_of(program, None), 1000)[0]
-    trial = assignment._trial(one, FORMS, np.eye(WIDTH)[None])
+    trial = assignment._try_on_some_rows(one, FORMS, np.eye(WIDTH)[None])
     cost = Cost()
     cost.add({"y": np.ones((2, 4))}, {"y": np.full((2, 4), np.inf)})
-    costs = [option.kl for option in assignment._row(0, one, trial, cost).options.values()]
+    costs = [option.kl for option in assignment._estimated_options(trial, cost).values()]
     assert np.isfinite(costs).all()
     assert min(costs) > 1e3
 

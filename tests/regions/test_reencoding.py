@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -173,9 +174,9 @@ def test_a_wrong_zero_point_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> No
     """The wrong version: numbers of blocks are rounded without their zero points."""
     real = reencoding._quantized
 
-    def wrong(*given: object) -> tuple[Array, Array, Array]:
-        data, scale, zero = real(*given)  # type: ignore[arg-type]
-        return data, scale, zero + 1
+    def wrong(*given: Any) -> reencoding._Quantized:
+        quantized = real(*given)
+        return replace(quantized, zero=quantized.zero + 1)
 
     _, weight = weight_of(lambda: affine(np.int8, 5), False)
     right = held(weight, numbers())

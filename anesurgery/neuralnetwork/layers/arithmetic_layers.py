@@ -20,7 +20,7 @@ MANY = (1, None)
 
 
 def _folded(op: str, alpha: bool = False) -> Build:
-    """An op over all inputs; with `alpha`, the parameter is the other side of a single one."""
+    """Return an op over all inputs; with `alpha`, the parameter is the other side of a single one."""
 
     def build(ctx: Context, params: Any, inputs: list[Any]) -> Var:
         values = [*inputs, F(params.alpha)] if alpha and len(inputs) == 1 else inputs
@@ -44,13 +44,13 @@ def softmax(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 @layer("average", inputs=MANY)
 def average(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The mean of the inputs."""
+    """Build the mean of the inputs."""
     return mb.mul(x=fold(lambda a, b: mb.add(x=a, y=b), inputs), y=F(1 / len(inputs)))
 
 
 @layer("dot", inputs=2)
 def dot(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The dot product over the channels, or the cosine of the angle."""
+    """Build the dot product over the channels, or the cosine of the angle."""
     x, y = inputs
     product = _sum(mb.mul(x=x, y=y))
     if not params.cosineSimilarity:
@@ -64,7 +64,7 @@ def _sum(x: Var) -> Var:
 
 
 def _spread(ctx: Context, params: Any, shape: Any, name: str) -> Array:
-    """A constant of shape [1], [C], [1, H, W] or [C, H, W], such that it broadcasts."""
+    """Return a constant of shape [1], [C], [1, H, W] or [C, H, W], such that it broadcasts."""
     sizes = [int(n) for n in shape] or [1]
     if len(sizes) not in (1, 3):
         raise ctx.error(f"has a {name} of {len(sizes)} axes, expected 1 or 3; export it again")
@@ -102,7 +102,7 @@ UNARY: tuple[Callable[[Var, Any], Var], ...] = (
 
 @layer("unary")
 def unary(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """A function of scale x + shift."""
+    """Build a function of scale x + shift."""
     x, factor = inputs[0], params.scale or 1
     if factor != 1 or params.shift:
         x = mb.linear_activation(x=x, alpha=F(factor), beta=F(params.shift))
@@ -118,7 +118,7 @@ AXES = ([-3, -2, -1], [-2, -1], [-3], [-2], [-1])
 
 @layer("reduce")
 def reduce(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """A reduction over channel, height and width, or some of them, which stay as axes of 1."""
+    """Build a reduction over channel, height and width, or some of them, which stay as axes of 1."""
     x, axes = inputs[0], AXES[params.axis]
     if params.mode == ARGMAX and len(axes) > 1:
         raise ctx.limit("takes the place of a maximum over more than one axis; choose C, H or W")
@@ -130,7 +130,6 @@ def reduce(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     return getattr(mb, f"reduce_{REDUCE[params.mode]}")(x=x, axes=axes, keep_dims=True)
 
 
-ONE_OR_TWO = (1, 2)
 ASINH_SMALL = F(1)
 """Size of a number up to which asinh is computed by atanh, which keeps the digits near 0."""
 
@@ -146,7 +145,6 @@ ARITHMETIC = {
     "powBroadcastable": "pow",
 }
 """Layer type -> op of two inputs."""
-
 COMPARISONS = {
     "equal": "equal",
     "notEqual": "not_equal",
@@ -155,50 +153,46 @@ COMPARISONS = {
     "greaterThan": "greater",
     "greaterEqual": "greater_equal",
 }
-"""Layer type -> op; of one input, with the parameter alpha."""
-
+"""Layer type -> op of two inputs, or of one and the parameter alpha."""
 LOGIC = {"logicalAnd": "logical_and", "logicalOr": "logical_or", "logicalXor": "logical_xor"}
-
-FUNCTIONS = {
-    **{n: n for n in ("ceil", "floor", "round", "sign", "exp2", "erf", "atanh")},
-    **{n: n for n in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh")},
-}
-"""Layer type -> op of one input."""
+"""Layer type -> op of two conditions."""
+FUNCTIONS = (
+    *("ceil", "floor", "round", "sign", "exp2", "erf", "atanh"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh"),
+)
+"""Layer types that are ops of one input, of the same name."""
 
 
 def _made(op: str, **operands: Var | Array | np.float32) -> Var:
     return getattr(mb, op)(**operands)
 
 
-def _arithmetic(op: str) -> Build:
-    return lambda ctx, params, inputs: _made(op, x=inputs[0], y=inputs[1])
+def _elementwise(op: str, alpha: bool = False, conditions: bool = False) -> Build:
+    """Return what builds an op of its inputs as x and y.
 
+    Args:
+        op: the op type.
+        alpha: is the parameter of that name y, if there is one input only?
+        conditions: are the inputs conditions?
+    """
 
-def _comparison(op: str) -> Build:
     def build(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-        other = inputs[1] if len(inputs) == 2 else F(params.alpha)
-        return _made(op, x=inputs[0], y=other)
+        values: list[Any] = [ctx.truth(x) for x in inputs] if conditions else list(inputs)
+        if alpha and len(values) == 1:
+            values.append(F(params.alpha))
+        return _made(op, **dict(zip("xy", values, strict=False)))
 
     return build
 
 
-def _logic(op: str) -> Build:
-    return lambda ctx, params, inputs: _made(op, x=ctx.truth(inputs[0]), y=ctx.truth(inputs[1]))
-
-
-def _function(op: str) -> Build:
-    return lambda ctx, params, inputs: _made(op, x=inputs[0])
-
-
-def _register(table: dict[str, str], how: Callable[[str], Build], inputs: Any) -> None:
-    for kind, op in table.items():
-        layer(kind, inputs=inputs)(how(op))
-
-
-_register(ARITHMETIC, _arithmetic, 2)
-_register(COMPARISONS, _comparison, ONE_OR_TWO)
-_register(LOGIC, _logic, 2)
-_register(FUNCTIONS, _function, 1)
+for _kind, _op in ARITHMETIC.items():
+    layer(_kind, inputs=2)(_elementwise(_op))
+for _kind, _op in COMPARISONS.items():
+    layer(_kind, inputs=(1, 2))(_elementwise(_op, alpha=True))
+for _kind, _op in LOGIC.items():
+    layer(_kind, inputs=2)(_elementwise(_op, conditions=True))
+for _kind in FUNCTIONS:
+    layer(_kind)(_elementwise(_kind))
 
 
 layer("logicalNot")(lambda ctx, params, inputs: _made("logical_not", x=ctx.truth(inputs[0])))
@@ -223,7 +217,7 @@ def _asinh(x: Var) -> Var:
 
 @layer("whereBroadcastable", inputs=3)
 def where(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The second input where the first is not 0, else the third."""
+    """Build the second input where the first is not 0, else the third."""
     condition, a, b = inputs
     if not _covers(a, b, condition):
         a = broadcast(ctx, broadcast(ctx, a, shape_value(condition)), shape_value(b))

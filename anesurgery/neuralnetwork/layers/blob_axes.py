@@ -16,7 +16,7 @@ Numbers = Array | Var
 
 
 def of_rank(x: Var, rank: int) -> Var:
-    """A blob with as many axes as the parameters of its layer count: leading ones of size 1 are left out.
+    """Return a blob with as many axes as its layer's parameters count: leading ones of size 1 are left out.
 
     A sequence or batch of 1 is nothing to a layer that lists three axes (`make_image_input` of coremltools
     writes such a transpose after an image).
@@ -28,7 +28,7 @@ def of_rank(x: Var, rank: int) -> Var:
 
 
 def squeezed(x: Var, axes: Sequence[int]) -> Var:
-    """A value without axes of size 1; where the layer before put just these there, what it put them into."""
+    """Return a value without axes of size 1; if the layer before added just these, its input."""
     wanted = sorted(a % x.rank for a in axes)
     added = producer(x, "expand_dims")
     if added is not None and sorted(a % x.rank for a in added.axes.val) == wanted:
@@ -37,7 +37,7 @@ def squeezed(x: Var, axes: Sequence[int]) -> Var:
 
 
 def within(ctx: Context, axis: int, rank: int, what: str = "axis") -> int:
-    """An axis as it is stated, from the first or from the end.
+    """Return an axis as it is stated, from the first or from the end.
 
     Raises:
         LoadError: there is none such among `rank` axes.
@@ -60,7 +60,7 @@ def each_within(ctx: Context, axes: Sequence[int], rank: int) -> list[int]:
 
 
 def whole(ctx: Context, x: Var) -> Var:
-    """A blob as int32; of numbers that were int32 before they became a blob, those."""
+    """Return a blob as int32; of numbers that were int32 before they became a blob, those."""
     cast_ = producer(x, "cast")
     if cast_ is not None and cast_.x.dtype == types.int32:
         return cast(Var, cast_.x)
@@ -68,7 +68,7 @@ def whole(ctx: Context, x: Var) -> Var:
 
 
 def sizes(ctx: Context, x: Var) -> Numbers:
-    """A blob that holds a list of whole numbers: an int32 array when it is constant, else [n] int32."""
+    """Return a blob that holds a list of whole numbers: an int32 array when it is constant, else [n] int32."""
     if x.val is not None:
         return np.asarray(x.val, np.float64).reshape(-1).astype(np.int32)
     listed = whole(ctx, x)
@@ -76,7 +76,7 @@ def sizes(ctx: Context, x: Var) -> Numbers:
 
 
 def scalar(ctx: Context, x: Var) -> Var:
-    """The one number of a blob, without axes.
+    """Return the one number of a blob, without axes.
 
     Raises:
         LoadError: it has more.
@@ -88,7 +88,7 @@ def scalar(ctx: Context, x: Var) -> Var:
 
 
 def known(ctx: Context, x: Var, what: str) -> Array:
-    """The numbers of a blob as a flat fp32 array.
+    """Return the numbers of a blob as a flat fp32 array.
 
     Raises:
         LoadError: it is not a constant.
@@ -101,7 +101,7 @@ def known(ctx: Context, x: Var, what: str) -> Array:
 
 
 def of_each(values: Sequence[Any], rank: int, absent: int) -> list[int]:
-    """A number for each axis; a default where none is given.
+    """Return a number for each axis; a default where none is given.
 
     coremltools' builder writes flags and strides of five axes for a blob of any rank.
     """
@@ -109,14 +109,14 @@ def of_each(values: Sequence[Any], rank: int, absent: int) -> list[int]:
 
 
 def shape_value(x: Var) -> Numbers:
-    """The shape: an int32 array when it is known, else a value."""
+    """Return the shape: an int32 array when it is known, else a value."""
     if any(is_symbolic(d) for d in x.shape):
         return mb.shape(x=x)
     return np.array(x.shape, np.int32)
 
 
 def lengths(x: Var, *axes: int) -> Numbers:
-    """The sizes of some axes, [n] int32: an array when they are known, else a value."""
+    """Return the sizes of some axes, [n] int32: an array when they are known, else a value."""
     if any(is_symbolic(x.shape[a]) for a in axes):
         at_run = mb.gather(x=mb.shape(x=x), indices=np.array(axes, np.int32), axis=0)
         return at_run

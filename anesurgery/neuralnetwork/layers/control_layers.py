@@ -73,18 +73,15 @@ def _holds(ctx: Context, x: Var) -> Var:
     return mb.greater(x=mb.abs(x=scalar(ctx, x)), y=NEARLY_ZERO)
 
 
-# -- what a network writes ---------------------------------------------------------------------------------
-
-
 def _jumps(network: Any) -> set[str]:
-    """The breaks and continues that a network holds, without those of loops inside it."""
+    """Return the breaks and continues that a network holds, without those of loops inside it."""
     kinds = {layer.WhichOneof("layer") for layer in network.layers} & JUMPS.keys()
     inner = (layer for layer in network.layers if layer.WhichOneof("layer") == "branch")
     return kinds.union(*(_jumps(n) for layer in inner for n in nested_networks(layer)))
 
 
 def _written(network: Any) -> Iterator[str]:
-    """Every blob that a network may write, and every flag."""
+    """Yield every blob that a network may write, and every flag."""
     for each in network.layers:
         yield from each.output
         yield from JUMPS.get(each.WhichOneof("layer"), ())
@@ -93,36 +90,34 @@ def _written(network: Any) -> Iterator[str]:
 
 
 def _read(network: Any) -> Iterator[str]:
-    """Every blob that a network may read."""
+    """Yield every blob that a network may read."""
     for reader in network.layers:
         yield from reader.input
         for inner in nested_networks(reader):
             yield from _read(inner)
 
 
-def _surely(network: Any) -> set[str]:
-    """The blobs that exist after a network in any case."""
+def _always_made(network: Any) -> set[str]:
+    """Return the blobs that a network makes whichever branches run, and wherever it breaks or continues."""
     blobs: set[str] = set()
     for each in network.layers:
         blobs |= set(each.output)
         if each.WhichOneof("layer") == "branch":
-            blobs |= set.intersection(*(_surely(n) for n in nested_networks(each)))
-        if _halting(each):
+            blobs |= set.intersection(*(_always_made(n) for n in nested_networks(each)))
+        if _may_jump(each):
             break
     return blobs
 
 
-def _halting(layer: Any) -> bool:
+def _may_jump(layer: Any) -> bool:
+    """Is a layer a break or continue, or a branch that holds one?"""
     return bool(_jumps(Part([layer])))
-
-
-# -- blocks ------------------------------------------------------------------------------------------------
 
 
 def _run(ctx: Context, network: Any) -> None:
     """Build a network; after a layer that may break or continue, only for the case that it did not."""
     layers = list(network.layers)
-    at = next((i for i, each in enumerate(layers) if _halting(each)), len(layers))
+    at = next((i for i, each in enumerate(layers) if _may_jump(each)), len(layers))
     ctx.build(Part(layers[: at + 1]))
     rest = Part(layers[at + 1 :])
     if rest.layers and layers[at].WhichOneof("layer") not in JUMPS:
@@ -132,9 +127,9 @@ def _run(ctx: Context, network: Any) -> None:
 def _choose(ctx: Context, condition: Var, first: Any, second: Any) -> None:
     """Build two networks as the two sides of a `cond`."""
     outer = ctx.env
-    changed = {n for network in (first, second) for n in _written(network)}
-    both = _surely(first) & _surely(second)
-    names = sorted(n for n in changed if n in outer or n in both)
+    written = {n for network in (first, second) for n in _written(network)}
+    both = _always_made(first) & _always_made(second)
+    names = sorted(n for n in written if n in outer or n in both)
     if not names:
         return
 
@@ -167,7 +162,7 @@ def _same_axes(ctx: Context, one: set[str], other: set[str], where: str) -> None
 
 
 def _results(ctx: Context, names: Sequence[str], outside: Any) -> tuple[Var, ...]:
-    """What a block returns; a value from outside of it, or a constant, becomes one of its own."""
+    """Return the results of a block; a value from outside of it, or a constant, is copied by an identity."""
     taken = set(outside)
     results = []
     for name in names:
@@ -178,7 +173,7 @@ def _results(ctx: Context, names: Sequence[str], outside: Any) -> tuple[Var, ...
 
 
 def _own(x: Var) -> Var:
-    """The value as one of the block, and not known in advance: coremltools compares known values of loops."""
+    """Return the value as a new, unknown one of the block: coremltools compares the known values of loops."""
     own: Var = mb.identity(x=x)
     own._sym_val = None  # type: ignore[attr-defined]
     return own
@@ -249,7 +244,7 @@ def _start(ctx: Context, params: Any, limited: bool, conditional: bool, jumps: s
 
 
 def _carried(ctx: Context, params: Any, outer: dict[str, Var]) -> list[str]:
-    """The blobs that a loop writes and whose last value is needed: by the next round, or outside."""
+    """Return the blobs that a loop writes and whose last value is needed: by the next round, or outside."""
     body, condition = params.bodyNetwork, params.conditionNetwork
     written = {*_written(body), *_written(condition)}
     needed = outer.keys() | set(_read(body))
@@ -283,7 +278,7 @@ def _condition(ctx: Context, params: Any) -> None:
 
 @layer("custom", inputs=(0, None))
 def custom(ctx: Context, params: Any, inputs: list[Var]) -> Made:
-    """What the caller's function for the class makes of (context, params, inputs).
+    """Build what the caller's function for the class makes of (context, params, inputs).
 
     Returns:
         The `Var` of its output; a `Sequence` of them; None where it has no outputs.

@@ -22,12 +22,12 @@ layer_nd("loadConstantND", inputs=0)(
 
 
 def _filled(shape: ShapeOf) -> Build:
-    """One number in a shape."""
+    """Return one number in a shape."""
     return lambda ctx, params, inputs: mb.fill(shape=shape(ctx, params, inputs), value=F(params.value))
 
 
 def _repeated(shape: ShapeOf) -> Build:
-    """The first input, repeated to a shape."""
+    """Return the first input, repeated to a shape."""
     return lambda ctx, params, inputs: broadcast(ctx, inputs[0], shape(ctx, params, inputs[1:]))
 
 
@@ -77,7 +77,7 @@ for _kind, (_op, _fields) in FIELDS.items():
 
 @layer("categoricalDistribution")
 def categorical(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """Indices drawn by probabilities (or their logarithms) along the last axis, after a temperature."""
+    """Build indices drawn by probabilities (or their logarithms) along the last axis, after a temperature."""
     x = inputs[0]
     if not params.isLogits:
         x = mb.log(x=mb.add(x=x, y=F(params.eps)), epsilon=F(0))

@@ -67,7 +67,7 @@ def _check_least(ctx: Context, x: Var, needed: dict[int, int], verb: str) -> Non
 
 
 def window(x: Var, ranges: dict[int, tuple[int, int | None]], stride: int = 1) -> Var:
-    """A part of some axes: axis (from the end) -> (begin, end), where an end of None is the last place."""
+    """Return a part of some axes: axis (from the end) -> (begin, end); None ends after the last place."""
     begin, end, steps = [0] * x.rank, [0] * x.rank, [1] * x.rank
     open_begin, open_end = [True] * x.rank, [True] * x.rank
     for axis, (first, last) in ranges.items():
@@ -79,7 +79,7 @@ def window(x: Var, ranges: dict[int, tuple[int, int | None]], stride: int = 1) -
 
 @layer("slice")
 def slice_axis(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """A part of the channels, rows or columns."""
+    """Build a part of the channels, rows or columns."""
     axis = params.axis - 3
     ctx.needs_rank(inputs[0], -axis)
     ends = (int(params.startIndex), int(params.endIndex))
@@ -156,7 +156,7 @@ def crop_resize(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 
 def _columns(x: Var, begin: int, end: int) -> Var:
-    """Some columns of a matrix."""
+    """Return some columns of a matrix."""
     return mb.slice_by_index(x=x, begin=[0, begin], end=[0, end], end_mask=[True, False])
 
 

@@ -84,7 +84,7 @@ def _check_parts(
 
 
 def _element(x: Var, place: Array) -> Var:
-    """One number, without axes, of dynamic sizes.
+    """Return one number, without axes, of dynamic sizes.
 
     Of such numbers MIL's slice cannot take away all axes: coremltools keeps a symbol as the result's value, and
     then asks it for an array.
@@ -117,7 +117,7 @@ def slice_dynamic(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 
 def _fixed(ctx: Context, inputs: list[Var], at: int, what: str, stated: Sequence[Any]) -> Any:
-    """What MIL's op takes as a constant only: from an input, else as the layer states it."""
+    """Return what MIL's op takes as a constant only: from an input, else as the layer states it."""
     return known(ctx, inputs[at], f"its {what}") if len(inputs) > at else stated
 
 
@@ -149,7 +149,7 @@ def _check_run(ctx: Context, begin: Numbers, count: int, size: Any) -> None:
 
 @layer_nd("slidingWindows")
 def sliding_windows(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """All windows along an axis: their number takes its place, their numbers are a new axis after it."""
+    """Build all windows along an axis: their number takes its place, their numbers are a new axis after it."""
     axis, count = within(ctx, params.axis, inputs[0].rank), int(params.windowSize)
     size = inputs[0].shape[axis]
     if count < 1 or (not is_symbolic(size) and count > size):
@@ -159,7 +159,7 @@ def sliding_windows(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 @layer_nd("constantPad", inputs=(1, 2))
 def constant_pad(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """A margin of one number; stated as (before, after) of each axis, or as the sizes of the result."""
+    """Build a margin of one number; stated as (before, after) of each axis, or as the sizes of the result."""
     amounts = sizes(ctx, inputs[1]) if len(inputs) == 2 else np.array(params.padAmounts, np.int32)
     x = of_rank(inputs[0], int(amounts.shape[0]) // 2)
     if amounts.shape[0] != 2 * x.rank:
@@ -189,11 +189,8 @@ COUNTS = ("argsort", "non_zero", "reduce_argmax", "reduce_argmin", "shape", "top
 """Ops that never give a negative index."""
 
 
-# -- read and write ----------------------------------------------------------------------------------------
-
-
 def _indices(ctx: Context, indices: Var, x: Var, axes: Sequence[int]) -> Numbers:
-    """Indices of some axes of `x` as int32, those that count from the end made positive.
+    """Return indices of some axes of `x` as int32, those that count from the end made positive.
 
     Args:
         ctx: the network.
@@ -226,7 +223,7 @@ def _check_places(ctx: Context, places: Array, ends: Array) -> None:
 
 @layer_nd("gather", inputs=2)
 def gather(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The slices along an axis that the second input lists; its shape replaces the axis."""
+    """Build the slices along an axis that the second input lists; its shape replaces the axis."""
     x = inputs[0]
     indices = _indices(ctx, inputs[1], x, [params.axis])
     return mb.gather(x=x, indices=indices, axis=params.axis)
@@ -234,7 +231,7 @@ def gather(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 @layer_nd("gatherND", inputs=2)
 def gather_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The slices at indices of several axes, given along the last axis of the second input."""
+    """Build the slices at indices of several axes, given along the last axis of the second input."""
     x = inputs[0]
     (count,) = ctx.shape(inputs[1], [-1])
     return mb.gather_nd(x=x, indices=_indices(ctx, inputs[1], x, range(count)))
@@ -271,7 +268,7 @@ layer_nd("scatterND", inputs=3)(_scatter("scatter_nd"))
 
 @layer_nd("embeddingND")
 def embedding_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The row of a table for each index; the last axis, of size 1, becomes that of the row."""
+    """Build the row of a table for each index; the last axis, of size 1, becomes that of the row."""
     x = inputs[0]
     if ctx.shape(x, [-1]) != (1,):
         raise ctx.error(f"takes indices with a last axis of size 1, not {x.shape[-1]}")
@@ -286,7 +283,7 @@ def embedding_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 @layer_nd("oneHot", inputs=(1, 2))
 def one_hot(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """One number at each index, another one elsewhere, along a new axis."""
+    """Build one number at each index, another one elsewhere, along a new axis."""
     size: Var | np.int32 = np.int32(params.oneHotVectorSize)
     if len(inputs) == 2:
         lengths = sizes(ctx, inputs[1])
@@ -300,12 +297,9 @@ def one_hot(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     )
 
 
-# -- find --------------------------------------------------------------------------------------------------
-
-
 @layer_nd("topK", inputs=(1, 2))
 def top_k(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
-    """The K largest (or smallest) numbers along an axis, sorted, and their indices.
+    """Build the K largest (or smallest) numbers along an axis, sorted, and their indices.
 
     Where K is dynamic, all numbers are sorted, and cut off.
     """
@@ -321,7 +315,7 @@ def top_k(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
 
 
 def _first(x: Var, count: Var, axis: int) -> Var:
-    """The first slices along an axis."""
+    """Return the first slices along an axis."""
     before, after = np.zeros(axis, np.int32), np.zeros(x.rank - 1 - axis, np.int32)
     return mb.slice_by_index(
         x=x,
@@ -333,7 +327,7 @@ def _first(x: Var, count: Var, axis: int) -> Var:
 
 @layer_nd("argSort")
 def arg_sort(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The indices that sort along an axis."""
+    """Build the indices that sort along an axis."""
     x = inputs[0]
     return mb.argsort(x=x, axis=within(ctx, params.axis, x.rank), ascending=not params.descending)
 

@@ -24,7 +24,7 @@ def _flat(ctx: Context, x: Var) -> Var:
 
 @layer("innerProduct")
 def inner_product(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """A matrix times vectors: the last axis, or (channel, height, width) of four and five axes."""
+    """Build a matrix times vectors: the last axis, or (channel, height, width) of four and five axes."""
     x = inputs[0]
     weight = ctx.weights(params.weights, [params.outputChannels, params.inputChannels])
     form = {"weight": weight}
@@ -44,7 +44,7 @@ def _tell_dynamic(ctx: Context, params: Any) -> None:
 
 @layer("batchedMatmul", inputs=(1, 2))
 def batched_matmul(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """A product of matrices on the last two axes; of one input, with a stored matrix."""
+    """Build a product of matrices on the last two axes; of one input, with a stored matrix."""
     if len(inputs) == 1:
         return _stored_product(ctx, params, inputs[0])
     x, y = inputs
@@ -71,7 +71,7 @@ def _stored_product(ctx: Context, params: Any, x: Var) -> Var:
 
 @layer("embedding")
 def embedding(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """Rows of a table for whole numbers: (..., 1, 1, 1) -> (..., channel, 1, 1)."""
+    """Build rows of a table for whole numbers: (..., 1, 1, 1) -> (..., channel, 1, 1)."""
     x = inputs[0]
     ctx.needs_rank(x, 4)
     table = ctx.weights(params.weights, [params.outputChannels, params.inputDim]).T
@@ -94,14 +94,14 @@ def flatten(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 
 def _moved(x: Var, order: Sequence[int]) -> Var:
-    """The last axes in another order, given from the end."""
+    """Return the last axes in another order, given from the end."""
     lead = list(range(x.rank - len(order)))
     return mb.transpose(x=x, perm=[*lead, *(x.rank + a for a in order)])
 
 
 @layer("reshape")
 def reshape(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """Another shape of (channel, height, width), or of the sequence too where four sizes are given."""
+    """Build another shape of (channel, height, width), or of the sequence too where four sizes are given."""
     target = [int(n) for n in params.targetShape]
     if len(target) not in (3, 4):
         raise ctx.error(f"has a target of {len(target)} sizes, expected 3 or 4; export it again")
@@ -136,7 +136,7 @@ def permute(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 @layer("concat", inputs=(2, None))
 def concat(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The inputs, concatenated along the channels or along the sequence."""
+    """Build the inputs, concatenated along the channels or along the sequence."""
     if params.sequenceConcat or len({x.rank for x in inputs}) > 1:
         inputs = [ctx.five(x) for x in inputs]
     return mb.concat(values=inputs, axis=-5 if params.sequenceConcat else -3)
@@ -153,7 +153,7 @@ def split(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
 
 @layer("sequenceRepeat")
 def sequence_repeat(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The sequence, repeated."""
+    """Build the sequence, repeated."""
     x = ctx.five(inputs[0])
     reps = [1] * x.rank
     reps[-5] = int(params.nRepetitions) or 1
@@ -162,7 +162,7 @@ def sequence_repeat(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 @layer("loadConstant", inputs=0)
 def load_constant(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """A constant of shape (1, 1, channel, height, width)."""
+    """Build a constant of shape (1, 1, channel, height, width)."""
     shape = [int(n) for n in params.shape]
     if len(shape) != 3:
         raise ctx.error(f"has a constant of {len(shape)} axes, expected 3; export it again")

@@ -15,7 +15,7 @@ F = np.float32
 
 @layer("batchnorm")
 def batchnorm(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """Each channel (axis -3) by a mean and variance: stored, of each sample, or of the whole batch."""
+    """Normalize each channel (axis -3) by a mean and variance: stored, of each sample, or of the batch."""
     ctx.needs_rank(inputs[0], 3)
     x, back = ctx.images(inputs[0])
     if not is_symbolic(x.shape[1]) and x.shape[1] != params.channels:

@@ -16,9 +16,6 @@ ONE_OR_TWO = (1, 2)
 """Numbers of inputs: at least, and at most."""
 
 
-# -- shapes --------------------------------------------------------------------------------------------
-
-
 layer_nd("reshapeStatic")(lambda ctx, params, inputs: ctx.reshape(inputs[0], list(params.targetShape)))
 layer_nd("reshapeLike", inputs=2)(
     lambda ctx, params, inputs: mb.reshape(x=inputs[0], shape=shape_value(inputs[1]))
@@ -40,19 +37,19 @@ def rank_preserving_reshape(ctx: Context, params: Any, inputs: list[Var]) -> Var
 
 @layer_nd("flattenTo2D")
 def flatten_to_2d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The axes before one axis as rows, the others as columns."""
+    """Build the axes before one axis as rows, the others as columns."""
     x = inputs[0]
     return mb.flatten2d(x=x, axis=_up_to(ctx, params.axis, x.rank))
 
 
 def _up_to(ctx: Context, axis: int, rank: int) -> int:
-    """An axis, or the place after the last one."""
+    """Return an axis, or the place after the last one."""
     return axis if axis == rank else within(ctx, axis, rank)
 
 
 @layer_nd("squeeze")
 def squeeze(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The input without some axes of size 1, or all of them."""
+    """Build the input without some axes of size 1, or all of them."""
     x = inputs[0]
     if params.squeezeAll:
         axes = [i for i, d in enumerate(x.shape) if not is_symbolic(d) and d == 1]
@@ -66,7 +63,7 @@ def squeeze(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 @layer_nd("expandDims")
 def expand_dims(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The input with more axes of size 1, counted in the result."""
+    """Build the input with more axes of size 1, counted in the result."""
     x = inputs[0]
     rank = x.rank + len(params.axes)
     axes = sorted(a % rank for a in each_within(ctx, params.axes, rank))
@@ -78,7 +75,7 @@ layer_nd("getShape")(lambda ctx, params, inputs: mb.shape(x=inputs[0]))
 
 @layer_nd("transpose")
 def transpose(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The axes in another order."""
+    """Build the axes in another order."""
     x = of_rank(inputs[0], len(params.axes))
     axes = each_within(ctx, params.axes, x.rank)
     if len(axes) != x.rank:
@@ -86,12 +83,9 @@ def transpose(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     return mb.transpose(x=x, perm=axes)
 
 
-# -- joining and splitting -------------------------------------------------------------------------------
-
-
 @layer_nd("concatND", inputs=MANY)
 def concat_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The inputs, concatenated along an axis or interleaved slice by slice."""
+    """Build the inputs, concatenated along an axis or interleaved slice by slice."""
     values = [x if x.rank else mb.expand_dims(x=x, axes=[0]) for x in inputs]
     axis = within(ctx, params.axis, values[0].rank)
     return mb.concat(values=values, axis=axis, interleave=params.interleave)
@@ -99,7 +93,7 @@ def concat_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 @layer_nd("stack", inputs=MANY)
 def stack(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The inputs along a new axis."""
+    """Build the inputs along a new axis."""
     axis = within(ctx, params.axis, inputs[0].rank + 1)
     return mb.stack(values=inputs, axis=axis)
 
@@ -137,12 +131,9 @@ def tile(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     return mb.tile(x=x, reps=reps)
 
 
-# -- the other way round -----------------------------------------------------------------------------------
-
-
 @layer_nd("reverse")
 def reverse(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """Some axes back to front."""
+    """Reverse some axes."""
     x = of_rank(inputs[0], len(params.reverseDim))
     if len(params.reverseDim) != x.rank:
         raise ctx.error(
@@ -154,16 +145,13 @@ def reverse(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 @layer_nd("reverseSeq", inputs=2)
 def reverse_seq(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The first numbers of each sequence back to front: as many as the second input says."""
+    """Reverse the first numbers of each sequence, as many as the second input says."""
     return mb.reverse_sequence(
         x=inputs[0],
         lengths=sizes(ctx, inputs[1]),
         seq_axis=within(ctx, params.sequenceAxis, inputs[0].rank, "sequence axis"),
         batch_axis=within(ctx, params.batchAxis, inputs[0].rank, "batch axis"),
     )
-
-
-# -- parts of matrices -------------------------------------------------------------------------------------
 
 
 # of the last two axes as matrices, the diagonals near the main one; all of them at -1

@@ -1,14 +1,18 @@
 """Layers that slide a window: convolutions, deconvolutions and pooling over two and three spatial axes.
 
+A deconvolution is MIL's `conv_transpose`. Its whole result has (size - 1) * stride + extent elements along an
+axis, where extent is the length of the dilated kernel. Padding and output shape say how many of them to cut off
+at both ends (`Cut`): size 5, stride 2 and kernel 3 give 11, and the cut (1, 0) leaves 10.
+
 The format's text says that a deconvolution over two axes ignores its dilation. coremltools' converter writes
-one with the output shape of a dilated kernel, and its tests (`TestConvTranspose`) expect that kernel's numbers:
-they are made here, and a note tells it.
+one with the output shape of a dilated kernel, and its tests (`TestConvTranspose`) expect that kernel's numbers.
+So we apply the dilation, and a note says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +28,7 @@ PADDINGS = ("custom", "valid", "same")
 
 
 def pairs(values: Any, default: int, length: int = 2) -> list[int]:
-    """A repeated field of one number for each spatial axis, which may be left out."""
+    """Return a repeated field of one number for each spatial axis, which may be left out."""
     return [int(v) for v in values] or [default] * length
 
 
@@ -41,7 +45,7 @@ def positive(ctx: Context, params: Any, field: str, default: int) -> list[int]:
 
 
 def borders(ctx: Context, amounts: Any) -> list[int]:
-    """A `BorderAmounts` message as [top, bottom, left, right]; 0 where it is absent.
+    """Return a `BorderAmounts` message as [top, bottom, left, right]; 0 where it is absent.
 
     Raises:
         LoadError: it has not two axes.
@@ -54,12 +58,12 @@ def borders(ctx: Context, amounts: Any) -> list[int]:
 
 
 def by_side(params: Any) -> list[int]:
-    """The custom padding of a layer over three spatial axes, begin and end of each."""
+    """Return the custom padding of a layer over three spatial axes, begin and end of each."""
     return [int(getattr(params, f"customPadding{side}")) for side in SIDES]
 
 
 def arguments(pads: Sequence[int]) -> dict[str, Any]:
-    """The padding arguments of an op for [begin, end, ...]."""
+    """Return the padding arguments of an op for [begin, end, ...]."""
     return {"pad_type": "custom", "pad": list(pads)} if any(pads) else {"pad_type": "valid"}
 
 
@@ -76,7 +80,7 @@ def needs_type(ctx: Context, params: Any) -> None:
 
 
 def spatial(ctx: Context, params: Any) -> dict[str, Any]:
-    """The padding arguments of an op for a layer with "valid" or "same" padding over height and width."""
+    """Return the padding arguments of an op for "valid" or "same" padding over height and width."""
     needs_type(ctx, params)
     if params.HasField("same"):
         return {"pad_type": SAME[params.same.asymmetryMode]}
@@ -84,12 +88,19 @@ def spatial(ctx: Context, params: Any) -> dict[str, Any]:
 
 
 def volume(params: Any) -> dict[str, Any]:
-    """The padding arguments of an op for a layer over depth, height and width."""
+    """Return the padding arguments of an op for a layer over depth, height and width."""
     kind = PADDINGS[params.paddingType]
     return arguments(by_side(params)) if kind == "custom" else {"pad_type": kind}
 
 
-Cuts = list[tuple[int, int]]
+class Cut(NamedTuple):
+    """How many elements of a deconvolution's whole result are cut off at both ends of an axis."""
+
+    begin: int
+    end: int
+    """If negative, elements are added: no input reaches them, so they hold the bias."""
+
+
 VOLUME = ("Depth", "Height", "Width")
 
 
@@ -152,50 +163,55 @@ def _deconvolution(
     if max(dilations) > 1:
         ctx.note("is a dilated deconvolution; the format's text says that its dilation is ignored")
     extents = _extents(kernel, dilations)
-    same, heavy = params.HasField("same"), bool(params.same.asymmetryMode)
-    amounts = [0] * 4 if same else borders(ctx, params.valid.paddingAmounts)
-    cuts = list(zip(amounts[::2], amounts[1::2], strict=True))
-    if same:
-        cuts = [_halves(k - s, heavy) for k, s in zip(extents, strides, strict=True)]
+    odd_at_begin = bool(params.same.asymmetryMode)
+    if params.HasField("same"):
+        cuts = [_halves(k - s, odd_at_begin) for k, s in zip(extents, strides, strict=True)]
+    else:
+        cuts = _cuts(borders(ctx, params.valid.paddingAmounts))
     if params.outputShape:
-        cuts = _to_shape(ctx, x, extents, strides, cuts, params.outputShape, heavy)
-    form = {"strides": strides, "dilations": dilations, "groups": groups}
+        cuts = _cuts_to_shape(ctx, x, extents, strides, cuts, params.outputShape, odd_at_begin)
+    options = {"strides": strides, "dilations": dilations, "groups": groups}
     _check_size(ctx, x, extents, strides, cuts)
-    return _transposed(x, weight, form, bias, cuts)
+    return _build_deconvolution(x, weight, options, bias, cuts)
 
 
 def _extents(kernel: Sequence[int], dilations: Sequence[int]) -> list[int]:
-    """How far a dilated kernel reaches."""
+    """Return the lengths of a dilated kernel: 5 for 3 elements with dilation 2."""
     return [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
 
 
-def _halves(total: int, begin_heavy: bool = False) -> tuple[int, int]:
-    """A cut shared out to both ends, what is over to one of them; a negative one adds to the end."""
+def _cuts(amounts: Sequence[int]) -> list[Cut]:
+    """Return the cuts of [begin, end, begin, end, ...]."""
+    return [Cut(*both) for both in zip(amounts[::2], amounts[1::2], strict=True)]
+
+
+def _halves(total: int, odd_at_begin: bool = False) -> Cut:
+    """Divide a cut between both ends; the odd element goes to one of them. A negative one adds to the end."""
     if total < 0:
-        return 0, total
+        return Cut(0, total)
     small = total // 2
-    return (total - small, small) if begin_heavy else (small, total - small)
+    return Cut(total - small, small) if odd_at_begin else Cut(small, total - small)
 
 
-def _to_shape(
+def _cuts_to_shape(
     ctx: Context,
     x: Var,
     extents: Sequence[int],
     strides: Sequence[int],
-    cuts: Cuts,
-    wanted: Any,
-    begin_heavy: bool = False,
-) -> Cuts:
-    """The cuts that lead to a stated size: the given ones where they do, else as with "same" padding."""
+    cuts: list[Cut],
+    shape: Any,
+    odd_at_begin: bool = False,
+) -> list[Cut]:
+    """Return the cuts that give a stated shape: the given one of an axis if it does, else one in halves."""
     sizes = ctx.shape(x, range(2, x.rank))
-    amounts = []
-    for size, k, s, cut, out in zip(sizes, extents, strides, cuts, wanted, strict=True):
+    fitting = []
+    for size, k, s, cut, out in zip(sizes, extents, strides, cuts, shape, strict=True):
         total = (size - 1) * s + k - int(out)
-        amounts.append(cut if sum(cut) == total else _halves(total, begin_heavy))
-    return amounts
+        fitting.append(cut if sum(cut) == total else _halves(total, odd_at_begin))
+    return fitting
 
 
-def _check_size(ctx: Context, x: Var, extents: Sequence[int], strides: Sequence[int], cuts: Cuts) -> None:
+def _check_size(ctx: Context, x: Var, extents: Sequence[int], strides: Sequence[int], cuts: list[Cut]) -> None:
     """Refuse a deconvolution that leaves nothing of an axis."""
     for size, k, s, cut in zip(x.shape[2:], extents, strides, cuts, strict=True):
         if not is_symbolic(size) and (out := (size - 1) * s + k - sum(cut)) < 1:
@@ -205,12 +221,14 @@ def _check_size(ctx: Context, x: Var, extents: Sequence[int], strides: Sequence[
             )
 
 
-def _transposed(x: Var, weight: Array, form: dict[str, Any], bias: dict[str, Array], cuts: Cuts) -> Var:
-    """A transposed convolution without its ends; a negative cut adds what no input reaches: the bias."""
-    flat = [n for begin, end in cuts for n in (begin, max(end, 0))]
-    grown = any(end < 0 for _, end in cuts)
-    y = mb.conv_transpose(x=x, weight=weight, **form, **({} if grown else bias), **arguments(flat))
-    if not grown:
+def _build_deconvolution(
+    x: Var, weight: Array, options: dict[str, Any], bias: dict[str, Array], cuts: list[Cut]
+) -> Var:
+    """Build a deconvolution with its ends cut off, or with zeros added; these get the bias too."""
+    pads = [n for begin, end in cuts for n in (begin, max(end, 0))]
+    adds = any(end < 0 for _, end in cuts)
+    y = mb.conv_transpose(x=x, weight=weight, **options, **({} if adds else bias), **arguments(pads))
+    if not adds:
         return y
     y = mb.pad(x=y, pad=[n for _, end in cuts for n in (0, max(-end, 0))], mode="constant")
     return mb.add(x=y, y=bias["bias"].reshape(-1, *[1] * len(cuts))) if bias else y
@@ -227,28 +245,28 @@ def convolution3d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         for word in ("kernel", "stride", "dilation")
     )
     groups, bias = int(params.nGroups) or 1, _bias(ctx, params)
-    form = {"strides": strides, "dilations": dilations, "groups": groups}
+    options = {"strides": strides, "dilations": dilations, "groups": groups}
     if not params.isDeconvolution:
         shape = [params.outputChannels, params.inputChannels // groups, *kernel]
         weight = ctx.weights(params.weights, shape)
-        return mb.conv(x=x, weight=weight, **form, **bias, **volume(params))
-    # Stored as coremltools' builder does, with the channels in first.
+        return mb.conv(x=x, weight=weight, **options, **bias, **volume(params))
+    # coremltools' builder stores a deconvolution with its input channels first
     shape = [params.inputChannels, params.outputChannels // groups, *kernel]
     weight = ctx.weights(params.weights, shape, axis=1)
     extents = _extents(kernel, dilations)
     cuts = _volume_cuts(params, extents, strides)
     if params.outputShape:
-        cuts = _to_shape(ctx, x, extents, strides, cuts, params.outputShape)
+        cuts = _cuts_to_shape(ctx, x, extents, strides, cuts, params.outputShape)
     _check_size(ctx, x, extents, strides, cuts)
-    return _transposed(x, weight, form, bias, cuts)
+    return _build_deconvolution(x, weight, options, bias, cuts)
 
 
-def _volume_cuts(params: Any, extents: Sequence[int], strides: Sequence[int]) -> Cuts:
+def _volume_cuts(params: Any, extents: Sequence[int], strides: Sequence[int]) -> list[Cut]:
+    """Return the cuts of a deconvolution over depth, height and width, by its padding."""
     kind = PADDINGS[params.paddingType]
     if kind == "same":
         return [_halves(k - s) for k, s in zip(extents, strides, strict=True)]
-    amounts = by_side(params) if kind == "custom" else [0] * 6
-    return list(zip(amounts[::2], amounts[1::2], strict=True))
+    return _cuts(by_side(params) if kind == "custom" else [0] * 6)
 
 
 POOLINGS = ("max", "average", "l2")
@@ -262,56 +280,60 @@ GLOBAL: dict[str, Callable[[Var, list[int]], Var]] = {
 
 @layer("pooling")
 def pooling(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """Pooling of (..., channel, height, width)."""
+    """Build pooling of (..., channel, height, width)."""
     kind = POOLINGS[params.type]
     needs_type(ctx, params)
     if params.globalPooling:
         return GLOBAL[kind](inputs[0], [-2, -1])
     ctx.needs_rank(inputs[0], 3)
     x, back = ctx.images(inputs[0])
-    form = spatial(ctx, params)
+    pads = spatial(ctx, params)
     if params.HasField("includeLastPixel"):
         high, wide = pairs(params.includeLastPixel.paddingAmounts, 0)
-        form = {**arguments([high, high, wide, wide]), "ceil_mode": True}
+        pads = {**arguments([high, high, wide, wide]), "ceil_mode": True}
     kernel = positive(ctx, params, "kernelSize", 3)
     strides = positive(ctx, params, "stride", 1)
-    y = _windows(kind, x, kernel, strides, form, params.avgPoolExcludePadding)
-    last = kind == "average" and form.get("ceil_mode") and not params.avgPoolExcludePadding
-    return back(_without_beyond(x, y, kernel, strides, list(form.get("pad", [0] * 4))) if last else y)
+    y = _build_pooling(kind, x, kernel, strides, pads, params.avgPoolExcludePadding)
+    if kind == "average" and pads.get("ceil_mode") and not params.avgPoolExcludePadding:
+        y = _corrected_last_means(x, y, kernel, strides, list(pads.get("pad", [0] * 4)))
+    return back(y)
 
 
-def _windows(
-    kind: str, x: Var, kernel: list[int], strides: list[int], form: dict[str, Any], exclude: bool
+def _build_pooling(
+    kind: str, x: Var, kernel: list[int], strides: list[int], pads: dict[str, Any], excludes_padding: bool
 ) -> Var:
+    """Build MIL's pooling; `pads` are its padding arguments."""
     if kind == "average":
-        form = {**form, "exclude_padding_from_average": bool(exclude)}
+        pads = {**pads, "exclude_padding_from_average": bool(excludes_padding)}
     op = {"max": mb.max_pool, "average": mb.avg_pool, "l2": mb.l2_pool}[kind]
-    return op(x=x, kernel_sizes=kernel, strides=strides, **form)
+    return op(x=x, kernel_sizes=kernel, strides=strides, **pads)
 
 
-def _without_beyond(x: Var, y: Var, kernel: list[int], strides: list[int], pad: list[int]) -> Var:
-    """Means whose last windows reach beyond the padding, which Caffe, whose mode this is, does not count."""
+def _corrected_last_means(x: Var, y: Var, kernel: list[int], strides: list[int], pad: list[int]) -> Var:
+    """Correct the means of windows that reach beyond the padding: Caffe does not count what lies there.
+
+    Of 6 elements without padding, kernel 3 and stride 2, the last of the windows 0-2, 2-4, 4-6 has only two:
+    MIL divides their sum by 3, so it is multiplied by 3/2.
+    """
     if static_shape(x) is None or static_shape(y) is None:
         return y
     factor = np.ones((), np.float64)
     for axis, (size, step) in enumerate(zip(kernel, strides, strict=True)):
         before, after = pad[2 * axis : 2 * axis + 2]
-        begin = np.arange(y.shape[2 + axis]) * step - before
-        ends = np.minimum(begin + size, x.shape[2 + axis] + after)
-        factor = factor[..., None] * (size / (ends - begin))
+        begins = np.arange(y.shape[2 + axis]) * step - before
+        ends = np.minimum(begins + size, x.shape[2 + axis] + after)
+        factor = factor[..., None] * (size / (ends - begins))
     return y if np.all(factor == 1) else mb.mul(x=y, y=factor.astype(np_dtype(y)))
 
 
 @layer_nd("pooling3d")
 def pooling3d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """Pooling of (batch, channel, depth, height, width)."""
+    """Build pooling of (batch, channel, depth, height, width)."""
     kernel, strides = (
-        [int(getattr(params, f"{word}{axis}")) for axis in ("Depth", "Height", "Width")]
-        for word in ("kernel", "stride")
+        [int(getattr(params, f"{word}{axis}")) for axis in VOLUME] for word in ("kernel", "stride")
     )
-    form = volume(params)
     x = ctx.five(inputs[0])
-    return _windows(POOLINGS[params.type], x, kernel, strides, form, params.countExcludePadding)
+    return _build_pooling(POOLINGS[params.type], x, kernel, strides, volume(params), params.countExcludePadding)
 
 
 layer_nd("globalPooling3d")(

@@ -13,9 +13,8 @@ from two_sided import with_any_batch, with_sizes
 
 import anesurgery as ane
 from anesurgery.mil import Array
-from anesurgery.network_editing.steps import border_amounts
 from anesurgery.neuralnetwork.importing import import_network
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.making import border_amounts, make_layer, make_network, weights
 from anesurgery.passes.layers.dilation import UndilateConvolution
 from anesurgery.testing import apply_pass
 

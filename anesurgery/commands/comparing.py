@@ -21,7 +21,7 @@ from anesurgery.commands.waiting import waiting
 Values = Annotated[
     Path | None, typer.Option(help="An .npz file of arrays by input name. Default: random inputs.")
 ]
-Outputs = Annotated[Path | None, typer.Option(help="The .npz file to write.")]
+Outputs = Annotated[Path | None, typer.Option("--out", "-o", help="The .npz file to write.")]
 PRECISION = "fp32 (exact), fp16 (as stored), ane or ane:M1 (an estimate of the Neural Engine)."
 Precision = Annotated[str, typer.Option(help=PRECISION)]
 Engine = Annotated[str, typer.Option(help="interpreter, or coreai: Apple's Core AI runtime, as stored.")]

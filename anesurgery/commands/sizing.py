@@ -12,7 +12,7 @@ import typer
 from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Model, Overwrite
 from anesurgery.commands.splitting_models import read_shape
-from anesurgery.commands.subcommand import Call, Outcome, subcommand
+from anesurgery.commands.subcommand import Call, Outcome, Place, subcommand
 from anesurgery.commands.waiting import waiting
 from anesurgery.errors import SurgeryError
 
@@ -26,7 +26,6 @@ Chip = Annotated[str | None, typer.Option(help="The chip and OS for the expected
 Plot = Annotated[
     Path | None, typer.Option(help="Write a plot: .png, .svg or .pdf. An existing file is replaced.")
 ]
-Folder = Annotated[str, typer.Option("--out", "-o", help="The folder to write.")]
 Shapes = Annotated[
     list[str], typer.Option(metavar="INPUT=1x64,...", help="The shapes of the inputs at a size; repeat.")
 ]
@@ -83,7 +82,7 @@ def _open_shape(text: str) -> tuple[str, tuple[int | None, ...]]:
 
 
 @subcommand("shipping.several_sizes:sizes", waits="making the sizes", engine=False)
-def sizes(call: Call, model: Model, out: Folder, size: Shapes, overwrite: Overwrite = False) -> Outcome:
+def sizes(call: Call, model: Model, out: Place, size: Shapes, overwrite: Overwrite = False) -> Outcome:
     """Make a model at several fixed sizes that share their weights."""
     each = [dict(map(read_shape, text.split(","))) for text in size]
     if any(shapes.keys() != each[0].keys() for shapes in each):

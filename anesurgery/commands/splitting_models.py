@@ -8,12 +8,11 @@ import typer
 
 from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Model, Overwrite
-from anesurgery.commands.subcommand import Call, Outcome, subcommand
+from anesurgery.commands.subcommand import Call, Outcome, Place, subcommand
 from anesurgery.display import counted, drawn
 from anesurgery.errors import SurgeryError
 
 Out = Annotated[str, typer.Option("--out", "-o", help="The .mlpackage to write.")]
-Folder = Annotated[str, typer.Option("--out", "-o", help="A folder of packages, or an .mlpackage with all.")]
 SHAPE = "With --at: the shape that a custom layer makes. Repeat for more."
 Shape = Annotated[list[str] | None, typer.Option(metavar="BLOB=CxHxW", help=SHAPE)]
 Models = Annotated[list[str], typer.Argument(metavar="NAME=MODEL...", help="Functions and their models.")]
@@ -21,8 +20,8 @@ Name = Annotated[str, typer.Argument(help="The function.")]
 
 
 @subcommand("splitting.split:split", waits="cutting", engine=False, names={"max_bytes": "max_size"})
-def split(call: Call, model: Model, out: Folder, shape: Shape = None, overwrite: Overwrite = False) -> Outcome:
-    """Cut a model into chunks that run one after the other."""
+def split(call: Call, model: Model, out: Place, shape: Shape = None, overwrite: Overwrite = False) -> Outcome:
+    """Cut a model into chunks that run one after the other: a folder of packages, or an .mlpackage with all."""
     if [call["parts"], call["max_bytes"], call["at"]].count(None) != 2:
         raise SurgeryError("give either --parts N or --max-size 950MB or --at unsupported")
     chain = call(model, shapes=dict(map(read_shape, shape or ())))
@@ -57,7 +56,7 @@ def merge(call: Call, models: Models, out: Out) -> Outcome:
 
 
 @subcommand("splitting.merge:extract", waits="extracting")
-def extract(call: Call, model: Model, function: Name, out: Out) -> Outcome:
+def extract(call: Call, model: Model, function: Name, out: Place) -> Outcome:
     """Write a package with one function of a model."""
     path = call(model, function, out)
     return Outcome({"path": str(path)}, shown="", wrote=[out], then=command("see", out))

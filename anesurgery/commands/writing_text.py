@@ -84,7 +84,9 @@ def _answer(call: Call, folder: Path, prompt: str, sampling: Mapping[str, Any], 
 
 @subcommand("shipping.swift_package:swift")
 def swift(
-    call: Call, folder: Shipped, to: Annotated[Path, typer.Option(help="The folder to make.")]
+    call: Call,
+    folder: Shipped,
+    to: Annotated[Path, typer.Option("--out", "-o", "--to", help="The folder to make.")],
 ) -> Outcome:
     """Write a Swift package that runs a model, or a folder that `build` or `sizes` wrote."""
     package = {"package": str(call(folder, to))}

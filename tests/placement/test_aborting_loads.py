@@ -252,7 +252,7 @@ def test_the_first_line_names_the_abort() -> None:
     """The wrong version: "every op", as if the model loaded."""
     program = product(eight_bits)()
     refused = ane.inspect(program, M4, compute_units="CPU_AND_GPU")
-    assert "reported to abort: 1 weights of 8 bits" in refused.summary
+    assert "reported to abort: 1 weight of 8 bits" in refused.summary
     doubtful = ane.inspect(program, M4, compute_units="ALL")
     assert "the load may hang or fail: abort-int8-gpu (ask for CPU_AND_NE" in doubtful.summary
     assert refused.status == doubtful.status == 2
@@ -261,7 +261,7 @@ def test_the_first_line_names_the_abort() -> None:
 def test_auto_pads_by_slices_what_core_ml_refuses_though_it_takes_longer() -> None:
     """The wrong version: a time by estimate of the model that does not load, which slices would raise."""
     program = padded("reflect", 0, 0, 1, 1, 0, 0, 1, 1)()
-    assert "reported to be refused by Core ML: 1 pads" in ane.inspect(program, "M4").summary
+    assert "reported to be refused by Core ML: 1 pad" in ane.inspect(program, "M4").summary
     surgery = ane.apply(program, "auto", target="M4", quiet=True)
     assert {change.pass_name for change in surgery.changes} == {"reflect_pad_slices"}
     assert not ane.inspect(surgery.program, "M4").refused

@@ -165,9 +165,15 @@ class LoadReport:
 
 
 def _counted(value_names: Iterable[str], what: str) -> str:
-    """Return "<count> <what>, first %<name>" for names of values; "" for none."""
+    """Return words such as "2 pads of an axis, first %y" for names of values; "" for none.
+
+    Args:
+        value_names: the names.
+        what: the words for one, with a star where several have an s: "pad* of an axis".
+    """
     different = list(dict.fromkeys(value_names))
-    return f"{len(different)} {what}, first %{different[0]}" if different else ""
+    words = what.replace("*", "s" * (len(different) > 1))
+    return f"{len(different)} {words}, first %{different[0]}" if different else ""
 
 
 def _int8_weights(ops: list[Operation]) -> str:
@@ -175,7 +181,7 @@ def _int8_weights(ops: list[Operation]) -> str:
     data = {"constexpr_affine_dequantize": "quantized_data", "constexpr_blockwise_shift_scale": "data"}
     stored = ((op, op.inputs[data[op.op_type]]) for op in ops if op.op_type in data)
     int8 = (op.outputs[0].name for op, v in stored if isinstance(v, Var) and dtype_name(v) in ("int8", "uint8"))
-    return _counted(int8, "weights of 8 bits")
+    return _counted(int8, "weight* of 8 bits")
 
 
 def _scaled_palettes(ops: list[Operation]) -> str:
@@ -183,7 +189,7 @@ def _scaled_palettes(ops: list[Operation]) -> str:
     lookup, scale = "constexpr_lut_to_dense", "constexpr_blockwise_shift_scale"
     tables = [op.outputs[0].name for op in ops if op.op_type == lookup and producer(op.lut, scale) is not None]
     after = [op.outputs[0].name for op in ops if op.op_type == scale and producer(op.data, lookup) is not None]
-    return _counted([*tables, *after], "palettes with scales")
+    return _counted([*tables, *after], "palette* with scales")
 
 
 POOL_FACTOR = 8
@@ -197,7 +203,7 @@ def _nearest_beside_pool(ops: list[Operation]) -> str:
         op for op in ops if op.op_type == "max_pool" and list(op.kernel_sizes.val) == [POOL_FACTOR, POOL_FACTOR]
     ]
     large = [op.outputs[0].name for op in ops if op.op_type in NEAREST and _upsamples_by_factor(op)]
-    return f"{_counted(large, 'nearest upsamplings by 8')}, beside max pools of 8x8" if pools and large else ""
+    return f"{_counted(large, 'nearest upsampling* by 8')}, beside max pools of 8x8" if pools and large else ""
 
 
 def _upsamples_by_factor(op: Operation) -> bool:
@@ -214,7 +220,7 @@ SCATTERS = names("scatter scatter_along_axis scatter_nd")
 def _written_caches(ops: list[Operation]) -> str:
     """Find scatters into an input or a state: a cache."""
     into = [op for op in ops if op.op_type in SCATTERS and _writes_cache(op)]
-    return _counted((op.outputs[0].name for op in into), "caches written by scatter")
+    return _counted((op.outputs[0].name for op in into), "cache* written by scatter")
 
 
 def _writes_cache(op: Operation) -> bool:
@@ -228,14 +234,14 @@ def _wide_attentions(ops: list[Operation]) -> str:
     """Find fused attentions with wide heads, if there are at least two."""
     fused = (op for op in ops if op.op_type == "scaled_dot_product_attention")
     wide = [op.outputs[0].name for op in fused if wide_attention(op)]
-    return _counted(wide, f"fused attentions with heads wider than {WIDEST_HEAD}") if len(wide) > 1 else ""
+    return _counted(wide, f"fused attention* with heads wider than {WIDEST_HEAD}") if len(wide) > 1 else ""
 
 
 def _flat_attentions(ops: list[Operation]) -> str:
     """Find attention on values of rank 3, where batch and heads share one axis."""
     products = [op for op in ops if op.op_type == "matmul" and len(op.outputs[0].shape) == 3]
     weights = [v for op in products if (v := op.x).op is not None and v.op.op_type == "softmax"]
-    return _counted((v.name for v in weights), "attentions of three axes")
+    return _counted((v.name for v in weights), "attention* of three axes")
 
 
 def _transposed_weights(ops: list[Operation]) -> str:
@@ -247,14 +253,14 @@ def _transposed_weights(ops: list[Operation]) -> str:
         weights = untransposed if transpose is None else transpose.x
         if producer(weights, "softmax") is not None:
             products.append(op.outputs[0].name)
-    return _counted(products, "products of values with transposed attention weights")
+    return _counted(products, "product* of values with transposed attention weights")
 
 
 def _edges_before_last_two(ops: list[Operation]) -> str:
     """Find edges that are mirrored or repeated along an axis before the last two."""
     pads = (op for op in ops if op.op_type == "pad" and constant(op.mode) in ("reflect", "replicate"))
     refused = (op for op in pads if any(constant(op.pad)[:-4]))  # two amounts for each axis, the last axis last
-    return _counted((op.outputs[0].name for op in refused), "pads of an axis before the last two")
+    return _counted((op.outputs[0].name for op in refused), "pad* of an axis before the last two")
 
 
 RECURRENT = names("lstm gru rnn")
@@ -262,7 +268,7 @@ RECURRENT = names("lstm gru rnn")
 
 def _recurrent(ops: list[Operation]) -> str:
     """Find recurrent ops."""
-    return _counted((op.outputs[0].name for op in ops if op.op_type in RECURRENT), "recurrent ops")
+    return _counted((op.outputs[0].name for op in ops if op.op_type in RECURRENT), "recurrent op*")
 
 
 def _raised_numbers(ops: list[Operation]) -> str:
@@ -271,7 +277,7 @@ def _raised_numbers(ops: list[Operation]) -> str:
         op for op in ops if op.op_type in ("expand_dims", "reshape") and op.x.rank == 0 and op.x.op is not None
     ]
     return _counted(
-        (op.outputs[0].name for op in raised if is_output(op.outputs[0])), "outputs made of a number"
+        (op.outputs[0].name for op in raised if is_output(op.outputs[0])), "output* made of a number"
     )
 
 
@@ -279,13 +285,13 @@ def _vector_products(ops: list[Operation]) -> str:
     """Find products of a vector and a batch of matrices."""
     products = [op for op in ops if op.op_type == "matmul" and min(op.x.rank, op.y.rank) == 1]
     batched = (op.outputs[0].name for op in products if max(op.x.rank, op.y.rank) > 2)
-    return _counted(batched, "products of a vector and a batch")
+    return _counted(batched, "product* of a vector and a batch")
 
 
 def _varying_means(ops: list[Operation]) -> str:
     """Find means of values whose sizes vary."""
     means = [op for op in ops if op.op_type == "reduce_mean" and any(map(is_symbolic, op.x.shape))]
-    return _counted((op.outputs[0].name for op in means), "means of values whose sizes vary")
+    return _counted((op.outputs[0].name for op in means), "mean* of values whose sizes vary")
 
 
 GUARDS = MOVING | names("clip maximum add cast")
@@ -301,7 +307,7 @@ def _masked_means(ops: list[Operation]) -> str:
             count = guard.x
         if total is not None and producer(count, "reduce_sum") is not None and _varies(total):
             quotients.append(op.outputs[0].name)
-    return _counted(quotients, "means by a mask over a length that varies")
+    return _counted(quotients, "mean* by a mask over a length that varies")
 
 
 def _varies(reduction: Operation) -> bool:
@@ -311,7 +317,7 @@ def _varies(reduction: Operation) -> bool:
 
 def _places(ops: list[Operation]) -> str:
     """Find ops that list the places of nonzero elements."""
-    return _counted((op.outputs[0].name for op in ops if op.op_type == "non_zero"), "lists of places")
+    return _counted((op.outputs[0].name for op in ops if op.op_type == "non_zero"), "list* of places")
 
 
 LEAST_SCALES = 1024
@@ -323,7 +329,7 @@ def _scaled_between_reshapes(ops: list[Operation]) -> str:
     values = [op.outputs[0] for op in ops if op.op_type in ("mul", "add") and _has_unequal_scales(op)]
     return _counted(
         (v.name for v in values if _is_normed(v) and _ends_in_reshape(v)),
-        "scales of a norm between two reshapes",
+        "scale* of a norm between two reshapes",
     )
 
 

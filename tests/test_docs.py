@@ -32,7 +32,6 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+)")
 BAD_INPUT = 64
 YOURS = {
-    "README.md": ["checkpoint"],
     "api.md": ["checkpoint", "gpt2.mlmodelc", "model.pte"],
     "compiled-models.md": ["gpt2.mlmodelc", "model.pte"],
     "decoders.md": ["checkpoint"],

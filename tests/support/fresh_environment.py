@@ -17,7 +17,7 @@ from pathlib import Path
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 COMMANDS = re.compile(
-    r"^## See, fix, prove$.*?^```sh\n(.*?)^```\n+^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^## See, fix, prove$.*?^```sh\n(.*?)^```$.*?^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL
 )
 
 
@@ -29,7 +29,8 @@ def without_decibels(text: str) -> str:
 def missing(printed: str, readme: str = "") -> list[str]:
     """The lines that the README shows below its commands and that were not printed."""
     _, shown = first_commands(readme)
-    return [s for s in shown.splitlines() if without_decibels(s) not in without_decibels(printed)]
+    lines = [line for line in shown.splitlines() if line != "..."]
+    return [line for line in lines if without_decibels(line) not in without_decibels(printed)]
 
 
 def first_commands(readme: str = "") -> tuple[str, str]:

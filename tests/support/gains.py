@@ -47,7 +47,7 @@ def _times(time: Change | None) -> str:
     assert time.better, "a page shows a gain"
     times = from_to(time.before.ms, time.after.ms).replace(" -> ", " to ")
     speedup, low, high = (rounded(1 / ratio) for ratio in (time.ratio, time.high, time.low))
-    return f"from {times}: {speedup} times as fast (between {low} and {high} in four cases out of five)"
+    return f"from {times}: {speedup} times as fast (likely {low} to {high} times)"
 
 
 def _kept(surgery: ane.Surgery, model: Path, device: str) -> str:
@@ -58,9 +58,9 @@ def _kept(surgery: ane.Surgery, model: Path, device: str) -> str:
     assert alone is not None
     assert surgery.time is not None
     before, after = surgery.time.before.ms, surgery.time.after.ms
-    if (before - alone.after.ms) > NEARLY_ALL * (before - after):
-        return "Nearly all of this comes from computing only the last row of the logits, which stays the same"
-    return "The repaired model returns only the last row of logits, which stays the same"
+    nearly_all = (before - alone.after.ms) > NEARLY_ALL * (before - after)
+    what = "Nearly all of the gain comes from computing" if nearly_all else "The repaired model returns"
+    return f"{what} only the last row of the logits; this row stays the same"
 
 
 @cache
@@ -103,8 +103,8 @@ def more_on_the_engine(device: str) -> str:
     model, surgery = _in_the_tutorial(device)
     before, after = (ane.inspect(one, target=device) for one in (model, surgery.program))
     low, high, least = before.residency["flop"], before.residency_at_most["flop"], after.residency["flop"]
-    what = f"the share of the work of a small image network that runs on the Neural Engine of an {device}"
-    return f"By our estimate, {what} rises from between {low:.0%} and {high:.0%} to {least:.0%}."
+    what = f"the Neural Engine of an {device} runs {low:.0%} to {high:.0%} of the work of a small image network"
+    return f"By our estimate, {what}. The repair on this page raises this to {least:.0%}."
 
 
 @cache
@@ -180,9 +180,9 @@ def surer(device: str) -> str:
     assert before == 0
     assert flexible.residency_at_most["ops"] == 1
     after = min(found.residency["ops"] for found in names["sized"].inspect(device).values())
-    unsure = f"whether a small audio network runs on the Neural Engine of an {device}"
-    gain = f"the share of its ops that we expect there rises from {before:.0%} to {after:.0%}"
-    return f"With a flexible length, we cannot say {unsure}. With two fixed lengths, {gain}."
+    what = f"the Neural Engine of an {device} runs {before:.0%} to 100% of the ops of a small audio network"
+    unsure = "if its input length may vary: we cannot tell"
+    return f"By our estimate, {what} {unsure}. With two fixed lengths, this rises to {after:.0%}."
 
 
 @cache

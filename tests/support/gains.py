@@ -144,7 +144,7 @@ def smaller(bits: int, device: str) -> str:
         )
     assert found.loss is not None
     sizes = " to ".join(f"{number / 1e6:.1f} MB" for number in found.bytes)
-    kept = f"The outputs agree with those of the original to {found.loss.psnr:.0f} dB (PSNR)."
+    kept = f"The outputs agree with those of the original to {found.loss.psnr:.0f} dB ([PSNR](numbers.md))."
     random = "Weights and samples were random, so a trained model will differ."
     what = f"Stored in {bits} bits for an {device}, the weights of a small GPT-2 shrink from {sizes}"
     return f"{what}. {kept} {random}"

@@ -21,7 +21,7 @@ RISE = re.compile(r"an iPhone \d+ runs (\d+)% to (\d+)% of .*?this (?:rises )?to
 def gained(text: str) -> bool:
     """Does the text say two numbers on a phone of which the second is the better one, or a share that rises?"""
     if share := RISE.search(text):
-        low, high, after = map(int, share.groups())
+        low, high, after = map(float, share.groups())
         return low < after and high <= after
     found = GAIN.search(text)
     if found is None:

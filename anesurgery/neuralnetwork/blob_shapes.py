@@ -17,6 +17,7 @@ from anesurgery.mil import Array, Function, Operation, Var, as_scratch, ct, excl
 from anesurgery.neuralnetwork import ports
 from anesurgery.neuralnetwork.context import Context, Custom
 from anesurgery.neuralnetwork.layers import load_families
+from anesurgery.neuralnetwork.layers.control_layers import written
 from anesurgery.neuralnetwork.spec import is_legacy
 
 load_families()
@@ -47,8 +48,8 @@ class Blobs:
         """Why a blob is unknown."""
         self.errors: list[LoadError] = []
         """Of the layers that cannot be built, custom ones excepted: their code is not in the file."""
-        self.ends: list[tuple[str, int]] = []
-        """The first output of each layer, and the number of ops up to its last."""
+        self.spans: list[tuple[str, int, int]] = []
+        """The first output of each layer that was built, its first op, and the op after its last."""
         inputs = {f.name: ports.placeholder(f) for f in description.input}
         self.function = Function(inputs, opset_version=OPSET)
         as_scratch(self.function)
@@ -57,30 +58,36 @@ class Blobs:
                 var = self.function.inputs[feature.name]
                 self.ctx.env[feature.name] = ports.read(self.ctx, network, feature, var)
             for layer in network.layers if layers is None else layers:
-                self._try(layer)
-                self.ends.append((next(iter(layer.output), layer.name), len(self.function.operations)))
+                start = len(self.function.operations)
+                if self._try(layer):
+                    self.spans.append(
+                        (next(iter(layer.output), layer.name), start, len(self.function.operations))
+                    )
 
     @cached_property
     def ops(self) -> dict[str, list[Operation]]:
         """The ops of each layer, by the name of its first output."""
-        every, by_output, start = list(self.function.operations), dict[str, list[Operation]](), 0
-        for name, end in self.ends:
+        every, by_output = list(self.function.operations), dict[str, list[Operation]]()
+        for name, start, end in self.spans:
             by_output.setdefault(name, []).extend(every[start:end])
-            start = end
         return by_output
 
-    def _try(self, layer: Any) -> None:
+    def _try(self, layer: Any) -> bool:
+        """Build a layer, or state why its blobs are unknown; was it built?"""
         unknown = next((b for b in layer.input if b in self.missing), None)
         try:
             if unknown is None:
                 self.ctx.build(SimpleNamespace(layers=[layer]))
-                return
+                return True
             words = self.missing[unknown]
         except LoadError as error:
             words = str(error)
             if layer.WhichOneof("layer") != "custom":
                 self.errors.append(error)
-        self.missing |= dict.fromkeys(layer.output, words)
+        for blob in written(SimpleNamespace(layers=[layer])):
+            self.missing[blob] = words
+            self.ctx.env.pop(blob, None)
+        return False
 
     def var(self, blob: str) -> Var | None:
         """Return the MIL value of a blob."""

@@ -13,9 +13,12 @@ import anesurgery as ane
 from anesurgery.errors import LoadError
 from anesurgery.files.protobuf import proto
 from anesurgery.mil import Array, mb, quiet_host, walk_ops
+from anesurgery.neuralnetwork.blob_shapes import Blobs
 from anesurgery.neuralnetwork.context import LAYERS
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.layers import load_families
+from anesurgery.placement.networks import inspect_network
+from anesurgery.placement.target import Target
 
 with quiet_host():
     from coremltools.models import datatypes
@@ -84,6 +87,55 @@ def test_branches_nest(a: int, b: int) -> None:
     linear(network, "y", "y", beta=1)
     linear(inside(network.add_branch("inner", "b").branch.ifBranch), "y", "y", alpha=10)
     assert run(made, a=[a], b=[b], x=[3])["y"] == (((3 + 1) * (10 if b else 1)) if a else 3)
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_constant_condition_builds_the_side_that_it_chooses(taken: int) -> None:
+    """Lists of TensorFlow grow under a constant condition; the side that is never taken need not fit."""
+    made = builder({"x": (3,)}, ("z",))
+    made.add_load_constant_nd("c", "c", np.array([float(taken)]), (1,))
+    made.add_copy("start", "x", "y")
+    layer = made.add_branch("grow", "c")
+    sides = [inside(layer.branch.ifBranch), inside(layer.branch.elseBranch)]
+    fits, misfits = sides if taken else sides[::-1]
+    linear(fits, "y", "y", alpha=3)
+    misfits.add_load_constant_nd("more", "more", np.zeros((1, 3)), (1, 3))
+    misfits.add_concat_nd("new", ["y", "more"], "new", axis=0)
+    misfits.add_copy("assign", "new", "y")
+    made.add_activation("after", "LINEAR", "y", "z", params=[1, 1])
+    np.testing.assert_array_equal(run(made, x=[1, 2, 3])["z"], [4, 7, 10])
+
+
+@pytest.mark.parametrize("one_sided", [False, True])
+def test_a_blob_of_one_side_alone_does_not_outlive_a_constant_branch(one_sided: bool) -> None:
+    made = builder({"x": (3,)}, ("z",))
+    made.add_load_constant_nd("c", "c", np.array([1.0]), (1,))
+    layer = made.add_branch("b", "c")
+    linear(inside(layer.branch.ifBranch), "x", "y", alpha=3)
+    if not one_sided:
+        linear(inside(layer.branch.elseBranch), "x", "y", alpha=5)
+    made.add_activation("after", "LINEAR", "y", "z", params=[1, 1])
+    if one_sided:
+        with pytest.raises(LoadError, match="reads the blob 'y', which nothing makes"):
+            import_network(made.spec)
+    else:
+        np.testing.assert_array_equal(run(made, x=[1, 2, 3])["z"], [4, 7, 10])
+
+
+def test_a_branch_that_cannot_be_built_leaves_what_it_writes_unknown() -> None:
+    made = builder({"c": (1,), "x": (3,)}, ("z",))
+    made.add_copy("start", "x", "y")
+    side = inside(made.add_branch("b", "c").branch.ifBranch)
+    side.add_custom("swish", ["y"], ["new"], proto.NeuralNetwork_pb2.CustomLayerParams(className="Swish"))
+    side.add_copy("assign", "new", "y")
+    made.add_activation("after", "LINEAR", "y", "z", params=[1, 1])
+    blobs = Blobs(made.spec.neuralNetwork, made.spec.description)
+    assert blobs.shape("x") == (3,)
+    assert blobs.shape("y") is None
+    assert "class 'Swish'" in blobs.missing["z"]
+    found = inspect_network(made.spec, Target.parse("iPhone 13"), "m")
+    assert [row.op_type for row in found.ops] == ["copy", "branch", "custom", "copy", "activation"]
+    assert any("whose code is not in the file" in note for note in found.notes)
 
 
 # -- loops -------------------------------------------------------------------------------------------------

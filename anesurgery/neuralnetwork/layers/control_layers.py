@@ -80,13 +80,13 @@ def _jumps(network: Any) -> set[str]:
     return kinds.union(*(_jumps(n) for layer in inner for n in nested_networks(layer)))
 
 
-def _written(network: Any) -> Iterator[str]:
-    """Yield every blob that a network may write, and every flag."""
+def written(network: Any) -> Iterator[str]:
+    """Yield every blob that a network or part of one may write, and every flag."""
     for each in network.layers:
         yield from each.output
         yield from JUMPS.get(each.WhichOneof("layer"), ())
         for inner in nested_networks(each):
-            yield from _written(inner)
+            yield from written(inner)
 
 
 def _read(network: Any) -> Iterator[str]:
@@ -125,11 +125,16 @@ def _run(ctx: Context, network: Any) -> None:
 
 
 def _choose(ctx: Context, condition: Var, first: Any, second: Any) -> None:
-    """Build two networks as the two sides of a `cond`."""
+    """Build two networks as the two sides of a `cond`, or only the one that a constant condition chooses."""
     outer = ctx.env
-    written = {n for network in (first, second) for n in _written(network)}
+    changed = {n for network in (first, second) for n in written(network)}
     both = _always_made(first) & _always_made(second)
-    names = sorted(n for n in written if n in outer or n in both)
+    names = sorted(n for n in changed if n in outer or n in both)
+    if condition.val is not None:
+        _run(ctx, first if condition.val else second)
+        for name in changed.difference(names):
+            ctx.env.pop(name, None)
+        return
     if not names:
         return
 
@@ -246,9 +251,9 @@ def _start(ctx: Context, params: Any, limited: bool, conditional: bool, jumps: s
 def _carried(ctx: Context, params: Any, outer: dict[str, Var]) -> list[str]:
     """Return the blobs that a loop writes and whose last value is needed: by the next round, or outside."""
     body, condition = params.bodyNetwork, params.conditionNetwork
-    written = {*_written(body), *_written(condition)}
+    changed = {*written(body), *written(condition)}
     needed = outer.keys() | set(_read(body))
-    return sorted(n for n in written & needed & ctx.env.keys() if n not in (HALTED, BROKEN, GO_ON, ROUND))
+    return sorted(n for n in changed & needed & ctx.env.keys() if n not in (HALTED, BROKEN, GO_ON, ROUND))
 
 
 def _one_round(ctx: Context, params: Any, jumps: set[str]) -> None:

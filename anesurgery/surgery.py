@@ -20,7 +20,16 @@ from anesurgery import registry
 from anesurgery.checking.comparison import Comparison
 from anesurgery.display import drawn
 from anesurgery.doors import check_fields, door
-from anesurgery.errors import ProofError, Refusal, SurgeryError, UnknownName, Unsuited, warn
+from anesurgery.errors import (
+    IsPipeline,
+    NotExpressible,
+    ProofError,
+    Refusal,
+    SurgeryError,
+    UnknownName,
+    Unsuited,
+    warn,
+)
 from anesurgery.files import progress
 from anesurgery.files.interface import call_of
 from anesurgery.files.writing import check_place
@@ -50,7 +59,7 @@ from anesurgery.rewriting.checks import (
     check_requirement,
     prove_model,
 )
-from anesurgery.rewriting.choosing import Chosen, Wish, as_asked, choose
+from anesurgery.rewriting.choosing import Chosen, Wish, as_asked, choose, is_clearly_faster
 from anesurgery.rewriting.edit_plan import Plan
 from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.ml_program import Comparing, Graph, Subject, layers_off_ane, read_subject
@@ -212,7 +221,7 @@ def plan(
         SurgeryError: an option does not fit, or a recipe is strict and not for this model.
     """
     options = {"target": target, "member": member, "assume": assume, "inputs": inputs, "gate": gate}
-    return _Job.of(model, passes, compressed=compressed, seed=seed, **options).chosen().plan
+    return _chosen(model, passes, rescue=False, compressed=compressed, seed=seed, **options)[1].plan
 
 
 @door("inputs", "target", "seed", modules=True)
@@ -274,10 +283,56 @@ def apply(
     """
     check_requirement(require, prove)
     options = {"target": target, "member": member, "assume": assume, "inputs": inputs, "gate": gate}
-    job = _Job.of(model, passes, prove=prove, compressed=compressed, seed=seed, quiet=quiet, **options)
-    chosen = job.chosen(rescue=True)
+    options |= {"prove": prove, "compressed": compressed, "seed": seed, "quiet": quiet}
+    job, chosen = _chosen(model, passes, rescue=True, **options)
     surgery, session = job.edited(chosen)
     return job.check(surgery, session, require)
+
+
+def _chosen(model: Any, passes: Any, *, rescue: bool, **options: Any) -> tuple[_Job, Chosen]:
+    """The job and its plan: for the layers of a network, or for its ML Program, whichever gains more.
+
+    Args:
+        model: as the caller gave it.
+        passes: as `apply` takes them.
+        rescue: as `_Job.chosen` takes it.
+        options: of `_Job.of`.
+    """
+    recipe = _recipe(passes)
+    on_layers = "" if recipe is None else recipe.on_layers
+    program: tuple[_Job, Chosen] | SurgeryError
+    try:
+        job = _Job.of(model, passes, **options)
+        program = (job, job.chosen(rescue=rescue))
+    except (IsPipeline, NotExpressible) as error:
+        if not on_layers:
+            raise
+        program = error
+    if isinstance(program, tuple) and not (on_layers and job.given.was_layers):
+        return program
+    try:
+        job = _Job.of(model, on_layers, **options)
+        layers = (job, job.chosen(rescue=rescue))
+    except SurgeryError:
+        if isinstance(program, SurgeryError):
+            raise program from None
+        return program
+    return layers if isinstance(program, SurgeryError) or _stays_layers(program, layers[1]) else program
+
+
+def _stays_layers(program: tuple[_Job, Chosen], layers: Chosen) -> bool:
+    """Are edits of layers better than the ML Program of a network, which rounds values?
+
+    They are if they gain something, unless the ML Program repairs wrong numbers or is clearly faster.
+    """
+    job, chosen = program
+    if not layers.plan.steps or not chosen.plan.steps:
+        return bool(layers.plan.steps)
+    ends = [None if one.end is None else one.end.score_if_any for one in (chosen, layers)]
+    faster = is_clearly_faster(*ends)
+    if faster is None:
+        faster = is_clearly_faster(ends[0], job.given.as_given(Target.parse(job.session.target)))
+    return not (chosen.plan.wrong or faster)
 
 
 def edit(given: Subject, steps: Sequence[Pass], session: Session, *, quiet: bool = True) -> Subject:
@@ -653,6 +708,8 @@ class Recipe:
     """Is a step undone after which sampled inputs give outputs further from what the model means?"""
     repairs: tuple[Pass, ...] = ()
     """Repairs of which the fewest run first that make outputs right, on given or random inputs."""
+    on_layers: str = ""
+    """Name of the recipe for the layers of an `.mlmodel`, used unless its ML Program is clearly faster."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -7,6 +7,9 @@ be faster on the target, or to take as long with less that the ANE cannot run. I
 what was tried and undone, and what it could not repair::
 
     ane.apply("model.mlpackage", "auto", target="M1/macOS 14")
+
+An `.mlmodel` of layers is tried in both formats: `neuralnetwork_ane` edits its layers, and the step above its
+ML Program. The ML Program is taken only if it is clearly faster, or repairs wrong numbers.
 """
 
 from __future__ import annotations
@@ -15,4 +18,4 @@ from anesurgery import passes
 from anesurgery.recipes.safety import STEPS
 from anesurgery.surgery import Recipe
 
-auto = Recipe(name="auto", steps=(passes.ApplyRemedies(),), repairs=STEPS)
+auto = Recipe(name="auto", steps=(passes.ApplyRemedies(),), repairs=STEPS, on_layers="neuralnetwork_ane")

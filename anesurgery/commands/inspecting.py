@@ -215,8 +215,9 @@ class _Ends:
         then = first.fixing
         if not then and any(finding.remedy for finding in first.all_findings):
             then = command("fix", self.model, target=self.target)
-        then = then or to_certify(self.model, self.target)
-        return Outcome(first, shown=shown, wrote=self.wrote, then=then, more="" if full else WHY)
+        then = (then or to_certify(self.model, self.target)) if first.counts else ""
+        more = WHY if first.counts and not full else ""
+        return Outcome(first, shown=shown, wrote=self.wrote, then=then, more=more)
 
     def compared(self, first: Any, second: Any, full: bool) -> Outcome:
         """Return the outcome for two models, or for one before and after a repair."""

@@ -171,9 +171,12 @@ def read_pipeline(path: Path, compute_units: Any = None) -> ModelSequence:
     }
     opened.check_place()  # else the weights may be those of another package
     if not programs:
-        names = ", ".join(name for name, _ in members(spec))
+        kinds = {name: str(member.WhichOneof("Type")) for name, member in members(spec)}
+        if not any(kind.startswith("neuralNetwork") for kind in kinds.values()):
+            held = ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
+            raise IsPipeline(f"{path} is a pipeline without tensor ops ({held}): nothing to run or to rewrite")
         raise IsPipeline(
-            f"{path} is a pipeline without an ML Program ({names}), and these passes edit ops; "
+            f"{path} is a pipeline without an ML Program ({', '.join(kinds)}), and these passes edit ops; "
             "anesurgery.upgrade makes ML Programs of its networks, and passes over layers edit them as they are"
         )
     return ModelSequence(spec, programs, source, compute_units)

@@ -84,7 +84,7 @@ class NeuralNetwork(Subject):
             kind = opened.spec.WhichOneof("Type")
             place = opened.source or "the model"
             raise SurgeryError(
-                f"the passes are for neural networks (.mlmodel), but {place} is a {kind}, which has no layers"
+                f"the passes are for neural networks (.mlmodel), but {place} is of type {kind}, without layers"
             )
         return opened
 

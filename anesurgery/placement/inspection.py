@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -379,9 +379,18 @@ def _headline_of(inspection: Inspection, rows: Sequence[OpRow]) -> str:
     if inspection.refused:
         return f"{inspection.refused}."
     if not rows:
-        return "There are no ops to place."
+        why = dict.fromkeys(part.notes[0] for part in _leaves(inspection) if part.notes)
+        return f"There are no ops to place{': ' * bool(why)}{'; '.join(why)}."
     time = "" if inspection.time is None else f"; {inspection.time} by estimate"
     return f"On {inspection.target.words}, {_ops_on_engine(inspection, rows)}{time}"
+
+
+def _leaves(inspection: Inspection) -> Iterator[Inspection]:
+    """Yield the parts without parts of their own, or the inspection itself."""
+    if not inspection.parts:
+        yield inspection
+    for part in inspection.parts.values():
+        yield from _leaves(part)
 
 
 def _summary_of(inspection: Inspection, rows: Sequence[OpRow]) -> str:

@@ -20,9 +20,12 @@ from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.spec import network_of, walk_layers
 from anesurgery.placement import cost
 from anesurgery.placement.evidence import Finding
+from anesurgery.placement.flexible import flexible_shapes
 from anesurgery.placement.inspection import NO_TIME, Inspection, OpRow, Segment
 from anesurgery.placement.rules.faulty_ops import findings_of_layers
 from anesurgery.placement.rules.layer_rules import BROADCASTABLE, OLD_FORMAT, RANK_FREE, Described, judge
+from anesurgery.placement.rules.shapes import of_lengths
+from anesurgery.placement.rules.whole_model import doubts_about_shapes
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import Timed, load_of, timed, why_not_of
 from anesurgery.placement.verdicts import Judged, with_times
@@ -83,6 +86,8 @@ def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
     constants = frozenset(name for la in layers if la.kind == "loadConstantND" for name in la.spec.output)
     rows = [_row(index, layer, target, shapes, constants) for index, layer in enumerate(layers)]
     rows = [replace(row, flop=_flop(blobs, layer)) for row, layer in zip(rows, layers, strict=True)]
+    about_shapes, doubts = _about_lengths(spec, blobs, target)
+    rows = [replace(row, preferred=None) if doubts and row.preferred == "ane" else row for row in rows]
     numbers, segments = _segments(layers, rows, shapes, {f.name for f in spec.description.output})
     rows = [replace(row, segment=number) for row, number in zip(rows, numbers, strict=True)]
     named = [(row, next(iter(la.spec.output), la.spec.name)) for row, la in zip(rows, layers, strict=True)]
@@ -95,7 +100,7 @@ def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
         target=target,
         ops=tuple(rows),
         segments=with_times(segments, numbers, timed.each),
-        findings=(*_format_findings(rows), *faults),
+        findings=(*_format_findings(rows), *faults, *about_shapes, *doubts),
         memory=None,
         notes=(*_notes(rows, target), *obstacle, *([f"{NO_TIME}{timed.why}"] if timed.why else [])),
         time=timed.time,
@@ -140,6 +145,16 @@ def _blobs(spec: Any) -> Blobs | None:
         return Blobs(network_of(spec), spec.description)
     except SurgeryError:
         return None
+
+
+def _about_lengths(
+    spec: Any, blobs: Blobs | None, target: Target
+) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+    """Return the findings about inputs of several sizes, and those after which the ANE may run nothing."""
+    if blobs is None:
+        return (), ()
+    shapes = flexible_shapes(blobs.function, spec.description)
+    return of_lengths(blobs.function, shapes, target), doubts_about_shapes(blobs.function, shapes, target)
 
 
 def _flop(blobs: Blobs | None, layer: _Layer) -> int:

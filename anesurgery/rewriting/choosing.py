@@ -543,6 +543,8 @@ class _Composer:
         named = [step for step in end.steps if step.name in required or step.essential]
         if named or self.costly:
             return ", ".join(dict.fromkeys(f"{s.name} {required.get(s.name, ASKED)}" for s in named))
+        if start.subject.was_layers and self.timed and not all(map(self.pays_for_the_format, self.targets)):
+            return ""
         if start.score_if_any is None or end.score_if_any is None:
             return "nothing is known of how it scores"
         if self.search.measured_gain(end.steps, start):
@@ -555,13 +557,9 @@ class _Composer:
             return gain
         return partial(_on_chips, self.targets, start.subject.clone(), end.subject.clone())  # as they are now
 
-    def estimated_gain(self) -> str:
-        """Return what the whole gains by the estimate on the first target where it does, in words."""
-        if self.has_target and not self.start.subject.was_layers:
-            return self.end.score.worth(self.start.score)
-        with self.start.known.within():
-            gains = (worth_on(target, self.start.subject, self.end.subject) for target in self.targets)
-            return next(filter(None, gains), "")
+            return ", ".join(dict.fromkeys(f"{s.name} {required.get(s.name, ASKED)}" for s in named))
+        if start.subject.was_layers and self.timed and not all(map(self.pays_for_the_format, self.targets)):
+            return ""
 
     def stays(self, steps: Sequence[Pass]) -> bool:
         """Are all of these steps in the plan?"""
@@ -602,6 +600,13 @@ class _Composer:
         if self.has_target and self.start.score_if_any is not None and self.end is not self.start:
             yield from self.end.score.paid(self.start.score)
         yield from (str(each) for each in self.repairs if not each.steps or self.stays(each.steps))
+
+
+def is_clearly_faster(after: Score | None, before: Score | None) -> bool | None:
+    """Return whether the time falls by a tenth; None if a time is unknown."""
+    if after is None or before is None or after.expected.times(before.expected) is None:
+        return None
+    return after.over(before).best <= CLEARLY
 
 
 def worth_on(target: Target, before: Subject, after: Subject) -> str:

@@ -146,10 +146,11 @@ def _after_fixing(problem: Problem) -> Problem:
 
 
 def _is_negligible(inspection: Inspection, problem: Problem) -> bool:
-    """Does a problem only say where ops run that take next to no time?"""
-    if problem.wrong or problem.kind not in ("legality", "placement", "speed"):
+    """Does a problem only say where ops run that take next to no time, without costly switches?"""
+    if inspection.time is None or not problem.what or problem.wrong or problem.share >= LEAST:
         return False
-    return inspection.time is not None and bool(problem.what) and problem.share < LEAST
+    switches = inspection.time.parts.get("switches", 0.0) / inspection.time.ms
+    return problem.kind == "speed" or (problem.kind in ("legality", "placement") and switches < MATTERS)
 
 
 def _merged(one: Problem, other: Problem) -> Problem:

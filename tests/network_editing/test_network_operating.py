@@ -303,7 +303,7 @@ def test_bad_input(tmp_path: Path) -> None:
         ane.apply(program(), NAME)
     package = tmp_path / "p.mlpackage"
     ane.apply(program(), "negate_subtract", quiet=True).save(package)
-    with pytest.raises(SurgeryError, match="is a mlProgram, which has no layers"):
+    with pytest.raises(SurgeryError, match="is of type mlProgram, without layers"):
         ane.apply(package, NAME)
     done = ane.apply(path, NAME, quiet=True)
     with pytest.raises(LoadError, match=r"let it end in \.mlmodel"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from anesurgery.passes.compute_fp16 import ComputeFp16
 from anesurgery.placement.networks import inspect_network
 from anesurgery.placement.score import OFF, Score
 from anesurgery.placement.target import Target
+from anesurgery.rewriting.choosing import is_clearly_faster
 from anesurgery.surgery import find_recipe
 from anesurgery.testing import apply_pass
 
@@ -145,6 +148,62 @@ def test_auto_raises_for_no_healthy_network(tmp_path: Path, target: str | None, 
     path = tmp_path / "network.mlmodel"
     path.write_bytes(bad_networks.build(mode).SerializeToString())
     stays_a_network(ane.apply(path, "auto", target=target, quiet=True), path, tmp_path)
+
+
+def convolutions(between: Sequence[Any]) -> Any:
+    """Two convolutions of (1, 64, 32, 32), and layers that go from "a" to "b" between them."""
+    weights = {"floatValue": np.random.default_rng(0).normal(0, 0.05, 64 * 64 * 9)}
+    sizes: dict[str, Any] = {"outputChannels": 64, "kernelChannels": 64, "kernelSize": [3, 3], "same": {}}
+    first, second = (
+        make_layer("convolution", [x], [y], weights=weights, **sizes) for x, y in (("x", "a"), ("b", "y"))
+    )
+    return make_network({"x": (1, 64, 32, 32)}, [first, *between, second], ["y"])
+
+
+def clipped() -> list[Any]:
+    """ReLU6 as TensorFlow's converter writes it: in four layers."""
+    return [
+        make_layer("activation", ["a"], ["p"], ReLU={}),
+        make_layer("activation", ["p"], ["q"], linear={"alpha": -1.0}),
+        make_layer("unary", ["q"], ["r"], type="THRESHOLD", alpha=-6.0, scale=1.0),
+        make_layer("activation", ["r"], ["b"], linear={"alpha": -1.0}),
+    ]
+
+
+def test_auto_edits_layers_where_that_pays_more_than_an_ml_program(tmp_path: Path) -> None:
+    """The wrong version: an ML Program in fp16, or nothing, where layers can be joined bit for bit."""
+    path = saved(convolutions(clipped()), tmp_path)
+    surgery = ane.apply(path, "auto", target="iPhone 13", quiet=True)
+    assert [change.pass_name for change in surgery.changes] == ["fuse_clip"]
+    assert surgery.save(tmp_path / "edited.mlmodel").exists()
+    assert ane.plan(path, "auto", target="iPhone 13").recipe == "neuralnetwork_ane"
+
+
+@pytest.mark.parametrize(("times", "expected"), [(24, False), (23, False), (12, True)])
+def test_an_ml_program_must_save_a_tenth_of_the_time_of_the_layers(
+    tmp_path: Path, times: int, expected: bool
+) -> None:
+    """The wrong version: "1.05 ms -> 1.02 ms, as fast as before", for values that are rounded now."""
+
+    def score(count: int) -> Score:
+        names = ["a", *(f"c{i}" for i in range(count - 1)), "b"]
+        weights = {"floatValue": np.zeros(64 * 64 * 9)}
+        sizes: dict[str, Any] = {"outputChannels": 64, "kernelChannels": 64, "kernelSize": [3, 3], "same": {}}
+        chain = [make_layer("convolution", [x], [y], weights=weights, **sizes) for x, y in pairwise(names)]
+        return Score.of_layers(ane.inspect(saved(convolutions(chain), tmp_path), target="iPhone 13"))
+
+    assert is_clearly_faster(score(times), score(24)) is expected
+    assert is_clearly_faster(None, score(24)) is None
+
+
+def test_auto_edits_the_layers_around_a_custom_one(tmp_path: Path) -> None:
+    """The wrong version: an error, since no ML Program can be made of a custom layer."""
+    custom = make_layer("custom", ["y"], ["z"], className="Swish2")
+    spec = convolutions([make_layer("softmaxND", ["a"], ["b"], axis=1)])
+    spec.neuralNetwork.layers.append(custom)
+    spec.description.output[0].name = "z"
+    surgery = ane.apply(saved(spec, tmp_path), "auto", target="iPhone 13", quiet=True)
+    assert [change.pass_name for change in surgery.changes] == ["legacy_softmax"]
 
 
 def test_a_network_of_which_nothing_can_run_is_not_refused(tmp_path: Path) -> None:

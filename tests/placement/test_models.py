@@ -15,6 +15,7 @@ from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, quiet_host
 from anesurgery.placement import Inspection, OpRow, Target
 from anesurgery.placement.models import inspect_other, kind_of, spec_of
+from anesurgery.show import summary
 
 ANY = Target.parse(None)
 
@@ -96,6 +97,9 @@ def test_a_tree_has_a_line() -> None:
     assert found is not None
     assert found.notes == ("a tree ensemble has no tensor ops; Core ML runs it on the CPU",)
     assert (found.ops, found.status) == ((), 2)
+    assert summary.verdict(found).endswith(
+        "to place: a tree ensemble has no tensor ops; Core ML runs it on the CPU."
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,6 +152,43 @@ def test_a_pipeline_names_the_parts_without_ops() -> None:
     assert found is not None
     assert list(found.parts) == ["net", "tree"]
     assert found.notes[1] == "without ops, and not counted in the status: tree"
+
+
+def test_a_pipeline_without_ops_names_its_models() -> None:
+    spec = proto.Model_pb2.Model()
+    spec.pipeline.models.extend([tree(), proto.Model_pb2.Model(scaler={})])
+    found = inspect_other(model(spec), ANY, never)
+    assert found is not None
+    assert "a tree ensemble has no tensor ops" in summary.verdict(found)
+    assert "a scaler has no tensor ops" in summary.verdict(found)
+
+
+@pytest.mark.parametrize(
+    ("target", "listed", "units"),
+    [
+        ("iPhone 13", False, {"unknown": 1}),
+        ("iPhone 13/iOS 17", False, {"ane": 1}),
+        ("iPhone 13", True, {"ane": 1}),
+        ("M1", True, {"unknown": 1}),
+    ],
+)
+def test_a_network_of_several_sizes_is_judged_as_an_ml_program_is(
+    target: str, listed: bool, units: dict[str, int]
+) -> None:
+    """The wrong version: every layer of a network whose input has a range runs on the ANE."""
+    spec = network()
+    array = spec.description.input[0].type.multiArrayType
+    for length in (8, 16):
+        if listed:
+            array.enumeratedShapes.shapes.add(shape=[*array.shape[:-1], length])
+    for length in array.shape:
+        if not listed:
+            array.shapeRange.sizeRanges.add(lowerBound=length, upperBound=2 * length)
+    found = inspect_other(model(spec), Target.parse(target), never)
+    assert found is not None
+    assert {unit or "unknown": n for unit, n in found.counts.items()} == units
+    rules = {finding.rule for finding in found.findings}
+    assert ("dyn-enumerated" if listed else "dyn-range") in rules
 
 
 def test_a_pipeline_in_a_pipeline() -> None:

@@ -216,7 +216,18 @@ def test_networks_alone_are_for_passes_over_layers(tmp_path: Path) -> None:
     net = network().get_spec()
     path = pipeline_of(tmp_path / "networks.mlmodel", net, net)
     with pytest.raises(LoadError, match=r"a pipeline without an ML Program \(model 0, model 1\)"):
+        ane.apply(path, "fold_constants", quiet=True)
+    assert ane.apply(path, "auto", quiet=True).plan.recipe == "neuralnetwork_ane"
+
+
+def test_a_pipeline_without_tensor_ops_names_its_models(tmp_path: Path) -> None:
+    """The wrong version: advice about networks that it does not hold."""
+    scaler = network().get_spec()
+    scaler.scaler.SetInParent()
+    path = pipeline_of(tmp_path / "scalers.mlmodel", scaler, scaler)
+    with pytest.raises(LoadError, match=r"without tensor ops \(model 0: scaler, model 1: scaler\)") as raised:
         ane.apply(path, "auto", quiet=True)
+    assert "upgrade" not in str(raised.value)
 
 
 def test_layers_beside_programs_are_refused(three: Path) -> None:

@@ -754,7 +754,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         when.dynamic_window,
         source=STRINGS,
         legal=None,
-        advice="fix or enumerate the shapes",
+        advice="fix the shapes, or make a few sizes as functions (`ane.sizes`)",
     ),
     _compiler_row(
         "slice-update-stride",

@@ -365,9 +365,16 @@ def of_model(
         shapes: the shapes that its dynamic inputs may have; None where all are fixed.
         advice: is the layout looked at?
     """
-    messages = [*_lengths(function, shapes, target), *_interface(function), *_states(function, target)]
+    messages = [*_interface(function), *_states(function, target)]
     kept = [rule.finding(message) for rule, message in messages if rule.scope.concerns(target)]
-    return (*kept, *(_layout_advice(function, target) if advice else ()))
+    lengths = of_lengths(function, shapes, target)
+    return (*lengths, *kept, *(_layout_advice(function, target) if advice else ()))
+
+
+def of_lengths(function: Function, shapes: Flexible | None, target: Target) -> tuple[Finding, ...]:
+    """Return the findings about dynamic lengths of inputs; arguments as those of `of_model`."""
+    messages = _lengths(function, shapes, target)
+    return tuple(rule.finding(message) for rule, message in messages if rule.scope.concerns(target))
 
 
 Messages = Iterator[tuple[Rule, str]]

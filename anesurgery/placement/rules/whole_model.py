@@ -316,7 +316,17 @@ def doubts(function: Function, shapes: Flexible | None, memory: Memory, target: 
     """Return the findings that make it uncertain what the ANE runs of a function; none without the ANE."""
     if not target.uses_ane:
         return ()
-    messages = [*_tables(function, target), *_shapes(function, shapes, target), *_size(memory, target)]
+    return _findings(
+        [*_tables(function, target), *_shapes(function, shapes, target), *_size(memory, target)], target
+    )
+
+
+def doubts_about_shapes(function: Function, shapes: Flexible | None, target: Target) -> tuple[Finding, ...]:
+    """Return the findings of `doubts` that are about dynamic lengths."""
+    return _findings(_shapes(function, shapes, target), target) if target.uses_ane else ()
+
+
+def _findings(messages: Iterable[tuple[Rule, str]], target: Target) -> tuple[Finding, ...]:
     return tuple(rule.finding(message) for rule, message in messages if rule.scope.concerns(target))
 
 

@@ -61,7 +61,10 @@ def run(
             results = predictor(values)
         else:
             results = registry.engine(engine)(model, values, function=function, member=member)
-        outputs = {name: np.asarray(value) for name, value in results.items()}
+        outputs = {
+            name: np.array([*value.values()], np.float32) if isinstance(value, dict) else np.asarray(value)
+            for name, value in results.items()
+        }
     if out is not None:
         arrays.write(out, outputs, overwrite, Path(model))
     shown = surgeries.arrays_report(outputs, drawn)

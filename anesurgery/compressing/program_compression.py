@@ -40,7 +40,7 @@ from anesurgery.compressing.weight_rows import WeightRows
 from anesurgery.errors import SurgeryError, Unsuited
 from anesurgery.files.package import Loaded
 from anesurgery.files.protobuf import opset_version
-from anesurgery.mil import Operation, Program, Var, is_compressed, is_weight, np_dtype, operands
+from anesurgery.mil import Operation, Program, Var, is_compressed, is_weight, np_dtype, operands, static_shape
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import rows_of
 from anesurgery.regions.reencoding import stored_bytes
@@ -384,7 +384,7 @@ def _readers_in_all_functions(program: Program, candidates: Sequence[Candidate])
     shapes = {shape for shape, _, _ in by_key}
     ops = [op for function in program.functions.values() for op in function.operations]
     for op, var in ((reader, var) for reader in ops for _, var in operands(reader)):
-        if var.op is None or var.op.op_type != "const" or tuple(var.shape or ()) not in shapes:
+        if var.op is None or var.op.op_type != "const" or static_shape(var) not in shapes:
             continue
         weight = by_key.get(key_of(var))
         if weight is not None and op not in readers[weight]:

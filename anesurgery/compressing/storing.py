@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from anesurgery.compressing.correcting import CorrectedWeight, shifted_bias, takes_bias
-from anesurgery.mil import Array, Function, Operation, Program, Var, mb, replace_uses, stamp
+from anesurgery.mil import Array, Function, Operation, Program, Var, mb, replace_uses, stamp, static_shape
 from anesurgery.placement.inspection import Inspection
 from anesurgery.regions.compressed_weights import Result, build
 from anesurgery.rewriting.ml_program import MLProgram
@@ -115,7 +115,7 @@ def _matching_constants(
     shapes = {shape for shape, _, _ in forms}
     matches = []
     for op in function.operations:
-        if op.op_type == "const" and op.outputs[0].child_ops and tuple(op.outputs[0].shape) in shapes:
+        if op.op_type == "const" and op.outputs[0].child_ops and static_shape(op.outputs[0]) in shapes:
             weight = forms.get(key_of(op.outputs[0]))
             if weight is not None:
                 matches.append((op.outputs[0], weight))

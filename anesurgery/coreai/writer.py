@@ -155,9 +155,10 @@ class FunctionWriter:
         return images.to_image(value, self.images[var.name]) if var.name in self.images else value.node
 
     def _port(self, name: str, var: Var, *, is_state: bool = False) -> Port:
-        kind = "fp32" if types.is_dict(var.sym_type) else self.dtype_of(var)
+        is_dict = types.is_dict(var.sym_type)  # of a classifier: its probabilities are written as a tensor
+        kind, lengths = ("fp32", self.value(var).shape) if is_dict else (self.dtype_of(var), shape_of(var))
         kind = f"{self.images[name]} image" if name in self.images else f"state {kind}" if is_state else kind
-        return Port(name, kind, tuple(None if length < 0 else length for length in shape_of(var)))
+        return Port(name, kind, tuple(None if length < 0 else length for length in lengths))
 
     # Ops.
 

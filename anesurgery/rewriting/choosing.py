@@ -543,7 +543,7 @@ class _Composer:
         named = [step for step in end.steps if step.name in required or step.essential]
         if named or self.costly:
             return ", ".join(dict.fromkeys(f"{s.name} {required.get(s.name, ASKED)}" for s in named))
-        if start.subject.was_layers and self.timed and not all(map(self.pays_for_the_format, self.targets)):
+        if start.subject.was_layers and self.has_target and not all(map(self.pays_for_the_format, self.targets)):
             return ""
         if start.score_if_any is None or end.score_if_any is None:
             return "nothing is known of how it scores"
@@ -557,9 +557,18 @@ class _Composer:
             return gain
         return partial(_on_chips, self.targets, start.subject.clone(), end.subject.clone())  # as they are now
 
-            return ", ".join(dict.fromkeys(f"{s.name} {required.get(s.name, ASKED)}" for s in named))
-        if start.subject.was_layers and self.timed and not all(map(self.pays_for_the_format, self.targets)):
-            return ""
+    def estimated_gain(self) -> str:
+        """Return what the whole gains by the estimate on the first target where it does, in words."""
+        if self.has_target and not self.start.subject.was_layers:
+            return self.end.score.worth(self.start.score)
+        with self.start.known.within():
+            gains = (worth_on(target, self.start.subject, self.end.subject) for target in self.targets)
+            return next(filter(None, gains), "")
+
+    def pays_for_the_format(self, target: Target) -> bool:
+        """Is the ML Program clearly faster than the layers, in exchange for rounding and another format?"""
+        after, before = self.end.subject.score(target), self.start.subject.as_given(target)
+        return is_clearly_faster(after, before) is not False
 
     def stays(self, steps: Sequence[Pass]) -> bool:
         """Are all of these steps in the plan?"""

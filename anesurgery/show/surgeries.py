@@ -222,6 +222,8 @@ def arrays_json(arrays: Mapping[str, Array]) -> dict[str, Any]:
     for name, array in arrays.items():
         numbers = array.dtype.kind in "fiub" and array.size
         row = {k: f"{getattr(array, k)():.6g}" if numbers else "" for k in ("min", "max", "mean")}
+        if array.dtype.kind == "U" and array.size == 1:
+            row["min"] = row["max"] = str(array.item())
         rows[name] = {"shape": list(array.shape), "dtype": str(array.dtype), **row}
     return rows
 

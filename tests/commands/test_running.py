@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from classifiers import LABELS, classifier
 
 from anesurgery.commands import app as cli
 from anesurgery.files.package import save
@@ -61,6 +62,17 @@ def test_run_shows_and_writes(call: Call, package: Path, tmp_path: Path) -> None
     code, said, _ = call("run", package, "--inputs", given, "--json")
     row = {"shape": [3], "dtype": "float16", "min": "1", "max": "9", "mean": "4.66797"}
     assert json.loads(said) == {"y": row}
+
+
+def test_run_shows_the_label_and_the_probabilities(call: Call, tmp_path: Path) -> None:
+    """The wrong version: both are a scalar object without a number."""
+    code, said, _ = call("run", classifier(tmp_path), "--json")
+    rows = json.loads(said)
+    assert code == 0
+    assert rows["classLabel"]["min"] in LABELS
+    (probabilities,) = (row for name, row in rows.items() if name != "classLabel")
+    assert probabilities["shape"] == [len(LABELS)]
+    assert float(probabilities["mean"]) == pytest.approx(1 / len(LABELS), rel=1e-3)
 
 
 def test_run_in_each_arithmetic(call: Call, package: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from classifiers import FEATURES, LABELS, classifier
 from linear_layer import linear_layer
 from typer.testing import CliRunner
 
@@ -384,6 +385,17 @@ def test_a_form_that_is_slower_everywhere_is_left() -> None:
     found = choose(4, SPEED["M5"], COMPUTE, 9, "speed", slow)
     assert found.form is None
     assert "slower than fp16: int4 at 0.50 times" in found.why
+
+
+def test_a_classifier_keeps_its_labels(tmp_path: Path) -> None:
+    """The wrong version: its list of labels has no shape, and asking for it is an error."""
+    path = classifier(tmp_path)
+    drawn = np.random.default_rng(1)
+    rows = [{"x": drawn.normal(size=(1, FEATURES)).astype(np.float32)} for _ in range(12)]
+    found = ane.compress(path, inputs=rows, target="M4/macOS 15", smallest=1)
+    assert len(forms(found)) == 1
+    for given in (path, found.model):
+        assert ane.run(given, rows[0])["classLabel"] in LABELS
 
 
 def test_the_command(package: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from classifiers import classifier
 from closeness import assert_close
 from core_ai_models import needs_core_ai
 from coremltools.converters.mil.mil import get_new_symbol
@@ -268,6 +269,12 @@ def test_a_label_becomes_its_numbers(tmp_path: Path) -> None:
     metadata = json.loads((made.path / "metadata.json").read_text())
     assert metadata["creatorDefinedMetadata"]["classes.activityProbability"][0] == "chop_it"
     assert "not kept: the label" in str(made)
+
+
+def test_the_probabilities_of_a_classifier_are_a_tensor(tmp_path: Path) -> None:
+    """The wrong version: "scalar fp32", for numbers of 1x3."""
+    made = ane.to_coreai(classifier(tmp_path), tmp_path / "m.aimodel")
+    assert "(1x3 fp32)" in str(made.functions["main"].outputs[0])
 
 
 def suppressed(x: Var) -> Any:

@@ -62,9 +62,13 @@ def apply(
     if prove not in PROOFS:
         raise UnknownName("proof", prove, PROOFS)
     chosen, target = _chosen(source, steps, option), call["target"]
-    place = None if dry_run else _place(source, chosen, out, overwrite, format)
+    chosen = _in_format(source, chosen, out, format)
+    is_open = bool(getattr(chosen, "on_layers", "")) and _is_layered(source)  # the result may be in two formats
+    place = None if dry_run or is_open else _place(source, chosen, out, overwrite, format)
     proof, ranges = None if prove == "none" else prove, dict(map(value_range, assume or []))
     surgery = call(source, chosen, inputs=inputs, prove=proof, assume=ranges)
+    if is_open and not dry_run:
+        place = beside(source, surgery.subject.suffix)
     written = (surgery.subject.suffix, *registry.WRITERS)
     stays = place is not None and place.suffix not in written and not surgery.changes
     if stays or (out is None and not surgery.changes):
@@ -101,9 +105,26 @@ def _chosen(source: str, steps: str | None, option: list[str] | None) -> Any:
 
 def _fitting(source: str) -> str:
     """Return the name of the recipe for this kind of model."""
+    return "neuralnetwork_ane" if _is_layered(source) else "auto"
+
+
+def _is_layered(source: str) -> bool:
     from anesurgery.placement.models import is_layered
 
-    return "neuralnetwork_ane" if is_layered(source) else "auto"
+    return is_layered(source)
+
+
+def _in_format(source: str, chosen: Any, out: Path | None, format: str | None) -> Any:
+    """Return the recipe for the format that OUT names: of a network, its layers (.mlmodel) or its ML Program."""
+    from dataclasses import replace
+
+    from anesurgery.surgery import find_recipe
+
+    on_layers = getattr(chosen, "on_layers", "")
+    if not on_layers or not _is_layered(source) or (out is None and format is None):
+        return chosen
+    is_network = format is None and out is not None and out.suffix == ".mlmodel"
+    return find_recipe(on_layers) if is_network else replace(chosen, on_layers="")
 
 
 def _place(source: str, chosen: Any, named: Path | None, overwrite: bool, format: str | None) -> Path:

@@ -246,7 +246,10 @@ def _name_group(
     ops: list[Operation], label: str, labels: Mapping[Var, str], fixed: Mapping[Var, str], names: _Names
 ) -> None:
     for op in ops:
-        for nested in op.blocks:
+        carried = [names.fresh(f"{label}_carried") for _ in (op.blocks[0].inputs if op.blocks else ())]
+        for nested in op.blocks:  # all blocks of a loop read the same values
+            for var, name in zip(nested.inputs, carried, strict=True):
+                var.name = name
             _rename(nested, labels, fixed, names, label)
         wish = f"{label}_{op.op_type}"
         for i, var in enumerate(op.outputs):

@@ -11,8 +11,10 @@ from typing import Any
 import bad_networks
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import anesurgery as ane
+from anesurgery.commands import app as cli
 from anesurgery.interpret import run
 from anesurgery.loading import load
 from anesurgery.mil import ct, dtype_name, walk_ops
@@ -204,6 +206,21 @@ def test_auto_edits_the_layers_around_a_custom_one(tmp_path: Path) -> None:
     spec.description.output[0].name = "z"
     surgery = ane.apply(saved(spec, tmp_path), "auto", target="iPhone 13", quiet=True)
     assert [change.pass_name for change in surgery.changes] == ["legacy_softmax"]
+
+
+@pytest.mark.parametrize(
+    ("out", "written"), [(None, "network_ane.mlmodel"), ("a.mlmodel", "a.mlmodel"), ("a.mlpackage", None)]
+)
+def test_the_name_of_the_result_decides_the_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str | None, written: str | None
+) -> None:
+    """The wrong version: `fix network.mlmodel auto --out a.mlmodel` is refused before any work is done."""
+    monkeypatch.chdir(tmp_path)
+    saved(convolutions(clipped()), tmp_path)
+    words = ["fix", "network.mlmodel", "auto", "--target", "iPhone13", *(["--out", out] if out else [])]
+    CliRunner().invoke(cli.app, words)
+    results = [path.name for path in tmp_path.iterdir() if path.name != "network.mlmodel"]
+    assert results == ([written] if written else [])
 
 
 def test_a_network_of_which_nothing_can_run_is_not_refused(tmp_path: Path) -> None:

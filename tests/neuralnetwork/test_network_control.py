@@ -138,6 +138,14 @@ def test_a_branch_that_cannot_be_built_leaves_what_it_writes_unknown() -> None:
     assert any("whose code is not in the file" in note for note in found.notes)
 
 
+def test_a_network_with_a_loop_is_read_the_same_twice() -> None:
+    """The wrong version: what a loop carries is named by a counter that goes on, and `diff` shows that."""
+    made = builder({"x": (1,)})
+    counting(made, max_iterations=3)
+    texts = [ane.to_text(import_network(made.spec).program) for _ in range(2)]
+    assert texts[0] == texts[1]
+
+
 # -- loops -------------------------------------------------------------------------------------------------
 
 

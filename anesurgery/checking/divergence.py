@@ -17,7 +17,7 @@ from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.files.interface import InterfaceChange, adapt_inputs
 from anesurgery.interpret import Executable, Listener
-from anesurgery.interpret.features import images
+from anesurgery.interpret.features import default_shapes, images
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.loading import load
 from anesurgery.mil import Array, Function, Operation, Var, function_of
@@ -87,7 +87,8 @@ def first_divergence(
     loaded, second = load(a), load(b).program
     first = loaded.program
     if inputs is None:
-        inputs = sample_inputs(first, function=function, seed=seed, images=images(loaded.described_inputs))
+        like = {"shapes": default_shapes(loaded.described_inputs), "images": images(loaded.described_inputs)}
+        inputs = sample_inputs(first, function=function, seed=seed, **like)
     old, new = function_of(first, function), function_of(second, function)
     pairs = dict(zip(new.outputs, old.outputs, strict=False)) | PAIRINGS[by](old, new)
     shaped = () if contract else frozenset(new.outputs)

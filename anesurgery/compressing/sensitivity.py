@@ -36,7 +36,7 @@ from anesurgery.errors import SurgeryError
 from anesurgery.files.package import Loaded, save
 from anesurgery.files.sharing import Shard, Workers, share, workers
 from anesurgery.interpret.core import Executable
-from anesurgery.interpret.features import images
+from anesurgery.interpret.features import default_shapes, images
 from anesurgery.interpret.forks import Fork, Forks
 from anesurgery.interpret.predictor import bound
 from anesurgery.interpret.sampling import sample_inputs
@@ -183,10 +183,9 @@ def sensitivity(
         with workers(jobs, scheduler) as pool:
             return _measure_by_workers(subject, data, tuple(modes), part, pool, options, progress)
     loaded = load(model)
-    pictures = images(loaded.described_inputs)
-    samples = _samples(
-        data, lambda: sample_inputs(loaded.program, function=function, seed=seed, images=pictures)
-    )
+    inputs = loaded.described_inputs
+    like = {"shapes": default_shapes(inputs), "images": images(inputs)}
+    samples = _samples(data, lambda: sample_inputs(loaded.program, function=function, seed=seed, **like))
     if wrong := [mode.name for mode in chosen if not fits(mode, loaded.version)]:
         raise SurgeryError(f"{wrong[0]} needs iOS 18; convert the model for that, or leave the mode out")
     measurement = _Measurement(loaded, samples, chosen, precision, function, smallest)

@@ -21,6 +21,7 @@ from anesurgery.compressing.sensitivity import Sensitivity, sensitivity
 from anesurgery.errors import SurgeryError
 from anesurgery.files.sharing import Shard, share
 from anesurgery.mil import Program, Var, ct, is_compressed, mb, types, walk_ops
+from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.regions.compressed_weights import decoded
 from anesurgery.splitting.graph import read_graph
 
@@ -330,3 +331,18 @@ def test_no_choice_within_a_size_is_better(seed: int) -> None:
     proposal = propose(rows, max_bytes=budget)
     assert proposal.bytes <= budget
     assert proposal.kl == pytest.approx(least, rel=1e-9)
+
+
+def test_sampled_inputs_have_lengths_that_the_model_allows(tmp_path: Path) -> None:
+    """The wrong version: each length that may vary is 4, also where the least is 8."""
+    weights = {"floatValue": RNG.standard_normal(16 * 8)}
+    sizes: dict[str, Any] = {"outputChannels": 16, "kernelChannels": 8, "kernelSize": [1, 1], "valid": {}}
+    layer = make_layer("convolution", ["x"], ["y"], weights=weights, **sizes)
+    spec = make_network({"x": (1, 8, 16, 16)}, [layer], ["y"])
+    ranges = spec.description.input[0].type.multiArrayType.shapeRange.sizeRanges
+    for low, high in ((1, 1), (8, 8), (8, 32), (8, 32)):
+        ranges.add(lowerBound=low, upperBound=high)
+    path = tmp_path / "flexible.mlmodel"
+    path.write_bytes(spec.SerializeToString())
+    assert sensitivity(path, modes=("linear-8",), smallest=1).samples == 1
+    assert ane.first_divergence(path, path) is None

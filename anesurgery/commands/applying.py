@@ -115,7 +115,7 @@ def _is_layered(source: str) -> bool:
 
 
 def _in_format(source: str, chosen: Any, out: Path | None, format: str | None) -> Any:
-    """Return the recipe for the format that OUT names: of a network, its layers (.mlmodel) or its ML Program."""
+    """Return the recipe for the format that OUT names: layers of a network (.mlmodel), or its ML Program."""
     from dataclasses import replace
 
     from anesurgery.surgery import find_recipe

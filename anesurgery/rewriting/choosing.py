@@ -543,7 +543,11 @@ class _Composer:
         named = [step for step in end.steps if step.name in required or step.essential]
         if named or self.costly:
             return ", ".join(dict.fromkeys(f"{s.name} {required.get(s.name, ASKED)}" for s in named))
-        if start.subject.was_layers and self.has_target and not all(map(self.pays_for_the_format, self.targets)):
+        if (
+            start.subject.was_layers
+            and self.has_target
+            and not all(map(self.pays_for_the_format, self.targets))
+        ):
             return ""
         if start.score_if_any is None or end.score_if_any is None:
             return "nothing is known of how it scores"

@@ -165,7 +165,9 @@ def _problems(inspection: Inspection, rows: dict[str, OpRow]) -> Iterator[tuple[
     """Yield (names of the ops, problem); what keeps ops off the engine comes first."""
     for groups in summary.by_reason(summary.attention(inspection)):
         own = list({row.name: row for group in groups for row in group.rows}.values())
-        first = max(groups, key=lambda group: _share_of(inspection, group.rows)[0])  # the words of the costliest
+        first = max(
+            groups, key=lambda group: _share_of(inspection, group.rows)[0]
+        )  # the words of the costliest
         if first.finding is not None or any(row.preferred is not None for row in own):
             yield tuple(sorted(row.name for row in own)), _problem_of(inspection, own, first.why, first.finding)
         elif first.why == summary.UNDECIDED:

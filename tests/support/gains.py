@@ -180,9 +180,11 @@ def surer(device: str) -> str:
     assert before == 0
     assert flexible.residency_at_most["ops"] == 1
     after = min(found.residency["ops"] for found in names["sized"].inspect(device).values())
-    what = f"the Neural Engine of an {device} runs {before:.0%} to 100% of the ops of a small audio network"
-    unsure = "if its input length may vary: we cannot tell"
-    return f"By our estimate, {what} {unsure}. With two fixed lengths, this rises to {after:.0%}."
+    unsure = f"we cannot tell how many of its ops the Neural Engine of an {device} runs ({before:.0%} to 100%)"
+    return (
+        f"If the input length of a small audio network may vary, {unsure}. "
+        f"With two fixed lengths, we expect {after:.0%}."
+    )
 
 
 @cache

@@ -44,9 +44,13 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Seam:
-    """An op of the second model whose value is not proved equal to a value of the first."""
+    """A place where the proof ends: an op of the second model, an output, or how the models are called.
+
+    Unmatched ops that read an unmatched op are left out: the first one upstream stands for them.
+    """
 
     op: str
+    """The op as text, or what else it is in words."""
     other: str
     """The op of the first model that it was compared with; empty if there is none."""
     grade: str
@@ -71,7 +75,7 @@ class ModelProof:
     counts: Mapping[str, int]
     """Ops of the second model by grade; those inside a rewritten part have no counterpart."""
     seams: tuple[Seam, ...]
-    """The ops at which the proof ends, in file order."""
+    """The places where the proof ends: ops in file order, then outputs, then how the models are called."""
     seed: int
     trial: TrialResult | None = None
     """What adversarial inputs showed."""
@@ -141,8 +145,9 @@ class ModelProof:
 
     @property
     def lines(self) -> list[str]:
-        """The report: the grade, where the proof ends, and the ops that are not proved."""
-        ends = [f"{_count(len(self.seams))} not proved:"] if self.seams else []
+        """The report: the grade, what adversarial inputs showed, and where the proof ends."""
+        places = "one place" if len(self.seams) == 1 else f"{len(self.seams)} places"
+        ends = [f"not proved in {places}:"] if self.seams else []
         more = len(self.seams) - SHOWN
         rest = [f"... and {more} more"] if more > 0 else []
         shown = [] if self.trial is None else [self.trial.words, *self.trial.counterexample.splitlines()]
@@ -162,10 +167,6 @@ class ModelProof:
             **({"lengths": list(self.lengths), "gap": self.gap} if self.lengths else {}),
             **({} if self.trial is None else {"trial": vars(self.trial)}),
         }
-
-
-def _count(n: int) -> str:
-    return "one op is" if n == 1 else f"{n} ops are"
 
 
 FEW = 0.3
@@ -319,19 +320,25 @@ class _Lockstep:
         return {what: counts[what] for what in order if counts[what]}
 
     def _seams(self, lost: Sequence[NamedValue]) -> tuple[Seam, ...]:
-        """Return the unproved ops, and the first unmatched ones upstream of a lost output, in file order."""
+        """Return the ops that were only checked, and the first unmatched ones upstream of a lost output.
+
+        Example: `a` has no match, `b` and `c` read `a`, and `d` reads `c`. If `b` was checked on numbers, and
+        `c` and `d` have no match either, the seams are `a` and `b`. Ops that were never compared are seams only
+        if nothing upstream of the lost outputs was.
+        """
         lost_ops = {op for value in lost for op in _unmatched_upstream(value)}
-        with_trial = {op for op in lost_ops if op in self.found} or lost_ops
-        seams, downstream = [], set[Operation]()
+        named = {op for op in lost_ops if op in self.found} or lost_ops
+        seams, reported_upstream = [], set[Operation]()
         for op in self.b.ops:
             weakest, other = self.found.get(op, (None, None))
-            if any(v.op in downstream for v in reads(op)):
-                downstream |= {op} & lost_ops
-            elif weakest is None and op in with_trial:
-                downstream.add(op)
+            if weakest is not None:
+                if weakest.grade < Grade.PROVED:
+                    seams.append(Seam(_line(op), _line(other), weakest.grade.words, weakest.note))
+            elif op in lost_ops and any(v.op in reported_upstream for v in reads(op)):
+                reported_upstream.add(op)
+            elif op in named:
+                reported_upstream.add(op)
                 seams.append(Seam(_line(op), _line(other), "not matched"))
-            elif weakest is not None and weakest.grade < Grade.PROVED:
-                seams.append(Seam(_line(op), _line(other), weakest.grade.words, weakest.note))
         return tuple(seams)
 
 

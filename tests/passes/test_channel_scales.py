@@ -164,7 +164,7 @@ def test_a_tied_weight_is_stored_once() -> None:
 
 @pytest.mark.parametrize("form", ["plain", "int8", "palette"])
 def test_ops_that_read_a_weight_along_two_axes_do_not_share_its_scales(form: str) -> None:
-    """The blocks of each output of the second op agree, so that its scales are kept; those of the first do not."""
+    """The blocks of each output of the second op agree, so that its scales are kept; not so for the first."""
     data, scale = DATA["int8"][:, :32].copy(), np.repeat(SCALES[:, :1], 4, 1)
 
     def both(x: Var) -> Any:

@@ -22,6 +22,7 @@ from anesurgery.files.source import read_text
 
 FORMAT = "anesurgery.rates/1"
 UNITS = ("ane", "cpu")
+_UNREADABLE = (OSError, OverflowError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -69,15 +70,7 @@ def read_corrections(path: str | os.PathLike[str]) -> Corrections:
             raise ValueError(f"its format is {plain['format']!r}, expected {FORMAT!r}")
         rates = {op: {u: _correction(u, units[u]) for u in units} for op, units in plain["rates"].items()}
         return Corrections(tuple(map(str, plain["hosts"])), rates)
-    except (
-        OSError,
-        ArithmeticError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+    except _UNREADABLE as error:
         raise LoadError(f"{path} is no table of rates: {error}; write one with `anesurgery learn`") from error
 
 

@@ -92,7 +92,7 @@ def of_growth(factor: float) -> Program:
 
     @mb.program(input_specs=[mb.TensorSpec((8,))], opset_version=ct.target.iOS17)
     def program(x: Var) -> tuple[Var, Var]:
-        grown = mb.exp(x=mb.mul(x=x, y=np.float32(factor)), name="grown")
+        grown = mb.exp(x=mb.mul(x=x, y=np.float32(factor), name="scaled"), name="grown")
         return mb.clip(x=grown, alpha=0.0, beta=0.001, name="limited"), mb.add(x=grown, y=1.0, name="more")
 
     return program
@@ -104,7 +104,7 @@ def test_an_op_that_was_only_checked_is_named_downstream_of_an_unmatched_one() -
     found = prove_models(*functions, inputs)
     assert dict(found.outputs) == {"limited": "checked", "more": "not matched"}
     assert [(s.op.split(":")[0], s.grade) for s in found.seams] == [
-        ("%grown", "not matched"),
+        ("%scaled", "not matched"),
         ("%limited", "checked"),
     ]
     assert "not proved in 2 places:" in found.lines

@@ -24,12 +24,12 @@ from anesurgery.ops import CARRIERS, names
 PRECISIONS = ("fp32", "fp16", "ane")
 SUMMING = names(
     """
-    avg_pool conv conv_quantized conv_transpose cumsum einsum instance_norm l2_norm l2_pool layer_norm linear
-    local_response_norm matmul scaled_dot_product_attention softmax
+    avg_pool conv conv_quantized conv_transpose cumsum einsum gru instance_norm l2_norm l2_pool layer_norm
+    linear local_response_norm lstm matmul rnn scaled_dot_product_attention softmax
     """
 )
 """Ops that sum, besides reductions. torch sums in the order of the memory, which a transpose upstream changes:
-their operands are made contiguous, so that the bits do not depend on how a value came about or where a model is
+`dense` orders their operands, so that the bits do not depend on how a value came about or where a model is
 split."""
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 """Rounds a result."""
@@ -103,20 +103,23 @@ def meaning(op: Operation, row: Implementation, precision: str | Arithmetic) -> 
     """Return the function that computes an op in an arithmetic."""
     if not isinstance(precision, str):
         return precision.meaning(op, row)
-    if precision in ("fp32", "fp16"):
-        summing = op.op_type in SUMMING or op.op_type.startswith("reduce_")
-        return _on_dense(row.function) if summing else row.function
-    chip = neural_engine.chip_of(precision)
-    return neural_engine.meaning(op, row.function, row.moves, chip)
+    function = row.function
+    if precision not in ("fp32", "fp16"):
+        function = neural_engine.meaning(op, function, row.moves, neural_engine.chip_of(precision))
+    summing = op.op_type in SUMMING or op.op_type.startswith("reduce_")
+    return _on_dense(function) if summing else function
+
+
+def dense(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the strides of a new one; `contiguous` keeps those of axes of length 1."""
+    return x.reshape(-1).view(x.shape) if 1 in x.shape else x.contiguous()
 
 
 def _on_dense(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that makes its operands contiguous first, so that equal numbers give equal sums."""
 
     def compute(**operands: Any) -> Any:
-        return function(
-            **{k: v.contiguous() if isinstance(v, torch.Tensor) else v for k, v in operands.items()}
-        )
+        return function(**{k: dense(v) if isinstance(v, torch.Tensor) else v for k, v in operands.items()})
 
     compute.on_dense = function  # type: ignore[attr-defined]
     return compute
@@ -170,17 +173,16 @@ def to_numpy(value: Any, var: Var, precision: str | Arithmetic) -> Any:
 
 
 def narrows(op: Operation) -> bool:
-    """Does an op cast floats to a dtype that does not hold them?"""
-    if op.op_type != "cast" or np_dtype(op.inputs["x"]).kind != "f":
+    """Return whether an op casts floats to floats that do not hold them; integers and booleans do not count."""
+    if op.op_type != "cast" or any(np_dtype(v).kind != "f" for v in (op.inputs["x"], op.outputs[0])):
         return False
     return not _fits(op.inputs["x"], np_dtype(op.outputs[0]).itemsize)
 
 
 def _fits(var: Var, size: int) -> bool:
-    """Does a float of so many bytes hold a value, as it is no wider, or was only widened before?"""
-    if np_dtype(var).kind != "f" or np_dtype(var).itemsize <= size:
-        return np_dtype(var).kind == "f"
-    before = var.op
-    if before is None or before.op_type not in CARRIERS:
+    """Return whether `size` bytes hold a float: its dtype is that narrow, or it was cast up from such a one."""
+    if np_dtype(var).kind != "f":
         return False
-    return _fits(before.inputs["x"], size)
+    if np_dtype(var).itemsize <= size:
+        return True
+    return var.op is not None and var.op.op_type in CARRIERS and _fits(var.op.inputs["x"], size)

@@ -38,10 +38,12 @@ def refuse_without_pictures(program: Program) -> Refusal | None:
 
 vit_ane = Recipe(
     name="vit_ane",
-    steps=(
+    steps=(  # the engine sorts them by what each declares
         passes.FoldConstants(),
         *FREE,
+        # windows and shifts
         passes.GatherToMoves(),
+        # patch embeddings, and convolutions of stems and necks
         passes.SplitConv3d(),
         passes.PatchConvolution(),
         passes.LongConvolution(),
@@ -49,12 +51,13 @@ vit_ane = Recipe(
         passes.ReflectPadSlices(),
         passes.ThresholdToMaximum(),
         passes.ChainPools(),
+        # layout
         passes.AbsorbTranspose(),
         passes.Rerank(),
         passes.SequenceLayout(layout="as_given"),
         passes.GroupByUnit(),
     ),
     applies_to=refuse_without_pictures,
-    strict=True,
+    strict=True,  # refused for other models, not tried
     repairs=STEPS,
 )

@@ -91,7 +91,7 @@ def bind_step(step: Step, fixed: Mapping[str, Any], constants: Mapping[Var, Any]
     def take(env: Env) -> None:
         value = call(env)
         if rounding is not None or value.dtype is not dtype:
-            value = dtypes.finish(value, dtype, rounding)
+            value = dtypes.in_run_dtype(value, dtype, rounding)
         env[var] = value
         for other in dead:
             env.pop(other, None)

@@ -16,7 +16,6 @@ import torch
 
 from anesurgery.errors import InterpretError
 from anesurgery.interpret.arithmetic import neural_engine
-from anesurgery.interpret.arithmetic.constant_memory import SMALL_CONSTANT
 from anesurgery.interpret.table import Implementation, to_int32
 from anesurgery.mil import Operation, Var, np_dtype, operands, producer, types
 from anesurgery.ops import CARRIERS, names
@@ -31,6 +30,8 @@ SUMMING = names(
 """Ops that sum, besides reductions. torch sums in the order of the memory, which a transpose upstream changes:
 `dense` orders their operands, so that the bits do not depend on how a value came about or where a model is
 split."""
+LARGE_RESULT = 1 << 16
+"""Results of as many elements are rounded in their own memory: a choice, for less memory at the peak."""
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 """Rounds a result."""
 
@@ -39,13 +40,16 @@ PLAIN = (torch.Tensor, bool, int, float, str, type(None))
 
 
 class Arithmetic(Protocol):
-    """An arithmetic of its own, in place of a name: it says how each op is computed."""
+    """An arithmetic of its own, in place of a name: it says how each op is computed.
+
+    An attribute `floats` may give the dtype of floats in a run, as in `fp64.Double`; float32 by default.
+    """
 
     def meaning(self, op: Operation, row: Implementation) -> Callable[..., Any]:
         """Return the function that computes an op."""
 
 
-def check(precision: str | Arithmetic) -> str | Arithmetic:
+def checked_precision(precision: str | Arithmetic) -> str | Arithmetic:
     """Return a precision if it exists.
 
     Raises:
@@ -56,7 +60,9 @@ def check(precision: str | Arithmetic) -> str | Arithmetic:
     if isinstance(precision, str) and precision.startswith("ane:"):
         neural_engine.chip_of(precision)
     elif precision not in PRECISIONS:
-        raise InterpretError(f"precision={precision!r}; it may be {' or '.join(map(repr, PRECISIONS))}")
+        raise InterpretError(
+            f"precision={precision!r}; it may be {' or '.join(map(repr, PRECISIONS))}, or 'ane:M1' for a chip"
+        )
     return precision
 
 
@@ -70,7 +76,10 @@ def run_dtype(var: Var, precision: str | Arithmetic = "fp32") -> torch.dtype | N
 
 
 def computes_in(op: Operation, precision: str | Arithmetic, mixed: bool) -> str | Arithmetic:
-    """Return the arithmetic of one op: where types are mixed, the engine runs no op that computes in fp32."""
+    """Return the arithmetic of one op: in a mixed program the engine runs no op whose floats are all fp32.
+
+    A cast belongs to the dtype that it makes, whatever it reads.
+    """
     if not mixed or not isinstance(precision, str) or not precision.startswith("ane"):
         return precision
     read = [] if op.op_type == "cast" else [v for _, v in operands(op)]
@@ -84,7 +93,11 @@ def _is_float(var: Var) -> bool:
 
 
 def is_mixed(ops: Iterable[Operation]) -> bool:
-    """Does an op read or compute fp16? Then the fp32 types of a program mean fp32."""
+    """Return whether an op reads or computes fp16.
+
+    In a program without fp16, fp32 only means "float", which the engine computes in fp16; in a mixed program
+    it means fp32. Constants do not count.
+    """
     computing = (op for op in ops if op.op_type != "const")
     values = (v for op in computing for v in (*(v for _, v in operands(op)), *op.outputs))
     return any(_is_float(v) and np_dtype(v) == np.float16 and producer(v, "const") is None for v in values)
@@ -131,19 +144,19 @@ def unwrap_dense(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool
     return (function, False) if inner is None else (inner, True)
 
 
-def finish(
-    value: Any, dtype: torch.dtype | None, rounding: Rounding | None, arguments: Iterable[Any] | None = None
+def in_run_dtype(
+    value: Any, dtype: torch.dtype | None, rounded: Rounding | None, arguments: Iterable[Any] | None = None
 ) -> Any:
-    """Return a result in the dtype in which the run goes on, rounded.
+    """Return a result rounded, and in the dtype in which the run goes on.
 
-    With the arguments of its op, a large result may be rounded in its own memory.
+    With the arguments of its op, a large result may be rounded to fp16 in its own memory.
     """
     if dtype is None or not isinstance(value, torch.Tensor):
         return value
-    if rounding is torch.Tensor.half and arguments is not None and _is_large_and_own(value, arguments):
+    if rounded is torch.Tensor.half and arguments is not None and _is_large_and_own(value, arguments):
         return value.copy_(value.half())
-    if rounding is not None and value.dtype != torch.float16:
-        value = rounding(value)
+    if rounded is not None and value.dtype != torch.float16:  # fp16 is rounded already
+        value = rounded(value)
     if dtype == torch.int32 and value.is_floating_point():
         return to_int32(value)
     return value if value.dtype == dtype else value.to(dtype)
@@ -151,7 +164,7 @@ def finish(
 
 def _is_large_and_own(value: torch.Tensor, arguments: Iterable[Any]) -> bool:
     """Is it a large float32 result whose memory is not shared with an argument?"""
-    if value.dtype != torch.float32 or value.numel() <= SMALL_CONSTANT or not value.is_contiguous():
+    if value.dtype != torch.float32 or value.numel() < LARGE_RESULT or not value.is_contiguous():
         return False
     each = [
         x for argument in arguments for x in (argument if isinstance(argument, tuple | list) else (argument,))
@@ -163,7 +176,7 @@ def _is_large_and_own(value: torch.Tensor, arguments: Iterable[Any]) -> bool:
 
 
 def to_numpy(value: Any, var: Var, precision: str | Arithmetic) -> Any:
-    """Return an output: fp16 stays float16 but in "fp32", where it is float32; in `Double` it is fp64."""
+    """Return an output: fp16 stays float16 except in "fp32", where it is float32; in `Double` it is fp64."""
     if not isinstance(value, torch.Tensor):
         return value
     array = value.detach().cpu().numpy()

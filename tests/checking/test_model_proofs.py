@@ -100,15 +100,15 @@ def of_growth(factor: float) -> Program:
 
 def test_an_op_that_was_only_checked_is_named_downstream_of_an_unmatched_one() -> None:
     inputs = {"x": np.linspace(-1, 1, 8, dtype=np.float32)}
-    functions = [of_growth(factor).functions["main"] for factor in (1.0, 1.1)]
-    found = prove_models(*functions, inputs)
+    old, new = (of_growth(factor).functions["main"] for factor in (1.0, 1.1))
+    found = prove_models(old, new, inputs)
     assert dict(found.outputs) == {"limited": "checked", "more": "not matched"}
     assert [(s.op.split(":")[0], s.grade) for s in found.seams] == [
         ("%scaled", "not matched"),
         ("%limited", "checked"),
     ]
     assert "not proved in 2 places:" in found.lines
-    called = found.but_for(["the input y is missing"])
+    called = found.with_differences(["the input y is missing"])
     assert called.seams[-1].op == "the input y is missing"
     assert called.lines[1] == "not proved in 3 places:"
 

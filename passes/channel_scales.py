@@ -93,13 +93,13 @@ class ChannelScales(Rewrite):
         axis = legality.output_axis(op, numbers.ndim)
         if not np.isfinite(numbers).all():
             return Refusal(f"{name} holds {numbers[~np.isfinite(numbers)][0]}", op)
-        bound = m.bind(stored=stored, exact=True)
+        bound = m.bind(stored=stored, axis=axis, exact=True)  # axis: of the new scales; None without any
         if (encode := _regrouped(stored.op, axis)) is not None:
             return bound.bind(encode=encode, words=f"{name}: its scales are kept, one for each channel")
         if self.form == "plain":
             held = byte_words(reencoding.stored_bytes(stored))
             words = f"{name}: {held} become {byte_words(numbers.nbytes)}, exactly"
-            return bound.bind(encode=lambda mb: mb.const(val=numbers), words=words)
+            return bound.bind(encode=lambda mb: mb.const(val=numbers), words=words, axis=None)
         if self.form == "palette" and stored.op.op_type == legality.AFFINE:
             return Refusal(f"{name} is of the form of iOS 16; palettes of this form need iOS 18 (macOS 15)", op)
         rounded = (_as_int8 if self.form == "int8" else _as_palette)(numbers, axis)
@@ -107,15 +107,17 @@ class ChannelScales(Rewrite):
         words = f"{name} as {self.form} is off by up to {largest:.2%} of the largest weight of a channel"
         if largest > self.most_error:
             return Refusal(f"{words}; the limit is {self.most_error:.2%}", op)
-        return bound.bind(encode=rounded.encode, words=f"{words}, {average:.2%} on average", exact=False)
+        words = f"{words}, {average:.2%} on average"
+        scaled = axis if self.form == "int8" else None
+        return bound.bind(encode=rounded.encode, words=words, axis=scaled, exact=False)
 
     def uncompared(self, m: Match) -> Refusal | None:
         """Compare no results of rounded weights: only the errors of the weights themselves are limited."""
         return None if m.exact else Refusal(ROUNDED, m.root)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Build the product with the new weight; ops that shared the old one share it."""
-        encoded = mb.shared_value((m.stored, self.form), [m.stored], m.encode)
+        """Build the product with the new weight; ops that shared the old one for the same axis share it."""
+        encoded = mb.shared_value((m.stored, self.form, m.axis), [m.stored], m.encode)
         mb.note(m.words)
         name = "y" if m.root.op_type == "matmul" else "weight"
         return again(mb, m.root, **{name: encoded})

@@ -1,15 +1,17 @@
 """Rescale a guard against 0 that is subnormal in fp16, so that it becomes a normal number.
 
-The guard, and the value that it protects, are divided by a unit. The unit is 1 for values so large that adding
-the guard does not change them in fp16 (from 1/16, 1/4 or more on), so these keep every digit; it is smaller for
-smaller values. Roots, reciprocals and quotients are rewritten too: `a / (x + e)` becomes
-`(a / u) / (x / u + e / u)`. A guard may be added, or be a lower limit (`maximum`, `clip`). Its value is what
-fp16 rounded it to: if a converter wrote 6e-8 for 1e-10, the smaller number is lost. An epsilon of a norm, or of
-a bare reciprocal root, that is 0 in fp16 becomes 6e-8, the smallest fp16 number that is not 0. That changes a
-variance v by the share 6e-8 / v, which fp16 does not show from 1.2e-4 on.
+The guard, and the value that it protects, are divided by a unit `u`. Values from 1/16 on (1/8 or 1/4 if the
+guard is larger) do not change in fp16 when the guard is added: their unit is 1, so that they keep every digit.
+A smaller value x has the unit 16 x (or 8 x, 4 x), down to that of the least normal number. Roots, reciprocals
+and quotients are rewritten too: `a / (x + e)` becomes `(a / (x / u + e / u)) / u`. A guard may be added, or be
+a lower limit (`maximum`, `clip`). Its value is what fp16 rounded it to: if a converter wrote 6e-8 for 1e-10,
+the smaller number is lost. An epsilon of a norm, or of a bare reciprocal root, that is 0 in fp16 becomes 6e-8,
+the smallest fp16 number that is not 0. That changes a variance v by the share 6e-8 / v, which fp16 does not
+show from 1.2e-4 on.
 
-Refuses when the protected value is never so small, when a divisor may be negative, and when a lower limit is
-6e-8, as converters write every smaller one: elementwise ops were seen to hold it.
+Refuses when the protected value is never subnormal, when a divisor may be negative, and when a lower limit is
+6e-8, as converters write every smaller one: elementwise ops were seen to hold it. Limits of logarithms are
+rescaled all the same.
 
 Why it helps: the multiplier of H13 takes subnormal numbers for 0 (measured through the private compiler:
 sbryngelson/ANEForge), and a log-mel front end with a guard of 1e-6 had a cosine of 0.046 (M1 Max:
@@ -35,7 +37,10 @@ from anesurgery.semantics.intervals import interval
 UNCHANGED = 2.0**12
 """A number that is so many times its guard does not change in fp16 when the guard is added."""
 LEAST_WITH_UNIT_1 = 2.0**-4
-"""With the unit 1 from here on, 6e-8 divided by the smallest unit is no subnormal number."""
+"""The unit is 1 from here on. Then the smallest unit is 2^-14 / 2^-4 = 2^-10, and 6e-8 = 2^-24 divided by it is
+2^-14, the least normal number."""
+ROUNDED_TO_0 = an.fp16.LEAST / 2
+"""Numbers up to this are 0 in fp16."""
 POWERS = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "inverse"}
 DEGREES = {op_type: degree for degree, op_type in POWERS.items()}
 READERS = frozenset({"log", "real_div", "pow", *POWERS.values()})
@@ -50,6 +55,7 @@ class HoldGuards(Rewrite):
     kinds = READERS | an.ops.NORMS
     tolerance = an.Tolerance(1e-3)
     tolerates_nonfinite = False
+    """Infinite results of a value near 0 may become finite."""
     shares_inner = True
 
     def check(self, m: Match) -> Match | Refusal:
@@ -59,18 +65,20 @@ class HoldGuards(Rewrite):
         if m.root.op_type in an.ops.NORMS:
             return _of_norm(m)
         guarded = _guarded(m.root)
-        if guarded is None or guarded.least >= an.fp16.NORMAL:
+        if guarded is None or guarded.guard >= an.fp16.NORMAL:
             return an.NO_MATCH
         low = interval(guarded.var)[0]
         if low >= an.fp16.NORMAL:
             words = f"%{guarded.var.name} is at least {low:g}, and needs no guard"
             return Refusal(words, m.root, idle=True)
-        if low < 0 and not guarded.clips and guarded.ends in ("real_div", "inverse"):
+        if low < 0 and not guarded.clips and guarded.function in ("real_div", "inverse"):
             return Refusal(f"%{guarded.var.name} may be negative, and is not kept from 0", m.root)
-        if guarded.clips and guarded.least == an.fp16.LEAST and not guarded.lost and guarded.ends != "log":
+        is_least = guarded.clips and guarded.guard == an.fp16.LEAST
+        if is_least and not guarded.lost and guarded.function != "log":
             return Refusal("6e-8 keeps it from 0 where subnormal numbers are held", m.root, idle=True)
-        inside = {guarded.var: (an.fp16.NORMAL, 4.0)} if guarded.lost else {}
-        return m.bind(ops=(m.root, *guarded.ops), guarded=guarded, positive=low >= 0, within=inside)
+        # Without a guard the old op is compared where it needs none.
+        drawn = {guarded.var: (an.fp16.NORMAL, 4.0)} if guarded.lost else {}
+        return m.bind(ops=(m.root, *guarded.ops), guarded=guarded, positive=low >= 0, within=drawn)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Do the same with numbers that are divided by the unit."""
@@ -79,13 +87,15 @@ class HoldGuards(Rewrite):
         guarded, value = m.guarded, m.guarded.var
         if guarded.most < an.fp16.LARGEST:
             value = mb.minimum(x=value, y=guarded.most)
-        large = max(LEAST_WITH_UNIT_1, 2.0 ** math.ceil(math.log2(guarded.least * UNCHANGED)))
+        large = max(LEAST_WITH_UNIT_1, 2.0 ** math.ceil(math.log2(guarded.guard * UNCHANGED)))
         size = value if m.positive or guarded.clips else mb.abs(x=value)
         size = mb.clip(x=size, alpha=an.fp16.NORMAL, beta=an.fp16.LARGEST)
         unit = units.SafeRange(large, an.fp16.LARGEST).unit(mb, size)
-        guard = units.DividedRows({}, (unit,), an.fp16.NORMAL / large).power(mb, (1.0,), guarded.least)
+        smallest = an.fp16.NORMAL / large  # e / u = (smallest / u) * (e / smallest): of normal numbers only
+        guard = mb.mul(x=mb.real_div(x=smallest, y=unit), y=guarded.guard / smallest)
         protect = mb.maximum if guarded.clips else mb.add
-        return _ended(mb, guarded, protect(x=mb.real_div(x=value, y=unit), y=guard), unit)
+        divided = protect(x=mb.real_div(x=value, y=unit), y=guard)
+        return _applied(mb, m.root, guarded.function, divided, unit)
 
 
 @dataclass(frozen=True)
@@ -93,12 +103,9 @@ class _Guarded:
     """A value that a guard keeps from 0, and the op that reads it."""
 
     var: Var
-    least: float
-    """The guard."""
-    ends: str
-    """What the op computes: "log", "sqrt", "rsqrt", "inverse" or "real_div"."""
-    top: Var | None = None
-    """The dividend of a "real_div"."""
+    guard: float
+    function: str
+    """What the op computes of it: "log", "sqrt", "rsqrt", "inverse", or "real_div", whose divisor it is."""
     clips: bool = False
     """Is the guard a lower limit? Otherwise it is added."""
     most: float = math.inf
@@ -111,26 +118,26 @@ class _Guarded:
 
 def _guarded(op: Operation) -> _Guarded | None:
     """Return the value that an op reads with a guard: its own epsilon, or a number in the op before it."""
-    ends = POWERS.get(an.number(op.y) or 0.0, "") if op.op_type == "pow" else op.op_type
-    read, top = (op.y, op.x) if ends == "real_div" else (op.x, None)
-    own = (an.number(op.inputs.get("epsilon")) or 0.0) if op.op_type in an.ops.SINGULAR else 0.0
-    if not ends or an.is_stored(read):
+    function = POWERS.get(an.number(op.y) or 0.0, "") if op.op_type == "pow" else op.op_type
+    read = op.y if function == "real_div" else op.x
+    if not function or an.is_stored(read):
         return None
-    if own > an.fp16.LEAST / 2:
-        return _Guarded(read, own, ends)
+    epsilon = an.number(op.inputs.get("epsilon")) if op.op_type in an.ops.SINGULAR else None
+    if epsilon is not None and epsilon > ROUNDED_TO_0:
+        return _Guarded(read, epsilon, function)
     tile = an.producer(read, "tile")
     if tile is not None and _is_broadcast(tile):
-        read, top = tile.x, op.x
+        read = tile.x
     guard = an.producer(read, "add", "maximum", "clip")
     if guard is None:
-        bare = an.producer(read, "reduce_sum", "reduce_mean", "reduce_sum_square")
-        lost = op.op_type == "rsqrt" and bare is not None
-        return _Guarded(read, an.fp16.LEAST, ends, clips=True, lost=True) if lost else None
+        is_sum = an.producer(read, "reduce_sum", "reduce_mean", "reduce_sum_square") is not None
+        lost = op.op_type == "rsqrt" and is_sum  # a norm by rows, whose epsilon fp16 rounded to 0
+        return _Guarded(read, an.fp16.LEAST, function, clips=True, lost=True) if lost else None
     limits = an.reading.guard_of(guard)
-    if limits is None or not limits.least > an.fp16.LEAST / 2:
+    if limits is None or not limits.least > ROUNDED_TO_0:
         return None
-    ops, clips = (guard,) if tile is None else (tile, guard), guard.op_type != "add"
-    return _Guarded(limits.value, limits.least, ends, top, clips=clips, most=limits.most, ops=ops)
+    clips, ops = guard.op_type != "add", (guard,) if tile is None else (tile, guard)
+    return _Guarded(limits.value, limits.least, function, clips, limits.most, ops=ops)
 
 
 def _is_broadcast(tile: Operation) -> bool:
@@ -143,20 +150,20 @@ def _is_broadcast(tile: Operation) -> bool:
 def _of_norm(m: Match) -> Match | Refusal:
     """Accept a norm whose epsilon is 0 in fp16; of a batch norm the variance is known."""
     epsilon = an.number(m.root.inputs.get("epsilon"))
-    if m.root.op_type == "batch_norm" or epsilon is None or epsilon > an.fp16.LEAST / 2:
+    if m.root.op_type == "batch_norm" or epsilon is None or epsilon > ROUNDED_TO_0:
         return an.NO_MATCH
     return m.bind(ops=(m.root,), within={m.root.x: (0.5, 4.0)})
 
 
-def _ended(mb: Builder, guarded: _Guarded, inner: Var, unit: Var) -> Var:
-    """Build the op that reads the guarded number, from that number divided by the unit and the unit."""
-    if guarded.ends == "real_div":
-        return units.times_power(mb, mb.real_div(x=guarded.top, y=inner), unit, -1)
-    epsilon = {"epsilon": 0.0} if guarded.ends in an.ops.SINGULAR else {}
-    result = getattr(mb, guarded.ends)(x=inner, **epsilon)
-    if guarded.ends == "log":
+def _applied(mb: Builder, op: Operation, function: str, divided: Var, unit: Var) -> Var:
+    """Build the result of an op from its guarded operand divided by the unit, and take the unit out of it."""
+    if function == "real_div":
+        return units.times_power(mb, mb.real_div(x=op.x, y=divided), unit, -1)
+    epsilon = {"epsilon": 0.0} if function in an.ops.SINGULAR else {}
+    result = getattr(mb, function)(x=divided, **epsilon)
+    if function == "log":
         return units.plus_logarithm(mb, result, unit, 1)
-    return units.times_power(mb, result, unit, DEGREES[guarded.ends])
+    return units.times_power(mb, result, unit, DEGREES[function])
 
 
 @an.example((2, 8), dtype="fp16")

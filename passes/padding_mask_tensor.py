@@ -107,7 +107,7 @@ class PaddingMaskTensor(Rewrite):
                 continue
             reads = [new.get(v, v) for _, v in an.operands(op)]
             build = partial(self.again, op=op, new=dict(new), fills=m.fills)
-            new[old] = mb.shared_value((self.name, old, self.fill), reads, build)
+            new[old] = mb.shared_value((self.name, old, self.fill, *reads), reads, build)
         if m.root.op_type != "softmax":
             operands = {name: new.get(value, value) for name, value in an.op_inputs(m.root).items()}
             return mb.scaled_dot_product_attention(**operands)

@@ -1,6 +1,6 @@
 """Transformers over pictures: ViT, DINO, CLIP, SigLIP, SAM, DETR.
 
-`vit_ane` folds what depends on no input, makes patch embeddings of pictures and films whose kernels the target
+`vit_ane` folds what depends on no input, makes patch embeddings of pictures and videos whose kernels the target
 does not take into moves and a 1x1 convolution, and writes windows, shifts and paddings in forms that the
 Neural Engine takes::
 
@@ -9,7 +9,7 @@ Neural Engine takes::
 A picture may come as patches that were cut before (1 x patches x numbers), as towers of many sizes take them.
 
 Refuses models without attention, linear attention among them (`auto` takes any model), and models without a
-picture, a film or patches among the inputs.
+picture, a video or patches among the inputs.
 """
 
 from __future__ import annotations
@@ -22,25 +22,28 @@ from anesurgery.recipes.safety import FREE, STEPS
 from anesurgery.surgery import Recipe
 
 
-def sees_pictures(program: Program) -> Refusal | None:
-    """Refuse what has no attention, or no picture to look at."""
+def refuse_without_pictures(program: Program) -> Refusal | None:
+    """Refuse a model without attention, or without a picture to look at."""
     model = makeup(program)
-    if model.patches and model.open:
-        return None
-    if model.attentions and not model.pictures:
-        return Refusal(f"no input is a picture (rank 4 or 5, floats) or patches of one; {model}")
     if model.pictures and not model.attentions:
         words = "the model has no attention (no softmax between two matrix products; linear attention is none)"
         return Refusal(f"{words}: auto takes any model; {model}")
-    return model.without_attention
+    if not model.attentions:
+        return model.without_attention
+    all_causal = model.causal == model.attentions  # then vectors that a product reads are tokens, not patches
+    if model.pictures or (model.patches and not all_causal):
+        return None
+    return Refusal(f"no input is a picture (rank 4 or 5, floats) or patches of one; {model}")
 
 
 vit_ane = Recipe(
     name="vit_ane",
-    steps=(
+    steps=(  # the engine sorts them by what each declares
         passes.FoldConstants(),
         *FREE,
+        # windows and shifts
         passes.GatherToMoves(),
+        # patch embeddings, and convolutions of stems and necks
         passes.SplitConv3d(),
         passes.PatchConvolution(),
         passes.LongConvolution(),
@@ -48,12 +51,13 @@ vit_ane = Recipe(
         passes.ReflectPadSlices(),
         passes.ThresholdToMaximum(),
         passes.ChainPools(),
+        # layout
         passes.AbsorbTranspose(),
         passes.Rerank(),
         passes.SequenceLayout(layout="as_given"),
         passes.GroupByUnit(),
     ),
-    applies_to=sees_pictures,
-    strict=True,
+    applies_to=refuse_without_pictures,
+    strict=True,  # refused for other models, not tried
     repairs=STEPS,
 )

@@ -370,7 +370,7 @@ def compare(
         called += _described_differences(first, second, declared)
     called += () if engine == INTERPRETER else _constant_outputs(first, function, inputs, old, seed)
     proof = _prove_functions(first, second, inputs, function, last, **proving) if prove else None
-    proof = None if proof is None else proof.but_for(called)
+    proof = None if proof is None else proof.with_differences(called)
     result = Comparison(rows, precision, gate, None, words, proof, called, engine=engine)
     if result.outputs_agree or call is not None:
         return result
@@ -522,7 +522,7 @@ def _prove_functions(
         values = sample_inputs(
             a.program, function=name, seed=how["seed"], shapes=shapes, images=images(a.described_inputs)
         )
-        proof = proof.beside(name, prove_function(a, b, name, values, **how))
+        proof = proof.with_function(name, prove_function(a, b, name, values, **how))
     return proof
 
 

@@ -1,9 +1,11 @@
 """Prove a whole model against another, op by op (`prove_models`), and report what was proved (`ModelProof`).
 
 `comparison` calls it for `compare(prove=True)`. Both functions run in step, the reference as far as the
-candidate asks for: values of the same name are compared (`matching`), and from a match on they count as one
-value. The report gives the grade, the ops at which the proof ends, and how many ops reached which grade. The
-last section says which elements of the reference an output with a changed interface should have (`Adapted`).
+candidate asks for. `pairs_of_values` proposes which values to compare, `matching` compares them, and from a
+match on they count as one value. Besides its numbers, each element has a hash of how it is computed: equal
+hashes mean equal bits. The report gives the grade, where the proof ends, and how many ops reached which grade.
+The last section says which elements of the reference an output with a changed interface should have
+(`Adapted`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from anesurgery.checking.matching import (
     FunctionRun,
     Match,
     Move,
-    NamedValue,
+    HashedValue,
     ValueTable,
     match,
     still,
@@ -44,9 +46,13 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Seam:
-    """An op of the second model whose value is not proved equal to a value of the first."""
+    """A place where the proof ends: an op of the second model, an output, or how the models are called.
+
+    Unmatched ops that read an unmatched op are left out: the first one upstream stands for them.
+    """
 
     op: str
+    """The op as text, or what else it is in words."""
     other: str
     """The op of the first model that it was compared with; empty if there is none."""
     grade: str
@@ -71,7 +77,7 @@ class ModelProof:
     counts: Mapping[str, int]
     """Ops of the second model by grade; those inside a rewritten part have no counterpart."""
     seams: tuple[Seam, ...]
-    """The ops at which the proof ends, in file order."""
+    """The places where the proof ends: ops in file order, then outputs, then how the models are called."""
     seed: int
     trial: TrialResult | None = None
     """What adversarial inputs showed."""
@@ -81,7 +87,13 @@ class ModelProof:
     """Why nothing is known about other lengths."""
 
     def on_lengths(self, least: int, most: int, gap: str) -> ModelProof:
-        """Return the proof with a grade that holds only for the lengths tried; see `SiteCheck.on_lengths`."""
+        """Return the proof with a grade that holds only for the lengths tried, which is less than proved.
+
+        Args:
+            least: the least length of dynamic axes that was tried.
+            most: the largest one.
+            gap: why nothing is known about others.
+        """
         grade = None if self.grade is None else min(self.grade, Grade.NUMBERS)
         return replace(self, grade=grade, lengths=(least, most), gap=gap)
 
@@ -94,14 +106,15 @@ class ModelProof:
         """Return the proof with what adversarial inputs showed; without a grade where they differ."""
         return replace(self, trial=trial, grade=None if trial.failure else self.grade)
 
-    def but_for(self, differences: Sequence[str]) -> ModelProof:
+    def with_differences(self, differences: Sequence[str]) -> ModelProof:
         """Return the proof without a grade where the models are called differently."""
         seams = (Seam(words, "", "not matched") for words in differences)
         return replace(self, grade=None, seams=(*self.seams, *seams)) if differences else self
 
-    def beside(self, name: str, other: ModelProof) -> ModelProof:
-        """Return the proof of several functions: the weakest, with another function's results by its name."""
+    def with_function(self, name: str, other: ModelProof) -> ModelProof:
+        """Return the proof of this function and another together: the weaker grade, and the results of both."""
         grades = [p.grade for p in (self, other) if p.grade is not None]
+        lengths = [p.lengths for p in (self, other) if p.lengths]
         failed = other.trial is not None and bool(other.trial.failure)
         return replace(
             self,
@@ -111,7 +124,7 @@ class ModelProof:
             counts=Counter(self.counts) + Counter(other.counts),
             seams=(*self.seams, *(replace(s, op=f"{name}: {s.op}") for s in other.seams)),
             trial=other.trial if failed else self.trial,
-            lengths=min(filter(None, (self.lengths, other.lengths)), key=max, default=()),
+            lengths=min(lengths, key=max, default=()),
             gap=self.gap or other.gap,
         )
 
@@ -129,11 +142,11 @@ class ModelProof:
         if self.grade is None:
             return f"not proved ({ops})"
         if self.grade < Grade.PROVED:
-            return f"not proved, but {self._grade} ({ops})"
+            return f"not proved, but {self._grade_words} ({ops})"
         return f"{self.grade.words}, probability of error below {bound_words(self.bound)} ({ops})"
 
     @property
-    def _grade(self) -> str:
+    def _grade_words(self) -> str:
         """The grade in words, with the lengths on which it was reached."""
         if self.grade is None or not self.lengths:
             return "" if self.grade is None else self.grade.words
@@ -141,8 +154,9 @@ class ModelProof:
 
     @property
     def lines(self) -> list[str]:
-        """The report: the grade, where the proof ends, and the ops that are not proved."""
-        ends = [f"{_count(len(self.seams))} not proved:"] if self.seams else []
+        """The report: the grade, what adversarial inputs showed, and where the proof ends."""
+        places = "one place" if len(self.seams) == 1 else f"{len(self.seams)} places"
+        ends = [f"not proved in {places}:"] if self.seams else []
         more = len(self.seams) - SHOWN
         rest = [f"... and {more} more"] if more > 0 else []
         shown = [] if self.trial is None else [self.trial.words, *self.trial.counterexample.splitlines()]
@@ -152,7 +166,7 @@ class ModelProof:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {
-            "grade": self._grade or None,
+            "grade": self._grade_words or None,
             "proved": self.proved,
             "bound": self.bound,
             "outputs": dict(self.outputs),
@@ -162,10 +176,6 @@ class ModelProof:
             **({"lengths": list(self.lengths), "gap": self.gap} if self.lengths else {}),
             **({} if self.trial is None else {"trial": vars(self.trial)}),
         }
-
-
-def _count(n: int) -> str:
-    return "one op is" if n == 1 else f"{n} ops are"
 
 
 FEW = 0.3
@@ -191,15 +201,24 @@ def prove_models(
         inputs: inputs of `old`, by name; what is not proved is compared on these.
         contract: declared interface changes.
         gate: PSNR in dB from which numbers count as equal.
-        seed: the seed of names and points.
+        seed: the seed of hashes and points.
         last: where an output has one position, compare it with the last of several.
     """
     with torch.inference_mode():
         return _Lockstep(old, new, inputs, contract, gate, seed, last).proof()
 
 
+@dataclass(frozen=True)
+class _Comparison:
+    """An op of the second program, compared with one of the first."""
+
+    match: Match | None
+    """The weakest match of its values; None if one has none."""
+    other: Operation | None
+
+
 class _Lockstep:
-    """Two functions that run in step."""
+    """Two functions that run in step: `a` is the run of the first, `b` of the second."""
 
     def __init__(
         self,
@@ -213,34 +232,35 @@ class _Lockstep:
     ) -> None:
         self.old, self.new, self.gate, self.seed, self.last = old, new, gate, seed, last
         self.inputs, self.contract = inputs, contract
-        self.names = Bitwise(seed, LARGEST_VALUE)
+        self.hashing = Bitwise(seed, LARGEST_VALUE)
         self.pairs = pairs_of_values(old, new)
         self.uses = Counter(self.pairs.values())
         table = ValueTable()
-        first, second = self._named_inputs()
-        self.a = FunctionRun(old, first, set(self.pairs.values()), self.names, table, first=True)
-        self.b = FunctionRun(new, second, set(self.pairs), self.names, table, first=False)
-        self.found: dict[Operation, tuple[Match | None, Operation | None]] = {}
+        first, second = self._hashed_inputs()
+        self.a = FunctionRun(old, first, set(self.pairs.values()), self.hashing, table, first=True)
+        self.b = FunctionRun(new, second, set(self.pairs), self.hashing, table, first=False)
+        self.compared: dict[Operation, _Comparison] = {}
 
-    def _named_inputs(self) -> tuple[dict[Var, NamedValue], dict[Var, NamedValue]]:
-        """Return the inputs of both sides; equal inputs of one name get the same names."""
-        first = self._named_values(self.old, self.inputs, "first")
-        second = self._named_values(self.new, adapt_inputs(self.contract, self.inputs), "second")
+    def _hashed_inputs(self) -> tuple[dict[Var, HashedValue], dict[Var, HashedValue]]:
+        """Return the inputs of both sides with random hashes; equal inputs with one MIL name get the same."""
+        first = self._with_hashes(self.old, self.inputs, "first")
+        second = self._with_hashes(self.new, adapt_inputs(self.contract, self.inputs), "second")
         by_name = {v.name: value for v, value in first.items()}
         for var, value in second.items():
             same_name = by_name.get(var.name)
             if same_name is not None and _are_equal_inputs(same_name, value):
-                value.names, value.serial = same_name.names, same_name.serial
+                value.count_as(same_name)
         return first, second
 
-    def _named_values(
+    def _with_hashes(
         self, function: Function, inputs: Mapping[str, Array], side: str
-    ) -> dict[Var, NamedValue]:
+    ) -> dict[Var, HashedValue]:
         values = {}
         for var, held in bind(function, inputs, None).items():
             numbers = held.value if types.is_state(var.sym_type) else held
-            generator = torch.Generator().manual_seed(field.key(self.seed, side, var.name) % 2**62)
-            values[var] = NamedValue(var, numbers, field.random(self.names.primes, numbers.shape, generator))
+            seed = field.key(self.seed, side, var.name) % 2**62  # a key may be negative
+            generator = torch.Generator().manual_seed(seed)
+            values[var] = HashedValue(var, numbers, field.random(self.hashing.primes, numbers.shape, generator))
         return values
 
     def proof(self) -> ModelProof:
@@ -251,11 +271,14 @@ class _Lockstep:
             self.a.step()
         outputs = self._outputs()
         grades = {name: value.grade if same else None for name, (value, same) in outputs.items()}
-        weakest = [g for g in grades.values() if g is not None]
-        steps = 2 * (len(self.a.ops) + len(self.b.ops)) + 1
-        bound = steps / LEAST**LANES + sum(m.bound for m, _ in self.found.values() if m is not None)
+        reached = [g for g in grades.values() if g is not None]
+        hashes = (
+            2 * (len(self.a.ops) + len(self.b.ops)) + 1
+        )  # as `proofs` counts: a false match needs a collision
+        own_bounds = (c.match.bound for c in self.compared.values() if c.match is not None)
+        bound = hashes / LEAST**LANES + sum(own_bounds)
         return ModelProof(
-            min(weakest) if weakest and len(weakest) == len(grades) else None,
+            min(reached) if reached and len(reached) == len(grades) else None,
             bound,
             {n: "not matched" if g is None else g.words for n, g in grades.items()},
             self._counts(),
@@ -274,7 +297,7 @@ class _Lockstep:
             if other is None:
                 continue
             a = self.a.reach(other)
-            matched = None if a is None else match(a, b, self.names, self.gate)
+            matched = None if a is None else match(a, b, self.hashing, self.gate)
             self._keep_weakest(op, matched, other)
             self.uses[other] -= 1
             self.b.release(b.var)
@@ -283,14 +306,13 @@ class _Lockstep:
 
     def _keep_weakest(self, op: Operation, matched: Match | None, other: Var) -> None:
         """Keep the weakest match of an op's values."""
-        before = self.found.get(op)
-        weaker = before is None or (
-            before[0] is not None and (matched is None or matched.grade < before[0].grade)
-        )
-        if weaker:
-            self.found[op] = (matched, other.op)
+        before = self.compared.get(op)
+        if before is not None and before.match is None:
+            return
+        if before is None or matched is None or matched.grade < before.match.grade:
+            self.compared[op] = _Comparison(matched, other.op)
 
-    def _outputs(self) -> dict[str, tuple[NamedValue, bool]]:
+    def _outputs(self) -> dict[str, tuple[HashedValue, bool]]:
         """Return each output and state of the second program, and whether it matches the first program's."""
         adapted = Adapted(self.contract, {v.name: self.a.there(v) for v in self.old.outputs}, self.inputs)
         outputs = {}
@@ -304,40 +326,52 @@ class _Lockstep:
             outputs[f"state {var.name}"] = (b, a is not None and self._matches(a, b, still))
         return outputs
 
-    def _matches(self, a: NamedValue, b: NamedValue, move: Move) -> bool:
+    def _matches(self, a: HashedValue, b: HashedValue, move: Move) -> bool:
         if self.last and move is still:
             move = last_of(a, b)
-        return match(a, b, self.names, self.gate, exact=move) is not None
+        return match(a, b, self.hashing, self.gate, exact=move) is not None
+
+    def _match_of(self, op: Operation) -> Match | None:
+        """Return the weakest match of an op; None if it has none, or was not compared."""
+        comparison = self.compared.get(op)
+        return None if comparison is None else comparison.match
 
     def _counts(self) -> dict[str, int]:
         """Return grade in words -> how many ops of the second program reached it."""
         counts = Counter[str]()
         for op in self.b.ops:
-            weakest, _ = self.found.get(op, (None, None))
-            counts["without a counterpart" if weakest is None else weakest.grade.words] += 1
+            matched = self._match_of(op)
+            counts["without a counterpart" if matched is None else matched.grade.words] += 1
         order = [*(g.words for g in sorted(Grade, reverse=True)), "without a counterpart"]
         return {what: counts[what] for what in order if counts[what]}
 
-    def _seams(self, lost: Sequence[NamedValue]) -> tuple[Seam, ...]:
-        """Return the unproved ops, and the first unmatched ones upstream of a lost output, in file order."""
+    def _seams(self, lost: Sequence[HashedValue]) -> tuple[Seam, ...]:
+        """Return the ops that were only checked, and the first unmatched ones upstream of a lost output.
+
+        Example: `a` has no match, `b` and `c` read `a`, and `d` reads `c`. If `b` was checked on numbers, and
+        `c` and `d` have no match either, the seams are `a` and `b`. Ops that were never compared are seams only
+        if nothing upstream of the lost outputs was.
+        """
         lost_ops = {op for value in lost for op in _unmatched_upstream(value)}
-        with_trial = {op for op in lost_ops if op in self.found} or lost_ops
-        seams, downstream = [], set[Operation]()
+        named = {op for op in lost_ops if op in self.compared} or lost_ops
+        seams, reported_upstream = [], set[Operation]()
         for op in self.b.ops:
-            weakest, other = self.found.get(op, (None, None))
-            if any(v.op in downstream for v in reads(op)):
-                downstream |= {op} & lost_ops
-            elif weakest is None and op in with_trial:
-                downstream.add(op)
-                seams.append(Seam(_line(op), _line(other), "not matched"))
-            elif weakest is not None and weakest.grade < Grade.PROVED:
-                seams.append(Seam(_line(op), _line(other), weakest.grade.words, weakest.note))
+            matched = self._match_of(op)
+            other = _line(self.compared[op].other) if op in self.compared else ""
+            if matched is not None:
+                if matched.grade < Grade.PROVED:
+                    seams.append(Seam(_line(op), other, matched.grade.words, matched.note))
+            elif op in lost_ops and any(v.op in reported_upstream for v in reads(op)):
+                reported_upstream.add(op)
+            elif op in named:
+                reported_upstream.add(op)
+                seams.append(Seam(_line(op), other, "not matched"))
         return tuple(seams)
 
 
-def _reordered_outputs(outputs: Mapping[str, tuple[NamedValue, bool]]) -> tuple[Seam, ...]:
-    """Return seams for outputs that do not match although the op that makes them does."""
-    lost = [name for name, (value, same) in outputs.items() if not same and value.op is None]
+def _reordered_outputs(outputs: Mapping[str, tuple[HashedValue, bool]]) -> tuple[Seam, ...]:
+    """Return seams for outputs that do not match although the op that makes them does (`is_matched`)."""
+    lost = [name for name, (value, same) in outputs.items() if not same and value.is_matched]
     note = "the reference gives other elements here, or the same in another order"
     return tuple(Seam(f"output %{name}", "", "not matched", note) for name in lost)
 
@@ -354,23 +388,24 @@ def pairs_of_values(old: Function, new: Function) -> dict[Var, Var]:
     outputs = {v.name: v for v in old.outputs}
     pairs |= named | {v: outputs[v.name] for v in new.outputs if v.name in outputs}
     _pair_by_operands(old, new, pairs)
-    plain = {v: w for v, w in pairs.items() if not any(x.op is None or is_weight(x.op) for x in (v, w))}
-    return {v: w for v, w in plain.items() if np_dtype(v).kind == np_dtype(w).kind}
+    # Inputs and weights were needed to pair by operands; they are not compared.
+    computed = {v: w for v, w in pairs.items() if not any(x.op is None or is_weight(x.op) for x in (v, w))}
+    return {v: w for v, w in computed.items() if np_dtype(v).kind == np_dtype(w).kind}
 
 
 def _pair_by_operands(old: Function, new: Function, pairs: dict[Var, Var]) -> None:
     """Pair the results of ops of the same type on paired operands."""
     pairs |= {v: old.inputs[name] for name, v in new.inputs.items() if name in old.inputs}
-    by_form: dict[Any, list[Operation]] = {}
+    by_operands: dict[Any, list[Operation]] = {}  # the last op first, so that `pop` takes them in file order
     taken = {v.op for v in pairs.values()}
     for op in reversed(old.operations):
         if op not in taken:
-            by_form.setdefault((op.op_type, tuple(_variable_operands(op))), []).append(op)
+            by_operands.setdefault((op.op_type, tuple(_variable_operands(op))), []).append(op)
     for op in new.operations:
         read = _variable_operands(op)
         if any(v in pairs for v in op.outputs) or not all(v in pairs for v in read):
             continue
-        if read and (twins := by_form.get((op.op_type, tuple(pairs[v] for v in read)))):
+        if read and (twins := by_operands.get((op.op_type, tuple(pairs[v] for v in read)))):
             pairs |= zip(op.outputs, twins.pop().outputs, strict=False)
 
 
@@ -379,12 +414,12 @@ def _variable_operands(op: Operation) -> list[Var]:
     return [v for v in reads(op) if v.op is None or not is_weight(v.op)]
 
 
-def _are_equal_inputs(a: NamedValue, b: NamedValue) -> bool:
+def _are_equal_inputs(a: HashedValue, b: HashedValue) -> bool:
     """Return whether two inputs hold the same numbers in the same dtype."""
     return np_dtype(a.var) == np_dtype(b.var) and torch.equal(a.numbers, b.numbers)
 
 
-def _unmatched_upstream(value: NamedValue) -> set[Operation]:
+def _unmatched_upstream(value: HashedValue) -> set[Operation]:
     """Return the ops upstream of a value that have no counterpart, up to values that have one."""
     lost: set[Operation] = set()
     stack = [value]
@@ -413,7 +448,7 @@ class Adapted:
     def __init__(
         self,
         contract: Sequence[InterfaceChange],
-        outputs: Mapping[str, NamedValue],
+        outputs: Mapping[str, HashedValue],
         inputs: Mapping[str, Array],
     ) -> None:
         self.contract, self.outputs, self.inputs = contract, outputs, inputs
@@ -422,7 +457,7 @@ class Adapted:
             arrays = {name: v.numbers.numpy() for name, v in outputs.items()}
             self._arrays = adapt_outputs(contract, arrays, inputs)
 
-    def expected(self, name: str) -> tuple[NamedValue | None, Move]:
+    def expected(self, name: str) -> tuple[HashedValue | None, Move]:
         """Return the first program's value that an output should be, and which of its elements go where."""
         if not self.contract:
             return self.outputs.get(name), still
@@ -434,7 +469,8 @@ class Adapted:
             return None, still
         reason = "a declared change computes with this output"
         first = next(iter(self.outputs.values()))
-        return NamedValue(first.var, torch.from_numpy(np.asarray(array)), None, reason=reason), still
+        # Any var will do: without hashes a value is compared by its numbers alone.
+        return HashedValue(first.var, torch.from_numpy(np.asarray(array)), None, reason=reason), still
 
     def _moved_elements(self) -> dict[str, tuple[str, torch.Tensor]]:
         """Return output -> (first program's output, index of each element in it), where both probes agree."""
@@ -446,7 +482,12 @@ class Adapted:
         }
 
     def _probe(self, seed: int) -> dict[str, tuple[str, torch.Tensor]]:
-        """Return where a change puts distinct numbers of both signs."""
+        """Return where a change puts distinct numbers: for each output that only moves them, from where.
+
+        Signs are random, so that abs or relu is no move; a second probe rules out what holds for one by chance.
+        Example: an old output of three elements, with the order [2, 0, 1] and begin = 1, is drawn as 3, -1, 2.
+        The inverse is [1, 2, 0]: a 2 in a new output has the rank 2 - 1 = 1, so it is element inverse[1] = 2.
+        """
         rng = np.random.default_rng(seed)
         drawn, places, begin = {}, {}, 1
         for name, value in self.outputs.items():
@@ -472,7 +513,7 @@ class Adapted:
         return sources
 
 
-def last_of(a: NamedValue, b: NamedValue) -> Move:
+def last_of(a: HashedValue, b: HashedValue) -> Move:
     """Return a move to the last position of the reference, where the other has a single position on an axis."""
     apart = [i for i, (m, n) in enumerate(zip(a.numbers.shape, b.numbers.shape, strict=False)) if m != n]
     if a.numbers.ndim != b.numbers.ndim or len(apart) != 1 or b.numbers.shape[apart[0]] != 1:

@@ -1,13 +1,13 @@
 """Run functions op by op, and decide whether a value of one equals a value of another.
 
 `lockstep` runs two whole models this way, side by side (`FunctionRun`), and calls `match` for pairs of values.
-Each element of a value has a name: a hash of how it is computed. Equal names mean equal bits. Both models
+Each element of a value has a hash of how it is computed. Equal hashes mean equal bits. Both models
 share one table, so an op of the second model on the same operands as an op of the first is not computed again.
 A value is dropped after its last reader; one without a counterpart yet keeps the op and the operands that made
 it.
 
-If names differ, the ops since the last matched values are evaluated over a prime field, with the names as
-variables. If that fails too, the numbers are compared. After a match both values have the same names, whatever
+If hashes differ, the ops since the last matched values are evaluated over a prime field, with the hashes as
+variables. If that fails too, the numbers are compared. After a match both values have the same hashes, whatever
 its grade.
 """
 
@@ -38,36 +38,45 @@ from anesurgery.interpret.arithmetic.symbolic import UNLIKE
 from anesurgery.mil import Function, Operation, Var, constant, is_constexpr, is_weight, operands, reads, types
 
 LARGEST_VALUE = 1 << 27
-"""The most elements of a value or constant of a whole model: naming takes 64 bits for each, 1.1 GB in all."""
+"""The most elements of a value or constant of a whole model: hashing takes 64 bits for each, 1.1 GB in all."""
 
 _serials = itertools.count()
 
 
-class NamedValue:
-    """A value of one program: its numbers on the sampled inputs, and the names of its elements."""
+class HashedValue:
+    """A value of one program: its numbers on the sampled inputs, and the hashes of its elements."""
 
-    __slots__ = ("__weakref__", "grade", "names", "numbers", "op", "operands", "reason", "serial", "var")
+    __slots__ = ("__weakref__", "grade", "hashes", "numbers", "op", "operands", "reason", "serial", "var")
 
     def __init__(
         self,
         var: Var,
         numbers: Any,
-        names: Image | torch.Tensor | None,
+        hashes: Image | torch.Tensor | None,
         *,
         op: Operation | None = None,
-        operands: Sequence[NamedValue] = (),
+        operands: Sequence[HashedValue] = (),
         reason: str = "",
     ) -> None:
-        self.var, self.numbers, self.names, self.reason = var, numbers, names, reason
+        self.var, self.numbers, self.hashes, self.reason = var, numbers, hashes, reason
         self.op, self.operands = op, tuple(operands)
         """What it is made of, as long as no value of the other program is known to be the same."""
         self.serial = next(_serials)
-        """The same for values whose names and layout are the same."""
+        """The same for values whose hashes and layout are the same."""
         self.grade: Grade = min((v.grade for v in operands), default=Grade.BITS)
         """The weakest grade by which anything upstream was matched."""
 
+    @property
+    def is_matched(self) -> bool:
+        """Does it count as a value of the other program, or come from outside, so that no op makes it here?"""
+        return self.op is None
+
+    def count_as(self, other: HashedValue) -> None:
+        """Take the hashes and the layout of an equal value."""
+        self.hashes, self.serial = other.hashes, other.serial
+
     def forget(self) -> None:
-        """Drop what made it: from here on its elements are known by their names."""
+        """Drop what made it: from here on its elements are known by their hashes."""
         self.op, self.operands = None, ()
 
 
@@ -75,17 +84,17 @@ class ValueTable:
     """Values of the first program by op, attributes, constants and operands."""
 
     def __init__(self) -> None:
-        self._made: weakref.WeakValueDictionary[Hashable, NamedValue] = weakref.WeakValueDictionary()
+        self._made: weakref.WeakValueDictionary[Hashable, HashedValue] = weakref.WeakValueDictionary()
         self._contents: dict[Var, Hashable] = {}
 
-    def key(self, op: Operation, values: Mapping[Var, NamedValue]) -> Hashable | None:
+    def key(self, op: Operation, values: Mapping[Var, HashedValue]) -> Hashable | None:
         """Equal for ops that compute the same; None for an op with nested blocks, or that is no function."""
         if op.blocks or op.op_type in UNLIKE:
             return None
         operands = tuple((name, self._known(var, values)) for name, var in op.inputs.items() if var is not None)
         return op.op_type, str(op.opset_version), operands, tuple(str(v.sym_type) for v in op.outputs)
 
-    def _known(self, var: Any, values: Mapping[Var, NamedValue]) -> Hashable:
+    def _known(self, var: Any, values: Mapping[Var, HashedValue]) -> Hashable:
         if isinstance(var, (list, tuple)):
             return tuple(self._known(v, values) for v in var)
         if var in values:
@@ -103,12 +112,12 @@ class ValueTable:
                 self._contents[var] = _content_digest(constant(var))
         return self._contents[var]
 
-    def enter(self, key: Hashable | None, results: Sequence[NamedValue]) -> None:
+    def enter(self, key: Hashable | None, results: Sequence[HashedValue]) -> None:
         """Remember what an op of the first program made."""
         if key is not None:
             self._made.update({(key, i): value for i, value in enumerate(results)})
 
-    def find(self, key: Hashable | None, count: int) -> list[NamedValue] | None:
+    def find(self, key: Hashable | None, count: int) -> list[HashedValue] | None:
         """What the same op made in the first program, if that is still alive."""
         results = [self._made.get((key, i)) for i in range(count)] if key is not None else []
         return [v for v in results if v is not None] if results and None not in results else None
@@ -127,18 +136,18 @@ class FunctionRun:
     def __init__(
         self,
         function: Function,
-        inputs: Mapping[Var, NamedValue],
+        inputs: Mapping[Var, HashedValue],
         kept: set[Var],
-        names: Bitwise,
+        hashing: Bitwise,
         table: ValueTable,
         *,
         first: bool,
     ) -> None:
         self.ops = [op for op in function.operations if not is_weight(op)]
         self.place = {v: i for i, op in enumerate(self.ops) for v in op.outputs}
-        self.values: dict[Var, NamedValue] = dict(inputs)
+        self.values: dict[Var, HashedValue] = dict(inputs)
         self.states = {v: value for v, value in inputs.items() if types.is_state(v.sym_type)}
-        self._names, self._table, self._first = names, table, first
+        self._hashing, self._table, self._first = hashing, table, first
         self._kept, self._outputs = kept, set(function.outputs)
         self._readers = Counter(v for op in self.ops for v in set(reads(op)))
         self._at = 0
@@ -148,7 +157,7 @@ class FunctionRun:
         """The op that runs next; None at the end."""
         return self.ops[self._at] if self._at < len(self.ops) else None
 
-    def step(self) -> list[NamedValue]:
+    def step(self) -> list[HashedValue]:
         """Run the next op."""
         op = self.ops[self._at]
         self._at += 1
@@ -160,13 +169,13 @@ class FunctionRun:
             self._drop(var)
         return results
 
-    def reach(self, var: Var) -> NamedValue | None:
+    def reach(self, var: Var) -> HashedValue | None:
         """Run until a value is there, and return it; None if it was dropped."""
         while var not in self.values and self.place.get(var, -1) >= self._at:
             self.step()
         return self.values.get(var)
 
-    def there(self, var: Var) -> NamedValue:
+    def there(self, var: Var) -> HashedValue:
         """Return an output, which may be a constant."""
         return self.values[var] if var in self.values else self.constant(var)
 
@@ -175,17 +184,17 @@ class FunctionRun:
         self._kept.discard(var)
         self._drop(var)
 
-    def constant(self, var: Var) -> NamedValue:
+    def constant(self, var: Var) -> HashedValue:
         """Return a constant as a value."""
         numbers = Evaluator(_decoding_ops([var]), [var])({})[0]
-        return NamedValue(var, numbers, numbers)
+        return HashedValue(var, numbers, numbers)
 
     def _drop(self, var: Var) -> None:
         wanted = var in self._kept or var in self._outputs or var in self.states
         if self._readers[var] <= 0 and not wanted:
             self.values.pop(var, None)
 
-    def _make(self, op: Operation) -> list[NamedValue]:
+    def _make(self, op: Operation) -> list[HashedValue]:
         if op.op_type in ("read_state", "coreml_update_state"):
             return [self._of_state(op)]
         key = self._table.key(op, self.values)
@@ -200,29 +209,29 @@ class FunctionRun:
             return results
         numbers = self._evaluate(op, {v.var: v.numbers for v in used}, "fp32")
         results = [
-            NamedValue(v, n, None, op=op, operands=used) for v, n in zip(op.outputs, numbers, strict=True)
+            HashedValue(v, n, None, op=op, operands=used) for v, n in zip(op.outputs, numbers, strict=True)
         ]
-        self._name(op, used, results)
+        self._hash(op, used, results)
         if self._first:
             self._table.enter(key, results)
         return results
 
-    def _name(self, op: Operation, used: Sequence[NamedValue], results: Sequence[NamedValue]) -> None:
-        unnamed = next((v for v in used if v.names is None), None)
-        if unnamed is not None:
+    def _hash(self, op: Operation, used: Sequence[HashedValue], results: Sequence[HashedValue]) -> None:
+        without_hashes = next((v for v in used if v.hashes is None), None)
+        if without_hashes is not None:
             for value in results:
-                value.reason = unnamed.reason
+                value.reason = without_hashes.reason
             return
         try:
-            named = self._evaluate(op, {v.var: v.names for v in used}, self._names)
+            hashed = self._evaluate(op, {v.var: v.hashes for v in used}, self._hashing)
         except InterpretError as error:
             for value in results:
                 value.reason = reason_of(error)
             return
-        for value, own in zip(results, named, strict=True):
-            value.names = own
+        for value, own in zip(results, hashed, strict=True):
+            value.hashes = own
 
-    def _of_state(self, op: Operation) -> NamedValue:
+    def _of_state(self, op: Operation) -> HashedValue:
         """Reading a state gives what was written to it last."""
         state = op.inputs["input" if op.op_type == "read_state" else "state"]
         if op.op_type != "read_state":
@@ -235,9 +244,9 @@ class FunctionRun:
         return Evaluator(ops, op.outputs, arithmetic)(bound)
 
 
-def _same_elements(var: Var, value: NamedValue, used: Sequence[NamedValue]) -> NamedValue:
+def _same_elements(var: Var, value: HashedValue, used: Sequence[HashedValue]) -> HashedValue:
     """Return another var that holds the same elements in the same layout."""
-    twin = NamedValue(var, value.numbers, value.names, reason=value.reason)
+    twin = HashedValue(var, value.numbers, value.hashes, reason=value.reason)
     twin.serial = value.serial
     twin.grade = min((v.grade for v in used), default=Grade.BITS)
     return twin
@@ -285,14 +294,14 @@ class Match:
 
 
 def match(
-    a: NamedValue, b: NamedValue, names: Bitwise, gate: float, *, exact: Move | None = None
+    a: HashedValue, b: HashedValue, hashing: Bitwise, gate: float, *, exact: Move | None = None
 ) -> Match | None:
-    """Return how sure it is that `b` is `a` in some layout, and give both the same names; None if it is not.
+    """Return how sure it is that `b` is `a` in some layout, and give both the same hashes; None if it is not.
 
     Args:
         a: a value of the first program.
         b: a value of the second.
-        names: the arithmetic of the names.
+        hashing: the arithmetic that computes hashes.
         gate: PSNR in dB from which on numbers count as equal.
         exact: the only layout that counts; any by default.
     """
@@ -302,12 +311,12 @@ def match(
         return None
     moves = list(layouts(a.numbers.shape, b.numbers.shape)) if exact is None else [exact]
     for move in moves:
-        if same_names(a, b, names, move):
+        if same_hashes(a, b, hashing, move):
             return _settle(a, b, move, Match(Grade.BITS))
     near = [(move, ratio) for move in moves if (ratio := closeness(move(a.numbers), b.numbers)) >= gate]
     reason = b.reason or a.reason
     if near:
-        proof, move, why = _over_points(a, b, [move for move, _ in near], names.seed)
+        proof, move, why = _over_points(a, b, [move for move, _ in near], hashing.seed)
         reason = reason or why
         if proof is not None:
             return _settle(a, b, move, Match(proof.grade, proof.bound))
@@ -322,7 +331,7 @@ def match(
 
 
 def _over_points(
-    a: NamedValue, b: NamedValue, moves: Sequence[Move], seed: int
+    a: HashedValue, b: HashedValue, moves: Sequence[Move], seed: int
 ) -> tuple[Proof | None, Move, str]:
     """Return a proof over the field, the layout in which it holds, and why there is none."""
     reason = ""
@@ -332,8 +341,8 @@ def _over_points(
         for shared in (None, _shared(a, b)):
             for move in moves:
 
-                def agree(arithmetic: Algebraic, move: Move = move, names: Any = shared) -> int | NoProof:
-                    return _agree(a, b, move, arithmetic, names)
+                def agree(arithmetic: Algebraic, move: Move = move, hashes: Any = shared) -> int | NoProof:
+                    return _agree(a, b, move, arithmetic, hashes)
 
                 if isinstance(proof := at_points(agree, seed), Proof):
                     return proof, move, ""
@@ -343,11 +352,11 @@ def _over_points(
     return None, moves[0], reason
 
 
-def same_names(a: NamedValue, b: NamedValue, names: Bitwise, move: Move) -> bool:
-    """Do two values have the same names in a layout?"""
-    if a.names is None or b.names is None:
+def same_hashes(a: HashedValue, b: HashedValue, hashing: Bitwise, move: Move) -> bool:
+    """Do two values have the same hashes in a layout?"""
+    if a.hashes is None or b.hashes is None:
         return False
-    return names.image(a.names).map(move).same(names.image(b.names))
+    return hashing.image(a.hashes).map(move).same(hashing.image(b.hashes))
 
 
 def layouts(old: Sequence[int], new: Sequence[int]) -> Iterator[Move]:
@@ -391,24 +400,24 @@ def compared(a: torch.Tensor, b: torch.Tensor) -> int:
     return a.numel() - int(((a != a) & (b != b)).sum())
 
 
-def _settle(a: NamedValue, b: NamedValue, move: Move, matched: Match) -> Match:
-    """Give both values the same names, and `b` the numbers of `a`, so that differences do not add up."""
-    if a.names is None:
+def _settle(a: HashedValue, b: HashedValue, move: Move, matched: Match) -> Match:
+    """Give both values the same hashes, and `b` the numbers of `a`, so that differences do not add up."""
+    if a.hashes is None:
         generator = torch.Generator().manual_seed(a.serial)
-        a.names = field.random(field.PRIMES, a.numbers.shape, generator)
-    x, numbers = a.names, move(a.numbers)
-    b.names = x.map(move) if isinstance(x, Image) else move(x)
+        a.hashes = field.random(field.PRIMES, a.numbers.shape, generator)
+    x, numbers = a.hashes, move(a.numbers)
+    b.hashes = x.map(move) if isinstance(x, Image) else move(x)
     b.reason = a.reason = ""
     b.numbers, b.grade = numbers, min(b.grade, matched.grade)
     if move is still:
-        b.serial, b.names = a.serial, x
+        b.serial, b.hashes = a.serial, x
     a.forget()
     b.forget()
     return matched
 
 
 def _agree(
-    a: NamedValue, b: NamedValue, move: Move, arithmetic: Algebraic, shared: torch.Tensor | None
+    a: HashedValue, b: HashedValue, move: Move, arithmetic: Algebraic, shared: torch.Tensor | None
 ) -> int | NoProof:
     """How many elements agree over the field, or that they do not.
 
@@ -422,8 +431,8 @@ def _agree(
     return y.numel() if x.same(y) else APART
 
 
-def _over_field(value: NamedValue, arithmetic: Algebraic, shared: torch.Tensor | None) -> Image:
-    """Return a value over the field, with variables for the names of known values and the given names."""
+def _over_field(value: HashedValue, arithmetic: Algebraic, shared: torch.Tensor | None) -> Image:
+    """Return a value over the field, with variables for the hashes of known values and the given hashes."""
     makers, edges = upstream(value)
     bound: dict[Var, Any] = {v.var: _variables(v, arithmetic) for v in edges}
     for op, values in makers.items():
@@ -433,61 +442,61 @@ def _over_field(value: NamedValue, arithmetic: Algebraic, shared: torch.Tensor |
     return arithmetic.image(bound[value.var])
 
 
-def _known(value: NamedValue, image: Any, arithmetic: Algebraic, shared: torch.Tensor) -> Any:
-    """Return an image in which elements with certain names are replaced by variables."""
-    if not isinstance(value.names, Image):
+def _known(value: HashedValue, image: Any, arithmetic: Algebraic, shared: torch.Tensor) -> Any:
+    """Return an image in which elements with certain hashes are replaced by variables."""
+    if not isinstance(value.hashes, Image):
         return image
-    there = torch.isin(_key_of(value.names), shared)
+    there = torch.isin(_key_of(value.hashes), shared)
     variables, image = _variables(value, arithmetic), arithmetic.image(image)
     assert isinstance(variables, Image)
     return field.together([variables, image], lambda each: torch.where(there, each[0], each[1]))
 
 
-def _shared(a: NamedValue, b: NamedValue) -> torch.Tensor:
-    """Return the names that occur on both sides since the last known values."""
+def _shared(a: HashedValue, b: HashedValue) -> torch.Tensor:
+    """Return the hashes that occur on both sides since the last known values."""
     sides = []
     for value in (a, b):
         makers, edges = upstream(value)
         inner = [v for values in makers.values() for v in values.values() if v is not value]
-        keys = [_key_of(v.names).reshape(-1) for v in (*inner, *edges) if isinstance(v.names, Image)]
+        keys = [_key_of(v.hashes).reshape(-1) for v in (*inner, *edges) if isinstance(v.hashes, Image)]
         sides.append(torch.unique(torch.cat(keys)) if keys else torch.zeros(0, dtype=torch.int64))
     return sides[0][torch.isin(sides[0], sides[1])]
 
 
-def _key_of(names: Image) -> torch.Tensor:
-    """Return one number for each name, the same for its negative."""
-    return field.packed(field.signed(names)[0])
+def _key_of(hashes: Image) -> torch.Tensor:
+    """Return one number for each hash, the same for its negative."""
+    return field.packed(field.signed(hashes)[0])
 
 
-def _variables(value: NamedValue, arithmetic: Algebraic) -> Any:
-    """Return a variable for each name; the negative of a name gets the negative variable."""
-    if value.names is None:
-        raise Unnamed(f"the elements of {value.var.name} have no names: {value.reason}")
-    if isinstance(value.names, list):
-        return [_variable(names, arithmetic) for names in value.names]
-    return _variable(value.names, arithmetic)
+def _variables(value: HashedValue, arithmetic: Algebraic) -> Any:
+    """Return a variable for each hash; the negative of a hash gets the negative variable."""
+    if value.hashes is None:
+        raise Unhashed(f"the elements of {value.var.name} have no hashes: {value.reason}")
+    if isinstance(value.hashes, list):
+        return [_variable(hashes, arithmetic) for hashes in value.hashes]
+    return _variable(value.hashes, arithmetic)
 
 
-def _variable(names: Any, arithmetic: Algebraic) -> Any:
-    if not isinstance(names, Image):
-        return names
-    even, turned = field.signed(names)
+def _variable(hashes: Any, arithmetic: Algebraic) -> Any:
+    if not isinstance(hashes, Image):
+        return hashes
+    even, turned = field.signed(hashes)
     name = field.key(arithmetic.seed, "variable")
     return field.with_sign(field.opaque(arithmetic.primes, name, field.packed(even)), turned)
 
 
-class Unnamed(InterpretError):  # noqa: N818 - says what is missing
-    """A value whose elements could not be named."""
+class Unhashed(InterpretError):  # noqa: N818 - says what is missing
+    """A value whose elements could not be hashed."""
 
 
-def upstream(value: NamedValue) -> tuple[dict[Operation, dict[Var, NamedValue]], list[NamedValue]]:
+def upstream(value: HashedValue) -> tuple[dict[Operation, dict[Var, HashedValue]], list[HashedValue]]:
     """Return the ops that computed a value from known values, with their results, and the known values.
 
     Raises:
-        Unnamed: there are too many ops.
+        Unhashed: there are too many ops.
     """
-    ops: dict[Operation, dict[Var, NamedValue]] = {}
-    edges: dict[Var, NamedValue] = {}
+    ops: dict[Operation, dict[Var, HashedValue]] = {}
+    edges: dict[Var, HashedValue] = {}
     stack = [(value, False)]
     while stack:
         here, ready = stack.pop()
@@ -499,5 +508,5 @@ def upstream(value: NamedValue) -> tuple[dict[Operation, dict[Var, NamedValue]],
             stack.append((here, True))
             stack += [(v, False) for v in here.operands]
         if len(ops) > LARGEST_SLICE:
-            raise Unnamed(f"more than {LARGEST_SLICE} ops since the last values that are known")
+            raise Unhashed(f"more than {LARGEST_SLICE} ops since the last values that are known")
     return ops, list(edges.values())

@@ -206,6 +206,6 @@ def _json(path: Path) -> Any:
     from anesurgery.files.source import read_text
 
     try:
-        return json.loads(read_text(path))
+        return json.loads(read_text(path.expanduser()))
     except (OSError, ValueError, RecursionError) as error:
         raise SurgeryError(f"{path} cannot be read as JSON: {error}") from error

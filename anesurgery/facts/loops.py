@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.interpret.arithmetic.precision import finish, rounding, run_dtype
+from anesurgery.interpret.arithmetic.precision import in_run_dtype, rounding, run_dtype
 from anesurgery.interpret.table import TABLE
 from anesurgery.mil import Block, Operation, Var, constant, operands, static_shape, types
 from anesurgery.ops import POINTWISE, VIEWS
@@ -91,7 +91,7 @@ def _interpreted(op: Operation, numbers: dict[str, Any]) -> Any:
         return numbers["x"]
     (out,) = op.outputs
     given = {k: _as_operand(op.inputs[k], n) for k, n in numbers.items()}
-    return finish(TABLE[op.op_type].function(**given), run_dtype(out), rounding(out, "fp16")).item()
+    return in_run_dtype(TABLE[op.op_type].function(**given), run_dtype(out), rounding(out, "fp16")).item()
 
 
 def _as_operand(var: Var, number: Any) -> Any:

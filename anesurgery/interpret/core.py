@@ -105,7 +105,7 @@ class Plan:
         device: str = "cpu",
         cache_limit: int | None = None,
     ) -> None:
-        self.arithmetic, self.device = dtypes.check(arithmetic), check_device(device)
+        self.arithmetic, self.device = dtypes.checked_precision(arithmetic), check_device(device)
         self.cache_limit = constant_memory.CACHE_LIMIT if cache_limit is None else cache_limit
         self.constants: Env = dict(outside.constants) if outside else {}
         """Constants that are read by their var: those in lists, outputs, and what was decompressed."""
@@ -311,7 +311,7 @@ class Plan:
         operands = None if step.function is None else arguments.values()
         for (var, dtype, rounding), value in zip(step.outs, results, strict=True):
             is_final = rounding is None and getattr(value, "dtype", None) is dtype
-            env[var] = value if is_final else dtypes.finish(value, dtype, rounding, operands)
+            env[var] = value if is_final else dtypes.in_run_dtype(value, dtype, rounding, operands)
         is_kept = self.runs > 1 and self.widened_bytes <= self.cache_limit
         for name in (*step.moved, *(() if is_kept else step.to_widen)):
             release_pages(step.op.inputs[name].val)
@@ -530,7 +530,9 @@ class Evaluator:
     ) -> list[torch.Tensor]:
         """Return the wanted values, given those that the ops read from outside, without constants."""
         arithmetic = self.plan.arithmetic
-        env: Env = {v: dtypes.finish(t, dtypes.run_dtype(v, arithmetic), None) for v, t in bindings.items()}
+        env: Env = {
+            v: dtypes.in_run_dtype(t, dtypes.run_dtype(v, arithmetic), None) for v, t in bindings.items()
+        }
         with torch.inference_mode():
             self.plan.run(env, listener)
             return [widen(self.plan.value(env, v)) for v in self.wanted]

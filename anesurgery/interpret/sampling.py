@@ -125,7 +125,7 @@ class _Input:
             raise InterpretError(f"input {self.name!r} has shape {array.shape}, expected {words}")
         if not (exact and array.dtype.kind == self._dtype.kind == "f"):
             array = _cast(self.name, array, self._dtype)
-        return precision.finish(constant_memory.as_tensor(array), self._run_dtype, None)
+        return precision.in_run_dtype(constant_memory.as_tensor(array), self._run_dtype, None)
 
     def _allows(self, shape: Sequence[int], symbols: dict[Any, int]) -> bool:
         """Is this a shape of the input? The lengths of new symbols are added."""

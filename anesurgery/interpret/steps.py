@@ -91,7 +91,7 @@ def bind_step(step: Step, fixed: Mapping[str, Any], constants: Mapping[Var, Any]
     def take(env: Env) -> None:
         value = call(env)
         if rounding is not None or value.dtype is not dtype:
-            value = dtypes.finish(value, dtype, rounding)
+            value = dtypes.in_run_dtype(value, dtype, rounding)
         env[var] = value
         for other in dead:
             env.pop(other, None)
@@ -145,9 +145,9 @@ def _bind_linear(step: Step, fixed: Mapping[str, Any]) -> Call | None:
     ((_, x),) = step.reads
     if not types.is_float(x.dtype):
         return None
-    weight = weight.contiguous()
+    weight = dtypes.dense(weight)
     bias = None if bias is None else torch.as_tensor(bias).to(torch.float32).expand(len(weight)).contiguous()
-    return lambda env: F.linear(env[x].contiguous(), weight, bias)
+    return lambda env: F.linear(dtypes.dense(env[x]), weight, bias)
 
 
 def _bind_any(step: Step, fixed: Mapping[str, Any], constants: Mapping[Var, Any]) -> Call | None:
@@ -160,9 +160,9 @@ def _bind_any(step: Step, fixed: Mapping[str, Any], constants: Mapping[Var, Any]
         return None
     order = [name for name in names if name in reads]
     if set(order) != reads.keys() or names[: len(order)] != order or set(fixed) - set(names):
-        return _by_name(step, fixed) if not dense else None
+        return _by_name(step, fixed)
     if dense:
-        fixed = {k: v.contiguous() if isinstance(v, torch.Tensor) else v for k, v in fixed.items()}
+        fixed = {k: dtypes.dense(v) if isinstance(v, torch.Tensor) else v for k, v in fixed.items()}
     bound = partial(function, **fixed) if fixed else function
     values = [reads[name] for name in order]
     if any(isinstance(v, tuple) for v in values):
@@ -175,10 +175,10 @@ def _in_order(function: Callable[..., Any], values: Sequence[Var], dense: bool) 
     if len(values) == 1:
         (x,) = values
         if dense:
-            return lambda env: function(env[x].contiguous())
+            return lambda env: function(dtypes.dense(env[x]))
         return lambda env: function(env[x])
     if dense:
-        return lambda env: function(*[env[v].contiguous() for v in values])
+        return lambda env: function(*[dtypes.dense(env[v]) for v in values])
     if len(values) == 2:
         x, y = values
         return lambda env: function(env[x], env[y])

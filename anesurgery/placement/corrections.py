@@ -10,6 +10,7 @@ writes it, `anesurgery inspect --rates` reads it:
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -21,6 +22,7 @@ from anesurgery.files.source import read_text
 
 FORMAT = "anesurgery.rates/1"
 UNITS = ("ane", "cpu")
+_UNREADABLE = (OSError, OverflowError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Correction:
 
     Attributes:
         factor: the corrected estimate is `factor` times the formula's.
-        off: the largest ratio of a case to its estimate with the factor learned from the other cases.
+        off: the largest error of an estimate whose factor was learned from the other cases, as a ratio >= 1.
         cases: the number of ops in the plans that it was learned from.
     """
 
@@ -66,14 +68,16 @@ def read_corrections(path: str | os.PathLike[str]) -> Corrections:
         plain = json.loads(read_text(Path(path).expanduser()))
         if plain["format"] != FORMAT:
             raise ValueError(f"its format is {plain['format']!r}, expected {FORMAT!r}")
-        rates = {op: {u: _correction(units[u]) for u in units} for op, units in plain["rates"].items()}
+        rates = {op: {u: _correction(u, units[u]) for u in units} for op, units in plain["rates"].items()}
         return Corrections(tuple(map(str, plain["hosts"])), rates)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise LoadError(f"{path} is no table of rates: {error}; write one with `anesurgery learn`") from error
 
 
-def _correction(plain: Any) -> Correction:
+def _correction(unit: str, plain: Any) -> Correction:
+    if unit not in UNITS:
+        raise ValueError(f"the unit {unit!r} is not {' or '.join(UNITS)}")
     correction = Correction(float(plain["factor"]), float(plain["off"]), int(plain["cases"]))
-    if not (correction.factor > 0 and correction.off >= 1):
-        raise ValueError(f"factor {correction.factor} and off {correction.off} are out of range")
+    if not (0 < correction.factor < math.inf and 1 <= correction.off < math.inf and correction.cases > 0):
+        raise ValueError(f"out of range: {correction}")
     return correction

@@ -10,7 +10,7 @@ import pytest
 
 from anesurgery.checking.comparison import Comparison, compare
 from anesurgery.checking.grades import Grade
-from anesurgery.checking.lockstep import ModelProof, pairs_of_values
+from anesurgery.checking.lockstep import ModelProof, pairs_of_values, prove_models
 from anesurgery.checking.matching import layouts
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.surgery import apply
@@ -85,6 +85,32 @@ def other_weight() -> Any:
     w = W.copy()
     w[1, 3, 2] *= 1.0001
     return w
+
+
+def of_growth(factor: float) -> Program:
+    """An exponential, a value of it that a limit makes constant, and one that follows it."""
+
+    @mb.program(input_specs=[mb.TensorSpec((8,))], opset_version=ct.target.iOS17)
+    def program(x: Var) -> tuple[Var, Var]:
+        grown = mb.exp(x=mb.mul(x=x, y=np.float32(factor), name="scaled"), name="grown")
+        return mb.clip(x=grown, alpha=0.0, beta=0.001, name="limited"), mb.add(x=grown, y=1.0, name="more")
+
+    return program
+
+
+def test_an_op_that_was_only_checked_is_named_downstream_of_an_unmatched_one() -> None:
+    inputs = {"x": np.linspace(-1, 1, 8, dtype=np.float32)}
+    old, new = (of_growth(factor).functions["main"] for factor in (1.0, 1.1))
+    found = prove_models(old, new, inputs)
+    assert dict(found.outputs) == {"limited": "checked", "more": "not matched"}
+    assert [(s.op.split(":")[0], s.grade) for s in found.seams] == [
+        ("%scaled", "not matched"),
+        ("%limited", "checked"),
+    ]
+    assert "not proved in 2 places:" in found.lines
+    called = found.with_differences(["the input y is missing"])
+    assert called.seams[-1].op == "the input y is missing"
+    assert called.lines[1] == "not proved in 3 places:"
 
 
 SWAPPED = W[:, :, [1, 0, *range(2, 8)]]

@@ -283,7 +283,7 @@ def test_a_weight_in_a_loop_is_left_out_and_others_are_replaced_there_too() -> N
 
 
 @pytest.mark.slow
-def test_the_commands(package: Path, tmp_path: Path) -> None:
+def test_the_commands(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "x.npz"
     np.savez(data, x=DATA[0]["x"])
 
@@ -309,7 +309,8 @@ def test_the_commands(package: Path, tmp_path: Path) -> None:
         call("sensitivity", package, "-o", tmp_path / "small.mlpackage")
     shown = call("ranges", package, "--inputs", data, "--shard", "1/1", "--json")
     (tmp_path / "ranges.json").write_text(shown.output)
-    again = call("ranges", "--merge", tmp_path / "ranges.json", "--json")
+    monkeypatch.setenv("HOME", str(tmp_path))  # a shell expands no ~ after "="
+    again = call("ranges", "--merge=~/ranges.json", "--json")
     assert json.loads(again.output) == json.loads(shown.output)
 
 

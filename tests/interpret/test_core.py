@@ -12,6 +12,7 @@ import torch
 
 from anesurgery.errors import InterpretError, UnknownName
 from anesurgery.interpret import TABLE, Evaluator, Executable, Listener, run
+from anesurgery.interpret.arithmetic.precision import narrows
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.loading import load
 from anesurgery.mil import Array, Operation, Program, Var, ct, mb, types
@@ -315,3 +316,16 @@ def test_a_large_result_is_rounded_without_touching_what_was_given() -> None:
     assert bool((given == 1 + 2.0**-20).all())
     assert bool((seen == 1).all())
     assert bool((made == 3).all())
+
+
+def test_a_cast_to_fewer_bits_of_a_float_narrows() -> None:
+    """The wrong version compares bytes alone: then casts to int8 and bool are roundings too."""
+
+    def casts(x: Var) -> tuple[Var, ...]:
+        half = mb.cast(x=x, dtype="fp16")
+        wide = mb.cast(x=half, dtype="fp32")
+        to_others = [mb.cast(x=v, dtype=dtype) for v in (x, half) for dtype in ("int32", "int8", "bool")]
+        return half, wide, mb.cast(x=wide, dtype="fp16"), *to_others
+
+    program = mb.program(input_specs=[mb.TensorSpec((2,))], opset_version=ct.target.iOS17)(casts)
+    assert [narrows(v.op) for v in program.functions["main"].outputs] == [True] + [False] * 8

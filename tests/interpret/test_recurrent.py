@@ -10,7 +10,8 @@ import pytest
 import torch
 from closeness import assert_close
 
-from anesurgery.mil import Array, ct
+import anesurgery as ane
+from anesurgery.mil import Array, Var, ct, mb
 
 RNG = np.random.default_rng(0)
 S, B, IN, H = 5, 2, 3, 4
@@ -140,6 +141,41 @@ def gru_step(w: dict[str, Array], gate: str, act: str) -> Any:
         return [(1 - z) * o + z * h]
 
     return step
+
+
+SIZES = {"lstm": 4, "gru": 3, "rnn": 1, "matmul": 1, "linear": 1}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "ane"])
+@pytest.mark.parametrize("kind", SIZES)
+def test_the_layout_of_an_operand_changes_no_bit(kind: str, precision: str) -> None:
+    """torch adds in the order of the memory, which a transpose upstream changes, also one of an axis of 1."""
+    draw = np.random.default_rng(0)
+    rows, fed_back = (
+        draw.standard_normal((SIZES[kind] * 65, n)).astype(np.float16).astype(np.float32) for n in (33, 65)
+    )
+    x = draw.standard_normal((5, 1, 33)).astype(np.float16).astype(np.float32)
+
+    def compute(x: Var) -> Var:
+        if kind == "linear":
+            return mb.linear(x=x, weight=rows, name="y")
+        if kind == "matmul":
+            return mb.matmul(x=x, y=rows.T.copy(), name="y")
+        states = dict.fromkeys(["initial_h", *["initial_c"] * (kind == "lstm")], np.zeros((1, 65), np.float32))
+        return getattr(mb, kind)(
+            x=x, **states, weight_ih=rows, weight_hh=fed_back, output_sequence=True, name="y"
+        )[0]
+
+    def run(perm: tuple[int, int, int]) -> Array:
+        turned = x.transpose(perm).copy()
+        program = mb.program(input_specs=[mb.TensorSpec(turned.shape)], opset_version=ct.target.iOS17)(
+            lambda x: compute(mb.transpose(x=x, perm=np.argsort(perm)))
+        )
+        return next(iter(ane.run(program, {"x": turned}, precision=precision).values()))
+
+    straight = run((0, 1, 2))
+    for perm in ((1, 0, 2), (2, 1, 0)):
+        np.testing.assert_array_equal(run(perm), straight)
 
 
 @pytest.mark.one_of(5)

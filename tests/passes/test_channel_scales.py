@@ -162,6 +162,39 @@ def test_a_tied_weight_is_stored_once() -> None:
     assert len({(op.inputs.get("weight") or op.y) for op in walk_ops(after) if op.op_type != "const"}) == 1
 
 
+@pytest.mark.parametrize("form", ["plain", "int8", "palette"])
+def test_ops_that_read_a_weight_along_two_axes_do_not_share_its_scales(form: str) -> None:
+    """The blocks of each output of the second op agree, so that its scales are kept; not so for the first."""
+    data, scale = DATA["int8"][:, :32].copy(), np.repeat(SCALES[:, :1], 4, 1)
+
+    def both(x: Var) -> Any:
+        weight = blocks(data, scale)
+        return mb.matmul(x=x, y=weight), mb.matmul(x=x, y=weight, transpose_y=True)
+
+    before = program(both, 2, 32)
+    after, session = apply_pass(ChannelScales(form=form, most_error=0.9), before)
+    assert [change.proof is not None for change in session.changes] == [form == "plain", True]
+    assert len({op.y for op in walk_ops(after) if op.op_type == "matmul"}) == 2
+    assert [("scales are kept" in note) for note in session.notes] == [False, True]
+    if form == "plain":
+        assert_same_numbers(before, after, rtol=0.0)
+
+
+@pytest.mark.parametrize(("form", "weights"), [("plain", 1), ("int8", 2), ("palette", 1)])
+def test_scales_that_depend_on_the_axis_are_stored_for_each(form: str, weights: int) -> None:
+    """Each op is changed once: the second is not rounded from numbers that the first one rounded."""
+    data = DATA["int8"][:, :32].copy()
+
+    def both(x: Var) -> Any:
+        weight = blocks(data, (RNG.random((4, 4)) / 8 + 0.01).astype(np.float16))
+        return mb.matmul(x=x, y=weight), mb.matmul(x=x, y=weight, transpose_y=True)
+
+    after, session = apply_pass(ChannelScales(form=form, most_error=0.9), program(both, 2, 32))
+    assert len(session.changes) == 2
+    assert len({op.y for op in walk_ops(after) if op.op_type == "matmul"}) == weights
+    assert legal(after) == {True}
+
+
 test_cases, test_surroundings = table(
     ChannelScales(form="int8", most_error=0.0001),
     refuses("off by up to", linear),

@@ -210,6 +210,24 @@ def test_off_a_mac_measuring_is_refused_in_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("unit", "correction", "words"),
+    [
+        ("ane", '"factor": 1.2, "off": 1.1, "cases": Infinity', "infinity"),
+        ("ane", '"factor": 1.2, "off": 1.1, "cases": 0', "cases=0"),
+        ("ane", '"factor": Infinity, "off": 1.1, "cases": 1', "factor=inf"),
+        ("ane", '"factor": 1.2, "off": Infinity, "cases": 1', "off=inf"),
+        ("gpuu", '"factor": 1.2, "off": 1.1, "cases": 1', "the unit 'gpuu' is not ane or cpu"),
+    ],
+)
+def test_corrections_out_of_range_are_refused(tmp_path: Path, unit: str, correction: str, words: str) -> None:
+    path = tmp_path / "r.json"
+    rates = f'{{"conv": {{"{unit}": {{{correction}}}}}}}'
+    path.write_text(f'{{"format": "anesurgery.rates/1", "hosts": [], "rates": {rates}}}', encoding="utf-8")
+    with pytest.raises(LoadError, match=words):
+        read_corrections(path)
+
+
+@pytest.mark.parametrize(
     "text", ["", "[]", '{"format": "other"}', '{"format": "anesurgery.plan/1", "host": "a"}']
 )
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:

@@ -120,29 +120,38 @@ def test_a_picture_beside_text_that_is_not_written_is_no_encoder_with_a_decoder(
         ane.apply(program, "seq2seq_ane", prove=None, quiet=True)
 
 
-def tower(patches: bool, rank: int = 3, *, causal: bool = False) -> Program:
+def tower(patches: bool, rank: int = 3, *, causal: bool = False, masked: bool = False) -> Program:
     """Vectors with one attention: patches that are embedded, or words that a norm reads."""
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((64, 48)).astype(np.float16)
     ahead = np.triu(np.full((16, 16), -1e4, np.float16), 1)
 
-    @mb.program(
-        input_specs=[mb.TensorSpec((1, 16, 48)[3 - rank :], dtype=types.fp16)], opset_version=ct.target.iOS17
-    )
-    def program(given: Var) -> Var:
+    def program(given: Var, *masks: Var) -> Var:
         x = mb.mul(x=mb.sub(x=given, y=np.float16(0.5)), y=np.float16(2))
         x = x if patches else mb.layer_norm(x=x, axes=[-1])
         x = mb.linear(x=x, weight=weight)
         scores = mb.matmul(x=x, y=x, transpose_y=True)
-        return mb.matmul(x=mb.softmax(x=mb.add(x=scores, y=ahead) if causal else scores, axis=-1), y=x)
+        for mask in (*masks, *[ahead] * causal):
+            scores = mb.add(x=scores, y=mask)
+        return mb.matmul(x=mb.softmax(x=scores, axis=-1), y=x)
 
-    return program
+    def with_mask(given: Var, mask: Var) -> Var:
+        return program(given, mask)
+
+    shapes = [(1, 16, 48)[3 - rank :], *[(1, 1, 16)[3 - rank :]] * masked]
+    made: Program = mb.program(
+        input_specs=[mb.TensorSpec(shape, dtype=types.fp16) for shape in shapes], opset_version=ct.target.iOS17
+    )(with_mask if masked else lambda given: program(given))
+    return made
 
 
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("rank", [2, 3])
-def test_a_tower_takes_patches_that_were_cut_before(rank: int) -> None:
-    """The wrong version: only an input of rank 4 or 5 is a picture."""
-    surgery = ane.apply(tower(patches=True, rank=rank), "vit_ane", target="M4/macOS 15", quiet=True)
+def test_a_tower_takes_patches_that_were_cut_before(rank: int, masked: bool) -> None:
+    """The wrong versions: only an input of rank 4 or 5 is a picture; a mask that is an input hides it."""
+    surgery = ane.apply(
+        tower(patches=True, rank=rank, masked=masked), "vit_ane", target="M4/macOS 15", quiet=True
+    )
     assert surgery.program is not None
 
 

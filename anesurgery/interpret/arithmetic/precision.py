@@ -16,7 +16,6 @@ import torch
 
 from anesurgery.errors import InterpretError
 from anesurgery.interpret.arithmetic import neural_engine
-from anesurgery.interpret.arithmetic.constant_memory import SMALL_CONSTANT
 from anesurgery.interpret.table import Implementation, to_int32
 from anesurgery.mil import Operation, Var, np_dtype, operands, producer, types
 from anesurgery.ops import CARRIERS, names
@@ -24,13 +23,15 @@ from anesurgery.ops import CARRIERS, names
 PRECISIONS = ("fp32", "fp16", "ane")
 SUMMING = names(
     """
-    avg_pool conv conv_quantized conv_transpose cumsum einsum instance_norm l2_norm l2_pool layer_norm linear
-    local_response_norm matmul scaled_dot_product_attention softmax
+    avg_pool conv conv_quantized conv_transpose cumsum einsum gru instance_norm l2_norm l2_pool layer_norm
+    linear local_response_norm lstm matmul rnn scaled_dot_product_attention softmax
     """
 )
 """Ops that sum, besides reductions. torch sums in the order of the memory, which a transpose upstream changes:
-their operands are made contiguous, so that the bits do not depend on how a value came about or where a model is
+`dense` orders their operands, so that the bits do not depend on how a value came about or where a model is
 split."""
+LARGE_RESULT = 1 << 16
+"""Results of as many elements are rounded in their own memory: a choice, for less memory at the peak."""
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 """Rounds a result."""
 
@@ -39,13 +40,16 @@ PLAIN = (torch.Tensor, bool, int, float, str, type(None))
 
 
 class Arithmetic(Protocol):
-    """An arithmetic of its own, in place of a name: it says how each op is computed."""
+    """An arithmetic of its own, in place of a name: it says how each op is computed.
+
+    An attribute `floats` may give the dtype of floats in a run, as in `fp64.Double`; float32 by default.
+    """
 
     def meaning(self, op: Operation, row: Implementation) -> Callable[..., Any]:
         """Return the function that computes an op."""
 
 
-def check(precision: str | Arithmetic) -> str | Arithmetic:
+def checked_precision(precision: str | Arithmetic) -> str | Arithmetic:
     """Return a precision if it exists.
 
     Raises:
@@ -56,7 +60,9 @@ def check(precision: str | Arithmetic) -> str | Arithmetic:
     if isinstance(precision, str) and precision.startswith("ane:"):
         neural_engine.chip_of(precision)
     elif precision not in PRECISIONS:
-        raise InterpretError(f"precision={precision!r}; it may be {' or '.join(map(repr, PRECISIONS))}")
+        raise InterpretError(
+            f"precision={precision!r}; it may be {' or '.join(map(repr, PRECISIONS))}, or 'ane:M1' for a chip"
+        )
     return precision
 
 
@@ -70,7 +76,10 @@ def run_dtype(var: Var, precision: str | Arithmetic = "fp32") -> torch.dtype | N
 
 
 def computes_in(op: Operation, precision: str | Arithmetic, mixed: bool) -> str | Arithmetic:
-    """Return the arithmetic of one op: where types are mixed, the engine runs no op that computes in fp32."""
+    """Return the arithmetic of one op: in a mixed program the engine runs no op whose floats are all fp32.
+
+    A cast belongs to the dtype that it makes, whatever it reads.
+    """
     if not mixed or not isinstance(precision, str) or not precision.startswith("ane"):
         return precision
     read = [] if op.op_type == "cast" else [v for _, v in operands(op)]
@@ -84,7 +93,11 @@ def _is_float(var: Var) -> bool:
 
 
 def is_mixed(ops: Iterable[Operation]) -> bool:
-    """Does an op read or compute fp16? Then the fp32 types of a program mean fp32."""
+    """Return whether an op reads or computes fp16.
+
+    In a program without fp16, fp32 only means "float", which the engine computes in fp16; in a mixed program
+    it means fp32. Constants do not count.
+    """
     computing = (op for op in ops if op.op_type != "const")
     values = (v for op in computing for v in (*(v for _, v in operands(op)), *op.outputs))
     return any(_is_float(v) and np_dtype(v) == np.float16 and producer(v, "const") is None for v in values)
@@ -103,20 +116,23 @@ def meaning(op: Operation, row: Implementation, precision: str | Arithmetic) -> 
     """Return the function that computes an op in an arithmetic."""
     if not isinstance(precision, str):
         return precision.meaning(op, row)
-    if precision in ("fp32", "fp16"):
-        summing = op.op_type in SUMMING or op.op_type.startswith("reduce_")
-        return _on_dense(row.function) if summing else row.function
-    chip = neural_engine.chip_of(precision)
-    return neural_engine.meaning(op, row.function, row.moves, chip)
+    function = row.function
+    if precision not in ("fp32", "fp16"):
+        function = neural_engine.meaning(op, function, row.moves, neural_engine.chip_of(precision))
+    summing = op.op_type in SUMMING or op.op_type.startswith("reduce_")
+    return _on_dense(function) if summing else function
+
+
+def dense(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the strides of a new one; `contiguous` keeps those of axes of length 1."""
+    return x.reshape(-1).view(x.shape) if 1 in x.shape else x.contiguous()
 
 
 def _on_dense(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that makes its operands contiguous first, so that equal numbers give equal sums."""
 
     def compute(**operands: Any) -> Any:
-        return function(
-            **{k: v.contiguous() if isinstance(v, torch.Tensor) else v for k, v in operands.items()}
-        )
+        return function(**{k: dense(v) if isinstance(v, torch.Tensor) else v for k, v in operands.items()})
 
     compute.on_dense = function  # type: ignore[attr-defined]
     return compute
@@ -128,19 +144,19 @@ def unwrap_dense(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool
     return (function, False) if inner is None else (inner, True)
 
 
-def finish(
-    value: Any, dtype: torch.dtype | None, rounding: Rounding | None, arguments: Iterable[Any] | None = None
+def in_run_dtype(
+    value: Any, dtype: torch.dtype | None, rounded: Rounding | None, arguments: Iterable[Any] | None = None
 ) -> Any:
-    """Return a result in the dtype in which the run goes on, rounded.
+    """Return a result rounded, and in the dtype in which the run goes on.
 
-    With the arguments of its op, a large result may be rounded in its own memory.
+    With the arguments of its op, a large result may be rounded to fp16 in its own memory.
     """
     if dtype is None or not isinstance(value, torch.Tensor):
         return value
-    if rounding is torch.Tensor.half and arguments is not None and _is_large_and_own(value, arguments):
+    if rounded is torch.Tensor.half and arguments is not None and _is_large_and_own(value, arguments):
         return value.copy_(value.half())
-    if rounding is not None and value.dtype != torch.float16:
-        value = rounding(value)
+    if rounded is not None and value.dtype != torch.float16:  # fp16 is rounded already
+        value = rounded(value)
     if dtype == torch.int32 and value.is_floating_point():
         return to_int32(value)
     return value if value.dtype == dtype else value.to(dtype)
@@ -148,7 +164,7 @@ def finish(
 
 def _is_large_and_own(value: torch.Tensor, arguments: Iterable[Any]) -> bool:
     """Is it a large float32 result whose memory is not shared with an argument?"""
-    if value.dtype != torch.float32 or value.numel() <= SMALL_CONSTANT or not value.is_contiguous():
+    if value.dtype != torch.float32 or value.numel() < LARGE_RESULT or not value.is_contiguous():
         return False
     each = [
         x for argument in arguments for x in (argument if isinstance(argument, tuple | list) else (argument,))
@@ -160,7 +176,7 @@ def _is_large_and_own(value: torch.Tensor, arguments: Iterable[Any]) -> bool:
 
 
 def to_numpy(value: Any, var: Var, precision: str | Arithmetic) -> Any:
-    """Return an output: fp16 stays float16 but in "fp32", where it is float32; in `Double` it is fp64."""
+    """Return an output: fp16 stays float16 except in "fp32", where it is float32; in `Double` it is fp64."""
     if not isinstance(value, torch.Tensor):
         return value
     array = value.detach().cpu().numpy()
@@ -170,17 +186,16 @@ def to_numpy(value: Any, var: Var, precision: str | Arithmetic) -> Any:
 
 
 def narrows(op: Operation) -> bool:
-    """Does an op cast floats to a dtype that does not hold them?"""
-    if op.op_type != "cast" or np_dtype(op.inputs["x"]).kind != "f":
+    """Return whether an op casts floats to floats that do not hold them; integers and booleans do not count."""
+    if op.op_type != "cast" or any(np_dtype(v).kind != "f" for v in (op.inputs["x"], op.outputs[0])):
         return False
     return not _fits(op.inputs["x"], np_dtype(op.outputs[0]).itemsize)
 
 
 def _fits(var: Var, size: int) -> bool:
-    """Does a float of so many bytes hold a value, as it is no wider, or was only widened before?"""
-    if np_dtype(var).kind != "f" or np_dtype(var).itemsize <= size:
-        return np_dtype(var).kind == "f"
-    before = var.op
-    if before is None or before.op_type not in CARRIERS:
+    """Return whether `size` bytes hold a float: its dtype is that narrow, or it was cast up from such a one."""
+    if np_dtype(var).kind != "f":
         return False
-    return _fits(before.inputs["x"], size)
+    if np_dtype(var).itemsize <= size:
+        return True
+    return var.op is not None and var.op.op_type in CARRIERS and _fits(var.op.inputs["x"], size)

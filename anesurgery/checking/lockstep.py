@@ -23,9 +23,9 @@ from anesurgery.checking.grades import Grade, length_words
 from anesurgery.checking.matching import (
     LARGEST_VALUE,
     FunctionRun,
+    HashedValue,
     Match,
     Move,
-    HashedValue,
     ValueTable,
     match,
     still,

@@ -306,10 +306,8 @@ class _Lockstep:
 
     def _keep_weakest(self, op: Operation, matched: Match | None, other: Var) -> None:
         """Keep the weakest match of an op's values."""
-        before = self.compared.get(op)
-        if before is not None and before.match is None:
-            return
-        if before is None or matched is None or matched.grade < before.match.grade:
+        before = self._match_of(op)
+        if op not in self.compared or (before and (matched is None or matched.grade < before.grade)):
             self.compared[op] = _Comparison(matched, other.op)
 
     def _outputs(self) -> dict[str, tuple[HashedValue, bool]]:

@@ -337,7 +337,7 @@ def _over_points(
     reason = ""
     try:
         seed = seed_of(seed, [op for value in (a, b) for op in upstream(value)[0]])
-        # first with the known values upstream as variables, then with what both sides name alike as well
+        # first with the known values upstream as variables, then with what has equal hashes on both sides as well
         for shared in (None, _shared(a, b)):
             for move in moves:
 

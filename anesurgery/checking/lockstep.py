@@ -87,13 +87,7 @@ class ModelProof:
     """Why nothing is known about other lengths."""
 
     def on_lengths(self, least: int, most: int, gap: str) -> ModelProof:
-        """Return the proof with a grade that holds only for the lengths tried, which is less than proved.
-
-        Args:
-            least: the least length of dynamic axes that was tried.
-            most: the largest one.
-            gap: why nothing is known about others.
-        """
+        """Return the proof with a grade for the lengths tried only; `gap` says why others are unknown."""
         grade = None if self.grade is None else min(self.grade, Grade.NUMBERS)
         return replace(self, grade=grade, lengths=(least, most), gap=gap)
 
@@ -208,15 +202,6 @@ def prove_models(
         return _Lockstep(old, new, inputs, contract, gate, seed, last).proof()
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """An op of the second program, compared with one of the first."""
-
-    match: Match | None
-    """The weakest match of its values; None if one has none."""
-    other: Operation | None
-
-
 class _Lockstep:
     """Two functions that run in step: `a` is the run of the first, `b` of the second."""
 
@@ -239,7 +224,10 @@ class _Lockstep:
         first, second = self._hashed_inputs()
         self.a = FunctionRun(old, first, set(self.pairs.values()), self.hashing, table, first=True)
         self.b = FunctionRun(new, second, set(self.pairs), self.hashing, table, first=False)
-        self.compared: dict[Operation, _Comparison] = {}
+        self.matches: dict[Operation, Match | None] = {}
+        """Compared op of the second program -> the weakest match of its values; None if one has none."""
+        self.others: dict[Operation, Operation | None] = {}
+        """The same op -> the op of the first program that it was compared with."""
 
     def _hashed_inputs(self) -> tuple[dict[Var, HashedValue], dict[Var, HashedValue]]:
         """Return the inputs of both sides with random hashes; equal inputs with one MIL name get the same."""
@@ -272,11 +260,8 @@ class _Lockstep:
         outputs = self._outputs()
         grades = {name: value.grade if same else None for name, (value, same) in outputs.items()}
         reached = [g for g in grades.values() if g is not None]
-        hashes = (
-            2 * (len(self.a.ops) + len(self.b.ops)) + 1
-        )  # as `proofs` counts: a false match needs a collision
-        own_bounds = (c.match.bound for c in self.compared.values() if c.match is not None)
-        bound = hashes / LEAST**LANES + sum(own_bounds)
+        hashes = 2 * (len(self.a.ops) + len(self.b.ops)) + 1  # a false match needs a collision (`proofs`)
+        bound = hashes / LEAST**LANES + sum(m.bound for m in self.matches.values() if m is not None)
         return ModelProof(
             min(reached) if reached and len(reached) == len(grades) else None,
             bound,
@@ -306,9 +291,9 @@ class _Lockstep:
 
     def _keep_weakest(self, op: Operation, matched: Match | None, other: Var) -> None:
         """Keep the weakest match of an op's values."""
-        before = self._match_of(op)
-        if op not in self.compared or (before and (matched is None or matched.grade < before.grade)):
-            self.compared[op] = _Comparison(matched, other.op)
+        before = self.matches.get(op)
+        if op not in self.matches or (before and (matched is None or matched.grade < before.grade)):
+            self.matches[op], self.others[op] = matched, other.op
 
     def _outputs(self) -> dict[str, tuple[HashedValue, bool]]:
         """Return each output and state of the second program, and whether it matches the first program's."""
@@ -329,16 +314,11 @@ class _Lockstep:
             move = last_of(a, b)
         return match(a, b, self.hashing, self.gate, exact=move) is not None
 
-    def _match_of(self, op: Operation) -> Match | None:
-        """Return the weakest match of an op; None if it has none, or was not compared."""
-        comparison = self.compared.get(op)
-        return None if comparison is None else comparison.match
-
     def _counts(self) -> dict[str, int]:
         """Return grade in words -> how many ops of the second program reached it."""
         counts = Counter[str]()
         for op in self.b.ops:
-            matched = self._match_of(op)
+            matched = self.matches.get(op)
             counts["without a counterpart" if matched is None else matched.grade.words] += 1
         order = [*(g.words for g in sorted(Grade, reverse=True)), "without a counterpart"]
         return {what: counts[what] for what in order if counts[what]}
@@ -351,11 +331,10 @@ class _Lockstep:
         if nothing upstream of the lost outputs was.
         """
         lost_ops = {op for value in lost for op in _unmatched_upstream(value)}
-        named = {op for op in lost_ops if op in self.compared} or lost_ops
+        named = {op for op in lost_ops if op in self.matches} or lost_ops
         seams, reported_upstream = [], set[Operation]()
         for op in self.b.ops:
-            matched = self._match_of(op)
-            other = _line(self.compared[op].other) if op in self.compared else ""
+            matched, other = self.matches.get(op), _line(self.others.get(op))
             if matched is not None:
                 if matched.grade < Grade.PROVED:
                     seams.append(Seam(_line(op), other, matched.grade.words, matched.note))
@@ -368,8 +347,8 @@ class _Lockstep:
 
 
 def _reordered_outputs(outputs: Mapping[str, tuple[HashedValue, bool]]) -> tuple[Seam, ...]:
-    """Return seams for outputs that do not match although the op that makes them does (`is_matched`)."""
-    lost = [name for name, (value, same) in outputs.items() if not same and value.is_matched]
+    """Return seams for outputs that do not match although the op that makes them does: a match cuts `op` off."""
+    lost = [name for name, (value, same) in outputs.items() if not same and value.op is None]
     note = "the reference gives other elements here, or the same in another order"
     return tuple(Seam(f"output %{name}", "", "not matched", note) for name in lost)
 

@@ -66,11 +66,6 @@ class HashedValue:
         self.grade: Grade = min((v.grade for v in operands), default=Grade.BITS)
         """The weakest grade by which anything upstream was matched."""
 
-    @property
-    def is_matched(self) -> bool:
-        """Does it count as a value of the other program, or come from outside, so that no op makes it here?"""
-        return self.op is None
-
     def count_as(self, other: HashedValue) -> None:
         """Take the hashes and the layout of an equal value."""
         self.hashes, self.serial = other.hashes, other.serial
@@ -337,7 +332,7 @@ def _over_points(
     reason = ""
     try:
         seed = seed_of(seed, [op for value in (a, b) for op in upstream(value)[0]])
-        # first with the known values upstream as variables, then with what has equal hashes on both sides as well
+        # first with the known values upstream as variables, then with hashes that both sides have as well
         for shared in (None, _shared(a, b)):
             for move in moves:
 

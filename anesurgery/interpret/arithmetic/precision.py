@@ -60,9 +60,7 @@ def checked_precision(precision: str | Arithmetic) -> str | Arithmetic:
     if isinstance(precision, str) and precision.startswith("ane:"):
         neural_engine.chip_of(precision)
     elif precision not in PRECISIONS:
-        raise InterpretError(
-            f"precision={precision!r}; it may be {' or '.join(map(repr, PRECISIONS))}, or 'ane:M1' for a chip"
-        )
+        raise InterpretError(f"precision={precision!r}; it may be {' or '.join(map(repr, PRECISIONS))}")
     return precision
 
 

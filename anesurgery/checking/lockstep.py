@@ -347,7 +347,7 @@ class _Lockstep:
 
 
 def _reordered_outputs(outputs: Mapping[str, tuple[HashedValue, bool]]) -> tuple[Seam, ...]:
-    """Return seams for outputs that do not match although the op that makes them does: a match cuts `op` off."""
+    """Return seams for outputs that do not match although their op does: a match cuts `op` off."""
     lost = [name for name, (value, same) in outputs.items() if not same and value.op is None]
     note = "the reference gives other elements here, or the same in another order"
     return tuple(Seam(f"output %{name}", "", "not matched", note) for name in lost)

@@ -145,12 +145,17 @@ def _after_fixing(problem: Problem) -> Problem:
     return replace(problem, remedies=(), advice=f"after that: {names}") if names else problem
 
 
+COSTLY_SWITCHES = 0.1
+"""The share of switches of the time from which each op off the engine is a problem, however short it is. Below
+it, its repair mostly costs more than the switches: a lookup as a product in a GPT-2 with 2 % of switches."""
+
+
 def _is_negligible(inspection: Inspection, problem: Problem) -> bool:
     """Does a problem only say where ops run that take next to no time, without costly switches?"""
     if inspection.time is None or not problem.what or problem.wrong or problem.share >= LEAST:
         return False
     switches = inspection.time.parts.get("switches", 0.0) / inspection.time.ms
-    return problem.kind == "speed" or (problem.kind in ("legality", "placement") and switches < MATTERS)
+    return problem.kind == "speed" or (problem.kind in ("legality", "placement") and switches < COSTLY_SWITCHES)
 
 
 def _merged(one: Problem, other: Problem) -> Problem:

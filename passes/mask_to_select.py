@@ -49,7 +49,6 @@ from anesurgery.authoring import Builder, Match, Operation, Refusal, Rewrite, Va
 from anesurgery.facts.row_tails import rows_read
 from anesurgery.regions.small_builds import reshaped
 
-LARGEST_INT16 = 2**15 - 1
 DEEPEST = 24
 """The most steps from the number of copies of a value back to the shapes that it is made of."""
 
@@ -73,7 +72,7 @@ class MaskToSelect(Rewrite):
             return Refusal(f"the shape of %{(mask if shape is None else op.data).name} is symbolic", op)
         if shape[: len(all_places)] != all_places:
             return Refusal(f"%{op.data.name} has the shape {shape}, and the mask {all_places}", op)
-        if max(all_places) > LARGEST_INT16:
+        if max(all_places) > np.iinfo(np.int16).max:
             return Refusal(f"places up to {max(all_places):,} may be cut to 16 bits", op)
         rows = RowOps(mask)
         if (refusal := rows.collect(op.updates)) is not None:
@@ -156,9 +155,10 @@ class RowOps:
             if isinstance(found, Refusal):
                 return found
             todo += found
-        block = self.mask.child_ops[0].enclosing_block
-        assert block is not None
-        order = {op: i for i, op in enumerate(block.operations)}
+        block = updates.op.enclosing_block if updates.op is not None else None
+        order = {op: i for i, op in enumerate(block.operations if block is not None else ())}
+        if (outside := next((op for op in self.row_ops if op not in order), None)) is not None:
+            return Refusal(f"{outside.name} is in another block")
         self.row_ops.sort(key=lambda op: order[op])
         return None
 

@@ -60,12 +60,32 @@ def in_longer(rows: int, as_integers: bool = False) -> Program:
     return mb.program(input_specs=[mb.TensorSpec((4,)), mb.TensorSpec((rows,))])(build)
 
 
+def in_a_branch() -> Program:
+    """What is written is computed outside of the branch that writes it; the mask is read there too."""
+
+    @mb.program(input_specs=[mb.TensorSpec((4, 3)), mb.TensorSpec((1,))])
+    def program(x: Var, p: Var) -> Var:
+        mask = mb.greater(x=x, y=np.float32(0))
+        places = mb.non_zero(x=mask)
+        outer = mb.exp(x=mb.gather_nd(x=x, indices=places), name="outer")
+
+        def write() -> Var:
+            here = mb.non_zero(x=mask)
+            return mb.scatter_nd(data=x, indices=here, updates=mb.relu(x=outer), mode="update")
+
+        chosen = mb.squeeze(x=mb.greater(x=p, y=np.float32(0)), axes=[0])
+        return mb.cond(pred=chosen, _true_fn=write, _false_fn=lambda: mb.relu(x=x), name="y")
+
+    return program
+
+
 test_cases, test_surroundings = table(
     MaskToSelect(),
     rewrites(program, lambda rows: mb.softmax(x=linear(rows), axis=-1), rows=True),
     rewrites(program, lambda numbers: mb.exp(x=mb.mul(x=numbers, y=np.float32(0.5)))),
     rewrites(program, lambda rows: mb.add(x=rows, y=np.ones((1, 3), np.float32)), rows=True),
     rewrites(in_longer, 4, as_integers=True),
+    refuses("outer is in another block", in_a_branch),
     refuses("%data has the shape (6,), and the mask (4,)", in_longer, 6),
     refuses("sums (cumsum) mixes places", program, less_the_sum),
     refuses("others gathers at other places", program, of_another_mask),

@@ -58,6 +58,11 @@ class NeuralNetwork(Subject):
     ) -> None:
         self._spec, self.file, self.place, self.units = spec, file, place, units
 
+    @property
+    def file_bytes(self) -> int:
+        """The bytes of the `.mlmodel`: a network's score does not know its weights."""
+        return int(self.spec.ByteSize())
+
     @classmethod
     def read(cls, model: Any) -> Self:
         """Return an `.mlmodel`, an MLModel of one, or its specification.

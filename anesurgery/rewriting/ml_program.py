@@ -89,6 +89,11 @@ class Subject(ABC):
     member: str | int | None = None
     """The model of a pipeline that is edited, by name or number; None for all."""
 
+    @property
+    def file_bytes(self) -> int | None:
+        """The bytes of the file that the model makes; None where its score knows the weights."""
+        return None
+
     @classmethod
     @abstractmethod
     def read(cls, model: Any) -> Self:

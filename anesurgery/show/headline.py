@@ -93,13 +93,14 @@ MATTERS = 10_000
 
 
 def _larger(surgery: Surgery) -> str:
-    """Say that the weights grow; "" where they do not."""
-    before, after = surgery.scores
-    if before is None or after is None or not before.weights:
+    """Say that the weights grow, or the file of a neural network; "" where they do not."""
+    what, before, after = "file", surgery.original.file_bytes, surgery.subject.file_bytes
+    if before is None or after is None:
+        scores = surgery.scores
+        what, (before, after) = "weights", (0 if one is None else one.weights for one in scores)
+    if not before or not after or after <= max(before * LARGER, before + MATTERS):
         return ""
-    if after.weights <= max(before.weights * LARGER, before.weights + MATTERS):
-        return ""
-    return f"weights {byte_words(before.weights)} -> {byte_words(after.weights)}"
+    return f"{what} {byte_words(before)} -> {byte_words(after)}"
 
 
 def _unmoved(surgery: Surgery) -> str:

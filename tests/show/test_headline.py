@@ -161,8 +161,12 @@ def test_a_model_whose_output_no_input_changes_says_so() -> None:
     ],
 )
 def test_weights_that_hardly_grow_are_not_named(before: int, after: int, said: str) -> None:
-    surgery: Any = SimpleNamespace(scores=[SimpleNamespace(weights=n) for n in (before, after)])
-    assert first_line._larger(surgery) == said
+    program, scores = SimpleNamespace(file_bytes=None), [SimpleNamespace(weights=n) for n in (before, after)]
+    of_program: Any = SimpleNamespace(original=program, subject=program, scores=scores)
+    assert first_line._larger(of_program) == said
+    old, new = (SimpleNamespace(file_bytes=n) for n in (before, after))
+    of_network: Any = SimpleNamespace(original=old, subject=new, scores=[SimpleNamespace(weights=0)] * 2)
+    assert first_line._larger(of_network) == said.replace("weights", "file")
 
 
 def test_the_target_is_named_once() -> None:

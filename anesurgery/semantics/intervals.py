@@ -77,9 +77,16 @@ class Intervals:
         """The value at which the question ended because `DEEP` ops were nested."""
 
     def of(self, var: Var) -> Interval:
-        """Return the interval of a value as a new question, which may look at `DEEP` ops again."""
+        """Return the interval of a value as a new question, which may look at `DEEP` ops again.
+
+        A shared answer is kept even if it came to the last of these ops: asked again, it would be the same, and
+        the next value of a long chain needs one step from here.
+        """
         self.steps = DEEP
-        return self.at(var)
+        interval = self.at(var)
+        if self.shared is not None:
+            self.shared[var] = interval
+        return interval
 
     def at(self, var: Any) -> Interval:
         """Return the interval of a value within the current question."""

@@ -8,12 +8,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from both_sides import checked, side_by_side
 
 from anesurgery.checking.edit_sites import site_of
 from anesurgery.checking.grades import Grade, SiteCheck, summary
 from anesurgery.checking.proofs import prove
 from anesurgery.errors import ProofError
+from anesurgery.interpret.arithmetic import field
+from anesurgery.interpret.arithmetic.extremes import Lattice
+from anesurgery.interpret.arithmetic.field import PRIMES
 from anesurgery.mil import Var, mb, types
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
@@ -437,3 +441,13 @@ def test_the_report_says_why_there_is_no_proof() -> None:
     assert isinstance(infinite, SiteCheck)
     assert "not finite" in infinite.no_proof
     assert infinite.to_json()["no_proof"] == infinite.no_proof
+
+
+def test_many_extremes_are_all_remembered() -> None:
+    lattice, generator = Lattice(seed=3), torch.Generator().manual_seed(3)
+    members = [field.random(PRIMES, (6, width), generator) for width in [2, 3, 2, 4, 3] * 8]
+    extremes = [lattice.largest(image) for image in members]
+    for i in range(len(members) - 7):
+        all_members = field.together(members[i : i + 8 : 7], lambda images: torch.cat(images, 1))
+        two_extremes = field.together(extremes[i : i + 8 : 7], lambda images: torch.stack(images, 1))
+        assert lattice.largest(all_members).same(lattice.largest(two_extremes))

@@ -163,13 +163,45 @@ class Lattice:
 
     def _remember(self, names: Image, sets: Sets) -> None:
         """Remember the sets of extremes by name, and forget the oldest ones beyond `MOST_REMEMBERED`."""
-        ordered, first = map(torch.from_numpy, np.unique(packed(names).numpy(), return_index=True))
-        if len(first) * sets.members.shape[1] <= MOST_REMEMBERED:
-            # a loop computes the same names in each round, and a lookup searches all
-            self._extremes = [known for known in self._extremes if not torch.equal(known.names, ordered)]
-            self._extremes.append(_KnownExtremes(ordered, Sets(*(v[first] for v in sets))))
+        known = _KnownExtremes(*_in_order(packed(names).reshape(-1), sets))
+        if known.sets.members.numel() <= MOST_REMEMBERED:
+            while self._extremes and _may_be_joined(self._extremes[-1], known):
+                known = _joined(self._extremes.pop(), known)
+            self._extremes.append(known)
         while sum(known.sets.members.numel() for known in self._extremes) > MOST_REMEMBERED:
             self._extremes.pop(0)
+
+
+def _in_order(names: Tensor, sets: Sets) -> tuple[Tensor, Sets]:
+    """Return the names sorted and each once, and their sets."""
+    ordered, first = map(torch.from_numpy, np.unique(names.numpy(), return_index=True))
+    return ordered, Sets(*(v[first] for v in sets))
+
+
+def _may_be_joined(old: _KnownExtremes, new: _KnownExtremes) -> bool:
+    """Are two of about one size and width, and small?
+
+    A lookup searches each list of names. Since lists of one size are joined, there are few of them, and a name
+    is moved about as often as the number of names can be halved.
+    """
+    size = (len(old.names) + len(new.names)) * max(known.sets.members.shape[1] for known in (old, new))
+    is_dense = size <= 2 * (old.sets.members.numel() + new.sets.members.numel())
+    return is_dense and len(old.names) <= 2 * len(new.names) and size <= MOST_REMEMBERED // 8
+
+
+def _joined(old: _KnownExtremes, new: _KnownExtremes) -> _KnownExtremes:
+    """Return the extremes of both; a loop computes the same names in each round, and these are kept once."""
+    width = max(known.sets.members.shape[1] for known in (new, old))
+    parts = [known.sets._replace(members=_widened(known.sets.members, width)) for known in (new, old)]
+    sets = Sets(*(torch.cat(pair) for pair in zip(*parts, strict=True)))
+    return _KnownExtremes(*_in_order(torch.cat([new.names, old.names]), sets))
+
+
+def _widened(members: Tensor, width: int) -> Tensor:
+    """Return rows of names filled up to a width."""
+    rows = torch.full((len(members), width), NOBODY)
+    rows[:, : members.shape[1]] = members
+    return rows
 
 
 def _enter(
@@ -182,9 +214,7 @@ def _enter(
         return
     picked = Sets(*(v[at[here]] for v in known.sets))
     picked = picked if change is None else change(picked)
-    rows = torch.full((len(picked.members), entered.members.shape[1]), NOBODY)
-    rows[:, : picked.members.shape[1]] = picked.members
-    entered.members[here] = rows
+    entered.members[here] = _widened(picked.members, entered.members.shape[1])
     for old, new in zip(entered[1:], picked[1:], strict=True):
         old[here] = new
 

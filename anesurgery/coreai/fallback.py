@@ -11,13 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anesurgery import registry
 from anesurgery.coreai.asset import SUFFIX
+from anesurgery.coreai.lifts.indexing import MOST_AXES
 from anesurgery.coreai.reading import AssetGraphs
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, SurgeryError, UnknownName
 from anesurgery.files.package import Loaded, save
 from anesurgery.files.writing import check_target
-from anesurgery.mil import any_symbolic, ct, dtype_name, exclusive, types
+from anesurgery.mil import Program, Var, any_symbolic, ct, dtype_name, exclusive, types, walk_ops
+from anesurgery.rewriting.passes import run_pass
+from anesurgery.rewriting.session import Session
 
 OPSETS = {release: getattr(ct.target, f"iOS{release}") for release in (15, 16, 17, 18)}
 """Oldest release of iOS -> the opset of a package that runs on it and all later ones."""
@@ -75,7 +79,8 @@ def to_coreml(
         The path of the package, the first release that runs it, and the names that changed.
 
     Raises:
-        LoadError: the model cannot be read, the release lacks an op of it, or the place cannot be written to.
+        LoadError: the model cannot be read, the release lacks an op of it, an op keeps more axes than Core ML
+            stores, or the place cannot be written to.
         SurgeryError: an argument is not what the call takes; or `longest` is below 1.
         UnknownName: no such release.
     """
@@ -89,6 +94,7 @@ def to_coreml(
     check_target(source, target, overwrite)
     walked = AssetGraphs.of(source, longest)
     release, loaded = _oldest_release(walked, sorted(OPSETS) if ios is None else [ios])
+    _merge_axes(loaded)
     notes = (*loaded.notes, *_input_notes(loaded, longest))
     return Fallback(save(loaded, target, overwrite=overwrite), release, notes)
 
@@ -107,6 +113,28 @@ def _oldest_release(walked: AssetGraphs, releases: Sequence[int]) -> tuple[int, 
     if last < HALF and (name := _fp16_port(loaded)):
         raise LoadError(f"{walked.asset.path}: {name} is fp16, which iOS {last} does not take; give ios={HALF}")
     return last, loaded
+
+
+def _merge_axes(loaded: Loaded) -> None:
+    """Write ops of more axes than a tensor of Core ML has with fewer; Core AI has no such limit.
+
+    Raises:
+        LoadError: an op keeps too many axes.
+    """
+    session = Session()
+    if _with_many_axes(loaded.program):
+        run_pass(registry.make_pass("rerank"), loaded.program, session)
+    if over := _with_many_axes(loaded.program):
+        why = next((f": {refusal.reason}" for _, refusal in session.refusals if refusal.where is over.op), "")
+        raise LoadError(
+            f"%{over.name} has {over.rank} axes, and Core ML stores at most {MOST_AXES}{why}; reshape it in the model"
+        )
+
+
+def _with_many_axes(program: Program) -> Var | None:
+    """Return the first value with too many axes; None where there is none."""
+    values = (v for op in walk_ops(program) for v in op.outputs if not types.is_list(v.sym_type))
+    return next((v for v in values if v.rank > MOST_AXES), None)
 
 
 def _fp16_port(loaded: Loaded) -> str:

@@ -159,7 +159,8 @@ def _results_at_points(op: Operation, y: Var, x: Var, points: Array) -> Array | 
         if not isinstance(var, Var):
             return var
         if is_stored(var):
-            return var.val if isinstance(var.val, str) else number(var)
+            single = var.val if isinstance(var.val, str) else number(var)
+            return torch.tensor(single) if isinstance(single, (bool, float)) else single
         if var not in values:
             maker = var.op
             assert maker is not None

@@ -72,3 +72,27 @@ def test_what_cannot_be_is_said(
     with pytest.raises(LoadError, match="give a model of Core AI"):
         ane.to_coreml(tmp_path / "m.mlpackage", tmp_path / "n.mlpackage")
     assert not list(tmp_path.glob("*.mlpackage"))
+
+
+WINDOWS: dict[str, Formula] = {
+    "windows": Formula(lambda s, x: x.view(2, 3, 4, 3, 4, 5).transpose(2, 3).reshape(-1, 16, 5)),
+    "an exchange of all axes": Formula(
+        lambda s, x: (x.view(2, 3, 4, 3, 4, 5).permute(5, 3, 1, 4, 2, 0) * 2).sum(1).reshape(5, -1)
+    ),
+    "unfold": Formula(lambda s, x: torch.nn.functional.unfold(x, 3, padding=1)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(WINDOWS))
+def test_six_axes_are_written_with_fewer(name: str, tmp_path: Path) -> None:
+    x = torch.randn(2, 12, 12, 5)
+    path = save_asset(tmp_path / "m.aimodel", WINDOWS[name], [x])
+    written = ane.to_coreml(path, tmp_path / "m.mlpackage")
+    assert np.array_equal(ane.run(written.path, {"x": x.numpy()})["y"], WINDOWS[name](x).numpy())
+
+
+def test_an_output_of_six_axes_is_refused(tmp_path: Path) -> None:
+    path = save_asset(tmp_path / "m.aimodel", Formula(lambda s, x: x.relu()), [torch.randn(2, 1, 2, 3, 2, 5)])
+    with pytest.raises(LoadError, match="%y has 6 axes, and Core ML stores at most 5; reshape it in the model"):
+        ane.to_coreml(path, tmp_path / "m.mlpackage")
+    assert not (tmp_path / "m.mlpackage").exists()

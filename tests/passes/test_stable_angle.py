@@ -39,6 +39,14 @@ def by_select(y: Var, x: Var) -> Var:
     return mb.add(x=mb.atan(x=mb.real_div(x=y, y=x)), y=mb.select(cond=mb.less(x=x, y=0.0), a=turned, b=0.0))
 
 
+def with_numbers_first(y: Var, x: Var) -> Var:
+    """As Core AI writes it: a comparison and a difference may begin with the number."""
+    behind = mb.mul(x=cast(mb.greater(x=0.0, y=x)), y=math.pi)
+    turned = mb.sub(x=0.0, y=behind)
+    above = mb.less_equal(x=0.0, y=y)
+    return mb.add(x=mb.atan(x=mb.real_div(x=y, y=x)), y=mb.select(cond=above, a=behind, b=turned))
+
+
 def bare(y: Var, x: Var) -> Var:
     """Two quadrants."""
     return mb.atan(x=mb.real_div(x=y, y=x))
@@ -70,6 +78,7 @@ SIGNS = (1.0, 1e-5, 0.0, -0.0, -1e-5, -1.0, 6e4, -6e4)
         (bare, lambda y, x: np.arctan(y / x)),
         (torch_form, lambda y, x: np.arctan2(y, x)),
         (by_select, lambda y, x: np.arctan2(y, x)),
+        (with_numbers_first, lambda y, x: np.arctan2(y, x)),
     ],
 )
 def test_signs_of_zeros_are_kept(form: Callable[..., Var], exact: Callable[..., Array], precision: str) -> None:

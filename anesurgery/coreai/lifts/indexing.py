@@ -127,7 +127,16 @@ def gather_nd(o: Site) -> Value:
     sizes = sizes_or_zero(o[0])
     if sizes_of(o[1])[-1] == 1:
         return mb.gather(x=o[0], indices=_from_front(_without_index_axis(o[1]), sizes[:1]), axis=0)
-    return mb.gather_nd(x=o[0], indices=_from_front(o[1], sizes[: sizes_of(o[1])[-1]]))
+    indices = _from_front(o[1], sizes[: sizes_of(o[1])[-1]])
+    if not isinstance(indices, np.ndarray) or max(indices.ndim, len(o.shape)) <= MOST_AXES:
+        return mb.gather_nd(x=o[0], indices=indices)
+    rows = mb.gather_nd(x=o[0], indices=indices.reshape(-1, indices.shape[-1]))
+    return mb.reshape(x=rows, shape=np.array(o.shape, np.int32))
+
+
+MOST_AXES = 5
+"""The most axes of a tensor of Core ML. Windows of `unfold` have six; the reshape and transposition that follow
+them are written with fewer."""
 
 
 def sizes_or_zero(x: Value) -> list[int]:

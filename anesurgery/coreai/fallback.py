@@ -126,9 +126,8 @@ def _merge_axes(loaded: Loaded) -> None:
         run_pass(registry.make_pass("rerank"), loaded.program, session)
     if over := _with_many_axes(loaded.program):
         why = next((f": {refusal.reason}" for _, refusal in session.refusals if refusal.where is over.op), "")
-        raise LoadError(
-            f"%{over.name} has {over.rank} axes, and Core ML stores at most {MOST_AXES}{why}; reshape it in the model"
-        )
+        words = f"%{over.name} has {over.rank} axes, and Core ML stores at most {MOST_AXES}"
+        raise LoadError(f"{words}{why}; reshape it in the model")
 
 
 def _with_many_axes(program: Program) -> Var | None:

@@ -47,7 +47,8 @@ def _times(time: Change | None) -> str:
     assert time.better, "a page shows a gain"
     times = from_to(time.before.ms, time.after.ms).replace(" -> ", " to ")
     speedup, low, high = (rounded(1 / ratio) for ratio in (time.ratio, time.high, time.low))
-    return f"from {times}: {speedup} times as fast (likely {low} to {high} times)"
+    rough = f"The estimate is rough: the gain is 80% likely to be between {low} and {high} times"
+    return f"from {times}: about {speedup} times as fast. {rough}"
 
 
 def _kept(surgery: ane.Surgery, model: Path, device: str) -> str:
@@ -60,7 +61,7 @@ def _kept(surgery: ane.Surgery, model: Path, device: str) -> str:
     before, after = surgery.time.before.ms, surgery.time.after.ms
     nearly_all = (before - alone.after.ms) > NEARLY_ALL * (before - after)
     what = "Nearly all of the gain comes from computing" if nearly_all else "The repaired model returns"
-    return f"{what} only the last row of the logits; this row stays the same"
+    return f"{what} only the last row of the logits (the scores of all possible next tokens); this row stays the same"
 
 
 @cache

@@ -30,14 +30,14 @@ TITLES = {"gpt2": "a small GPT-2", "llama": "a small Llama", "whisper": "a small
 
 @cache
 def faster(name: str, recipe: str, device: str) -> str:
-    """``By our estimate, a small GPT-2 on an iPhone 13 goes from 14.9 ms to 1.89 ms a prediction ...``."""
+    """``By our estimate, the time for a prediction of a small GPT-2 falls from 14.9 ms to 1.89 ms ...``."""
     with tempfile.TemporaryDirectory() as folder:
         model = ane.example(name, Path(folder) / "model.mlpackage")
         surgery = ane.apply(model, recipe, target=device, prove="model", quiet=True)
         assert surgery.proof is not None
         assert surgery.proof.ok
         times = _times(surgery.time)
-        gain = f"a prediction of {TITLES[name]} on an {device} goes {times}"
+        gain = f"the time for a prediction of {TITLES[name]} on an {device} falls {times}"
         return f"By our estimate, {gain}. {_kept(surgery, model, device)}."
 
 
@@ -47,7 +47,7 @@ def _times(time: Change | None) -> str:
     assert time.better, "a page shows a gain"
     times = from_to(time.before.ms, time.after.ms).replace(" -> ", " to ")
     speedup, low, high = (rounded(1 / ratio) for ratio in (time.ratio, time.high, time.low))
-    rough = f"The estimate is rough: the gain is 80% likely to be between {low} and {high} times"
+    rough = f"The estimate is rough: with a probability of 80%, the gain is between {low} and {high} times"
     return f"from {times}: about {speedup} times as fast. {rough}"
 
 
@@ -61,7 +61,8 @@ def _kept(surgery: ane.Surgery, model: Path, device: str) -> str:
     before, after = surgery.time.before.ms, surgery.time.after.ms
     nearly_all = (before - alone.after.ms) > NEARLY_ALL * (before - after)
     what = "Nearly all of the gain comes from computing" if nearly_all else "The repaired model returns"
-    return f"{what} only the last row of the logits (the scores of all possible next tokens); this row stays the same"
+    logits = "the logits (the scores of all possible next tokens)"
+    return f"{what} only the last row of {logits}; this row stays the same"
 
 
 @cache
@@ -76,7 +77,7 @@ def found_and_repaired(name: str, recipe: str, device: str) -> str:
     slowest = max(found.ops, key=lambda row: row.ms or 0.0)
     share = (slowest.ms or 0.0) / found.time.ms
     what = f"the op `{slowest.name}` takes {share:.0%} of the time of {TITLES[name]} on an {device}"
-    gain = f"If this op computes only its last row, a prediction goes {_times(surgery.time)}"
+    gain = f"If this op computes only its last row, the time for a prediction falls {_times(surgery.time)}"
     return f"By our estimate, {what}. {gain}."
 
 
@@ -113,7 +114,8 @@ def faster_images(device: str) -> str:
     """The time of the tutorial's network."""
     _, surgery = _in_the_tutorial(device)
     assert not surgery.contract
-    what = f"the image network of the [tutorial](tutorial.md) on an {device} goes {_times(surgery.time)}"
+    network = "the time for a prediction of the image network of the [tutorial](tutorial.md)"
+    what = f"{network} on an {device} falls {_times(surgery.time)}"
     return f"By our estimate, {what}. The outputs stay the same."
 
 
@@ -128,7 +130,7 @@ def with_a_cache(device: str) -> str:
         after = ane.inspect(cached, target=f"{device}/iOS 18", function="decode").time
     assert before is not None
     assert after is not None
-    what = f"each new token of a small GPT-2 on an {device} goes {_times(change(before, after))}"
+    what = f"the time for each new token of a small GPT-2 on an {device} falls {_times(change(before, after))}"
     why = "The recipe `llm_ane` adds a cache, and computes the logits of one token instead of 64"
     return f"By our estimate, {what}. {why}."
 

@@ -52,7 +52,7 @@ def test_every_block_of_the_readme_is_pasted_but_for_the_suite() -> None:
         "pip install .",
         "anesurgery see gpt2.mlpackage --target iPhone13",
         "make demo",
-        "from anesurgery",
+        "import anesurgery as ane",
     ):
         assert line in script
     assert "make test" not in script

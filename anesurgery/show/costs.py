@@ -86,7 +86,7 @@ class Problem:
 
         The problem has one line, and is cut; or up to two with `two_lines`.
         """
-        words = f"{number}. {self.what}: {self.why}" if self.what else f"{number}. {self.why}"
+        words = f"{number}) {self.what}: {self.why}" if self.what else f"{number}) {self.why}"
         wrapped = textwrap.wrap(words, WIDTH, subsequent_indent="   ")
         yield from map(plain, wrapped) if two_lines and len(wrapped) <= 2 else [cut(words)]
         if self.remedies:

@@ -188,7 +188,7 @@ def test_a_report_has_as_many_things_as_fit() -> None:
     """The wrong version: three things under any number of lines."""
     shown = str(inspection(three()))
     assert len(shown.splitlines()) <= SCREEN
-    assert len(re.findall(r"^\d\. ", shown, re.MULTILINE)) == MOST
+    assert len(re.findall(r"^\d\) ", shown, re.MULTILINE)) == MOST
     from anesurgery.show.console import as_text
 
     crowded = as_text(on_a_screen(Report("a line", ["a line"] * (SCREEN - 4)), inspection(three()), str))

@@ -193,8 +193,8 @@ def test_a_report_has_as_many_things_as_fit() -> None:
 
     crowded = as_text(on_a_screen(Report("a line", ["a line"] * (SCREEN - 4)), inspection(three()), str))
     assert len(crowded.splitlines()) <= SCREEN
-    assert "1. " in crowded
-    assert "2. " not in crowded
+    assert "1) " in crowded
+    assert "2) " not in crowded
 
 
 def test_what_was_tried_is_not_named_again() -> None:

@@ -450,7 +450,8 @@ def _with_the_same_channels(host: Callable[[Any, Any, Any], bool]) -> Callable[[
 #
 # It takes the dtype of what it is written into, and an empty slice changes nothing, as in torch.
 # Before iOS 18 coremltools flattens the tensor and scatters, which was placed on the Neural Engine in no form
-# (measured: M4, macOS 27). From iOS 18 on it writes `slice_update`, which is kept: caches are read from it.
+# (measured: M4, macOS 27). From iOS 18 on it writes `slice_update`, which is kept for inputs and states, since
+# caches are read from it. Elsewhere the Neural Engine does not take it (rule `slice-update-alone`).
 
 Ranges = list[tuple[int, int]]
 
@@ -477,7 +478,7 @@ def _with_joined_slices(host: Callable[..., Var]) -> Callable[..., Var]:
             or name is None
             or any(map(is_symbolic, updates.shape))
             or math.prod(updates.shape) != math.prod(region)
-            or _has_slice_update()
+            or (_has_slice_update() and _is_memory(x))
         ):
             return host(x=x, updates=updates, begin=begin, end=end, **options)
         if list(updates.shape) != region:
@@ -509,6 +510,13 @@ def _has_slice_update() -> bool:
     from coremltools.converters.mil.frontend.torch.ops import is_current_opset_version_compatible_with
 
     return bool(is_current_opset_version_compatible_with(AvailableTarget.iOS18))
+
+
+def _is_memory(x: Var) -> bool:
+    """Is a value an input or a state, or a version of one?"""
+    while x.op is not None and x.op.op_type in ("cast", "identity", "slice_update"):
+        x = x.op.x
+    return x.op is None or x.op.op_type == "read_state"
 
 
 def _with_update(x: Var, updates: Var, ranges: Ranges, axis: int) -> Var:

@@ -13,6 +13,7 @@ The share on the ANE is shown, but only in `OFF` does it decide.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -132,14 +133,22 @@ class Expected:
             return None
         return before.time, self.time
 
+    def leaves_engine(self, before: Expected) -> bool:
+        """Does the CPU alone run it, while the ANE runs, or may run, some of the model before?"""
+        pair = self._known_times(before)
+        return pair is not None and bool(pair[0].measurements) and not pair[1].measurements
+
     def over(self, before: Expected) -> _Ratio:
         """Return the ratio to the time before.
 
         A higher cost is accepted only for a gain in time that is outside the band. A longer time, measured or
-        not, is accepted for no lower cost.
+        not, is accepted for no lower cost. A model that leaves the ANE has no clear gain: what Core ML counts
+        for an op on the CPU is no run time (a linear op costs it several times the convolution that is equal).
         """
         cost, worst = _multiple(self.cost, before.cost), _multiple(self.at_worst, before.at_worst)
         at_worst = worst if worst > 1 + SAME else 0.0
+        if self.leaves_engine(before):
+            at_worst = math.inf
         if (pair := self.times(before)) is None:
             unmeasured = self._known_times(before)
             larger = cost if unmeasured is None else max(cost, change(*unmeasured).ratio)

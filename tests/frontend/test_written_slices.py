@@ -1,4 +1,4 @@
-"""Slices that a model writes to: joined before iOS 18; an empty one, and numbers of another dtype."""
+"""Slices that a model writes to: joined, unless a cache; an empty one, and numbers of another dtype."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from anesurgery.interpret import run
 X = torch.arange(24.0).reshape(2, 3, 4).sin()
 
 
-@pytest.mark.one_of(2)
-@pytest.mark.parametrize("how", ["trace", "export"])
-def test_slices_that_are_written_are_joined_and_not_scattered(how: str) -> None:
-    """Before iOS 18; a wrong order of the parts, or a slice too short, would not agree."""
+@pytest.mark.one_of(3)
+@pytest.mark.parametrize(("how", "target"), [("trace", "iOS17"), ("export", "iOS17"), ("trace", "iOS18")])
+def test_slices_that_are_written_are_joined_and_not_scattered(how: str, target: str) -> None:
+    """A wrong order of the parts, or a slice too short, would not agree."""
     frontend.register()
 
     def write(x: torch.Tensor) -> torch.Tensor:
@@ -29,12 +29,26 @@ def test_slices_that_are_written_are_joined_and_not_scattered(how: str) -> None:
         return y
 
     module = Function(write)
-    model = convert(module, {"x": X}, how, "iOS17", "FLOAT32")
+    model = convert(module, {"x": X}, how, target, "FLOAT32")
     kinds = {op.op_type for op in model._mil_program.functions["main"].operations}
     assert "concat" in kinds
-    assert not kinds & {"scatter", "scatter_nd"}
+    assert not kinds & {"scatter", "scatter_nd", "slice_update"}
     (found,) = run(model, {"x": -X.numpy()}).values()
     assert_close(found, write(-X).numpy(), rtol=1e-6)
+
+
+def test_a_cache_is_updated_from_ios_18_on() -> None:
+    """An input that is written twice: it may become a state, whose updates the Neural Engine takes."""
+    frontend.register()
+
+    def write(cache: torch.Tensor) -> torch.Tensor:
+        cache[:, :1] = 7.0
+        cache[:, 1:] = cache[:, :1] * 2
+        return cache
+
+    model = convert(Function(write), {"cache": X.clone()}, "trace", "iOS18", "FLOAT16")
+    kinds = [op.op_type for op in model._mil_program.functions["main"].operations]
+    assert kinds.count("slice_update") == 2
 
 
 def empty(x: torch.Tensor) -> torch.Tensor:

@@ -73,7 +73,10 @@ OVERFLOWING = SINGULAR | names("acos asin atanh cosh exp exp2 sinh sqrt square t
 VIEWS = names("reshape expand_dims squeeze")
 """Ops that only reshape `x` (when shapes are static)."""
 
-CARRIERS = VIEWS | names("transpose cast identity")
+MOVES = VIEWS | names("transpose")
+"""Ops that only rearrange the numbers of `x` (when shapes are static)."""
+
+CARRIERS = MOVES | names("cast identity")
 """Ops that hand each number of `x` on once, with its axes in some order, perhaps in another type."""
 
 REARRANGING = VIEWS | names(

@@ -1,8 +1,8 @@
-"""Ops that only move numbers: gathers at constant indices, read as slices, and ops before or after a transpose.
+"""Ops that only move numbers: gathers at constant indices, reshapes and transposes in a row, one transpose.
 
 `gathered_rows(gather)` says which rows it takes of each axis, and along which axes of the result they lie;
-passes build slices from it. `reduced_before` and `flattened_from` say how an op behind a transpose can do
-without it.
+passes build slices from it. `moves_in_a_row(last)` says what reshapes and transposes do together.
+`reduced_before` and `flattened_from` say how an op behind a transpose can do without it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import Refusal
-from anesurgery.mil import Array, Operation, constant, ct, static_shape
+from anesurgery.mil import Array, Operation, Var, constant, consumers, ct, is_output, static_shape
+from anesurgery.ops import MOVES
 from anesurgery.semantics.reading import axes_of, flag, permutation
 
 
@@ -138,6 +139,123 @@ def _runs(rows: list[int]) -> Iterator[Run]:
             end += 1
         yield Run(rows[at], step or 1, end - at)
         at = end
+
+
+# Reshapes and transposes in a row.
+
+MOST_AXES = 5
+"""Core ML has no tensor of more axes."""
+
+Digit = tuple[int, int]
+"""A part of an axis: its length, and the distance of its neighbours in the source, counted in elements."""
+Turn = tuple[tuple[int, ...], tuple[int, ...]]
+"""A shape, and the order in which a transpose puts its axes."""
+
+
+@dataclass(frozen=True)
+class MovesInARow:
+    """What reshapes and transposes in a row do together."""
+
+    source: Var
+    """The value before the first."""
+    ops: tuple[Operation, ...]
+    """The last op first."""
+    turns: tuple[Turn, ...]
+    """The fewest transposes found that do the same, each of a shape that the value before is reshaped to."""
+
+    @property
+    def transposes(self) -> int:
+        """The number of transposes that are there."""
+        return sum(op.op_type == "transpose" for op in self.ops)
+
+
+def moves_in_a_row(last: Operation) -> MovesInARow | None:
+    """Return what the reshapes and transposes that end at an op do; None if it is not the last of several.
+
+    Only the last may be read elsewhere. None too if a shape is dynamic, the source is a constant, or a reshape
+    divides an axis at a place that no factor of its length reaches.
+    """
+    readers = consumers(last.outputs[0])
+    if last.op_type not in MOVES or (_is_inner(last) and readers[0].op_type in MOVES):
+        return None
+    ops = [last]
+    while (before := ops[-1].x.op) is not None and before.op_type in MOVES and _is_inner(before):
+        ops.append(before)
+    source = ops[-1].x
+    shapes = [static_shape(v) for v in (source, *(op.outputs[0] for op in ops))]
+    if len(ops) == 1 or constant(source) is not None or any(shape is None or 0 in shape for shape in shapes):
+        return None
+    digits: list[Digit] | None = [(math.prod(source.shape), 1)]
+    for op in (op for op in reversed(ops) if op.op_type == "transpose"):
+        digits = _transposed(digits, tuple(op.x.shape), permutation(op))
+        if digits is None:
+            return None
+    return MovesInARow(source, tuple(ops), tuple(_turns(digits)))
+
+
+def _is_inner(op: Operation) -> bool:
+    """Is the result read by one op alone?"""
+    return len(consumers(op.outputs[0])) == 1 and not is_output(op.outputs[0])
+
+
+def _transposed(digits: list[Digit], shape: tuple[int, ...], perm: list[int]) -> list[Digit] | None:
+    """Transpose a value of a shape; None if its axes do not divide the digits."""
+    remaining, axes = digits[::-1], list[list[Digit]]()
+    for length in shape:
+        axis = list[Digit]()
+        while length > 1:
+            size, step = remaining.pop()
+            if size > length and size % length == 0:
+                rest = size // length
+                remaining.append((rest, step))
+                size, step = length, step * rest
+            if length % size:
+                return None
+            axis.append((size, step))
+            length //= size
+        axes.append(axis)
+    return _merged([digit for axis in perm for digit in axes[axis]])
+
+
+def _merged(digits: list[Digit]) -> list[Digit]:
+    """Join neighbours that are neighbours in the source too."""
+    merged = digits[:1]
+    for size, step in digits[1:]:
+        last_size, last_step = merged[-1]
+        if last_step == size * step:
+            merged[-1] = (last_size * size, step)
+        else:
+            merged.append((size, step))
+    return merged
+
+
+def _turns(digits: list[Digit]) -> Iterator[Turn]:
+    """Yield transposes of at most `MOST_AXES` axes that put digits in their order.
+
+    Of more digits, the first that is out of place moves to its place, past those before it, in a transpose of
+    its own. Digits that are then neighbours for good count as one.
+    """
+    while len(digits) > 1:
+        sources = sorted(digits, key=lambda digit: -digit[1])
+        order = [sources.index(digit) for digit in digits]
+        if len(digits) <= MOST_AXES:
+            yield tuple(size for size, _ in sources), tuple(order)
+            return
+        at = next(n for n, origin in enumerate(order) if origin != n)
+        origin = order[at]
+        blocks = (sources[:at], sources[at:origin], [sources[origin]], sources[origin + 1 :])
+        kept = [n for n in range(4) if blocks[n]]
+        swapped = [n for n in (0, 2, 1, 3) if blocks[n]]
+        shape = tuple(math.prod(size for size, _ in blocks[n]) for n in kept)
+        yield shape, tuple(kept.index(n) for n in swapped)
+        now = _numbered([size for n in swapped for size, _ in blocks[n]])
+        place = dict(zip((digit for n in swapped for digit in blocks[n]), now, strict=True))
+        digits = _merged([place[digit] for digit in digits])
+
+
+def _numbered(sizes: list[int]) -> list[Digit]:
+    """Return digits of some lengths, one after the other in the source."""
+    return [(size, math.prod(sizes[n + 1 :])) for n, size in enumerate(sizes)]
 
 
 def reduced_before(op: Operation, turn: Operation) -> list[int] | None:

@@ -13,7 +13,6 @@ The share on the ANE is shown, but only in `OFF` does it decide.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -133,22 +132,14 @@ class Expected:
             return None
         return before.time, self.time
 
-    def leaves_engine(self, before: Expected) -> bool:
-        """Does the CPU alone run it, while the ANE runs, or may run, some of the model before?"""
-        pair = self._known_times(before)
-        return pair is not None and bool(pair[0].measurements) and not pair[1].measurements
-
     def over(self, before: Expected) -> _Ratio:
         """Return the ratio to the time before.
 
         A higher cost is accepted only for a gain in time that is outside the band. A longer time, measured or
-        not, is accepted for no lower cost. A model that leaves the ANE has no clear gain: what Core ML counts
-        for an op on the CPU is no run time (a linear op costs it several times the convolution that is equal).
+        not, is accepted for no lower cost.
         """
         cost, worst = _multiple(self.cost, before.cost), _multiple(self.at_worst, before.at_worst)
         at_worst = worst if worst > 1 + SAME else 0.0
-        if self.leaves_engine(before):
-            at_worst = math.inf
         if (pair := self.times(before)) is None:
             unmeasured = self._known_times(before)
             larger = cost if unmeasured is None else max(cost, change(*unmeasured).ratio)
@@ -379,6 +370,15 @@ class Score:
         return {"flop": flop / self.flop if self.flop else 1.0, "ops": ops / self.ops if self.ops else 1.0}
 
     @property
+    def on_cpu(self) -> bool:
+        """Does all work run on the CPU, for certain?
+
+        What Core ML counts for an op there is no run time: a linear op costs it several times the convolution
+        that is equal. So a lower sum for the same work is no gain, and pays for no growth.
+        """
+        return bool(self.flop) and not (self.on_flop or self.perhaps_flop or self.on_ops)
+
+    @property
     def expected(self) -> Expected:
         """The expected speed, to compare with that of another model."""
         return Expected(self.estimate, self.at_worst, self.time, self.doubt)
@@ -463,7 +463,7 @@ def _slower(old: Score, new: Score) -> str:
 
 
 def _unpaid_growth(old: Score, new: Score) -> str:
-    if not (growth := new.over_bounds(old)) or new.over(old).clear:
+    if not (growth := new.over_bounds(old)) or (new.over(old).clear and not new.on_cpu):
         return ""
     worst = _multiple(new.at_worst, old.at_worst)
     more = f" (at worst, relative cost {from_to(1.0, worst, '')})" if worst > 1 else ""
@@ -531,9 +531,11 @@ def _faster(old: Score, new: Score, most: float = 1 - LEAST_STEP) -> str:
     """Report a time below a share of the old one; not if more ops are unknown, since these have no cost.
 
     The time of ops of unknown unit is in doubt: if less may run on the ANE because these are gone, the time
-    must fall over the whole band.
+    must fall over the whole band. On the CPU alone, clearly less must be computed or moved.
     """
     ratio = new.over(old)
+    if new.on_cpu and new.flop > CLEARLY * old.flop and new.moved > CLEARLY * old.moved:
+        return ""
     doubtful = new.perhaps_ops < old.perhaps_ops and _less_may_run(old, new) and not ratio.clear
     return new.takes(old) if ratio.best < most and new.unknown <= old.unknown and not doubtful else ""
 

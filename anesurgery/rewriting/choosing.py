@@ -348,7 +348,8 @@ class Search:
         A gain that was measured overrules a loss by the estimate, but not ops that leave the ANE.
         """
         steps = new.steps[len(old.steps) :]
-        measured, loss, score = self.measured_gain(steps, old), self.loss(old, new), new.score
+        loss, score = self.loss(old, new), new.score
+        measured = "" if score.on_cpu else self.measured_gain(steps, old)
         if loss and measured and _may_run_on_ane(score):
             loss, measured = score.loss(old.score, OFF), _overruled(measured, loss)
         gain = ""
@@ -551,7 +552,7 @@ class _Composer:
             return ""
         if start.score_if_any is None or end.score_if_any is None:
             return "nothing is known of how it scores"
-        if self.search.measured_gain(end.steps, start):
+        if not end.score.on_cpu and self.search.measured_gain(end.steps, start):
             return "a gain was measured"
         gain = self.estimated_gain()
         if not gain and any(finding.kind == "numeric" for finding in start.findings):

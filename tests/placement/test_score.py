@@ -108,14 +108,26 @@ def test_fewer_switches_are_a_gain_in_equal_time() -> None:
     assert not replace(NOW, estimate=1500.0, unknown=1).gain(NOW), "what has no estimate costs too little"
 
 
+def test_the_cpu_gains_by_less_work_alone() -> None:
+    """The wrong version: 65 linear ops become convolutions that Core ML counts less for, and leave the ANE."""
+    mixed = replace(NOW, on_ops=0, on_flop=0, perhaps_flop=800, perhaps_ops=80, moved=1000)
+    left = replace(mixed, perhaps_flop=0, perhaps_ops=0, estimate=600.0)
+    assert left.on_cpu
+    assert left.worth(mixed) == ""
+    less = replace(left, flop=500)
+    assert less.worth(mixed) == replace(left, moved=500).worth(mixed) == "relative cost 1 -> 0.3"
+    assert replace(less, ops=300).loss(mixed).startswith("ops 100 -> 300 and the relative cost 1 -> 0.3")
+
+
 def test_ops_of_unknown_unit_are_no_gain_if_they_only_leave() -> None:
     """The wrong version: an op that may be on the ANE goes to the CPU, and two switches fewer are a gain."""
-    before = replace(NOW, ops=3, on_ops=0, on_flop=0, perhaps_ops=1, switches=2)
+    before = replace(NOW, ops=3, on_ops=0, on_flop=0, perhaps_ops=1, switches=2, moved=1000)
     moved = replace(before, perhaps_ops=0, switches=0)
     assert moved.gain(before) == moved.worth(before) == ""
     removed = replace(moved, ops=2, estimate=1900.0)
     assert removed.gain(before) == removed.worth(before) == ""
-    assert replace(removed, estimate=1500.0).worth(before) == "relative cost 1 -> 0.75", "over the whole band"
+    less = replace(removed, estimate=1500.0, flop=800)
+    assert less.worth(before) == "relative cost 1 -> 0.75", "over the whole band"
     fused = replace(NOW, ops=99, on_ops=89, switches=2, estimate=1900.0)
     assert fused.worth(NOW) == "relative cost 1 -> 0.95", "time of known units"
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from anesurgery.facts.moves import moves_in_a_row
 from anesurgery.mil import Operation, Var, any_symbolic, constant, consumers, dtype_name, is_output, is_stored
-from anesurgery.ops import BY_ROWS, CARRIERS, COMPARISONS, LOGICAL, WEIGHTED, names
+from anesurgery.ops import BY_ROWS, CARRIERS, COMPARISONS, LOGICAL, MOVES, WEIGHTED, names
 from anesurgery.placement.rules.masks import causal_mask
 from anesurgery.placement.rules.slow import lookup_table, palette_scale
 from anesurgery.placement.target import Target
@@ -197,6 +198,8 @@ def remedy_for_long_axis(op: Operation, target: Target) -> str | None:
     """Return the pass that repairs a long axis; for products, only where the result alone is long."""
     if op.op_type in BY_ROWS:
         return "fold_long_axis"
+    if op.op_type in MOVES:
+        return "merge_moves" if can_merge_moves(op) else None
     limit, _ = target.least("axis")
     long = [var for var in runtime_values(op) if is_tensor(var) and max(shape_of(var)[-2:], default=0) > limit]
     stored = weight(op) if long == [op.outputs[0]] else None
@@ -205,6 +208,14 @@ def remedy_for_long_axis(op: Operation, target: Target) -> str | None:
     if op.op_type == "conv_transpose":
         return "subpixel_convolution"
     return "split_head" if stored.rank == 2 else None
+
+
+def can_merge_moves(op: Operation) -> bool:
+    """Do fewer transposes do what the reshapes and transposes do that an op is one of?"""
+    while (readers := consumers(op.outputs[0])) and len(readers) == 1 and readers[0].op_type in MOVES:
+        op = readers[0]
+    found = moves_in_a_row(op)
+    return found is not None and len(found.turns) < found.transposes
 
 
 def _other_axes(op: Operation, var: Var, shape: tuple[int, ...], target: Target) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from anesurgery.errors import Refusal
 from anesurgery.facts.attention import attention_of
 from anesurgery.facts.loops import loop_rounds
 from anesurgery.facts.makeup import AFTER_HEADS
-from anesurgery.facts.moves import flattened_from, gathered_rows, reduced_before
+from anesurgery.facts.moves import flattened_from, gathered_rows, moves_in_a_row, reduced_before
 from anesurgery.mil import (
     Operation,
     Var,
@@ -34,7 +34,7 @@ from anesurgery.mil import (
     reads,
     static_shape,
 )
-from anesurgery.ops import ATTENTION, POINTWISE, PRODUCTS, REDUCTIONS, UNARY, VIEWS, WEIGHTED, names
+from anesurgery.ops import ATTENTION, MOVES, POINTWISE, PRODUCTS, REDUCTIONS, UNARY, VIEWS, WEIGHTED, names
 from anesurgery.placement import cost
 from anesurgery.placement.cost import LAST_FEW_ROWS_FAMILY
 from anesurgery.placement.evidence import Grade, Rule, Scope, general
@@ -733,6 +733,14 @@ def absorbable_transpose(op: Operation, target: Target) -> str:
     return f"{shape_in_words(shape)} is read by {reader.op_type} %{reader.outputs[0].name} alone"
 
 
+def mergeable_moves(op: Operation, target: Target) -> str:
+    """Report the last of several reshapes and transposes if fewer transposes do the same."""
+    found = moves_in_a_row(op)
+    if found is None or len(found.turns) >= found.transposes:
+        return ""
+    return f"{len(found.ops)} ops up to it, with {found.transposes} transposes; {len(found.turns)} would do"
+
+
 BETWEEN_BLOCKS = POINTWISE | {"conv", "batch_norm"}
 """Ops that may occur between space_to_batch and batch_to_space."""
 
@@ -804,6 +812,15 @@ REPAIRED = (
         grade=Grade.REPORTED,
         scope=Scope(os="seen on M1 Max, macOS 13 to 14"),
         remedy="absorb_transpose",
+    ),
+    _slow(
+        "moves-in-a-row",
+        MOVES,
+        "coremltools writes a transpose of six or more axes as one swap for each axis, also of length 1",
+        "coremltools 9.0: expand_high_rank_reshape_and_transpose; what fewer transposes gain was not measured",
+        test=mergeable_moves,
+        grade=Grade.GUESS,
+        remedy="merge_moves",
     ),
     _slow(
         "space-to-batch",

@@ -50,19 +50,10 @@ def converter_of(model: Any) -> Callable[..., Any] | None:
     return importlib.import_module("anesurgery.frontend.modules").convert_module
 
 
-def pipeline_with(name: str, before: str) -> Any:
-    """The default pipeline of coremltools with a pass in it, for `ct.convert(pass_pipeline=...)`.
-
-    Args:
-        name: of our pass, which runs near the end.
-        before: a pass of coremltools that then follows it, for what ours left.
-    """
+def pipeline_with(name: str) -> Any:
+    """The default pipeline of coremltools with a pass of ours near its end, for `ct.convert`."""
     host = importlib.import_module("anesurgery.rewriting.host")
-    pipeline = host.pass_pipeline([make_pass(name)])
-    passes = [one for one in pipeline.passes if one != before]
-    at = next(i for i, one in enumerate(passes) if one.endswith(f"::{name}"))
-    pipeline.passes = [*passes[: at + 1], before, *passes[at + 1 :]]
-    return pipeline
+    return host.pass_pipeline([make_pass(name)])
 
 
 def reader_of(path: Path) -> Callable[[Path], Any] | None:

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from anesurgery import registry
 from anesurgery.frontend import complex_numbers, parts
 from anesurgery.frontend.arguments import Convert, dtype_of, inputs_of, keyword, known_value
 from anesurgery.frontend.complex_numbers import is_complex
@@ -36,6 +37,8 @@ from anesurgery.frontend.conversions import ALIASES, CONVERSIONS, WRAPPERS
 from anesurgery.frontend.experts import register_experts
 from anesurgery.frontend.written_views import write_through_views
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, quiet_host, types
+from anesurgery.rewriting.passes import run_pass
+from anesurgery.rewriting.session import Session
 
 DTYPES = {"b": torch.bool, "i": torch.int64, "u": torch.int64}
 PLAIN: dict[str, Any] = {
@@ -300,6 +303,7 @@ def register() -> None:
     name_modules_in_errors()
     write_slices()
     scale_attention()
+    merge_axes()
     _compute_bfloat16_as_float32()
 
 
@@ -444,6 +448,29 @@ def _with_the_same_channels(host: Callable[[Any, Any, Any], bool]) -> Callable[[
         return len(set(static)) <= 1 and host(mul_op, add_op, block)
 
     return try_to_transform
+
+
+# Values of more than five axes, which Core ML refuses, are computed with fewer.
+#
+# coremltools writes a transpose of six axes or more as exchanges of two axes, and leaves all other ops.
+
+
+def merge_axes() -> None:
+    """Let `rerank` run before coremltools exchanges axes; a second call changes nothing."""
+    from coremltools.converters.mil.mil.passes.defs.optimize_tensor_operation import (
+        expand_high_rank_reshape_and_transpose as exchanges,
+    )
+
+    if exchanges.apply.__module__ != __name__:
+        exchanges.apply = _with_fewer_axes(exchanges.apply)
+
+
+def _with_fewer_axes(host: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    def apply(self: Any, program: Any) -> None:
+        run_pass(registry.make_pass("rerank"), program, Session())
+        host(self, program)
+
+    return apply
 
 
 # What is written into a slice at constant places is joined to what stays: slices and concatenations.

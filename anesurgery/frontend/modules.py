@@ -25,9 +25,7 @@ from anesurgery.mil import Array, ct, exclusive, quiet_host
 Tensors = Mapping[str, torch.Tensor]
 
 AXES = "rerank"
-"""The pass that rewrites ops of more than five axes, which Core ML refuses."""
-EXCHANGES = "common::expand_high_rank_reshape_and_transpose"
-"""coremltools' pass for transposes of six axes; it writes up to six exchanges of two axes."""
+"""The pass that rewrites ops of more than five axes, which Core ML refuses. It says which ops it leaves."""
 
 NO_INPUTS = (
     "a PyTorch module says nothing of its inputs: give inputs=, tensors or arrays as it takes them, in a list "
@@ -124,7 +122,7 @@ class _Call(torch.nn.Module):
 def _convert(traced: Any, more: Any, example: Tensors, outputs: Any, target: Any, module: Any = None) -> Any:
     """Convert a trace or an exported program with coremltools."""
     frontend.register()
-    pipeline = registry.pipeline_with(AXES, before=EXCHANGES)
+    pipeline = registry.pipeline_with(AXES)
     try:
         with torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
             if module is None:

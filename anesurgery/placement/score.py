@@ -371,12 +371,17 @@ class Score:
 
     @property
     def on_cpu(self) -> bool:
-        """Does all work run on the CPU, for certain?
-
-        What Core ML counts for an op there is no run time: a linear op costs it several times the convolution
-        that is equal. So a lower sum for the same work is no gain, and pays for no growth.
-        """
+        """Does all work run on the CPU, for certain?"""
         return bool(self.flop) and not (self.on_flop or self.perhaps_flop or self.on_ops)
+
+    def does_same_on_cpu(self, before: Score) -> bool:
+        """Does the CPU alone compute and move about as much as all units did before?
+
+        What Core ML counts for an op on the CPU is no run time: a linear op costs it several times the
+        convolution that is equal. So a lower sum for the same work is no gain, and pays for no growth.
+        """
+        same = self.flop > CLEARLY * before.flop and self.moved > CLEARLY * before.moved
+        return self.on_cpu and same
 
     @property
     def expected(self) -> Expected:
@@ -463,7 +468,7 @@ def _slower(old: Score, new: Score) -> str:
 
 
 def _unpaid_growth(old: Score, new: Score) -> str:
-    if not (growth := new.over_bounds(old)) or (new.over(old).clear and not new.on_cpu):
+    if not (growth := new.over_bounds(old)) or (new.over(old).clear and not new.does_same_on_cpu(old)):
         return ""
     worst = _multiple(new.at_worst, old.at_worst)
     more = f" (at worst, relative cost {from_to(1.0, worst, '')})" if worst > 1 else ""
@@ -534,7 +539,7 @@ def _faster(old: Score, new: Score, most: float = 1 - LEAST_STEP) -> str:
     must fall over the whole band. On the CPU alone, clearly less must be computed or moved.
     """
     ratio = new.over(old)
-    if new.on_cpu and new.flop > CLEARLY * old.flop and new.moved > CLEARLY * old.moved:
+    if new.does_same_on_cpu(old):
         return ""
     doubtful = new.perhaps_ops < old.perhaps_ops and _less_may_run(old, new) and not ratio.clear
     return new.takes(old) if ratio.best < most and new.unknown <= old.unknown and not doubtful else ""

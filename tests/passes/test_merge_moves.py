@@ -6,13 +6,12 @@ import math
 
 import coremltools as ct
 import numpy as np
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pass_cases import ignores, table
 
 import anesurgery as ane
-from anesurgery.mil import Program, Var, mb, quiet_host, walk_ops
+from anesurgery.mil import Program, Var, mb, types, walk_ops
 from anesurgery.passes.merge_moves import MergeMoves
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
@@ -51,37 +50,48 @@ def test_the_same_numbers_and_no_more_transposes(steps: list[list[int] | int], r
     assert_same_numbers(program, after, rtol=0)
 
 
-def converted(shape: tuple[int, ...], split: list[int], order: list[int], last: list[int]) -> Program:
-    """A module that splits, transposes and joins axes, converted by coremltools."""
+WINDOWS = ([1, 1, 1, 384], [1, 6, 4, 16], [4, 12, 4, 2], [16, 1, 6, 4], [96, 1, 2, 2], [16, 6, 2, 2])
+"""The shapes through which coremltools brings an image of 6x8x8 to windows of 2x2."""
 
-    class Moves(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.relu(x).view(split).permute(order).reshape(last)
 
-    with quiet_host():
-        traced = torch.jit.trace(Moves(), torch.zeros(shape))
-        model = ct.convert(traced, inputs=[ct.TensorType("x", shape)], skip_model_load=True)
-    program: Program = ane.load(model).program
+def swapped(shape: tuple[int, ...], *shapes: list[int]) -> Program:
+    """Reshapes, each but the last with a swap of its two inner axes."""
+
+    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        x = mb.relu(x=x)
+        for inner in shapes[:-1]:
+            x = mb.transpose(x=mb.reshape(x=x, shape=inner), perm=[0, 2, 1, 3])
+        return mb.reshape(x=x, shape=shapes[-1])
+
     return program
 
 
 def test_windows_of_one_image_are_one_transpose() -> None:
-    program = converted((1, 6, 8, 8), [1, 6, 4, 2, 4, 2], [0, 2, 4, 1, 3, 5], [16, 6, 2, 2])
-    assert transposes(program) > 1, "coremltools writes fewer now: the pass, and its rule, may go"
+    """The wrong version: the digits of the axes are joined in the order of the result."""
+    program = swapped((1, 6, 8, 8), *WINDOWS)
     after, _ = apply_pass(MergeMoves(), program)
     assert transposes(after) == 1
     assert_same_numbers(program, after, rtol=0)
-    found = [f.remedy for row in ane.inspect(program, target="M4").ops for f in row.findings]
-    assert "merge_moves" in found
+    found = [(f.rule, f.remedy) for f in ane.inspect(program, target="M4").all_findings]
+    assert ("moves-in-a-row", "merge_moves") in found
 
 
-def test_windows_of_a_video_take_two() -> None:
-    """Seven axes move: they cannot stand beside each other in a tensor of five."""
-    program = converted((1, 4, 4, 4, 6), [1, 2, 2, 2, 2, 2, 2, 6], [0, 1, 3, 5, 2, 4, 6, 7], [8, 8, 6])
+def test_a_long_row_between_names_the_pass() -> None:
+    """An axis of 32768 is too long for an A15; the row is only a step of the moves."""
+    row, rest = [1, 1, 1, 32768], [[1, 8, 64, 64], [16, 32, 2, 32], [4, 8, 8, 128]]
+    found = ane.inspect(swapped((1, 8, 64, 64), row, *rest), target="iPhone 13").all_findings
+    assert {f.remedy for f in found if f.rule == "axis"} == {"merge_moves"}
+
+
+def test_seven_axes_that_all_move_take_two() -> None:
+    """They cannot stand beside each other in a tensor of five axes."""
+    shapes = [[1, 2, 2, 32], [1, 2, 4, 16], [4, 2, 2, 8], [4, 4, 2, 4], [2, 8, 4, 2], [64, 2, 1, 1]]
+    program = swapped((2, 64), *shapes)
     after, _ = apply_pass(MergeMoves(), program)
-    assert transposes(after) == 2
+    assert transposes(after) < transposes(program)
     assert_same_numbers(program, after, rtol=0)
-    assert_refuses(MergeMoves(), after, "2 transposes would be needed, and 2 are there")
+    assert_refuses(MergeMoves(), after, f"{transposes(after)} transposes would be needed")
 
 
 def read_twice() -> Program:

@@ -1005,7 +1005,39 @@ def _sum_with_factor(kind: str, position: int) -> Callable[[Convert], Convert]:
     return lambda host: with_points(with_complex_arithmetic(kind)(with_factor(position)(host)))
 
 
+def with_single_chunk(host: Convert) -> Convert:
+    """Let `x.chunk(1)` be x; the host's own splits a list of one."""
+
+    def convert(context: Any, node: Any) -> None:
+        if int(node.attr["chunks"]) > 1:
+            host(context, node)
+        else:
+            context.add(mb.identity(x=inputs_of(context, node)[0], name=node.name), node.outputs[0])
+
+    return convert
+
+
+def with_sizes(host: Convert) -> Convert:
+    """Let `shape[i]` of a scripted function be one length; the host's own gives all of them for 0."""
+
+    def convert(context: Any, node: Any) -> None:
+        sizes, index = inputs_of(context, node)
+        is_shape = (
+            isinstance(sizes, Var) and sizes.rank == 1 and sizes.op is not None and sizes.op.op_type == "shape"
+        )
+        if not is_shape:
+            host(context, node)
+        elif sizes.val is not None:
+            context.add(mb.const(val=np.int32(sizes.val[int(known_value(index))]), name=node.name))
+        else:
+            context.add(mb.gather(x=sizes, indices=int(known_value(index)), axis=0, name=node.name))
+
+    return convert
+
+
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
+    "constantchunk": with_single_chunk,
+    **dict.fromkeys(("getitem", "__getitem__"), with_sizes),
     "scaled_dot_product_attention": with_grouped_heads,
     **dict.fromkeys(("bmm", "mm", "outer", "clamp_min", "clamp_max"), _with_promotion),
     "matmul": lambda host: with_vectors(_with_promotion(host)),

@@ -50,6 +50,12 @@ def converter_of(model: Any) -> Callable[..., Any] | None:
     return importlib.import_module("anesurgery.frontend.modules").convert_module
 
 
+def run_by_name(name: str, program: Any) -> None:
+    """Run a pass with its default options on a MIL program, in place."""
+    run_pass = importlib.import_module("anesurgery.rewriting.passes").run_pass
+    run_pass(make_pass(name), program, importlib.import_module("anesurgery.rewriting.session").Session())
+
+
 def pipeline_with(name: str) -> Any:
     """The default pipeline of coremltools with a pass of ours near its end, for `ct.convert`."""
     host = importlib.import_module("anesurgery.rewriting.host")

@@ -185,11 +185,11 @@ def moves_in_a_row(last: Operation) -> MovesInARow | None:
     shapes = [static_shape(v) for v in (source, *(op.outputs[0] for op in ops))]
     if len(ops) == 1 or constant(source) is not None or any(shape is None or 0 in shape for shape in shapes):
         return None
-    digits: list[Digit] | None = [(math.prod(source.shape), 1)]
+    digits = [(math.prod(source.shape), 1)]
     for op in (op for op in reversed(ops) if op.op_type == "transpose"):
-        digits = _transposed(digits, tuple(op.x.shape), permutation(op))
-        if digits is None:
+        if (moved := _transposed(digits, tuple(op.x.shape), permutation(op))) is None:
             return None
+        digits = moved
     return MovesInARow(source, tuple(ops), tuple(_turns(digits)))
 
 

@@ -37,8 +37,6 @@ from anesurgery.frontend.conversions import ALIASES, CONVERSIONS, WRAPPERS
 from anesurgery.frontend.experts import register_experts
 from anesurgery.frontend.written_views import write_through_views
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, quiet_host, types
-from anesurgery.rewriting.passes import run_pass
-from anesurgery.rewriting.session import Session
 
 DTYPES = {"b": torch.bool, "i": torch.int64, "u": torch.int64}
 PLAIN: dict[str, Any] = {
@@ -467,7 +465,7 @@ def merge_axes() -> None:
 
 def _with_fewer_axes(host: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     def apply(self: Any, program: Any) -> None:
-        run_pass(registry.make_pass("rerank"), program, Session())
+        registry.run_by_name("rerank", program)
         host(self, program)
 
     return apply

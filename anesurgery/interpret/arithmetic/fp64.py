@@ -60,8 +60,9 @@ class Double:
             return type(value)(map(self._off, value))
         if not self.relative_error or not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
-        up = torch.randint(0, 2, value.shape, generator=self.generator)
-        return value * (1 + self.relative_error * (2 * up - 1))
+        up = torch.randint(0, 2, value.shape, generator=self.generator, dtype=torch.int8)
+        factor = up.double().mul_(2 * self.relative_error).add_(1 - self.relative_error)
+        return factor.mul_(value)
 
 
 class PerturbedRounding(Double):

@@ -1027,10 +1027,12 @@ def with_sizes(host: Convert) -> Convert:
         )
         if not is_shape:
             host(context, node)
-        elif sizes.val is not None:
-            context.add(mb.const(val=np.int32(sizes.val[int(known_value(index))]), name=node.name))
+            return
+        place = int(known_value(index)) % sizes.shape[0]
+        if sizes.val is not None:
+            context.add(mb.const(val=np.int32(sizes.val[place]), name=node.name))
         else:
-            context.add(mb.gather(x=sizes, indices=int(known_value(index)), axis=0, name=node.name))
+            context.add(mb.gather(x=sizes, indices=place, axis=0, name=node.name))
 
     return convert
 

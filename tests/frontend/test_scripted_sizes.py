@@ -18,7 +18,7 @@ def snake(x: torch.Tensor) -> torch.Tensor:
     """As neural codecs (DAC, SNAC) write their activation."""
     shape = x.shape
     flat = x.reshape(shape[0], shape[1], -1)
-    return (flat + torch.sin(flat).pow(2) * shape[2]).reshape(shape)
+    return (flat + torch.sin(flat).pow(2) * shape[-1]).reshape(shape)
 
 
 def one_chunk(x: torch.Tensor) -> torch.Tensor:

@@ -16,14 +16,13 @@ import tempfile
 from pathlib import Path
 
 README = Path(__file__).resolve().parents[2] / "README.md"
-COMMANDS = re.compile(
-    r"^## See, fix, prove$.*?^```sh\n(.*?)^```$.*?^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL
-)
+FIRST = re.compile(r"^## See, fix, prove$.*?(?=^## )", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(sh|python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def without_decibels(text: str) -> str:
     """What is printed without what the vector width of a processor may change."""
-    return " ".join(re.sub(r"\d+ dB", "N dB", text).split())
+    return " ".join(re.sub(r"[\d.]+ dB", "N dB", text).split())
 
 
 def missing(printed: str, readme: str = "") -> list[str]:
@@ -35,10 +34,12 @@ def missing(printed: str, readme: str = "") -> list[str]:
 
 def first_commands(readme: str = "") -> tuple[str, str]:
     """The commands, and what the README says that they print."""
-    block = COMMANDS.search(readme or README.read_text(encoding="utf-8"))
-    if block is None:
+    part = FIRST.search(readme or README.read_text(encoding="utf-8"))
+    blocks = BLOCK.findall(part[0]) if part else []
+    commands, shown = ("".join(text for kind, text in blocks if kind == wanted) for wanted in ("sh", "text"))
+    if not (commands and shown):
         raise SystemExit("README.md has no commands and output under `## See, fix, prove`")
-    return block[1], block[2]
+    return commands, shown
 
 
 def installed(wheel: Path, torch: str, python: str, folder: Path) -> dict[str, str]:
@@ -53,7 +54,6 @@ def installed(wheel: Path, torch: str, python: str, folder: Path) -> dict[str, s
     return variables
 
 
-BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SUITE = re.compile(r"^make test\b.*\n", re.MULTILINE)
 """The whole suite, which is the one command that is not pasted."""
 
@@ -61,7 +61,11 @@ SUITE = re.compile(r"^make test\b.*\n", re.MULTILINE)
 def pasted(readme: str = "") -> str:
     """Every block of the README as one script of bash; Python is given to the interpreter on the PATH."""
     blocks = BLOCK.findall(readme or README.read_text(encoding="utf-8"))
-    sh = (SUITE.sub("", text) if kind == "sh" else f"python - <<'END'\n{text}END\n" for kind, text in blocks)
+    sh = (
+        SUITE.sub("", text) if kind == "sh" else f"python - <<'END'\n{text}END\n"
+        for kind, text in blocks
+        if kind != "text"
+    )
     return "set -eo pipefail\n" + "".join(sh)
 
 

@@ -46,6 +46,7 @@ from anesurgery.shipping.length_edits import (
     RemovedParameter,
     TableEdit,
     edits_of,
+    refused,
     varies,
 )
 
@@ -79,8 +80,8 @@ def follow_at_sizes(
     """
     try:
         return _Walk(copies, sizes).result()
-    except Refused as refused:
-        return _refusal_of(refused)
+    except Refused as error:
+        return _refusal_of(error)
 
 
 class _Walk:
@@ -125,7 +126,7 @@ class _Walk:
                 marks += 1
                 i = self._mark(unmarked)
             if marks > MOST_MARKS:
-                raise Refused(Refusal("too many of its numbers turn out to be lengths", self.ops[0][i]))
+                raise refused("too many of its numbers turn out to be lengths", self.ops[0][i])
         for refusal in self.facts.open.values():
             raise Refused(refusal)
         columns = {v.name: self.facts.columns(v) for v in (*base.inputs.values(), *_all_results(base))}
@@ -138,7 +139,7 @@ class _Walk:
         for (op, operand, axis), column in unmarked.marks.items():
             held = self.facts.marks.setdefault(op.name, {})
             if held.setdefault((operand, axis), column) != column:
-                raise Refused(Refusal("one of its numbers stands for several lengths", op))
+                raise refused("one of its numbers stands for several lengths", op)
         return min(self.position_of_op[op] for op, _, _ in unmarked.marks)
 
     def _step(self, i: int) -> None:
@@ -148,7 +149,7 @@ class _Walk:
             self.facts.still.update(op.outputs)
             return
         if op.op_type in CONTROL | LISTS | STATEFUL | RANDOM:
-            raise Refused(Refusal(f"{op.op_type} is not followed at another length", op))
+            raise refused(f"{op.op_type} is not followed at another length", op)
         if all(v in self.facts.still for _, v in operands(op)):
             self.facts.still.update(op.outputs)
             return
@@ -173,7 +174,7 @@ class _Walk:
                 if why := [r for (v, _), r in self.facts.open.items() if v.name == op.outputs[0].name]:
                     raise Refused(why[0]) from error
                 shapes = " and ".join("x".join(map(str, v.shape)) for _, v in operands(op) if v.rank)
-                raise Refused(Refusal(f"it cannot read {shapes}: {error.__cause__}", op)) from error
+                raise refused(f"it cannot read {shapes}: {error.__cause__}", op) from error
         for var, axis in self.facts.open:
             if var.name == op.outputs[0].name:  # as long as it says, until it turns out to be a length
                 shape = op.outputs[0].shape
@@ -187,11 +188,9 @@ class _Walk:
         for axis, column in self.facts.varying(var).items():
             self.facts.bases.add(column[0])
             if column[0] == 1:
-                raise Refused(
-                    Refusal(
-                        f"axis {axis} of %{var.name} is 1 long, and cannot be told from one that is repeated; "
-                        "convert the model at a larger size"
-                    )
+                raise refused(
+                    f"axis {axis} of %{var.name} is 1 long, and cannot be told from one that is repeated; "
+                    "convert the model at a larger size"
                 )
 
 
@@ -245,14 +244,14 @@ def resize(function: Function, followed: FollowedFunction) -> Refusal | None:
     """Write the changes into a function, for any length; return a refusal where a length cannot be read."""
     try:
         _Emitter(function, followed).run()
-    except Refused as refused:
-        return _refusal_of(refused)
+    except Refused as error:
+        return _refusal_of(error)
     return None
 
 
-def _refusal_of(refused: Refused) -> Refusal:
+def _refusal_of(error: Refused) -> Refusal:
     """Return the refusal that was raised."""
-    return refused.args[0]
+    return error.args[0]
 
 
 class _Emitter:
@@ -376,7 +375,7 @@ class _Emitter:
             for part in range(2, other[0] // column[0] + 2):
                 if tuple(n // part for n in other) == column:
                     return mb.floor_div(x=self._length(op, other), y=np.int32(part), before_op=op, name=name)
-        raise Refused(Refusal(f"it needs a length, {column[0]} here, that no value before it has", op))
+        raise refused(f"it needs a length, {column[0]} here, that no value before it has", op)
 
 
 def _as_int32(number: int | AxisLengths) -> Any:

@@ -226,8 +226,8 @@ class RemovedParameter:
     """A parameter that is removed, because the other parameters imply it."""
 
 
-Edit: TypeAlias = "NumberEdit | TableEdit | FactorEdit | RemovedParameter"
-Edits: TypeAlias = "dict[Operand, Edit]"
+NewValue: TypeAlias = "NumberEdit | TableEdit | FactorEdit"
+Edits: TypeAlias = "dict[Operand, NewValue | RemovedParameter]"
 
 
 class LengthsFound(Exception):  # noqa: N818 - not an error

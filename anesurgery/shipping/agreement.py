@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from anesurgery import fp16
 from anesurgery.checking.output_comparison import compare_arrays
@@ -134,8 +135,6 @@ def logits_of_text(module: Any, ids: Array, places: Array) -> Array:
     Raises:
         LoadError: transformers cannot run it.
     """
-    import torch
-
     tokens = torch.from_numpy(ids.astype(np.int64))[None]
     rows = torch.from_numpy(places.astype(np.int64))
     has_keep = KEEP in inspect.signature(module.forward).parameters
@@ -151,8 +150,6 @@ def logits_of_text(module: Any, ids: Array, places: Array) -> Array:
 
 def logits_by_steps(module: Any, ids: Array, places: Array) -> Array:
     """Return the same as `logits_of_text`, where the checkpoint reads one token after the other."""
-    import torch
-
     parameters = inspect.signature(module.forward).parameters
     argument = next(name for name in CACHE_NAMES if name in parameters)
     tokens = torch.from_numpy(ids.astype(np.int64))[None]
@@ -175,8 +172,6 @@ def counts_positions_otherwise(module: Any, of: ComparedText) -> bool:
 
     RoBERTa, for one, counts from its padding token on. Then its logits differ from those of `generate`.
     """
-    import torch
-
     if POSITIONS not in inspect.signature(module.forward).parameters:
         return False
     tokens = torch.from_numpy(of.ids[: of.short].astype(np.int64))[None]
@@ -262,8 +257,6 @@ def psnr_of_quantized(of: ComparedText, expected: Array, module: Any, bits: int)
 
 def logits_with_noise(module: Any, of: ComparedText, times: int) -> Iterator[Array]:
     """Yield transformers' logits with random noise of one fp16 rounding on each weight and layer output."""
-    import torch
-
     for seed in range(times):
         draws = torch.Generator().manual_seed(seed)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import io
 import math
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
@@ -37,7 +36,7 @@ from anesurgery.files.protobuf import proto, to_proto
 from anesurgery.files.sequence import ModelSequence
 from anesurgery.files.size_index import INDEX, Padding, SizeRow, in_words, index_text, is_sized
 from anesurgery.files.weights import WeightWriter
-from anesurgery.files.writing import check_place, write_atomically
+from anesurgery.files.writing import check_place, link_or_copy, write_atomically
 from anesurgery.frontend.resampling import Resampled, resampled_constants
 from anesurgery.interpret.features import allows
 from anesurgery.loading import load, load_sequence
@@ -163,7 +162,7 @@ def _write_packages(models: Mapping[str, Loaded], folder: Path) -> None:
         writer.finish()
     for other in others:
         other.mkdir(parents=True)
-        _link_or_copy(first / "weight.bin", other / "weight.bin")
+        link_or_copy(first / "weight.bin", other / "weight.bin")
     for name, spec in specs.items():
         write_spec(spec, places[name])
 
@@ -176,14 +175,6 @@ def _spec_at_writer(model: Loaded, writer: WeightWriter) -> Any:
     spec.mlProgram.CopyFrom(to_proto(model.program, model.version, writer.add, given.mlProgram))
     describe(spec, model.program)
     return spec
-
-
-def _link_or_copy(source: Path, place: Path) -> None:
-    """Hard-link a file, or copy it where the file system has no links."""
-    try:
-        os.link(source, place)
-    except OSError:
-        shutil.copyfile(source, place)
 
 
 @door("model")

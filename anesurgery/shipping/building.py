@@ -86,20 +86,19 @@ def _runner_of(folder: Path, model: str, checkpoint: Checkpoint, most: int, hash
     manifest = folder / model / "chain.json"
     names = json.loads(manifest.read_text(encoding="utf-8"))["models"] if manifest.is_file() else []
     return Runner(
-        model,
-        tuple(f"{model}/{name}" for name in names) or (model,),
-        _described_functions(folder / model, decoder, most),
-        call.tokens,
-        call.output,
-        min(decoder.context, most),
-        {},
-        "tokenizer.json" if "tokenizer.json" in hashes else "",
-        "chat_template.jinja" if "chat_template.jinja" in hashes else "",
-        checkpoint.special,
-        checkpoint.ends,
-        {} if call.greedy else checkpoint.sampling,
-        hashes,
-        call.values,
+        model=model,
+        chunks=tuple(f"{model}/{name}" for name in names) or (model,),
+        functions=_described_functions(folder / model, decoder, most),
+        tokens=call.tokens,
+        logits=call.output,
+        context=min(decoder.context, most),
+        tokenizer=TOKENIZER if TOKENIZER in hashes else "",
+        template=TEMPLATE if TEMPLATE in hashes else "",
+        special=checkpoint.special,
+        ends=checkpoint.ends,
+        sampling={} if call.greedy else checkpoint.sampling,
+        hashes=hashes,
+        values=call.values,
     )
 
 
@@ -204,13 +203,9 @@ class Build(Drawn):
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that does not depend on the folder; rounded, as sums depend on the processor."""
-        found = asdict(self) | {
-            "psnr": round(self.psnr, 1),
-            "top": round(self.top, 3),
-            "off": float(f"{self.off:.1e}"),
-            "notes": list(self.notes),
-        }
-        return {name: value for name, value in found.items() if name != "folder"}
+        rounded = {"psnr": round(self.psnr, 1), "top": round(self.top, 3), "off": float(f"{self.off:.1e}")}
+        plain = asdict(self) | rounded | {"notes": list(self.notes)}
+        return {name: value for name, value in plain.items() if name != "folder"}
 
 
 @door()
@@ -443,11 +438,13 @@ class _Builder:
         """Return a text, with the checkpoint's logits as it is and with weights rounded to fp16."""
         weights = sum(parameter.numel() for parameter in module.parameters())
         config = module.config.get_text_config()
-        of = agreement.compared_text(config, self.options.context, weights, singly=singly)
-        rows = {"ids": of.ids, "singly": np.array(singly), "logits": logits_of_text(module, of.ids, of.places)}
-        rows["otherwise"] = np.array(agreement.counts_positions_otherwise(module, of))
+        text = agreement.compared_text(config, self.options.context, weights, singly=singly)
+        logits = logits_of_text(module, text.ids, text.places)
+        otherwise = np.array(agreement.counts_positions_otherwise(module, text))
         with agreement.with_rounded_weights(module):
-            return rows | {"rounded": of.expected(module)}
+            rounded = text.expected(module)
+        stored = {"ids": text.ids, "singly": np.array(singly), "otherwise": otherwise}
+        return stored | {"logits": logits, "rounded": rounded}
 
     def compressed_package(self, model: Path) -> Path:
         """Stage 2: the package with weights of 4 or 8 bits; the same package where none are asked for."""
@@ -541,10 +538,7 @@ class _Builder:
                 _with_head(step, head).save(place)
                 return
             surgery = apply(model, _recipe(**steps), target=options.target, prove=None, quiet=self.quiet)
-            if (
-                options.target is not None
-                and max(Target.parse(options.target).families) <= LAST_FEW_ROWS_FAMILY
-            ):
+            if options.target and max(Target.parse(options.target).families) <= LAST_FEW_ROWS_FAMILY:
                 surgery = apply(surgery.program, SINGLE_ROWS, prove=None, quiet=True)
             one_row = registry.make_pass("select_last_token", position="input")
             surgery = apply(surgery.program, one_row, prove=None, quiet=True)
@@ -602,13 +596,13 @@ class _Builder:
                 self.notes.append(
                     "the checkpoint has no tokenizer: `generate` takes token ids, `chat` needs one"
                 )
-        found = self.compare_logits(self.out / name)
-        arrays.write_text(self.out / REPORT, json.dumps(found.to_json(), indent=2) + "\n")
+        build = self.compare_logits(self.out / name)
+        arrays.write_text(self.out / REPORT, json.dumps(build.to_json(), indent=2) + "\n")
         runner = _runner_of(self.out, name, self.checkpoint, self.options.context, hashes_of(self.out, names))
         runner = replace(runner, asset=asset)
         arrays.write_text(self.out / NAME, runner.text())
         shutil.rmtree(self.out / STAGES)
-        return found
+        return build
 
     def convert_format(self, name: str) -> tuple[str, str]:
         """Convert the package to the format that was asked for.
@@ -671,16 +665,16 @@ class _Builder:
         Raises:
             SurgeryError: the model is wrong.
         """
-        exact, bits = judge.of.rows(model, "fp32"), self.options.bits
+        exact, bits = judge.text.rows(model, "fp32"), self.options.bits
         if bits is None:
             judge.check_agreement(exact)
             return judge.check_fp16(psnr, model)
         packed = self.out / STAGES / f"{COMPRESSED}.mlpackage"
         parts = self.chunk_count(packed)
         plain = self.package_with_cache(self.converted_package(), parts, HEADS[0], "plain")
-        judge.check_agreement(judge.of.rows(plain, "fp32"))
+        judge.check_agreement(judge.text.rows(plain, "fp32"))
         decoded = self.package_with_cache(self.unpacked_package(packed), parts, HEADS[0], "decoded")
-        judge.check_decoded(exact, judge.of.rows(decoded, "fp32"), bits)
+        judge.check_decoded(exact, judge.text.rows(decoded, "fp32"), bits)
         return judge.check_compressed(psnr, bits)
 
     def placements(self, model: Path) -> dict[str, str]:
@@ -688,11 +682,11 @@ class _Builder:
         if self.options.target is None or model.name == CHUNKS:
             return {}
         steps = [n for n in sorted(load(model).program.functions) if not n.endswith(INPUTS)]
-        found = {n: inspect(model, target=self.options.target, function=n) for n in steps}
+        inspections = {n: inspect(model, target=self.options.target, function=n) for n in steps}
         return {
-            name: f"{one.residency['ops']:.1%} of the ops expected on the ANE of {self.options.target}, "
-            f"{len(one.segments)} segment{'s' * (len(one.segments) != 1)}"
-            for name, one in found.items()
+            name: f"{inspection.residency['ops']:.1%} of the ops expected on the ANE of {self.options.target}, "
+            f"{counted(len(inspection.segments), 'segment')}"
+            for name, inspection in inspections.items()
         }
 
 

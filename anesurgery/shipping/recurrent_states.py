@@ -137,9 +137,8 @@ def step_of(module: Any, context: int) -> DecoderStep | None:
     if not one or one.keys() != two.keys():
         return None
     tensors = [_cache_tensor(path, one[path], two[path], context) for path in one]
-    return (
-        DecoderStep(module, argument, cache, tuple(h for h in tensors if h), context) if all(tensors) else None
-    )
+    known = tuple(tensor for tensor in tensors if tensor is not None)
+    return DecoderStep(module, argument, cache, known, context) if len(known) == len(tensors) else None
 
 
 def _cache_after(

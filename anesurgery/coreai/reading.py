@@ -293,11 +293,17 @@ class GraphScope:
     def __init__(self, reader: Reader, graph: Plain, labels: dict[Var, str] | None = None) -> None:
         self.reader, self.name = reader, graph["name"]
         self.values: dict[int, Value] = {}
+        """Number of a value in the file -> the program's value."""
         self.types: dict[int, Plain] = {}
+        """Number of a value in the file -> its type there."""
         self.labels: dict[Var, str] = {} if labels is None else labels
+        """Value -> the name that it gets at the end, if no other has it."""
         self.shared: dict[Any, Var] = {}
+        """(resource, element type, shape) of a large weight -> its value."""
         self.stated: set[Var] = set()
+        """Results of composites that `to_coreai` wrote; see `lifts.table.Scope`."""
         self.depth = 0
+        """Number of blocks around the current op."""
 
     def take(self, kind: Plain, value: Value) -> None:
         """Note the program's value for a value of the file."""

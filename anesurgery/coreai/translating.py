@@ -127,25 +127,22 @@ def _write_functions(
         raise NotExpressible(f"Apple's package refuses the program: {toolkit.refusal(error)}") from error
 
 
-PREPARED = {"unroll_loop": LISTS}
-"""Pass -> the ops for which it is run before writing. Core AI has no lists of tensors with dynamic shapes, and
-most loops that fill one have a constant number of rounds."""
-
-
 def _as_program(loaded: Loaded) -> Loaded:
-    """Return a model as an ML Program in ops that the lowerings take."""
+    """Return a model as an ML Program in ops that the lowerings take.
+
+    Core AI has no lists of tensors with dynamic shapes. Most loops that fill one have a constant number of
+    rounds, so such loops are unrolled.
+    """
     if isinstance(loaded, LoadedNetwork):
         loaded = in_precision(loaded.imported, None)
-    types = {op.op_type for op in walk_ops(loaded.program)}
-    steps = [name for name, kinds in PREPARED.items() if kinds & types]
-    loaded = clone(loaded) if steps else loaded
-    for name in steps:
-        run_pass(registry.make_pass(name), loaded.program, Session())
+    if any(op.op_type in LISTS for op in walk_ops(loaded.program)):
+        loaded = clone(loaded)
+        run_pass(registry.make_pass("unroll_loop"), loaded.program, Session())
     return loaded
 
 
 def _metadata(loaded: Loaded) -> Any:
-    """The description of the model, as far as it has one; what has no field of its own stands by name."""
+    """Return the description of the model as metadata of Core AI; parts without a field become custom keys."""
     metadata = toolkit.AIModelAssetMetadata()
     if (description := loaded.description) is None:
         return metadata
@@ -164,11 +161,8 @@ def _metadata(loaded: Loaded) -> Any:
 def _classes(loaded: Loaded) -> dict[str, Any]:
     """Return "classes." and the name of the probabilities -> the class labels, in order."""
     decisions = [op for op in walk_ops(loaded.program) if op.op_type == "classify"]
-    held = {op.outputs[1].name: op.classes.val for op in decisions}
-    return {
-        f"classes.{name}": [getattr(v, "item", lambda v=v: v)() for v in getattr(names, "ls", names)]
-        for name, names in held.items()
-    }
+    labels = {op.outputs[1].name: getattr(op.classes.val, "ls", op.classes.val) for op in decisions}
+    return {f"classes.{n}": [v.item() if hasattr(v, "item") else v for v in held] for n, held in labels.items()}
 
 
 def _lost_parts(loaded: Loaded) -> Iterator[str]:

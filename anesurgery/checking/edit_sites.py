@@ -65,13 +65,8 @@ def _without_last_casts(
     pairs, last = [], set[Operation]()
     for old, new in replaced:
         op = producer(new, "cast")
-        if (
-            op is not None
-            and op in new_ops
-            and new not in read
-            and narrows(op)
-            and _is_computed_in_type_of(old, new)
-        ):
+        is_last = op in new_ops and new not in read
+        if op is not None and is_last and narrows(op) and _is_computed_in_type_of(old, new):
             last.add(op)
             new = op.x
         pairs.append((old, new))
@@ -79,7 +74,7 @@ def _without_last_casts(
 
 
 def _is_computed_in_type_of(old: Var, new: Var) -> bool:
-    """Was the old value computed in the type to which the new one is cast?"""
+    """Return whether the old value was computed in the type to which the new one is cast."""
     return old.op is not None and old.op.op_type not in CARRIERS | MOVING and np_dtype(old) == np_dtype(new)
 
 
@@ -110,13 +105,15 @@ def row_axes(site: Site) -> Axes | None:
 
 
 def _all_row_axes(site: Site) -> Iterator[Axes]:
-    """Yield the same for each such axis, the longest first."""
+    """Yield such row axes for each axis that both sides treat row by row, the longest first."""
     values = [v for pair in site.replaced for v in pair]
     shapes = {static_shape(v) for v in values}
     shape = shapes.pop() if len(shapes) == 1 else None
-    for axis in sorted(range(len(shape or ())), key=lambda a: -shape[a]):  # type: ignore[index]
+    if shape is None:
+        return
+    for axis in sorted(range(len(shape)), key=lambda a: -shape[a]):
         axes = dict.fromkeys(values, axis)
-        if shape[axis] > ROWS and _works_row_by_row([*site.old_ops, *site.new_ops], axes):  # type: ignore[index]
+        if shape[axis] > ROWS and _works_row_by_row([*site.old_ops, *site.new_ops], axes):
             yield axes
 
 
@@ -129,20 +126,19 @@ def on_fewer_rows(site: Site, whole: Collection[Var]) -> Iterator[bool]:
         whole: values that are drawn whole: neither they nor constants may be cut.
 
     Yields:
-        Is anything cut?
+        Whether anything is cut.
     """
+    is_large = _largest_value(site) > MOST_ELEMENTS and not symbols_of(site.drawn)
     with ExitStack() as cuts:
-        cut = False
-        for axes in (
-            _all_row_axes(site) if _largest_value(site) > MOST_ELEMENTS and not symbols_of(site.drawn) else ()
-        ):
-            (value, axis), *_ = axes.items()
-            there = drawn_shape(value)[axis]
-            rows = max(ROWS, there * MOST_ELEMENTS // _largest_value(site))
-            if rows < there and not any(is_stored(v) or v in whole for v in axes):
+        is_cut = False
+        for axes in _all_row_axes(site) if is_large else ():
+            value, axis = next(iter(axes.items()))
+            length = drawn_shape(value)[axis]
+            rows = max(ROWS, length * MOST_ELEMENTS // _largest_value(site))
+            if rows < length and not any(is_stored(v) or v in whole for v in axes):
                 cuts.enter_context(with_rows(axes, rows))
-                cut = True
-        yield cut
+                is_cut = True
+        yield is_cut
 
 
 def _largest_value(site: Site) -> int:
@@ -152,7 +148,7 @@ def _largest_value(site: Site) -> int:
 
 
 def _works_row_by_row(ops: Sequence[Operation], axes: Axes) -> bool:
-    """Does every op treat each row separately, if rows are followed from results to operands?"""
+    """Return whether every op treats each row separately, if rows are followed from results to operands."""
     computed = [op for op in ops if op.op_type != "const"]
     for op in reversed(computed):
         rows = _rows_read(op, axes)
@@ -182,7 +178,7 @@ UNCOUNTED = POINTWISE | names("avg_pool l2_pool max_pool reduce_mean pad slice_b
 
 
 def treats_planes_alike(site: Site) -> bool:
-    """Does each op of both sides work on each plane of [images, channels, spatial...] separately, and alike?
+    """Return whether each op works on each plane of [images, channels, spatial...] separately, and alike.
 
     Every value has the same images and channels, and no constant differs between them.
     """
@@ -195,26 +191,18 @@ def treats_planes_alike(site: Site) -> bool:
 
 
 def _plane_by_plane(op: Operation, planes: set[tuple[int, ...] | None]) -> bool:
-    """Does the op treat each plane alike, whatever their number?"""
+    """Return whether the op treats each plane alike, whatever their number."""
     places = places_of(op) if op.op_type in UNCOUNTED and len(op.outputs) == 1 else None
     if not places or not _have_planes(op.outputs, planes):
         return False
     if op.op_type == "slice_by_index" and any(ints(op, k)[:2] != [1, 1] for k in ("begin_mask", "end_mask")):
         return False
-    return all(
-        not {0, 1} & {*o.places}
-        if is_stored(o.var)
-        else o.places[:2] == (0, 1) and _have_planes([o.var], planes)
-        for o in places
-    )
+    stored, computed = [o for o in places if is_stored(o.var)], [o for o in places if not is_stored(o.var)]
+    same_for_all = not any({0, 1} & {*o.places} for o in stored)
+    return same_for_all and all(o.places[:2] == (0, 1) and _have_planes([o.var], planes) for o in computed)
 
 
 def _have_planes(values: Iterable[Var], planes: set[tuple[int, ...] | None]) -> bool:
-    """Do computed values have these images and channels?"""
-    return all(
-        producer(v, "const") is None
-        and (shape := static_shape(v)) is not None
-        and len(shape) > 2
-        and shape[:2] in planes
-        for v in values
-    )
+    """Return whether values are computed, and have these images and channels and spatial axes."""
+    shapes = [None if producer(v, "const") is not None else static_shape(v) for v in values]
+    return all(shape is not None and len(shape) > 2 and shape[:2] in planes for shape in shapes)

@@ -276,14 +276,15 @@ def _sweep(
 ) -> None:
     """Run with each value of an integer range once, at some position, where that costs little."""
     drawn = sides.drawn
-    cost = sum(math.prod(drawn_shape(v)) for v in drawn) + largest_constant([*sides.old_ops, *sides.new_ops])
+    ops = [*sides.old_ops, *sides.new_ops]
+    cost = sum(math.prod(drawn_shape(v)) for v in drawn) + largest_constant(ops)
     for var in drawn:
         count = math.prod(drawn_shape(var))
-        values: Sequence[int] = _drawn_range(var, drawing, rng) if np_dtype(var).kind in "iu" and count else ()
-        values = values or (
-            rows_read([*sides.old_ops, *sides.new_ops]) if _is_free(var, drawing) and count else ()
-        )
-        rounds = -(-len(values) // max(count, 1))
+        if np_dtype(var).kind not in "iu" or not count:
+            continue
+        values: Sequence[int] = _drawn_range(var, drawing, rng)
+        values = values or (rows_read(ops) if _is_free(var, drawing) else ())
+        rounds = -(-len(values) // count)
         if rounds * cost > MOST_SWEPT:  # then those alone that tell both sides apart
             values = _differing_values(sides, drawing, var, values, rng)
             rounds = -(-len(values) // count)
@@ -291,12 +292,8 @@ def _sweep(
             continue
         every = np.resize(np.array(values, np_dtype(var)), (rounds, *drawn_shape(var)))
         for values_here in every:
-            _add_round(
-                sides,
-                drawn_numbers(drawn, drawing, "normal", rng) | {var: as_tensor(values_here)},
-                worst,
-                promise,
-            )
+            numbers = drawn_numbers(drawn, drawing, "normal", rng) | {var: as_tensor(values_here)}
+            _add_round(sides, numbers, worst, promise)
             if not worst.within(promise):
                 return
 
@@ -320,12 +317,10 @@ def _aim(
     sides: BothSides, drawing: Drawing, worst: Difference, rng: np.random.Generator, promise: Promise
 ) -> None:
     """Run with floats and integers set to each constant of both sides, where that costs little."""
-    constants = targets([*sides.old_ops, *sides.new_ops])
-    cost = sum(math.prod(drawn_shape(v)) for v in sides.drawn) + largest_constant(
-        [*sides.old_ops, *sides.new_ops]
-    )
+    ops = [*sides.old_ops, *sides.new_ops]
+    cost = sum(math.prod(drawn_shape(v)) for v in sides.drawn) + largest_constant(ops)
     spent = 0
-    for values in aimed(sides.drawn, drawing, constants, rng, apart=promise.tolerance.rtol > 0):
+    for values in aimed(sides.drawn, drawing, targets(ops), rng, apart=promise.tolerance.rtol > 0):
         spent += cost
         if spent > MOST_SWEPT:
             worst.untried = (*worst.untried, "each constant")
@@ -425,7 +420,8 @@ def _fp16_behavior(site: Site, drawing: Drawing, seed: int, promise: Promise) ->
         return behavior
     sides = _SidesAsStored(site)
     for magnitude, ends in TRIED:
-        if behavior.underflow if magnitude < ORDINARY else math.isfinite(behavior.overflow):
+        is_known = behavior.underflow > 0 if magnitude < ORDINARY else math.isfinite(behavior.overflow)
+        if is_known:
             continue
         numbers = drawn_numbers(site.drawn, drawing, "normal", rng)
         most = {v: min(magnitude, promise.limits.get(v, promise.magnitude)) for v in halves}
@@ -654,8 +650,16 @@ def _freeing_memory(site: Site) -> Iterator[None]:
 
 def _bitwise_check(proof: Proof, seed: int) -> SiteCheck:
     """Return the result of a proof bit for bit."""
-    check = SiteCheck(0.0, 0.0, proof.elements, Grade.BITS, proof.bound, seed, proof.finite_only)
-    return dataclasses.replace(check, ranged=proof.ranged)
+    return SiteCheck(
+        max_abs=0.0,
+        max_rel=0.0,
+        values=proof.elements,
+        grade=Grade.BITS,
+        bound=proof.bound,
+        seed=seed,
+        finite_only=proof.finite_only,
+        ranged=proof.ranged,
+    )
 
 
 def _input_facts(site: Site, sample: Sampler, declared: Declared) -> Hashable:
@@ -666,14 +670,9 @@ def _input_facts(site: Site, sample: Sampler, declared: Declared) -> Hashable:
     symbols = symbols_of(site.drawn)
     ranges = tuple(declared.range_of(s) for s in symbols)
     listed = tuple(tuple(one.values()) for one in declared.together(symbols))
-    return (
-        ranges,
-        listed,
-        tuple(
-            (stored_interval(v), _as_key(bounds.get(v)), _as_key(g))
-            for v, g in zip(drawable, samples, strict=True)
-        ),
-    )
+    inputs = zip(drawable, samples, strict=True)
+    of_inputs = tuple((stored_interval(v), _as_key(bounds.get(v)), _as_key(g)) for v, g in inputs)
+    return ranges, listed, of_inputs
 
 
 def _as_key(numbers: Any) -> Hashable:

@@ -210,7 +210,7 @@ def _shifted(constant: int, added: Sequence[int]) -> set[int]:
 
 
 def _farther(symbols: Sequence[Any], ops: Sequence[Operation], declared: Declared) -> tuple[list[Lengths], str]:
-    """Return lengths for what is alike and not proved, the ends and some beyond limits; and what they do not tell.
+    """Return lengths for what is alike and not proved: the ends, some beyond limits; and what they do not tell.
 
     Shares, sums of exponentials and norms of rows tell the length, and meet the constants of ops.
     """

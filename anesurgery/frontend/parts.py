@@ -149,13 +149,13 @@ def register() -> None:
     """Let `as_strided` nodes keep the strides of their operand; a second call changes nothing."""
     from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
 
-    for maker, strides in (
-        ("from_torchscript_node", _strides_in_trace),
-        ("from_exir_node", _strides_in_export),
-    ):
-        host = getattr(InternalTorchIRNode, maker)
-        if host.__func__.__module__ != __name__:
-            setattr(InternalTorchIRNode, maker, classmethod(_keeping_strides(host.__func__, strides)))
+    if hasattr(InternalTorchIRNode, STRIDES):
+        return
+    setattr(InternalTorchIRNode, STRIDES, True)  # others wrap these methods too, so their module tells nothing
+    readers = {"from_torchscript_node": _strides_in_trace, "from_exir_node": _strides_in_export}
+    for name, strides in readers.items():
+        host = getattr(InternalTorchIRNode, name).__func__
+        setattr(InternalTorchIRNode, name, classmethod(_keeping_strides(host, strides)))
 
 
 def _keeping_strides(host: Callable[..., Any], strides: Callable[[Any], Any]) -> Callable[..., Any]:

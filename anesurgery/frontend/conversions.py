@@ -986,7 +986,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "matmul": lambda host: with_vectors(_with_promotion(host)),
     "mul": lambda host: with_points(with_complex_arithmetic("mul")(host)),
     **dict.fromkeys(("hardtanh", "leaky_relu", "elu", "threshold"), _with_real_options),
-    **dict.fromkeys(("clamp", "clip", "clamp.tensor"), _with_integer_limits),
+    **dict.fromkeys(("clamp", "clip"), _with_integer_limits),
     **dict.fromkeys(("gather", "index_select"), _with_integer_indices(2)),
     "embedding": _with_integer_indices(1),
     "masked_fill": _with_wide_masks,

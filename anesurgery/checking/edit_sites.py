@@ -2,6 +2,7 @@
 
 `site_of` finds it; `checking.site.check_site` then compares both sides, and `proofs.prove` proves them equal. A
 large site is checked on fewer rows, or on one plane of a picture, if both sides treat all rows or planes alike.
+`range_violation` looks for inputs with which a value that the site reads leaves the range shown for it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,33 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import product
 
+import numpy as np
+import torch
+
+from anesurgery.checking.adversarial import Drawing
 from anesurgery.checking.lengths import drawn_shape, symbols_of, with_rows
+from anesurgery.checking.numbers import Numbers, as_tensor
+from anesurgery.errors import InterpretError
 from anesurgery.facts.dependence import slice_back
+from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.precision import narrows
-from anesurgery.mil import Operation, Var, is_compressed, is_stored, np_dtype, producer, reads, static_shape
-from anesurgery.ops import CARRIERS, MOVING, POINTWISE, names
+from anesurgery.mil import (
+    Array,
+    Operation,
+    Var,
+    is_compressed,
+    is_stored,
+    np_dtype,
+    producer,
+    reads,
+    static_shape,
+    types,
+)
+from anesurgery.ops import CARRIERS, CONTRACTIONS, CONTROL, LISTS, MOVING, POINTWISE, RANDOM, STATEFUL, names
+from anesurgery.semantics.bounds import ANY
+from anesurgery.semantics.intervals import STEPS, stored_interval
 from anesurgery.semantics.reading import ints, is_tensor
 from anesurgery.semantics.rows import places_of, slices_read
 
@@ -206,3 +228,106 @@ def _have_planes(values: Iterable[Var], planes: set[tuple[int, ...] | None]) -> 
     """Return whether values are computed, and have these images and channels and spatial axes."""
     shapes = [None if producer(v, "const") is not None else static_shape(v) for v in values]
     return all(shape is not None and len(shape) > 2 and shape[:2] in planes for shape in shapes)
+
+
+# -- ranges -----------------------------------------------------------------------------------------------
+#
+# The interval analysis says where a value lies. The ops upstream are run as stored, in fp16 and fp32, on
+# inputs made to leave that range: numbers whose squares vanish or overflow, rows with a single nonzero element,
+# and rows that do not vary. An element outside the range shows an error of the analysis.
+
+UNFOLLOWED = CONTROL | LISTS | RANDOM | STATEFUL
+"""Ops that are not run again; their results are drawn."""
+FORMS = ("any", "one of each row", "one of all", "alike")
+"""Forms of inputs: all elements random, one nonzero element in each row or in all, equal rows."""
+FEW_UPSTREAM = 1 << 20
+"""The most elements upstream for which every magnitude and form is tried: 24 runs then take less than a second.
+Above, only numbers whose squares vanish are tried."""
+
+
+def range_violation(site: Site, seed: int) -> str:
+    """Return a number outside a range on which the check relies, in words; "" where none was found."""
+    floats = (v for v in site.drawn if np_dtype(v).kind == "f")
+    return next(filter(None, (_leaves_range(v, seed) for v in floats)), "")
+
+
+def _leaves_range(var: Var, seed: int) -> str:
+    """Return an element that a value takes outside its range, in words; "" where none was found."""
+    low, high = stored_interval(var)
+    ops, boundary = _ops_upstream(var)
+    if not ops or (low, high) == ANY:
+        return ""
+    run = Evaluator(ops, [var], "fp16")
+    for numbers in _range_inputs(boundary, ops, seed):
+        try:
+            (values,) = run(numbers)
+        except InterpretError:
+            continue  # places or lengths that do not go together
+        held = values.double()[~torch.isnan(values)]
+        beyond = held[(held < low) | (held > high)]
+        if beyond.numel():
+            return f"%{var.name} is {float(beyond[0]):.9g}, outside of {low:.9g} to {high:.9g}"
+    return ""
+
+
+def _ops_upstream(var: Var) -> tuple[list[Operation], list[Var]]:
+    """Return the nearest ops that compute a value, in order, and the values that they read."""
+    near, level = dict[Operation, None](), [var]
+    while level and len(near) < STEPS:
+        makers = dict.fromkeys(v.op for v in level if v.op is not None and _is_followed(v.op))
+        level = [v for op in makers if op not in near for v in reads(op)]
+        near |= makers
+    inside = {v for op in near for v in op.outputs}
+    read = dict.fromkeys(v for op in near for v in reads(op) if v not in inside)
+    ops = slice_back([var], set(read))
+    return ops, [v for v in read if v.op is None or v.op.op_type != "const"]
+
+
+def _is_followed(op: Operation) -> bool:
+    if op.op_type == "const" or op.op_type in UNFOLLOWED or op.blocks:
+        return False
+    return op.op_type not in CONTRACTIONS or any(stored_interval(v) != ANY for v in op.outputs)
+
+
+def _range_inputs(boundary: Sequence[Var], ops: Sequence[Operation], seed: int) -> Iterator[Numbers]:
+    """Yield inputs that may leave the range, round by round."""
+    if not all(is_tensor(v) for v in boundary):
+        return
+    drawing, rng = Drawing(lambda var, rng: None), np.random.default_rng(seed)
+    values = (v for op in ops for v in op.outputs if types.is_tensor(v.sym_type))
+    is_small = sum(math.prod(drawn_shape(v)) for v in values) <= FEW_UPSTREAM
+    for magnitude_index, form in product(
+        range(len(_magnitudes(np.dtype(np.float16)))) if is_small else (0,), FORMS
+    ):
+        numbers: Numbers = {}
+        for var in boundary:
+            dtype = np_dtype(var)
+            if dtype.kind != "f":
+                numbers[var] = as_tensor(drawing.draw(var, "normal", rng))
+                continue
+            drawn = _numbers_of_form(form, drawn_shape(var), rng) * _magnitudes(dtype)[magnitude_index]
+            with np.errstate(over="ignore"):
+                numbers[var] = as_tensor(drawing.bounded(var, drawn, dtype))
+        yield numbers
+
+
+def _magnitudes(dtype: np.dtype[np.floating]) -> tuple[float, ...]:
+    """Return the magnitudes to try for a dtype, those whose squares vanish first, up to the largest."""
+    info = np.finfo(dtype)
+    least, normal, most = (float(v) for v in (info.smallest_subnormal, info.tiny, info.max))
+    return math.sqrt(least), math.sqrt(normal), 1.0, 64.0, math.sqrt(most), most
+
+
+def _numbers_of_form(form: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Return numbers of magnitude 1 to 2 in one of `FORMS`."""
+    numbers = np.asarray(rng.uniform(0.25, 2.0, shape) * rng.choice([-1.0, 1.0], shape))
+    if not numbers.size or form == "any":
+        return numbers
+    rows = numbers.reshape(-1, shape[-1] if shape else 1)
+    if form == "alike":
+        return np.broadcast_to(rows[:, :1], rows.shape).reshape(shape)
+    alone = np.zeros_like(rows)
+    kept = len(rows) if form == "one of each row" else 1
+    at = np.arange(kept), rng.integers(rows.shape[1], size=kept)
+    alone[at] = rows[at]
+    return alone.reshape(shape)

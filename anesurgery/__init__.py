@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from anesurgery.compressing.compression import compress as compress
     from anesurgery.compressing.sensitivity import Sensitivity as Sensitivity
     from anesurgery.compressing.sensitivity import sensitivity as sensitivity
-    from anesurgery.coreai.fallback import Fallback as Fallback
-    from anesurgery.coreai.fallback import to_coreml as to_coreml
+    from anesurgery.coreai.reading import Fallback as Fallback
+    from anesurgery.coreai.reading import to_coreml as to_coreml
     from anesurgery.coreai.rules import Lint as Lint
     from anesurgery.coreai.rules import lint as lint
     from anesurgery.coreai.translating import CoreAI as CoreAI
@@ -104,7 +104,7 @@ _NAMES = {
     "compressing.cache_codes": "CompressedCache compress_cache",
     "compressing.compression": "Compression compress",
     "compressing.sensitivity": "Sensitivity sensitivity",
-    "coreai.fallback": "Fallback to_coreml",
+    "coreai.reading": "Fallback to_coreml",
     "coreai.rules": "Lint lint",
     "coreai.translating": "CoreAI to_coreai",
     "errors": "Refusal SurgeryError SurgeryWarning",

@@ -156,6 +156,11 @@ class Refused(Exception):  # noqa: N818 - reads as a statement; becomes a `Refus
     """A reason to refuse, found where a value was asked for; the driver of rewrites makes a `Refusal` of it."""
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or the name of its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].strip()
+
+
 MOST_NEIGHBOURS = 8
 """Names of neighbours at most."""
 

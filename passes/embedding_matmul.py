@@ -60,12 +60,16 @@ class EmbeddingMatmul(Rewrite):
     most_rows: int = an.option(an.fp16.LAST_INTEGER**2, least=1, most=an.fp16.LAST_INTEGER**2)
     """Longest table that is replaced."""
     nonnegative_ids: bool = False
-    """Does the caller promise that no id is negative?"""
+    """Whether the caller promises that no id is negative."""
     pad_tied: bool = False
     """Pad also a table that a head reads; right when `pad_last_axis` runs afterwards, which pads the head's."""
 
     def check(self, m: Match) -> Match | Refusal:
-        """Match a finite float table of rank 2, read along axis 0 by run-time ids."""
+        """Match a finite float table of rank 2, read along axis 0 by run-time ids.
+
+        Binds `ids`, the integers that are looked up (a value of shape (batch, tokens), for example), and
+        `wraps`, whether negative ones must still be made to count from the end.
+        """
         made_by = m.x.op.op_type if m.x.op is not None else "an input"
         if m.indices.val is not None or not (made_by == "const" or "constexpr" in made_by):
             return an.NO_MATCH
@@ -81,7 +85,7 @@ class EmbeddingMatmul(Rewrite):
         return m.bind(ids=ids, wraps=wraps)
 
     def ids(self, m: Match, rows: int) -> tuple[Var, bool]:
-        """Return the ids as near to their source as is sound, and if negative ones must still be wrapped."""
+        """Return the ids, as near to their source as is sound, and whether negative ones must be wrapped."""
         trusted = self.nonnegative_ids or self.mode == "input"
         counts_back = m.root.opset_version < an.ct.target.iOS17 and not trusted
         ids = whole_numbers.before_casts(m.indices, -rows if counts_back else 0, rows)
@@ -123,7 +127,7 @@ class EmbeddingMatmul(Rewrite):
 
 
 def _unfit(m: Match, most_rows: int) -> Refusal | None:
-    """Why this lookup is of another kind, or None."""
+    """Return why this lookup is of another kind, or None."""
     table, ids = m.x, m.indices
     axis, batch_dims = an.constant(m.root.axis), an.constant(m.root.inputs.get("batch_dims"))
     reasons = {

@@ -57,11 +57,11 @@ class ExplicitBroadcast(Rewrite):
     materialize_limit: int = 0
     """Constants are repeated to the full shape when that has at most so many elements."""
     tile: bool = False
-    """Repeat values of the run time to the full shape as well (`tile`)?"""
+    """Whether values of the run time are repeated to the full shape as well (`tile`)."""
     scalars: bool = False
-    """Treat scalars like other operands? They keep rank 0 otherwise."""
+    """Whether scalars are treated like other operands; they keep rank 0 otherwise."""
     rank4: bool = False
-    """Bring float ops of lower rank to rank 4, by `expand_dims` and `squeeze` at the edges of their regions?"""
+    """Whether float ops of lower rank get rank 4, by `expand_dims` and `squeeze` at the ends of regions."""
     max_rank: int = 5
     """Ops of more axes are brought down to this rank."""
 
@@ -73,7 +73,7 @@ class ExplicitBroadcast(Rewrite):
             Rerank(at_most=self.max_rank, at_least=4).run(program, session)
 
     def check(self, m: Match) -> Match | Refusal:
-        """Which operands need another shape?"""
+        """Match an op with operands that need another shape; binds `changes`: parameter -> that shape."""
         operands = _operands(m.root)
         out, shapes = an.static_shape(m.root.outputs[0]), [an.static_shape(v) for v in operands.values()]
         if out is None or None in shapes:
@@ -101,6 +101,7 @@ class ExplicitBroadcast(Rewrite):
         return again(mb, m.root, **changed)
 
     def _symbolic(self, m: Match) -> Refusal:
+        """Refuse a symbolic shape; match nothing if the operands have one rank, so that none is to change."""
         ranks = {len(v.shape or ()) for v in _operands(m.root).values() if v.shape or self.scalars}
         if len(ranks) < 2 and not self.tile:
             return an.NO_MATCH

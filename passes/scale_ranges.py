@@ -50,7 +50,7 @@ class ScaleRanges(Pass):
     name = "scale_ranges"
     precedes: ClassVar[tuple[str, ...]] = ("add_cache",)
     copies: ClassVar[bool] = True
-    """May a norm read a copy with a scale of its own?"""
+    """Whether a norm may read a copy with a scale of its own."""
     inputs: Any = None
     """Calibration: inputs by name, or several such sets; one sampled set by default."""
     chip: str | None = None
@@ -61,7 +61,7 @@ class ScaleRanges(Pass):
         return against_several(program, "scale before they are made")
 
     def run(self, program: Program, session: Session) -> None:
-        """Observe, choose, scale, and observe again."""
+        """Observe the ranges, choose regions, scale them, and observe again; undo where nothing is gained."""
         ((name, function),) = program.functions.items()
         samples = self.samples(session)
         before, original = ranges(program, samples, chip=self.chip), copy_program(program)
@@ -106,22 +106,23 @@ class ScaleRanges(Pass):
         return scaled_regions.ScaledRegions(session, function, {row.name: row for row in observed.rows})
 
     def useless(self, before: int, after: int, refusals: Sequence[Refusal]) -> str:
-        """Why what was scaled is taken back; "" where it stays."""
+        """Return why what was scaled is taken back; "" where it stays."""
         if after < before:
             return ""
         return f"{before} values exceed their limits before and {after} after: scaling would gain nothing"
 
     def against(self, regions: Sequence[scaled_regions.Region]) -> Refusal | None:
-        """Why nothing is scaled."""
+        """Return why nothing is scaled, or None."""
         if not regions:
             return Refusal("no value exceeds the limits: half of 65504, and of 32768 for sums of products")
-        far = next((r for r in regions if -r.exponent > MOST), None)
-        if far is None:
+        beyond = next((r for r in regions if -r.exponent > MOST), None)
+        if beyond is None:
             return None
-        return Refusal(f"a value of {far.largest:.3g} needs 2^{far.exponent}; most is 2^-{MOST}", far.seed)
+        words = f"a value of {beyond.largest:.3g} needs 2^{beyond.exponent}; most is 2^-{MOST}"
+        return Refusal(words, beyond.seed)
 
     def verify(self, before: Program, after: Program, samples: Sequence[Mapping[str, an.Array]] | None) -> None:
-        """See that nothing but epsilons changed.
+        """Check that nothing but epsilons changed.
 
         Raises:
             an.PassError: the models differ in fp32.

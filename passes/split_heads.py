@@ -52,7 +52,11 @@ class SplitHeads(Rewrite):
         return (cls(),) if ChannelsFirst.variants(target) else ()
 
     def check(self, m: Match) -> Match | Refusal:
-        """Is it the end of an attention that can be taken apart?"""
+        """Match the end of an attention that can be taken apart.
+
+        Binds `core`, the `heads.Core` with product, softmax and what stands between, and its `operands`,
+        the `heads.HeadOperands`: queries, keys and values.
+        """
         core = heads_regions.core_of(m.root)
         if not isinstance(core, heads_regions.Core):
             return core

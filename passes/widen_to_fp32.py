@@ -76,7 +76,7 @@ class WidenToFp32(Rewrite):
     """Names of ops, or of what they make, to compute in fp32; where fp16 cannot hold values, by default."""
 
     def run(self, program: an.Program, session: an.Session) -> None:
-        """See that there are ops of the names, then widen them."""
+        """Check that there are ops of the names, then widen them."""
         if self.ops:
             check_named(self.ops, program)
         super().run(program, session)
@@ -86,7 +86,10 @@ class WidenToFp32(Rewrite):
         return op.any(*(op_types() if self.ops else self.kinds))()
 
     def check(self, m: Match) -> Match | Refusal:
-        """Match an op whose operand does not fit and whose result does, or a named op of fp16."""
+        """Match an op whose operand does not fit and whose result does, or a named op of fp16.
+
+        Binds `region`, the `WideRegion` of ops that compute in fp32.
+        """
         if self.ops:
             return _named(m, self.ops)
         region = overflow_regions.wide_region(m.root)
@@ -108,16 +111,15 @@ class WidenToFp32(Rewrite):
         return None
 
     def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
-        """Make the same ops, of casts."""
-        wide: dict[Var, Var] = {}
+        """Build the ops of the region again, on operands that are cast to fp32."""
+        wide: dict[Var, Var] = {}  # value -> the same in fp32
         for op in _in_order(m.region.ops):
             inputs = {name: _operand(mb, op, name, value, wide) for name, value in an.op_inputs(op).items()}
             if op.op_type == "cast":
                 inputs["dtype"] = an.dtype_name(op.outputs[0])
-            results = getattr(mb, op.op_type)(**inputs)
-            wide |= dict(
-                zip(op.outputs, results if isinstance(results, (list, tuple)) else [results], strict=True)
-            )
+            built = getattr(mb, op.op_type)(**inputs)
+            results = built if isinstance(built, (list, tuple)) else [built]
+            wide |= dict(zip(op.outputs, results, strict=True))
         old = m.root.outputs[0]
         if self.ops:
             return {v: small_builds.as_dtype(mb, wide[v], an.np_dtype(v)) for v in m.root.outputs}
@@ -139,7 +141,7 @@ def _named(m: Match, names: tuple[str, ...]) -> Match | Refusal:
 
 
 def _is_whole(value: Var) -> bool:
-    """Is it an integer that becomes fp16, which may not hold it?"""
+    """Return whether a value is an integer that becomes fp16, which may not hold it."""
     cast = an.producer(value, "cast")
     return cast is not None and an.np_dtype(cast.x).kind in "iu" and magnitude(cast.x) > an.fp16.LAST_INTEGER
 
@@ -151,7 +153,7 @@ def _before_rounding(value: Var) -> Var | None:
 
 
 def _in_order(ops: tuple[Operation, ...]) -> list[Operation]:
-    """Sort them as they stand in the block."""
+    """Return ops in the order in which they stand in their block."""
     block = ops[0].enclosing_block
     places = {op: k for k, op in enumerate(() if block is None else block.operations)}
     return sorted(ops, key=places.__getitem__)

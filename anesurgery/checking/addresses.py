@@ -22,12 +22,6 @@ from anesurgery.ops import JOINING, MOVING, PADDING, REARRANGING, names
 from anesurgery.semantics.intervals import stored_interval
 from anesurgery.semantics.reading import is_tensor, number
 
-# Where integers must lie since they say which element, how many, or where.
-#
-# Only the numbers that address something are bounded by it: where a slice of the ids is looked up, the others
-# may be anything. Numbers are followed through ops that move them; what is computed of them bounds nothing.
-
-
 Bounds = dict[Var, tuple[Any, Any]]
 """Value -> (least, largest) integer: numbers for all its elements, or arrays with one for each."""
 

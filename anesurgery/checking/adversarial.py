@@ -129,11 +129,9 @@ class Drawing:
     def for_value(self, var: Var) -> Drawing:
         """Return the drawing of one value, with its own limit."""
         limit = self.limits.get(var)
-        return (
-            self
-            if limit is None or isinstance(limit, UpperLimit)
-            else replace(self, magnitude=limit, limits={})
-        )
+        if limit is None or isinstance(limit, UpperLimit):
+            return self
+        return replace(self, magnitude=limit, limits={})
 
     def _sampled_near_constants(self, var: Var, sampled: Array, kind: str, rng: np.random.Generator) -> Array:
         """Move some of a pass's own integers to constants, or their neighbours, within the sampled range."""
@@ -234,6 +232,7 @@ class Drawing:
         return edges[self.subnormals | (edges == 0) | (np.abs(edges) >= float(np.finfo(dtype).tiny))]
 
     def _integers(self, var: Var, kind: str, rng: np.random.Generator) -> Array:
+        """Return integers of one kind of round, within the bounds of a value that addresses something."""
         shape, info = drawn_shape(var), np.iinfo(np_dtype(var))
         low, high = info.min, info.max
         if self.bounds is not None and var in self.bounds:
@@ -271,11 +270,9 @@ class Drawing:
                 if math.isfinite(low) and math.isfinite(high):
                     values = np.where(np.isfinite(values), values, low)
                 values = np.clip(values, low, high)
-            top = (
-                min(float(np.finfo(dtype).max), self.for_value(var).magnitude)
-                if dtype.kind == "f"
-                else math.inf
-            )
+            top = math.inf
+            if dtype.kind == "f":
+                top = min(float(np.finfo(dtype).max), self.for_value(var).magnitude)
             least, limit = -top, self.limits.get(var)
             top = min(top, limit) if isinstance(limit, UpperLimit) else top
             values = np.asarray(values)

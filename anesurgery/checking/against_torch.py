@@ -418,7 +418,7 @@ class _Match:
         if not call.tensor.requires_grad:
             return False
         wrong = _peak(call.array) * 10 ** (-max(near.psnr if near else 0.0, 0.0) / 20)
-        telling = (j for j in range(k + 1, len(self._calls)) if self._calls[j].tells)
+        telling = (j for j in range(k + 1, len(self._calls)) if self._calls[j].shows_operands)
         later = (j for j in telling if self._psnr[j] >= enough)
         shown = ((j, _psnr_of_error_through(self._calls[j].tensor, call.tensor, wrong)) for j in later)
         hanging = itertools.islice(((j, p) for j, p in shown if math.isfinite(p)), LATER)

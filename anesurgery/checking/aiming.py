@@ -1,7 +1,8 @@
-"""Draw inputs at and around the constants of both sides, and in combinations that random draws hardly meet.
+"""Choose inputs that random draws hardly meet: constants of both sides, combinations, all of a small domain.
 
 `targets` collects the constants by which ops may decide; `aimed` yields rounds of inputs that take each of
 them; `crossed` combines infinities and NaN of several inputs; `edged` combines zeros and signs.
+`all_combinations` counts through a small domain; `drawn_range` finds the range of the integers that are drawn.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from itertools import product
 
 import numpy as np
 
+from anesurgery.checking.addresses import ADDRESSES
 from anesurgery.checking.adversarial import SMALL_CONSTANT, Drawing, implied
 from anesurgery.checking.lengths import drawn_shape
-from anesurgery.mil import Array, Operation, Var, constant, np_dtype, operands
+from anesurgery.interpret.sampling import LOOKUPS
+from anesurgery.mil import Array, Operation, Var, any_symbolic, constant, ct, np_dtype, operands, types
 from anesurgery.ops import POINTWISE, names
+from anesurgery.semantics.intervals import stored_interval
 from anesurgery.semantics.reading import is_tensor
 
 DECIDING = POINTWISE & names(
@@ -196,3 +200,93 @@ def edged(drawn: Sequence[Var], drawing: Drawing, numbers: Mapping[Var, Array], 
         mixed = np.where(crosses, own * sign, edge)
         values[var] = drawing.bounded(var, mixed, np_dtype(var))
     return values
+
+
+# -- small domains and ranges of integers ------------------------------------------------------------------
+
+WHOLE = 1024
+"""The most combinations of values that are all tried: ten booleans, or two integers of five bits. A choice."""
+INTEGER_DRAWS = 16
+"""How often a pass's integers are drawn to see their range. A value in every second draw is missed with a
+probability of 1 in 65,536."""
+ENDS = 0.1
+"""Share of draws that must be the least and the largest value for these to count as ends of a range: of
+integers spread over ten values or more, fewer are ends by chance."""
+
+
+def _values_of(var: Var, drawing: Drawing) -> range | None:
+    """Return the values that each element of a boolean or integer input may have; None where unknown."""
+    dtype = np_dtype(var) if types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type) else None
+    if dtype is None or dtype.kind not in "biu" or drawing.sample(var, np.random.default_rng(0)) is not None:
+        return None
+    if dtype.kind == "b":
+        return range(2)
+    info = np.iinfo(dtype)
+    low, high = (drawing.bounds or {}).get(var, stored_interval(var))
+    if np.ndim(low) or np.ndim(high):
+        return None  # each has ends of its own
+    return range(int(max(low, info.min)), int(min(high, info.max)) + 1)
+
+
+def all_combinations(
+    drawn: Sequence[Var], drawing: Drawing, ops: Sequence[Operation]
+) -> Iterator[dict[Var, Array]] | None:
+    """Return all combinations of input values of a site; None where these are too many, or unknown."""
+    choices = [_values_of(var, drawing) for var in drawn]
+    countable = [c for c in choices if c is not None]
+    if not drawn or len(countable) < len(drawn):
+        return None
+    if any(any_symbolic(v.shape or ()) for v in drawn) or any(map(_draws_some_integers, ops)):
+        return None
+    sizes = [math.prod(drawn_shape(var)) for var in drawn]
+    elements = [c for c, size in zip(countable, sizes, strict=True) for _ in range(size)]
+    total = math.prod(map(len, elements)) if len(elements) <= WHOLE else math.inf
+    return _counted_through(drawn, elements, int(total)) if total <= WHOLE else None
+
+
+def _draws_some_integers(op: Operation) -> bool:
+    """Return whether an op reads integers of which only some are drawn, such as positions or indices."""
+    for name, value in op.inputs.items():
+        if name in ADDRESSES and not isinstance(value, (list, tuple)) and constant(value) is None:
+            return True
+    if op.op_type not in LOOKUPS:
+        return op.op_type.startswith("scatter")
+    index, table = (op.inputs[name] for name in LOOKUPS[op.op_type])
+    counts_back = op.opset_version < ct.target.iOS17 and stored_interval(index)[0] < 0
+    return constant(index) is None and (counts_back or any_symbolic(table.shape))
+
+
+def _counted_through(drawn: Sequence[Var], elements: Sequence[range], total: int) -> Iterator[dict[Var, Array]]:
+    """Yield all combinations of element values, counting through them."""
+    for index in range(total):
+        chosen = []
+        for choice in elements:
+            index, at = divmod(index, len(choice))
+            chosen.append(choice[at])
+        numbers: dict[Var, Array] = {}
+        for var in drawn:
+            shape = drawn_shape(var)
+            here, chosen = chosen[: math.prod(shape)], chosen[math.prod(shape) :]
+            numbers[var] = np.array(here).reshape(shape).astype(np_dtype(var))
+        yield numbers
+
+
+def drawn_range(var: Var, drawing: Drawing, rng: np.random.Generator) -> range:
+    """Return the range of the integers that are drawn for a value; empty where it is unknown."""
+    bounds = (drawing.bounds or {}).get(var)
+    samples = [drawing.sample(var, rng) for _ in range(INTEGER_DRAWS)]
+    if all(g is None for g in samples):
+        return range(0) if bounds is None or np.ndim(bounds[1]) else range(int(bounds[0]), int(bounds[1]) + 1)
+    drawn = np.stack([np.asarray(g) for g in samples])
+    if drawn.size == 0 or drawn.dtype.kind not in "iu":
+        return range(0)
+    spans = drawn.max(0).astype(np.int64) - drawn.min(0)
+    low, high = int(drawn.min()), int(drawn.max())
+    if 2 * int(spans.min()) < high - low or low == high:
+        return range(0)  # each has a range of its own, or they belong to another value
+    least, most = (low, high) if bounds is None or np.ndim(bounds[1]) else (int(bounds[0]), int(bounds[1]))
+    if min(float((drawn == end).mean()) for end in (low, high)) > ENDS:
+        return range(low, high + 1)  # its ends come again and again: it is a range that somebody promises
+    if least <= low and high <= most and 2 * (high - low) >= most - least:
+        low, high = least, most  # drawn from all that may be asked for
+    return range(low, high + 1)

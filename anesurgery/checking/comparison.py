@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.checking.divergence import first_divergence
 from anesurgery.checking.lengths import (
     NOTHING,
     Declared,
@@ -35,6 +36,7 @@ from anesurgery.doors import door
 from anesurgery.errors import InterfaceError, InterpretError, IsPipeline, LoadError, SurgeryError
 from anesurgery.facts.makeup import logits_of
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs, call_of
+from anesurgery.files.joining import join
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.arithmetic.fp64 import Double
 from anesurgery.interpret.features import allows, bind, default_shapes, images
@@ -337,8 +339,6 @@ def compare(
         LoadError: a model cannot be read; or a pipeline is to be proved whose models have several opsets.
         SurgeryError: an argument is not what the call takes.
     """
-    from anesurgery.checking.divergence import first_divergence
-
     _check_gate(gate)
     call = _several_calls(contract, prove, engine)
     try:
@@ -511,7 +511,7 @@ def _least_finite_share(outputs: Mapping[str, Any]) -> float:
 def _prove_functions(
     a: Loaded, b: Loaded, inputs: Mapping[str, Any], function: str | None, last: bool, **how: Any
 ) -> ModelProof:
-
+    """Return the proof of one function; where none is named, of all functions that are called alike."""
     proof = prove_function(a, b, function, inputs, last=last, **how)
     if function is not None or how["contract"] or last:
         return proof
@@ -578,7 +578,7 @@ def _compare_pipelines(
     seed: int,
     last: bool,
 ) -> Comparison:
-    """Compare the final outputs of two pipelines, or of a pipeline and a model."""
+    """Compare the final outputs of two pipelines, or of a pipeline and a model; see `compare`."""
     first, call = Predictor(a, precision=precision, fuse=False), call_of(contract)
     values = first.sample(seed) if inputs is None else inputs
     expected, adapted = adapt_outputs(contract, first(values), values), adapt_inputs(contract, values)
@@ -597,9 +597,6 @@ def _prove_pipelines(
     a: Any, b: Any, inputs: Mapping[str, Array] | None, gate: float, seed: int, last: bool
 ) -> ModelProof:
     """Prove the final outputs of two pipelines, or of a pipeline and a model, with their ops in one row."""
-    from anesurgery.checking.lockstep import prove_models
-    from anesurgery.files.joining import join
-
     first, second = (Predictor(model, fuse=False) for model in (a, b))
     values = dict(first.sample(seed) if inputs is None else inputs)
     bound_values = bind(first.inputs, values) if first.inputs else values
@@ -631,11 +628,11 @@ def _rows(
     for name, old in expected.items():
         x, y = _last_positions(name, *_numbers(old, outputs[name]), last)
         meant = None if exact is None else np.asarray(exact[name])
+        if meant is not None and meant.dtype.kind != "f":
+            meant = None
         if meant is not None and meant.shape != x.shape:
             meant = _last_positions(name, meant, y, last)[0]
-        rows.append(
-            compare_arrays(name, x, y, meant if meant is not None and meant.dtype.kind == "f" else None)
-        )
+        rows.append(compare_arrays(name, x, y, meant))
     return tuple(rows)
 
 
@@ -703,9 +700,8 @@ def prove_function(
     proof = prove_models(old, new, values, last=last, **how)
     if last:
         return limited_to_lengths(proof, old, new, values)
-    may_vary = not how["contract"] and all(
-        _are_dynamic_alike(v, new.inputs.get(n)) for n, v in old.inputs.items()
-    )
+    dynamic_alike = all(_are_dynamic_alike(v, new.inputs.get(n)) for n, v in old.inputs.items())
+    may_vary = dynamic_alike and not how["contract"]
     plan = _length_plan(old, new, declared_lengths(a.program, a.spec)) if may_vary else Plan(())
     plan = replace(plan, others=(), gap="") if plan.alike and proof.proved else plan
     proof = proof.with_trial(run_trial(old, new, values, assume=assume, plan=plan, **how))
@@ -713,10 +709,12 @@ def prove_function(
         return limited_to_lengths(proof, old, new, values)
     if plan.gap:
         assert proof.trial is not None
-        lengths = [*_dynamic_lengths(old, values), *proof.trial.lengths]
-        return proof.on_lengths(min(lengths), max(lengths), plan.gap)
-    broadcasts = min(_dynamic_lengths(old, values), default=2) < 2  # what broadcasts is proved of nothing else
-    for lengths_here in (plan.first[:1] if broadcasts else ()) if plan.alike else plan.all:
+        tried = [*_dynamic_lengths(old, values), *proof.trial.lengths]
+        return proof.on_lengths(min(tried), max(tried), plan.gap)
+    lengths = plan.all
+    if plan.alike:  # one length is enough, unless the sample broadcasts: length 1 stands for no other
+        lengths = plan.first[:1] if min(_dynamic_lengths(old, values), default=2) < 2 else ()
+    for lengths_here in lengths:
         if not proof.proved:
             break
         with with_lengths(lengths_here):
@@ -762,10 +760,8 @@ def _tensors(function: Function) -> list[Var]:
 
 def _dynamic_lengths(function: Function, values: Mapping[str, Any]) -> list[int]:
     """Return the lengths of some inputs along dynamic axes."""
-    pairs = (
-        pair for v in _tensors(function) for pair in zip(v.shape or (), np.shape(values[v.name]), strict=True)
-    )
-    return [n for size, n in pairs if is_symbolic(size)]
+    shapes = ((v.shape or (), np.shape(values[v.name])) for v in _tensors(function))
+    return [n for shape, given in shapes for size, n in zip(shape, given, strict=True) if is_symbolic(size)]
 
 
 def _are_dynamic_alike(a: Var, b: Var | None) -> bool:

@@ -2,6 +2,7 @@
 
 `site_of` finds it; `checking.site.check_site` then compares both sides, and `proofs.prove` proves them equal. A
 large site is checked on fewer rows, or on one plane of a picture, if both sides treat all rows or planes alike.
+`range_violation` looks for inputs with which a value that the site reads leaves the range shown for it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,33 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import product
 
+import numpy as np
+import torch
+
+from anesurgery.checking.adversarial import Drawing
 from anesurgery.checking.lengths import drawn_shape, symbols_of, with_rows
+from anesurgery.checking.numbers import Numbers, as_tensor
+from anesurgery.errors import InterpretError
 from anesurgery.facts.dependence import slice_back
+from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.precision import narrows
-from anesurgery.mil import Operation, Var, is_compressed, is_stored, np_dtype, producer, reads, static_shape
-from anesurgery.ops import CARRIERS, MOVING, POINTWISE, names
+from anesurgery.mil import (
+    Array,
+    Operation,
+    Var,
+    is_compressed,
+    is_stored,
+    np_dtype,
+    producer,
+    reads,
+    static_shape,
+    types,
+)
+from anesurgery.ops import CARRIERS, CONTRACTIONS, CONTROL, LISTS, MOVING, POINTWISE, RANDOM, STATEFUL, names
+from anesurgery.semantics.bounds import ANY
+from anesurgery.semantics.intervals import STEPS, stored_interval
 from anesurgery.semantics.reading import ints, is_tensor
 from anesurgery.semantics.rows import places_of, slices_read
 
@@ -65,13 +87,8 @@ def _without_last_casts(
     pairs, last = [], set[Operation]()
     for old, new in replaced:
         op = producer(new, "cast")
-        if (
-            op is not None
-            and op in new_ops
-            and new not in read
-            and narrows(op)
-            and _is_computed_in_type_of(old, new)
-        ):
+        is_last = op in new_ops and new not in read
+        if op is not None and is_last and narrows(op) and _is_computed_in_type_of(old, new):
             last.add(op)
             new = op.x
         pairs.append((old, new))
@@ -79,7 +96,7 @@ def _without_last_casts(
 
 
 def _is_computed_in_type_of(old: Var, new: Var) -> bool:
-    """Was the old value computed in the type to which the new one is cast?"""
+    """Return whether the old value was computed in the type to which the new one is cast."""
     return old.op is not None and old.op.op_type not in CARRIERS | MOVING and np_dtype(old) == np_dtype(new)
 
 
@@ -110,13 +127,15 @@ def row_axes(site: Site) -> Axes | None:
 
 
 def _all_row_axes(site: Site) -> Iterator[Axes]:
-    """Yield the same for each such axis, the longest first."""
+    """Yield such row axes for each axis that both sides treat row by row, the longest first."""
     values = [v for pair in site.replaced for v in pair]
     shapes = {static_shape(v) for v in values}
     shape = shapes.pop() if len(shapes) == 1 else None
-    for axis in sorted(range(len(shape or ())), key=lambda a: -shape[a]):  # type: ignore[index]
+    if shape is None:
+        return
+    for axis in sorted(range(len(shape)), key=lambda a: -shape[a]):
         axes = dict.fromkeys(values, axis)
-        if shape[axis] > ROWS and _works_row_by_row([*site.old_ops, *site.new_ops], axes):  # type: ignore[index]
+        if shape[axis] > ROWS and _works_row_by_row([*site.old_ops, *site.new_ops], axes):
             yield axes
 
 
@@ -129,20 +148,19 @@ def on_fewer_rows(site: Site, whole: Collection[Var]) -> Iterator[bool]:
         whole: values that are drawn whole: neither they nor constants may be cut.
 
     Yields:
-        Is anything cut?
+        Whether anything is cut.
     """
+    is_large = _largest_value(site) > MOST_ELEMENTS and not symbols_of(site.drawn)
     with ExitStack() as cuts:
-        cut = False
-        for axes in (
-            _all_row_axes(site) if _largest_value(site) > MOST_ELEMENTS and not symbols_of(site.drawn) else ()
-        ):
-            (value, axis), *_ = axes.items()
-            there = drawn_shape(value)[axis]
-            rows = max(ROWS, there * MOST_ELEMENTS // _largest_value(site))
-            if rows < there and not any(is_stored(v) or v in whole for v in axes):
+        is_cut = False
+        for axes in _all_row_axes(site) if is_large else ():
+            value, axis = next(iter(axes.items()))
+            length = drawn_shape(value)[axis]
+            rows = max(ROWS, length * MOST_ELEMENTS // _largest_value(site))
+            if rows < length and not any(is_stored(v) or v in whole for v in axes):
                 cuts.enter_context(with_rows(axes, rows))
-                cut = True
-        yield cut
+                is_cut = True
+        yield is_cut
 
 
 def _largest_value(site: Site) -> int:
@@ -152,7 +170,7 @@ def _largest_value(site: Site) -> int:
 
 
 def _works_row_by_row(ops: Sequence[Operation], axes: Axes) -> bool:
-    """Does every op treat each row separately, if rows are followed from results to operands?"""
+    """Return whether every op treats each row separately, if rows are followed from results to operands."""
     computed = [op for op in ops if op.op_type != "const"]
     for op in reversed(computed):
         rows = _rows_read(op, axes)
@@ -182,7 +200,7 @@ UNCOUNTED = POINTWISE | names("avg_pool l2_pool max_pool reduce_mean pad slice_b
 
 
 def treats_planes_alike(site: Site) -> bool:
-    """Does each op of both sides work on each plane of [images, channels, spatial...] separately, and alike?
+    """Return whether each op works on each plane of [images, channels, spatial...] separately, and alike.
 
     Every value has the same images and channels, and no constant differs between them.
     """
@@ -195,26 +213,121 @@ def treats_planes_alike(site: Site) -> bool:
 
 
 def _plane_by_plane(op: Operation, planes: set[tuple[int, ...] | None]) -> bool:
-    """Does the op treat each plane alike, whatever their number?"""
+    """Return whether the op treats each plane alike, whatever their number."""
     places = places_of(op) if op.op_type in UNCOUNTED and len(op.outputs) == 1 else None
     if not places or not _have_planes(op.outputs, planes):
         return False
     if op.op_type == "slice_by_index" and any(ints(op, k)[:2] != [1, 1] for k in ("begin_mask", "end_mask")):
         return False
-    return all(
-        not {0, 1} & {*o.places}
-        if is_stored(o.var)
-        else o.places[:2] == (0, 1) and _have_planes([o.var], planes)
-        for o in places
-    )
+    stored, computed = [o for o in places if is_stored(o.var)], [o for o in places if not is_stored(o.var)]
+    same_for_all = not any({0, 1} & {*o.places} for o in stored)
+    return same_for_all and all(o.places[:2] == (0, 1) and _have_planes([o.var], planes) for o in computed)
 
 
 def _have_planes(values: Iterable[Var], planes: set[tuple[int, ...] | None]) -> bool:
-    """Do computed values have these images and channels?"""
-    return all(
-        producer(v, "const") is None
-        and (shape := static_shape(v)) is not None
-        and len(shape) > 2
-        and shape[:2] in planes
-        for v in values
-    )
+    """Return whether values are computed, and have these images and channels and spatial axes."""
+    shapes = [None if producer(v, "const") is not None else static_shape(v) for v in values]
+    return all(shape is not None and len(shape) > 2 and shape[:2] in planes for shape in shapes)
+
+
+# -- ranges -----------------------------------------------------------------------------------------------
+#
+# The interval analysis says where a value lies. The ops upstream are run as stored, in fp16 and fp32, on
+# inputs made to leave that range: numbers whose squares vanish or overflow, rows with a single nonzero element,
+# and rows that do not vary. An element outside the range shows an error of the analysis.
+
+UNFOLLOWED = CONTROL | LISTS | RANDOM | STATEFUL
+"""Ops that are not run again; their results are drawn."""
+FORMS = ("any", "one of each row", "one of all", "alike")
+"""Forms of inputs: all elements random, one nonzero element in each row or in all, equal rows."""
+FEW_UPSTREAM = 1 << 20
+"""The most elements upstream for which every magnitude and form is tried: 24 runs then take less than a second.
+Above, only numbers whose squares vanish are tried."""
+
+
+def range_violation(site: Site, seed: int) -> str:
+    """Return a number outside a range on which the check relies, in words; "" where none was found."""
+    floats = (v for v in site.drawn if np_dtype(v).kind == "f")
+    return next(filter(None, (_leaves_range(v, seed) for v in floats)), "")
+
+
+def _leaves_range(var: Var, seed: int) -> str:
+    """Return an element that a value takes outside its range, in words; "" where none was found."""
+    low, high = stored_interval(var)
+    ops, boundary = _ops_upstream(var)
+    if not ops or (low, high) == ANY:
+        return ""
+    run = Evaluator(ops, [var], "fp16")
+    for numbers in _range_inputs(boundary, ops, seed):
+        try:
+            (values,) = run(numbers)
+        except InterpretError:
+            continue  # places or lengths that do not go together
+        held = values.double()[~torch.isnan(values)]
+        beyond = held[(held < low) | (held > high)]
+        if beyond.numel():
+            return f"%{var.name} is {float(beyond[0]):.9g}, outside of {low:.9g} to {high:.9g}"
+    return ""
+
+
+def _ops_upstream(var: Var) -> tuple[list[Operation], list[Var]]:
+    """Return the nearest ops that compute a value, in order, and the values that they read."""
+    near, level = dict[Operation, None](), [var]
+    while level and len(near) < STEPS:
+        makers = dict.fromkeys(v.op for v in level if v.op is not None and _is_followed(v.op))
+        level = [v for op in makers if op not in near for v in reads(op)]
+        near |= makers
+    inside = {v for op in near for v in op.outputs}
+    read = dict.fromkeys(v for op in near for v in reads(op) if v not in inside)
+    ops = slice_back([var], set(read))
+    return ops, [v for v in read if v.op is None or v.op.op_type != "const"]
+
+
+def _is_followed(op: Operation) -> bool:
+    if op.op_type == "const" or op.op_type in UNFOLLOWED or op.blocks:
+        return False
+    return op.op_type not in CONTRACTIONS or any(stored_interval(v) != ANY for v in op.outputs)
+
+
+def _range_inputs(boundary: Sequence[Var], ops: Sequence[Operation], seed: int) -> Iterator[Numbers]:
+    """Yield inputs that may leave the range, round by round."""
+    if not all(is_tensor(v) for v in boundary):
+        return
+    drawing, rng = Drawing(lambda var, rng: None), np.random.default_rng(seed)
+    values = (v for op in ops for v in op.outputs if types.is_tensor(v.sym_type))
+    is_small = sum(math.prod(drawn_shape(v)) for v in values) <= FEW_UPSTREAM
+    for magnitude_index, form in product(
+        range(len(_magnitudes(np.dtype(np.float16)))) if is_small else (0,), FORMS
+    ):
+        numbers: Numbers = {}
+        for var in boundary:
+            dtype = np_dtype(var)
+            if dtype.kind != "f":
+                numbers[var] = as_tensor(drawing.draw(var, "normal", rng))
+                continue
+            drawn = _numbers_of_form(form, drawn_shape(var), rng) * _magnitudes(dtype)[magnitude_index]
+            with np.errstate(over="ignore"):
+                numbers[var] = as_tensor(drawing.bounded(var, drawn, dtype))
+        yield numbers
+
+
+def _magnitudes(dtype: np.dtype[np.floating]) -> tuple[float, ...]:
+    """Return the magnitudes to try for a dtype, those whose squares vanish first, up to the largest."""
+    info = np.finfo(dtype)
+    least, normal, most = (float(v) for v in (info.smallest_subnormal, info.tiny, info.max))
+    return math.sqrt(least), math.sqrt(normal), 1.0, 64.0, math.sqrt(most), most
+
+
+def _numbers_of_form(form: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Return numbers of magnitude 1 to 2 in one of `FORMS`."""
+    numbers = np.asarray(rng.uniform(0.25, 2.0, shape) * rng.choice([-1.0, 1.0], shape))
+    if not numbers.size or form == "any":
+        return numbers
+    rows = numbers.reshape(-1, shape[-1] if shape else 1)
+    if form == "alike":
+        return np.broadcast_to(rows[:, :1], rows.shape).reshape(shape)
+    alone = np.zeros_like(rows)
+    kept = len(rows) if form == "one of each row" else 1
+    at = np.arange(kept), rng.integers(rows.shape[1], size=kept)
+    alone[at] = rows[at]
+    return alone.reshape(shape)

@@ -14,6 +14,7 @@ the scores, which a repaired model computes (`_Meant`).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -159,27 +160,22 @@ class _SameIndices(Listener):
 
     def after(self, op: Operation, outputs: Sequence[Any]) -> None:
         """Replace the indices by those of the other run, with the values at them."""
-        output_index = _INDEX_OUTPUT.get(op.op_type, -1)
-        if (
-            not 0 <= output_index < len(outputs)
-            or (given := self.chosen.get(op.outputs[output_index].name)) is None
-        ):
+        at = _INDEX_OUTPUT.get(op.op_type, len(outputs))
+        given = self.chosen.get(op.outputs[at].name) if at < len(outputs) else None
+        if given is None or given.shape != outputs[at].shape or torch.equal(given, outputs[at]):
             return
-        if given.shape != (own := outputs[output_index]).shape or torch.equal(given, own):
-            return
-        x, axis = self._read["x"], int(self._read.get("axis", -1))
+        own, x, axis = outputs[at], self._read["x"].float(), int(self._read.get("axis", -1))
         keeps_axis = own.dim() == x.dim()
         own_values, other_values = (
-            torch.gather(x.float(), axis, (v if keeps_axis else v.unsqueeze(axis)).long()) for v in (own, given)
+            torch.gather(x, axis, (places if keeps_axis else places.unsqueeze(axis)).long())
+            for places in (own, given)
         )
-        apart = float((own_values - other_values).abs().max())
-        near = psnr(float(x.float().abs().max()), float((own_values - other_values).square().mean().sqrt()))
-        self.near = min(self.near, near)
-        count = int((given != own).sum())
-        self.moved.append(
-            f"{op.op_type} {op.name} gives {count:,} of {own.numel():,} places otherwise, "
-            f"of {f'values output_index most {apart:.2g} apart' if apart else 'equal values'}"
-        )
+        difference = own_values - other_values
+        self.near = min(self.near, psnr(float(x.abs().max()), float(difference.square().mean().sqrt())))
+        apart = float(difference.abs().max())
+        values = f"values at most {apart:.2g} apart" if apart else "equal values"
+        count = f"{int((given != own).sum()):,} of {own.numel():,} places"
+        self.moved.append(f"{op.op_type} {op.name} gives {count} otherwise, of {values}")
         own.copy_(given)
         if op.op_type == "topk":
             outputs[0].copy_(other_values)
@@ -245,11 +241,8 @@ class OnEngine:
 
     def meaning(self, op: Operation, row: Implementation) -> Callable[..., Any]:
         """Return the op's function between roundings."""
-        function, round_ = (
-            meaning(op, row, self.engine),
-            neural_engine.rounding(chip_of(self.engine), op.op_type),
-        )
-
+        function = meaning(op, row, self.engine)
+        round_ = neural_engine.rounding(chip_of(self.engine), op.op_type)
         return lambda **operands: rounded_halves(
             function(**{k: rounded_halves(v) for k, v in operands.items()}), round_
         )
@@ -277,12 +270,12 @@ def _near(wanted: Array, value: Array) -> float:
 
 
 class Near(dict[str, float]):
-    """DB of the least exact output by arithmetic, and what is to be known of them."""
+    """Arithmetic -> the PSNR in dB of the least exact output in it."""
 
     notes: tuple[str, ...] = ()
     """Why outputs are far off, or between which runs they are near, in words."""
     blank: bool = False
-    """Is no number of the outputs finite in fp32, so that nothing was compared?"""
+    """Whether no number of the outputs is finite in fp32, so that nothing was compared."""
 
 
 TINY = 100 * fp16.LEAST / math.sqrt(12)
@@ -307,15 +300,15 @@ class _FirstTiny(Listener):
 def _not_numbers(meant: Values, outputs: Values) -> str:
     """Return words about the first output that fp32 cannot judge, being NaN or infinite there; else ""."""
     for name, wanted in _floats(meant).items():
-        undefined, found = np.isnan(wanted), np.asarray(outputs[name])
+        undefined, value = np.isnan(wanted), np.asarray(outputs[name])
         if undefined.any():
             was = f"NaN to {undefined.mean():.0%}"
-            if np.isfinite(found).all():
+            if np.isfinite(value).all():
                 return (
                     f"output %{name} is finite now: it was {was}, in fp32 too, so that these cannot be compared"
                 )
             return f"output %{name} is {was}, in fp32 too"
-        if found.shape == wanted.shape and (moved := np.isinf(wanted) & (found != wanted)).any():
+        if value.shape == wanted.shape and (moved := np.isinf(wanted) & (value != wanted)).any():
             share = f"{moved.mean():.0%} of output %{name}"
             return f"{share} is infinite in fp32 and another number now, so that these cannot be compared"
     return ""
@@ -353,19 +346,23 @@ def less_exact(before: Mapping[str, float], after: Mapping[str, float]) -> str:
     return ""
 
 
+Sample = tuple[str, int]
+"""(function, number of a set of inputs for it)."""
+
+
 @dataclass
 class Yardstick:
-    """What a program means on some inputs, to hold others against.
+    """What a program means on some inputs, and how near its edited forms come to that.
 
     Args:
         program: as it was given; it must stay so while results are read.
         engine: the arithmetic that counts beside fp16: "ane", or that of a chip, as "ane:M1".
         inputs: sets of arrays by input name, for programs of one function; drawn by default.
         images: names of inputs that are images.
-        seed: of the first that is drawn.
-        seeds: how many are drawn.
+        seed: the seed of the first set of inputs that is drawn.
+        seeds: how many sets are drawn.
         most_flop: a program of more is not measured.
-        flat: numbers of which each is tried in the place of every input (`undefined`).
+        flat: numbers that `undefined` puts into all inputs, one after the other.
     """
 
     program: Program
@@ -376,13 +373,14 @@ class Yardstick:
     seeds: int = SEEDS
     most_flop: float = MOST_FLOP
     flat: Sequence[float] = ()
-    meant: dict[tuple[str, int], Values] = field(default_factory=dict)
-    places: dict[tuple[str, int], _ChosenIndices] = field(default_factory=dict)
-    """What ops choose in fp32, of programs that choose among values."""
+    meant: dict[Sample, Values] = field(default_factory=dict)
+    """What the program means on each set of inputs that was needed so far."""
+    places: dict[Sample, _ChosenIndices] = field(default_factory=dict)
+    """The indices that ops chose there in fp32, in programs that choose any."""
 
     @cached_property
-    def samples(self) -> dict[tuple[str, int], Values]:
-        """(function, number) -> inputs."""
+    def samples(self) -> dict[Sample, Values]:
+        """All sets of inputs."""
         functions = self.program.functions
         if self.inputs and len(functions) == 1:
             return {(next(iter(functions)), i): values for i, values in enumerate(self.inputs)}
@@ -404,18 +402,17 @@ class Yardstick:
         """
         if self.flop > MOST_FLOP or call_of(contract := list(contract)) is not None:
             return 0
-        found = 0
-        for (name, i), values in self.samples.items():
-            for flat in self.flat if i == 0 else ():
-                sample = {n: np.full_like(v, flat) for n, v in values.items()}
-                given, how = adapt_inputs(contract, sample), as_half(program)
-                try:
-                    made = run(program, given, precision=how, function=name)  # type: ignore[arg-type]
-                except InterpretError:
-                    return 0
-                numbers = map(np.asarray, made.values())  # a classifier gives a label too
-                found += not all(np.isfinite(v).all() for v in numbers if v.dtype.kind == "f")
-        return found
+        half: Any = as_half(program)
+        first_sets = [(name, values) for (name, i), values in self.samples.items() if i == 0]
+        undefined = 0
+        for (name, values), flat in itertools.product(first_sets, self.flat):
+            sample = adapt_inputs(contract, {n: np.full_like(v, flat) for n, v in values.items()})
+            try:
+                outputs = run(program, sample, precision=half, function=name)
+            except InterpretError:
+                return 0
+            undefined += not all(np.isfinite(v).all() for v in _floats(outputs).values())
+        return undefined
 
     @cached_property
     def flop(self) -> float:
@@ -425,28 +422,28 @@ class Yardstick:
 
     @cached_property
     def is_small(self) -> bool:
-        """Does a run take a second or so?"""
+        """Whether a run takes a second or so at most."""
         numbers = sum(map(stored, self.program.functions.values()))
         return self.flop <= self.most_flop and numbers <= MOST_NUMBERS
 
     def measure(self, program: Program, contract: Iterable[InterfaceChange] = ()) -> Near | None:
-        """DB of the least exact output by arithmetic, over all inputs; None where that cannot be told.
+        """Return how near the outputs come to what the program means, over all inputs; None where unknown.
 
         Where an op chooses other places among nearly equal values than in fp32, outputs are judged at the same
-        places, and by how near these values are.
+        places, and by how near these values are. Nothing is known where edits changed what outputs hold: other
+        results have other largest values.
 
         Args:
             program: this one, or what edits made of it.
             contract: how they changed the interface.
         """
         contract = list(contract)
-        # Other results have other largest values.
         return self.seen_as(program, contract) if all(change.retypes for change in contract) else None
 
     def seen_as(
         self, program: Program, contract: Iterable[InterfaceChange], later: Iterable[InterfaceChange] = ()
     ) -> Near | None:
-        """The same of results as they are after further changes of the interface: the last position alone.
+        """Return the same after further changes of the interface, such as to the last position alone.
 
         Args:
             program: this one, or what edits made of it.
@@ -457,18 +454,18 @@ class Yardstick:
         if call_of([*contract, *later]) is not None or not self.is_small:
             return None
         arithmetics = {"fp16": as_half(program), self.engine: as_engine(program, self.engine)}
-        found, notes = Near(), list[str]()
+        nearest, notes = Near(), list[str]()
         try:
             for name, arithmetic in arithmetics.items():
                 each = [self._near(program, arithmetic, contract, later, at) for at in self.samples]
-                found[name] = min((near for near, _ in each), default=math.inf)
-                notes += [f"in {name} {note}" for _, note in each if note] * (not notes)
+                nearest[name] = min((near for near, _ in each), default=math.inf)
+                notes = notes or [f"in {name} {note}" for _, note in each if note]
         except InterpretError:
             return None
-        found.notes = tuple(dict.fromkeys(notes))
+        nearest.notes = tuple(dict.fromkeys(notes))
         wanted = [v for at in self.samples for v in _floats(self._meant(at)).values() if v.size]
-        found.blank = bool(wanted) and not any(np.isfinite(v).any() for v in wanted)
-        return found
+        nearest.blank = bool(wanted) and not any(np.isfinite(v).any() for v in wanted)
+        return nearest
 
     def _near(
         self,
@@ -476,9 +473,9 @@ class Yardstick:
         arithmetic: str | Arithmetic,
         contract: list[InterfaceChange],
         later: list[InterfaceChange],
-        at: tuple[str, int],
+        at: Sample,
     ) -> tuple[float, str]:
-        """One function on one set of inputs: dB, and what is to be known of it."""
+        """Return how near the outputs come for one set of inputs, in dB, and a note on them or ""."""
         values = self.samples[at]
         meant = adapt_outputs([*contract, *later], self._meant(at), values)
 
@@ -486,19 +483,20 @@ class Yardstick:
             how: Any = {"precision": arithmetic, "function": at[0], "listener": listener}
             return adapt_outputs(later, run(program, adapt_inputs(contract, values), **how), values)
 
-        near = nearness(meant, made := outputs())
+        own = outputs()
+        near = nearness(meant, own)
         if near >= SAME:
-            return near, _not_numbers(meant, made)
+            return near, _not_numbers(meant, own)
         if at in self.places:
-            again = _SameIndices(self.places[at].chosen)
-            beside = min(nearness(meant, outputs(again)), again.near)
-            if beside > near:
-                both = f"{in_decibels(beside)}, else {in_decibels(near)}"
-                return beside, f"{again.moved[0]}: at the places of fp32 outputs are within {both}"
-        return near, _not_numbers(meant, made) or _other_length(meant, made)
+            same_places = _SameIndices(self.places[at].chosen)
+            near_there = min(nearness(meant, outputs(same_places)), same_places.near)
+            if near_there > near:
+                both = f"{in_decibels(near_there)}, else {in_decibels(near)}"
+                return near_there, f"{same_places.moved[0]}: at the places of fp32 outputs are within {both}"
+        return near, _not_numbers(meant, own) or _other_length(meant, own)
 
     def why_far(self) -> str:
-        """Which op gives only numbers that are too small for fp16, in words; "" for none."""
+        """Return which op gives only numbers that are too small for fp16, in words; "" for none."""
         for at, values in self.samples.items():
             watch = _FirstTiny()
             run(self.program, values, precision="fp32", function=at[0], listener=watch)
@@ -506,8 +504,8 @@ class Yardstick:
                 return watch.words
         return ""
 
-    def _meant(self, at: tuple[str, int]) -> Values:
-        """What the program means on some inputs."""
+    def _meant(self, at: Sample) -> Values:
+        """Return what the program means on a set of inputs."""
         if at not in self.meant:
             if _has_index_choices(self.program):
                 self.places[at] = _ChosenIndices()
@@ -519,11 +517,11 @@ class Yardstick:
 MARGIN = 4.0
 """Other inputs may square to so many times what the sampled ones do: numbers of twice the size. A choice."""
 MOST_NUMBERS = 1 << 29
-"""Stored numbers up to which a model is run for this: one run reads each, in seconds."""
+"""The most stored numbers of a model that is run for this: one run reads each, in seconds."""
 
 
 def large_squares(program: Program, seed: int = 0, inputs: Sequence[Values] = ()) -> dict[str, float]:
-    """Names of the squares of root norms that may overflow, with the largest that was seen; in fp16 infinite.
+    """Return the squares of root norms that may overflow: name -> the largest value seen, infinite in fp16.
 
     Norms whose squares intervals bound are not looked at. Nothing is run where there is no other, where the
     model stores more than `MOST_NUMBERS`, or where it cannot be run on the inputs.
@@ -537,12 +535,12 @@ def large_squares(program: Program, seed: int = 0, inputs: Sequence[Values] = ()
     largest: dict[str, float] = {}
     for name, function in program.functions.items():
         if (squares := repairs_of_squares(function)) and stored(function) <= MOST_NUMBERS:
-            largest |= _seen(program, name, squares, seed, inputs)
+            largest |= _largest_seen(program, name, squares, seed, inputs)
     return {name: value for name, value in largest.items() if not value < fp16.LARGEST / MARGIN}
 
 
 def repairs_of_squares(function: Function) -> dict[Var, str]:
-    """The squares in root norms that nothing bounds, each with the pass that writes the norm otherwise."""
+    """Return the squares in root norms that nothing bounds -> the pass that writes the norm in another form."""
     repairs = {}
     for op in walk_ops(function):
         for hazard, name in NORMS:
@@ -552,15 +550,16 @@ def repairs_of_squares(function: Function) -> dict[Var, str]:
 
 
 def stored(function: Function) -> int:
-    """How many numbers the constants of a function hold."""
+    """Return how many numbers the constants of a function hold."""
     constants = (op.outputs[0] for op in walk_ops(function) if op.op_type == "const")
     return sum(math.prod(static_shape(v) or ()) for v in constants if types.is_tensor(v.sym_type))
 
 
-def _seen(
+def _largest_seen(
     program: Program, function: str, squares: Collection[Var], seed: int, inputs: Sequence[Values]
 ) -> Mapping[str, float]:
-    watch = _Watch(squares)
+    """Return the largest magnitude of some values in fp16; empty where the model cannot be run."""
+    watch = _LargestMagnitudes(squares)
     try:
         predictor = Predictor(program, function=function, precision="fp16", fuse=False)
         for values in inputs or [predictor.sample(seed)]:
@@ -570,15 +569,15 @@ def _seen(
     return watch.largest
 
 
-class _Watch(Listener):
-    """The largest magnitude of some values."""
+class _LargestMagnitudes(Listener):
+    """A listener that keeps the largest magnitude of some values, by name."""
 
     def __init__(self, wanted: Collection[Var]) -> None:
         self._wanted = wanted
         self.largest: dict[str, float] = {}
 
     def after(self, op: Operation, outputs: Sequence[Any]) -> None:
-        """Look at what is wanted."""
+        """Compare the magnitudes of the wanted values."""
         for var, value in zip(op.outputs, outputs, strict=True):
             if var in self._wanted:
                 self.largest[var.name] = max(self.largest.get(var.name, 0.0), float(value.abs().max()))

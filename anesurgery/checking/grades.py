@@ -81,7 +81,7 @@ class Promise:
 
     tolerance: Tolerance = EXACT
     tolerates_nonfinite: bool = True
-    """Does the promise hold for infinities and NaN, too? False is a declared exception that reports name."""
+    """Whether the promise holds for infinities and NaN, too; reports name the exceptions."""
     magnitude: float = math.inf
     """The largest magnitude of an edit's operands for which it holds: a precondition that reports name."""
     limits: Mapping[Any, float] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class SiteCheck:
     loses: float = 0.0
     """The least inputs on which the new side loses digits in fp16 that the old one keeps; 0 for none."""
     ranged: bool = False
-    """Does the grade rest on ranges that the interval analysis shows?"""
+    """Whether the grade rests on ranges that the interval analysis shows."""
     no_proof: str = ""
     """Why there is no proof."""
     counterexample: str = ""
@@ -160,7 +160,7 @@ class SiteCheck:
         return f"finite {what or 'numbers'}" if self.finite_only else what
 
     def within(self, tolerance: Tolerance) -> bool:
-        """Is the difference within a tolerance?"""
+        """Return whether the difference is within a tolerance."""
         return self.max_abs == 0 if tolerance.rtol == 0 else self.max_rel <= tolerance.rtol
 
 

@@ -125,7 +125,7 @@ def declared_lengths(program: Program, spec: Any) -> Declared:
         dynamic = [several for n, several in shapes.items() if symbols_of([function.inputs[n]])]
         for several in filter(None, dynamic):
             for symbol in several[0]:
-                low, high = _united([one[symbol] for one in several])
+                low, high = united([one[symbol] for one in several])
                 ranges[symbol] = _intersected(ranges.get(symbol, (1, None)), low, high)
         if all(dynamic) and any(len(several) > 1 for several in dynamic):
             listed += [
@@ -141,7 +141,7 @@ def _lengths_in(var: Var, shape: Sequence[tuple[int, int]]) -> dict[Any, Range]:
     return {size: (max(low, 1), high if high >= 0 else None) for size, (low, high) in pairs}
 
 
-def _united(ranges: Sequence[Range]) -> Range:
+def united(ranges: Sequence[Range]) -> Range:
     """Return the least range that contains all."""
     ends = [high for _, high in ranges if high is not None]
     return min(low for low, _ in ranges), max(ends) if len(ends) == len(ranges) else None

@@ -348,7 +348,7 @@ def _over_points(
 
 
 def same_hashes(a: HashedValue, b: HashedValue, hashing: Bitwise, move: Move) -> bool:
-    """Do two values have the same hashes in a layout?"""
+    """Return whether two values have the same hashes, once the first one's are moved to the other's layout."""
     if a.hashes is None or b.hashes is None:
         return False
     return hashing.image(a.hashes).map(move).same(hashing.image(b.hashes))

@@ -53,14 +53,14 @@ FAITHFUL = (
 FEW_NUMBERS = 1 << 14
 """Up to this many numbers each element is looked at by itself, which runs the old side `DRAWS` times more."""
 SLACK = 16.0
-"""How many times what rounding was seen to do a difference has to be, to be none: that was seen on `DRAWS`
-draws only, and the largest of more is larger; an error that matters is larger by far."""
+"""A difference counts only if it is so many times what rounding did on `DRAWS` draws: the largest of more draws
+would be larger, and an error that matters is larger by far."""
 OWN = 4.0
-"""How many times what the old side itself loses by rounding the new one may be off from it: both round, each in
-an order of its own, and a sum of two such errors is at most twice either. Twice that is left for chance."""
+"""The new side may be off by so many times what the old side itself loses by rounding. Both round, each in its
+own order, and the sum of two such errors is at most twice either; twice that is left for chance."""
 DRAWS = 8
-"""How often the operands of the old side are put off, to see what rounding can do to it: a choice, as each draw
-runs the old side."""
+"""How often the old side runs with slightly wrong operands, to see what rounding can do to it. A choice: each
+draw costs a run."""
 
 
 @dataclass
@@ -79,15 +79,14 @@ class BothSides:
     carried: Sequence[Var]
     """The values that the new side reads from inside the old side: computed, not drawn."""
     exact: bool = False
-    """Are equal bits promised?"""
+    """Whether equal bits are promised."""
 
     def __post_init__(self) -> None:
         # fp32 reads fp16 exactly and never rounds to it, so what fp16 loses shows only where it is computed in
         old, new = self.old_ops, self.new_ops
-        lost = any(map(_is_lossy_cast, old)) != any(map(_is_lossy_cast, new)) or _narrowest(new) < _narrowest(
-            old
-        )
-        self._precision = "fp16" if lost or (self.exact and _narrowest([*old, *new]) == HALF) else "fp32"
+        casts_differ = any(map(_is_lossy_cast, old)) != any(map(_is_lossy_cast, new))
+        loses = casts_differ or _narrowest(new) < _narrowest(old)
+        self._precision = "fp16" if loses or (self.exact and _narrowest([*old, *new]) == HALF) else "fp32"
         self._old, self._new = self._both(self._precision)
 
     def _both(self, precision: str | Double) -> tuple[Evaluator, Evaluator]:
@@ -109,7 +108,7 @@ class BothSides:
 
     @property
     def rounds_sums(self) -> bool:
-        """Are both sides computed in fp32, so that fp64 tells what rounding does?"""
+        """Whether both sides are computed in fp32, so that fp64 tells what rounding does."""
         return self._precision == "fp32"
 
     def _pairs(self, old: Evaluator, new: Evaluator, numbers: Numbers) -> Pairs:
@@ -120,7 +119,7 @@ class BothSides:
 
 
 def _is_lossy_cast(op: Operation) -> bool:
-    """Does an op cast to a float that cannot hold all of its operand?"""
+    """Return whether an op casts to a float that cannot hold all of its operand."""
     if op.op_type != "cast" or np_dtype(op.inputs["x"]).kind not in "iu":
         return narrows(op)
     low, high = stored_interval(op.inputs["x"])
@@ -161,7 +160,7 @@ class Difference:
     """The numbers of the worst round, when anything differed."""
 
     def within(self, promise: Promise) -> bool:
-        """Is the promise kept?"""
+        """Return whether the promise is kept."""
         rtol = promise.tolerance.rtol
         return self.max_abs == 0 if rtol == 0 else self.max_rel <= rtol
 
@@ -199,15 +198,14 @@ def compare_numbers(
     floats = any(np_dtype(v).kind == "f" for v in sides.drawn)
     tried = Counter[str]()
     for kind in (*schedule(size, promise.tolerates_nonfinite, weight, floats), *(more if floats else ())):
-        own = (
-            np.random.default_rng(tried[kind]) if kind == "channels" else rng
-        )  # what follows is drawn as without
-        numbers = drawn_numbers(sides.drawn, drawing, kind, own)
-        meet = {"small": edged, "nonfinite": crossed if tried[kind] % 2 == 0 else None}.get(kind)
-        if meet is not None:
+        # a source of its own, so that the rounds after it draw the same numbers as without it
+        source = np.random.default_rng(tried[kind]) if kind == "channels" else rng
+        numbers = drawn_numbers(sides.drawn, drawing, kind, source)
+        combine = {"small": edged, "nonfinite": crossed if tried[kind] % 2 == 0 else None}.get(kind)
+        if combine is not None:
             plain = {v: x.numpy() for v, x in numbers.items()}
             at = tried[kind] * max(map(np.size, plain.values()), default=0)
-            numbers |= {v: as_tensor(x) for v, x in meet(sides.drawn, drawing, plain, at).items()}
+            numbers |= {v: as_tensor(x) for v, x in combine(sides.drawn, drawing, plain, at).items()}
         pairs = sides.run(numbers)
         if promise.tolerance.rtol and kind != "nonfinite" and _overflows(pairs):
             numbers = _without_overflows(numbers, pairs)
@@ -225,14 +223,13 @@ def compare_numbers(
         worst.add(measured(sides, numbers, pairs, undefined, promise), numbers)
         if not worst.within(promise):
             break
-    worst.untried = untried_in_words(tried, promise.tolerates_nonfinite, floats) + _edges_untried(
-        sides.drawn, drawing
-    )
+    kinds = untried_in_words(tried, promise.tolerates_nonfinite, floats)
+    worst.untried = kinds + _edges_untried(sides.drawn, drawing)
     return worst
 
 
 def _overflows(pairs: Pairs) -> bool:
-    """Is an old value infinite?"""
+    """Return whether an old value is infinite."""
     return any(bool(torch.isinf(old).any()) for old, _ in pairs)
 
 
@@ -322,10 +319,10 @@ def rounding(
     draws = sides.spread(numbers, share)
     relative = []
     for i, (part, exact) in enumerate(zip(parts, _differences(finer, undefined, promise), strict=True)):
-        old, none = finer[i][0], undefined[i : i + 1]
-        moved = (_differences([(old, draw[i])], none, promise)[0].max_abs for draw in draws)
+        old, left_out = finer[i][0], undefined[i : i + 1]
+        moved = (_differences([(old, draw[i])], left_out, promise)[0].max_abs for draw in draws)
         off = max(filter(math.isfinite, moved), default=0.0)  # off by a little, the arccosine of 1 is no number
-        allowed = max(off, OWN * _differences([(old, pairs[i][0])], none, promise)[0].max_abs)
+        allowed = max(off, OWN * _differences([(old, pairs[i][0])], left_out, promise)[0].max_abs)
         left = FINER * allowed if old.is_floating_point() else 0.0
         if (exact.max_abs <= left or exact.max_rel <= rtol) and 0 < allowed < math.inf:
             part = part._replace(max_rel=min(part.max_rel, rtol * part.max_abs / allowed))
@@ -341,30 +338,30 @@ def hidden(
     Only what fp64 shows to be no rounding counts, beyond what errors of the tolerance in the operands do to the
     same row. In small sites each element is looked at too, unless a function may be approximated there.
     """
-    rtol, few = promise.tolerance.rtol, sum(t.numel() for t in numbers.values()) <= FEW_NUMBERS
+    rtol, is_small = promise.tolerance.rtol, sum(t.numel() for t in numbers.values()) <= FEW_NUMBERS
     share = ROUNDED_OFF if all(op.op_type in FAITHFUL for op in sides.old_ops) else rtol
-    each = share if few and share <= REASSOCIATED.rtol else None
-    views = [_values_by_rows(old, none, each) for (old, _), none in zip(pairs, undefined, strict=True)]
-    far = [
-        [view for view in here if bool(view.far(old, new, rtol).any())]
+    each = share if is_small and share <= REASSOCIATED.rtol else None
+    views = [_values_by_rows(old, left_out, each) for (old, _), left_out in zip(pairs, undefined, strict=True)]
+    suspicious = [
+        [view for view in here if bool(view.differs(old, new, rtol).any())]
         for here, (old, new) in zip(views, pairs, strict=True)
     ]
-    if not any(far):
+    if not any(suspicious):
         return parts
     finer, draws = sides.run_double(numbers), sides.spread(numbers, rtol)
-    conspicuous = []
+    judged = []
     for i, part in enumerate(parts):
-        for view in far[i]:
-            apart, before = (view.largest(a.double() - b.double()) for a, b in (finer[i], pairs[i]))
-            flow = torch.stack([view.largest(finer[i][0] - draw[i]) for draw in draws]).amax(0)
+        for view in suspicious[i]:
+            in_double, as_run = (view.largest(a.double() - b.double()) for a, b in (finer[i], pairs[i]))
+            rounding_error = torch.stack([view.largest(finer[i][0] - draw[i]) for draw in draws]).amax(0)
             slack = SLACK if view.axis is None else OWN  # a row shows what rounding can do in many numbers
-            wrong = view.far(*pairs[i], rtol) & (apart > before / 2)
-            wrong &= (apart > slack * flow) & (apart > view.least)
+            wrong = view.differs(*pairs[i], rtol) & (in_double > as_run / 2)
+            wrong &= (in_double > slack * rounding_error) & (in_double > view.least)
             if bool(wrong.any()):
-                worst = max(rtol * SLACK, float((rtol * apart / flow)[wrong].max()))
+                worst = max(rtol * SLACK, float((rtol * in_double / rounding_error)[wrong].max()))
                 part = part._replace(max_rel=max(part.max_rel, worst))
-        conspicuous.append(part)
-    return conspicuous
+        judged.append(part)
+    return judged
 
 
 def _constant_rows(old: torch.Tensor, axis: int) -> torch.Tensor:
@@ -389,23 +386,28 @@ class _RowsOfValue(NamedTuple):
     axis: int | None
     left_out: torch.Tensor
     least: float
-    """What is no difference, however small a row is."""
+    """A difference up to this counts as none, however small a row is."""
 
     def largest(self, values: torch.Tensor) -> torch.Tensor:
-        """The largest magnitude in each row."""
+        """Return the largest magnitude in each row."""
         sizes = values.abs().masked_fill(self.left_out, 0)
         return sizes if self.axis is None else rows_along(sizes, self.axis).amax(1)
 
-    def far(self, old: torch.Tensor, new: torch.Tensor, rtol: float) -> torch.Tensor:
-        """Where values differ by more than a share of the largest in the row."""
+    def differs(self, old: torch.Tensor, new: torch.Tensor, rtol: float) -> torch.Tensor:
+        """Return where values differ by more than a share of the largest in the row."""
         return self.largest(old - new) > (rtol * self.largest(old)).clamp(min=self.least)
 
 
-def _values_by_rows(old: torch.Tensor, none: torch.Tensor | None, each: float | None) -> list[_RowsOfValue]:
-    """Return the rows along each axis; and single elements, judged by this share of most of them."""
+def _values_by_rows(
+    old: torch.Tensor, undefined: torch.Tensor | None, each: float | None
+) -> list[_RowsOfValue]:
+    """Return the rows along each axis; and with `each`, the elements one by one.
+
+    An element differs by itself from this share of the median of all magnitudes on.
+    """
     if not old.is_floating_point() or not old.numel():
         return []
-    left_out = ~torch.isfinite(old) if none is None else ~torch.isfinite(old) | none
+    left_out = ~torch.isfinite(old) if undefined is None else ~torch.isfinite(old) | undefined
     size = float(old[~left_out].abs().median()) if not bool(left_out.all()) else 0.0
     rows = [
         _RowsOfValue(axis, left_out | _constant_rows(old, axis), ROUNDED_OFF * size) for axis in row_axes(old)
@@ -415,8 +417,8 @@ def _values_by_rows(old: torch.Tensor, none: torch.Tensor | None, each: float | 
 
 def _differences(pairs: Pairs, undefined: Undefined, promise: Promise) -> list[Apart]:
     return [
-        difference(old, new, none, finite_only=not promise.tolerates_nonfinite)
-        for (old, new), none in zip(pairs, undefined, strict=True)
+        difference(old, new, left_out, finite_only=not promise.tolerates_nonfinite)
+        for (old, new), left_out in zip(pairs, undefined, strict=True)
     ]
 
 

@@ -46,11 +46,11 @@ class OutputComparison:
     only_reference: int = 0
     """Elements, counted in `bad`, that are NaN or infinite in the reference and finite in the other."""
     logits: bool = False
-    """Are the values logits of classes or tokens? For other values `kl` and `top_k` mean nothing."""
+    """Whether the values are logits of classes or tokens; for other values `kl` and `top_k` mean nothing."""
 
     @property
     def is_vacuous(self) -> bool:
-        """Are there elements besides infinities by design, but none that is finite on both sides?"""
+        """Whether there are elements besides infinities by design, but none that is finite on both sides."""
         return self.compared == 0 and self.bad + self.undefined > 0
 
     @property

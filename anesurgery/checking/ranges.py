@@ -89,14 +89,14 @@ class OpRange:
         return joint
 
     def _seen(self, hazard: Hazard) -> Hazard:
-        """A hazard of a share, with the magnitude of the whole."""
+        """Return a hazard that a share of the set showed, with the magnitude over the whole set."""
         kind = "overflow" if hazard.kind == "saturates" and self.largest > fp16.LARGEST else hazard.kind
         partial = self.partial_sum if kind in ("saturates", "may saturate") else None
         return replace(hazard, kind=kind, value=self.largest if partial is None else partial)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> OpRange:
-        """A row that was written as JSON, where infinities are words."""
+        """Return a row that was written as JSON, where infinities are words."""
         partial = content["partial_sum"]
         hazards = [
             Hazard(str(h["arithmetic"]), str(h["kind"]), float(h["value"]), h["remedy"])
@@ -119,7 +119,7 @@ class Ranges(Drawn):
 
     @property
     def ok(self) -> bool:
-        """Were finite numbers tried, and does nothing leave fp16 or the engine's arithmetic?"""
+        """Whether the inputs were finite, and nothing leaves fp16 or the engine's arithmetic."""
         return not self.unsound and not any(row.hazards for row in self.rows)
 
     @property
@@ -156,7 +156,7 @@ class Ranges(Drawn):
         }
 
     def merge(self, *others: Ranges) -> Ranges:
-        """The results of several shares of a calibration set as one.
+        """Join the results of several shares of a calibration set.
 
         Raises:
             SurgeryError: they are of different models or arithmetics.
@@ -257,7 +257,7 @@ def ranges(
 def _spread(
     model: Any, inputs: Any, part: Shard, where: tuple[int, Any], options: Mapping[str, Any], seed: int
 ) -> Ranges:
-    """The sets of inputs of a share, spread over workers."""
+    """Return the ranges over a share of the sets of inputs, which workers run."""
     if not isinstance(model, (str, os.PathLike)):
         raise SurgeryError("jobs= and scheduler= take the path of a model; save it first")
     path = str(Path(model).expanduser().absolute())
@@ -274,12 +274,12 @@ def _spread(
 
 
 def _one(path: str, samples: Sequence[Values], options: dict[str, Any]) -> dict[str, Any]:
-    """Some sets of inputs, by a worker: results travel as plain data."""
+    """Return the ranges over some sets of inputs as plain data; a worker runs it."""
     return ranges(path, samples, **options).to_json()
 
 
 def _unsound(model: Predictor, samples: Iterable[Values]) -> tuple[str, ...]:
-    """The inputs that hold NaN or infinities in the dtype that the model takes, by name."""
+    """Return the names of inputs that hold NaN or infinities in the dtype that the model takes."""
     dtypes = {n: np_dtype(v) for e in model.executables for n, v in e.function.inputs.items()}
     unsound: dict[str, None] = {}
     for name, value in (pair for values in samples for pair in values.items()):
@@ -292,7 +292,7 @@ def _unsound(model: Predictor, samples: Iterable[Values]) -> tuple[str, ...]:
 
 
 def _hazard(row: OpRange, arithmetic: str, nan: bool) -> Hazard:
-    """What broke at an op: in the exact arithmetic already, or only in the narrow one."""
+    """Return the hazard of an op that breaks in an arithmetic, or in fp32 already."""
     value = row.largest
     if not math.isfinite(value):
         kind = "nan" if math.isnan(value) else "infinite"
@@ -323,7 +323,7 @@ def _floats(op: Operation, outputs: Sequence[Any]) -> list[tuple[Var, torch.Tens
 
 
 class _Exact(Listener):
-    """Keeps the range of each float value, and bounds the partial sums."""
+    """A listener that keeps the range of each float value, and bounds the partial sums."""
 
     def __init__(self) -> None:
         self.rows: dict[Var, OpRange] = {}
@@ -349,15 +349,15 @@ class _Exact(Listener):
 
 
 class _Breaks(Listener):
-    """Notes the ops that make infinities or NaN out of finite numbers."""
+    """A listener that notes the ops that make infinities or NaN out of finite numbers."""
 
     def __init__(self) -> None:
         self.broken: dict[Var, bool] = {}
-        """Value -> is there a NaN among what broke?"""
+        """Value that is no longer finite -> whether it holds a NaN."""
         self._sound = True
 
     def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
-        """Were the operands finite? A constant may be infinite: then it is this op that lets it in."""
+        """Note whether the operands are finite; an infinite constant counts as finite: this op lets it in."""
         self._sound = all(_finite(v) for k, v in inputs.items() if not _fixed(op, k))
 
     def after(self, op: Operation, outputs: Sequence[Any]) -> None:

@@ -6,9 +6,9 @@ the edit, not of the model: values that both sides read from outside are drawn a
 value.
 
 Beside random inputs both sides run on chosen ones. There are four kinds of runs: the ops upstream, on inputs
-that may leave the ranges on which the edit relies (`_leaves_range`); all values of a small domain
-(`_combinations`, `_compare_all`); each value of an integer range and each constant of both sides (`_sweep`,
-`_aim`); and every magnitude in fp16 (`_fp16_behavior`).
+that may leave the ranges on which the edit relies (`range_violation`); all values of a small domain
+(`_compare_all`); each value of an integer range and each constant of both sides (`_sweep`, `_aim`); and every
+magnitude in fp16 (`_fp16_behavior`).
 """
 
 from __future__ import annotations
@@ -18,24 +18,16 @@ import math
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 
 from anesurgery import fp16
-from anesurgery.checking.addresses import (
-    ADDRESSES,
-    AS_DRAWN,
-    Bounds,
-    address_bounds,
-    is_looked_up,
-    largest_accepted,
-)
+from anesurgery.checking.addresses import AS_DRAWN, Bounds, address_bounds, is_looked_up, largest_accepted
 from anesurgery.checking.adversarial import PEAKS, Drawing, Sampler, constants_of, largest_constant, rows_apart
-from anesurgery.checking.aiming import aimed, targets
-from anesurgery.checking.edit_sites import Site, on_fewer_rows, site_of
+from anesurgery.checking.aiming import aimed, all_combinations, drawn_range, targets
+from anesurgery.checking.edit_sites import Site, on_fewer_rows, range_violation, site_of
 from anesurgery.checking.grades import (
     EXACT,
     PLAIN,
@@ -77,190 +69,26 @@ from anesurgery.checking.numbers import (
 from anesurgery.checking.proofs import AT_ONCE, MOST, NoProof, Proof, StandIns, prove, prove_for_any_weights
 from anesurgery.checking.trial_lengths import plan_of, span
 from anesurgery.errors import InterpretError, Refusal, Refused
-from anesurgery.facts.dependence import slice_back
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.constant_memory import trim_heap
 from anesurgery.interpret.arithmetic.fp64 import Double
-from anesurgery.interpret.sampling import LOOKUPS
 from anesurgery.interpret.table import Unsupported
-from anesurgery.mil import Array, Operation, Var, any_symbolic, constant, ct, np_dtype, reads, types
-from anesurgery.ops import CONTRACTIONS, CONTROL, LISTS, RANDOM, STATEFUL
-from anesurgery.semantics.bounds import ANY
+from anesurgery.mil import Array, Operation, Var, np_dtype, types
 from anesurgery.semantics.fingerprint import fingerprint
-from anesurgery.semantics.intervals import STEPS, stored_interval
-from anesurgery.semantics.reading import is_tensor
-
-# -- ranges -----------------------------------------------------------------------------------------------
-#
-# The interval analysis says where a value lies. The ops upstream are run as stored, in fp16 and fp32, on
-# inputs made to leave that range: numbers whose squares vanish or overflow, rows with a single nonzero element,
-# and rows that do not vary. An element outside the range shows an error of the analysis.
-
-UNFOLLOWED = CONTROL | LISTS | RANDOM | STATEFUL
-"""Ops that are not run again; their results are drawn."""
-FORMS = ("any", "one of each row", "one of all", "alike")
-"""Forms of inputs: all elements random, one nonzero element in each row or in all, equal rows."""
-FEW_UPSTREAM = 1 << 20
-"""The most elements upstream for which every magnitude and form is tried: 24 runs then take less than a second.
-Above, only numbers whose squares vanish are tried."""
-
-
-def _leaves_range(var: Var, seed: int) -> str:
-    """Return an element that a value takes outside its range, in words; "" where none was found."""
-    low, high = stored_interval(var)
-    ops, boundary = _ops_upstream(var)
-    if not ops or (low, high) == ANY:
-        return ""
-    run = Evaluator(ops, [var], "fp16")
-    for numbers in _range_inputs(boundary, ops, seed):
-        try:
-            (values,) = run(numbers)
-        except InterpretError:
-            continue  # places or lengths that do not go together
-        held = values.double()[~torch.isnan(values)]
-        beyond = held[(held < low) | (held > high)]
-        if beyond.numel():
-            return f"%{var.name} is {float(beyond[0]):.9g}, outside of {low:.9g} to {high:.9g}"
-    return ""
-
-
-def _ops_upstream(var: Var) -> tuple[list[Operation], list[Var]]:
-    """Return the nearest ops that compute a value, in order, and the values that they read."""
-    near, level = dict[Operation, None](), [var]
-    while level and len(near) < STEPS:
-        makers = dict.fromkeys(v.op for v in level if v.op is not None and _is_followed(v.op))
-        level = [v for op in makers if op not in near for v in reads(op)]
-        near |= makers
-    inside = {v for op in near for v in op.outputs}
-    read = dict.fromkeys(v for op in near for v in reads(op) if v not in inside)
-    ops = slice_back([var], set(read))
-    return ops, [v for v in read if v.op is None or v.op.op_type != "const"]
-
-
-def _is_followed(op: Operation) -> bool:
-    if op.op_type == "const" or op.op_type in UNFOLLOWED or op.blocks:
-        return False
-    return op.op_type not in CONTRACTIONS or any(stored_interval(v) != ANY for v in op.outputs)
-
-
-def _range_inputs(boundary: Sequence[Var], ops: Sequence[Operation], seed: int) -> Iterator[Numbers]:
-    """Yield inputs that may leave the range, round by round."""
-    if not all(is_tensor(v) for v in boundary):
-        return
-    drawing, rng = Drawing(lambda var, rng: None), np.random.default_rng(seed)
-    values = (v for op in ops for v in op.outputs if types.is_tensor(v.sym_type))
-    is_small = sum(math.prod(drawn_shape(v)) for v in values) <= FEW_UPSTREAM
-    for magnitude_index, form in product(
-        range(len(_magnitudes(np.dtype(np.float16)))) if is_small else (0,), FORMS
-    ):
-        numbers: Numbers = {}
-        for var in boundary:
-            dtype = np_dtype(var)
-            if dtype.kind != "f":
-                numbers[var] = as_tensor(drawing.draw(var, "normal", rng))
-                continue
-            drawn = _numbers_of_form(form, drawn_shape(var), rng) * _magnitudes(dtype)[magnitude_index]
-            with np.errstate(over="ignore"):
-                numbers[var] = as_tensor(drawing.bounded(var, drawn, dtype))
-        yield numbers
-
-
-def _magnitudes(dtype: np.dtype[np.floating]) -> tuple[float, ...]:
-    """Return the magnitudes to try for a dtype, those whose squares vanish first, up to the largest."""
-    info = np.finfo(dtype)
-    least, normal, most = (float(v) for v in (info.smallest_subnormal, info.tiny, info.max))
-    return math.sqrt(least), math.sqrt(normal), 1.0, 64.0, math.sqrt(most), most
-
-
-def _numbers_of_form(form: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Return numbers of magnitude 1 to 2 in one of `FORMS`."""
-    numbers = np.asarray(rng.uniform(0.25, 2.0, shape) * rng.choice([-1.0, 1.0], shape))
-    if not numbers.size or form == "any":
-        return numbers
-    rows = numbers.reshape(-1, shape[-1] if shape else 1)
-    if form == "alike":
-        return np.broadcast_to(rows[:, :1], rows.shape).reshape(shape)
-    alone = np.zeros_like(rows)
-    kept = len(rows) if form == "one of each row" else 1
-    at = np.arange(kept), rng.integers(rows.shape[1], size=kept)
-    alone[at] = rows[at]
-    return alone.reshape(shape)
-
+from anesurgery.semantics.intervals import stored_interval
 
 # -- small domains, ranges of integers, and constants -----------------------------------------------------
 
-WHOLE = 1024
-"""The most combinations of values that are all tried: ten booleans, or two integers of five bits. A choice."""
 MOST_SWEPT = 1 << 25
 """The most numbers read, over all rounds, to try each value of a range once: 134 MB of fp32. A choice between
 certainty and the time of a check."""
-INTEGER_DRAWS = 16
-"""How often a pass's integers are drawn to see their range. A value in every second draw is missed with a
-probability of 1 in 65,536."""
-ENDS = 0.1
-"""Share of draws that must be the least and the largest value for these to count as ends of a range: of
-integers spread over ten values or more, fewer are ends by chance."""
 
 
-def _values_of(var: Var, drawing: Drawing) -> range | None:
-    """Return the values that each element of a boolean or integer input may have; None where unknown."""
-    dtype = np_dtype(var) if types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type) else None
-    if dtype is None or dtype.kind not in "biu" or drawing.sample(var, np.random.default_rng(0)) is not None:
-        return None
-    if dtype.kind == "b":
-        return range(2)
-    info = np.iinfo(dtype)
-    low, high = (drawing.bounds or {}).get(var, stored_interval(var))
-    if np.ndim(low) or np.ndim(high):
-        return None  # each has ends of its own
-    return range(int(max(low, info.min)), int(min(high, info.max)) + 1)
-
-
-def _combinations(drawn: Sequence[Var], drawing: Drawing, ops: Sequence[Operation]) -> Iterator[Numbers] | None:
-    """Return all combinations of input values of a site; None where these are too many, or unknown."""
-    choices = [_values_of(var, drawing) for var in drawn]
-    countable = [c for c in choices if c is not None]
-    if not drawn or len(countable) < len(drawn):
-        return None
-    if any(any_symbolic(v.shape or ()) for v in drawn) or any(map(_draws_some_integers, ops)):
-        return None
-    sizes = [math.prod(drawn_shape(var)) for var in drawn]
-    elements = [c for c, size in zip(countable, sizes, strict=True) for _ in range(size)]
-    total = math.prod(map(len, elements)) if len(elements) <= WHOLE else math.inf
-    return _all_combinations(drawn, elements, int(total)) if total <= WHOLE else None
-
-
-def _draws_some_integers(op: Operation) -> bool:
-    """Return whether an op reads integers of which only some are drawn, such as positions or indices."""
-    for name, value in op.inputs.items():
-        if name in ADDRESSES and not isinstance(value, (list, tuple)) and constant(value) is None:
-            return True
-    if op.op_type not in LOOKUPS:
-        return op.op_type.startswith("scatter")
-    index, table = (op.inputs[name] for name in LOOKUPS[op.op_type])
-    counts_back = op.opset_version < ct.target.iOS17 and stored_interval(index)[0] < 0
-    return constant(index) is None and (counts_back or any_symbolic(table.shape))
-
-
-def _all_combinations(drawn: Sequence[Var], elements: Sequence[range], total: int) -> Iterator[Numbers]:
-    """Yield all combinations of element values, counting through them."""
-    for index in range(total):
-        chosen = []
-        for choice in elements:
-            index, at = divmod(index, len(choice))
-            chosen.append(choice[at])
-        numbers: Numbers = {}
-        for var in drawn:
-            shape = drawn_shape(var)
-            here, chosen = chosen[: math.prod(shape)], chosen[math.prod(shape) :]
-            numbers[var] = as_tensor(np.array(here).reshape(shape).astype(np_dtype(var)))
-        yield numbers
-
-
-def _compare_all(sides: BothSides, combinations: Iterator[Numbers], promise: Promise) -> Difference:
+def _compare_all(sides: BothSides, combinations: Iterator[dict[Var, Array]], promise: Promise) -> Difference:
     """Return the worst difference over all combinations, or up to the first that breaks the promise."""
     worst = Difference()
-    for numbers in combinations:
+    for arrays in combinations:
+        numbers: Numbers = {var: as_tensor(values) for var, values in arrays.items()}
         parts = [
             difference(old, new, _nan_mask(old), finite_only=not promise.tolerates_nonfinite)
             for old, new in sides.run(numbers)
@@ -276,14 +104,15 @@ def _sweep(
 ) -> None:
     """Run with each value of an integer range once, at some position, where that costs little."""
     drawn = sides.drawn
-    cost = sum(math.prod(drawn_shape(v)) for v in drawn) + largest_constant([*sides.old_ops, *sides.new_ops])
+    ops = [*sides.old_ops, *sides.new_ops]
+    cost = sum(math.prod(drawn_shape(v)) for v in drawn) + largest_constant(ops)
     for var in drawn:
         count = math.prod(drawn_shape(var))
-        values: Sequence[int] = _drawn_range(var, drawing, rng) if np_dtype(var).kind in "iu" and count else ()
-        values = values or (
-            rows_read([*sides.old_ops, *sides.new_ops]) if _is_free(var, drawing) and count else ()
-        )
-        rounds = -(-len(values) // max(count, 1))
+        if np_dtype(var).kind not in "iu" or not count:
+            continue
+        values: Sequence[int] = drawn_range(var, drawing, rng)
+        values = values or (rows_read(ops) if _is_free(var, drawing) else ())
+        rounds = -(-len(values) // count)
         if rounds * cost > MOST_SWEPT:  # then those alone that tell both sides apart
             values = _differing_values(sides, drawing, var, values, rng)
             rounds = -(-len(values) // count)
@@ -291,12 +120,8 @@ def _sweep(
             continue
         every = np.resize(np.array(values, np_dtype(var)), (rounds, *drawn_shape(var)))
         for values_here in every:
-            _add_round(
-                sides,
-                drawn_numbers(drawn, drawing, "normal", rng) | {var: as_tensor(values_here)},
-                worst,
-                promise,
-            )
+            numbers = drawn_numbers(drawn, drawing, "normal", rng) | {var: as_tensor(values_here)}
+            _add_round(sides, numbers, worst, promise)
             if not worst.within(promise):
                 return
 
@@ -320,12 +145,10 @@ def _aim(
     sides: BothSides, drawing: Drawing, worst: Difference, rng: np.random.Generator, promise: Promise
 ) -> None:
     """Run with floats and integers set to each constant of both sides, where that costs little."""
-    constants = targets([*sides.old_ops, *sides.new_ops])
-    cost = sum(math.prod(drawn_shape(v)) for v in sides.drawn) + largest_constant(
-        [*sides.old_ops, *sides.new_ops]
-    )
+    ops = [*sides.old_ops, *sides.new_ops]
+    cost = sum(math.prod(drawn_shape(v)) for v in sides.drawn) + largest_constant(ops)
     spent = 0
-    for values in aimed(sides.drawn, drawing, constants, rng, apart=promise.tolerance.rtol > 0):
+    for values in aimed(sides.drawn, drawing, targets(ops), rng, apart=promise.tolerance.rtol > 0):
         spent += cost
         if spent > MOST_SWEPT:
             worst.untried = (*worst.untried, "each constant")
@@ -342,27 +165,6 @@ def _add_round(sides: BothSides, numbers: Numbers, worst: Difference, promise: P
     if promise.tolerance.rtol and any(bool(torch.isinf(old).any()) for old, _ in pairs):
         return  # a sum in another order may overflow elsewhere
     worst.add(measured(sides, numbers, pairs, [_nan_mask(old) for old, _ in pairs], promise), numbers)
-
-
-def _drawn_range(var: Var, drawing: Drawing, rng: np.random.Generator) -> range:
-    """Return the range of the integers that are drawn for a value; empty where it is unknown."""
-    bounds = (drawing.bounds or {}).get(var)
-    samples = [drawing.sample(var, rng) for _ in range(INTEGER_DRAWS)]
-    if all(g is None for g in samples):
-        return range(0) if bounds is None or np.ndim(bounds[1]) else range(int(bounds[0]), int(bounds[1]) + 1)
-    drawn = np.stack([np.asarray(g) for g in samples])
-    if drawn.size == 0 or drawn.dtype.kind not in "iu":
-        return range(0)
-    spans = drawn.max(0).astype(np.int64) - drawn.min(0)
-    low, high = int(drawn.min()), int(drawn.max())
-    if 2 * int(spans.min()) < high - low or low == high:
-        return range(0)  # each has a range of its own, or they belong to another value
-    least, most = (low, high) if bounds is None or np.ndim(bounds[1]) else (int(bounds[0]), int(bounds[1]))
-    if min(float((drawn == end).mean()) for end in (low, high)) > ENDS:
-        return range(low, high + 1)  # its ends come again and again: it is a range that somebody promises
-    if least <= low and high <= most and 2 * (high - low) >= most - least:
-        low, high = least, most  # drawn from all that may be asked for
-    return range(low, high + 1)
 
 
 def _nan_mask(old: torch.Tensor) -> torch.Tensor | None:
@@ -425,7 +227,8 @@ def _fp16_behavior(site: Site, drawing: Drawing, seed: int, promise: Promise) ->
         return behavior
     sides = _SidesAsStored(site)
     for magnitude, ends in TRIED:
-        if behavior.underflow if magnitude < ORDINARY else math.isfinite(behavior.overflow):
+        is_known = behavior.underflow > 0 if magnitude < ORDINARY else math.isfinite(behavior.overflow)
+        if is_known:
             continue
         numbers = drawn_numbers(site.drawn, drawing, "normal", rng)
         most = {v: min(magnitude, promise.limits.get(v, promise.magnitude)) for v in halves}
@@ -574,7 +377,7 @@ def check_site(
     if isinstance(proof, SiteCheck):
         return proof
     result = _memoized_check(site, sample, seed, promise, declared, memo)
-    if isinstance(result, SiteCheck) and result.ranged and (violation := _range_violation(site, seed)):
+    if isinstance(result, SiteCheck) and result.ranged and (violation := range_violation(site, seed)):
         return dataclasses.replace(result, max_abs=np.inf, max_rel=np.inf, counterexample=f"# {violation}")
     return result
 
@@ -615,12 +418,6 @@ def _check_on_fewer_rows(site: Site, sample: Sampler, seed: int, promise: Promis
     return None
 
 
-def _range_violation(site: Site, seed: int) -> str:
-    """Return a number outside a range on which the check relies, in words; "" where none was found."""
-    floats = (v for v in site.drawn if np_dtype(v).kind == "f")
-    return next(filter(None, (_leaves_range(v, seed) for v in floats)), "")
-
-
 def _proof_for_any_weights(
     site: Site, seed: int, promise: Promise, memo: dict[Hashable, SiteCheck | Refusal]
 ) -> SiteCheck | Refusal:
@@ -654,8 +451,16 @@ def _freeing_memory(site: Site) -> Iterator[None]:
 
 def _bitwise_check(proof: Proof, seed: int) -> SiteCheck:
     """Return the result of a proof bit for bit."""
-    check = SiteCheck(0.0, 0.0, proof.elements, Grade.BITS, proof.bound, seed, proof.finite_only)
-    return dataclasses.replace(check, ranged=proof.ranged)
+    return SiteCheck(
+        max_abs=0.0,
+        max_rel=0.0,
+        values=proof.elements,
+        grade=Grade.BITS,
+        bound=proof.bound,
+        seed=seed,
+        finite_only=proof.finite_only,
+        ranged=proof.ranged,
+    )
 
 
 def _input_facts(site: Site, sample: Sampler, declared: Declared) -> Hashable:
@@ -666,14 +471,9 @@ def _input_facts(site: Site, sample: Sampler, declared: Declared) -> Hashable:
     symbols = symbols_of(site.drawn)
     ranges = tuple(declared.range_of(s) for s in symbols)
     listed = tuple(tuple(one.values()) for one in declared.together(symbols))
-    return (
-        ranges,
-        listed,
-        tuple(
-            (stored_interval(v), _as_key(bounds.get(v)), _as_key(g))
-            for v, g in zip(drawable, samples, strict=True)
-        ),
-    )
+    inputs = zip(drawable, samples, strict=True)
+    of_inputs = tuple((stored_interval(v), _as_key(bounds.get(v)), _as_key(g)) for v, g in inputs)
+    return ranges, listed, of_inputs
 
 
 def _as_key(numbers: Any) -> Hashable:
@@ -824,7 +624,7 @@ def _check_on_numbers(site: Site, sides: BothSides, sample: Sampler, trial: _Che
     """Compare both sides on numbers: all values of a small domain, or adversarial ones."""
     seed, promise = trial.seed, trial.promise
     drawing = _drawing(site, sample, seed, promise)
-    all_values = _combinations(site.drawn, drawing, [*site.old_ops, *site.new_ops])
+    all_values = all_combinations(site.drawn, drawing, [*site.old_ops, *site.new_ops])
     if all_values is not None:
         worst = _compare_all(sides, all_values, promise)
     else:

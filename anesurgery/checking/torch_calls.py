@@ -77,7 +77,7 @@ class Operands:
 
     @property
     def are_overwritten(self) -> bool:
-        """Was one written into since the call began?"""
+        """Whether one was written into since the call began."""
         return self._versions != [tensor._version for tensor in self.tensors]
 
 
@@ -94,14 +94,14 @@ class Call:
     with_epsilon: Callable[[float], Array | None] | None = None
     """Computes the norm's result with another epsilon."""
     needed: bool = True
-    """Do functions carry an input into the result, and the result into an output? Else it is not converted."""
+    """Whether an input flows into the result and the result into an output; other calls are not converted."""
 
     def __post_init__(self) -> None:
         self.array, self._version = fp32_copy(self.tensor), self.tensor._version
 
     @property
     def is_overwritten(self) -> bool:
-        """Was one of its tensors written into after the call?"""
+        """Whether one of its tensors was written into after the call."""
         return self._version != self.tensor._version or self.operands.are_overwritten
 
     @property
@@ -110,8 +110,8 @@ class Call:
         return self.name.partition("#")[0]
 
     @property
-    def tells(self) -> bool:
-        """Does a right result tell that the operands are right? A softmax agrees whatever goes into it."""
+    def shows_operands(self) -> bool:
+        """Whether a right result shows that the operands are right; a softmax may agree with wrong ones."""
         return self.kind != FUNCTION or self.path.rpartition(".")[2] in LINEAR
 
 
@@ -208,7 +208,7 @@ class _Rounding(TorchFunctionMode):
 class _Running(NamedTuple):
     name: str
     is_composite: bool
-    """Has it submodules, or is it the whole module? Then functions in it are recorded."""
+    """Whether it has submodules or is the whole module; then functions that it calls are recorded."""
     operands: Operands
 
 

@@ -32,6 +32,7 @@ from anesurgery.checking.lengths import (
     length_of,
     sizes_of,
     symbols_of,
+    united,
     with_lengths,
 )
 from anesurgery.interpret.sampling import LOOKUPS
@@ -81,7 +82,7 @@ class Plan:
     others: tuple[Lengths, ...] = ()
     """The ends of the declared range, and the neighbours of constants that a length may meet."""
     alike: bool = True
-    """Do the ops treat every length alike, so that a proof needs the first lengths only?"""
+    """Whether the ops treat every length alike, so that a proof needs the first lengths only."""
     gap: str = ""
     """Why these say nothing about every length; "" where they do."""
 
@@ -160,23 +161,21 @@ def _telling_lengths(symbols: Sequence[Any], use: LengthUse, declared: Declared)
     inside = {s for d in use.sizes for s in d.free_symbols} & {*symbols}
     foreign = any(not d.free_symbols <= {*symbols} for d in use.sizes)
     met = list(symbols) if foreign or not inside else [s for s in symbols if s in inside]
-    ranges = [declared.range_of(s) for s in met]
-    low, ends = min(r[0] for r in ranges), [r[1] for r in ranges if r[1] is not None]
-    high = max(ends) if len(ends) == len(ranges) else None
+    low, high = united([declared.range_of(s) for s in met])
     rest = _nearest_declared(dict.fromkeys(symbols, SYMBOL_LENGTH), declared)
-
-    alone = met if len(met) > 1 and (foreign or use.joint) else []
+    one_by_one = met if len(met) > 1 and (foreign or use.joint) else []
     least = {s: declared.range_of(s)[0] for s in met}
 
     def at(lengths: Iterable[int]) -> list[Lengths]:
+        """Return declared lengths with each of these for all symbols, and for one of several alone."""
         kept = sorted({n for n in lengths if low <= n and (high is None or n <= high)})
         together = [dict.fromkeys(met, n) for n in kept]
-        one_by_one = [{**least, s: n} for s in alone for n in kept]
-        return [_nearest_declared({**rest, **lengths}, declared) for lengths in (*together, *one_by_one)]
+        apart = [{**least, s: n} for s in one_by_one for n in kept]
+        return [_nearest_declared({**rest, **lengths}, declared) for lengths in (*together, *apart)]
 
     gap = _gap(use, symbols, high) if use.use is not Use.LOCAL else ""
     if high is not None and high - low < EVERY:
-        return at(range(low, high + 1)), gap if alone else ""
+        return at(range(low, high + 1)), gap if one_by_one else ""
     around = {n for c in (*use.constants, *_solved(use, symbols)) for n in (c - 1, c, c + 1, 2 * c)}
     if use.use is Use.LOCAL:
         beyond = range(use.reach + 1, use.reach + 1 + min(use.period, MOST_PERIOD))
@@ -188,7 +187,7 @@ def _telling_lengths(symbols: Sequence[Any], use: LengthUse, declared: Declared)
 
 
 def _gap(use: LengthUse, symbols: Sequence[Any], high: int | None) -> str:
-    """Why the lengths that constants meet do not tell all where numbers are made of lengths."""
+    """Return why the lengths that constants meet do not tell all where numbers are made of lengths."""
     reasons = {
         "the model declares no largest length": high is None,
         "the length is multiplied or divided": use.use is Use.SCALED,
@@ -203,7 +202,7 @@ def _gap(use: LengthUse, symbols: Sequence[Any], high: int | None) -> str:
 
 
 def _shifted(constant: int, added: Sequence[int]) -> set[int]:
-    """A constant, and what else a length may be that meets it once some numbers are added or taken away."""
+    """Return the lengths that meet a constant once some numbers are added or taken away: 9 with 2: 7, 9, 11."""
     met = {constant}
     for number in added:
         met |= {n + d for n in met for d in (-number, number)}
@@ -211,7 +210,7 @@ def _shifted(constant: int, added: Sequence[int]) -> set[int]:
 
 
 def _farther(symbols: Sequence[Any], ops: Sequence[Operation], declared: Declared) -> tuple[list[Lengths], str]:
-    """Lengths for what is alike and not proved, and why they do not tell all: the ends, and beyond limits.
+    """Return lengths for what is alike and not proved: the ends, some beyond limits; and what they do not tell.
 
     Shares, sums of exponentials and norms of rows tell the length, and meet the constants of ops.
     """
@@ -226,7 +225,7 @@ def _farther(symbols: Sequence[Any], ops: Sequence[Operation], declared: Declare
 
 
 def _solved(use: LengthUse, symbols: Sequence[Any]) -> list[int]:
-    """The lengths of a symbol at which a size that is made of it meets a constant: 2 s + 1 meets 9 at 4."""
+    """Return the lengths of a symbol at which a size made of it meets a constant: 2 s + 1 meets 9 at 4."""
     grown = [
         d for d in use.sizes if not d.is_Symbol and len(d.free_symbols) == 1 and d.free_symbols <= {*symbols}
     ]
@@ -234,7 +233,7 @@ def _solved(use: LengthUse, symbols: Sequence[Any]) -> list[int]:
 
 
 def _affordable(wanted: Sequence[Lengths], cost_of: Callable[[Lengths], int], most: int) -> list[Lengths]:
-    """The lengths that cost little, the longest of them first to be kept."""
+    """Return the lengths that cost at most `most` together; longer ones are kept first."""
     costs = [(cost_of(one), one) for one in wanted]
     total, kept = 0, list[Lengths]()
     for cost, one in sorted(costs, key=lambda pair: -pair[0]):
@@ -245,7 +244,10 @@ def _affordable(wanted: Sequence[Lengths], cost_of: Callable[[Lengths], int], mo
 
 
 def counting(inputs: Sequence[Var], ops: Sequence[Operation]) -> Callable[[Lengths], int]:
-    """Counts the elements of all values at some lengths; a symbol not among them is as long as the longest."""
+    """Return a function that counts the elements of all values at some lengths.
+
+    A symbol that is not among them is as long as the longest.
+    """
     values = [*inputs, *(v for op in ops if op.op_type != "const" for v in op.outputs)]
     symbols, shapes = symbols_of(values), Counter(tuple(sizes_of(v)) for v in values)
 
@@ -353,18 +355,18 @@ class LengthUse:
     offsets: tuple[int, ...] = ()
     """Constants added to numbers computed from lengths, each as often as on the side that adds it most."""
     joint: bool = False
-    """Are several lengths compared with each other?"""
+    """Whether several lengths are compared with each other."""
     compared: tuple[Any, ...] = ()
     """The sizes whose numbers are compared."""
     unlike: bool = False
-    """Does one side look up a row of a table by length that the other side does not have?"""
+    """Whether one side looks up a row of a table by length that the other side does not have."""
 
 
 class _NumberFromLengths(NamedTuple):
     """How a value is computed from lengths."""
 
     scaled: bool
-    """Was a length multiplied?"""
+    """Whether a length was multiplied."""
     times: Mapping[Any, tuple[float, float]]
     """Size -> how often it is contained in the value, at least and at most."""
 
@@ -402,20 +404,20 @@ def use_of(sides: Sequence[Iterable[Operation]], results: Sequence[Var] = ()) ->
     ]
     together = [_compared(op, numbers) for op in computed]
     return LengthUse(
-        use,
-        tuple(constants),
-        reach,
-        period,
-        tuple(sizes),
-        tuple(functools.reduce(operator.or_, offsets).elements()),
-        any(len(several) > 1 for several in together),
-        tuple({d: None for several in together for d in several}),
-        _unlike(apart, numbers),
+        use=use,
+        constants=tuple(constants),
+        reach=reach,
+        period=period,
+        sizes=tuple(sizes),
+        offsets=tuple(functools.reduce(operator.or_, offsets).elements()),
+        joint=any(len(several) > 1 for several in together),
+        compared=tuple({d: None for several in together for d in several}),
+        unlike=_unlike(apart, numbers),
     )
 
 
 def _is_dynamic(op: Operation) -> bool:
-    """Does an op read or compute a value of symbolic size?"""
+    """Return whether an op reads or computes a value of symbolic size."""
     inner = (v for one in nested_ops(op) for v in one.outputs)
     return any(any_symbolic(sizes_of(v)) for v in (*reads(op), *op.outputs, *inner))
 
@@ -443,7 +445,7 @@ def _numbers_from_lengths(ops: Sequence[Operation]) -> Numbers:
 def _times(
     op: Operation, read: Sequence[Var], numbers: Numbers, *, counted: bool
 ) -> Mapping[Any, tuple[float, float]]:
-    """How often each size is in what an op of numbers makes."""
+    """Return how often each size is contained in what an op computes from numbers: (at least, at most)."""
     known = [d for d in np.ravel(np.asarray(op.outputs[0].sym_val, object)) if is_symbolic(d)]
     if known and op.outputs[0].rank == 0 and known[0].is_Symbol:
         return {known[0]: (1, 1)}
@@ -461,7 +463,7 @@ def _times(
 
 
 def _offsets(op: Operation) -> list[int]:
-    """What an op adds to a number beside 1: the neighbours of all constants are met in any case."""
+    """Return what an op adds to a number, but for 1: the neighbours of all constants are tried in any case."""
     if op.op_type not in OFFSETS:
         return []
     values = (constant(v) for name, v in operands(op) if name != "step")
@@ -471,13 +473,13 @@ def _offsets(op: Operation) -> list[int]:
 
 
 def _compared(op: Operation, numbers: Numbers) -> set[Any]:
-    """The sizes of which an op compares the numbers."""
+    """Return the sizes whose numbers an op compares."""
     read = [numbers[v] for v in reads(op) if v in numbers] if op.op_type in MEETING else []
     return {d for number in read for d, ends in number.times.items() if ends != (0, 0)}
 
 
 def _unlike(sides: Sequence[Sequence[Operation]], numbers: Numbers) -> bool:
-    """Has one side alone tables, or other large constants, that a single number meets?"""
+    """Return whether only one side has tables, or other large constants, that a single number looks up."""
     tables = [
         {
             hashlib.blake2b(np.ascontiguousarray(value).data, digest_size=16).digest()
@@ -497,12 +499,12 @@ def _unlike(sides: Sequence[Sequence[Operation]], numbers: Numbers) -> bool:
 
 
 def _steps_apart(op: Operation) -> bool:
-    """Is it a range by another step than 1?"""
+    """Return whether an op is a range with another step than 1."""
     return op.op_type == "range_1d" and constant(op.step) not in (1, 1.0)
 
 
 def _scales(op: Operation, numbers: Numbers) -> bool:
-    """Does the op compare, round or divide to integers what was multiplied or divided?"""
+    """Return whether an op compares, rounds or divides to integers what was multiplied or divided."""
     read = [v for v in reads(op) if v in numbers]
     if read and op.op_type in ("floor_div", "mod"):
         return True
@@ -511,7 +513,7 @@ def _scales(op: Operation, numbers: Numbers) -> bool:
 
 
 def _only_shapes(ops: Sequence[Operation], numbers: Numbers, results: Sequence[Var]) -> bool:
-    """Are lengths only asked for to reshape by them?"""
+    """Return whether lengths are only read to reshape by them."""
     carried = all(op.op_type in SHAPING | {"shape"} for op in ops if numbers.keys() & {*op.outputs})
     readers = [op for op in ops if numbers.keys() & {*reads(op)} and not numbers.keys() & {*op.outputs}]
     apart = not numbers.keys() & {*results}
@@ -519,7 +521,7 @@ def _only_shapes(ops: Sequence[Operation], numbers: Numbers, results: Sequence[V
 
 
 def _alike(op: Operation) -> bool:
-    """Does the op do the same at every place of each dynamic axis, whatever the length?"""
+    """Return whether an op does the same at every place of each dynamic axis, whatever the length."""
     if not _is_dynamic(op):
         return True
     if op.blocks or _is_open(op):
@@ -530,40 +532,43 @@ def _alike(op: Operation) -> bool:
 
 
 def _is_open(op: Operation) -> bool:
-    """Has the op a list, or a value of any number of axes?"""
+    """Return whether an op has a list, or a value of any number of axes."""
     values = [*reads(op), *op.outputs]
     variadic = (is_symbolic(d) and str(d).startswith("*") for v in values for d in sizes_of(v))
     return any(types.is_list(v.sym_type) for v in values) or any(variadic)
 
 
 def _aligned(op: Operation) -> bool:
-    """Is each size of an operand dynamic where that of the result is, or 1?"""
+    """Return whether each size of an operand is dynamic where that of the result is, or 1."""
     out = op.outputs[0].shape
-    operands_aligned = [
+    aligned = [
         v for name, v in operands(op) if op.op_type not in BROADCASTING or name in ("x", "y", "a", "b", "cond")
     ]
-    pairs = [pair for v in operands_aligned for pair in zip(reversed(sizes_of(v)), reversed(out), strict=False)]
-    return all(
-        is_symbolic(size) == is_symbolic(length) or (not is_symbolic(size) and size == 1)
-        for size, length in pairs
-    )
+    pairs = [pair for v in aligned for pair in zip(reversed(sizes_of(v)), reversed(out), strict=False)]
+    differing = [size for size, length in pairs if is_symbolic(size) != is_symbolic(length)]
+    return all(not is_symbolic(size) and size == 1 for size in differing)
 
 
 def _keeps(old: Sequence[Any], new: Sequence[Any]) -> bool:
-    """Do as many elements as before stand around each dynamic axis?"""
-    sides = [[i for i, d in enumerate(shape) if is_symbolic(d)] for shape in (old, new)]
-    dynamic = [[shape[i] for i in at] for shape, at in zip((old, new), sides, strict=True)]
-    if len(sides[0]) != len(sides[1]) or (len(sides[0]) > 1 and dynamic[0] != dynamic[1]):
+    """Return whether a reshape leaves as many elements as before around each dynamic axis.
+
+    From (2, 3, s, 4) to (6, s, 2, 2) it does: 6 elements before the axis s, and 4 behind it.
+    """
+    (before, old_between), (after, new_between) = _dynamic_axes(old), _dynamic_axes(new)
+    if len(before) != len(after) or (len(before) > 1 and before != after):
         return False
-    cut = [
-        [math.prod(shape[a + 1 : b]) for a, b in zip([-1, *at], [*at, len(shape)], strict=True)]
-        for shape, at in zip((old, new), sides, strict=True)
-    ]
-    return cut[0] == cut[1]
+    return old_between == new_between
+
+
+def _dynamic_axes(shape: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    """Return the dynamic sizes, and the elements before the first, between neighbours, and behind the last."""
+    at = [i for i, size in enumerate(shape) if is_symbolic(size)]
+    ends = zip([-1, *at], [*at, len(shape)], strict=True)
+    return [shape[i] for i in at], [math.prod(shape[a + 1 : b]) for a, b in ends]
 
 
 def _by_places(op: Operation) -> bool:
-    """Where the axes go by the row of the op type: see the first lines of this file."""
+    """Return whether an op is alike by where its axes go (`semantics.rows`); see the rules above `SPREAD`."""
     placed = places_of(op)
     stated = {o.var for o in placed or ()}
     if not placed or any(v not in stated and constant(v) is None for v in reads(op)):
@@ -587,7 +592,7 @@ def _by_places(op: Operation) -> bool:
 
 
 def _counts(op: Operation) -> bool:
-    """Does the op sum along a dynamic axis what has known ends, so that the sum tells the length?"""
+    """Return whether an op sums what has known ends along a dynamic axis, so that the sum tells the length."""
     placed = places_of(op) if op.op_type in SUMS and not _is_open(op) else None
     summed = any(
         is_symbolic(d) and at in (CONTRACTED, MIXED)
@@ -598,12 +603,12 @@ def _counts(op: Operation) -> bool:
 
 
 def _in_pairs(summed: Sequence[Any]) -> bool:
-    """Is each size that is summed over that of two operands, where one of them is dynamic?"""
+    """Return whether each size that is summed over belongs to two operands, if one of them is dynamic."""
     return not any_symbolic(summed) or all(summed.count(size) > 1 for size in summed)
 
 
 def _worst(op: Operation) -> Use:
-    """How an op that is not alike uses the length."""
+    """Return how an op that is not alike uses the length."""
     if op.blocks:
         return Use.SCALED  # what is in a loop may be multiplied in any round
     parameters = [v for name, v in operands(op) if name not in ("x", "values")]
@@ -614,7 +619,7 @@ def _worst(op: Operation) -> Use:
 
 
 def _ratio(op: Operation) -> int | None:
-    """By what a reshape divides or multiplies a dynamic axis; None where that is no integer."""
+    """Return by what a reshape divides or multiplies a dynamic axis; None where that is no integer."""
     old, new = ([d for d in v.shape if is_symbolic(d)] for v in (op.x, op.outputs[0]))
     if not old or not new:
         return None
@@ -624,7 +629,7 @@ def _ratio(op: Operation) -> int | None:
 
 
 def _period(op: Operation) -> int:
-    """By what the op divides or multiplies the length of an axis."""
+    """Return by what an op divides or multiplies the length of an axis."""
     if op.op_type == "reshape":
         return _ratio(op) or 1
     steps = [abs(n) for name, _ in operands(op) if name in PERIODS for n in ints(op, name)]
@@ -632,7 +637,7 @@ def _period(op: Operation) -> int:
 
 
 def _constants(op: Operation) -> list[int]:
-    """The integers of an op that a place, or a number made of a length, may meet."""
+    """Return the integers of an op that a place, or a number made of a length, may meet."""
     met: list[Any] = []
     for one in (op, *nested_ops(op)):
         for name, var in operands(one):
@@ -649,14 +654,18 @@ def _constants(op: Operation) -> list[int]:
 
 
 def _kernel(op: Operation) -> list[int]:
-    """How far the kernel of a convolution reaches along each axis."""
+    """Return how far the kernel of a convolution reaches along each axis."""
     sizes, apart = [1 if is_symbolic(d) else d for d in op.weight.shape[2:]], ints(op, "dilations")
     return [(int(n) - 1) * d + 1 for n, d in zip(sizes, apart or [1] * len(sizes), strict=True)]
 
 
 def _whole(op: Operation, numbers: Array) -> list[int]:
-    """The whole numbers of a small constant, and its lengths; of places by axis, those of dynamic ones."""
-    local, lengths = op.op_type in LOCAL, list[int]() if op.op_type in LOCAL else list(numbers.shape)
+    """Return the whole numbers of a small constant, and its lengths.
+
+    Of a parameter with a number for each axis, only those of dynamic axes are returned.
+    """
+    local = op.op_type in LOCAL
+    lengths = list[int]() if local else list(numbers.shape)
     if numbers.dtype.kind not in ("iu" if local else "fiu") or not numbers.size:
         return lengths
     if numbers.size > SMALL:

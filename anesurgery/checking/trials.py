@@ -123,6 +123,7 @@ class _Both:
         self.inputs = [v for v in old.inputs.values() if not types.is_state(v.sym_type)]
         self.assumed: Bounds = {v: assume[v.name] for v in self.inputs if v.name in assume}
         self._plain: dict[Function, Evaluator] = {}
+        """Function -> what runs it in fp32."""
 
     def bounds(self) -> Bounds:
         """Return the ranges of integers: what the caller assumes, and the tables and axes that they index."""
@@ -134,8 +135,10 @@ class _Both:
 
     def _run(self, function: Function, numbers: Mapping[str, Any], arithmetic: Any) -> Outputs:
         runner = self._plain.get(function) if arithmetic == "fp32" else None
-        runner = runner or Evaluator(function.operations, function.outputs, arithmetic)
-        self._plain |= {function: runner} if arithmetic == "fp32" else {}
+        if runner is None:
+            runner = Evaluator(function.operations, function.outputs, arithmetic)
+        if arithmetic == "fp32":
+            self._plain[function] = runner
         boxes = {v: Box(torch.zeros(_state_shape(v))) for v in _states(function)}
         tensors = {v: as_tensor(numbers[n]) for n, v in function.inputs.items() if v not in boxes}
         for var, box in boxes.items():
@@ -171,18 +174,18 @@ class _Both:
         new = self.after(numbers)
         floats = [x for x in numbers.values() if x.is_floating_point() and x.numel()]
         strict = all(float(x.abs().max()) <= ORDINARY for x in floats)
-        names = [n for n in old.keys() & new.keys() if self._far(old[n], new[n], strict)]
-        return names and self._not_rounding(numbers, names, old, new, strict)
+        names = [n for n in old.keys() & new.keys() if self._differs(old[n], new[n], strict)]
+        return self._beyond_rounding(numbers, names, old, new, strict) if names else []
 
-    def _far(self, old: torch.Tensor, new: torch.Tensor, strict: bool) -> bool:
+    def _differs(self, old: torch.Tensor, new: torch.Tensor, strict: bool) -> bool:
         if old.shape != new.shape:
             return True
         return _nearness(*_defined(old, new, strict)) < self.gate
 
-    def _not_rounding(
-        self, numbers: Numbers, names: Sequence[str], old: Any, new: Any, strict: bool
+    def _beyond_rounding(
+        self, numbers: Numbers, names: Sequence[str], old: Outputs, new: Outputs, strict: bool
     ) -> list[str]:
-        """Return those that also differ in fp64 by more than errors at the gate would change the old side."""
+        """Return the outputs that differ in fp64 too, by more than errors at the gate change the old side."""
         share = 10 ** (-self.gate / 20)
         finer, finer_new = self.before(numbers, Double()), self.after(numbers, Double())
         moved = [self.before(numbers, PerturbedRounding(share, seed)) for seed in range(DRAWS)]
@@ -217,19 +220,23 @@ def _defined(old: torch.Tensor, new: torch.Tensor, strict: bool) -> tuple[torch.
 
 
 def _nearness(old: torch.Tensor, new: torch.Tensor) -> float:
-    """The PSNR in dB of the worst row along any axis, or of all; rows as small as rounding are left out."""
-    whole = closeness(old, new)
-    if not math.isfinite(whole) or old.shape != new.shape:
-        return whole
-    there = torch.isfinite(old) & torch.isfinite(new)
-    a, apart = (torch.where(there, x.double(), 0.0).abs() for x in (old, old - new))
+    """Return the PSNR in dB of the worst row along any axis, or of all elements if that is lower.
+
+    Rows as small as rounding are left out.
+    """
+    worst = closeness(old, new)
+    if not math.isfinite(worst) or old.shape != new.shape:
+        return worst
+    are_finite = torch.isfinite(old) & torch.isfinite(new)
+    a, apart = (torch.where(are_finite, x.double(), 0.0).abs() for x in (old, old - new))
     least = ROUNDED_OFF * float(a.median())
     for axis in row_axes(old):
         peaks, rms = rows_along(a, axis).amax(1), rows_along(apart, axis).square().mean(1).sqrt()
         counted = (peaks > least) & (rms > 0)
         ratios = (peaks / rms)[counted]
-        whole = min(whole, 20 * math.log10(float(ratios.min()))) if ratios.numel() else whole
-    return whole
+        if ratios.numel():
+            worst = min(worst, 20 * math.log10(float(ratios.min())))
+    return worst
 
 
 def run_trial(
@@ -273,7 +280,7 @@ def run_trial(
 
 
 def _differ_on_nonfinite(both: _Both, seed: int) -> bool:
-    """Do the two differ where an input is infinite or NaN?"""
+    """Return whether the two differ where an input is infinite or NaN."""
     rng = np.random.default_rng(seed)
     drawing = Drawing(lambda var, rng: None, (), both.bounds())
     for i in range(AGAIN):
@@ -316,9 +323,9 @@ def _drawn_inputs(
     rows |= {v: [*rows[v], *_apart_at(both, v, bounds, sample, ops)] for v in rows if not fewest}
     runs = [run for side in (both.old, both.new) for run in ops_with_run_counts(side) if not is_weight(run[0])]
     effort = sum(n * (OVERHEAD + (work := work_of(op)).flop + work.moved) for op, n in runs)
-    count = max(FEWEST, min(AGAIN * len(ROUNDS), MOST_EFFORT // max(effort, 1)))
-    count = FEWEST if fewest else count
-    bounds |= {} if fewest or count <= FEWEST else _accepted_places(both, bounds, seed)
+    count = FEWEST if fewest else max(FEWEST, min(AGAIN * len(ROUNDS), MOST_EFFORT // max(effort, 1)))
+    if count > FEWEST:
+        bounds |= _accepted_places(both, bounds, seed)
     whole = {v: as_tensor(sample[v.name]) for v in both.inputs if np_dtype(v).kind in "iu"}
     sampled = all(tuple(x.shape) == drawn_shape(v) for v, x in whole.items())
     aims = itertools.islice(_aimed_inputs(both, ops, bounds, rng), 0 if fewest else count)

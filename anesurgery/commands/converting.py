@@ -13,7 +13,7 @@ from anesurgery.commands.subcommand import Call, MaybePlace, Outcome, Place, sub
 Asset = Annotated[str, typer.Argument(metavar="AIMODEL", help="An .aimodel folder.", callback=existing)]
 
 
-@subcommand("coreai.fallback:to_coreml", waits="reading the model")
+@subcommand("coreai.reading:to_coreml", waits="reading the model")
 def to_coreml(call: Call, model: Asset, out: Place) -> Outcome:
     """Convert an .aimodel to an .mlpackage for devices without Core AI (iOS 15 to 26)."""
     return Outcome(call(model, out), wrote=[out], then=command("see", out))

@@ -2,8 +2,7 @@
 
 | to Core AI | |
 |---|---|
-| `translating` | `to_coreai`: a model of Core ML becomes an `.aimodel` |
-| `writer` | writes each function, op by op, by the table of `lowerings` |
+| `translating` | `to_coreai`: a model of Core ML becomes an `.aimodel`, op by op, by the table of `lowerings` |
 | `values` | the tensors of a file that is written, for which torch's functions stand too |
 | `modes` | the forms that avoid Apple's faults, each with its source |
 | `images` | which inputs and outputs become images |
@@ -11,8 +10,7 @@
 | from Core AI | |
 |---|---|
 | `asset` | what must be true of a folder; its large weights |
-| `reading` | a file becomes an ML Program, op by op, by the table of `lifts` |
-| `fallback` | `to_coreml`: the package for systems without Core AI |
+| `reading` | a file becomes an ML Program, op by op, by the table of `lifts`; `to_coreml`: the package of it |
 | `rules` | what is known of models of Core AI alone, and `lint` |
 
 | Apple's code | |

@@ -29,8 +29,8 @@ FORMAT = "2."
 """Prefix of known versions of the folder; coreai-core 1.0.0b3 writes 2.0, and no other is published."""
 LARGEST = 1 << 38
 """The most bytes of a program, 275 GB: no published model has a tenth of it, and each byte is hashed."""
-PIECE = 1 << 22
-"""Bytes that are hashed at once: 4.2 MB, a choice."""
+LARGEST_HASH = 1 << 22
+"""The most bytes that are read of the file with the hash, which has 32: a larger one is named by its size."""
 
 MAGIC = b"ML\xefR"
 OLDEST, NEWEST = 1, 6
@@ -230,8 +230,5 @@ def _read_metadata(file: Path) -> dict[str, Any]:
 
 def _check_hash(bytecode: Bytecode, stated: SourceFile) -> None:
     """Check that the program is the one that the folder was written with."""
-    digest, data = hashlib.sha256(), bytecode.data
-    for at in range(0, len(data), PIECE):
-        digest.update(data[at : at + PIECE])
-    if stated.read(PIECE) != digest.digest():
+    if stated.read(LARGEST_HASH) != hashlib.sha256(bytecode.data).digest():
         raise LoadError(f"{bytecode.path} is not what {HASH} says; it was changed or cut: copy the model again")

@@ -1,6 +1,6 @@
 """Convert names of element types: MIL's (`fp16`, `int32`), Core AI's (`f16`, `si32`) and numpy's.
 
-Both directions use it: `writer` and `toolkit` when a file is written, `reading` and `lifts` when one is read.
+Both directions use it: `translating` and `toolkit` to write a file, `reading` and `lifts` to read one.
 """
 
 from __future__ import annotations

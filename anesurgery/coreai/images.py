@@ -1,6 +1,6 @@
 """Images at the interface of a model: which of Core ML's become images of Core AI, and their pixels.
 
-`translating` and `writer` use it. Core AI has images of bytes in the order blue, green, red, alpha; MIL has
+`translating` uses it. Core AI has images of bytes in the order blue, green, red, alpha; MIL has
 arrays [1, 3, height, width].
 """
 

@@ -1,7 +1,8 @@
 """The forms in which ops are written to avoid faults of Apple's compiler and runtime, each with its source.
 
 A Core AI program is written in one of two modes: "ship", for Apple's devices, or "check", to be run by Apple's
-runtime on Linux. A lowering asks `mode.has("take argmax in fp32")` for a form of the table `FORMS`.
+runtime on Linux. Code asks `mode.has("take argmax in fp32")` for a form of `FORMS` that belongs to one mode
+only. Forms of both modes are always used; their rows say why, and a comment where they are written names them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The only module that imports Apple's package `coreai-core`.
 
-It builds programs for `writer` (types, constants, graphs, composites, `save`), and in the child process it runs
-a model or reads it as plain data (`run_asset`, `walk_asset`). Without the package this module can still be
+It builds programs for `translating` (types, constants, graphs, composites, `save`). In the child process it
+runs a model or reads it as plain data (`run_asset`, `walk_asset`). Without the package this module can still be
 imported, and `require` says how to get it. Apple versions only `coreai.authoring` and `coreai.runtime`;
 `UNVERSIONED` lists the other names used here, and a test looks for each, so that an update of the package
 changes one file.

@@ -33,6 +33,8 @@ class Dynamic(int):
 
 
 DYNAMIC = Dynamic(-1)
+LONGEST = 2**31 - 1
+"""The end of a slice to the end of an axis of any length."""
 
 
 def unary_op(op: str) -> Callable[[Value], Value]:
@@ -240,18 +242,20 @@ class Value:
     def along(self, axis: int, begin: int, end: int, stride: int = 1) -> Value:
         """Slice one axis; an end of -1 is the end of the axis, which may be dynamic."""
         begins, ends, steps = [0] * self.ndim, self.ends(), [1] * self.ndim
-        begins[axis], ends[axis], steps[axis] = begin, self.ends()[axis] if end == -1 else end, stride
+        begins[axis], steps[axis] = begin, stride
+        if end != -1:
+            ends[axis] = end
         return self.slice(begins, ends, steps)
 
     def __getitem__(self, places: tuple[Any, ...]) -> Value:
         """Slice each axis, or an ellipsis for several; an axis that is cut must have a known length."""
         at = places.index(...) if ... in places else len(places)
         whole = [slice(None)] * (self.ndim - len(places) + (... in places))
-        found = []
+        bounds = []
         for axis, place in enumerate([*places[:at], *whole, *places[at + 1 :]]):
-            full = place == slice(None)
-            found.append((0, self.ends()[axis], 1) if full else place.indices(self.length(axis)))
-        return self.slice(*zip(*found, strict=True))
+            is_whole = place == slice(None)
+            bounds.append((0, self.ends()[axis], 1) if is_whole else place.indices(self.length(axis)))
+        return self.slice(*zip(*bounds, strict=True))
 
     def ends(self) -> list[int]:
         """Return the lengths of the axes as ends of slices."""
@@ -280,6 +284,7 @@ class Value:
 
 
 def _padded(x: Value, ends: Sequence[int], mode: str = "constant", value: Any = None) -> Value:
+    """Pad as torch does: `ends` are (begin, end) of the last axis first, and then of those before it."""
     return x.pad(list(zip(ends[::2], ends[1::2], strict=True))[::-1], value or 0.0, mode)
 
 
@@ -308,7 +313,8 @@ FUSED_BY_APPLE = {
     "mul": ("product", "mul"),
     "divide": ("product", "real_div"),
 }
-"""Core AI op of two operands -> (the kind of ops with which Apple's compiler fuses it, its name in MIL)."""
+"""Core AI op of two operands -> (kind, its name in MIL). Apple's compiler fuses neighbours of one kind: it
+makes `x + (a + b)` of `(x + a) + b`, and a product after a convolution a part of the weight."""
 RESHAPES = names("shrink_dims expand_dims reshape")
 
 
@@ -326,30 +332,24 @@ def _is_constant(node: Any) -> bool:
 
 def _would_be_fused(op: str, *nodes: Any) -> bool:
     """Return whether Apple's compiler would fuse an op of a constant with the op before it."""
-    given = [node for node in nodes if not _is_constant(node)]
-    if op not in FUSED_BY_APPLE or len(given) != 1:
-        return False
-    return _absorbs(given[0], FUSED_BY_APPLE[op][0])
+    computed = [node for node in nodes if not _is_constant(node)]
+    return op in FUSED_BY_APPLE and len(computed) == 1 and _absorbs(computed[0], FUSED_BY_APPLE[op][0])
 
 
-def _absorbs(node: Any, family: str) -> bool:
-    """Return whether a value's op absorbs a following sum with a constant, or product."""
-    kind = _op_kind(node)
-    operands = list(node.owner.operands) if kind else []
-    if kind in RESHAPES:
-        return _absorbs(operands[0], family)
-    if kind.startswith("conv"):
+def _absorbs(node: Any, kind: str) -> bool:
+    """Return whether the op that made a value absorbs a following sum or product (`kind`) with a constant."""
+    op = _op_kind(node)
+    operands = list(node.owner.operands) if op else []
+    if op in RESHAPES:
+        return _absorbs(operands[0], kind)
+    if op.startswith("conv"):
         return True
-    if kind == "batch_matmul":
-        return family == "sum"
-    others = [operand for operand in operands if not _is_constant(operand)]
-    if kind not in FUSED_BY_APPLE or len(others) == len(operands):
+    if op == "batch_matmul":
+        return kind == "sum"
+    computed = [operand for operand in operands if not _is_constant(operand)]
+    if op not in FUSED_BY_APPLE or len(computed) == len(operands):
         return False
-    return FUSED_BY_APPLE[kind][0] == family or any(_op_kind(n).startswith("conv") for n in others)
-
-
-LONGEST = 2**31 - 1
-"""The end of a slice to the end of an axis of any length."""
+    return FUSED_BY_APPLE[op][0] == kind or any(_op_kind(n).startswith("conv") for n in computed)
 
 
 class Constant(Value):
@@ -395,9 +395,10 @@ def array(numbers: Any, dtype: str) -> Value:
     return made
 
 
-def _check_known(*numbers: Any) -> None:
-    """Check that no number is an unknown length."""
-    if any(isinstance(number, Dynamic) for number in numbers):
+def _check_known(numbers: Any) -> None:
+    """Check that a number, or each of several, is no unknown length."""
+    several = numbers if isinstance(numbers, (list, tuple)) else [numbers]
+    if any(isinstance(number, Dynamic) for number in several):
         raise NotExpressible("it computes with the length of an axis, which is dynamic")
 
 
@@ -415,7 +416,7 @@ def indices(numbers: Any) -> Value:
 
 def unsigned(numbers: Any) -> Value:
     """Write permutations, strides or paddings, as uint32."""
-    _check_known(*numbers) if isinstance(numbers, (list, tuple)) else _check_known(numbers)
+    _check_known(numbers)
     return array(numbers, "uint32")
 
 

@@ -378,3 +378,11 @@ def _check_input(target: Path, source: Path | None) -> None:
     for folder in path.parents:
         if folder.suffix in (".mlpackage", ".mlmodelc") and (folder / "Manifest.json").is_file():
             raise LoadError(f"{target} is inside the package {folder}; choose another folder")
+
+
+def link_or_copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Hard-link a file, or copy it where the file system has no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

@@ -31,7 +31,7 @@ import torch
 
 from anesurgery import registry
 from anesurgery.frontend import complex_numbers, parts
-from anesurgery.frontend.arguments import Convert, dtype_of, inputs_of, keyword, known_value
+from anesurgery.frontend.arguments import Convert, dtype_of, inputs_of, keyword, known_value, wrapper
 from anesurgery.frontend.complex_numbers import is_complex
 from anesurgery.frontend.conversions import ALIASES, CONVERSIONS, WRAPPERS
 from anesurgery.frontend.experts import register_experts
@@ -385,20 +385,18 @@ def name_modules_in_errors() -> None:
         ops.convert_single_node = _naming_module(ops.convert_single_node)
 
 
-def _naming_module(host: Convert) -> Convert:
-    def convert_single_node(context: Any, node: Any) -> None:
-        try:
-            host(context, node)
-        except Exception as error:
-            if not hasattr(error, "converting") and _reads_complex(context, node):
-                error = NotImplementedError(COMPLEX.format(kind=node.kind))
-            said, *rest = error.args or (f"{type(error).__name__} without a reason",)
-            if isinstance(said, str) and not hasattr(error, "converting"):
-                error.args = (f"{said} (converting {node.kind}{_module_words(node)})", *rest)
-            error.converting = node.kind  # type: ignore[attr-defined]
-            raise error
-
-    return convert_single_node
+@wrapper
+def _naming_module(host: Convert, context: Any, node: Any) -> None:
+    try:
+        host(context, node)
+    except Exception as error:
+        if not hasattr(error, "converting") and _reads_complex(context, node):
+            error = NotImplementedError(COMPLEX.format(kind=node.kind))
+        said, *rest = error.args or (f"{type(error).__name__} without a reason",)
+        if isinstance(said, str) and not hasattr(error, "converting"):
+            error.args = (f"{said} (converting {node.kind}{_module_words(node)})", *rest)
+        error.converting = node.kind  # type: ignore[attr-defined]
+        raise error
 
 
 def _reads_complex(context: Any, node: Any) -> bool:
@@ -562,9 +560,7 @@ def _with_update(x: Var, updates: Var, ranges: Ranges, axis: int) -> Var:
 
 
 def _axis_slice(x: Var, axis: int, first: int, last: int) -> Var:
-    begin, end = [0] * x.rank, [int(n) for n in x.shape]
-    begin[axis], end[axis] = first, last
-    part: Var = mb.slice_by_index(x=x, begin=begin, end=end)
+    part = parts.slice_of_axis(x, axis, first, last)
     if part.val is None:
         return part
     return mb.const(val=np.asarray(part.val, np_dtype(x)))  # coremltools takes it for integers

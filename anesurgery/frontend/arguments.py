@@ -8,6 +8,7 @@ name.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,24 @@ import numpy as np
 from anesurgery.mil import Var, types
 
 Convert = Callable[[Any, Any], None]
+"""A converter: (context, node) -> None. `context` holds the values converted so far, by torch's names."""
+
+
+def wrapper(convert: Callable[[Convert, Any, Any], None]) -> Callable[[Convert], Convert]:
+    """Return a function that takes coremltools' own converter, `host`, and returns a converter by `convert`.
+
+    The result tells the module of `convert` as its own, by which `register` knows that it is wrapped already.
+    """
+
+    @wraps(convert)
+    def wrap(host: Convert) -> Convert:
+        @wraps(convert)
+        def converter(context: Any, node: Any) -> None:
+            convert(host, context, node)
+
+        return converter
+
+    return wrap
 
 
 def inputs_of(context: Any, node: Any) -> list[Any]:
@@ -46,7 +65,7 @@ def argument(context: Any, node: Any, position: int, name: str, default: Any = N
 
 
 def is_one(value: Any) -> bool:
-    """Is an argument the number 1?"""
+    """Return whether an argument is the number 1."""
     known = known_value(value)
     return known is not None and np.size(known) == 1 and float(np.ravel(known)[0]) == 1
 

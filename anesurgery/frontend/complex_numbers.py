@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.frontend.arguments import Convert, argument, inputs_of, keyword, known_value, promoted
+from anesurgery.frontend.arguments import Convert, argument, inputs_of, keyword, known_value, promoted, wrapper
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
 
 
@@ -118,20 +118,18 @@ ARITHMETIC: dict[str, Callable[[Parts, Parts], Parts]] = {
 def with_complex_arithmetic(kind: str) -> Callable[[Convert], Convert]:
     """Wrap the converter of a sum, difference, product or quotient, to take complex numbers."""
 
-    def wrap(host: Convert) -> Convert:
-        def convert(context: Any, node: Any) -> None:
-            operands = inputs_of(context, node)[:2]
-            alpha = argument(context, node, 2, "alpha", 1) if kind in ("add", "sub", "rsub") else 1
-            if not any(map(is_complex, (*operands, alpha))):
-                host(context, node)
-                return
-            scaled = [_parts(v) for v in operands]
-            if known_value(alpha) != 1:
-                which = int(kind != "rsub")
-                scaled[which] = _product(scaled[which], _parts(alpha))
-            context.add(_as_complex(ARITHMETIC[kind](*scaled)), torch_name=node.name)
-
-        return convert
+    @wrapper
+    def wrap(host: Convert, context: Any, node: Any) -> None:
+        operands = inputs_of(context, node)[:2]
+        alpha = argument(context, node, 2, "alpha", 1) if kind in ("add", "sub", "rsub") else 1
+        if not any(map(is_complex, (*operands, alpha))):
+            host(context, node)
+            return
+        scaled = [_parts(v) for v in operands]
+        if known_value(alpha) != 1:
+            which = int(kind != "rsub")
+            scaled[which] = _product(scaled[which], _parts(alpha))
+        context.add(_as_complex(ARITHMETIC[kind](*scaled)), torch_name=node.name)
 
     return wrap
 
@@ -189,13 +187,13 @@ resolved = with_complex_function(lambda a, b: (a, b))(None)
 
 
 def atan2(context: Any, node: Any) -> None:
-    """`torch.atan2(y, x)` in all four quadrants and on the axes; -0.0 counts as 0.0."""
+    """Convert `torch.atan2(y, x)`, in all four quadrants and on the axes; -0.0 counts as 0.0."""
     y, x = promoted(inputs_of(context, node)[:2])
     context.add(_angle(y, x), torch_name=node.name)
 
 
 def angle(context: Any, node: Any) -> None:
-    """`torch.angle(x)`; of a real number 0, or pi below 0."""
+    """Convert `torch.angle(x)`; for a real number it is 0, or pi below 0."""
     real, imaginary = _both_parts(_as_complex(_parts(inputs_of(context, node)[0])))
     context.add(_angle(imaginary, real), torch_name=node.name)
 
@@ -228,7 +226,7 @@ def register() -> None:
 
 
 def _in_modules(host: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Ops that a complex one becomes, each in a module: coremltools forgets that of some, and refuses them."""
+    """Wrap the lowering of complex ops: it forgets the module of some ops, and coremltools refuses those."""
 
     def lower(function: Any) -> None:
         host(function)
@@ -294,59 +292,50 @@ def _with_literals(host: Any) -> Any:
     return from_exir
 
 
-def refusing_complex_fill(host: Convert) -> Convert:
+@wrapper
+def refusing_complex_fill(host: Convert, context: Any, node: Any) -> None:
     """Wrap a converter that fills a tensor: coremltools would drop the imaginary part of the number."""
-
-    def convert(context: Any, node: Any) -> None:
-        if any(map(is_complex, inputs_of(context, node))):
-            raise NotImplementedError(f"{node.name}: {node.kind} with a complex number; multiply ones by it")
-        host(context, node)
-
-    return convert
+    if any(map(is_complex, inputs_of(context, node))):
+        raise NotImplementedError(f"{node.name}: {node.kind} with a complex number; multiply ones by it")
+    host(context, node)
 
 
 COMPLEX = (9, 10)
 """Torch's codes of complex64 and complex128."""
 
 
-def with_complex_cast(host: Convert) -> Convert:
+@wrapper
+def with_complex_cast(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of a cast: complex numbers stay, and real ones may become complex."""
-
-    def to(context: Any, node: Any) -> None:
-        x, *rest = inputs_of(context, node)
-        asked = [known_value(v) for v in (*rest[:1], keyword(context, node, "dtype")) if v is not None]
-        if isinstance(x, Var) and types.is_complex(x.dtype):
-            context.add(x, torch_name=node.name)
-        elif any(np.ndim(v) == 0 and not isinstance(v, (bool, str)) and v in COMPLEX for v in asked):
-            context.add(_as_complex((mb.cast(x=x, dtype="fp32"), None)), torch_name=node.name)
-        else:
-            host(context, node)
-
-    return to
+    x, *rest = inputs_of(context, node)
+    asked = [known_value(v) for v in (*rest[:1], keyword(context, node, "dtype")) if v is not None]
+    if isinstance(x, Var) and types.is_complex(x.dtype):
+        context.add(x, torch_name=node.name)
+    elif any(np.ndim(v) == 0 and not isinstance(v, (bool, str)) and v in COMPLEX for v in asked):
+        context.add(_as_complex((mb.cast(x=x, dtype="fp32"), None)), torch_name=node.name)
+    else:
+        host(context, node)
 
 
-def with_complex_parts(host: Convert) -> Convert:
+@wrapper
+def with_complex_parts(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of an operation that moves or sums numbers, to treat both parts alike."""
-
-    def convert(context: Any, node: Any) -> None:
-        name, x = node.inputs[0], inputs_of(context, node)[0]
-        values = list(x) if isinstance(x, (list, tuple)) else [x]
-        if not any(map(is_complex, values)):
-            host(context, node)
-            return
-        pairs = [_both_parts(v if is_complex(v) else _as_complex(_parts(v))) for v in values]
-        moved = []
-        for part in map(list, zip(*pairs, strict=True)):
-            if not isinstance(name, str):  # torch.export names the values of a list, a trace the list
-                context.push((list(name), part))
-            else:
-                context.push(([name], [part if x is not values[0] else part[0]]))
-            host(context, node)
-            moved.append(context[node.name])
-            context.pop()
-        context.add(mb.complex(real_data=moved[0], imag_data=moved[1]), torch_name=node.name)
-
-    return convert
+    name, x = node.inputs[0], inputs_of(context, node)[0]
+    values = list(x) if isinstance(x, (list, tuple)) else [x]
+    if not any(map(is_complex, values)):
+        host(context, node)
+        return
+    pairs = [_both_parts(v if is_complex(v) else _as_complex(_parts(v))) for v in values]
+    moved = []
+    for part in map(list, zip(*pairs, strict=True)):
+        if not isinstance(name, str):  # torch.export names the values of a list, a trace the list
+            context.push((list(name), part))
+        else:
+            context.push(([name], [part if x is not values[0] else part[0]]))
+        host(context, node)
+        moved.append(context[node.name])
+        context.pop()
+    context.add(mb.complex(real_data=moved[0], imag_data=moved[1]), torch_name=node.name)
 
 
 ALIASES = {f"fft_{half}fft2": f"fft_{half}fftn" for half in ("", "i", "r", "ir")}
@@ -410,7 +399,7 @@ def _arguments(context: Any, node: Any) -> tuple[int, int, Array, dict[str, Any]
 
 
 def _waves(n: int) -> Array:
-    """The inverse transform of real signals: a cosine and a sine for each frequency, (channels, 1, n)."""
+    """Return the inverse transform to real signals: a cosine and a sine per frequency, (channels, 1, n)."""
     frequencies = np.arange(n // 2 + 1)
     twice = np.where((frequencies == 0) | (2 * frequencies == n), 1, 2)[:, None] / n
     angles = 2 * np.pi * frequencies[:, None] * np.arange(n) / n
@@ -418,7 +407,7 @@ def _waves(n: int) -> Array:
 
 
 def _overlapped(squares: Array, hop: int, frames: int) -> Array:
-    """The sum of a window's squares over frames."""
+    """Return the sum of a window's squares over frames that overlap."""
     total = np.zeros(len(squares) + hop * (frames - 1))
     for frame in range(frames):
         total[frame * hop : frame * hop + len(squares)] += squares

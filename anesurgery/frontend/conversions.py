@@ -23,6 +23,7 @@ from anesurgery.frontend.arguments import (
     keyword,
     known_value,
     promoted,
+    wrapper,
 )
 from anesurgery.frontend.complex_numbers import ALIASES as TRANSFORMS
 from anesurgery.frontend.complex_numbers import (
@@ -70,7 +71,7 @@ from anesurgery.frontend.incomplete import (
 from anesurgery.frontend.length_choices import refusing_length_choices
 from anesurgery.frontend.parts import CONVERSIONS as SCATTERING
 from anesurgery.frontend.parts import WRAPPERS as SCATTERING_WRAPPERS
-from anesurgery.frontend.parts import as_strided, unfold
+from anesurgery.frontend.parts import as_strided, slice_of_axis, unfold
 from anesurgery.frontend.resampling import resampling
 from anesurgery.frontend.written_views import narrow_scatter
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
@@ -118,18 +119,16 @@ def with_selected_triangle(*, upper: bool) -> Callable[[Convert], Convert]:
     other triangle is replaced by zeros.
     """
 
-    def wrap(host: Convert) -> Convert:
-        def convert(context: Any, node: Any) -> None:
-            diagonal = int(known_value(argument(context, node, 1, "diagonal", 0)))
-            if (diagonal <= 0) if upper else (diagonal >= 0):
-                host(context, node)
-                return
-            x = inputs_of(context, node)[0]
-            band = {"lower": -1, "upper": diagonal - 1} if upper else {"lower": -diagonal - 1, "upper": -1}
-            keep = mb.equal(x=mb.band_part(x=_triangle_filled(x, np.float32(1)), **band), y=np.float32(0))
-            context.add(mb.select(cond=keep, a=x, b=_triangle_filled(x, np_dtype(x).type(0)), name=node.name))
-
-        return convert
+    @wrapper
+    def wrap(host: Convert, context: Any, node: Any) -> None:
+        diagonal = int(known_value(argument(context, node, 1, "diagonal", 0)))
+        if (diagonal <= 0) if upper else (diagonal >= 0):
+            host(context, node)
+            return
+        x = inputs_of(context, node)[0]
+        band = {"lower": -1, "upper": diagonal - 1} if upper else {"lower": -diagonal - 1, "upper": -1}
+        keep = mb.equal(x=mb.band_part(x=_triangle_filled(x, np.float32(1)), **band), y=np.float32(0))
+        context.add(mb.select(cond=keep, a=x, b=_triangle_filled(x, np_dtype(x).type(0)), name=node.name))
 
     return wrap
 
@@ -149,88 +148,69 @@ TRIANGULAR = {"triu": with_selected_triangle(upper=True), "tril": with_selected_
 # `inspect` reports models that were converted without these (rules `lost-...`).
 
 
-def with_remainder_by_one(host: Convert) -> Convert:
+@wrapper
+def with_remainder_by_one(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `x % 1`: coremltools drops the division by 1, and with it the floor."""
-
-    def convert(context: Any, node: Any) -> None:
-        x, by = inputs_of(context, node)[:2]
-        if not is_one(by):
-            host(context, node)
-            return
-        x, _ = promoted([x, by])
-        context.add(mb.sub(x=x, y=mb.floor(x=x), name=node.name))
-
-    return convert
+    x, by = inputs_of(context, node)[:2]
+    if not is_one(by):
+        host(context, node)
+        return
+    x, _ = promoted([x, by])
+    context.add(mb.sub(x=x, y=mb.floor(x=x), name=node.name))
 
 
-def with_circular_padding(host: Convert) -> Convert:
+@wrapper
+def with_circular_padding(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of padding: MIL's `pad` has no mode for circular padding."""
-
-    def convert(context: Any, node: Any) -> None:
-        mode = known_value(argument(context, node, 2, "mode", "constant"))
-        if mode != "circular":
-            host(context, node)
-            return
-        x, pads = inputs_of(context, node)[:2]
-        amounts = np.ravel(known_value(pads)).astype(int).reshape(-1, 2).tolist()
-        for i, (before, after) in enumerate(amounts):
-            x = _circularly_padded(x, x.rank - 1 - i, before, after)
-        context.add(mb.identity(x=x, name=node.name))
-
-    return convert
+    mode = known_value(argument(context, node, 2, "mode", "constant"))
+    if mode != "circular":
+        host(context, node)
+        return
+    x, pads = inputs_of(context, node)[:2]
+    amounts = np.ravel(known_value(pads)).astype(int).reshape(-1, 2).tolist()
+    for i, (before, after) in enumerate(amounts):
+        x = _circularly_padded(x, x.rank - 1 - i, before, after)
+    context.add(mb.identity(x=x, name=node.name))
 
 
 def _circularly_padded(x: Var, axis: int, before: int, after: int) -> Var:
-    """Return a value with its last elements in front and its first at the end; negative amounts cut."""
+    """Return a value with its last elements in front and its first at the end; negative amounts cut.
+
+    [1, 2, 3, 4] with before=1 and after=2 is [4, 1, 2, 3, 4, 1, 2].
+    """
     if min(before, after) < 0:
-        x = _slice_of_axis(x, axis, max(-before, 0), min(after, 0) or None)
-    parts = (
-        [_slice_of_axis(x, axis, -before, None)] * (before > 0)
-        + [x]
-        + [_slice_of_axis(x, axis, 0, after)] * (after > 0)
-    )
+        x = slice_of_axis(x, axis, max(-before, 0), min(after, 0) or None)
+    parts = [slice_of_axis(x, axis, -before, None)] if before > 0 else []
+    parts += [x, slice_of_axis(x, axis, 0, after)] if after > 0 else [x]
     joined: Var = mb.concat(values=parts, axis=axis) if len(parts) > 1 else x
     return joined
 
 
-def _slice_of_axis(x: Var, axis: int, begin: int, end: int | None) -> Var:
-    """Return some elements of an axis."""
-    first, last = [0] * x.rank, [0] * x.rank
-    first[axis], last[axis] = begin, end or 0
-    ends = [a != axis or end is None for a in range(x.rank)]
-    begins = [a != axis for a in range(x.rank)]
-    part: Var = mb.slice_by_index(x=x, begin=first, end=last, begin_mask=begins, end_mask=ends)
-    return part
-
-
-def with_counted_windows(host: Convert) -> Convert:
+@wrapper
+def with_counted_windows(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of a mean of windows: elements beyond the end do not count in torch."""
-
-    def convert(context: Any, node: Any) -> None:
-        host(context, node)
-        mean = context[node.name]
-        op = mean.op
-        if op is None or op.op_type != "avg_pool" or op.ceil_mode is None or not op.ceil_mode.val:
-            return
-        if op.exclude_padding_from_average.val:
-            return
-        x, pads = op.x, [] if op.pad is None or op.pad_type.val != "custom" else list(op.pad.val)
-        if any(pads):
-            x = mb.pad(x=x, pad=[0] * 4 + pads, constant_val=np_dtype(x).type(0))
-        inside = mb.avg_pool(
-            x=x,
-            kernel_sizes=op.kernel_sizes,
-            strides=op.strides,
-            pad_type="valid",
-            ceil_mode=True,
-            exclude_padding_from_average=True,
-        )
-        if inside.shape != mean.shape:  # a window that begins in the padding is none
-            size = [-1 if a < 2 else int(n) for a, n in enumerate(mean.shape)]
-            inside = mb.slice_by_size(x=inside, begin=[0] * inside.rank, size=size)
-        context.add(mb.identity(x=inside, name=f"{node.name}_inside"), torch_name=node.name, override=True)
-
-    return convert
+    host(context, node)
+    mean = context[node.name]
+    op = mean.op
+    if op is None or op.op_type != "avg_pool" or op.ceil_mode is None or not op.ceil_mode.val:
+        return
+    if op.exclude_padding_from_average.val:
+        return
+    x, pads = op.x, [] if op.pad is None or op.pad_type.val != "custom" else list(op.pad.val)
+    if any(pads):
+        x = mb.pad(x=x, pad=[0] * 4 + pads, constant_val=np_dtype(x).type(0))
+    inside = mb.avg_pool(
+        x=x,
+        kernel_sizes=op.kernel_sizes,
+        strides=op.strides,
+        pad_type="valid",
+        ceil_mode=True,
+        exclude_padding_from_average=True,
+    )
+    if inside.shape != mean.shape:  # a window that begins in the padding is none
+        size = [-1 if a < 2 else int(n) for a, n in enumerate(mean.shape)]
+        inside = mb.slice_by_size(x=inside, begin=[0] * inside.rank, size=size)
+    context.add(mb.identity(x=inside, name=f"{node.name}_inside"), torch_name=node.name, override=True)
 
 
 def logcumsumexp(context: Any, node: Any) -> None:
@@ -279,7 +259,10 @@ QUERIES = 0
 
 
 def encoder_layer(context: Any, node: Any) -> None:
-    """Convert `_transformer_encoder_layer_fwd`: attention and two products, each with a norm."""
+    """Convert `_transformer_encoder_layer_fwd`: attention and two products, each with a norm.
+
+    With `norm_first`, x + attention(norm_1(x)) and then + products(norm_2(..)); else a norm after each sum.
+    """
     g = dict(zip(ENCODER_LAYER, inputs_of(context, node), strict=False))
     heads, gelu, first = (known_value(g[n]) for n in ("heads", "gelu", "norm_first"))
     eps = np.float32(known_value(g["eps"]))
@@ -319,7 +302,14 @@ def multi_head_attention(context: Any, node: Any) -> None:
 
 
 def _attention(rows: list[Var], g: dict[str, Any], heads: int, keep: Var | None) -> tuple[Var, Var]:
-    """Return (values mixed by all heads, weights of each head)."""
+    """Return what attention gives, (batch, queries, width), and its weights, (batch, heads, queries, keys).
+
+    Args:
+        rows: query, key and value, each (batch, length, width).
+        g: the arguments of the node by name: `width`, and the weights and biases of both products.
+        heads: the number of heads.
+        keep: which scores are kept; None for all.
+    """
     width = int(known_value(g["width"]))
     weights = mb.split(x=g["qkv_weight"], num_splits=3, axis=0)
     biases = mb.split(x=g["qkv_bias"], num_splits=3, axis=0)
@@ -341,7 +331,10 @@ def _attention(rows: list[Var], g: dict[str, Any], heads: int, keep: Var | None)
 
 
 def _kept_scores(context: Any, node: Any, position: int, between: int = 0) -> Var | None:
-    """Return which scores are kept: where the mask is 0, for (batch, heads, queries, keys)."""
+    """Return which scores are kept, where the mask is 0: (batch, heads, queries, keys); None without a mask.
+
+    `position` is that of the mask among the arguments; `between` more lie between it and its type.
+    """
     mask = argument(context, node, position, "mask")
     if mask is None:
         return None
@@ -357,26 +350,23 @@ def _kept_scores(context: Any, node: Any, position: int, between: int = 0) -> Va
 # -- repeated and copied values: `repeat_interleave`, grouped attention, `flip` ----------------------------
 
 
-def with_repeats(host: Convert) -> Convert:
+@wrapper
+def with_repeats(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `repeat_interleave`: known repeats become one tile, or one gather.
 
     A trace computes the number of repeats from sizes, which coremltools does in floats.
     """
-
-    def repeat_interleave(context: Any, node: Any) -> None:
-        x, repeats = inputs_of(context, node)[:2]
-        times = known_value(repeats)
-        if times is None or not isinstance(x, Var) or any(map(is_symbolic, x.shape)):
-            host(context, node)
-            return
-        axis = known_value(argument(context, node, 2, "dim"))
-        if axis is None:
-            x, axis = mb.reshape(x=x, shape=[-1]), 0
-        counts = np.ravel(times).astype(np.int64)
-        convert = _repeat_evenly if (counts == counts[0]).all() else _repeat_unevenly
-        context.add(convert(x, int(axis) % x.rank, counts, node.name))
-
-    return repeat_interleave
+    x, repeats = inputs_of(context, node)[:2]
+    times = known_value(repeats)
+    if times is None or not isinstance(x, Var) or any(map(is_symbolic, x.shape)):
+        host(context, node)
+        return
+    axis = known_value(argument(context, node, 2, "dim"))
+    if axis is None:
+        x, axis = mb.reshape(x=x, shape=[-1]), 0
+    counts = np.ravel(times).astype(np.int64)
+    convert = _repeat_evenly if (counts == counts[0]).all() else _repeat_unevenly
+    context.add(convert(x, int(axis) % x.rank, counts, node.name))
 
 
 def _repeat_evenly(x: Var, axis: int, counts: Any, name: str) -> Var:
@@ -394,20 +384,18 @@ def _repeat_unevenly(x: Var, axis: int, counts: Any, name: str) -> Var:
     return mb.gather(x=x, indices=places, axis=axis, name=name)
 
 
-def with_grouped_heads(host: Convert) -> Convert:
+@wrapper
+def with_grouped_heads(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of attention with fewer key than query heads (`enable_gqa=True`)."""
-
-    def scaled_dot_product_attention(context: Any, node: Any) -> None:
-        if bool(known_value(argument(context, node, 7, "enable_gqa", False))):
-            query = inputs_of(context, node)[0]
-            for position in (1, 2):
-                _repeat_heads(context, node, position, int(query.shape[-3]))
-        host(context, node)
-
-    return scaled_dot_product_attention
+    if bool(known_value(argument(context, node, 7, "enable_gqa", False))):
+        query = inputs_of(context, node)[0]
+        for position in (1, 2):
+            _repeat_heads(context, node, position, int(query.shape[-3]))
+    host(context, node)
 
 
 def _repeat_heads(context: Any, node: Any, position: int, heads: int) -> None:
+    """Let a node read its keys or values repeated to as many heads: (1, 2, 7, 64) to (1, 8, 7, 64) for 8."""
     x = inputs_of(context, node)[position]
     groups = int(x.shape[-3])
     if groups == heads:
@@ -428,17 +416,14 @@ def _repeat_heads(context: Any, node: Any, position: int, heads: int) -> None:
     node.inputs = inputs
 
 
-def with_copied_flip(host: Convert) -> Convert:
+@wrapper
+def with_copied_flip(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `x.flip(axes)`: known values are copied, as torch takes no negative strides."""
-
-    def flip(context: Any, node: Any) -> None:
-        x, axes = map(known_value, inputs_of(context, node)[:2])
-        if isinstance(x, np.ndarray):
-            context.add(mb.const(val=np.flip(x, tuple(axes)).copy(), name=node.name))
-        else:
-            host(context, node)
-
-    return flip
+    x, axes = map(known_value, inputs_of(context, node)[:2])
+    if isinstance(x, np.ndarray):
+        context.add(mb.const(val=np.flip(x, tuple(axes)).copy(), name=node.name))
+    else:
+        host(context, node)
 
 
 # -- numbers that depend on data, as torch.export computes them for its assertions -------------------------
@@ -489,23 +474,21 @@ def exported_recurrent(kind: str) -> Convert:
 def with_batch(rank: int) -> Any:
     """Return a wrapper for the converter of a pooling, to add a missing batch axis, stride and numbers."""
 
-    def wrap(host: Convert) -> Convert:
-        def convert(context: Any, node: Any) -> None:
-            x = inputs_of(context, node)[0]
-            if len(node.inputs) == 2:  # as torch.export writes it
-                node.inputs = [*node.inputs, node.inputs[1]]
-            _one_number_for_each_axis(context, node, rank - 2)
-            if x.rank != rank - 1:
-                host(context, node)
-                return
-            name, alone = node.name, f"{node.name}_alone"
-            context.add(mb.expand_dims(x=x, axes=[0], name=alone))
-            node.inputs, node.name = [alone, *node.inputs[1:]], f"{name}_batch"
+    @wrapper
+    def wrap(host: Convert, context: Any, node: Any) -> None:
+        x = inputs_of(context, node)[0]
+        if len(node.inputs) == 2:  # as torch.export writes it
+            node.inputs = [*node.inputs, node.inputs[1]]
+        _one_number_for_each_axis(context, node, rank - 2)
+        if x.rank != rank - 1:
             host(context, node)
-            node.name = name
-            context.add(mb.squeeze(x=context[f"{name}_batch"], axes=[0], name=name))
-
-        return convert
+            return
+        name, alone = node.name, f"{node.name}_alone"
+        context.add(mb.expand_dims(x=x, axes=[0], name=alone))
+        node.inputs, node.name = [alone, *node.inputs[1:]], f"{name}_batch"
+        host(context, node)
+        node.name = name
+        context.add(mb.squeeze(x=context[f"{name}_batch"], axes=[0], name=name))
 
     return wrap
 
@@ -520,63 +503,57 @@ def _one_number_for_each_axis(context: Any, node: Any, axes: int) -> None:
             node.inputs = [*node.inputs[:i], name, *node.inputs[i + 1 :]]
 
 
-def with_vector_weight(host: Convert) -> Convert:
+@wrapper
+def with_vector_weight(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `linear(x, weight)`, to take a vector as weight."""
-
-    def convert(context: Any, node: Any) -> None:
-        x, weight = inputs_of(context, node)[:2]
-        if weight.rank != 1:
-            host(context, node)
-            return
-        bias = argument(context, node, 2, "bias")
-        product = mb.matmul(x=x, y=mb.expand_dims(x=weight, axes=[1]))
-        product = mb.squeeze(x=product, axes=[-1])
-        product = product if bias is None else mb.add(x=product, y=bias)
-        context.add(mb.identity(x=product, name=node.name))
-
-    return convert
+    x, weight = inputs_of(context, node)[:2]
+    if weight.rank != 1:
+        host(context, node)
+        return
+    bias = argument(context, node, 2, "bias")
+    product = mb.matmul(x=x, y=mb.expand_dims(x=weight, axes=[1]))
+    product = mb.squeeze(x=product, axes=[-1])
+    product = product if bias is None else mb.add(x=product, y=bias)
+    context.add(mb.identity(x=product, name=node.name))
 
 
 # -- `torch.nn.functional.fold` as a transposed convolution ------------------------------------------------
 
 
-def with_overlapping_fold(host: Convert) -> Convert:
+@wrapper
+def with_overlapping_fold(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `fold(x, output_size, kernel_size, dilation, padding, stride)`.
 
     coremltools folds windows that tile the padded image, and refuses overlaps, dilation and remainders.
     """
-
-    def col2im(context: Any, node: Any) -> None:
-        x, *numbers = inputs_of(context, node)[:6]
-        size, kernel, dilation, padding, stride = (np.resize(known_value(v), 2).astype(int) for v in numbers)
-        tiled = (dilation == 1).all() and (stride >= kernel).all() and not ((size + 2 * padding) % stride).any()
-        if tiled and x.rank == 3:
-            host(context, node)
-            return
-        if any(map(is_symbolic, x.shape)):
-            raise NotImplementedError(f"{node.name}: fold of a dynamic shape {x.shape}")
-        span = dilation * (kernel - 1) + 1
-        count = (size + 2 * padding - span) // stride + 1
-        channels = int(x.shape[-2])
-        windows = mb.reshape(x=x, shape=[-1, channels, *count])
-        image = mb.conv_transpose(
-            x=windows,
-            weight=_scatter_weight(channels, kernel, np_dtype(x)),
-            strides=stride,
-            dilations=dilation,
-            groups=int(channels // kernel.prod()),
-            pad_type="valid",
+    x, *numbers = inputs_of(context, node)[:6]
+    size, kernel, dilation, padding, stride = (np.resize(known_value(v), 2).astype(int) for v in numbers)
+    tiled = (dilation == 1).all() and (stride >= kernel).all() and not ((size + 2 * padding) % stride).any()
+    if tiled and x.rank == 3:
+        host(context, node)
+        return
+    if any(map(is_symbolic, x.shape)):
+        raise NotImplementedError(f"{node.name}: fold of a dynamic shape {x.shape}")
+    span = dilation * (kernel - 1) + 1
+    count = (size + 2 * padding - span) // stride + 1
+    channels = int(x.shape[-2])
+    windows = mb.reshape(x=x, shape=[-1, channels, *count])
+    image = mb.conv_transpose(
+        x=windows,
+        weight=_scatter_weight(channels, kernel, np_dtype(x)),
+        strides=stride,
+        dilations=dilation,
+        groups=int(channels // kernel.prod()),
+        pad_type="valid",
+    )
+    ends = np.maximum(size + 2 * padding - ((count - 1) * stride + span), 0)
+    if ends.any():
+        image = mb.pad(
+            x=image, pad=[0, 0, 0, 0, 0, int(ends[0]), 0, int(ends[1])], constant_val=np_dtype(x).type(0)
         )
-        ends = np.maximum(size + 2 * padding - ((count - 1) * stride + span), 0)
-        if ends.any():
-            image = mb.pad(
-                x=image, pad=[0, 0, 0, 0, 0, int(ends[0]), 0, int(ends[1])], constant_val=np_dtype(x).type(0)
-            )
-        shape = [int(image.shape[0]), int(image.shape[1]), *map(int, size)]
-        image = mb.slice_by_size(x=image, begin=[0, 0, *padding], size=shape)
-        context.add(mb.reshape(x=image, shape=shape[3 - x.rank :], name=node.name))
-
-    return col2im
+    shape = [int(image.shape[0]), int(image.shape[1]), *map(int, size)]
+    image = mb.slice_by_size(x=image, begin=[0, 0, *padding], size=shape)
+    context.add(mb.reshape(x=image, shape=shape[3 - x.rank :], name=node.name))
 
 
 def _scatter_weight(channels: int, kernel: Array, dtype: np.dtype[Any]) -> Array:
@@ -596,20 +573,12 @@ def diff(context: Any, node: Any) -> None:
     ends = [argument(context, node, 3, "prepend"), argument(context, node, 4, "append")]
     parts = promoted([v for v in (ends[0], x, ends[1]) if v is not None])
     x = mb.concat(values=parts, axis=axis) if len(parts) > 1 else x
-    later, earlier = _without_end(x, axis, first=True), _without_end(x, axis, first=False)
+    later, earlier = slice_of_axis(x, axis, 1, None), slice_of_axis(x, axis, 0, -1)
     if types.is_bool(x.dtype):
         whole = [mb.cast(x=v, dtype="int32") for v in (later, earlier)]
         context.add(mb.not_equal(x=whole[0], y=whole[1], name=node.name))
     else:
         context.add(mb.sub(x=later, y=earlier, name=node.name))
-
-
-def _without_end(x: Var, axis: int, *, first: bool) -> Var:
-    """Return x without the first, or without the last, element of an axis."""
-    begin, end = [0] * x.rank, [0] * x.rank
-    begin[axis], end[axis] = (1, 0) if first else (0, -1)
-    end_mask = [not (i == axis and not first) for i in range(x.rank)]
-    return mb.slice_by_index(x=x, begin=begin, end=end, end_mask=end_mask)
 
 
 def _fill(value: float, *, like: bool) -> Convert:
@@ -639,13 +608,11 @@ def _dtype(code: Any, default: str) -> str:
 def _with_dtype(value: float) -> Callable[[Convert], Convert]:
     """Return a wrapper for `torch.zeros(size, dtype=...)`, to take the dtype by name and an empty size."""
 
-    def wrap(host: Convert) -> Convert:
-        def convert(context: Any, node: Any) -> None:
-            named = keyword(context, node, "dtype") is not None
-            empty = _is_empty(inputs_of(context, node)[0])
-            (_fill(value, like=False) if named or empty else host)(context, node)
-
-        return convert
+    @wrapper
+    def wrap(host: Convert, context: Any, node: Any) -> None:
+        named = keyword(context, node, "dtype") is not None
+        empty = _is_empty(inputs_of(context, node)[0])
+        (_fill(value, like=False) if named or empty else host)(context, node)
 
     return wrap
 
@@ -655,37 +622,31 @@ def _is_empty(size: Any) -> bool:
     return size.shape == (0,) if isinstance(size, Var) else len(size) == 0
 
 
-def _with_dtype_like(host: Convert) -> Convert:
+@wrapper
+def _with_dtype_like(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `zeros_like(x, dtype=...)` or `full_like(...)`, to take the dtype by name."""
-
-    def convert(context: Any, node: Any) -> None:
-        code = keyword(context, node, "dtype")
-        if code is None:
-            host(context, node)
-            return
-        x, *rest = inputs_of(context, node)
-        value = {"zeros_like": 0.0, "ones_like": 1.0}.get(node.kind)
-        filled = mb.fill(shape=mb.shape(x=x), value=float(known_value(rest[0])) if value is None else value)
-        context.add(mb.cast(x=filled, dtype=_dtype(code, ""), name=node.name))
-
-    return convert
-
-
-def _with_dtype_of_sum(host: Convert) -> Convert:
-    """Wrap the converter of `x.mean(dtype=...)` or `x.sum(...)`: cast x before its elements are added."""
-
-    def convert(context: Any, node: Any) -> None:
-        arguments, rest = inputs_of(context, node), list(node.inputs[1:])
-        code = keyword(context, node, "dtype")
-        if "." not in node.kind and len(arguments) in (2, 4):  # traced: (x, dtype) or (x, axes, keepdim, dtype)
-            code = arguments[-1]
-            rest.pop()
-        if known_value(code) is not None:
-            node.inputs = [f"{node.name}_terms", *rest]
-            context.add(mb.cast(x=arguments[0], dtype=_dtype(code, ""), name=node.inputs[0]))
+    code = keyword(context, node, "dtype")
+    if code is None:
         host(context, node)
+        return
+    x, *rest = inputs_of(context, node)
+    value = {"zeros_like": 0.0, "ones_like": 1.0}.get(node.kind)
+    filled = mb.fill(shape=mb.shape(x=x), value=float(known_value(rest[0])) if value is None else value)
+    context.add(mb.cast(x=filled, dtype=_dtype(code, ""), name=node.name))
 
-    return convert
+
+@wrapper
+def _with_dtype_of_sum(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `x.mean(dtype=...)` or `x.sum(...)`: cast x before its elements are added."""
+    arguments, rest = inputs_of(context, node), list(node.inputs[1:])
+    code = keyword(context, node, "dtype")
+    if "." not in node.kind and len(arguments) in (2, 4):  # traced: (x, dtype) or (x, axes, keepdim, dtype)
+        code = arguments[-1]
+        rest.pop()
+    if known_value(code) is not None:
+        node.inputs = [f"{node.name}_terms", *rest]
+        context.add(mb.cast(x=arguments[0], dtype=_dtype(code, ""), name=node.inputs[0]))
+    host(context, node)
 
 
 def _shape(size: Any) -> Any:
@@ -703,58 +664,49 @@ def where_scalar(context: Any, node: Any) -> None:
     where(context, node)
 
 
-def _with_wide_masks(host: Convert) -> Convert:
+@wrapper
+def _with_wide_masks(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `x.masked_fill(mask, value)`: x is broadcast to a larger mask."""
-
-    def convert(context: Any, node: Any) -> None:
-        x, mask = inputs_of(context, node)[:2]
-        static = not any(map(is_symbolic, (*x.shape, *mask.shape)))
-        if static and np.broadcast_shapes(x.shape, mask.shape) != tuple(x.shape):
-            node.inputs = [node.inputs[i] for i in (1, 2, 0)]
-            where_scalar(context, node)
-        else:
-            host(context, node)
-
-    return convert
-
-
-def _with_crops(host: Convert) -> Convert:
-    """Wrap the converter of padding: negative amounts cut elements off."""
-
-    def convert(context: Any, node: Any) -> None:
-        x, pads = inputs_of(context, node)[:2]
-        pads = np.ravel(known_value(pads)) if not isinstance(pads, list) else None
-        if pads is None or None in pads or (pads >= 0).all():
-            host(context, node)
-            return
-        mode = known_value(argument(context, node, 2, "mode", "constant"))
-        if isinstance(mode, str) and mode != "constant":
-            raise NotImplementedError(f"{node.name}: padding by {pads.tolist()}, mode {mode}")
-        begin, end = [0] * x.rank, [0] * x.rank
-        for i, (first, last) in enumerate(np.minimum(pads, 0).reshape(-1, 2)):
-            begin[x.rank - 1 - i], end[x.rank - 1 - i] = -int(first), int(last)
-        names = [f"{node.name}_cropped", f"{node.name}_pads"]
-        mask = [not e for e in end]
-        context.add(mb.slice_by_index(x=x, begin=begin, end=end, end_mask=mask, name=names[0]))
-        context.add(mb.const(val=np.maximum(pads, 0).astype(np.int32), name=names[1]))
-        node.inputs = [*names, *node.inputs[2:]]
+    x, mask = inputs_of(context, node)[:2]
+    static = not any(map(is_symbolic, (*x.shape, *mask.shape)))
+    if static and np.broadcast_shapes(x.shape, mask.shape) != tuple(x.shape):
+        node.inputs = [node.inputs[i] for i in (1, 2, 0)]
+        where_scalar(context, node)
+    else:
         host(context, node)
 
-    return convert
+
+@wrapper
+def _with_crops(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of padding: negative amounts cut elements off."""
+    x, pads = inputs_of(context, node)[:2]
+    pads = np.ravel(known_value(pads)) if not isinstance(pads, list) else None
+    if pads is None or None in pads or (pads >= 0).all():
+        host(context, node)
+        return
+    mode = known_value(argument(context, node, 2, "mode", "constant"))
+    if isinstance(mode, str) and mode != "constant":
+        raise NotImplementedError(f"{node.name}: padding by {pads.tolist()}, mode {mode}")
+    begin, end = [0] * x.rank, [0] * x.rank
+    for i, (first, last) in enumerate(np.minimum(pads, 0).reshape(-1, 2)):
+        begin[x.rank - 1 - i], end[x.rank - 1 - i] = -int(first), int(last)
+    names = [f"{node.name}_cropped", f"{node.name}_pads"]
+    mask = [not e for e in end]
+    context.add(mb.slice_by_index(x=x, begin=begin, end=end, end_mask=mask, name=names[0]))
+    context.add(mb.const(val=np.maximum(pads, 0).astype(np.int32), name=names[1]))
+    node.inputs = [*names, *node.inputs[2:]]
+    host(context, node)
 
 
-def _with_sizes(host: Convert) -> Convert:
+@wrapper
+def _with_sizes(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.linspace`, to take sizes, which a trace holds as tensors of one element."""
-
-    def convert(context: Any, node: Any) -> None:
-        ends = [known_value(v) for v in inputs_of(context, node)[:3]]
-        if any(v is None or np.size(v) != 1 for v in ends):
-            host(context, node)
-            return
-        first, last, count = (np.asarray(v).item() for v in ends)
-        context.add(mb.const(val=np.linspace(first, last, int(count), dtype=np.float32), name=node.name))
-
-    return convert
+    ends = [known_value(v) for v in inputs_of(context, node)[:3]]
+    if any(v is None or np.size(v) != 1 for v in ends):
+        host(context, node)
+        return
+    first, last, count = (np.asarray(v).item() for v in ends)
+    context.add(mb.const(val=np.linspace(first, last, int(count), dtype=np.float32), name=node.name))
 
 
 def _with_batch_and_places(rank: int) -> Callable[[Convert], Convert]:
@@ -846,56 +798,47 @@ def matrix_transpose(context: Any, node: Any) -> None:
     context.add(mb.transpose(x=x, perm=perm, name=node.name))
 
 
-def _with_promotion(host: Convert) -> Convert:
+@wrapper
+def _with_promotion(host: Convert, context: Any, node: Any) -> None:
     """Wrap a converter, to promote two operands to one dtype first."""
-
-    def convert(context: Any, node: Any) -> None:
-        arguments = inputs_of(context, node)
-        if len({v.dtype for v in arguments[:2] if isinstance(v, Var)}) > 1:
-            inputs = list(node.inputs)
-            for i, var in enumerate(promoted(arguments[:2])):
-                inputs[i] = f"{node.name}_operand_{i}"
-                context.add(mb.identity(x=var, name=inputs[i]))
-            node.inputs = inputs
-        host(context, node)
-
-    return convert
-
-
-def _with_real_options(host: Convert) -> Convert:
-    """Wrap the converter of an activation: integer options, as in `Hardtanh(0, 1)`, become floats."""
-
-    def convert(context: Any, node: Any) -> None:
-        x, *options = inputs_of(context, node)
+    arguments = inputs_of(context, node)
+    if len({v.dtype for v in arguments[:2] if isinstance(v, Var)}) > 1:
         inputs = list(node.inputs)
-        for i, option in enumerate(options, 1):
-            if isinstance(option, Var) and option.val is not None and np_dtype(option).kind in "iu":
-                inputs[i] = f"{node.name}_option_{i}"
-                real = np.asarray(option.val, dtype=np_dtype(x))
-                context.add(mb.const(val=real[()], name=inputs[i]))
+        for i, var in enumerate(promoted(arguments[:2])):
+            inputs[i] = f"{node.name}_operand_{i}"
+            context.add(mb.identity(x=var, name=inputs[i]))
         node.inputs = inputs
-        host(context, node)
-
-    return convert
+    host(context, node)
 
 
-def _with_integer_limits(host: Convert) -> Convert:
+@wrapper
+def _with_real_options(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of an activation: integer options, as in `Hardtanh(0, 1)`, become floats."""
+    x, *options = inputs_of(context, node)
+    inputs = list(node.inputs)
+    for i, option in enumerate(options, 1):
+        if isinstance(option, Var) and option.val is not None and np_dtype(option).kind in "iu":
+            inputs[i] = f"{node.name}_option_{i}"
+            real = np.asarray(option.val, dtype=np_dtype(x))
+            context.add(mb.const(val=real[()], name=inputs[i]))
+    node.inputs = inputs
+    host(context, node)
+
+
+@wrapper
+def _with_integer_limits(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.clamp`: integers between integers stay integers, also with one limit."""
-
-    def convert(context: Any, node: Any) -> None:
-        x = inputs_of(context, node)[0]
-        low, high = argument(context, node, 1, "min"), argument(context, node, 2, "max")
-        limits = [v for v in (low, high) if v is not None]
-        if not all(map(_is_integer, (x, *limits))):
-            host(context, node)
-            return
-        for limit in limits:
-            bounded = mb.maximum if limit is low else mb.minimum
-            x, y = promoted([x, limit])
-            x = bounded(x=x, y=y)
-        context.add(x, node.name)
-
-    return convert
+    x = inputs_of(context, node)[0]
+    low, high = argument(context, node, 1, "min"), argument(context, node, 2, "max")
+    limits = [v for v in (low, high) if v is not None]
+    if not all(map(_is_integer, (x, *limits))):
+        host(context, node)
+        return
+    for limit in limits:
+        bounded = mb.maximum if limit is low else mb.minimum
+        x, y = promoted([x, limit])
+        x = bounded(x=x, y=y)
+    context.add(x, node.name)
 
 
 def _is_integer(value: Any) -> bool:
@@ -905,17 +848,15 @@ def _is_integer(value: Any) -> bool:
 def _with_integer_indices(place: int) -> Callable[[Convert], Convert]:
     """Return a wrapper that casts indices to integers: counts such as `(x > edges).sum(-1)` are floats."""
 
-    def wrap(host: Convert) -> Convert:
-        def convert(context: Any, node: Any) -> None:
-            places = inputs_of(context, node)[place]
-            if isinstance(places, Var) and np_dtype(places).kind == "f":
-                inputs = list(node.inputs)
-                inputs[place] = f"{node.name}_places"
-                context.add(mb.cast(x=places, dtype="int32", name=inputs[place]))
-                node.inputs = inputs
-            host(context, node)
-
-        return convert
+    @wrapper
+    def wrap(host: Convert, context: Any, node: Any) -> None:
+        places = inputs_of(context, node)[place]
+        if isinstance(places, Var) and np_dtype(places).kind == "f":
+            inputs = list(node.inputs)
+            inputs[place] = f"{node.name}_places"
+            context.add(mb.cast(x=places, dtype="int32", name=inputs[place]))
+            node.inputs = inputs
+        host(context, node)
 
     return wrap
 
@@ -1045,7 +986,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "matmul": lambda host: with_vectors(_with_promotion(host)),
     "mul": lambda host: with_points(with_complex_arithmetic("mul")(host)),
     **dict.fromkeys(("hardtanh", "leaky_relu", "elu", "threshold"), _with_real_options),
-    **dict.fromkeys(("clamp", "clip", "clamp.tensor"), _with_integer_limits),
+    **dict.fromkeys(("clamp", "clip"), _with_integer_limits),
     **dict.fromkeys(("gather", "index_select"), _with_integer_indices(2)),
     "embedding": _with_integer_indices(1),
     "masked_fill": _with_wide_masks,

@@ -12,7 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.frontend.arguments import Convert, argument, inputs_of, is_one, keyword, known_value, promoted
+from anesurgery.frontend.arguments import (
+    Convert,
+    argument,
+    inputs_of,
+    is_one,
+    keyword,
+    known_value,
+    promoted,
+    wrapper,
+)
 from anesurgery.mil import Var, mb, np_dtype, types
 
 LEAST = 2.0**-9
@@ -24,16 +33,14 @@ EXACT_THRESHOLD = 20.0
 def with_named_string(key: str, position: int) -> Any:
     """Wrap a converter: a string given by name goes to its position, as coremltools expects."""
 
-    def wrap(host: Convert) -> Convert:
-        def convert(context: Any, node: Any) -> None:
-            named = dict(node.kwinputs or {})
-            if isinstance(word := named.pop(key, [None])[0], str):
-                name = f"{node.name}_{key}"
-                context.add(mb.const(val=word, name=name))
-                node.inputs, node.kwinputs = [*node.inputs[:position], name], named or None
-            host(context, node)
-
-        return convert
+    @wrapper
+    def wrap(host: Convert, context: Any, node: Any) -> None:
+        named = dict(node.kwinputs or {})
+        if isinstance(word := named.pop(key, [None])[0], str):
+            name = f"{node.name}_{key}"
+            context.add(mb.const(val=word, name=name))
+            node.inputs, node.kwinputs = [*node.inputs[:position], name], named or None
+        host(context, node)
 
     return wrap
 
@@ -56,17 +63,15 @@ def hardtanh(context: Any, node: Any) -> None:
 def with_factor(position: int) -> Any:
     """Wrap the converter of a sum or difference: multiply the operand at a position by `alpha`."""
 
-    def wrap(host: Convert) -> Convert:
-        def convert(context: Any, node: Any) -> None:
-            alpha = known_value(argument(context, node, 2, "alpha", 1))
-            if alpha != 1:
-                name = f"{node.name}_scaled"
-                x, factor = promoted([inputs_of(context, node)[position], alpha])
-                context.add(mb.mul(x=x, y=factor, name=name))
-                node.inputs = [name if i == position else node.inputs[i] for i in (0, 1)]
-            host(context, node)
-
-        return convert
+    @wrapper
+    def wrap(host: Convert, context: Any, node: Any) -> None:
+        alpha = known_value(argument(context, node, 2, "alpha", 1))
+        if alpha != 1:
+            name = f"{node.name}_scaled"
+            x, factor = promoted([inputs_of(context, node)[position], alpha])
+            context.add(mb.mul(x=x, y=factor, name=name))
+            node.inputs = [name if i == position else node.inputs[i] for i in (0, 1)]
+        host(context, node)
 
     return wrap
 
@@ -122,26 +127,23 @@ def rms_norm(context: Any, node: Any) -> None:
     )
 
 
-def with_threshold(host: Convert) -> Convert:
+@wrapper
+def with_threshold(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `softplus(x, beta=1, threshold=20)`: above the threshold it is x."""
-
-    def convert(context: Any, node: Any) -> None:
-        x = inputs_of(context, node)[0]
-        numbers = [argument(context, node, i, name) for i, name in ((1, "beta"), (2, "threshold"))]
-        beta, threshold = (
-            default if v is None else float(known_value(v))
-            for v, default in zip(numbers, (1.0, EXACT_THRESHOLD), strict=True)
-        )
-        if threshold >= EXACT_THRESHOLD:
-            host(context, node)
-            return
-        dtype = np_dtype(x).type
-        steep = mb.mul(x=x, y=dtype(beta))
-        bent = mb.mul(x=mb.softplus(x=steep), y=dtype(1 / beta))
-        straight = mb.greater(x=steep, y=dtype(threshold))
-        context.add(mb.select(cond=straight, a=x, b=bent, name=node.name))
-
-    return convert
+    x = inputs_of(context, node)[0]
+    numbers = [argument(context, node, i, name) for i, name in ((1, "beta"), (2, "threshold"))]
+    beta, threshold = (
+        default if v is None else float(known_value(v))
+        for v, default in zip(numbers, (1.0, EXACT_THRESHOLD), strict=True)
+    )
+    if threshold >= EXACT_THRESHOLD:
+        host(context, node)
+        return
+    dtype = np_dtype(x).type
+    steep = mb.mul(x=x, y=dtype(beta))
+    bent = mb.mul(x=mb.softplus(x=steep), y=dtype(1 / beta))
+    straight = mb.greater(x=steep, y=dtype(threshold))
+    context.add(mb.select(cond=straight, a=x, b=bent, name=node.name))
 
 
 def convert_round(context: Any, node: Any) -> None:
@@ -173,22 +175,19 @@ SHORTENED = (
 """Operations for which coremltools expects every argument; torch.export names or leaves out defaults."""
 
 
-def with_all_arguments(host: Convert) -> Convert:
+@wrapper
+def with_all_arguments(host: Convert, context: Any, node: Any) -> None:
     """Wrap a converter, to give every argument by position."""
-
-    def convert(context: Any, node: Any) -> None:
-        wanted = getattr(torch.ops.aten, node.kind).default._schema.arguments
-        names = list(node.inputs)
-        for a in wanted[len(names) :]:
-            name = f"{node.name}_{a.name}"
-            value = keyword(context, node, a.name)
-            value = a.default_value if value is None else known_value(value)
-            context.add(None if value is None else mb.const(val=value, name=name), torch_name=name)
-            names.append(name)
-        node.inputs = names
-        host(context, node)
-
-    return convert
+    wanted = getattr(torch.ops.aten, node.kind).default._schema.arguments
+    names = list(node.inputs)
+    for a in wanted[len(names) :]:
+        name = f"{node.name}_{a.name}"
+        value = keyword(context, node, a.name)
+        value = a.default_value if value is None else known_value(value)
+        context.add(None if value is None else mb.const(val=value, name=name), torch_name=name)
+        names.append(name)
+    node.inputs = names
+    host(context, node)
 
 
 def truncated(context: Any, node: Any) -> None:
@@ -268,58 +267,49 @@ def cdist(context: Any, node: Any) -> None:
     context.add(norm(x=apart, axes=[-1], name=node.name))
 
 
-def with_front_axis(host: Convert) -> Convert:
+@wrapper
+def with_front_axis(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.cumsum(x, axis)`: MIL takes no negative axis but -1."""
+    x = inputs_of(context, node)[0]
+    axis = known_value(argument(context, node, 1, "dim"))
+    if axis is not None and int(axis) < -1:
+        name = f"{node.name}_axis"
+        context.add(mb.const(val=np.int32(int(axis) + x.rank), name=name))
+        node.inputs = [node.inputs[0], name, *node.inputs[2:]]
+    host(context, node)
 
-    def cumsum(context: Any, node: Any) -> None:
-        x = inputs_of(context, node)[0]
-        axis = known_value(argument(context, node, 1, "dim"))
-        if axis is not None and int(axis) < -1:
-            name = f"{node.name}_axis"
-            context.add(mb.const(val=np.int32(int(axis) + x.rank), name=name))
-            node.inputs = [node.inputs[0], name, *node.inputs[2:]]
+
+@wrapper
+def with_integer_floor_divide(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `a // b`: integers give an integer, and coremltools drops a division by 1."""
+    operands = inputs_of(context, node)[:2]
+    if all(np_dtype(v).kind in "iu" for v in operands if isinstance(v, Var)):
+        a, b = promoted(operands)
+        context.add(mb.floor_div(x=a, y=b, name=node.name))
+    elif is_one(operands[1]):
+        context.add(mb.floor(x=promoted(operands)[0], name=node.name))
+    else:
         host(context, node)
 
-    return cumsum
 
-
-def with_integer_floor_divide(host: Convert) -> Convert:
-    """Wrap the converter of `a // b`: integers give an integer, and coremltools drops a division by 1."""
-
-    def floor_divide(context: Any, node: Any) -> None:
-        operands = inputs_of(context, node)[:2]
-        if all(np_dtype(v).kind in "iu" for v in operands if isinstance(v, Var)):
-            a, b = promoted(operands)
-            context.add(mb.floor_div(x=a, y=b, name=node.name))
-        elif is_one(operands[1]):
+@wrapper
+def with_integer_rounding(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `torch.div(a, b, rounding_mode=...)`, as that of `a // b`."""
+    operands = inputs_of(context, node)[:2]
+    mode = known_value(argument(context, node, 2, "rounding_mode"))
+    if mode is None or any(np_dtype(v).kind not in "iu" for v in operands if isinstance(v, Var)):
+        if mode == "floor" and is_one(operands[1]):
             context.add(mb.floor(x=promoted(operands)[0], name=node.name))
         else:
             host(context, node)
-
-    return floor_divide
-
-
-def with_integer_rounding(host: Convert) -> Convert:
-    """Wrap the converter of `torch.div(a, b, rounding_mode=...)`, as that of `a // b`."""
-
-    def div(context: Any, node: Any) -> None:
-        operands = inputs_of(context, node)[:2]
-        mode = known_value(argument(context, node, 2, "rounding_mode"))
-        if mode is None or any(np_dtype(v).kind not in "iu" for v in operands if isinstance(v, Var)):
-            if mode == "floor" and is_one(operands[1]):
-                context.add(mb.floor(x=promoted(operands)[0], name=node.name))
-            else:
-                host(context, node)
-            return
-        a, b = promoted(operands)
-        quotient = mb.floor_div(x=a, y=b)
-        if mode == "trunc":  # towards 0: one more where it is below and there is a rest
-            rest = mb.not_equal(x=mb.mul(x=quotient, y=b), y=a)
-            up = mb.logical_and(x=rest, y=mb.less(x=quotient, y=0))
-            quotient = mb.add(x=quotient, y=mb.cast(x=up, dtype="int32"))
-        context.add(mb.identity(x=quotient, name=node.name))
-
-    return div
+        return
+    a, b = promoted(operands)
+    quotient = mb.floor_div(x=a, y=b)
+    if mode == "trunc":  # towards 0: one more where it is below and there is a rest
+        rest = mb.not_equal(x=mb.mul(x=quotient, y=b), y=a)
+        up = mb.logical_and(x=rest, y=mb.less(x=quotient, y=0))
+        quotient = mb.add(x=quotient, y=mb.cast(x=up, dtype="int32"))
+    context.add(mb.identity(x=quotient, name=node.name))
 
 
 def all_true(context: Any, node: Any) -> None:
@@ -368,31 +358,25 @@ def _as_float(x: Var) -> Var:
     return number
 
 
-def with_float_operand(host: Convert) -> Convert:
+@wrapper
+def with_float_operand(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of a function of floats, to take integers and booleans."""
-
-    def convert(context: Any, node: Any) -> None:
-        x = inputs_of(context, node)[0]
-        if isinstance(x, Var) and not types.is_float(x.dtype) and not types.is_complex(x.dtype):
-            name = f"{node.name}_as_float"
-            context.add(mb.cast(x=x, dtype="fp32", name=name))
-            node.inputs = [name, *node.inputs[1:]]
-        host(context, node)
-
-    return convert
+    x = inputs_of(context, node)[0]
+    if isinstance(x, Var) and not types.is_float(x.dtype) and not types.is_complex(x.dtype):
+        name = f"{node.name}_as_float"
+        context.add(mb.cast(x=x, dtype="fp32", name=name))
+        node.inputs = [name, *node.inputs[1:]]
+    host(context, node)
 
 
-def with_scalars(host: Convert) -> Convert:
+@wrapper
+def with_scalars(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.broadcast_tensors(...)`, to take scalars."""
-
-    def broadcast_tensors(context: Any, node: Any) -> None:
-        tensors = inputs_of(context, node)[0]
-        if all(isinstance(v, Var) and v.rank == 0 for v in tensors):
-            context.add(tensors, node.name)
-        else:
-            host(context, node)
-
-    return broadcast_tensors
+    tensors = inputs_of(context, node)[0]
+    if all(isinstance(v, Var) and v.rank == 0 for v in tensors):
+        context.add(tensors, node.name)
+    else:
+        host(context, node)
 
 
 CONVERSIONS: dict[str, Convert] = {

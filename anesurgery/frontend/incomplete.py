@@ -8,27 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, known_value, promoted
+from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, known_value, promoted, wrapper
 from anesurgery.frontend.complex_numbers import is_complex
+from anesurgery.frontend.parts import slice_of_axis
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
 
 
-def with_choice_among_all(host: Convert) -> Convert:
+@wrapper
+def with_choice_among_all(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.argmax` or `argmin`: without an axis it chooses among all elements."""
-
-    def convert(context: Any, node: Any) -> None:
-        x = inputs_of(context, node)[0]
-        if known_value(argument(context, node, 1, "dim", None)) is not None:
-            host(context, node)
-            return
-        if types.is_int(x.dtype):
-            x = mb.cast(x=x, dtype="int32")
-        keep = bool(known_value(argument(context, node, 2, "keepdim", False)))
-        choose = mb.reduce_argmax if node.kind == "argmax" else mb.reduce_argmin
-        place = choose(x=mb.reshape(x=x, shape=[-1]), axis=0, keep_dims=keep)
-        context.add(mb.reshape(x=place, shape=[1] * x.rank) if keep else place, torch_name=node.name)
-
-    return convert
+    x = inputs_of(context, node)[0]
+    if known_value(argument(context, node, 1, "dim", None)) is not None:
+        host(context, node)
+        return
+    if types.is_int(x.dtype):
+        x = mb.cast(x=x, dtype="int32")
+    keep = bool(known_value(argument(context, node, 2, "keepdim", False)))
+    choose = mb.reduce_argmax if node.kind == "argmax" else mb.reduce_argmin
+    place = choose(x=mb.reshape(x=x, shape=[-1]), axis=0, keep_dims=keep)
+    context.add(mb.reshape(x=place, shape=[1] * x.rank) if keep else place, torch_name=node.name)
 
 
 def diagonal(context: Any, node: Any) -> None:
@@ -55,60 +53,54 @@ def diagonal(context: Any, node: Any) -> None:
     context.add(mb.gather(x=flat, indices=places.astype(np.int32), axis=-1, name=node.name))
 
 
-def with_one_dtype(host: Convert) -> Convert:
+@wrapper
+def with_one_dtype(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.stack`: several dtypes are cast to the one that holds them all."""
-
-    def convert(context: Any, node: Any) -> None:
-        name, values = node.inputs[0], inputs_of(context, node)[0]
-        if isinstance(values, Var):  # known numbers, which the host has joined to a vector
-            context.add(mb.identity(x=values, name=node.name))
-            return
-        if any(map(is_complex, values)) or len({dtype_of(v) for v in values}) == 1:
-            host(context, node)
-            return
-        cast = promoted(list(values))
-        context.push(([name], [cast]) if isinstance(name, str) else (list(name), cast))
+    name, values = node.inputs[0], inputs_of(context, node)[0]
+    if isinstance(values, Var):  # known numbers, which the host has joined to a vector
+        context.add(mb.identity(x=values, name=node.name))
+        return
+    if any(map(is_complex, values)) or len({dtype_of(v) for v in values}) == 1:
         host(context, node)
-        made = context[node.name]
-        context.pop()
-        context.add(made, torch_name=node.name)
+        return
+    cast = promoted(list(values))
+    context.push(([name], [cast]) if isinstance(name, str) else (list(name), cast))
+    host(context, node)
+    made = context[node.name]
+    context.pop()
+    context.add(made, torch_name=node.name)
 
-    return convert
 
-
-def with_scalars(host: Convert) -> Convert:
+@wrapper
+def with_scalars(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `where(condition, a, b)`, to take scalars for all three."""
-
-    def convert(context: Any, node: Any) -> None:
-        arguments = inputs_of(context, node)
-        if len(arguments) < 3 or any(one.rank for one in arguments):
-            host(context, node)
-            return
-        a, b = promoted(arguments[1:])
-        context.add(mb.select(cond=mb.cast(x=arguments[0], dtype="bool"), a=a, b=b, name=node.name))
-
-    return convert
+    arguments = inputs_of(context, node)
+    if len(arguments) < 3 or any(one.rank for one in arguments):
+        host(context, node)
+        return
+    a, b = promoted(arguments[1:])
+    context.add(mb.select(cond=mb.cast(x=arguments[0], dtype="bool"), a=a, b=b, name=node.name))
 
 
-def with_whole_equation(host: Convert) -> Convert:
+@wrapper
+def with_whole_equation(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.einsum`: `...` becomes letters, and a result that is left out is written."""
+    from coremltools.converters.mil.frontend._utils import build_einsum_mil
 
-    def convert(context: Any, node: Any) -> None:
-        from coremltools.converters.mil.frontend._utils import build_einsum_mil
-
-        equation, values = inputs_of(context, node)[:2]
-        equation = str(known_value(equation)).replace(" ", "")
-        if "..." not in equation and "->" in equation:
-            host(context, node)
-            return
-        whole = _whole_equation(equation, [value.rank for value in values])
-        context.add(build_einsum_mil(promoted(list(values)), whole, node.name))
-
-    return convert
+    equation, values = inputs_of(context, node)[:2]
+    equation = str(known_value(equation)).replace(" ", "")
+    if "..." not in equation and "->" in equation:
+        host(context, node)
+        return
+    whole = _whole_equation(equation, [value.rank for value in values])
+    context.add(build_einsum_mil(promoted(list(values)), whole, node.name))
 
 
 def _whole_equation(equation: str, ranks: Sequence[int]) -> str:
-    """Return an equation without `...`: its axes are counted from the last, as torch broadcasts them."""
+    """Return an equation without `...`: its axes are counted from the last, as torch broadcasts them.
+
+    "...ij,jk" of operands with 4 and 2 axes becomes "abij,jk->abik".
+    """
     left, arrow, right = equation.partition("->")
     operands = left.split(",")
     free = [letter for letter in string.ascii_letters if letter not in equation]
@@ -124,95 +116,82 @@ def _whole_equation(equation: str, ranks: Sequence[int]) -> str:
     return ",".join(written) + "->" + right.replace("...", "".join(more))
 
 
-def with_vectors(host: Convert) -> Convert:
+@wrapper
+def with_vectors(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.matmul`: a vector is a row on the left, and a column on the right."""
-
-    def convert(context: Any, node: Any) -> None:
-        x, y = inputs_of(context, node)[:2]
-        if x.rank != 1 and y.rank != 1:
-            host(context, node)
-            return
-        x, y = promoted([x, y])
-        if x.rank == y.rank:
-            context.add(mb.reduce_sum(x=mb.mul(x=x, y=y), axes=[0], keep_dims=False, name=node.name))
-            return
-        row = x.rank == 1
-        made = (
-            mb.matmul(x=mb.expand_dims(x=x, axes=[0]), y=y)
-            if row
-            else mb.matmul(x=x, y=mb.expand_dims(x=y, axes=[1]))
-        )
-        context.add(mb.squeeze(x=made, axes=[-2 if row else -1], name=node.name))
-
-    return convert
+    x, y = inputs_of(context, node)[:2]
+    if x.rank != 1 and y.rank != 1:
+        host(context, node)
+        return
+    x, y = promoted([x, y])
+    if x.rank == y.rank:
+        context.add(mb.reduce_sum(x=mb.mul(x=x, y=y), axes=[0], keep_dims=False, name=node.name))
+        return
+    row = x.rank == 1
+    made = (
+        mb.matmul(x=mb.expand_dims(x=x, axes=[0]), y=y)
+        if row
+        else mb.matmul(x=x, y=mb.expand_dims(x=y, axes=[1]))
+    )
+    context.add(mb.squeeze(x=made, axes=[-2 if row else -1], name=node.name))
 
 
 def narrow(context: Any, node: Any) -> None:
     """Convert `torch.narrow(x, axis, start, length)`; a negative start counts from the end."""
     x, axis, start, length = inputs_of(context, node)[:4]
     axis, first, count = int(known_value(axis)) % x.rank, int(known_value(start)), int(known_value(length))
-    begin, end = [0] * x.rank, [0] * x.rank
-    begin[axis], end[axis] = first, first + count
-    whole = [a != axis for a in range(x.rank)]
-    to_end = [a != axis or first + count == 0 for a in range(x.rank)]
-    context.add(mb.slice_by_index(x=x, begin=begin, end=end, begin_mask=whole, end_mask=to_end, name=node.name))
+    context.add(slice_of_axis(x, axis, first, first + count or None, name=node.name))
 
 
-def with_rolls_to_the_left(host: Convert) -> Convert:
+@wrapper
+def with_rolls_to_the_left(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `torch.roll`: Core ML keeps the sign of a negative shift by a dynamic length."""
-
-    def convert(context: Any, node: Any) -> None:
-        x = inputs_of(context, node)[0]
-        shifts, axes = (
-            np.ravel(known_value(argument(context, node, i, n, ()))) for i, n in ((1, "shifts"), (2, "dims"))
-        )
-        if len(axes) and not (any(map(is_symbolic, x.shape)) and min(shifts) < 0):
-            host(context, node)
-            return
-        flat = x if len(axes) else mb.reshape(x=x, shape=[-1])
-        for shift, axis in zip(map(int, shifts), map(int, axes if len(axes) else [0]), strict=True):
-            length = mb.gather(x=mb.shape(x=flat), indices=np.int32(axis % flat.rank), axis=0)
-            first = np.int32(-shift) if shift < 0 else mb.sub(x=length, y=mb.mod(x=np.int32(shift), y=length))
-            places = mb.add(x=mb.range_1d(start=np.int32(0), end=length, step=np.int32(1)), y=first)
-            flat = mb.gather(x=flat, indices=mb.mod(x=places, y=length), axis=axis)
-        context.add(flat if len(axes) else mb.reshape(x=flat, shape=mb.shape(x=x)), torch_name=node.name)
-
-    return convert
-
-
-def with_places(host: Convert) -> Convert:
-    """Wrap the converter of a max pooling, to give the places of the maxima too."""
-
-    def convert(context: Any, node: Any) -> None:
-        kind, node.kind = node.kind, node.kind.removesuffix("_with_indices")
+    x = inputs_of(context, node)[0]
+    shifts, axes = (
+        np.ravel(known_value(argument(context, node, i, n, ()))) for i, n in ((1, "shifts"), (2, "dims"))
+    )
+    if len(axes) and not (any(map(is_symbolic, x.shape)) and min(shifts) < 0):
         host(context, node)
-        x, largest, node.kind = inputs_of(context, node)[0], context[node.name], kind
-        of_export = len(node.outputs) == 1  # it selects the results by nodes of their own
-        if any(map(is_symbolic, x.shape)):
-            if not of_export:
-                raise NotImplementedError(
-                    f"{node.name}: places of maxima in a tensor of dynamic shape {x.shape}"
-                )
-            context.add((largest, None), torch_name=node.name, override=True)
-            return
-        numbers = [known_value(argument(context, node, i, n, d)) for i, n, d in NUMBERS_OF_POOLS]
-        kernel, stride, pad = (np.resize(v, x.rank - 2).astype(int) for v in numbers)
-        places = _places_of_maxima(
-            x, largest.shape[2 - x.rank :], kernel, stride if stride.any() else kernel, pad
-        )
-        both = largest, places if largest.rank == x.rank else mb.squeeze(x=places, axes=[0])
-        for name, value in [(node.name, both)] if of_export else zip(node.outputs, both, strict=True):
-            context.add(value, torch_name=name, override=True)
-
-    return convert
+        return
+    flat = x if len(axes) else mb.reshape(x=x, shape=[-1])
+    for shift, axis in zip(map(int, shifts), map(int, axes if len(axes) else [0]), strict=True):
+        length = mb.gather(x=mb.shape(x=flat), indices=np.int32(axis % flat.rank), axis=0)
+        first = np.int32(-shift) if shift < 0 else mb.sub(x=length, y=mb.mod(x=np.int32(shift), y=length))
+        places = mb.add(x=mb.range_1d(start=np.int32(0), end=length, step=np.int32(1)), y=first)
+        flat = mb.gather(x=flat, indices=mb.mod(x=places, y=length), axis=axis)
+    context.add(flat if len(axes) else mb.reshape(x=flat, shape=mb.shape(x=x)), torch_name=node.name)
 
 
-NUMBERS_OF_POOLS = ((1, "kernel_size", 0), (2, "stride", 0), (3, "padding", 0))
-"""Position, name and default of the numbers of a pooling."""
+@wrapper
+def with_places(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of a max pooling, to give the places of the maxima too."""
+    kind = node.kind
+    node.kind = kind.removesuffix("_with_indices")
+    host(context, node)
+    node.kind = kind
+    x, largest = inputs_of(context, node)[0], context[node.name]  # x has the batch that `with_batch` adds
+    of_export = len(node.outputs) == 1  # it selects the results by nodes of their own
+    if any(map(is_symbolic, x.shape)):
+        if not of_export:
+            raise NotImplementedError(f"{node.name}: places of maxima in a tensor of dynamic shape {x.shape}")
+        context.add((largest, None), torch_name=node.name, override=True)
+        return
+    kernel, stride, pad = (
+        np.resize(known_value(argument(context, node, i, name, 0)), x.rank - 2).astype(int)
+        for i, name in ((1, "kernel_size"), (2, "stride"), (3, "padding"))
+    )
+    places = _places_of_maxima(x, largest.shape[2 - x.rank :], kernel, stride if stride.any() else kernel, pad)
+    both = largest, places if largest.rank == x.rank else mb.squeeze(x=places, axes=[0])
+    for name, value in [(node.name, both)] if of_export else zip(node.outputs, both, strict=True):
+        context.add(value, torch_name=name, override=True)
 
 
 def _places_of_maxima(x: Var, counts: tuple[int, ...], kernel: Array, stride: Array, pad: Array) -> Var:
-    """Return the place of the first maximum of each window: its first element, and the way from there."""
+    """Return the place of the first maximum of each window: the place of its first element, plus an offset.
+
+    A place counts the elements of an image row by row. In an image of width 5, a window of 2x2 has the offsets
+    0, 1, 5, 6.
+    """
     sizes, counts_of = np.asarray(x.shape[2:], int), np.asarray(counts, int)
     after = np.maximum((counts_of - 1) * stride + kernel - sizes - pad, 0)
     least = np_dtype(x).type(-np.inf if np_dtype(x).kind == "f" else np.iinfo(np.int32).min)
@@ -233,9 +212,9 @@ def _places_of_maxima(x: Var, counts: tuple[int, ...], kernel: Array, stride: Ar
     lengths = np.append(np.cumprod(sizes[::-1])[::-1][1:], 1)  # elements from one place to the next of an axis
     starts = [(np.arange(n) * s - p) * unit for n, s, p, unit in zip(counts, stride, pad, lengths, strict=True)]
     first = np.asarray(sum(np.ix_(*starts)), np.int32)
-    ways = (np.asarray(steps) @ lengths).astype(np.int32)
+    offsets = (np.asarray(steps) @ lengths).astype(np.int32)
     which = mb.reduce_argmax(x=mb.stack(values=parts, axis=0), axis=0, keep_dims=False)
-    return mb.add(x=mb.gather(x=ways, indices=which, axis=0), y=first)
+    return mb.add(x=mb.gather(x=offsets, indices=which, axis=0), y=first)
 
 
 def max_unpool(context: Any, node: Any) -> None:
@@ -251,21 +230,18 @@ def max_unpool(context: Any, node: Any) -> None:
     context.add(mb.reshape(x=filled, shape=shape, name=node.name))
 
 
-def with_running_statistics(host: Convert) -> Convert:
+@wrapper
+def with_running_statistics(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `instance_norm`: a given mean and variance are used, not those of the input."""
-
-    def convert(context: Any, node: Any) -> None:
-        x, gamma, beta, mean, variance, of_input = inputs_of(context, node)[:6]
-        if mean is None or variance is None or bool(known_value(of_input)):
-            host(context, node)
-            return
-        epsilon = float(known_value(argument(context, node, 7, "eps", 1e-5)))
-        number = np_dtype(x).type
-        given = {"gamma": gamma, "beta": beta, "mean": mean, "variance": variance}
-        known = {k: np.asarray(known_value(v), number) for k, v in given.items() if v is not None}
-        context.add(mb.batch_norm(x=x, **known, epsilon=number(epsilon), name=node.name))
-
-    return convert
+    x, gamma, beta, mean, variance, of_input = inputs_of(context, node)[:6]
+    if mean is None or variance is None or bool(known_value(of_input)):
+        host(context, node)
+        return
+    epsilon = float(known_value(argument(context, node, 7, "eps", 1e-5)))
+    number = np_dtype(x).type
+    given = {"gamma": gamma, "beta": beta, "mean": mean, "variance": variance}
+    known = {k: np.asarray(known_value(v), number) for k, v in given.items() if v is not None}
+    context.add(mb.batch_norm(x=x, **known, epsilon=number(epsilon), name=node.name))
 
 
 # Transposed convolutions whose output is padded by more at its end than is cut off there.
@@ -281,32 +257,29 @@ GENERAL_PLACES = {"stride": 3, "padding": 4, "dilation": 5, "output_padding": 7,
 """Argument of `convolution` -> its position; position 6 says whether it is transposed."""
 
 
-def with_any_output_padding(host: Convert) -> Convert:
+@wrapper
+def with_any_output_padding(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of transposed convolutions, to take any padding of the output."""
-
-    def convert(context: Any, node: Any) -> None:
-        operands = inputs_of(context, node)
-        general = node.kind not in TRANSPOSED
-        if general and not (len(operands) > 6 and bool(known_value(operands[6]))):
-            host(context, node)
-            return
-        x, weight = promoted(operands[:2])
-        g = _sizes(context, node, GENERAL_PLACES if general else PLACES, weight.rank - 2)
-        extra = g["output_padding"] - g["padding"]
-        if not (extra > 0).any() and not (weight.rank == 5 and g["output_padding"].any()):
-            host(context, node)
-            return
-        more = np.maximum(-(-extra // g["stride"]), 0)
-        ends = [0, 0, 0, 0, *np.stack([np.zeros_like(more), more], 1).ravel().tolist()]
-        padded = mb.pad(x=x, pad=ends, mode="constant", constant_val=np_dtype(x).type(0)) if any(ends) else x
-        bias = argument(context, node, 2, "bias", None)
-        options = {"strides": g["stride"], "dilations": g["dilation"], "groups": int(g["groups"][0])}
-        made = mb.conv_transpose(
-            x=padded, weight=weight, **({} if bias is None else {"bias": bias}), **options, pad_type="valid"
-        )
-        context.add(_cut(made, g["padding"], more * g["stride"] - extra, node.name))
-
-    return convert
+    operands = inputs_of(context, node)
+    general = node.kind not in TRANSPOSED
+    if general and not (len(operands) > 6 and bool(known_value(operands[6]))):
+        host(context, node)
+        return
+    x, weight = promoted(operands[:2])
+    g = _sizes(context, node, GENERAL_PLACES if general else PLACES, weight.rank - 2)
+    extra = g["output_padding"] - g["padding"]
+    if not (extra > 0).any() and not (weight.rank == 5 and g["output_padding"].any()):
+        host(context, node)
+        return
+    more = np.maximum(-(-extra // g["stride"]), 0)
+    ends = [0, 0, 0, 0, *np.stack([np.zeros_like(more), more], 1).ravel().tolist()]
+    padded = mb.pad(x=x, pad=ends, mode="constant", constant_val=np_dtype(x).type(0)) if any(ends) else x
+    bias = argument(context, node, 2, "bias", None)
+    options = {"strides": g["stride"], "dilations": g["dilation"], "groups": int(g["groups"][0])}
+    made = mb.conv_transpose(
+        x=padded, weight=weight, **({} if bias is None else {"bias": bias}), **options, pad_type="valid"
+    )
+    context.add(_cut(made, g["padding"], more * g["stride"] - extra, node.name))
 
 
 def _sizes(context: Any, node: Any, places: dict[str, int], rank: int) -> dict[str, Array]:
@@ -334,49 +307,40 @@ def _cut(x: Var, begin: Array, end: Array, name: str) -> Var:
 # Grids of sampling points from an affine map, as in spatial transformers.
 
 
-def with_map_by_name(host: Convert) -> Convert:
+@wrapper
+def with_map_by_name(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `affine_grid_generator`: coremltools looks the map up by its name in MIL."""
-
-    def convert(context: Any, node: Any) -> None:
-        theta = inputs_of(context, node)[0]
-        if theta.val is None and theta.name not in context:
-            context.add(theta, torch_name=theta.name)
-        host(context, node)
-
-    return convert
+    theta = inputs_of(context, node)[0]
+    if theta.val is None and theta.name not in context:
+        context.add(theta, torch_name=theta.name)
+    host(context, node)
 
 
 BILINEAR, ZEROS = 0, 0
 """Torch's numbers for bilinear sampling and for padding with zeros."""
 
 
-def with_affine_sampling(host: Convert) -> Convert:
+@wrapper
+def with_affine_sampling(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `grid_sampler`: on affine maps the host takes bilinear sampling with zeros only."""
-
-    def convert(context: Any, node: Any) -> None:
-        grid = node.inputs[1]
-        held = f"{grid}_align_corners"
-        if grid not in context and held in context:
-            along = bool(known_value(context[held]))
-            names = [name for name in node.inputs[2:5] if name in context]  # torch.export has numbers there
-            if [known_value(context[name]) for name in names] != [BILINEAR, ZEROS, along]:
-                context.add(_grid(context, grid, along), torch_name=grid)
-        host(context, node)
-
-    return convert
+    grid = node.inputs[1]
+    held = f"{grid}_align_corners"
+    if grid not in context and held in context:
+        along = bool(known_value(context[held]))
+        names = [name for name in node.inputs[2:5] if name in context]  # torch.export has numbers there
+        if [known_value(context[name]) for name in names] != [BILINEAR, ZEROS, along]:
+            context.add(_grid(context, grid, along), torch_name=grid)
+    host(context, node)
 
 
-def with_points(host: Convert) -> Convert:
+@wrapper
+def with_points(host: Convert, context: Any, node: Any) -> None:
     """Wrap a converter, to read the points of an affine map: coremltools has them for `grid_sampler` only."""
-
-    def convert(context: Any, node: Any) -> None:
-        for name in node.inputs[:1]:
-            held = f"{name}_align_corners"
-            if isinstance(name, str) and name not in context and held in context:
-                context.add(_grid(context, name, bool(known_value(context[held]))), torch_name=name)
-        host(context, node)
-
-    return convert
+    for name in node.inputs[:1]:
+        held = f"{name}_align_corners"
+        if isinstance(name, str) and name not in context and held in context:
+            context.add(_grid(context, name, bool(known_value(context[held]))), torch_name=name)
+    host(context, node)
 
 
 def _grid(context: Any, grid: str, corners: bool) -> Var:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.frontend.arguments import Convert, inputs_of, known_value
+from anesurgery.frontend.arguments import Convert, inputs_of, known_value, wrapper
 from anesurgery.mil import Function, Operation, Var, np_dtype, producer
 from anesurgery.ops import MOVING, names
 
@@ -83,20 +83,15 @@ def _depends_on_length(var: Var) -> bool:
     return False
 
 
-def refusing_length_choices(host: Convert) -> Convert:
+@wrapper
+def refusing_length_choices(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `where(condition, a, b)`: refuse a choice by the length of the text."""
-
-    def convert(context: Any, node: Any) -> None:
-        arguments = inputs_of(context, node)
-        if len(arguments) == 3 and _are_different_constants(*arguments[1:]) and _has_integer_input():
-            limit = limit_passed(arguments[0], _number) if isinstance(arguments[0], Var) else None
-            if limit is not None:
-                raise LengthError(
-                    f"{node.name}: the length of the text chooses numbers: {advice_for_limit(limit)}"
-                )
-        host(context, node)
-
-    return convert
+    arguments = inputs_of(context, node)
+    if len(arguments) == 3 and _are_different_constants(*arguments[1:]) and _has_integer_input():
+        limit = limit_passed(arguments[0], _number) if isinstance(arguments[0], Var) else None
+        if limit is not None:
+            raise LengthError(f"{node.name}: the length of the text chooses numbers: {advice_for_limit(limit)}")
+    host(context, node)
 
 
 def _number(var: Var) -> float | None:

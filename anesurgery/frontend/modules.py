@@ -19,7 +19,7 @@ import torch
 from torch.utils import _pytree
 
 from anesurgery import frontend, registry
-from anesurgery.errors import LoadError, SurgeryError, warn
+from anesurgery.errors import LoadError, SurgeryError, first_line, warn
 from anesurgery.mil import Array, ct, exclusive, quiet_host
 
 Tensors = Mapping[str, torch.Tensor]
@@ -79,7 +79,7 @@ def _trace_and_convert(module: torch.nn.Module, example: Tensors, target: Any) -
             traced = trace(call, tuple(values), check_trace=False)
     except Exception as error:  # a module raises what it likes
         raise LoadError(
-            f"{_module_words(module)} does not run on the inputs, or cannot be traced: {_first_line(error)}"
+            f"{_module_words(module)} does not run on the inputs, or cannot be traced: {first_line(error)}"
         ) from error
     inputs = [ct.TensorType(n, shape=tuple(v.shape), dtype=_core_ml_dtype(v)) for n, v in example.items()]
     return _convert(traced, {"inputs": inputs}, example, [ct.TensorType(n) for n in made], target, module)
@@ -139,7 +139,7 @@ def _convert(traced: Any, more: Any, example: Tensors, outputs: Any, target: Any
         raise
     except Exception as error:  # coremltools raises what it likes
         wide = [r.reason for name, r in pipeline.report.refusals if name == AXES and "rank" in str(error)]
-        said = f"{_first_line(error)} ({AXES}: {wide[0]})" if wide else _first_line(error)
+        said = f"{first_line(error)} ({AXES}: {wide[0]})" if wide else first_line(error)
         raise LoadError(f"{_module_words(module or traced)} was not converted: {said}") from error
 
 
@@ -222,9 +222,3 @@ def _in_eval_mode(module: torch.nn.Module) -> Iterator[None]:
 
 def _module_words(module: Any) -> str:
     return "the exported program" if isinstance(module, torch.export.ExportedProgram) else type(module).__name__
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first non-empty line of an error's message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

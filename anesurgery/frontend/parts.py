@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, known_value, promoted
+from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, known_value, promoted, wrapper
 from anesurgery.mil import Var, is_symbolic, mb, np_dtype, types
 
 MOST_SLICES = 64
@@ -102,10 +102,10 @@ def _windows_along(x: Var, at: int, length: int, taken: list[tuple[int, int]]) -
 
 def _windows(x: Var, count: int, size: int, step: int) -> Var:
     """Return the windows of the middle of three axes: (before, window, element, after)."""
-    before, _, after = (int(n) for n in x.shape)
+    before, length, after = (int(n) for n in x.shape)
 
     def part(first: int, last: int) -> Var:
-        return _slice(x, first, last)
+        return x if (first, last) == (0, length) else slice_of_axis(x, 1, first, last)
 
     if size % step == 0:  # whole steps, which neighbours share
         steps = count - 1 + size // step
@@ -122,11 +122,13 @@ def _windows(x: Var, count: int, size: int, step: int) -> Var:
     return mb.reshape(x=whole, shape=[before, count, size, after])
 
 
-def _slice(x: Var, first: int, last: int) -> Var:
-    before, length, after = (int(n) for n in x.shape)
-    if (first, last) == (0, length):
-        return x
-    return mb.slice_by_index(x=x, begin=[0, first, 0], end=[before, last, after])
+def slice_of_axis(x: Var, axis: int, begin: int, end: int | None, **named: Any) -> Var:
+    """Return the elements `x[begin:end]` along an axis; `named` is the name of the op, if it needs one."""
+    others = [a != axis for a in range(x.rank)]
+    first, last = ([0 if other else n for other in others] for n in (begin, end or 0))
+    to_end = [other or end is None for other in others]
+    part: Var = mb.slice_by_index(x=x, begin=first, end=last, begin_mask=others, end_mask=to_end, **named)
+    return part
 
 
 def _static(x: Var, node: Any) -> list[int]:
@@ -147,13 +149,13 @@ def register() -> None:
     """Let `as_strided` nodes keep the strides of their operand; a second call changes nothing."""
     from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
 
-    for maker, strides in (
-        ("from_torchscript_node", _strides_in_trace),
-        ("from_exir_node", _strides_in_export),
-    ):
-        host = getattr(InternalTorchIRNode, maker)
-        if host.__func__.__module__ != __name__:
-            setattr(InternalTorchIRNode, maker, classmethod(_keeping_strides(host.__func__, strides)))
+    if hasattr(InternalTorchIRNode, STRIDES):
+        return
+    setattr(InternalTorchIRNode, STRIDES, True)  # others wrap these methods too, so their module tells nothing
+    readers = {"from_torchscript_node": _strides_in_trace, "from_exir_node": _strides_in_export}
+    for name, strides in readers.items():
+        host = getattr(InternalTorchIRNode, name).__func__
+        setattr(InternalTorchIRNode, name, classmethod(_keeping_strides(host, strides)))
 
 
 def _keeping_strides(host: Callable[..., Any], strides: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -203,31 +205,28 @@ def _scattered(x: Var, axis: int, at: Var, source: Var, mode: str, name: str) ->
     return mb.scatter(data=x, indices=at, updates=source, axis=axis, mode=mode, name=name)
 
 
-def with_index_put(host: Convert) -> Convert:
+@wrapper
+def with_index_put(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `x[:, at] = y` and `x[:, at] += y`, to write at positions on one axis."""
-
-    def index_put(context: Any, node: Any) -> None:
-        x, places, source = inputs_of(context, node)[:3]
-        added = bool(known_value(argument(context, node, 3, "accumulate", False)))
-        named = [axis for axis, at in enumerate(places) if at is not None] if isinstance(places, list) else []
-        if named == [0] and types.is_bool(places[0].dtype) and not added and math.prod(source.shape) == 1:
-            context.add(_filled_where(x, places[0], source, node.name))
-            return
-        if named == list(range(len(named))) and _need_broadcast(x, [places[axis] for axis in named]):
-            context.add(_written_at_several(x, [places[axis] for axis in named], source, added, node.name))
-            return
-        at: Any = places[named[0]] if len(named) == 1 else None
-        alone = at is None or (not added and (at.shape in ((), (1,)) or named[0] == 0))
-        if alone or at.rank > 1 or np_dtype(at).kind not in "iu" or any(map(is_symbolic, x.shape)):
-            host(context, node)
-            return
-        x, source = promoted([x, source])
-        after = x.rank - 1 - named[0]
-        if at.rank == 0 and source.rank > after:  # a plain index removes its axis
-            source = mb.expand_dims(x=source, axes=[source.rank - after])
-        context.add(_scattered(x, named[0], at, source, "add" if added else "update", node.name))
-
-    return index_put
+    x, places, source = inputs_of(context, node)[:3]
+    added = bool(known_value(argument(context, node, 3, "accumulate", False)))
+    named = [axis for axis, at in enumerate(places) if at is not None] if isinstance(places, list) else []
+    if named == [0] and types.is_bool(places[0].dtype) and not added and math.prod(source.shape) == 1:
+        context.add(_filled_where(x, places[0], source, node.name))
+        return
+    if named == list(range(len(named))) and _need_broadcast(x, [places[axis] for axis in named]):
+        context.add(_written_at_several(x, [places[axis] for axis in named], source, added, node.name))
+        return
+    at: Any = places[named[0]] if len(named) == 1 else None
+    alone = at is None or (not added and (at.shape in ((), (1,)) or named[0] == 0))
+    if alone or at.rank > 1 or np_dtype(at).kind not in "iu" or any(map(is_symbolic, x.shape)):
+        host(context, node)
+        return
+    x, source = promoted([x, source])
+    after = x.rank - 1 - named[0]
+    if at.rank == 0 and source.rank > after:  # a plain index removes its axis
+        source = mb.expand_dims(x=source, axes=[source.rank - after])
+    context.add(_scattered(x, named[0], at, source, "add" if added else "update", node.name))
 
 
 def _filled_where(x: Var, mask: Var, number: Var, name: str) -> Var:
@@ -271,26 +270,23 @@ def _without_negative(at: Var, size: int) -> Var:
     return mb.select(cond=mb.less(x=at, y=np_dtype(at).type(0)), a=mb.add(x=at, y=n), b=at)
 
 
-def with_scatter(host: Convert) -> Convert:
+@wrapper
+def with_scatter(host: Convert, context: Any, node: Any) -> None:
     """Wrap the converter of `x.scatter(axis, at, value)`: numbers are cast to x's dtype, bools to int32."""
-
-    def scatter(context: Any, node: Any) -> None:
-        x, _, at, value = inputs_of(context, node)[:4]
-        if types.is_bool(x.dtype):
-            value = mb.cast(x=value, dtype="int32")
-            value = value if value.rank else mb.fill(shape=mb.shape(x=at), value=value)
-            axis = int(known_value(argument(context, node, 1, "dim")))
-            whole = mb.cast(x=x, dtype="int32")
-            scattered = mb.scatter_along_axis(data=whole, indices=at, updates=value, axis=axis, mode="update")
-            context.add(mb.cast(x=scattered, dtype="bool", name=node.name))
-            return
-        if isinstance(value, Var) and value.rank == 0 and value.dtype != x.dtype:
-            name = f"{node.name}_number"
-            context.add(mb.cast(x=value, dtype=dtype_of(x), name=name))
-            node.inputs = [*node.inputs[:3], name, *node.inputs[4:]]
-        host(context, node)
-
-    return scatter
+    x, _, at, value = inputs_of(context, node)[:4]
+    if types.is_bool(x.dtype):
+        value = mb.cast(x=value, dtype="int32")
+        value = value if value.rank else mb.fill(shape=mb.shape(x=at), value=value)
+        axis = int(known_value(argument(context, node, 1, "dim")))
+        whole = mb.cast(x=x, dtype="int32")
+        scattered = mb.scatter_along_axis(data=whole, indices=at, updates=value, axis=axis, mode="update")
+        context.add(mb.cast(x=scattered, dtype="bool", name=node.name))
+        return
+    if isinstance(value, Var) and value.rank == 0 and value.dtype != x.dtype:
+        name = f"{node.name}_number"
+        context.add(mb.cast(x=value, dtype=dtype_of(x), name=name))
+        node.inputs = [*node.inputs[:3], name, *node.inputs[4:]]
+    host(context, node)
 
 
 def scatter_reduce(context: Any, node: Any) -> None:

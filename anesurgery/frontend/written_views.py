@@ -15,6 +15,7 @@ from copy import copy
 from typing import Any
 
 from anesurgery.frontend.arguments import dtype_of, inputs_of, known_value
+from anesurgery.frontend.parts import slice_of_axis
 from anesurgery.mil import mb
 
 CUTTING = ("select", "slice")
@@ -89,7 +90,7 @@ def scatter_views(graph: Any) -> None:
 
 
 def _writes(node: Any) -> bool:
-    """Does it write into its first operand, as torch's names with a final underscore say?"""
+    """Return whether a node writes into its first operand, as torch's names with a final underscore say."""
     return bool(node.inputs) and node.kind.endswith("_") and not node.kind.endswith("__")
 
 
@@ -162,19 +163,19 @@ class _Tensors:
         return self._before_writes(views[0].inputs[0] if views else name)
 
     def is_filled_by_host(self, target: str, views: list[Any]) -> bool:
-        """Does coremltools fill this part of a tensor itself?"""
+        """Return whether coremltools fills this part of a tensor itself."""
         if not all(view.kind in CUTTING for view in views) or not self._in_order(views):
             return False
         return bool(views) or self._is_fresh(target)
 
     def _is_fresh(self, name: str) -> bool:
-        """Was a tensor made to be filled? A cast that changes nothing is what it was made of."""
+        """Return whether a tensor was made to be filled; a cast counts as what it was made of."""
         while name in self.producers and self.producers[name].kind == "to":
             name = self.producers[name].inputs[0]
         return name in self.producers and self.producers[name].kind in FRESH
 
     def _in_order(self, views: list[Any]) -> bool:
-        """Is the i-th view that of axis i? Each selection before it has removed an axis."""
+        """Return whether the i-th view is of axis i, counted before earlier selections removed axes."""
         selected = 0
         for i, view in enumerate(views):
             known = view.inputs[1] in self.producers
@@ -199,7 +200,11 @@ def _refuse_lost(node: Any, producers: dict[str, Any], name: str) -> None:
 
 
 def _scattered(node: Any, target: str, views: list[Any], latest: dict[str, str]) -> Iterator[Any]:
-    """The nodes that compute what is written, and what each tensor is afterwards."""
+    """Yield the nodes that compute what is written, and the tensor behind each view afterwards.
+
+    For `x[:, 1] += y`, `views` are the slice and the select: the sum is put back into the slice, then that into
+    x. `latest` maps the name of each tensor to the name of its newest value.
+    """
     written = node.outputs[0]
     if node.kind in COPIES:
         kind = "expand_as" if node.kind == "copy_" else "full_like"
@@ -226,7 +231,7 @@ def _rename(name: str, newest: str, latest: dict[str, str]) -> None:
 def _taken_again(
     stale: list[tuple[str, Any]], views: list[Any], written: str, latest: dict[str, str]
 ) -> Iterator[Any]:
-    """The views that are taken again of a tensor after a write; those that were written through are known."""
+    """Yield views that are taken again from a tensor after a write; those written through are known already."""
     known = {name for view in views for name in view.outputs}
     for name, view in stale:
         if name in known:
@@ -242,7 +247,7 @@ def _taken_again(
 
 
 def _undone(view: Any, tensor: str, value: str) -> tuple[str, list[str]]:
-    """The operation that puts a value back into the tensor of which the view was taken, and its inputs."""
+    """Return (kind, inputs) of the operation that puts a value back into the tensor behind a view."""
     if view.kind in SHAPING:
         return "reshape_as", [value, tensor]
     if view.kind in TURNING:
@@ -259,18 +264,11 @@ def _like(node: Any, kind: str, inputs: list[str], output: str) -> Any:
 
 
 def narrow_scatter(context: Any, node: Any) -> None:
-    """Puts a part back into x: `narrow_scatter(x, part, axis, first, length)`, of ours."""
+    """Convert `narrow_scatter(x, part, axis, first, length)`, which this file writes, to a join."""
     x, part = inputs_of(context, node)[:2]
     axis, first, length = (int(known_value(v)) for v in inputs_of(context, node)[2:5])
     axis, first = axis % x.rank, first % int(x.shape[axis])
-    kept = []
-    for begin, end in ((0, first), (first + length, int(x.shape[axis]))):
-        ends = (
-            [begin if i == axis else 0 for i in range(x.rank)],
-            [end if i == axis else 0 for i in range(x.rank)],
-        )
-        whole = [i != axis for i in range(x.rank)]
-        sides = {"begin": ends[0], "end": ends[1], "begin_mask": whole, "end_mask": whole}
-        kept.append([mb.slice_by_index(x=x, **sides)] if begin < end else [])
+    ends = ((0, first), (first + length, int(x.shape[axis])))
+    before, behind = ([slice_of_axis(x, axis, *end)] if end[0] < end[1] else [] for end in ends)
     cast = part if part.dtype == x.dtype else mb.cast(x=part, dtype=dtype_of(x))
-    context.add(mb.concat(values=[*kept[0], cast, *kept[1]], axis=axis, name=node.name))
+    context.add(mb.concat(values=[*before, cast, *behind], axis=axis, name=node.name))

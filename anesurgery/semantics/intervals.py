@@ -63,7 +63,7 @@ class Intervals:
     Args:
         products: how many products with stored weights to look through; 0: products are unbounded.
         assume: name of an input -> its interval. None: one question only, with nothing shared.
-        stored: bound the numbers as computed in each dtype? Else real numbers.
+        stored: whether to bound the numbers as computed in each dtype, rather than real numbers.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ def _roundings(op: Operation, row: OpSpec) -> float:
 
 
 def _fits_integer_type(var: Var, low: float, high: float) -> bool:
-    """Can the integer type of a value hold all of an interval?"""
+    """Return whether the integer type of a value can hold all of an interval."""
     limits = np.iinfo(np_dtype(var))
     return bool(limits.min <= low and high <= limits.max)
 
@@ -195,7 +195,7 @@ def product(op: Operation) -> float:
 
 
 def is_half(var: Var) -> bool:
-    """Is a value fp16?"""
+    """Return whether a value is fp16."""
     return np_dtype(var) == np.float16
 
 
@@ -205,6 +205,12 @@ MASKED = -5000.0
 """An offset at or below this masks a score: exp(-5000) is 0 in fp16 and in fp32."""
 LEAST_SCALE = 0.1
 """The smallest factor that may stand between mask and softmax: a tenth of a fill still masks."""
+FEW = 16
+"""The rows of weights in one group of a rough bound: groups of 64 take three times as long."""
+ROUNDED = 1 + 1e-4
+"""A margin for singular values in fp32, larger than their rounding error."""
+ROUNDED_HALVES = 1.1
+"""A margin for lengths and scores in fp16: a running sum of 128 terms is off by up to 6 %."""
 
 
 def masked_up_to(fill: float) -> float:
@@ -283,8 +289,8 @@ def head_length(value: Var, axis: int, *, stored: bool = False, roughly: bool = 
     Args:
         value: one or several heads.
         axis: the axis that holds the numbers of one head.
-        stored: bound the numbers as computed in their dtype? Else as real numbers.
-        roughly: use an upper bound of the singular value that is found faster?
+        stored: whether to bound the numbers as computed in their dtype, rather than real numbers.
+        roughly: whether to use an upper bound of the singular value that is found faster.
     """
     head_axis = axis % value.rank
     while (moved := producer(value, "transpose")) is not None:
@@ -300,31 +306,23 @@ def head_length(value: Var, axis: int, *, stored: bool = False, roughly: bool = 
     if qkv_split is not None and size is not None and _keeps_heads_whole(qkv_split, size[-1]):
         rows = qkv_split.x
     layer = producer(rows, "linear")
-    layer_bounds = None if layer is None or size is None else _singular_value_and_bias(layer, size[-1], roughly)
-    if layer is None or layer_bounds is None:
+    if layer is None or size is None or (bounds := _singular_value_and_bias(layer, size[-1], roughly)) is None:
         return math.inf
-    return (row_length(layer.x, stored=stored) * layer_bounds[0] + layer_bounds[1]) * (
-        ROUNDED_HALVES if stored else 1
-    )
+    singular_value, bias = bounds
+    length = row_length(layer.x, stored=stored) * singular_value + bias
+    return length * ROUNDED_HALVES if stored else length
 
 
 def _keeps_heads_whole(op: Operation, size: int) -> bool:
-    """Does a split of the last axis leave heads of `size` numbers in one piece?"""
+    """Return whether a split of the last axis leaves heads of `size` numbers in one piece."""
     return axis_of(op) == op.x.rank - 1 and all(
         shape is not None and shape[-1] % size == 0 for shape in map(static_shape, op.outputs)
     )
 
 
 def _only_splits_last_axis(before: tuple[int, ...] | None, after: tuple[int, ...] | None) -> bool:
-    """Does a reshape split the last axis into two and change nothing else?"""
-    return (
-        before is not None and after is not None and (*before[:-1], before[-1]) == _with_last_two_joined(after)
-    )
-
-
-def _with_last_two_joined(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape whose last two axes are joined into one."""
-    return (*shape[:-2], math.prod(shape[-2:]))
+    """Return whether a reshape splits the last axis into two and changes nothing else."""
+    return before is not None and after is not None and before == (*after[:-2], math.prod(after[-2:]))
 
 
 def _singular_value_and_bias(layer: Operation, size: int, roughly: bool) -> tuple[float, float] | None:
@@ -354,11 +352,3 @@ def _largest_singular_value(weight: Array, size: int, roughly: bool) -> float:
     else:  # an eigenvalue is at most the Frobenius norm, and that of a sum at most the sum of theirs
         squares = torch.linalg.matrix_norm(products).reshape(-1, size // rows).sum(1)
     return math.sqrt(max(float(squares.max()), 0.0))
-
-
-FEW = 16
-"""The rows of weights in one group of a rough bound: groups of 64 take three times as long."""
-ROUNDED = 1 + 1e-4
-"""A margin for singular values in fp32, larger than their rounding error."""
-ROUNDED_HALVES = 1.1
-"""A margin for lengths and scores in fp16: a running sum of 128 terms is off by up to 6 %."""

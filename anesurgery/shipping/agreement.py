@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from anesurgery import fp16
 from anesurgery.checking.output_comparison import compare_arrays
@@ -134,8 +135,6 @@ def logits_of_text(module: Any, ids: Array, places: Array) -> Array:
     Raises:
         LoadError: transformers cannot run it.
     """
-    import torch
-
     tokens = torch.from_numpy(ids.astype(np.int64))[None]
     rows = torch.from_numpy(places.astype(np.int64))
     has_keep = KEEP in inspect.signature(module.forward).parameters
@@ -151,15 +150,12 @@ def logits_of_text(module: Any, ids: Array, places: Array) -> Array:
 
 def logits_by_steps(module: Any, ids: Array, places: Array) -> Array:
     """Return the same as `logits_of_text`, where the checkpoint reads one token after the other."""
-    import torch
-
     parameters = inspect.signature(module.forward).parameters
     argument = next(name for name in CACHE_NAMES if name in parameters)
     tokens = torch.from_numpy(ids.astype(np.int64))[None]
     with torch.no_grad():
-        output, cache = read_beginning(
-            module, argument, tokens[:, :2]
-        )  # of one some take it that others came before
+        # two tokens at first: some modules take a single one for a token that follows others
+        output, cache = read_beginning(module, argument, tokens[:, :2])
         rows = list(output.logits[0].numpy())
         for at in range(2, len(ids)):
             output = module(tokens[:, at : at + 1], use_cache=True, **{argument: cache})
@@ -170,21 +166,19 @@ def logits_by_steps(module: Any, ids: Array, places: Array) -> Array:
     return logits
 
 
-def counts_positions_otherwise(module: Any, of: ComparedText) -> bool:
+def counts_positions_otherwise(module: Any, text: ComparedText) -> bool:
     """Return whether a module by default counts positions other than from 0, as its `generate` does.
 
     RoBERTa, for one, counts from its padding token on. Then its logits differ from those of `generate`.
     """
-    import torch
-
     if POSITIONS not in inspect.signature(module.forward).parameters:
         return False
-    tokens = torch.from_numpy(of.ids[: of.short].astype(np.int64))[None]
+    tokens = torch.from_numpy(text.ids[: text.short].astype(np.int64))[None]
     try:
         with torch.no_grad():
             own, counted = (
                 module(tokens, use_cache=False, **given).logits[0].numpy()
-                for given in ({}, {POSITIONS: torch.arange(of.short)[None]})
+                for given in ({}, {POSITIONS: torch.arange(text.short)[None]})
             )
     except Exception:  # torch raises what it likes: it does not take positions so
         return False
@@ -247,7 +241,7 @@ def with_quantized_weights(module: Any, bits: int, axis: int) -> Any:
     return altered(module, rounding, lambda x: x)
 
 
-def psnr_of_quantized(of: ComparedText, expected: Array, module: Any, bits: int) -> float:
+def psnr_of_quantized(text: ComparedText, expected: Array, module: Any, bits: int) -> float:
     """Return the PSNR in dB of transformers with weights of a few bits, beside its own logits.
 
     How a weight is stored decides which axis has the scales, so the worse of both axes counts. Builds of a
@@ -256,14 +250,12 @@ def psnr_of_quantized(of: ComparedText, expected: Array, module: Any, bits: int)
     worst = np.inf
     for axis in (-1, -2):
         with with_quantized_weights(module, bits, axis):
-            worst = min(worst, compare_arrays("logits", expected, of.expected(module)).psnr)
+            worst = min(worst, compare_arrays("logits", expected, text.expected(module)).psnr)
     return float(worst)
 
 
-def logits_with_noise(module: Any, of: ComparedText, times: int) -> Iterator[Array]:
+def logits_with_noise(module: Any, text: ComparedText, times: int) -> Iterator[Array]:
     """Yield transformers' logits with random noise of one fp16 rounding on each weight and layer output."""
-    import torch
-
     for seed in range(times):
         draws = torch.Generator().manual_seed(seed)
 
@@ -273,7 +265,7 @@ def logits_with_noise(module: Any, of: ComparedText, times: int) -> Iterator[Arr
             return x * (1 + fp16.EPSILON * (2 * torch.rand(x.shape, generator=draws) - 1))
 
         with altered(module, move, move):
-            yield of.expected(module)
+            yield text.expected(module)
 
 
 def row_differences(rows: Array, expected: Array) -> Array:
@@ -284,29 +276,28 @@ def row_differences(rows: Array, expected: Array) -> Array:
 
 
 def unexplained_rows(
-    rows: Array, of: ComparedText, expected: Array, module: Callable[[], Any]
+    rows: Array, text: ComparedText, expected: Array, module: Callable[[], Any]
 ) -> Mapping[int, float]:
     """Return the rows that rounding does not explain: index of the last token -> its difference.
 
     Args:
         rows: the logits of a build, computed in fp32.
-        of: the text that was read.
+        text: the text that was read.
         expected: the logits of the checkpoint with rounded weights.
         module: loads the checkpoint, which is run with noise where rows differ.
     """
     least = row_differences(rows, expected)
     if np.any(least >= ALIKE):
-        for other in logits_with_noise(module(), of, MOVES):
+        for other in logits_with_noise(module(), text, MOVES):
             least = np.minimum(least, row_differences(rows, other))
             if np.all(least < ALIKE):
                 break
-    far = np.flatnonzero(~(least < ALIKE))
-    return {int(of.places[row]): float(least[row]) for row in far}
+    return {int(text.places[row]): float(least[row]) for row in np.flatnonzero(~(least < ALIKE))}
 
 
-def psnr_of_noise(of: ComparedText, expected: Array, module: Any) -> float:
+def psnr_of_noise(text: ComparedText, expected: Array, module: Any) -> float:
     """Return the median PSNR in dB of transformers with noise of a rounding, beside its own logits."""
-    found = [compare_arrays("logits", expected, other).psnr for other in logits_with_noise(module, of, FEW)]
+    found = [compare_arrays("logits", expected, other).psnr for other in logits_with_noise(module, text, FEW)]
     return float(np.median(found))
 
 
@@ -314,7 +305,7 @@ def psnr_of_noise(of: ComparedText, expected: Array, module: Any) -> float:
 class Judge:
     """Decides whether a built model may be handed over, beside the checkpoint's logits for a text."""
 
-    of: ComparedText
+    text: ComparedText
     wanted: Array
     """The checkpoint's logits."""
     rounded: Array
@@ -331,12 +322,12 @@ class Judge:
         Raises:
             SurgeryError: rows differ by more than rounding.
         """
-        far = unexplained_rows(rows, self.of, self.rounded, self.module)
-        if far:
-            place, most = max(far.items(), key=lambda one: one[1])
-            count = len(self.of.ids)
+        apart = unexplained_rows(rows, self.text, self.rounded, self.module)
+        if apart:
+            place, most = max(apart.items(), key=lambda row: row[1])
+            count = len(self.text.ids)
             raise SurgeryError(
-                f"the model gives other logits than the checkpoint after {len(far)} of {count} tokens, "
+                f"the model gives other logits than the checkpoint after {len(apart)} of {count} tokens, "
                 f"and not by rounding: computed in fp32, beside weights that are rounded to fp16, they are "
                 f"{most:.1%} of their range apart after token {place + 1}; this is a defect of the conversion"
             )
@@ -352,12 +343,12 @@ class Judge:
         Raises:
             SurgeryError: rows differ by more than rounding.
         """
-        far = row_differences(rows, decoded)
-        if not np.all(far < ALIKE):
+        apart = row_differences(rows, decoded)
+        if not np.all(apart < ALIKE):
             raise SurgeryError(
                 f"weights of {bits} bits give other logits than the numbers to which they decode: computed in "
-                f"fp32, they are {far.max():.1%} of their range apart after token "
-                f"{int(self.of.places[np.argmax(far)]) + 1}; this is a defect of the build"
+                f"fp32, they are {apart.max():.1%} of their range apart after token "
+                f"{int(self.text.places[np.argmax(apart)]) + 1}; this is a defect of the build"
             )
 
     def check_fp16(self, psnr: float, model: Path) -> str | None:
@@ -375,12 +366,12 @@ class Judge:
         """
         if psnr >= AGREE:
             return None
-        noise = psnr_of_noise(self.of, self.wanted, self.module())
+        noise = psnr_of_noise(self.text, self.wanted, self.module())
         if not psnr >= noise - SLACK:
             raise SurgeryError(
                 f"the model gives other logits than the checkpoint in fp16 arithmetic: {psnr:.1f} dB for "
-                f"{len(self.of.ids)} tokens, where numbers of the checkpoint that are moved by a rounding give "
-                f"{noise:.1f} dB; look for values beyond fp16 with `anesurgery.ranges` on {model}"
+                f"{len(self.text.ids)} tokens, where numbers of the checkpoint that are moved by a rounding "
+                f"give {noise:.1f} dB; look for values beyond fp16 with `anesurgery.ranges` on {model}"
             )
         return (
             f"fp16 is coarse for this checkpoint: its own logits are {noise:.1f} dB from themselves where its "
@@ -400,7 +391,7 @@ class Judge:
         Raises:
             SurgeryError: they lose more than twice as much.
         """
-        usual = psnr_of_quantized(self.of, self.wanted, self.module(), bits)
+        usual = psnr_of_quantized(self.text, self.wanted, self.module(), bits)
         if not psnr >= usual - SLACK:
             raise SurgeryError(
                 f"weights of {bits} bits lose more than they must: the logits are {psnr:.1f} dB from those of "

@@ -32,11 +32,11 @@ from anesurgery.compressing.compression import compress
 from anesurgery.compressing.modes import read_mode
 from anesurgery.display import Drawn, counted
 from anesurgery.doors import door
-from anesurgery.errors import LoadError, NotExpressible, PassError, SurgeryError, Unsuited
+from anesurgery.errors import LoadError, NotExpressible, PassError, SurgeryError, Unsuited, first_line
 from anesurgery.files import arrays
-from anesurgery.files.package import Loaded, save, to_mlmodel
+from anesurgery.files.package import save, to_mlmodel
 from anesurgery.files.runner_file import NAME, Runner, hashes_of, sha256_of
-from anesurgery.files.writing import check_place, scratch_folder, write_atomically
+from anesurgery.files.writing import check_place, link_or_copy, scratch_folder, write_atomically
 from anesurgery.interpret.decoder_calls import INPUTS
 from anesurgery.interpret.decoding import Decoder
 from anesurgery.interpret.predictor import Predictor
@@ -86,20 +86,19 @@ def _runner_of(folder: Path, model: str, checkpoint: Checkpoint, most: int, hash
     manifest = folder / model / "chain.json"
     names = json.loads(manifest.read_text(encoding="utf-8"))["models"] if manifest.is_file() else []
     return Runner(
-        model,
-        tuple(f"{model}/{name}" for name in names) or (model,),
-        _described_functions(folder / model, decoder, most),
-        call.tokens,
-        call.output,
-        min(decoder.context, most),
-        {},
-        "tokenizer.json" if "tokenizer.json" in hashes else "",
-        "chat_template.jinja" if "chat_template.jinja" in hashes else "",
-        checkpoint.special,
-        checkpoint.ends,
-        {} if call.greedy else checkpoint.sampling,
-        hashes,
-        call.values,
+        model=model,
+        chunks=tuple(f"{model}/{name}" for name in names) or (model,),
+        functions=_described_functions(folder / model, decoder, most),
+        tokens=call.tokens,
+        logits=call.output,
+        context=min(decoder.context, most),
+        tokenizer=TOKENIZER if TOKENIZER in hashes else "",
+        template=TEMPLATE if TEMPLATE in hashes else "",
+        special=checkpoint.special,
+        ends=checkpoint.ends,
+        sampling={} if call.greedy else checkpoint.sampling,
+        hashes=hashes,
+        values=call.values,
     )
 
 
@@ -172,6 +171,12 @@ class Options:
     """The name of the file of samples."""
     format: str = CORE_ML
 
+    @property
+    def of_functions(self) -> dict[str, Any]:
+        """The options of `llm_ane` that decide which functions the model has."""
+        names = ("context", "prefill", "cache", "contexts", "shorter", "width")
+        return {name: getattr(self, name) for name in names}
+
 
 @dataclass(frozen=True)
 class Build(Drawn):
@@ -198,13 +203,9 @@ class Build(Drawn):
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that does not depend on the folder; rounded, as sums depend on the processor."""
-        found = asdict(self) | {
-            "psnr": round(self.psnr, 1),
-            "top": round(self.top, 3),
-            "off": float(f"{self.off:.1e}"),
-            "notes": list(self.notes),
-        }
-        return {name: value for name, value in found.items() if name != "folder"}
+        rounded = {"psnr": round(self.psnr, 1), "top": round(self.top, 3), "off": float(f"{self.off:.1e}")}
+        plain = asdict(self) | rounded | {"notes": list(self.notes)}
+        return {name: value for name, value in plain.items() if name != "folder"}
 
 
 @door()
@@ -262,52 +263,61 @@ def build(
     """
     source, place = (Path(given).expanduser().absolute() for given in (folder, out))
     checkpoint = Checkpoint.read(source)
-    functions = {"contexts": tuple(contexts), "shorter": tuple(shorter), "width": width}
-    if head not in HEADS:
-        raise SurgeryError(f"head={head!r}; it may be {' or '.join(map(repr, HEADS))}")
-    options = _options(checkpoint, context, target, bits, limit, prefill, cache, functions)
     text = None if samples is None else Path(samples).expanduser().absolute()
-    if text is not None and bits is None:
-        raise SurgeryError("samples say how weights are rounded to fewer bits; give bits=4 or 8 too")
-    if check_format(format) != CORE_ML:
-        registry.writer_of(Path(ASSET))
-        if limit is not None:
-            raise SurgeryError(f"format={format!r}: a Core AI model is one file; leave limit out")
-    options = replace(options, head=head, samples=None if text is None else text.name, format=format)
+    options = Options(
+        context=min(DEFAULT_CONTEXT, checkpoint.positions or DEFAULT_CONTEXT) if context is None else context,
+        target=None if target is None else str(Target.parse(target)),
+        bits=bits,
+        limit=limit,
+        prefill=prefill,
+        cache=cache,
+        contexts=tuple(contexts),
+        shorter=tuple(shorter),
+        width=width,
+        head=head,
+        samples=None if text is None else text.name,
+        format=check_format(format),
+    )
+    _check_options(options, checkpoint.positions)
+    _check_format(options)
     _check_out(place, overwrite)
     return _Builder(checkpoint, place, options, quiet, text).build()
 
 
-def _options(
-    checkpoint: Checkpoint,
-    context: int | None,
-    target: Target | str | None,
-    bits: int | None,
-    limit: str | None,
-    prefill: int,
-    cache: str,
-    functions: Mapping[str, Any],
-) -> Options:
-    """Check the options and fill in what follows from the checkpoint.
+def _check_options(options: Options, most: int | None) -> None:
+    """Check the options of the model; `most` is the number of positions that the checkpoint was made for.
 
     Raises:
         SurgeryError: an option has a wrong value.
     """
-    most = checkpoint.positions
-    context = min(DEFAULT_CONTEXT, most or DEFAULT_CONTEXT) if context is None else context
+    context, bits = options.context, options.bits
+    if options.head not in HEADS:
+        raise SurgeryError(f"head={options.head!r}; it may be {' or '.join(map(repr, HEADS))}")
     if context < 2:
         raise SurgeryError(f"context={context}; it must be 2 or more")
     if most is not None and context > most:
         raise SurgeryError(f"context={context}; the checkpoint was made for {most} positions at most")
     if bits is not None and bits not in BITS:
         raise SurgeryError(f"bits={bits}; it may be {' or '.join(map(str, BITS))}")
-    if limit is not None:
-        read_size(limit)
-    _recipe(context=context, prefill=prefill, cache=cache, **functions)  # says what it does not take
-    if (largest := max(functions["contexts"], default=0)) >= context:
+    _recipe(**options.of_functions)  # says what it does not take
+    if (largest := max(options.contexts, default=0)) >= context:
         raise SurgeryError(f"contexts: {largest} is no smaller context than that of {context} tokens")
-    chip = None if target is None else str(Target.parse(target))
-    return Options(context, chip, bits, limit, prefill, cache, **functions)
+    if options.samples is not None and bits is None:
+        raise SurgeryError("samples say how weights are rounded to fewer bits; give bits=4 or 8 too")
+
+
+def _check_format(options: Options) -> None:
+    """Check the size limit, and that the format can be written.
+
+    Raises:
+        SurgeryError: it cannot, or has no chunks to limit.
+    """
+    if options.limit is not None:
+        read_size(options.limit)
+    if options.format != CORE_ML:
+        registry.writer_of(Path(ASSET))
+        if options.limit is not None:
+            raise SurgeryError(f"format={options.format!r}: a Core AI model is one file; leave limit out")
 
 
 def _check_out(place: Path, overwrite: bool) -> None:
@@ -406,7 +416,7 @@ class _Builder:
                 arrays.write(reference, self.reference_logits(module, singly=step is not None), overwrite=True)
                 with mapped_constants(work):
                     model = self.traced_model(module, step)
-                    loaded = _read_stage(model)
+                    loaded = load(model)
                 loaded.spec.description.metadata.userDefined.pop(CONVERSION_DATE, None)
                 save(loaded, place)
 
@@ -428,11 +438,13 @@ class _Builder:
         """Return a text, with the checkpoint's logits as it is and with weights rounded to fp16."""
         weights = sum(parameter.numel() for parameter in module.parameters())
         config = module.config.get_text_config()
-        of = agreement.compared_text(config, self.options.context, weights, singly=singly)
-        rows = {"ids": of.ids, "singly": np.array(singly), "logits": logits_of_text(module, of.ids, of.places)}
-        rows["otherwise"] = np.array(agreement.counts_positions_otherwise(module, of))
+        text = agreement.compared_text(config, self.options.context, weights, singly=singly)
+        logits = logits_of_text(module, text.ids, text.places)
+        otherwise = np.array(agreement.counts_positions_otherwise(module, text))
         with agreement.with_rounded_weights(module):
-            return rows | {"rounded": of.expected(module)}
+            rounded = text.expected(module)
+        stored = {"ids": text.ids, "singly": np.array(singly), "otherwise": otherwise}
+        return stored | {"logits": logits, "rounded": rounded}
 
     def compressed_package(self, model: Path) -> Path:
         """Stage 2: the package with weights of 4 or 8 bits; the same package where none are asked for."""
@@ -448,8 +460,8 @@ class _Builder:
             settings = read_mode(f"linear-{self.options.bits}").settings
             config = host.OptimizationConfig(host.OpLinearQuantizerConfig(**settings))
             with quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
-                made = host.linear_quantize_weights(to_mlmodel(_read_stage(model)), config)
-            save(_read_stage(made), place)
+                made = host.linear_quantize_weights(to_mlmodel(load(model)), config)
+            save(load(made), place)
 
         return self.stage(COMPRESSED, _hash([self.key, self.options.bits]), make)
 
@@ -459,7 +471,7 @@ class _Builder:
         Raises:
             SurgeryError: the text is too short, or the model reads one token per call.
         """
-        if is_step(_read_stage(model).program):
+        if is_step(load(model).program):
             raise SurgeryError(
                 "samples are read as a whole, and this model reads a token at a time; leave them out"
             )
@@ -477,7 +489,7 @@ class _Builder:
         """Return a package with the fp16 numbers to which the compressed weights decode, for the check."""
 
         def make(place: Path) -> None:
-            loaded = _read_stage(model)
+            loaded = load(model)
             _decode_weights(loaded.program)
             save(loaded, place)
 
@@ -511,33 +523,22 @@ class _Builder:
             head: "logits" or "argmax".
             name: the name of the stage.
         """
-        options = self.options
-        steps: dict[str, Any] = {"context": options.context, "prefill": options.prefill, "cache": options.cache}
-        steps |= {
-            "chunks": parts,
-            "contexts": options.contexts,
-            "shorter": options.shorter,
-            "width": options.width,
-        }
-        lookup = self.needs_lookup(parts)
+        options, lookup = self.options, self.needs_lookup(parts)
+        steps = options.of_functions | {"chunks": parts}
         steps |= {"position_function": {"lookup": True}} if lookup else {}
         steps |= {"fixed_rope": True}  # the checkpoint was traced with no more positions than its config has
         key = _hash([_read_record(model.with_suffix(".json")), options.target, head, steps])
 
         def make(place: Path) -> None:
-            loaded = _read_stage(model)
+            loaded = load(model)
             if is_step(loaded.program):
-                joined = parts == 1
                 step = finished_step(
-                    loaded, target=options.target, cache=options.cache, joined=joined, lookup=lookup
+                    loaded, target=options.target, cache=options.cache, joined=parts == 1, lookup=lookup
                 )
                 _with_head(step, head).save(place)
                 return
             surgery = apply(model, _recipe(**steps), target=options.target, prove=None, quiet=self.quiet)
-            if (
-                options.target is not None
-                and max(Target.parse(options.target).families) <= LAST_FEW_ROWS_FAMILY
-            ):
+            if options.target and max(Target.parse(options.target).families) <= LAST_FEW_ROWS_FAMILY:
                 surgery = apply(surgery.program, SINGLE_ROWS, prove=None, quiet=True)
             one_row = registry.make_pass("select_last_token", position="input")
             surgery = apply(surgery.program, one_row, prove=None, quiet=True)
@@ -556,7 +557,7 @@ class _Builder:
         Raises:
             SurgeryError: it does, and an option needs more functions.
         """
-        if not is_step(_read_stage(model).program):
+        if not is_step(load(model).program):
             return
         if self.needs_more_functions:
             raise SurgeryError(
@@ -565,7 +566,7 @@ class _Builder:
             )
         why = "it has a recurrent state"
         if self.refusal is not None:
-            why = f"the graph of a whole text gets no cache ({_first_line(self.refusal)})"
+            why = f"the graph of a whole text gets no cache ({first_line(self.refusal)})"
         self.notes.append(
             f"{why}, and reads prompts token by token: there is no prefill, and each token of a prompt costs "
             "what one of the answer does"
@@ -575,7 +576,7 @@ class _Builder:
         """Return how many chunks the size limit leads to."""
         if self.options.limit is None:
             return 1
-        return max(chunk_numbers(_read_stage(model).program, self.options.limit).values(), default=0) + 1
+        return max(chunk_numbers(load(model).program, self.options.limit).values(), default=0) + 1
 
     def write_folder(self, model: Path) -> Build:
         """Write the files of the folder, `runner.json` last, and delete the stages."""
@@ -583,7 +584,7 @@ class _Builder:
         for old in (CHUNKS, MODEL, ASSET):
             shutil.rmtree(self.out / old, ignore_errors=True)
         write_atomically(
-            self.out / name, lambda place: shutil.copytree(model, place, copy_function=_link_or_copy), True
+            self.out / name, lambda place: shutil.copytree(model, place, copy_function=link_or_copy), True
         )
         name, asset = self.convert_format(name)
         names = [name, *filter(None, [asset])]
@@ -595,13 +596,13 @@ class _Builder:
                 self.notes.append(
                     "the checkpoint has no tokenizer: `generate` takes token ids, `chat` needs one"
                 )
-        found = self.compare_logits(self.out / name)
-        arrays.write_text(self.out / REPORT, json.dumps(found.to_json(), indent=2) + "\n")
+        build = self.compare_logits(self.out / name)
+        arrays.write_text(self.out / REPORT, json.dumps(build.to_json(), indent=2) + "\n")
         runner = _runner_of(self.out, name, self.checkpoint, self.options.context, hashes_of(self.out, names))
         runner = replace(runner, asset=asset)
         arrays.write_text(self.out / NAME, runner.text())
         shutil.rmtree(self.out / STAGES)
-        return found
+        return build
 
     def convert_format(self, name: str) -> tuple[str, str]:
         """Convert the package to the format that was asked for.
@@ -664,28 +665,28 @@ class _Builder:
         Raises:
             SurgeryError: the model is wrong.
         """
-        exact, bits = judge.of.rows(model, "fp32"), self.options.bits
+        exact, bits = judge.text.rows(model, "fp32"), self.options.bits
         if bits is None:
             judge.check_agreement(exact)
             return judge.check_fp16(psnr, model)
         packed = self.out / STAGES / f"{COMPRESSED}.mlpackage"
         parts = self.chunk_count(packed)
         plain = self.package_with_cache(self.converted_package(), parts, HEADS[0], "plain")
-        judge.check_agreement(judge.of.rows(plain, "fp32"))
+        judge.check_agreement(judge.text.rows(plain, "fp32"))
         decoded = self.package_with_cache(self.unpacked_package(packed), parts, HEADS[0], "decoded")
-        judge.check_decoded(exact, judge.of.rows(decoded, "fp32"), bits)
+        judge.check_decoded(exact, judge.text.rows(decoded, "fp32"), bits)
         return judge.check_compressed(psnr, bits)
 
     def placements(self, model: Path) -> dict[str, str]:
         """Return where `decode` and `prefill` run, in words; empty without a target, or for chunks."""
         if self.options.target is None or model.name == CHUNKS:
             return {}
-        steps = [n for n in sorted(_read_stage(model).program.functions) if not n.endswith(INPUTS)]
-        found = {n: inspect(model, target=self.options.target, function=n) for n in steps}
+        steps = [n for n in sorted(load(model).program.functions) if not n.endswith(INPUTS)]
+        inspections = {n: inspect(model, target=self.options.target, function=n) for n in steps}
         return {
-            name: f"{one.residency['ops']:.1%} of the ops expected on the ANE of {self.options.target}, "
-            f"{len(one.segments)} segment{'s' * (len(one.segments) != 1)}"
-            for name, one in found.items()
+            name: f"{inspection.residency['ops']:.1%} of the ops expected on the ANE of {self.options.target}, "
+            f"{counted(len(inspection.segments), 'segment')}"
+            for name, inspection in inspections.items()
         }
 
 
@@ -719,26 +720,9 @@ def _with_head(surgery: Surgery, head: str) -> Surgery:
     return apply(surgery.program, parts, prove=None, quiet=True)
 
 
-def _read_stage(model: Any) -> Loaded:
-    """Load the package of a stage, or a model of coremltools."""
-    return load(model)
-
-
 def _weight_bytes(place: Path) -> int:
     """Return the bytes of all weight files in a folder."""
     return sum(file.stat().st_size for file in place.rglob("weight.bin"))
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    """Hard-link a file, or copy it where the disk has no links."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
 
 
 def _hash(value: Any) -> str:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from anesurgery import fp16
-from anesurgery.errors import LoadError
+from anesurgery.errors import LoadError, first_line
 from anesurgery.files import arrays
 from anesurgery.files.runner_file import sha256_of
 from anesurgery.files.weights import not_fetched
@@ -40,6 +40,8 @@ PIECE = 1 << 20
 """Elements that are checked for overflow at once: 4.2 MB of fp32."""
 INFINITE = 1e38
 """Magnitude from which coremltools takes a number for an infinity, which it leaves as it is."""
+WEIGHT_INDEX = "model.safetensors.index.json"
+"""The file that says in which file each weight is."""
 
 
 def fp32_checkpoint(folder: Path, to: Path) -> Path:
@@ -80,7 +82,7 @@ def fp32_checkpoint(folder: Path, to: Path) -> Path:
                     write_shard()
     if shard:
         write_shard()
-    arrays.write_text(to / "model.safetensors.index.json", _index_json(file_of_weight))
+    arrays.write_text(to / WEIGHT_INDEX, json.dumps({"metadata": {}, "weight_map": file_of_weight}))
     return to
 
 
@@ -93,13 +95,6 @@ def _has_half_floats(files: list[Path]) -> bool:
         with safe_open(file, "pt") as stored:
             dtypes |= {stored.get_slice(name).get_dtype() for name in stored.keys()}  # noqa: SIM118 - no mapping
     return bool(dtypes & {"F16", "BF16"})
-
-
-def _index_json(file_of_weight: dict[str, str]) -> str:
-    """Return the text of `model.safetensors.index.json`."""
-    import json
-
-    return json.dumps({"metadata": {}, "weight_map": file_of_weight})
 
 
 @contextmanager
@@ -171,7 +166,6 @@ def _has_finite_overflow(values: Array) -> bool:
 
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
-WEIGHT_INDEX = "model.safetensors.index.json"
 TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 INPUT_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
@@ -206,7 +200,7 @@ class Checkpoint:
         try:
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # transformers raises what it likes
-            raise LoadError(f"{folder / CONFIG}: transformers cannot read it: {_first_line(error)}") from error
+            raise LoadError(f"{folder / CONFIG}: transformers cannot read it: {first_line(error)}") from error
         _check_weights(folder)
         _read_json(folder / TOKENIZER)
         return cls(folder, config)
@@ -242,7 +236,6 @@ class Checkpoint:
         Raises:
             LoadError: transformers cannot load it, or weights are missing or have other shapes.
         """
-        import torch
         from transformers import AutoModelForCausalLM
 
         try:
@@ -258,7 +251,7 @@ class Checkpoint:
             kind = getattr(self.config, "model_type", "?")
             raise LoadError(
                 f"{self.folder}: transformers cannot load it as a causal language model (model_type {kind!r}): "
-                f"{_first_line(error)}"
+                f"{first_line(error)}"
             ) from error
         if other := sorted(info["mismatched_keys"]):
             name, stored, expected = other[0]
@@ -330,7 +323,7 @@ class Checkpoint:
             text: str = made.backend_tokenizer.to_str()
         except Exception as error:  # transformers raises what it likes
             raise LoadError(
-                f"{self.folder}: no {TOKENIZER} can be made of its tokenizer: {_first_line(error)}"
+                f"{self.folder}: no {TOKENIZER} can be made of its tokenizer: {first_line(error)}"
             ) from error
         return text
 
@@ -355,7 +348,7 @@ def _check_weights(folder: Path) -> None:
             with safe_open(file, "numpy"):
                 pass
         except Exception as error:  # the library raises its own
-            raise LoadError(f"{file} is damaged: {_first_line(error)}; fetch it again") from error
+            raise LoadError(f"{file} is damaged: {first_line(error)}; fetch it again") from error
 
 
 @contextmanager
@@ -392,8 +385,3 @@ def _read_json(file: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise LoadError(f"{file} cannot be read: {error}") from error
     return found if isinstance(found, dict) else {}
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of an error's message."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -228,8 +228,6 @@ def check(traced: Any, module: Any, inputs: Sequence[Sequence[Any]]) -> None:
 
     The module is traced anew for each input, because code may ask whether it is being traced.
 
-    The module is traced for each of them and keeps what it likes: code may ask whether it is traced.
-
     Raises:
         NotExpressible: it does not.
     """
@@ -298,8 +296,6 @@ def convert(module: Any, context: int, *, half: bool = True) -> Any:
     Raises:
         LoadError: the module cannot be traced or converted.
     """
-    import torch
-
     example = torch.zeros(1, context, dtype=torch.int64)
     inputs = [ct.TensorType(TOKENS, shape=example.shape, dtype=np.int32)]
     return traced_package(module, _ids_to_logits(module), [example], inputs, [ct.TensorType(LOGITS)], half)
@@ -326,8 +322,6 @@ def traced_package(
     Raises:
         LoadError: the module cannot be traced or converted.
     """
-    import torch
-
     prepare(module)
     try:
         with torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
@@ -364,8 +358,6 @@ def prepare(module: Any) -> None:
 
 def _other_tokens(examples: Sequence[Any], vocabulary: int) -> list[tuple[Any, ...]]:
     """Return two other inputs: random tokens, and one token repeated, which few experts get."""
-    import torch
-
     draws = torch.Generator().manual_seed(0)
     ids, *others = examples
     drawn = [torch.randint(0, vocabulary, shape, generator=draws) for shape in (ids.shape, ids.shape[:1])]
@@ -374,7 +366,6 @@ def _other_tokens(examples: Sequence[Any], vocabulary: int) -> list[tuple[Any, .
 
 def _ids_to_logits(module: Any) -> Any:
     """Wrap a module to take ids and return only logits."""
-    import torch
 
     class Logits(torch.nn.Module):
         """Ids to logits, without the other outputs of transformers and without a cache."""

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -51,6 +51,8 @@ from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.shipping.padded_ends import stride_along, unpadded
 from anesurgery.shipping.padded_rows import prove_padding
 
+_InputShapes = Mapping[str, tuple[int, ...]]
+"""Input -> its shape."""
 MASK_BIAS = 1e4
 """What is subtracted from hidden scores: the sum of two such masks is still finite in fp16."""
 
@@ -79,8 +81,8 @@ def with_mask(loaded: Loaded, mask: str, axes: Mapping[str, int], largest: _Inpu
     length = function.inputs[source].shape[axis]
     if not is_symbolic(length):
         raise SurgeryError(f"sizes: axis {axis} of {source} is fixed, so that a mask has nothing to hide")
-    axis_lengths = _AxisLengths(loaded, function, axes, largest)
-    softmaxes, windows = _softmaxes(function, axis_lengths), _convs_along_length(function, axis_lengths)
+    two_lengths = _TwoLengths(loaded, function, axes, largest)
+    softmaxes, windows = _softmaxes(function, two_lengths), _convs_along_length(function, two_lengths)
     if not softmaxes and not windows:
         raise SurgeryError(
             "sizes: no softmax goes over the length of the inputs, nor does a window of a convolution, so "
@@ -89,14 +91,16 @@ def with_mask(loaded: Loaded, mask: str, axes: Mapping[str, int], largest: _Inpu
     masks = _Masks(function, add_input(function, mask, (1, length), types.fp32))
     with function:
         for op in softmaxes:
-            _mask_scores(function, op, masks.bias(axis_lengths.stride(op.x, op.x.rank - 1)))
+            _mask_scores(function, op, masks.bias(two_lengths.stride(op.x, op.x.rank - 1)))
         for op, along in windows:
-            _mask_input(function, op, along, masks.of(axis_lengths.stride(unpadded(op), along)))
+            _mask_input(function, op, along, masks.of(two_lengths.stride(unpadded(op), along)))
     return copied
 
 
-class _AxisLengths:
-    """The sizes of all axes at two lengths of the inputs, to see which axes depend on it.
+class _TwoLengths:
+    """The shapes of all values at two lengths of the inputs, to see which axes depend on the length.
+
+    One is the largest length, the other a prime that no axis has, times the strides.
 
     Raises:
         PassError: an op cannot have one of these two lengths.
@@ -176,7 +180,7 @@ class _Masks:
         return self.ready["bias", share]
 
 
-def _softmaxes(function: Function, axis_lengths: _AxisLengths) -> list[Operation]:
+def _softmaxes(function: Function, two_lengths: _TwoLengths) -> list[Operation]:
     """Return the softmax ops over the length.
 
     Raises:
@@ -185,33 +189,26 @@ def _softmaxes(function: Function, axis_lengths: _AxisLengths) -> list[Operation
     found = list[Operation]()
     for op in walk_ops(function):
         fused = op.op_type == "scaled_dot_product_attention"
-        if fused and axis_lengths.differs(op.key, op.key.rank - 2):
+        if fused and two_lengths.differs(op.key, op.key.rank - 2):
             raise SurgeryError(
                 f"sizes: {op.name} is fused attention, and cannot get a mask; convert for iOS 17, "
                 "or with a mask"
             )
-        if op.op_type == "softmax" and axis_lengths.differs(op.x, constant(op.axis)):
+        if op.op_type == "softmax" and two_lengths.differs(op.x, constant(op.axis)):
             if constant(op.axis) not in (-1, op.x.rank - 1):
                 raise SurgeryError(f"sizes: {op.name} is a softmax over axis {constant(op.axis)}, not the last")
             found.append(op)
     return found
 
 
-def _convs_along_length(function: Function, axis_lengths: _AxisLengths) -> list[tuple[Operation, int]]:
+def _convs_along_length(function: Function, two_lengths: _TwoLengths) -> list[tuple[Operation, int]]:
     """Return convolutions whose window goes along the length, each with that axis."""
-    along = [
-        (
-            op,
-            [
-                a
-                for a in range(2, op.x.rank)
-                if op.weight.shape[a] != 1 and axis_lengths.differs(unpadded(op), a)
-            ],
-        )
-        for op in walk_ops(function)
-        if op.op_type == "conv"
-    ]
-    return [(op, axes[0]) for op, axes in along if len(axes) == 1]
+    found = list[tuple[Operation, int]]()
+    for op in (op for op in walk_ops(function) if op.op_type == "conv"):
+        windows = [axis for axis in range(2, op.x.rank) if op.weight.shape[axis] != 1]
+        axes = [axis for axis in windows if two_lengths.differs(unpadded(op), axis)]
+        found += [(op, axes[0])] if len(axes) == 1 else []
+    return found
 
 
 def _mask_input(function: Function, op: Operation, axis: int, given: Var) -> None:
@@ -252,21 +249,19 @@ MOST_RUNS = 20_000
 FEW = 8
 """Integer constants of at most this size may hold lengths of axes: shapes, ends of slices."""
 
-_InputShapes = Mapping[str, tuple[int, ...]]
+LEAST_PRIME = 11
+"""The least length at which a function is followed: smaller primes divide too many usual sizes."""
 
 
-def _free_length(function: Function, shapes: Iterable[int], least: int = 11) -> int:
+def _free_length(function: Function, shapes: Iterable[int], least: int = LEAST_PRIME) -> int:
     """Return the least prime, from `least` up, that divides no axis or shape constant of a function."""
     lengths = {n for n in shapes if n}
     for value in (v for op in walk_ops(function) for v in op.outputs if types.is_tensor(v.sym_type)):
         lengths.update(int(n) for n in value.shape or () if not is_symbolic(n) and n)
-        if (
-            np_dtype(value).kind == "i"
-            and (value_of_constant := constant(value)) is not None
-            and np.size(value_of_constant) <= FEW
-        ):
-            lengths.update(int(n) for n in np.ravel(value_of_constant) if n)
-    length = max(least, 11)  # smaller primes divide too many usual sizes
+        numbers = constant(value) if np_dtype(value).kind == "i" else None
+        if numbers is not None and np.size(numbers) <= FEW:
+            lengths.update(int(n) for n in np.ravel(numbers) if n)
+    length = max(least, LEAST_PRIME)
     while any(length % d == 0 for d in range(2, length)) or any(n % length == 0 for n in lengths):
         length += 1
     return length
@@ -351,6 +346,17 @@ def padding_between(loaded: Loaded, wanted: Sequence[_InputShapes]) -> Padding:
     return replace(proved[0], more=tuple(proved[1:]), others="; ".join(reasons))
 
 
+class _EqualAxes(NamedTuple):
+    """Axes of inputs that are equal at each size."""
+
+    lengths: tuple[int, ...]
+    """Their length at each size."""
+    axes: dict[str, int]
+    """Input -> its axis."""
+    symbols: set[Any]
+    """The symbols of these axes."""
+
+
 def lengths_of(loaded: Loaded, wanted: Sequence[_InputShapes]) -> list[Length]:
     """Return the lengths by which the sizes of a dynamic model differ.
 
@@ -360,27 +366,26 @@ def lengths_of(loaded: Loaded, wanted: Sequence[_InputShapes]) -> list[Length]:
         SurgeryError: one input has the same length along several axes, so that none can be padded by itself.
     """
     inputs = function_of(loaded.program, default_function(loaded)).inputs
-    groups = list[tuple[tuple[int, ...], dict[str, int], set[Any]]]()
+    groups = list[_EqualAxes]()
     for name, shape in wanted[0].items():
         for axis in range(len(shape)):
-            column, symbol = tuple(size[name][axis] for size in wanted), inputs[name].shape[axis]
-            if len(set(column)) == 1:
+            lengths, symbol = tuple(size[name][axis] for size in wanted), inputs[name].shape[axis]
+            if len(set(lengths)) == 1:
                 continue
-            equal_columns = [group for group in groups if group[0] == column]
-            same = [group for group in equal_columns if symbol in group[2]] or [
-                g for g in equal_columns if name not in g[1]
-            ]
+            equal = [group for group in groups if group.lengths == lengths]
+            same = [group for group in equal if symbol in group.symbols]
+            same = same or [group for group in equal if name not in group.axes]
             if not same:
-                groups.append((column, {name: axis}, {symbol}))
-            elif name in same[0][1]:
+                groups.append(_EqualAxes(lengths, {name: axis}, {symbol}))
+            elif name in same[0].axes:
                 raise SurgeryError(
                     f"{name} has one length along several axes, and cannot be padded along any of them; give "
                     "sizes at which these axes differ"
                 )
             else:
-                same[0][1][name] = axis
-                same[0][2].add(symbol)
-    return [Length(axes, min(column), max(column)) for column, axes, _ in groups]
+                same[0].axes[name] = axis
+                same[0].symbols.add(symbol)
+    return [Length(group.axes, min(group.lengths), max(group.lengths)) for group in groups]
 
 
 def largest_shapes(wanted: Sequence[_InputShapes]) -> dict[str, tuple[int, ...]]:

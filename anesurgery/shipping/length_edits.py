@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -29,144 +29,151 @@ from anesurgery.semantics.reading import each_axis, flag, ints, number
 from anesurgery.semantics.rows import places_of, reshape_axes
 from anesurgery.shipping.position_tables import continued_table
 
-Operand: TypeAlias = tuple[str, int]
-"""(name of a parameter, index): ("values", 1) is the second value of a `concat`; the index is 0 for a single
-one."""
-_OperandAxis: TypeAlias = tuple[Var, Operand, int]
-"""One axis of an operand: (value, operand, axis)."""
-AxisGroups: TypeAlias = list[tuple[list[_OperandAxis], bool]]
-"""Groups of axes of equal length, each with True where the op sums over that axis."""
+
+class Operand(NamedTuple):
+    """A place at which an op reads a value: ("values", 1) is the second value of a `concat`."""
+
+    name: str
+    """The name of the parameter."""
+    position: int = 0
+    """Which of several values it is; 0 for a single one."""
+
+
+class _OperandAxis(NamedTuple):
+    """One axis of a value that an op reads."""
+
+    var: Var
+    operand: Operand
+    axis: int
+
+
+class EqualAxes(NamedTuple):
+    """Axes of an op's operands that must have one length."""
+
+    axes: list[_OperandAxis]
+    summed: bool = False
+    """Whether the op sums over them."""
 
 
 def _operand_of(op: Operation, operand: Operand) -> Var:
     """Return the value that an op reads at an operand."""
-    value = op.inputs[operand[0]]
-    return value[operand[1]] if isinstance(value, (list, tuple)) else value
+    value = op.inputs[operand.name]
+    return value[operand.position] if isinstance(value, (list, tuple)) else value
 
 
 def _indexed_operands(op: Operation) -> list[tuple[Operand, Var]]:
     """Return the op's operands in order, with the value of each."""
     return [
-        ((name, i), var)
+        (Operand(name, i), var)
         for name, value in op.inputs.items()
         for i, var in enumerate(value if isinstance(value, (list, tuple)) else (value,))
         if isinstance(var, Var)
     ]
 
 
-def _equal_axes(op: Operation) -> AxisGroups:
+def _axes_of(op: Operation, **axis_of: int) -> list[_OperandAxis]:
+    """Return an axis of each named parameter that the op has: `_axes_of(op, x=1, weight=1)`; -1 is the last."""
+    given = [(Operand(name), op.inputs.get(name), axis) for name, axis in axis_of.items()]
+    return [_OperandAxis(var, o, axis % var.rank) for o, var, axis in given if var is not None and var.rank]
+
+
+def _equal_axes(op: Operation) -> list[EqualAxes]:
     """Return the axes of the op's operands that must have equal lengths, in groups."""
     rule = GROUPS.get(op.op_type)
     if rule is not None:
         return rule(op)
-    return _broadcast_axes(op) if op.op_type in POINTWISE else []
-
-
-def _broadcast_axes(op: Operation, parameters: Sequence[str] = ("x", "y", "a", "b", "cond")) -> AxisGroups:
-    """Align axes from the last one, as broadcasting does; axes of length 1 are left out."""
     rank = op.outputs[0].rank
-    groups = []
-    for axis in range(rank):
-        places = [
-            (var, operand, axis - rank + var.rank)
-            for operand, var in _indexed_operands(op)
-            if operand[0] in parameters
-            and axis - rank + var.rank >= 0
-            and var.shape[axis - rank + var.rank] != 1
-        ]
-        groups.append((places, False))
+    return _broadcast_axes(op, ("x", "y", "a", "b", "cond"), rank, rank) if op.op_type in POINTWISE else []
+
+
+def _broadcast_axes(
+    op: Operation, parameters: Sequence[str], rank: int, count: int, *, summed: bool = False
+) -> list[EqualAxes]:
+    """Align the first `count` of `rank` axes from the last one, as broadcasting does.
+
+    Axes of length 1 are left out. An `add` of (1, 64, 8) and (64, 8) has the groups [], [x 1, y 0], [x 2, y 1].
+    """
+    groups = [EqualAxes([], summed) for _ in range(count)]
+    for operand, var in _indexed_operands(op):
+        if operand.name not in parameters:
+            continue
+        missing = rank - var.rank
+        for axis in range(missing, count):
+            if var.shape[axis - missing] != 1:
+                groups[axis].axes.append(_OperandAxis(var, operand, axis - missing))
     return groups
 
 
-def _matmul_axes(op: Operation) -> AxisGroups:
-    x, y = op.x, op.y
-    inner = [
-        (x, ("x", 0), x.rank - (2 if flag(op, "transpose_x") and x.rank > 1 else 1)),
-        (y, ("y", 0), y.rank - (1 if flag(op, "transpose_y") or y.rank < 2 else 2)),
-    ]
-    rank = max(x.rank, y.rank)
-    batch = [
-        [
-            (v, (n, 0), a - rank + v.rank)
-            for n, v in (("x", x), ("y", y))
-            if a - rank + v.rank >= 0 and v.shape[a - rank + v.rank] != 1
-        ]
-        for a in range(rank - 2)
-    ]
-    return [(inner, True), *((places, True) for places in batch)]
+def _matmul_axes(op: Operation) -> list[EqualAxes]:
+    """The columns of x equal the rows of y; the axes before them broadcast."""
+    row = -2 if flag(op, "transpose_x") and op.x.rank > 1 else -1
+    column = -1 if flag(op, "transpose_y") or op.y.rank < 2 else -2
+    rank = max(op.x.rank, op.y.rank)
+    inner = EqualAxes(_axes_of(op, x=row, y=column), summed=True)
+    return [inner, *_broadcast_axes(op, ("x", "y"), rank, rank - 2, summed=True)]
 
 
-def _channel_axes(op: Operation) -> AxisGroups:
+def _channel_axes(op: Operation) -> list[EqualAxes]:
     """The channels of x equal those of the weight, or else those of the per-channel parameters."""
     if op.inputs.get("weight") is not None:
-        partners = [(op.weight, ("weight", 0), 1)]
-    else:
-        per_channel = ("mean", "gamma", "beta", "bias")
-        partners = [(v, o, v.rank - 1) for o, v in _indexed_operands(op) if o[0] in per_channel]
-    return [([(op.x, ("x", 0), 1), *partners], True)]
+        return [EqualAxes(_axes_of(op, x=1, weight=1), summed=True)]
+    return [EqualAxes(_axes_of(op, x=1, mean=-1, gamma=-1, beta=-1, bias=-1), summed=True)]
 
 
-def _normalized_axes(op: Operation) -> AxisGroups:
+def _normalized_axes(op: Operation) -> list[EqualAxes]:
     """Each normalised axis equals the matching axis of gamma and beta."""
     axes = [a % op.x.rank for a in ints(op, "axes")] or [*range(op.x.rank)]
-    factors = [(v, o) for o, v in _indexed_operands(op) if o[0] in ("gamma", "beta")]
-    return [([(op.x, ("x", 0), a), *((v, o, i) for v, o in factors)], True) for i, a in enumerate(axes)]
+    return [EqualAxes(_axes_of(op, x=a, gamma=i, beta=i), summed=True) for i, a in enumerate(axes)]
 
 
-def _einsum_axes(op: Operation) -> AxisGroups:
+def _einsum_axes(op: Operation) -> list[EqualAxes]:
+    """Axes of one letter are equal; those of a letter that the result has not are summed."""
     read, result = str(op.equation.val).replace(" ", "").split("->")
     by_letter: dict[str, list[_OperandAxis]] = {}
     for i, (letters, var) in enumerate(zip(read.split(","), op.values, strict=True)):
         for axis, letter in enumerate(letters):
-            by_letter.setdefault(letter, []).append((var, ("values", i), axis))
-    return [(places, letter not in result) for letter, places in by_letter.items()]
+            by_letter.setdefault(letter, []).append(_OperandAxis(var, Operand("values", i), axis))
+    return [EqualAxes(axes, letter not in result) for letter, axes in by_letter.items()]
 
 
-def _attention_axes(op: Operation) -> AxisGroups:
-    q, k, v, mask = op.query, op.key, op.value, op.inputs.get("attn_mask")
-    rank = op.outputs[0].rank
-    query, keys = [(q, ("query", 0), q.rank - 2)], [(k, ("key", 0), k.rank - 2), (v, ("value", 0), v.rank - 2)]
+def _attention_axes(op: Operation) -> list[EqualAxes]:
+    """Queries equal the rows of the mask, and keys and values its columns; the axes before them broadcast."""
+    query, keys = _axes_of(op, query=-2), _axes_of(op, key=-2, value=-2)
+    mask, rank = op.inputs.get("attn_mask"), op.outputs[0].rank
     if mask is not None:
-        query += [(mask, ("attn_mask", 0), mask.rank - 2)] if mask.rank > 1 and mask.shape[-2] != 1 else []
-        keys += [(mask, ("attn_mask", 0), mask.rank - 1)] if mask.shape[-1] != 1 else []
-    batch = [
-        [
-            (w, (n, 0), a - rank + w.rank)
-            for n, w in (("query", q), ("key", k), ("value", v), ("attn_mask", mask))
-            if w is not None and a - rank + w.rank >= 0 and w.shape[a - rank + w.rank] != 1
-        ]
-        for a in range(rank - 2)
-    ]
-    return [(query, False), (keys, False), *((places, False) for places in batch)]
+        query += _axes_of(op, attn_mask=-2) if mask.rank > 1 and mask.shape[-2] != 1 else []
+        keys += _axes_of(op, attn_mask=-1) if mask.shape[-1] != 1 else []
+    batch = _broadcast_axes(op, ("query", "key", "value", "attn_mask"), rank, rank - 2)
+    return [EqualAxes(query), EqualAxes(keys), *batch]
 
 
-def _concat_axes(op: Operation) -> AxisGroups:
+def _concat_axes(op: Operation) -> list[EqualAxes]:
+    """All axes are equal but the one that a `concat` joins along."""
     (axis,) = ints(op, "axis") or [0]
-    values, stack = op.inputs["values"], op.op_type == "stack"
-    along = None if stack else axis % values[0].rank
+    rank = op.values[0].rank
+    equal = [a for a in range(rank) if op.op_type == "stack" or a != axis % rank]
     return [
-        ([(v, ("values", i), a) for i, v in enumerate(values)], False)
-        for a in range(values[0].rank)
-        if a != along
+        EqualAxes([_OperandAxis(v, Operand("values", i), a) for i, v in enumerate(op.values)]) for a in equal
     ]
 
 
-def _recurrent_axes(op: Operation) -> AxisGroups:
-    states = [(v, o, 0) for o, v in _indexed_operands(op) if o[0] in ("initial_h", "initial_c") and v.rank > 1]
-    return [([(op.x, ("x", 0), 1), *states], False)]
+def _recurrent_axes(op: Operation) -> list[EqualAxes]:
+    """The batch of x equals that of the first states."""
+    states = _axes_of(op, initial_h=0, initial_c=0)
+    return [EqualAxes([*_axes_of(op, x=1), *(state for state in states if state.var.rank > 1)])]
 
 
-def _gather_along_axes(op: Operation) -> AxisGroups:
+def _gather_along_axes(op: Operation) -> list[EqualAxes]:
+    """All axes of x and of the indices are equal but the one that is gathered along."""
     axis = (ints(op, "axis") or [0])[0] % op.x.rank
-    pair = ((op.x, ("x", 0)), (op.indices, ("indices", 0)))
-    return [([(v, o, a) for v, o in pair], False) for a in range(op.x.rank) if a != axis]
+    return [EqualAxes(_axes_of(op, x=a, indices=a)) for a in range(op.x.rank) if a != axis]
 
 
-GROUPS: dict[str, Callable[[Operation], AxisGroups]] = {
+GROUPS: dict[str, Callable[[Operation], list[EqualAxes]]] = {
     "matmul": _matmul_axes,
-    "linear": lambda op: [([(op.x, ("x", 0), op.x.rank - 1), (op.weight, ("weight", 0), 1)], True)],
+    "linear": lambda op: [EqualAxes(_axes_of(op, x=-1, weight=1), summed=True)],
     **dict.fromkeys(names("conv conv_transpose batch_norm instance_norm"), _channel_axes),
-    "prelu": lambda op: [([(op.x, ("x", 0), 1), (op.alpha, ("alpha", 0), 0)], True)],
+    "prelu": lambda op: [EqualAxes(_axes_of(op, x=1, alpha=0), summed=True)],
     "layer_norm": _normalized_axes,
     "einsum": _einsum_axes,
     "scaled_dot_product_attention": _attention_axes,
@@ -178,7 +185,8 @@ GROUPS: dict[str, Callable[[Operation], AxisGroups]] = {
 
 
 AxisLengths: TypeAlias = tuple[int, ...]
-"""The lengths of one axis: in the function as it is, then at each size wanted, in the same order everywhere."""
+"""The lengths of one axis: in the function as it is, then at each size wanted, in the same order everywhere. It
+is called a column here: a table of the sizes has a row for each size, and a column for each axis."""
 
 
 @dataclass(frozen=True)
@@ -218,8 +226,8 @@ class RemovedParameter:
     """A parameter that is removed, because the other parameters imply it."""
 
 
-Edit: TypeAlias = "NumberEdit | TableEdit | FactorEdit | RemovedParameter"
-Edits: TypeAlias = "dict[Operand, Edit]"
+NewValue: TypeAlias = "NumberEdit | TableEdit | FactorEdit"
+Edits: TypeAlias = "dict[Operand, NewValue | RemovedParameter]"
 
 
 class LengthsFound(Exception):  # noqa: N818 - not an error
@@ -262,7 +270,7 @@ class LengthFacts:
         if not types.is_tensor(var.sym_type):
             return []
         if var in self.still:
-            return [(int(n),) * self.count for n in var.shape]
+            return [(int(n),) * self.count for n in var.shape]  # the same at each size
         return [self.column_of(var, a) for a in range(var.rank)]
 
     def varying(self, var: Var) -> dict[int, AxisLengths]:
@@ -272,6 +280,11 @@ class LengthFacts:
     def marked(self, op: Operation) -> dict[tuple[Operand, int], AxisLengths]:
         """Return the parameters and table axes of an op that are known to be lengths."""
         return self.marks.get(op.name, {})
+
+
+def refused(reason: str, op: Operation | None = None) -> Refused:
+    """Return the exception for a refusal."""
+    return Refused(Refusal(reason, op))
 
 
 def varies(column: int | AxisLengths) -> bool:
@@ -292,7 +305,7 @@ def edits_of(op: Operation, lengths: LengthFacts) -> Edits:
         return {}
     rule = RULES.get(op.op_type)
     if rule is None:
-        raise Refused(Refusal(f"whether {op.op_type} is the same at another length is not known", op))
+        raise refused(f"whether {op.op_type} is the same at another length is not known", op)
     changes = _edits_of_equal_axes(op, lengths)
     changes.update(rule(op, lengths))
     _note_sums(op, lengths)
@@ -310,7 +323,7 @@ def _check_counts(op: Operation, lengths: LengthFacts) -> None:
     for name in ("x", "y", "alpha", "beta"):
         if (factor := number(op.inputs.get(name))) is not None and factor > 2 and factor in lengths.bases:
             words = f"the number {factor:g} may be a length; convert the model at a size that is no such number"
-            raise Refused(Refusal(words, op))
+            raise refused(words, op)
 
 
 def _no_edits(op: Operation, lengths: LengthFacts) -> Edits:
@@ -325,22 +338,22 @@ def _edits_of_equal_axes(op: Operation, lengths: LengthFacts) -> Edits:
     """Give axes that must be equal one length: constant tables get as many rows.
 
     Raises:
-        Refused: axes differ, or a contracted axis is stored with a number for each position.
+        Refused: axes differ, or an axis that the op sums over is stored with a number for each position.
         LengthsFound: axes differ unless parameters of earlier ops are lengths.
     """
     table_axes: dict[Operand, dict[int, AxisLengths]] = {}
     marks: dict[tuple[Operation, Operand, int], AxisLengths] = {}
-    for axes_of_one_length, summed in _equal_axes(op):
-        axis_lengths = _common_lengths(op, axes_of_one_length, lengths)
+    for equal in _equal_axes(op):
+        axis_lengths = _common_lengths(op, equal.axes, lengths)
         if axis_lengths is None:
             continue
-        for var, operand, axis in axes_of_one_length:
+        for var, operand, axis in equal.axes:
             if lengths.columns(var)[axis] == axis_lengths:
                 continue
             if var not in lengths.still:
                 marks |= dict.fromkeys(_parameters_behind(op, var, axis, lengths), axis_lengths)
-            elif summed:
-                raise Refused(Refusal(f"{op.op_type} has a stored number for each place", op))
+            elif equal.summed:
+                raise refused(f"{op.op_type} has a stored number for each place", op)
             else:
                 table_axes.setdefault(operand, {})[axis] = axis_lengths
     for (operand, axis), axis_lengths in lengths.marked(op).items():
@@ -352,20 +365,18 @@ def _edits_of_equal_axes(op: Operation, lengths: LengthFacts) -> Edits:
     return {operand: _table_edit(op, operand, axes, lengths) for operand, axes in table_axes.items()}
 
 
-def _common_lengths(op: Operation, places: Sequence[_OperandAxis], lengths: LengthFacts) -> AxisLengths | None:
+def _common_lengths(op: Operation, axes: Sequence[_OperandAxis], lengths: LengthFacts) -> AxisLengths | None:
     """Return the lengths of axes that must be equal; None where they do not vary.
 
     Raises:
         Refused: two of them vary in different ways.
     """
-    columns = {lengths.columns(var)[axis]: var for var, _, axis in places}
-    longer = {column: var for column, var in columns.items() if varies(column)}
-    if len(longer) > 1:
-        one, other = list(longer.values())[:2]
-        raise Refused(
-            Refusal(f"%{one.name} and %{other.name} meet, and are not of one length at each size", op)
-        )
-    return next(iter(longer), None)
+    columns = {lengths.columns(var)[axis]: var for var, _, axis in axes}
+    varying = {column: var for column, var in columns.items() if varies(column)}
+    if len(varying) > 1:
+        one, other = list(varying.values())[:2]
+        raise refused(f"%{one.name} and %{other.name} meet, and are not of one length at each size", op)
+    return next(iter(varying), None)
 
 
 def _parameters_behind(
@@ -373,16 +384,22 @@ def _parameters_behind(
 ) -> list[tuple[Operation, Operand, int]]:
     """Find the parameters of earlier ops that made an axis which meets one that varies.
 
+    For example, if x varies in `add(x, y)`, and y is a `tile` of a single row, this returns the `reps` of that
+    tile: they must be a length.
+
+    Returns:
+        For each of them the earlier op, the operand, and the axis of its result.
+
     Raises:
         Refused: the axis cannot be followed back to a parameter.
     """
-    origins, pending = [], [(op, var, axis, None)]
+    origins, pending = list[tuple[Operation, Operand, int]](), [(var, axis)]
     why = Refusal(f"%{var.name} is as long as what it meets at one size only", op)
     while pending:
-        _, value, at, _ = pending.pop()
+        value, at = pending.pop()
         maker = value.op
         if maker is None:
-            raise Refused(Refusal(f"the input {value.name} has this length too; give its shapes as well", op))
+            raise refused(f"the input {value.name} has this length too; give its shapes as well", op)
         if (own := _length_parameter(maker, at, lengths)) is not None:
             origins.append((maker, own, at))
             continue
@@ -391,28 +408,32 @@ def _parameters_behind(
             raise Refused(why)
         length, before = value.shape[at], len(pending) + len(origins)
         for operand, source in _indexed_operands(maker):
-            places = next((o.places for o in axes if o.var is source and o.name == operand[0]), ())
+            places = next((o.places for o in axes if o.var is source and o.name == operand.name), ())
             if at not in places or source.shape[places.index(at)] != length:
                 continue
             if source in lengths.still:
                 origins.append((maker, operand, places.index(at)))
             else:
-                pending.append((maker, source, places.index(at), None))
+                pending.append((source, places.index(at)))
         if len(pending) + len(origins) == before:
             raise Refused(why)
     return origins
 
 
+TARGET_SIZES = {-2: "target_size_height", -1: "target_size_width"}
+"""Axis, counted from the last -> the parameter of a `resize_...` that says how long it becomes."""
+
+
 def _length_parameter(maker: Operation, axis: int, lengths: LengthFacts) -> Operand | None:
     """Return the parameter of an op that says how long an axis of its result is."""
     if maker.op_type == "tile" and maker.x.shape[axis] == 1:
-        return "reps", 0
+        return Operand("reps")
     if maker.op_type == "slice_by_index" and not any(each_axis(maker, "squeeze_mask", False)):
-        return "end", 0
+        return Operand("end")
     if maker.op_type == "gather_nd" and maker.indices in lengths.still and axis < maker.indices.rank - 1:
-        return "indices", 0
+        return Operand("indices")
     if maker.op_type in ("resize_bilinear", "resize_nearest_neighbor") and axis >= maker.x.rank - 2:
-        return ("target_size_height", "target_size_width")[axis - maker.x.rank + 2], 0
+        return Operand(TARGET_SIZES[axis - maker.x.rank])
     return None
 
 
@@ -434,13 +455,13 @@ def _table_edit(
     value = evaluate_static(var)
     name = var.name
     if value is None:
-        raise Refused(Refusal(f"%{name} has a row for each place, and its numbers are not known", op))
+        raise refused(f"%{name} has a row for each place, and its numbers are not known", op)
     if any(c in lengths.merged for c in axes.values()) and not _are_constant_along(np.asarray(value), axes):
         words = "has a row for each of several axes together, as interpolated positions of pictures have"
-        raise Refused(Refusal(f"%{name} {words}", op))
+        raise refused(f"%{name} {words}", op)
     table = continued_table(np.asarray(value), {a: max(c) for a, c in axes.items()}, op.op_type in ADDED)
     if isinstance(table, Refusal):
-        raise Refused(Refusal(f"the table %{name} cannot be another size: {table.reason}", op))
+        raise refused(f"the table %{name} cannot be another size: {table.reason}", op)
     if table.assumed:
         lengths.assumed[name] = f"the rows of %{name} are learned, and cut to its first ones"
     return TableEdit(table.whole, dict(axes))
@@ -455,16 +476,23 @@ def _are_constant_along(value: Array, axes: Mapping[int, AxisLengths]) -> bool:
 
 
 def _reshape(op: Operation, lengths: LengthFacts) -> Edits:
-    """Each new axis is a product of whole old axes, in order, and of parts of fixed ones; one becomes -1."""
+    """Each new axis is a product of whole old axes, in order, and of parts of fixed ones; one becomes -1.
+
+    Example: (64, 8) becomes (2, 256), and 64 is a length. The products of sizes before each axis are 1, 64, 512
+    for the old axes, and 1, 2, 512 for the new ones. No new axis spans 1 to 64, so this is refused. In (512,)
+    the axis spans 1 to 512 and holds both old ones: a product of a length and 8.
+    """
     new = [int(n) for n in op.outputs[0].shape]
     old = [part for column in lengths.columns(op.x) for part in lengths.merged.get(column) or (column,)]
     dims: list[AxisLengths] = []
-    starts = np.cumprod([1, *(c[0] for c in old)])
-    ends = np.cumprod([1, *new])
+    old_products = np.cumprod([1, *(c[0] for c in old)])
+    new_products = np.cumprod([1, *new])
     taken = set[int]()
     for j, size in enumerate(new):
-        low, high = int(ends[j]), int(ends[j + 1])
-        inside = [a for a, c in enumerate(old) if varies(c) and starts[a] >= low and starts[a + 1] <= high]
+        low, high = int(new_products[j]), int(new_products[j + 1])
+        inside = [
+            a for a, c in enumerate(old) if varies(c) and old_products[a] >= low and old_products[a + 1] <= high
+        ]
         taken.update(inside)
         whole = [old[a] for a in inside]
         part = size // math.prod(c[0] for c in whole)
@@ -475,14 +503,14 @@ def _reshape(op: Operation, lengths: LengthFacts) -> Edits:
         dims.append(column)
     if lost := [a for a, c in enumerate(old) if varies(c) and a not in taken]:
         words = f"takes apart axis {lost[0]}, of {old[lost[0]][0]}; which part is the length is not known"
-        raise Refused(Refusal(f"{op.op_type} {words}", op))
+        raise refused(f"{op.op_type} {words}", op)
     longer = [j for j, c in enumerate(dims) if varies(c)]
     if not longer:
         return {}
     products = [j for j in longer if dims[j] in lengths.merged]
     free = (products or longer)[0]
     values = tuple(-1 if j == free else c if varies(c) else c[0] for j, c in enumerate(dims))
-    return {("shape", 0): NumberEdit(values)}
+    return {Operand("shape"): NumberEdit(values)}
 
 
 def _merged_axes(old: Sequence[AxisLengths], low: int, high: int) -> tuple[AxisLengths, ...]:
@@ -504,27 +532,23 @@ def _slice(op: Operation, lengths: LengthFacts) -> Edits:
     """A slice may take all from a position on, up to a position from the end, or one position."""
     begins, ends = each_axis(op, "begin", 0), each_axis(op, "end", 0)
     if constant(op.begin) is None or constant(op.end) is None:
-        raise Refused(Refusal("where it begins or ends is computed", op))
-    masks = {n: each_axis(op, n, False) for n in ("begin_mask", "end_mask", "squeeze_mask")}
-    flags, kept = {n: list(m) for n, m in masks.items()}, list[int | AxisLengths](ends)
-    marked, firsts = {a: c for (_, a), c in lengths.marked(op).items()}, list(begins)
+        raise refused("where it begins or ends is computed", op)
+    begin_mask, end_mask, squeezed = (each_axis(op, f"{n}_mask", False) for n in ("begin", "end", "squeeze"))
+    marked = {axis: column for (_, axis), column in lengths.marked(op).items()}
+    new_begins, new_ends, new_end_mask = list(begins), list[int | AxisLengths](ends), list(end_mask)
     for a, column in lengths.varying(op.x).items():
-        begin = 0 if masks["begin_mask"][a] else begins[a]
+        begin = 0 if begin_mask[a] else begins[a]
         if _takes_last_step(op, a, begin, column, lengths):
-            firsts[a], flags["end_mask"][a] = -1, masks["end_mask"][a] or not masks["squeeze_mask"][a]
-        elif masks["squeeze_mask"][a]:
+            new_begins[a], new_end_mask[a] = -1, end_mask[a] or not squeezed[a]
+        elif squeezed[a]:
             _check_single_place(op, begin, column)
         elif a in marked:
             lengths.open.pop((op.outputs[0], a), None)
-            kept[a] = tuple(n + max(begin, 0) for n in marked[a])
+            new_ends[a] = tuple(n + max(begin, 0) for n in marked[a])
         else:
-            flags["end_mask"][a] = _reaches_end(op, a, begin, ends[a], column, lengths) or masks["end_mask"][a]
-    result: Edits = {("end", 0): NumberEdit(tuple(kept))} if kept != ends else {}
-    if firsts != begins:
-        result["begin", 0] = NumberEdit(tuple(firsts))
-    if flags["end_mask"] != masks["end_mask"]:
-        result["end_mask", 0] = NumberEdit(tuple(flags["end_mask"]))
-    return result
+            new_end_mask[a] = _reaches_end(op, a, begin, ends[a], column, lengths) or end_mask[a]
+    changes = {"end": (ends, new_ends), "begin": (begins, new_begins), "end_mask": (end_mask, new_end_mask)}
+    return {Operand(n): NumberEdit(tuple(new)) for n, (old, new) in changes.items() if list(new) != list(old)}
 
 
 def _takes_last_step(op: Operation, axis: int, begin: int, column: AxisLengths, lengths: LengthFacts) -> bool:
@@ -546,7 +570,7 @@ def _check_single_place(op: Operation, place: int, column: AxisLengths) -> None:
     length = column[0]
     middle = {length - 1, length // 2, (length - 1) // 2}
     if place > 0 and (place in middle or place >= min(column)):
-        raise Refused(Refusal(f"place {place} of {length} may be counted from its end, or be its middle", op))
+        raise refused(f"place {place} of {length} may be counted from its end, or be its middle", op)
 
 
 def _reaches_end(
@@ -559,7 +583,7 @@ def _reaches_end(
     """
     length, masked = column[0], each_axis(op, "end_mask", False)[axis]
     if begin > 0 and begin in (length - 1, length // 2, (length + 1) // 2):
-        raise Refused(Refusal(f"it begins at place {begin} of {length}, which may be a part of the length", op))
+        raise refused(f"it begins at place {begin} of {length}, which may be a part of the length", op)
     if masked or end >= length:
         return True
     if end < 0:
@@ -579,13 +603,11 @@ def _slice_by_size(op: Operation, lengths: LengthFacts) -> Edits:
     sizes, longer = ints(op, "size"), lengths.varying(op.x)
     begins = constant(op.begin)
     if not sizes or begins is None:
-        raise Refused(Refusal("where it begins, or its size, is computed", op))
+        raise refused("where it begins, or its size, is computed", op)
     for a, column in longer.items():
         if begins[a] or sizes[a] not in (-1, column[0]):
-            raise Refused(
-                Refusal(f"it takes {sizes[a]} of {column[0]} places, which may be a part of them", op)
-            )
-    return {("size", 0): NumberEdit(tuple(-1 if a in longer else n for a, n in enumerate(sizes)))}
+            raise refused(f"it takes {sizes[a]} of {column[0]} places, which may be a part of them", op)
+    return {Operand("size"): NumberEdit(tuple(-1 if a in longer else n for a, n in enumerate(sizes)))}
 
 
 def _split(op: Operation, lengths: LengthFacts) -> Edits:
@@ -593,18 +615,19 @@ def _split(op: Operation, lengths: LengthFacts) -> Edits:
     axis = ints(op, "axis")[0] % op.x.rank
     if axis not in lengths.varying(op.x):
         return {}
-    raise Refused(Refusal("it splits the length; how long each part is at another size is not known", op))
+    raise refused("it splits the length; how long each part is at another size is not known", op)
 
 
 def _tile(op: Operation, lengths: LengthFacts) -> Edits:
     """Repetitions that are known to be lengths are replaced."""
-    reps, marked = ints(op, "reps"), {a: c for (_, a), c in lengths.marked(op).items()}
+    reps = ints(op, "reps")
+    marked = {axis: column for (_, axis), column in lengths.marked(op).items()}
     if not reps:
-        raise Refused(Refusal("how often it repeats is computed", op))
+        raise refused("how often it repeats is computed", op)
     for a in lengths.varying(op.x):
         if reps[a] != 1:
             lengths.merged[tuple(n * reps[a] for n in lengths.columns(op.x)[a])] = ()
-    return {("reps", 0): NumberEdit(tuple(marked.get(a, n) for a, n in enumerate(reps)))} if marked else {}
+    return {Operand("reps"): NumberEdit(tuple(marked.get(a, n) for a, n in enumerate(reps)))} if marked else {}
 
 
 def _pad(op: Operation, lengths: LengthFacts) -> Edits:
@@ -618,7 +641,7 @@ def _pad(op: Operation, lengths: LengthFacts) -> Edits:
             strides = [_window_stride(reader, a) for reader in readers]
             if not strides or not all(strides):
                 words = f"it adds {after} places behind the end, which may be made for a length of {column[0]}"
-                raise Refused(Refusal(words, op))
+                raise refused(words, op)
             _check_remainder(op, column, max(n for n in strides if n))
     return {}
 
@@ -633,12 +656,10 @@ def _window_stride(op: Operation, axis: int) -> int | None:
 def _check_remainder(op: Operation, column: AxisLengths, stride: int) -> None:
     """Check that all lengths leave the same remainder by a stride, for which the padding was made."""
     if any((n - column[0]) % stride for n in column):
-        raise Refused(
-            Refusal(
-                f"its padding is made for a length of {column[0]}; give sizes at which {column[1:]} "
-                f"differ from it by multiples of {stride}",
-                op,
-            )
+        raise refused(
+            f"its padding is made for a length of {column[0]}; give sizes at which {column[1:]} "
+            f"differ from it by multiples of {stride}",
+            op,
         )
 
 
@@ -670,10 +691,8 @@ def _conv_transpose(op: Operation, lengths: LengthFacts) -> Edits:
         window = dilations[i] * (int(op.weight.shape[2 + i]) - 1) + 1
         follows = (int(op.x.shape[2 + i]) - 1) * strides[i] + window - sum(pads[2 * i : 2 * i + 2])
         if kind not in ("valid", "custom") or says[-spatial + i] != follows:
-            raise Refused(
-                Refusal(f"it says that it makes {says[-spatial + i]} places, and {follows} follow", op)
-            )
-    return {("output_shape", 0): RemovedParameter()}
+            raise refused(f"it says that it makes {says[-spatial + i]} places, and {follows} follow", op)
+    return {Operand("output_shape"): RemovedParameter()}
 
 
 def _blocks(op: Operation, lengths: LengthFacts) -> Edits:
@@ -688,7 +707,7 @@ def _blocks(op: Operation, lengths: LengthFacts) -> Edits:
         column = axes.get(op.x.rank - len(block) + i)
         if column is not None and any(edges[2 * i : 2 * i + 2]):
             if op.op_type == "batch_to_space":
-                raise Refused(Refusal("it crops, which may be made for a length", op))
+                raise refused("it crops, which may be made for a length", op)
             _check_remainder(op, column, size)
     return {}
 
@@ -706,7 +725,7 @@ def _pool(op: Operation, lengths: LengthFacts) -> Edits:
             continue
         stride, wide = _window_stride(op, a), size[a - 2]
         if wide >= column[0] or (wide == stride and wide > WIDEST and column[0] % wide == 0):
-            raise Refused(Refusal(f"its window of {wide} may be made for a length of {column[0]}", op))
+            raise refused(f"its window of {wide} may be made for a length of {column[0]}", op)
         if wide == stride and column[0] % wide == 0:
             lengths.assumed[op.name] = f"{op.name} has a window of {wide} at each size"
     return _windows(op, lengths)
@@ -714,28 +733,29 @@ def _pool(op: Operation, lengths: LengthFacts) -> Edits:
 
 def _upsample(op: Operation, lengths: LengthFacts) -> Edits:
     """Only whole multiples of the length can be the same factor at each size."""
-    for a, n in enumerate(op.x.shape):
-        if a in lengths.varying(op.x) and int(op.outputs[0].shape[a]) % int(n):
-            raise Refused(Refusal(f"it makes {op.outputs[0].shape[a]} places of {n}, which is no multiple", op))
-        if a in lengths.varying(op.x) and op.outputs[0].shape[a] != n:
-            times = int(op.outputs[0].shape[a]) // int(n)
-            lengths.assumed[op.name] = f"{op.name} makes {times} times as many places at each size"
+    for a in lengths.varying(op.x):
+        before, after = int(op.x.shape[a]), int(op.outputs[0].shape[a])
+        if after % before:
+            raise refused(f"it makes {after} places of {before}, which is no multiple", op)
+        if after != before:
+            words = f"{op.name} makes {after // before} times as many places at each size"
+            lengths.assumed[op.name] = words
     return {}
 
 
 def _resize(op: Operation, lengths: LengthFacts) -> Edits:
     """The target size is that of another axis, or a whole multiple of its own."""
     sizes: Edits = {}
-    marked = {o[0]: c for (o, _), c in lengths.marked(op).items()}
-    for a, name in ((op.x.rank - 2, "target_size_height"), (op.x.rank - 1, "target_size_width")):
+    marked = {operand.name: column for (operand, _), column in lengths.marked(op).items()}
+    for a, name in TARGET_SIZES.items():
         column, target = lengths.columns(op.x)[a], int(op.outputs[0].shape[a])
         if name in marked:
-            sizes[name, 0] = NumberEdit((marked[name],), scalar=True)
+            sizes[Operand(name)] = NumberEdit((marked[name],), scalar=True)
         elif varies(column):
             if target % column[0]:
-                raise Refused(Refusal(f"it makes {target} places of {column[0]}, which is no multiple", op))
+                raise refused(f"it makes {target} places of {column[0]}, which is no multiple", op)
             times = target // column[0]
-            sizes[name, 0] = NumberEdit((tuple(n * times for n in column),), scalar=True)
+            sizes[Operand(name)] = NumberEdit((tuple(n * times for n in column),), scalar=True)
             lengths.assumed[op.name] = f"{op.name} makes {times} times as many places at each size"
     return sizes
 
@@ -766,24 +786,22 @@ def _gather_nd(op: Operation, lengths: LengthFacts) -> Edits:
     if op.indices not in lengths.still:
         return {}
     grid = np.asarray(evaluate_static(op.indices))
-    along_of: dict[int, AxisLengths] = {}
+    along_of: dict[int, AxisLengths] = {}  # axis of the grid -> the lengths that it counts
     for a, column in lengths.varying(op.x).items():
         along = _axis_that_counts(grid, a, column[0])
         if along is None:
-            raise Refused(Refusal("the places that it picks are not all, in order", op))
+            raise refused("the places that it picks are not all, in order", op)
         along_of[along] = column
-    along_of |= {a: c for (_, a), c in lengths.marked(op).items()}
+    along_of |= {axis: column for (_, axis), column in lengths.marked(op).items()}
     whole = grid
     for a, column in along_of.items():
         more = max(max(column) - whole.shape[a], 0)
-        steps = (
-            np.diff(whole, axis=a).take([-1], a) if whole.shape[a] > 1 else np.zeros_like(whole.take([0], a))
-        )
         last = whole.take([-1], a)
+        steps = last - whole.take([-2], a) if whole.shape[a] > 1 else np.zeros_like(last)
         whole = np.concatenate([whole, *(last + (i + 1) * steps for i in range(more))], a).astype(grid.dtype)
         if (np.diff(whole, 2, axis=a) != 0).any() or (whole.take([0], a) < 0).any():
-            raise Refused(Refusal("the places that it picks are not counted up", op))
-    return {("indices", 0): TableEdit(whole, along_of)} if along_of else {}
+            raise refused("the places that it picks are not counted up", op)
+    return {Operand("indices"): TableEdit(whole, along_of)} if along_of else {}
 
 
 def _axis_that_counts(grid: Array, component: int, length: int) -> int | None:
@@ -805,7 +823,7 @@ def _topk(op: Operation, lengths: LengthFacts) -> Edits:
     if not varies(column):
         return {}
     if k is None or k >= min(column):
-        raise Refused(Refusal(f"it takes the first {k} of {column[0]} places", op))
+        raise refused(f"it takes the first {k} of {column[0]} places", op)
     return {}
 
 
@@ -813,7 +831,7 @@ def _squeeze(op: Operation, lengths: LengthFacts) -> Edits:
     """Axes are named, because an axis of length 1 may be longer at other sizes."""
     if op.inputs.get("axes") is not None:
         return {}
-    return {("axes", 0): NumberEdit(tuple(a for a, d in enumerate(op.x.shape) if d == 1))}
+    return {Operand("axes"): NumberEdit(tuple(a for a, d in enumerate(op.x.shape) if d == 1))}
 
 
 def _concat(op: Operation, lengths: LengthFacts) -> Edits:
@@ -827,7 +845,7 @@ def _concat(op: Operation, lengths: LengthFacts) -> Edits:
         if any(map(varies, columns)) and var in lengths.still and var.shape[at] > 1:
             value = evaluate_static(var)
             if value is None or not np.any(value):
-                raise Refused(Refusal(f"%{var.name} may fill up to a length", op))
+                raise refused(f"%{var.name} may fill up to a length", op)
     return {}
 
 
@@ -841,27 +859,19 @@ def _note_sums(op: Operation, lengths: LengthFacts) -> None:
         Refused: what is summed has a factor already that may be computed from the length.
     """
     out = op.outputs[0]
-    over = {
-        c
-        for places, summed in _equal_axes(op)
-        if summed
-        for v, _, a in places
-        if varies(c := lengths.columns(v)[a])
-    }
+    summed = [(var, axis) for equal in _equal_axes(op) if equal.summed for var, _, axis in equal.axes]
     if op.op_type in REDUCTIONS | {"cumsum"}:
         axes = [a % op.x.rank for a in ints(op, "axes") or ints(op, "axis")] or [*range(op.x.rank)]
-        over |= {c for a in axes if varies(c := lengths.columns(op.x)[a])}
+        summed += [(op.x, axis) for axis in axes]
+    over = {column for var, axis in summed if varies(column := lengths.columns(var)[axis])}
     before = {f for _, v in operands(op) for f in lengths.factors.get(v, ())}
     for column in over:
         if any(is_made_of(factor, column[0]) for factor in before):
-            raise Refused(Refusal(f"what it sums over {column[0]} places is multiplied by a part of that", op))
-    read = (
-        {c for _, v in operands(op) for c in lengths.sums.get(v, ())}
-        if op.op_type in PASSING
-        else set[AxisLengths]()
-    )
-    if over | read:
-        lengths.sums[out] = over | read
+            raise refused(f"what it sums over {column[0]} places is multiplied by a part of that", op)
+    if op.op_type in PASSING:
+        over |= {column for _, v in operands(op) for column in lengths.sums.get(v, ())}
+    if over:
+        lengths.sums[out] = over
     own = {factor for factor in (number(op.inputs.get(n)) for n in ("x", "y")) if factor}
     if op.op_type in ("mul", "real_div") and own:
         lengths.factors[out] = before | own
@@ -871,33 +881,30 @@ def _note_sums(op: Operation, lengths: LengthFacts) -> None:
 
 def _factor_edit(op: Operation, lengths: LengthFacts) -> Edits:
     """The factor 1/n, n/(n-1) or n of a sum over n positions changes with n."""
-    sums = {c for v in (op.x, op.y) for c in lengths.sums.get(v, ())}
+    sums = {column for v in (op.x, op.y) for column in lengths.sums.get(v, ())}
     for operand, var in _indexed_operands(op):
-        factor = number(var) if operand[0] in ("x", "y") else None
-        near = next((c for c in sums if factor and is_made_of(factor, c[0])), None)
+        factor = number(var) if operand.name in ("x", "y") else None
+        near = next((column for column in sums if factor and is_made_of(factor, column[0])), None)
         if near is None or factor is None:
             continue
-        share = factor if op.op_type == "mul" else 1 / factor
-        if math.isclose(share, 1 / near[0], rel_tol=1e-3) and len(sums) == 1 and op.op_type == "mul":
-            return {operand: FactorEdit(near, dtype_name(var))}
-        if (
-            op.op_type == "mul"
-            and len(sums) == 1
-            and _is_variance_correction(factor, near[0])
-            and min(near) > 1
-        ):
-            return {operand: FactorEdit(near, dtype_name(var), "corrected")}
-        if op.op_type == "real_div" and factor == near[0] and operand[0] == "y" and len(sums) == 1:
-            return {operand: FactorEdit(near, dtype_name(var), "number")}
-        raise Refused(
-            Refusal(f"the factor {factor:g} of a sum over {near[0]} places may be made of their number", op)
-        )
+        form = _factor_form(op.op_type, operand, factor, near)
+        if not form or len(sums) > 1:
+            reason = f"the factor {factor:g} of a sum over {near[0]} places may be made of their number"
+            raise refused(reason, op)
+        return {operand: FactorEdit(near, dtype_name(var), form)}
     return {}
 
 
-def _is_variance_correction(factor: float, count: int) -> bool:
-    """Return whether a factor is n / (n - 1), which turns a mean of squares into a sample variance."""
-    return count > 2 and factor != 1 and math.isclose(factor, count / (count - 1), rel_tol=5e-4)
+def _factor_form(op_type: str, operand: Operand, factor: float, length: AxisLengths) -> str:
+    """Return which form of `FactorEdit` a factor has, of a sum over n positions; "" for another one."""
+    n = length[0]
+    if op_type == "real_div":
+        return "number" if factor == n and operand.name == "y" else ""
+    if math.isclose(factor, 1 / n, rel_tol=1e-3):
+        return "part"
+    # it turns a mean of squares into a sample variance
+    is_correction = n > 2 and factor != 1 and math.isclose(factor, n / (n - 1), rel_tol=5e-4)
+    return "corrected" if is_correction and min(length) > 1 else ""
 
 
 def is_made_of(factor: float, length: int) -> bool:

@@ -43,18 +43,18 @@ class End:
     high: float
     """The largest."""
     loose: bool = False
-    """Is an unknown finite number added to that?"""
+    """Whether an unknown finite number is added to that."""
     sources: frozenset[str] = frozenset()
     """The inputs whose filling this depends on, and `TABLE`."""
 
     @property
     def hides(self) -> bool:
-        """Does a softmax give these elements no weight?"""
+        """Whether a softmax gives these elements no weight."""
         return self.high <= MASKED
 
     @property
     def is_zero(self) -> bool:
-        """Are they all exactly 0?"""
+        """Whether they are all exactly 0."""
         return not self.loose and self.low == self.high == 0
 
 
@@ -127,7 +127,9 @@ def _smaller(x: End, y: End) -> End:
 
 def _truth(known_true: bool, known_false: bool) -> End:
     """Return the end of a boolean that is known to be true or false, else `EITHER`."""
-    return End(1.0, 1.0) if known_true else End(0.0, 0.0) if known_false else EITHER
+    if known_true:
+        return End(1.0, 1.0)
+    return End(0.0, 0.0) if known_false else EITHER
 
 
 def _less(x: End, y: End) -> End:
@@ -211,7 +213,7 @@ UNBOUNDED = names("acos acosh asin atanh floor_div mod tan")
 
 
 def stays_finite(op: Operation) -> bool:
-    """Does an op make finite numbers of finite ones, if none exceeds the largest of its dtype?"""
+    """Return whether an op makes finite numbers of finite ones, if none exceeds the largest of its dtype."""
     if op.op_type in UNBOUNDED:
         return False
     if op.op_type == "real_div":
@@ -234,13 +236,13 @@ def stays_finite(op: Operation) -> bool:
 
 
 def unpadded(op: Operation) -> Var:
-    """What a convolution reads, before a `pad` of constants that only convolutions read."""
+    """Return what a convolution reads, before a `pad` of constants that only convolutions read."""
     before: Operation | None = op.x.op
     return before.x if before is not None and is_pad_of_convs(before) else op.x
 
 
 def is_pad_of_convs(op: Operation) -> bool:
-    """Is an op a `pad` with constants whose result only convolutions read?"""
+    """Return whether an op is a `pad` with constants whose result only convolutions read."""
     if op.op_type != "pad" or is_output(op.outputs[0]) or not is_stored(op.pad):
         return False
     if str(constant(op.inputs.get("mode")) or "constant") != "constant":
@@ -249,23 +251,19 @@ def is_pad_of_convs(op: Operation) -> bool:
 
 
 def is_cut_to_input(op: Operation) -> bool:
-    """Do all readers of a convolution cut its result to the length of its input, from the first index on?"""
-    made, readers = op.outputs[0], consumers(op.outputs[0])
-    if op.op_type != "conv" or is_output(made) or not readers or any(n > 1 for n in ints(op, "strides")):
+    """Return whether all readers of a convolution cut its result to its input's length, from index 0 on."""
+    result, readers = op.outputs[0], consumers(op.outputs[0])
+    if op.op_type != "conv" or is_output(result) or not readers or any(n > 1 for n in ints(op, "strides")):
         return False
-    wanted = (*made.shape[:2], *unpadded(op).shape[2:])
-    cut = [r for r in readers if r.op_type == "slice_by_index" and r.outputs[0].shape == wanted]
-    steady = all(part.stride == 1 for r in cut for part in sliced(r))
-    return (
-        wanted != made.shape
-        and cut == readers
-        and steady
-        and all(begins_at_zero(r, range(made.rank)) for r in cut)
-    )
+    wanted = (*result.shape[:2], *unpadded(op).shape[2:])
+    cuts = [r for r in readers if r.op_type == "slice_by_index" and r.outputs[0].shape == wanted]
+    if cuts != readers or wanted == result.shape:
+        return False
+    return all(part.begin == 0 and part.stride == 1 for cut in cuts for part in sliced(cut))
 
 
 def begins_at_zero(op: Operation, axes: Iterable[int]) -> bool:
-    """Does a slice begin at index 0 of some axes?"""
+    """Return whether a slice begins at index 0 of some axes."""
     parts = sliced(op)
     return all(parts[axis].begin == 0 for axis in axes)
 

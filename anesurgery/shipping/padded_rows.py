@@ -180,16 +180,16 @@ class _Walk:
 
     def step(self, op: Operation) -> Refusal | None:
         """Follow one op; return a refusal where it reads across the length, or computes with it."""
-        vars_ = [var for _, var in operands(op)]
+        read = [var for _, var in operands(op)]
         if op.op_type == "conv":
-            vars_.append(unpadded(op))
-        if any(v in self.of_length for v in vars_):
+            read.append(unpadded(op))
+        if any(v in self.of_length for v in read):
             why = Refusal(f"{op.op_type} computes with the length of the input", op)
             return None if self._is_known_by_value(op) else why
         if (conv := self._sliced_conv(op)) is not None:
             cut = self._padded_conv(conv)
             return cut if isinstance(cut, Refusal) else self._note(op, cut)
-        counted = any(v in self.counts for v in vars_)
+        counted = any(v in self.counts for v in read)
         if op.op_type == "shape" and self.axes_of_length(op.x):
             self.counts.update(op.outputs)
             return None
@@ -197,7 +197,7 @@ class _Walk:
         if rows is None and counted and self._is_shape_arithmetic(op):
             self._note_count(op)
             return None
-        if rows is None and not any(v in self.values for v in vars_):
+        if rows is None and not any(v in self.values for v in read):
             if counted and self._is_known_by_value(op):
                 return None
             if counted or any(self.axes_of_length(v) for v in op.outputs):
@@ -294,20 +294,24 @@ class _Walk:
                 self.counts.add(var)
 
     def _note(self, op: Operation, rows: PaddedValue) -> Refusal | None:
+        """Note what is known of an op's results; refuse where their axis is not as long as the stride gives.
+
+        One position of a result stands for as many input positions as one of the operand, times the stride.
+        """
         read = {self.share(v, self.values[v].axes) for v in self._operands_of_length(op) if self.values[v].axes}
-        step = self._stride(op)
+        stride = self._stride(op)
         for var in op.outputs[:1] if op.op_type in RECURRENT else op.outputs:
             share = self.share(var, rows.axes) if rows.axes else 1
-            one = not rows.axes or not read or read == {share and share / step}
-            if self.axes_of_length(var) != rows.axes or share is None or not one:
+            fits = share is not None and (not rows.axes or not read or read == {share / stride})
+            if not fits or self.axes_of_length(var) != rows.axes:
                 return Refusal(f"{op.op_type} gives the axis another length", op)
             self.values[var] = self._with_table(var, rows)
         return None
 
     def _operands_of_length(self, op: Operation) -> list[Var]:
         """Return the operands that have an axis of the length."""
-        vars_ = [*(var for _, var in operands(op)), *([unpadded(op)] if op.op_type == "conv" else [])]
-        return [v for v in vars_ if v in self.values]
+        read = [*(var for _, var in operands(op)), *([unpadded(op)] if op.op_type == "conv" else [])]
+        return [v for v in read if v in self.values]
 
     def _stride(self, op: Operation) -> int:
         """Return the stride of an op's window or slice along the length."""
@@ -390,29 +394,23 @@ class _Walk:
         """Follow an op that reads a value with an axis of the length."""
         if any(v in self.counts for name, v in operands(op) if (op.op_type, name) not in PLACED):
             return Refusal(f"{op.op_type} computes with the length of the input", op)
-        read = {v: self.values[v] for _, v in operands(op) if v in self.values}
+        read = self._rows_read(op)
         varies, finite = any(r.varies for r in read.values()), all(r.finite for r in read.values())
-        if op.op_type in RECURRENT:
-            return self._recurrent(op, read)
         forward = op.op_type == "cumsum" and not _parameter(op, "reverse")
         if forward or (op.op_type == "band_part" and is_stored(op.lower) and is_stored(op.upper)):
             return PaddedValue(read[op.x].axes, finite=finite, varies=varies)
         if (axis := self._axis_of_windows(op)) is not None:
             return self._windows(op, axis)
-        kinds: dict[str, Callable[[Operation], PaddedValue | None]] = {
+        kinds: dict[str, Callable[[Operation], PaddedValue | Refusal | None]] = {
+            **dict.fromkeys(RECURRENT, self._recurrent),
             "gather_nd": self._gathered,
             "tile": self._tiled,
             "slice_by_index": self._strided,
+            "softmax": lambda op: self._check_hidden(op, op.x, read[op.x], _softmax_axis(op)),
+            "scaled_dot_product_attention": self._attention,
         }
         if op.op_type in kinds and (rows := kinds[op.op_type](op)) is not None:
             return rows
-        if (
-            op.op_type == "softmax"
-            and (refusal := self._check_hidden(op, op.x, _softmax_axis(op), op.x.rank)) is not None
-        ):
-            return refusal
-        if op.op_type == "scaled_dot_product_attention" and self.axes_of_length(op.key) & {op.key.rank - 2}:
-            return self._attention(op, read)
         axes = reshape_axes(op) if op.op_type == "reshape" else places_of(op)
         if axes is None or not set(read) <= {o.var for o in axes}:
             return Refusal(f"it is not known whether {op.op_type} reads across the padded axis", op)
@@ -421,6 +419,10 @@ class _Walk:
             return kept
         ends = {a: self._end_of_result(op, axes, a) for a in kept}
         return PaddedValue(kept, ends, finite and stays_finite(op), varies=varies)
+
+    def _rows_read(self, op: Operation) -> dict[Var, PaddedValue]:
+        """Return what is known of the op's operands that have an axis of the length."""
+        return {v: self.values[v] for _, v in operands(op) if v in self.values}
 
     def _kept_axes(self, op: Operation, axes: Axes) -> frozenset[int] | Refusal:
         """Return the axes of the result that hold an operand's axes of the length."""
@@ -470,42 +472,51 @@ class _Walk:
         finite = all(self.values[o.var].finite for o in axes if o.var in self.values)
         return end_of_result(op, read) if finite or op.op_type == "select" else unknown_end(op.outputs[0])
 
-    def _check_hidden(self, op: Operation, scores: Var, axis: int, rank: int) -> Refusal | None:
-        """Return why a softmax gives weight to what lies beyond the length; None where it does not."""
-        rows = self.values.get(scores)
-        if rows is None or axis not in rows.axes:
+    def _check_hidden(self, op: Operation, scores: Var, rows: PaddedValue, axis: int) -> Refusal | None:
+        """Return why a softmax gives weight to what lies beyond the length; None where it does not.
+
+        Args:
+            op: the softmax, or fused attention.
+            scores: what it is taken of; of fused attention the mask.
+            rows: what is known of the scores.
+            axis: the axis of the softmax.
+        """
+        if axis not in rows.axes:
             return None
-        end = self._end_of(scores, axis)
+        ends = {a: rows.ends.get(a, unknown_end(scores)) for a in rows.axes}
+        end = ends.pop(axis)
         if not end.hides:
             return Refusal(f"{op.op_type} reads across the padded axis: no mask hides what is filled up", op)
         if not rows.finite and end.loose:
             return Refusal(f"what {op.op_type} reads beyond the length may be no number", op)
-        others = [self._end_of(scores, a) for a in rows.axes if a != axis]
-        if any(other.hides and other.low < DEEPEST for other in others):
+        if any(other.hides and other.low < DEEPEST for other in ends.values()):
             return Refusal(f"the mask hides whole rows of {op.op_type}, which may be no numbers", op)
-        if rows.table is not None and not (rows.table > MASKED).any(axis % rank).all():
+        if rows.table is not None and not (rows.table > MASKED).any(axis).all():
             return Refusal(f"the mask hides whole rows of {op.op_type}", op)
         for name in end.sources - {TABLE}:
             self.hiding[name] = self.hiding.get(name, False) or TABLE in end.sources
         self.highest_hidden_score = max(self.highest_hidden_score, end.high)
         return None
 
-    def _attention(self, op: Operation, read: Mapping[Var, PaddedValue]) -> PaddedValue | Refusal:
-        """Follow fused attention, whose mask must hide the padded keys."""
+    def _attention(self, op: Operation) -> PaddedValue | Refusal | None:
+        """Follow fused attention, whose mask must hide the padded keys; None where the keys are not padded."""
+        if op.key.rank - 2 not in self.axes_of_length(op.key):
+            return None
+        read = self._rows_read(op)
         mask, keys = op.inputs.get("attn_mask"), op.key.rank - 2
         if mask is None or mask not in read:
             return Refusal(f"{op.op_type} reads across the padded axis: no mask hides what is filled up", op)
         whole = {op.key: {keys}, op.value: {op.value.rank - 2}, op.query: {op.query.rank - 2}}
         if any(read[v].axes - wanted for v, wanted in whole.items() if v in read):
             return Refusal(f"it is not known whether {op.op_type} reads across the padded axis", op)
-        hidden = read[mask]
+        bias = read[mask]
         if np_dtype(mask).kind == "b":
-            ends = {a: _as_bias(self._end_of(mask, a)) for a in hidden.axes}
-            table = None if hidden.table is None else np.where(hidden.table, 0.0, -np.inf)
-            self.values[mask] = replace(hidden, ends=ends, table=table)
-        refusal = self._check_hidden(op, mask, mask.rank - 1, mask.rank)
-        self.values[mask] = hidden
-        if mask.rank - 1 not in hidden.axes or not all(r.finite for r in read.values()):
+            ends = {a: _as_bias(self._end_of(mask, a)) for a in bias.axes}
+            bias = replace(
+                bias, ends=ends, table=None if bias.table is None else np.where(bias.table, 0.0, -np.inf)
+            )
+        refusal = self._check_hidden(op, mask, bias, mask.rank - 1)
+        if mask.rank - 1 not in bias.axes or not all(r.finite for r in read.values()):
             return Refusal(f"{op.op_type} reads across the padded axis: no mask hides what is filled up", op)
         rows = frozenset({op.outputs[0].rank - 2}) if self.axes_of_length(op.query) else frozenset[int]()
         return PaddedValue(rows) if refusal is None else refusal
@@ -535,8 +546,9 @@ class _Walk:
         is_whole = [a in rows.axes or op.outputs[0].shape[a] == n for a, n in enumerate(op.x.shape)]
         return replace(rows, table=None) if all(is_whole) else None
 
-    def _recurrent(self, op: Operation, read: Mapping[Var, PaddedValue]) -> PaddedValue | Refusal:
+    def _recurrent(self, op: Operation) -> PaddedValue | Refusal:
         """Follow a forward recurrent layer; its last states are those of the padding, and must not be read."""
+        read = self._rows_read(op)
         alone = set(read) == {op.x} and read[op.x].axes == {0}
         if not alone or _parameter(op, "direction", "forward") != "forward":
             return Refusal(f"{op.op_type} reads across the padded axis", op)

@@ -74,7 +74,8 @@ def continued_table(table: Array, most: Mapping[int, int], adds: bool) -> _Table
         most: axis -> the largest length; one axis of positions, or two.
         adds: whether an op adds the table or looks rows up in it, as with learned positions.
     """
-    constant_axes, whole = {a for a in most if (table == table.take([0], a)).all()}, table
+    constant_axes = {a for a in most if (table == table.take([0], a)).all()}
+    whole = table
     for axis in constant_axes:
         whole = np.repeat(whole.take([0], axis), max(most[axis], table.shape[axis]), axis)
     other_axes = {a: max(n, table.shape[a]) for a, n in most.items() if a not in constant_axes}
@@ -151,14 +152,14 @@ def _continued_by_formula(rows: Array, length: int) -> Array | None:
 
 
 def _counting_rows(rows: Array, length: int) -> Array | None:
-    """Rows that count up by one in every element."""
+    """Return rows that count up by one in every element; None where the known rows are others."""
     places = np.arange(length).reshape([-1] + [1] * (rows.ndim - 1))
     longer = (rows[:1].astype(np.int64) + places).astype(rows.dtype)
     return longer if (longer[: len(rows)] == rows).all() else None
 
 
 def _alibi_rows(rows: Array, length: int) -> Array | None:
-    """Rows that rise by 2 ** (-8 k / heads) for head k, as in ALiBi."""
+    """Return rows that rise by 2 ** (-8 k / heads) for head k, as in ALiBi; None for other rows."""
     flat = rows.reshape(rows.shape[0], -1)
     heads = flat.shape[1]
     if rows.dtype.kind != "f" or heads < 2 or heads & (heads - 1):
@@ -186,7 +187,7 @@ POSITION_FORMULAS: Sequence[Callable[[torch.Tensor], torch.Tensor]] = (
 
 
 def _sinusoidal_rows(rows: Array, length: int) -> Array | None:
-    """Sines and cosines of positions, as in rotary and sinusoidal embeddings."""
+    """Return sines and cosines of positions, as in rotary and sinusoidal embeddings; None for other rows."""
     flat = rows.reshape(rows.shape[0], -1)
     if rows.dtype.kind != "f" or not 2 <= flat.shape[1] == max(rows.shape[1:], default=0):
         return None
@@ -217,7 +218,10 @@ def _is_wavy(rows: Array) -> bool:
 
 
 def _by_distance(table: Array, most: Mapping[int, int]) -> _Table | Refusal:
-    """Continue a table that depends only on the distance between row and column, as causal masks do."""
+    """Continue a table that depends only on the distance between row and column, as causal masks do.
+
+    Its first column and its first row then hold all its numbers: those behind the diagonal, and those ahead.
+    """
     first, second = sorted(most)
     square = np.moveaxis(table, (first, second), (0, 1))
     rows, columns = square.shape[:2]
@@ -260,8 +264,13 @@ class _TableSlice:
     @property
     def table(self) -> Array:
         """Its array."""
-        value: Array = self.op.outputs[0].val
-        return value
+        return _array_of(self.op)
+
+
+def _array_of(op: Operation) -> Array:
+    """Return the array of a constant."""
+    value: Array = op.outputs[0].val
+    return value
 
 
 def share_tables(functions: Mapping[str, Function]) -> dict[str, int]:
@@ -297,20 +306,16 @@ def _weights_of(function: Function) -> int:
 
 def _is_shared_already(op: Operation, long_tables: list[Operation]) -> bool:
     """Return whether the writer stores a table with another: same name and shape, or same bytes."""
-    table, shape = op.outputs[0].val, op.outputs[0].shape
-    same_shape = [one for one in long_tables if one.outputs[0].shape == shape]
-    return any(one.name == op.name for one in same_shape) or any(
-        one.outputs[0].val.tobytes() == table.tobytes() for one in same_shape
-    )
+    table = _array_of(op)
+    same_shape = [one for one in long_tables if _array_of(one).shape == table.shape]
+    return any(one.name == op.name or _array_of(one).tobytes() == table.tobytes() for one in same_shape)
 
 
 def _possible_slices(size: str, ops: list[Operation], long_tables: list[Operation]) -> Iterator[_TableSlice]:
     """Yield the tables of a size that may be replaced by a slice of one of `long_tables`."""
+    long_arrays = [_array_of(one) for one in long_tables]
     for op in ops:
-        table = op.outputs[0].val
-        longer = next(
-            (one.outputs[0].val for one in long_tables if _begins_with(one.outputs[0].val, table)), None
-        )
+        longer = next((array for array in long_arrays if _begins_with(array, _array_of(op))), None)
         if longer is not None and _is_read_elementwise(op.outputs[0]):
             yield _TableSlice(size, op, longer)
 
@@ -322,7 +327,7 @@ def _worthwhile_slices(
     small = [part for part in slices if part.table.nbytes < SMALL_TABLE]
     large = {part.op for part in slices if part.table.nbytes >= SMALL_TABLE}
     yield from (part for part in slices if part.op in large)
-    stored = [op.outputs[0].val for ops in own_tables.values() for op in ops if op not in large]
+    stored = [_array_of(op) for ops in own_tables.values() for op in ops if op not in large]
     added_bytes = {table.tobytes(): _bytes_in_file(table) for table in stored}
     for part in sorted(small, key=lambda part: -part.table.nbytes):
         if sum(added_bytes.values()) <= SHARE * weights:
@@ -395,8 +400,7 @@ class _ResampledTable:
     @property
     def array(self) -> Array:
         """The constant's array."""
-        value: Array = self.op.outputs[0].val
-        return value
+        return _array_of(self.op)
 
     @property
     def grid(self) -> Array:
@@ -428,8 +432,8 @@ def compute_tables(
     }
     all_tables = [t for listed in tables.values() for t in listed]
     last = list(functions)[-1]
-    added_bytes = sum(t.array.nbytes for t in all_tables) - sum(t.array.nbytes for t in tables[last])
     stored_bytes = sum(t.array.nbytes for t in all_tables)
+    added_bytes = stored_bytes - sum(t.array.nbytes for t in tables[last])
     if added_bytes <= SHARE * _weights_of(functions[last]) or _computed_bytes(all_tables) >= stored_bytes:
         return []
     return [
@@ -450,16 +454,11 @@ def _table_of(function: Function, source: Resampled) -> _ResampledTable | None:
     """Return the constant of a function that ends, bit for bit, with a resampled table."""
     for op in function.operations:
         value = op.outputs[0].val if op.op_type == "const" else None
-        if isinstance(value, np.ndarray) and value.dtype.kind == "f" and _may_be_computed(op.outputs[0]):
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f" and _is_read_elementwise(op.outputs[0]):
             for last in (True, False):
                 if (head := _rows_before(value, source, last)) is not None:
                     return _ResampledTable(op, source, head, last)
     return None
-
-
-def _may_be_computed(var: Var) -> bool:
-    """Return whether only element-wise ops, which need no constant operand, read a value."""
-    return not is_output(var) and all(op.op_type in POINTWISE for op in consumers(var))
 
 
 def _rows_before(value: Array, source: Resampled, channels_last: bool) -> Array | None:

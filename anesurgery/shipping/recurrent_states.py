@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from anesurgery import registry
 from anesurgery.files.package import Loaded
@@ -79,8 +80,6 @@ class DecoderStep:
 
     def filled(self, position: Any, values: Sequence[Any]) -> Any:
         """Return a copy of the cache that holds these values, after `position` tokens."""
-        import torch
-
         cache = _copied_containers(self.cache)
         for tensor, value in zip(self.tensors, values, strict=True):
             owner, last = _tensor_at(self.module, cache, tensor.path[:-1]), tensor.path[-1]
@@ -104,7 +103,6 @@ class DecoderStep:
 
 def _blend_update(layer: Any, kept: Sequence[CacheTensor], position: Any) -> Any:
     """Return a cache layer's update method that blends new rows in at `position` instead of appending them."""
-    import torch
 
     def update(*new: Any, **_: Any) -> Any:
         results = []
@@ -139,17 +137,14 @@ def step_of(module: Any, context: int) -> DecoderStep | None:
     if not one or one.keys() != two.keys():
         return None
     tensors = [_cache_tensor(path, one[path], two[path], context) for path in one]
-    return (
-        DecoderStep(module, argument, cache, tuple(h for h in tensors if h), context) if all(tensors) else None
-    )
+    known = tuple(tensor for tensor in tensors if tensor is not None)
+    return DecoderStep(module, argument, cache, known, context) if len(known) == len(tensors) else None
 
 
 def _cache_after(
     module: Any, argument: str, count: int, weights: Collection[int]
 ) -> tuple[Any, dict[Path, Any]]:
     """Return the cache after `count` tokens, and path -> shape of every tensor that is kept."""
-    import torch
-
     with torch.no_grad():
         cache = read_beginning(module, argument, torch.zeros(1, count, dtype=torch.int64))[1]
     kept = [*_tensors(cache, (CACHE,)), *((p, t) for p, t in _module_tensors(module) if id(t) not in weights)]
@@ -182,8 +177,6 @@ def _cache_tensor(path: Path, one: tuple[int, ...], two: tuple[int, ...], contex
 
 def _tensors(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     """Yield the float tensors in a cache, with their paths."""
-    import torch
-
     if torch.is_tensor(value) and value.is_floating_point():
         yield path, value
     for name, inner in _items(value):
@@ -247,8 +240,6 @@ def convert_step(step: DecoderStep, *, half: bool = True) -> Any:
     Raises:
         LoadError: the module cannot be traced or converted.
     """
-    import torch
-
     names = [f"{KEPT}{i}" for i in range(len(step.tensors))]
     examples = [torch.zeros(1, 1, dtype=torch.int64), *[torch.zeros(1, dtype=torch.int32)] * step.counts]
     examples += [torch.zeros(h.shape) for h in step.tensors]
@@ -262,7 +253,6 @@ def convert_step(step: DecoderStep, *, half: bool = True) -> Any:
 
 def _as_step_module(step: DecoderStep) -> Any:
     """Wrap a module so that its cache tensors are inputs and outputs."""
-    import torch
 
     class Stepping(torch.nn.Module):
         """(ids, position, cache tensors) -> (logits, new cache tensors)."""

@@ -9,8 +9,9 @@ of the largest size (`_Emitter`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,11 +42,13 @@ from anesurgery.shipping.length_edits import (
     FactorEdit,
     LengthFacts,
     LengthsFound,
+    NewValue,
     NumberEdit,
     Operand,
     RemovedParameter,
     TableEdit,
     edits_of,
+    refused,
     varies,
 )
 
@@ -79,8 +82,8 @@ def follow_at_sizes(
     """
     try:
         return _Walk(copies, sizes).result()
-    except Refused as refused:
-        return _refusal_of(refused)
+    except Refused as error:
+        return _refusal_of(error)
 
 
 class _Walk:
@@ -125,7 +128,7 @@ class _Walk:
                 marks += 1
                 i = self._mark(unmarked)
             if marks > MOST_MARKS:
-                raise Refused(Refusal("too many of its numbers turn out to be lengths", self.ops[0][i]))
+                raise refused("too many of its numbers turn out to be lengths", self.ops[0][i])
         for refusal in self.facts.open.values():
             raise Refused(refusal)
         columns = {v.name: self.facts.columns(v) for v in (*base.inputs.values(), *_all_results(base))}
@@ -138,7 +141,7 @@ class _Walk:
         for (op, operand, axis), column in unmarked.marks.items():
             held = self.facts.marks.setdefault(op.name, {})
             if held.setdefault((operand, axis), column) != column:
-                raise Refused(Refusal("one of its numbers stands for several lengths", op))
+                raise refused("one of its numbers stands for several lengths", op)
         return min(self.position_of_op[op] for op, _, _ in unmarked.marks)
 
     def _step(self, i: int) -> None:
@@ -148,7 +151,7 @@ class _Walk:
             self.facts.still.update(op.outputs)
             return
         if op.op_type in CONTROL | LISTS | STATEFUL | RANDOM:
-            raise Refused(Refusal(f"{op.op_type} is not followed at another length", op))
+            raise refused(f"{op.op_type} is not followed at another length", op)
         if all(v in self.facts.still for _, v in operands(op)):
             self.facts.still.update(op.outputs)
             return
@@ -161,37 +164,28 @@ class _Walk:
     def _apply(self, function: Function, op: Operation, changes: Edits, size_index: int) -> None:
         """Apply an op's changes to one copy, and infer the types of its results there."""
         with function:
-            kept = {
-                operand: edit for operand, edit in changes.items() if not isinstance(edit, RemovedParameter)
-            }
-            _change_inputs(
-                op, changes, {operand: _operand_at_size(op, edit, size_index) for operand, edit in kept.items()}
-            )
+            _change_inputs(op, changes, lambda _, edit: _operand_at_size(op, edit, size_index))
             try:
                 infer(op)
             except PassError as error:
                 if why := [r for (v, _), r in self.facts.open.items() if v.name == op.outputs[0].name]:
                     raise Refused(why[0]) from error
                 shapes = " and ".join("x".join(map(str, v.shape)) for _, v in operands(op) if v.rank)
-                raise Refused(Refusal(f"it cannot read {shapes}: {error.__cause__}", op)) from error
+                raise refused(f"it cannot read {shapes}: {error.__cause__}", op) from error
+        result = op.outputs[0]
         for var, axis in self.facts.open:
-            if var.name == op.outputs[0].name:  # as long as it says, until it turns out to be a length
-                shape = op.outputs[0].shape
-                set_type(
-                    op.outputs[0],
-                    types.tensor(op.outputs[0].dtype, (*shape[:axis], var.shape[axis], *shape[axis + 1 :])),
-                )
+            if var.name == result.name:  # as long as it says, until it turns out to be a length
+                shape = (*result.shape[:axis], var.shape[axis], *result.shape[axis + 1 :])
+                set_type(result, types.tensor(result.dtype, shape))
 
     def _check_single(self, var: Var) -> None:
         """Check that no axis that varies is 1 long here: it could not be told from a broadcast axis."""
         for axis, column in self.facts.varying(var).items():
             self.facts.bases.add(column[0])
             if column[0] == 1:
-                raise Refused(
-                    Refusal(
-                        f"axis {axis} of %{var.name} is 1 long, and cannot be told from one that is repeated; "
-                        "convert the model at a larger size"
-                    )
+                raise refused(
+                    f"axis {axis} of %{var.name} is 1 long, and cannot be told from one that is repeated; "
+                    "convert the model at a larger size"
                 )
 
 
@@ -199,60 +193,53 @@ def _all_results(function: Function) -> list[Var]:
     return [v for op in function.operations for v in op.outputs]
 
 
-def _operand_at_size(op: Operation, edit: NumberEdit | TableEdit | FactorEdit, size_index: int) -> Var:
+def _operand_at_size(op: Operation, edit: NewValue, size_index: int) -> Var:
     """Return the changed operand of an op at one size, as a constant."""
     if isinstance(edit, TableEdit):
         cut = [slice(edit.axes[a][size_index] if a in edit.axes else None) for a in range(edit.table.ndim)]
-        return mb.const(val=np.ascontiguousarray(edit.table[tuple(cut)]), before_op=op)
-    if isinstance(edit, FactorEdit):
-        value = np.float32(edit.at(edit.length[size_index]))
-        return mb.const(
-            val=value.astype(types.nptype_from_builtin(types.string_to_builtin(edit.dtype))), before_op=op
-        )
-    return mb.const(
-        val=_as_parameter(edit, [n if isinstance(n, int) else n[size_index] for n in edit.values]), before_op=op
-    )
+        value = np.ascontiguousarray(edit.table[tuple(cut)])
+    elif isinstance(edit, FactorEdit):
+        dtype = types.nptype_from_builtin(types.string_to_builtin(edit.dtype))
+        value = np.float32(edit.at(edit.length[size_index])).astype(dtype)
+    else:
+        value = _as_parameter(edit, [n if isinstance(n, int) else n[size_index] for n in edit.values])
+    return mb.const(val=value, before_op=op)
 
 
 def _as_parameter(edit: NumberEdit, values: Sequence[int]) -> Any:
     """Return integers or booleans as the value of a parameter: a scalar or a vector."""
-    return (
-        np.int32(values[0])
-        if edit.scalar
-        else np.array(values, bool if values and type(values[0]) is bool else np.int32)
-    )
+    if edit.scalar:
+        return np.int32(values[0])
+    return np.array(values, bool if values and type(values[0]) is bool else np.int32)
 
 
-def _change_inputs(op: Operation, changes: Edits, new: Mapping[Operand, Var]) -> None:
-    """Give an op other inputs, and remove the parameters that the others imply."""
-    for (name, _), edit in changes.items():
-        if isinstance(edit, RemovedParameter) and op.inputs.get(name) is not None:
-            remove_operand(op, name)
-    if new:
-        op.set_inputs(no_check_var_types=True, **_replaced_inputs(op, new))
-
-
-def _replaced_inputs(op: Operation, new: Mapping[Operand, Var]) -> dict[str, Any]:
-    """Return the inputs that change, with new values in some of their positions."""
+def _change_inputs(op: Operation, changes: Edits, operand_of: Callable[[Operand, NewValue], Var]) -> None:
+    """Give an op other inputs, which `operand_of` builds, and remove the parameters that the others imply."""
     changed: dict[str, Any] = {}
-    for (name, i), var in new.items():
-        value = changed.get(name, op.inputs.get(name))
+    for operand, edit in changes.items():
+        name, i = operand
+        if isinstance(edit, RemovedParameter):
+            if op.inputs.get(name) is not None:
+                remove_operand(op, name)
+            continue
+        value, var = changed.get(name, op.inputs.get(name)), operand_of(operand, edit)
         changed[name] = (*value[:i], var, *value[i + 1 :]) if isinstance(value, (list, tuple)) else var
-    return changed
+    if changed:
+        op.set_inputs(no_check_var_types=True, **changed)
 
 
 def resize(function: Function, followed: FollowedFunction) -> Refusal | None:
     """Write the changes into a function, for any length; return a refusal where a length cannot be read."""
     try:
         _Emitter(function, followed).run()
-    except Refused as refused:
-        return _refusal_of(refused)
+    except Refused as error:
+        return _refusal_of(error)
     return None
 
 
-def _refusal_of(refused: Refused) -> Refusal:
+def _refusal_of(error: Refused) -> Refusal:
     """Return the refusal that was raised."""
-    return refused.args[0]
+    return error.args[0]
 
 
 class _Emitter:
@@ -262,7 +249,9 @@ class _Emitter:
         self.function, self.followed = function, followed
         self.symbols: dict[AxisLengths, Any] = {}
         self.holders: dict[AxisLengths, tuple[Var, int]] = {}
+        """Lengths of an axis -> the first value with such an axis, and the axis."""
         self.lengths: dict[AxisLengths, Var] = {}
+        """Lengths of an axis -> the scalar that holds its length at run time."""
 
     def run(self) -> None:
         """Write all changes, and give every value its dynamic type."""
@@ -271,10 +260,7 @@ class _Emitter:
         with self.function:  # once: coremltools follows the whole function each time that it is left
             for op in list(self.function.operations):
                 changes = self.followed.edits.get(op.name, {})
-                kept = {o: edit for o, edit in changes.items() if not isinstance(edit, RemovedParameter)}
-                _change_inputs(
-                    op, changes, {o: self._operand_at_any_length(op, o, edit) for o, edit in kept.items()}
-                )
+                _change_inputs(op, changes, partial(self._operand_at_any_length, op))
                 for var in op.outputs:
                     self._type(var)
 
@@ -292,11 +278,9 @@ class _Emitter:
     def _symbol(self, column: AxisLengths) -> Any:
         return self.symbols.setdefault(column, new_symbol())
 
-    def _operand_at_any_length(
-        self, op: Operation, operand: Operand, edit: NumberEdit | TableEdit | FactorEdit
-    ) -> Var:
+    def _operand_at_any_length(self, op: Operation, operand: Operand, edit: NewValue) -> Var:
         """Return the changed operand of an op, computed from lengths."""
-        name = f"{op.name}_{operand[0]}_{operand[1]}_at_length"
+        name = f"{op.name}_{operand.name}_{operand.position}_at_length"
         if isinstance(edit, TableEdit):
             return self._first_rows(op, edit, name)
         if isinstance(edit, FactorEdit):
@@ -376,7 +360,7 @@ class _Emitter:
             for part in range(2, other[0] // column[0] + 2):
                 if tuple(n // part for n in other) == column:
                     return mb.floor_div(x=self._length(op, other), y=np.int32(part), before_op=op, name=name)
-        raise Refused(Refusal(f"it needs a length, {column[0]} here, that no value before it has", op))
+        raise refused(f"it needs a length, {column[0]} here, that no value before it has", op)
 
 
 def _as_int32(number: int | AxisLengths) -> Any:

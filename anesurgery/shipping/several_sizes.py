@@ -14,7 +14,6 @@ from __future__ import annotations
 import io
 import math
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
@@ -37,7 +36,7 @@ from anesurgery.files.protobuf import proto, to_proto
 from anesurgery.files.sequence import ModelSequence
 from anesurgery.files.size_index import INDEX, Padding, SizeRow, in_words, index_text, is_sized
 from anesurgery.files.weights import WeightWriter
-from anesurgery.files.writing import check_place, write_atomically
+from anesurgery.files.writing import check_place, link_or_copy, write_atomically
 from anesurgery.frontend.resampling import Resampled, resampled_constants
 from anesurgery.interpret.features import allows
 from anesurgery.loading import load, load_sequence
@@ -72,8 +71,6 @@ Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 PACKAGE = "model.mlpackage"
 """The one package, where one can hold several functions."""
-
-
 ONE_MODEL = "what was converted is one model at all sizes, and is read as that model between them too"
 """The assumption behind padding a model that was converted at each size."""
 
@@ -110,13 +107,9 @@ class SizedModel:
     @property
     def rows(self) -> tuple[SizeRow, ...]:
         """The entries of `sizes.json`."""
-        join_models = self.one_package
-        return tuple(
-            SizeRow(
-                name, name if join_models else None, PACKAGE if join_models else f"{name}.mlpackage", shapes
-            )
-            for name, shapes in self.shapes.items()
-        )
+        if self.one_package:
+            return tuple(SizeRow(name, name, PACKAGE, shapes) for name, shapes in self.shapes.items())
+        return tuple(SizeRow(name, None, f"{name}.mlpackage", shapes) for name, shapes in self.shapes.items())
 
     def inspect(self, target: Target | str | None = None) -> dict[str, Inspection]:
         """Return name of a size -> where its ops run.
@@ -169,7 +162,7 @@ def _write_packages(models: Mapping[str, Loaded], folder: Path) -> None:
         writer.finish()
     for other in others:
         other.mkdir(parents=True)
-        _link_or_copy(first / "weight.bin", other / "weight.bin")
+        link_or_copy(first / "weight.bin", other / "weight.bin")
     for name, spec in specs.items():
         write_spec(spec, places[name])
 
@@ -182,14 +175,6 @@ def _spec_at_writer(model: Loaded, writer: WeightWriter) -> Any:
     spec.mlProgram.CopyFrom(to_proto(model.program, model.version, writer.add, given.mlProgram))
     describe(spec, model.program)
     return spec
-
-
-def _link_or_copy(source: Path, place: Path) -> None:
-    """Hard-link a file, or copy it where the file system has no links."""
-    try:
-        os.link(source, place)
-    except OSError:
-        shutil.copyfile(source, place)
 
 
 @door("model")
@@ -223,7 +208,7 @@ def sizes(
         UnknownName: no such input.
     """
     wanted = _shapes_of_sizes(shapes)
-    assumed, computed = tuple[str, ...](), tuple[str, ...]()
+    computed = tuple[str, ...]()
     is_module = hasattr(model, "state_dict")
     if dtypes is not None and not is_module:
         raise SurgeryError("sizes: dtypes= is for a PyTorch module; other models say what their inputs are")
@@ -233,11 +218,9 @@ def sizes(
             raise SurgeryError(
                 "sizes: mask= is added to a model of dynamic shapes; have the function give a mask"
             )
-        names = _size_names(wanted)
-        models, computed, padding = _convert_each_size(
-            convert, dict(zip(names, wanted, strict=True)), share=is_module
-        )
-        assumed = () if padding.why_not else (ONE_MODEL,)
+        sizes_by_name = _by_name(wanted)
+        models, computed, padding = _convert_each_size(convert, sizes_by_name, share=is_module)
+        assumed: tuple[str, ...] = () if padding.why_not else (ONE_MODEL,)
     else:
         try:
             whole = load(model)
@@ -247,10 +230,10 @@ def sizes(
         loaded, assumed = _as_dynamic(loaded, wanted, unrolled=_has_loops(whole) and not _has_loops(loaded))
         if mask is not None:
             loaded, wanted = _add_masks(loaded, wanted, mask)
-        names = _size_names(wanted)
-        models = _at_each_size(loaded, dict(zip(names, wanted, strict=True)))
+        sizes_by_name = _by_name(wanted)
+        models = _at_each_size(loaded, sizes_by_name)
         padding = padding_between(loaded, wanted)
-    return SizedModel(models, dict(zip(names, wanted, strict=True)), padding, assumed, computed)
+    return SizedModel(models, sizes_by_name, padding, assumed, computed)
 
 
 def _unrolled(loaded: Loaded) -> Loaded:
@@ -343,16 +326,15 @@ def _shapes_of_sizes(shapes: Mapping[str, Sequence[Sequence[int]]]) -> list[dict
     return sorted(found, key=lambda size: [math.prod(shape) for shape in size.values()])
 
 
-def _size_names(wanted: Sequence[Shapes]) -> list[str]:
-    """Return a name for each size, from the lengths that differ: size_64, size_224x320."""
-    columns = list(zip(*([n for shape in size.values() for n in shape] for size in wanted), strict=False))
+def _by_name(wanted: Sequence[Shapes]) -> dict[str, Shapes]:
+    """Return the sizes, each by a name from the lengths that differ: size_64, size_224x320."""
+    columns = zip(*([n for shape in size.values() for n in shape] for size in wanted), strict=False)
     differing = dict.fromkeys(column for column in columns if len(set(column)) > 1)
-    if not differing:
-        return ["size_" + "x".join(map(str, next(iter(wanted[0].values()))))]
-    names = ["size_" + "x".join(map(str, row)) for row in zip(*differing, strict=True)]
+    rows = zip(*differing, strict=True) if differing else [next(iter(wanted[0].values()))]
+    names = ["size_" + "x".join(map(str, row)) for row in rows]
     if len(set(names)) < len(names):  # inputs of other ranks, whose columns do not tell the sizes apart
         names = [f"{name}_{i}" for i, name in enumerate(names)]
-    return names
+    return dict(zip(names, wanted, strict=True))
 
 
 def _at_each_size(loaded: Loaded, wanted: Mapping[str, Shapes]) -> dict[str, Loaded]:
@@ -363,7 +345,7 @@ def _at_each_size(loaded: Loaded, wanted: Mapping[str, Shapes]) -> dict[str, Loa
         UnknownName: no such input.
     """
     models = {name: _at_size(loaded, name, shapes) for name, shapes in wanted.items()}
-    _share_tables(models)
+    share_tables(_functions(models))
     return models
 
 
@@ -384,7 +366,7 @@ def _convert_each_size(
     if not share:
         return models, (), padding
     computed = compute_tables(_functions(models), resampled)
-    _share_tables(models)
+    share_tables(_functions(models))
     return models, tuple(computed), padding
 
 
@@ -411,11 +393,6 @@ def _padding_of_conversions(models: Mapping[str, Loaded], wanted: Mapping[str, S
 
 def _functions(models: Mapping[str, Loaded]) -> dict[str, Function]:
     return {name: function_of(m.program, default_function(m)) for name, m in models.items()}
-
-
-def _share_tables(models: Mapping[str, Loaded]) -> None:
-    """Cut tables of shorter sizes from those of the largest."""
-    share_tables(_functions(models))
 
 
 def _at_size(loaded: Loaded, name: str, shapes: Shapes) -> Loaded:
@@ -509,30 +486,28 @@ def first_difference(one: Function, other: Function) -> str:
             return str((a or b).name)
         partners.update(zip(a.outputs, b.outputs, strict=True))
     same = len(one.outputs) == len(other.outputs) and all(
-        map(_same_value_test(partners), one.outputs, other.outputs)
+        _are_equal_values(x, y, partners) for x, y in zip(one.outputs, other.outputs, strict=True)
     )
     return "" if same else "an output"
 
 
-def _ops_are_equal(a: Operation, b: Operation, partners: dict[Var, Var]) -> bool:
-    """Return whether two ops have the same type, parameters and operands."""
+def _ops_are_equal(a: Operation, b: Operation, partners: Mapping[Var, Var]) -> bool:
+    """Return whether two ops have the same type, parameters and operands.
+
+    `partners` maps each value before them in one function to its equal in the other.
+    """
     shapes = [[(v.shape, v.dtype) for v in op.outputs] for op in (a, b)]
     if a.op_type != b.op_type or shapes[0] != shapes[1] or a.blocks or b.blocks:
         return False
     if a.op_type == "slice_by_index" and not _slices_are_equal(a, b):
         return False
-    free, defaults, same = (
-        FREE_PARAMETERS.get(a.op_type, set()),
-        dict(a.default_inputs().items()),
-        _same_value_test(partners),
-    )
-    for name in (a.inputs.keys() | b.inputs.keys()) - free:
+    defaults = dict(a.default_inputs().items())
+    for name in (a.inputs.keys() | b.inputs.keys()) - FREE_PARAMETERS.get(a.op_type, set()):
         x, y = (_values_of_operand(op.inputs.get(name)) for op in (a, b))
-        if not x or not y:
-            stated = [v.val for v in (*x, *y)]
-            if any(not _constants_are_equal(val, defaults.get(name)) for val in stated):
+        if not x or not y:  # one op states it, and the other leaves it at its default
+            if not all(_constants_are_equal(v.val, defaults.get(name)) for v in (*x, *y)):
                 return False
-        elif len(x) != len(y) or not all(map(same, x, y)):
+        elif len(x) != len(y) or not all(_are_equal_values(*pair, partners) for pair in zip(x, y, strict=True)):
             return False
     return True
 
@@ -542,16 +517,12 @@ def _values_of_operand(value: Any) -> tuple[Any, ...]:
     return () if value is None else tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
-def _same_value_test(partners: dict[Var, Var]) -> Any:
-    """Return a test whether two values are made by partner ops, or are equal constants."""
-
-    def same(x: Var, y: Var) -> bool:
-        value, other = constant(x), constant(y)
-        if value is None or other is None:
-            return value is other and partners.get(x) is y
-        return _constants_are_equal(value, other)
-
-    return same
+def _are_equal_values(x: Var, y: Var, partners: Mapping[Var, Var]) -> bool:
+    """Return whether two values are made by partner ops, or are equal constants."""
+    value, other = constant(x), constant(y)
+    if value is None or other is None:
+        return value is other and partners.get(x) is y
+    return _constants_are_equal(value, other)
 
 
 def _constants_are_equal(x: Any, y: Any) -> bool:
@@ -606,9 +577,7 @@ def converter(module: Any, dtypes: Mapping[str, str] | None) -> Callable[[Mappin
             raise SurgeryError(
                 f"sizes: forward takes {listed}; give the shapes of the first ones without a gap"
             )
-        return _convert_module(
-            module, {name: (shapes[name], KINDS[kinds.get(name, "float32")]) for name in names}
-        )
+        return _convert_module(module, {n: (shapes[n], KINDS[kinds.get(n, "float32")]) for n in names})
 
     return at
 

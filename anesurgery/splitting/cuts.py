@@ -8,6 +8,7 @@ them (dynamic programming) finds the best chunks.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +21,7 @@ from anesurgery.files.protobuf import version_of
 from anesurgery.mil import Program
 from anesurgery.splitting.graph import Graph, read_graphs
 
-MOST = 400
+MOST_PLACES = 400
 """The most places that are considered: the search looks at pairs of them, up to 80,000."""
 SLACK = 1.03
 """How much heavier the heaviest of N even chunks may become for fewer bytes at the borders. A choice: 3 % is
@@ -51,7 +52,7 @@ class Cuts:
             last |= dict.fromkeys((name for name in node.reads if name in graph.maker), number)
         across: list[list[str]] = [[] for _ in range(len(graph.nodes) + 1)]
         for name, end in last.items():
-            if name not in graph.again:
+            if name not in graph.repeated:
                 for place in range(graph.maker[name] + 1, end + 1):
                     across[place].append(name)
         return tuple(map(tuple, across))
@@ -61,11 +62,11 @@ class Cuts:
         """For each place, whether it may be cut: not amid users of a state, nor where values cannot pass."""
         graph = self.graph
         inside = {p for users in graph.state_users.values() for p in range(users[0] + 1, users[-1] + 1)}
-        kinds = {name: self.graph.passes(name) for names in self.crossing for name in names}
+        can_pass = {name: graph.can_pass(name) for names in self.crossing for name in names}
         return tuple(
             0 < place < len(graph.nodes)
             and place not in inside
-            and all(kinds[n] for n in names)
+            and all(can_pass[n] for n in names)
             and all(places[place] is not None for places in self.matches)
             for place, names in enumerate(self.crossing)
         )
@@ -82,10 +83,11 @@ class Cuts:
         side.
         """
         makers = {node.makes[0]: i for i, node in enumerate(other.graph.nodes) if node.makes}
-        at = [makers.get(node.makes[0]) if node.makes else None for node in self.graph.nodes]
-        last, count = len(at), len(other.graph.nodes)
-        low = list(accumulate((-1 if i is None else i for i in at), max, initial=-1))
-        high = list(accumulate((count if i is None else i for i in reversed(at)), min, initial=count))[::-1]
+        partners = [makers.get(node.makes[0]) if node.makes else None for node in self.graph.nodes]
+        last, count = len(partners), len(other.graph.nodes)
+        # of each place p here: the last partner of a node before p, and the first one of a node from p on
+        low = list(accumulate((-1 if i is None else i for i in partners), max, initial=-1))
+        high = list(accumulate((count if i is None else i for i in partners[::-1]), min, initial=count))[::-1]
         spans = (range(low[p] + 1, high[p] + 1) for p in range(1, last))
         inner = [min((q for q in span if other.allowed[q]), key=other.bytes_at, default=None) for span in spans]
         return (0, *inner, count)
@@ -103,24 +105,24 @@ class Cuts:
     def places(self) -> tuple[int, ...]:
         """Both ends, and between them the places worth a cut.
 
-        The weights, in the order in which they are first read, are divided into `MOST` equal parts; of the
-        places in one part, the one that the fewest bytes cross is kept. If there is room, so are local minima
-        of these bytes.
+        The weights, in the order in which they are first read, are divided into `MOST_PLACES` equal parts. Of
+        the places in one part, the one that the fewest bytes cross is kept. If there is room, so are local
+        minima of these bytes.
         """
         count, before = len(self.graph.nodes), self._weights_before
-        scale = MOST / max(1, before[-1])
+        scale = MOST_PLACES / max(1, before[-1])
         sizes = {p: self.bytes_at(p) for p in range(1, count) if self.allowed[p]}
-        best: dict[int, int] = {}
+        best: dict[int, int] = {}  # part of the weights -> its lightest place
         for place, size in sizes.items():
-            lightest = best.setdefault(int(before[place] * scale), place)
-            if size < sizes[lightest]:
-                best[int(before[place] * scale)] = place
+            part = int(before[place] * scale)
+            if size < sizes[best.setdefault(part, place)]:
+                best[part] = place
         dips = [
             p
             for p, size in sizes.items()
             if size <= sizes.get(p + 1, size) and size < sizes.get(p - 1, size + 1)
         ]
-        room = MOST - len(best)
+        room = MOST_PLACES - len(best)
         kept = {*best.values(), *sorted(dips, key=sizes.__getitem__)[: max(0, room)]}
         return (0, *sorted(kept), count)
 
@@ -135,7 +137,7 @@ class Cuts:
         return totals if totals[-1] else list(range(len(totals)))
 
     @cached_property
-    def table(self) -> dict[tuple[int, int], int]:
+    def chunk_weights(self) -> dict[tuple[int, int], int]:
         """(start, end) -> the weight of the chunk between two places."""
         places, weights = self.places, {}
         for at, start in enumerate(places[:-1]):
@@ -156,7 +158,7 @@ class Cuts:
             needed |= self._loads[number]
             for name in graph.nodes[number].reads:
                 if graph.maker.get(name, start) < start:
-                    for other in graph.again.get(name, ()):
+                    for other in graph.repeated.get(name, ()):
                         needed |= self._loads[other]
         return needed
 
@@ -166,9 +168,9 @@ class Cuts:
         Raises:
             SurgeryError: a part that cannot be cut is heavier.
         """
-        best = self._cheapest_way(limit, None)
+        best = self._cheapest_chunks(limit, None)
         if best is None:
-            raise SurgeryError(self._too_heavy(limit))
+            raise SurgeryError(self._too_heavy_words(limit))
         return best
 
     def into(self, parts: int) -> tuple[int, ...]:
@@ -182,45 +184,42 @@ class Cuts:
                 f"it can be cut into {len(self.places) - 1} parts at most, and not into {parts}: "
                 f"elsewhere more values cross{self._uncuttable_words()}"
             )
-        limits = sorted(set(self.table.values()))
-        first = bisect.bisect_left(limits, True, key=lambda limit: self._cheapest_way(limit, parts) is not None)
-        best = self._cheapest_way(int(limits[first] * SLACK), parts)
+        limits = sorted(set(self.chunk_weights.values()))
+        least = bisect.bisect_left(limits, True, key=lambda n: self._cheapest_chunks(n, parts) is not None)
+        best = self._cheapest_chunks(int(limits[least] * SLACK), parts)
         assert best is not None
         return best
 
-    def _cheapest_way(self, limit: int, parts: int | None) -> tuple[int, ...] | None:
+    def _cheapest_chunks(self, limit: int, parts: int | None) -> tuple[int, ...] | None:
         """Return the cheapest chunks within a limit, as places; None where there are none.
 
         The cost is the number of chunks, then the bytes at their borders; with `parts`, only those bytes.
         """
-        places, most = self.places, parts or len(self.places)
-        best: list[dict[int, tuple[int, tuple[int, ...]]]] = [{0: (0, (0,))}]
-        for _ in range(most):
-            layer: dict[int, tuple[int, tuple[int, ...]]] = {}
-            for start, (cost, way) in best[-1].items():
+        places = self.places
+        best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}  # last place -> (bytes, all places)
+        for count in range(1, (parts or len(places)) + 1):
+            longer: dict[int, tuple[int, tuple[int, ...]]] = {}
+            for start, (cost, chosen) in best.items():
                 for end in places[bisect.bisect_right(places, start) :]:
-                    if self.table[start, end] > limit:
+                    if self.chunk_weights[start, end] > limit:
                         break
                     price = cost + (self.bytes_at(end) if end != places[-1] else 0)
-                    if end not in layer or price < layer[end][0]:
-                        layer[end] = (price, (*way, end))
-            best.append(layer)
-            if parts is None and places[-1] in layer:
-                return layer[places[-1]][1]
-            if not layer:
-                return None
-        ending = best[-1].get(places[-1])
-        return ending[1] if parts is not None and ending is not None else None
+                    if end not in longer or price < longer[end][0]:
+                        longer[end] = (price, (*chosen, end))
+            best = longer
+            if places[-1] in best and parts in (None, count):
+                return best[places[-1]][1]
+        return None
 
     def _uncuttable_words(self) -> str:
         """Return in words which values that cross cannot be inputs, and which states keep ops together."""
         words = self._state_words(0, len(self.graph.nodes))
-        kinds = {name for names in self.crossing for name in names if not self.graph.passes(name)}
-        first = min(kinds, key=self.graph.maker.__getitem__, default=None)
+        unfit = {name for names in self.crossing for name in names if not self.graph.can_pass(name)}
+        first = min(unfit, key=self.graph.maker.__getitem__, default=None)
         if first is None:
             return words
-        kind = type_text(self.graph.type_of(first), False)
-        return f", or ones that cannot be inputs ({len(kinds)}, the first is %{first}: {kind}){words}"
+        kind = type_text(self.graph.types[first], False)
+        return f", or ones that cannot be inputs ({len(unfit)}, the first is %{first}: {kind}){words}"
 
     def _state_words(self, start: int, end: int) -> str:
         """Return in words the states that keep ops between two nodes in one chunk."""
@@ -228,13 +227,14 @@ class Cuts:
         states = [name for name, by in users if max(by[0], start) < min(by[-1], end - 1)]
         return f"; the state {', '.join(states)} stays in one chunk, with all ops that use it" if states else ""
 
-    def _too_heavy(self, limit: int) -> str:
-        pairs = zip(self.places, self.places[1:], strict=False)
-        start, end = max(pairs, key=self.table.__getitem__)
-        nodes: Sequence[str] = [n.makes[0] for n in self.graph.nodes[start:end] if n.makes]
+    def _too_heavy_words(self, limit: int) -> str:
+        """Return in words which ops cannot be cut between and weigh more than a limit."""
+        start, end = max(itertools.pairwise(self.places), key=self.chunk_weights.__getitem__)
+        made = [node.makes[0] for node in self.graph.nodes[start:end] if node.makes]
+        needed, words = byte_words(self.chunk_weights[start, end]), self._state_words(start, end)
         return (
-            f"the ops from %{nodes[0]} to %{nodes[-1]} need {byte_words(self.table[start, end])} of weights, "
-            f"and cannot be cut between; the limit is {byte_words(limit)}{self._state_words(start, end)}"
+            f"the ops from %{made[0]} to %{made[-1]} need {needed} of weights, and cannot be cut between; the "
+            f"limit is {byte_words(limit)}{words}"
         )
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,14 +28,14 @@ HEAVY = words(
     "conv conv_transpose linear matmul einsum scaled_dot_product_attention lstm gru rnn while_loop cond"
 )
 """Ops that are never computed again in another chunk, however few weights they need."""
-FEW = 4
+FEW_TERMS = 4
 """A matmul that sums at most so many terms costs no more than other ops."""
-PASSED = ("fp16", "fp32", "int32")
+PORT_TYPES = ("fp16", "fp32", "int32")
 """Element types of a model's inputs and outputs."""
-MOST_AGAIN = 1 << 20
+MOST_REPEATED_BYTES = 1 << 20
 """The most bytes of weights that a chunk may repeat to compute a value that cannot be passed: 1 MB, small for a
 chunk."""
-CONE = 48
+MOST_REPEATED_OPS = 48
 """The most ops that a chunk may repeat instead of reading a value. A choice: masks and rotary tables have
 fewer."""
 
@@ -61,7 +61,6 @@ class Graph:
     nodes: tuple[Node, ...]
     constants: Mapping[str, Any]
     """Name -> op that holds or decodes a constant."""
-    _types: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def block(self) -> Any:
@@ -83,22 +82,21 @@ class Graph:
         """Outputs of the function, in order."""
         return tuple(self.block.outputs)
 
-    def type_of(self, name: str) -> Any:
-        """Return the ValueType of an input or of a node's result."""
-        if not self._types:
-            self._types |= self.inputs | {o.name: o.type for n in self.nodes for o in n.op.outputs}
-        return self._types[name]
+    @cached_property
+    def types(self) -> dict[str, Any]:
+        """Name -> ValueType of the inputs and of the nodes' results."""
+        return self.inputs | {o.name: o.type for node in self.nodes for o in node.op.outputs}
 
-    def passes(self, name: str) -> bool:
+    def can_pass(self, name: str) -> bool:
         """Return whether a value can be an output of one model and an input of another."""
-        kind = self.type_of(name)
-        if kind.WhichOneof("type") != "tensorType" or dtype(kind) not in PASSED:
+        kind = self.types[name]
+        if kind.WhichOneof("type") != "tensorType" or element_name(kind) not in PORT_TYPES:
             return False
         return 1 <= kind.tensorType.rank <= 5 and sizes_of_type(kind) is not None
 
     def size(self, name: str) -> int:
         """Return the bytes of a value; flexible axes count as 1, and values other than tensors as 0."""
-        kind = self.type_of(name)
+        kind = self.types[name]
         if kind.WhichOneof("type") != "tensorType":
             return 0
         return math.prod(max(1, d.constant.size) for d in kind.tensorType.dimensions) * bits(kind) // 8
@@ -111,7 +109,7 @@ class Graph:
             for name in node.reads:
                 if name in self.inputs and self.inputs[name].WhichOneof("type") == "stateType":
                     by_state.setdefault(name, []).append(number)
-        return {name: list(dict.fromkeys(users)) for name, users in by_state.items()}
+        return by_state
 
     @cached_property
     def weights(self) -> tuple[Mapping[int, int], ...]:
@@ -140,28 +138,28 @@ class Graph:
         return list(needed.values())
 
     @cached_property
-    def again(self) -> Mapping[str, frozenset[int]]:
+    def repeated(self) -> Mapping[str, frozenset[int]]:
         """Value -> the nodes that compute it from the inputs, where repeating them is cheaper than passing it.
 
         Such nodes are few, none is heavy or uses a state, and their weights are no larger than the value. For a
         value that cannot be passed, such as a boolean mask, the weights may be larger.
         """
-        cones: dict[str, frozenset[int]] = {name: frozenset() for name in self.inputs}
+        nodes_of: dict[str, frozenset[int]] = {name: frozenset() for name in self.inputs}
         for number, node in enumerate(self.nodes):
-            before = [cones.get(name) for name in node.reads if name not in self.constants]
-            if self._is_heavy(node) or node.op.blocks or any(b is None for b in before):
+            computed = [name for name in node.reads if name not in self.constants]
+            if self._is_heavy(node) or node.op.blocks or not all(name in nodes_of for name in computed):
                 continue
-            cone = frozenset().union({number}, *(b for b in before if b is not None))
-            if len(cone) > CONE:
+            numbers = frozenset({number}).union(*(nodes_of[name] for name in computed))
+            if len(numbers) > MOST_REPEATED_OPS:
                 continue
             needed: dict[int, int] = {}
-            for at in cone:
-                needed |= self.weights[at]
+            for other in numbers:
+                needed |= self.weights[other]
             for name in node.makes:
-                passed = self.passes(name) or self.type_of(name).WhichOneof("type") != "tensorType"
-                if sum(needed.values()) <= (self.size(name) if passed else MOST_AGAIN):
-                    cones[name] = cone
-        return {name: cone for name, cone in cones.items() if name not in self.inputs}
+                passed = self.can_pass(name) or self.types[name].WhichOneof("type") != "tensorType"
+                if sum(needed.values()) <= (self.size(name) if passed else MOST_REPEATED_BYTES):
+                    nodes_of[name] = numbers
+        return {name: numbers for name, numbers in nodes_of.items() if name not in self.inputs}
 
     def _is_heavy(self, node: Node) -> bool:
         """Return whether an op is better computed once. A product of a few terms (rotary angles) is not."""
@@ -170,25 +168,19 @@ class Graph:
         x, out = (sizes_of_type(kind) for kind in (self._operand(node, "x"), node.op.outputs[0].type))
         if x is None or out is None or min(len(x), len(out)) < 2:
             return True
-        return x[-1] * x[-2] > FEW * out[-2]
+        return x[-1] * x[-2] > FEW_TERMS * out[-2]  # x is (rows, terms) or, transposed, (terms, rows)
 
     def _operand(self, node: Node, name: str) -> Any:
         """Return the ValueType of an operand, also a constant."""
         read = node.op.inputs[name].arguments[0].name
         if read in self.constants:
             return next(o.type for o in self.constants[read].outputs if o.name == read)
-        return self.type_of(read)
-
-
-def dtype(kind: Any) -> str:
-    """Return the element type of a tensor's ValueType, as MIL prints it: "fp16", "int32", "bool"."""
-    return element_name(kind)
+        return self.types[read]
 
 
 def bits(kind: Any) -> int:
-    """Return the bits of a tensor's element."""
-    digits = "".join(c for c in dtype(kind) if c.isdigit())
-    return int(digits) if digits else 8
+    """Return the bits of an element of a tensor's ValueType: 16 for "fp16", 8 for "bool"."""
+    return int("".join(filter(str.isdigit, element_name(kind))) or 8)
 
 
 def reads_of(op: Any) -> list[str]:
@@ -265,28 +257,27 @@ def stretches(graph: Graph, places: Sequence[int]) -> list[Stretch]:
     return [replace(backwards[-1], inputs=(*backwards[-1].inputs, *unread)), *backwards[-2::-1]]
 
 
-def _needed_nodes(graph: Graph, span: tuple[int, int], wanted: dict[str, None]) -> tuple[list[int], list[str]]:
-    """Return the nodes of a span that compute the wanted values, and what they read from elsewhere.
+def _needed_nodes(graph: Graph, span: tuple[int, int], wanted: Iterable[str]) -> tuple[list[int], list[str]]:
+    """Return the nodes of a chunk that compute the wanted values, and what they read from elsewhere.
 
-    Nodes of the span that change a state are always kept.
+    These are nodes of the span, and earlier ones that it repeats. Nodes of the span that change a state are
+    always kept.
     """
-    kept = {i for i in range(*span) if graph.nodes[i].op.type in WRITING}
+    kept: set[int] = set()
     pending = [graph.maker[name] for name in wanted if name in graph.maker]
-    pending += kept
-    entering: dict[str, None] = {name: None for name in wanted if name in graph.inputs}
+    pending += [i for i in range(*span) if graph.nodes[i].op.type in WRITING]
+    entering = {name for name in wanted if name in graph.inputs}
     while pending:
         number = pending.pop()
+        if number in kept:
+            continue
         kept.add(number)
         for name in graph.nodes[number].reads:
             maker = graph.maker.get(name)
-            if maker is None:
-                if name in graph.inputs:
-                    entering[name] = None
-            elif maker >= span[0] or name in graph.again:
-                if maker not in kept:
-                    pending.append(maker)
-            else:
-                entering[name] = None
+            if maker is not None and (maker >= span[0] or name in graph.repeated):
+                pending.append(maker)
+            elif maker is not None or name in graph.inputs:
+                entering.add(name)
     order = {name: i for i, name in enumerate((*graph.inputs, *graph.maker))}
     return sorted(kept), sorted(entering, key=order.__getitem__)
 
@@ -313,7 +304,7 @@ def _fill_function(function: Any, graph: Graph, stretch: Stretch, version: int) 
     widened = {n for n in (*stretch.inputs, *stretch.outputs) if passes_as_fp32(graph, n, version)}
     for name in stretch.inputs:
         kind = function.inputs.add(name=name).type
-        kind.CopyFrom(graph.type_of(name))
+        kind.CopyFrom(graph.types[name])
         if name in widened:
             function.inputs[-1].name = f"{name}{WIDE}"
             block.operations.extend(_cast(f"{name}{WIDE}", name, kind, "fp16"))
@@ -323,14 +314,14 @@ def _fill_function(function: Any, graph: Graph, stretch: Stretch, version: int) 
     block.operations.extend(node.op for node in nodes)
     for name in stretch.outputs:
         if name in widened:
-            block.operations.extend(_cast(name, f"{name}{WIDE}", graph.type_of(name), "fp32"))
+            block.operations.extend(_cast(name, f"{name}{WIDE}", graph.types[name], "fp32"))
         block.outputs.append(f"{name}{WIDE}" if name in widened else name)
 
 
 def passes_as_fp32(graph: Graph, name: str, version: int) -> bool:
     """Return whether an fp16 value must be fp32 between two chunks, as old specifications need."""
     inner = name in graph.maker and name not in graph.outputs
-    return inner and version < HALF and dtype(graph.type_of(name)) == "fp16"
+    return inner and version < HALF and element_name(graph.types[name]) == "fp16"
 
 
 def _cast(source: str, target: str, kind: Any, to: str) -> list[Any]:

@@ -72,14 +72,11 @@ def merge(
     version = max([FUNCTIONS, *(m.version for m in loaded.values())])
     spec = proto.Model_pb2.Model(specificationVersion=version)
     for name, model in loaded.items():
-        program = raised(model.program, version, f"function {name!r}")
-        function_proto = to_proto(
-            program, version, held.store, None if model.spec is None else model.spec.mlProgram
-        )
-        description, source = spec.description.functions.add(name=name), _io_description(model)
-        whole.functions[name].CopyFrom(function_proto.functions[default_function(model)])
-        for kind in ("input", "output", "state"):
-            getattr(description, kind).extend(getattr(source, kind))
+        program, function = raised(model.program, version, f"function {name!r}"), default_function(model)
+        source = None if model.spec is None else model.spec.mlProgram
+        whole.functions[name].CopyFrom(to_proto(program, version, held.store, source).functions[function])
+        stated = model.spec if model.spec is not None else new_spec(model.program, model.version)
+        _copy_ports(stated.description, function, spec.description.functions.add(name=name))
         if name == first and model.spec is not None:
             spec.description.metadata.CopyFrom(model.spec.description.metadata)
     spec.description.defaultFunctionName = first
@@ -91,10 +88,11 @@ def merge(
     return save(Loaded(program, spec, other_weights=files), path, overwrite=overwrite)
 
 
-def _io_description(model: Loaded) -> Any:
-    """Return the part of a specification that describes the default function's inputs and outputs."""
-    spec = model.spec if model.spec is not None else new_spec(model.program, model.version)
-    return next((f for f in spec.description.functions if f.name == default_function(model)), spec.description)
+def _copy_ports(description: Any, function: str | None, to: Any) -> None:
+    """Copy what a description says of the inputs, outputs and states of a function."""
+    source = next((f for f in description.functions if f.name == function), description)
+    for kind in ("input", "output", "state"):
+        getattr(to, kind).extend(getattr(source, kind))
 
 
 @door()
@@ -127,11 +125,8 @@ def extract(model: Any, function: str, path: str | os.PathLike[str], *, overwrit
     program = from_proto(single, loaded.version, held.read, f"function {function!r}")
     spec = proto.Model_pb2.Model(specificationVersion=loaded.version)
     if loaded.spec is not None:
-        described = loaded.spec.description
-        spec.description.metadata.CopyFrom(described.metadata)
-        place = next((f for f in described.functions if f.name == function), described)
-        for kind in ("input", "output", "state"):
-            getattr(spec.description, kind).extend(getattr(place, kind))
+        spec.description.metadata.CopyFrom(loaded.spec.description.metadata)
+        _copy_ports(loaded.spec.description, function, spec.description)
     spec.mlProgram.SetInParent()
     describe(spec, program)
     return save(replace(loaded, program=program, spec=spec), path, overwrite=overwrite)

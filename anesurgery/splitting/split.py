@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from anesurgery.byte_counts import byte_words, read_size
 from anesurgery.checking.comparison import compare
@@ -50,25 +50,27 @@ def phases_of(before: Sequence[Collection[int]], apart: Sequence[bool]) -> list[
         apart: for each op, whether it stands apart, as ops that the engine cannot run.
     """
     phase_of: list[int] = []
-    for needed, alone in zip(before, apart, strict=True):
+    for needed, is_apart in zip(before, apart, strict=True):
         least = max((phase_of[n] for n in needed), default=0)
-        phase_of.append(least + (least % 2 != alone))
+        phase_of.append(least + (least % 2 != is_apart))  # the first phase from `least` on that is odd or even
     return phase_of
 
 
 def merged_phases(numbers: Sequence[int], together: Iterable[Collection[int]]) -> list[int]:
     """Renumber phases without gaps, where some ops must stay in one phase: phases between them are merged.
 
+    Ops in the phases 0, 1, 2, 1, 2, of which the second and third must stay together, get 0, 1, 1, 1, 1.
+
     Args:
         numbers: the phase of each op.
         together: sets of ops, each to stay in one phase.
     """
     spans = [(min(numbers[i] for i in ops), max(numbers[i] for i in ops)) for ops in together if ops]
-    used = sorted(set(numbers))
     new: dict[int, int] = {}
-    for place, phase in enumerate(used):
-        inside = any(first < phase <= last for first, last in spans)
-        new[phase] = 0 if place == 0 else new[used[place - 1]] + (not inside)
+    number = -1
+    for phase in sorted(set(numbers)):
+        number += not any(first < phase <= last for first, last in spans)
+        new[phase] = number
     return [new[phase] for phase in numbers]
 
 
@@ -82,6 +84,14 @@ Shape = tuple[int, ...]
 FLOAT32 = proto.FeatureTypes_pb2.ArrayFeatureType.FLOAT32
 NOT_COPIED = ("layers", "preprocessing")
 """Fields of a network that are not copied to a chunk."""
+
+
+class JudgedLayer(NamedTuple):
+    """A layer of a network, with a verdict."""
+
+    message: Any
+    refused: bool
+    """Whether it, or a layer nested in it, cannot run on the ANE."""
 
 
 @dataclass(frozen=True)
@@ -118,30 +128,30 @@ class Layers:
         return [n for n in plain if n not in decided] + [self.scores] if self.scores else plain
 
     @cached_property
-    def _layers_with_verdict(self) -> list[tuple[Any, bool]]:
-        """(layer, whether it or a layer nested in it cannot run on the ANE), for each layer."""
+    def _judged(self) -> list[JudgedLayer]:
+        """All layers that are not nested in others."""
         rows = iter(inspect_network(self.spec, self.target, "the model").ops)
-        layers: list[tuple[Any, bool]] = []
+        layers: list[JudgedLayer] = []
         for layer, depth in walk_layers(self.network):
             if layer.WhichOneof("layer") == "loadConstant":
                 continue
             refused = next(rows).legal is False
-            if depth:
-                outer, outside = layers.pop()
-                layers.append((outer, outside or refused))
+            if depth:  # nested in the last one
+                layers[-1] = JudgedLayer(layers[-1].message, layers[-1].refused or refused)
             else:
-                layers.append((layer, refused))
+                layers.append(JudgedLayer(layer, refused))
         return layers
 
     @cached_property
-    def kept(self) -> list[tuple[Any, bool]]:
-        """The layers on which the outputs depend, without constants, with the same verdict."""
-        needed, needed_layers = set(self.results), []
-        for layer, refused in reversed(self._layers_with_verdict):
+    def kept(self) -> list[JudgedLayer]:
+        """The layers on which the outputs depend, without constants."""
+        needed, kept = set(self.results), list[JudgedLayer]()
+        for judged in reversed(self._judged):
+            layer = judged.message
             if not (layer.output and layer.output[0] in self.constants) and needed & set(makes(layer)):
-                needed_layers.append((layer, refused))
+                kept.append(judged)
                 needed |= set(reads(layer))
-        return needed_layers[::-1]
+        return kept[::-1]
 
     def chunks(self) -> list[list[Any]]:
         """Return the layers of each chunk.
@@ -149,7 +159,7 @@ class Layers:
         Raises:
             SurgeryError: there is nothing to cut.
         """
-        layers, apart = [x for x, _ in self.kept], [bad for _, bad in self.kept]
+        layers, apart = [x.message for x in self.kept], [x.refused for x in self.kept]
         if not any(apart) or all(apart):
             word = "no layer" if any(apart) else "every layer"
             raise SurgeryError(f"{word} of the model can run on the ANE ({self.target}), so there is no cut")
@@ -276,11 +286,7 @@ class _NetworkCut:
         spec = proto.Model_pb2.Model(specificationVersion=whole.specificationVersion)
         spec.description.metadata.CopyFrom(self._description.metadata)
         mine = {blob for layer in self._groups[number] for blob in makes(layer)}
-        decides = (
-            self._layers.scores in mine
-            if self._layers.scores
-            else self._description.predictedFeatureName in mine
-        )
+        decides = (self._layers.scores or self._description.predictedFeatureName) in mine
         kind = whole.WhichOneof("Type") if decides else NETWORKS[0]
         into = getattr(spec, kind)
         into.SetInParent()
@@ -412,10 +418,11 @@ def _describe(feature: Any, shape: Shape) -> None:
 
 
 def _assign(message: Any, field: Any, value: Any) -> None:
-    if field.message_type is not None and not hasattr(value, "append"):
-        getattr(message, field.name).CopyFrom(value)
-    elif hasattr(value, "append"):
+    """Set a field of a message: several values, a message, or a number or text."""
+    if hasattr(value, "append"):
         getattr(message, field.name).extend(value)
+    elif field.message_type is not None:
+        getattr(message, field.name).CopyFrom(value)
     else:
         setattr(message, field.name, value)
 
@@ -480,73 +487,77 @@ def split(
         SurgeryError: none or several of `parts`, `max_bytes` and `at`; or the model cannot be cut so.
         UnknownName: no such function, target or balance.
     """
-    _check_options(parts, max_bytes, at, balance, shapes)
+    options = _Options(parts, max_bytes, at, balance, function, shapes)
+    options.check()
     whole = load(model) if at is None else load_as_is(model)
-    chain = _cut_model(whole, parts, max_bytes, at, balance, target, function, shapes)
+    device = None if (target, at, balance) == (None, None, "bytes") else Target.parse(target)
+    chain = _cut_model(whole, options, device)
     return replace(chain, compared=comparison_words(whole, chain, function)) if compare else chain
 
 
-def _cut_model(
-    loaded: Loaded,
-    parts: int | None,
-    max_bytes: int | str | None,
-    at: str | None,
-    balance: str,
-    target: Target | str | None,
-    function: str | None,
-    shapes: Mapping[str, tuple[int, ...]] | None,
-) -> Chain:
-    """Return the chain of a model; the arguments are those of `split`."""
-    device = None if (target, at, balance) == (None, None, "bytes") else Target.parse(target)
+@dataclass(frozen=True)
+class _Options:
+    """Options of `split`."""
+
+    parts: int | None
+    max_bytes: int | str | None
+    at: str | None
+    balance: str
+    function: str | None
+    shapes: Mapping[str, tuple[int, ...]] | None
+
+    def check(self) -> None:
+        """Check that the options go together.
+
+        Raises:
+            SurgeryError: the options contradict each other.
+            UnknownName: an unknown choice.
+        """
+        if [self.parts, self.max_bytes, self.at].count(None) != 2:
+            raise SurgeryError(
+                "give either parts=N or max_bytes=... or at='unsupported', as split(model, max_bytes='950 MB')"
+            )
+        if self.at not in (None, UNSUPPORTED):
+            raise UnknownName("place to cut", str(self.at), [UNSUPPORTED])
+        if self.balance not in BALANCES:
+            raise UnknownName("balance", self.balance, BALANCES)
+        if self.parts is not None and self.parts < 2:
+            raise SurgeryError(f"parts={self.parts}; a model is cut into 2 or more")
+        if self.balance != "bytes" and self.parts is None:
+            raise SurgeryError("balance= is for parts=N")
+        if self.shapes and self.at is None:
+            raise SurgeryError("shapes= is for at='unsupported'")
+
+
+def _cut_model(loaded: Loaded, options: _Options, device: Target | None) -> Chain:
+    """Return the chain of a model; without a device, nothing asks for the placement of its ops."""
     if isinstance(loaded, LoadedNetwork) and device is not None:
-        return _with_placement(cut_network(loaded.spec, device, shapes, loaded.source), device)
+        return _with_placement(cut_network(loaded.spec, device, options.shapes, loaded.source), device)
     warn_of_names(loaded.notes)
-    names = _function_names(loaded, function, alone=at is not None or balance != "bytes")
+    alone = options.at is not None or options.balance != "bytes"
+    names = _function_names(loaded, options.function, alone=alone)
     graphs, name = read_graphs(loaded.program, loaded.version, names), names[0]
     graph, others = graphs[name], tuple(Cuts(graphs[other]) for other in names[1:])
     cuts = Cuts(graph, others=others)
-    if at is not None and device is not None:
+    if options.at is not None and device is not None:
         rows = inspect_program(loaded, device, function=name, advice=False).ops
-        graphs[name], places = engine_phases(
-            graph, {row.name for row in rows if row.legal is False}, str(device)
-        )
-    elif parts is not None:
-        costs = None if balance == "bytes" or device is None else _estimated_costs(loaded, graph, device, name)
-        places = replace(cuts, costs=costs).into(parts)
+        refused = {row.name for row in rows if row.legal is False}
+        graphs[name], places = engine_phases(graph, refused, str(device))
+    elif options.parts is not None:
+        by_bytes = options.balance == "bytes" or device is None
+        costs = None if by_bytes or device is None else _estimated_costs(loaded, graph, device, name)
+        places = replace(cuts, costs=costs).into(options.parts)
     else:
-        places = cuts.within(read_size(max_bytes))
-    along = [places, *([p for place in places if (p := match[place]) is not None] for match in cuts.matches)]
-    pieces = {name: stretches(graphs[name], where) for name, where in zip(graphs, along, strict=True)}
+        places = cuts.within(read_size(options.max_bytes))
+    places_of: dict[str, Sequence[int]] = {name: places}
+    for other, matching in zip(names[1:], cuts.matches, strict=True):
+        places_of[other] = [p for place in places if (p := matching[place]) is not None]
+    pieces = {name: stretches(graph, places_of[name]) for name, graph in graphs.items()}
     makers = [maker for name in names if (maker := f"{name}{INPUTS}") in loaded.program.functions]
     graphs |= read_graphs(loaded.program, loaded.version, makers)
     pieces |= {name: _whole_in_one_chunk(graphs, pieces, name) for name in makers}
     _check_states(graphs, pieces)
     return _with_placement(_carved_chain(loaded, graphs, pieces), device)
-
-
-def _check_options(
-    parts: int | None, max_bytes: int | str | None, at: str | None, balance: str, shapes: Any
-) -> None:
-    """Check that the options go together.
-
-    Raises:
-        SurgeryError: the options contradict each other.
-        UnknownName: an unknown choice.
-    """
-    if [parts, max_bytes, at].count(None) != 2:
-        raise SurgeryError(
-            "give either parts=N or max_bytes=... or at='unsupported', as split(model, max_bytes='950 MB')"
-        )
-    if at not in (None, UNSUPPORTED):
-        raise UnknownName("place to cut", str(at), [UNSUPPORTED])
-    if balance not in BALANCES:
-        raise UnknownName("balance", balance, BALANCES)
-    if parts is not None and parts < 2:
-        raise SurgeryError(f"parts={parts}; a model is cut into 2 or more")
-    if balance != "bytes" and parts is None:
-        raise SurgeryError("balance= is for parts=N")
-    if shapes and at is None:
-        raise SurgeryError("shapes= is for at='unsupported'")
 
 
 def _estimated_costs(loaded: Loaded, graph: Graph, target: Target, name: str) -> tuple[int, ...]:
@@ -607,18 +618,21 @@ def _check_states(graphs: Mapping[str, Graph], cut: Pieces) -> None:
     Raises:
         SurgeryError: two functions use a state in different chunks.
     """
-    places: dict[str, tuple[int, str]] = {}
-    for function, stretch in ((f, s) for f, pieces in cut.items() for s in enumerate(pieces, 1)):
-        for name in (n for n in stretch[1].inputs if n in graphs[function].state_users):
-            number, other = places.setdefault(name, (stretch[0], function))
-            if number != stretch[0]:
+    first_uses: dict[str, tuple[int, str]] = {}  # state -> (chunk, function)
+    for function, number, stretch in ((f, i, s) for f, pieces in cut.items() for i, s in enumerate(pieces, 1)):
+        for name in stretch.inputs:
+            if name not in graphs[function].state_users:
+                continue
+            first, other = first_uses.setdefault(name, (number, function))
+            if first != number:
                 raise SurgeryError(
-                    f"{other} uses the state {name} in chunk {number}, {function} in chunk {stretch[0]}; "
+                    f"{other} uses the state {name} in chunk {first}, {function} in chunk {number}; "
                     "cut the functions one by one (function=)"
                 )
 
 
 def _carved_chain(loaded: Loaded, graphs: Mapping[str, Graph], cut: Pieces) -> Chain:
+    """Return the chain of the chunks, each with the stretches of all functions in it."""
     spec = loaded.spec if loaded.spec is not None else new_spec(loaded.program, loaded.version)
     chunks = []
     several = len(graphs) > 1
@@ -689,7 +703,7 @@ def _border(graph: Graph, stretches_of: Sequence[Stretch], at: int) -> Border:
     """Return what the chunks before a place pass to those after it."""
     before = {name: None for s in stretches_of[:at] for name in s.outputs}
     names = tuple(n for n in before if any(n in s.inputs for s in stretches_of[at:]))
-    kinds = tuple(type_text(graph.type_of(name), False) for name in names)
+    kinds = tuple(type_text(graph.types[name], False) for name in names)
     return Border(names, tuple(map(graph.size, names)), kinds)
 
 
@@ -705,8 +719,8 @@ PRECISION = "fp16"
 
 def comparison_words(whole: Loaded, chain: Chain, function: str | None) -> str:
     """Run both on one sampled input, and return in words how they compare, or why they were not run."""
-    if dear := _cost_words(chain):
-        return f"not compared with the whole: {dear}; anesurgery.compare does it"
+    if cost := _cost_words(chain):
+        return f"not compared with the whole: {cost}; anesurgery.compare does it"
     try:
         if chain.functions or function is not None:
             return "not compared with the whole: name the function to anesurgery.compare, or prove=True"
@@ -749,9 +763,9 @@ def engine_phases(graph: Graph, refused: Collection[str], words: str) -> tuple[G
         SurgeryError: the ANE can run all ops or none, or they cannot be separated.
     """
     graph = replace(graph, nodes=tuple(graph.nodes[i] for i in _needed_nodes(graph)))
-    alone = [node.makes[0] in refused for node in graph.nodes]
-    if not any(alone) or all(alone):
-        word = "no op" if any(alone) else "every op"
+    apart = [node.makes[0] in refused for node in graph.nodes]
+    if not any(apart) or all(apart):
+        word = "no op" if any(apart) else "every op"
         raise SurgeryError(f"{word} of the model can run on the ANE ({words}), so there is no cut")
     needed = [{graph.maker[name] for name in node.reads if name in graph.maker} for node in graph.nodes]
     together = list(graph.state_users.values())
@@ -762,11 +776,11 @@ def engine_phases(graph: Graph, refused: Collection[str], words: str) -> tuple[G
     for number, node in enumerate(graph.nodes):
         for name in node.reads:
             readers.setdefault(name, []).append(number)
-    again = {name: cone for name, cone in graph.again.items() if not graph.passes(name)}
+    repeated = {name: nodes for name, nodes in graph.repeated.items() if not graph.can_pass(name)}
     for name, maker in graph.maker.items():
-        if name not in again and name in readers and not graph.passes(name):
+        if name not in repeated and name in readers and not graph.can_pass(name):
             together.append([maker, *readers[name]])
-    numbers = merged_phases(phases_of(needed, alone), together)
+    numbers = merged_phases(phases_of(needed, apart), together)
     if not any(numbers):
         raise SurgeryError(
             "the ops that cannot run on the ANE share a state with the others, or values that no input can be; "
@@ -775,7 +789,8 @@ def engine_phases(graph: Graph, refused: Collection[str], words: str) -> tuple[G
     order = sorted(range(len(numbers)), key=lambda i: (numbers[i], i))
     place = {old: new for new, old in enumerate(order)}
     ordered = replace(graph, nodes=tuple(graph.nodes[i] for i in order))
-    ordered.again = {name: frozenset(place[i] for i in cone) for name, cone in again.items()}
+    # values that can pass are passed here, so that each op runs in its own phase
+    ordered.repeated = {name: frozenset(place[i] for i in nodes) for name, nodes in repeated.items()}
     ends = [new for new in range(1, len(order)) if numbers[order[new]] != numbers[order[new - 1]]]
     return ordered, (0, *ends, len(order))
 

@@ -55,7 +55,7 @@ from anesurgery.splitting.cuts import chunk_numbers
 
 
 def _are_integers(values: Any) -> bool:
-    """Is it a list or tuple of integers?"""
+    """Return whether values are a list or tuple of integers."""
     return isinstance(values, (list, tuple)) and all(type(value) is int for value in values)
 
 
@@ -90,9 +90,9 @@ class AddCache(Pass):
     chunks: int | str = 1
     """The number of chunks it will be cut into; or the most weights of one, as "950 MB"; or "target"."""
     fixed_rope: bool = False
-    """Are the frequencies of rotary positions said to hold for texts of every length?"""
+    """Whether you say that the frequencies of rotary positions hold for texts of every length."""
     required: bool = False
-    """Is it an error where no cache can be added?"""
+    """Whether it is an error if no cache can be added."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -81,15 +81,15 @@ class CacheOptions:
     context: int
     """The most tokens that the cache holds."""
     as_state: bool
-    """Is the cache in states? Else in inputs and outputs."""
+    """Whether the cache is in states; else it is in inputs and outputs."""
     windows: str | None = None
     """How sliding windows are kept: "ring" or "mask"; None: as the target allows."""
     blended: bool = False
-    """Are new rows blended in by products with one-hot rows? Else they are written as a slice."""
+    """Whether new rows are blended in by products with one-hot rows; else they are written as a slice."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Input that becomes a constant -> a number, or an array that fits."""
     fixed_rope: bool = False
-    """Did the caller promise that rotary frequencies hold for texts of every length?"""
+    """Whether the caller promised that rotary frequencies hold for texts of every length."""
     chunk_of: Mapping[str, int] = field(default_factory=dict)
     """Name of a value -> the chunk that will make it; each chunk has stores of its own."""
 
@@ -106,14 +106,23 @@ def cached_functions(
     most = 1 if how.windows is None and target is not None and two_states_may_fail(target) else MOST_STATES
     longest = max(call.length for call in calls.values())
     functions: dict[str, Function] = {}
-    for in_rings in (True, False) if how.windows != "mask" else (False,):
+    attempts = (False,) if how.windows == "mask" else (True, False)
+    for in_rings in attempts:
         stores_per_chunk: Counter[int] = Counter()
         for word, call in calls.items():
             functions[word] = copy_program(program).functions[name]
-            plan = CachedFunction(session, functions[word], how, call.length, call.context, longest, in_rings)
-            if (refusal := plan.edit()) is not None:
+            cached = CachedFunction(
+                session=session,
+                function=functions[word],
+                how=how,
+                length=call.length,
+                context=call.context,
+                longest=longest,
+                in_rings=in_rings,
+            )
+            if (refusal := cached.edit()) is not None:
                 return refusal
-            stores_per_chunk = Counter(shape.chunk for shape in plan.stores)  # alike in all functions
+            stores_per_chunk = Counter(shape.chunk for shape in cached.stores)  # alike in all functions
         if not how.as_state or how.windows == "ring" or max(stores_per_chunk.values(), default=0) <= most:
             break
         session.notes += [MASKS_NOTE] if in_rings else []
@@ -133,7 +142,17 @@ class CachedFunction:
     longest: int
     """The most tokens in a call of any function that shares the cache."""
     in_rings: bool
-    """Are windows kept in rings?"""
+    """Whether windows are kept in rings."""
+    tokens: Tokens = field(init=False)
+    """Where the tokens are in each value; `edit` finds it, and the next four."""
+    kept: dict[tuple[Operation, str], Kept] = field(init=False)
+    """(op, parameter) that reads earlier tokens -> what is kept for it."""
+    rings: dict[Operation, Ring | None] = field(init=False)
+    """Op with a window -> the ring in which it is kept; None where it is kept as a whole."""
+    position: Var = field(init=False)
+    """The new input with the number of earlier tokens: (1,), int32."""
+    tables: Tables = field(init=False)
+    """Slices of tables at the position, each built once."""
     stores: dict[StoreShape, Var] = field(default_factory=dict)
     """Store -> its content after the edits so far."""
     places: dict[Var, int] = field(default_factory=dict)
@@ -162,7 +181,7 @@ class CachedFunction:
                 return tokens
             if not tokens.looked_at:
                 return Refusal("no op looks at tokens before its own: there is nothing to keep")
-            self.tokens: Tokens = tokens
+            self.tokens = tokens
             ops = [op for op in self.function.operations if any(v in tokens.axes for _, v in operands(op))]
             if not self.how.fixed_rope and (refusal := _of_one_length(ops, tokens)) is not None:
                 return refusal

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import anesurgery as ane
-from anesurgery.checking.exactness import Yardstick
+from anesurgery.checking.exactness import Yardstick, _SameIndices
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.rewriting.checks import WRONG
 
@@ -51,6 +52,16 @@ def test_another_choice_among_different_values_is_wrong() -> None:
     near = Yardstick(best_rows(), inputs=[scores("far")]).measure(best_rows(sign=-1.0))
     assert near is not None
     assert near["fp16"] < WRONG
+
+
+def test_the_note_says_how_far_apart_the_chosen_values_are() -> None:
+    (op,) = best_rows().functions["main"].find_ops(op_type="topk")
+    scores = torch.linspace(0, 6.3, 64)[None]
+    values, places = torch.topk(scores, 8)
+    listener = _SameIndices({op.outputs[1].name: places.flip(1)})
+    listener.before(op, {"x": scores, "axis": 1})
+    listener.after(op, [values, places.clone()])
+    assert listener.moved == ["topk best gives 8 of 8 places otherwise, of values at most 0.7 apart"]
 
 
 def test_the_first_line_says_so() -> None:

@@ -356,6 +356,7 @@ def test_registering_twice_is_harmless_and_leaves_the_hosts_own_alone() -> None:
 from anesurgery import frontend
 from anesurgery.mil import quiet_host
 with quiet_host():
+    from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode as Node
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 known = _TORCH_OPS_REGISTRY.name_to_func_mapping
 before = dict(known)
@@ -365,8 +366,10 @@ once = dict(known)
 assert {k for k in once if once[k] is not before.get(k)} == {
     *frontend.CONVERSIONS, *frontend.WRAPPERS, *frontend.ALIASES, *frontend._decomposable(before)
 }
+readers = Node.from_torchscript_node.__func__, Node.from_exir_node.__func__
 frontend.register()
 assert once == known
+assert readers == (Node.from_torchscript_node.__func__, Node.from_exir_node.__func__)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

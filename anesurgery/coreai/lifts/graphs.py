@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.coreai.lifts.products import pad_arguments
 from anesurgery.coreai.lifts.table import (
     TABLE,
     TOKEN,
@@ -115,9 +116,7 @@ def _avg_pool(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Valu
     kernel, strides, padding, ceil, counted = ([int(n) for n in numbers.reshape(-1)] for numbers in held)
     how: dict[str, Any] = {"kernel_sizes": kernel, "strides": strides}
     how |= {"exclude_padding_from_average": not counted[0]} | ({"ceil_mode": True} if ceil[0] else {})
-    sides = [n for n in padding for _ in range(2)]
-    form = {"pad_type": "custom", "pad": sides} if any(sides) else {"pad_type": "valid"}
-    return mb.avg_pool(x=named["input"], **how, **form)
+    return mb.avg_pool(x=named["input"], **how, **pad_arguments([n for n in padding for _ in range(2)]))
 
 
 COMPOSITES |= {

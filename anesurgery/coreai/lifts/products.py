@@ -46,7 +46,8 @@ def _input_and_padding(o: Site, given: Value, value: float) -> tuple[Var, list[i
     return x, sides[4:]
 
 
-def _pad_arguments(sides: list[int]) -> dict[str, Any]:
+def pad_arguments(sides: list[int]) -> dict[str, Any]:
+    """Return padding, (begin, end) of each spatial axis, as parameters of a convolution or pool."""
     return {"pad_type": "custom", "pad": sides} if any(sides) else {"pad_type": "valid"}
 
 
@@ -70,7 +71,7 @@ def conv(o: Site) -> Value:
         "strides": o.ints(2)[:axes],
         "dilations": o.ints(3)[:axes],
         "groups": o.integer(4),
-        **_pad_arguments(sides),
+        **pad_arguments(sides),
     }
     y = mb.conv(x=x, weight=weight, **how)
     return mb.expand_dims(x=y, axes=[-1]) if flat else y
@@ -104,7 +105,7 @@ def max_pool(o: Site) -> Value:
     """Build max pooling, with its padding of -inf."""
     x, sides = _input_and_padding(o, o[0], -np.inf)
     ceil = {"ceil_mode": True} if o.flag(4) else {}
-    return mb.max_pool(x=x, **_pool_arguments(o, 1, 2, 3), **_pad_arguments(sides), **ceil)
+    return mb.max_pool(x=x, **_pool_arguments(o, 1, 2, 3), **pad_arguments(sides), **ceil)
 
 
 @lift("sum_pool_2d", "sum_pool_3d")
@@ -112,5 +113,5 @@ def sum_pool(o: Site) -> Value:
     """Build sum pooling: the mean times the size of the window."""
     x, sides = _input_and_padding(o, o[0], 0.0)
     how = _pool_arguments(o, 1, 2, 3)
-    mean = mb.avg_pool(x=x, **how, **_pad_arguments(sides), exclude_padding_from_average=False)
+    mean = mb.avg_pool(x=x, **how, **pad_arguments(sides), exclude_padding_from_average=False)
     return mb.mul(x=mean, y=like(mean, float(np.prod(how["kernel_sizes"]))))

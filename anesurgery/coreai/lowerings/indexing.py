@@ -2,7 +2,7 @@
 
 A negative index counts from the end in MIL up to iOS 16, and is undefined from iOS 17 on. Core AI's gathers and
 scatters count it from the end, too (seen in the runtime of coreai-core on Linux); `slice_update` and sums of
-coordinates do not, so `_from_front` comes before them.
+coordinates do not, so `from_front` comes before them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ def _batch_coordinates(shape: Sequence[int], batch: int) -> list[Value]:
     return [as_indices(grid[..., None]) for grid in grids[:batch]]
 
 
-def _from_front(index: Value, lengths: int | Sequence[int]) -> Value:
+def from_front(index: Value, lengths: Value | int | Sequence[int]) -> Value:
     """Return indices that count from the first element; `lengths` are those of the axes that they index."""
-    ahead = as_indices(np.array(lengths, np.int32))
-    return where(index < as_indices(0), index + ahead, index)
+    return where(index < 0, index + as_indices(lengths), index)
 
 
 @lowers("gather")
@@ -118,7 +117,7 @@ def scatter(data: Value, indices: Value, updates: Value, axis: int = 0, mode: st
     shape, axis = data.fixed_lengths(), axis % data.ndim
     count = math.prod(indices.fixed_lengths())
     if count == 1:
-        at = _from_front(indices.long().reshape([1]), shape[axis])
+        at = from_front(indices.long().reshape([1]), shape[axis])
         new = updates.reshape([*shape[:axis], 1, *shape[axis + 1 :]])
         return replace_slice(data, at, COMBINE[mode](take(data, at, axis), new), axis)
     spread = [*shape[:axis], count, *shape[axis + 1 :]]
@@ -134,7 +133,7 @@ def scatter_nd(data: Value, indices: Value, updates: Value, mode: str = "add") -
     if mode == "update":
         return call("scatter_nd", data, index, updates)
     strides = [math.prod(shape[i + 1 : depth]) for i in range(depth)]  # shape (4, 5, 6), depth 2: [5, 1]
-    row = (_from_front(index, shape[:depth]) * as_indices(strides)).reduce("sum", [index.ndim - 1])
+    row = (from_front(index, shape[:depth]) * as_indices(strides)).reduce("sum", [index.ndim - 1])
     rows = data.reshape([math.prod(shape[:depth]), *shape[depth:]])
     new_rows = updates.reshape([math.prod(index.fixed_lengths()[:-1]), *shape[depth:]])
     return scatter(rows, row.reshape([new_rows.shape[0]]), new_rows, 0, mode).reshape(shape)

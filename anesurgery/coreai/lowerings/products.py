@@ -1,15 +1,25 @@
-"""Lower matrix products, attention, softmax and einsum."""
+"""Lower matrix products, einsum and attention, and convolutions and pooling.
+
+Core AI's convolutions and pools have two or three spatial axes; one axis is written as two.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from torch.nn import functional
 
 from anesurgery.coreai.table import lowers
-from anesurgery.coreai.toolkit import ops
-from anesurgery.coreai.values import TORCH, Value, call, where
+from anesurgery.coreai.toolkit import ops, tensor
+from anesurgery.coreai.values import TORCH, Value, array, call, scalar, unsigned, where
+from anesurgery.errors import NotExpressible
+from anesurgery.interpret.ops.windows import Windows, counted, cuts, padding, steps, windows
+from anesurgery.mil import Operation
+
+LEAST_AXES = 2
+"""The least number of spatial axes of Core AI's convolutions and pools."""
 
 
 @lowers("matmul")
@@ -59,12 +69,16 @@ def _grouped_axes(x: Value, order: str, groups: Sequence[str]) -> Value:
 
 @lowers("einsum")
 def einsum(values: Sequence[Value], equation: str) -> Value:
-    """Write one matrix product; axes are in four groups: batch, rows, columns and summed."""
+    """Write one matrix product; axes are in four groups: batch, rows, columns and summed.
+
+    In "bhqd,bhkd->bhqk" these are "bh", "q", "k" and "d".
+    """
     inputs, out = equation.replace(" ", "").split("->")
     left, right = inputs.split(",")
-    both = [name for name in left if name in right]
-    batch, summed = ("".join(n for n in both if (n in out) is kept) for kept in (True, False))
-    rows, columns = ("".join(n for n in one if n not in both) for one in (left, right))
+    batch = "".join(name for name in left if name in right and name in out)
+    summed = "".join(name for name in left if name in right and name not in out)
+    rows = "".join(name for name in left if name not in right)
+    columns = "".join(name for name in right if name not in left)
     x, y = values
     given = [dict(zip(names, v.fixed_lengths(), strict=True)) for names, v in ((left, x), (right, y))]
     lengths = {n: max(one.get(n, 1) for one in given) for one in given for n in one}
@@ -72,3 +86,141 @@ def einsum(values: Sequence[Value], equation: str) -> Value:
     z = _grouped_axes(x, left, (batch, rows, summed)) @ _grouped_axes(y, right, (batch, summed, columns))
     order = batch + rows + columns
     return z.reshape([lengths[name] for name in order]).permute([order.index(name) for name in out])
+
+
+class _ExtraAxis:
+    """Adds a spatial axis of length 1 where there is only one, and removes it again."""
+
+    def __init__(self, axes: int) -> None:
+        self.more = max(LEAST_AXES - axes, 0)
+        self.axes = axes + self.more
+
+    def widen(self, x: Value) -> Value:
+        """Return a tensor with the extra axis last."""
+        return x.expand([x.ndim] * bool(self.more))
+
+    def narrow(self, x: Value) -> Value:
+        """Return a tensor without the extra axis."""
+        return x.squeeze([x.ndim - 1] * bool(self.more))
+
+    def numbers(self, numbers: Sequence[int], rest: int = 1) -> Value:
+        """Return a number for each spatial axis, and `rest` for the extra axis."""
+        return unsigned([*numbers, *[rest] * self.more])
+
+    def write(self, name: str, x: Value, *more: Value) -> Value:
+        """Write an op of the widened tensor, and narrow its result."""
+        return self.narrow(call(f"{name}{self.axes}d", self.widen(x), *more))
+
+
+def _sizes(x: Value, pad_type: str) -> list[int]:
+    """Return the spatial lengths; they may be dynamic where the padding does not depend on them."""
+    sizes = x.shape[2:]
+    if -1 in sizes and pad_type.lower() not in ("valid", "custom"):
+        raise NotExpressible(f"pad_type {pad_type!r} needs the lengths, and the shape {x.shape} is dynamic")
+    return sizes
+
+
+def _biased(y: Value, bias: Value | None) -> Value:
+    return y if bias is None else call("broadcasting_add", y, bias.reshape([1, -1, *[1] * (y.ndim - 2)]))
+
+
+@lowers("conv")
+def conv(
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    strides: Any = None,
+    pad_type: str = "valid",
+    pad: Any = None,
+    dilations: Any = None,
+    groups: int = 1,
+) -> Value:
+    """Write the padding, then the convolution, since Core AI's pads nothing."""
+    n = x.ndim - 2
+    s, d, flat = steps(strides, n), steps(dilations, n), _ExtraAxis(n)
+    x = x.pad(padding(pad_type, pad, _sizes(x, pad_type), weight.fixed_lengths(2), s, d))
+    y = flat.write("conv", x, flat.widen(weight), flat.numbers(s), flat.numbers(d), unsigned(groups))
+    return _biased(y, bias)
+
+
+@lowers("conv_transpose")
+def conv_transpose(
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    pad: Any = None,
+    output_shape: Any = None,
+    pad_type: str = "valid",
+    strides: Any = None,
+    dilations: Any = None,
+    groups: int = 1,
+) -> Value:
+    """Write the full result and cut the padding off, which may differ at both ends.
+
+    With a dynamic batch Apple's runtime dies.
+    """
+    n = x.ndim - 2
+    s, d, flat, sizes = steps(strides, n), steps(dilations, n), _ExtraAxis(n), x.fixed_lengths()[2:]
+    kernel = weight.fixed_lengths(2)
+    full = [(i - 1) * t + (k - 1) * e + 1 for i, t, k, e in zip(sizes, s, kernel, d, strict=True)]
+    same = [i * t for i, t in zip(sizes, s, strict=True)]
+    ends = cuts(pad_type, pad, full, output_shape and output_shape[2:], same)
+    none = flat.numbers([0] * n, 0)
+    form = (flat.numbers(s), none, flat.numbers(d), none, unsigned(groups))
+    y = flat.write("conv_transpose", x, flat.widen(weight), *form)
+    y = y.pad([(0, max(-end, 0)) for _, end in ends])
+    if any(begin or end > 0 for begin, end in ends):
+        stop = [length - end for length, (_, end) in zip(full, ends, strict=True)]
+        y = y.slice([0, 0, *(begin for begin, _ in ends)], [*y.shape[:2], *stop])
+    return _biased(y, bias)
+
+
+def _pooled(x: Value, w: Windows, name: str) -> Value:
+    """Write the maximum or sum of each window of a padded tensor."""
+    flat, n = _ExtraAxis(len(w.kernel)), len(w.kernel)
+    form = (flat.numbers(w.kernel), flat.numbers(w.strides), flat.numbers([1] * n))
+    if name == "sumpool":
+        return flat.write(name, x, *form)
+    x = flat.widen(x)
+    sizes = zip(x.shape[2:], [*w.kernel, 1], [*w.strides, 1], strict=False)
+    kind = tensor([*x.shape[:2], *(-1 if n < 0 else (n - k) // s + 1 for n, k, s in sizes)], x.dtype)
+    nodes = (v.node for v in (x, *form, scalar(False, "bool")))
+    return flat.narrow(Value(getattr(ops, f"{name}{flat.axes}d")(kind, *nodes)))
+
+
+def _windows(x: Value, kernel: Any, strides: Any, pad_type: str, pad: Any, ceil_mode: bool) -> Windows:
+    """Return where the windows lie; for dynamic lengths all padding counts as used."""
+    if -1 not in x.shape[2:]:
+        return windows(x, kernel, strides, pad_type, pad, ceil_mode)  # type: ignore[arg-type] # reads its shape
+    if ceil_mode:
+        raise NotExpressible(f"ceil_mode needs the lengths, and the shape {x.shape} is dynamic")
+    s = steps(strides, x.ndim - 2)
+    asked = padding(pad_type, pad, _sizes(x, pad_type), kernel, s)
+    return Windows(list(kernel), s, asked, asked)
+
+
+@lowers("max_pool", "avg_pool", "l2_pool")
+def pool(
+    x: Value,
+    op: Operation,
+    kernel_sizes: Any,
+    strides: Any = None,
+    pad_type: str = "valid",
+    pad: Any = None,
+    exclude_padding_from_average: bool = False,
+    ceil_mode: bool = False,
+) -> Value:
+    """Pad as the windows need it, and pool: with the maximum, in which padding never wins, or a sum.
+
+    A mean divides by how many elements count; what no window reads at the end stays.
+    """
+    w = _windows(x, kernel_sizes, strides, pad_type, pad, ceil_mode)
+    pairs = [(begin, max(end, 0)) for begin, end in w.used]
+    if op.op_type == "max_pool":
+        return _pooled(x.pad(pairs, -math.inf), w, "maxpool")
+    if op.op_type == "l2_pool":
+        return call("sqrt", _pooled((x * x).pad(pairs), w, "sumpool"))
+    total = _pooled(x.pad(pairs), w, "sumpool")
+    if not (exclude_padding_from_average and any(map(any, w.used))):
+        return total * (1 / math.prod(w.kernel))
+    return total * array(1 / counted(w, x.fixed_lengths(2), exclude=True).numpy(), x.dtype)

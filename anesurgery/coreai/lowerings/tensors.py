@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lowerings.indexing import take
+from anesurgery.coreai.lowerings.indexing import from_front, take
 from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import TABLE, as_interpreted, lowers
 from anesurgery.coreai.values import (
@@ -89,32 +89,34 @@ def _known_bounds(
 ) -> tuple[Value, list[list[int]]]:
     """Return x and begins, ends and positive strides; an axis that is read backwards is reversed first.
 
-    A slice of Core AI does not reach index 0 backwards.
+    A slice of Core AI does not reach index 0 backwards: x[7:2:-2] of length 10 takes the places 7, 5 and 3, and
+    is written as the slice [2:7:2] of x reversed.
+
+    Args:
+        x: the tensor.
+        begin: of each axis, as in MIL; `end` and `stride` likewise.
+        end: as `begin`.
+        stride: as `begin`.
+        masks: for each axis, whether the begin is ignored, the end is ignored, and one position is taken.
     """
     bounds, turned = [], []
     for axis, length in enumerate(x.shape):
-        opens, closes, single = (mask[axis] for mask in masks)
-        b, e, step = begin[axis], end[axis], stride[axis]
+        from_start, to_end, single = (mask[axis] for mask in masks)
+        first, end_, step = 0 if from_start else begin[axis], end[axis], stride[axis]
+        turned += [axis] * (step < 0 and not single)
         if single:
-            b = 0 if opens else b
-            bounds.append([b, b + 1 or LONGEST, 1])
+            bounds.append([first, first + 1 or LONGEST, 1])
         elif length < 0:
-            if step < 0 and not (opens and closes):
+            if step < 0 and not (from_start and to_end):
                 raise NotExpressible(f"axis {axis} is read backwards, and its length is dynamic")
-            turned += [axis] * (step < 0)
-            bounds.append([0 if opens else b, LONGEST if closes else e, abs(step)])
+            bounds.append([first, LONGEST if to_end else end_, abs(step)])
         else:
-            places = range(length)[slice(None if opens else b, None if closes else e, step)]
-            turned += [axis] * (step < 0)
+            places = range(length)[slice(None if from_start else first, None if to_end else end_, step)]
             first = length - 1 - places.start if step < 0 else places.start
             reach = (len(places) - 1) * abs(step) + 1 if len(places) else 0
             bounds.append([first, first + reach, abs(step)])
     x = call("reverse", x, indices(turned)) if turned else x
     return x, [list(numbers) for numbers in zip(*bounds, strict=True)]
-
-
-def _from_front(places: Value, lengths: Value) -> Value:
-    return where(places < 0, places + lengths, places)
 
 
 def _computed_bounds(
@@ -123,11 +125,11 @@ def _computed_bounds(
     """Return begins and ends counted from the front, where some are computed."""
     if min(stride) < 0:
         raise NotExpressible("an axis is read backwards between places that are computed")
-    opens, closes, single = (array(mask, "bool") if any(mask) else None for mask in masks)
+    from_start, to_end, single = (array(mask, "bool") if any(mask) else None for mask in masks)
     lengths = x.lengths() if -1 in x.shape else indices(x.shape)
-    begin, end = (_from_front(places.cast("int32"), lengths) for places in (begin, end))
-    begin = begin if opens is None else where(opens, 0, begin)
-    end = end if closes is None else where(closes, lengths, end)
+    begin, end = (from_front(places.cast("int32"), lengths) for places in (begin, end))
+    begin = begin if from_start is None else where(from_start, 0, begin)
+    end = end if to_end is None else where(to_end, lengths, end)
     return [begin, end if single is None else where(single, begin + 1, end), stride]
 
 
@@ -140,7 +142,7 @@ def _bounds(
     end_mask: Any = None,
     squeeze_mask: Any = None,
 ) -> tuple[Value, list[Any], list[int]]:
-    """Return x, the bounds of a slice of it, and the axes that are dropped."""
+    """Return x, perhaps reversed; begins, ends and strides of a slice of it; and the axes that are dropped."""
     steps = [1] * x.ndim if stride is None else known_ints(stride, "stride")
     masks = [[bool(m) for m in mask or [False] * x.ndim] for mask in (begin_mask, end_mask, squeeze_mask)]
     dropped = [axis for axis in range(x.ndim) if masks[2][axis]]
@@ -162,7 +164,7 @@ def slice_by_size(x: Value, begin: Value, size: Any) -> Value:
     """Write a slice of known size; -1 reaches to the end."""
     sizes = known_ints(size, "size")
     if begin.known is None:
-        first = _from_front(begin.cast("int32"), x.lengths() if -1 in x.shape else indices(x.shape))
+        first = from_front(begin.cast("int32"), x.lengths() if -1 in x.shape else indices(x.shape))
     else:
         places = zip(known_ints(begin, "begin"), x.shape, strict=True)
         first = indices([b + n if b < 0 < n else b for b, n in places])

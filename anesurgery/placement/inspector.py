@@ -71,7 +71,7 @@ NO_GPU = (
     "erwinzhang7/coreml-compute-placement)"
 )
 
-BY_VALUE = (*numeric.RULES, *faulty_ops.MASK_RULES, *faulty_ops.RULES, *lost_in_conversion.RULES)
+BY_VALUE = (*numeric.RULES, faulty_ops.SILU, *faulty_ops.RULES, *lost_in_conversion.RULES)
 """The rules that read the values of constants."""
 RULES = (*slow.RULES, *BY_VALUE, *shapes.RULES, *legality.SPEED, *slow.REPAIRED, *slow.LOOPS)
 """The rules about speed, numbers and shapes; `rules_outside_tables` adds those in files of their own, and the

@@ -163,6 +163,18 @@ CASES: dict[str, tuple[Program, str]] = {
         ),
         "conv-dilated-groups",
     ),
+    "pixels of a convolution": (
+        built(
+            lambda x: mb.pixel_shuffle(
+                x=mb.relu(x=mb.conv(x=x, weight=weight(513, 3, 1, 1), bias=weight(513))),
+                upscale_factor=3,
+                name="y",
+            ),
+            (2, 3, 2, 4),
+            half=False,
+        ),
+        "shuffle-bias",
+    ),
     "linear": (
         built(lambda x: hard_swish(x, lambda x: mb.linear(x=x, weight=weight(6, 8, half=True))), (3, 8)),
         "hard-swish-rank-2",
@@ -243,6 +255,7 @@ WRONG: dict[str, Callable[[Any, Any], Var]] = {
     "log sum of channels": lambda mb, op: mb.reduce_max(x=op.x, axes=[1]),
     "3x2": flipped,
     "volume": lambda mb, op: mb.identity(x=op.x),
+    "pixels of a convolution": lambda mb, op: mb.depth_to_space(x=op.x, block_size=3),
     "depthwise": lambda mb, op: mb.mul(x=mb.conv(x=op.x, weight=op.weight, groups=1600), y=2.0),
     "argmax": lambda mb, op: mb.reduce_argmin(x=op.x, axis=1),
 }

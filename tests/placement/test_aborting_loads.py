@@ -142,6 +142,23 @@ def written_norm(size: int, *, last: bool = False, spread: float = 0.1) -> Calla
     return of(body, (2, size))
 
 
+def kept(*, read: bool) -> Callable[[], Program]:
+    """A state that gets a row, and a sum of the new value or of what was written."""
+
+    def build() -> Program:
+        specs = [mb.TensorSpec((1, 8), dtype=types.fp16), mb.StateTensorSpec((1, 8), dtype=types.fp16)]
+
+        @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
+        def program(x: Var, state: Var) -> Var:
+            new = mb.add(x=mb.read_state(input=state), y=x)
+            written = mb.coreml_update_state(state=state, value=new)
+            return mb.relu(x=written if read else new)
+
+        return program
+
+    return build
+
+
 def listed() -> Program:
     return of(lambda x: mb.non_zero(x=x), (4, 6))()
 
@@ -170,6 +187,10 @@ CASES: dict[str, tuple[Callable[[], Program], str, str, str]] = {
     "a cache by scatter": (written(True), "M5/macOS 26", "CPU_AND_NE", "refused-cache-scatter"),
     "on an M1": (written(True), "M1/macOS 26", "CPU_AND_NE", "refused-cache-scatter-elsewhere"),
     "no cache": (written(False), "M5/macOS 26", "CPU_AND_NE", ""),
+    "an unread write": (kept(read=False), "M4/macOS 27", "CPU_AND_NE", "refused-state-write"),
+    "a write that is read": (kept(read=True), "M4/macOS 27", "CPU_AND_NE", ""),
+    "an unread write without the engine": (kept(read=False), "M4/macOS 27", "CPU_AND_GPU", ""),
+    "an unread write on an M1": (kept(read=False), "M1/macOS 27", "CPU_AND_NE", ""),
     "two attentions of 512": (fused(512, 2), M4_26, "CPU_AND_NE", "refused-wide-attention"),
     "on macOS 15": (fused(512, 2), M4, "CPU_AND_NE", "refused-wide-attention-elsewhere"),
     "one attention of 512": (fused(512, 1), M4_26, "CPU_AND_NE", ""),

@@ -230,6 +230,13 @@ def _writes_cache(op: Operation) -> bool:
     return data.op is None or data.op.op_type == "read_state"
 
 
+def _unread_writes(ops: list[Operation]) -> str:
+    """Find writes of a state whose result nothing reads: the op gives what the state holds then."""
+    writes = (op.outputs[0] for op in ops if op.op_type == "coreml_update_state")
+    unread = [var.name for var in writes if not consumers(var) and not is_output(var)]
+    return _counted(unread, "write* of a state that nothing reads")
+
+
 def _wide_attentions(ops: list[Operation]) -> str:
     """Find fused attentions with wide heads, if there are at least two."""
     fused = (op for op in ops if op.op_type == "scaled_dot_product_attention")
@@ -450,6 +457,21 @@ REPORTS = (
         chips=("M5",),
         systems=(("macOS", 26),),
         remedy="replace_scatter",
+    ),
+    LoadReport(
+        "refused-state-write",
+        "the compiler of the engine failed where nothing read the write of a state, and with it the load of "
+        'the whole model ("functionName must be nil unless the model type is ML Program"); where the attention '
+        "read the writes it compiled",
+        source="kasper0406/gemma-coreml-chat: global_cache_states.py",
+        seen="M4 Pro, macOS 27, CPU_AND_NE and ALL",
+        units=ENGINE,
+        form=_unread_writes,
+        advice="let the ops that read the new value read the result of the write, or keep the state as an "
+        "input and an output (cache_as_io)",
+        chips=("M4",),
+        systems=(("macOS", 27),),
+        common=True,
     ),
     LoadReport(
         "refused-wide-attention",

@@ -31,6 +31,7 @@ After::
 | `batch-norm-volume` | `batch_norm` of rank 5 | a product and a sum |
 | `instance-norm-volume` | `instance_norm` of rank 5 | the same with two axes joined |
 | `conv-dilated-groups` | a dilated `conv` of rank 3 with groups | a `conv` for each group, and their concat |
+| `gather-negative` | a `gather` at negative places | the same places, counted from the front |
 | `shuffle-bias` | a `pixel_shuffle` of a wide `conv` with a bias | a transpose between two reshapes |
 | `int8-zero-point` | weights of int8 with zero point 0 | uint8 with zero point 128, the same numbers |
 
@@ -209,6 +210,17 @@ def _unsigned_weights(mb: Builder, op: an.Operation) -> Var:
     return again(mb, op, **{name: new for name, v in an.op_inputs(op).items() if v is old})
 
 
+def _why_not_places_from_front(op: an.Operation) -> str:
+    length = op.x.shape[int(an.number(op.axis) or 0)]
+    return f"%{op.x.name} has a symbolic length" if an.is_symbolic(length) else ""
+
+
+def _places_from_front(mb: Builder, op: an.Operation) -> Var:
+    places = np.asarray(an.constant(op.indices))
+    length = int(op.x.shape[int(an.number(op.axis) or 0)])
+    return again(mb, op, indices=np.where(places < 0, places + length, places).astype(places.dtype))
+
+
 def _why_not_moved_pixels(op: an.Operation) -> str:
     return "" if an.static_shape(op.x) is not None else f"%{op.x.name} has a symbolic shape"
 
@@ -317,6 +329,7 @@ FORMS: dict[str, _Form] = {
     "batch-norm-volume": _Form(_scaled_volume, _why_not_scaled_volume),
     "instance-norm-volume": _Form(_joined_axes, _why_not_joined_axes),
     "conv-dilated-groups": _Form(_groups, _why_not_stored),
+    "gather-negative": _Form(_places_from_front, _why_not_places_from_front),
     "shuffle-bias": _Form(_moved_pixels, _why_not_moved_pixels),
 }
 """Name of a row of the table of faults -> the form that was right."""

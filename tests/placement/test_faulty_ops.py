@@ -98,6 +98,24 @@ def shuffled(channels: int = 512, bias: str = "conv", between: bool = False) -> 
     return program
 
 
+def gathered(place: int, opset: Any = ct.target.iOS16) -> Program:
+    """One row of 288, as torch's x[:, [-1]] is converted for iOS 15 and 16."""
+    spec = mb.TensorSpec((1, 288, 8), dtype=types.fp16)
+    return mb.program(input_specs=[spec], opset_version=opset)(
+        lambda x: mb.gather(x=x, indices=[place], axis=1, name="y")
+    )
+
+
+def attended(tokens: int, width: int) -> Program:
+    spec = mb.TensorSpec((1, 1, tokens, width), dtype=types.fp16)
+
+    @mb.program(input_specs=[spec], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        return mb.matmul(x=mb.softmax(x=mb.matmul(x=x, y=x, transpose_y=True)), y=x, name="y")
+
+    return program
+
+
 def windows(batch: int, biased: bool = True) -> Program:
     @mb.program(
         input_specs=[mb.TensorSpec((batch, 4, 49, 32), dtype=types.fp16)], opset_version=ct.target.iOS16
@@ -164,6 +182,14 @@ SAYS = [
     (masked("ops"), "M4/macOS 26", "", ""),
     (masked("none"), "M4/macOS 26", "", ""),
     (masked("float"), "M4/macOS 26, CPU_AND_GPU", "", ""),
+    (gathered(-1), "M1 Pro/macOS 26", "fault-gather-negative", "reported"),
+    (gathered(-1), "A18/iOS 18", "fault-gather-negative-elsewhere", "guess"),
+    (gathered(287), "M1/macOS 26", "", ""),
+    (gathered(287, ct.target.iOS17), "M1/macOS 26", "", ""),
+    (attended(1024, 256), "M2/macOS 26", "fault-attention-scores", "reported"),
+    (attended(1024, 256), "M4/macOS 26", "fault-attention-scores-elsewhere", "guess"),
+    (attended(1023, 256), "M2/macOS 26", "", ""),
+    (attended(1024, 64), "M2/macOS 26", "", ""),
     (shuffled(), "M1/macOS 26", "fault-shuffle-bias", "reported"),
     (shuffled(between=True), "M1/macOS 26", "fault-shuffle-bias", "reported"),
     (shuffled(bias="add", between=True), "M1/macOS 26", "fault-shuffle-bias", "reported"),

@@ -382,6 +382,31 @@ def _biased_shuffle(op: Operation) -> str:
     return f"the bias of %{var.name} goes to other channels of {channels}"
 
 
+def _negative_places(op: Operation) -> str:
+    """Find a gather at constant places that are counted from the end, as ops before iOS 17 count them."""
+    if "validate_indices" in op.inputs or not any(place < 0 for place in _numbers_of(op, "indices")):
+        return ""
+    axis = op.x.shape[int(constant(op.axis) or 0)]
+    return f"it counts places from the end of {axis}"
+
+
+MOST_SCORES = 2**20
+"""From so many scores of one head on attention was wrong; with 1,023 queries over 1,023 keys it was right."""
+WIDE_VALUES = 256
+"""The width of the heads of that model; narrower heads were right at 1,024 and 2,048 tokens."""
+
+
+def _many_scores(op: Operation) -> str:
+    """Find the softmax of attention with many scores and wide heads."""
+    shape = static_shape(op.x)
+    if shape is None or len(shape) < 3 or shape[-2] * shape[-1] < MOST_SCORES:
+        return ""
+    products = (r for r in consumers(op.outputs[0]) if r.op_type == "matmul" and r.x is op.outputs[0])
+    widths = [r.y.shape[-1] for r in products]
+    is_wide = any(isinstance(n, int) and n >= WIDE_VALUES for n in widths)
+    return f"{shape[-2]} x {shape[-1]} scores, with heads of {max(widths)}" if is_wide else ""
+
+
 def _coremltools(what: str) -> str:
     """Cite an issue or pull request of coremltools."""
     return f"apple/coremltools: {what}"
@@ -588,6 +613,33 @@ FAULTS: tuple[Fault, ...] = (
         form=_biased_shuffle,
         remedy="replace_faulty_ops",
         advice="write the shuffle as reshape, transpose and reshape, or add the bias behind it",
+    ),
+    Fault(
+        "gather-negative",
+        names("gather"),
+        what="a gather at the place -1 of 288 gave other numbers (a correlation of 0.03 with those of the "
+        "CPU); at 287 it was right",
+        source="zoompilot/jetlink: jetlink/onnx_patch.py, docs/mac-performance.md",
+        seen="M1 Pro, macOS 26.5, through ONNX Runtime",
+        chips=("M1",),
+        systems=(("macOS", 26),),
+        form=_negative_places,
+        remedy="replace_faulty_ops",
+        advice="count the place from the front",
+    ),
+    Fault(
+        "attention-scores",
+        names("softmax"),
+        what="the attention of EmbeddingGemma (heads of 256) was wrong from 2^20 scores of a head on, with a "
+        "mask and without: 1,024 tokens were, 1,023 were not, nor two blocks of 512 queries. ModernBERT was "
+        "right at 2,048",
+        source="xhighhongo41/eeANE: backends/gemma3.py",
+        seen="M2, macOS 26",
+        chips=("M2",),
+        systems=(("macOS", 26),),
+        form=_many_scores,
+        remedy="tile_queries",
+        advice="compute the queries in blocks",
     ),
     Fault(
         "attention-batch",

@@ -310,7 +310,7 @@ TOO_LARGE = _reported(
     f"john-rocky/CoreML-LLM: QWEN35_2B_CHUNKED_HANDOFF.md; smpanaro/more-ane-transformers: NOTES.md; limits: "
     f"{SOURCES['program']}",
     scope=Scope(os="seen on A19 Pro, iOS 26, and M1 Max, macOS 13"),
-    advice="split it into chunks below the limit, compress it, or write the weights into several files, each below 2.1 GB",
+    advice="split it into chunks below the limit, compress it, or write the weights into files below 2.1 GB",
 )
 RULES = (LARGE_TABLE, DISPUTED_LIST, DISPUTED_RANGE, RANGE_ELSEWHERE, NORM_IN_LIST, TOO_LARGE)
 

@@ -159,6 +159,18 @@ def kept(*, read: bool) -> Callable[[], Program]:
     return build
 
 
+def repeated(rank: int) -> Callable[[], Program]:
+    """Two heads of keys for six of queries, as transformers repeats them (rank 5), and with fewer axes."""
+
+    def body(keys: Var) -> Var:
+        x = mb.reshape(x=keys, shape=[1, 2, 1, 9, 16] if rank == 5 else [2, 1, 9, 16])
+        x = mb.tile(x=x, reps=[1, 1, 3, 1, 1] if rank == 5 else [1, 3, 1, 1])
+        x = mb.reshape(x=x, shape=[1, 6, 9, 16])
+        return mb.matmul(x=half(1, 6, 4, 16), y=x, transpose_y=True)
+
+    return of(body, (1, 2, 9, 16))
+
+
 def listed() -> Program:
     return of(lambda x: mb.non_zero(x=x), (4, 6))()
 
@@ -191,6 +203,9 @@ CASES: dict[str, tuple[Callable[[], Program], str, str, str]] = {
     "a write that is read": (kept(read=True), "M4/macOS 27", "CPU_AND_NE", ""),
     "an unread write without the engine": (kept(read=False), "M4/macOS 27", "CPU_AND_GPU", ""),
     "an unread write on an M1": (kept(read=False), "M1/macOS 27", "CPU_AND_NE", ""),
+    "keys repeated on five axes": (repeated(5), "M2/macOS 26", "CPU_AND_NE", "refused-repeated-heads"),
+    "keys repeated on four axes": (repeated(4), "M2/macOS 26", "CPU_AND_NE", ""),
+    "keys repeated on an M4": (repeated(5), "M4/macOS 26", "CPU_AND_NE", ""),
     "two attentions of 512": (fused(512, 2), M4_26, "CPU_AND_NE", "refused-wide-attention"),
     "on macOS 15": (fused(512, 2), M4, "CPU_AND_NE", "refused-wide-attention-elsewhere"),
     "one attention of 512": (fused(512, 1), M4_26, "CPU_AND_NE", ""),

@@ -28,10 +28,10 @@ from anesurgery.mil import (
     static_shape,
     walk_ops,
 )
-from anesurgery.ops import CARRIERS, MOVING, names
+from anesurgery.ops import ATTENTION, CARRIERS, MOVING, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.target import CHIPS, Target
-from anesurgery.semantics.reading import axes_of
+from anesurgery.semantics.reading import axes_of, readers_after
 
 KIND = "load"
 """The kind of findings that say that the model does not load; each is an error, and shown first."""
@@ -228,6 +228,13 @@ def _writes_cache(op: Operation) -> bool:
     while data.op is not None and data.op.op_type in CARRIERS:
         data = data.op.x
     return data.op is None or data.op.op_type == "read_state"
+
+
+def _repeated_heads(ops: list[Operation]) -> str:
+    """Find keys or values of rank 5 that are repeated for the heads of a group."""
+    tiles = [op.outputs[0] for op in ops if op.op_type == "tile" and op.x.rank == 5]
+    read = [v.name for v in tiles if any(reader.op_type in ATTENTION for reader in readers_after(v))]
+    return _counted(read, "value* of five axes, repeated for the heads of a group")
 
 
 def _unread_writes(ops: list[Operation]) -> str:
@@ -457,6 +464,19 @@ REPORTS = (
         chips=("M5",),
         systems=(("macOS", 26),),
         remedy="replace_scatter",
+    ),
+    LoadReport(
+        "refused-repeated-heads",
+        "the compiler of the engine refused keys and values that are repeated for a group of heads through "
+        "five axes, and all of the model ran on the CPU; repeated through four axes they ran",
+        source="xhighhongo41/eeANE: backends/gemma3.py",
+        seen="M2, macOS 26",
+        units=ENGINE,
+        form=_repeated_heads,
+        advice="repeat them with four axes: the pass rerank with at_most=4",
+        chips=("M2",),
+        systems=(("macOS", 26),),
+        common=True,
     ),
     LoadReport(
         "refused-state-write",

@@ -183,6 +183,7 @@ M4, M4_26, M15 = "M4/macOS 15", "M4/macOS 26", "M2/macOS 15"
 CASES: dict[str, tuple[Callable[[], Program], str, str, str]] = {
     "8 bits on the GPU of an M4": (product(eight_bits), M4, "ALL", "abort-int8-gpu"),
     "without the ANE": (product(eight_bits), M4, "CPU_AND_GPU", "abort-int8-gpu"),
+    "8 bits where they ran": (product(eight_bits), M4_26, "CPU_AND_GPU", "abort-int8-gpu-elsewhere"),
     "no GPU is asked for": (product(eight_bits), M4, "CPU_AND_NE", ""),
     "another chip": (product(eight_bits), "M1/macOS 15", "ALL", "abort-int8-gpu-elsewhere"),
     "several chips": (product(eight_bits), "M1-M4", "ALL", "abort-int8-gpu-elsewhere"),

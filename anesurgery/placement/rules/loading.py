@@ -128,6 +128,8 @@ class LoadReport:
     """Does Core ML refuse the specification itself, so that it loads on no chip and no OS?"""
     common: bool = False
     """Whether many models have the form. Then the row speaks only for a target that names this chip and OS."""
+    loaded_on: tuple[tuple[str, int], ...] = ()
+    """The (platform, release) pairs on which somebody else's model of this form ran, on the same chips."""
     of_varying_sizes: bool = False
     """Is the form about symbolic sizes, which are fixed for the other forms?"""
 
@@ -139,8 +141,11 @@ class LoadReport:
     def is_claim(self, target: Target) -> bool:
         """Are all chips and the OS of the target in the report?
 
-        A report without either makes no claim, unless the parser refuses the model.
+        A report without either makes no claim, unless the parser refuses the model. Where a model of the form
+        ran, there is none either.
         """
+        if (target.platform, target.os) in self.loaded_on:
+            return False
         on_chips = not self.chips or set(target.chips) <= set(self.chips)
         on_system = not self.systems or (target.platform, target.os) in self.systems
         return on_chips and on_system and bool(self.chips or self.systems or self.refused_by_parser)
@@ -421,11 +426,13 @@ REPORTS = (
         "abort-int8-gpu",
         "weights of 8 bits ended the process in the GPU back end (an assertion of MPSGraph)",
         source="onnxsim: pull request 1403",
-        seen="M4, units with the GPU",
+        seen="M4, units with the GPU, the OS is not named; a decoder with such weights ran right with ALL and "
+        "with CPU_AND_GPU on an M4 with macOS 26.6.2 (Thiruloksundar/llm-inference-macOS)",
         units=GPU,
         form=_int8_weights,
         advice="ask for CPU_AND_NE, or store the weights as fp16 where the GPU is to run them",
         chips=("M4",),
+        loaded_on=(("macOS", 26),),
         nothing_loads=True,
     ),
     LoadReport(

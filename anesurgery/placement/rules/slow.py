@@ -122,9 +122,9 @@ several chunks. Heads of pose networks (SimCC) have up to 768, lookups by a prod
 def _reads_ids(op: Operation) -> bool:
     """Does the model of an op have an input of integers?"""
     block = op.enclosing_block
-    while block.outer_op is not None:
+    while block is not None and block.outer_op is not None:
         block = block.outer_op.enclosing_block
-    return any(np_dtype(var).kind in "iu" for var in block.inputs.values())
+    return block is not None and any(np_dtype(var).kind in "iu" for var in block.inputs.values())
 
 
 def all_tokens(op: Operation, target: Target) -> str:

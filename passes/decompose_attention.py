@@ -26,8 +26,8 @@ torch gives zeros or NaN.
 Refuses when a shape is dynamic, and when queries and keys are so large that their scores may exceed fp16, or
 come near the fill.
 
-Why it helps: under iOS and macOS 27 fused attention did not apply a mask unless an op of the same procedure
-makes it (reported, M1 Max, macOS 27.0: ironblock/sidekick), and under 26.1 it gave infinities and NaN
+Why it helps: fused attention did not apply a mask unless an op of the same procedure made it (reported, M1 Max,
+macOS 27.0, and M4, macOS 26.6.2: docs/engine-faults.md), and under 26.1 it gave infinities and NaN
 (reported: pytorch/executorch issue 15833). Core ML prefers the engine for it only from about 2 million elements
 for each of query, key and value (measured, M4, macOS 27.0.1, 751K); the parts have no such bound.
 
@@ -44,6 +44,7 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
 from anesurgery.facts import attention
+from anesurgery.interpret.arithmetic.engine_faults import outside_mask
 from anesurgery.placement.rules import faulty_ops
 from anesurgery.regions import small_builds
 
@@ -65,14 +66,14 @@ class DecomposeAttention(Rewrite):
 
     def run(self, program: Program, session: Session) -> None:
         """Rewrite the attentions; with `only_ignored` only if the fault was seen on the target."""
-        has_fault = faulty_ops.MASK_IGNORED.scope.concerns(an.Target.parse(session.target))
+        fault = faulty_ops.CLAIMS["fault-attention-mask"]
+        has_fault = faulty_ops.may_concern(fault, an.Target.parse(session.target))
         if has_fault or not self.only_ignored:
             super().run(program, session)
 
     def check(self, m: Match) -> Match | Refusal:
         """Accept static shapes; the scores must stay in fp16, and far above the fill of a boolean mask."""
-        any_target = an.Target.parse(None)  # `run` has asked about the target: here only the mask counts
-        if self.only_ignored and not faulty_ops.outside_mask(m.root, any_target):
+        if self.only_ignored and not outside_mask(m.root):  # `run` has asked about the target
             return an.NO_MATCH
         for name in ("query", "key", "value"):
             if an.static_shape(operand := m.root.inputs[name]) is None:

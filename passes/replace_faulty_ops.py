@@ -31,6 +31,8 @@ After::
 | `batch-norm-volume` | `batch_norm` of rank 5 | a product and a sum |
 | `instance-norm-volume` | `instance_norm` of rank 5 | the same with two axes joined |
 | `conv-dilated-groups` | a dilated `conv` of rank 3 with groups | a `conv` for each group, and their concat |
+| `gather-negative` | a `gather` at negative places | the same places, counted from the front |
+| `shuffle-bias` | a `pixel_shuffle` of a wide `conv` with a bias | a transpose between two reshapes |
 | `int8-zero-point` | weights of int8 with zero point 0 | uint8 with zero point 128, the same numbers |
 
 A softplus or a sum stays as it is if its values are known to stay below the range that is wrong.
@@ -208,6 +210,29 @@ def _unsigned_weights(mb: Builder, op: an.Operation) -> Var:
     return again(mb, op, **{name: new for name, v in an.op_inputs(op).items() if v is old})
 
 
+def _why_not_places_from_front(op: an.Operation) -> str:
+    length = op.x.shape[int(an.number(op.axis) or 0)]
+    return f"%{op.x.name} has a symbolic length" if an.is_symbolic(length) else ""
+
+
+def _places_from_front(mb: Builder, op: an.Operation) -> Var:
+    places = np.asarray(an.constant(op.indices))
+    length = int(op.x.shape[int(an.number(op.axis) or 0)])
+    return again(mb, op, indices=np.where(places < 0, places + length, places).astype(places.dtype))
+
+
+def _why_not_moved_pixels(op: an.Operation) -> str:
+    return "" if an.static_shape(op.x) is not None else f"%{op.x.name} has a symbolic shape"
+
+
+def _moved_pixels(mb: Builder, op: an.Operation) -> Var:
+    """Write a pixel_shuffle as a transpose between two reshapes, with all images and channels on one axis."""
+    images, channels, height, width = op.outputs[0].shape
+    r = int(an.number(op.upscale_factor) or 1)
+    parts = mb.reshape(x=op.x, shape=[images * channels, r, r, height // r, width // r])
+    return mb.reshape(x=mb.transpose(x=parts, perm=[0, 3, 1, 4, 2]), shape=list(op.outputs[0].shape))
+
+
 class _HardSwish(NamedTuple):
     """The ops of a hard swish of a product: p = x @ w, then p * clip(p + 3, 0, 6) / 6."""
 
@@ -304,6 +329,8 @@ FORMS: dict[str, _Form] = {
     "batch-norm-volume": _Form(_scaled_volume, _why_not_scaled_volume),
     "instance-norm-volume": _Form(_joined_axes, _why_not_joined_axes),
     "conv-dilated-groups": _Form(_groups, _why_not_stored),
+    "gather-negative": _Form(_places_from_front, _why_not_places_from_front),
+    "shuffle-bias": _Form(_moved_pixels, _why_not_moved_pixels),
 }
 """Name of a row of the table of faults -> the form that was right."""
 REPAIRED = tuple(fault for fault in FAULTS if fault.name in FORMS)

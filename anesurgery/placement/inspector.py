@@ -48,7 +48,9 @@ from anesurgery.placement.target import Target
 from anesurgery.placement.timing import time_of_shaped
 from anesurgery.placement.verdicts import (
     Judged,
+    Shaped,
     choose,
+    gpu_may_take_all,
     judge_shaped,
     longest_chain,
     segments_of,
@@ -64,6 +66,11 @@ NO_PROMISE = (
 )
 ELSEWHERE = "measurements on a base M4 with macOS 27.0.1 are extrapolated to {}"
 GPU = "the GPU's share is a guess, fitted to four models on an M4 Pro (macOS 26.5.1)"
+GPU_TAKES_ALL = (
+    "with ALL the GPU may take all of it, so that ops have no unit: on an M4 (macOS 26.6.2) it ran two small "
+    "decoders (up to 2.4 GFLOP) as a whole, and 879 of 1004 ops of one with int4 weights "
+    "(Thiruloksundar/llm-inference-macOS); CPU_AND_NE leaves it out"
+)
 NO_GPU = (
     "what {} gives to the GPU is not known here, so that most ops have no unit: five models ran on the GPU "
     "of an M5 Max "
@@ -71,7 +78,7 @@ NO_GPU = (
     "erwinzhang7/coreml-compute-placement)"
 )
 
-BY_VALUE = (*numeric.RULES, *faulty_ops.MASK_RULES, *faulty_ops.RULES, *lost_in_conversion.RULES)
+BY_VALUE = (*numeric.RULES, faulty_ops.SILU, *faulty_ops.RULES, *lost_in_conversion.RULES)
 """The rules that read the values of constants."""
 RULES = (*slow.RULES, *BY_VALUE, *shapes.RULES, *legality.SPEED, *slow.REPAIRED, *slow.LOOPS)
 """The rules about speed, numbers and shapes; `rules_outside_tables` adds those in files of their own, and the
@@ -187,7 +194,7 @@ def inspect_program(
     findings = tuple(dict.fromkeys((*of_format, *unmoved, *doubts, *about_load, *about_shapes, *changes)))
     at_shapes = units_at_each_shape(loaded, function, shaped.flexible, target, rules, doubts)
     advised = unit_advice.advice(shaped.function, target) if advice else None
-    notes = (*_notes(target, advised, loaded.absent), *shaped.notes, *(f"estimated {one}" for one in at_shapes))
+    notes = (*_notes(target, advised, loaded.absent, shaped), *(f"estimated {one}" for one in at_shapes))
     notes += (*format_notes, *((f"{NO_TIME}{timed.why}",) if timed.why else ()))
     return Inspection(
         model=label,
@@ -292,7 +299,9 @@ def _op_row(
     )
 
 
-def _notes(target: Target, advised: unit_advice.UnitAdvice | None, absent: str | None) -> tuple[str, ...]:
+def _notes(
+    target: Target, advised: unit_advice.UnitAdvice | None, absent: str | None, shaped: Shaped
+) -> tuple[str, ...]:
     if absent is not None:
         warn(ABSENT.format(absent))
     notes = [*([] if absent is None else [ABSENT.format(absent)]), *NO_PROMISE]
@@ -302,9 +311,11 @@ def _notes(target: Target, advised: unit_advice.UnitAdvice | None, absent: str |
         notes.append(f"estimates are corrected by a table learned from {', '.join(target.rates.hosts)}")
     if target.uses_gpu:
         notes.append(GPU if target.gpu_fitted else NO_GPU.format(target.compute_units))
+    if target.gpu_fitted and gpu_may_take_all(shaped.judged):
+        notes.append(GPU_TAKES_ALL)
     if target.uses_ane:
         notes.append(unit_advice.NO_SAFE_DEFAULT if advised is None else str(advised))
-    return tuple(notes)
+    return (*notes, *shaped.notes)
 
 
 # The inspections of all functions of a package, and of all sizes in a folder of sizes.

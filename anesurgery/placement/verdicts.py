@@ -415,27 +415,54 @@ class View:
     ane: bool = True
 
 
-def views(target: Target, doubts: Sequence[Finding] = ()) -> tuple[View, ...]:
+def views(target: Target, doubts: Sequence[Finding] = (), judged: Sequence[Judged] = ()) -> tuple[View, ...]:
     """Return the extreme assumptions; an op has a known unit only if all of them give the same one.
 
     Args:
         target: chips, OS and compute units.
         doubts: why the ANE may run nothing of the model (`rules.whole_model`).
+        judged: the ops of the model.
     """
     gpu = "guess" if target.gpu_fitted else ""
     extremes = [View(True, gpu), View(False, gpu)]
-    if target.uses_gpu and not gpu:
+    if target.uses_gpu and (not gpu or gpu_may_take_all(judged)):
         extremes.append(View(True, "free"))
     if doubts:
         extremes.append(View(False, gpu, ane=False))
     return tuple(extremes)
 
 
+PRODUCTS = cost.SUMS | {"matmul"}
+
+FEW_SUMS = 3e9
+"""On an M4 (macOS 26.6.2, ALL) decoders of 0.1 and 2.4 GFLOP ran on the GPU as a whole, one of 30 on the ANE
+(Thiruloksundar/llm-inference-macOS). On an M4 Pro, so did the linear ops of DistilBERT; and MobileNetV2 of 0.6
+GFLOP, whose sums are convolutions."""
+
+
+def gpu_may_take_all(judged: Sequence[Judged]) -> bool:
+    """May the GPU run a model as a whole, against the fit: one of few sums without conv, or of int4 weights?
+
+    With int4 weights, 125 of 1004 ops of the same decoder ran on the ANE, although it may run all of them.
+    """
+    products = [j for j in judged if j.work.flop and j.op.op_type in PRODUCTS]
+    if not any(j.op.op_type in ("linear", "matmul") for j in products):
+        return False
+    has_conv = any(j.op.op_type in ("conv", "conv_transpose") for j in products)
+    is_small = not has_conv and sum(j.work.flop for j in judged) <= FEW_SUMS
+    return is_small or any(_has_int4_weight(j.op) for j in products if j.legal)
+
+
+def _has_int4_weight(op: Operation) -> bool:
+    scaled = (d for d in weight_decoders(op) if d.op_type == "constexpr_blockwise_shift_scale")
+    return any(kind_of(d.data).itemsize < 1 for d in scaled)
+
+
 def choose(
     judged: Sequence[Judged], target: Target, doubts: Sequence[Finding] = ()
 ) -> tuple[list[str | None], float]:
     """Return the unit that each op prefers (None if unknown), and the likeliest cost in microseconds."""
-    paths = [cheapest_path([_costs(j, target, view) for j in judged]) for view in views(target, doubts)]
+    paths = [cheapest_path([_costs(j, target, view) for j in judged]) for view in views(target, doubts, judged)]
     units = [
         UNITS[path[0]] if len(set(path)) == 1 and _has_known_place(j) else None
         for j, *path in zip(judged, *paths, strict=True)

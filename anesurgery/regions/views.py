@@ -28,7 +28,7 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.ops import BROADCASTING, REDUCTIONS, UNARY, VIEWS
-from anesurgery.semantics.reading import axes_of, axis_of, each_axis, permutation
+from anesurgery.semantics.reading import axes_of, axis_of, each_axis, ints, permutation
 from anesurgery.semantics.rows import CONTRACTED, places_of
 
 
@@ -293,6 +293,21 @@ def _slice(op: Operation) -> Frame | Refusal:
     return Frame(sizes, joins_of_operand(op, op.x), build)
 
 
+def _tile(op: Operation) -> Frame | Refusal:
+    """Return the frame of a tile: an axis takes a later one that is not repeated along, as one block."""
+    sizes, repeats = fixed_shape(op.x), ints(op, "reps")
+    if not repeats:
+        return Refusal("how often it repeats is dynamic")
+    plain = [n == 1 and times == 1 for n, times in zip(sizes, repeats, strict=True)]
+    joins = tuple(repeats[axis] == 1 or all(plain[:axis]) for axis in range(1, len(sizes)))
+
+    def build(mb: Maker, groups: Groups) -> list[Var]:
+        x = _operand_on_view(mb, op.x, len(sizes), groups)
+        return [mb.tile(x=x, reps=_group_lengths(repeats, groups))]
+
+    return Frame(sizes, joins, build)
+
+
 def _transpose(op: Operation) -> Frame:
     sizes, perm = fixed_shape(op.x), permutation(op)
 
@@ -379,6 +394,7 @@ FRAMES: dict[str, Callable[[Operation], Frame | Refusal]] = {
     "linear": _linear,
     "matmul": _matmul,
     "slice_by_index": _slice,
+    "tile": _tile,
     "transpose": _transpose,
 }
 """Op type -> the function that returns its frame."""

@@ -159,10 +159,15 @@ def _is_negligible(inspection: Inspection, problem: Problem) -> bool:
 
 
 def _merged(one: Problem, other: Problem) -> Problem:
-    """Return two problems of the same ops as one; of a wrong and another, the wrong one counts."""
+    """Return two problems of the same ops as one; of a wrong and another, the wrong one counts.
+
+    Words about numbers replace those about time that no pass goes with.
+    """
     if other.wrong and not one.wrong:
         return other
     remedies = tuple(dict.fromkeys((*one.remedies, *other.remedies)))
+    if (one.kind, other.kind) == ("speed", "numeric") and not one.remedies:
+        return replace(other, remedies=remedies)
     return replace(one, remedies=remedies, advice=one.advice or other.advice, wrong=one.wrong or other.wrong)
 
 

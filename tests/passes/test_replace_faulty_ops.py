@@ -19,12 +19,12 @@ from anesurgery.testing import apply_pass, assert_same_numbers
 RNG = np.random.default_rng(0)
 
 
-def built(body: Callable[[Var], Any], shape: tuple[int, ...], half: bool = True) -> Program:
+def built(
+    body: Callable[[Var], Any], shape: tuple[int, ...], half: bool = True, opset: Any = ct.target.iOS17
+) -> Program:
     dtype = types.fp16 if half else types.fp32
 
-    return mb.program(input_specs=[mb.TensorSpec(shape, dtype=dtype)], opset_version=ct.target.iOS17)(
-        lambda x: body(x)
-    )
+    return mb.program(input_specs=[mb.TensorSpec(shape, dtype=dtype)], opset_version=opset)(lambda x: body(x))
 
 
 def weight(*shape: int, half: bool = False) -> Any:
@@ -163,6 +163,24 @@ CASES: dict[str, tuple[Program, str]] = {
         ),
         "conv-dilated-groups",
     ),
+    "places from the end": (
+        built(
+            lambda x: mb.gather(x=x, indices=[-1, 2, -5], axis=1, name="y"), (2, 9, 3), opset=ct.target.iOS16
+        ),
+        "gather-negative",
+    ),
+    "pixels of a convolution": (
+        built(
+            lambda x: mb.pixel_shuffle(
+                x=mb.relu(x=mb.conv(x=x, weight=weight(513, 3, 1, 1), bias=weight(513))),
+                upscale_factor=3,
+                name="y",
+            ),
+            (2, 3, 2, 4),
+            half=False,
+        ),
+        "shuffle-bias",
+    ),
     "linear": (
         built(lambda x: hard_swish(x, lambda x: mb.linear(x=x, weight=weight(6, 8, half=True))), (3, 8)),
         "hard-swish-rank-2",
@@ -243,6 +261,8 @@ WRONG: dict[str, Callable[[Any, Any], Var]] = {
     "log sum of channels": lambda mb, op: mb.reduce_max(x=op.x, axes=[1]),
     "3x2": flipped,
     "volume": lambda mb, op: mb.identity(x=op.x),
+    "places from the end": lambda mb, op: mb.gather(x=op.x, indices=[7, 2, 3], axis=1),
+    "pixels of a convolution": lambda mb, op: mb.depth_to_space(x=op.x, block_size=3),
     "depthwise": lambda mb, op: mb.mul(x=mb.conv(x=op.x, weight=op.weight, groups=1600), y=2.0),
     "argmax": lambda mb, op: mb.reduce_argmin(x=op.x, axis=1),
 }

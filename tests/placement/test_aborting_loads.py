@@ -142,6 +142,35 @@ def written_norm(size: int, *, last: bool = False, spread: float = 0.1) -> Calla
     return of(body, (2, size))
 
 
+def kept(*, read: bool) -> Callable[[], Program]:
+    """A state that gets a row, and a sum of the new value or of what was written."""
+
+    def build() -> Program:
+        specs = [mb.TensorSpec((1, 8), dtype=types.fp16), mb.StateTensorSpec((1, 8), dtype=types.fp16)]
+
+        @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
+        def program(x: Var, state: Var) -> Var:
+            new = mb.add(x=mb.read_state(input=state), y=x)
+            written = mb.coreml_update_state(state=state, value=new)
+            return mb.relu(x=written if read else new)
+
+        return program
+
+    return build
+
+
+def repeated(rank: int) -> Callable[[], Program]:
+    """Two heads of keys for six of queries, as transformers repeats them (rank 5), and with fewer axes."""
+
+    def body(keys: Var) -> Var:
+        x = mb.reshape(x=keys, shape=[1, 2, 1, 9, 16] if rank == 5 else [2, 1, 9, 16])
+        x = mb.tile(x=x, reps=[1, 1, 3, 1, 1] if rank == 5 else [1, 3, 1, 1])
+        x = mb.reshape(x=x, shape=[1, 6, 9, 16])
+        return mb.matmul(x=half(1, 6, 4, 16), y=x, transpose_y=True)
+
+    return of(body, (1, 2, 9, 16))
+
+
 def listed() -> Program:
     return of(lambda x: mb.non_zero(x=x), (4, 6))()
 
@@ -154,6 +183,7 @@ M4, M4_26, M15 = "M4/macOS 15", "M4/macOS 26", "M2/macOS 15"
 CASES: dict[str, tuple[Callable[[], Program], str, str, str]] = {
     "8 bits on the GPU of an M4": (product(eight_bits), M4, "ALL", "abort-int8-gpu"),
     "without the ANE": (product(eight_bits), M4, "CPU_AND_GPU", "abort-int8-gpu"),
+    "8 bits where they ran": (product(eight_bits), M4_26, "CPU_AND_GPU", "abort-int8-gpu-elsewhere"),
     "no GPU is asked for": (product(eight_bits), M4, "CPU_AND_NE", ""),
     "another chip": (product(eight_bits), "M1/macOS 15", "ALL", "abort-int8-gpu-elsewhere"),
     "several chips": (product(eight_bits), "M1-M4", "ALL", "abort-int8-gpu-elsewhere"),
@@ -170,6 +200,13 @@ CASES: dict[str, tuple[Callable[[], Program], str, str, str]] = {
     "a cache by scatter": (written(True), "M5/macOS 26", "CPU_AND_NE", "refused-cache-scatter"),
     "on an M1": (written(True), "M1/macOS 26", "CPU_AND_NE", "refused-cache-scatter-elsewhere"),
     "no cache": (written(False), "M5/macOS 26", "CPU_AND_NE", ""),
+    "an unread write": (kept(read=False), "M4/macOS 27", "CPU_AND_NE", "refused-state-write"),
+    "a write that is read": (kept(read=True), "M4/macOS 27", "CPU_AND_NE", ""),
+    "an unread write without the engine": (kept(read=False), "M4/macOS 27", "CPU_AND_GPU", ""),
+    "an unread write on an M1": (kept(read=False), "M1/macOS 27", "CPU_AND_NE", ""),
+    "keys repeated on five axes": (repeated(5), "M2/macOS 26", "CPU_AND_NE", "refused-repeated-heads"),
+    "keys repeated on four axes": (repeated(4), "M2/macOS 26", "CPU_AND_NE", ""),
+    "keys repeated on an M4": (repeated(5), "M4/macOS 26", "CPU_AND_NE", ""),
     "two attentions of 512": (fused(512, 2), M4_26, "CPU_AND_NE", "refused-wide-attention"),
     "on macOS 15": (fused(512, 2), M4, "CPU_AND_NE", "refused-wide-attention-elsewhere"),
     "one attention of 512": (fused(512, 1), M4_26, "CPU_AND_NE", ""),

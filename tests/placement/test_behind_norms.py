@@ -53,6 +53,10 @@ BODIES: dict[str, Callable[[Any], Any]] = {
     "without its mean": lambda x: (lambda y: mb.sub(x=y, y=mb.reduce_mean(x=y, axes=[1], keep_dims=True)))(
         conv(norm(x))
     ),
+    "by its length, made a mean": lambda x: mb.real_div(
+        x=x,
+        y=mb.mul(x=mb.reduce_l2_norm(x=x, axes=[1, 2], keep_dims=True), y=HALF((CHANNELS * FRAMES) ** -0.5)),
+    ),
     "moved": lambda x: mb.transpose(x=conv(norm(x)), perm=[0, 2, 1]),
     "a layer norm": lambda x: mb.layer_norm(
         x=x, axes=[1, 2], gamma=np.full((CHANNELS, FRAMES), 2, HALF), epsilon=HALF(1e-5)

@@ -71,6 +71,51 @@ def fused(width: int, queries: int = 4, batch: int = 1, masked: bool = False) ->
     return program
 
 
+def masked(mask: str) -> Program:
+    """Attention of 64 queries; a mask of "ops" is computed by an op that the engine may run."""
+    specs = [mb.TensorSpec((1, 2, 64, 32), dtype=types.fp16), mb.TensorSpec((1, 1, 64, 64), dtype=types.fp16)]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
+    def program(x: Var, given: Var) -> Var:
+        table = np.triu(np.full((1, 1, 64, 64), -1e4, np.float16), 1)
+        masks = {"float": table, "bool": table == 0, "input": given, "ops": mb.mul(x=given, y=np.float16(-1e4))}
+        more = {} if mask == "none" else {"attn_mask": masks[mask]}
+        return mb.scaled_dot_product_attention(query=x, key=x, value=x, **more, name="y")
+
+    return program
+
+
+def shuffled(channels: int = 512, bias: str = "conv", between: bool = False) -> Program:
+    """A pixel_shuffle of a convolution, with a bias inside ("conv") or behind it ("add")."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 4, 6, 6), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        own = {"bias": np.ones(channels, np.float16)} if bias == "conv" else {}
+        y = mb.conv(x=x, weight=np.ones((channels, 4, 1, 1), np.float16), **own)
+        y = mb.add(x=y, y=np.ones((1, channels, 1, 1), np.float16)) if bias == "add" else y
+        return mb.pixel_shuffle(x=mb.relu(x=y) if between else y, upscale_factor=2, name="y")
+
+    return program
+
+
+def gathered(place: int, opset: Any = ct.target.iOS16) -> Program:
+    """One row of 288, as torch's x[:, [-1]] is converted for iOS 15 and 16."""
+    spec = mb.TensorSpec((1, 288, 8), dtype=types.fp16)
+    return mb.program(input_specs=[spec], opset_version=opset)(
+        lambda x: mb.gather(x=x, indices=[place], axis=1, name="y")
+    )
+
+
+def attended(tokens: int, width: int) -> Program:
+    spec = mb.TensorSpec((1, 1, tokens, width), dtype=types.fp16)
+
+    @mb.program(input_specs=[spec], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        return mb.matmul(x=mb.softmax(x=mb.matmul(x=x, y=x, transpose_y=True)), y=x, name="y")
+
+    return program
+
+
 def windows(batch: int, biased: bool = True) -> Program:
     @mb.program(
         input_specs=[mb.TensorSpec((batch, 4, 49, 32), dtype=types.fp16)], opset_version=ct.target.iOS16
@@ -127,9 +172,33 @@ SAYS = [
     (fused(512), "M4/macOS 26", "fault-attention-wide-heads-elsewhere", "guess"),
     (fused(256), "M4/macOS 26", "", ""),
     (fused(512, queries=1), "M4/macOS 26", "", ""),
-    (fused(64, batch=10, masked=True), "M4/macOS 26, ALL", "fault-attention-batch-elsewhere", "guess"),
+    *((masked(kind), "M4/macOS 26", "fault-attention-mask", "reported") for kind in ("float", "bool", "input")),
+    (masked("float"), "M1/macOS 27", "fault-attention-mask", "reported"),
+    (masked("float"), "M4", "fault-attention-mask", "reported"),
+    (masked("float"), "M2/macOS 27", "fault-attention-mask-elsewhere", "guess"),
+    (masked("float"), "A18/iOS 26", "fault-attention-mask-elsewhere", "guess"),
+    (masked("float"), "A18/iOS 18", "", ""),
+    (masked("float"), "M4/macOS 15", "", ""),
+    (masked("ops"), "M4/macOS 26", "", ""),
+    (masked("none"), "M4/macOS 26", "", ""),
+    (masked("float"), "M4/macOS 26, CPU_AND_GPU", "", ""),
+    (gathered(-1), "M1 Pro/macOS 26", "fault-gather-negative", "reported"),
+    (gathered(-1), "A18/iOS 18", "fault-gather-negative-elsewhere", "guess"),
+    (gathered(287), "M1/macOS 26", "", ""),
+    (gathered(287, ct.target.iOS17), "M1/macOS 26", "", ""),
+    (attended(1024, 256), "M2/macOS 26", "fault-attention-scores", "reported"),
+    (attended(1024, 256), "M4/macOS 26", "fault-attention-scores-elsewhere", "guess"),
+    (attended(1023, 256), "M2/macOS 26", "", ""),
+    (attended(1024, 64), "M2/macOS 26", "", ""),
+    (shuffled(), "M1/macOS 26", "fault-shuffle-bias", "reported"),
+    (shuffled(between=True), "M1/macOS 26", "fault-shuffle-bias", "reported"),
+    (shuffled(bias="add", between=True), "M1/macOS 26", "fault-shuffle-bias", "reported"),
+    (shuffled(), "A18/iOS 18", "fault-shuffle-bias-elsewhere", "guess"),
+    (shuffled(bias=""), "M1/macOS 26", "", ""),
+    (shuffled(channels=256), "M1/macOS 26", "", ""),
+    (fused(64, batch=10, masked=True), "M4/macOS 15, ALL", "fault-attention-batch-elsewhere", "guess"),
     (fused(64, batch=10), "M4/macOS 26, ALL", "", ""),
-    (fused(64, batch=10, masked=True), "M4/macOS 26, CPU_AND_NE", "", ""),
+    (fused(64, batch=10, masked=True), "M4/macOS 15, CPU_AND_NE", "", ""),
     (windows(10), "M4/macOS 26, ALL", "fault-attention-batch-elsewhere", "guess"),
     (windows(10), "M4/macOS 26, CPU_AND_NE", "", ""),
     (windows(9), "M4/macOS 26, ALL", "", ""),

@@ -217,9 +217,9 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
         lambda: program(linear(70000, 4), (1, 4)),
     ),
     "lmhead-last-token": (
-        lambda: program(linear(128, 32), (1, 16, 32)),
-        "128 logits for each of 16 positions; generating text needs one",
-        lambda: program(linear(128, 32), (1, 1, 32)),
+        lambda: program(linear(4096, 32), (1, 16, 32)),
+        "4096 logits for each of 16 positions; generating text needs one",
+        lambda: program(linear(4096, 32), (1, 1, 32)),
     ),
     "perf-softmax": (
         lambda: program(lambda x: written_softmax(x, True), (1, 64)),
@@ -505,6 +505,21 @@ def test_judging_is_linear_in_the_number_of_ops() -> None:
             rule.test(op, ANY)
 
     assert_linear(judge, convolutions(40), convolutions(80))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "ids", "speaks"), [(512, True, True), (512, False, False), (5000, False, True)]
+)
+def test_logits_are_over_words(outputs: int, ids: bool, speaks: bool) -> None:
+    """A head of a pose network has some hundred outputs at each key point, and the model reads no ids."""
+
+    def body(x: Any) -> Any:
+        rows = mb.gather(x=half(9, 16), indices=x, axis=0) if ids else mb.relu(x=x)
+        return mb.linear(x=rows, weight=half(outputs, 16))
+
+    spec = mb.TensorSpec((1, 8) if ids else (1, 8, 16), dtype=types.int32 if ids else types.fp16)
+    network = mb.program(input_specs=[spec], opset_version=ct.target.iOS17)(lambda x: body(x))
+    assert bool(said(BY_ID["lmhead-last-token"], network)) == speaks
 
 
 @pytest.mark.slow

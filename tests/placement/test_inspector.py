@@ -213,6 +213,36 @@ def test_with_all_units_the_gpu_is_a_guess_and_says_so(target: str) -> None:
     assert found.counts["ane"] >= len(found.ops) - 1  # the last relu is a tie
 
 
+def scaled_by_row(rows: int, columns: int) -> Any:
+    data = np.ones((rows, columns), types.np_int4_dtype)
+    return mb.constexpr_blockwise_shift_scale(data=data, scale=half(rows, 1))
+
+
+@pytest.mark.parametrize(
+    ("rows", "weight", "unit"),
+    [
+        (512, lambda: half(512, 512), None),
+        (4096, lambda: half(1024, 1024), "ane"),
+        (4096, lambda: scaled_by_row(1024, 1024), None),
+    ],
+)
+def test_with_all_units_the_gpu_may_take_small_decoders_and_int4(
+    rows: int, weight: Callable[[], Any], unit: str | None
+) -> None:
+    """On an M4 (macOS 26.6.2) it took a decoder of 2.4 GFLOP, and not one of 30; and most of one in int4."""
+
+    def layers(x: Var) -> Var:
+        for _ in range(2):
+            x = mb.linear(x=x, weight=weight())
+        return x
+
+    shape = (1, rows, 512 if rows == 512 else 1024)
+    found = look(layers, "M4/macOS 26", shape=shape, compute_units="ALL")
+    assert {row.preferred for row in found.ops if row.op_type == "linear"} == {unit}
+    assert any("take all of it" in note for note in found.notes) == (unit is None)
+    assert look(layers, "M4/macOS 26", shape=shape).counts.keys() == {"ane"}
+
+
 @pytest.mark.parametrize(
     ("target", "units"),
     [("M5 Max/macOS 26", "ALL"), ("M4 Max", "ALL"), ("M1", "ALL"), ("A17", "ALL"), ("M4", "CPU_AND_GPU")],

@@ -951,7 +951,7 @@ HAZARDS: tuple[Hazard, ...] = (
         "fused attention under a constant mask",
         fused_under_table(True),
         random(1, 1, 8, 16),
-        "sdpa-mask",
+        "fault-attention-mask",
         twin=fused_under_table(False),
         repair="decompose_attention",
         arithmetic="",

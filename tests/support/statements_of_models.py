@@ -98,18 +98,22 @@ ATTENTION = [
     no_warning("lmhead-split", "lmhead-split: not on A19", of(conv(262144, 8, 1, 1), (1, 8, 1, 1)), A19),
     warns("lmhead-whole", "lmhead-split-harm: said", of(conv(262144, 8, 1, 1), (1, 8, 1, 1)), A19),
     can("lmhead-axis: a convolution with channels first", of(conv(32000, 16, 1, 1), (1, 16, 1, 1)), "M1"),
-    warns("lmhead-last-token", "lmhead-last-token: said", of(linear(512, 16), (1, 8, 16)), ANY),
+    warns("lmhead-last-token", "lmhead-last-token: said", of(linear(5000, 16), (1, 8, 16)), ANY),
     can("sdpa: legal", attention(1, 8, 128, 64), M4),
     cannot("sdpa: no device on M1 Max", attention(1, 12, 128, 32), "M1 Max/macOS 27", sure=False),
     warns("sdpa-os26", "sdpa-os26: said", attention(1, 8, 128, 64), "M4/macOS 26"),
-    warns("sdpa-mask", "fused attention: a mask from outside", masked(lambda m: m), "M1 Max/macOS 27"),
+    warns(
+        "fault-attention-mask", "fused attention: a mask from outside", masked(lambda m: m), "M1 Max/macOS 27"
+    ),
     no_warning(
-        "sdpa-mask",
+        "fault-attention-mask",
         "fused attention: a mask made beside it",
         masked(lambda m: mb.mul(x=m, y=np.float16(-1e4))),
         "M1 Max/macOS 27",
     ),
-    no_warning("sdpa-mask", "fused attention: not said of OS 18", masked(lambda m: m), "M1/macOS 15"),
+    no_warning(
+        "fault-attention-mask", "fused attention: not said of OS 18", masked(lambda m: m), "M1/macOS 15"
+    ),
     warns("num-silu", "num-silu: said", of(op("silu")), "M1 Max/macOS 27"),
     Statement(
         "matmul with a constant stays on the CPU",

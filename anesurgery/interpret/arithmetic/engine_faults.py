@@ -22,6 +22,7 @@ from anesurgery.mil import (
     Var,
     constant,
     consumers,
+    dtype_name,
     is_output,
     is_stored,
     np_dtype,
@@ -29,7 +30,7 @@ from anesurgery.mil import (
     producer,
     static_shape,
 )
-from anesurgery.ops import PRODUCTS, WEIGHTED, names
+from anesurgery.ops import CARRIERS, POINTWISE, PRODUCTS, WEIGHTED, names
 
 Function = Callable[..., Any]
 Form = Callable[[Operation], str]
@@ -50,6 +51,8 @@ class Fault:
     """The chips of `seen`, without Pro or Max; none where no report names one."""
     systems: tuple[tuple[str, int], ...] = ()
     """The releases of `seen`; none where no report names one."""
+    since: tuple[tuple[str, int], ...] = ()
+    """The first releases that are warned of; older ones of these platforms are not. None: all are."""
     runtime: Literal["Core ML", "Core AI"] = "Core ML"
     """"Core AI" where it was seen only in that runtime: for Core ML such a row is a warning."""
     units: Literal["engine", "gpu", "any"] = "engine"
@@ -316,6 +319,94 @@ def _dilated_groups(op: Operation) -> str:
     return f"%{op.outputs[0].name} has {int(groups)} groups of several channels, dilated"
 
 
+MASK_STEPS = 32
+"""How many ops upstream of a mask are followed; masks of transformers need up to ten."""
+MAKES_MASKS = POINTWISE | CARRIERS | names("slice_by_index tile")
+"""Light ops, which run on the unit of the op before them."""
+ENGINE_READS = frozenset({"fp16", "bool"})
+
+
+def outside_mask(op: Operation) -> str:
+    """Find a mask that no op on the engine computes: an input, a constant, or one computed from a cast."""
+    mask = op.inputs.get("attn_mask")
+    if mask is None:
+        return ""
+    if mask.op is None:
+        return f"it ignores the mask %{mask.name}, an input"
+    if is_stored(mask):
+        return f"it ignores the mask %{mask.name}, a constant"
+    words = cast_mask(op)
+    return f"it ignores the mask: {words}" if words else ""
+
+
+def cast_mask(op: Operation) -> str:
+    """Find a mask that light ops compute from integers or fp32, which the engine does not read."""
+    mask = op.inputs.get("attn_mask")
+    if mask is None or mask.op is None:
+        return ""
+    pending, path = [mask.op], list[Operation]()
+    outside: list[Var] = []  # values of dtypes that the engine does not read
+    while pending and len(path) < MASK_STEPS:
+        current = pending.pop()
+        if current.op_type not in MAKES_MASKS:
+            return ""  # an op that may run on the engine contributes
+        path.append(current)
+        read = dict.fromkeys(v for _, v in operands(current) if not is_stored(v))
+        outside += [v for v in read if dtype_name(v) not in ENGINE_READS and v not in outside]
+        pending += [v.op for v in read if v.op is not None and v not in outside and v.op not in path]
+    if not outside or pending:
+        return ""
+    steps = ", ".join(dict.fromkeys(maker.op_type for maker in reversed(path)))
+    return f"the mask %{mask.name} is made of %{outside[0].name} ({dtype_name(outside[0])}) through {steps}"
+
+
+MOST_SHUFFLED = 256
+"""Up to so many channels a pixel_shuffle of a convolution was right."""
+
+
+def _biased_shuffle(op: Operation) -> str:
+    """Find a pixel_shuffle of many channels of a convolution with a bias; light ops between did not help."""
+    var, biased, channels = op.x, False, op.x.shape[1]
+    while var.op is not None and var.op.op_type in POINTWISE:
+        read = [v for _, v in operands(var.op) if not is_stored(v)]
+        if len(read) != 1:
+            return ""
+        biased |= var.op.op_type in ("add", "sub")
+        var = read[0]
+    conv = producer(var, "conv")
+    if conv is None or not isinstance(channels, int) or channels <= MOST_SHUFFLED:
+        return ""
+    bias = constant(conv.inputs.get("bias"))
+    if not biased and (bias is None or not np.any(bias)):
+        return ""
+    return f"the bias of %{var.name} goes to other channels of {channels}"
+
+
+def _negative_places(op: Operation) -> str:
+    """Find a gather at constant places that are counted from the end, as ops before iOS 17 count them."""
+    if "validate_indices" in op.inputs or not any(place < 0 for place in _numbers_of(op, "indices")):
+        return ""
+    axis = op.x.shape[int(constant(op.axis) or 0)]
+    return f"it counts places from the end of {axis}"
+
+
+MOST_SCORES = 2**20
+"""From so many scores of one head on attention was wrong; with 1,023 queries over 1,023 keys it was right."""
+WIDE_VALUES = 256
+"""The width of the heads of that model; narrower heads were right at 1,024 and 2,048 tokens."""
+
+
+def _many_scores(op: Operation) -> str:
+    """Find the softmax of attention with many scores and wide heads."""
+    shape = static_shape(op.x)
+    if shape is None or len(shape) < 3 or shape[-2] * shape[-1] < MOST_SCORES:
+        return ""
+    products = (r for r in consumers(op.outputs[0]) if r.op_type == "matmul" and r.x is op.outputs[0])
+    widths = [r.y.shape[-1] for r in products]
+    is_wide = any(isinstance(n, int) and n >= WIDE_VALUES for n in widths)
+    return f"{shape[-2]} x {shape[-1]} scores, with heads of {max(widths)}" if is_wide else ""
+
+
 def _coremltools(what: str) -> str:
     """Cite an issue or pull request of coremltools."""
     return f"apple/coremltools: {what}"
@@ -491,6 +582,64 @@ FAULTS: tuple[Fault, ...] = (
         ends_process=True,
         remedy="decompose_attention",
         advice="write the attention as matmul, softmax and matmul",
+    ),
+    Fault(
+        "attention-mask",
+        names("scaled_dot_product_attention"),
+        what="fused attention did not apply a mask unless an op of the same part of the engine's program made "
+        "it: wrong numbers, and no error. In OpenELM each token saw those after it, by float masks, boolean "
+        "ones and is_causal alike, and in Gemma 4 the empty slots of the cache",
+        source="ironblock/sidekick: docs/MODELS.md, docs/DECISIONS.md (D24, D25, D27); "
+        "Thiruloksundar/llm-inference-macOS: README.md (F1), evidence/e11; "
+        "kasper0406/gemma-coreml-chat: README.md",
+        seen="M1 Max, macOS 27.0; M4, macOS 26.6.2, where the mask is a constant; M4 Pro, macOS 27",
+        chips=("M1", "M4"),
+        systems=(("macOS", 26), ("macOS", 27)),
+        since=(("macOS", 26), ("iOS", 26)),
+        form=outside_mask,
+        remedy="decompose_attention",
+        advice="write the attention as matmul, softmax and matmul",
+    ),
+    Fault(
+        "shuffle-bias",
+        names("pixel_shuffle"),
+        what="a pixel_shuffle of 512 channels of a convolution with a bias was off by 1.09 standard "
+        "deviations: the bias went to other channels. Without a bias, of 256 channels, and on the CPU it was "
+        "right",
+        source="dmlsrc/KinoVSR: scripts/dev/probe_bsvd_ane.py, kinovsr/native/anemil",
+        seen="M1 Max, macOS 26, a video denoiser (BSVD)",
+        chips=("M1",),
+        systems=(("macOS", 26),),
+        form=_biased_shuffle,
+        remedy="replace_faulty_ops",
+        advice="write the shuffle as reshape, transpose and reshape, or add the bias behind it",
+    ),
+    Fault(
+        "gather-negative",
+        names("gather"),
+        what="a gather at the place -1 of 288 gave other numbers (a correlation of 0.03 with those of the "
+        "CPU); at 287 it was right",
+        source="zoompilot/jetlink: jetlink/onnx_patch.py, docs/mac-performance.md",
+        seen="M1 Pro, macOS 26.5, through ONNX Runtime",
+        chips=("M1",),
+        systems=(("macOS", 26),),
+        form=_negative_places,
+        remedy="replace_faulty_ops",
+        advice="count the place from the front",
+    ),
+    Fault(
+        "attention-scores",
+        names("softmax"),
+        what="the attention of EmbeddingGemma (heads of 256) was wrong from 2^20 scores of a head on, with a "
+        "mask and without: 1,024 tokens were, 1,023 were not, nor two blocks of 512 queries. ModernBERT was "
+        "right at 2,048",
+        source="xhighhongo41/eeANE: backends/gemma3.py",
+        seen="M2, macOS 26",
+        chips=("M2",),
+        systems=(("macOS", 26),),
+        form=_many_scores,
+        remedy="tile_queries",
+        advice="compute the queries in blocks",
     ),
     Fault(
         "attention-batch",

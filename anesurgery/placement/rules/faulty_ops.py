@@ -1,4 +1,4 @@
-"""Rules about ops that the engine computes wrongly: known faults, and masks that fused attention ignores.
+"""Rules about ops that the engine computes wrongly: the faults of reports, and two about one embedder.
 
 Each row of `interpret.arithmetic.engine_faults.FAULTS` becomes two rules, of which at most one applies to a
 target: a claim ("fault-<name>", wrong on the chips and systems of the report) and a warning of a lower grade
@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from anesurgery.interpret.arithmetic.engine_faults import FAULTS, Fault
-from anesurgery.mil import Operation, Program, Var, dtype_name, is_stored, walk_ops
-from anesurgery.ops import CARRIERS, POINTWISE, names
+from anesurgery.interpret.arithmetic.engine_faults import FAULTS, Fault, cast_mask
+from anesurgery.mil import Operation, Program, walk_ops
+from anesurgery.ops import names
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.target import CHIPS, Target
 from anesurgery.semantics.intervals import interval
-from anesurgery.semantics.rows import runtime
 
 ELSEWHERE = "-elsewhere"
 """The suffix of the ids of warnings."""
@@ -48,6 +47,13 @@ def may_run_core_ai(fault: Fault, target: Target) -> bool:
     if target.os is not None:
         return target.os >= FIRST_CORE_AI
     return bool(fault.chips) and target.families <= {CHIPS[chip].family for chip in fault.chips}
+
+
+def may_concern(fault: Fault, target: Target) -> bool:
+    """Is a target warned of a fault: may Core ML use the unit, on a release from `since` on?"""
+    first = dict(fault.since).get(target.platform or "", 0)
+    is_asked = _may_use_unit(fault, target) or fault.units == "any"
+    return is_asked and (target.os is None or target.os >= first)
 
 
 def faults_on(target: Target) -> list[Fault]:
@@ -87,9 +93,7 @@ def _claim(fault: Fault, format: str, op: Operation, target: Target, layer: bool
 
 
 def _warning(fault: Fault, format: str, op: Operation, target: Target, layer: bool = False) -> str:
-    if fault.common or concerns(fault, target, format):
-        return ""
-    if not (_may_use_unit(fault, target) or fault.units == "any"):
+    if fault.common or concerns(fault, target, format) or not may_concern(fault, target):
         return ""
     if fault.runtime != format == CORE_ML and not may_run_core_ai(fault, target):
         return ""
@@ -146,12 +150,11 @@ RULES = rules_of(CORE_ML)
 """The rules about Core ML models."""
 
 
-# Fused attention: masks that it ignores, and forms that the plan gives no device.
+# Fused attention to which the plan gives no device, and the SiLU of an embedder.
 
 FUSED = names("scaled_dot_product_attention")
 SOURCE = "ironblock/sidekick: docs/MODELS.md, docs/DECISIONS.md (D24, D25, D27)"
 ON_27 = (("macOS", 27), ("iOS", 27))
-ENGINE_READS = frozenset({"fp16", "bool"})
 EXPLICIT = "write it as matmul, softmax and matmul (decompose_attention), or use the math kernel of torch"
 
 NO_DEVICE = Rule(
@@ -164,71 +167,18 @@ NO_DEVICE = Rule(
     advice=EXPLICIT,
     remedy="decompose_attention",
 )
-
-
-MASK_STEPS = 32
-"""How many ops upstream of a mask are followed; masks of transformers need up to ten."""
-MAKES_MASKS = POINTWISE | CARRIERS | names("slice_by_index tile")
-"""Light ops, which run on the unit of the op before them."""
-
-
-def outside_mask(op: Operation, target: Target) -> str:
-    """Report a mask that no op on the engine computes: an input, a constant, or one computed from a cast."""
-    mask = op.inputs.get("attn_mask")
-    if mask is None:
-        return ""
-    if mask.op is None:
-        return f"the mask %{mask.name} is an input"
-    if is_stored(mask):
-        return f"the mask %{mask.name} is a constant"
-    return cast_mask(op, target)
-
-
-def cast_mask(op: Operation, target: Target) -> str:
-    """Report a mask that light ops compute from integers or fp32, which the engine does not read."""
-    mask = op.inputs.get("attn_mask")
-    if mask is None or mask.op is None:
-        return ""
-    pending, path = [mask.op], list[Operation]()
-    outside: list[Var] = []  # values of dtypes that the engine does not read
-    while pending and len(path) < MASK_STEPS:
-        current = pending.pop()
-        if current.op_type not in MAKES_MASKS:
-            return ""  # an op that may run on the engine contributes
-        path.append(current)
-        read = runtime(current)
-        outside += [v for v in read if dtype_name(v) not in ENGINE_READS and v not in outside]
-        pending += [v.op for v in read if v.op is not None and v not in outside and v.op not in path]
-    if not outside or pending:
-        return ""
-    steps = ", ".join(dict.fromkeys(maker.op_type for maker in reversed(path)))
-    return f"the mask %{mask.name} is made of %{outside[0].name} ({dtype_name(outside[0])}) through {steps}"
-
-
 CAST_MASK = Rule(
     "sdpa-mask-cast",
     FUSED,
     "the plan named no device for fused attentions whose mask came from integers, by cast, subtraction and "
     "product; with an fp16 mask beside it a lone one was legal on an M4",
     SOURCE,
-    test=cast_mask,
+    test=lambda op, target: cast_mask(op),
     grade=Grade.REPORTED,
     scope=Scope(frozenset({13, 14, 15, 17, 18}), "seen on M1 Max, macOS 27.0", since=ON_27),
     advice=EXPLICIT,
     remedy="decompose_attention",
     looks_beyond="any",
-)
-MASK_IGNORED = Rule(
-    "sdpa-mask",
-    FUSED,
-    "fused attention did not apply a mask unless an op of the same part of the engine's program made it: wrong "
-    "numbers, and no error",
-    SOURCE,
-    test=outside_mask,
-    grade=Grade.REPORTED,
-    kind="numeric",
-    scope=Scope(os="seen on M1 Max, macOS 27.0", since=ON_27),
-    remedy="decompose_attention",
 )
 SILU = Rule(
     "num-silu",
@@ -241,4 +191,3 @@ SILU = Rule(
     scope=Scope(frozenset({13}), "seen on M1 Max, macOS 27.0", since=ON_27),
     advice="compare with x * sigmoid(x) on the device",
 )
-MASK_RULES = (MASK_IGNORED, SILU)

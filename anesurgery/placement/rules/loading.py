@@ -28,10 +28,10 @@ from anesurgery.mil import (
     static_shape,
     walk_ops,
 )
-from anesurgery.ops import CARRIERS, MOVING, names
+from anesurgery.ops import ATTENTION, CARRIERS, MOVING, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.target import CHIPS, Target
-from anesurgery.semantics.reading import axes_of
+from anesurgery.semantics.reading import axes_of, readers_after
 
 KIND = "load"
 """The kind of findings that say that the model does not load; each is an error, and shown first."""
@@ -128,6 +128,8 @@ class LoadReport:
     """Does Core ML refuse the specification itself, so that it loads on no chip and no OS?"""
     common: bool = False
     """Whether many models have the form. Then the row speaks only for a target that names this chip and OS."""
+    loaded_on: tuple[tuple[str, int], ...] = ()
+    """The (platform, release) pairs on which somebody else's model of this form ran, on the same chips."""
     of_varying_sizes: bool = False
     """Is the form about symbolic sizes, which are fixed for the other forms?"""
 
@@ -139,8 +141,11 @@ class LoadReport:
     def is_claim(self, target: Target) -> bool:
         """Are all chips and the OS of the target in the report?
 
-        A report without either makes no claim, unless the parser refuses the model.
+        A report without either makes no claim, unless the parser refuses the model. Where a model of the form
+        ran, there is none either.
         """
+        if (target.platform, target.os) in self.loaded_on:
+            return False
         on_chips = not self.chips or set(target.chips) <= set(self.chips)
         on_system = not self.systems or (target.platform, target.os) in self.systems
         return on_chips and on_system and bool(self.chips or self.systems or self.refused_by_parser)
@@ -228,6 +233,20 @@ def _writes_cache(op: Operation) -> bool:
     while data.op is not None and data.op.op_type in CARRIERS:
         data = data.op.x
     return data.op is None or data.op.op_type == "read_state"
+
+
+def _repeated_heads(ops: list[Operation]) -> str:
+    """Find keys or values of rank 5 that are repeated for the heads of a group."""
+    tiles = [op.outputs[0] for op in ops if op.op_type == "tile" and op.x.rank == 5]
+    read = [v.name for v in tiles if any(reader.op_type in ATTENTION for reader in readers_after(v))]
+    return _counted(read, "value* of five axes, repeated for the heads of a group")
+
+
+def _unread_writes(ops: list[Operation]) -> str:
+    """Find writes of a state whose result nothing reads: the op gives what the state holds then."""
+    writes = (op.outputs[0] for op in ops if op.op_type == "coreml_update_state")
+    unread = [var.name for var in writes if not consumers(var) and not is_output(var)]
+    return _counted(unread, "write* of a state that nothing reads")
 
 
 def _wide_attentions(ops: list[Operation]) -> str:
@@ -407,11 +426,13 @@ REPORTS = (
         "abort-int8-gpu",
         "weights of 8 bits ended the process in the GPU back end (an assertion of MPSGraph)",
         source="onnxsim: pull request 1403",
-        seen="M4, units with the GPU",
+        seen="M4, units with the GPU, the OS is not named; a decoder with such weights ran right with ALL and "
+        "with CPU_AND_GPU on an M4 with macOS 26.6.2 (Thiruloksundar/llm-inference-macOS)",
         units=GPU,
         form=_int8_weights,
         advice="ask for CPU_AND_NE, or store the weights as fp16 where the GPU is to run them",
         chips=("M4",),
+        loaded_on=(("macOS", 26),),
         nothing_loads=True,
     ),
     LoadReport(
@@ -450,6 +471,34 @@ REPORTS = (
         chips=("M5",),
         systems=(("macOS", 26),),
         remedy="replace_scatter",
+    ),
+    LoadReport(
+        "refused-repeated-heads",
+        "the compiler of the engine refused keys and values that are repeated for a group of heads through "
+        "five axes, and all of the model ran on the CPU; repeated through four axes they ran",
+        source="xhighhongo41/eeANE: backends/gemma3.py",
+        seen="M2, macOS 26",
+        units=ENGINE,
+        form=_repeated_heads,
+        advice="repeat them with four axes: the pass rerank with at_most=4",
+        chips=("M2",),
+        systems=(("macOS", 26),),
+        common=True,
+    ),
+    LoadReport(
+        "refused-state-write",
+        "the compiler of the engine failed where nothing read the write of a state, and with it the load of "
+        'the whole model ("functionName must be nil unless the model type is ML Program"); where the attention '
+        "read the writes it compiled",
+        source="kasper0406/gemma-coreml-chat: global_cache_states.py",
+        seen="M4 Pro, macOS 27, CPU_AND_NE and ALL",
+        units=ENGINE,
+        form=_unread_writes,
+        advice="let the ops that read the new value read the result of the write, or keep the state as an "
+        "input and an output (cache_as_io)",
+        chips=("M4",),
+        systems=(("macOS", 27),),
+        common=True,
     ),
     LoadReport(
         "refused-wide-attention",

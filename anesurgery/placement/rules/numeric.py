@@ -34,7 +34,7 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.numeric import means, products, squares
-from anesurgery.numeric.forms import ROOTS, centred, form_of
+from anesurgery.numeric.forms import centred, form_of
 from anesurgery.numeric.hazard import Hazard, MagnitudeBound, magnitude_words
 from anesurgery.numeric.squares import norm_of
 from anesurgery.ops import CARRIERS, COMPARISONS, NORMS, ORDERINGS, PRODUCTS, SINGULAR, names
@@ -118,8 +118,8 @@ def _norm(op: Operation) -> tuple[Var, Sequence[int]] | None:
     form = norm_of(op)
     if form is None or not form.axes:
         return None
-    inside = next(of.x for of in form.ops if of.op_type in ROOTS and of.x in form.gains)
-    return (next(iter(form.rows)), form.axes) if form.gains[inside] >= 1 else None
+    most = form.gains[op.outputs[0]]  # behind rows of ones: 1 for a mean of squares, less for their sum
+    return (next(iter(form.rows)), form.axes) if most <= 1 + fp16.EPSILON else None
 
 
 def _largest_behind(var: Var, axes: Sequence[int]) -> float:

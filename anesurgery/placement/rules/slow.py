@@ -114,10 +114,25 @@ def widest_head(op: Operation, target: Target) -> str:
     return f"{shape[0]} outputs; only what reads them needs pieces of at most {LATER_AXIS}"
 
 
+LEAST_VOCABULARY = 4096
+"""From so many outputs on, a product is a head over words also in a model that reads no ids, as the last of
+several chunks. Heads of pose networks (SimCC) have up to 768, lookups by a product as many as a row."""
+
+
+def _reads_ids(op: Operation) -> bool:
+    """Does the model of an op have an input of integers?"""
+    block = op.enclosing_block
+    while block is not None and block.outer_op is not None:
+        block = block.outer_op.enclosing_block
+    return block is not None and any(np_dtype(var).kind in "iu" for var in block.inputs.values())
+
+
 def all_tokens(op: Operation, target: Target) -> str:
     """Report an LM head whose logits are computed for every position."""
     shape, var = channels(op), op.outputs[0]
     if shape is None or var.rank != 3 or shape[0] < 2 * shape[1]:
+        return ""
+    if shape[0] < LEAST_VOCABULARY and not _reads_ids(op):
         return ""
     length = var.shape[1]
     if not (is_symbolic(length) or int(length) > 1) or not reaches_output(var, AFTER_HEADS):

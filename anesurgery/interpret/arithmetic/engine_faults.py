@@ -379,7 +379,7 @@ def _biased_shuffle(op: Operation) -> str:
     bias = constant(conv.inputs.get("bias"))
     if not biased and (bias is None or not np.any(bias)):
         return ""
-    return f"the bias of %{var.name} goes to other channels of {channels}"
+    return f"the bias of %{var.name} goes to the wrong ones of {channels} channels"
 
 
 def _negative_places(op: Operation) -> str:

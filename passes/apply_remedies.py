@@ -183,8 +183,8 @@ def _still_off(start: Trial, end: Trial) -> Iterator[tuple[str, Refusal]]:
 
 @an.example((1, 4, 2), dtype="fp16")
 def example(x: Var) -> Var:
-    """A decoder with a head of 6 words over 4 positions, of which the last is wanted."""
-    weight = np.arange(12, dtype=np.float16).reshape(6, 2)
+    """A decoder with a head of 4096 words over 4 positions, of which the last is wanted."""
+    weight = np.linspace(-1, 1, 8192).reshape(4096, 2).astype(np.float16)
     ahead = np.triu(np.full((4, 4), -1e4, np.float16), 1)
     products = mb.matmul(x=x, y=x, transpose_y=True, name="products")
     shares = mb.softmax(x=mb.add(x=products, y=ahead, name="scores"), axis=-1, name="shares")

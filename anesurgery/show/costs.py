@@ -26,6 +26,7 @@ from anesurgery.placement.findings_in_words import (
     is_lost,
 )
 from anesurgery.placement.inspection import Inspection, OpRow, percent
+from anesurgery.placement.rules.faulty_ops import CLAIMS
 from anesurgery.placement.rules.shapes import RANGE
 from anesurgery.show import summary
 from anesurgery.show.console import WIDTH, as_text, bars, plain
@@ -73,13 +74,17 @@ class Problem:
     rule: str = ""
 
     @property
-    def rank(self) -> tuple[int, float, int]:
-        """Sorts failures first, then costs with a repair, then risks of wrong numbers, then the rest."""
+    def rank(self) -> tuple[int, bool, float, int]:
+        """Sorts failures first, then costs with a repair, then risks of wrong numbers, then the rest.
+
+        Among failures, those that follow from the model come before those that somebody reported.
+        """
         kinds = (*summary.KINDS, "placement")
         has_repair = self.remedies or (self.advice and self.kind != "placement")
         classes = (self.wrong, self.share >= MATTERS and has_repair, self.kind == "numeric", True)
         first = next(k for k, applies in enumerate(classes) if applies)
-        return first, -self.share, kinds.index(self.kind) if self.kind in kinds else len(kinds)
+        kind = kinds.index(self.kind) if self.kind in kinds else len(kinds)
+        return first, self.rule in CLAIMS, -self.share, kind
 
     def lines(self, number: int, repair: Repair, two_lines: bool = False) -> Iterator[Text]:
         """Yield the problem with its cause, and below it the command that repairs it, or the advice.

@@ -87,7 +87,7 @@ def test_what_no_pass_repairs_is_told_with_the_op() -> None:
 
 def encoder(x: Var) -> Any:
     """Every position sees every other, and logits come out for each."""
-    weight = np.random.default_rng(0).standard_normal((96, 32)).astype(np.float16)
+    weight = np.random.default_rng(0).standard_normal((4096, 32)).astype(np.float16)
     shares = mb.softmax(x=mb.matmul(x=x, y=x, transpose_y=True), axis=-1)
     return mb.linear(x=mb.matmul(x=shares, y=x), weight=weight, name="logits")
 
@@ -97,7 +97,7 @@ def test_results_that_are_read_at_every_position_are_not_cut() -> None:
     findings = ane.inspect(program, "M1").row("logits").findings
     assert "select_last_token" in {f.remedy for f in findings}
     after, session = apply_pass(ApplyRemedies(target="M1"), program)
-    assert after.functions["main"].outputs[0].shape == (1, 8, 96)
+    assert after.functions["main"].outputs[0].shape == (1, 8, 4096)
     (said,) = (r.reason for name, r in session.refusals if name == "select_last_token")
     assert "no causal mask" in said
     assert "logits now has the last position only" in said

@@ -124,9 +124,7 @@ def test_the_legacy_form(how: str, ios: int, precision: str) -> None:
 @pytest.mark.one_of(20)
 @pytest.mark.parametrize("step", [ExplicitBroadcast(), Rerank()], ids=str)
 @pytest.mark.parametrize(("how", "ios", "precision"), SPELLINGS)
-def test_windows_that_cannot_be_converted_otherwise(how: str, ios: int, precision: str, step: Pass) -> None:
-    with pytest.raises(ValueError, match="rank <= 5"):
-        converted(Windows, how, ios, precision)
+def test_windows_of_many_axes_are_converted_by_either(how: str, ios: int, precision: str, step: Pass) -> None:
     after = converted(Windows, how, ios, precision, step)
     assert max(len(v.shape or ()) for op in walk_ops(after) for v in op.outputs) <= 5
     assert not apply_pass(step, after)[1].changes

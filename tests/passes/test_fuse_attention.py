@@ -52,7 +52,8 @@ def test_there_and_back_in_fp16(width: int) -> None:
 
     @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
     def program(x: Var, mask: Var) -> Var:
-        return mb.scaled_dot_product_attention(query=x, key=x, value=mb.relu(x=x), attn_mask=mask)
+        made = mb.mul(x=mask, y=np.float16(2))  # on the engine: a mask from elsewhere was ignored there
+        return mb.scaled_dot_product_attention(query=x, key=x, value=mb.relu(x=x), attn_mask=made)
 
     parts, _ = apply_pass(DecomposeAttention(), program)
     whole, session = apply_pass(FuseAttention(), parts)

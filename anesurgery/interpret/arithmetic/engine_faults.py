@@ -327,9 +327,12 @@ ENGINE_READS = frozenset({"fp16", "bool"})
 
 
 def outside_mask(op: Operation) -> str:
-    """Find a mask that no op on the engine computes: an input, a constant, or one computed from a cast."""
+    """Find a mask that no op on the engine computes: an input, a constant, or one computed from a cast.
+
+    Attention in fp32 does not run on the engine.
+    """
     mask = op.inputs.get("attn_mask")
-    if mask is None:
+    if mask is None or dtype_name(op.query) not in ENGINE_READS:
         return ""
     if mask.op is None:
         return f"it ignores the mask %{mask.name}, an input"

@@ -74,7 +74,7 @@ from anesurgery.frontend.parts import WRAPPERS as SCATTERING_WRAPPERS
 from anesurgery.frontend.parts import as_strided, slice_of_axis, unfold
 from anesurgery.frontend.resampling import resampling
 from anesurgery.frontend.written_views import narrow_scatter
-from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
+from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, producer, types
 from anesurgery.ops import names
 
 # -- triangles of matrices, and triangular systems, which gated linear attention solves -------------------
@@ -946,41 +946,32 @@ def _sum_with_factor(kind: str, position: int) -> Callable[[Convert], Convert]:
     return lambda host: with_points(with_complex_arithmetic(kind)(with_factor(position)(host)))
 
 
-def with_single_chunk(host: Convert) -> Convert:
-    """Let `x.chunk(1)` be x; the host's own splits a list of one."""
-
-    def convert(context: Any, node: Any) -> None:
-        if int(node.attr["chunks"]) > 1:
-            host(context, node)
-        else:
-            context.add(mb.identity(x=inputs_of(context, node)[0], name=node.name), node.outputs[0])
-
-    return convert
+@wrapper
+def _with_single_chunk(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `chunk`, to let `x.chunk(1)` be x; the host's own splits a list of one."""
+    if int(node.attr["chunks"]) > 1:
+        host(context, node)
+    else:
+        context.add(mb.identity(x=inputs_of(context, node)[0], name=node.name), node.outputs[0])
 
 
-def with_sizes(host: Convert) -> Convert:
-    """Let `shape[i]` of a scripted function be one length; the host's own gives all of them for 0."""
-
-    def convert(context: Any, node: Any) -> None:
-        sizes, index = inputs_of(context, node)
-        is_shape = (
-            isinstance(sizes, Var) and sizes.rank == 1 and sizes.op is not None and sizes.op.op_type == "shape"
-        )
-        if not is_shape:
-            host(context, node)
-            return
-        place = int(known_value(index)) % sizes.shape[0]
-        if sizes.val is not None:
-            context.add(mb.const(val=np.int32(sizes.val[place]), name=node.name))
-        else:
-            context.add(mb.gather(x=sizes, indices=place, axis=0, name=node.name))
-
-    return convert
+@wrapper
+def _with_single_lengths(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `shape[i]` in a scripted function, to give one length; the host gives all for 0."""
+    sizes, index = inputs_of(context, node)
+    if not isinstance(sizes, Var) or sizes.rank != 1 or producer(sizes, "shape") is None:
+        host(context, node)
+        return
+    place = int(known_value(index)) % sizes.shape[0]
+    if sizes.val is not None:
+        context.add(mb.const(val=np.int32(sizes.val[place]), name=node.name))
+    else:
+        context.add(mb.gather(x=sizes, indices=place, axis=0, name=node.name))
 
 
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
-    "constantchunk": with_single_chunk,
-    **dict.fromkeys(("getitem", "__getitem__"), with_sizes),
+    "constantchunk": _with_single_chunk,
+    "getitem": _with_single_lengths,
     "scaled_dot_product_attention": with_grouped_heads,
     **dict.fromkeys(("bmm", "mm", "outer", "clamp_min", "clamp_max"), _with_promotion),
     "matmul": lambda host: with_vectors(_with_promotion(host)),

@@ -131,7 +131,7 @@ def test_the_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert re.search(
         r"On iPhone 13 \(A15\): [\d.]+ ms -> [\d.]+ ms by estimate, about [\d.]+ times as fast", screen
     )
-    assert "same outputs" in screen
+    assert "outputs agree to" in screen
     assert "see build/test-demo/gpt2.mlpackage" in out
     report = json.loads((demo.BUILD / "report.json").read_text(encoding="utf-8"))
     assert report["proof"]["ok"]

@@ -287,4 +287,4 @@ def _outputs(proof: Comparison) -> str:
         return "identical outputs"
     asked = math.isfinite(proof.gate)  # else it is measured only, as where weights are stored with fewer bits
     near = in_decibels(proof.psnr, digits=0)
-    return f"same outputs ({near})" if asked else f"outputs near those before ({near})"
+    return f"outputs agree to {near}" if asked else f"outputs near those before ({near})"

@@ -37,7 +37,7 @@ def faster(name: str, recipe: str, device: str) -> str:
         assert surgery.proof.ok
         times = _times(surgery.time)
         gain = f"the time for a prediction of {TITLES[name]} on an {device} falls {times}"
-        return f"By our estimate, {gain}. {_kept(surgery, model, device)}."
+        return f"By our estimate, {gain}. {_gained_by(surgery, model, device)}."
 
 
 def _times(time: Change | None) -> str:
@@ -50,14 +50,13 @@ def _times(time: Change | None) -> str:
     return f"from {times}: about {speedup} times as fast. {likely}"
 
 
-def _kept(surgery: ane.Surgery, model: Path, device: str) -> str:
-    """Return how the outputs compare, and which pass gives nearly all of the gain, if one does."""
-    if not surgery.contract:
-        return "The outputs stay the same"
+def _gained_by(surgery: ane.Surgery, model: Path, device: str) -> str:
+    """Return what the repaired model computes less of, and if this gives nearly all of the gain."""
+    assert surgery.contract, "only the last position is computed"
     nearly_all = _from_one_position(model, device, surgery.time)
     what = "Nearly all of the gain comes from computing" if nearly_all else "The repaired model returns"
     logits = "the logits (the scores of all possible next tokens)"
-    return f"{what} {logits} at the last position only; these stay the same"
+    return f"{what} {logits} at the last position only"
 
 
 def _from_one_position(model: Path, device: str, time: Change | None) -> bool:
@@ -116,10 +115,12 @@ def more_on_the_engine(device: str) -> str:
 def faster_images(device: str) -> str:
     """The time of the tutorial's network."""
     _, surgery = _in_the_tutorial(device)
+    assert surgery.proof is not None
+    assert np.isinf(surgery.proof.psnr)
     assert not surgery.contract
     network = "the time for a prediction of the image network of the [tutorial](tutorial.md)"
     what = f"{network} on an {device} falls {_times(surgery.time)}"
-    return f"By our estimate, {what}. The outputs stay the same."
+    return f"By our estimate, {what}. On our test inputs, the outputs are identical."
 
 
 @cache
@@ -137,7 +138,8 @@ def with_a_cache(device: str) -> str:
         assert _from_one_position(whole, f"{device}/iOS 18", time)
     what = f"the time for each new token of a small GPT-2 on an {device} falls {_times(time)}"
     logits = "computing the logits (the scores of all possible next tokens) of one token instead of 64"
-    why = f"Nearly all of the gain comes from {logits}. With only 64 tokens, the cache itself saves little"
+    cache = "Keeping the results of earlier tokens (a cache) saves little in a context of only 64 tokens"
+    why = f"Nearly all of the gain comes from {logits}. {cache}"
     return f"By our estimate, {what}. {why}."
 
 

@@ -53,7 +53,7 @@ on no Neural Engine (documented by Apple; measured through Core ML on M1, macOS 
 right numbers cost a change of the unit. Other passes of `safe_numbers`, which stay on the engine, run first.
 The time was not measured.
 
-Grade: proved; an edit that reads integers above 2048, or fp32 numbers, from before a cast is compared in the
+Grade: proved: edits that read integers above 2048, or fp32 numbers, from before a cast are compared in the
 whole model only.
 """
 

@@ -53,8 +53,7 @@ on no Neural Engine (documented by Apple; measured through Core ML on M1, macOS 
 right numbers cost a change of the unit. Other passes of `safe_numbers`, which stay on the engine, run first.
 The time was not measured.
 
-Grade: proved: edits that read integers above 2048, or fp32 numbers, from before a cast are compared in the
-whole model only.
+Grade: proved: with integers above 2048 or fp32 numbers from before a cast, only the whole model is compared.
 """
 
 from __future__ import annotations

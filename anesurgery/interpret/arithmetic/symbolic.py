@@ -176,7 +176,7 @@ class Symbolic:
         self, op: Operation, implementation: Implementation, arguments: dict[str, Any], split: Split
     ) -> Image:
         """Compute an op with large weights some outputs at a time, to bound the memory."""
-        weight, axis = split.largest
+        weight, axis = next(iter(split.operands.items()))
         length = arguments[weight].shape[axis]
         step = max(1, BLOCK * length // arguments[weight].numel())  # 512 rows of a 4096x1024 weight
         parts = []
@@ -198,7 +198,7 @@ class Symbolic:
             parts = tuple(Image.of(v, x.primes, x.degree, x.fraction) for v in (moved if several else [moved]))
             return parts if several else parts[0]
         lanes_of_arguments = [{**arguments, name: lane} for lane in x.lanes]
-        if _pads_with_a_constant(arguments):
+        if str(arguments.get("mode", "constant" if "pad" in arguments else "")) == "constant":
             fill = self.lift(np.float32(arguments.get("constant_val", 0.0)))
             for lane, value in zip(lanes_of_arguments, fill.lanes, strict=True):
                 lane["constant_val"] = float(value)  # exact, as a residue is below 2^20
@@ -267,11 +267,6 @@ def _is_attribute(value: Any) -> bool:
     if isinstance(value, list):
         return not any(isinstance(v, (Image, Tensor)) for v in value)
     return value is not None and not isinstance(value, (Image, Tensor))
-
-
-def _pads_with_a_constant(arguments: dict[str, Any]) -> bool:
-    """Does an op pad with a number? The op `pad` does unless another mode is given."""
-    return str(arguments.get("mode", "")) == "constant" or ("pad" in arguments and "mode" not in arguments)
 
 
 def _moves_only(arguments: dict[str, Any], symbolic: list[Image]) -> bool:
@@ -410,11 +405,6 @@ class Split(NamedTuple):
     result: int
     """The axis along which the results are joined."""
 
-    @property
-    def largest(self) -> tuple[str, int]:
-        """The largest constant, and its axis."""
-        return next(iter(self.operands.items()))
-
 
 SPLITS = {
     "linear": Split({"weight": 0, "bias": 0}, -1),
@@ -428,7 +418,7 @@ def split_of(op: Operation, arguments: Mapping[str, Any]) -> Split | None:
     """Return how an op is split if its weight is large and nothing forbids it; else None."""
     if (split := SPLITS.get(op.op_type)) is None:
         return None
-    name, axis = split.largest
+    name, axis = next(iter(split.operands.items()))
     weight = arguments.get(name)
     if not isinstance(weight, torch.Tensor) or weight.numel() <= BLOCK or weight.shape[axis] < 2:
         return None

@@ -40,7 +40,7 @@ def mil_type(element: str) -> str:
 
 
 def as_int32(numbers: Array) -> Array:
-    """Return a constant with integers as int32; of those that do not fit, only the ends of int64 ("no limit")."""
+    """Return a constant with integers as int32; the ends of int64, "no limit", become those of int32."""
     if numbers.dtype.kind not in "iu" or numbers.dtype == np.int32:
         return numbers
     fitting = np.clip(numbers, INT32.min, INT32.max)

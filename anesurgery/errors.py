@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+DAMAGED = (LookupError, ArithmeticError, TypeError, ValueError, AttributeError, RecursionError)
+"""What code raises that reads the fields of a damaged file, or of one that holds something else."""
+
 
 class SurgeryWarning(UserWarning):
     """Something that the caller asked for has a cost."""

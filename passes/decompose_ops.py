@@ -19,21 +19,26 @@ After::
 
 | op | becomes |
 |---|---|
-| `mod` | x - floor(x / y) * y, of the magnitude where x may be negative |
+| `mod` | x - floor(x / y) * y, of the magnitude and with the sign of x if x may be negative: -5 mod 3 is -2 |
 | `reduce_prod` | slices, multiplied one after another |
 | `cumsum` | a product with a triangular matrix of ones |
 | `one_hot` | a comparison with 0, 1, 2, ... |
 | `softplus_parametric` | alpha * softplus(beta * x) |
 
-Refuses when a length is symbolic; a `mod` whose divisor is not a constant power of two, unless both sides are
-whole numbers up to 2048 (otherwise rounding may give the divisor itself); a product of more than `most_factors`
-numbers; a running sum of more than `most_length` steps, whose matrix grows with the square; more than 2048
-classes, which fp16 cannot count; a softplus whose factors are no constants; and running sums and remainders of
-integers, which `integers_as_floats` converts to floats first.
+Refuses:
+
+* a symbolic length;
+* a `mod` whose divisor is not a constant power of two from 2^-15 to 2^14, unless both sides are whole numbers
+  up to 2048: otherwise rounding may give the divisor itself;
+* a product of more than `most_factors` numbers;
+* a running sum of more than `most_length` numbers: the triangular matrix grows with the square;
+* more than 2048 classes, which fp16 cannot count;
+* a softplus whose factors are not constants;
+* running sums and remainders of integers: `integers_as_floats` converts them to floats first.
 
 Why it helps: none of these ops was placed on the ANE in any form (measured through Core ML on M4, macOS 27),
 while the ops that replace them were; `softplus_parametric`, to which `F.softplus(x, beta=2)` of four axes is
-converted, was not tried. From 10.4 on some engines were reported to give 0 for softplus, which
+converted, was not tried. For inputs from 10.4 on some engines were reported to give 0 for softplus, which
 `replace_faulty_ops` repairs afterwards; of `softplus_parametric` nothing was reported. What the pass gains in
 time was not measured. A running sum as a product needs finite numbers: 0 times infinity is NaN.
 
@@ -55,14 +60,18 @@ from anesurgery.facts import whole_numbers
 from anesurgery.semantics.intervals import magnitude
 
 
+def _is_power_of_two(number: float) -> bool:
+    return math.frexp(number)[0] == 0.5
+
+
 def _why_no_remainder(step: DecomposeOps, op: an.Operation) -> str:
     if an.np_dtype(op.x).kind != "f":
         return "it is computed of integers; integers_as_floats makes them floats where that is exact"
     by = an.number(op.y)
     if by is None or by <= 0:
         return f"the divisor %{op.y.name} is no positive constant"
-    if math.frexp(by)[0] == 0.5:
-        return ""
+    if _is_power_of_two(by):
+        return "" if 2**-15 <= by <= 2**14 else f"1 / {by:g} is not among the normal numbers of fp16"
     if not (by.is_integer() and whole_numbers.is_whole(op.x)):
         return f"the divisor is {by:g}, no power of two, and %{op.x.name} may be no whole number"
     most, limit = max(magnitude(op.x), by), an.fp16.LAST_INTEGER
@@ -73,7 +82,9 @@ def _remainder(mb: Builder, op: an.Operation) -> Var:
     """Build the remainder of the magnitude, with the sign of x if x may be negative."""
     by, signed = an.np_dtype(op.x).type(an.number(op.y)), not whole_numbers.never_negative(op.x)
     x = mb.abs(x=op.x) if signed else op.x
-    whole = mb.floor(x=mb.mul(x=x, y=1 / by)) if math.frexp(by)[0] == 0.5 else mb.floor_div(x=x, y=by)
+    if by < 1:  # x / by may overflow; the whole part of x is a multiple of by
+        x = mb.sub(x=x, y=mb.floor(x=x))
+    whole = mb.floor(x=mb.mul(x=x, y=1 / by)) if _is_power_of_two(by) else mb.floor_div(x=x, y=by)
     rest = mb.sub(x=x, y=mb.mul(x=whole, y=by))
     return mb.mul(x=mb.sign(x=op.x), y=rest) if signed else rest
 

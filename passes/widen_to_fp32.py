@@ -21,21 +21,29 @@ After::
     }
 
 The pass finds regions whose inputs and results fit fp16, and in which a value between exceeds 65504, or is
-smaller than fp16 holds, as far as intervals, constants and weights tell. Such regions are products of three
-factors, quotients of powers and of exponentials, roots of means of powers, the sums of linear attention and of
-hand-written softmaxes, and logarithms of products of probabilities or of `1 + 10,000 x`, also if coremltools
-left the product in fp32.
+smaller than fp16 holds, as far as intervals, constants and weights tell:
 
-It also finds regions in which fp16 leaves no correct digit: small differences (`|x|^2 + |y|^2 - 2 x y`,
-`exp(x) - 1`, `log(1 - p)`, `1 - p / (p + r)`, differences of integers and of positions in a running sum),
-fractions of large numbers, points at which large images are sampled, angles from their cosine, sines of large
-angles with the running counts that they are computed from, other counts beyond 2048, and
-`mean(a b) - mean(a) mean(b)` over windows. A region begins with casts of its inputs, or with the fp32 values
-that were rounded to them, and ends where the result has the size of an ordinary number.
+* products of three factors;
+* quotients of powers and of exponentials;
+* roots of means of powers;
+* the sums of linear attention and of hand-written softmaxes;
+* logarithms of products of probabilities or of `1 + 10,000 x`, also if coremltools left the product in fp32.
 
-With `ops=("scores", "logits")` only the named ops compute in fp32, and nothing is rounded between named ops
-that follow each other. `certify` names the ops whose rounding changes a choice, such as the best k of a
-detector.
+It also finds regions in which fp16 leaves no correct digit:
+
+* small differences: `|x|^2 + |y|^2 - 2 x y`, `exp(x) - 1`, `log(1 - p)`, `1 - p / (p + r)`, differences of
+  integers and of positions in a running sum, and `mean(a b) - mean(a) mean(b)` over windows;
+* fractions of large numbers;
+* points at which large images are sampled;
+* angles from their cosine, and sines of large angles with the running counts that they are computed from;
+* other counts beyond 2048.
+
+A region begins with casts of its inputs to fp32; an input that was cast to fp16 is taken from before that cast.
+It ends where the result has the size of an ordinary number.
+
+With `ops=("scores", "logits")` only the named ops compute in fp32, each as a region of its own. Nothing is
+rounded between two that follow each other: the second reads what the first computed before its cast to fp16.
+`certify` names the ops whose rounding changes a choice, such as the best k of a detector.
 
 Refuses when a part of the region is in another block, and when a named op has blocks; does not apply if
 intervals show that all values fit.
@@ -45,12 +53,13 @@ on no Neural Engine (documented by Apple; measured through Core ML on M1, macOS 
 right numbers cost a change of the unit. Other passes of `safe_numbers`, which stay on the engine, run first.
 The time was not measured.
 
-Grade: proved: integers above 2048 and numbers of fp32, which fp16 rounds, are compared in the whole model only.
+Grade: proved: with integers above 2048 or fp32 numbers from before a cast, only the whole model is compared.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -73,7 +82,7 @@ class WidenToFp32(Rewrite):
     tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-3)
     tolerates_nonfinite: ClassVar[bool] = False
     ops: tuple[str, ...] = ()
-    """Names of ops, or of what they make, to compute in fp32; where fp16 cannot hold values, by default."""
+    """Names of ops, or of their results, to compute in fp32; by default, where fp16 cannot hold values."""
 
     def run(self, program: an.Program, session: an.Session) -> None:
         """Check that there are ops of the names, then widen them."""
@@ -82,8 +91,9 @@ class WidenToFp32(Rewrite):
         super().run(program, session)
 
     def pattern(self, op: an.Ops) -> an.OpPattern:
-        """Find what ends a region; any op, where ops are named."""
-        return op.any(*(op_types() if self.ops else self.kinds))()
+        """Find an op of a type that can end a region; of any type if ops are named."""
+        types = op_types() if self.ops else self.kinds
+        return op.any(*types)()
 
     def check(self, m: Match) -> Match | Refusal:
         """Match an op whose operand does not fit and whose result does, or a named op of fp16.
@@ -101,10 +111,10 @@ class WidenToFp32(Rewrite):
         return m.bind(ops=region.ops, region=region)
 
     def uncompared(self, m: Match) -> Refusal | None:
-        """Compare no regions that read integers above 2048 or fp32, which fp16 rounds."""
+        """Return why an edit is not compared: the old ops read rounded numbers, and the new ones do not."""
         ops = m.region.ops
         entries = {v for op in ops for v in reads(op)} - {v for op in ops for v in op.outputs}
-        if any(map(_is_whole, entries)):
+        if any(map(_is_rounded_integer, entries)):
             return Refusal("integers above 2048, which fp16 rounds, are kept", m.root)
         if any(_before_rounding(v) is not None for v in entries):
             return Refusal("numbers of fp32, which fp16 rounds, are kept", m.root)
@@ -116,14 +126,15 @@ class WidenToFp32(Rewrite):
         for op in _in_order(m.region.ops):
             inputs = {name: _operand(mb, op, name, value, wide) for name, value in an.op_inputs(op).items()}
             if op.op_type == "cast":
-                inputs["dtype"] = an.dtype_name(op.outputs[0])
+                dtype = an.dtype_name(op.outputs[0])
+                inputs["dtype"] = "fp32" if dtype == "fp16" else dtype
             built = getattr(mb, op.op_type)(**inputs)
             results = built if isinstance(built, (list, tuple)) else [built]
             wide |= dict(zip(op.outputs, results, strict=True))
-        old = m.root.outputs[0]
-        if self.ops:
+        if self.ops:  # a named op may have several results; each keeps its dtype
             return {v: small_builds.as_dtype(mb, wide[v], an.np_dtype(v)) for v in m.root.outputs}
-        if an.np_dtype(old).kind != "f":
+        old = m.root.outputs[0]
+        if an.np_dtype(old).kind != "f":  # integers and conditions are not rounded
             return {old: wide[old]}
         return small_builds.for_readers(mb, old, wide[old])
 
@@ -140,23 +151,28 @@ def _named(m: Match, names: tuple[str, ...]) -> Match | Refusal:
     return m.bind(ops=(op,), region=overflow_regions.WideRegion((op,), op, "it is named"))
 
 
-def _is_whole(value: Var) -> bool:
-    """Return whether a value is an integer that becomes fp16, which may not hold it."""
+def _before_cast(value: Var, kinds: str) -> Var | None:
+    """Return the value that was cast to this one if its dtype is of these kinds ("f", "iu"); else None."""
     cast = an.producer(value, "cast")
-    return cast is not None and an.np_dtype(cast.x).kind in "iu" and magnitude(cast.x) > an.fp16.LAST_INTEGER
+    return cast.x if cast is not None and an.np_dtype(cast.x).kind in kinds else None
+
+
+def _is_rounded_integer(value: Var) -> bool:
+    """Is a value an integer that was cast to fp16, which may not hold it?"""
+    integer = _before_cast(value, "iu")
+    return integer is not None and magnitude(integer) > an.fp16.LAST_INTEGER
 
 
 def _before_rounding(value: Var) -> Var | None:
-    """Return the fp32 value of which a value is the fp16 cast; None if it is none."""
-    cast = an.producer(value, "cast")
-    return cast.x if cast is not None and an.np_dtype(cast.x) == np.float32 else None
+    """Return the fp32 value that was cast to this fp16 value; None if it was computed in fp16."""
+    before = _before_cast(value, "f")
+    return before if before is not None and an.np_dtype(before) == np.float32 else None
 
 
 def _in_order(ops: tuple[Operation, ...]) -> list[Operation]:
-    """Return ops in the order in which they stand in their block."""
-    block = ops[0].enclosing_block
-    places = {op: k for k, op in enumerate(() if block is None else block.operations)}
-    return sorted(ops, key=places.__getitem__)
+    """Return ops in an order in which each stands behind those whose results it reads."""
+    makers = {op: [v.op for v in reads(op) if v.op in ops] for op in reversed(ops)}
+    return [*TopologicalSorter(makers).static_order()]
 
 
 def _operand(mb: Builder, op: Operation, name: str, value: Any, wide: dict[Var, Var]) -> Any:
@@ -175,12 +191,8 @@ def _widened(mb: Builder, value: Var) -> Var:
     if an.producer(value, "const") is not None:
         number = np.asarray(an.constant(value), np.float32)
         return mb.shared(("fp32", value), lambda: number, f"{value.name}_fp32")
-    wide = _before_rounding(value)
-    if wide is not None:
-        return wide
-    cast = an.producer(value, "cast")
-    whole = cast is not None and an.np_dtype(cast.x).kind in "iu"
-    return mb.cast(x=cast.x if whole and cast is not None else value, dtype="fp32")
+    wide, integer = _before_rounding(value), _before_cast(value, "iu")
+    return wide if wide is not None else mb.cast(x=value if integer is None else integer, dtype="fp32")
 
 
 def example() -> Program:

@@ -21,7 +21,7 @@ import torch
 from anesurgery import fp16
 from anesurgery.display import Drawn
 from anesurgery.doors import door
-from anesurgery.errors import SurgeryError
+from anesurgery.errors import DAMAGED, SurgeryError
 from anesurgery.files.sharing import Shard, share, workers
 from anesurgery.interpret import Listener, Predictor
 from anesurgery.interpret.arithmetic.neural_engine import SUMS, bound
@@ -183,7 +183,7 @@ class Ranges(Drawn):
             rows = tuple(OpRange.from_json(row) for row in content["ops"])
             unsound = tuple(map(str, content["unsound_inputs"]))
             return cls(rows, int(content["samples"]), str(content["arithmetic"]), unsound)
-        except (KeyError, TypeError, ValueError) as error:
+        except DAMAGED as error:
             raise SurgeryError(f"this is no result of `ranges`: {error!r}; run it again") from error
 
     def __repr__(self) -> str:

@@ -32,7 +32,7 @@ from anesurgery.compressing.modes import (
 )
 from anesurgery.display import Drawn
 from anesurgery.doors import door
-from anesurgery.errors import SurgeryError
+from anesurgery.errors import DAMAGED, SurgeryError
 from anesurgery.files.package import Loaded, save
 from anesurgery.files.sharing import Shard, Workers, share, workers
 from anesurgery.interpret.core import Executable
@@ -133,7 +133,7 @@ class Sensitivity(Drawn):
                 total=int(content["total"]),
                 smallest=int(content["smallest"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except DAMAGED as error:
             raise SurgeryError(f"this is no result of `sensitivity`: {error!r}; measure again") from error
 
 

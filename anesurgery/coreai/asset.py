@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.errors import LoadError, missing
+from anesurgery.errors import DAMAGED, LoadError, missing
 from anesurgery.files.source import SourceFile, read_text
 from anesurgery.mil import Array
 
@@ -221,7 +221,7 @@ def _read_metadata(file: Path) -> dict[str, Any]:
     try:
         metadata = json.loads(read_text(file))
         version = metadata["assetVersion"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except DAMAGED as error:
         raise LoadError(f"{file} cannot be understood: {error!r}; copy the model again") from error
     if not str(version).startswith(FORMAT):
         raise LoadError(f"{file} is of version {version}, and {FORMAT}x is known; update anesurgery")

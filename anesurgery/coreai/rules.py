@@ -18,7 +18,7 @@ import numpy as np
 from anesurgery.coreai.asset import SUFFIX
 from anesurgery.doors import door
 from anesurgery.errors import LoadError
-from anesurgery.mil import Operation, consumers, is_constant, np_dtype, producer
+from anesurgery.mil import Operation, is_constant, np_dtype, producer
 from anesurgery.ops import names
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.inspector import inspect
@@ -70,7 +70,7 @@ def _computed_update(op: Operation, target: Target) -> str:
     """Name a slice update at computed positions."""
     if op.inputs.get("begin") is None or op.begin.val is not None:
         return ""
-    return f"%{op.x.name} is written at places that are computed" if consumers(op.outputs[0]) else ""
+    return f"%{op.x.name} is written at places that are computed"
 
 
 def _topk_words(op: Operation, target: Target) -> str:

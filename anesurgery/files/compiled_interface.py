@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from anesurgery.errors import LoadError
+from anesurgery.errors import DAMAGED, LoadError
 from anesurgery.files.mil_text import opset_text
 from anesurgery.files.mil_types import NAMES
 from anesurgery.files.protobuf import proto
@@ -311,5 +311,5 @@ def _restore_flexible_shapes(features: Any, attribute: Any) -> None:
                     array.enumeratedShapes.shapes.add(shape=shapes[feature.name])
             if feature.name in named.get("DefaultShapes", {}):
                 array.shape[:] = named["DefaultShapes"][feature.name]
-    except (TypeError, ValueError, AttributeError) as error:
+    except DAMAGED as error:
         raise LoadError(f"the {FLEXIBLE} of the program cannot be understood: {error}") from error

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.errors import LoadError
+from anesurgery.errors import DAMAGED, LoadError
 from anesurgery.files.compiled_interface import CompiledDescription, read_container
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile, system_failed
@@ -156,10 +156,10 @@ def read_espresso(folder: Path) -> Any:
     """
     try:
         return _specification(read_files(folder), folder)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise LoadError(f"{folder} is damaged: {error!r}; copy the compiled model again") from error
     except LoadError as error:
         raise LoadError(f"{folder}: {error}") from error
+    except DAMAGED as error:
+        raise LoadError(f"{folder} is damaged: {error!r}; copy the compiled model again") from error
 
 
 def _specification(model: EspressoNetwork, folder: Path) -> Any:
@@ -241,6 +241,8 @@ NEUTRAL: Mapping[str, Any] = {
 """Key of an option -> the value that switches it off."""
 SAME_PADDING, VALID_PADDING = 1, 2
 """Values of `pad_mode`; 0 means the amounts that are given."""
+POOLING = {0: "AVERAGE", 1: "MAX"}
+"""Value of `avg_or_max` -> the type of a pooling in the specification."""
 
 
 class Layer:
@@ -360,7 +362,8 @@ def _convolution(layer: Layer) -> list[Any]:
 def _pool(layer: Layer) -> list[Any]:
     kernel = (layer.get("size_y"), layer.get("size_x"))
     stride = (layer.get("stride_y", 1), layer.get("stride_x", 1))
-    kind = "MAX" if layer.get("avg_or_max") == 1 else "AVERAGE"
+    if (kind := POOLING.get(number := layer.get("avg_or_max"))) is None:
+        raise layer.error(f"it has avg_or_max {number}, which no public file explains")
     excludes_padding = bool(layer.get("average_count_exclude_padding", 0))
     padding, is_global = _padding(layer), bool(layer.get("is_global", 0))
     layer.get("top_shape_style", 0)
@@ -368,7 +371,7 @@ def _pool(layer: Layer) -> list[Any]:
     size = layer.shape(layer.outputs[0])[-2:]
     counts = _window_counts(layer, padding, kernel, stride)
     if not is_global and tuple(math.floor(n) + 1 for n in counts) != size:
-        amounts = _symmetric_amounts(layer, padding)
+        amounts = _symmetric_amounts(padding)
         if amounts is None or tuple(math.ceil(n) + 1 for n in counts) != size:
             raise layer.error("its result has another size than its numbers give")
         padding = {"includeLastPixel": {"paddingAmounts": amounts}}
@@ -378,11 +381,12 @@ def _pool(layer: Layer) -> list[Any]:
     )  # fmt: skip
 
 
-def _symmetric_amounts(layer: Layer, padding: dict[str, Any]) -> list[int] | None:
+def _symmetric_amounts(padding: dict[str, Any]) -> list[int] | None:
     """Return the padding along (height, width) if it is the same on both sides; else None."""
-    pairs = [(layer.get(f"pad_{a}", 0), layer.get(f"pad_{b}", 0)) for a, b in ("tb", "lr")]
-    is_symmetric = "valid" in padding and all(a == b for a, b in pairs)
-    return [a for a, _ in pairs] if is_symmetric else None
+    if "same" in padding:
+        return None
+    pairs = [tuple(border.values()) or (0, 0) for border in padding["valid"]["paddingAmounts"]["borderAmounts"]]
+    return [start for start, _ in pairs] if all(start == end for start, end in pairs) else None
 
 
 def _inner_product(layer: Layer) -> list[Any]:

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 
 from anesurgery.doors import door
-from anesurgery.errors import LoadError
+from anesurgery.errors import DAMAGED, LoadError
 from anesurgery.files.source import SourceFile
 from anesurgery.files.writing import check_place, write_atomically
 
@@ -310,7 +310,7 @@ def _with_damage_named(path: Path, reading: Callable[[], T]) -> T:
     """Return the result of `reading()`; errors of any kind become a LoadError that names the file."""
     try:
         return reading()
-    except (LoadError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (LoadError, *DAMAGED) as error:
         raise LoadError(f"{path} is damaged: {error}; export or copy it again") from error
 
 

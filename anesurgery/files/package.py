@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from anesurgery.doors import door
-from anesurgery.errors import LoadError, missing
+from anesurgery.errors import DAMAGED, LoadError, missing
 from anesurgery.files import protobuf
 from anesurgery.files.compiled import (
     NETWORK,
@@ -286,7 +286,7 @@ def _paths_in_manifest(package: Path) -> tuple[Path, Path | None]:
         spec = items[manifest["rootModelIdentifier"]]["path"]
         folders = [item["path"] for item in items.values() if item.get("name") == "weights"]
         paths = [PurePosixPath(path) for path in (spec, *folders[:1])]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, *DAMAGED) as error:
         why = f"{error} is missing" if isinstance(error, KeyError) else repr(error)
         raise LoadError(f"{file} cannot be understood: {why}; copy the package again") from error
     for path in paths:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anesurgery.display import Drawn
-from anesurgery.errors import IsPipeline, LoadError
+from anesurgery.errors import DAMAGED, IsPipeline, LoadError
 from anesurgery.files.interface import Interface, description_parts, signatures
 from anesurgery.files.package import (
     PIPELINES,
@@ -398,7 +398,7 @@ def read_chain(folder: Path, load: Callable[[Path], Loaded]) -> Chain:
         names, inputs, outputs = (tuple(_strings(content[key])) for key in ("models", "inputs", "outputs"))
         functions = {name: _ends(ends) for name, ends in content.get("functions", {}).items()}
         is_chain_file = content["format"] == FORMAT and bool(names)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, *DAMAGED) as error:
         raise LoadError(f"{file} cannot be understood: {error!r}; cut the model again") from error
     if not is_chain_file or any(name != Path(name).name or name in ("", ".", "..") for name in names):
         raise LoadError(

@@ -39,7 +39,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.errors import InterpretError, LoadError, UnknownName
+from anesurgery.errors import DAMAGED, InterpretError, LoadError, UnknownName
 from anesurgery.files.source import read_text
 
 INDEX = "sizes.json"
@@ -191,7 +191,7 @@ def read(folder: Path) -> tuple[tuple[SizeRow, ...], Padding]:
         rows = tuple(_row(row) for row in content["sizes"])
         keys = PADDING_FIELDS[: FIELDS_OF_VERSION[content["version"]]]
         padding = _padding(content["padding"], keys)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except DAMAGED as error:
         raise LoadError(f"{file} is damaged: {type(error).__name__}: {error}; make the sizes again") from error
     if not rows:
         raise LoadError(f"{file} names no sizes; make the sizes again")

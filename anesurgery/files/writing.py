@@ -74,9 +74,9 @@ def write_atomically(target: Path, write: Callable[[Path], object], overwrite: b
             if overwrite and os.path.lexists(target):
                 _sync(fresh)  # the old one goes for good
             _move_into_place(fresh, target, old, overwrite)
-    except FileExistsError as error:
-        raise LoadError(_exists_words(target)) from error
     except OSError as error:
+        if isinstance(error, FileExistsError) and not overwrite and os.path.lexists(target):
+            raise LoadError(_exists_words(target)) from error
         was_moved = old is not None and os.path.lexists(old)
         words = f"what was there is now {old}" if was_moved else "nothing was changed"
         raise LoadError(f"{target} was not written: {error.strerror or error}; {words}") from error
@@ -127,13 +127,16 @@ def _scratch(parent: Path) -> Iterator[Path]:
 def _make_scratch(parent: Path) -> tuple[Path, int]:
     """Make a scratch folder; return its path and a handle that holds its lock."""
     while True:
-        made = parent / f"{SCRATCH}{secrets.token_hex(8)}"
+        made, handle = parent / f"{SCRATCH}{secrets.token_hex(8)}", None
         try:
             made.mkdir(0o700)
-            if (named := _state_inode_and_lock(made)) is not None:
-                (named[0] / NEW).mkdir()
-                return named
+            if (named_and_locked := _state_inode_and_lock(made)) is not None:
+                named, handle = named_and_locked
+                (named / NEW).mkdir()
+                return named, handle
         except BaseException:
+            if handle is not None:
+                os.close(handle)
             for folder in parent.glob(f"{SCRATCH}*{made.name.removeprefix(SCRATCH)}"):
                 shutil.rmtree(folder, ignore_errors=True)
             raise

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from anesurgery.errors import LoadError, SurgeryError
+from anesurgery.errors import DAMAGED, LoadError, SurgeryError
 from anesurgery.mil import ct, quiet_host
 from anesurgery.placement.inspection import UNITS, Inspection, OpRow
 from anesurgery.placement.target import COMPUTE_UNITS, Target
@@ -272,7 +272,7 @@ def replay(text: str) -> Plan:
     try:
         content = json.loads(text)
         replayed = Plan(dict(content["units"]), str(content["host"]), str(content["compute_units"]))
-    except (ValueError, KeyError, TypeError) as error:
+    except DAMAGED as error:
         raise SurgeryError(f"no recorded plan: {error!r}; write one with record(plan(...))") from error
     unknown = sorted({str(u) for u in replayed.units.values()} - {str(u) for u in UNITS if u})
     if unknown or replayed.compute_units not in ("", *COMPUTE_UNITS):

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anesurgery.display import short_name
-from anesurgery.errors import LoadError
+from anesurgery.errors import DAMAGED, LoadError
 from anesurgery.facts.loops import loop_rounds
 from anesurgery.mil import Operation, Var, is_constexpr, is_stored, operands, producer
 from anesurgery.placement.durations import Key, Time
@@ -394,7 +394,7 @@ def read_table(path: str | Path) -> dict[str, Any]:
         for family in read["factor"]:
             Rates.of(read, int(family), "")
         return read
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *DAMAGED) as error:
         raise LoadError(f"{path} is no table of times: {error}; `anesurgery calibrate` writes one") from error
 
 

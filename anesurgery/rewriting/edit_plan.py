@@ -15,7 +15,7 @@ from anesurgery import registry
 from anesurgery.checking.exactness import Near
 from anesurgery.display import Drawn, drawn, draws, written
 from anesurgery.doors import check_fields
-from anesurgery.errors import LoadError, Refusal
+from anesurgery.errors import DAMAGED, LoadError, Refusal
 from anesurgery.files.source import read_text
 from anesurgery.placement.durations import Change, change
 from anesurgery.placement.score import Score
@@ -122,7 +122,7 @@ class Plan(Drawn):
             check_fields(made)
         except KeyError as error:
             raise LoadError(f"no plan: {error} is missing; {AGAIN}") from error
-        except (AttributeError, TypeError, ValueError) as error:
+        except DAMAGED as error:
             raise LoadError(f"not a plan: a field has another type ({error}); {AGAIN}") from error
         return made
 

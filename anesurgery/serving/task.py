@@ -1,4 +1,4 @@
-"""Do one piece of work on a visitor's model, in a process of its own that first binds itself by `Limits`.
+"""Do one piece of work on a visitor's model, in a process of its own that first limits its memory and files.
 
 `web` runs ``python -m anesurgery.serving.task FOLDER REQUEST``. The folder holds ``upload/``; lines of JSON on
 stdout say how far the work is; ``answer.json`` in the folder is written last. The process opens no connection,
@@ -37,7 +37,7 @@ def main() -> None:
     """Do what the command line asks for; the answer is a file."""
     folder, request = Path(sys.argv[1]).resolve(), json.loads(sys.argv[2])
     progress = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # libraries print
+    os.dup2(2, 1)  # what libraries print goes to stderr
     threading.Thread(target=_end_with_the_server, daemon=True).start()
     bind(request["memory"], request["unpacked"])
     with _reporting_progress(progress) as listener:
@@ -133,11 +133,11 @@ def answer(folder: Path, request: dict[str, Any], listener: Listener) -> dict[st
         return {"error": f"{words}; this model shows a defect here"}
 
 
-def _without_folders(text: str, folder: Path) -> str:
-    """Return a text without the folders of this machine."""
-    for part in ("work/", "upload/", ""):
+def _without_folders(text: str, folder: Path, most: int | None = TEXT) -> str:
+    """Return at most `most` characters of a text, without the folders of this machine."""
+    for part in ("work/", "upload/", "out/", ""):
         text = text.replace(f"{folder}/{part}", "")
-    return text[:TEXT]
+    return text[:most]
 
 
 def model_path(folder: Path, largest: int) -> Path:
@@ -163,12 +163,13 @@ def model_path(folder: Path, largest: int) -> Path:
         shutil.rmtree(folder / "work", ignore_errors=True)
         (folder / "work").mkdir()
         model = source.unpack(top, folder / "work", largest)
-        top.unlink()
     elif top.suffix in SUFFIXES:
         model = top
     else:
         raise LoadError(f"{top.name} is no .mlpackage, .mlmodel or .mlmodelc, and no .zip of one")
     noted.write_text(json.dumps(str(model.relative_to(folder))), encoding="utf-8")
+    if model != top:  # only now: if the process is killed before, the next one unpacks the archive again
+        top.unlink()
     return model
 
 
@@ -214,13 +215,7 @@ def _apply(folder: Path, model: Path, request: dict[str, Any], listener: Listene
 
 
 def _write(path: Path, text: str, folder: Path) -> None:
-    for part in ("work/", "upload/", "out/", ""):
-        text = text.replace(f"{folder}/{part}", "")
-    path.write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    path.write_text(_without_folders(text, folder, most=None), encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -244,3 +239,7 @@ class Limits:
     keep: float = 900
     stay: float = 6 * 3600
     models: int = 8
+
+
+if __name__ == "__main__":
+    main()

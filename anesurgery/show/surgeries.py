@@ -1,4 +1,8 @@
-"""Show the result of a surgery or a comparison: reports for a terminal and a notebook, and plain data."""
+"""Show the result of a surgery or a comparison: reports for a terminal and a notebook, and plain data.
+
+`@shows` registers a function that reports on results of the named class, in the named forms: by default in a
+terminal, as text and in a notebook. `@draws` registers one that returns plain data.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,9 @@ from anesurgery.checking.ranges import Ranges
 from anesurgery.display import counted, draws, written
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array
-from anesurgery.rewriting import session
 from anesurgery.rewriting.refusals import by_cause, grouped_refusals, op_text
 from anesurgery.rewriting.session import Change, counts
+from anesurgery.rewriting.session import Report as PassReport
 from anesurgery.show.console import shows
 from anesurgery.show.costs import STILL, Repair, cut, in_python, on_a_screen
 from anesurgery.show.headline import compared, headline
@@ -27,7 +31,7 @@ from anesurgery.show.terminal import unit_bars
 from anesurgery.surgery import Surgery
 
 ROWS = 8
-"""Up to this many steps, each has a row, also one that changed nothing."""
+"""The most steps of which also those that changed nothing have a row."""
 
 
 def site_summary(changes: Sequence[Change], *, details: bool = True) -> str:
@@ -51,29 +55,32 @@ def edits_line(changes: Sequence[Change], *, details: bool = True) -> str:
 
 
 def _steps_table(surgery: Surgery, details: bool) -> Table:
-    edits = counts(surgery.changes)
-    listed = {step.name: str(step) for step in surgery.steps}
-    own = {name: [c for c in surgery.changes if c.pass_name == name] for name in _step_rows(surgery)}
-    rows = [
-        (listed.get(name, f"  {name}"), str(edits.get(name, 0)), site_summary(c, details=details) if c else "")
-        for name, c in own.items()
-    ]
+    """Return a row for each step, and below it one for each of its own passes that changed something."""
+    steps = {step.name: str(step) for step in surgery.steps}
+    rows = []
+    for name in _step_rows(surgery):
+        changes = [change for change in surgery.changes if change.pass_name == name]
+        checked = site_summary(changes, details=details) if changes else ""
+        rows.append((steps.get(name, f"  {name}"), str(len(changes)), checked))
     return Table(("step", "edits", "how each edit was checked"), rows)
 
 
 def _step_rows(surgery: Surgery) -> list[str]:
     """Return the steps that have a row, each followed by its own passes that changed something."""
     edits, idle = counts(surgery.changes), _idle_steps(surgery)
-    steps = [step for step in surgery.steps if step.name not in idle]
-    rows = [n for step in steps for n in (step.name, *(p.name for p in step.parts() if p.name in edits))]
-    return list(dict.fromkeys([*rows, *edits]))
+    rows = dict[str, None]()  # each name once
+    for step in surgery.steps:
+        if step.name not in idle:
+            rows |= dict.fromkeys((step.name, *(part.name for part in step.parts() if part.name in edits)))
+    return [*(rows | dict.fromkeys(edits))]
 
 
 def _idle_steps(surgery: Surgery) -> list[str]:
-    """Return the steps of a long list that changed nothing, which share one line."""
+    """Return the steps without a row, which details name: those of a long list that changed nothing."""
+    if len(surgery.steps) <= ROWS:
+        return []
     edits = counts(surgery.changes)
-    idle = [s.name for s in surgery.steps if edits.keys().isdisjoint((s.name, *(p.name for p in s.parts())))]
-    return idle if len(surgery.steps) > ROWS else []
+    return [s.name for s in surgery.steps if edits.keys().isdisjoint((s.name, *(p.name for p in s.parts())))]
 
 
 def _ops_line(surgery: Surgery) -> str:
@@ -88,18 +95,23 @@ def _ops_line(surgery: Surgery) -> str:
 
 
 def time_line(surgery: Surgery) -> str:
-    """How long it takes before and after; the relative cost, and why no time is known, where that is so.
+    """Return the time of the model in words.
 
-    Nothing without a target, and where nothing was changed the one time.
+    Returns:
+        "time 3.1 ms -> 2.0 ms"; one time if nothing was changed; why no time is known, with the time after or
+        the relative cost if there is one; "" without a target or scores, and if the model after is refused.
     """
     if surgery.time is not None:
         return str(surgery.time) if surgery.changes else f"time {surgery.time.after}"
     before, after = surgery.scores
     if surgery.target is None or before is None or after is None or after.refused:
         return ""
-    known = [f"now {after.time}"] if after.time is not None else []
-    known += [after.expected.relative(before.expected)] if surgery.changes and before.estimate else []
-    return "; ".join([f"no time: {before.untimed or after.untimed or 'each function has its own'}", *known])
+    words = [f"no time: {before.untimed or after.untimed or 'each function has its own'}"]
+    if after.time is not None:
+        words.append(f"now {after.time}")
+    if surgery.changes and before.estimate:
+        words.append(after.expected.relative(before.expected))
+    return "; ".join(words)
 
 
 @shows("Surgery", "details")
@@ -111,22 +123,22 @@ def surgery_details(surgery: Surgery) -> Report:
 @shows("Surgery", "html")
 def surgery_report(surgery: Surgery, *, details: bool = False) -> Report:
     """Report a surgery as a sentence, a table and lines; `details` adds what grades rest on."""
-    idle, proof = _idle_steps(surgery) if details else [], surgery.proof
-    parts: list[Any] = [
-        *([edits_line(surgery.changes, details=details)] if surgery.changes else []),
-        _ops_line(surgery),
-        *filter(None, [time_line(surgery)]),
-        *([Line(f"changed nothing: {', '.join(idle)}", "dim")] if idle else []),
-        *_remarks(surgery),
-    ]
-    parts += (
-        [f"whole model, {proof.precision} arithmetic", _comparison_table(proof)] if proof is not None else []
-    )
-    return Report(headline(surgery), [_steps_table(surgery, details), *parts])
+    parts: list[Any] = [_steps_table(surgery, details)]
+    if surgery.changes:
+        parts.append(edits_line(surgery.changes, details=details))
+    parts.append(_ops_line(surgery))
+    if time := time_line(surgery):
+        parts.append(time)
+    if details and (idle := _idle_steps(surgery)):
+        parts.append(Line(f"changed nothing: {', '.join(idle)}", "dim"))
+    parts += _remarks(surgery)
+    if surgery.proof is not None:
+        parts += [f"whole model, {surgery.proof.precision} arithmetic", _comparison_table(surgery.proof)]
+    return Report(headline(surgery), parts)
 
 
-def _remarks(report: session.Report) -> list[Line]:
-    """Return lines on what the caller must change or know, and what was refused."""
+def _remarks(report: PassReport) -> list[Line]:
+    """Return lines on what the caller must change or know, and what was refused, also of a `Surgery`."""
     lines = [Line(f"interface: {change.words}", "cyan") for change in report.contract]
     lines += notes(report.notes)
     for group in by_cause(report.refusals):
@@ -136,7 +148,7 @@ def _remarks(report: session.Report) -> list[Line]:
 
 
 @shows("Report")
-def _edits_report(report: session.Report) -> Report:
+def _edits_report(report: PassReport) -> Report:
     by_pass = counts(report.changes)
     edits = [f"{name}: {counted(n, 'edit')}" for name, n in by_pass.items()]
     done = f"{counted(len(report.changes), 'change')} by {counted(len(by_pass), 'pass')}"
@@ -146,7 +158,7 @@ def _edits_report(report: session.Report) -> Report:
 
 def _comparison_table(comparison: Comparison) -> Table:
     """Return a row for each output; with KL and top-k where outputs are logits."""
-    chosen = any(o.logits for o in comparison.outputs)
+    has_logits = any(o.logits for o in comparison.outputs)
     rows = [
         (
             o.name,
@@ -154,20 +166,20 @@ def _comparison_table(comparison: Comparison) -> Table:
             "identical" if o.psnr == math.inf else f"{o.psnr:.1f}",
             f"{o.max_abs:.3g}",
             f"{o.max_rel:.2g}",
-            *(_choice(o) if chosen else ()),
+            *(_logit_columns(o) if has_logits else ()),
         )
         for o in comparison.outputs
     ]
     columns = ("output", "shape", "PSNR dB", "max abs", "max rel")
-    return Table((*columns, *(("KL", "top-1 in top-5") if chosen else ())), rows)
+    return Table((*columns, *(("KL", "top-1 in top-5") if has_logits else ())), rows)
 
 
-def _choice(output: OutputComparison) -> tuple[str, str]:
-    """Return KL divergence and top-k containment in words; "" where they mean nothing."""
+def _logit_columns(output: OutputComparison) -> tuple[str, str]:
+    """Return the KL divergence and the top-k containment in words; "" for outputs that are not logits."""
     if not output.logits:
         return "", ""
-    kl, best = output.kl, output.top_k
-    return "" if kl is None else f"{kl:.2g}", "" if best is None else f"{best:.1%}"
+    kl, contained = output.kl, output.top_k
+    return "" if kl is None else f"{kl:.2g}", "" if contained is None else f"{contained:.1%}"
 
 
 @shows("Comparison")
@@ -187,14 +199,14 @@ def short_surgery(surgery: Surgery, repair: Repair = in_python) -> Report:
     """
     lines, after = list[Any](), None
     if surgery.placed is not None:
-        after = surgery.placed[1]
-        lines.append(unit_bars(*surgery.placed) if surgery.changes else unit_bars(after))
+        before, after = surgery.placed
+        lines.append(unit_bars(before, after) if surgery.changes else unit_bars(after))
     if edits := counts(surgery.changes):
         lines.append(f"Edits: {', '.join(f'{name} {n}' for name, n in edits.items())}")
-    if left := list(dict.fromkeys(name for name, _ in surgery.refusals)):
-        lines.append(cut(f"Left out, with reasons in the full report: {', '.join(left)}", "dim"))
-    tried = {name for name, _ in surgery.refusals}
-    return on_a_screen(Report(headline(surgery), lines), after, repair, tried, title=STILL)
+    refused = dict.fromkeys(name for name, _ in surgery.refusals)  # each pass once, in their order
+    if refused:
+        lines.append(cut(f"Left out, with reasons in the full report: {', '.join(refused)}", "dim"))
+    return on_a_screen(Report(headline(surgery), lines), after, repair, tried=refused, title=STILL)
 
 
 def sampled_words(inputs: Mapping[str, Array], seed: int) -> str:
@@ -255,7 +267,7 @@ def ranges_report(ranges: Ranges) -> Report:
 
 
 @draws("Report", "json")
-def report_json(report: session.Report) -> dict[str, Any]:
+def report_json(report: PassReport) -> dict[str, Any]:
     """Return what passes did as plain data."""
     return {
         "target": report.target,
@@ -298,7 +310,7 @@ def surgery_json(surgery: Surgery) -> dict[str, Any]:
 
 
 def _relative_cost(surgery: Surgery) -> float | None:
-    """Return the estimate of Core ML itself as a multiple of that before; None where there is none."""
+    """Return Core ML's own cost estimate after, divided by that before; None without an estimate."""
     before, after = surgery.scores
     return after.over(before).cost if before is not None and after is not None and before.estimate else None
 

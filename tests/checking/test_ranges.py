@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -128,6 +129,9 @@ def test_shares_of_a_calibration_set_merge_to_the_whole() -> None:
         ane.ranges(program, samples, shard="5/5")
     with pytest.raises(SurgeryError, match="this is no result of `ranges`"):
         Ranges.from_json({"ops": []})
+    infinite = {"ops": [], "unsound_inputs": [], "samples": math.inf, "arithmetic": "fp16"}
+    with pytest.raises(SurgeryError, match="this is no result of `ranges`: OverflowError"):
+        Ranges.from_json(infinite)
 
 
 def test_sizes_that_do_not_fit_are_said_by_the_op() -> None:

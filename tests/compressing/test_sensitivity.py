@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any, cast
 
@@ -114,6 +115,8 @@ def test_shares_merge_to_the_whole(package: Path, found: Sensitivity) -> None:
         parts[0].propose(bits=4)
     read = [Sensitivity.from_json(json.loads(json.dumps(p.to_json()))) for p in parts]
     assert read[0].merge(*read[1:]).rows == found.rows
+    with pytest.raises(SurgeryError, match="this is no result of `sensitivity`: OverflowError"):
+        Sensitivity.from_json({**parts[0].to_json(), "samples": math.inf})
     other = sensitivity(package, DATA[:1], MODES, smallest=256, shard="1/3")
     with pytest.raises(SurgeryError, match="different models, data or modes"):
         parts[0].merge(other)

@@ -12,6 +12,7 @@ from torch_modules import MODULES, made
 
 import anesurgery as ane
 from anesurgery.checking.output_comparison import compare_arrays
+from anesurgery.coreai.lifts.table import Unliftable, as_int32
 from anesurgery.mil import Array, walk_ops
 
 pytestmark = needs_core_ai
@@ -66,3 +67,16 @@ def test_composites_paddings_and_biases_become_the_op_of_that_name(
     name: str, ops: list[str], tmp_path: Path
 ) -> None:
     assert op_types(save_asset(tmp_path / "m.aimodel", *made(name))) == ops
+
+
+@pytest.mark.parametrize("number", [1 << 40, -(1 << 31) - 1])
+def test_an_integer_beyond_int32_is_an_error_in_words(number: int) -> None:
+    """The wrong version makes it the largest int32, and so computes another number."""
+    with pytest.raises(Unliftable, match=rf"the constant {number} does not fit int32"):
+        as_int32(np.array([3, number]))
+
+
+def test_the_ends_of_int64_mean_no_limit() -> None:
+    ends = as_int32(np.array([-(1 << 63), (1 << 63) - 1, 7]))
+    assert ends.dtype == np.int32
+    assert ends.tolist() == [-(1 << 31), (1 << 31) - 1, 7]

@@ -87,6 +87,20 @@ def rules_at(path: Path, target: str = PHONE) -> set[str]:
     return {finding.rule for finding in ane.lint(path, target).findings}
 
 
+@pytest.mark.parametrize("is_output", [True, False])
+def test_an_update_at_computed_positions_is_found_also_as_an_output(is_output: bool, tmp_path: Path) -> None:
+    specs = [mb.TensorSpec(s, dtype=t) for s, t in (((1, 8, 4), types.fp16), ((3,), types.int32))]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
+    def program(x: Var, begin: Var) -> Var:
+        end = mb.add(x=begin, y=np.array([1, 1, 4], np.int32))
+        updated = mb.slice_update(x=x, update=np.zeros((1, 1, 4), np.float16), begin=begin, end=end)
+        return updated if is_output else mb.relu(x=updated)
+
+    ane.to_coreai(program, tmp_path / "m.aimodel")
+    assert "coreai-computed-place" in rules_at(tmp_path / "m.aimodel")
+
+
 @pytest.mark.parametrize("rule", ROWS)
 def test_a_row_speaks_of_its_form_alone(rule: str, tmp_path: Path) -> None:
     wrong, values, right, others = ROWS[rule]

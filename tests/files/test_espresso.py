@@ -132,6 +132,11 @@ CASES: dict[str, Given] = {
         {},
         lambda x: functional.max_pool2d(x, (3, 2), ceil_mode=True),
     ),
+    "pooling to the last pixel, without the padding that is given": (
+        entry("pool", **POOL, avg_or_max=1, pad_mode=2, pad_t=1, pad_b=1, pad_l=1, pad_r=1),
+        {},
+        lambda x: functional.max_pool2d(x, (3, 2), ceil_mode=True),
+    ),
     "global average": (
         entry("pool", avg_or_max=0, is_global=1, size_x=7, size_y=9, stride_x=1, stride_y=1, pad_mode=0),
         {},
@@ -253,6 +258,13 @@ UNKNOWN: dict[str, tuple[dict[str, Any], str]] = {
     "a short blob": (entry("inner_product", nB=70, nC=5, blob_weights=3), "140 bytes, and 1400 are needed"),
     "another size": (entry("pool", **POOL, avg_or_max=1, pad_t=1, pad_b=2), "another size than its"),
     "a pad mode": (entry("pool", **POOL, avg_or_max=1, pad_mode=3), "pad_mode 3"),
+    "a kind of pooling": (entry("pool", **POOL, avg_or_max=2), "avg_or_max 2, which no public file"),
+    "a stride of 0": (entry("pool", **{**POOL, "stride_x": 0}, avg_or_max=1), "is damaged: ZeroDivisionError"),
+    "no groups": (
+        entry("convolution", **{**CONV, "n_groups": 0}, blob_weights=3),
+        "is damaged: ZeroDivisionError",
+    ),
+    "an axis beyond the rank": (entry("split_nd", nd_axis=7), "is damaged: IndexError"),
     "parts that begin somewhere": (entry("split_nd", "x", "y,z", nd_axis=1, begin_0=2), "its parts begin"),
     "axes": (entry("transpose", axis_w=1, axis_h=1, axis_k=0, axis_n=3), "not those of a blob of rank 4"),
     "a blob without a shape": (entry("reshape", "x", "z"), "the blob 'z' has no shape"),

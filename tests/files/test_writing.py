@@ -170,6 +170,40 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sorted(p.name for p in tmp_path.iterdir()) == [left.name, "z"]
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_clash_in_what_is_written_does_not_blame_the_target(tmp_path: Path, overwrite: bool) -> None:
+    def write(fresh: Path) -> None:
+        fresh.mkdir()
+        fresh.mkdir()
+
+    with pytest.raises(LoadError, match=r"new\.mlpackage was not written: File exists; nothing was changed"):
+        write_atomically(tmp_path / "new.mlpackage", write, overwrite)
+
+
+def test_a_scratch_folder_that_cannot_be_made_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir, handles, lock = Path.mkdir, list[int](), writing._state_inode_and_lock
+
+    def locked(made: Path) -> Any:
+        named, handle = lock(made) or pytest.fail("it was removed")
+        handles.append(handle)
+        return named, handle
+
+    def full(path: Path, *arguments: Any, **options: Any) -> None:
+        if path.name == NEW:
+            raise OSError(errno.ENOSPC, "full")
+        mkdir(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    monkeypatch.setattr(writing, "_state_inode_and_lock", locked)
+    with pytest.raises(LoadError, match="full"):
+        write_atomically(tmp_path / "new", Path.touch, overwrite=False)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(handles[0])
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
 def test_rights_follow_the_umask(package: Path, tmp_path: Path, mask: int) -> None:
     """Saved by us, or by coremltools from the MLModel that we give."""

@@ -9,7 +9,7 @@ import pytest
 
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
 from anesurgery.interpret.table import Unsupported
-from anesurgery.mil import Operation, Var, mb
+from anesurgery.mil import Operation, Var, mb, walk_ops
 
 EQUATION = "nchw,nwhu->nchu"
 
@@ -51,3 +51,14 @@ def test_a_large_product_is_not_made_before_it_is_refused() -> None:
     left, right = names.lift(np.ones((40, 4))), names.lift(np.ones((4, 40)))
     with pytest.raises(Unsupported, match="1600 elements"):
         names.rules["matmul"](names, products()["matmul"], left, right)
+
+
+def test_a_function_of_rows_reads_its_other_operands_too() -> None:
+    """The wrong version gives equal results where another operand than x differs."""
+    program = mb.program(input_specs=[mb.TensorSpec((2, 3))])(lambda x: mb.softmax(x=x))
+    arithmetic = Bitwise()
+    x, other = (arithmetic.lift(np.full((2, 3), v, np.float32)) for v in (1, 2))
+    softmax = next(op for op in walk_ops(program) if op.op_type == "softmax")
+    results = [arithmetic.uninterpreted(softmax, {"x": x, "mask": v}) for v in (x, other, other)]
+    assert not results[0].same(results[1])
+    assert results[1].same(results[2])

@@ -69,6 +69,17 @@ def test_one_hot_rows(axis: int, on: float, off: float) -> None:
         assert_same_numbers(program, after, {"x": np.array(given, np.int32)})
 
 
+@pytest.mark.parametrize("by", [0.5, 2**-15, 2.0, 2**14])
+def test_a_remainder_of_large_numbers_does_not_overflow(by: float) -> None:
+    """The wrong version computes floor(40000 / 0.5), which is infinite in fp16."""
+    program = program_of(lambda x: mb.mod(x=x, y=np.float16(by)), 6, dtype=types.fp16)
+    after, _ = apply_pass(DecomposeOps(), program)
+    x = np.array([40000, -65504, 1023.5, -0.3, 2**-14, 3], np.float16)
+    assert "mod" not in [op.op_type for op in walk_ops(after)]
+    (result,) = ane.run(after, {"x": x}, precision="fp16").values()
+    np.testing.assert_array_equal(result, np.fmod(x, np.float16(by)))
+
+
 def test_options_must_be_positive() -> None:
     with pytest.raises(PassError, match="most_length=0"):
         DecomposeOps(most_length=0)
@@ -91,6 +102,8 @@ test_cases, test_surroundings = table(
         refuses(reason, program_of, body, 99)
         for body, reason in [
             (lambda x: mb.mod(x=x, y=np.float32(3)), "the divisor is 3, no power of two"),
+            (lambda x: mb.mod(x=x, y=np.float32(2**-16)), "1 / 1.52588e-05 is not among the normal numbers"),
+            (lambda x: mb.mod(x=x, y=np.float32(2**15)), "1 / 32768 is not among the normal numbers"),
             (lambda x: mb.mod(x=mb.round(x=x), y=np.float32(3)), "reaches inf, above 2048"),
             (lambda x: mb.mod(x=x, y=mb.exp(x=x)), "is no positive constant"),
             (lambda x: mb.reduce_prod(x=x), "it multiplies 99 numbers, above 32"),

@@ -227,6 +227,7 @@ def test_a_plan_is_recorded_and_replayed() -> None:
     [
         ("", "no recorded plan"),
         ("[]", "no recorded plan"),
+        ("[" * 100_000, "no recorded plan: RecursionError"),
         ('{"units": {}}', "no recorded plan: KeyError"),
         ('{"units": {"a": "npu"}, "host": "", "compute_units": ""}', "unit 'npu' does not exist"),
         ('{"units": {"a": null}, "host": "", "compute_units": ""}', "unit 'None' does not exist"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,9 @@ from coremltools.converters.mil.mil import get_new_symbol
 from statement import conv, op
 
 import anesurgery as ane
-from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.placement import Grade, Target
+from anesurgery.placement.rules import conditions
 from anesurgery.placement.rules.legality import FORBIDDEN, LEGAL, NEVER
 from anesurgery.placement.verdicts import Legality
 
@@ -53,6 +55,16 @@ def case(build: Callable[[Var], Any], target: str, legal: bool | None, rule: str
 
 
 VERDICTS: dict[str, Case] = {
+    "65537 channels that a conv makes": case(
+        lambda x: mb.conv(x=x, weight=half(65537, 1, 1, 1)), "A19", True, shape=(1, 1, 3, 3)
+    ),
+    "a depth of 65538 that a conv makes": case(
+        lambda x: mb.conv(x=x, weight=half(2, 1, 1, 1, 1), pad_type="custom", pad=[1] * 6),
+        "A19",
+        False,
+        "axis",
+        shape=(1, 1, 65536, 1, 1),
+    ),
     "an activation": case(op("gelu"), M4, True),
     "a kernel of 15": case(conv(8, 64, 1, 15), M4, True),
     "a kernel of 16": case(conv(8, 64, 1, 16), M4, False, KERNEL),
@@ -304,6 +316,12 @@ def test_a_long_head_is_unknown_where_it_was_seen_and_its_readers_are_refused(
     said = next((f.rule for f in linear.findings if f.kind == "legality"), "")
     assert (linear.op_type, linear.legal, said) == ("linear", legal, rule)
     assert relu.legal is (legal is True)
+
+
+def test_a_long_head_names_the_longest_that_every_chip_ran() -> None:
+    *_, linear, _ = walk_ops(program_of(head(49152, palettized=True), (1, 2), types.fp16))
+    target = dataclasses.replace(Target.parse(M4), chips=("M4", "M1"))
+    assert conditions.long_head(linear, target).endswith("others saw up to 49152")
 
 
 def int8(*shape: int) -> Any:

@@ -373,7 +373,13 @@ def test_another_table_is_used_by_name_and_a_wrong_one_refused(
     assert mine is not None
     assert mine.parts["products"] == pytest.approx(3 * plain.parts["products"])
     bad = tmp_path / "bad.json"
-    for text in ("", "[]", '{"format": "other"}', '{"format": "anesurgery.times/1", "factor": {"16": 1}}'):
+    for text in (
+        "",
+        "[]",
+        "[" * 100_000,
+        '{"format": "other"}',
+        '{"format": "anesurgery.times/1", "factor": {"16": 1}}',
+    ):
         bad.write_text(text, encoding="utf-8")
         monkeypatch.setenv(timing.VARIABLE, str(bad))
         timing.read_table.cache_clear()

@@ -19,7 +19,7 @@ from children import run_child
 import anesurgery as ane
 from anesurgery.files.package import read_spec
 from anesurgery.files.progress import Listener
-from anesurgery.serving.task import answer
+from anesurgery.serving.task import _without_folders, answer, model_path
 
 REQUEST: dict[str, Any] = {
     "task": "inspect",
@@ -66,6 +66,24 @@ def test_a_zipped_package_is_reported_rewritten_and_packed(package: Path, folder
     zipfile.ZipFile(folder / "download.zip").extractall(tmp_path / "new")
     found = ane.compare(package, tmp_path / "new/tiny_gpt2_ane.mlpackage", last=True)
     assert found.ok
+
+
+def test_an_archive_is_unpacked_again_if_the_process_ended_before_it_noted_the_model(
+    package: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wrong version has deleted the archive by then: "0 files and folders were sent"."""
+    zipped(package, folder / "upload/tiny.zip")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model_path(folder, 1 << 24)
+    assert model_path(folder, 1 << 24) == model_path(folder, 1 << 24) == folder / "work/tiny.mlpackage"
+    assert not list((folder / "upload").iterdir())
+
+
+def test_a_text_names_no_folder_of_this_machine(folder: Path) -> None:
+    parts = [f"{folder}/{part}x" for part in ("work/", "upload/", "out/", "")]
+    assert _without_folders(" ".join(parts), folder) == "x x x x"
 
 
 def test_the_graph_alone_is_reported(package: Path, folder: Path) -> None:

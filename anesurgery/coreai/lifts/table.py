@@ -22,6 +22,7 @@ Plain: TypeAlias = Mapping[str, Any]
 """An op, a block or a type as the child process describes it (`toolkit.walk_asset`)."""
 
 INT32 = np.iinfo(np.int32)
+NO_LIMIT = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
 
 
 class Unliftable(Exception):  # noqa: N818 - reads as a statement; becomes a LoadError that names the op
@@ -39,10 +40,13 @@ def mil_type(element: str) -> str:
 
 
 def as_int32(numbers: Array) -> Array:
-    """Return a constant with integers as int32; beyond its range they become its ends."""
-    if numbers.dtype.kind in "iu" and numbers.dtype != np.int32:
-        return np.asarray(np.clip(numbers, INT32.min, INT32.max), np.int32)
-    return numbers
+    """Return a constant with integers as int32; the ends of int64, "no limit", become those of int32."""
+    if numbers.dtype.kind not in "iu" or numbers.dtype == np.int32:
+        return numbers
+    fitting = np.clip(numbers, INT32.min, INT32.max)
+    if (lost := numbers[(fitting != numbers) & ~np.isin(numbers, NO_LIMIT)]).size:
+        raise Unliftable(f"the constant {lost[0]} does not fit int32, the only integers in which MIL computes")
+    return np.asarray(fitting, np.int32)
 
 
 TOKEN: Any = object()

@@ -1,5 +1,10 @@
 """What the algebraic and the bitwise arithmetic share: an element stands for how it is computed.
 
+Both run a program on hashes instead of numbers, so that two programs can be compared for equality. An `Image`
+(see `field`) holds each element as a few residues, one for each prime. The residues of all elements modulo one
+prime are a lane; those of one element, packed into one number, are its name. A random function is a keyed hash:
+the same function of the same arguments gives the same residues, and any other gives unrelated ones.
+
 An op that only moves elements moves them in every lane. Elementwise ops are random functions of the element,
 row functions (softmax, topk, ...) of the whole row, and any other op of all that it reads; the rules of the two
 arithmetics know more about some ops. Integers and conditions that no input reaches stay plain tensors.
@@ -11,8 +16,9 @@ written at a dynamic place becomes one hash of its history, and so does whatever
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -24,12 +30,11 @@ from anesurgery.interpret.ops.computing import BINARY, UNARY
 from anesurgery.interpret.ops.lookups import undefined
 from anesurgery.interpret.table import TABLE, Implementation, Unsupported, ints
 from anesurgery.mil import Operation, Var, static_shape
-from anesurgery.ops import ALONG, UNROUNDED, names
-from anesurgery.ops import MOVING as MOVES
+from anesurgery.ops import ALONG, MOVING, UNROUNDED, names
 
 Tensor = torch.Tensor
 Rule = Callable[..., Any]
-"""(arithmetic, op, operands by name) -> the result."""
+"""(arithmetic, op, operands by name) -> the result. In these functions `a` is the arithmetic."""
 
 LARGEST = 1 << 22
 """The most elements of a value: sites with larger ones are not looked at. A choice, as an element takes several
@@ -108,7 +113,7 @@ class Symbolic:
         """Return one element for all those along some axes, in their order; the axes keep the length 1."""
         count = math.prod(x.shape[a] for a in axes)
         row = field.weighted(self.hashed(x), field.positions(self.primes, count, key(self.seed, "row")), axes)
-        row.degree = 2.0
+        row.degree = 2.0  # of a random element times a random weight
         return row
 
     def hashed(self, x: Image) -> Image:
@@ -132,8 +137,17 @@ class Symbolic:
 
         return run
 
-    def _run(self, op: Operation, meaning: Implementation, arguments: dict[str, Any]) -> Any:
-        """Compute an op: exactly on known values, by moving elements, by a rule, or as a random function."""
+    def _run(self, op: Operation, implementation: Implementation, arguments: dict[str, Any]) -> Any:
+        """Compute an op in the first of these ways that applies.
+
+        1. On known values, as the interpreter does, if the op only moves, or rounds nothing that it computes.
+           Other results of known floats become images, since two programs may round them differently.
+        2. In blocks, if a weight is large; each block comes here again. Only then is a large constant refused.
+        3. As a random function, if the result is undefined, such as a lookup beyond the table.
+        4. By moving elements in every lane.
+        5. By the rule of the arithmetic for the op.
+        6. As a random function.
+        """
         if op.op_type in UNLIKE:
             raise Unsupported(f"{op.op_type} is not a function of its inputs")
         values = [t for v in arguments.values() for t in (v if isinstance(v, list) else [v])]
@@ -141,61 +155,54 @@ class Symbolic:
         images = [t for t in tensors if isinstance(t, Image)]
         has_floats = any(isinstance(t, Tensor) and t.is_floating_point() for t in tensors)
         is_exact = op.op_type in UNROUNDED and not narrows(op)
-        if not images and (meaning.moves or is_exact or not has_floats):
-            return meaning.function(**arguments)
-        if (cut := cut_of(op, arguments)) is not None:
-            return self._in_blocks(op, meaning, arguments, *cut)
+        if not images and (implementation.moves or is_exact or not has_floats):
+            return implementation.function(**arguments)
+        if (split := split_of(op, arguments)) is not None:
+            return self._in_blocks(op, implementation, arguments, split)
         if any(isinstance(t, Tensor) and t.numel() > self.largest for t in tensors):
             raise Unsupported(f"a constant of {max(t.numel() for t in tensors)} elements")
         if undefined(op.op_type, arguments):
             return self.uninterpreted(op, arguments)
-        if op.op_type in MOVING:
-            return MOVING[op.op_type](self, op, **arguments)
-        if meaning.moves and _moves_only(arguments, images):
-            return self._moved(op, meaning, arguments)
+        if op.op_type in MOVE_RULES:
+            return MOVE_RULES[op.op_type](self, op, **arguments)
+        if implementation.moves and _moves_only(arguments, images):
+            return self._moved(op, implementation, arguments)
         rule = self.rules.get(op.op_type)
         if rule is not None:
             return rule(self, op, **arguments)
         return self.uninterpreted(op, arguments)
 
     def _in_blocks(
-        self,
-        op: Operation,
-        meaning: Implementation,
-        arguments: dict[str, Any],
-        cut: Mapping[str, int],
-        axis: int,
+        self, op: Operation, implementation: Implementation, arguments: dict[str, Any], split: Split
     ) -> Image:
         """Compute an op with large weights some outputs at a time, to bound the memory."""
-        first = next(iter(cut))
-        length = arguments[first].shape[cut[first]]
-        step = max(1, BLOCK * length // arguments[first].numel())
+        weight, axis = next(iter(split.operands.items()))
+        length = arguments[weight].shape[axis]
+        step = max(1, BLOCK * length // arguments[weight].numel())  # 512 rows of a 4096x1024 weight
         parts = []
-        for at in range(0, length, step):
+        for start in range(0, length, step):
             block = {
-                name: arguments[name].narrow(along, at, min(step, length - at))
-                for name, along in cut.items()
+                name: arguments[name].narrow(along, start, min(step, length - start))
+                for name, along in split.operands.items()
                 if isinstance(arguments.get(name), Tensor)
             }
-            parts.append(self._run(op, meaning, {**arguments, **block}))
-        return field.together(parts, lambda each: torch.cat(each, axis))
+            parts.append(self._run(op, implementation, {**arguments, **block}))
+        return field.together(parts, lambda each: torch.cat(each, split.result))
 
-    def _moved(self, op: Operation, meaning: Implementation, arguments: dict[str, Any]) -> Any:
+    def _moved(self, op: Operation, implementation: Implementation, arguments: dict[str, Any]) -> Any:
         """Compute an op that only moves the elements of one image, or pads it with a constant."""
         name, x = next((k, v) for k, v in arguments.items() if isinstance(v, Image))
-        if str(arguments.get("mode", "")) == "constant" or ("pad" in arguments and "mode" not in arguments):
-            value = self.lift(np.float32(arguments.get("constant_val", 0.0)))
-            lanes = [
-                meaning.function(**{**arguments, name: lane, "constant_val": float(v)})
-                for lane, v in zip(x.lanes, value.lanes, strict=True)
-            ]
-        elif x.names is not None and op.op_type in MOVES:
-            moved = meaning.function(**{**arguments, name: x.names})
+        if x.names is not None and op.op_type in MOVING:  # one tensor to move in place of one for each lane
+            moved = implementation.function(**{**arguments, name: x.names})
             several = isinstance(moved, (list, tuple))
             parts = tuple(Image.of(v, x.primes, x.degree, x.fraction) for v in (moved if several else [moved]))
             return parts if several else parts[0]
-        else:
-            lanes = [meaning.function(**{**arguments, name: lane}) for lane in x.lanes]
+        lanes_of_arguments = [{**arguments, name: lane} for lane in x.lanes]
+        if str(arguments.get("mode", "constant" if "pad" in arguments else "")) == "constant":
+            fill = self.lift(np.float32(arguments.get("constant_val", 0.0)))
+            for lane, value in zip(lanes_of_arguments, fill.lanes, strict=True):
+                lane["constant_val"] = float(value)  # exact, as a residue is below 2^20
+        lanes = [implementation.function(**lane) for lane in lanes_of_arguments]
         if isinstance(lanes[0], (list, tuple)):
             return tuple(x.with_lanes(part) for part in zip(*lanes, strict=True))
         return x.with_lanes(lanes)
@@ -208,29 +215,28 @@ class Symbolic:
         values = [named[k] for k in sorted(named)]
         if op.op_type in ELEMENTWISE:
             return self.function(what, *values)
-        if op.op_type in ALONG and isinstance(arguments.get("x"), Image):
+        reads_rows_only = [*named] == ["x"] or op.op_type == "layer_norm"
+        if op.op_type in ALONG and isinstance(arguments.get("x"), Image) and reads_rows_only:
             return self._by_row(op, what, arguments)
         return self._of_everything(op, what, values)
 
     def _by_row(self, op: Operation, what: Any, arguments: dict[str, Any]) -> Any:
-        """Compute an op as a random function of each row along its axes."""
+        """Compute an op as a random function of each row along its axes; `what` names the function."""
         x = arguments["x"]
-        listed = arguments.get(ALONG[op.op_type])
-        axes = _axes(listed, x.ndim, op)
-        rest = [v for k, v in sorted(arguments.items()) if k != "x" and not _is_attribute(v) and v is not None]
-        what = (op.op_type, [w for w in what[1] if w[0] not in ("axis", "axes")], what[2:])
+        axes = _axes(arguments.get(ALONG[op.op_type]), x.ndim, op)
+        op_type, attributes, *others = what
+        what = (op_type, [(k, v) for k, v in attributes if k not in ("axis", "axes")], tuple(others))
         row = self.digest(x, axes)
         if op.op_type == "layer_norm":
             shape = [x.shape[a] if a in axes else 1 for a in range(x.ndim)]
-            rest = [self.image(v).map(lambda t: t.reshape(shape)) for v in rest]
-            return self.function(what, row, x, *rest)
+            affine = [arguments[k] for k in ("beta", "gamma") if arguments.get(k) is not None]
+            return self.function(what, row, x, *(self.image(v).map(lambda t: t.reshape(shape)) for v in affine))
         if op.op_type.startswith("reduce"):
             rows = self.function(what, row)
             return field.without_axes(rows, axes, bool(arguments.get("keep_dims")))
         if op.op_type == "softmax":
             return self.function(what, row, x)
-        count = len(op.outputs)
-        length = x.shape[axes[0]]
+        count, length = len(op.outputs), x.shape[axes[0]]  # the other ops are along one axis
         if op.op_type == "topk":
             wanted = ints(arguments.get("k", 1))[0]
             length = wanted if wanted >= 0 else length
@@ -297,7 +303,10 @@ def _scatter(a: Symbolic, op: Operation, **arguments: Any) -> Any:
 
 
 def _space_to_batch(a: Symbolic, op: Operation, x: Any, **how: Any) -> Any:
-    """Move places, and fill with the image of 0 where the op fills with zeros: no place has the number 0."""
+    """Move elements, and put the image of 0 where the op fills with zeros.
+
+    The op runs on the numbers of the elements, from 1 on, so that a 0 in its result was filled in.
+    """
     image, zero = a.image(x), a.lift(0.0)
     at = TABLE[op.op_type].function(x=torch.arange(1, image.numel() + 1).reshape(image.shape), **how)
     lanes = [torch.cat([z.reshape(1), v.reshape(-1)])[at] for v, z in zip(image.lanes, zero.lanes, strict=True)]
@@ -335,7 +344,11 @@ def _select(a: Symbolic, op: Operation, /, **arguments: Any) -> Any:
 
 
 def _sampled(a: Symbolic, op: Operation, /, **arguments: Any) -> Any:
-    """Pixels at other places: moved where each is one of the input, else a function of their plane."""
+    """Resize images: move pixels if each is one of the input's, else make random functions of their plane.
+
+    The op runs on the numbers of the pixels: whole numbers in its result are the pixels that it may have moved.
+    It also runs on these numbers in random order, since a mean of pixels can be a whole number by chance.
+    """
     x = arguments.pop("x")
     if not isinstance(x, Image) or any(isinstance(v, Image) for v in arguments.values()):
         return a.uninterpreted(op, {"x": x, **arguments})
@@ -363,7 +376,7 @@ SAMPLING = names(
 )
 """Ops that resize images, plane by plane."""
 
-MOVING: dict[str, Rule] = {
+MOVE_RULES: dict[str, Rule] = {
     **dict.fromkeys(SAMPLING, _sampled),
     "concat": _concat,
     "stack": _concat,
@@ -383,32 +396,40 @@ MOVING: dict[str, Rule] = {
 BLOCK = 1 << 19
 """Weights with more elements are computed in blocks, if an op can be split along its outputs."""
 
-CUTS: dict[str, tuple[Mapping[str, int], int]] = {
-    "linear": ({"weight": 0, "bias": 0}, -1),
-    "conv": ({"weight": 0, "bias": 0}, 1),
-    "matmul": ({"y": 1}, -1),
-    "gather": ({"x": 1}, -1),
+
+class Split(NamedTuple):
+    """How an op with a large weight can be split along its outputs."""
+
+    operands: Mapping[str, int]
+    """Each constant -> the axis along which it is split, the largest first."""
+    result: int
+    """The axis along which the results are joined."""
+
+
+SPLITS = {
+    "linear": Split({"weight": 0, "bias": 0}, -1),
+    "conv": Split({"weight": 0, "bias": 0}, 1),
+    "matmul": Split({"y": 1}, -1),
+    "gather": Split({"x": 1}, -1),
 }
-"""Op type -> the axis along which each constant can be split, the largest first, and that of the result."""
 
 
-def cut_of(op: Operation, arguments: Mapping[str, Any]) -> tuple[Mapping[str, int], int] | None:
-    """Return the axes along which an op with a large weight can be split, of operands and result; else None."""
-    if op.op_type not in CUTS:
+def split_of(op: Operation, arguments: Mapping[str, Any]) -> Split | None:
+    """Return how an op is split if its weight is large and nothing forbids it; else None."""
+    if (split := SPLITS.get(op.op_type)) is None:
         return None
-    cut, axis = CUTS[op.op_type]
-    first = next(iter(cut))
-    weight = arguments.get(first)
-    if not isinstance(weight, torch.Tensor) or weight.numel() <= BLOCK or weight.shape[cut[first]] < 2:
+    name, axis = next(iter(split.operands.items()))
+    weight = arguments.get(name)
+    if not isinstance(weight, torch.Tensor) or weight.numel() <= BLOCK or weight.shape[axis] < 2:
         return None
-    if any(isinstance(arguments.get(name), Image) for name in cut):
+    if any(isinstance(arguments.get(n), Image) for n in split.operands):
         return None
     plain = {
         "conv": int(arguments.get("groups") or 1) == 1,
         "matmul": weight.ndim == 2 and not arguments.get("transpose_y"),
         "gather": weight.ndim == 2 and int(arguments.get("axis") or 0) == 0 and not arguments.get("batch_dims"),
     }
-    return (cut, axis) if plain.get(op.op_type, True) else None
+    return split if plain.get(op.op_type, True) else None
 
 
 def _hash_value(a: Symbolic, value: Any) -> Tensor:
@@ -474,7 +495,7 @@ def _list_scatter(a: Symbolic, op: Operation, ls: Any, indices: Any, value: Any)
         return _unknown_list(a, op, ls, indices, value)
     rows = a.image(value)
     for i, at in enumerate(ints(indices)):
-        ls = TABLE["list_write"].function(ls=ls, index=at, value=rows.map(lambda v, i=i: v[i]))  # type: ignore[misc]
+        ls = TABLE["list_write"].function(ls=ls, index=at, value=rows.map(operator.itemgetter(i)))
     return ls
 
 
@@ -509,4 +530,4 @@ LIST_RULES: dict[str, Rule] = {
     "list_length": _length,
     "coreml_update_state": _update_state,
 }
-"""Op type -> computes the op in a symbolic arithmetic."""
+"""Rules for lists and for writing a state, which both arithmetics use."""

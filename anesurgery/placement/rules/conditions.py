@@ -220,9 +220,8 @@ def can_merge_moves(op: Operation) -> bool:
 
 def _other_axes(op: Operation, var: Var, shape: tuple[int, ...], target: Target) -> tuple[int, ...]:
     """Return the axes before the last two, without the channels that a conv makes: H16 on allows more (A19)."""
-    if op.op_type == "conv" and var is op.outputs[0] and min(target.families) >= 16:
-        return shape[:1]
-    return shape[:-2]
+    takes_any_channels = op.op_type == "conv" and var is op.outputs[0] and min(target.families) >= 16
+    return shape[:1] + shape[2:-2] if takes_any_channels else shape[:-2]
 
 
 def large_kernel(op: Operation, target: Target) -> str:
@@ -335,6 +334,7 @@ def long_head(op: Operation, target: Target) -> str:
     if not set(target.chips) <= LONGEST_HEADS.keys():
         return ""
     seen = [LONGEST_HEADS[chip] for chip in target.chips]
-    if any(outputs[0] > most or (palettized and lookup_table(op) is None) for most, palettized in seen):
+    most = min(outputs_seen for outputs_seen, _ in seen)
+    if outputs[0] > most or (lookup_table(op) is None and any(palettized for _, palettized in seen)):
         return ""
-    return f"{outputs[0]} outputs; the limit is {limit} by some reports, and others saw up to {seen[0][0]}"
+    return f"{outputs[0]} outputs; the limit is {limit} by some reports, and others saw up to {most}"

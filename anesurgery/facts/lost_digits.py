@@ -252,8 +252,8 @@ def _exp_minus_one(op: Operation, bits: int) -> Loss | None:
         grows = exponential(value.op)
         if value.op is None or grows is None or -sign not in ones:
             continue
-        low, high = interval(grows[0])
-        joined = any(number(v) is not None or v in (value, grows[0]) for v in (op.x, op.y))
+        low, high = interval(grows.value)
+        joined = any(number(v) is not None or v in (value, grows.value) for v in (op.x, op.y))
         if joined and low < NEAR and high > -NEAR and high - low > 2 * ALIKE and not _is_tanh(op):
             why = f"%{op.outputs[0].name} is %{value.name}, an exponential, less 1: it loses its digits near 0"
             return Loss((*ops, value.op), op, why)

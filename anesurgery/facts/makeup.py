@@ -209,8 +209,8 @@ def _are_logits(var: Var) -> bool:
         if op.op_type == "softmax":
             return True
         if op.op_type in PRODUCTS:
-            shape = channels(op)
-            return shape is not None and shape[0] >= WIDER * shape[1]
+            size = channels(op)
+            return size is not None and size.outputs >= WIDER * size.inputs
         data = [v for _, v in operands(op) if not is_stored(v)]
         if op.op_type not in AFTER_HEADS or len(data) != 1:
             return False

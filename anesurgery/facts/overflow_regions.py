@@ -332,7 +332,7 @@ def _why_it_leaves_fp16(op: Operation, size: float, sizes: list[_Size]) -> str:
     out = op.outputs[0]
     is_wide_before = any(r.widest is not None for r in sizes)
     if (power := exponential(op)) is not None:
-        most = max(interval(power[0])[1] * power[1], interval(power[0])[0] * power[1])
+        most = max(end * power.factor for end in interval(power.value))
         return f"%{out.name}, an exponential without a bound, overflows" if most > fp16.LARGEST_EXPONENT else ""
     if op.op_type == "reduce_prod" and reduced_size(op) >= 4:
         return f"%{out.name} is a product of {reduced_size(op):g} numbers" if interval(op.x)[0] < 0.5 else ""

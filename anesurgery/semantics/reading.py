@@ -42,15 +42,16 @@ class TypeFacts:
 @lru_cache(maxsize=4096)
 def _kind(sym_type: Any) -> TypeFacts:
     wrapped = sym_type.wrapped_type() if types.is_state(sym_type) else sym_type
-    tensor = types.is_tensor(wrapped)
-    element = wrapped.get_primitive() if tensor else wrapped
-    if not (tensor or types.is_scalar(wrapped)) or types.is_str(element):
-        return TypeFacts(False, "", (), 0)
-    lengths = wrapped.get_shape() if tensor else ()
+    has_shape = types.is_tensor(wrapped)
+    element = wrapped.get_primitive() if has_shape else wrapped
+    if not (has_shape or types.is_scalar(wrapped)) or types.is_str(element):
+        return TypeFacts(is_tensor=False, dtype="", shape=(), itemsize=0)
+    lengths = wrapped.get_shape() if has_shape else ()
     shape = tuple(1 if is_symbolic(d) else int(d) for d in lengths)
     dtype = str(types.builtin_to_string(element))
-    bits = int("".join(filter(str.isdigit, dtype)) or 8)
-    return TypeFacts(wrapped is sym_type, dtype, shape, bits / 8)
+    bits = int("".join(filter(str.isdigit, dtype)) or 8)  # "bool" has no digits
+    is_state = wrapped is not sym_type
+    return TypeFacts(is_tensor=not is_state, dtype=dtype, shape=shape, itemsize=bits / 8)
 
 
 def kind_of(var: Var) -> TypeFacts:
@@ -90,18 +91,28 @@ def weight(op: Operation) -> Var | None:
     return var if isinstance(var, Var) and is_stored(var) else None
 
 
-def channels(op: Operation) -> tuple[int, int, int] | None:
-    """Return (outputs, inputs of one group, taps) of a product with a stored weight; None for other ops."""
+class Channels(NamedTuple):
+    """The sizes of a product with a stored weight."""
+
+    outputs: int
+    inputs: int
+    """Channels of x that one output reads: those of one group."""
+    taps: int
+    """Elements of a convolution's kernel; 1 for other products."""
+
+
+def channels(op: Operation) -> Channels | None:
+    """Return the channels of a product with a stored weight; None for other ops."""
     var = weight(op)
     shape = static_shape(var) if var is not None else None
     if shape is None or len(shape) < 2:
         return None
     if op.op_type != "matmul":
-        return shape[0], shape[1], math.prod(shape[2:])
+        return Channels(shape[0], shape[1], taps=math.prod(shape[2:]))
     if len(shape) > 2 and math.prod(shape[:-2]) > 1:
         return None
     rows, columns = shape[-2:]
-    return (rows, columns, 1) if flag(op, "transpose_y") else (columns, rows, 1)
+    return Channels(rows, columns, 1) if flag(op, "transpose_y") else Channels(columns, rows, 1)
 
 
 def flag(op: Operation, name: str) -> bool:
@@ -140,31 +151,39 @@ class SliceRange:
 
     def places(self, size: int) -> tuple[int, int] | None:
         """Return (first, behind the last) index for an axis of length `size`; None where one is dynamic."""
-        begin = None if self.begin is None else _nonnegative_index(self.begin, size)
-        if begin is None or self.single:
-            return None if begin is None else (begin, begin + 1)
+        if self.begin is None:
+            return None
+        begin = _nonnegative_index(self.begin, size)
+        if self.single:
+            return begin, begin + 1
         if self.end is None:
             return (begin, size) if self.to_end else None
         return begin, _nonnegative_index(self.end, size)
 
 
-def _nonnegative_index(place: int, size: int) -> int:
-    return min(place + size if place < 0 else place, size)
+def _nonnegative_index(index: int, size: int) -> int:
+    return min(index + size if index < 0 else index, size)
 
 
 def sliced(op: Operation) -> list[SliceRange]:
     """Return the range that a slice takes along each axis of x."""
-    begins, ends = ints(op, "begin"), ints(op, "end")
-    opens, closes, single = (each_axis(op, f"{n}_mask", False) for n in ("begin", "end", "squeeze"))
+    dynamic = [None] * op.x.rank
+    axes = zip(
+        ints(op, "begin") or dynamic,
+        ints(op, "end") or dynamic,
+        each_axis(op, "stride", 1),
+        *(each_axis(op, f"{name}_mask", False) for name in ("begin", "end", "squeeze")),
+        strict=True,
+    )
     return [
         SliceRange(
-            begin=0 if opens[axis] else begins[axis] if begins else None,
-            end=ends[axis] if ends and not closes[axis] else None,
-            to_end=closes[axis],
+            begin=0 if from_start else begin,
+            end=None if to_end else end,
+            to_end=to_end,
             stride=stride,
-            single=single[axis],
+            single=single,
         )
-        for axis, stride in enumerate(each_axis(op, "stride", 1))
+        for begin, end, stride, from_start, to_end, single in axes
     ]
 
 
@@ -181,7 +200,8 @@ def slice_places(op: Operation) -> tuple[list[int], list[int]] | None:
 def axis_of(op: Operation) -> int:
     """Return the axis that an op works along, not negative; the last where it names none."""
     first: Var = op.inputs["values"][0] if "values" in op.inputs else op.x
-    return (ints(op, "axis") or [-1])[0] % max(first.rank, 1)  # numbers are joined into a vector
+    axes = first.rank or 1  # scalars are joined into a vector
+    return (ints(op, "axis") or [-1])[0] % axes
 
 
 def axes_of(op: Operation) -> list[int]:
@@ -197,20 +217,11 @@ def permutation(op: Operation) -> list[int]:
 def number(var: Any) -> float | None:
     """Return the value of a constant with one element; None for other values."""
     if not isinstance(var, Var) or math.prod(static_shape(var) or (2,) * var.rank) != 1:
-        return None
+        return None  # a length that is not static counts as 2
     value = constant(var)
     if value is None or isinstance(value, str):
         return None
-    return float(value if not hasattr(value, "flat") else next(iter(value.flat)))
-
-
-def clipped_divisor(op: Operation) -> tuple[float, float] | None:
-    """Return (least, largest) of the clip in `m / clip(m)`; None for other divisions."""
-    clip = producer(op.y, "clip")
-    if clip is None or clip.x is not op.x:
-        return None
-    low, high = number(clip.alpha), number(clip.beta)
-    return None if low is None or high is None else (low, high)
+    return float(value.item() if hasattr(value, "item") else value)
 
 
 class Times(NamedTuple):
@@ -224,18 +235,18 @@ def scaled(op: Operation) -> Times | None:
     """Return a value and the number that an op multiplies it by; of a division the inverse. Else None."""
     if op.op_type == "real_div" and (divisor := number(op.y)):
         return Times(op.x, 1 / divisor)
-    found = value_and_number(op) if op.op_type == "mul" else None
-    return None if found is None else Times(*found)
+    product = value_and_number(op) if op.op_type == "mul" else None
+    return None if product is None else Times(*product)
 
 
-def exponential(op: Operation | None) -> tuple[Any, float] | None:
-    """Return the exponent and the logarithm of the base of `exp(x)`, or of a power of a constant above 0."""
+def exponential(op: Operation | None) -> Times | None:
+    """Return the t of `exp(t)`; of `pow(base, x)` with a constant base above 0, x times log(base). Else None."""
     if op is None or op.op_type not in ("exp", "pow"):
         return None
     if op.op_type == "exp":
-        return op.x, 1.0
+        return Times(op.x, 1.0)
     base = number(op.x)
-    return (op.y, math.log(base)) if base is not None and 0 < base < math.inf else None
+    return Times(op.y, math.log(base)) if base is not None and 0 < base < math.inf else None
 
 
 def value_and_number(op: Operation) -> tuple[Any, float] | None:
@@ -247,13 +258,22 @@ def value_and_number(op: Operation) -> tuple[Any, float] | None:
 
 
 class Limits(NamedTuple):
-    """A value that an op keeps away from 0, and the numbers that it does this with."""
+    """A value that an op keeps away from 0, or clips, and the numbers that it does this with."""
 
     value: Any
     least: float
     """The number that is added, or the least result."""
     most: float
     """The upper end of a clip, else infinite."""
+
+
+def clipped_divisor(op: Operation) -> Limits | None:
+    """Return the limits of the clip in `m / clip(m)`; None for other divisions."""
+    clip = producer(op.y, "clip")
+    if clip is None or clip.x is not op.x:
+        return None
+    low, high = number(clip.alpha), number(clip.beta)
+    return None if low is None or high is None else Limits(clip.x, low, high)
 
 
 def guard_of(op: Operation | None) -> Limits | None:
@@ -263,15 +283,26 @@ def guard_of(op: Operation | None) -> Limits | None:
     """
     if op is None or op.op_type not in ("add", "maximum", "clip"):
         return None
-    value, least = (op.x, number(op.alpha)) if op.op_type == "clip" else value_and_number(op) or (op.x, None)
-    most = number(op.beta) if op.op_type == "clip" else math.inf
+    if op.op_type == "clip":
+        value, least, most = op.x, number(op.alpha), number(op.beta)
+    else:
+        value, least = value_and_number(op) or (op.x, None)
+        most = math.inf
     if least is None or most is None or least < 0 or value.shape != op.outputs[0].shape:
         return None
     return Limits(value, least, most)
 
 
-def scaled_by_all(op: Operation) -> tuple[Any, float, tuple[Operation, ...]] | None:
-    """Return (value, factor, ops): a chain of ops, last first, that multiplies a value by numbers."""
+class Scaling(NamedTuple):
+    """A value, the factor that a chain of ops multiplies it by, and those ops, the last one first."""
+
+    value: Any
+    factor: float
+    ops: tuple[Operation, ...]
+
+
+def scaled_by_all(op: Operation) -> Scaling | None:
+    """Return the chain of ops up to `op` that multiplies a value by numbers; None if `op` does not."""
     ops, factors = list[Operation](), list[float]()
     value: Any = None
     inner: Operation | None = op
@@ -280,7 +311,7 @@ def scaled_by_all(op: Operation) -> tuple[Any, float, tuple[Operation, ...]] | N
         factors.append(times.factor)
         value = times.value
         inner = value.op if consumers(value) == [inner] else None
-    return (value, math.prod(reversed(factors)), tuple(ops)) if ops else None
+    return Scaling(value, math.prod(reversed(factors)), tuple(ops)) if ops else None
 
 
 class Power(NamedTuple):
@@ -296,16 +327,20 @@ def integer_power(var: Any) -> Power | None:
     if (power := _power_of_one_op(var.op)) is not None:
         return power
     last = producer(var, "mul")
-    for base in () if last is None else (last.y, last.x):
-        ops = list[Operation]()
-        op: Operation | None = last
-        while op is not None and op.op_type == "mul" and op.x is not op.y and base in (op.x, op.y):
-            ops.append(op)
-            op = (op.x if op.y is base else op.y).op
-        power = _power_of_one_op(op)
-        if power is not None and power.base is base:
-            return Power(base, power.exponent + len(ops), (*ops, *power.ops))
-    return None
+    return None if last is None else _product_of_factors(last, last.y) or _product_of_factors(last, last.x)
+
+
+def _product_of_factors(last: Operation, base: Any) -> Power | None:
+    """Return the power of `base` that ends in the product `last`, as in `(x * x) * x`; else None."""
+    ops = list[Operation]()
+    op: Operation | None = last
+    while op is not None and op.op_type == "mul" and op.x is not op.y and base in (op.x, op.y):
+        ops.append(op)
+        op = (op.x if op.y is base else op.y).op
+    power = _power_of_one_op(op)
+    if power is None or power.base is not base:
+        return None
+    return Power(base, power.exponent + len(ops), (*ops, *power.ops))
 
 
 def _power_of_one_op(op: Operation | None) -> Power | None:
@@ -313,8 +348,9 @@ def _power_of_one_op(op: Operation | None) -> Power | None:
     if op is not None and op.op_type == "pow":
         exponent = number(op.y) or 0.0
         return Power(op.x, int(exponent), (op,)) if exponent >= 2 and exponent % 1 == 0 else None
-    is_square = op is not None and (op.op_type == "square" or (op.op_type == "mul" and op.x is op.y))
-    return Power(op.x, 2, (op,)) if op is not None and is_square else None
+    if op is None or not (op.op_type == "square" or (op.op_type == "mul" and op.x is op.y)):
+        return None
+    return Power(op.x, 2, (op,))
 
 
 def in_decibels(value: float, before: str = "", digits: int = 1) -> str:
@@ -334,28 +370,24 @@ def shape_in_words(shape: Any) -> str:
 
 def readers_after(var: Var, through: frozenset[str] = CARRIERS) -> Iterator[Operation]:
     """Yield the consumers of a value; consumers of a type in `through` are replaced by their own consumers."""
-    stack, seen = [var], {var}
-    while stack:
-        for op in consumers(stack.pop()):
-            if op.op_type not in through:
-                yield op
-                continue
-            fresh = [v for v in op.outputs if v not in seen]
-            seen.update(fresh)
-            stack += fresh
+    for value in _values_after(var, through):
+        yield from (op for op in consumers(value) if op.op_type not in through)
 
 
 def reaches_output(var: Var, through: frozenset[str]) -> bool:
     """Is a value an output of its block, either directly or through ops of these types?"""
+    return any(map(is_output, _values_after(var, through)))
+
+
+def _values_after(var: Var, through: frozenset[str]) -> Iterator[Var]:
+    """Yield a value, and all that ops of these types compute from it without others in between."""
     stack, seen = [var], {var}
     while stack:
         value = stack.pop()
-        if is_output(value):
-            return True
+        yield value
         fresh = [v for op in consumers(value) if op.op_type in through for v in op.outputs if v not in seen]
         seen.update(fresh)
         stack += fresh
-    return False
 
 
 @dataclass(frozen=True)
@@ -380,8 +412,10 @@ def axis_slice(op: Operation) -> AxisSlice | None:
     shape, places = static_shape(op.x), slice_places(op)
     if shape is None or places is None:
         return None
-    rows = enumerate(zip(*places, sliced(op), strict=True))
-    slices = [AxisSlice(a, b, e, stride=1 if s.single else s.stride, dropped=s.single) for a, (b, e, s) in rows]
+    slices = [
+        AxisSlice(axis, begin, end, stride=1 if along.single else along.stride, dropped=along.single)
+        for axis, (begin, end, along) in enumerate(zip(*places, sliced(op), strict=True))
+    ]
     parts = [part for part, size in zip(slices, shape, strict=True) if part.size != size or part.dropped]
     if len(parts) != 1 or parts[0].stride < 1 or parts[0].size < 1:
         return None

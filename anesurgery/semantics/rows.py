@@ -4,8 +4,9 @@
 `places_of` gives the axes to all who follow rows or tokens through ops, and `work_of` counts bytes and flop for
 the cost estimate. Tests compare every row with the interpreter on random programs. Dynamic lengths count as 1.
 
-The sections: what rows are made of; pools and resizing; moves; elementwise ops; products; reductions and norms;
-the table, and what is read from it.
+The sections: what rows are made of; pools and resizing (`WINDOWS`); moves (`MOVES`); elementwise ops
+(`ELEMENTWISE`); products (`PRODUCTS`); reductions and norms (`SUMS_AND_ORDERS`); `SPECS` and what is read from
+it. Functions that end in `_range`, `_axes`, `_work` and `_terms` fill the fields of these names in their rows.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from anesurgery.interpret.table import TABLE
 from anesurgery.mil import (
     Operation,
     Var,
-    any_symbolic,
     constant,
     is_constant,
     is_stored,
@@ -281,8 +281,9 @@ def squeezed_axes(op: Operation) -> list[int]:
 
 
 def _squeeze_axes(op: Operation) -> Axes:
-    gone = squeezed_axes(op)
-    return single_operand(op, [MIXED if a in gone else a - sum(b < a for b in gone) for a in range(op.x.rank)])
+    removed = squeezed_axes(op)
+    kept = [a for a in range(op.x.rank) if a not in removed]
+    return single_operand(op, [MIXED if a in removed else kept.index(a) for a in range(op.x.rank)])
 
 
 def reshape_axes(op: Operation) -> Axes | None:
@@ -290,6 +291,7 @@ def reshape_axes(op: Operation) -> Axes | None:
     old, new = static_shape(op.x), static_shape(op.outputs[0])
     if old is None or new is None or not math.prod(new):
         return None
+    # (2, 3, 4) to (6, 4): only the 4 has the same product before it, 6, and goes to axis 1
     starts = {(math.prod(new[:a]), length): a for a, length in enumerate(new)}
     return single_operand(op, [starts.get((math.prod(old[:a]), length), MIXED) for a, length in enumerate(old)])
 
@@ -303,24 +305,22 @@ def axes_not_squeezed(op: Operation) -> list[int]:
 def _slice_axes(op: Operation) -> Axes | None:
     """An axis keeps its place if all of it is taken, in order."""
     places = {a: i for i, a in enumerate(axes_not_squeezed(op))}
-    whole = [a in places and _takes_all(op, a, op.outputs[0].shape[places[a]]) for a in range(op.x.rank)]
-    return single_operand(op, [places[a] if whole[a] else MIXED for a in range(op.x.rank)])
+    for axis in list(places):
+        if not _takes_all(op, axis, op.outputs[0].shape[places[axis]]):
+            del places[axis]
+    return single_operand(op, [places.get(axis, MIXED) for axis in range(op.x.rank)])
 
 
 def _takes_all(op: Operation, axis: int, length: object) -> bool:
-    """Does a slice take all of an axis, in order?"""
+    """Does a slice whose result has this length take all of an axis, in order?"""
     if op.inputs.get("stride") is not None and each_axis(op, "stride", 0)[axis] != 1:
         return False
-    masked = [each_axis(op, name, False)[axis] for name in ("begin_mask", "end_mask")]
-    known = static_shape(op.x) is not None or not any_symbolic([op.x.shape[axis]])
-    begins = constant(op.inputs.get("begin"))
-    start = masked[0] or (begins is not None and int(begins[axis]) in (0, _negated_length(op.x.shape[axis])))
-    return start and (all(masked) or (known and bool(length == op.x.shape[axis])))
-
-
-def _negated_length(length: object) -> int:
-    """Return minus a static length; 0 for a symbolic one."""
-    return -length if isinstance(length, int) else 0
+    from_start, to_end = (each_axis(op, name, False)[axis] for name in ("begin_mask", "end_mask"))
+    size, begins = op.x.shape[axis], ints(op, "begin")
+    if is_symbolic(size) or (from_start and to_end):
+        return from_start and to_end
+    from_start = from_start or (bool(begins) and begins[axis] in (0, -size))
+    return from_start and bool(length == size)
 
 
 def _slice_by_size_axes(op: Operation) -> Axes | None:
@@ -347,8 +347,9 @@ def _pad_axes(op: Operation) -> Axes | None:
     pad = ints(op, "pad")
     if not pad:
         return None
-    first = op.x.rank - len(pad) // 2
-    return in_place_except(op, {first + i for i in range(len(pad) // 2) if any(pad[2 * i : 2 * i + 2])})
+    # (begin, end) of each of the last axes: of x (A, B, C), pad [0, 0, 1, 0] pads C only
+    pairs = zip(pad[::2], pad[1::2], strict=True)
+    return in_place_except(op, {a for a, pair in enumerate(pairs, op.x.rank - len(pad) // 2) if any(pair)})
 
 
 def _reverse_axes(op: Operation) -> Axes | None:
@@ -602,8 +603,8 @@ def _factor_of_square(op: Operation) -> float | None:
     for one, other in ((op.x, op.y), (op.y, op.x)):
         maker = producer(other, "mul", "real_div")
         times_number = None if maker is None else scaled(maker)
-        if times_number is not None and times_number[0] is one:
-            return times_number[1]
+        if times_number is not None and times_number.value is one:
+            return times_number.factor
     return None
 
 
@@ -613,11 +614,12 @@ def _divide_range(op: Operation, ranges: Ranges) -> Interval:
         return -1.0, 1.0
     if not ranges.stored and (most := _quotient_by_clipped_unit(op.y, op.x, ranges)) is not None:
         return -most, most
-    (a, b), (c, d) = ranges.at(op.x), ranges.at(op.y)
-    if (bounds := clipped_divisor(op)) is not None and a > 0 and bounds[0] > 0:
-        return a / min(max(a, bounds[0]), bounds[1]), _quotient(b, min(max(b, bounds[0]), bounds[1]))
-    if number(op.y) or (c > 0 and np_dtype(op.y).kind == "f"):
-        ends = [_quotient(top, down) for top in (a, b) for down in (c, d)]
+    dividends, divisors = ranges.at(op.x), ranges.at(op.y)
+    if (clip := clipped_divisor(op)) is not None and dividends[0] > 0 and clip.least > 0:
+        low, high = (_quotient(m, min(max(m, clip.least), clip.most)) for m in dividends)
+        return low, high  # m / clip(m) grows with m
+    if number(op.y) or (divisors[0] > 0 and np_dtype(op.y).kind == "f"):
+        ends = [_quotient(top, bottom) for top in dividends for bottom in divisors]
         return min(ends), max(ends)
     return ANY
 
@@ -625,31 +627,34 @@ def _divide_range(op: Operation, ranges: Ranges) -> Interval:
 def _quotient_by_clipped_unit(unit: Var, x: Var, ranges: Ranges) -> float | None:
     """Return the largest |x| / unit for a unit `m / clip(m)`, where m bounds |x|; None for other divisors."""
     division = producer(unit, "real_div")
-    bounds = None if division is None else clipped_divisor(division)
-    if division is None or bounds is None or not _bounds_magnitude_of(division.x, x, ranges):
+    clip = None if division is None else clipped_divisor(division)
+    if clip is None or not _bounds_magnitude_of(clip.value, x, ranges):
         return None
-    return bounds[1]
+    return clip.most
 
 
-def _quotient(top: float, down: float) -> float:
+def _quotient(top: float, bottom: float) -> float:
     """Divide; of two infinities only the sign is known."""
-    if math.isinf(top) and math.isinf(down):
+    if math.isinf(top) and math.isinf(bottom):
         return top
-    return top / down
+    return top / bottom
 
 
-def _bounds_magnitude_of(var: Var, x: Var, ranges: Ranges, steps: int = 8) -> bool:
-    """Is a value everywhere at least the magnitude of x in the same place?"""
+def _bounds_magnitude_of(var: Var, x: Var, ranges: Ranges, depth: int = 8) -> bool:
+    """Is a value everywhere at least the magnitude of x in the same place?
+
+    Looks back through at most `depth` ops: a choice.
+    """
     op = producer(var)
-    if op is None or not steps:
+    if op is None or not depth:
         return False
     if op.op_type == "abs":
         return op.x is x
     if op.op_type == "reduce_max":
-        return broadcasts_back(op) and _bounds_magnitude_of(op.x, x, ranges, steps - 1)
-    if op.op_type == "maximum" and _bounds_magnitude_of(op.y, x, ranges, steps - 1):
+        return broadcasts_back(op) and _bounds_magnitude_of(op.x, x, ranges, depth - 1)
+    if op.op_type == "maximum" and _bounds_magnitude_of(op.y, x, ranges, depth - 1):
         return True
-    return _is_never_below_x(op, ranges) and _bounds_magnitude_of(op.x, x, ranges, steps - 1)
+    return _is_never_below_x(op, ranges) and _bounds_magnitude_of(op.x, x, ranges, depth - 1)
 
 
 def _is_never_below_x(op: Operation, ranges: Ranges) -> bool:
@@ -669,28 +674,30 @@ def _mod_range(op: Operation, ranges: Ranges) -> Interval:
 
 
 def _floor_div_range(op: Operation, ranges: Ranges) -> Interval:
-    """Integers by a positive constant, or nonnegative numbers; a divisor of -0 would give -inf."""
-    (a, b), (c, _) = ranges.at(op.x), ranges.at(op.y)
-    whole, by = np_dtype(op.y).kind in "iu", number(op.y) or 0
-    if whole and by > 0:
-        low, high = (math.floor(v / by) if math.isfinite(v) else v for v in (a, b))
+    """Return the range of integers by a positive constant, or of nonnegative numbers; else `ANY`."""
+    (low, high), (least_divisor, _) = ranges.at(op.x), ranges.at(op.y)
+    are_integers, by = np_dtype(op.y).kind in "iu", number(op.y) or 0
+    if are_integers and by > 0:
+        low, high = (math.floor(v / by) if math.isfinite(v) else v for v in (low, high))
         return low, high
-    return ANY if a < 0 or c < (0.0 if whole else math.ulp(0.0)) else (0.0, b if c >= 1 else math.inf)
+    if low < 0 or least_divisor < 0 or (least_divisor == 0 and not are_integers):
+        return ANY  # a float divisor of -0 would give -inf
+    return 0.0, high if least_divisor >= 1 else math.inf
 
 
 def _chosen_range(choose: Callable[..., float], op: Operation, ranges: Ranges) -> Interval:
     """Return the range of the larger or the smaller of two values."""
-    (a, b), (c, d) = ranges.at(op.x), ranges.at(op.y)
-    return choose(a, c), choose(b, d)
+    x, y = ranges.at(op.x), ranges.at(op.y)
+    return choose(x[0], y[0]), choose(x[1], y[1])
 
 
 def _select_range(op: Operation, ranges: Ranges) -> Interval:
     """Return the union of both sides; where the condition is `a >= 0`, side `a` counts from 0 on."""
-    (a, b), (c, d) = ranges.at(op.a), ranges.at(op.b)
+    (low, high), other = ranges.at(op.a), ranges.at(op.b)
     test = producer(op.cond, "greater_equal")
     if test is not None and test.x is op.a and is_constant(test.y, 0):
-        a, b = max(a, 0.0), max(b, 0.0)
-    return min(a, c), max(b, d)
+        low, high = max(low, 0.0), max(high, 0.0)
+    return min(low, other[0]), max(high, other[1])
 
 
 def _gelu_silu_range(op: Operation, ranges: Ranges) -> Interval:
@@ -766,9 +773,6 @@ ELEMENTWISE: dict[str, OpSpec] = {
 }
 
 
-# Rows of products: linear, matmul, convolutions, einsum, attention, recurrent layers.
-
-
 GUARD = 1024.0
 """Values known only to be within more than this get no bound from weights. A wide clip guards against overflow
 and says nothing about usual numbers; clips that describe them (relu6, hard sigmoids, coordinates) end lower.
@@ -821,7 +825,7 @@ def _product_terms(op: Operation) -> float:
         length = op.x.shape[-2 if flag(op, "transpose_x") else -1]
         return math.inf if is_symbolic(length) else int(length)
     size = channels(op)
-    return math.inf if size is None else size[1] * size[2] + 1
+    return math.inf if size is None else size.inputs * size.taps + 1
 
 
 def _linear_axes(op: Operation) -> Axes:
@@ -867,11 +871,11 @@ def _einsum_axes(op: Operation) -> Axes | None:
     for letters, var in zip(read, op.values, strict=True):
         places: list[Place] = []
         for letter, length in zip(letters, var.shape, strict=True):
-            at = result.find(letter)
-            if at < 0:
+            axis = result.find(letter)
+            if axis < 0:
                 places.append(CONTRACTED)
             else:
-                places.append(at if length == op.outputs[0].shape[at] else BROADCAST)
+                places.append(axis if length == op.outputs[0].shape[axis] else BROADCAST)
         values.append(Operand("values", var, tuple(places)))
     return tuple(values)
 
@@ -907,7 +911,7 @@ def _conv_axes(op: Operation) -> Axes:
     x = op.x
     strides, pads = ints(op, "strides") or [1] * (x.rank - 2), ints(op, "pad")
     custom = str(constant(op.inputs.get("pad_type"))) == "custom"
-    padded = [custom and any(pads[2 * i : 2 * i + 2]) for i in range(x.rank - 2)]
+    padded = [custom and any(pads[2 * i : 2 * i + 2]) for i in range(x.rank - 2)]  # pairs (begin, end)
     spatial = [
         a if op.weight.shape[a] == 1 and strides[a - 2] == 1 and not padded[a - 2] else MIXED
         for a in range(2, x.rank)
@@ -926,7 +930,7 @@ def _conv_axes(op: Operation) -> Axes:
 def _batch_axis_only(op: Operation) -> Axes:
     """Only the batch axis keeps its place; about the others nothing is stated."""
     rest = [Operand(k, v, (MIXED,) * v.rank) for k, v in operands(op) if k in ("weight", "bias")]
-    return Operand("x", op.x, (0, *(MIXED for _ in range(1, op.x.rank)))), *rest
+    return (Operand("x", op.x, (0, *[MIXED] * (op.x.rank - 1))), *rest)
 
 
 def _conv_work(op: Operation) -> int:
@@ -994,18 +998,16 @@ def _softmax_range(op: Operation, ranges: Ranges) -> Interval:
     return (least if least >= fp16.NORMAL else 0.0), 1.0
 
 
-def _reduction_axes(op: Operation, word: str = CONTRACTED) -> Axes | None:
-    """Return the places of a reduction: reduced axes become `word`, the others keep their order."""
+def _reduction_axes(op: Operation, reduced: Place = CONTRACTED) -> Axes | None:
+    """Return the places of a reduction: reduced axes get the place `reduced`, the others keep their order."""
     name = "axes" if op.op_type in REDUCTIONS else "axis"
     if op.inputs.get(name) is not None and not ints(op, name):
         return None
     default = range(op.x.rank) if name == "axes" else (-1,)
-    gone = axes_given(op, name, op.x.rank, default) if op.x.rank else set()
-    places: list[Place] = []
-    for axis in range(op.x.rank):
-        before = 0 if flag(op, "keep_dims") else sum(a < axis for a in gone)
-        places.append(word if axis in gone else axis - before)
-    return single_operand(op, places)
+    removed = axes_given(op, name, op.x.rank, default) if op.x.rank else set()
+    axes = range(op.x.rank)
+    kept = list(axes) if flag(op, "keep_dims") else [axis for axis in axes if axis not in removed]
+    return single_operand(op, [reduced if axis in removed else kept.index(axis) for axis in axes])
 
 
 def _axes_beside_named(op: Operation) -> Axes | None:
@@ -1070,8 +1072,10 @@ def _has_exp_of_zero(op: Operation) -> bool:
     largest = None if left is None else producer(left.y, "reduce_max")
     if left is None or largest is None or largest.x is not left.x or not flag(largest, "keep_dims"):
         return False
-    axes = [axes_given(of, "axes", of.x.rank, range(of.x.rank)) for of in (largest, op)]
-    return axes[0] <= axes[1]
+    axes_of_max, axes_of_sum = (
+        axes_given(reduction, "axes", reduction.x.rank, range(reduction.x.rank)) for reduction in (largest, op)
+    )
+    return axes_of_max <= axes_of_sum
 
 
 def _product_range(op: Operation, ranges: Ranges) -> Interval:
@@ -1168,9 +1172,14 @@ def slices_read(axes: Axes, axis: int) -> dict[Var, int] | None:
     Returns:
         None where slices depend on one another, or a value is read in two ways.
     """
-    ways = {(o.var, o.places.index(axis) if axis in o.places else None) for o in axes}
-    read = {var: at for var, at in ways if at is not None}
-    return read if read and sum(var in read for var, _ in ways) == len(read) else None
+    read: dict[Var, set[int | None]] = {}
+    for operand in axes:
+        own_axis = operand.places.index(axis) if axis in operand.places else None
+        read.setdefault(operand.var, set()).add(own_axis)
+    sliced = {var: own_axes for var, own_axes in read.items() if own_axes != {None}}
+    if not sliced or any(len(own_axes) > 1 for own_axes in sliced.values()):
+        return None
+    return {var: own_axis for var, own_axes in sliced.items() for own_axis in own_axes if own_axis is not None}
 
 
 @dataclass(frozen=True)

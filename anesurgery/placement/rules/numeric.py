@@ -344,10 +344,10 @@ def cancelled(op: Operation, target: Target) -> str:
 
 def unbounded_exponential(op: Operation, target: Target) -> str:
     """Report an exponential of a value that may be above 11.09."""
-    value_and_base = exponential(op) if _is_half(op) else None
-    if value_and_base is None:
+    power = exponential(op) if _is_half(op) else None
+    if power is None:
         return ""
-    exponent, log_base = value_and_base
+    exponent, log_base = power
     if max(end * log_base for end in bounds.interval(exponent)) <= fp16.LARGEST_EXPONENT:
         return ""
     readers = readers_after(op.outputs[0])

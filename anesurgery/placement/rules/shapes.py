@@ -131,7 +131,8 @@ def _flat_convolutions(ops: list[Operation]) -> str:
         for op in ops
         if op.op_type == "conv"
         and (static_shape(op.outputs[0]) or ())[2:] == (1, _SMALL_MAP)
-        and (channels(op) or (0, 0, 0))[2] == 1
+        and (sizes := channels(op)) is not None
+        and sizes.taps == 1
     ]
     return f"{len(flat)} 1x1 convolutions work on 1x{_SMALL_MAP}" if len(flat) > 1 else ""
 

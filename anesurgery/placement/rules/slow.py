@@ -99,19 +99,19 @@ def long_scores(op: Operation, target: Target) -> str:
 
 def wide_head(op: Operation, target: Target) -> str:
     """Report a product with more outputs than the last axis may be long."""
-    shape = channels(op)
+    size = channels(op)
     most = LATER_AXIS if op.op_type == "conv" else AXIS  # a convolution has them as channels
-    if shape is None or shape[0] <= most:
+    if size is None or size.outputs <= most:
         return ""
-    return f"{shape[0]} outputs: {math.ceil(shape[0] / most)} parts of at most {most}"
+    return f"{size.outputs} outputs: {math.ceil(size.outputs / most)} parts of at most {most}"
 
 
 def widest_head(op: Operation, target: Target) -> str:
     """Report a product with more outputs than any op may read, also on later chips."""
-    shape = channels(op)
-    if shape is None or shape[0] <= LATER_AXIS:
+    size = channels(op)
+    if size is None or size.outputs <= LATER_AXIS:
         return ""
-    return f"{shape[0]} outputs; only what reads them needs pieces of at most {LATER_AXIS}"
+    return f"{size.outputs} outputs; only what reads them needs pieces of at most {LATER_AXIS}"
 
 
 LEAST_VOCABULARY = 4096
@@ -129,15 +129,15 @@ def _reads_ids(op: Operation) -> bool:
 
 def all_tokens(op: Operation, target: Target) -> str:
     """Report an LM head whose logits are computed for every position."""
-    shape, var = channels(op), op.outputs[0]
-    if shape is None or var.rank != 3 or shape[0] < 2 * shape[1]:
+    size, var = channels(op), op.outputs[0]
+    if size is None or var.rank != 3 or size.outputs < 2 * size.inputs:
         return ""
-    if shape[0] < LEAST_VOCABULARY and not _reads_ids(op):
+    if size.outputs < LEAST_VOCABULARY and not _reads_ids(op):
         return ""
     length = var.shape[1]
     if not (is_symbolic(length) or int(length) > 1) or not reaches_output(var, AFTER_HEADS):
         return ""
-    return f"{shape[0]} logits for each of {length} positions; generating text needs one"
+    return f"{size.outputs} logits for each of {length} positions; generating text needs one"
 
 
 def written_softmax(op: Operation, target: Target) -> str:

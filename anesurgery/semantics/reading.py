@@ -240,7 +240,7 @@ def scaled(op: Operation) -> Times | None:
 
 
 def exponential(op: Operation | None) -> Times | None:
-    """Return the t of `exp(t)`; of `pow(base, x)` with a constant base above 0, x times log(base). Else None."""
+    """Return the t of `exp(t)`; of `pow(base, x)` with a number above 0 as base, x * log(base). Else None."""
     if op is None or op.op_type not in ("exp", "pow"):
         return None
     if op.op_type == "exp":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
@@ -23,31 +23,34 @@ Tensor = torch.Tensor
 
 @impl("reshape")
 def reshape(x: Tensor, shape: Any) -> Tensor:
-    """Return x in another shape: -1 is the rest; 0 keeps the length of x there, counted from the right."""
+    """Return x in another shape: -1 is the rest; 0 keeps the length of x there, counted from the right.
+
+    With shape [0, -1], x of (2, 3, 4) becomes (3, 8): the 0 stands over its 3.
+    """
     wanted = ints(shape)
     lengths = [1] * (len(wanted) - x.ndim) + list(x.shape[-len(wanted) :])
-    kept = [n if d == 0 else d for n, d in zip(lengths, wanted, strict=False)]
+    resolved = [n if d == 0 else d for n, d in zip(lengths, wanted, strict=False)]
     if x.numel():
-        return x.reshape(kept)
-    if -1 not in kept and 0 not in kept:
+        return x.reshape(resolved)
+    if -1 not in resolved and 0 not in resolved:
         return x.reshape(wanted)  # computed lengths of a tensor without elements
-    return x.reshape([0 if d == -1 else d for d in kept])
+    return x.reshape([0 if d == -1 else d for d in resolved])
 
 
 @impl("reshape_like")
 def reshape_like(x: Tensor, ref_tensors: list[Tensor], begins: Any, ends: Any, end_masks: Any) -> Tensor:
     """Return x in the shape put together from parts of other tensors' shapes."""
     shape: list[int] = []
-    for ref, b, e, whole in zip(ref_tensors, ints(begins), ints(ends), end_masks, strict=True):
-        shape += ref.shape[b:] if whole else ref.shape[b:e]
+    for ref, begin, end, to_end in zip(ref_tensors, ints(begins), ints(ends), end_masks, strict=True):
+        shape += ref.shape[begin:] if to_end else ref.shape[begin:end]
     return x.reshape(shape)
 
 
 @impl("expand_dims")
 def expand_dims(x: Tensor, axes: Any) -> Tensor:
     """Return x with new axes of length 1, numbered in the result."""
-    chosen = ints(axes)
-    for axis in sorted(a % (x.ndim + len(chosen)) for a in chosen):
+    new_axes = ints(axes)
+    for axis in sorted(a % (x.ndim + len(new_axes)) for a in new_axes):
         x = x.unsqueeze(axis)
     return x
 
@@ -121,16 +124,18 @@ def pad(x: Tensor, pad: Any, mode: str = "constant", constant_val: float = 0.0) 
     amounts = ints(pad)
     pairs = list(zip(amounts[::2], amounts[1::2], strict=True))
     if mode == "constant":
-        return F.pad(x, [n for pair in reversed(pairs) for n in pair], value=float(constant_val))
+        last_axis_first = [n for pair in reversed(pairs) for n in pair]  # as torch counts them
+        return F.pad(x, last_axis_first, value=float(constant_val))
     if mode not in ("reflect", "replicate"):
         raise Unsupported(f"pad mode {mode!r} is not known")
     for axis, (begin, end) in enumerate(pairs, start=x.ndim - len(pairs)):
         if begin or end:
             last = x.shape[axis] - 1
-            place = torch.arange(-begin, last + 1 + end)
-            there_and_back = place % max(2 * last, 1)
+            index = torch.arange(-begin, last + 1 + end)
+            # four elements are mirrored as 0 1 2 3 2 1, again and again
+            there_and_back = index % max(2 * last, 1)
             mirrored = torch.minimum(there_and_back, 2 * last - there_and_back).clamp(min=0)
-            x = x.index_select(axis, place.clamp(0, last) if mode == "replicate" else mirrored)
+            x = x.index_select(axis, index.clamp(0, last) if mode == "replicate" else mirrored)
     return x
 
 
@@ -161,87 +166,94 @@ def slice_by_index(
     Raises:
         InterpretError: the index of a squeezed axis is outside of it; a slice is cut, as in Python.
     """
-    return _take(x, *_resolve(x.shape, begin, end, stride, begin_mask, end_mask, squeeze_mask))
+    return _resolve(x.shape, begin, end, stride, begin_mask, end_mask, squeeze_mask).take_from(x)
 
 
-def block(x: Tensor, begin: Any, end: Any, *how: Any) -> Tensor:
-    """Compute `slice_by_index`, quickly where it only says where a block begins and ends."""
-    places = list(zip(x.shape, ints(begin), ints(end), strict=False))
-    if any(h is not None for h in how) or any(not 0 <= b <= e <= n for n, b, e in places):
-        return slice_by_index(x, begin, end, *how)
-    for axis, (n, b, e) in enumerate(places):
-        if e - b < n:
-            x = x.narrow(axis, b, e - b)
+def block(x: Tensor, begin: Any, end: Any, *stride_and_masks: Any) -> Tensor:
+    """Compute `slice_by_index`, quickly where it has neither strides nor masks, and no index is negative."""
+    ranges = list(zip(x.shape, ints(begin), ints(end), strict=False))
+    is_plain = all(option is None for option in stride_and_masks)
+    if not is_plain or any(not 0 <= first <= stop <= length for length, first, stop in ranges):
+        return slice_by_index(x, begin, end, *stride_and_masks)
+    for axis, (length, first, stop) in enumerate(ranges):
+        if stop - first < length:
+            x = x.narrow(axis, first, stop - first)
     return x
+
+
+class _Slices(NamedTuple):
+    """What `slice_by_index` takes from a tensor of one shape."""
+
+    forward: list[slice]
+    """One for each axis."""
+    backward: dict[int, list[int]]
+    """Axis -> its indices, for the axes that are read backwards."""
+    dropped: list[int]
+    """The axes that the result does not have."""
+
+    def take_from(self, x: Tensor) -> Tensor:
+        """Return the part of x: a view, or a copy where an axis is read backwards."""
+        x = x[tuple(self.forward)]
+        for axis, indices in self.backward.items():
+            x = x.index_select(axis, torch.tensor(indices, dtype=torch.int64, device=x.device))
+        return x.squeeze(tuple(self.dropped)) if self.dropped else x
 
 
 def sliced_at(where: Mapping[str, Any]) -> Callable[..., Tensor]:
     """Return `slice_by_index` with all parameters but `x` constant; they are resolved once for each shape."""
-    resolved: dict[torch.Size, tuple[list[slice], dict[int, list[int]], list[int]]] = {}
+    resolved: dict[torch.Size, _Slices] = {}
 
     def sliced(x: Tensor, **_: Any) -> Tensor:
         if x.shape not in resolved:
             resolved[x.shape] = _resolve(x.shape, *(where.get(name) for name in SLICE))
-        return _take(x, *resolved[x.shape])
+        return resolved[x.shape].take_from(x)
 
+    # `steps` asks which op a function computes
     sliced.stands_for = slice_by_index  # type: ignore[attr-defined]
     return sliced
 
 
 def sliced_by(shape: Sequence[int], *where: Any) -> Callable[[Tensor], Tensor]:
     """Return `slice_by_index` for tensors of one shape; `where` are its constant parameters after x."""
-    forward, backward, dropped = _resolve(shape, *where)
-    ranges = [part.indices(n) for part, n in zip(forward, shape, strict=True)]
-    cut = [axis for axis, n in enumerate(shape) if ranges[axis] != (0, n, 1)]
-    if backward or dropped or len(cut) != 1 or ranges[cut[0]][2] != 1:
-        return lambda x: _take(x, forward, backward, dropped)
-    (axis,) = cut
-    start, stop, _ = ranges[axis]
-    return lambda x: x.narrow(axis, start, stop - start)
+    slices = _resolve(shape, *where)
+    ranges = [range(length)[part] for part, length in zip(slices.forward, shape, strict=True)]
+    shorter = [axis for axis, length in enumerate(shape) if ranges[axis] != range(length)]
+    if slices.backward or slices.dropped or len(shorter) != 1 or ranges[shorter[0]].step != 1:
+        return slices.take_from
+    (axis,) = shorter
+    start, length = ranges[axis].start, len(ranges[axis])
+    return lambda x: x.narrow(axis, start, length)
 
 
 def _resolve(
     shape: Sequence[int], begin: Any, end: Any, stride: Any, begin_mask: Any, end_mask: Any, squeeze_mask: Any
-) -> tuple[list[slice], dict[int, list[int]], list[int]]:
-    """Resolve the parameters of `slice_by_index` for a shape.
-
-    Returns:
-        A slice for each axis; axis -> indices, for axes that are read backwards; and the axes that are dropped.
-    """
+) -> _Slices:
+    """Resolve the parameters of `slice_by_index` for a shape."""
     rank = len(shape)
-    b, e, s = ints(begin), ints(end), ints(stride) if stride is not None else [1] * rank
-    no_begin, no_end, drop = (_mask(m, rank) for m in (begin_mask, end_mask, squeeze_mask))
+    begins, ends, strides = ints(begin), ints(end), ints(stride) if stride is not None else [1] * rank
+    from_start, to_end, drops = (_mask(m, rank) for m in (begin_mask, end_mask, squeeze_mask))
     forward, backward = [slice(None)] * rank, dict[int, list[int]]()
     for axis, length in enumerate(shape):
-        if drop[axis]:
-            index = 0 if no_begin[axis] else _index_from_front(b[axis], length, axis)
+        first = None if from_start[axis] else begins[axis]
+        if drops[axis]:
+            index = 0 if first is None else _index_from_front(first, length, axis)
             forward[axis] = slice(index, index + 1)
             continue
-        part = slice(None if no_begin[axis] else b[axis], None if no_end[axis] else e[axis], s[axis])
-        indices = range(length)[part]
-        if s[axis] > 0:
-            forward[axis] = slice(indices.start, max(indices.stop, indices.start), s[axis])
+        stride = strides[axis]
+        indices = range(length)[first : None if to_end[axis] else ends[axis] : stride]
+        if stride > 0:
+            forward[axis] = slice(indices.start, max(indices.stop, indices.start), stride)
         else:
             backward[axis] = list(indices)
-    return forward, backward, [axis for axis in range(rank) if drop[axis]]
-
-
-def _take(
-    x: Tensor, forward: Sequence[slice], backward: Mapping[int, list[int]], dropped: Sequence[int]
-) -> Tensor:
-    """Return what `_resolve` resolved: a view, or a copy where an axis is read backwards."""
-    x = x[tuple(forward)]
-    for axis, indices in backward.items():
-        x = x.index_select(axis, torch.tensor(indices, dtype=torch.int64, device=x.device))
-    return x.squeeze(tuple(dropped)) if dropped else x
+    return _Slices(forward, backward, [axis for axis in range(rank) if drops[axis]])
 
 
 @impl("slice_by_size")
 def slice_by_size(x: Tensor, begin: Any, size: Any) -> Tensor:
     """Return the block that starts at `begin`; size -1 reaches to the end."""
-    for axis, (b, n) in enumerate(zip(ints(begin), ints(size), strict=True)):
-        b = b % x.shape[axis] if b < 0 else b
-        x = x.narrow(axis, b, x.shape[axis] - b if n == -1 else n)
+    for axis, (first, count) in enumerate(zip(ints(begin), ints(size), strict=True)):
+        first = first % x.shape[axis] if first < 0 else first
+        x = x.narrow(axis, first, x.shape[axis] - first if count == -1 else count)
     return x
 
 
@@ -264,9 +276,10 @@ def slice_update(
     where = (begin, end, stride, begin_mask, end_mask, squeeze_mask)
     if stride is None or min(ints(stride)) > 0:
         return overwrite(x.clone(), update, *where)
-    at = slice_by_index(torch.arange(x.numel()).reshape(x.shape), *where)  # backward, so it is no view
+    # a slice that is read backwards is a copy, so elements are replaced by their numbers in x
+    flat_indices = slice_by_index(torch.arange(x.numel()).reshape(x.shape), *where)
     updated = x.clone().reshape(-1)
-    updated[at.reshape(-1)] = update.to(x.dtype).expand(at.shape).reshape(-1)
+    updated[flat_indices.reshape(-1)] = update.to(x.dtype).expand(flat_indices.shape).reshape(-1)
     return updated.reshape(x.shape)
 
 
@@ -286,12 +299,14 @@ def band_part(x: Tensor, lower: int = -1, upper: int = -1) -> Tensor:
 @impl("range_1d")
 def range_1d(start: Any, end: Any, step: Any) -> Tensor:
     """Return start, start + step, ... before end; the length is counted in the arithmetic of the inputs."""
-    a, b, c = (torch.as_tensor(v) for v in (start, end, step))
-    whole = not any(v.is_floating_point() for v in (a, b, c))
-    count = math.ceil((b.double() - a.double()) / c if whole else (b.float() - a.float()) / c)
-    checked_shape([max(count, 0)], 4 if whole else 8)
-    steps = torch.arange(max(count, 0), dtype=torch.int32 if whole else torch.float64)
-    return steps * c + a if whole else (steps * c.double() + a.double()).float()
+    start, end, step = (torch.as_tensor(v) for v in (start, end, step))
+    if any(v.is_floating_point() for v in (start, end, step)):
+        count = max(math.ceil((end.float() - start.float()) / step), 0)
+        checked_shape([count], 8)
+        return (torch.arange(count, dtype=torch.float64) * step.double() + start.double()).float()
+    count = max(math.ceil((end.double() - start.double()) / step), 0)
+    checked_shape([count], 4)
+    return torch.arange(count, dtype=torch.int32) * step + start
 
 
 @impl("one_hot")
@@ -301,8 +316,8 @@ def one_hot(
     """Return a new axis with `on_value` at the index and `off_value` elsewhere, as for an index outside."""
     size = ints(one_hot_vector_size)[0]
     checked_shape([*indices.shape, size])
-    hit = indices.unsqueeze(-1) == torch.arange(size)
-    encoded = torch.where(hit, torch.as_tensor(on_value), torch.as_tensor(off_value))
+    is_on = indices.unsqueeze(-1) == torch.arange(size)
+    encoded = torch.where(is_on, torch.as_tensor(on_value), torch.as_tensor(off_value))
     return encoded.movedim(-1, int(axis))
 
 
@@ -317,9 +332,10 @@ def topk(
     output_indices_dtype: str = "",
 ) -> Any:
     """Return the k largest (or smallest; -1: all) elements and their indices, the first of equals first."""
-    values, indices = torch.sort(x, dim=int(axis), descending=not ascending, stable=True)
-    count = ints(k)[0] if ints(k)[0] >= 0 else x.shape[int(axis)]
-    values, indices = (v.narrow(int(axis), 0, count) for v in (values, indices))
+    axis, (count,) = int(axis), ints(k)
+    count = x.shape[axis] if count < 0 else count
+    ordered = torch.sort(x, dim=axis, descending=not ascending, stable=True)
+    values, indices = (v.narrow(axis, 0, count) for v in ordered)
     return (values, wrapped(indices, output_indices_dtype or "int32")) if return_indices else values
 
 
@@ -341,8 +357,8 @@ def reverse_sequence(x: Tensor, lengths: Any, seq_axis: int = 0, batch_axis: int
     """Return x with the first `lengths[i]` elements of `seq_axis` reversed, for each i of `batch_axis`."""
     seq, batch = int(seq_axis) % x.ndim, int(batch_axis) % x.ndim
     length = torch.as_tensor(lengths).long().reshape([-1 if a == batch else 1 for a in range(x.ndim)])
-    place = torch.arange(x.shape[seq]).reshape([-1 if a == seq else 1 for a in range(x.ndim)])
-    source = torch.where(place < length, length - 1 - place, place)
+    index = torch.arange(x.shape[seq]).reshape([-1 if a == seq else 1 for a in range(x.ndim)])
+    source = torch.where(index < length, length - 1 - index, index)
     return torch.gather(x, seq, source.expand(x.shape))
 
 
@@ -390,7 +406,7 @@ def random_categorical(x: Tensor, mode: str = "logits", size: int = 1, seed: int
 @impl("classify")
 def classify(probabilities: Tensor, classes: Any) -> tuple[Any, dict[Any, float]]:
     """Return the most probable class, and the probability of each."""
-    names = [n.item() if hasattr(n, "item") else n for n in getattr(classes, "ls", classes)]
+    names = [n.item() if hasattr(n, "item") else n for n in getattr(classes, "ls", classes)]  # `ls`: a MIL list
     flat = probabilities.reshape(-1)
     return names[int(flat.argmax())], dict(zip(names, flat.tolist(), strict=True))
 
@@ -428,20 +444,21 @@ def _best_boxes(
         remaining = remaining[score[remaining] >= least] if bool((score >= least).any()) else remaining[:1]
 
     def suppresses(some: Tensor, others: Tensor) -> Tensor:
-        close = _overlap(boxes[some], boxes[others]) > iou
-        return close & (label[some, None] == label[others]) if by_class else close
+        """Return a mask [some, others]: which of the first would suppress which of the second?"""
+        overlaps = _overlap(boxes[some], boxes[others]) > iou
+        return overlaps & (label[some, None] == label[others]) if by_class else overlaps
 
-    kept = remaining[:0]
-    while len(remaining) and len(kept) < most:
+    best = remaining[:0]
+    while len(remaining) and len(best) < most:
         block, remaining = remaining[:BLOCK], remaining[BLOCK:]
-        alive = torch.ones(len(block), dtype=torch.bool)
-        for k, row in enumerate(suppresses(block, block)):
-            if alive[k]:
-                alive[k + 1 :] &= ~row[k + 1 :]
-        best = block[alive]
-        kept = torch.cat([kept, best])
-        remaining = remaining[~suppresses(best, remaining).any(0)]
-    return kept[:most]
+        stays = torch.ones(len(block), dtype=torch.bool)
+        for k, suppressed in enumerate(suppresses(block, block)):
+            if stays[k]:  # the boxes before k in the block are better ones
+                stays[k + 1 :] &= ~suppressed[k + 1 :]
+        best_of_block = block[stays]
+        best = torch.cat([best, best_of_block])
+        remaining = remaining[~suppresses(best_of_block, remaining).any(0)]
+    return best[:most]
 
 
 @impl("non_maximum_suppression")
@@ -462,16 +479,18 @@ def non_maximum_suppression(
     most, swapped = int(max_boxes), score_threshold is None
     if swapped:
         boxes, scores = boxes.transpose(1, 2), scores.transpose(1, 2)
-    best: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-    for box, score in zip(boxes, scores, strict=True):
-        at = _best_boxes(box, score, iou_threshold, score_threshold, most, per_class_suppression)
-        gap = most - len(at)
-        padded = [F.pad(v[at], [0, 0, 0, gap]) for v in (box, score)]
-        best.append((padded[0], padded[1], F.pad(at, [0, gap], value=-1), torch.tensor(len(at))))
-    kept, kept_scores, places, counts = (torch.stack(each) for each in zip(*best, strict=True))
+    indices = [
+        _best_boxes(box, score, iou_threshold, score_threshold, most, per_class_suppression)
+        for box, score in zip(boxes, scores, strict=True)
+    ]
+    best, best_scores = (
+        torch.stack([F.pad(v[i], [0, 0, 0, most - len(i)]) for v, i in zip(values, indices, strict=True)])
+        for values in (boxes, scores)
+    )
+    padded_indices = torch.stack([F.pad(i, [0, most - len(i)], value=-1) for i in indices])
     if swapped:
-        return kept.transpose(1, 2), kept_scores.transpose(1, 2), places
-    return kept, kept_scores, places, counts
+        return best.transpose(1, 2), best_scores.transpose(1, 2), padded_indices
+    return best, best_scores, padded_indices, torch.tensor([len(i) for i in indices])
 
 
 @impl("make_list")
@@ -479,24 +498,25 @@ def make_list(
     init_length: Any = 1, dynamic_length: bool = True, elem_shape: Any = (), dtype: str = "fp32"
 ) -> list[Any]:
     """Return a list of zeros; elements of unknown shape stay None until they are written."""
-    if any(isinstance(d, str) for d in elem_shape):
+    if any(isinstance(d, str) for d in elem_shape):  # a name stands for a dynamic length
         return [None] * ints(init_length)[0]
-    kind = {"int32": torch.int32, "bool": torch.bool}.get(dtype, torch.float32)
-    return [torch.zeros([ints(d)[0] for d in elem_shape], dtype=kind)] * ints(init_length)[0]
+    torch_dtype = {"int32": torch.int32, "bool": torch.bool}.get(dtype, torch.float32)
+    return [torch.zeros([ints(d)[0] for d in elem_shape], dtype=torch_dtype)] * ints(init_length)[0]
 
 
 @impl("list_write")
 def list_write(ls: list[Any], index: Any, value: torch.Tensor) -> list[Any]:
     """Return a list with one element replaced; it grows if the index is beyond its end."""
-    at = ints(index)[0]
-    return [*(ls + [None] * (at + 1 - len(ls)))[:at], value, *ls[at + 1 :]]
+    (i,) = ints(index)
+    longer = ls + [None] * (i + 1 - len(ls))
+    return [*longer[:i], value, *longer[i + 1 :]]
 
 
 @impl("list_scatter")
 def list_scatter(ls: list[Any], indices: Any, value: torch.Tensor) -> list[Any]:
     """Return a list with some elements replaced by the rows of `value`."""
-    for at, row in zip(ints(indices), value, strict=True):
-        ls = list_write(ls, at, row)
+    for index, row in zip(ints(indices), value, strict=True):
+        ls = list_write(ls, index, row)
     return ls
 
 

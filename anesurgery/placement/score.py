@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from anesurgery.byte_counts import MB, byte_words
 from anesurgery.files.package import Loaded
@@ -90,6 +91,13 @@ class _Ratio:
         return self.high < 1
 
 
+class Times(NamedTuple):
+    """The expected times of a model before and after steps."""
+
+    before: Time
+    after: Time
+
+
 @dataclass(frozen=True)
 class Expected:
     """How long all functions of a program take, one after the other.
@@ -109,28 +117,24 @@ class Expected:
     @classmethod
     def of(cls, parts: Sequence[Inspection]) -> Expected:
         """Return the expectation from the inspection of each function."""
-        costs = [sum(_cost(part, assumed) for part in parts) for assumed in _ASSUMPTIONS]
+        cost, at_worst = (sum(_cost(part, assumed) for part in parts) for assumed in _ASSUMPTIONS)
         time = parts[0].time if len(parts) == 1 else None
-        return cls(
-            cost=costs[0],
-            at_worst=costs[-1],
-            time=time,
-            doubt=0.0 if time is None else _doubt(parts[0]) / (1e3 * time.ms),
-        )
+        doubt = 0.0 if time is None else _doubt(parts[0]) / (1e3 * time.ms)
+        return cls(cost=cost, at_worst=at_worst, time=time, doubt=doubt)
 
-    def times(self, before: Expected) -> tuple[Time, Time] | None:
-        """Return the times before and after by which the two are judged; None where cost decides.
+    def times(self, before: Expected) -> Times | None:
+        """Return the times by which the two are judged; None where cost decides.
 
         A model that runs on the CPU alone has no measured time, only its cost.
         """
-        pair = self._known_times(before)
-        return pair if pair is not None and all(time.measurements for time in pair) else None
+        times = self._known_times(before)
+        return times if times is not None and all(time.measurements for time in times) else None
 
-    def _known_times(self, before: Expected) -> tuple[Time, Time] | None:
-        """Return the times before and after, measured or not; None where too many units are unknown."""
+    def _known_times(self, before: Expected) -> Times | None:
+        """Return the times, measured or not; None where too many units are unknown."""
         if self.time is None or before.time is None or max(self.doubt, before.doubt) > _DOUBT:
             return None
-        return before.time, self.time
+        return Times(before.time, self.time)
 
     def over(self, before: Expected) -> _Ratio:
         """Return the ratio to the time before.
@@ -138,21 +142,20 @@ class Expected:
         A higher cost is accepted only for a gain in time that is outside the band. A longer time, measured or
         not, is accepted for no lower cost.
         """
-        cost, worst = _multiple(self.cost, before.cost), _multiple(self.at_worst, before.at_worst)
-        at_worst = worst if worst > 1 + SAME else 0.0
-        if (pair := self.times(before)) is None:
-            unmeasured = self._known_times(before)
-            larger = cost if unmeasured is None else max(cost, change(*unmeasured).ratio)
-            return _Ratio(best=larger, high=max(larger / CLEARLY, at_worst), cost=cost)
-        times = change(*pair)
-        certain = times.high < 1 / EQUAL_WITHIN or times.low > EQUAL_WITHIN
+        cost, at_worst = _multiple(self.cost, before.cost), _multiple(self.at_worst, before.at_worst)
+        least_high = (
+            at_worst if at_worst > 1 + SAME else 0.0
+        )  # the band includes a rise under the worst assumptions
+        known = self._known_times(before)
+        by_time = None if known is None else change(*known)
+        larger = cost if by_time is None else max(cost, by_time.ratio)
+        if by_time is None or self.times(before) is None:
+            return _Ratio(best=larger, high=max(larger / CLEARLY, least_high), cost=cost)
+        distinct = by_time.high < 1 / EQUAL_WITHIN or by_time.low > EQUAL_WITHIN
         if not before.cost:  # layers of a neural network have no cost
-            return _Ratio(best=times.ratio, high=times.high, distinct=certain, cost=times.ratio)
-        larger = max(times.ratio, cost)
-        best = times.ratio if certain else larger
-        return _Ratio(
-            best=best, high=max(min(times.high, larger / CLEARLY), at_worst), distinct=certain, cost=cost
-        )
+            return _Ratio(best=by_time.ratio, high=by_time.high, distinct=distinct, cost=by_time.ratio)
+        high = max(min(by_time.high, larger / CLEARLY), least_high)
+        return _Ratio(best=by_time.ratio if distinct else larger, high=high, distinct=distinct, cost=cost)
 
     def words(self, before: Expected, verb: str = "") -> str:
         """Return "expected time 2 ms -> 1.9 ms"; the cost where no time is known, or cost decides otherwise."""
@@ -221,14 +224,13 @@ class Bound:
     """The largest ratio to the measure before."""
     more: int
     """A rise up to this amount is always allowed."""
-    size: bool = False
-    """Is it in bytes?"""
+    in_bytes: bool = False
 
 
 BOUNDS = {
-    "weights": Bound("weights", 1.1, MB, size=True),
+    "weights": Bound("weights", 1.1, MB, in_bytes=True),
     "flop": Bound("flop", 1.1, 10_000_000),
-    "moved": Bound("bytes moved", 1.25, MB, size=True),
+    "moved": Bound("bytes moved", 1.25, MB, in_bytes=True),
     "ops": Bound("ops", 1.5, 16),
     "casts": Bound("casts", 1.5, 4),
     "transposes": Bound("transposes", 1.5, 8),
@@ -303,7 +305,9 @@ class Score:
     @classmethod
     def of(cls, inspections: Sequence[Inspection]) -> Score:
         """Return the score of the inspections of all functions."""
-        rows = [(i, row) for i, part in enumerate(inspections) for row in part.ops]
+        rows = [
+            (i, row) for i, part in enumerate(inspections) for row in part.ops
+        ]  # (number of the function, op)
         on = [row for _, row in rows if row.preferred == "ane"]
         perhaps = [row for _, row in rows if row.preferred is None and row.legal is not False]
         expected = Expected.of(inspections)
@@ -456,10 +460,9 @@ Compare = Callable[[Score, Score], str]
 
 
 def _lost_legality(old: Score, new: Score) -> str:
-    if lost := sorted(old.legal & new.illegal):
-        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        return f"%{lost[0][1]}{more} would no longer be legal on the ANE"
-    return ""
+    lost = [name for _, name in sorted(old.legal & new.illegal)]
+    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    return f"%{lost[0]}{more} would no longer be legal on the ANE" if lost else ""
 
 
 def _slower(old: Score, new: Score) -> str:
@@ -468,7 +471,9 @@ def _slower(old: Score, new: Score) -> str:
 
 
 def _unpaid_growth(old: Score, new: Score) -> str:
-    if not (growth := new.over_bounds(old)) or (new.over(old).clear and not new.does_same_on_cpu(old)):
+    growth = new.over_bounds(old)
+    is_paid = new.over(old).clear and not new.does_same_on_cpu(old)
+    if not growth or is_paid:
         return ""
     worst = _multiple(new.at_worst, old.at_worst)
     more = f" (at worst, relative cost {from_to(1.0, worst, '')})" if worst > 1 else ""
@@ -477,8 +482,8 @@ def _unpaid_growth(old: Score, new: Score) -> str:
 
 def _slower_overall(old: Score, new: Score) -> str:
     verb, times = " of the whole would rise", new.expected.times(old.expected)
-    if times is not None and times[1].ms > times[0].ms * (1 + SAME):
-        return f"the expected time{verb} {from_to(times[0].ms, times[1].ms)}"
+    if times is not None and times.after.ms > times.before.ms * (1 + SAME):
+        return f"the expected time{verb} {from_to(times.before.ms, times.after.ms)}"
     costs_more = new.estimate > old.estimate * (1 + SAME)
     return f"the {new.expected.relative(old.expected, verb)}" if costs_more else ""
 
@@ -539,10 +544,10 @@ def _faster(old: Score, new: Score, most: float = 1 - LEAST_STEP) -> str:
     must fall over the whole band. On the CPU alone, clearly less must be computed or moved.
     """
     ratio = new.over(old)
-    if new.does_same_on_cpu(old):
+    if new.does_same_on_cpu(old) or new.unknown > old.unknown or ratio.best >= most:
         return ""
-    doubtful = new.perhaps_ops < old.perhaps_ops and _less_may_run(old, new) and not ratio.clear
-    return new.takes(old) if ratio.best < most and new.unknown <= old.unknown and not doubtful else ""
+    is_doubtful = new.perhaps_ops < old.perhaps_ops and _less_may_run(old, new) and not ratio.clear
+    return "" if is_doubtful else new.takes(old)
 
 
 def _fewer_illegal(old: Score, new: Score) -> str:
@@ -551,13 +556,13 @@ def _fewer_illegal(old: Score, new: Score) -> str:
     flop_falls = old.illegal_flop - new.illegal_flop
     if newly_legal < 0 or flop_falls < 0 or not (newly_legal or flop_falls):
         return ""
-    if 0 < newly_unknown >= newly_legal:
+    if newly_unknown > 0 and newly_unknown >= newly_legal:
         return ""
-    what, counts = "ops", (len(old.illegal), len(new.illegal))
-    if not newly_legal:
-        what, counts = "flop", (old.illegal_flop, new.illegal_flop)
-    rise = _share_change(old.can_run["ops"], new.can_run["ops"])
-    return f"{what} that cannot run on the ANE {_count_change(*counts)} (share of the ops that can {rise})"
+    if newly_legal:
+        what = f"ops that cannot run on the ANE {_count_change(len(old.illegal), len(new.illegal))}"
+    else:
+        what = f"flop that cannot run on the ANE {_count_change(old.illegal_flop, new.illegal_flop)}"
+    return f"{what} (share of the ops that can {_share_change(old.can_run['ops'], new.can_run['ops'])})"
 
 
 def _fewer_switches(old: Score, new: Score) -> str:
@@ -587,8 +592,9 @@ def _smaller_weights(old: Score, new: Score) -> str:
 
 def _more_layers(old: Score, new: Score) -> str:
     """Report more layers of a neural network that can run on the ANE, if it takes no longer."""
-    slower = None not in (old.time, new.time) and new.time.ms > old.time.ms  # type: ignore[union-attr]
-    if old.estimate or slower or len(new.illegal) >= len(old.illegal) or _lost_legality(old, new):
+    is_slower = old.time is not None and new.time is not None and new.time.ms > old.time.ms
+    is_network = not old.estimate
+    if not is_network or is_slower or len(new.illegal) >= len(old.illegal) or _lost_legality(old, new):
         return ""
     return f"layers that cannot run on the ANE {len(old.illegal)} -> {len(new.illegal)}"
 
@@ -624,8 +630,9 @@ GAINS: dict[str, Compare] = {
 
 def _change_of_measure(old: Score, new: Score, what: str) -> str:
     """Return one measure of `BOUNDS` before and after: "weights 100 MB -> 115 MB"."""
-    bound, pair = BOUNDS[what], (getattr(old, what), getattr(new, what))
-    return f"{bound.words} {' -> '.join(map(byte_words, pair)) if bound.size else _count_change(*pair)}"
+    bound, was, now = BOUNDS[what], getattr(old, what), getattr(new, what)
+    change_words = f"{byte_words(was)} -> {byte_words(now)}" if bound.in_bytes else _count_change(was, now)
+    return f"{bound.words} {change_words}"
 
 
 def _with_parts(inspection: Inspection) -> list[Inspection]:

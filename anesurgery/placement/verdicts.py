@@ -119,13 +119,12 @@ class Legality:
     def may_look_beyond(self, op: Operation) -> bool:
         """May a rule look further than at the neighbours of an op, so that its verdict cannot be cached?"""
         rules = (rule for rule in self._looking_beyond if not rule.ops or op.op_type in rule.ops)
-        concerned = {rule.looks_beyond for rule in rules}
-        integers = conditions.WIDE | conditions.INDEX
-        if "any" in concerned:
+        looked_at = {rule.looks_beyond for rule in rules}
+        if "any" in looked_at:
             return True
-        return "integers" in concerned and bool(
-            conditions.values_of_dtypes(conditions.runtime_values(op), integers)
-        )
+        integers = conditions.WIDE | conditions.INDEX
+        values = conditions.runtime_values(op)
+        return "integers" in looked_at and bool(conditions.values_of_dtypes(values, integers))
 
     def _applying(self, op: Operation) -> Iterator[tuple[Rule, Finding]]:
         """Yield each rule that forbids an op or makes it doubtful, with its finding."""
@@ -165,8 +164,8 @@ def _has_untried_integers(op: Operation) -> bool:
 # The cheapest path.
 
 LAUNCH = SWITCH = OUTPUT = 125.0
-"""Costs in Core ML's segmenter, in microseconds: of a segment on the ANE, of a change of the unit, and of a
-last op that is not on the CPU."""
+"""Microseconds that Core ML's segmenter counts: of a segment on the ANE, of a change of the unit, and of a last
+op that is not on the CPU."""
 
 CPU, ANE, GPU = range(3)
 Costs = Sequence[float]
@@ -185,40 +184,40 @@ def _exit_cost(unit: int) -> float:
     return 0.0 if unit == CPU else OUTPUT
 
 
-def cheapest_path(steps: Sequence[Costs]) -> list[int]:
+def cheapest_path(ops: Sequence[Costs]) -> list[int]:
     """Return the unit of each op on the path of least cost; if paths are equal, lower unit numbers win.
 
     A shortest path by dynamic programming: after each op, `costs[k]` is the least cost of a path that ends on
-    `units[k]`, and `origins[k]` the place in `units` from which that path came. Units that can run nothing are
+    `units[k]`, and `origins[k]` the index in `units` from which that path came. Units that can run nothing are
     left out.
     """
-    if not steps:
+    if not ops:
         return []
-    units = [u for u, column in enumerate(zip(*steps, strict=True)) if min(column) < math.inf] or [CPU]
-    steps = [[step[u] for u in units] for step in steps] if len(units) < len(steps[0]) else steps
-    costs = [_entry_cost(unit) + work for unit, work in zip(units, steps[0], strict=True)]
-    origins_of_steps: list[list[int]] = []
+    units = [u for u, column in enumerate(zip(*ops, strict=True)) if min(column) < math.inf] or [CPU]
+    ops = [[own[u] for u in units] for own in ops] if len(units) < len(ops[0]) else ops
+    costs = [_entry_cost(unit) + work for unit, work in zip(units, ops[0], strict=True)]
+    origins_of_ops: list[list[int]] = []  # of all ops but the first
     switch_costs = [[_switch_cost(old, new) for old in units] for new in units]
-    for step in steps[1:]:
+    for own in ops[1:]:
         origins, new_costs = [], []
-        for cost_from, work in zip(switch_costs, step, strict=True):
+        for cost_from, work in zip(switch_costs, own, strict=True):
             costs_by_origin = list(map(add, costs, cost_from))
             least = min(costs_by_origin)
             origins.append(costs_by_origin.index(least))
             new_costs.append(least + work)
-        origins_of_steps.append(origins)
+        origins_of_ops.append(origins)
         costs = new_costs
     path = [min(range(len(units)), key=lambda k: costs[k] + _exit_cost(units[k]))]
-    for origins in reversed(origins_of_steps):
+    for origins in reversed(origins_of_ops):
         path.append(origins[path[-1]])
     return [units[k] for k in reversed(path)]
 
 
-def path_cost(steps: Sequence[Costs], path: Sequence[int]) -> float:
+def path_cost(ops: Sequence[Costs], path: Sequence[int]) -> float:
     """Return the cost of a path in microseconds, with launches and switches."""
-    if not steps:
+    if not ops:
         return 0.0
-    work = sum(step[unit] for step, unit in zip(steps, path, strict=True))
+    work = sum(own[unit] for own, unit in zip(ops, path, strict=True))
     moves = sum(_switch_cost(a, b) for a, b in itertools.pairwise(path))
     return _entry_cost(path[0]) + work + moves + _exit_cost(path[-1])
 
@@ -290,13 +289,13 @@ class Known:
 
     def _cache_key_parts(self, op: Operation) -> Iterator[Any]:
         """Yield all that a verdict depends on; an edit may keep a value and change its name or type."""
-        first = self.origins.get
-        yield first(op, op)
+        original_of = self.origins.get
+        yield original_of(op, op)
         for v in (*op.outputs, *(v for one in (op, *weight_decoders(op)) for _, v in operands(one))):
-            yield from (first(v, v), v.name, v.sym_type)
+            yield from (original_of(v, v), v.name, v.sym_type)
         for v in op.outputs:
             yield bool(v.consuming_blocks)
-            yield from (first(reader, reader) for reader in v.child_ops)
+            yield from (original_of(reader, reader) for reader in v.child_ops)
 
 
 _KNOWN: ContextVar[Known | None] = ContextVar("known", default=None)
@@ -424,11 +423,11 @@ def views(target: Target, doubts: Sequence[Finding] = (), judged: Sequence[Judge
         judged: the ops of the model.
     """
     gpu = "guess" if target.gpu_fitted else ""
-    extremes = [View(True, gpu), View(False, gpu)]
+    extremes = [View(hopeful=True, gpu=gpu), View(hopeful=False, gpu=gpu)]
     if target.uses_gpu and (not gpu or gpu_may_take_all(judged)):
-        extremes.append(View(True, "free"))
+        extremes.append(View(hopeful=True, gpu="free"))
     if doubts:
-        extremes.append(View(False, gpu, ane=False))
+        extremes.append(View(hopeful=False, gpu=gpu, ane=False))
     return tuple(extremes)
 
 
@@ -458,25 +457,33 @@ def _has_int4_weight(op: Operation) -> bool:
     return any(kind_of(d.data).itemsize < 1 for d in scaled)
 
 
-def choose(
-    judged: Sequence[Judged], target: Target, doubts: Sequence[Finding] = ()
-) -> tuple[list[str | None], float]:
-    """Return the unit that each op prefers (None if unknown), and the likeliest cost in microseconds."""
+class Choice(NamedTuple):
+    """Where the ops of a function run."""
+
+    units: list[str | None]
+    """The unit that each op prefers; None if it is unknown."""
+    cost: float
+    """The likeliest cost of all ops in microseconds."""
+
+
+def choose(judged: Sequence[Judged], target: Target, doubts: Sequence[Finding] = ()) -> Choice:
+    """Choose the units of all ops together."""
     paths = [cheapest_path([_costs(j, target, view) for j in judged]) for view in views(target, doubts, judged)]
     units = [
-        UNITS[path[0]] if len(set(path)) == 1 and _has_known_place(j) else None
-        for j, *path in zip(judged, *paths, strict=True)
+        UNITS[in_views[0]] if len(set(in_views)) == 1 and _may_name_unit(j) else None
+        for j, *in_views in zip(judged, *paths, strict=True)
     ]
-    return units, likeliest_cost(judged, target)
+    return Choice(units, likeliest_cost(judged, target))
 
 
 def likeliest_cost(judged: Sequence[Judged], target: Target) -> float:
     """Return the cost of the path without pessimism or optimism, in microseconds."""
-    plain = [_costs(j, target, View(None, "guess" if target.gpu_fitted else "")) for j in judged]
-    return path_cost(plain, cheapest_path(plain))
+    view = View(hopeful=None, gpu="guess" if target.gpu_fitted else "")
+    costs = [_costs(j, target, view) for j in judged]
+    return path_cost(costs, cheapest_path(costs))
 
 
-def _has_known_place(judged: Judged) -> bool:
+def _may_name_unit(judged: Judged) -> bool:
     """May a unit be named for an op? Without an estimate only if the ANE cannot run it."""
     return judged.legal is False or judged.estimate is not None
 
@@ -485,8 +492,8 @@ def _costs(judged: Judged, target: Target, view: View) -> tuple[float, float, fl
     """Return the microseconds of an op on (CPU, ANE, GPU); infinite where it cannot run."""
     estimate = judged.estimate or Estimate(0.0, 0.0)
     ane, cpu = _estimated_times(estimate, view.hopeful)
-    may_use_ane = target.uses_ane and view.ane
-    on_ane = may_use_ane and (judged.legal or (judged.legal is None and bool(view.hopeful)))
+    is_legal = bool(view.hopeful) if judged.legal is None else judged.legal
+    on_ane = target.uses_ane and view.ane and is_legal
     return cpu, ane if on_ane else math.inf, _gpu_cost(judged, estimate, view, on_ane)
 
 
@@ -496,7 +503,8 @@ def _estimated_times(estimate: Estimate, hopeful: bool | None) -> tuple[float, f
     if hopeful is None:
         return estimated
     extreme = max if hopeful else min
-    ane, cpu = extreme([estimated, *estimate.or_else], key=lambda pair: pair[1] - pair[0])
+    estimates = [estimated, *estimate.or_else]
+    ane, cpu = extreme(estimates, key=lambda ane_and_cpu: ane_and_cpu[1] - ane_and_cpu[0])
     off_ane, off_cpu = estimate.off
     return (ane / off_ane, cpu * off_cpu) if hopeful else (ane * off_ane, cpu / off_cpu)
 
@@ -506,7 +514,9 @@ def _gpu_cost(judged: Judged, estimate: Estimate, view: View, on_ane: bool) -> f
     if view.gpu == "free":
         return 0.0
     is_unfitted = on_ane and judged.op.op_type in cost.SUMS
-    return math.inf if not view.gpu or estimate.gpu is None or is_unfitted else estimate.gpu
+    if not view.gpu or estimate.gpu is None or is_unfitted:
+        return math.inf
+    return estimate.gpu
 
 
 # Segments.
@@ -516,8 +526,8 @@ def segments_of(
     judged: Sequence[Judged], units: Sequence[str | None], function: Function
 ) -> tuple[tuple[Segment, ...], list[int]]:
     """Return the segments in file order, and for each op the number of its segment."""
-    changed = [a != b for a, b in itertools.pairwise(units)]
-    numbers = list(itertools.accumulate(changed, initial=0))[: len(units)]
+    changes = [old != new for old, new in itertools.pairwise(units)]
+    numbers = list(itertools.accumulate(changes, initial=0))[: len(units)]  # none for a function without ops
     segment_of = {v: n for j, n in zip(judged, numbers, strict=True) for v in j.op.outputs}
     members: dict[int, list[Judged]] = {}
     for j, n in zip(judged, numbers, strict=True):
@@ -607,15 +617,14 @@ def judge_shaped(loaded: Loaded, name: str | None, target: Target, rules: Iterab
     if shapes is None:
         return _judged_at_all_places(loaded, function, judged, target, rules)
     fixed = _judged_at(loaded, name, shapes.default, target, rules)
-    if fixed is None and shapes.default and _are_all_one(function, shapes.default):
+    if fixed is not None:
+        both = [_merge_verdicts(a, b) for a, b in zip(judged, fixed.judged, strict=True)]
+        return Shaped(fixed.function, both, shapes, _shape_notes(shapes))
+    if shapes.default and _are_all_one(function, shapes.default):
         return Shaped(function, judged, shapes, _shape_notes(shapes))
-    if fixed is None:
-        dynamic = [n for n, v in function.inputs.items() if any_symbolic(v.shape or ())]
-        words = ", ".join(f"%{n}" for n in dynamic)
-        without_estimates = list(map(_without_dynamic_estimate, judged))
-        return Shaped(function, without_estimates, shapes, (NO_DEFAULT.format(words),))
-    both = [_merge_verdicts(a, b) for a, b in zip(judged, fixed.judged, strict=True)]
-    return Shaped(fixed.function, both, shapes, _shape_notes(shapes))
+    dynamic = ", ".join(f"%{n}" for n, v in function.inputs.items() if any_symbolic(v.shape or ()))
+    without_estimates = list(map(_without_dynamic_estimate, judged))
+    return Shaped(function, without_estimates, shapes, (NO_DEFAULT.format(dynamic),))
 
 
 def _judged_at_all_places(
@@ -664,7 +673,7 @@ def units_at_each_shape(
     rules, counts = tuple(rules), []
     for shapes in [] if declared is None else declared.listed[:MOST_SHAPES]:
         fixed = _judged_at(loaded, name, shapes, target, rules)
-        units: Sequence[str | None] = [None] if fixed is None else choose(fixed.judged, target, doubts)[0]
+        units = [None] if fixed is None else choose(fixed.judged, target, doubts).units
         counts.append(AtShape(in_words(shapes), dict(Counter(unit or "unknown" for unit in units))))
     return tuple(counts)
 
@@ -683,12 +692,12 @@ def _judged_at(
 
 def _are_all_one(function: Function, shapes: Shapes) -> bool:
     """Are all dynamic lengths 1 at a shape? Verdicts on dynamic lengths count them as 1, so they hold there."""
-    pairs = [
-        (d, n)
+    return all(
+        length == 1
         for name, shape in shapes.items()
-        for d, n in zip(function.inputs[name].shape, shape, strict=True)
-    ]
-    return all(n == 1 for d, n in pairs if is_symbolic(d))
+        for declared, length in zip(function.inputs[name].shape, shape, strict=True)
+        if is_symbolic(declared)
+    )
 
 
 def _merge_verdicts(dynamic: Judged, fixed: Judged) -> Judged:
@@ -696,7 +705,7 @@ def _merge_verdicts(dynamic: Judged, fixed: Judged) -> Judged:
     legal = True if dynamic.legal and fixed.legal else None
     if dynamic.legal is False or fixed.legal is False:
         legal = False
-    # a length that is fixed for judging makes no constants
+    # shapes become constants where lengths are fixed only for judging
     own = [f for f in fixed.findings if f.rule != FIXED_VALUES.id]
     own_rules = {f.rule for f in own}
     more = [f for f in dynamic.findings if f.rule not in own_rules]

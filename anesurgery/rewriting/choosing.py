@@ -121,12 +121,11 @@ class Search:
         everything = self.run_all(steps)
         if self.start.score_if_any is None or everything is self.start:
             return everything
-        loss = self.loss(self.start, everything)
         end = self.start
         for step in everything.steps:
             end = self.add_step(end, step)
-        pays_as_a_whole = not (loss or self.loss(end, everything)) and everything.score.gain(end.score)
-        if self.losses and pays_as_a_whole:
+        loses_nothing = not (self.loss(self.start, everything) or self.loss(end, everything))
+        if self.losses and loses_nothing and everything.score.gain(end.score):
             end, self.losses = everything, {}
         end = self.without_useless_steps(end, among_remedies=False)
         for step in steps if self.losses else ():
@@ -169,7 +168,8 @@ class Search:
             slower = new.score.loss(old.score, ["time"]) or new.score.loss(old.score, ["whole"])
             losses = " and ".join(dict.fromkeys(filter(None, (loss, slower))))
             words = f"{step.name} {self.required[step.name]}, and is kept although {losses}"
-            self.warnings += [] if words in self.warnings else [words]
+            if words not in self.warnings:
+                self.warnings.append(words)
         elif loss:
             self.losses.setdefault(step.name, loss)
             return old
@@ -189,9 +189,9 @@ class Search:
 
     def measured_gain(self, steps: Iterable[Pass], trial: Trial) -> str:
         """Return the gain that somebody measured of one of some steps on the target, in words; "" for none."""
-        own = [s for s in steps if type(s).known_gain is not Pass.known_gain]
-        each = (step.known_gain(graph, self.target) for step in own for graph in trial.subject.chosen)
-        return next(filter(None, each), "")
+        with_gains = [s for s in steps if type(s).known_gain is not Pass.known_gain]
+        gains = (step.known_gain(graph, self.target) for step in with_gains for graph in trial.subject.chosen)
+        return next(filter(None, gains), "")
 
     @property
     def remedies_kept(self) -> set[Pass]:
@@ -211,20 +211,23 @@ class Search:
             other = self.trials.without(self.start, end, step)
             if other is None or other.score.loss(end.score):
                 continue
-            only_one_goes = len(other.steps) == len(end.steps) - 1
-            if among_remedies and not (only_one_goes and other.cost_to_callers <= end.cost_to_callers):
-                continue
-            if among_remedies and too_far(self.search_start, other):
+            if among_remedies and not self.may_replace(end, other):
                 continue
             better = other.score.gain(end.score) or other.score.worth(end.score, ["size"])
             needed = end.score.gain(other.score) or _fewer_findings(end, other)
             if needed and not (better or among_remedies):
                 self.needed[step] = needed
                 continue
-            useless = f"{USELESS}{better and f' ({better})'}"
+            useless = f"{USELESS} ({better})" if better else USELESS
             self.leave_out(step, useless if among_remedies or better else NOTHING)
             end = other
         return end
+
+    def may_replace(self, end: Trial, other: Trial) -> bool:
+        """Does a trial lack one remedy only, without harm to callers and without more rounding?"""
+        only_one_goes = len(other.steps) == len(end.steps) - 1
+        is_harmless = only_one_goes and other.cost_to_callers <= end.cost_to_callers
+        return is_harmless and not too_far(self.search_start, other)
 
     def may_be_useless(self, trial: Trial, end: Trial) -> bool:
         """Is it worth trying to leave out the last step of a trial, now that others follow it?
@@ -293,7 +296,7 @@ class Search:
         if other is not None and not other.score.loss(end.score, ["legal"]):
             loss = end.score.loss(other.score)
             if loss or end.score.over(other.score).best > CLEARLY:
-                words = f"tried and undone: as much is gained without it{loss and f', and {loss}'}"
+                words = "tried and undone: as much is gained without it" + (f", and {loss}" if loss else "")
                 for step in changing:
                     self.reject((step,), words)
                 return other
@@ -306,9 +309,9 @@ class Search:
         for middle in (*by_size, *self.hidden_remedies(trial)):
             first = middle.steps[-1]
             for step in self.remedies(middle.findings) if self.trials.ops > 0 else ():
-                exchanged = self.trials.reached.get((*trial.steps, step, first))
-                if step == first or isinstance(exchanged, Trial):
-                    continue  # the same two in the other order did not pay
+                in_other_order = self.trials.reached.get((*trial.steps, step, first))
+                if step == first or isinstance(in_other_order, Trial):
+                    continue  # that did not pay
                 new = self.try_remedy(middle, step)
                 if new is not None and self.accepts(trial, new):
                     return new
@@ -316,10 +319,10 @@ class Search:
 
     def hidden_remedies(self, trial: Trial) -> Iterator[Trial]:
         """Yield trials after remedies that no finding names yet: an op off the ANE may have several causes."""
-        legality, illegal = Legality(self.target), {name for _, name in trial.score.illegal}
+        legality, names = Legality(self.target), {name for _, name in trial.score.illegal}
         ops = (op for graph in trial.subject.chosen for op in walk_ops(graph))
-        against = [op for op in ops if op.outputs and op.outputs[0].name in illegal]
-        findings = [finding for op in against for finding in legality.speaking(op)]
+        illegal = [op for op in ops if op.outputs and op.outputs[0].name in names]
+        findings = [finding for op in illegal for finding in legality.speaking(op)]
         tried = self.remedies(trial.findings)
         for step in self.remedies(findings) if findings else ():
             new = None if step in tried else self.try_remedy(trial, step)
@@ -332,9 +335,13 @@ class Search:
         if isinstance(new, Idle):
             if new.error is not None:
                 self.reject((step,), f"tried, and it failed: {new.error}")
-            by_op = {r.where.outputs[0].name: (n, r) for n, r in new.refusals if isinstance(r.where, Operation)}
-            named = {f.op for f in trial.findings if f.remedy == step.name} if by_op else ()
-            self.refused |= {op: refusal for op, refusal in by_op.items() if op in named}
+            refused_ops = {
+                refusal.where.outputs[0].name: (name, refusal)
+                for name, refusal in new.refusals
+                if isinstance(refusal.where, Operation)
+            }
+            named_ops = {f.op for f in trial.findings if f.remedy == step.name} if refused_ops else set()
+            self.refused |= {op: refused for op, refused in refused_ops.items() if op in named_ops}
             return None
         assert self.searching_step is not None
         if (objection := self.searching_step.objection(new.session, trial.subject)) is not None:
@@ -349,12 +356,11 @@ class Search:
         """
         steps = new.steps[len(old.steps) :]
         loss, score = self.loss(old, new), new.score
-        measured = "" if score.on_cpu else self.measured_gain(steps, old)
-        if loss and measured and _may_run_on_ane(score):
-            loss, measured = score.loss(old.score, OFF), _overruled(measured, loss)
-        gain = ""
+        gain = "" if score.on_cpu else self.measured_gain(steps, old)
+        if loss and gain and _may_run_on_ane(score):
+            loss, gain = score.loss(old.score, OFF), _overruled(gain, loss)
         if not loss:
-            gain = measured or score.gain(old.score) or _fewer_findings(new, old)
+            gain = gain or score.gain(old.score) or _fewer_findings(new, old)
             loss = _unpaid_price(old, new) if gain else NOTHING
         if loss:
             self.reject(steps, f"tried and undone: {loss}")
@@ -395,10 +401,10 @@ def _unpaid_price(old: Trial, new: Trial) -> str:
     ANE. Rounded values need either, or more that may run there.
     """
     before, after = old.score, new.score
-    is_clear, times = after.over(before).best <= CLEARLY, f"the {after.takes(before)} is no clear gain"
+    is_clear, no_gain = after.over(before).best <= CLEARLY, f"the {after.takes(before)} is no clear gain"
     types, results = (now > was for now, was in zip(new.cost_to_callers, old.cost_to_callers, strict=True))
     if results and not is_clear:
-        return f"the results would change, and {times}"
+        return f"the results would change, and {no_gain}"
     # What Core ML counts for an op chooses its unit and is no run time: it pays for no digit.
     is_timed = after.expected.times(before.expected) is not None
     more = ["on the ANE"]
@@ -408,7 +414,7 @@ def _unpaid_price(old: Trial, new: Trial) -> str:
     if not (types or rounds) or after.worth(before, more) or (is_timed and is_clear):
         return ""
     price = "callers would have to give other types" if types else "values would be rounded"
-    return f"{price}, no more would run on the ANE, and {times if is_timed else 'no run time is known'}"
+    return f"{price}, no more would run on the ANE, and {no_gain if is_timed else 'no run time is known'}"
 
 
 @dataclass(frozen=True)
@@ -544,11 +550,8 @@ class _Composer:
         named = [step for step in end.steps if step.name in required or step.essential]
         if named or self.costly:
             return ", ".join(dict.fromkeys(f"{s.name} {required.get(s.name, ASKED)}" for s in named))
-        if (
-            start.subject.was_layers
-            and self.has_target
-            and not all(map(self.pays_for_the_format, self.targets))
-        ):
+        needs_speed = start.subject.was_layers and self.has_target
+        if needs_speed and not all(map(self.pays_for_the_format, self.targets)):
             return ""
         if start.score_if_any is None or end.score_if_any is None:
             return "nothing is known of how it scores"

@@ -9,9 +9,9 @@ micro-architecture study of M4 and M6; ane-guide and ANEForge are measurements t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -86,24 +86,23 @@ class _BehindNorms(Intervals):
         """Return the interval of a value; where too many ops are nested, that of a value half-way up first."""
         self.steps, self.cut = _SEARCH_STEPS, None
         interval = self.at(var)
-        if (half_way := self.cut) is not None:
-            self.steps = _SEARCH_STEPS
-            self.at(half_way)
-            self.steps = _SEARCH_STEPS
-            interval = self.at(var)
+        if (half_way := self.cut) is not None:  # `at` went no further up than this value
+            for value in (half_way, var):  # the interval of the first is cached for the second
+                self.steps = _SEARCH_STEPS
+                interval = self.at(value)
         return interval
 
     def result(self, op: Operation, var: Var) -> Interval:
         """Return the interval of a result; norms and products have bounds of their own here."""
-        most = math.inf
         if (normalised := _norm(op)) is not None:
             scale, shift = norm_gain_and_offset(op)
-            most = max(math.sqrt(_NUMBERS), _largest_behind(*normalised)) * scale + shift
+            most = max(math.sqrt(_NUMBERS), _largest_behind(normalised)) * scale + shift
         elif op.op_type in PRODUCTS and (rows := weight_norms(op)) is not None:
             bias = op.inputs.get("bias")
-            start = 0.0 if bias is None else max(map(abs, constant_range(bias)))
+            largest_bias = 0.0 if bias is None else max(map(abs, constant_range(bias)))
             low, high = self.at(op.x)
-            most = max(abs(low), abs(high)) * rows.length + start if math.isfinite(high - low) else math.inf
+            is_bounded = math.isfinite(high - low)
+            most = max(abs(low), abs(high)) * rows.length + largest_bias if is_bounded else math.inf
         elif (difference := centred(var)) is not None:  # the mean of a click is nearly 0
             most = max(map(abs, self.at(difference.x)))
         else:
@@ -111,37 +110,50 @@ class _BehindNorms(Intervals):
         return -most, most
 
 
-def _norm(op: Operation) -> tuple[Var, Sequence[int]] | None:
-    """Return the value and axes of a norm, which is one op or written with several; None for other ops."""
-    if op.op_type in ("layer_norm", "instance_norm"):
-        return op.x, list(range(2, op.x.rank)) if op.op_type == "instance_norm" else ints(op, "axes")
+class _Normalised(NamedTuple):
+    """What a norm reads: a value, and the axes over which it is normalised."""
+
+    var: Var
+    axes: Sequence[int]
+
+
+def _norm(op: Operation) -> _Normalised | None:
+    """Return what a norm reads, which is one op or written with several; None for other ops."""
+    if op.op_type == "instance_norm":
+        return _Normalised(op.x, range(2, op.x.rank))
+    if op.op_type == "layer_norm":
+        return _Normalised(op.x, ints(op, "axes"))
     form = norm_of(op)
     if form is None or not form.axes:
         return None
     most = form.gains[op.outputs[0]]  # behind rows of ones: 1 for a mean of squares, less for their sum
-    return (next(iter(form.rows)), form.axes) if most <= 1 + fp16.EPSILON else None
+    return _Normalised(next(iter(form.rows)), form.axes) if most <= 1 + fp16.EPSILON else None
 
 
-def _largest_behind(var: Var, axes: Sequence[int]) -> float:
+def _largest_behind(normalised: _Normalised) -> float:
     """Return the largest number behind a norm, for a root mean square of 1; infinite for unknown lengths."""
-    shape = static_shape(var)
+    shape = static_shape(normalised.var)
     if shape is None:
         return math.inf
-    count = math.prod(shape[axis] for axis in axes)
-    return 0.0 if count <= _NUMBERS else _SPREAD * math.sqrt(_count_places(var, shape, axes, count))
+    lengths = {axis % len(shape): shape[axis] for axis in normalised.axes}
+    if math.prod(lengths.values()) <= _NUMBERS:
+        return 0.0
+    return _SPREAD * math.sqrt(_count_places(normalised.var, len(shape), lengths))
 
 
-def _count_places(var: Var, shape: tuple[int, ...], axes: Sequence[int], count: int) -> int:
-    """Return how many places a norm spans; channels are axis 1, also before a reshape into groups."""
+def _count_places(var: Var, rank: int, lengths: Mapping[int, int]) -> int:
+    """Return how many places a norm spans, of the axes `lengths`; channels are axis 1.
+
+    Groups of an image (1, 64, 8, 8) are made by a reshape to (1, 4, 1024): its places are the 8 * 8 before it.
+    """
     centre = producer(var, "sub")
-    moved = producer(var if centre is None else centre.x, "reshape")
-    before = None if moved is None else static_shape(moved.x)
+    grouping = producer(var if centre is None else centre.x, "reshape")
+    before = None if grouping is None else static_shape(grouping.x)
     if before is not None and len(before) > 2:
         return math.prod(before[2:])
-    beyond = [axis % len(shape) for axis in axes]
-    if moved is not None or beyond == [len(shape) - 1]:
-        return count
-    return math.prod(shape[axis] for axis in beyond if axis > 1)
+    if grouping is not None or list(lengths) == [rank - 1]:
+        return math.prod(lengths.values())
+    return math.prod(length for axis, length in lengths.items() if axis > 1)
 
 
 # The tests of the rules.
@@ -185,22 +197,24 @@ def large_square(op: Operation, target: Target) -> str:
 
 def _is_logarithm(var: Var) -> bool:
     """Is a value a logarithm, or a logarithm minus the mean or the maximum of logarithms?"""
-    maker = producer(var, "log", "sub")
-    if maker is None or maker.op_type == "log":
-        return maker is not None
-    subtracted = producer(maker.y, "reduce_mean", "reduce_max")
-    return subtracted is not None and all(producer(v, "log") is not None for v in (maker.x, subtracted.x))
+    if producer(var, "log") is not None:
+        return True
+    difference = producer(var, "sub")
+    subtracted = None if difference is None else producer(difference.y, "reduce_mean", "reduce_max")
+    if difference is None or subtracted is None:
+        return False
+    return all(producer(v, "log") is not None for v in (difference.x, subtracted.x))
 
 
-STEPS = 12
+MOST_VALUES = 12
 """How many values downstream of a power are looked at. A gelu by tanh needs four; each costs time per power."""
 SATURATING = frozenset({"tanh", "sigmoid", "erf", "atan", "sigmoid_hard", "clip"}) | ORDERINGS
 """Ops that give the same result for infinity as for a large number."""
-PASSED_THROUGH = frozenset({"add", "sub", "mul", "cast", "identity"})
+BETWEEN_POWER_AND_SATURATING = frozenset({"add", "sub", "mul", "cast", "identity"})
 BETWEEN_SQUARE_AND_ROOT = names("add mul real_div reduce_sum reduce_mean clip maximum matmul linear conv")
 
 
-def _values_after(op: Operation, passed_through: frozenset[str], most: int = STEPS) -> Iterator[Var]:
+def _values_after(op: Operation, passed_through: frozenset[str], most: int = MOST_VALUES) -> Iterator[Var]:
     """Yield the results of an op, and those that ops of some types make of them: at most so many values."""
     pending = list(op.outputs)
     for _ in range(most):
@@ -213,11 +227,11 @@ def _values_after(op: Operation, passed_through: frozenset[str], most: int = STE
 
 def _ends_saturated(op: Operation) -> bool:
     """Do all consumers of a power, through sums and products, saturate, so that its overflow does no harm?"""
-    values = list(_values_after(op, PASSED_THROUGH, STEPS + 1))
-    if len(values) > STEPS or any(map(is_output, values)):
+    values = list(_values_after(op, BETWEEN_POWER_AND_SATURATING, MOST_VALUES + 1))
+    if len(values) > MOST_VALUES or any(map(is_output, values)):
         return False
     return all(
-        reader.op_type in PASSED_THROUGH | SATURATING or _vanishes(reader, var)
+        reader.op_type in BETWEEN_POWER_AND_SATURATING | SATURATING or _vanishes(reader, var)
         for var in values
         for reader in var.child_ops
     )
@@ -244,8 +258,10 @@ def _is_root_or_logarithm(op: Operation) -> bool:
 def folded_cast(op: Operation, target: Target) -> str:
     """Report squares under a root that casts from fp16 to fp32 protect; the casts may be folded away."""
     form = None if _is_half(op) else form_of(op)
-    casts = [producer(x, "cast") for x in form.rows] if form is not None and form.powers[op.x] == (2.0,) else []
-    if form is None or not casts or not all(cast is not None and bounds.is_half(cast.x) for cast in casts):
+    if form is None or form.powers[op.x] != (2.0,):
+        return ""
+    casts = [producer(x, "cast") for x in form.rows]
+    if not casts or not all(cast is not None and bounds.is_half(cast.x) for cast in casts):
         return ""
     if form.largest_value(_magnitude_by_weights) <= fp16.LARGEST and form.epsilon >= fp16.NORMAL:
         return ""
@@ -264,7 +280,7 @@ def vanished_share(op: Operation, target: Target) -> str:
     if form is None or form.op_type not in LOGS_OF_SHARES or form.guard >= fp16.NORMAL:
         return ""
     low, high = bounds.interval(form.exponential.x)
-    to_zero = high if form.opposite else -low
+    to_zero = high if form.opposite else -low  # sigmoid(x) vanishes for low x, sigmoid(-x) for high x
     distance = high - low if form.op_type == "log_softmax" else to_zero
     if distance < SAFE_SCORE_DISTANCE:
         return ""
@@ -350,12 +366,12 @@ def unbounded_exponential(op: Operation, target: Target) -> str:
     exponent, log_base = power
     if max(end * log_base for end in bounds.interval(exponent)) <= fp16.LARGEST_EXPONENT:
         return ""
-    readers = readers_after(op.outputs[0])
-    if any(r.op_type == "reduce_sum" or written_exponential(r) is not None for r in _with_consumers(readers)):
-        return ""
-    what = "exp" if op.op_type == "exp" else f"{number(op.x):g} to the power"
+    readers = _with_consumers(readers_after(op.outputs[0]))
+    if any(r.op_type == "reduce_sum" or written_exponential(r) is not None for r in readers):
+        return ""  # other rules report softmaxes, softplus and sigmoids
+    function = "exp" if op.op_type == "exp" else f"{number(op.x):g} to the power"
     most = fp16.LARGEST_EXPONENT / log_base
-    return f"{what} of %{exponent.name}, which has no known bound, overflows above {most:.2f}"
+    return f"{function} of %{exponent.name}, which has no known bound, overflows above {most:.2f}"
 
 
 def _with_consumers(ops: Iterable[Operation]) -> Iterator[Operation]:
@@ -404,6 +420,8 @@ def infinite_constant(op: Operation, target: Target) -> str:
 KEEPS_NUMBERS = CARRIERS | {"tile"}
 """Ops that move or repeat a guarded number without changing it."""
 DIVIDING = frozenset({"inverse", "rsqrt", "real_div"})
+LARGEST_EPSILON = 1e-3
+"""A number from here on that is added is no epsilon. A choice: common ones are 1e-12 to 1e-5."""
 
 
 def _consumer_types(var: Var) -> set[str]:
@@ -425,8 +443,9 @@ def _guard(op: Operation) -> float | None:
         return _lower_bound(op)
     if op.op_type == "add":
         limits = guard_of(op)
-        is_guard = _consumer_types(op.outputs[0]) & {"sqrt", *SINGULAR, *DIVIDING}
-        return limits.least if limits is not None and 0 < limits.least < 1e-3 and is_guard else None
+        if limits is None or not 0 < limits.least < LARGEST_EPSILON:
+            return None
+        return limits.least if _consumer_types(op.outputs[0]) & {"sqrt", *SINGULAR, *DIVIDING} else None
     inner = producer(op.x)
     is_guarded = inner is not None and inner.op_type in ("add", "clip", "maximum") and _has_constant(inner)
     if op.op_type == "log" and (is_guarded or bounds.interval(op.x)[0] >= fp16.LEAST):
@@ -466,12 +485,15 @@ def lost_epsilon(op: Operation, target: Target) -> str:
 
 def subnormal_epsilon(op: Operation, target: Target) -> str:
     """Report a written epsilon, or a lower bound of a logarithm or divisor, that is subnormal in fp16."""
-    least, clips = _guard(op) if _is_half(op) else None, op.op_type in ("maximum", "clip")
-    if least is None or not fp16.LEAST / 2 < least < fp16.NORMAL or (clips and least == fp16.LEAST):
+    least = _guard(op) if _is_half(op) else None
+    if least is None or not fp16.LEAST / 2 < least < fp16.NORMAL:
         return ""
-    if not clips and bounds.interval(op.x)[0] >= fp16.NORMAL:
+    is_limit = op.op_type in ("maximum", "clip")
+    if is_limit and least == fp16.LEAST:
+        return ""  # `lost_epsilon` reports it
+    if not is_limit and bounds.interval(op.x)[0] >= fp16.NORMAL:
         return ""
-    words = "the least number" if clips else "epsilon"
+    words = "the least number" if is_limit else "epsilon"
     return f"{words} {least:.2g} is subnormal in fp16 (below {fp16.NORMAL:.1g})"
 
 
@@ -485,21 +507,21 @@ def large_integers(op: Operation, target: Target) -> str:
     if math.isfinite(high):
         most = max(abs(low) if math.isfinite(low) else 0, abs(high))
         return f"integers up to {most:.0f} become fp16" if most > fp16.LAST_INTEGER else ""
-    readers = [r for r in readers_after(op.outputs[0]) if _needs_exact_ids(r)]
-    if not readers:
+    reader = next(filter(_needs_exact_ids, readers_after(op.outputs[0])), None)
+    if reader is None:
         return ""
-    return f"%{op.x.name}, integers of unknown size, becomes fp16 for %{readers[0].outputs[0].name}"
+    return f"%{op.x.name}, integers of unknown size, becomes fp16 for %{reader.outputs[0].name}"
 
 
 def _needs_exact_ids(op: Operation) -> bool:
     """Is it a gather, a comparison with a table or a product with frequencies, which rounded ids falsify?"""
-    tables = [v for _, v in operands(op) if is_stored(v) and np.prod(static_shape(v) or ()) > 1]
     if op.op_type == "gather":
         return True
+    tables = [v for _, v in operands(op) if is_stored(v) and np.prod(static_shape(v) or ()) > 1]
     if op.op_type in COMPARISONS:
         return bool(tables)
     return op.op_type in ("mul", "matmul") and any(
-        constant_range(v)[1] <= 1 and constant_range(v)[0] > 0 for v in tables
+        low > 0 and high <= 1 for low, high in map(constant_range, tables)
     )
 
 
@@ -551,12 +573,12 @@ def width_slice(op: Operation, target: Target) -> str:
         return ""
     if op.op_type == "split":
         axes = ints(op, "axis")
-        begin = 1 if axes and axes[0] % len(shape) == len(shape) - 1 else 0
+        begins_inside = bool(axes) and axes[0] % len(shape) == len(shape) - 1
         where = "its parts after the first"
     else:
         begin = sliced(op)[-1].begin or 0
-        where = f"element {begin % shape[-1]}"
-    if not begin or bounds.magnitude(op.x, products=2) <= SLICE_LIMIT:
+        begins_inside, where = begin != 0, f"element {begin % shape[-1]}"
+    if not begins_inside or bounds.magnitude(op.x, products=2) <= SLICE_LIMIT:
         return ""
     return f"the last axis of %{op.x.name} is cut, {where} on; magnitudes above {SLICE_LIMIT} become infinite"
 

@@ -43,10 +43,12 @@ from anesurgery.placement.target import CHIPS, SOURCES, Target
 from anesurgery.regions.channel_products import weight_of
 from anesurgery.semantics.bounds import squared_operand
 from anesurgery.semantics.reading import (
+    Channels,
     channels,
     elements,
     ints,
     number,
+    permutation,
     reaches_output,
     readers_after,
     shape_in_words,
@@ -151,12 +153,12 @@ def written_softmax(op: Operation, target: Target) -> str:
 
 def written_norm(op: Operation, target: Target) -> str:
     """Report (x - mean) / sqrt(mean((x - mean)^2) + epsilon)."""
-    inner = producer(op.x)
-    if inner is not None and inner.op_type == "add":
-        inner = producer(inner.x, "reduce_mean") or producer(inner.y, "reduce_mean")
-    if inner is None or inner.op_type != "reduce_mean":
+    sum_with_epsilon = producer(op.x, "add")
+    terms = (op.x,) if sum_with_epsilon is None else (sum_with_epsilon.x, sum_with_epsilon.y)
+    variance = next(filter(None, (producer(term, "reduce_mean") for term in terms)), None)
+    if variance is None:
         return ""
-    centred = producer(squared_operand(producer(inner.x)), "sub")
+    centred = producer(squared_operand(producer(variance.x)), "sub")
     mean = producer(centred.y, "reduce_mean") if centred is not None else None
     if centred is None or mean is None or mean.x is not centred.x:
         return ""
@@ -343,9 +345,9 @@ LEAST_MOVED = 256 << 10
 """Bytes below which a transpose is not reported."""
 
 
-def _payload(outputs: int, inputs: int, taps: int) -> int:
+def _payload(size: Channels) -> int:
     """Return the bytes of fp16 weights that each of the 16 cores reads."""
-    return math.ceil(outputs / CORES) * inputs * taps * 2
+    return math.ceil(size.outputs / CORES) * size.inputs * size.taps * 2
 
 
 def _in_notch(payload: int) -> bool:
@@ -356,26 +358,29 @@ def _in_notch(payload: int) -> bool:
 
 def notch_payload(op: Operation) -> int:
     """Return the bytes of plain fp16 weights that a core reads, if near a multiple of 2^20; else 0."""
-    var, shape = weight(op), channels(op)
+    var, size = weight(op), channels(op)
     groups = number(op.inputs.get("groups")) or 1
-    if producer(var, "const") is None or var is None or shape is None or groups != 1:
+    if var is None or producer(var, "const") is None or size is None or groups != 1:
         return 0
-    payload = _payload(*shape)
+    payload = _payload(size)
     return payload if dtype_name(var) == "fp16" and _in_notch(payload) else 0
 
 
 def dma_notch(op: Operation, target: Target) -> str:
     """Report plain fp16 weights whose payload per core is near a multiple of 2^20 bytes."""
-    payload, shape = notch_payload(op), channels(op)
-    if not payload or shape is None:
+    payload, size = notch_payload(op), channels(op)
+    if not payload or size is None:
         return ""
-    outputs, inputs, taps = shape
-    payloads = {p: _payload(outputs, math.ceil(inputs / p), taps) for p in range(2, MOST_PARTS + 1)}
-    parts = next((p for p, of_part in payloads.items() if not _in_notch(of_part)), None)
+    parts = next((n for n in range(2, MOST_PARTS + 1) if not _in_notch(_payload(_inner_part(size, n)))), None)
     cure = f"{parts} parts along the inputs miss it" if parts else "no split into 8 parts misses it"
     multiple = round(payload / NOTCH_PERIOD)
     distance = abs(payload - multiple * NOTCH_PERIOD)
-    return f"{outputs}x{inputs}: {payload} bytes per core, {distance} from {multiple} * 2^20; {cure}"
+    return f"{size.outputs}x{size.inputs}: {payload} bytes per core, {distance} from {multiple} * 2^20; {cure}"
+
+
+def _inner_part(size: Channels, parts: int) -> Channels:
+    """Return the size of the largest part of a product that is split along its inputs."""
+    return size._replace(inputs=math.ceil(size.inputs / parts))
 
 
 def wide_kernel(op: Operation, target: Target) -> str:
@@ -418,16 +423,14 @@ def weight_decoders(op: Operation) -> list[Operation]:
     var = weight(op)
     while var is not None and var.op is not None and is_constexpr(var.op):
         decoders.append(var.op)
-        var = next(
-            (v for n in ("data", "indices", "nonzero_data") if (v := decoders[-1].inputs.get(n)) is not None),
-            None,
-        )
+        encoded = (decoders[-1].inputs.get(name) for name in ("data", "indices", "nonzero_data"))
+        var = next((v for v in encoded if v is not None), None)
     return decoders
 
 
 def lookup_table(op: Operation) -> Operation | None:
     """Return the `constexpr_lut_to_dense` of a palettized weight; None for other weights."""
-    return next((m for m in weight_decoders(op) if m.op_type == "constexpr_lut_to_dense"), None)
+    return next((d for d in weight_decoders(op) if d.op_type == "constexpr_lut_to_dense"), None)
 
 
 def small_groups(op: Operation, target: Target) -> str:
@@ -436,8 +439,9 @@ def small_groups(op: Operation, target: Target) -> str:
     shape = static_shape(table.outputs[0]) if table is not None else None
     if table is None or shape is None or len(table.lut.shape) != len(shape) + 2:
         return ""
+    # a weight (64, 32) with tables (16, 1, 256, 1): 16 tables along the first axis, for 4 channels each
     counts = [int(n) for n in table.lut.shape[: len(shape)]]
-    groups = [d // n for d, n in zip(shape, counts, strict=True) if n > 1]
+    groups = [length // count for length, count in zip(shape, counts, strict=True) if count > 1]
     if not groups or min(groups) >= LEAST_GROUP:
         return ""
     return f"{max(counts)} look-up tables, one for each {min(groups)} channels"
@@ -449,27 +453,27 @@ def few_bits(op: Operation, target: Target) -> str:
     if table is None:
         return ""
     shape = [int(n) for n in table.lut.shape]
-    colours = shape[-2] if len(shape) > 1 else shape[0]
+    colours = shape[-2] if len(shape) > 1 else shape[0]  # the last axis is that of vectors
     return f"a palette of {colours} values" if colours <= 4 else ""
 
 
 def palette_scale(op: Operation) -> Var | None:
     """Return the scales that a palettized weight is multiplied by before the product; None without them."""
     decoders = weight_decoders(op)
-    kinds = [m.op_type for m in decoders]
-    if kinds[:2] != ["constexpr_blockwise_shift_scale", "constexpr_lut_to_dense"]:
+    op_types = [decoder.op_type for decoder in decoders]
+    if op_types[:2] != ["constexpr_blockwise_shift_scale", "constexpr_lut_to_dense"]:
         return None
     return decoders[0].scale
 
 
 def moved_last_axis(op: Operation, target: Target) -> str:
     """Report a transpose that moves the last axis, so that the whole value is written again."""
-    shape, order = static_shape(op.x), ints(op, "perm")
-    if shape is None or not order or order[-1] % len(shape) == len(shape) - 1:
+    shape, order = static_shape(op.x), permutation(op)
+    if shape is None or not order or order[-1] == len(shape) - 1:
         return ""
-    long_axes = [p % len(shape) for p in order if shape[p % len(shape)] > 1]
+    long_axes = [axis for axis in order if shape[axis] > 1]
     if long_axes == sorted(long_axes) or size_of(op.x) < LEAST_MOVED:
-        return ""
+        return ""  # axes of length 1 alone move, or few bytes
     if all(r.op_type == "matmul" for r in consumers(op.outputs[0])):
         return ""
     return f"the last axis of {shape_in_words(shape)} is moved, {byte_words(size_of(op.x))}"
@@ -483,7 +487,7 @@ def named_twice(op: Operation, target: Target) -> str:
 
 def large_patches(op: Operation, target: Target) -> str:
     """Report a convolution whose strides equal its kernel, from 14x14 on."""
-    kernel, strides = [int(k) for k in op.weight.shape[2:]], list(ints(op, "strides"))
+    kernel, strides = [int(k) for k in op.weight.shape[2:]], ints(op, "strides")
     if len(kernel) != 2 or kernel != strides or max(kernel) < LARGE_PATCH:
         return ""
     return f"patches of {shape_in_words(kernel)}"
@@ -656,8 +660,8 @@ def stepwise(op: Operation, target: Target) -> str:
 
 def _estimated_time(ops: Sequence[Operation], count: int, target: Target) -> Estimate:
     """Return the time of `count` rounds of some ops, in µs per unit; ops without an estimate count as 0."""
-    each = [one for op in ops if (one := cost.estimate(op, work_of(op), target)) is not None]
-    return Estimate(sum(e.ane or 0.0 for e in each), sum(e.cpu or 0.0 for e in each)).times(count)
+    estimates = [e for op in ops if (e := cost.estimate(op, work_of(op), target)) is not None]
+    return Estimate(sum(e.ane or 0.0 for e in estimates), sum(e.cpu or 0.0 for e in estimates)).times(count)
 
 
 LOOPS = (
@@ -703,7 +707,8 @@ def recurrent_step(op: Operation) -> str:
     if any(inner.blocks for inner in body.operations):  # a step has no loop of its own
         return ""
     from_state = {v for v in body.inputs if np_dtype(v).kind == "f"}
-    after_product, gates, new_values = set[Var](), 0, 0  # activations of sums with weights are counted
+    after_product = set[Var]()  # computed from products of the state with stored weights
+    gates = new_values = 0  # elements of activations of such products
     for inner in body.operations:
         read = set(reads(inner))
         if not read & from_state:
@@ -734,8 +739,8 @@ def _is_activation(var: Var) -> bool:
 
 def absorbable_transpose(op: Operation, target: Target) -> str:
     """Report a transpose whose only consumer, a weighted product or a reduction, could do without it."""
-    shape = static_shape(op.outputs[0])
-    if shape is None or len(readers := list(readers_after(op.outputs[0], UNARY | VIEWS))) != 1:
+    shape, readers = static_shape(op.outputs[0]), list(readers_after(op.outputs[0], UNARY | VIEWS))
+    if shape is None or len(readers) != 1:
         return ""
     (reader,) = readers
     is_absorbable = False
@@ -743,17 +748,16 @@ def absorbable_transpose(op: Operation, target: Target) -> str:
         is_absorbable = reader.x.rank == len(shape) and reduced_before(reader, op) is not None
     elif reader.op_type in ("linear", "matmul") and weight(reader) is not None:
         is_absorbable = reader.x.rank < len(shape) and flattened_from(reader, op) is not None
-    if not is_absorbable:
-        return ""
-    return f"{shape_in_words(shape)} is read by {reader.op_type} %{reader.outputs[0].name} alone"
+    words = f"{shape_in_words(shape)} is read by {reader.op_type} %{reader.outputs[0].name} alone"
+    return words if is_absorbable else ""
 
 
 def mergeable_moves(op: Operation, target: Target) -> str:
     """Report the last of several reshapes and transposes if fewer transposes do the same."""
-    found = moves_in_a_row(op)
-    if found is None or len(found.turns) >= found.transposes:
+    moves = moves_in_a_row(op)
+    if moves is None or len(moves.turns) >= moves.transposes:
         return ""
-    return f"{len(found.ops)} ops up to it, with {found.transposes} transposes; {len(found.turns)} would do"
+    return f"{len(moves.ops)} ops up to it, with {moves.transposes} transposes; {len(moves.turns)} would do"
 
 
 BETWEEN_BLOCKS = POINTWISE | {"conv", "batch_norm"}
@@ -782,9 +786,9 @@ def long_input(op: Operation, target: Target) -> str:
     """Report a strided convolution whose input is longer than the target takes while its result is not."""
     limit, chip = target.least("axis")
     before, after = (shape_of(v)[2:] for v in (op.x, op.outputs[0]))
-    steps = ints(op, "strides") or [1] * len(before)
-    for length, result, step in zip(before, after, steps, strict=True):
-        if length > limit >= result and step > 1 and is_stored(op.weight):
+    strides = ints(op, "strides") or [1] * len(before)
+    for length, result, stride in zip(before, after, strides, strict=True):
+        if length > limit >= result and stride > 1 and is_stored(op.weight):
             return f"{length} elements become {result}; {chip} takes {limit}"
     return ""
 

@@ -23,7 +23,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -253,6 +253,16 @@ def propose(
     return choice.proposal(smallest)
 
 
+class _Step(NamedTuple):
+    """A change of one weight to its next larger mode."""
+
+    number: int
+    """The index of the weight's row."""
+    mode: str
+    slope: float
+    """The damage that it removes per byte."""
+
+
 class _Choice:
     """A mode for each weight, at first the smallest, and the steps to better ones.
 
@@ -284,9 +294,9 @@ class _Choice:
                 f"the smallest forms measured take {byte_words(self.bytes)}, more than {byte_words(budget)}; "
                 "measure smaller modes, or raise the limit"
             )
-        for number, mode in self._steps():
-            if self._bytes_with(number, mode) <= budget:
-                self.chosen[number] = mode
+        for step in self._steps():
+            if self._bytes_with(step) <= budget:
+                self.chosen[step.number] = step.mode
         stepwise, stepwise_damage = self.chosen, self.damage
         self.chosen = self._best_by_parts(budget) or stepwise
         if self.damage >= stepwise_damage:
@@ -295,16 +305,16 @@ class _Choice:
     def _best_by_parts(self, budget: int) -> list[str] | None:
         """Return the modes of least damage, by dynamic programming over sizes in whole parts of the budget.
 
-        `least[n]` is the least damage of the rows so far within n parts, and `picks` has for each row the
-        number of the mode that gives it. From the last row on, each pick then tells how many parts remain for
-        the rows before. None where no choice fits.
+        `least[n]` is the least damage of the weights so far within n parts, and `picks` has for each weight and
+        each n the number of the mode that gives it. From the last weight on, each pick then tells how many
+        parts remain for the weights before. None where no choice fits.
         """
         part = max(1, math.ceil(budget / PARTS))
         count = budget // part
         least, picks = np.zeros(count + 1), list[Array]()
         finite_modes = [[m for m, damage in each.items() if math.isfinite(damage)] for each in self._damages]
         for row, damages, modes in zip(self.rows, self._damages, finite_modes, strict=True):
-            totals = np.full((len(modes), count + 1), np.inf)
+            totals = np.full((len(modes), count + 1), np.inf)  # the least damage with each mode, within n parts
             for number, mode in enumerate(modes):
                 parts = math.ceil(_bytes(row, mode) / part)
                 if parts <= count:
@@ -321,26 +331,28 @@ class _Choice:
 
     def minimize_size(self, most: float) -> None:
         """Choose the smallest modes with at most this damage."""
-        for number, mode in self._steps():
+        for step in self._steps():
             if self.damage <= most:
                 return
-            self.chosen[number] = mode
+            self.chosen[step.number] = step.mode
         if self.damage > most:
             raise SurgeryError(f"even with all weights as they are the damage is {self.damage:.3g}")
 
-    def _bytes_with(self, number: int, mode: str) -> int:
-        """Return the bytes of all weights if one had another mode."""
-        row = self.rows[number]
-        return self.bytes - _bytes(row, self.chosen[number]) + _bytes(row, mode)
+    def _bytes_with(self, step: _Step) -> int:
+        """Return the bytes of all weights after a step."""
+        row = self.rows[step.number]
+        return self.bytes - _bytes(row, self.chosen[step.number]) + _bytes(row, step.mode)
 
-    def _steps(self) -> list[tuple[int, str]]:
-        """Return (row number, next larger mode) of all steps, those that remove most damage per byte first."""
-        steps = []
-        for number, hull in enumerate(self.hulls):
-            row, damages = self.rows[number], self._damages[number]
-            for place, (small, large) in enumerate(pairwise(hull)):
-                steps.append((-_slope(row, damages, small, large), number, place, large))
-        return [(number, mode) for _, number, _, mode in sorted(steps)]
+    def _steps(self) -> list[_Step]:
+        """Return all steps, those that remove most damage per byte first; those of one weight stay in order."""
+        steps = [
+            _Step(number, large, _slope(row, damages, small, large))
+            for number, (row, damages, hull) in enumerate(
+                zip(self.rows, self._damages, self.hulls, strict=True)
+            )
+            for small, large in pairwise(hull)
+        ]
+        return sorted(steps, key=lambda step: (-step.slope, step.number))
 
     def proposal(self, smallest: int) -> Proposal:
         """Return the chosen modes with their estimated cost."""
@@ -384,6 +396,9 @@ def _hull(row: Row, damages: Mapping[str, float]) -> list[str]:
 def _slope(row: Row, damages: Mapping[str, float], small: str, large: str) -> float:
     """Return the damage that a step removes per byte."""
     return (damages[small] - damages[large]) / max(1, _bytes(row, large) - _bytes(row, small))
+
+
+# -- measured and estimated costs of the forms that `compress` may choose -----------------------------------
 
 
 @dataclass(frozen=True)
@@ -432,11 +447,11 @@ def estimate_forms(
         for number, candidate in enumerate(forms)
     ]
     first_forms = {candidate.var.name: names[0] for candidate, names in forms.items()}
-    first_bytes = sum(trials[candidate].bytes[names[0]] for candidate, names in forms.items())
+    first_options = [row.options[first_forms[row.weight]] for row in rows]
+    first_bytes = sum(option.bytes for option in first_options)
     proposal = propose(rows, max_bytes=first_bytes if max_bytes is None else max_bytes, smallest=0)
     modes = proposal.modes
-    first_kl = sum(row.options[first_forms[row.weight]].kl for row in rows)
-    if max_bytes is None and proposal.kl >= GAIN * first_kl:
+    if max_bytes is None and proposal.kl >= GAIN * sum(option.kl for option in first_options):
         modes = first_forms
     return {each.var: modes[each.var.name] for each in forms if each.var.name in modes}
 
@@ -473,16 +488,16 @@ def measure_forms(
     executable = Executable(loaded.program, function=name, fuse=False)
     by_var, logits = {candidate.var: candidate for candidate in forms}, logits_of(executable.function)
     runs = [Forks(executable, values, list(by_var)) for values in samples]
-    expected = [run.whole() for run in runs]
+    plain_outputs = [run.whole() for run in runs]
     rows = []
-    for number, forks in enumerate(zip(*runs, strict=True)):
+    for number, forks in enumerate(zip(*runs, strict=True)):  # the forks of all samples at one weight
         candidate, options = by_var[forks[0].weight], {}
-        waits = {
+        corrections = {  # all begin before the first is waited for
             form: finished.begin(candidate, form, hessians[candidate.var], version) for form in forms[candidate]
         }
-        for form, wait_for in waits.items():
-            corrected, cost = wait_for(), Cost(chosen=logits)
-            for fork, outputs in zip(forks, expected, strict=True):
+        for form, result_of_correction in corrections.items():
+            corrected, cost = result_of_correction(), Cost(chosen=logits)
+            for fork, outputs in zip(forks, plain_outputs, strict=True):
                 cost.add(outputs, fork(corrected.array))
             options[form] = Option.of(corrected.bytes, cost)
         rows.append(_row(number, candidate, options))
@@ -534,23 +549,23 @@ def _measure_here(
 ) -> dict[str, Cost]:
     """Measure some weights; the run of a sample forks at each weight, so that what is upstream runs once."""
     function = loaded.program.functions[name]
-    found, _ = find_candidates(function, 0)
-    by_name = {candidate.var.name: candidate for candidate in found if candidate.var.name in grids}
+    candidates, _ = find_candidates(function, 0)
+    by_name = {candidate.var.name: candidate for candidate in candidates if candidate.var.name in grids}
     executable = Executable(loaded.program, function=name, fuse=False)
     executable.plan.cache_limit = min(executable.plan.cache_limit, CACHE_LIMIT)
     weights = [candidate.var for candidate in by_name.values()]
     costs = {weight: Cost(chosen=logits_of(function)) for weight in grids}
     runs = [Forks(executable, values, weights) for values in samples]
-    expected, rows = [], 0
+    plain_outputs, rows = [], 0
     for run in runs:
-        expected.append(run.whole())
-        rows += _fewest_rows(expected[-1])
+        plain_outputs.append(run.whole())
+        rows += _fewest_rows(plain_outputs[-1])
         if rows >= ENOUGH_ROWS:
             break
-    for forks in zip(*runs[: len(expected)], strict=True):
+    for forks in zip(*runs[: len(plain_outputs)], strict=True):
         weight = forks[0].weight.name
         array = _round_weight(by_name[weight], grids[weight])
-        for fork, outputs in zip(forks, expected, strict=True):
+        for fork, outputs in zip(forks, plain_outputs, strict=True):
             costs[weight].add(outputs, fork(array))
     return costs
 
@@ -584,7 +599,7 @@ def _try_forms(
     forms: Mapping[Candidate, Sequence[str]],
     finished: Finished,
 ) -> dict[Candidate, _Trial]:
-    """Try each weight in its forms, once all ops that read it are known; so few Hessians are kept at a time."""
+    """Try each weight in its forms as soon as all ops that read it have run; so few Hessians are kept."""
     trials: dict[Candidate, Future[_Trial]] = {}
     workers = finished.workers
     recorder = MomentRecorder({r.op: r for candidate in forms for r in candidate.readers})
@@ -614,7 +629,7 @@ def _try_forms(
 def _try_on_some_rows(candidate: Candidate, forms: Sequence[str], hessians: Array) -> _Trial:
     """Fit the grid of each form to all rows of a weight, and measure its error on some of them."""
     reader, weight = candidate.readers[0], np.asarray(candidate.var.val)
-    rows = reader.to_rows(weight.astype(np.float32))
+    rows = reader.to_rows(weight.astype(np.float32))  # (groups, rows, columns)
     hessians = (hessians / mean_diagonal(hessians)).astype(np.float32)
     fitter = FormFitter(
         rows, hessians, channels=reader.channels, axis=reader.channel_axis, rank=weight.ndim, dtype=weight.dtype
@@ -627,9 +642,12 @@ def _try_on_some_rows(candidate: Candidate, forms: Sequence[str], hessians: Arra
     first_error = max(errors[forms[0]], TINY)
     factors = [HessianFactor.of(hessian, dtype=torch.float32) for hessian in hessians]
     corrected_error = round_with_feedback(sampled, factors, sampled_grids[forms[0]]).error
-    gain = min(1.0, corrected_error / first_error)
-    sizes = {form: grid.bytes(weight.size) for form, grid in grids.items()}
-    return _Trial(grids[forms[0]], sizes, {form: gain * error / first_error for form, error in errors.items()})
+    remaining_share = min(1.0, corrected_error / first_error)  # what GPTQ leaves of the error of the first form
+    return _Trial(
+        grid=grids[forms[0]],
+        bytes={form: grid.bytes(weight.size) for form, grid in grids.items()},
+        errors={form: remaining_share * error / first_error for form, error in errors.items()},
+    )
 
 
 def _sampled_rows(count: int) -> Array:

@@ -101,7 +101,7 @@ class Verdicts:
     """Values that may be above 65504."""
     tiny: set[Var] = field(default_factory=set)
     """Values that may be 0 in fp16 and must not be."""
-    whole: set[Var] = field(default_factory=set)
+    large_integers: set[Var] = field(default_factory=set)
     """Floats that hold integers above 2048."""
     filled: set[Var] = field(default_factory=set)
     """Values between a replaced fill and the softmax."""
@@ -134,9 +134,9 @@ def _widened_region(op: Operation) -> dict[Operation, str]:
     region = wide_region(op, bits=32)
     if region is None:
         return {}
-    inside = {v for o in region.ops for v in o.outputs}
-    entries = [v for o in region.ops for _, v in operands(o) if v not in inside and dtype_name(v) == "fp32"]
-    casts = [producer(v, "cast") for v in entries if not is_stored(v)]
+    inside = {v for member in region.ops for v in member.outputs}
+    read = [v for member in region.ops for _, v in operands(member) if v not in inside]
+    casts = [producer(v, "cast") for v in read if dtype_name(v) == "fp32" and not is_stored(v)]
     if not all(cast is not None and dtype_name(cast.x) != "fp32" for cast in casts):
         return {}
     return dict.fromkeys(region.ops, f"it was widened to fp32: {region.why}")
@@ -168,20 +168,20 @@ def _ops_before_guard(op: Operation) -> dict[Operation, str]:
 
     Before a logarithm these are all sums: it shows errors that are small beside the largest term.
     """
-    log = op.op_type == "log" or any(r.op_type == "log" for v in op.outputs for r in v.child_ops)
-    why = "the logarithm shows errors that are small against the largest term" if log else "squares underflow"
-    reason = f"{op.name} guards what it makes against 0: {why}"
+    before_log = op.op_type == "log" or any(r.op_type == "log" for v in op.outputs for r in v.child_ops)
+    why = "squares underflow"
+    if before_log:
+        why = "the logarithm shows errors that are small against the largest term"
+    reason, followed = f"{op.name} guards what it makes against 0: {why}", LINEAR if before_log else SUMS
     stays: dict[Operation, str] = {}
-    waiting, path = [op], dict[Operation, None]()
+    waiting, seen = [op], dict[Operation, None]()
     while waiting:
         current = waiting.pop()
-        path[current] = None
-        if log or squared_operand(current) is not None:
-            stays |= dict.fromkeys(path, reason)
+        seen[current] = None
+        if before_log or squared_operand(current) is not None:
+            stays |= dict.fromkeys(seen, reason)
         makers = [v.op for _, v in operands(current)]
-        waiting += [
-            m for m in makers if m not in path and m is not None and m.op_type in (LINEAR if log else SUMS)
-        ]
+        waiting += [m for m in makers if m is not None and m not in seen and m.op_type in followed]
     stays.pop(op, None)
     return stays
 
@@ -236,24 +236,13 @@ def _overflow(op: Operation, ranges: Mapping[str, Interval], verdicts: Verdicts)
     """Return a reason if an op has constants or results beyond fp16, or reads such values; else ""."""
     if op.op_type == "cast":
         return ""
-    scaled = () if unit_scale(op) is None else ("variance", "gamma")
-    for name, var in ((n, v) for n, v in operands(op) if n not in scaled):
-        large = 0.0 if _is_limit_beyond_fp16(op, name, var) else _number_beyond_fp16(var)
-        if large and _is_fill(op, name, var, ranges):
-            verdicts.fills[var] = (
-                f"%{var.name} masks scores with {large:.4g}; {math.copysign(FILL, large):g} in fp16"
-            )
-            if _adds_to_scores(op) and _fp32_numbers(var).size == 1:
-                verdicts.assumed[op] = ONE_IS_KEPT
-        elif large:
-            return _note_unfit_results(
-                op, verdicts.huge, ranges, f"the constant %{var.name} holds {large:.4g}, above {fp16.LARGEST:g}"
-            )
-    for _, var in operands(op):
-        if var in verdicts.huge:
-            return _note_unfit_results(
-                op, verdicts.huge, ranges, f"%{var.name}, which it reads, may be above {fp16.LARGEST:g}"
-            )
+    reason, read = _large_constant(op, ranges, verdicts), [v for _, v in operands(op) if v in verdicts.huge]
+    if not reason and read:
+        reason = f"%{read[0].name}, which it reads, may be above {fp16.LARGEST:g}"
+    if reason:
+        unfit = (v for v in op.outputs if max(map(abs, known_range(v, ranges))) > fp16.LARGEST)
+        verdicts.huge.update(unfit)
+        return reason
     for var in op.outputs:
         most = max(map(abs, known_range(var, ranges)))
         masked = any(v in verdicts.fills or v in verdicts.filled for _, v in operands(op))
@@ -263,17 +252,28 @@ def _overflow(op: Operation, ranges: Mapping[str, Interval], verdicts: Verdicts)
     return ""
 
 
+def _large_constant(op: Operation, ranges: Mapping[str, Interval], verdicts: Verdicts) -> str:
+    """Return a reason if an op has a constant beyond fp16; note fills of masks, which are replaced instead."""
+    replaced = () if unit_scale(op) is None else ("variance", "gamma")
+    for name, var in operands(op):
+        large = _number_beyond_fp16(var)
+        if not large or name in replaced or _is_limit_beyond_fp16(op, name, var):
+            continue
+        if not _is_fill(op, name, var, ranges):
+            return f"the constant %{var.name} holds {large:.4g}, above {fp16.LARGEST:g}"
+        fill = math.copysign(FILL, large)
+        verdicts.fills[var] = f"%{var.name} masks scores with {large:.4g}; {fill:g} in fp16"
+        if _adds_to_scores(op) and _fp32_numbers(var).size == 1:
+            verdicts.assumed[op] = ONE_IS_KEPT
+    return ""
+
+
 def _is_limit_beyond_fp16(op: Operation, name: str, var: Var) -> bool:
     """Is an operand a clip limit beyond fp16, which may become infinite without changing anything?"""
-    low, high = constant_range(var) if op.op_type in ("clip", "minimum", "maximum") else (0.0, 0.0)
-    upper = op.op_type == "minimum" or name == "beta"
-    return name != ("alpha" if upper else "beta") and (low > fp16.LARGEST if upper else high < -fp16.LARGEST)
-
-
-def _note_unfit_results(op: Operation, too_large: set[Var], ranges: Mapping[str, Interval], reason: str) -> str:
-    """Return the reason, after adding the results that may not fit to the set."""
-    too_large.update(v for v in op.outputs if max(map(abs, known_range(v, ranges))) > fp16.LARGEST)
-    return reason
+    low, high = constant_range(var)
+    if op.op_type == "minimum" or (op.op_type == "clip" and name == "beta"):
+        return low > fp16.LARGEST
+    return op.op_type in ("maximum", "clip") and high < -fp16.LARGEST
 
 
 def _number_beyond_fp16(var: Var) -> float:
@@ -299,7 +299,7 @@ def _is_fill(op: Operation, name: str, var: Var, ranges: Mapping[str, Interval])
     low, high = constant_range(var)
     if op.op_type not in FILLS or name in ("cond", "shape") or max(-low, high) <= fp16.LARGEST:
         return False
-    if min(abs(low), abs(high)) > 0 and low * high < 0:
+    if low < 0 < high:
         return False
     if not only_softmax_reads(op.outputs[0]) or _masks_whole_row(op, var):
         return False
@@ -310,9 +310,10 @@ def _is_fill(op: Operation, name: str, var: Var, ranges: Mapping[str, Interval])
 
 def _adds_to_scores(op: Operation) -> bool:
     """Are scores added to a fill, rather than replaced by it?"""
-    chosen = MASKING - {"add", "sub"}
-    readers = readers_after(op.outputs[0], chosen)
-    return op.op_type in ("add", "sub") or any(r.op_type != "softmax" for r in readers)
+    if op.op_type in ("add", "sub"):
+        return True
+    readers = readers_after(op.outputs[0], through=MASKING - {"add", "sub"})
+    return any(reader.op_type != "softmax" for reader in readers)
 
 
 def _masks_whole_row(op: Operation, var: Var) -> bool:
@@ -333,9 +334,9 @@ def _zero_guard(op: Operation, ranges: Mapping[str, Interval], verdicts: Verdict
             return f"%{op.x.name} may be 0 in fp16, where the epsilon {epsilon:g} is 0 too"
         return ""
     if op.op_type == "batch_norm":
-        spread = _least_variance(op)
-        lost = spread < fp16.LEAST and unit_scale(op) is None
-        return f"a variance of {spread:.3g} is 0 in fp16" if lost else ""
+        variance = _least_variance(op)
+        is_lost = variance < fp16.LEAST and unit_scale(op) is None
+        return f"a variance of {variance:.3g} is 0 in fp16" if is_lost else ""
     for name, var in operands(op):
         least = _scalar_magnitude(var)
         if op.op_type in ("add", "maximum", "clip") and name in ("x", "y", "alpha") and 0 < least < fp16.LEAST:
@@ -371,10 +372,10 @@ def unit_scale(op: Operation) -> Any:
     """Return the gamma of a batch norm for variance 1, if fp16 holds that and not the variance; else None."""
     if op.op_type != "batch_norm":
         return None
-    spread, gamma = constant(op.variance), 1.0 if op.inputs.get("gamma") is None else constant(op.gamma)
-    if spread is None or gamma is None:
+    stored, gamma = constant(op.variance), 1.0 if op.inputs.get("gamma") is None else constant(op.gamma)
+    if stored is None or gamma is None:
         return None
-    variance = np.asarray(spread, np.float64) + (number(op.inputs.get("epsilon")) or EPSILON)
+    variance = np.asarray(stored, np.float64) + (number(op.inputs.get("epsilon")) or EPSILON)
     if variance.min() >= fp16.LEAST and variance.max() <= fp16.LARGEST:
         return None
     with np.errstate(all="ignore"):
@@ -399,21 +400,22 @@ def _rounded_integers(op: Operation, ranges: Mapping[str, Interval], verdicts: V
         if masks_scores(op.outputs[0]):
             verdicts.assumed[op] = f"%{op.x.name} only masks scores, so it is taken to hold 0 and 1"
             return ""
-        verdicts.whole.update(op.outputs)
-        how = "of unknown range" if most == math.inf else f"up to {most:g}"
-        return f"%{op.x.name} holds integers {how}; fp16 counts to {fp16.LAST_INTEGER:g}"
+        verdicts.large_integers.update(op.outputs)
+        size = "of unknown range" if most == math.inf else f"up to {most:g}"
+        return f"%{op.x.name} holds integers {size}; fp16 counts to {fp16.LAST_INTEGER:g}"
     floats = [v for _, v in operands(op) if dtype_name(v) == "fp32"]
     if any(v in verdicts.fills for v in floats):
         return ""
-    counted = [v for v in floats if v in verdicts.whole or _is_rounded_integral(v)]
-    offset = op.op_type in POSITION_OPS and any(_is_rounded_integral(v) for v in floats)
-    if not counted or not (offset or all(v in counted or _is_integral(v) for v in floats)):
+    large = [v for v in floats if v in verdicts.large_integers or _is_rounded_integral(v)]
+    moves_positions = op.op_type in POSITION_OPS and any(_is_rounded_integral(v) for v in floats)
+    reads_integers_only = all(v in large or _is_integral(v) for v in floats)
+    if not large or not (moves_positions or reads_integers_only):
         return ""
     if op.op_type in INTEGER_TO_INTEGER:
-        verdicts.whole.update(
+        verdicts.large_integers.update(
             v for v in op.outputs if max(map(abs, known_range(v, ranges))) > fp16.LAST_INTEGER
         )
-    return f"%{counted[0].name} holds integers above {fp16.LAST_INTEGER:g}"
+    return f"%{large[0].name} holds integers above {fp16.LAST_INTEGER:g}"
 
 
 def _is_integral(var: Var) -> bool:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
@@ -63,20 +63,23 @@ def placeholder_weight(element: Any, shape: tuple[int, ...]) -> Array:
     Neighbouring rows differ in their bits, so that no pass finds them equal; one column is stored.
     """
     dtype = np.dtype(types.nptype_from_builtin(element))
-    column = np.arange(shape[0] if shape else 1) % 2
-    column = column.astype(dtype)
-    if np.issubdtype(dtype, np.floating):
-        column = np.where(column != 0, np.array(np.nan, dtype), -np.array(np.nan, dtype))
-    return np.broadcast_to(column.reshape(-1, *[1] * (len(shape) - 1)) if shape else column[0], shape)
+    zero_and_one = np.arange(shape[0] if shape else 1) % 2
+    column = zero_and_one.astype(dtype)
+    if np.issubdtype(dtype, np.floating):  # NaNs of both signs
+        column = np.where(zero_and_one, np.array(np.nan, dtype), -np.array(np.nan, dtype))
+    if not shape:
+        return np.broadcast_to(column[0], ())
+    return np.broadcast_to(column.reshape(-1, *[1] * (len(shape) - 1)), shape)
 
 
 ALIGNMENT = 64
 HEADER = struct.Struct("<II")
 METADATA = struct.Struct("<IIQQQ")
 SENTINEL = 0xDEADBEEF
-PIECE = 1 << 24
-SMALL_PIECE = 1 << 22
-"""Bytes that are copied (`PIECE`) or compared at a time."""
+COPIED_PIECE = 1 << 24
+"""Bytes that are copied at a time, after which the progress is reported. A choice."""
+COMPARED_PIECE = 1 << 22
+"""Bytes that are compared at a time, as both sides are in memory. A choice."""
 SAMPLE = 256
 """Bytes at the start, the middle and the end by which most contents differ."""
 Read = Callable[[int, int], bytes]
@@ -151,10 +154,10 @@ def followed_by_zeros(array: Array, shape: tuple[int, ...]) -> Array | None:
     mapping = _mapping_of(array)
     if mapping is None or mapping.stored_bytes is not None or not array.flags.c_contiguous:
         return None
-    at = array.ctypes.data - mapping.ctypes.data
+    offset = array.ctypes.data - mapping.ctypes.data
     try:
         with open(mapping.source.handle, "rb", closefd=False) as file:
-            longer = Mapped(file, dtype=array.dtype, mode="c", offset=at, shape=shape)
+            longer = Mapped(file, dtype=array.dtype, mode="c", offset=offset, shape=shape)
     except ValueError:
         return None
     longer.reshape(-1)[array.size :] = 0
@@ -178,7 +181,9 @@ class WeightFile:
         self._map.source = self.source
         self._address = self._map.ctypes.data
         self._blobs: dict[int, Blob] = {}
+        """Address of a blob's data in memory -> the blob."""
         self._unpacked: dict[int, tuple[Blob, weakref.ref[Array]]] = {}
+        """Address of an unpacked array -> its blob, and the array: another one may get its address later."""
 
     def blob(self, offset: int) -> Blob:
         """Read the metadata at `offset` and return the blob.
@@ -221,7 +226,9 @@ class WeightFile:
         """Return a view of the weight at an offset."""
         blob, dtype = self.blob(offset), np.dtype(dtype)
         code = TYPE_CODES.get(dtype.name, blob.code)
-        self._check_blob(blob, math.prod(shape) * dtype.itemsize, shape, dtype, code, None)
+        # the padding is not checked: old writers left the field unset for whole bytes
+        expected = replace(blob, code=code, size=math.prod(shape) * dtype.itemsize)
+        self._check_blob(blob, expected, f"{shape} {dtype}")
         raw = self._map[blob.data : blob.data + blob.size]
         return np.asarray(raw).view(dtype).reshape(shape)
 
@@ -229,10 +236,10 @@ class WeightFile:
         """Return a weight whose elements take less than a byte, unpacked into an array of its own."""
         blob, bits = self.blob(offset), int(element.get_bitwidth())
         count, name = math.prod(shape), str(types.builtin_to_string(element))
-        size = -(-count * bits // 8)
-        self._check_blob(
-            blob, size, shape, name, PACKED_TYPE_CODES.get(name, blob.code), 8 * size - count * bits
-        )
+        size = (count * bits + 7) // 8
+        code = PACKED_TYPE_CODES.get(name, blob.code)
+        expected = replace(blob, code=code, size=size, padding=8 * size - count * bits)
+        self._check_blob(blob, expected, f"{shape} {name}")
         raw = np.asarray(self._map[blob.data : blob.data + blob.size])
         array = sub_byte.unpack(raw, bits, not element.is_unsigned(), shape)
         array = array.view(types.nptype_from_builtin(element))  # which tells coremltools the type
@@ -240,28 +247,25 @@ class WeightFile:
         self._unpacked[array.ctypes.data] = (blob, weakref.ref(array))
         return array
 
-    def _check_blob(
-        self, blob: Blob, size: int, shape: tuple[int, ...], dtype: Any, code: int, padding: int | None
-    ) -> None:
-        """Raise a LoadError if a blob has another size, type or padding than the program declares."""
-        if blob.size != size:
+    def _check_blob(self, blob: Blob, expected: Blob, words: str) -> None:
+        """Raise a LoadError if a blob has another size, type or padding than the program declares, in words."""
+        if blob.size != expected.size:
+            raise LoadError(f"{self.path}: the weight at {blob.place} has {blob.size} bytes, expected {words}")
+        if blob != expected:
             raise LoadError(
-                f"{self.path}: the weight at {blob.place} has {blob.size} bytes, expected {shape} {dtype}"
-            )
-        padding = blob.padding if padding is None else padding  # of whole bytes old writers set no field
-        if (blob.code, blob.padding) != (code, padding):
-            raise LoadError(
-                f"{self.path}: the weight at {blob.place} is of the type {blob.code} with {blob.padding} bits "
-                f"of padding, expected {code} with {padding} for {shape} {dtype}; it is that of another model"
+                f"{self.path}: the weight at {blob.place} is of the type {blob.code} with {blob.padding} bits of "
+                f"padding, expected {expected.code} with {expected.padding} for {words}; it is that of another "
+                "model"
             )
 
     def blob_of(self, array: Array) -> Blob | None:
         """Return the blob that an array is an unchanged view of; None for other arrays."""
         if not array.flags.c_contiguous:
             return None
-        blob, alive = self._unpacked.get(array.ctypes.data, (None, lambda: None))
-        if alive() is not None and (array is alive() or array.base is alive()):
-            return blob
+        if (unpacked := self._unpacked.get(array.ctypes.data)) is not None:
+            packed_blob, original = unpacked[0], unpacked[1]()
+            if original is not None and (array is original or array.base is original):
+                return packed_blob
         blob = self._blobs.get(array.ctypes.data)
         return blob if blob is not None and blob.size == array.nbytes else None
 
@@ -271,17 +275,12 @@ class WeightFile:
         Raises:
             LoadError: it was changed in between.
         """
-        at = 0
-        while at < self.source.size:
-            done = _copy_range(self.source.handle, file, min(self.source.size - at, PIECE), at, at)
-            if not done:
-                raise LoadError(f"{self.path} was cut short after it was read; copy the package again")
-            at += done
+        _copy_bytes(self.source, file, count=self.source.size, start=0, target=0)
         self.source.check()
 
-    def read(self, blob: Blob, at: int, count: int) -> bytes:
+    def read(self, blob: Blob, offset: int, count: int) -> bytes:
         """Return some bytes of a blob, read from the file: mapped pages would stay in memory."""
-        return os.pread(self.source.handle, min(count, blob.size - at), blob.data + at)
+        return os.pread(self.source.handle, min(count, blob.size - offset), blob.data + offset)
 
     def check(self, blob: Blob) -> None:
         """Check that the file and the metadata of a blob have not changed.
@@ -317,13 +316,13 @@ class WeightWriter:
         if mapping is not None:
             mapping.source.check()
         code, raw, padding = _encoded(var, array)
-        blob = Blob(code, raw.nbytes, 0, padding)
+        blob = Blob(code, raw.nbytes, data=0, padding=padding)
         if mapping is not None and mapping.stored_bytes is not None and mapping.nbytes == raw.nbytes:
             part = replace(blob, data=mapping.offset)
             copy = partial(self._copy, mapping.source, part, mapping.stored_bytes)
             return self._once((mapping.source.identity, *astuple(part)), blob.size, copy)
         return self._write_once(
-            blob, lambda at, count: raw[at : at + count].tobytes(), lambda: self._write(blob, raw)
+            blob, lambda offset, count: raw[offset : offset + count].tobytes(), lambda: self._write(blob, raw)
         )
 
     def _once(self, key: Any, size: int, copy: Callable[[], int]) -> int:
@@ -376,7 +375,7 @@ class WeightWriter:
         Samples exclude most contents; those with the same sample are compared as a whole.
         """
         middle = max(0, blob.size // 2 - SAMPLE)
-        sample = b"".join(read(at, SAMPLE) for at in (0, middle, max(0, blob.size - SAMPLE)))
+        sample = b"".join(read(offset, SAMPLE) for offset in (0, middle, max(0, blob.size - SAMPLE)))
         offsets = self._contents.setdefault((blob.code, blob.size, sample), [])
         for offset in offsets:
             if self._is_written_at(offset + ALIGNMENT, blob.size, read):
@@ -389,9 +388,9 @@ class WeightWriter:
         """Is the content at `start` of this file equal to the one that `read` returns?"""
         self._file.flush()
         handle = self._file.fileno()
-        for at in range(0, size, SMALL_PIECE):
-            count = min(SMALL_PIECE, size - at)
-            if os.pread(handle, count, start + at) != read(at, count):
+        for offset in range(0, size, COMPARED_PIECE):
+            count = min(COMPARED_PIECE, size - offset)
+            if os.pread(handle, count, start + offset) != read(offset, count):
                 return False
         return True
 
@@ -408,40 +407,69 @@ class WeightWriter:
         """
         with self._new_entry(blob) as offset:
             self._file.flush()
-            at, remaining = blob.data, count
             target = offset + ALIGNMENT
-            while remaining:
-                done = _copy_range(source.handle, self._file, min(remaining, PIECE), at, target)
-                if not done:
-                    raise LoadError(f"{source.path} was cut short after it was read; copy the package again")
-                at, target, remaining = at + done, target + done, remaining - done
-                advance(done)
+            _copy_bytes(source, self._file, count=count, start=blob.data, target=target, report=advance)
             advance(blob.size - count)
-            self._file.seek(target)
+            self._file.seek(target + count)
         return offset
 
 
-def _encoded(var: Var, array: Array) -> tuple[int, Any, int]:
-    """Return (data type code, bytes as uint8, padding in bits) of a constant."""
+class _Encoded(NamedTuple):
+    """A constant as a blob stores it."""
+
+    code: int
+    raw: Any
+    """Its bytes, as an array of uint8."""
+    padding: int = 0
+    """The unused bits of the last byte."""
+
+
+def _encoded(var: Var, array: Array) -> _Encoded:
+    """Return the code and the bytes of a constant."""
     if types.is_sub_byte(var.dtype):
         bits = int(var.dtype.get_bitwidth())
         raw = sub_byte.pack(array, bits)
-        return PACKED_TYPE_CODES[types.builtin_to_string(var.dtype)], raw, 8 * raw.nbytes - array.size * bits
+        code = PACKED_TYPE_CODES[types.builtin_to_string(var.dtype)]
+        return _Encoded(code, raw, padding=8 * raw.nbytes - array.size * bits)
     if array.dtype.name not in TYPE_CODES:
         raise LoadError(f"%{var.name}: a weight file cannot hold {array.dtype}; cast it to fp16 or fp32")
-    return TYPE_CODES[array.dtype.name], np.ascontiguousarray(array).reshape(-1).view(np.uint8), 0
+    return _Encoded(TYPE_CODES[array.dtype.name], np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
-def _copy_range(source: int, target: BinaryIO, count: int, at: int, to: int) -> int:
-    """Copy up to `count` bytes from offset `at` to offset `to`; return how many, 0 at the end of the source."""
+def _copy_bytes(
+    source: SourceFile,
+    file: BinaryIO,
+    *,
+    count: int,
+    start: int,
+    target: int,
+    report: Callable[[int], None] | None = None,
+) -> None:
+    """Copy bytes from the offset `start` of a file to the offset `target` of another, and report each piece.
+
+    Raises:
+        LoadError: the source ends before.
+    """
+    end = start + count
+    while start < end:
+        copied = _copy_range(source.handle, file, min(end - start, COPIED_PIECE), start, target)
+        if not copied:
+            raise LoadError(f"{source.path} was cut short after it was read; copy the package again")
+        start, target = start + copied, target + copied
+        if report is not None:
+            report(copied)
+
+
+def _copy_range(source: int, file: BinaryIO, count: int, start: int, target: int) -> int:
+    """Copy up to `count` bytes from one offset to another; return how many, 0 at the end of the source."""
     if hasattr(os, "copy_file_range"):
         try:
-            done = os.copy_file_range(source, target.fileno(), count, at, to)
+            copied = os.copy_file_range(source, file.fileno(), count, start, target)
         except OSError as error:
             if error.errno not in NO_KERNEL_COPY:
                 raise
         else:
-            if done:
-                return done  # some file systems return 0 for files that they cannot copy
-    target.seek(to)
-    return target.write(os.pread(source, count, at))
+            if copied:
+                return copied  # some file systems return 0 for files that they cannot copy
+    file.seek(target)
+    return file.write(os.pread(source, count, start))

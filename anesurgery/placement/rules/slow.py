@@ -43,7 +43,6 @@ from anesurgery.placement.target import CHIPS, SOURCES, Target
 from anesurgery.regions.channel_products import weight_of
 from anesurgery.semantics.bounds import squared_operand
 from anesurgery.semantics.reading import (
-    Channels,
     channels,
     elements,
     ints,
@@ -345,9 +344,9 @@ LEAST_MOVED = 256 << 10
 """Bytes below which a transpose is not reported."""
 
 
-def _payload(size: Channels) -> int:
+def _payload(outputs: int, inputs: int, taps: int) -> int:
     """Return the bytes of fp16 weights that each of the 16 cores reads."""
-    return math.ceil(size.outputs / CORES) * size.inputs * size.taps * 2
+    return math.ceil(outputs / CORES) * inputs * taps * 2
 
 
 def _in_notch(payload: int) -> bool:
@@ -362,7 +361,7 @@ def notch_payload(op: Operation) -> int:
     groups = number(op.inputs.get("groups")) or 1
     if var is None or producer(var, "const") is None or size is None or groups != 1:
         return 0
-    payload = _payload(size)
+    payload = _payload(*size)
     return payload if dtype_name(var) == "fp16" and _in_notch(payload) else 0
 
 
@@ -371,16 +370,12 @@ def dma_notch(op: Operation, target: Target) -> str:
     payload, size = notch_payload(op), channels(op)
     if not payload or size is None:
         return ""
-    parts = next((n for n in range(2, MOST_PARTS + 1) if not _in_notch(_payload(_inner_part(size, n)))), None)
+    inner_parts = {n: size._replace(inputs=math.ceil(size.inputs / n)) for n in range(2, MOST_PARTS + 1)}
+    parts = next((n for n, largest in inner_parts.items() if not _in_notch(_payload(*largest))), None)
     cure = f"{parts} parts along the inputs miss it" if parts else "no split into 8 parts misses it"
     multiple = round(payload / NOTCH_PERIOD)
     distance = abs(payload - multiple * NOTCH_PERIOD)
     return f"{size.outputs}x{size.inputs}: {payload} bytes per core, {distance} from {multiple} * 2^20; {cure}"
-
-
-def _inner_part(size: Channels, parts: int) -> Channels:
-    """Return the size of the largest part of a product that is split along its inputs."""
-    return size._replace(inputs=math.ceil(size.inputs / parts))
 
 
 def wide_kernel(op: Operation, target: Target) -> str:

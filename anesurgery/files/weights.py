@@ -253,9 +253,9 @@ class WeightFile:
             raise LoadError(f"{self.path}: the weight at {blob.place} has {blob.size} bytes, expected {words}")
         if blob != expected:
             raise LoadError(
-                f"{self.path}: the weight at {blob.place} is of the type {blob.code} with {blob.padding} bits of "
-                f"padding, expected {expected.code} with {expected.padding} for {words}; it is that of another "
-                "model"
+                f"{self.path}: the weight at {blob.place} is of the type {blob.code} with {blob.padding} bits "
+                f"of padding, expected {expected.code} with {expected.padding} for {words}; it is that of "
+                "another model"
             )
 
     def blob_of(self, array: Array) -> Blob | None:

@@ -16,8 +16,9 @@ from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile
 from anesurgery.mil import Var, ct, mb, quiet_host, types
-from anesurgery.splitting import split
-from anesurgery.splitting.split import cut_network, merged_phases, phases_of
+from anesurgery.splitting import network_cut
+from anesurgery.splitting.network_cut import cut_network
+from anesurgery.splitting.phases import merged_phases, phases_of
 
 with quiet_host():
     from coremltools.models.neural_network import NeuralNetworkBuilder
@@ -139,8 +140,8 @@ def test_what_passes_is_described_with_its_shape(tmp_path: Path) -> None:
 
 def test_a_shape_that_a_chunk_would_read_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: axes of the rank 5 mapping in another order."""
-    right = split._NetworkCut._array_shape
-    monkeypatch.setattr(split._NetworkCut, "_array_shape", lambda self, name: right(self, name)[::-1])
+    right = network_cut._NetworkCut._array_shape
+    monkeypatch.setattr(network_cut._NetworkCut, "_array_shape", lambda self, name: right(self, name)[::-1])
     with pytest.raises(SurgeryError, match="'a' of shape 1x1x4x6x6 would enter chunk 2 as 1x1x6x6x4"):
         cut_network(gathering(False), ane.Target.parse(TARGET))
 

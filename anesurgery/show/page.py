@@ -26,7 +26,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from anesurgery.byte_counts import byte_words
 from anesurgery.display import counted, draws, short_name
 from anesurgery.placement.inspection import Inspection, OpRow, Segment
-from anesurgery.show import costs, summary
+from anesurgery.show import summary, time_shares
 from anesurgery.show.headline import compared_shares
 from anesurgery.show.summary import UNIT_WORDS
 
@@ -329,7 +329,7 @@ class Run:
 class TimePart:
     """A source of cost in the bar of the time: the share, its colour, and its duration in words."""
 
-    part: costs.TimeShare
+    part: time_shares.TimeShare
     colour: str
     words: str
 
@@ -385,8 +385,8 @@ class PageView:
     strip: list[Run]
     drawings: list[tuple[str, _Drawing]]
     time: list[TimePart]
-    dearest: list[costs.TimeShare]
-    slowest: list[costs.TimeShare]
+    dearest: list[time_shares.TimeShare]
+    slowest: list[time_shares.TimeShare]
 
 
 @functools.cache
@@ -404,7 +404,7 @@ def environment() -> Environment:
         unit_word=unit_word,
         short_name=short_name,
         key=css_name,
-        duration=costs.in_words,
+        duration=time_shares.in_words,
         percent=summary.percent,
     )
     return templates
@@ -496,9 +496,12 @@ def page_view(
         drawings=[(name, draw(part, width, style)) for name, part in summary.sections(inspection)]
         if width
         else [],
-        time=[TimePart(p, costs.COLOURS[p.name], costs.in_words(p.ms)) for p in costs.parts(inspection)],
-        dearest=costs.dearest(inspection),
-        slowest=costs.segments(inspection),
+        time=[
+            TimePart(p, time_shares.COLOURS[p.name], time_shares.in_words(p.ms))
+            for p in time_shares.parts(inspection)
+        ],
+        dearest=time_shares.dearest(inspection),
+        slowest=time_shares.segments(inspection),
     )
 
 

@@ -18,10 +18,11 @@ from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection
 from anesurgery.show import summary
 from anesurgery.show.console import WIDTH, bars, plain, shows
-from anesurgery.show.costs import LOOKS, STILL, Repair, in_python, on_a_screen, time_parts
+from anesurgery.show.costs import STILL, Repair, in_python, on_a_screen
 from anesurgery.show.headline import compared_shares
 from anesurgery.show.report import Line, Listing, Report, Table
 from anesurgery.show.summary import LEGAL_WORDS, UNIT_WORDS
+from anesurgery.show.time_shares import LOOKS, time_parts
 
 BAR = WIDTH - 4
 """Cells of the device bar."""

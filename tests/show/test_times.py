@@ -9,7 +9,7 @@ from report_models import twenty
 
 from anesurgery.placement import Inspection
 from anesurgery.placement.durations import Time
-from anesurgery.show import costs, summary, terminal
+from anesurgery.show import summary, terminal, time_shares
 from anesurgery.show.console import as_text
 from anesurgery.show.page import cell, page
 
@@ -44,33 +44,33 @@ def test_a_terminal_shows_a_bar_with_each_source_of_cost() -> None:
     assert "from 7 published times" in said
     lines = said.splitlines()
     bar = lines[next(k for k, line in enumerate(lines) if "where the time goes" in line) + 1]
-    assert len(bar) == costs.BAR
+    assert len(bar) == time_shares.BAR
     shown = ("products", "memory", "weights", "CPU", "switches", "dispatch")
-    assert {costs.LOOKS[name][0] for name in shown} == set(bar)
-    assert bar.count(costs.LOOKS["products"][0]) == pytest.approx(0.6 * costs.BAR, abs=3)
-    assert bar.count(costs.LOOKS["dispatch"][0]) == 1
+    assert {time_shares.LOOKS[name][0] for name in shown} == set(bar)
+    assert bar.count(time_shares.LOOKS["products"][0]) == pytest.approx(0.6 * time_shares.BAR, abs=3)
+    assert bar.count(time_shares.LOOKS["dispatch"][0]) == 1
     assert "products 6 ms (60.0%)" in said
     assert "dispatch 0.05 ms (0.5%)" in said
 
 
 def test_the_dearest_ops_and_segments_come_first() -> None:
     found = timed()
-    assert [one.ms for one in costs.dearest(found)] == pytest.approx([0.1 * k for k in range(20, 10, -1)])
-    assert costs.dearest(found)[0].name == found.ops[-1].name
-    slowest = costs.segments(found)
+    assert [one.ms for one in time_shares.dearest(found)] == pytest.approx([0.1 * k for k in range(20, 10, -1)])
+    assert time_shares.dearest(found)[0].name == found.ops[-1].name
+    slowest = time_shares.segments(found)
     assert [one.ms for one in slowest] == sorted((one.ms for one in slowest), reverse=True)
 
 
 def test_a_page_and_a_cell_show_the_same() -> None:
     for shown in (page(timed()), cell(timed())):
         assert "where the time goes" in shown
-        assert costs.COLOURS["weights"] in shown
+        assert time_shares.COLOURS["weights"] in shown
         assert "until weights are read" in shown
     assert timed().ops[-1].name in page(timed()).split("Where the time goes")[1]
 
 
 def test_without_a_time_nothing_is_said() -> None:
-    assert costs.time_parts(twenty()) == []
+    assert time_shares.time_parts(twenty()) == []
     for shown in (text(twenty()), page(twenty()), cell(twenty())):
         assert "here the time goes" not in shown
 

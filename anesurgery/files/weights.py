@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -315,8 +315,7 @@ class WeightWriter:
         mapping = _mapping_of(array)
         if mapping is not None:
             mapping.source.check()
-        code, raw, padding = _encoded(var, array)
-        blob = Blob(code, raw.nbytes, data=0, padding=padding)
+        blob, raw = _encoded(var, array)
         if mapping is not None and mapping.stored_bytes is not None and mapping.nbytes == raw.nbytes:
             part = replace(blob, data=mapping.offset)
             copy = partial(self._copy, mapping.source, part, mapping.stored_bytes)
@@ -414,26 +413,17 @@ class WeightWriter:
         return offset
 
 
-class _Encoded(NamedTuple):
-    """A constant as a blob stores it."""
-
-    code: int
-    raw: Any
-    """Its bytes, as an array of uint8."""
-    padding: int = 0
-    """The unused bits of the last byte."""
-
-
-def _encoded(var: Var, array: Array) -> _Encoded:
-    """Return the code and the bytes of a constant."""
+def _encoded(var: Var, array: Array) -> tuple[Blob, Array]:
+    """Return the blob of a constant, not yet in a file, and its bytes as an array of uint8."""
     if types.is_sub_byte(var.dtype):
         bits = int(var.dtype.get_bitwidth())
         raw = sub_byte.pack(array, bits)
         code = PACKED_TYPE_CODES[types.builtin_to_string(var.dtype)]
-        return _Encoded(code, raw, padding=8 * raw.nbytes - array.size * bits)
+        return Blob(code, raw.nbytes, data=0, padding=8 * raw.nbytes - array.size * bits), raw
     if array.dtype.name not in TYPE_CODES:
         raise LoadError(f"%{var.name}: a weight file cannot hold {array.dtype}; cast it to fp16 or fp32")
-    return _Encoded(TYPE_CODES[array.dtype.name], np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return Blob(TYPE_CODES[array.dtype.name], raw.nbytes, data=0, padding=0), raw
 
 
 def _copy_bytes(

@@ -102,7 +102,8 @@ Place: TypeAlias = "int | str"
 * `MIXED`: results depend on its slices in another way, which is the same along each axis of the result to
   which another axis goes.
 
-An axis of the result to which no axis goes is new, or made of mixed ones.
+An axis of the result to which no axis goes is new, or made of mixed ones. The sum of x (2, 3, 4) over axis 1 is
+(2, 4): the places of x are (0, `CONTRACTED`, 1).
 """
 
 
@@ -812,18 +813,20 @@ def _matmul_range(op: Operation, ranges: Ranges) -> Interval:
     """Return the range by a stored weight, or by the largest numbers of two values and the number of terms."""
     if is_stored(op.x) or is_stored(op.y):
         return _weighted_range(op, ranges)
-    length = op.x.shape[-2 if flag(op, "transpose_x") else -1]
-    if is_symbolic(length):
+    ends = [x * y for x in ranges.at(op.x) for y in ranges.at(op.y)]
+    if math.isinf(_matmul_terms(op)) or any(map(math.isnan, ends)):
         return ANY
-    ends = [a * b for a in ranges.at(op.x) for b in ranges.at(op.y)]
-    return ANY if any(map(math.isnan, ends)) else interval_times(int(length), (min(ends), max(ends)))
+    return interval_times(_matmul_terms(op), (min(ends), max(ends)))
+
+
+def _matmul_terms(op: Operation) -> float:
+    """Return how many products one result of a matmul sums; infinite where the length is dynamic."""
+    length = op.x.shape[-2 if flag(op, "transpose_x") else -1]
+    return math.inf if is_symbolic(length) else int(length)
 
 
 def _product_terms(op: Operation) -> float:
-    """Return how many products are added up for one result, the bias counted as one more."""
-    if op.op_type == "matmul":
-        length = op.x.shape[-2 if flag(op, "transpose_x") else -1]
-        return math.inf if is_symbolic(length) else int(length)
+    """Return how many products a conv or linear adds up for one result, the bias counted as one more."""
     size = channels(op)
     return math.inf if size is None else size.inputs * size.taps + 1
 
@@ -983,7 +986,7 @@ PRODUCTS: dict[str, OpSpec] = {
         lambda op: 2 * elements(op.outputs[0]) * shape_of(op.weight)[-1],
         terms=_product_terms,
     ),
-    "matmul": OpSpec(_matmul_range, _matmul_axes, _matmul_work, terms=_product_terms),
+    "matmul": OpSpec(_matmul_range, _matmul_axes, _matmul_work, terms=_matmul_terms),
     "scaled_dot_product_attention": OpSpec(axes=_attention_axes, work=_attention_work),
     **dict.fromkeys(("gru", "lstm", "rnn"), OpSpec(work=_recurrent_work)),
 }

@@ -1175,14 +1175,10 @@ def slices_read(axes: Axes, axis: int) -> dict[Var, int] | None:
     Returns:
         None where slices depend on one another, or a value is read in two ways.
     """
-    read: dict[Var, set[int | None]] = {}
-    for operand in axes:
-        own_axis = operand.places.index(axis) if axis in operand.places else None
-        read.setdefault(operand.var, set()).add(own_axis)
-    sliced = {var: own_axes for var, own_axes in read.items() if own_axes != {None}}
-    if not sliced or any(len(own_axes) > 1 for own_axes in sliced.values()):
-        return None
-    return {var: own_axis for var, own_axes in sliced.items() for own_axis in own_axes if own_axis is not None}
+    own_axes = [(o.var, o.places.index(axis) if axis in o.places else None) for o in axes]
+    sliced = {var: own_axis for var, own_axis in own_axes if own_axis is not None}
+    is_read_in_one_way = all(sliced[var] == own_axis for var, own_axis in own_axes if var in sliced)
+    return sliced if sliced and is_read_in_one_way else None
 
 
 @dataclass(frozen=True)

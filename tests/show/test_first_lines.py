@@ -121,7 +121,7 @@ def test_what_is_rounded_is_said() -> None:
 
     plain, rounded = (ane.apply(precise, ["compute_fp16"], quiet=True, prove=p) for p in ("sites", "model"))
     assert headline(plain) == "Values are rounded now; the outputs were not compared"
-    assert headline(rounded).startswith("Same outputs (")
+    assert headline(rounded).startswith("Outputs agree to ")
 
 
 def test_what_does_not_load_is_no_share_of_the_engine() -> None:

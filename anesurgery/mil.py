@@ -95,6 +95,8 @@ global. This library's own calls take it, and a fork waits for it. Code that bui
 threads (`mb.program`, `ct.convert`) must hold it too: `with anesurgery.mil.HOST:`. Nothing takes it while a
 module is imported."""
 
+MOST_AXES = 5
+"""The most axes of a tensor that Core ML stores; coremltools refuses to write more."""
 CONSTEXPR = "constexpr_"
 """How the types of ops begin that hold compressed weights."""
 SELDOM = 20

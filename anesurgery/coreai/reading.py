@@ -28,7 +28,6 @@ from anesurgery.coreai.dtypes import bits_of, name_of, numpy_of
 from anesurgery.coreai.images import PREFIX
 from anesurgery.coreai.lifts.graphs import as_list, composite_of
 from anesurgery.coreai.lifts.images import image_size
-from anesurgery.coreai.lifts.indexing import MOST_AXES
 from anesurgery.coreai.lifts.table import (
     TABLE,
     TOKEN,
@@ -51,6 +50,7 @@ from anesurgery.files.protobuf import version_of
 from anesurgery.files.sub_byte import unpack
 from anesurgery.files.writing import check_target
 from anesurgery.mil import (
+    MOST_AXES,
     Array,
     Function,
     Program,

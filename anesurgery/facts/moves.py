@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import Refusal
-from anesurgery.mil import Array, Operation, Var, constant, consumers, ct, is_output, static_shape
+from anesurgery.mil import MOST_AXES, Array, Operation, Var, constant, consumers, ct, is_output, static_shape
 from anesurgery.ops import MOVES
 from anesurgery.semantics.reading import axes_of, flag, permutation
 
@@ -142,9 +142,6 @@ def _runs(rows: list[int]) -> Iterator[Run]:
 
 
 # Reshapes and transposes in a row.
-
-MOST_AXES = 5
-"""Core ML has no tensor of more axes."""
 
 Digit = tuple[int, int]
 """A part of an axis: its length, and the distance of its neighbours in the source, counted in elements."""

@@ -14,6 +14,7 @@ from anesurgery.authoring import Array, Refused, Session
 from anesurgery.checking import adversarial
 from anesurgery.facts import dependence
 from anesurgery.files.protobuf import proto
+from anesurgery.mil import MOST_AXES
 from anesurgery.network_editing.layer_pass import LayerPass, LayerRewrite, Site
 from anesurgery.network_editing.network import Network
 from anesurgery.neuralnetwork import spec
@@ -44,8 +45,6 @@ POWER = 3
 """`type` of a `unary` layer."""
 NESTED = frozenset({"branch", "loop", "loopBreak", "loopContinue", "copy"})
 _LAYERS = proto.NeuralNetwork_pb2.NeuralNetworkLayer.DESCRIPTOR.oneofs_by_name["layer"].fields
-MOST_AXES = 5
-"""The most axes of a constant."""
 
 
 class _Operand(NamedTuple):

@@ -35,15 +35,13 @@ from surroundings import SURROUNDINGS, UnbuildableError, settled
 import anesurgery as ane
 from anesurgery.interpret import run
 from anesurgery.loading import load
-from anesurgery.mil import Array, Program, is_symbolic, types, walk_ops
+from anesurgery.mil import MOST_AXES, Array, Program, is_symbolic, types, walk_ops
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs, reasons, text_of
 
 RESULTS = Path(__file__).resolve().parents[1] / "passes" / "after"
 """What rows become: one file for each test file, one line for each row."""
-MOST_AXES = 5
-"""Of a value in a package."""
 MANY = 16
 """Ops from which a result is told by their number."""
 ROUNDING = 2.0**-9

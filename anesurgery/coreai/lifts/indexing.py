@@ -18,7 +18,7 @@ from anesurgery.coreai.lifts.table import (
     sizes_of,
     static_sizes,
 )
-from anesurgery.mil import Var, consumers, is_symbolic, mb, producer
+from anesurgery.mil import MOST_AXES, Var, consumers, is_symbolic, mb, producer
 from anesurgery.ops import VIEWS, names
 
 
@@ -123,7 +123,10 @@ def _from_front(indices: Value, sizes: Sequence[int]) -> Value:
 
 @lift("gather_nd")
 def gather_nd(o: Site) -> Value:
-    """Build a gather of rows of a table, or of elements by several indices."""
+    """Build a gather of rows of a table, or of elements by several indices.
+
+    Windows of `unfold` have six axes; the reshape and transposition behind them are written with fewer.
+    """
     sizes = sizes_or_zero(o[0])
     if sizes_of(o[1])[-1] == 1:
         return mb.gather(x=o[0], indices=_from_front(_without_index_axis(o[1]), sizes[:1]), axis=0)
@@ -132,11 +135,6 @@ def gather_nd(o: Site) -> Value:
         return mb.gather_nd(x=o[0], indices=indices)
     rows = mb.gather_nd(x=o[0], indices=indices.reshape(-1, indices.shape[-1]))
     return mb.reshape(x=rows, shape=np.array(o.shape, np.int32))
-
-
-MOST_AXES = 5
-"""The most axes of a tensor of Core ML. Windows of `unfold` have six; the reshape and transposition that follow
-them are written with fewer."""
 
 
 def sizes_or_zero(x: Value) -> list[int]:

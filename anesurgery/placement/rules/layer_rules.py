@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from anesurgery.mil import MOST_AXES
 from anesurgery.ops import names
 from anesurgery.placement.evidence import Grade, RemedyFor, Rule, Scope, general
 from anesurgery.placement.target import SOURCES, Target
@@ -108,11 +109,8 @@ def _window(values: Any) -> tuple[int, int]:
     return (sizes[0], sizes[-1]) if sizes else (1, 1)
 
 
-MOST_AXES = 5
-"""The most axes of a value; Core ML did not load a network that reshapes to six."""
-
-
 def _many_axes(layer: Described, target: Target) -> str:
+    """Report a value with more axes; Core ML did not load a network that reshapes to six."""
     ranks = [len(shape) for shape in layer.inputs]
     if layer.kind in ("reshapeStatic", "rankPreservingReshape"):
         ranks.append(len(getattr(layer.spec, layer.kind).targetShape))

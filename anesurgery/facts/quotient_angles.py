@@ -76,7 +76,7 @@ def _angle(op: Operation) -> QuotientAngle | None:
     if ops is None or y.shape != op.outputs[0].shape or x.shape != y.shape:
         return None
     points = _points(ops)
-    angles = _results_at_points(op, y, x, points)
+    angles = results_at_points(op, y, x, points)
     if angles is None:
         return None
     for turns, exact in ((True, np.arctan2(*points)), (False, np.arctan(points[0] / points[1]))):
@@ -151,8 +151,8 @@ def _ops_between(op: Operation, y: Var, x: Var) -> tuple[Operation, ...] | None:
     return tuple(ops)
 
 
-def _results_at_points(op: Operation, y: Var, x: Var, points: Array) -> Array | None:
-    """Return what an op gives at the points; None where a constant is not a single number."""
+def results_at_points(op: Operation, y: Var, x: Var, points: Array) -> Array | None:
+    """Return what an op gives in fp64 at points [2, n] of y and x; None where a constant is several numbers."""
     values: dict[Var, torch.Tensor] = dict(zip((y, x), torch.from_numpy(points), strict=True))
 
     def of(var: Var) -> Any:

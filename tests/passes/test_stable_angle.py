@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from pass_cases import rewrites, table
 
+import anesurgery as ane
 from anesurgery.interpret import run
 from anesurgery.mil import Array, Program, Var, mb, types
 from anesurgery.passes.stable_angle import StableAngle
@@ -91,6 +92,13 @@ def test_signs_of_zeros_are_kept(form: Callable[..., Var], exact: Callable[..., 
         with np.errstate(divide="ignore", invalid="ignore"):
             apart = np.abs(value - exact(y.astype(np.float64), x.astype(np.float64)))
         assert apart[(y != 0) | (x != 0)].max(initial=0) < 2e-3
+
+
+def test_an_angle_with_numbers_first_is_inspected() -> None:
+    """The wrong version compares a number with a tensor, and ends the inspection in a TypeError."""
+    rules = {finding.rule for finding in ane.inspect(built(with_numbers_first)).all_findings}
+    assert "fp32" in rules
+    assert "lost-branch" not in rules  # at y = 0 and x < 0 it gives pi
 
 
 def test_a_divisor_that_is_never_0_and_another_function_stay() -> None:

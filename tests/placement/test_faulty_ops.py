@@ -71,14 +71,15 @@ def fused(width: int, queries: int = 4, batch: int = 1, masked: bool = False) ->
     return program
 
 
-def masked(mask: str) -> Program:
+def masked(mask: str, dtype: Any = types.fp16) -> Program:
     """Attention of 64 queries; a mask of "ops" is computed by an op that the engine may run."""
-    specs = [mb.TensorSpec((1, 2, 64, 32), dtype=types.fp16), mb.TensorSpec((1, 1, 64, 64), dtype=types.fp16)]
+    specs = [mb.TensorSpec((1, 2, 64, 32), dtype=dtype), mb.TensorSpec((1, 1, 64, 64), dtype=dtype)]
 
     @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
     def program(x: Var, given: Var) -> Var:
-        table = np.triu(np.full((1, 1, 64, 64), -1e4, np.float16), 1)
-        masks = {"float": table, "bool": table == 0, "input": given, "ops": mb.mul(x=given, y=np.float16(-1e4))}
+        table = np.triu(np.full((1, 1, 64, 64), -1e4, types.nptype_from_builtin(dtype)), 1)
+        made = mb.mul(x=given, y=table.dtype.type(-1e4))
+        masks = {"float": table, "bool": table == 0, "input": given, "ops": made}
         more = {} if mask == "none" else {"attn_mask": masks[mask]}
         return mb.scaled_dot_product_attention(query=x, key=x, value=x, **more, name="y")
 
@@ -174,6 +175,7 @@ SAYS = [
     (fused(512, queries=1), "M4/macOS 26", "", ""),
     *((masked(kind), "M4/macOS 26", "fault-attention-mask", "reported") for kind in ("float", "bool", "input")),
     (masked("float"), "M1/macOS 27", "fault-attention-mask", "reported"),
+    (masked("float", types.fp32), "M1/macOS 27", "", ""),
     (masked("float"), "M4", "fault-attention-mask", "reported"),
     (masked("float"), "M2/macOS 27", "fault-attention-mask-elsewhere", "guess"),
     (masked("float"), "A18/iOS 26", "fault-attention-mask-elsewhere", "guess"),

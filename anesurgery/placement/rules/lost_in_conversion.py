@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,9 +22,8 @@ import torch
 from anesurgery import fp16
 from anesurgery.facts.attention import softmaxes_after
 from anesurgery.facts.dependence import ROW_LOOKUPS, looks_up_equal_rows
-from anesurgery.facts.quotient_angles import quotient_angle
+from anesurgery.facts.quotient_angles import quotient_angle, results_at_points
 from anesurgery.facts.windows import window_axes
-from anesurgery.interpret.table import TABLE
 from anesurgery.mil import (
     Array,
     Function,
@@ -36,7 +34,6 @@ from anesurgery.mil import (
     consumers,
     is_stored,
     np_dtype,
-    op_inputs,
     operands,
     producer,
     static_shape,
@@ -242,7 +239,10 @@ def _is_rescaled(op: Operation, scale: Var) -> bool:
 def lost_branch(op: Operation) -> Operation | None:
     """Return the comparison `y > 0` by which an atan2 gives 0 instead of pi for y = 0, x < 0; else None."""
     angle = quotient_angle(op)
-    if angle is None or not angle.turns or _result_at(op, {angle.y: 0.0, angle.x: -1.0}) > 1.0:
+    if angle is None or not angle.turns:
+        return None
+    results = results_at_points(op, angle.y, angle.x, np.array([[0.0], [-1.0]]))
+    if results is None or results[0] > 1.0:
         return None
     for comparison in angle.ops:
         is_above = comparison.op_type == "greater" and comparison.x is angle.y and number(comparison.y) == 0
@@ -257,26 +257,6 @@ def _is_and_negative(op: Operation, x: Var) -> bool:
         return False
     comparisons = [producer(v, "less") for v in (op.x, op.y)]
     return any(less is not None and less.x is x and number(less.y) == 0 for less in comparisons)
-
-
-def _result_at(op: Operation, values: dict[Var, float]) -> float:
-    """Return the result of an op for these numbers, computed in fp64 by the interpreter."""
-    known: dict[Var, Any] = {v: torch.tensor([n], dtype=torch.float64) for v, n in values.items()}
-
-    def value_of(var: Any) -> Any:
-        if not isinstance(var, Var):
-            return var
-        if var not in known:
-            if is_stored(var):
-                value = constant(var)
-                known[var] = value if isinstance(value, str) else number(var)
-            else:
-                assert var.op is not None
-                arguments = {name: value_of(value) for name, value in op_inputs(var.op).items()}
-                known[var] = TABLE[var.op.op_type].function(**arguments)
-        return known[var]
-
-    return float(value_of(op.outputs[0]))
 
 
 def narrowed_data(op: Operation) -> str:

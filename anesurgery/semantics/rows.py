@@ -84,7 +84,8 @@ def results_at(op: Operation, numbers: Mapping[str, Sequence[float]]) -> list[fl
     if any(v is None for v in fixed.values()):
         return None
     arguments: dict[str, Any] = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in fixed.items()}
-    arguments |= {k: torch.tensor(n, dtype=torch.float64) for k, n in numbers.items()}
+    given = {k: arguments[k] for k in ("x", "y") if k in arguments} | dict(numbers)
+    arguments |= {k: torch.tensor(n, dtype=torch.float64) for k, n in given.items()}
     results: list[float] = TABLE[op.op_type].function(**arguments).double().tolist()
     return results
 

@@ -12,10 +12,10 @@ from row_checks import CHECKS, FOR_INTEGERS
 
 from anesurgery import ops
 from anesurgery.facts import token_axes, whole_numbers
-from anesurgery.mil import Var, mb, np_dtype
+from anesurgery.mil import Program, Var, mb, np_dtype, walk_ops
 from anesurgery.regions import views
 from anesurgery.semantics import degrees
-from anesurgery.semantics.rows import SPECS, places_of, slices_read
+from anesurgery.semantics.rows import SPECS, places_of, results_at, slices_read
 
 FEW, MANY = 20, 200
 """Random programs of each op in every run of the tests, and in the long one."""
@@ -130,3 +130,23 @@ def test_each_operand_of_a_row_has_the_name_of_its_parameter() -> None:
         assert axes
         assert {o.name: o.var for o in axes} == {o.name: op.inputs[o.name] for o in axes}
         assert len({o.name for o in axes}) == len(axes)
+
+
+@pytest.mark.parametrize("op_type", ["sub", "real_div", "pow", "maximum", "floor_div", "greater", "equal"])
+def test_a_number_may_stand_first(op_type: str) -> None:
+    """The wrong version hands torch a number where it takes tensors only."""
+
+    program: Program = mb.program(input_specs=[mb.TensorSpec((2, 8))])(
+        lambda x: getattr(mb, op_type)(x=np.float32(3), y=x)
+    )
+    (op,) = (op for op in walk_ops(program) if op.op_type == op_type)
+    exact = {
+        "sub": 1.0,
+        "real_div": 1.5,
+        "pow": 9.0,
+        "maximum": 3.0,
+        "floor_div": 1.0,
+        "greater": 1.0,
+        "equal": 0.0,
+    }
+    assert results_at(op, {"y": [2.0]}) == [exact[op_type]]

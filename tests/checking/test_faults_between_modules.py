@@ -65,9 +65,21 @@ FAULTS: dict[str, tuple[Function, Function | None, str]] = {
     ),
     "wrong exponent": (lambda h: h.abs() ** 1.5, lambda h: h.abs() ** 1.6, "pow"),
     "wrong limit of clamp": (lambda h: h.clamp(-0.5, 0.5), lambda h: h.clamp(-0.5, 0.4), "clamp"),
-    "wrong threshold of where": (lambda h: torch.where(h > 0, h, 0.1 * h), lambda h: torch.where(h > 0.2, h, 0.1 * h), "gt"),
-    "concat in the wrong order": (lambda h: torch.cat([h, h.sin()], -1), lambda h: torch.cat([h.sin(), h], -1), "cat"),
-    "wrong scale of attention": (lambda h: attend(h, 0.3), lambda h: attend(h, 0.33), "scaled_dot_product_attention"),
+    "wrong threshold of where": (
+        lambda h: torch.where(h > 0, h, 0.1 * h),
+        lambda h: torch.where(h > 0.2, h, 0.1 * h),
+        "gt",
+    ),
+    "concat in the wrong order": (
+        lambda h: torch.cat([h, h.sin()], -1),
+        lambda h: torch.cat([h.sin(), h], -1),
+        "cat",
+    ),
+    "wrong scale of attention": (
+        lambda h: attend(h, 0.3),
+        lambda h: attend(h, 0.33),
+        "scaled_dot_product_attention",
+    ),
     "wrong align_corners": (
         lambda h: F.interpolate(h, scale_factor=2, mode="linear", align_corners=True),
         lambda h: F.interpolate(h, scale_factor=2, mode="linear", align_corners=False),

@@ -200,18 +200,18 @@ def _lines(counts: Mapping[str, Any]) -> Iterator[str]:
     yield from (
         "# Where Apple's Core AI runtime and the interpreter agree",
         "",
-        "Apple's runtime and this interpreter run the same program on the same inputs, both in fp32.",
-        f"Of {sum(every.values()):,} programs {ran:,} ran on both, and {every[AGREES]:,} "
+        "We run the same programs on the same inputs in Apple's runtime and in our interpreter, both in fp32.",
+        f"Of {sum(every.values()):,} programs, {ran:,} ran on both, and {every[AGREES]:,} of these "
         f"({every[AGREES] / ran:.1%}) agree to 100 dB.",
-        "On Linux Apple's runtime computes on the CPU with its own code. This says nothing about a Mac.",
-        "For some ops the file holds the interpreter's own formula. There, agreement only shows that Apple "
-        "computes it as we do:",
+        "On Linux, Apple's runtime uses the CPU and its own code. So these results say nothing about a Mac.",
+        "For some ops, we write our own formula into the file. For these, agreement only shows that Apple "
+        "computes the formula like we do:",
         "",
         "```text",
         ", ".join(shared),
         "```",
         "",
-        "`make conformance-coreai` runs it and writes this page.",
+        "`make conformance-coreai` runs the programs and writes this page.",
         "",
         f"| programs | {' | '.join(RESULTS)} |",
         "|---|" + "---|" * len(RESULTS),
@@ -220,20 +220,20 @@ def _lines(counts: Mapping[str, Any]) -> Iterator[str]:
         yield f"| {SUITES[suite]} | {' | '.join(str(results.get(r, 0)) for r in RESULTS)} |"
     yield from (
         "",
-        f'"{DIED.capitalize()}": the process of Apple\'s runtime ended. "{REFUSED.capitalize()}": it gave an ',
-        f'error. "{NOT_WRITTEN.capitalize()}": Core AI has no form for the op.',
+        f'"{DIED.capitalize()}": Apple\'s runtime crashed. "{REFUSED.capitalize()}": it returned an error. '
+        f'"{NOT_WRITTEN.capitalize()}": Core AI has no counterpart for the op.',
         "",
         "## What differs",
         "",
-        "Each difference was looked into. Where MIL does not say what an op does, either side is right.",
-        'Rows with 0 programs were seen in a longer run (`OPTIONS="--sample 6 --draws 4"`).',
+        "We looked into each difference. If MIL does not define what an op does, both sides count as right.",
+        'We saw the rows with 0 programs in a longer run (`OPTIONS="--sample 6 --draws 4"`).',
         "",
         "| what | programs | right | source |",
         "|---|---|---|---|",
     )
     for row in DIFFERENCES:
         yield f"| {row.what} | {counts['rows'].get(row.what, 0)} | {row.right} | {row.source} |"
-    yield from ("", "## Op by op", "", "A program counts for each op in it.", "")
+    yield from ("", "## Op by op", "", "A program counts once for each op in it.", "")
     yield f"| op | {' | '.join(RESULTS)} |"
     yield "|---|" + "---|" * len(RESULTS)
     for op, results in counts["ops"].items():

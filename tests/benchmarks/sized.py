@@ -149,9 +149,9 @@ its own positions. If that would make the weights more than 2 % larger, it compu
 """
 FROM_FORMS = """## Forms of common models
 
-We wrote these models for this table, and passed each to [`sizes`](sizes.md) in four forms: a PyTorch module,
-a model with a range, a model with a list of shapes (`EnumeratedShapes`), and a model of the largest size.
-The columns are the same as above.
+We wrote these models for this table, and passed each to [`sizes`](sizes.md) in four forms. These are a PyTorch
+module, a model with a range, a model with a list of shapes (`EnumeratedShapes`), and a model of the largest
+size. The columns are the same as above.
 
 | form | from | at a size | weights | worst between | between sizes |
 |---|---|---|---|---|---|

@@ -46,8 +46,8 @@ def _times(time: Change | None) -> str:
     assert time.better, "a page shows a gain"
     times = from_to(time.before.ms, time.after.ms).replace(" -> ", " to ")
     speedup, low, high = (rounded(1 / ratio) for ratio in (time.ratio, time.high, time.low))
-    likely = f"The 80% interval is {low} to {high} times as fast"
-    return f"from {times}, about {speedup} times as fast. {likely}"
+    likely = f"the 80% interval is {low} to {high}"
+    return f"from {times}. That is about {speedup} times as fast; {likely}"
 
 
 def _gained_by(surgery: ane.Surgery, model: Path, device: str) -> str:

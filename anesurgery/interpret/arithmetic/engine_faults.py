@@ -574,7 +574,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "attention-wide-heads",
         names("scaled_dot_product_attention"),
-        what="fused attention of fp16 with heads wider than 256 and two queries or more ended the process on "
+        what="fused attention of fp16 with heads wider than 256 and two queries or more crashed on "
         "the CPU; with one query, or heads of 256, it ran",
         source="kasper0406/stablehlo-coreml: pull request 89",
         seen="a Mac, macOS 26.5 and 26.6; the chip is not named",
@@ -696,7 +696,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "batch-norm-volume",
         names("batch_norm"),
-        what="a batch_norm of rank 5 (BatchNorm3d) ended the process",
+        what="a batch_norm of rank 5 (BatchNorm3d) crashed",
         source=f"pytorch/executorch: issue 11701; {_coremltools('issues 2276, 2572')}",
         seen="Core ML through ExecuTorch; the chip is not named",
         form=_rank_5,
@@ -708,7 +708,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "instance-norm-volume",
         names("instance_norm"),
-        what="an instance_norm of rank 5 (InstanceNorm3d) ended the process on the GPU, with ALL too; on the "
+        what="an instance_norm of rank 5 (InstanceNorm3d) crashed on the GPU, with ALL too; on the "
         "CPU it was right. Core ML documents ranks 3 and 4",
         source=_coremltools("issue 2667, pull request 2820"),
         seen="a Mac, CPU_AND_GPU and ALL, coremltools 9; the chip is not named",
@@ -731,7 +731,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "conv-dilated-groups",
         names("conv"),
-        what="a dilated convolution of rank 3 with two groups of several channels ended the process",
+        what="a dilated convolution of rank 3 with two groups of several channels crashed",
         source=f"{_coremltools('issue 2574')}; pytorch/executorch: issue 11688",
         seen="M1 Pro, macOS 15, coremltools 8.3 and 9; macOS 15.6, the chip is not named",
         chips=("M1",),

@@ -1,6 +1,6 @@
 """Rules about loading: the OS release that a model's version needs, and loads that were reported to fail.
 
-A `LoadReport` describes one load that ended the process, hung, or failed. On its chips, OS and units it becomes
+A `LoadReport` describes one load that crashed, hung, or failed. On its chips, OS and units it becomes
 a claim; elsewhere a warning of a lower grade, since such a load may succeed on another chip. A claim that
 nothing loads has the kind "load", which `inspect` shows first. Unlike other tables, this one covers the GPU.
 """
@@ -413,7 +413,7 @@ REPORTS = (
     LoadReport(
         "crash-vector-product",
         "a product of a vector and a batch of matrices has another shape in coremltools than on the device, "
-        "and the prediction ended the process",
+        "and the prediction crashed",
         source="apple/coremltools: issue 2263; microsoft/onnxruntime: pull request 21186",
         seen="a Mac that is not named, macOS 14",
         units=ALL,
@@ -424,7 +424,7 @@ REPORTS = (
     ),
     LoadReport(
         "abort-int8-gpu",
-        "weights of 8 bits ended the process in the GPU back end (an assertion of MPSGraph)",
+        "a model with weights of 8 bits crashed in the GPU back end (an assertion of MPSGraph)",
         source="onnxsim: pull request 1403",
         seen="M4, units with the GPU, the OS is not named; a decoder with such weights ran right with ALL and "
         "with CPU_AND_GPU on an M4 with macOS 26.6.2 (Thiruloksundar/llm-inference-macOS)",
@@ -437,8 +437,8 @@ REPORTS = (
     ),
     LoadReport(
         "abort-palette-scale",
-        "palettes with a scale for each channel (enable_per_channel_scale) ended the process at load: an "
-        "assertion of MPSGraph",
+        "a model whose palettes have a scale for each channel (enable_per_channel_scale) crashed at load: "
+        "an assertion of MPSGraph",
         source="coremltools: pull request 2688",
         seen="M4, macOS 26.6.2",
         units=BOTH,
@@ -514,7 +514,7 @@ REPORTS = (
     ),
     LoadReport(
         "abort-flat-attention",
-        "attention of three axes ended the process in the GPU back end at the first prediction (the text "
+        "attention of three axes crashed in the GPU back end at the first prediction (the text "
         "encoders of older Stable Diffusion conversions)",
         source="MochiDiffusion/MochiDiffusion: issue 521",
         seen="a Mac that is not named, macOS 27.2, CPU_AND_GPU",
@@ -525,7 +525,7 @@ REPORTS = (
     ),
     LoadReport(
         "abort-turned-attention",
-        "values times transposed attention weights (v @ attn.T, in YOLO11 and YOLO26) ended the process in the "
+        "values times transposed attention weights (v @ attn.T, in YOLO11 and YOLO26) crashed in the "
         'GPU back end: "MLIR pass manager failed"',
         source="ultralytics/ultralytics: pull requests 24885, 25860",
         seen="M5 Pro, units with the GPU; macOS 26.6.1",
@@ -538,7 +538,7 @@ REPORTS = (
     ),
     LoadReport(
         "abort-recurrent-gpu",
-        "a recurrent network (the prosody of Kokoro) ended the process in the GPU back end at the second "
+        "a recurrent network (the prosody of Kokoro) crashed in the GPU back end at the second "
         'prediction: "JIT not supported" in GPURNNOps of MPSGraph',
         source="FluidInference/FluidAudio: issue 667, pull requests 671, 818",
         seen="M5 Pro, macOS 26.5 and 26.6, units with the GPU",
@@ -563,7 +563,7 @@ REPORTS = (
     ),
     LoadReport(
         "crash-masked-mean",
-        'a mean over tokens by a mask ended the process (SIGSEGV), or failed with "Data-dependent shapes were '
+        'a mean over tokens by a mask crashed (SIGSEGV), or failed with "Data-dependent shapes were '
         'disabled", where the length varies; at one length, and on the CPU, it ran',
         source="apple/coremltools: issue 2825",
         seen="a device that is not named, coremltools 9, units with the GPU or the engine",
@@ -590,7 +590,7 @@ REPORTS = (
     ),
     LoadReport(
         "crash-places",
-        "nonzero, and torch.where with one argument, ended the process",
+        "nonzero, and torch.where with one argument, crashed",
         source="pytorch/executorch: issue 17537",
         seen="Core ML through ExecuTorch; the device is not named",
         units=ALL,

@@ -540,7 +540,7 @@ RULES = (
         "lost-diagonal",
         names("band_part"),
         "torch.diagonal was converted to a matrix of zeros beside the diagonal, and ExecuTorch, which expects "
-        "the diagonal alone, gave wrong numbers or ended the process",
+        "the diagonal alone, gave wrong numbers or crashed",
         "pytorch/executorch: issue 11718, pull request 13023",
         test=lambda op, target: kept_matrix(op),
         advice="convert with frontend.register(), or take the diagonal in the app",

@@ -121,7 +121,7 @@ _PALETTE_STATE = _large(
 )
 _WAVEFORM = _large(
     "crash-waveform",
-    "the inverse Fourier transform at the end of Kokoro ended the process in libBNNS, on the CPU, mostly after "
+    "the inverse Fourier transform at the end of Kokoro crashed in libBNNS, on the CPU, mostly after "
     "the first prediction: one app ran 40 times on one day and never on the next",
     "FluidInference/FluidAudio: issues 667, 844, 889, pull request 818",
     scope=Scope(

@@ -115,7 +115,7 @@ OWN = (
     Rule(
         "coreai-computed-place",
         names("slice_update"),
-        "an update at a computed place was reported to end the process",
+        "an update at a computed place was reported to crash",
         TORCH.format("issue 6"),
         test=_computed_update,
         grade=Grade.REPORTED,

@@ -63,7 +63,6 @@ from anesurgery.authoring import (
     Var,
     mb,
 )
-from anesurgery.byte_counts import byte_words
 from anesurgery.checking.grades import Grade, SiteCheck
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.errors import InterpretError
@@ -72,6 +71,7 @@ from anesurgery.mil import Block, is_compressed, is_constexpr, reads, stamp, wal
 from anesurgery.regions import reencoding, weight_edits
 from anesurgery.rewriting import graph_edits
 from anesurgery.semantics.reading import size_of
+from anesurgery.text import byte_words
 
 KEY_ELEMENTS = 1 << 10
 """A constant is looked up by its first elements, so many of them: keys stay short."""

@@ -61,7 +61,6 @@ ROOMS = tuple(
         mil
         ops
         doors
-        byte_counts
         fp16
         registry
         errors

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from anesurgery.byte_counts import GB
 from anesurgery.commands.options import Quiet
 from anesurgery.commands.waiting import load_engine
 from anesurgery.errors import SurgeryError
+from anesurgery.text import GB
 
 LOCAL, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from anesurgery import registry
-from anesurgery.byte_counts import byte_words
 from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Model, Overwrite, complete_name
 from anesurgery.commands.subcommand import Call, Outcome, Place, subcommand
@@ -17,6 +16,7 @@ from anesurgery.commands.written_options import written_options
 from anesurgery.display import counted, folded, written
 from anesurgery.errors import UnknownName
 from anesurgery.show.report import Table
+from anesurgery.text import byte_words
 
 Kinds = Annotated[str, typer.Argument(help="recipes, passes or all.")]
 StepName = Annotated[str, typer.Argument(help="A pass or recipe.", autocompletion=complete_name)]

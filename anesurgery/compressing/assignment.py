@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from anesurgery.byte_counts import byte_words, read_size
 from anesurgery.compressing.correcting import Candidate, find_candidates, plain_moments
 from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.finished import Finished, portable
@@ -51,6 +50,7 @@ from anesurgery.interpret.steps import Step
 from anesurgery.mil import Array, Operation, Var, ct, quiet_host
 from anesurgery.regions.reencoding import stored_bytes
 from anesurgery.rewriting.ml_program import MLProgram
+from anesurgery.text import byte_words, read_size
 
 PARTS = 1 << 14
 """The number of parts that a size is cut into. Each weight takes whole parts: with a hundred weights, about a

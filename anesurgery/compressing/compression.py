@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anesurgery.byte_counts import read_size
 from anesurgery.compressing.activations import METHODS, check_method, pair_names
 from anesurgery.compressing.balancing import Balanced, balance_channels
 from anesurgery.compressing.correcting import find_candidates
@@ -62,6 +61,7 @@ from anesurgery.placement.score import placed
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import MLProgram, ProgramSequence, read_subject
 from anesurgery.rewriting.newer_opsets import in_words, raised, why_not
+from anesurgery.text import read_size
 
 USUAL = ("linear-8", "linear-4", "palettize-6", "palettize-4")
 """The modes that the command draws where none is named."""

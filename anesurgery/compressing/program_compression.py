@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anesurgery.byte_counts import byte_words
 from anesurgery.compressing import activations as quantizing
 from anesurgery.compressing.activations import IOS17, Quantized
 from anesurgery.compressing.assignment import estimate_forms, measure_forms
@@ -44,6 +43,7 @@ from anesurgery.mil import Operation, Program, Var, is_compressed, is_weight, np
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import rows_of
 from anesurgery.regions.reencoding import stored_bytes
+from anesurgery.text import byte_words
 
 IOS16 = 7
 """The specification version in which weights can be compressed."""

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from anesurgery.byte_counts import MB, byte_words
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Function, Program
 from anesurgery.placement.cost import CPU_SUMS, MEMORY, SLOWER
@@ -26,6 +25,7 @@ from anesurgery.placement.inspection import Inspection, OpRow, between
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.networks import CONSTANTS
 from anesurgery.placement.target import Target
+from anesurgery.text import MB, byte_words
 
 _RECURRENT = frozenset({"gru", "lstm", "rnn"})
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from anesurgery.byte_counts import byte_words
 from anesurgery.checking.grades import SiteCheck
 from anesurgery.checking.lengths import NOTHING, Declared
 from anesurgery.checking.output_comparison import psnr
@@ -23,6 +22,7 @@ from anesurgery.files.interface import InterfaceChange
 from anesurgery.files.writing import check_place
 from anesurgery.mil import Array, Function, Operation, Var, remove_input, walk_ops
 from anesurgery.regions.reencoding import stored_bytes
+from anesurgery.text import byte_words
 
 Graph: TypeAlias = Any
 """What `Pass.run` edits in place: a MIL `Program`, or a `Network` of layers."""

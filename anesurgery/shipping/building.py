@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from anesurgery import __version__, registry
-from anesurgery.byte_counts import read_size
 from anesurgery.checking.output_comparison import compare_arrays
 from anesurgery.compressing.compression import compress
 from anesurgery.compressing.modes import read_mode
@@ -69,6 +68,7 @@ from anesurgery.shipping.recurrent_states import DecoderStep, convert_step, fini
 from anesurgery.splitting.cuts import chunk_numbers
 from anesurgery.splitting.split import split
 from anesurgery.surgery import Recipe, Surgery, apply
+from anesurgery.text import read_size
 
 
 def _runner_of(folder: Path, model: str, checkpoint: Checkpoint, most: int, hashes: dict[str, str]) -> Runner:

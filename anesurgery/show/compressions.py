@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from anesurgery.byte_counts import byte_words
 from anesurgery.compressing.compression import INSTEAD, Compression
 from anesurgery.compressing.costs import Cost
 from anesurgery.display import counted, draws, short_name
@@ -20,6 +19,7 @@ from anesurgery.files.plot_files import can_plot, picture
 from anesurgery.show.console import shows
 from anesurgery.show.page import environment
 from anesurgery.show.report import Report, Table, first_rows
+from anesurgery.text import byte_words
 
 LEAST = 1e-9
 """The smallest loss in the plot, which has a logarithmic axis."""

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 
 from anesurgery import registry
-from anesurgery.byte_counts import byte_words
 from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import Grade
 from anesurgery.display import counted
@@ -23,6 +22,7 @@ from anesurgery.rewriting.session import INTERFACE, SHAPE
 from anesurgery.semantics.reading import in_decibels
 from anesurgery.show.summary import sections
 from anesurgery.surgery import Surgery
+from anesurgery.text import byte_words
 
 
 def headline(surgery: Surgery) -> str:

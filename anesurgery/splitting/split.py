@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from anesurgery.byte_counts import byte_words, read_size
 from anesurgery.checking.comparison import compare
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, UnknownName
@@ -36,6 +35,7 @@ from anesurgery.splitting.cuts import Cuts
 from anesurgery.splitting.graph import Graph, Stretch, carve_functions, read_graphs, stretches
 from anesurgery.splitting.network_cut import cut_network
 from anesurgery.splitting.phases import engine_phases
+from anesurgery.text import byte_words, read_size
 
 BALANCES = ("bytes", "estimate")
 """What chunks may have in equal parts."""

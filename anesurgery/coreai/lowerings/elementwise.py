@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from anesurgery.coreai.dtypes import numpy_of
 from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import BINARY, GELU, TABLE, UNARY, as_interpreted, lowers
 from anesurgery.coreai.toolkit import ops
-from anesurgery.coreai.values import Value, binary_op, call, unary_op, where
+from anesurgery.coreai.values import Value, binary_op, call, in_floats, truncated, unary_op, where
 from anesurgery.ops import names
 
 TABLE |= {name: unary_op(name) for name in (*UNARY, "relu")}
 TABLE |= {name: binary_op(op) for name, op in BINARY.items()}
 as_interpreted(*names("identity clip threshold linear_activation scaled_tanh sigmoid_hard"))
-
-
-def truncated(x: Value) -> Value:
-    """Round toward zero."""
-    return where(x < 0, -(-x).floor(), x.floor())
-
-
-def in_floats(function: Callable[..., Value]) -> Callable[..., Value]:
-    """Compute a function of real numbers in fp32 for integers, and truncate the result."""
-    return lambda x, *more: (
-        function(x, *more) if x.is_float else truncated(function(x.cast("fp32"), *more)).cast(x.dtype)
-    )
 
 
 def sign(x: Value) -> Value:

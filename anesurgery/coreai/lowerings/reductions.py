@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lowerings.elementwise import in_floats
 from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import REDUCTIONS, TABLE, lowers
 from anesurgery.coreai.toolkit import ops
-from anesurgery.coreai.values import Value, call, scalar, to_fp32, unsigned, where
+from anesurgery.coreai.values import Value, call, in_floats, scalar, to_fp32, unsigned, where
 from anesurgery.mil import Operation
 
 

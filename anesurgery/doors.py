@@ -20,9 +20,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from anesurgery.display import byte_words
 from anesurgery.errors import LoadError, OutOfMemory, SurgeryError
 from anesurgery.registry import converter_of
-from anesurgery.text import byte_words
 
 P = ParamSpec("P")
 R = TypeVar("R")

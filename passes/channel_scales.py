@@ -43,12 +43,12 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
+from anesurgery.display import byte_words
 from anesurgery.interpret.ops import constexpr
 from anesurgery.placement.memory import decompressed_bytes
 from anesurgery.placement.rules import legality
 from anesurgery.regions import clusters, reencoding
 from anesurgery.regions.small_builds import again
-from anesurgery.text import byte_words
 
 VALUES = 256
 """The entries of a palette of 8 bits, the widest that there is."""

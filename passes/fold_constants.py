@@ -65,13 +65,13 @@ from anesurgery.authoring import (
 )
 from anesurgery.checking.grades import Grade, SiteCheck
 from anesurgery.checking.lengths import drawn_shape
+from anesurgery.display import byte_words
 from anesurgery.errors import InterpretError
 from anesurgery.facts import dependence, whole_numbers
 from anesurgery.mil import Block, is_compressed, is_constexpr, reads, stamp, walk_ops
 from anesurgery.regions import reencoding, weight_edits
 from anesurgery.rewriting import graph_edits
 from anesurgery.semantics.reading import size_of
-from anesurgery.text import byte_words
 
 KEY_ELEMENTS = 1 << 10
 """A constant is looked up by its first elements, so many of them: keys stay short."""

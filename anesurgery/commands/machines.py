@@ -19,9 +19,9 @@ from packaging.requirements import Requirement
 from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Full
 from anesurgery.commands.subcommand import Outcome, subcommand
+from anesurgery.display import byte_words
 from anesurgery.errors import SurgeryError
 from anesurgery.show.report import Table
-from anesurgery.text import byte_words
 
 PROJECT = "anesurgery"
 OPTIONAL = {"transformers": "the demo, and models of Hugging Face", "pillow": "models that take or give images"}

@@ -11,8 +11,8 @@ import typer
 
 from anesurgery.commands.options import Quiet
 from anesurgery.commands.waiting import load_engine
+from anesurgery.display import GB
 from anesurgery.errors import SurgeryError
-from anesurgery.text import GB
 
 LOCAL, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 

@@ -13,10 +13,9 @@ from anesurgery.commands.options import Model, Overwrite, complete_name
 from anesurgery.commands.subcommand import Call, Outcome, Place, subcommand
 from anesurgery.commands.waiting import load_engine
 from anesurgery.commands.written_options import written_options
-from anesurgery.display import counted, folded, written
+from anesurgery.display import byte_words, counted, folded, written
 from anesurgery.errors import UnknownName
 from anesurgery.show.report import Table
-from anesurgery.text import byte_words
 
 Kinds = Annotated[str, typer.Argument(help="recipes, passes or all.")]
 StepName = Annotated[str, typer.Argument(help="A pass or recipe.", autocompletion=complete_name)]

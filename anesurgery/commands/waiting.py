@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from anesurgery.display import byte_words
 from anesurgery.files.progress import Amount, Listener, listening
-from anesurgery.text import byte_words
 
 
 @contextmanager

@@ -38,7 +38,7 @@ from anesurgery.compressing.modes import SMALLEST, Mode, apply_configs, config_d
 from anesurgery.compressing.running_samples import run_op_by_op
 from anesurgery.compressing.second_order import HessianFactor, mean_diagonal
 from anesurgery.compressing.weight_forms import MOST_VECTOR
-from anesurgery.display import Drawn
+from anesurgery.display import Drawn, byte_words, read_size
 from anesurgery.errors import SurgeryError
 from anesurgery.facts.makeup import logits_of
 from anesurgery.files.package import Loaded, save
@@ -50,7 +50,6 @@ from anesurgery.interpret.steps import Step
 from anesurgery.mil import Array, Operation, Var, ct, quiet_host
 from anesurgery.regions.reencoding import stored_bytes
 from anesurgery.rewriting.ml_program import MLProgram
-from anesurgery.text import byte_words, read_size
 
 PARTS = 1 << 14
 """The number of parts that a size is cut into. Each weight takes whole parts: with a hundred weights, about a

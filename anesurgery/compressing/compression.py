@@ -41,7 +41,7 @@ from anesurgery.compressing.program_compression import (
 from anesurgery.compressing.running_samples import Samples, read_samples
 from anesurgery.compressing.storing import Smaller, engine_share
 from anesurgery.compressing.weight_forms import BITS, IOS18, PURPOSES, read_form, unknown_chips
-from anesurgery.display import Drawn, drawn
+from anesurgery.display import Drawn, drawn, read_size
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, UnknownName, Unsuited, warn
 from anesurgery.facts.makeup import logits_of
@@ -61,7 +61,6 @@ from anesurgery.placement.score import placed
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import MLProgram, ProgramSequence, read_subject
 from anesurgery.rewriting.newer_opsets import in_words, raised, why_not
-from anesurgery.text import read_size
 
 USUAL = ("linear-8", "linear-4", "palettize-6", "palettize-4")
 """The modes that the command draws where none is named."""

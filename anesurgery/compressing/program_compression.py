@@ -36,6 +36,7 @@ from anesurgery.compressing.weight_forms import (
     read_form,
 )
 from anesurgery.compressing.weight_rows import WeightRows
+from anesurgery.display import byte_words
 from anesurgery.errors import SurgeryError, Unsuited
 from anesurgery.files.package import Loaded
 from anesurgery.files.protobuf import opset_version
@@ -43,7 +44,6 @@ from anesurgery.mil import Operation, Program, Var, is_compressed, is_weight, np
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import rows_of
 from anesurgery.regions.reencoding import stored_bytes
-from anesurgery.text import byte_words
 
 IOS16 = 7
 """The specification version in which weights can be compressed."""

@@ -31,6 +31,7 @@ from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import COMPOSED, MERGED_INTO, MISSING, OWN, TABLE, extras_of, load_families
 from anesurgery.coreai.toolkit import require
 from anesurgery.coreai.values import Constant, Dense, Value
+from anesurgery.display import byte_words
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, NotExpressible, SurgeryError
 from anesurgery.files.interface import Port, Signature
@@ -57,7 +58,6 @@ from anesurgery.neuralnetwork.importing import LoadedNetwork
 from anesurgery.ops import LISTS, names
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
-from anesurgery.text import byte_words
 
 
 @dataclass(frozen=True)

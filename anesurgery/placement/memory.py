@@ -14,6 +14,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from anesurgery.display import byte_words
 from anesurgery.mil import (
     Block,
     Function,
@@ -31,7 +32,6 @@ from anesurgery.placement.evidence import Finding, Grade, Scope, general
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.target import CHIPS, SOURCES, Target
 from anesurgery.semantics.reading import elements, is_tensor, shape_in_words, size_of
-from anesurgery.text import byte_words
 
 FAILED_IMAGE = 3 * 5568 * 5568 * 2
 """Bytes of an fp16 image of 1x3x5568x5568, which did not compile for the engine."""

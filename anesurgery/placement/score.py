@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from anesurgery.display import MB, byte_words
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Function, Program
 from anesurgery.placement.cost import CPU_SUMS, MEMORY, SLOWER
@@ -25,7 +26,6 @@ from anesurgery.placement.inspection import Inspection, OpRow, between
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.networks import CONSTANTS
 from anesurgery.placement.target import Target
-from anesurgery.text import MB, byte_words
 
 _RECURRENT = frozenset({"gru", "lstm", "rnn"})
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from anesurgery.display import GB
 from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.placement.corrections import Corrections
 from anesurgery.semantics.analysis_cache import cached
-from anesurgery.text import GB
 
 PRODUCTS: dict[str, str] = {
     product.strip(): chip

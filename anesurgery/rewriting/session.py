@@ -15,14 +15,13 @@ import numpy as np
 from anesurgery.checking.grades import SiteCheck
 from anesurgery.checking.lengths import NOTHING, Declared
 from anesurgery.checking.output_comparison import psnr
-from anesurgery.display import Drawn, drawn
+from anesurgery.display import Drawn, byte_words, drawn
 from anesurgery.errors import Named, Refusal, SurgeryError
 from anesurgery.files import arrays
 from anesurgery.files.interface import InterfaceChange
 from anesurgery.files.writing import check_place
 from anesurgery.mil import Array, Function, Operation, Var, remove_input, walk_ops
 from anesurgery.regions.reencoding import stored_bytes
-from anesurgery.text import byte_words
 
 Graph: TypeAlias = Any
 """What `Pass.run` edits in place: a MIL `Program`, or a `Network` of layers."""

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from anesurgery.display import GB, byte_words
 from anesurgery.doors import short_of_memory
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files import source
 from anesurgery.files.progress import Listener, listening
-from anesurgery.text import GB, byte_words
 
 REPORT, ANSWER, DOWNLOAD, PLACE = "report.html", "answer.json", "download.zip", "place.json"
 """Files of a task: the report, the answer, the new model, and the path of the model given."""

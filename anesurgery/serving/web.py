@@ -33,12 +33,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from anesurgery import registry
+from anesurgery.display import byte_words
 from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.files.source import MOST_FILES
 from anesurgery.files.writing import scratch_folder
 from anesurgery.placement.target import GROUPS, PRODUCTS, Target
 from anesurgery.serving.task import ANSWER, DOWNLOAD, REPORT, Limits
-from anesurgery.text import byte_words
 
 # -- connections ----------------------------------------------------------------------------------------
 #

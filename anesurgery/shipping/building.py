@@ -29,7 +29,7 @@ from anesurgery import __version__, registry
 from anesurgery.checking.output_comparison import compare_arrays
 from anesurgery.compressing.compression import compress
 from anesurgery.compressing.modes import read_mode
-from anesurgery.display import Drawn, counted
+from anesurgery.display import Drawn, counted, read_size
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, NotExpressible, PassError, SurgeryError, Unsuited, first_line
 from anesurgery.files import arrays
@@ -68,7 +68,6 @@ from anesurgery.shipping.recurrent_states import DecoderStep, convert_step, fini
 from anesurgery.splitting.cuts import chunk_numbers
 from anesurgery.splitting.split import split
 from anesurgery.surgery import Recipe, Surgery, apply
-from anesurgery.text import read_size
 
 
 def _runner_of(folder: Path, model: str, checkpoint: Checkpoint, most: int, hashes: dict[str, str]) -> Runner:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from anesurgery.display import counted, draws, short_name
+from anesurgery.display import byte_words, counted, draws, short_name
 from anesurgery.files.plot_files import picture
 from anesurgery.files.sequence import Border, Chain, ChunkPlacement, is_network
 from anesurgery.mil import walk_ops
@@ -14,7 +14,6 @@ from anesurgery.placement.networks import CONSTANTS
 from anesurgery.show.console import shows
 from anesurgery.show.report import Report, Table, first_rows
 from anesurgery.splitting.size_choice import SizeChoice
-from anesurgery.text import byte_words
 
 MOST_SHOWN = 4
 """The most values of a border, and op types off the ANE, in the text; JSON has all."""

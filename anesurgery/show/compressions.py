@@ -13,13 +13,12 @@ from typing import Any
 
 from anesurgery.compressing.compression import INSTEAD, Compression
 from anesurgery.compressing.costs import Cost
-from anesurgery.display import counted, draws, short_name
+from anesurgery.display import byte_words, counted, draws, short_name
 from anesurgery.errors import SurgeryError
 from anesurgery.files.plot_files import can_plot, picture
 from anesurgery.show.console import shows
 from anesurgery.show.page import environment
 from anesurgery.show.report import Report, Table, first_rows
-from anesurgery.text import byte_words
 
 LEAST = 1e-9
 """The smallest loss in the plot, which has a logarithmic axis."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from anesurgery import registry
 from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import Grade
-from anesurgery.display import counted
+from anesurgery.display import byte_words, counted
 from anesurgery.mil import Program
 from anesurgery.placement.durations import AS_BEFORE, SHORTEST, Change, change, from_to, rounded
 from anesurgery.placement.inspection import Inspection, between
@@ -22,7 +22,6 @@ from anesurgery.rewriting.session import INTERFACE, SHAPE
 from anesurgery.semantics.reading import in_decibels
 from anesurgery.show.summary import sections
 from anesurgery.surgery import Surgery
-from anesurgery.text import byte_words
 
 
 def headline(surgery: Surgery) -> str:

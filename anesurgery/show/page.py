@@ -23,12 +23,11 @@ from typing import Any, NamedTuple
 import networkx as nx
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from anesurgery.display import counted, draws, short_name
+from anesurgery.display import byte_words, counted, draws, short_name
 from anesurgery.placement.inspection import Inspection, OpRow, Segment
 from anesurgery.show import summary, time_shares
 from anesurgery.show.headline import compared_shares
 from anesurgery.show.summary import UNIT_WORDS
-from anesurgery.text import byte_words
 
 OPS_SHOWN = 60
 """The most ops that are named one by one in boxes."""

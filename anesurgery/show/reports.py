@@ -18,7 +18,7 @@ from anesurgery.checking.output_comparison import OutputComparison
 from anesurgery.checking.ranges import Ranges
 from anesurgery.compressing.assignment import Proposal, Row
 from anesurgery.compressing.sensitivity import Sensitivity
-from anesurgery.display import counted, draws, short_name
+from anesurgery.display import byte_words, counted, draws, short_name
 from anesurgery.placement.certifying import GATE, Certificate
 from anesurgery.placement.choices import Choice
 from anesurgery.placement.folders import Folder
@@ -33,7 +33,6 @@ from anesurgery.show.console import plain, shows
 from anesurgery.show.page import environment
 from anesurgery.show.report import Line, Report, Table, first_rows, notes
 from anesurgery.show.summary import LEGAL_WORDS, UNIT_WORDS
-from anesurgery.text import byte_words
 
 STYLES = {"holds": "bold green", "at risk": "bold yellow", "fails": "bold red"}
 ROWS = 12

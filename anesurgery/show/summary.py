@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from anesurgery.display import byte_words
 from anesurgery.placement.durations import change, from_to
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import SOFT, Inspection, Memory, OpRow
 from anesurgery.placement.score import SAME
-from anesurgery.text import byte_words
 
 UNIT_WORDS: dict[str | None, str] = {"ane": "ANE", "gpu": "GPU", "cpu": "CPU", None: "unknown"}
 LEGAL_WORDS: dict[bool | None, str] = {False: "no", None: "unknown", True: "yes"}

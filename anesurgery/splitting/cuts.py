@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+from anesurgery.display import byte_words, read_size
 from anesurgery.errors import SurgeryError
 from anesurgery.files.mil_types import type_text
 from anesurgery.files.protobuf import version_of
 from anesurgery.mil import Program
 from anesurgery.splitting.graph import Graph, read_graphs
-from anesurgery.text import byte_words, read_size
 
 MOST_PLACES = 400
 """The most places that are considered: the search looks at pairs of them, up to 80,000."""

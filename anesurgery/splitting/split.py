@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from anesurgery.checking.comparison import compare
+from anesurgery.display import byte_words, read_size
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.files.interface import describe, new_spec, warn_of_names
@@ -35,7 +36,6 @@ from anesurgery.splitting.cuts import Cuts
 from anesurgery.splitting.graph import Graph, Stretch, carve_functions, read_graphs, stretches
 from anesurgery.splitting.network_cut import cut_network
 from anesurgery.splitting.phases import engine_phases
-from anesurgery.text import byte_words, read_size
 
 BALANCES = ("bytes", "estimate")
 """What chunks may have in equal parts."""

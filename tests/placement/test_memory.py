@@ -13,6 +13,7 @@ import torch
 from decoders import cached
 
 import anesurgery as ane
+from anesurgery.display import byte_words
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement import memory
@@ -21,7 +22,6 @@ from anesurgery.placement.flexible import flexible_shapes
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.rules import lost_in_conversion, sampled, shapes
 from anesurgery.placement.target import CHIPS, Target
-from anesurgery.text import byte_words
 
 ANY = Target.parse("any")
 RNG = np.random.default_rng(0)

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from anesurgery.display import byte_words
 from anesurgery.semantics.reading import in_decibels
-from anesurgery.text import byte_words
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from functools import partial
 
+from anesurgery.display import byte_words
 from anesurgery.interpret.attentions import recognise
 from anesurgery.mil import (
     Function,
@@ -32,7 +33,6 @@ from anesurgery.placement.flexible import Flexible, dynamic_inputs
 from anesurgery.placement.target import CHIPS, Target
 from anesurgery.semantics.reading import channels, is_tensor, shape_in_words, shape_of, size_of, weight
 from anesurgery.semantics.rows import runtime
-from anesurgery.text import byte_words
 
 _slow = partial(general, kind="speed")
 """A rule about speed."""

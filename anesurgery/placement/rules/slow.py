@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial
 
+from anesurgery.display import byte_words
 from anesurgery.errors import Refusal
 from anesurgery.facts.attention import attention_of
 from anesurgery.facts.loops import loop_rounds
@@ -55,7 +56,6 @@ from anesurgery.semantics.reading import (
     weight,
 )
 from anesurgery.semantics.rows import work_of
-from anesurgery.text import byte_words
 
 _slow = partial(Rule, kind="speed")
 """A rule about time."""

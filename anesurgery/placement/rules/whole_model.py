@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import partial
 
+from anesurgery.display import byte_words
 from anesurgery.interpret.attentions import Attention, recognise
 from anesurgery.mil import (
     Function,
@@ -32,7 +33,6 @@ from anesurgery.placement.inspection import Memory
 from anesurgery.placement.rules.conditions import CHANNELS, is_lookup
 from anesurgery.placement.target import CHIPS, SOURCES, Target
 from anesurgery.semantics.reading import elements, is_tensor, shape_in_words, shape_of
-from anesurgery.text import byte_words
 
 Messages = Iterator[tuple[Rule, str]]
 """Rules that apply, each with what it found in words."""

@@ -56,11 +56,11 @@ ROOMS = tuple(
         neuralnetwork
         files
         frontend
-        display
         text
         mil
         ops
         doors
+        display
         fp16
         registry
         errors

@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from anesurgery.byte_counts import byte_words
+from anesurgery.display import byte_words
 from anesurgery.errors import LoadError, OutOfMemory, SurgeryError
 from anesurgery.registry import converter_of
 

@@ -43,7 +43,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
-from anesurgery.byte_counts import byte_words
+from anesurgery.display import byte_words
 from anesurgery.interpret.ops import constexpr
 from anesurgery.placement.memory import decompressed_bytes
 from anesurgery.placement.rules import legality

@@ -63,9 +63,9 @@ from anesurgery.authoring import (
     Var,
     mb,
 )
-from anesurgery.byte_counts import byte_words
 from anesurgery.checking.grades import Grade, SiteCheck
 from anesurgery.checking.lengths import drawn_shape
+from anesurgery.display import byte_words
 from anesurgery.errors import InterpretError
 from anesurgery.facts import dependence, whole_numbers
 from anesurgery.mil import Block, is_compressed, is_constexpr, reads, stamp, walk_ops

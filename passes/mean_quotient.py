@@ -40,7 +40,7 @@ from dataclasses import dataclass
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Operation, Refusal, Rewrite, Var, mb
-from anesurgery.facts import quotients
+from anesurgery.numeric import means
 from anesurgery.regions.small_builds import again
 from anesurgery.semantics import rows
 
@@ -59,7 +59,7 @@ class MeanQuotient(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """Match a quotient of sums of which one may overflow."""
-        quotient = quotients.quotient_of_sums(m.root)
+        quotient = means.quotient_of_sums(m.root)
         if quotient is None:
             return an.NO_MATCH
         if not quotient.overflows:

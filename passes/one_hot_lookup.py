@@ -26,8 +26,8 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
-from anesurgery.byte_counts import byte_words
 from anesurgery.checking.lengths import drawn_shape
+from anesurgery.display import byte_words
 from anesurgery.regions import small_builds
 
 

@@ -56,12 +56,11 @@ ROOMS = tuple(
         neuralnetwork
         files
         frontend
-        display
         text
         mil
         ops
         doors
-        byte_counts
+        display
         fp16
         registry
         errors

@@ -38,7 +38,7 @@ from anesurgery.facts.makeup import logits_of
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs, call_of
 from anesurgery.files.joining import join
 from anesurgery.files.package import Loaded
-from anesurgery.interpret.arithmetic.fp64 import Double
+from anesurgery.interpret.arithmetic.precision import Double
 from anesurgery.interpret.features import allows, bind, default_shapes, images
 from anesurgery.interpret.predictor import Predictor, bound, run
 from anesurgery.interpret.sampling import sample_inputs

@@ -32,9 +32,8 @@ from anesurgery.facts.written_exponentials import LOGS_OF_SHARES, WrittenExponen
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs, call_of
 from anesurgery.interpret import Listener, Predictor, run
 from anesurgery.interpret.arithmetic import neural_engine
-from anesurgery.interpret.arithmetic.fp64 import Double
 from anesurgery.interpret.arithmetic.neural_engine import chip_of
-from anesurgery.interpret.arithmetic.precision import Arithmetic, is_mixed, meaning
+from anesurgery.interpret.arithmetic.precision import Arithmetic, Double, is_mixed, meaning
 from anesurgery.interpret.sampling import sample_function
 from anesurgery.interpret.table import Implementation
 from anesurgery.mil import (

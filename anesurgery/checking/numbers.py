@@ -24,8 +24,7 @@ from anesurgery.checking.grades import REASSOCIATED, Promise
 from anesurgery.checking.lengths import drawn_shape, evaluator
 from anesurgery.errors import InterpretError, Refused, SurgeryError
 from anesurgery.interpret import Evaluator
-from anesurgery.interpret.arithmetic.fp64 import Double
-from anesurgery.interpret.arithmetic.precision import narrows
+from anesurgery.interpret.arithmetic.precision import Double, narrows
 from anesurgery.interpret.sampling import LOOKUPS
 from anesurgery.mil import Array, Operation, Var, constant, is_constexpr, np_dtype
 from anesurgery.ops import CARRIERS, MOVING, PADDING, names

@@ -71,7 +71,7 @@ from anesurgery.checking.trial_lengths import plan_of, span
 from anesurgery.errors import InterpretError, Refusal, Refused
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.constant_memory import trim_heap
-from anesurgery.interpret.arithmetic.fp64 import Double
+from anesurgery.interpret.arithmetic.precision import Double
 from anesurgery.interpret.table import Unsupported
 from anesurgery.mil import Array, Operation, Var, np_dtype, types
 from anesurgery.semantics.fingerprint import fingerprint

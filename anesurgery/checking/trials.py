@@ -39,7 +39,7 @@ from anesurgery.errors import InterpretError
 from anesurgery.facts.loops import ops_with_run_counts
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs
 from anesurgery.interpret import Evaluator
-from anesurgery.interpret.arithmetic.fp64 import Double, PerturbedRounding
+from anesurgery.interpret.arithmetic.precision import Double, PerturbedRounding
 from anesurgery.interpret.state import Box
 from anesurgery.mil import Array, Function, Operation, Var, is_symbolic, is_weight, np_dtype, types, walk_ops
 from anesurgery.semantics.rows import work_of

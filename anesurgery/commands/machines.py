@@ -16,10 +16,10 @@ from typing import Annotated, Any
 import typer
 from packaging.requirements import Requirement
 
-from anesurgery.byte_counts import byte_words
 from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Full
 from anesurgery.commands.subcommand import Outcome, subcommand
+from anesurgery.display import byte_words
 from anesurgery.errors import SurgeryError
 from anesurgery.show.report import Table
 

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from anesurgery.byte_counts import GB
 from anesurgery.commands.options import Quiet
 from anesurgery.commands.waiting import load_engine
+from anesurgery.display import GB
 from anesurgery.errors import SurgeryError
 
 LOCAL, EVERYWHERE = "127.0.0.1", "0.0.0.0"

@@ -8,13 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from anesurgery import registry
-from anesurgery.byte_counts import byte_words
 from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Model, Overwrite, complete_name
 from anesurgery.commands.subcommand import Call, Outcome, Place, subcommand
 from anesurgery.commands.waiting import load_engine
 from anesurgery.commands.written_options import written_options
-from anesurgery.display import counted, folded, written
+from anesurgery.display import byte_words, counted, folded, written
 from anesurgery.errors import UnknownName
 from anesurgery.show.report import Table
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from anesurgery.byte_counts import byte_words
+from anesurgery.display import byte_words
 from anesurgery.files.progress import Amount, Listener, listening
 
 

@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from anesurgery.byte_counts import byte_words, read_size
 from anesurgery.compressing.correcting import Candidate, find_candidates, plain_moments
 from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.finished import Finished, portable
@@ -39,7 +38,7 @@ from anesurgery.compressing.modes import SMALLEST, Mode, apply_configs, config_d
 from anesurgery.compressing.running_samples import run_op_by_op
 from anesurgery.compressing.second_order import HessianFactor, mean_diagonal
 from anesurgery.compressing.weight_forms import MOST_VECTOR
-from anesurgery.display import Drawn
+from anesurgery.display import Drawn, byte_words, read_size
 from anesurgery.errors import SurgeryError
 from anesurgery.facts.makeup import logits_of
 from anesurgery.files.package import Loaded, save

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anesurgery.byte_counts import read_size
 from anesurgery.compressing.activations import METHODS, check_method, pair_names
 from anesurgery.compressing.balancing import Balanced, balance_channels
 from anesurgery.compressing.correcting import find_candidates
@@ -42,7 +41,7 @@ from anesurgery.compressing.program_compression import (
 from anesurgery.compressing.running_samples import Samples, read_samples
 from anesurgery.compressing.storing import Smaller, engine_share
 from anesurgery.compressing.weight_forms import BITS, IOS18, PURPOSES, read_form, unknown_chips
-from anesurgery.display import Drawn, drawn
+from anesurgery.display import Drawn, drawn, read_size
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, UnknownName, Unsuited, warn
 from anesurgery.facts.makeup import logits_of

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anesurgery.byte_counts import byte_words
 from anesurgery.compressing import activations as quantizing
 from anesurgery.compressing.activations import IOS17, Quantized
 from anesurgery.compressing.assignment import estimate_forms, measure_forms
@@ -37,6 +36,7 @@ from anesurgery.compressing.weight_forms import (
     read_form,
 )
 from anesurgery.compressing.weight_rows import WeightRows
+from anesurgery.display import byte_words
 from anesurgery.errors import SurgeryError, Unsuited
 from anesurgery.files.package import Loaded
 from anesurgery.files.protobuf import opset_version

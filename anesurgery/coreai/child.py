@@ -1,15 +1,19 @@
 """The child process in which Apple's code runs: `python -m anesurgery.coreai.child FOLDER`.
 
-`running.ask` starts it, because Apple's runtime may end the process that calls it. Both sides exchange files in
-a folder: the parent writes `question.json` and `arrays.npz`, the child answers with `answer.json` and new
-arrays. The child loads neither torch nor coremltools.
+`ask` starts it, because Apple's runtime may end the process that calls it: on an integer division by 0, on a
+damaged program, and more. Both sides exchange files in a folder: the parent writes `question.json` and
+`arrays.npz`, the child answers with `answer.json` and new arrays. The child loads neither torch nor
+coremltools.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anesurgery.coreai import toolkit
+from anesurgery.errors import InterpretError, LoadError
 
 QUESTION, ANSWER, ARRAYS = "question.json", "answer.json", "arrays.npz"
 """Files of the folder: the task, the answer, and the arrays of either side."""
@@ -37,6 +42,82 @@ def read_arrays(file: Path) -> dict[str, NDArray[Any]]:
     """Read the arrays of a file by name."""
     with np.load(file, allow_pickle=False) as held:
         return {str(name): held[str(i)] for i, name in enumerate(held[NAMES])}
+
+
+PATIENCE = 600.0
+"""Seconds that the child may take: 20 times what the slowest of 39 published packages took."""
+
+
+DEADLY = {
+    signal.SIGILL: "an operation that it does not define, such as an integer divided by 0",
+    signal.SIGSEGV: "a program that it reads wrongly",
+    signal.SIGABRT: "a program that contradicts itself",
+    signal.SIGKILL: "too little memory, or somebody who ended it",
+}
+"""Signal that ends the child -> the cause that was seen."""
+
+
+def ask(
+    task: str, path: Path, options: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None
+) -> tuple[Any, dict[str, NDArray[Any]]]:
+    """Run one task in a child process, and return its answer.
+
+    Args:
+        task: "run" or "read".
+        path: an `.aimodel` folder that was checked.
+        options: options of the task, as JSON takes them.
+        arrays: arrays for the task, by name.
+
+    Returns:
+        The answer as plain data, and the arrays that came with it.
+
+    Raises:
+        LoadError: Apple's package is not installed, or the child cannot read the model.
+        InterpretError: the child cannot run the model, takes too long or dies.
+    """
+    toolkit.require()
+    with tempfile.TemporaryDirectory(prefix="anesurgery-coreai-") as folder:
+        place = Path(folder)
+        (place / QUESTION).write_text(json.dumps({"task": task, "path": str(path.resolve()), **options}))
+        write_arrays(place / ARRAYS, arrays or {})
+        last_line = _run_child(path, place)
+        answer = place / ANSWER
+        if not answer.is_file():
+            raise InterpretError(f"{path}: Apple's runtime ended without an answer: {last_line}")
+        content = json.loads(answer.read_text())
+        if words := content.get("error"):
+            kind = LoadError if task == "read" else InterpretError
+            raise kind(f"{path}: Apple's runtime refuses it: {words}")
+        return content["answer"], read_arrays(place / ARRAYS)
+
+
+def _run_child(path: Path, place: Path) -> str:
+    """Run the child, and return the last line that it printed."""
+    command = [sys.executable, "-m", "anesurgery.coreai.child", str(place)]
+    root = str(Path(__file__).resolve().parents[2])
+    python_path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    try:
+        process = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE,
+            check=False,
+            env={**os.environ, "PYTHONPATH": python_path},
+        )
+    except subprocess.TimeoutExpired as error:
+        raise InterpretError(
+            f"{path}: Apple's runtime was stopped after {PATIENCE:g} s; give smaller inputs, or raise "
+            f"{__name__}.PATIENCE"
+        ) from error
+    if process.returncode < 0:
+        number = -process.returncode
+        name = {s.value: s.name for s in signal.Signals}.get(number, f"signal {number}")
+        why = {s.value: words for s, words in DEADLY.items()}.get(number, "not known here")
+        raise InterpretError(f"{path}: Apple's runtime died ({name}). The likely cause is {why}")
+    return (process.stderr.strip().splitlines() or ["nothing was printed"])[-1][:300]
 
 
 def main(folder: Path) -> None:

@@ -24,10 +24,10 @@ import numpy as np
 
 from anesurgery import registry
 from anesurgery.coreai.asset import SUFFIX, Asset
+from anesurgery.coreai.child import ask
 from anesurgery.coreai.dtypes import bits_of, name_of, numpy_of
 from anesurgery.coreai.images import PREFIX
 from anesurgery.coreai.lifts.graphs import as_list, composite_of
-from anesurgery.coreai.lifts.images import image_size
 from anesurgery.coreai.lifts.table import (
     TABLE,
     TOKEN,
@@ -37,10 +37,10 @@ from anesurgery.coreai.lifts.table import (
     Value,
     as_var,
     cast,
+    image_size,
     mil_type,
     sizes_of,
 )
-from anesurgery.coreai.running import ask
 from anesurgery.coreai.table import OWN, load_families
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, SurgeryError, UnknownName

@@ -1,18 +1,13 @@
-"""Run Apple's Core AI runtime in a child process: `engine="coreai"`. Reading an `.aimodel` uses the same child.
+"""Run Apple's Core AI runtime in a child process (`child.py`): `engine="coreai"`.
 
-The runtime ends its process on an integer division by 0, on a damaged program, and more; in a child that
-becomes an error in words. On Linux it computes on the CPU, by code of its own: agreement with it shows that a
+On Linux the runtime computes on the CPU, by code of its own: agreement with it shows that a
 model means the same to Apple and to this library's interpreter, not what a Mac or a Neural Engine would
 compute.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,89 +18,17 @@ import torch
 
 from anesurgery.coreai import toolkit
 from anesurgery.coreai.asset import SUFFIX, Asset
-from anesurgery.coreai.child import ANSWER, ARRAYS, QUESTION, read_arrays, write_arrays
+from anesurgery.coreai.child import ask
 from anesurgery.coreai.translating import to_coreai
-from anesurgery.errors import InterpretError, LoadError, UnknownName
+from anesurgery.errors import InterpretError, UnknownName
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.predictor import bound
 from anesurgery.interpret.state import States
 from anesurgery.loading import load
 from anesurgery.mil import Array, function_of, np_dtype
 
-PATIENCE = 600.0
-"""Seconds that the child may take: 20 times what the slowest of 39 published packages took."""
-DEADLY = {
-    signal.SIGILL: "an operation that it does not define, such as an integer divided by 0",
-    signal.SIGSEGV: "a program that it reads wrongly",
-    signal.SIGABRT: "a program that contradicts itself",
-    signal.SIGKILL: "too little memory, or somebody who ended it",
-}
-"""Signal that ends the child -> the cause that was seen."""
 ONLY_INTERPRETED = {"precision": "fp32", "listener": None, "device": "cpu", "member": None}
 """Argument that only the interpreter takes -> its default."""
-
-
-def ask(
-    task: str, path: Path, options: Mapping[str, Any], arrays: Mapping[str, Array] | None = None
-) -> tuple[Any, dict[str, Array]]:
-    """Run one task in a child process, and return its answer.
-
-    Args:
-        task: "run" or "read".
-        path: an `.aimodel` folder that was checked.
-        options: options of the task, as JSON takes them.
-        arrays: arrays for the task, by name.
-
-    Returns:
-        The answer as plain data, and the arrays that came with it.
-
-    Raises:
-        LoadError: Apple's package is not installed, or the child cannot read the model.
-        InterpretError: the child cannot run the model, takes too long or dies.
-    """
-    toolkit.require()
-    with tempfile.TemporaryDirectory(prefix="anesurgery-coreai-") as folder:
-        place = Path(folder)
-        (place / QUESTION).write_text(json.dumps({"task": task, "path": str(path.resolve()), **options}))
-        write_arrays(place / ARRAYS, arrays or {})
-        last_line = _run_child(path, place)
-        answer = place / ANSWER
-        if not answer.is_file():
-            raise InterpretError(f"{path}: Apple's runtime ended without an answer: {last_line}")
-        content = json.loads(answer.read_text())
-        if words := content.get("error"):
-            kind = LoadError if task == "read" else InterpretError
-            raise kind(f"{path}: Apple's runtime refuses it: {words}")
-        return content["answer"], read_arrays(place / ARRAYS)
-
-
-def _run_child(path: Path, place: Path) -> str:
-    """Run the child, and return the last line that it printed."""
-    command = [sys.executable, "-m", "anesurgery.coreai.child", str(place)]
-    root = str(Path(__file__).resolve().parents[2])
-    python_path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    try:
-        process = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PATIENCE,
-            check=False,
-            env={**os.environ, "PYTHONPATH": python_path},
-        )
-    except subprocess.TimeoutExpired as error:
-        raise InterpretError(
-            f"{path}: Apple's runtime was stopped after {PATIENCE:g} s; give smaller inputs, or raise "
-            f"{__name__}.PATIENCE"
-        ) from error
-    if process.returncode < 0:
-        number = -process.returncode
-        name = {s.value: s.name for s in signal.Signals}.get(number, f"signal {number}")
-        why = {s.value: words for s, words in DEADLY.items()}.get(number, "not known here")
-        raise InterpretError(f"{path}: Apple's runtime died ({name}). The likely cause is {why}")
-    return (process.stderr.strip().splitlines() or ["nothing was printed"])[-1][:300]
 
 
 def run(

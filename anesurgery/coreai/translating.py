@@ -23,16 +23,15 @@ from typing import Any
 import numpy as np
 
 from anesurgery import registry
-from anesurgery.byte_counts import byte_words
 from anesurgery.coreai import images, toolkit
 from anesurgery.coreai.asset import SUFFIX
 from anesurgery.coreai.dtypes import numpy_of
 from anesurgery.coreai.images import COLORS, PREFIX, color_space, images_of
-from anesurgery.coreai.lowerings.compressed import Dense
 from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import COMPOSED, MERGED_INTO, MISSING, OWN, TABLE, extras_of, load_families
 from anesurgery.coreai.toolkit import require
-from anesurgery.coreai.values import Constant, Value
+from anesurgery.coreai.values import Constant, Dense, Value
+from anesurgery.display import byte_words
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, NotExpressible, SurgeryError
 from anesurgery.files.interface import Port, Signature

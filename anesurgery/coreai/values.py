@@ -381,6 +381,10 @@ class Constant(Value):
         return reshaped
 
 
+class Dense(Value):
+    """A sparse weight that is dense already; MIL's next op still reads it as a mask and data."""
+
+
 def call(op: str, *values: Value) -> Value:
     """Write a Core AI op whose operands are all values."""
     builder = getattr(ops, f"{op}_", None) or getattr(ops, op)  # where Python has the name, Apple's has a dash
@@ -424,6 +428,18 @@ def where(condition: Value, x: Any, y: Any) -> Value:
     """Return x where the condition holds, else y; one of them is a value."""
     x, y = (x, x.like(y)) if isinstance(x, Value) else (y.like(x), y)
     return call("broadcasting_where", condition, x, y)
+
+
+def truncated(x: Value) -> Value:
+    """Round toward zero."""
+    return where(x < 0, -(-x).floor(), x.floor())
+
+
+def in_floats(function: Callable[..., Value]) -> Callable[..., Value]:
+    """Compute a function of real numbers in fp32 for integers, and truncate the result."""
+    return lambda x, *more: (
+        function(x, *more) if x.is_float else truncated(function(x.cast("fp32"), *more)).cast(x.dtype)
+    )
 
 
 def concat(values: Sequence[Value], axis: int) -> Value:

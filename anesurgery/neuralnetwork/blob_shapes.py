@@ -15,9 +15,8 @@ import numpy as np
 from anesurgery.errors import LoadError
 from anesurgery.mil import Array, Function, Operation, Var, as_scratch, ct, exclusive, is_symbolic
 from anesurgery.neuralnetwork import ports
-from anesurgery.neuralnetwork.context import Context, Custom
+from anesurgery.neuralnetwork.context import Context, Custom, written
 from anesurgery.neuralnetwork.layers import load_families
-from anesurgery.neuralnetwork.layers.control_layers import written
 from anesurgery.neuralnetwork.spec import is_legacy
 
 load_families()

@@ -28,7 +28,7 @@ given its blobs with all their axes. The others count from the end, and so need 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -40,6 +40,11 @@ from anesurgery.neuralnetwork import spec
 
 Custom = Mapping[str, Callable[..., Any]]
 """Class name of a custom layer -> function that builds it, called as a layer function is."""
+
+HALTED, BROKEN, GO_ON, ROUND = " halted", " broken", " go on", " round"
+"""Blobs that no file can hold: the round has ended, the loop has ended, the condition, the rounds so far."""
+JUMPS = {"loopContinue": (HALTED,), "loopBreak": (HALTED, BROKEN)}
+"""Layer type -> the flags that it sets."""
 
 
 class Context:
@@ -287,3 +292,12 @@ def layer(
 def layer_nd(*kinds: str, inputs: int | tuple[int, int | None] = 1) -> Callable[[Build], Build]:
     """Register a function for layer types that count all axes of their blobs."""
     return layer(*kinds, inputs=inputs, axes="all")
+
+
+def written(network: Any) -> Iterator[str]:
+    """Yield every blob that a network or part of one may write, and every flag."""
+    for each in network.layers:
+        yield from each.output
+        yield from JUMPS.get(each.WhichOneof("layer"), ())
+        for inner in spec.nested_networks(each):
+            yield from written(inner)

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from anesurgery.byte_counts import byte_words
+from anesurgery.display import byte_words
 from anesurgery.mil import (
     Block,
     Function,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from anesurgery.byte_counts import MB, byte_words
+from anesurgery.display import MB, byte_words
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Function, Program
 from anesurgery.placement.cost import CPU_SUMS, MEMORY, SLOWER

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from anesurgery.byte_counts import GB
+from anesurgery.display import GB
 from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.placement.corrections import Corrections
 from anesurgery.semantics.analysis_cache import cached

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from anesurgery.byte_counts import byte_words
 from anesurgery.checking.grades import SiteCheck
 from anesurgery.checking.lengths import NOTHING, Declared
 from anesurgery.checking.output_comparison import psnr
-from anesurgery.display import Drawn, drawn
+from anesurgery.display import Drawn, byte_words, drawn
 from anesurgery.errors import Named, Refusal, SurgeryError
 from anesurgery.files import arrays
 from anesurgery.files.interface import InterfaceChange

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from anesurgery.byte_counts import GB, byte_words
+from anesurgery.display import GB, byte_words
 from anesurgery.doors import short_of_memory
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files import source

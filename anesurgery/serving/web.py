@@ -33,7 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from anesurgery import registry
-from anesurgery.byte_counts import byte_words
+from anesurgery.display import byte_words
 from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.files.source import MOST_FILES
 from anesurgery.files.writing import scratch_folder

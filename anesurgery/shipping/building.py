@@ -26,11 +26,10 @@ from typing import Any
 import numpy as np
 
 from anesurgery import __version__, registry
-from anesurgery.byte_counts import read_size
 from anesurgery.checking.output_comparison import compare_arrays
 from anesurgery.compressing.compression import compress
 from anesurgery.compressing.modes import read_mode
-from anesurgery.display import Drawn, counted
+from anesurgery.display import Drawn, counted, read_size
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, NotExpressible, PassError, SurgeryError, Unsuited, first_line
 from anesurgery.files import arrays

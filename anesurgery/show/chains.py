@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from anesurgery.byte_counts import byte_words
-from anesurgery.display import counted, draws, short_name
+from anesurgery.display import byte_words, counted, draws, short_name
 from anesurgery.files.plot_files import picture
 from anesurgery.files.sequence import Border, Chain, ChunkPlacement, is_network
 from anesurgery.mil import walk_ops

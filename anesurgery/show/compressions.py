@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from anesurgery.byte_counts import byte_words
 from anesurgery.compressing.compression import INSTEAD, Compression
 from anesurgery.compressing.costs import Cost
-from anesurgery.display import counted, draws, short_name
+from anesurgery.display import byte_words, counted, draws, short_name
 from anesurgery.errors import SurgeryError
 from anesurgery.files.plot_files import can_plot, picture
 from anesurgery.show.console import shows

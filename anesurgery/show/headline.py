@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping
 
 from anesurgery import registry
-from anesurgery.byte_counts import byte_words
 from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import Grade
-from anesurgery.display import counted
+from anesurgery.display import byte_words, counted
 from anesurgery.mil import Program
 from anesurgery.placement.durations import AS_BEFORE, SHORTEST, Change, change, from_to, rounded
 from anesurgery.placement.inspection import Inspection, between

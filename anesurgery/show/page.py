@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 import networkx as nx
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from anesurgery.byte_counts import byte_words
-from anesurgery.display import counted, draws, short_name
+from anesurgery.display import byte_words, counted, draws, short_name
 from anesurgery.placement.inspection import Inspection, OpRow, Segment
 from anesurgery.show import summary, time_shares
 from anesurgery.show.headline import compared_shares

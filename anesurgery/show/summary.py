@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from anesurgery.byte_counts import byte_words
+from anesurgery.display import byte_words
 from anesurgery.placement.durations import change, from_to
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import SOFT, Inspection, Memory, OpRow

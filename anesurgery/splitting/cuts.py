@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from anesurgery.byte_counts import byte_words, read_size
+from anesurgery.display import byte_words, read_size
 from anesurgery.errors import SurgeryError
 from anesurgery.files.mil_types import type_text
 from anesurgery.files.protobuf import version_of

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from anesurgery.byte_counts import byte_words, read_size
 from anesurgery.checking.comparison import compare
+from anesurgery.display import byte_words, read_size
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.files.interface import describe, new_spec, warn_of_names

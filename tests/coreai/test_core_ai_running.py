@@ -13,7 +13,7 @@ from core_ai_models import linear_asset, needs_core_ai, rehash, save_asset
 from torch_modules import Formula
 
 import anesurgery as ane
-from anesurgery.coreai import running, toolkit
+from anesurgery.coreai import child, running, toolkit
 from anesurgery.errors import InterpretError, LoadError, SurgeryError, UnknownName
 
 pytestmark = needs_core_ai
@@ -72,11 +72,11 @@ def test_what_the_frame_does_not_show_ends_the_child_alone(linear: Path, tmp_pat
     content = (folder / "main.mlirb").read_bytes()
     (folder / "main.mlirb").write_bytes(content[: len(content) // 2])
     with pytest.raises(SurgeryError, match=r"Apple's runtime (died|refuses)"):
-        running.ask("read", folder, {})
+        child.ask("read", folder, {})
 
 
 def test_too_long_is_said(linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "PATIENCE", 0.001)
+    monkeypatch.setattr(child, "PATIENCE", 0.001)
     with pytest.raises(InterpretError, match="was stopped after 0.001 s"):
         ane.run(linear, {"x": np.ones((2, 3))}, engine="coreai")
 

@@ -11,7 +11,7 @@ import torch
 from closeness import assert_close
 
 from anesurgery.interpret import Evaluator
-from anesurgery.interpret.arithmetic.fp64 import Double
+from anesurgery.interpret.arithmetic.precision import Double
 from anesurgery.mil import Program, Var, mb
 
 W = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)

@@ -16,7 +16,7 @@ from anesurgery import registry
 from anesurgery.checking.adversarial import near_edges
 from anesurgery.files.copying import copy_program
 from anesurgery.interpret import Evaluator
-from anesurgery.interpret.arithmetic.fp64 import Double
+from anesurgery.interpret.arithmetic.precision import Double
 from anesurgery.mil import Array, Program, np_dtype
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session

@@ -12,7 +12,7 @@ from pass_cases import stays, table
 import anesurgery as ane
 from anesurgery.checking.output_comparison import psnr
 from anesurgery.interpret import run
-from anesurgery.interpret.arithmetic.fp64 import Double
+from anesurgery.interpret.arithmetic.precision import Double
 from anesurgery.mil import Program, Var, mb, types
 from anesurgery.passes.compute_fp16 import ComputeFp16
 from anesurgery.passes.widen_to_fp32 import WidenToFp32

@@ -13,7 +13,7 @@ import torch
 from decoders import cached
 
 import anesurgery as ane
-from anesurgery.byte_counts import byte_words
+from anesurgery.display import byte_words
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement import memory

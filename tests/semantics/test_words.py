@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from anesurgery.byte_counts import byte_words
+from anesurgery.display import byte_words
 from anesurgery.semantics.reading import in_decibels
 
 

@@ -19,7 +19,7 @@ import anesurgery as ane
 from anesurgery.mil import Program, Var, mb, types
 from anesurgery.placement.certifying import Certificate
 from anesurgery.placement.op_errors import BINS, OpError, histogram
-from anesurgery.show.certificates import HEIGHT, LANES, band, bars, certificate_page, rails
+from anesurgery.show.reports import HEIGHT, LANES, band, bars, certificate_page, rails
 
 HALF = np.float16
 ODD_NAME = "y</script><script>document.title='owned'</script>" + "long_" * 40

@@ -15,7 +15,7 @@ from published_values import tables
 from anesurgery import registry
 from anesurgery.checking.output_comparison import psnr
 from anesurgery.interpret import run
-from anesurgery.interpret.arithmetic.fp64 import Double
+from anesurgery.interpret.arithmetic.precision import Double
 from anesurgery.mil import Array, Program
 from anesurgery.testing import apply_pass
 

@@ -29,7 +29,7 @@ from anesurgery.facts.whole_numbers import (
 )
 from anesurgery.facts.whole_numbers import symbolic_reason as symbolic_shape
 from anesurgery.interpret import Evaluator, evaluate
-from anesurgery.interpret.arithmetic.fp64 import Double
+from anesurgery.interpret.arithmetic.precision import Double
 from anesurgery.mil import Array, Maker, Operation, Var, add_input, constant, mb, np_dtype, static_shape
 from anesurgery.mil import operands as mil_operands
 from anesurgery.passes.integers_as_floats import _Floats

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lifts.products import pad_arguments
 from anesurgery.coreai.lifts.table import (
     TABLE,
     TOKEN,
@@ -26,6 +25,7 @@ from anesurgery.coreai.lifts.table import (
     lift,
     like,
     numbers_of,
+    pad_arguments,
     sizes_of,
 )
 from anesurgery.coreai.table import OWN, enters

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from anesurgery.coreai.lifts.graphs import composite
-from anesurgery.coreai.lifts.table import Plain, Site, Unliftable, Value, as_var, cast, lift, static_sizes
+from anesurgery.coreai.lifts.table import (
+    IMAGE,
+    Plain,
+    Site,
+    Unliftable,
+    Value,
+    as_var,
+    cast,
+    lift,
+    static_sizes,
+)
 from anesurgery.coreai.table import FROM_IMAGE, TO_IMAGE
 from anesurgery.mil import Var, mb, producer
 
-IMAGE = re.compile(r"!coreai\.image<<k(\w+)> x (\d+) : i64 x (\d+) : i64.*>")
-"""How the type of an image is printed: its format, height and width."""
 CHANNELS = {"32BGRA": "BGRA", "32ARGB": "ARGB", "24RGB": "RGB"}
 """Format -> its channels in the order of the bytes, as the text of `coreai.image_to_tensor` states them."""
 OPAQUE = 255.0
 """What stands in the channel A, which MIL's images have not."""
 STEPS = ("pad", "gather", "transpose", "squeeze", "cast")
 """The ops that `_pixels` writes."""
-
-
-def image_size(kind: Plain) -> tuple[int, int] | None:
-    """Return (height, width) if a value of the file is an image."""
-    found = IMAGE.fullmatch(kind.get("type", ""))
-    return (int(found[2]), int(found[3])) if found else None
 
 
 def _channels(kind: Plain) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, lift, like, sizes_of
+from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, lift, like, pad_arguments, sizes_of
 from anesurgery.mil import Var, is_stored, mb, producer
 
 LINEAR = 3
@@ -44,11 +44,6 @@ def _input_and_padding(o: Site, given: Value, value: float) -> tuple[Var, list[i
     if len(op.pad.val) == len(sides) and not any(op.pad.val[:4]):
         x, sides = op.x, [int(n) for n in op.pad.val]
     return x, sides[4:]
-
-
-def pad_arguments(sides: list[int]) -> dict[str, Any]:
-    """Return padding, (begin, end) of each spatial axis, as parameters of a convolution or pool."""
-    return {"pad_type": "custom", "pad": sides} if any(sides) else {"pad_type": "valid"}
 
 
 def _without_last_axis(value: Value) -> Value | None:

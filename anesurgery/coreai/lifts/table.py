@@ -6,6 +6,7 @@ numpy arrays for constants. The files in `lifts` fill the table.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -188,3 +189,18 @@ def numbers_of(value: Value) -> Array | None:
     """Return the numbers of a constant, or of a view of one; else None."""
     held = value if isinstance(value, np.ndarray) else value.val
     return None if held is None or isinstance(held, str) else np.asarray(held)
+
+
+def pad_arguments(sides: list[int]) -> dict[str, Any]:
+    """Return padding, (begin, end) of each spatial axis, as parameters of a convolution or pool."""
+    return {"pad_type": "custom", "pad": sides} if any(sides) else {"pad_type": "valid"}
+
+
+IMAGE = re.compile(r"!coreai\.image<<k(\w+)> x (\d+) : i64 x (\d+) : i64.*>")
+"""How the type of an image is printed: its format, height and width."""
+
+
+def image_size(kind: Plain) -> tuple[int, int] | None:
+    """Return (height, width) if a value of the file is an image."""
+    found = IMAGE.fullmatch(kind.get("type", ""))
+    return (int(found[2]), int(found[3])) if found else None

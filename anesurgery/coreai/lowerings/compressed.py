@@ -12,13 +12,9 @@ import numpy as np
 
 from anesurgery.coreai.table import TABLE, lowers
 from anesurgery.coreai.toolkit import constant, ops, packed_attribute
-from anesurgery.coreai.values import Value, array, call, known_ints
+from anesurgery.coreai.values import Dense, Value, array, call, known_ints
 from anesurgery.errors import NotExpressible
 from anesurgery.interpret.ops import constexpr
-
-
-class Dense(Value):
-    """A sparse weight that is dense already; MIL's next op still reads it as a mask and data."""
 
 
 def _unpacked_constant(data: Any, shape: Sequence[int], bits: int) -> Value:

@@ -1,31 +1,38 @@
-"""Lower ops on each element by itself: arithmetic, comparisons, functions, activations."""
+"""Lower ops on each element by itself, reductions, running sums and sorts; and normalizations.
+
+Normalizations compute in fp32 inside.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 
 from anesurgery.coreai.dtypes import numpy_of
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import BINARY, GELU, TABLE, UNARY, as_interpreted, lowers
+from anesurgery.coreai.table import BINARY, GELU, REDUCTIONS, TABLE, UNARY, as_interpreted, lowers
 from anesurgery.coreai.toolkit import ops
-from anesurgery.coreai.values import Value, binary_op, call, unary_op, where
+from anesurgery.coreai.values import (
+    Value,
+    binary_op,
+    call,
+    in_floats,
+    scalar,
+    to_fp32,
+    truncated,
+    unary_op,
+    unsigned,
+    where,
+)
+from anesurgery.mil import Operation
 from anesurgery.ops import names
 
 TABLE |= {name: unary_op(name) for name in (*UNARY, "relu")}
 TABLE |= {name: binary_op(op) for name, op in BINARY.items()}
 as_interpreted(*names("identity clip threshold linear_activation scaled_tanh sigmoid_hard"))
-
-
-def truncated(x: Value) -> Value:
-    """Round toward zero."""
-    return where(x < 0, -(-x).floor(), x.floor())
-
-
-def in_floats(function: Callable[..., Value]) -> Callable[..., Value]:
-    """Compute a function of real numbers in fp32 for integers, and truncate the result."""
-    return lambda x, *more: (
-        function(x, *more) if x.is_float else truncated(function(x.cast("fp32"), *more)).cast(x.dtype)
-    )
 
 
 def sign(x: Value) -> Value:
@@ -87,3 +94,147 @@ def cast(x: Value, dtype: str, mode: Mode) -> Value:
     if x.is_float and "int" in dtype:
         x = truncated(x)
     return x.binary("not_equal", 0) if dtype == "bool" else x.cast(mode.dtype(dtype))
+
+
+def _mean(x: Value, axes: Sequence[int]) -> Value:
+    """Return the mean; that of integers is truncated toward zero, as Core AI divides them."""
+    if x.is_float:
+        return x.reduce("mean", axes)
+    return x.reduce("sum", axes) / math.prod(x.length(axis) for axis in axes)
+
+
+def _log_sum_exp(x: Value, axes: Sequence[int]) -> Value:
+    """Return log sum exp, shifted by the largest element ("shift exponentials"), if that is finite."""
+    top = x.reduce("max", axes)
+    top = where(top.abs() < np.inf, top, 0.0)
+    return call("log", call("exp", x - top).reduce("sum", axes)) + top
+
+
+def _l2_norm(x: Value, axes: Sequence[int]) -> Value:
+    (y,) = to_fp32(x)
+    return call("sqrt", (y * y).reduce("sum", axes)).cast(x.dtype)
+
+
+def _of_kind(kind: str) -> Callable[[Value, Sequence[int]], Value]:
+    return lambda x, axes: x.reduce(kind, axes)
+
+
+REDUCED: dict[str, Callable[[Value, Sequence[int]], Value]] = {
+    **{op_type: _of_kind(kind) for op_type, kind in REDUCTIONS.items()},
+    "reduce_mean": _mean,
+    "reduce_l1_norm": lambda x, axes: x.abs().reduce("sum", axes),
+    "reduce_l2_norm": in_floats(_l2_norm),
+    "reduce_sum_square": lambda x, axes: (x * x).reduce("sum", axes),
+    "reduce_log_sum": in_floats(lambda x, axes: call("log", x.reduce("sum", axes))),
+    "reduce_log_sum_exp": in_floats(_log_sum_exp),
+}
+"""Op type -> function of (x, axes), which stay with length 1."""
+
+
+def _axes(x: Value, axes: Any) -> list[int]:
+    return sorted(axis % x.ndim for axis in (range(x.ndim) if axes is None else axes))
+
+
+def _reduction(function: Callable[[Value, Sequence[int]], Value]) -> Callable[..., Value]:
+    def reduce(x: Value, axes: Any = None, keep_dims: bool = False) -> Value:
+        if not x.ndim:
+            return function(x.expand([0]), [0]).squeeze([0])
+        over = _axes(x, axes)
+        reduced = function(x, over)
+        return reduced if keep_dims else reduced.squeeze(over)
+
+    return reduce
+
+
+TABLE |= {op_type: _reduction(function) for op_type, function in REDUCED.items()}
+TABLE["classify"] = lambda probabilities, classes: (None, probabilities)  # a program holds no label
+
+
+@lowers("reduce_argmax", "reduce_argmin")
+def position(
+    x: Value, op: Operation, mode: Mode, axis: int = -1, keep_dims: bool = False, output_dtype: str = ""
+) -> Value:
+    """Write the position of the first largest element; for the smallest, of the negated numbers.
+
+    Integers are negated as -1 - x, which stays in range.
+    """
+    if op.op_type == "reduce_argmin":
+        x = -x if x.is_float else -1 - x
+    if mode.has("take argmax in fp32"):
+        (x,) = to_fp32(x)
+    place = Value(ops.argmax(x.node, axis % x.ndim))
+    return place if keep_dims else place.squeeze([axis % x.ndim])
+
+
+@lowers("cumsum")
+def cumsum(x: Value, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Value:
+    """Write a running sum; an exclusive one is moved by one position."""
+    along = axis % x.ndim
+    total = Value(ops.scan(x.node, unsigned(along).node, scalar(bool(reverse), "bool").node, "sum"))
+    if not exclusive:
+        return total
+    pairs = [(0, 0)] * x.ndim
+    pairs[along] = (0, 1) if reverse else (1, 0)
+    moved, length = total.pad(pairs, 0), total.length(along)
+    return moved.along(along, int(reverse), length + int(reverse))
+
+
+@lowers("argsort")
+def argsort(x: Value, axis: int = -1, ascending: bool = False) -> Value:
+    """Write the order that sorts an axis; equal elements keep their order."""
+    return Value(ops.argsort(x.node, axis % x.ndim, not ascending, True))
+
+
+@lowers("topk")
+def topk(x: Value, k: Any = 1, axis: int = -1, ascending: bool = False, return_indices: bool = True) -> Any:
+    """Write the first elements of the sorted axis."""
+    along, count = axis % x.ndim, int(k.known if isinstance(k, Value) and k.known is not None else k)
+    count = x.shape[along] if count < 0 else count
+    values = Value(ops.sort(x.node, along, not ascending, True)).along(along, 0, count)
+    return (values, argsort(x, along, ascending).along(along, 0, count)) if return_indices else values
+
+
+@lowers("layer_norm", "instance_norm", "batch_norm")
+def normalized(
+    x: Value,
+    op: Operation,
+    axes: Any = None,
+    mean: Value | None = None,
+    variance: Value | None = None,
+    gamma: Value | None = None,
+    beta: Value | None = None,
+    epsilon: float = 1e-5,
+) -> Value:
+    """Write zero mean and unit variance: over axes, over the pixels of a channel, or with stored statistics."""
+    (y,), shape, over = to_fp32(x), [1, -1, *[1] * (x.ndim - 2)], list(range(2, x.ndim))
+    if op.op_type == "layer_norm":
+        over = _axes(x, axes)
+        shape = [length if axis in over else 1 for axis, length in enumerate(x.shape)]
+    parts = (p if p is None else p.reshape(shape).cast(y.dtype) for p in (mean, variance, gamma, beta))
+    mean, variance, gamma, beta = parts
+    away = y - (y.reduce("mean", over) if mean is None else mean)
+    spread = (away * away).reduce("mean", over) if variance is None else variance
+    y = away * call("rsqrt", spread + epsilon)
+    y = y if gamma is None else y * gamma
+    return (y if beta is None else y + beta).cast(x.dtype)
+
+
+@lowers("l2_norm")
+def l2_norm(x: Value, epsilon: float = 1e-6) -> Value:
+    """Write x over the root of its sum of squares over the last three axes."""
+    (y,) = to_fp32(x)
+    squares = (y * y).reduce("sum", list(range(max(x.ndim - 3, 0), x.ndim)))
+    return (y / call("sqrt", squares + epsilon)).cast(x.dtype)
+
+
+@lowers("local_response_norm")
+def local_response_norm(x: Value, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Value:
+    """Write the sum of squares of `size` neighbours on axis -3 as a sum of slices."""
+    (y,) = to_fp32(x)
+    axis, size = x.ndim - 3, int(size)
+    padded = (y * y).pad([(size // 2, size - 1 - size // 2), (0, 0), (0, 0)])
+    channels = x.length(axis)
+    total = padded.along(axis, 0, channels)
+    for i in range(1, size):
+        total = total + padded.along(axis, i, i + channels)
+    return (y / (total * (alpha / size) + k).binary("pow", beta)).cast(x.dtype)

@@ -1,6 +1,6 @@
 """The arithmetic of the interpreter: the dtypes of a run, how results are rounded, and what a cast loses.
 
-Floats are torch float32 while a program runs; only in `fp64.Double` they are fp64. "fp32" reads fp16 exactly
+Floats are torch float32 while a program runs; only in `Double` they are fp64. "fp32" reads fp16 exactly
 and never rounds to fp16 (the reference). "fp16" rounds the result of each op to the dtype that the program
 says, with sums in fp32. "ane", or "ane:M1" for a chip, estimates what was measured on Neural Engines
 (`properties.PROPERTIES`). Integers of every width run as int32.
@@ -18,7 +18,7 @@ from anesurgery.errors import InterpretError
 from anesurgery.interpret.arithmetic import neural_engine
 from anesurgery.interpret.table import Implementation, to_int32
 from anesurgery.mil import Operation, Var, np_dtype, operands, producer, types
-from anesurgery.ops import CARRIERS, names
+from anesurgery.ops import CARRIERS, UNROUNDED, names
 
 PRECISIONS = ("fp32", "fp16", "ane")
 SUMMING = names(
@@ -42,7 +42,7 @@ PLAIN = (torch.Tensor, bool, int, float, str, type(None))
 class Arithmetic(Protocol):
     """An arithmetic of its own, in place of a name: it says how each op is computed.
 
-    An attribute `floats` may give the dtype of floats in a run, as in `fp64.Double`; float32 by default.
+    An attribute `floats` may give the dtype of floats in a run, as in `Double`; float32 by default.
     """
 
     def meaning(self, op: Operation, row: Implementation) -> Callable[..., Any]:
@@ -197,3 +197,76 @@ def _fits(var: Var, size: int) -> bool:
     if np_dtype(var).itemsize <= size:
         return True
     return var.op is not None and var.op.op_type in CARRIERS and _fits(var.op.inputs["x"], size)
+
+
+# In fp64 a difference that is only rounding shrinks to 2^-29 of what it is in fp32; any other difference stays.
+
+EXACT = UNROUNDED | CARRIERS
+"""Ops that make no float by rounding."""
+ROUND_ONCE = names("add sub")
+"""Ops that round their result and nothing else: two numbers that are alike have an exact difference."""
+EXPONENT = ("pow", "y")
+"""An operand that is never off: a negative number has a power for whole exponents only."""
+
+
+class Double:
+    """Floats are fp64 between ops.
+
+    Args:
+        relative_error: each float that an op reads is off by this share of it, up or down; of `ROUND_ONCE`,
+            the result is.
+        seed: of the directions.
+    """
+
+    floats = torch.float64
+
+    def __init__(self, relative_error: float = 0.0, seed: int = 0) -> None:
+        self.relative_error, self.generator = relative_error, torch.Generator().manual_seed(seed)
+
+    def meaning(self, op: Operation, row: Implementation) -> Callable[..., Any]:
+        """Return the function of an op whose operands are off, or whose result is."""
+        if op.op_type in ROUND_ONCE:
+            return self._with_result_off(row)
+
+        def compute(**operands: Any) -> Any:
+            exact = {k: _as_fp64(v) for k, v in operands.items() if (op.op_type, k) == EXPONENT}
+            return row.function(**{k: self._off(v) for k, v in operands.items() if k not in exact}, **exact)
+
+        return compute
+
+    def _with_result_off(self, row: Implementation) -> Callable[..., Any]:
+        """Return a function that computes on exact operands and puts the error on the result."""
+        return lambda **operands: self._off(row.function(**{k: _as_fp64(v) for k, v in operands.items()}))
+
+    def _off(self, value: Any) -> Any:
+        """Return floats as fp64, each off by the relative error, up or down by chance."""
+        value = _as_fp64(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self._off, value))
+        if not self.relative_error or not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        up = torch.randint(0, 2, value.shape, generator=self.generator, dtype=torch.int8)
+        factor = up.double().mul_(2 * self.relative_error).add_(1 - self.relative_error)
+        return factor.mul_(value)
+
+
+class PerturbedRounding(Double):
+    """The arithmetic of fp64 in which the floats that an op makes by rounding are off; what it is given is not.
+
+    A tie among inputs stays a tie, and a bound that they meet is met.
+    """
+
+    def meaning(self, op: Operation, row: Implementation) -> Callable[..., Any]:
+        """Return the function, whose results are off unless the op only moves or copies numbers."""
+        if row.moves or op.op_type in EXACT:
+            return Double().meaning(op, row)
+        return self._with_result_off(row)
+
+
+def _as_fp64(value: Any) -> Any:
+    """Return floats, those in lists too, as fp64; anything else as it is."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_as_fp64, value))
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    return value.double()

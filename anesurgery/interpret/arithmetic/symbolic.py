@@ -27,10 +27,9 @@ from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.field import Image, key, mix, opaque, packed, together
 from anesurgery.interpret.arithmetic.precision import narrows
 from anesurgery.interpret.ops.computing import BINARY, UNARY
-from anesurgery.interpret.ops.lookups import undefined
 from anesurgery.interpret.table import TABLE, Implementation, Unsupported, ints
 from anesurgery.mil import Operation, Var, static_shape
-from anesurgery.ops import ALONG, MOVING, UNROUNDED, names
+from anesurgery.ops import ALONG, LOOKUPS, MOVING, UNROUNDED, names
 
 Tensor = torch.Tensor
 Rule = Callable[..., Any]
@@ -161,7 +160,7 @@ class Symbolic:
             return self._in_blocks(op, implementation, arguments, split)
         if any(isinstance(t, Tensor) and t.numel() > self.largest for t in tensors):
             raise Unsupported(f"a constant of {max(t.numel() for t in tensors)} elements")
-        if undefined(op.op_type, arguments):
+        if _undefined(op.op_type, arguments):
             return self.uninterpreted(op, arguments)
         if op.op_type in MOVE_RULES:
             return MOVE_RULES[op.op_type](self, op, **arguments)
@@ -531,3 +530,18 @@ LIST_RULES: dict[str, Rule] = {
     "coreml_update_state": _update_state,
 }
 """Rules for lists and for writing a state, which both arithmetics use."""
+
+
+def _undefined(op_type: str, arguments: Mapping[str, Any]) -> bool:
+    """Is an op a lookup of which a known index lies outside, so that its result is undefined?"""
+    x, index = arguments.get("x"), arguments.get("indices")
+    if (
+        op_type not in LOOKUPS
+        or arguments.get("validate_indices") is None
+        or not isinstance(index, torch.Tensor)
+    ):
+        return False
+    axis, first = int(arguments.get("axis") or 0), int(arguments.get("batch_dims") or 0)
+    nd = op_type == "gather_nd"
+    lengths = torch.tensor(x.shape[first : first + index.shape[-1]] if nd else x.shape[axis])  # type: ignore[union-attr]
+    return bool(((index < 0) | (index >= lengths)).any())

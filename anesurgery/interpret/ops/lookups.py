@@ -8,14 +8,12 @@ result is undefined and the program goes on: a gather reads the nearest element,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from anesurgery.interpret.ops.computing import quotient
 from anesurgery.interpret.table import Unsupported, impl
-from anesurgery.ops import LOOKUPS
 
 Tensor = torch.Tensor
 
@@ -35,17 +33,6 @@ def _index(indices: Any, length: int, validate: bool | None) -> Tensor:
     if validate and bool(((index < 0) | (index >= length)).any()):
         raise IndexError(f"an index is outside [0, {length})")
     return index
-
-
-def undefined(op_type: str, arguments: Mapping[str, Any]) -> bool:
-    """Is an op a lookup of which a known index lies outside, so that its result is undefined?"""
-    x, index = arguments.get("x"), arguments.get("indices")
-    if op_type not in LOOKUPS or arguments.get("validate_indices") is None or not isinstance(index, Tensor):
-        return False
-    axis, first = int(arguments.get("axis") or 0), int(arguments.get("batch_dims") or 0)
-    nd = op_type == "gather_nd"
-    lengths = torch.tensor(x.shape[first : first + index.shape[-1]] if nd else x.shape[axis])  # type: ignore[union-attr]
-    return bool(((index < 0) | (index >= lengths)).any())
 
 
 def _clamped_index(indices: Any, length: int, validate: bool | None) -> Tensor:

@@ -16,17 +16,12 @@ import numpy as np
 
 from anesurgery.errors import UnknownName
 from anesurgery.mil import Var, mb
-from anesurgery.neuralnetwork.context import Context, Made, layer
+from anesurgery.neuralnetwork.context import BROKEN, GO_ON, HALTED, JUMPS, ROUND, Context, Made, layer, written
 from anesurgery.neuralnetwork.layers.blob_axes import scalar, whole
 from anesurgery.neuralnetwork.spec import nested_networks
 
 NEARLY_ZERO = np.float32(1e-6)
 """A condition holds if its absolute value is above this (builder of coremltools, `add_branch`)."""
-
-HALTED, BROKEN, GO_ON, ROUND = " halted", " broken", " go on", " round"
-"""Blobs that no file can hold: the round has ended, the loop has ended, the condition, the rounds so far."""
-JUMPS = {"loopContinue": (HALTED,), "loopBreak": (HALTED, BROKEN)}
-"""Layer type -> the flags that it sets."""
 
 
 @dataclass(frozen=True)
@@ -78,15 +73,6 @@ def _jumps(network: Any) -> set[str]:
     kinds = {layer.WhichOneof("layer") for layer in network.layers} & JUMPS.keys()
     inner = (layer for layer in network.layers if layer.WhichOneof("layer") == "branch")
     return kinds.union(*(_jumps(n) for layer in inner for n in nested_networks(layer)))
-
-
-def written(network: Any) -> Iterator[str]:
-    """Yield every blob that a network or part of one may write, and every flag."""
-    for each in network.layers:
-        yield from each.output
-        yield from JUMPS.get(each.WhichOneof("layer"), ())
-        for inner in nested_networks(each):
-            yield from written(inner)
 
 
 def _read(network: Any) -> Iterator[str]:

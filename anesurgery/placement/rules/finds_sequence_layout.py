@@ -75,8 +75,8 @@ MEASUREMENTS = (
     ),
     Measurement(
         "diffusion UNets",
-        "the UNet of Stable Diffusion 1.4 went from 1040 to 726 ms on the engine, and from 280 to 377 ms on the "
-        "GPU",
+        "the UNet of Stable Diffusion 1.4 went from 1040 to 726 ms on the engine, and from 280 to 377 ms on "
+        "the GPU",
         "M1 Max, macOS 13",
         Grade.REPORTED,
         "smpanaro/more-ane-transformers: NOTES.md (March 30, 2023)",

@@ -18,7 +18,6 @@ import numpy as np
 from anesurgery import fp16
 from anesurgery.facts import lost_digits, overflow_regions
 from anesurgery.facts.quotient_angles import may_divide_by_zero
-from anesurgery.facts.quotients import FOLLOWED, QuotientOfSums, quotient_of_sums
 from anesurgery.facts.written_exponentials import LOGS_OF_SHARES, written_exponential
 from anesurgery.mil import (
     Operation,
@@ -36,6 +35,7 @@ from anesurgery.mil import (
 from anesurgery.numeric import means, products, squares
 from anesurgery.numeric.forms import centred, form_of
 from anesurgery.numeric.hazard import Hazard, MagnitudeBound, magnitude_words
+from anesurgery.numeric.means import FOLLOWED, QuotientOfSums, quotient_of_sums
 from anesurgery.numeric.squares import norm_of
 from anesurgery.ops import CARRIERS, COMPARISONS, NORMS, ORDERINGS, PRODUCTS, SINGULAR, names
 from anesurgery.placement.evidence import Grade, Rule, Scope

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from functools import partial
 
-from anesurgery.byte_counts import byte_words
+from anesurgery.display import byte_words
 from anesurgery.interpret.attentions import recognise
 from anesurgery.mil import (
     Function,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial
 
-from anesurgery.byte_counts import byte_words
+from anesurgery.display import byte_words
 from anesurgery.errors import Refusal
 from anesurgery.facts.attention import attention_of
 from anesurgery.facts.loops import loop_rounds

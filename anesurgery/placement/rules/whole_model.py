@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from anesurgery.byte_counts import byte_words
+from anesurgery.display import byte_words
 from anesurgery.interpret.attentions import Attention, recognise
 from anesurgery.mil import (
     Function,

@@ -624,15 +624,27 @@ def _is_empty(size: Any) -> bool:
 
 @wrapper
 def _with_dtype_like(host: Convert, context: Any, node: Any) -> None:
-    """Wrap the converter of `zeros_like(x, dtype=...)` or `full_like(...)`, to take the dtype by name."""
+    """Wrap the converter of `zeros_like(x, dtype=...)` or `ones_like(...)`, to take the dtype by name."""
     code = keyword(context, node, "dtype")
     if code is None:
         host(context, node)
         return
-    x, *rest = inputs_of(context, node)
-    value = {"zeros_like": 0.0, "ones_like": 1.0}.get(node.kind)
-    filled = mb.fill(shape=mb.shape(x=x), value=float(known_value(rest[0])) if value is None else value)
+    value = {"zeros_like": 0.0, "ones_like": 1.0}[node.kind]
+    filled = mb.fill(shape=mb.shape(x=inputs_of(context, node)[0]), value=value)
     context.add(mb.cast(x=filled, dtype=_dtype(code, ""), name=node.name))
+
+
+def _filled(context: Any, node: Any) -> None:
+    """Convert `full_like(x, value)`, `x.fill(value)` or `x.new_full(size, value)`.
+
+    The result has the dtype that is asked for, or that of x. coremltools' own has that of the number: what is
+    written later into a tensor filled with 3 would lose its fractions.
+    """
+    x, *rest = inputs_of(context, node)
+    size = _shape(rest.pop(0)) if node.kind == "new_full" else mb.shape(x=x)
+    code = rest[1] if len(rest) > 1 else keyword(context, node, "dtype")
+    value = mb.cast(x=mb.const(val=known_value(rest[0])), dtype=_dtype(code, dtype_of(x)))
+    context.add(mb.fill(shape=size, value=value.val, name=node.name))
 
 
 @wrapper
@@ -988,8 +1000,8 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "zeros": _with_dtype(0.0),
     "ones": _with_dtype(1.0),
     **dict.fromkeys(("zeros_like", "ones_like"), _with_dtype_like),
-    "full_like": lambda host: refusing_complex_fill(_with_dtype_like(host)),
-    **dict.fromkeys(("full", "new_full"), refusing_complex_fill),
+    **dict.fromkeys(("full_like", "fill", "new_full"), lambda _: refusing_complex_fill(_filled)),
+    "full": refusing_complex_fill,
     **dict.fromkeys(("to", "_to_copy"), with_complex_cast),
     "linspace": _with_sizes,
     **dict.fromkeys(MOVING, lambda host: with_points(with_complex_parts(host))),

@@ -72,7 +72,7 @@ from anesurgery.frontend.length_choices import refusing_length_choices
 from anesurgery.frontend.parts import CONVERSIONS as SCATTERING
 from anesurgery.frontend.parts import WRAPPERS as SCATTERING_WRAPPERS
 from anesurgery.frontend.parts import as_strided, slice_of_axis, unfold
-from anesurgery.frontend.resampling import resampling
+from anesurgery.frontend.resampling import resampling, scales_of
 from anesurgery.frontend.written_views import narrow_scatter
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, producer, types
 from anesurgery.ops import names
@@ -857,6 +857,36 @@ def _is_integer(value: Any) -> bool:
     return np_dtype(value).kind in "iu" if isinstance(value, Var) else isinstance(value, (int, np.integer))
 
 
+@wrapper
+def with_a_slope_per_channel(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `prelu`: MIL has a slope for each channel only where x has four axes."""
+    x, slopes = inputs_of(context, node)
+    if x.rank not in (2, 3) or slopes.val is None or np.unique(slopes.val).size < 2:
+        host(context, node)
+        return
+    more = list(range(x.rank, 4))
+    result = mb.prelu(x=mb.expand_dims(x=x, axes=more), alpha=slopes)
+    context.add(mb.squeeze(x=result, axes=more, name=node.name))
+
+
+def with_given_scales(resample: str, first: int) -> Callable[[Convert], Convert]:
+    """Return a wrapper for a resampling whose scales, arguments from `first` on, may give no whole size.
+
+    torch then samples by the scale, and Core ML by the sizes; coremltools refuses bilinear ones.
+    """
+
+    @wrapper
+    def wrap(host: Convert, context: Any, node: Any) -> None:
+        x, _, *rest = inputs_of(context, node)
+        fixed = not any(is_symbolic(d) for d in x.shape[-2:]) and not (first == 3 and known_value(rest[0]))
+        sides = zip(x.shape[-2:], scales_of(context, node, first), strict=True) if fixed else ()
+        sizes = [side * scale for side, scale in sides if scale is not None]
+        whole = np.allclose(sizes, np.round(sizes), rtol=0, atol=1e-6)
+        (host if whole else resampling(resample))(context, node)
+
+    return wrap
+
+
 def _with_integer_indices(place: int) -> Callable[[Convert], Convert]:
     """Return a wrapper that casts indices to integers: counts such as `(x > edges).sum(-1)` are floats."""
 
@@ -1032,6 +1062,13 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **{f"avg_pool{n}d": _with_windows_and_batch(n + 2) for n in (1, 2, 3)},
     "round": lambda _: convert_round,
     "softplus": with_threshold,
+    "prelu": with_a_slope_per_channel,
+    **dict.fromkeys(
+        ("upsample_bilinear2d", "upsample_bilinear2d.vec"), with_given_scales("upsample_bilinear2d", 3)
+    ),
+    **dict.fromkeys(
+        ("upsample_nearest2d", "upsample_nearest2d.vec"), with_given_scales("upsample_nearest2d", 2)
+    ),
     "hardtanh": lambda _: hardtanh,
     "new_zeros": lambda _: _fill(0.0, like=True),  # the host's own takes no dtype and no empty size
     "_upsample_bilinear2d_aa": lambda _: SMOOTH,  # the host's own does not smooth

@@ -1,7 +1,8 @@
 """Convert the resampling of images to products with constant matrices: result = rows @ x @ columns.T.
 
-Used for bicubic and smoothed bilinear resampling, which MIL has not. `resampled_constants` also records
-constants that are resampled, such as position embeddings, so that `sizes` can store the original once.
+Used for bicubic and smoothed bilinear resampling, which MIL has not, and for scales that give no whole size.
+`resampled_constants` also records constants that are resampled, such as position embeddings, so that `sizes`
+can store the original once.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ class Resampled:
     result: Array
 
 
+NEAREST = ("upsample_nearest2d",)
+"""Resamplings of torch without the argument `align_corners`."""
+
 FIXED = "convert at fixed sizes (`anesurgery.sizes` does so with a PyTorch module)"
 """Advice in errors about dynamic sizes."""
 
@@ -60,18 +64,16 @@ def resampling(host: str) -> Convert:
     """
 
     def convert(context: Any, node: Any) -> None:
-        x, size, align = inputs_of(context, node)[:3]
+        x, size = inputs_of(context, node)[:2]
+        aligned = () if host in NEAREST else (bool(known_value(inputs_of(context, node)[2])),)
         if any(is_symbolic(d) for d in x.shape[-2:]):
             raise NotImplementedError(
                 f"{node.name}: {node.kind} of a picture of dynamic size {x.shape}; {FIXED}"
             )
-        stated = [known_value(argument(context, node, i, "")) for i in (3, 4)]
-        scales = list(stated[0]) if np.ndim(stated[0]) else stated
-        scales = [None if s is None else float(known_value(s)) for s in scales]
+        scales = scales_of(context, node, 2 + len(aligned))
         sizes = [_new_size(size, i, x, scales) for i in (0, 1)]
         rows, columns = (
-            _resampling_matrix(host, int(x.shape[i - 2]), sizes[i], bool(known_value(align)), scales[i])
-            for i in (0, 1)
+            _resampling_matrix(host, int(x.shape[i - 2]), sizes[i], *aligned, scales[i]) for i in (0, 1)
         )
         dtype = types.nptype_from_builtin(x.dtype)
         high = mb.matmul(x=rows.astype(dtype)[None, None], y=x)
@@ -82,6 +84,14 @@ def resampling(host: str) -> Convert:
         context.add(result)
 
     return convert
+
+
+def scales_of(context: Any, node: Any, first: int) -> list[float | None]:
+    """Return the scales of rows and of columns, arguments from `first` on; each None where a size is given."""
+    stated = [known_value(argument(context, node, i, "")) for i in (first, first + 1)]
+    scales = list(stated[0]) if np.ndim(stated[0]) else stated
+    # coremltools holds them in fp32, whose shortest form is what was written: 1.7, and not 1.7000000477
+    return [None if s is None else float(str(known_value(s))) for s in scales]
 
 
 def _new_size(size: Any, i: int, x: Var, scales: list[float | None]) -> int:
@@ -95,10 +105,10 @@ def _new_size(size: Any, i: int, x: Var, scales: list[float | None]) -> int:
     return int(side)
 
 
-def _resampling_matrix(host: str, before: int, after: int, align: bool, scale: float | None) -> Any:
+def _resampling_matrix(host: str, before: int, after: int, *how: bool | float | None) -> Any:
     """Return the matrix (after, before) that resamples one axis."""
     import torch
 
     units = torch.eye(before, dtype=torch.float64)[None, None]
     resample = getattr(torch.ops.aten, host).default
-    return resample(units, [after, before], align, scale, None)[0, 0].numpy()
+    return resample(units, [after, before], *how, None)[0, 0].numpy()

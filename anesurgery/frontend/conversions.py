@@ -869,7 +869,7 @@ def with_a_slope_per_channel(host: Convert, context: Any, node: Any) -> None:
     context.add(mb.squeeze(x=result, axes=more, name=node.name))
 
 
-def with_given_scales(resample: str, first: int) -> Callable[[Convert], Convert]:
+def with_given_scales(resample: str, first: int, axes: int) -> Callable[[Convert], Convert]:
     """Return a wrapper for a resampling whose scales, arguments from `first` on, may give no whole size.
 
     torch then samples by the scale, and Core ML by the sizes; coremltools refuses bilinear ones.
@@ -878,11 +878,11 @@ def with_given_scales(resample: str, first: int) -> Callable[[Convert], Convert]
     @wrapper
     def wrap(host: Convert, context: Any, node: Any) -> None:
         x, _, *rest = inputs_of(context, node)
-        fixed = not any(is_symbolic(d) for d in x.shape[-2:]) and not (first == 3 and known_value(rest[0]))
-        sides = zip(x.shape[-2:], scales_of(context, node, first), strict=True) if fixed else ()
+        fixed = not any(map(is_symbolic, x.shape[-axes:])) and not (first == 3 and known_value(rest[0]))
+        sides = zip(x.shape[-axes:], scales_of(context, node, first, axes), strict=True) if fixed else ()
         sizes = [side * scale for side, scale in sides if scale is not None]
         whole = np.allclose(sizes, np.round(sizes), rtol=0, atol=1e-6)
-        (host if whole else resampling(resample))(context, node)
+        (host if whole else resampling(resample, axes))(context, node)
 
     return wrap
 
@@ -904,6 +904,14 @@ def _with_integer_indices(place: int) -> Callable[[Convert], Convert]:
 
 
 SMOOTH = resampling("_upsample_bilinear2d_aa")
+
+SAMPLED_BY_SCALE = {
+    "linear1d": ("upsample_bilinear2d", 3, 1),
+    "bilinear2d": ("upsample_bilinear2d", 3, 2),
+    "nearest1d": ("upsample_nearest2d", 2, 1),
+    "nearest2d": ("upsample_nearest2d", 2, 2),
+}
+"""Resampling -> torch's operation with the same matrices, the place of its first scale, its axes."""
 
 CONVERSIONS: dict[str, Convert] = {
     "diff": diff,
@@ -1063,12 +1071,11 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "round": lambda _: convert_round,
     "softplus": with_threshold,
     "prelu": with_a_slope_per_channel,
-    **dict.fromkeys(
-        ("upsample_bilinear2d", "upsample_bilinear2d.vec"), with_given_scales("upsample_bilinear2d", 3)
-    ),
-    **dict.fromkeys(
-        ("upsample_nearest2d", "upsample_nearest2d.vec"), with_given_scales("upsample_nearest2d", 2)
-    ),
+    **{
+        f"upsample_{kind}{form}": with_given_scales(*how)
+        for kind, how in SAMPLED_BY_SCALE.items()
+        for form in ("", ".vec")
+    },
     "hardtanh": lambda _: hardtanh,
     "new_zeros": lambda _: _fill(0.0, like=True),  # the host's own takes no dtype and no empty size
     "_upsample_bilinear2d_aa": lambda _: SMOOTH,  # the host's own does not smooth

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.frontend.arguments import Convert, argument, inputs_of, known_value
-from anesurgery.mil import Array, Var, is_symbolic, mb, types
+from anesurgery.mil import Array, is_symbolic, mb, types
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ def resampled_constants() -> Iterator[list[Resampled]]:
         _RECORDED.reset(token)
 
 
-def resampling(host: str) -> Convert:
-    """Return the converter of a torch resampling that treats rows and columns separately.
+def resampling(host: str, axes: int = 2) -> Convert:
+    """Return the converter of a torch resampling that treats rows and columns separately, or of columns alone.
 
     torch itself computes the matrices, by resampling unit vectors. The image must have a static size.
     """
@@ -66,38 +66,38 @@ def resampling(host: str) -> Convert:
     def convert(context: Any, node: Any) -> None:
         x, size = inputs_of(context, node)[:2]
         aligned = () if host in NEAREST else (bool(known_value(inputs_of(context, node)[2])),)
-        if any(is_symbolic(d) for d in x.shape[-2:]):
+        if any(is_symbolic(d) for d in x.shape[-axes:]):
             raise NotImplementedError(
                 f"{node.name}: {node.kind} of a picture of dynamic size {x.shape}; {FIXED}"
             )
-        scales = scales_of(context, node, 2 + len(aligned))
-        sizes = [_new_size(size, i, x, scales) for i in (0, 1)]
-        rows, columns = (
-            _resampling_matrix(host, int(x.shape[i - 2]), sizes[i], *aligned, scales[i]) for i in (0, 1)
+        scales = scales_of(context, node, 2 + len(aligned), axes)
+        *rows, columns = (
+            _resampling_matrix(host, before, _new_size(size, i, before, scales), *aligned, scales[i])
+            for i, before in enumerate(map(int, x.shape[-axes:]))
         )
-        dtype = types.nptype_from_builtin(x.dtype)
-        high = mb.matmul(x=rows.astype(dtype)[None, None], y=x)
-        result = mb.matmul(x=high, y=columns.T.astype(dtype)[None, None], name=node.name)
+        dtype, outer = types.nptype_from_builtin(x.dtype), (None,) * (x.rank - 2)
+        high = mb.matmul(x=rows[0].astype(dtype)[outer], y=x) if rows else x
+        result = mb.matmul(x=high, y=columns.T.astype(dtype)[outer], name=node.name)
         seen = _RECORDED.get()
-        if seen is not None and x.val is not None and result.val is not None:
-            seen.append(Resampled(x.val, rows, columns, result.val))
+        if seen is not None and rows and x.val is not None and result.val is not None:
+            seen.append(Resampled(x.val, rows[0], columns, result.val))
         context.add(result)
 
     return convert
 
 
-def scales_of(context: Any, node: Any, first: int) -> list[float | None]:
-    """Return the scales of rows and of columns, arguments from `first` on; each None where a size is given."""
-    stated = [known_value(argument(context, node, i, "")) for i in (first, first + 1)]
+def scales_of(context: Any, node: Any, first: int, axes: int) -> list[float | None]:
+    """Return the scale of each axis, arguments from `first` on; each is None where a size is given."""
+    stated = [known_value(argument(context, node, first + i, "")) for i in range(axes)]
     scales = list(stated[0]) if np.ndim(stated[0]) else stated
     # coremltools holds them in fp32, whose shortest form is what was written: 1.7, and not 1.7000000477
     return [None if s is None else float(str(known_value(s))) for s in scales]
 
 
-def _new_size(size: Any, i: int, x: Var, scales: list[float | None]) -> int:
+def _new_size(size: Any, i: int, before: int, scales: list[float | None]) -> int:
     """Return a side of the result: as given, or from the scale."""
     if known_value(size) is None:
-        return math.floor(int(x.shape[i - 2]) * (scales[i] or 1.0))
+        return math.floor(before * (scales[i] or 1.0))
     stated = size[i] if isinstance(size, (list, tuple)) else known_value(size)[i]
     side = known_value(stated)
     if side is None:

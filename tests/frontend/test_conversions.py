@@ -253,6 +253,8 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "one_slope": lambda x: torch.nn.functional.prelu(x, torch.tensor([0.5])),
     "bilinear_uneven": lambda x: resize(x.reshape(PICTURE), scale_factor=(1.3, 0.6), mode="bilinear"),
     "nearest_uneven": lambda x: resize(x.repeat(6, 6)[None, None], scale_factor=(1.7, 0.3)),
+    "linear_uneven": lambda x: resize(x[None], scale_factor=1.6, mode="linear"),
+    "nearest_uneven_row": lambda x: resize(x.repeat(1, 6)[None], scale_factor=1.7),
     "nearest_even": lambda x: resize(x.repeat(6, 6)[None, None], scale_factor=(1.5, 0.5)),
     "full_like_whole": lambda x: torch.full_like(x, 2).masked_fill(x > 2, 0.5),
     "fill_whole": lambda x: torch.zeros(2, 4).fill_(3).masked_fill(x > 2, 0.5),

@@ -72,7 +72,7 @@ from anesurgery.frontend.length_choices import refusing_length_choices
 from anesurgery.frontend.parts import CONVERSIONS as SCATTERING
 from anesurgery.frontend.parts import WRAPPERS as SCATTERING_WRAPPERS
 from anesurgery.frontend.parts import as_strided, slice_of_axis, unfold
-from anesurgery.frontend.resampling import resampling
+from anesurgery.frontend.resampling import resampling, scales_of
 from anesurgery.frontend.written_views import narrow_scatter
 from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, producer, types
 from anesurgery.ops import names
@@ -624,15 +624,27 @@ def _is_empty(size: Any) -> bool:
 
 @wrapper
 def _with_dtype_like(host: Convert, context: Any, node: Any) -> None:
-    """Wrap the converter of `zeros_like(x, dtype=...)` or `full_like(...)`, to take the dtype by name."""
+    """Wrap the converter of `zeros_like(x, dtype=...)` or `ones_like(...)`, to take the dtype by name."""
     code = keyword(context, node, "dtype")
     if code is None:
         host(context, node)
         return
-    x, *rest = inputs_of(context, node)
-    value = {"zeros_like": 0.0, "ones_like": 1.0}.get(node.kind)
-    filled = mb.fill(shape=mb.shape(x=x), value=float(known_value(rest[0])) if value is None else value)
+    value = {"zeros_like": 0.0, "ones_like": 1.0}[node.kind]
+    filled = mb.fill(shape=mb.shape(x=inputs_of(context, node)[0]), value=value)
     context.add(mb.cast(x=filled, dtype=_dtype(code, ""), name=node.name))
+
+
+def _filled(context: Any, node: Any) -> None:
+    """Convert `full_like(x, value)`, `x.fill(value)` or `x.new_full(size, value)`.
+
+    The result has the dtype that is asked for, or that of x. coremltools' own has that of the number: what is
+    written later into a tensor filled with 3 would lose its fractions.
+    """
+    x, *rest = inputs_of(context, node)
+    size = _shape(rest.pop(0)) if node.kind == "new_full" else mb.shape(x=x)
+    code = rest[1] if len(rest) > 1 else keyword(context, node, "dtype")
+    value = mb.cast(x=mb.const(val=known_value(rest[0])), dtype=_dtype(code, dtype_of(x)))
+    context.add(mb.fill(shape=size, value=value.val, name=node.name))
 
 
 @wrapper
@@ -845,6 +857,36 @@ def _is_integer(value: Any) -> bool:
     return np_dtype(value).kind in "iu" if isinstance(value, Var) else isinstance(value, (int, np.integer))
 
 
+@wrapper
+def with_a_slope_per_channel(host: Convert, context: Any, node: Any) -> None:
+    """Wrap the converter of `prelu`: MIL has a slope for each channel only where x has four axes."""
+    x, slopes = inputs_of(context, node)
+    if x.rank not in (2, 3) or slopes.val is None or np.unique(slopes.val).size < 2:
+        host(context, node)
+        return
+    more = list(range(x.rank, 4))
+    result = mb.prelu(x=mb.expand_dims(x=x, axes=more), alpha=slopes)
+    context.add(mb.squeeze(x=result, axes=more, name=node.name))
+
+
+def with_given_scales(resample: str, first: int, axes: int) -> Callable[[Convert], Convert]:
+    """Return a wrapper for a resampling whose scales, arguments from `first` on, may give no whole size.
+
+    torch then samples by the scale, and Core ML by the sizes; coremltools refuses bilinear ones.
+    """
+
+    @wrapper
+    def wrap(host: Convert, context: Any, node: Any) -> None:
+        x, _, *rest = inputs_of(context, node)
+        fixed = not any(map(is_symbolic, x.shape[-axes:])) and not (first == 3 and known_value(rest[0]))
+        sides = zip(x.shape[-axes:], scales_of(context, node, first, axes), strict=True) if fixed else ()
+        sizes = [side * scale for side, scale in sides if scale is not None]
+        whole = np.allclose(sizes, np.round(sizes), rtol=0, atol=1e-6)
+        (host if whole else resampling(resample, axes))(context, node)
+
+    return wrap
+
+
 def _with_integer_indices(place: int) -> Callable[[Convert], Convert]:
     """Return a wrapper that casts indices to integers: counts such as `(x > edges).sum(-1)` are floats."""
 
@@ -862,6 +904,14 @@ def _with_integer_indices(place: int) -> Callable[[Convert], Convert]:
 
 
 SMOOTH = resampling("_upsample_bilinear2d_aa")
+
+SAMPLED_BY_SCALE = {
+    "linear1d": ("upsample_bilinear2d", 3, 1),
+    "bilinear2d": ("upsample_bilinear2d", 3, 2),
+    "nearest1d": ("upsample_nearest2d", 2, 1),
+    "nearest2d": ("upsample_nearest2d", 2, 2),
+}
+"""Resampling -> torch's operation with the same matrices, the place of its first scale, its axes."""
 
 CONVERSIONS: dict[str, Convert] = {
     "diff": diff,
@@ -988,8 +1038,8 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "zeros": _with_dtype(0.0),
     "ones": _with_dtype(1.0),
     **dict.fromkeys(("zeros_like", "ones_like"), _with_dtype_like),
-    "full_like": lambda host: refusing_complex_fill(_with_dtype_like(host)),
-    **dict.fromkeys(("full", "new_full"), refusing_complex_fill),
+    **dict.fromkeys(("full_like", "fill", "new_full"), lambda _: refusing_complex_fill(_filled)),
+    "full": refusing_complex_fill,
     **dict.fromkeys(("to", "_to_copy"), with_complex_cast),
     "linspace": _with_sizes,
     **dict.fromkeys(MOVING, lambda host: with_points(with_complex_parts(host))),
@@ -1020,6 +1070,12 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **{f"avg_pool{n}d": _with_windows_and_batch(n + 2) for n in (1, 2, 3)},
     "round": lambda _: convert_round,
     "softplus": with_threshold,
+    "prelu": with_a_slope_per_channel,
+    **{
+        f"upsample_{kind}{form}": with_given_scales(*how)
+        for kind, how in SAMPLED_BY_SCALE.items()
+        for form in ("", ".vec")
+    },
     "hardtanh": lambda _: hardtanh,
     "new_zeros": lambda _: _fill(0.0, like=True),  # the host's own takes no dtype and no empty size
     "_upsample_bilinear2d_aa": lambda _: SMOOTH,  # the host's own does not smooth

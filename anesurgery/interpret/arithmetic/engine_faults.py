@@ -621,9 +621,10 @@ FAULTS: tuple[Fault, ...] = (
         "gather-negative",
         names("gather"),
         what="a gather at the place -1 of 288 gave other numbers (a correlation of 0.03 with those of the "
-        "CPU); at 287 it was right",
-        source="zoompilot/jetlink: jetlink/onnx_patch.py, docs/mac-performance.md",
-        seen="M1 Pro, macOS 26.5, through ONNX Runtime",
+        "CPU); at 287 it was right. At the place -1 of three numbers another gather gave the first",
+        source="zoompilot/jetlink: jetlink/onnx_patch.py, docs/mac-performance.md; rustnn/rustnn: pull request "
+        "227",
+        seen="M1 Pro, macOS 26.5, through ONNX Runtime; the three numbers on an M4, the units are not named",
         chips=("M1",),
         systems=(("macOS", 26),),
         form=_negative_places,

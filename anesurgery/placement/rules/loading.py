@@ -334,9 +334,24 @@ def _varies(reduction: Operation) -> bool:
     return any(is_symbolic(reduction.x.shape[axis]) for axis in axes_of(reduction))
 
 
+PARTS = names("cast identity slice_by_index split squeeze")
+"""Ops between a list of places and the places along one axis."""
+
+
 def _places(ops: list[Operation]) -> str:
-    """Find ops that list the places of nonzero elements."""
-    return _counted((op.outputs[0].name for op in ops if op.op_type == "non_zero"), "list* of places")
+    """Find places along one axis, with a length that depends on the input; a list of all places has two."""
+    found = []
+    for op in ops:
+        if (
+            op.op_type in ("squeeze", "slice_by_index")
+            and op.outputs[0].rank == 1
+            and is_symbolic(op.outputs[0].shape[0])
+        ):
+            listed = op.x
+            while (part := producer(listed, *PARTS)) is not None:
+                listed = part.x
+            found += [op.outputs[0].name] * (producer(listed, "non_zero") is not None)
+    return _counted(found, "list* of places along one axis")
 
 
 LEAST_SCALES = 1024
@@ -590,13 +605,15 @@ REPORTS = (
     ),
     LoadReport(
         "crash-places",
-        "nonzero, and torch.where with one argument, crashed",
-        source="pytorch/executorch: issue 17537",
+        "torch.where with one argument crashed: it lists the places along each axis, and a list of "
+        "integers with one axis crashed. nonzero, whose list has two axes, ran",
+        source="pytorch/executorch: issue 17537; 0xShug0/opdiff: reprod/executorch_crash_op_where_coreml.py",
         seen="Core ML through ExecuTorch; the device is not named",
         units=ALL,
         form=_places,
         advice="keep a mask of fixed size, and list the places in the app",
         remedy="mask_to_select",
+        of_varying_sizes=True,
     ),
 )
 

@@ -26,7 +26,7 @@ from anesurgery.rewriting.refusals import by_cause, grouped_refusals, op_text
 from anesurgery.rewriting.session import Change, counts
 from anesurgery.rewriting.session import Report as PassReport
 from anesurgery.show.console import WIDTH, plain, shows
-from anesurgery.show.costs import STILL, Repair, cut, in_python, on_a_screen
+from anesurgery.show.costs import STILL, Repair, in_python, on_a_screen
 from anesurgery.show.headline import compared, headline
 from anesurgery.show.report import Line, Report, Table, notes
 from anesurgery.show.terminal import unit_bars
@@ -185,7 +185,7 @@ def _logit_columns(output: OutputComparison) -> tuple[str, str]:
 
 
 LEAST_REASON = 30
-"""The fewest letters of a reason that say anything."""
+"""The fewest letters of a reason that say anything; a choice."""
 
 
 @shows("Comparison")
@@ -218,14 +218,13 @@ def short_surgery(surgery: Surgery, repair: Repair = in_python) -> Report:
 
 
 def _left_out(refused: Mapping[str, Refusal]) -> Text:
-    """Return a line with the passes that were left out, and the reason of the first where it fits."""
+    """Return a line with the passes that were left out, and the reason of the first."""
     first, *others = refused
-    more = "".join(f", {name}" for name in others)
-    room = WIDTH - len(f"Left out: {first} (){more}")
-    if room < LEAST_REASON:
-        return cut(f"Left out, with reasons in the full report: {first}{more}", "dim")
-    reason = textwrap.shorten(refused[first].reason, room, placeholder=" …")
-    return plain(f"Left out: {first} ({reason}){more}", "dim")
+    names = "".join(f", {name}" for name in others)
+    frame = f"Left out: {first} ()"
+    more = names if len(frame + names) <= WIDTH - LEAST_REASON else f", and {len(others)} more"
+    reason = textwrap.shorten(refused[first].reason, WIDTH - len(frame + more), placeholder=" …")
+    return plain(f"{frame[:-1]}{reason}){more}", "dim")
 
 
 def sampled_words(inputs: Mapping[str, Array], seed: int) -> str:

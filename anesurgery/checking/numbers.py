@@ -26,9 +26,8 @@ from anesurgery.errors import InterpretError, Refused, SurgeryError
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.fp64 import Double
 from anesurgery.interpret.arithmetic.precision import narrows
-from anesurgery.interpret.sampling import LOOKUPS
 from anesurgery.mil import Array, Operation, Var, constant, is_constexpr, np_dtype
-from anesurgery.ops import CARRIERS, MOVING, PADDING, names
+from anesurgery.ops import CARRIERS, LOOKUPS, MOVING, PADDING, names
 from anesurgery.semantics.intervals import stored_interval
 from anesurgery.semantics.reading import is_tensor
 
@@ -505,7 +504,7 @@ def apart_at(run: Run, var: Var, values: range, ops: Sequence[Operation]) -> lis
 
 def rows_read(ops: Sequence[Operation]) -> range:
     """Return the row numbers of all constant tables that ops index, one table after the other."""
-    tables = {op.inputs[LOOKUPS[op.op_type][1]] for op in ops if op.op_type in LOOKUPS}
+    tables = {op.x for op in ops if op.op_type in LOOKUPS}
     shapes = [np.shape(constant(v)) for v in tables if constant(v) is not None]
     return range(sum(max(shape, default=0) for shape in shapes))
 

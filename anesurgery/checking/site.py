@@ -67,7 +67,7 @@ from anesurgery.checking.numbers import (
     written,
 )
 from anesurgery.checking.proofs import AT_ONCE, MOST, NoProof, Proof, StandIns, prove, prove_for_any_weights
-from anesurgery.checking.trial_lengths import plan_of, span
+from anesurgery.checking.trial_lengths import lengths_to_try, shortest_and_longest
 from anesurgery.errors import InterpretError, Refusal, Refused
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.constant_memory import trim_heap
@@ -489,7 +489,7 @@ def _check_at_all_lengths(
     Raises:
         InterpretError: the old side runs at no lengths, or the new side fails at the first ones.
     """
-    plan = plan_of(
+    plan = lengths_to_try(
         site.drawn, (site.old_ops, site.new_ops), [v for pair in site.replaced for v in pair], declared
     )
     weakest, error, tried = None, None, list[Lengths]()
@@ -516,7 +516,7 @@ def _check_at_all_lengths(
     if weakest is None:
         assert error is not None
         raise error
-    return weakest.on_lengths(*span(tried), plan.gap) if plan.gap else weakest
+    return weakest.on_lengths(*shortest_and_longest(tried), plan.gap) if plan.gap else weakest
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 `ask` starts it, because Apple's runtime may end the process that calls it: on an integer division by 0, on a
 damaged program, and more. Both sides exchange files in a folder: the parent writes `question.json` and
-`arrays.npz`, the child answers with `answer.json` and new arrays. The child loads neither torch nor coremltools.
+`arrays.npz`, the child answers with `answer.json` and new arrays. The child loads neither torch nor
+coremltools.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 RENDERERS = tuple(
-    f"anesurgery.show.{name}"
-    for name in ("reports", "surgeries", "terminal", "page", "chains", "compressions", "certificates")
+    f"anesurgery.show.{name}" for name in ("reports", "surgeries", "terminal", "page", "chains", "compressions")
 )
 """The modules that register renderers."""
 

@@ -79,16 +79,30 @@ class BothSides:
     """The values that the new side reads from inside the old side: computed, not drawn."""
     exact: bool = False
     """Whether equal bits are promised."""
+    precision: str = ""
+    """fp32 or fp16; by default fp16 where what it loses may differ between both sides."""
 
     def __post_init__(self) -> None:
         # fp32 reads fp16 exactly and never rounds to it, so what fp16 loses shows only where it is computed in
         old, new = self.old_ops, self.new_ops
-        casts_differ = any(map(_is_lossy_cast, old)) != any(map(_is_lossy_cast, new))
-        loses = casts_differ or _narrowest(new) < _narrowest(old)
-        self._precision = "fp16" if loses or (self.exact and _narrowest([*old, *new]) == HALF) else "fp32"
-        self._old, self._new = self._both(self._precision)
+        if not self.precision:
+            casts_differ = any(map(_is_lossy_cast, old)) != any(map(_is_lossy_cast, new))
+            loses = casts_differ or _narrowest(new) < _narrowest(old)
+            self.precision = "fp16" if loses or (self.exact and _narrowest(self.ops) == HALF) else "fp32"
+        self._old, self._new = self.evaluators(self.precision)
 
-    def _both(self, precision: str | Double) -> tuple[Evaluator, Evaluator]:
+    @property
+    def ops(self) -> list[Operation]:
+        """The ops of both sides."""
+        return [*self.old_ops, *self.new_ops]
+
+    @property
+    def numbers_read(self) -> int:
+        """How many numbers one run reads: what is drawn, and the largest constant."""
+        return sum(math.prod(drawn_shape(v)) for v in self.drawn) + largest_constant(self.ops)
+
+    def evaluators(self, precision: str | Double) -> tuple[Evaluator, Evaluator]:
+        """Return both sides, ready to run in an arithmetic."""
         old = evaluator(self.old_ops, [*(old for old, _ in self.replaced), *self.carried], precision)
         return old, evaluator(self.new_ops, [new for _, new in self.replaced], precision)
 
@@ -98,17 +112,17 @@ class BothSides:
 
     def run_double(self, numbers: Numbers) -> Pairs:
         """Run both sides in fp64."""
-        return self._pairs(*self._both(Double()), numbers)
+        return self._pairs(*self.evaluators(Double()), numbers)
 
     def spread(self, numbers: Numbers, rtol: float) -> list[list[torch.Tensor]]:
         """Return the old values in fp64 `DRAWS` times, with the operands of each op off by up to `rtol`."""
-        old = self._both(Double(rtol))[0]
+        old = self.evaluators(Double(rtol))[0]
         return [old(numbers)[: len(self.replaced)] for _ in range(DRAWS)]
 
     @property
     def rounds_sums(self) -> bool:
         """Whether both sides are computed in fp32, so that fp64 tells what rounding does."""
-        return self._precision == "fp32"
+        return self.precision == "fp32"
 
     def _pairs(self, old: Evaluator, new: Evaluator, numbers: Numbers) -> Pairs:
         values = old(numbers)
@@ -193,7 +207,7 @@ def compare_numbers(
     """
     worst = Difference()
     size = sum(math.prod(drawn_shape(v)) for v in sides.drawn if is_tensor(v))
-    weight = largest_constant([*sides.old_ops, *sides.new_ops])
+    weight = largest_constant(sides.ops)
     floats = any(np_dtype(v).kind == "f" for v in sides.drawn)
     tried = Counter[str]()
     for kind in (*schedule(size, promise.tolerates_nonfinite, weight, floats), *(more if floats else ())):

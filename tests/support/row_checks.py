@@ -40,7 +40,7 @@ from anesurgery.semantics.bounds import EXACT as EXACT_ENDS
 from anesurgery.semantics.bounds import widened_by_rounding
 from anesurgery.semantics.intervals import Intervals
 from anesurgery.semantics.reading import ints
-from anesurgery.semantics.rows import ALWAYS, CONTRACTED, OF_WHOLE, Axes, places_of, slices_read
+from anesurgery.semantics.rows import ALWAYS, CONTRACTED, OF_WHOLE, PlacedOperands, places_of, slices_read
 
 DRAWS = 2
 """Sets of numbers that each op is tried on, half of them in fp64."""
@@ -210,7 +210,7 @@ def mixes_axes(sample: Sample) -> str:
     return _orders(sample, axes, values, rng)
 
 
-def _orders(sample: Sample, axes: Axes, values: Values, rng: np.random.Generator) -> str:
+def _orders(sample: Sample, axes: PlacedOperands, values: Values, rng: np.random.Generator) -> str:
     """An axis that is said to be contracted by one operand alone, but whose order matters."""
     contracted = [(o.var, a) for o in axes for a, place in enumerate(o.places) if place == CONTRACTED]
     for var, axis in contracted if len({v for v, _ in contracted}) == 1 else ():

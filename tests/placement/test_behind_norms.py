@@ -146,7 +146,10 @@ def test_a_norm_behind_a_norm_speaks_where_weights_are_large(gain: float, speaks
 def test_powers_and_clips_of_norms_have_an_end_too() -> None:
     end = magnitude_behind_norms(result(program(norm)))
     assert math.isclose(magnitude_behind_norms(result(program(lambda x: mb.square(x=norm(x))))), end**2)
-    assert magnitude_behind_norms(result(program(lambda x: mb.clip(x=norm(x), alpha=HALF(900), beta=HALF(1000))))) == 900
+    assert (
+        magnitude_behind_norms(result(program(lambda x: mb.clip(x=norm(x), alpha=HALF(900), beta=HALF(1000)))))
+        == 900
+    )
 
 
 def test_what_is_bounded_has_that_end() -> None:

@@ -184,7 +184,7 @@ class CausalMaskTensor(Rewrite):
         for bias in parts.biases:
             x = mb.add(x=x, y=small_builds.as_dtype(mb, bias, an.np_dtype(m.scores)))
         for op in m.chain.tail:
-            x = small_builds.again_on(mb, op, x)
+            x = _copy_of_tail_op(mb, op, x)
         return mb.softmax(x=small_builds.as_dtype(mb, x, an.np_dtype(root.x)), axis=an.constant(root.axis))
 
     def total(self, mb: Builder, m: Match) -> Var:
@@ -252,6 +252,18 @@ def _safe_keys(keep: an.Array) -> list[int]:
         if row.any() and not row[keys].any():
             keys.append(int(np.flatnonzero(row)[-1]))
     return keys
+
+
+def _copy_of_tail_op(mb: Builder, op: an.Operation, x: Var) -> Var:
+    """Build a cast, scaling or reshape between a mask and its softmax again, on x; an identity is left out."""
+    if op.op_type == "cast":
+        return small_builds.as_dtype(mb, x, an.np_dtype(op.outputs[0]))
+    if op.op_type in ("mul", "real_div"):
+        scale = op.y if an.constant(op.y) is not None else op.x
+        x = small_builds.as_dtype(mb, x, an.np_dtype(scale))
+        copy: Var = getattr(mb, op.op_type)(x=x, y=scale)
+        return copy
+    return mb.reshape(x=x, shape=op.shape) if op.op_type == "reshape" else x
 
 
 def _digest(keep: an.Array) -> str:

@@ -34,7 +34,7 @@ from anesurgery.mil import Array, Maker, Operation, Var, add_input, constant, mb
 from anesurgery.mil import operands as mil_operands
 from anesurgery.passes.integers_as_floats import _Floats
 from anesurgery.regions import padding, views
-from anesurgery.regions.small_builds import rebuild
+from anesurgery.regions.small_builds import tail_on_row
 from anesurgery.semantics import degrees, rows
 from anesurgery.semantics.bounds import EXACT as EXACT_ENDS
 from anesurgery.semantics.bounds import widened_by_rounding
@@ -248,7 +248,7 @@ def _mixes_by(sample: Sample, asked: Callable[[Operation, int], Rows | None]) ->
 
 
 def rebuilds_another_row(sample: Sample) -> str:
-    """A row that is rebuilt by `rowwise.rebuild` from one position is not that row of the whole."""
+    """A row that is rebuilt by `tail_on_row` from one position is not that row of the whole."""
     (out, *more), rng = sample.op.outputs, _draws(sample)
     values = plain_numbers(sample, rng)
     for axis in range(out.rank):
@@ -259,7 +259,7 @@ def rebuilds_another_row(sample: Sample) -> str:
         shape = [1 if a == at else n for a, n in enumerate(source.shape)]
         place = add_input(sample.function, f"row{axis}", shape, TYPES[sample.operands[source].dtype])
         with sample.function:
-            row = rebuild(cast(Maker, mb), row_tails.Tail(source, at, ((sample.op, axis),)), place)
+            row = tail_on_row(cast(Maker, mb), row_tails.Tail(source, at, ((sample.op, axis),)), place)
         at_place = int(rng.integers(source.shape[at]))
         (whole,) = evaluate([sample.op], values, [out], Double())
         given = {**values, place: values[source].select(at, at_place).unsqueeze(at)}

@@ -80,6 +80,7 @@ BINARY: dict[str, Callable[..., Tensor]] = {
 }
 """Op type -> function of (x, y), which broadcast."""
 
+# `_steady` where the bits depend on the position; the others had the same bits anywhere (1,003 numbers)
 UNARY: dict[str, Callable[..., Tensor]] = {
     "abs": torch.abs,
     "acos": torch.acos,
@@ -126,7 +127,7 @@ def _unary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _with_plain(implementation: Callable[..., Tensor], plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return an implementation with its torch function as `plain`, which `core` may call directly."""
+    """Return an implementation with its torch function as `plain`, which `steps` may call directly."""
     implementation.plain = plain  # type: ignore[attr-defined]
     return implementation
 
@@ -151,8 +152,8 @@ PARAMETRIC: dict[str, Callable[..., Any]] = {
 """Op type -> function of its parameters; alpha of prelu has a number for each channel (axis 1)."""
 
 
-TABLE.update({name: Implementation(_binary(f), False) for name, f in BINARY.items()})
-TABLE.update({name: Implementation(_unary(f), False) for name, f in UNARY.items()})
+TABLE.update({name: Implementation(_binary(f), moves=False) for name, f in BINARY.items()})
+TABLE.update({name: Implementation(_unary(f), moves=False) for name, f in UNARY.items()})
 enter_all(PARAMETRIC)
 
 
@@ -319,7 +320,7 @@ def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Callabl
     return reduce
 
 
-TABLE.update({name: Implementation(_reduction(f), False) for name, f in REDUCTIONS.items()})
+TABLE.update({name: Implementation(_reduction(f), moves=False) for name, f in REDUCTIONS.items()})
 
 
 @impl("cumsum")

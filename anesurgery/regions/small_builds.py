@@ -37,13 +37,13 @@ def cut(mb: Maker, x: Var, axis: int, start: int, length: int, stride: int = 1, 
 
 def parted(mb: Maker, x: Var, axis: int, sizes_or_count: Sequence[int] | int, **named: str) -> list[Var]:
     """Split an axis into parts of the given sizes, or into so many equal parts; one part is `x` itself."""
+    parts: Any
     if isinstance(sizes_or_count, int):
-        count, form = sizes_or_count, {"num_splits": sizes_or_count}
+        parts = [x] if sizes_or_count == 1 else mb.split(x=x, num_splits=sizes_or_count, axis=axis, **named)
+    elif len(sizes_or_count) == 1:
+        parts = [x]
     else:
-        count, form = len(sizes_or_count), {"split_sizes": list(sizes_or_count)}
-    if count == 1:
-        return [x]
-    parts: Any = mb.split(x=x, **form, axis=axis, **named)
+        parts = mb.split(x=x, split_sizes=list(sizes_or_count), axis=axis, **named)
     return list(parts)
 
 

@@ -154,14 +154,15 @@ class AddCache(Pass):
                 chunk_of=chunk_of,
             )
             built = cached_functions(session, program, self._call_sizes(context), options)
-            if not isinstance(built, Refusal):
-                self._put_in_place(program, session, built, token_axes)
-                if (parts := max(chunk_of.values(), default=0) + 1) > 1:
-                    words = f"{self.name}: a state for each of {parts} chunks: split(model, {parts})"
-                    session.notes.append(words)
-                return None
-        reads_others = len(token_axes) > 1  # inputs beside the ids of the tokens
-        return token_inputs.unclear(token_axes, f" ({built})") if reads_others else built
+            if isinstance(built, Refusal):
+                only_tokens = len(token_axes) == 1
+                refusal = built if only_tokens else token_inputs.unclear(token_axes, f" ({built})")
+                continue
+            self._put_in_place(program, session, built, token_axes)
+            if (parts := max(chunk_of.values(), default=0) + 1) > 1:
+                session.notes.append(f"{self.name}: a state for each of {parts} chunks: split(model, {parts})")
+            return None
+        return refusal
 
     def _put_in_place(
         self, program: Program, session: Session, built: Mapping[str, an.Function], tokens: Mapping[str, int]

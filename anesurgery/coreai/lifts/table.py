@@ -1,7 +1,7 @@
 """The table of lifts: an op of Core AI -> a function that builds it in MIL.
 
-`reading` lifts an op by calling its function with a `LiftedOp`, which holds the op and its operands: MIL values,
-or numpy arrays for constants. The files in `lifts` fill the table.
+`reading` lifts an op by calling its function with a `LiftedOp`, which holds the op and its operands: MIL
+values, or numpy arrays for constants. The files in `lifts` fill the table.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class LongConvolution(Rewrite):
             x = plan.shifted(mb, m.x, pad, results, _groups(op))
             return self.small(mb, m, x, phases=1, strides=plan.stride, dilations=plan.dilation)
         rows = math.ceil(results / plan.phases)
-        x = _framed(mb, m.x, plan.axis, plan.frame, rows + plan.taps - 1, pad)
+        x = small_builds.framed(mb, m.x, plan.axis, plan.frame, rows + plan.taps - 1, pad)
         small = self.small(mb, m, x, phases=plan.phases, strides=1, dilations=1)
         return small_builds.unfolded(mb, small, plan.axis, plan.phases, results)
 
@@ -231,7 +231,7 @@ class _Pieces:
         """Build the input of each piece, shifted by the pieces before it, side by side in each group."""
         step = self.taps * self.dilation
         length = (results - 1) * self.stride + self.dilation * (self.taps - 1) + 1
-        x = _framed(mb, x, self.axis, 1, length + step * (self.count - 1), pad)
+        x = small_builds.framed(mb, x, self.axis, 1, length + step * (self.count - 1), pad)
         batch, channels, *rest = (int(d) for d in x.shape)
         rest[self.axis - 2] = length
         inner = [batch, channels] if groups == 1 else [batch, groups, channels // groups]
@@ -243,30 +243,6 @@ class _Pieces:
             parts.append(part if groups == 1 else mb.reshape(x=part, shape=[*inner, *rest]))
         both: Var = mb.concat(values=parts, axis=len(inner) - 1)
         return both if groups == 1 else mb.reshape(x=both, shape=[batch, channels * self.count, *rest])
-
-
-def _framed(mb: Maker, x: Var, axis: int, frame: int, count: int, left: int) -> Var:
-    """Split an axis into `count` frames of `frame` elements after `left` zeros; these elements become channels.
-
-    Elements beyond the last frame are cut off. Example: axis 3 of (1, 1, 1, 6) with frame 2 and count 3 gives
-    (1, 2, 1, 3).
-    """
-    shape = [int(d) for d in x.shape]
-    right = frame * count - left - shape[axis]
-    if right < 0:
-        shape[axis] += right
-        x, right = mb.slice_by_size(x=x, begin=[0] * x.rank, size=shape), 0
-    if left or right:
-        pad = [0] * 2 * x.rank
-        pad[2 * axis : 2 * axis + 2] = [left, right]
-        x = mb.pad(x=x, pad=pad)
-    before, after = shape[:axis], shape[axis + 1 :]
-    if before[1:] == [1]:  # axis 2 of one channel: a reshape less
-        x = mb.reshape(x=x, shape=[before[0], count, frame, *after])
-        return mb.transpose(x=x, perm=[0, 2, 1, *range(3, x.rank)])
-    x = mb.reshape(x=x, shape=[*before, count, frame, *after])
-    x = mb.transpose(x=x, perm=[0, 1, axis + 1, *(a for a in range(2, x.rank) if a != axis + 1)])
-    return mb.reshape(x=x, shape=[before[0], before[1] * frame, *before[2:], count, *after])
 
 
 @an.example((1, 1, 96))

@@ -87,8 +87,32 @@ def _masks_for_full_axis(op: Operation, axis: int) -> dict[str, list[bool]]:
     }
 
 
+def framed(mb: Maker, x: Var, axis: int, frame: int, count: int, left: int) -> Var:
+    """Split an axis into `count` frames of `frame` elements after `left` zeros; these elements become channels.
+
+    Elements beyond the last frame are cut off. Example: axis 3 of (1, 1, 1, 6) with frame 2 and count 3 gives
+    (1, 2, 1, 3).
+    """
+    shape = [int(d) for d in x.shape]
+    right = frame * count - left - shape[axis]
+    if right < 0:
+        shape[axis] += right
+        x, right = mb.slice_by_size(x=x, begin=[0] * x.rank, size=shape), 0
+    if left or right:
+        pad = [0] * 2 * x.rank
+        pad[2 * axis : 2 * axis + 2] = [left, right]
+        x = mb.pad(x=x, pad=pad)
+    before, after = shape[:axis], shape[axis + 1 :]
+    if before[1:] == [1]:  # axis 2 of one channel: a reshape less
+        x = mb.reshape(x=x, shape=[before[0], count, frame, *after])
+        return mb.transpose(x=x, perm=[0, 2, 1, *range(3, x.rank)])
+    x = mb.reshape(x=x, shape=[*before, count, frame, *after])
+    x = mb.transpose(x=x, perm=[0, 1, axis + 1, *(a for a in range(2, x.rank) if a != axis + 1)])
+    return mb.reshape(x=x, shape=[before[0], before[1] * frame, *before[2:], count, *after])
+
+
 def unfolded(mb: Maker, x: Var, axis: int, phases: int, results: int) -> Var:
-    """Undo frames: interleave `phases` groups of channels into an axis, and keep `results` elements of it."""
+    """Undo `framed`: interleave `phases` groups of channels into an axis, and keep `results` elements of it."""
     b, channels, *spatial = (int(d) for d in x.shape)
     if phases > 1:
         if channels == phases:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anesurgery.commands.next_steps import command
+from anesurgery.commands.next_steps import command as next_command
 from anesurgery.commands.options import Html, Model, Overwrite, check_pages
 from anesurgery.commands.subcommand import Call, Outcome, Place, subcommand
 from anesurgery.errors import SurgeryError
@@ -46,7 +46,7 @@ def compress(
     overwrite: Overwrite = False,
 ) -> Outcome:
     """Compress the weights of a model in formats that are fast on the chip, with samples (GPTQ)."""
-    from anesurgery.compressing.compression import USUAL
+    from anesurgery.compressing.compression import USUAL_MODES
     from anesurgery.files.plot_files import check_plot
     from anesurgery.rewriting.ml_program import check_out
 
@@ -54,14 +54,16 @@ def compress(
     check_pages(overwrite, html, plot)
     if plot is not None:
         check_plot(plot)
-    modes = tuple(against if against is not None else USUAL if plot is not None else ())
+    modes = tuple(against or ())
+    if against is None and plot is not None:
+        modes = USUAL_MODES
     compression = call(model, inputs=inputs or _drawn(model, call["function"]), against=modes)
     compression.save(out, overwrite=overwrite)
     if html is not None:
         compression.save_html(html)
     if plot is not None:
         compression.save_plot(plot)
-    return Outcome(compression, wrote=[out, html, plot], then=command("compare", model, out))
+    return Outcome(compression, wrote=[out, html, plot], then=next_command("compare", model, out))
 
 
 DRAWN = 16
@@ -92,7 +94,7 @@ def compress_cache(call: Call, model: Model, texts: Texts, out: Place, overwrite
     check_out(model, out, overwrite)
     cache = call(model, tokens)
     cache.save(out, overwrite=overwrite)
-    return Outcome(cache, wrote=[out], then=command("see", out, target=call["target"]))
+    return Outcome(cache, wrote=[out], then=next_command("see", out, target=call["target"]))
 
 
 def _texts(file: Path) -> list[list[int]]:

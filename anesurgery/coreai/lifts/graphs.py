@@ -16,7 +16,7 @@ import numpy as np
 from anesurgery.coreai.lifts.table import (
     TABLE,
     TOKEN,
-    Site,
+    LiftedOp,
     Unliftable,
     Value,
     as_var,
@@ -130,7 +130,7 @@ COMPOSITES |= {
 
 
 @lift("if")
-def if_(o: Site) -> Sequence[Value]:
+def if_(o: LiftedOp) -> Sequence[Value]:
     """Build one of two blocks."""
     yes, no = o.op["blocks"]
     branches = [lambda block=block: tuple(map(as_var, o.scope.nested(block))) for block in (yes, no)]
@@ -138,7 +138,7 @@ def if_(o: Site) -> Sequence[Value]:
 
 
 @lift("while")
-def while_(o: Site) -> Sequence[Value]:
+def while_(o: LiftedOp) -> Sequence[Value]:
     """Build a loop; the condition's block may hand on only the loop's own variables."""
     before, after = o.op["blocks"]
     carried = [argument["number"] for argument in before["arguments"]]
@@ -153,7 +153,7 @@ def while_(o: Site) -> Sequence[Value]:
     )
 
 
-def _write_handle(o: Site) -> Sequence[Value]:
+def _write_handle(o: LiftedOp) -> Sequence[Value]:
     mb.coreml_update_state(state=o[0], value=as_var(o[1]))
     return [TOKEN]
 

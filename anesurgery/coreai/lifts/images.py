@@ -10,8 +10,8 @@ import numpy as np
 from anesurgery.coreai.lifts.graphs import composite
 from anesurgery.coreai.lifts.table import (
     IMAGE,
-    Plain,
-    Site,
+    Described,
+    LiftedOp,
     Unliftable,
     Value,
     as_var,
@@ -30,7 +30,7 @@ STEPS = ("pad", "gather", "transpose", "squeeze", "cast")
 """The ops that `_pixels` writes."""
 
 
-def _channels(kind: Plain) -> str:
+def _channels(kind: Described) -> str:
     found = IMAGE.fullmatch(kind["type"])
     if found is None or found[1] not in CHANNELS:
         raise Unliftable(f"its pixels are {kind['type']}; of images {', '.join(CHANNELS)} are known")
@@ -56,13 +56,13 @@ def _upstream_of(value: Value, *op_types: str) -> Var | None:
 
 
 @lift("image_to_tensor")
-def image_to_tensor(o: Site) -> Value:
+def image_to_tensor(o: LiftedOp) -> Value:
     """Build the bytes of an image."""
     return _pixels(o[0], _channels(o.scope.types[o.op["operands"][0]]), o.scope.colors(as_var(o[0])))
 
 
 @lift("tensor_to_image")
-def tensor_to_image(o: Site) -> Value:
+def tensor_to_image(o: LiftedOp) -> Value:
     """Build an image from bytes; an image that `to_coreai` rounded to bytes is restored."""
     channels = _channels(o.result)
     if (image := _upstream_of(o[0], *reversed(STEPS), "clip", "round")) is not None:

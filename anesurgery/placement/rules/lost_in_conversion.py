@@ -239,7 +239,7 @@ def _is_rescaled(op: Operation, scale: Var) -> bool:
 def lost_branch(op: Operation) -> Operation | None:
     """Return the comparison `y > 0` by which an atan2 gives 0 instead of pi for y = 0, x < 0; else None."""
     angle = quotient_angle(op)
-    if angle is None or not angle.turns:
+    if angle is None or not angle.all_quadrants:
         return None
     results = results_at_points(op, angle.y, angle.x, np.array([[0.0], [-1.0]]))
     if results is None or results[0] > 1.0:

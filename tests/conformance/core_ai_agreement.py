@@ -208,7 +208,7 @@ def _lines(counts: Mapping[str, Any]) -> Iterator[str]:
         "We run the same programs on the same inputs in Apple's runtime and in our interpreter, both in fp32.",
         f"Of {sum(every.values()):,} programs, {ran:,} ran on both, and {every[AGREES]:,} of these "
         f"({every[AGREES] / ran:.1%}) agree to 100 dB.",
-        "On Linux, Apple's runtime is a separate runtime for the CPU. So these results say nothing about a Mac.",
+        "Apple's runtime for Linux is a separate one, for the CPU. So these results say nothing about a Mac.",
         "For some ops, we write our own formula into the file. For these, agreement only shows that Apple's "
         "runtime evaluates our formula the same way we do:",
         "",
@@ -230,8 +230,8 @@ def _lines(counts: Mapping[str, Any]) -> Iterator[str]:
         "",
         "## What differs",
         "",
-        "We looked into each difference. If MIL does not define what an op does, either side may be right. If a "
-        "program could not be written for Core AI, there is nothing to compare.",
+        "We looked into each difference. If MIL does not define what an op does, either side may be right. If "
+        "a program could not be written for Core AI, there is nothing to compare.",
         'The rows with 0 programs come from a longer run (`OPTIONS="--sample 6 --draws 4"`).',
         "",
         "| what | programs | which side is right | source |",

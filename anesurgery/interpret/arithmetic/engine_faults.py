@@ -705,7 +705,7 @@ FAULTS: tuple[Fault, ...] = (
         units="any",
         ends_process=True,
         remedy="replace_faulty_ops",
-        advice="replace it by a multiplication and an addition, or fold it into the convolution before it",
+        advice="replace it with a multiplication and an addition, or fold it into the convolution before it",
     ),
     Fault(
         "instance-norm-volume",

@@ -46,9 +46,9 @@ LOST = {
     "conv": "its window is more than one token wide",
     "linear": "it sums over the tokens",
     "reshape": "it merges the axis of the tokens with others",
-    "slice_update": "it writes some of the tokens only",
+    "slice_update": "it writes only some of the tokens",
     "tile": "it repeats the tokens",
-    **dict.fromkeys(("slice_by_index", "slice_by_size"), "it takes some of the tokens only"),
+    **dict.fromkeys(("slice_by_index", "slice_by_size"), "it takes only some of the tokens"),
     **dict.fromkeys(LOOKUPS, "it picks some of the tokens"),
 }
 """Op type -> the reason for refusing it, if it removes the axis of the tokens; other ops "mix tokens"."""

@@ -186,7 +186,8 @@ def surer(device: str) -> str:
     assert before == 0
     assert flexible.residency_at_most["ops"] == 1
     after = min(found.residency["ops"] for found in names["sized"].inspect(device).values())
-    unsure = f"we cannot tell how many of its ops the Neural Engine of an {device} runs ({before:.0%} to 100%)"
+    share = f"{before:.0%} to 100% of its ops: we cannot tell how many"
+    unsure = f"the Neural Engine of an {device} runs {share}"
     return (
         f"If the input length of a small audio network may vary, {unsure}. "
         f"With two fixed lengths, we expect {after:.0%}."

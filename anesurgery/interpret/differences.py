@@ -128,7 +128,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         "mod",
         core_ml="the result has the sign of the dividend, like torch.fmod. When coremltools folds constants, "
         "the result has the sign of the divisor",
-        torch="the result of remainder has the sign of the divisor",
+        torch="the result of torch.remainder has the sign of the divisor",
         source="apple/coremltools: pull request 2778; kasper0406/stablehlo-coreml: pull request 70",
         x=[-1.0, 5.0],
         gives=(-1.0, 2.0),

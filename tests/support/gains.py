@@ -118,9 +118,10 @@ def faster_images(device: str) -> str:
     assert surgery.proof is not None
     assert np.isinf(surgery.proof.psnr)
     assert not surgery.contract
-    network = "the time per prediction of the image network of the [tutorial](tutorial.md)"
-    what = f"{network} on an {device} drops {_times(surgery.time)}"
-    return f"By our estimate, {what}. On our test inputs, the outputs are identical."
+    what = (
+        f"the time per prediction of the [tutorial](tutorial.md)'s image network drops {_times(surgery.time)}"
+    )
+    return f"On an {device}, we estimate that {what}. On our test inputs, the outputs are identical."
 
 
 @cache

@@ -65,7 +65,7 @@ def loads() -> str:
 
 
 def differences() -> str:
-    """Where Core ML is not PyTorch."""
+    """Where Core ML differs from PyTorch."""
     rows = (
         (d.name, d.core_ml, d.torch, d.source if d.decided else f"{d.source}, so still open")
         for d in DIFFERENCES

@@ -178,7 +178,7 @@ def _next(surgery: Any, source: str, place: Path | None, target: str | None) -> 
     return command("compare", source, place)
 
 
-@subcommand("surgery:plan", waits="planning", without=("compressed",))
+@subcommand("surgery:plan", waits="planning", screen=True, without=("compressed",))
 def plan(call: Call, source: Model, steps: Recipe = None, inputs: Inputs = None, option: Set = None) -> Outcome:
     """Show what a recipe would do, and why, without editing. `apply MODEL PLAN.json` does it."""
     if steps is not None:

@@ -43,7 +43,7 @@ Feedback = Annotated[list[str] | None, typer.Option(help="OUTPUT=INPUT to feed b
 Worst = Annotated[Path | None, typer.Option(help="An .npz file to write the worst inputs to.")]
 
 
-@subcommand("checking.ranges:ranges", waits="running the model in three arithmetics")
+@subcommand("checking.ranges:ranges", waits="running the model in three arithmetics", screen=True)
 def ranges(
     call: Call,
     model: Measured = None,
@@ -70,7 +70,7 @@ def ranges(
     return Outcome(observed, wrote=[save], then=then if model else "", code=int(not observed.ok))
 
 
-@subcommand("placement.certifying:certify", waits="running the model in each arithmetic")
+@subcommand("placement.certifying:certify", waits="running the model in each arithmetic", screen=True)
 def certify(
     call: Call,
     model: Model,
@@ -118,7 +118,7 @@ def _pairs(feedback: list[str] | None) -> dict[str, str] | None:
     return pairs or None
 
 
-@subcommand("compressing.sensitivity:sensitivity", waits="weights", without=("precision",))
+@subcommand("compressing.sensitivity:sensitivity", waits="weights", screen=True, without=("precision",))
 def sensitivity(
     call: Call,
     model: Measured = None,

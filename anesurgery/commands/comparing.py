@@ -71,7 +71,7 @@ def run(
     return Outcome(surgeries.arrays_json(outputs), shown=shown, wrote=[out], then=to_certify(model))
 
 
-@subcommand("checking.comparison:compare", waits="running both models")
+@subcommand("checking.comparison:compare", waits="running both models", screen=True)
 def compare(call: Call, a: Model, b: Model, precision: Precision = "fp16") -> Outcome:
     """Run two models on the same inputs, and measure the difference."""
     comparison = call(a, b, precision=precision)
@@ -107,7 +107,7 @@ def diff(a: Model, b: Model, dialect: Dialect = "short") -> Outcome:
     return Outcome(plain, shown=tuple(shown), then=command("compare", a, b), code=int(bool(lines or words)))
 
 
-@subcommand("checking.comparison:compare", waits="running both models", without=NOT_PROVED)
+@subcommand("checking.comparison:compare", waits="running both models", screen=True, without=NOT_PROVED)
 def prove(call: Call, a: Model, b: Other = None, inputs: Inputs = None, target: Aim = None) -> Outcome:
     """Prove that two models are the same. With one model: certify its numbers in fp16.
 

@@ -290,7 +290,7 @@ def bound(loaded: Loaded, values: Mapping[str, Any], function: str | None = None
     """Return the inputs of a program, given those of the model that it is part of.
 
     Raises:
-        InterpretError: they are not what the description of the model allows, or ids are no rows of their table.
+        InterpretError: the description of the model does not allow them, or ids are no rows of their table.
         UnknownName: no such function or input.
     """
     chosen = function_of(loaded.program, _function_name(loaded, function))

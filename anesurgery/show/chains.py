@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from anesurgery.display import byte_words, counted, draws, short_name
+from anesurgery.display import byte_words, counted, draws
 from anesurgery.files.plot_files import picture
 from anesurgery.files.sequence import Border, Chain, ChunkPlacement, is_network
 from anesurgery.mil import walk_ops
@@ -54,9 +54,7 @@ def chain_report(chain: Chain) -> Report:
 def _passing(number: int, border: Border) -> list[tuple[str, ...]]:
     """Return rows for what passes behind a chunk, the largest values first."""
     values = sorted(zip(border.sizes, border.names, border.kinds, strict=True), key=lambda v: -v[0])
-    rows = [
-        ("", short_name(name), _short_type(kind), byte_words(size)) for size, name, kind in values[:MOST_SHOWN]
-    ]
+    rows = [("", name, _short_type(kind), byte_words(size)) for size, name, kind in values[:MOST_SHOWN]]
     if rest := values[MOST_SHOWN:]:
         rows.append(("", f"{len(rest)} more", "", byte_words(sum(size for size, *_ in rest))))
     return [(str(number), *row[1:]) if not place else row for place, row in enumerate(rows)]

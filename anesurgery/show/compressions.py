@@ -35,7 +35,7 @@ def compression_report(compression: Compression) -> Report:
     sizes = [" -> ".join(map(byte_words, row.bytes)) for row in shown]
     errors = [(f"{row.error:.2g}", f"{row.rounded:.2g}") for row in shown]
     rows = [
-        (short_name(row.weight), ", ".join(row.readers), row.form, size, *both)
+        (row.weight, ", ".join(row.readers), row.form, size, *both)
         for row, size, both in zip(shown, sizes, errors, strict=True)
     ]
     title, *lines = whole_lines(compression)

@@ -252,7 +252,7 @@ CASES = {
     "run m.mlpackage --inputs words.npz": "holds text, expected int32",
     "run m.mlpackage --inputs complex.npz": "holds complex64, expected int32",
     "run m.mlpackage --inputs large.npz": "indexes a table of 96 rows; give ids from 0 to 95",
-    "certify m.mlpackage --inputs out_of_table.npz": "holds 5000, and indexes a table of 96 rows; give ids from 0",
+    "certify m.mlpackage --inputs out_of_table.npz": "holds 5000, and indexes a table of 96 rows",
     "fix m.mlpackage auto --inputs out_of_table.npz": "holds 5000, and indexes a table of 96 rows",
     "prove m.mlpackage --inputs out_of_table.npz": "holds 5000, and indexes a table of 96 rows",
     "compress m.mlpackage c.mlpackage --inputs out_of_table.npz": "holds 5000, and indexes a table of 96 rows",

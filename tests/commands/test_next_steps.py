@@ -22,6 +22,9 @@ ANOTHER = ("serve", "chat", "review")
 ELSEWHERE = {"build", "compress-cache", "choose-sizes", "sizes", "decompile", "executorch"}
 """Commands whose inputs other tests make; mypy sees that each names what follows it."""
 MAC = {"measure", "learn", "calibrate"}
+ON_A_SCREEN = ("see", "fix", "plan", "prove", "compare", "ranges", "certify", "sensitivity", "compress")
+"""Commands that print 14 lines at most, and with `--full` all."""
+LINES = 14
 PLURAL = r"(?<![.,\d])1 (?:chunk|op|function|token|sample|edit|step|weight|size)s\b"
 COMMANDS = """
 list
@@ -91,6 +94,8 @@ def test_a_command_ends_with_one_that_is_written_right(
     done = CliRunner().invoke(app, shlex.split(words))
     assert done.exit_code in (0, 1), done.output
     assert max(map(len, done.stdout.splitlines())) <= WIDTH or words.startswith("diff")
+    if words.split()[0] in ON_A_SCREEN:
+        assert len(done.stdout.splitlines()) <= LINES
     parsed(last(done.stdout))
     assert not re.search(r"certify parts\b(?!/)", done.stdout), "`certify` takes a single chunk"
     assert not re.search(PLURAL, done.stdout)

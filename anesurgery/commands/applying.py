@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from anesurgery import registry
-from anesurgery.commands.next_steps import FULL, beside, command, to_certify
+from anesurgery.commands.next_steps import FULL, beside, command, to_certify, without
 from anesurgery.commands.options import SUFFIXES, Full, Inputs, Model, Overwrite, complete_steps, model_first
 from anesurgery.commands.subcommand import Call, MaybePlace, Outcome, subcommand
 from anesurgery.commands.waiting import waiting
@@ -78,8 +78,8 @@ def apply(
         {**surgery.to_json(), **both},
         shown=_shown(surgery, both, str(place or source), target, full),
         wrote=wrote,
-        then=_next(surgery, source, place, target),
-        more="" if full else FULL,
+        then=without("--dry-run") if dry_run and surgery.changes else _next(surgery, source, place, target),
+        more="\n".join(filter(None, ["Nothing was written, as --dry-run says." * dry_run, FULL * (not full)])),
         code=int(surgery.below(call["gate"])),
         error=f"the model stays {source}; nothing was written to {out}" if stays and out is not None else "",
     )

@@ -15,6 +15,7 @@ from anesurgery.commands.options import (
     Model,
     Overwrite,
     check_pages,
+    ending,
     is_folder,
     refuse_for_folders,
 )
@@ -26,7 +27,9 @@ from anesurgery.errors import SurgeryError
 Merge = Annotated[
     list[Path] | None, typer.Option("--merge", help="A file that --save wrote. Repeat for each share.")
 ]
-Save = Annotated[Path | None, typer.Option(help="A JSON file to write the result to, for --merge.")]
+Save = Annotated[
+    Path | None, typer.Option(help="A JSON file to write the result to, for --merge.", callback=ending(".json"))
+]
 Measured = Annotated[
     str | None, typer.Argument(help="An .mlpackage, .mlmodel or .mlmodelc; none with --merge.")
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,7 +46,20 @@ OldOut = Annotated[Path | None, typer.Argument(metavar="[OUT]", help="The same a
 Full = Annotated[bool, typer.Option("--full", "--details", help="Print the whole report.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
-Html = Annotated[Path | None, typer.Option(help="Write a page.")]
+
+
+def ending(*suffixes: str) -> Callable[[Path | None], Path | None]:
+    """Return a check that a place to write to ends in one of these suffixes, as what is written does."""
+
+    def check(place: Path | None) -> Path | None:
+        if place is not None and place.suffix not in suffixes:
+            raise LoadError(f"{place} ends in {place.suffix!r}; let it end in {' or '.join(suffixes)}")
+        return place
+
+    return check
+
+
+Html = Annotated[Path | None, typer.Option(help="Write a page.", callback=ending(".html", ".htm"))]
 
 
 def existing(model: str | None) -> str | None:

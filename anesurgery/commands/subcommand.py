@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from anesurgery.commands.options import LEAST, SHARED, Full, Json, OldOut, Out, 
 from anesurgery.commands.waiting import load_engine, progress, waiting
 from anesurgery.commands.written_options import Parameter, parameters_of
 from anesurgery.display import drawn, finite, printable
-from anesurgery.errors import SurgeryError
+from anesurgery.errors import SurgeryError, SurgeryWarning
 
 Place: TypeAlias = Annotated[Path, "a place"]
 """Where to write, by --out or as the last argument."""
@@ -192,7 +193,11 @@ def subcommand(
 
                 values["inputs"] = read_all(values["inputs"])
             first_call = [Call(name, waits, options, silent=as_json or quiet) for name in calls[:1]]
-            if (outcome := body(*first_call, **values)) is not None:
+            with warnings.catch_warnings():
+                if quiet:
+                    warnings.simplefilter("ignore", SurgeryWarning)
+                outcome = body(*first_call, **values)
+            if outcome is not None:
                 outcome.print(as_json, quiet, whole)
 
         common = [_keyword("whole", Full, False)] * screen + [_keyword("as_json", Json, False)] * json

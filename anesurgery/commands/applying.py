@@ -141,6 +141,8 @@ def _place(source: str, chosen: Any, named: Path | None, overwrite: bool, format
     from anesurgery.surgery import steps_of
 
     own = subject_of(steps_of(chosen)).suffix
+    if own == ".mlmodel" and not _is_layered(source):
+        raise SurgeryError(f"these steps edit neural networks (.mlmodel); run {command('fix', source)}")
     suffix = ASSET if format is not None and check_format(format) == CORE_AI else own
     place = beside(source, suffix) if named is None else named
     if format is not None and place.suffix != suffix:

@@ -206,9 +206,9 @@ def _save(result: Any, path: Path | None) -> None:
 
 
 def _json(path: Path) -> Any:
-    from anesurgery.files.source import read_text
+    from anesurgery.files.source import read_json
 
     try:
-        return json.loads(read_text(path.expanduser()))
+        return read_json(path.expanduser())
     except (OSError, ValueError, RecursionError) as error:
         raise SurgeryError(f"{path} cannot be read as JSON: {error}") from error

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from anesurgery import registry
-from anesurgery.errors import LoadError, SurgeryError, missing
+from anesurgery.errors import LoadError, SurgeryError, missing, no_folder
 
 BAD_INPUT = 64
 """Exit code of bad usage and bad input, as in sysexits.h; 2 is left to `inspect --status`."""
@@ -145,6 +145,6 @@ def check_pages(overwrite: bool, *paths: Path | None) -> None:
     """
     for path in filter(None, paths):
         if not path.expanduser().parent.is_dir():
-            raise LoadError(f"the folder {path.parent} does not exist; make it first")
+            raise LoadError(no_folder(path.parent))
         if path.expanduser().exists() and not overwrite:
             raise LoadError(f"{path} exists; choose another name, or use --overwrite")

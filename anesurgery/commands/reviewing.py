@@ -94,10 +94,10 @@ def _git(folder: Path, *words: str) -> str:
     except FileNotFoundError as error:
         raise SurgeryError("review needs git, which is not on the PATH") from error
     if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise SurgeryError(
-            f"git {words[0]}: {said[-1] if said else 'failed'}; fetch the commit (fetch-depth: 0)"
-        )
+        said = (done.stderr.strip().splitlines() or ["failed"])[-1]
+        is_clone = "not a git repository" not in said
+        cure = "fetch the commit (fetch-depth: 0)" if is_clone else "name models in a clone of your repository"
+        raise SurgeryError(f"git {words[0]}: {said}; {cure}")
     return done.stdout.strip()
 
 

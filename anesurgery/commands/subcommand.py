@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from typing import Annotated, Any, TypeAlias, get_args
 import typer
 from typer.models import ArgumentInfo
 
-from anesurgery.commands.next_steps import FULL, ended
+from anesurgery.commands.next_steps import FULL, command, ended
 from anesurgery.commands.options import LEAST, SHARED, Full, Json, OldOut, Out, Quiet
 from anesurgery.commands.waiting import load_engine, progress, waiting
 from anesurgery.commands.written_options import Parameter, parameters_of
@@ -196,10 +197,15 @@ def subcommand(
             with warnings.catch_warnings():
                 if quiet:
                     warnings.simplefilter("ignore", SurgeryWarning)
-                outcome = body(*first_call, **values)
+                try:
+                    outcome = body(*first_call, **values)
+                except SurgeryError as error:
+                    error.args = (_with_options(str(error), run_options),)
+                    raise
             if outcome is not None:
                 outcome.print(as_json, quiet, whole)
 
+        run_options = _flags(derived, names or {}) | {name: f"--{name}" for name in own if name == "inputs"}
         common = [_keyword("whole", Full, False)] * screen + [_keyword("as_json", Json, False)] * json
         common += [_keyword("quiet", Quiet, False)]
         parameters = [*_parameters(own, derived, names or {}), *common]
@@ -210,16 +216,32 @@ def subcommand(
     return built
 
 
+def _with_options(words: str, flags: Mapping[str, str]) -> str:
+    """Return an error of a call with its parameters as they are written on the command line."""
+    for name, flag in flags.items():
+        words = re.sub(rf" \({name}=True\)", "", words)  # beside the option
+        words = re.sub(rf"\b{name}=True\b", flag, words)
+        words = re.sub(rf"\b{name}=", f"{flag} ", words)
+        if flag.strip("-").replace("-", "_") != name:
+            words = re.sub(rf"\b{name}\b", flag, words)
+    return words
+
+
 def _parameters(
     own: Mapping[str, inspect.Parameter], derived: list[Parameter], names: Mapping[str, str]
 ) -> list[inspect.Parameter]:
     """Return the parameters of a command: arguments, options of its call, and options of its own."""
     of_body = [expanded for one in own.values() for expanded in _expanded(one)]
     arguments = [one for one in of_body if isinstance(get_args(one.annotation)[1], ArgumentInfo)]
-    flags = {one.name: f"--{names.get(one.name, one.name).strip('_').replace('_', '-')}" for one in derived}
+    flags = _flags(derived, names)
     shown_as = {one.name: one.name.upper() if one in arguments else f"--{one.name}" for one in of_body} | flags
     of_call = [_option(one, flags[one.name], shown_as) for one in derived]
     return [*arguments, *of_call, *(one for one in of_body if one not in arguments)]
+
+
+def _flags(derived: list[Parameter], names: Mapping[str, str]) -> dict[str, str]:
+    """Return {parameter of a call: its option}."""
+    return {one.name: f"--{names.get(one.name, one.name).strip('_').replace('_', '-')}" for one in derived}
 
 
 def _keyword(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
@@ -259,5 +281,5 @@ def _place(positional: Path | None, out: Path | None, wanted: inspect.Parameter)
     if out is not None and positional is not None and out != positional:
         raise SurgeryError(f"two places to write are named, {positional} and --out {out}; keep one")
     if out is None and positional is None and wanted.annotation == Place:
-        raise SurgeryError("where to write is missing; name it after the model, or with --out")
+        raise SurgeryError(f"where to write is missing; add it: {command(*sys.argv[1:], '--out', 'NAME')}")
     return positional if out is None else out

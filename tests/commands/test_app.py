@@ -256,7 +256,7 @@ def test_compress_draws_inputs_with_a_warning_and_looks_for_matplotlib_first(
     )
     assert quiet == (0, "", "")
     code, _, err = call(monkeypatch, capsys, "compress", "tiny.mlpackage", "--bits", 99, "-o", "s3.mlpackage")
-    assert err.startswith("anesurgery: bits=99")
+    assert err.startswith("anesurgery: --bits 99")
     monkeypatch.setattr("anesurgery.files.plot_files.importlib.util.find_spec", lambda _: None)
     code, _, err = call(monkeypatch, capsys, *words, "--overwrite", "--plot", "a.png")
     assert code == BAD_INPUT

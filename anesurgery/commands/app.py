@@ -57,7 +57,7 @@ app = typer.Typer(
     help="Rewrite Core ML models for the Apple Neural Engine, and check the result on any machine.\n\n"
     "Exit codes: 0 all is well; 1 a promise was not kept or two models differ; 64 bad usage or input; "
     "70 a defect of this program; 130 interrupted. "
-    "`inspect --status`: 0 all, 1 some, 2 no ops on the ANE.\n\n"
+    "`inspect --status`: 0 all, 1 some, 2 no ops on the Neural Engine.\n\n"
     "--debug, anywhere, shows the traceback of an error.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -52,7 +52,7 @@ def measure(
     with waiting("measuring with Core ML", call.silent):
         plain = call(model, Target.parse(target), settings=settings, progress=lambda words: None)
     _write(place, plain)
-    head = ("units", "first load", "later load", "prediction", "eight of ten lie in", "ops on ANE")
+    head = ("units", "first load", "later load", "prediction", "eight of ten lie in", "Neural Engine ops")
     failures = (f"not measured: {row['error']}" for row in plain["settings"] if row["error"])
     shown = [Table(head, map(_measured, plain["settings"]), ruled=False), *failures, plain["host"]]
     return Outcome(plain, shown=shown, wrote=[place], then=command("learn", place))

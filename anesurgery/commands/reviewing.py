@@ -24,7 +24,8 @@ def review(
         str | None, typer.Option(help="A shell command that makes the models. It runs in both trees.")
     ] = None,
     points: Annotated[
-        float, typer.Option(min=0, help="How many percentage points of the share on the ANE may be lost.")
+        float,
+        typer.Option(min=0, help="How many percentage points of the share on the Neural Engine may be lost."),
     ] = 0.1,
     numbers: Annotated[bool, typer.Option(help="Compare the outputs too.")] = True,
     gate: Annotated[float, typer.Option(help="The least PSNR of every output, in dB.")] = 60.0,

@@ -61,7 +61,9 @@ def whole_lines(compression: Compression) -> list[str]:
             f"coremltools' {one.mode}: {byte_words(one.bytes)}, {one.loss.words(compression.chooses)}"
             for one in compression.points
         ]
-    lines.append(f"ops expected on the ANE: {compression.on_engine[0]:.1%} -> {compression.on_engine[1]:.1%}")
+    lines.append(
+        f"ops expected on the Neural Engine: {compression.on_engine[0]:.1%} -> {compression.on_engine[1]:.1%}"
+    )
     if compression.time is not None:
         lines.append(str(compression.time))
     reasons = Counter((row.form, row.why) for row in compression.weights)

@@ -155,7 +155,7 @@ def _score(surgery: Surgery) -> Score | None:
 
 
 def compared_shares(before: Inspection, after: Inspection) -> str:
-    """Compare two inspections of one model in a sentence: the share of the ANE, and the time."""
+    """Compare two inspections of one model in a sentence: the share of the Neural Engine, and the time."""
     if after.refused:
         return after.summary
     old, new = (_share(Score.of([part for _, part in sections(one)])) for one in (before, after))
@@ -166,7 +166,7 @@ def compared_shares(before: Inspection, after: Inspection) -> str:
 
 
 def _shares(surgery: Surgery) -> str:
-    """Return the shares of the ANE before and after, on the target that was named."""
+    """Return the shares of the Neural Engine before and after, on the target that was named."""
     before, after = surgery.scores
     if before is None or after is None or surgery.target is None:
         return ""

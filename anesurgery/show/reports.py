@@ -352,7 +352,9 @@ def _narrow_failures(rows: Sequence[ModuleRow]) -> Iterator[str]:
 def why_report(reasons: Why) -> Report:
     """Report one op: the rules that found something in full, and a line for each other rule."""
     row = reasons.row
-    verdict = f"the ANE can run it: {LEGAL_WORDS[row.legal]}; expected on: {UNIT_WORDS[row.preferred]}"
+    verdict = (
+        f"the Neural Engine can run it: {LEGAL_WORDS[row.legal]}; expected on: {UNIT_WORDS[row.preferred]}"
+    )
     found = [line for asked in reasons.rules if asked.found for line in _rule_lines(asked)]
     silent = [asked for asked in reasons.rules if not asked.found]
     others = [Line(f"{asked.rule.id}: {asked.said}", indent=2) for asked in silent if asked.said != "no"]
@@ -377,7 +379,7 @@ def _estimate_words(estimate: Estimate | None) -> str:
     if estimate is None:
         return "estimates: none is known"
     times = " and ".join(f"{factor:.3g}" for factor in estimate.off)
-    units = (("ANE", estimate.ane), ("CPU", estimate.cpu))
+    units = (("Neural Engine", estimate.ane), ("CPU", estimate.cpu))
     words = ", ".join(f"{unit} {value:.3g} us" for unit, value in units if value is not None)
     return f"estimates: {words}; they may be off by a factor of {times}"
 

@@ -62,17 +62,17 @@ def _cells(inspection: Inspection, width: int) -> list[tuple[str | None, int]]:
 
 
 def status_line(inspection: Inspection) -> Text:
-    """Return status and residency on a line; segments, switches, time and memory on the next."""
+    """Return residency, in the colour of the status, on a line; segments, switches, time and memory on the next."""
     has_flop = summary.has_flop(inspection)
     flop = f"{summary.share_words(inspection, 'flop')} of the work" if has_flop else "work not counted"
     memory = summary.memory_words(inspection)
     segments = sum(len(part.segments) for _, part in summary.sections(inspection))
-    share = f" | on the ANE: {summary.share_words(inspection, 'ops')} of ops, {flop}"
+    share = f"on the Neural Engine: {summary.share_words(inspection, 'ops')} of ops, {flop}"
     more = [f"{counted(segments, 'segment')}, {counted(inspection.switches, 'switch')}"]
     more += [] if inspection.time is None else [f"time {inspection.time}"]
     more += [memory] if memory else []
-    line = Text(f"status {inspection.status}", style=f"bold {STATUS_STYLES[inspection.status]}")
-    return line.append(f"{share}\n{' | '.join(more)}", style="not bold default")
+    line = Text(share, style=f"bold {STATUS_STYLES[inspection.status]}")
+    return line.append(f"\n{' | '.join(more)}", style="not bold default")
 
 
 def evidence_words(finding: Finding | None, length: int = 70) -> str:

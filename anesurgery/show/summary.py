@@ -132,7 +132,7 @@ def cells(inspection: Inspection, width: int) -> list[str | None]:
 
 
 def share_words(inspection: Inspection, what: str) -> str:
-    """Return the share of the Neural Engine in "ops" or "flop": "80.0%", or "80.0% to 85.0%" if some are unknown."""
+    """Return the engine's share in "ops" or "flop": "80.0%", or "80.0% to 85.0%" if some have no unit."""
     least, most = (percent(share[what]) for share in (inspection.residency, inspection.residency_at_most))
     return least if least == most else f"{least} to {most}"
 
@@ -227,7 +227,7 @@ def without_rule(row: OpRow, uses_ane: bool) -> str:
 def attention(inspection: Inspection) -> list[Attention]:
     """Return groups of ops that need attention, by op type and rule: illegal, then unknown, then not preferred.
 
-    An op that two rules keep from the Neural Engine is in two groups: both need repair. Groups of one reason are
+    An op that two rules keep from the engine is in two groups: both need repair. Groups of one reason are
     neighbours where they are equally severe.
     """
     by_type_and_reason: dict[tuple[str, str], list[_Reason]] = defaultdict(list)
@@ -261,7 +261,7 @@ class _Reason(NamedTuple):
 
 
 def _reasons(row: OpRow, uses_ane: bool) -> list[_Reason]:
-    """Return a reason for each finding that keeps an op off the Neural Engine, or what the verdict means without one."""
+    """Return a reason for each finding that keeps an op off the engine, or what the verdict means without one."""
     return [_Reason(row, f, f.message) for f in _blocking(row)] or [
         _Reason(row, None, without_rule(row, uses_ane))
     ]

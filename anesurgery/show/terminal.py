@@ -62,7 +62,7 @@ def _cells(inspection: Inspection, width: int) -> list[tuple[str | None, int]]:
 
 
 def status_line(inspection: Inspection) -> Text:
-    """Return residency, in the colour of the status, on a line; segments, switches, time and memory on the next."""
+    """Return residency, in the colour of the status; segments, switches, time and memory on the next line."""
     has_flop = summary.has_flop(inspection)
     flop = f"{summary.share_words(inspection, 'flop')} of the work" if has_flop else "work not counted"
     memory = summary.memory_words(inspection)
